@@ -1,0 +1,1 @@
+"""Measure the machine at hand by real distributed training."""

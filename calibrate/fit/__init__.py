@@ -1,0 +1,1 @@
+"""Turn raw observations into a profile; can be repeated on stored raw data."""

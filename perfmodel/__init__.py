@@ -1,0 +1,1 @@
+"""Predict distributed training from measurements of one machine."""

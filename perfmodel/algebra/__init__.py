@@ -1,0 +1,1 @@
+"""Evaluate a step program as vectorised algebra: the second opinion."""

@@ -1,0 +1,1 @@
+"""How long one piece of work takes on a profiled machine."""

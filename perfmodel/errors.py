@@ -1,0 +1,63 @@
+"""Errors that a user can act on; each knows the exit code that the command line documents.
+
+The text of every error follows one pattern: where, which rule, which value, what to do.
+A wrong argument inside the library is a plain ``ValueError``; our own broken invariants are ``assert``.
+"""
+
+from typing import ClassVar, Final
+
+EXIT_OK: Final = 0
+EXIT_FAILURE: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_NOT_FEASIBLE: Final = 3
+EXIT_OUT_OF_TOLERANCE: Final = 4
+EXIT_CALIBRATION: Final = 5
+EXIT_INTERRUPTED: Final = 130
+
+
+class PerfModelError(Exception):
+    """Something that the user can mend; the message is one line."""
+
+    exit_code: ClassVar[int] = EXIT_FAILURE
+
+
+class UsageError(PerfModelError):
+    """An argument makes no sense, or names something that does not exist."""
+
+    exit_code = EXIT_USAGE
+
+
+class InvalidDocument(PerfModelError):
+    """A file is truncated, from another schema version, or breaks a rule of its schema."""
+
+
+class IncomparableRuns(PerfModelError):
+    """Observations of different systems would be merged."""
+
+
+class MeasurementFailed(PerfModelError):
+    """Workers crashed, hung or could not start; what was measured before is kept."""
+
+
+class NotFeasible(PerfModelError):
+    """No configuration satisfies the request."""
+
+    exit_code = EXIT_NOT_FEASIBLE
+
+
+class OutOfTolerance(PerfModelError):
+    """A validation gate failed."""
+
+    exit_code = EXIT_OUT_OF_TOLERANCE
+
+
+class CalibrationUnavailable(PerfModelError):
+    """The profile is missing, unreadable, stale, or describes another machine."""
+
+    exit_code = EXIT_CALIBRATION
+
+
+class Interrupted(PerfModelError):
+    """The user stopped a measurement; what was measured is kept."""
+
+    exit_code = EXIT_INTERRUPTED

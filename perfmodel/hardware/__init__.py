@@ -1,0 +1,1 @@
+"""What a machine can do: devices, links, and the fitted profile."""

@@ -1,0 +1,77 @@
+"""How a training step is spread over ranks, and the full setting of one run."""
+
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+from perfmodel import checks
+from perfmodel.units import Bytes
+
+MIB: Final = 2**20
+
+#: PyTorch's defaults when ``bucket_cap_mb`` is not given: ``_DEFAULT_FIRST_BUCKET_BYTES`` and 25 MiB
+#: (torch/nn/parallel/distributed.py). An explicit cap applies to the first bucket as well.
+DEFAULT_FIRST_BUCKET_BYTES: Final = 1 * MIB
+DEFAULT_BUCKET_BYTES: Final = 25 * MIB
+
+
+class Synchronisation(enum.StrEnum):
+    """What happens to the gradients of a step."""
+
+    NONE = "none"
+    """A bare module, no wrapper: what runs on a single device."""
+    NO_SYNC = "no_sync"
+    """Wrapped in DistributedDataParallel, gradients kept local (``no_sync``): isolates compute."""
+    DDP = "ddp"
+    """Wrapped in DistributedDataParallel, gradients averaged bucket by bucket."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One configuration that can be run for real, and predicted."""
+
+    workload: str
+    world_size: int
+    micro_batch: int
+    """Samples per forward pass of one rank."""
+    accumulation: int = 1
+    """Micro-steps per optimizer step; only the last one communicates."""
+    synchronisation: Synchronisation = Synchronisation.DDP
+    bucket_cap_mb: float | None = None
+    """MiB, as DistributedDataParallel takes it; ``None`` means PyTorch's default (1 MiB, then 25 MiB)."""
+
+    def __post_init__(self) -> None:
+        """Refuse settings that cannot be run."""
+        checks.at_least("world_size", self.world_size, 1)
+        checks.at_least("micro_batch", self.micro_batch, 1)
+        checks.at_least("accumulation", self.accumulation, 1)
+        if self.bucket_cap_mb is not None:
+            checks.positive("bucket_cap_mb", self.bucket_cap_mb)
+        if self.synchronisation is Synchronisation.NONE and self.world_size != 1:
+            raise ValueError(f"world_size must be 1 without DDP, got {self.world_size}")
+
+    @property
+    def local_batch(self) -> int:
+        """Samples per optimizer step of one rank."""
+        return self.micro_batch * self.accumulation
+
+    @property
+    def global_batch(self) -> int:
+        """Samples per optimizer step of all ranks."""
+        return self.local_batch * self.world_size
+
+    @property
+    def bucket_limits_bytes(self) -> tuple[Bytes, ...]:
+        """Size limits of the first bucket and of those after it (the last one repeats)."""
+        if self.bucket_cap_mb is None:
+            return (DEFAULT_FIRST_BUCKET_BYTES, DEFAULT_BUCKET_BYTES)
+        return (int(self.bucket_cap_mb * MIB),)
+
+    @property
+    def label(self) -> str:
+        """A short name that is unique among settings, for tables and logs."""
+        cap = "default" if self.bucket_cap_mb is None else f"{self.bucket_cap_mb:g}MiB"
+        return (
+            f"{self.workload} n={self.world_size} micro_batch={self.micro_batch} "
+            f"accumulation={self.accumulation} {self.synchronisation} cap={cap}"
+        )

@@ -1,0 +1,1 @@
+"""One training step as work on streams."""

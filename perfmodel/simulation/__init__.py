@@ -1,0 +1,1 @@
+"""Run a step program in simulated time with SimPy."""

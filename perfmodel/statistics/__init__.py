@@ -1,0 +1,1 @@
+"""Doubt: stragglers, residuals, intervals."""

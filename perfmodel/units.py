@@ -1,0 +1,106 @@
+"""SI units: aliases that name what a float means, and the only place where prefixes and bits exist.
+
+Inside the program every quantity is a plain float or int in SI units and its name ends in the unit
+(``_s``, ``_bytes``, ``_flop``, ``_bytes_per_s``, ``_flop_per_s``). Text with prefixes is read and
+written here alone: ``k M G T P`` are powers of 1000, ``Ki Mi Gi Ti Pi`` powers of 1024, ``b`` is a
+bit and ``B`` a byte.
+"""
+
+import math
+import re
+from typing import Final, TypeAlias
+
+Seconds: TypeAlias = float
+Bytes: TypeAlias = int
+Flop: TypeAlias = float
+BytesPerSecond: TypeAlias = float
+FlopPerSecond: TypeAlias = float
+
+PREFIXES: Final[dict[str, float]] = {
+    "": 1.0,
+    "k": 1e3,
+    "K": 1e3,
+    "M": 1e6,
+    "G": 1e9,
+    "T": 1e12,
+    "P": 1e15,
+    "Ki": 2.0**10,
+    "Mi": 2.0**20,
+    "Gi": 2.0**30,
+    "Ti": 2.0**40,
+    "Pi": 2.0**50,
+}
+_SECONDS: Final[dict[str, float]] = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "min": 60.0,
+    "h": 3600.0,
+}
+_QUANTITY: Final = re.compile(r"^\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)\s*$")
+
+
+def _split(text: str, example: str) -> tuple[float, str]:
+    match = _QUANTITY.match(text)
+    if match is None or not math.isfinite(float(match[1])):
+        raise ValueError(f"quantity must look like {example!r}, got {text!r}")
+    return float(match[1]), match[2]
+
+
+def _scaled(number: float, unit: str, base_units: dict[str, float], text: str) -> float:
+    for base, factor in base_units.items():
+        prefix = unit.removesuffix(base)
+        if unit.endswith(base) and prefix in PREFIXES:
+            return number * PREFIXES[prefix] * factor
+    raise ValueError(f"unit of {text!r} must end in {' or '.join(base_units)}, got {unit!r}")
+
+
+def parse_bytes(text: str) -> Bytes:
+    """Size in bytes of text such as ``25MiB`` or ``1.5GB``."""
+    number, unit = _split(text, "25MiB")
+    return round(_scaled(number, unit, {"B": 1.0}, text))
+
+
+def parse_bandwidth(text: str) -> BytesPerSecond:
+    """Bandwidth in bytes per second, one direction, of text such as ``400Gb/s`` or ``50GB/s``."""
+    number, unit = _split(text, "400Gb/s")
+    return _scaled(number, unit, {"B/s": 1.0, "b/s": 1 / 8, "bit/s": 1 / 8}, text)
+
+
+def parse_duration(text: str) -> Seconds:
+    """Duration in seconds of text such as ``10us`` or ``2.5 ms``."""
+    number, unit = _split(text, "10us")
+    if unit not in _SECONDS:
+        raise ValueError(f"unit of {text!r} must be one of {', '.join(_SECONDS)}, got {unit!r}")
+    return number * _SECONDS[unit]
+
+
+def _significant(value: float) -> str:
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+def format_duration(seconds: Seconds) -> str:
+    """Text such as ``12.3 ms``, three significant digits."""
+    if seconds == 0:
+        return "0 s"
+    for unit in ("h", "min", "s", "ms", "us"):
+        if abs(seconds) >= _SECONDS[unit] * (1 if unit not in ("h", "min") else 2):
+            return f"{_significant(seconds / _SECONDS[unit])} {unit}"
+    return f"{_significant(seconds / 1e-9)} ns"
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Text such as ``25 MiB``, binary prefixes, three significant digits."""
+    for prefix in ("Pi", "Ti", "Gi", "Mi", "Ki"):
+        if abs(size_bytes) >= PREFIXES[prefix]:
+            return f"{_significant(size_bytes / PREFIXES[prefix])} {prefix}B"
+    return f"{_significant(size_bytes)} B"
+
+
+def format_rate(per_second: float, unit: str) -> str:
+    """Text such as ``12.3 GB/s``, decimal prefixes, three significant digits."""
+    for prefix in ("P", "T", "G", "M", "k"):
+        if abs(per_second) >= PREFIXES[prefix]:
+            return f"{_significant(per_second / PREFIXES[prefix])} {prefix}{unit}/s"
+    return f"{_significant(per_second)} {unit}/s"

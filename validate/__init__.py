@@ -1,0 +1,1 @@
+"""Judge predictions by fresh runs of settings that calibration never saw."""
