@@ -1,1 +1,5 @@
 """Run a step program in simulated time with SimPy."""
+
+from perfmodel.simulation.run import simulate
+
+__all__ = ["simulate"]

@@ -1,0 +1,138 @@
+"""Process trees that end completely, and signals that arrive as ``KeyboardInterrupt``.
+
+torchrun puts every worker into a session of its own, so a process group does not hold the tree
+together, and a worker whose torchrun was killed has no parent to be found by. Every process that
+we start therefore carries a mark in its environment, which its children inherit.
+"""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Final
+
+import psutil
+
+_MARK: Final = "PERFMODEL_RUN_MARK"
+_POLL_S: Final = 0.05
+_KILL_S: Final = 10.0
+
+
+@dataclass(slots=True, kw_only=True)
+class ProcessTree:
+    """One command and everything it starts, directly or not.
+
+    Attributes
+    ----------
+    mark
+        Found in the environment of every member.
+    """
+
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    root: subprocess.Popen[str] | None = None
+
+    def start(self, command: Sequence[str], *, environ: Mapping[str, str]) -> subprocess.Popen[str]:
+        """Start the command in a session of its own, with both outputs as pipes of text."""
+        self.root = subprocess.Popen(
+            command,
+            env={**environ, _MARK: self.mark},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        return self.root
+
+    def members(self) -> tuple[psutil.Process, ...]:
+        """List the processes of the tree that still run, orphans included, zombies not."""
+        found = {process.pid: process for process in self._descendants()}
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                if process.environ().get(_MARK) == self.mark:
+                    found[process.pid] = process
+        return tuple(process for process in found.values() if _runs(process))
+
+    def stop(self, *, grace_s: float) -> None:
+        """End every process of the tree: ask, wait, kill; return when none is left."""
+        try:
+            if self._signal_all(signal.SIGTERM):
+                self._wait_until_gone(grace_s)
+        finally:
+            deadline_s = time.monotonic() + _KILL_S
+            while self._signal_all(signal.SIGKILL) and time.monotonic() < deadline_s:
+                self._wait_until_gone(_POLL_S)
+            self._reap()
+
+    def _descendants(self) -> list[psutil.Process]:
+        if self.root is None:
+            return []
+        with suppress(psutil.Error):
+            process = psutil.Process(self.root.pid)
+            return [process, *process.children(recursive=True)]
+        return []
+
+    def _signal_all(self, number: signal.Signals) -> bool:
+        members = self.members()
+        for process in members:
+            with suppress(psutil.Error):
+                process.send_signal(number)
+        return bool(members)
+
+    def _wait_until_gone(self, timeout_s: float) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while self.members() and time.monotonic() < deadline_s:
+            self._reap()
+            time.sleep(_POLL_S)
+
+    def _reap(self) -> None:
+        if self.root is not None:
+            self.root.poll()
+
+
+@contextmanager
+def terminate_as_interrupt() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into ``KeyboardInterrupt`` inside the block.
+
+    Schedulers send the first and a closed terminal the second; both deserve the tidy end that
+    Ctrl-C has. A signal that is ignored stays so (``nohup``). Outside the main thread, where
+    Python allows no handlers, nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    ]
+    before = {number: signal.signal(number, _interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def usable_cores() -> int:
+    """Count the cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
+def _runs(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    return False

@@ -1,0 +1,174 @@
+"""A step program whose compute and collectives slow each other down, for many draws at once.
+
+Between two ends all speeds are constant, so each pass steps every draw to its own next end. That is
+exact, like the simulation, and takes as many passes as the program has operations.
+"""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from perfmodel.program.operation import StepProgram, Stream
+
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+_NEVER: Final = np.iinfo(np.intp).max
+
+
+class Queues:
+    """The operations of each stream, and how many must have ended elsewhere before each."""
+
+    def __init__(self, program: StepProgram) -> None:
+        self.streams = program.streams
+        lines = [program.on_stream(stream) for stream in self.streams]
+        # Behind its last operation a stream has one more place, from which nothing ever starts.
+        shape = (len(lines), max(map(len, lines)) + 1)
+        self.operations = np.zeros(shape, dtype=np.intp)
+        """Shape ``(num_streams, places)``: the operation in each place of a stream."""
+        self.awaited = np.full((len(lines), *shape), _NEVER, dtype=np.intp)
+        """Shape ``(num_streams, num_streams, places)``: ends on the first that a place awaits."""
+        count = {
+            i: (row, place + 1) for row, line in enumerate(lines) for place, i in enumerate(line)
+        }
+        for i, (row, after) in count.items():
+            place = after - 1
+            self.operations[row, place] = i
+            self.awaited[:, row, place] = 0
+            for dependency in program.operations[i].after:
+                other, ends = count[dependency]
+                self.awaited[other, row, place] = max(self.awaited[other, row, place], ends)
+
+    def row(self, stream: Stream) -> int | None:
+        """Row of a stream, if the program uses it."""
+        return self.streams.index(stream) if stream in self.streams else None
+
+
+class Draws:
+    """Where all draws stand: each has its own clock."""
+
+    def __init__(self, queues: Queues, durations_s: FloatArray, speeds: FloatArray) -> None:
+        self._queues = queues
+        self._durations_s = durations_s
+        self._contended_speed = speeds
+        self._rows = np.arange(len(queues.streams))[:, np.newaxis]
+        self._places = np.zeros((len(queues.streams), durations_s.shape[1]), dtype=np.intp)
+        """Which place each stream has come to; as many of its operations have ended."""
+        self._left_s = durations_s[queues.operations[:, 0]]
+        """What is left, alone, of the operation in that place."""
+        self._now_s = np.zeros(durations_s.shape[1])
+        self.ends_s = np.zeros_like(durations_s)
+
+    def advance(self) -> None:
+        """Step every draw to its next end."""
+        is_running = self._are_running()
+        speed = self._speeds(is_running)
+        wait_s = np.where(is_running, self._left_s / speed, np.inf)
+        step_s = wait_s.min(axis=0)
+        step_s[np.isinf(step_s)] = 0.0
+        self._now_s += step_s
+        self._left_s = np.where(
+            is_running, np.maximum(self._left_s - step_s * speed, 0.0), self._left_s
+        )
+        self._end(is_running & (wait_s <= step_s))
+
+    def _are_running(self) -> BoolArray:
+        is_running = np.ones(self._places.shape, dtype=np.bool_)
+        for awaited, ended in zip(self._queues.awaited, self._places, strict=True):
+            is_running &= awaited[self._rows, self._places] <= ended
+        return is_running
+
+    def _speeds(self, is_running: BoolArray) -> FloatArray:
+        compute, comm = self._queues.row(Stream.COMPUTE), self._queues.row(Stream.COMM)
+        if compute is None or comm is None:
+            return np.ones(is_running.shape)
+        is_contended = is_running[compute] & is_running[comm]
+        return np.where(is_contended, self._contended_speed, 1.0)
+
+    def _end(self, has_ended: BoolArray) -> None:
+        rows, draws = has_ended.nonzero()
+        ended = self._queues.operations[rows, self._places[rows, draws]]
+        self.ends_s[ended, draws] = self._now_s[draws]
+        self._places += has_ended
+        following = self._queues.operations[rows, self._places[rows, draws]]
+        self._left_s[rows, draws] = self._durations_s[following, draws]
+
+
+def end_times_with_interference(
+    program: StepProgram,
+    durations_s: ArrayLike,
+    *,
+    compute_speed: ArrayLike,
+    comm_speed: ArrayLike,
+) -> FloatArray:
+    """End of every operation on a rank that stands for all, when overlap is not free.
+
+    While a collective is under way the compute stream runs at ``compute_speed``, and the collective
+    at ``comm_speed`` while the compute stream is busy. Other streams are not affected.
+
+    Parameters
+    ----------
+    program
+        The work of every rank.
+    durations_s
+        Shape ``(num_operations, num_draws)``: how long each takes alone. Finite, >= 0. [s]
+    compute_speed, comm_speed
+        Fraction of the speed alone, in (0, 1]: one number, or shape ``(num_draws,)``.
+
+    Returns
+    -------
+    numpy.ndarray
+        Shape ``(num_operations, num_draws)``, from the start of the step. [s]
+
+    Raises
+    ------
+    ValueError
+        If a shape or a value is outside what is said above.
+    """
+    table_s = _checked_durations(program, durations_s)
+    num_draws = table_s.shape[1]
+    queues = Queues(program)
+    speeds = np.ones((len(queues.streams), num_draws))
+    for stream, name, speed in (
+        (Stream.COMPUTE, "compute_speed", compute_speed),
+        (Stream.COMM, "comm_speed", comm_speed),
+    ):
+        checked = _checked_speed(name, speed, num_draws)
+        if (row := queues.row(stream)) is not None:
+            speeds[row] = checked
+    draws = Draws(queues, table_s, speeds)
+    # Every pass ends at least one operation of every draw that has not ended.
+    for _ in program.operations:
+        draws.advance()
+    return draws.ends_s
+
+
+def _checked_durations(program: StepProgram, durations_s: ArrayLike) -> FloatArray:
+    table_s = np.asarray(durations_s, dtype=np.float64)
+    num_operations = len(program.operations)
+    if table_s.ndim != 2 or table_s.shape[0] != num_operations:
+        raise ValueError(
+            f"durations_s must have shape (num_operations = {num_operations}, num_draws), "
+            f"got {table_s.shape}"
+        )
+    is_bad = ~(np.isfinite(table_s) & (table_s >= 0))
+    if is_bad.any():
+        position, draw = np.argwhere(is_bad)[0]
+        raise ValueError(
+            f"durations_s of {program.operations[position].name} must be finite and >= 0, "
+            f"got {table_s[position, draw]} in draw {draw}"
+        )
+    return table_s
+
+
+def _checked_speed(name: str, speed: ArrayLike, num_draws: int) -> FloatArray:
+    speeds = np.asarray(speed, dtype=np.float64)
+    if speeds.shape not in ((), (num_draws,)):
+        raise ValueError(
+            f"{name} must be one number or have shape (num_draws = {num_draws},), "
+            f"got {speeds.shape}"
+        )
+    is_good = (speeds > 0) & (speeds <= 1)
+    if not is_good.all():
+        raise ValueError(f"{name} must be > 0 and <= 1, got {speeds[~is_good].flat[0]}")
+    return speeds

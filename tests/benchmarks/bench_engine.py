@@ -1,0 +1,149 @@
+"""How fast steps are evaluated: simulated on all ranks, on one, and as algebra.
+
+``python tests/benchmarks/bench_engine.py`` prints JSON; ``measure`` is for ``run.py``.
+"""
+
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from perfmodel.algebra.fluid import end_times_with_interference
+from perfmodel.algebra.max_plus import step_times
+from perfmodel.program.interference import Interference
+from perfmodel.program.operation import Cause, Operation, StepProgram, Stream
+from perfmodel.simulation import simulate
+
+NUM_RANKS = 1024
+NUM_BUCKETS_SIMULATED = 54
+NUM_BUCKETS_ALGEBRA = 200
+NUM_EVALUATIONS = 65_536
+NUM_BUCKETS_FLUID = 7
+NUM_DRAWS = 2_000
+SLOWED = Interference(compute_speed=0.8, comm_speed=0.7)
+
+
+def ddp_step(num_buckets: int) -> StepProgram:
+    """Input, dispatch, forward, one backward segment and all-reduce per bucket, optimizer."""
+    operations = [
+        Operation(name="batch", stream=Stream.LOADER, cause=Cause.INPUT),
+        Operation(name="dispatch[0]", stream=Stream.HOST, cause=Cause.DISPATCH, after=(0,)),
+        Operation(name="forward", stream=Stream.COMPUTE, cause=Cause.FORWARD, after=(1,)),
+        Operation(name="dispatch[1]", stream=Stream.HOST, cause=Cause.DISPATCH),
+    ]
+    for bucket in range(num_buckets):
+        operations += [
+            Operation(name=f"backward[{bucket}]", stream=Stream.COMPUTE, cause=Cause.BACKWARD),
+            Operation(
+                name=f"all_reduce[{bucket}]",
+                stream=Stream.COMM,
+                cause=Cause.ALL_REDUCE,
+                after=(len(operations),),
+            ),
+        ]
+    collectives = tuple(i for i, operation in enumerate(operations) if operation.is_collective)
+    operations += [
+        Operation(name="dispatch[2]", stream=Stream.HOST, cause=Cause.DISPATCH),
+        Operation(
+            name="optimizer",
+            stream=Stream.COMPUTE,
+            cause=Cause.OPTIMIZER,
+            after=(*collectives, len(operations)),
+        ),
+    ]
+    return StepProgram(tuple(operations))
+
+
+def sample(act: Callable[[], object], *, num_repeats: int) -> dict[str, Any]:
+    """Wall and CPU time of each repeat after one warm-up, and their medians and minima. [s]"""
+    act()
+    wall_s, cpu_s = [], []
+    for _ in range(num_repeats):
+        # Garbage of the repeat before belongs to that one.
+        gc.collect()
+        started_s, started_cpu_s = time.perf_counter(), time.process_time()
+        act()
+        wall_s.append(time.perf_counter() - started_s)
+        cpu_s.append(time.process_time() - started_cpu_s)
+    return {
+        "wall_s": wall_s,
+        "cpu_s": cpu_s,
+        "median_wall_s": statistics.median(wall_s),
+        "median_cpu_s": statistics.median(cpu_s),
+        "min_wall_s": min(wall_s),
+    }
+
+
+def measure_simulation(*, num_repeats: int = 5) -> dict[str, Any]:
+    """Simulate all ranks and one that stands for them, with free overlap and without."""
+    program = ddp_step(NUM_BUCKETS_SIMULATED)
+    durations_s = np.random.default_rng(0).uniform(0.5e-3, 1.5e-3, (1, len(program.operations)))
+    expanded_s = np.repeat(durations_s, NUM_RANKS, axis=0)
+    expanded = sample(lambda: simulate(program, expanded_s), num_repeats=num_repeats)
+    folded = sample(lambda: simulate(program, durations_s), num_repeats=num_repeats)
+    slowed = sample(
+        lambda: simulate(program, expanded_s, interference=SLOWED), num_repeats=num_repeats
+    )
+    return {
+        "num_ranks": NUM_RANKS,
+        "num_operations": len(program.operations),
+        "expanded": expanded,
+        "folded": folded,
+        "expanded_with_interference": slowed,
+        "expanded_over_folded": expanded["median_wall_s"] / folded["median_wall_s"],
+    }
+
+
+def measure_algebra(*, num_repeats: int = 5) -> dict[str, Any]:
+    """Evaluate steps by the max-plus recursion."""
+    program = ddp_step(NUM_BUCKETS_ALGEBRA)
+    shape = (len(program.operations), NUM_EVALUATIONS)
+    durations_s = np.random.default_rng(0).uniform(0.5e-3, 1.5e-3, shape)
+    samples = sample(lambda: step_times(program, durations_s), num_repeats=num_repeats)
+    return {
+        "num_operations": len(program.operations),
+        "num_evaluations": NUM_EVALUATIONS,
+        "steps": samples,
+        "evaluations_per_s": NUM_EVALUATIONS / samples["median_wall_s"],
+        "evaluations_per_cpu_s": NUM_EVALUATIONS / samples["median_cpu_s"],
+    }
+
+
+def measure_fluid(*, num_repeats: int = 5) -> dict[str, Any]:
+    """Evaluate a short program with interference for all draws of an interval."""
+    program = ddp_step(NUM_BUCKETS_FLUID)
+    shape = (len(program.operations), NUM_DRAWS)
+    durations_s = np.random.default_rng(0).uniform(0.5e-3, 1.5e-3, shape)
+    samples = sample(
+        lambda: end_times_with_interference(
+            program,
+            durations_s,
+            compute_speed=SLOWED.compute_speed,
+            comm_speed=SLOWED.comm_speed,
+        ),
+        num_repeats=num_repeats,
+    )
+    return {
+        "num_operations": len(program.operations),
+        "num_draws": NUM_DRAWS,
+        "steps": samples,
+        "draws_per_s": NUM_DRAWS / samples["median_wall_s"],
+    }
+
+
+def measure(*, num_repeats: int = 5) -> dict[str, Any]:
+    """Measure all engines."""
+    return {
+        "simulation": measure_simulation(num_repeats=num_repeats),
+        "algebra": measure_algebra(num_repeats=num_repeats),
+        "fluid": measure_fluid(num_repeats=num_repeats),
+    }
+
+
+if __name__ == "__main__":
+    json.dump(measure(), sys.stdout, indent=2, allow_nan=False)

@@ -1,0 +1,90 @@
+"""A played torchrun: starts one real rank in a session of its own and misbehaves as told."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from calibrate.launch import Launcher, TorchrunLauncher
+from calibrate.topology import Topology
+
+ALONE = Topology(
+    num_nodes=1,
+    ranks_per_node=2,
+    node_rank=0,
+    master_addr="127.0.0.1",
+    master_port=None,
+    source="single",
+)
+
+# Plays torchrun: starts one rank in a session of its own, says its pid, then does as told.
+AGENT = """
+import os, signal, subprocess, sys, time
+how = sys.argv[-1]
+RANK = '''
+import signal, sys, time
+from calibrate.agent import die_with_parent
+if "mortal" in sys.argv: die_with_parent()
+if "stubborn" in sys.argv: signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+time.sleep(100)
+'''
+if how == "quiet": sys.exit(0)
+if how == "orphan" and os.fork():
+    signal.pause()
+rank = subprocess.Popen([sys.executable, "-c", RANK, how], start_new_session=True,
+                        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+rank.stdout.readline()
+print("rank", rank.pid, os.getpid(), flush=True)
+if how == "crash":
+    print("Traceback\\nValueError: planted", file=sys.stderr, flush=True)
+    os._exit(3)
+if how == "killed": os.kill(os.getpid(), signal.SIGKILL)
+if how == "leave": os._exit(0)
+if how == "orphan": os._exit(0)
+signal.pause()
+"""
+
+
+class Ranks:
+    """What ranks wrote, and what became of them."""
+
+    def __init__(self, on_start: Callable[[], None] = lambda: None) -> None:
+        self.lines: list[str] = []
+        self.pids: list[int] = []
+        self._on_start = on_start
+
+    def on_line(self, line: str) -> None:
+        self.lines.append(line)
+        if line.startswith("rank "):
+            self.pids += map(int, line.split()[1:])
+            self._on_start()
+
+    def survivors(self) -> list[int]:
+        return [pid for pid in self.pids if runs(pid)]
+
+
+def runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def run_ranks(
+    launcher: Launcher, ranks: Ranks, how: str, *, topology: Topology = ALONE, stall_s: float = 20
+) -> None:
+    launcher.run(
+        [how],
+        topology=topology,
+        on_line=ranks.on_line,
+        last_progress=lambda: 0.0,
+        stall_timeout_s=stall_s,
+    )
+
+
+def played_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TorchrunLauncher:
+    (tmp_path / "played_agent.py").write_text(AGENT)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return TorchrunLauncher(agent=("played_agent",), grace_s=0.3)

@@ -1,0 +1,185 @@
+"""One fault at a time: the doctor sees it, says why it matters, and what to do."""
+
+from collections.abc import Callable
+
+import pytest
+
+from calibrate.doctor import diagnose, render
+from calibrate.facts import Environment, GpuProcessFacts
+from calibrate.finding import Finding, Severity
+from calibrate.gpus import parse_gpu_topology
+from tests.calibrate.samples import GIB, plain_environment, plain_gpu
+
+Change = Callable[[Environment], object]
+FAULTS: list[tuple[Change, Severity, str]] = [
+    (lambda e: e["cpu"].update({"busy_cores": 3.0}), "warn", "3.0 of 16 cores busy"),
+    (lambda e: e["cpu"].update({"busy_cores": 9.0}), "bad", "9.0 of 16 cores busy"),
+    (
+        lambda e: e["cpu"].update({"load_average_1min": 40.0}),
+        "warn",
+        "load average 40.0 on 16 cores",
+    ),
+    (lambda e: e["cpu"].update({"governor": "powersave"}), "warn", "CPU governor powersave"),
+    (lambda e: e["cpu"].update({"quota_cores": 2.5}), "bad", "allows 2.5 of 16 usable cores"),
+    (lambda e: e["cpu"].update({"threads_per_core": 2}), "warn", "2 hardware threads per core"),
+    (lambda e: e["cpu"].update({"usable_cores": 2}), "bad", "2 usable cores for 4 ranks"),
+    (lambda e: e["host"].update({"is_virtual": True}), "warn", "virtual machine"),
+    (lambda e: e["memory"].update({"available_bytes": GIB}), "bad", "1 GiB of 64 GiB memory"),
+    (lambda e: e["memory"].update({"limit_bytes": GIB}), "bad", "1 GiB of 1 GiB memory"),
+    (lambda e: e["memory"].update({"swap_used_bytes": 3 * GIB}), "warn", "3 GiB in swap"),
+    (lambda e: e["software"].update({"torch": None}), "bad", "torch is not installed"),
+    (lambda e: e["software"].update({"torchvision": None}), "warn", "torchvision is not installed"),
+    (
+        lambda e: e["gpus"][1].update({"name": "NVIDIA A100"}),
+        "bad",
+        "GPUs of 2 models: NVIDIA A100",
+    ),
+    (lambda e: e.update({"gpus": e["gpus"][:1]}), "warn", "only one GPU"),
+    (lambda e: e.update({"p2p": [[True, False], [True, True]]}), "warn", "off for 1 of 2 pairs"),
+    (
+        lambda e: e["gpus"][2].update({"pcie_width": 8}),
+        "warn",
+        "narrower than the device allows on GPU 2",
+    ),
+    (
+        lambda e: e["gpus"][2].update({"pcie_generation": 1}),
+        "ok",
+        "low generation on GPU 2: normal",
+    ),
+    (lambda e: e["gpus"][0].update({"mig_mode": "Enabled"}), "bad", "MIG is on for GPU 0"),
+    (lambda e: e["gpus"][3].update({"temperature_c": 84.0}), "warn", "GPU 3 at 80 C or more"),
+    (lambda e: e["gpus"][3].update({"uncorrected_ecc_errors": 2}), "bad", "errors on GPU 3"),
+    (lambda e: e["gpus"][1].update({"persistence_mode": "Disabled"}), "warn", "is off on GPU 1"),
+    (lambda e: e["gpus"][1].update({"compute_mode": "Prohibited"}), "bad", "Prohibited on GPU 1"),
+]
+
+
+def _texts(findings: tuple[Finding, ...], severity: Severity) -> str:
+    return "\n".join(finding.what for finding in findings if finding.severity == severity)
+
+
+@pytest.mark.parametrize("num_gpus", [0, 4])
+def test_a_machine_without_fault_is_fit(num_gpus: int) -> None:
+    diagnosis = diagnose(plain_environment(num_gpus))
+    assert diagnosis.severity == "ok"
+    assert diagnosis.findings
+
+
+@pytest.mark.parametrize(("change", "severity", "words"), FAULTS, ids=[f[2] for f in FAULTS])
+def test_a_fault_is_seen_and_is_the_only_one(
+    change: Change, severity: Severity, words: str
+) -> None:
+    environment = plain_environment(num_gpus=4)
+    change(environment)
+    diagnosis = diagnose(environment)
+    assert words in _texts(diagnosis.findings, severity)
+    faults = [finding for finding in diagnosis.findings if finding.severity != "ok"]
+    assert len(faults) == (severity != "ok")
+    assert all(finding.why and finding.advice for finding in faults)
+
+
+def test_other_processes_on_a_gpu_are_named() -> None:
+    environment = plain_environment(num_gpus=2)
+    environment["gpu_processes"] = [
+        GpuProcessFacts(gpu_uuid="GPU-0", pid=42, name="python3", memory_bytes=GIB)
+    ]
+    diagnosis = diagnose(environment)
+    assert "python3 (pid 42)" in _texts(diagnosis.findings, "bad")
+
+
+def test_one_core_and_no_gpu_cannot_determine_communication() -> None:
+    environment = plain_environment()
+    environment["cpu"].update({"usable_cores": 1, "logical_cores": 1, "busy_cores": 0.0})
+    finding = diagnose(environment).findings[0]
+    assert finding.what == "only one CPU core"
+    assert "cannot be determined" in finding.why
+
+
+def test_cpu_ranks_need_gloo() -> None:
+    environment = plain_environment()
+    environment["software"]["has_gloo"] = False
+    assert "without gloo" in _texts(diagnose(environment).findings, "bad")
+
+
+def test_ranks_that_were_asked_for_are_compared_with_cores() -> None:
+    diagnosis = diagnose(plain_environment(), num_ranks=17)
+    assert _texts(diagnosis.findings, "bad") == "16 usable cores for 17 ranks"
+
+
+def test_an_environment_of_unknowns_is_no_fault() -> None:
+    environment = plain_environment(num_gpus=2)
+    environment["cpu"].update(
+        {
+            "logical_cores": None,
+            "threads_per_core": None,
+            "governor": None,
+            "load_average_1min": None,
+            "busy_cores": None,
+        }
+    )
+    environment["host"].update({"is_virtual": None})
+    environment["memory"].update({"swap_used_bytes": None})
+    environment.update({"gpu_processes": None, "p2p": None})
+    for gpu in environment["gpus"]:
+        gpu.update(
+            {"pcie_width": None, "pcie_generation": None, "temperature_c": None, "mig_mode": None}
+        )
+        gpu.update({"persistence_mode": None, "uncorrected_ecc_errors": None, "compute_mode": None})
+    assert diagnose(environment).severity == "ok"
+
+
+def test_the_gravest_finding_comes_first() -> None:
+    environment = plain_environment()
+    environment["cpu"].update({"governor": "powersave", "quota_cores": 1.0})
+    severities = [finding.severity for finding in diagnose(environment).findings]
+    assert severities == sorted(severities, key=["bad", "warn", "ok"].index)
+    assert severities[:2] == ["bad", "warn"]
+
+
+def test_the_block_can_be_pasted() -> None:
+    environment = plain_environment(num_gpus=2)
+    environment["gpus"][1] = plain_gpu(1)
+    environment["gpu_topology"] = parse_gpu_topology(
+        "\tGPU0\tGPU1\tNIC0\nGPU0\tX\tNV18\tPIX\nGPU1\tNV18\tX\tSYS\nNIC0\tPIX\tSYS\tX\n"
+    )
+    environment["variables"] = {"NCCL_DEBUG": "INFO"}
+    environment["host"]["is_virtual"] = True
+    assert render(diagnose(environment), environment=environment) == PASTED
+
+
+PASTED = """\
+host      node1 [0123456789ab], 2026-01-02T03:04:05+00:00
+system    Rocky Linux 9.4, kernel 5.14.0
+CPU       AMD EPYC 9654, 16 of 16 cores usable
+memory    64 GiB
+GPU       2 x NVIDIA H100 80GB HBM3, 80 GiB
+topology  1 pairs NV18
+software  python 3.11.7, torch 2.9.0, torchvision 0.24.0, numpy 2.1.0, cuda_runtime 12.8, \
+cuda_driver 550.54.15, nccl 2.27.5
+commit    unknown
+variables NCCL_DEBUG=INFO
+
+warn  virtual machine
+      why: the host may give cores to neighbours; steal time looks like a straggler
+      do:  prefer a dedicated host; otherwise measure longer and at two times of day
+ok    0.2 of 16 cores busy before the measurement
+ok    CPU governor performance
+ok    60 GiB of 64 GiB memory available
+ok    torch 2.9.0
+ok    2 x NVIDIA H100 80GB HBM3
+ok    no other process on the GPUs
+ok    every GPU reaches every other directly
+ok    16 usable cores for 2 ranks
+
+Fit to be measured, with wider doubt: 0 bad, 1 warn, 8 ok"""
+
+
+def test_a_grave_finding_is_in_the_verdict() -> None:
+    environment = plain_environment()
+    environment["software"]["torch"] = None
+    assert "Not fit to be measured: 1 bad" in render(diagnose(environment), environment=environment)
+
+
+def test_a_finding_without_advice_is_refused() -> None:
+    with pytest.raises(ValueError, match="why and advice"):
+        Finding(severity="bad", what="something")

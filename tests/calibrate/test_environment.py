@@ -1,0 +1,209 @@
+"""Provenance: complete, plain JSON, and silent about what is none of its business."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from calibrate.environment import (
+    describe_environment,
+    fingerprint,
+    git_commit,
+    relevant_variables,
+)
+from calibrate.facts import CpuFacts, Environment, MemoryFacts, TorchFacts
+from calibrate.host import (
+    cgroup_memory_limit_bytes,
+    cgroup_quota_cores,
+    cpu_model,
+    is_virtual,
+    os_name,
+)
+from tests.calibrate.samples import GIB, plain_environment, plain_gpu
+
+TORCH = TorchFacts(
+    torch="2.9.0+cu128",
+    cuda_runtime="12.8",
+    nccl="2.27.5",
+    has_gloo=True,
+    num_cuda_devices=2,
+    p2p=[[True, True], [True, True]],
+)
+
+
+@pytest.fixture(scope="module")
+def environment() -> Environment:
+    return describe_environment(observe_s=0.05)
+
+
+def test_the_description_is_strict_json(environment: Environment) -> None:
+    assert json.loads(json.dumps(environment, allow_nan=False)) == environment
+
+
+def test_every_promised_key_is_there(environment: Environment) -> None:
+    assert set(environment) == set(Environment.__annotations__)
+    assert set(environment["cpu"]) == set(CpuFacts.__annotations__)
+    assert set(environment["memory"]) == set(MemoryFacts.__annotations__)
+
+
+def test_the_description_is_plausible(environment: Environment) -> None:
+    cpu = environment["cpu"]
+    assert 1 <= cpu["usable_cores"] <= (cpu["logical_cores"] or 1)
+    assert 0 <= (cpu["busy_cores"] or 0) <= (cpu["logical_cores"] or 1)
+    assert environment["memory"]["total_bytes"] > environment["memory"]["available_bytes"] > 0
+    assert environment["time_utc"].endswith("+00:00")
+    assert environment["command_line"] == sys.argv
+
+
+def test_what_a_worker_says_about_torch_is_taken() -> None:
+    environment = describe_environment(TORCH, observe_s=0)
+    software = environment["software"]
+    assert (software["torch"], software["nccl"]) == ("2.9.0+cu128", "2.27.5")
+    assert environment["p2p"] == [[True, True], [True, True]]
+    assert environment["cpu"]["busy_cores"] is None
+
+
+def test_describing_does_not_import_torch() -> None:
+    code = (
+        "import sys; from calibrate.environment import describe_environment as d; d(observe_s=0);"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_only_variables_that_matter_are_kept() -> None:
+    environ = {
+        "NCCL_DEBUG": "INFO",
+        "OMP_NUM_THREADS": "4",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "AWS_SECRET_ACCESS_KEY": "hush",
+        "HOME": "/root",
+    }
+    assert list(relevant_variables(environ)) == [
+        "CUDA_VISIBLE_DEVICES",
+        "GLOO_SOCKET_IFNAME",
+        "NCCL_DEBUG",
+        "OMP_NUM_THREADS",
+    ]
+
+
+def _print_of(environment: Environment) -> str:
+    return fingerprint(environment["cpu"], memory=environment["memory"], gpus=environment["gpus"])
+
+
+def test_the_fingerprint_ignores_load_software_and_the_order_of_gpus() -> None:
+    one, other = plain_environment(), plain_environment()
+    one["gpus"] = [plain_gpu(0), plain_gpu(1)]
+    other["gpus"] = [plain_gpu(1), plain_gpu(0)]
+    other["cpu"]["busy_cores"] = 3.0
+    other["cpu"]["usable_cores"] = 1
+    other["memory"]["total_bytes"] += 10_000_000
+    other["gpus"][0]["driver"] = "999"
+    assert _print_of(one) == _print_of(other)
+
+
+@pytest.mark.parametrize("change", ["model", "cores", "memory", "gpu"])
+def test_the_fingerprint_sees_other_hardware(change: str) -> None:
+    one, other = plain_environment(), plain_environment()
+    if change == "model":
+        other["cpu"]["model"] = "another"
+    elif change == "cores":
+        other["cpu"]["logical_cores"] = 99
+    elif change == "memory":
+        other["memory"]["total_bytes"] += 8 * GIB
+    else:
+        other["gpus"] = [plain_gpu(0)]
+    assert _print_of(one) != _print_of(other)
+
+
+def _write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_a_quota_of_the_second_kind_is_read_at_every_level(tmp_path: Path) -> None:
+    """300000 us in 100000 us = 3 cores at the outer level; the inner one allows 3.5."""
+    root = _write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/pod/box\n",
+            "sys/fs/cgroup/pod/cpu.max": "300000 100000\n",
+            "sys/fs/cgroup/pod/box/cpu.max": "350000 100000\n",
+            "sys/fs/cgroup/pod/memory.max": "max\n",
+            "sys/fs/cgroup/pod/box/memory.max": "1073741824\n",
+        },
+    )
+    assert cgroup_quota_cores(root) == 3.0
+    assert cgroup_memory_limit_bytes(root) == GIB
+
+
+def test_a_quota_of_the_first_kind_is_read(tmp_path: Path) -> None:
+    root = _write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "4:cpu,cpuacct:/job\n3:memory:/job\n0::/\n",
+            "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us": "150000",
+            "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us": "100000",
+            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "-1",
+            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
+        },
+    )
+    assert cgroup_quota_cores(root) == 1.5
+    assert cgroup_memory_limit_bytes(root) is None
+
+
+@pytest.mark.parametrize("text", ["max 100000", "nonsense", "100000 0", "nan 100000"])
+def test_no_quota_is_none(tmp_path: Path, text: str) -> None:
+    root = _write(tmp_path, {"sys/fs/cgroup/cpu.max": text})
+    assert cgroup_quota_cores(root) is None
+
+
+def test_the_processor_is_named() -> None:
+    assert cpu_model("processor\t: 0\nmodel name\t: AMD EPYC 9654\n") == "AMD EPYC 9654"
+    assert cpu_model("") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [("flags\t\t: fpu hypervisor vme", True), ("flags : fpu vme", False), ("Features : fp", None)],
+)
+def test_a_hypervisor_is_seen(tmp_path: Path, *, text: str, answer: bool | None) -> None:
+    assert is_virtual(_write(tmp_path, {"proc/cpuinfo": text})) is answer
+
+
+def test_the_distribution_is_named(tmp_path: Path) -> None:
+    root = _write(tmp_path, {"etc/os-release": 'NAME="x"\nPRETTY_NAME="Rocky Linux 9.4"\n'})
+    assert os_name(root) == "Rocky Linux 9.4"
+    assert os_name(tmp_path / "nowhere") is None
+
+
+def test_the_commit_of_a_checkout_is_told_with_its_changes(tmp_path: Path) -> None:
+    git = ("git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path))
+    assert git_commit(tmp_path) is None
+    subprocess.run([*git, "init", "-q"], check=True)
+    (tmp_path / "file").write_text("1")
+    subprocess.run([*git, "add", "file"], check=True)
+    subprocess.run([*git, "commit", "-q", "--no-verify", "-m", "one"], check=True)
+    commit = git_commit(tmp_path)
+    assert commit is not None
+    assert len(commit) == 40
+    (tmp_path / "file").write_text("2")
+    assert git_commit(tmp_path) == f"{commit}-dirty"
+
+
+@pytest.mark.real
+def test_torch_tells_its_facts() -> None:
+    code = "import json; from calibrate.environment import torch_facts as t; print(json.dumps(t()))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
+    )
+    facts = json.loads(done.stdout)
+    assert set(facts) == set(TorchFacts.__annotations__)
+    assert facts["has_gloo"] is True

@@ -1,0 +1,76 @@
+"""What torchrun 2.15 wrote when ranks failed, and what we make of it."""
+
+import pytest
+
+from calibrate.failure import exit_text, first_failure
+
+REPORT = """\
+Traceback (most recent call last):
+  File "/x/w.py", line 5, in <module>
+RuntimeError: {words}
+W1121 01:55 3440 torch/distributed/elastic/multiprocessing/api.py:1028] Sending SIGTERM
+E1121 01:55 3440 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1)
+  File "/x/torch/distributed/launcher/api.py", line 386, in launch_agent
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+w FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  rank      : 0 (local_rank: 0)
+  exitcode  : -15 (pid: 3446)  (SIGTERM)
+  error_file: <N/A>
+  traceback : Signal 15 (SIGTERM) received by PID 3446
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_01:55:15
+  host      : localhost
+  rank      : 9 (local_rank: 1)
+  exitcode  : {exit_code}
+  error_file: <N/A>
+  traceback : {traceback}
+============================================================
+"""
+RECORDED = """Traceback (most recent call last):
+    File "/x/w.py", line 6, in main
+      raise RuntimeError("boom")
+  RuntimeError: boom
+  second line
+  """
+
+
+def test_the_root_cause_names_rank_and_words() -> None:
+    text = REPORT.format(words="peer is gone", exit_code="1 (pid: 3447)", traceback=RECORDED)
+    failure = first_failure(text.splitlines(), exit_code=1)
+    assert str(failure) == "rank 9 must exit with 0, got exit code 1: RuntimeError: boom"
+
+
+def test_without_a_recorded_traceback_the_first_exception_speaks() -> None:
+    text = REPORT.format(words="boom", exit_code="1 (pid: 3)", traceback="To enable traceback see")
+    failure = first_failure(text.splitlines(), exit_code=1)
+    assert (failure.rank, failure.last_words) == (9, "RuntimeError: boom")
+
+
+def test_a_killed_rank_has_a_signal_and_no_words() -> None:
+    text = REPORT.format(words="", exit_code="-9 (pid: 3)  (SIGKILL)", traceback="Signal 9")
+    silent = text[text.index("W1121") :]
+    failure = first_failure(silent.splitlines(), exit_code=1)
+    assert str(failure) == "rank 9 must exit with 0, got SIGKILL (out of memory?)"
+
+
+def test_a_torchrun_that_never_started_says_its_last_line() -> None:
+    failure = first_failure(["usage: run.py", "run.py: no such option: --x"], exit_code=2)
+    expected = "torchrun must exit with 0, got exit code 2: run.py: no such option: --x"
+    assert str(failure) == expected
+
+
+def test_silence_is_told_as_such() -> None:
+    assert str(first_failure([], exit_code=-11)) == "torchrun must exit with 0, got SIGSEGV"
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "text"), [(3, "exit code 3"), (-15, "SIGTERM"), (-200, "signal 200")]
+)
+def test_exit_codes_have_names(exit_code: int, text: str) -> None:
+    assert exit_text(exit_code) == text

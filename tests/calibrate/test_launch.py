@@ -1,0 +1,159 @@
+"""What the user reads when ranks crash or hang, and how ranks are started."""
+
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from calibrate.launch import TorchrunLauncher, worker_environ
+from calibrate.topology import Topology
+from perfmodel.errors import MeasurementFailed, UsageError
+from tests.calibrate.played import ALONE, Ranks, played_launcher, run_ranks
+from tests.fakes import FakeLauncher, LaunchCall
+
+
+@pytest.fixture
+def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TorchrunLauncher:
+    return played_launcher(tmp_path, monkeypatch)
+
+
+def test_a_crash_is_told_in_one_line_and_leaves_no_orphan(launcher: TorchrunLauncher) -> None:
+    ranks = Ranks()
+    with pytest.raises(MeasurementFailed) as caught:
+        run_ranks(launcher, ranks, "crash")
+    assert str(caught.value) == (
+        "calibrate: torchrun must exit with 0, got exit code 3: ValueError: planted; "
+        "what was measured is kept; repeat the command with --resume"
+    )
+    assert len(ranks.pids) == 2
+    assert ranks.survivors() == []
+
+
+@pytest.mark.parametrize("how", ["hang", "stubborn", "orphan"])
+def test_a_hang_ends_after_the_stall_timeout(launcher: TorchrunLauncher, how: str) -> None:
+    ranks = Ranks()
+    with pytest.raises(MeasurementFailed, match="progress within 1 s, got none"):
+        run_ranks(launcher, ranks, how, stall_s=1.0)
+    assert len(ranks.pids) == 2
+    assert ranks.survivors() == []
+
+
+def test_progress_keeps_slow_ranks_alive(launcher: TorchrunLauncher) -> None:
+    ranks = Ranks()
+    stop_at_s = time.monotonic() + 1.2
+
+    def last_progress() -> float:
+        return min(time.monotonic(), stop_at_s)
+
+    with pytest.raises(MeasurementFailed, match="got none"):
+        launcher.run(
+            ["hang"],
+            topology=ALONE,
+            on_line=ranks.on_line,
+            last_progress=last_progress,
+            stall_timeout_s=0.5,
+        )
+    assert time.monotonic() >= stop_at_s + 0.5
+    assert ranks.survivors() == []
+
+
+def test_a_busy_port_is_refused_before_anything_starts(launcher: TorchrunLauncher) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        topology = Topology(
+            num_nodes=1,
+            ranks_per_node=1,
+            node_rank=0,
+            master_addr="127.0.0.1",
+            master_port=port,
+            source="flags",
+        )
+        ranks = Ranks()
+        with pytest.raises(UsageError, match=f"--master-port must be free, got {port}"):
+            run_ranks(launcher, ranks, "quiet", topology=topology)
+    assert ranks.lines == []
+
+
+def test_ranks_are_not_started_from_inside_torchrun(
+    launcher: TorchrunLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "0")
+    with pytest.raises(UsageError, match="without torchrun, got LOCAL_RANK=0"):
+        run_ranks(launcher, Ranks(), "quiet")
+
+
+def test_several_nodes_meet_at_the_master() -> None:
+    topology = Topology(
+        num_nodes=2,
+        ranks_per_node=4,
+        node_rank=1,
+        master_addr="n0",
+        master_port=20_007,
+        source="slurm",
+    )
+    command = TorchrunLauncher().command(["--plan", "p"], topology=topology, log_dir="logs")
+    assert command[1:] == (
+        *("-m", "calibrate.agent", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=4"),
+        *("--node-rank=1", "--master-addr=n0", "--master-port=20007", "--log-dir=logs"),
+        *("-m", "calibrate.worker", "--plan", "p"),
+    )
+
+
+def test_a_node_that_waits_for_others_says_so(launcher: TorchrunLauncher) -> None:
+    topology = Topology(
+        num_nodes=2,
+        ranks_per_node=1,
+        node_rank=1,
+        master_addr="n0",
+        master_port=20_007,
+        source="flags",
+    )
+    with pytest.raises(MeasurementFailed, match="each of the 2 nodes"):
+        run_ranks(launcher, Ranks(), "hang", topology=topology, stall_s=0.5)
+
+
+def test_threads_are_shared_among_ranks_unless_the_user_decided() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert worker_environ({}, topology=ALONE)["OMP_NUM_THREADS"] == str(max(1, cores // 2))
+    assert worker_environ({"OMP_NUM_THREADS": "7"}, topology=ALONE)["OMP_NUM_THREADS"] == "7"
+
+
+def test_a_stall_timeout_of_zero_is_a_mistake(launcher: TorchrunLauncher) -> None:
+    with pytest.raises(ValueError, match="stall_timeout_s"):
+        run_ranks(launcher, Ranks(), "quiet", stall_s=0)
+
+
+def test_a_fake_launcher_records_and_behaves() -> None:
+    def behave(call: LaunchCall) -> None:
+        call.on_line("one")
+
+    fake = FakeLauncher(behave=behave)
+    ranks = Ranks()
+    run_ranks(fake, ranks, "hello")
+    assert ranks.lines == ["one"]
+    assert [(call.arguments, call.topology) for call in fake.calls] == [(("hello",), ALONE)]
+
+
+@pytest.mark.real
+def test_torchrun_names_the_rank_that_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "played_worker.py").write_text(
+        "import os, signal\n"
+        "print('rank', os.getpid(), flush=True)\n"
+        "if os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGKILL)\n"
+        "signal.pause()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    ranks = Ranks()
+    with pytest.raises(MeasurementFailed, match=r"rank 1 must exit with 0, got SIGKILL"):
+        run_ranks(TorchrunLauncher(worker_module="played_worker"), ranks, "x", stall_s=60)
+    assert ranks.survivors() == []
+    assert not list(tmp_path.glob("*torch*"))

@@ -1,0 +1,155 @@
+"""Who decides where ranks run: flags, torchrun, Slurm, or nobody."""
+
+import pytest
+
+from calibrate.topology import LaunchFlags, Topology, default_ranks, resolve_topology
+from perfmodel.errors import UsageError
+
+SLURM = {
+    "SLURM_JOB_ID": "5",
+    "SLURM_PROCID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_NNODES": "2",
+    "SLURM_JOB_NODELIST": "n[1-2]",
+}
+TORCHRUN = {
+    "RANK": "5",
+    "GROUP_RANK": "2",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "WORLD_SIZE": "6",
+    "MASTER_ADDR": "head",
+    "MASTER_PORT": "1234",
+}
+
+
+def test_nobody_decides() -> None:
+    topology = resolve_topology({}, num_local_devices=4)
+    assert topology == Topology(
+        num_nodes=1,
+        ranks_per_node=4,
+        node_rank=0,
+        master_addr="127.0.0.1",
+        master_port=None,
+        source="single",
+    )
+
+
+def test_slurm_decides() -> None:
+    topology = resolve_topology(SLURM, num_local_devices=8)
+    assert topology == Topology(
+        num_nodes=2,
+        ranks_per_node=8,
+        node_rank=1,
+        master_addr="n1",
+        master_port=20_005,
+        source="slurm",
+    )
+    assert topology.world_size == 16
+
+
+def test_torchrun_wins_over_slurm() -> None:
+    topology = resolve_topology({**SLURM, **TORCHRUN}, num_local_devices=8)
+    assert topology == Topology(
+        num_nodes=3,
+        ranks_per_node=2,
+        node_rank=2,
+        master_addr="head",
+        master_port=1234,
+        source="torchrun",
+    )
+
+
+@pytest.mark.parametrize("missing", ["RANK", "GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"])
+def test_half_of_torchruns_variables_are_none(missing: str) -> None:
+    environ = {name: value for name, value in TORCHRUN.items() if name != missing}
+    assert resolve_topology(environ, num_local_devices=8).source == "single"
+
+
+def test_a_flag_wins_over_slurm_and_the_rest_stays() -> None:
+    flags = LaunchFlags(nproc_per_node=2, master_port=4000)
+    topology = resolve_topology(SLURM, flags=flags, num_local_devices=8)
+    assert (topology.num_nodes, topology.ranks_per_node) == (2, 2)
+    assert (topology.node_rank, topology.master_addr, topology.master_port) == (1, "n1", 4000)
+    assert topology.source == "flags"
+
+
+def test_one_node_of_a_slurm_job() -> None:
+    topology = resolve_topology(SLURM, flags=LaunchFlags(nnodes=1), num_local_devices=8)
+    assert (topology.num_nodes, topology.node_rank, topology.master_port) == (1, 0, None)
+
+
+def test_flags_alone_describe_several_nodes() -> None:
+    flags = LaunchFlags(nnodes=3, node_rank=2, master_addr="head")
+    topology = resolve_topology({}, flags=flags, num_local_devices=8)
+    assert (topology.num_nodes, topology.node_rank, topology.master_port) == (3, 2, 29_500)
+
+
+def test_the_default_number_of_ranks_leaves_room_for_a_flag() -> None:
+    assert resolve_topology({}, num_local_devices=64, default_ranks_per_node=8).ranks_per_node == 8
+    flags = LaunchFlags(nproc_per_node=16)
+    topology = resolve_topology({}, flags=flags, num_local_devices=64, default_ranks_per_node=8)
+    assert topology.ranks_per_node == 16
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (LaunchFlags(nnodes=2), "--node-rank must be given with --nnodes 2"),
+        (LaunchFlags(nnodes=2, node_rank=1), "--master-addr must be given with --nnodes 2"),
+        (LaunchFlags(nnodes=2, node_rank=2, master_addr="h"), "between 0 and 1, got 2"),
+        (LaunchFlags(nnodes=0), "--nnodes must be between 1"),
+        (LaunchFlags(nproc_per_node=0), "--nproc-per-node must be between 1"),
+        (LaunchFlags(nproc_per_node=9), r"ranks per node must be <= 8.*got 9; pass --nproc"),
+        (LaunchFlags(master_port=70_000), "--master-port must be between 1 and 65535"),
+    ],
+)
+def test_contradictory_flags_are_refused(flags: LaunchFlags, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        resolve_topology({}, flags=flags, num_local_devices=8)
+
+
+def test_ranks_may_share_a_device_if_asked() -> None:
+    topology = resolve_topology(
+        {}, flags=LaunchFlags(nproc_per_node=9), num_local_devices=2, allow_oversubscription=True
+    )
+    assert topology.ranks_per_node == 9
+
+
+def test_uneven_slurm_tasks_need_a_flag() -> None:
+    environ = {**SLURM, "SLURM_TASKS_PER_NODE": "4,2"}
+    with pytest.raises(UsageError, match=r"same on every node, got \(4, 2\)"):
+        resolve_topology(environ, num_local_devices=8)
+    flags = LaunchFlags(nproc_per_node=2)
+    assert resolve_topology(environ, flags=flags, num_local_devices=8).ranks_per_node == 2
+
+
+@pytest.mark.parametrize(("text", "ranks"), [("4(x2)", 4), ("1(x2)", 8)])
+def test_one_task_per_node_means_our_launcher(text: str, ranks: int) -> None:
+    environ = {**SLURM, "SLURM_TASKS_PER_NODE": text}
+    assert resolve_topology(environ, num_local_devices=8).ranks_per_node == ranks
+
+
+def test_an_unreadable_torchrun_variable_is_named() -> None:
+    with pytest.raises(UsageError, match="LOCAL_WORLD_SIZE must be a whole number, got 'two'"):
+        resolve_topology({**TORCHRUN, "LOCAL_WORLD_SIZE": "two"}, num_local_devices=8)
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_devices", "ranks"),
+    [("cuda", 16, 16), ("cpu", 64, 8), ("cpu", 2, 2), ("cpu", 1, 1)],
+)
+def test_default_ranks(kind: str, num_devices: int, ranks: int) -> None:
+    assert default_ranks(kind, num_devices=num_devices) == ranks
+
+
+def test_a_topology_refuses_nonsense() -> None:
+    with pytest.raises(ValueError, match="node_rank must be >= 0 and < 1, got 1"):
+        Topology(
+            num_nodes=1,
+            ranks_per_node=1,
+            node_rank=1,
+            master_addr="h",
+            master_port=None,
+            source="single",
+        )

@@ -1,0 +1,126 @@
+"""The simulation and the algebra, written apart, must say the same."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel.algebra.fluid import end_times_with_interference
+from perfmodel.algebra.max_plus import end_times, step_times
+from perfmodel.program.interference import Interference
+from perfmodel.program.operation import StepProgram, Stream
+from perfmodel.simulation import simulate
+from tests.laws.strategies import FloatArray, durations, interferences, programs, speeds
+
+num_ranks_above_one = st.integers(2, 4)
+
+
+def assert_same(actual: FloatArray, expected: FloatArray) -> None:
+    np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=0.0)
+
+
+def ends_of_all_ranks(program: StepProgram, durations_s: FloatArray) -> FloatArray:
+    """A third opinion, as plain as possible: operation by operation, then rank by rank."""
+    ends_s = np.zeros_like(durations_s)
+    latest_of_stream: dict[Stream, int] = {}
+    for position, operation in enumerate(program.operations):
+        awaited = list(operation.after)
+        if operation.stream in latest_of_stream:
+            awaited.append(latest_of_stream[operation.stream])
+        latest_of_stream[operation.stream] = position
+        ready_s = [max([0.0, *rank_s[awaited]]) for rank_s in ends_s]
+        if operation.stream is Stream.COMM:
+            ready_s = [max(ready_s)] * len(ready_s)
+        ends_s[:, position] = ready_s + durations_s[:, position]
+    return ends_s
+
+
+@given(data=st.data(), program=programs())
+def test_simulation_is_max_plus_where_nothing_interferes(
+    data: st.DataObject, program: StepProgram
+) -> None:
+    durations_s = data.draw(durations(program))
+    trace = simulate(program, durations_s)
+    assert_same(trace.end_s[0], end_times(program, durations_s[0]))
+    assert_same(np.array(trace.step_s), step_times(program, durations_s[0]))
+
+
+@given(data=st.data(), program=programs(), num_ranks=num_ranks_above_one)
+def test_simulation_of_different_ranks_is_max_plus_over_all_of_them(
+    data: st.DataObject, program: StepProgram, num_ranks: int
+) -> None:
+    durations_s = data.draw(durations(program, num_ranks=num_ranks))
+    trace = simulate(program, durations_s)
+    ends_s = ends_of_all_ranks(program, durations_s)
+    assert_same(trace.end_s, ends_s)
+    np.testing.assert_allclose(trace.start_s, ends_s - durations_s, rtol=1e-9, atol=1e-12)
+
+
+@given(data=st.data(), program=programs(), interference=interferences)
+def test_simulation_is_fluid_algebra_where_overlap_costs(
+    data: st.DataObject, program: StepProgram, interference: Interference
+) -> None:
+    durations_s = data.draw(durations(program))
+    ends_s = end_times_with_interference(
+        program,
+        durations_s.T,
+        compute_speed=interference.compute_speed,
+        comm_speed=interference.comm_speed,
+    )
+    assert_same(simulate(program, durations_s, interference=interference).end_s, ends_s.T)
+
+
+@given(data=st.data(), program=programs(), num_draws=st.integers(1, 5))
+def test_each_draw_of_the_fluid_algebra_is_a_simulation_of_its_own(
+    data: st.DataObject, program: StepProgram, num_draws: int
+) -> None:
+    draws = [data.draw(durations(program))[0] for _ in range(num_draws)]
+    compute_speeds = [data.draw(speeds) for _ in range(num_draws)]
+    comm_speeds = [data.draw(speeds) for _ in range(num_draws)]
+    ends_s = end_times_with_interference(
+        program, np.stack(draws, axis=1), compute_speed=compute_speeds, comm_speed=comm_speeds
+    )
+    for i, (draw, compute, comm) in enumerate(zip(draws, compute_speeds, comm_speeds, strict=True)):
+        interference = Interference(compute_speed=compute, comm_speed=comm)
+        assert_same(simulate(program, draw[None], interference=interference).end_s[0], ends_s[:, i])
+
+
+@given(data=st.data(), program=programs())
+def test_fluid_algebra_is_max_plus_at_full_speed(data: st.DataObject, program: StepProgram) -> None:
+    table_s = data.draw(durations(program)).T
+    assert_same(
+        end_times_with_interference(program, table_s, compute_speed=1.0, comm_speed=1.0),
+        end_times(program, table_s),
+    )
+
+
+@given(
+    data=st.data(),
+    program=programs(),
+    num_ranks=num_ranks_above_one,
+    interference=st.one_of(st.just(Interference()), interferences),
+)
+def test_identical_ranks_do_what_one_of_them_does(
+    data: st.DataObject, program: StepProgram, num_ranks: int, interference: Interference
+) -> None:
+    folded_s = data.draw(durations(program))
+    folded = simulate(program, folded_s, interference=interference)
+    expanded = simulate(program, np.repeat(folded_s, num_ranks, axis=0), interference=interference)
+    assert_same(expanded.start_s, np.repeat(folded.start_s, num_ranks, axis=0))
+    assert_same(expanded.end_s, np.repeat(folded.end_s, num_ranks, axis=0))
+
+
+@given(
+    data=st.data(),
+    program=programs(),
+    factors=st.lists(st.floats(0.5, 2.0), min_size=2, max_size=4),
+)
+def test_the_slowest_rank_stands_for_all(
+    data: st.DataObject, program: StepProgram, factors: list[float]
+) -> None:
+    """Holds where a rank is slower in everything but collectives, and overlap is free."""
+    base_s = data.draw(durations(program))
+    is_collective = np.array([operation.is_collective for operation in program.operations])
+    durations_s = np.where(is_collective, base_s, base_s * np.array(factors)[:, None])
+    slowest = [int(np.argmax(factors))]
+    expanded_s = simulate(program, durations_s).step_s
+    assert_same(np.array(expanded_s), np.array(simulate(program, durations_s[slowest]).step_s))
