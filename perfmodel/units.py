@@ -77,7 +77,8 @@ def parse_duration(text: str) -> Seconds:
 
 
 def _significant(value: float) -> str:
-    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+    # 999.5 would round up to "1e+03"
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
 
 
 def format_duration(seconds: Seconds) -> str:

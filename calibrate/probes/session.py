@@ -1,0 +1,126 @@
+"""What all probes of one worker share: its device, its process groups, its clock."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from perfmodel.units import Seconds
+
+
+def doubling_sizes(world_size: int) -> tuple[int, ...]:
+    """Group sizes 1, 2, 4 ... and the full world size."""
+    sizes = []
+    size = 1
+    while size < world_size:
+        sizes.append(size)
+        size *= 2
+    return (*sizes, world_size)
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """One rank's view of the measurement.
+
+    Control messages always travel over gloo, so that idle ranks block in the kernel and do not
+    burn the device that is being measured.
+    """
+
+    rank: int
+    world_size: int
+    device: torch.device
+    control: dict[int, dist.ProcessGroup]
+    """Gloo group of the first ``n`` ranks, by ``n``."""
+    data: dict[int, dist.ProcessGroup]
+    """Group of the first ``n`` ranks on the backend of the device, by ``n``."""
+    models: dict[Any, Any] = field(default_factory=dict)
+    """Models and optimizers that were built, by whatever distinguishes them."""
+
+    @classmethod
+    def open(cls, *, device_kind: str, local_rank: int) -> "Session":
+        """Join all groups; every rank must call it."""
+        device = torch.device("cuda", local_rank) if device_kind == "cuda" else torch.device("cpu")
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group("gloo")
+        sizes = doubling_sizes(dist.get_world_size())
+        control = {size: _new_group(size, "gloo") for size in sizes}
+        data = control if backend == "gloo" else {size: _new_group(size, backend) for size in sizes}
+        return cls(
+            rank=dist.get_rank(),
+            world_size=dist.get_world_size(),
+            device=device,
+            control=control,
+            data=data,
+        )
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether the device runs behind the host's back."""
+        return self.device.type == "cuda"
+
+    def takes_part(self, world_size: int) -> bool:
+        """Whether this rank is one of the first ``world_size``."""
+        return self.rank < world_size
+
+    def barrier(self, world_size: int | None = None) -> None:
+        """Wait for the first ``world_size`` ranks; all by default."""
+        dist.barrier(group=self.control[world_size or self.world_size])
+
+    def gather(self, value: Any, *, world_size: int) -> list[Any]:
+        """Values of the first ``world_size`` ranks, on rank 0; an empty list elsewhere."""
+        values: list[Any] = [None] * world_size
+        dist.gather_object(
+            value, values if self.rank == 0 else None, dst=0, group=self.control[world_size]
+        )
+        return values if self.rank == 0 else []
+
+    def agree(self, value: Any, *, world_size: int) -> Any:
+        """Rank 0's value, on the first ``world_size`` ranks."""
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self.control[world_size])
+        return box[0]
+
+    def synchronise(self) -> None:
+        """Wait until the device has nothing left to do."""
+        if self.asynchronous:
+            torch.cuda.synchronize(self.device)
+
+    def time_repeats(self, act: Callable[[], object], *, repeats: int) -> list[Seconds]:
+        """How long each repeat takes, the device's work included. [s]"""
+        if not self.asynchronous:
+            return _host_times(act, repeats=repeats)
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+        events[0].record()
+        for event in events[1:]:
+            act()
+            event.record()
+        self.synchronise()
+        return [
+            start.elapsed_time(end) / 1e3 for start, end in zip(events, events[1:], strict=False)
+        ]
+
+
+def _new_group(size: int, backend: str) -> dist.ProcessGroup:
+    group: dist.ProcessGroup = dist.new_group(ranks=list(range(size)), backend=backend)
+    return group
+
+
+def _host_times(act: Callable[[], object], *, repeats: int) -> list[Seconds]:
+    durations_s = []
+    for _ in range(repeats):
+        start_s = time.perf_counter()
+        act()
+        durations_s.append(time.perf_counter() - start_s)
+    return durations_s
+
+
+def repeats_within(
+    target_s: Seconds, samples_s: Sequence[Seconds], *, minimum: int, maximum: int
+) -> int:
+    """How many repeats fill ``target_s``, judged by the fastest sample so far."""
+    return max(minimum, min(maximum, int(target_s / max(min(samples_s), 1e-6))))

@@ -1,0 +1,111 @@
+"""A reference model as a workload: parameters in the order their gradients become ready."""
+
+import statistics
+import time
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from calibrate.probes.models import MODELS
+from calibrate.probes.session import Session
+from perfmodel.units import Seconds
+from perfmodel.workload.workload import Parameter, Workload
+
+_TRACED_SAMPLES = 4
+_TIMED_BACKWARDS = 5
+
+
+class _OperatorCounter(TorchDispatchMode):
+    """Counts operators that reach a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_operators = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN204, ARG002
+        self.num_operators += 1
+        return func(*args, **(kwargs or {}))
+
+
+def trace_workload(session: Session, name: str) -> Workload:
+    """Trace one reference model on this rank: gradients' order, flop, operators, buffers."""
+    reference = MODELS[name]
+    torch.manual_seed(0)
+    module = reference.build().to(session.device)
+    inputs = reference.draw_inputs(_TRACED_SAMPLES).to(session.device)
+    labels = torch.randint(0, reference.num_classes, (_TRACED_SAMPLES,), device=session.device)
+    forward_flop, backward_flop = _flop(module, inputs, labels)
+    with _OperatorCounter() as counter:
+        nn.functional.cross_entropy(module(inputs), labels).backward()
+    return Workload(
+        name=name,
+        sample=reference.sample,
+        parameters=_parameters_in_ready_order(session, module, inputs, labels),
+        buffer_bytes=_buffer_bytes(module),
+        forward_flop=forward_flop / _TRACED_SAMPLES,
+        backward_flop=backward_flop / _TRACED_SAMPLES,
+        num_operators=counter.num_operators,
+    )
+
+
+def _flop(module: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> tuple[float, float]:
+    with FlopCounterMode(display=False) as forward:
+        loss = nn.functional.cross_entropy(module(inputs), labels)
+    with FlopCounterMode(display=False) as backward:
+        loss.backward()  # type: ignore[no-untyped-call]
+    return float(forward.get_total_flops()), float(backward.get_total_flops())
+
+
+def _buffer_bytes(module: nn.Module) -> tuple[int, ...]:
+    """DDP coalesces the buffers of one data type into one broadcast."""
+    sizes: dict[torch.dtype, int] = {}
+    for buffer in module.buffers():
+        sizes[buffer.dtype] = sizes.get(buffer.dtype, 0) + buffer.numel() * buffer.element_size()
+    return tuple(sizes.values())
+
+
+def _parameters_in_ready_order(
+    session: Session, module: nn.Module, inputs: torch.Tensor, labels: torch.Tensor
+) -> tuple[Parameter, ...]:
+    """When backward produces each gradient, as a median over a few passes."""
+    passes = [_ready_fractions(session, module, inputs, labels) for _ in range(_TIMED_BACKWARDS)]
+    medians = {name: statistics.median(p[name] for p in passes) for name in passes[0]}
+    order = sorted(medians, key=lambda name: (medians[name], list(passes[-1]).index(name)))
+    tensors = dict(module.named_parameters())
+    return tuple(
+        Parameter(
+            name=name,
+            num_elements=tensors[name].numel(),
+            element_bytes=tensors[name].element_size(),
+            ready_fraction=medians[name],
+        )
+        for name in order
+    )
+
+
+def _ready_fractions(
+    session: Session, module: nn.Module, inputs: torch.Tensor, labels: torch.Tensor
+) -> dict[str, float]:
+    """Instant of each gradient of one backward pass, as a fraction of the pass."""
+    instants_s: dict[str, Seconds] = {}
+
+    def note(name: str) -> None:
+        session.synchronise()
+        instants_s[name] = time.perf_counter()
+
+    handles = [
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: note(name))
+        for name, parameter in module.named_parameters()
+    ]
+    loss = nn.functional.cross_entropy(module(inputs), labels)
+    session.synchronise()
+    start_s = time.perf_counter()
+    loss.backward()  # type: ignore[no-untyped-call]
+    session.synchronise()
+    span_s = time.perf_counter() - start_s
+    for handle in handles:
+        handle.remove()
+    module.zero_grad()
+    return {name: min(1.0, (at_s - start_s) / span_s) for name, at_s in instants_s.items()}

@@ -1,0 +1,238 @@
+"""Real training steps: with and without DDP, with and without gradient synchronisation."""
+
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from calibrate.probes.models import MODELS
+from calibrate.probes.session import Session, repeats_within
+from perfmodel.documents.observation import DeviceStreams, RankSteps
+from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.units import Seconds
+
+_PHASES = ("input", "forward", "backward", "optimizer")
+_POOL_SAMPLES = 512
+_MINIMUM_STEPS = 4
+_MAXIMUM_STEPS = 200
+#: Device cycles that keep a GPU busy while the host issues a whole step (about 50 ms).
+_HOLD_CYCLES = 100_000_000
+
+
+class Clock(Protocol):
+    """Marks instants on one time line and later says how far apart they are."""
+
+    def mark(self) -> None:
+        """Note the present instant."""
+
+    def seconds(self) -> list[Seconds]:
+        """Instants since the first mark. [s]"""
+
+
+class HostClock:
+    """The host's clock, right for devices that run synchronously and for dispatch times."""
+
+    def __init__(self) -> None:
+        self._instants_s: list[Seconds] = []
+
+    def mark(self) -> None:
+        """Note the present instant."""
+        self._instants_s.append(time.perf_counter())
+
+    def seconds(self) -> list[Seconds]:
+        """Instants since the first mark. [s]"""
+        return [instant_s - self._instants_s[0] for instant_s in self._instants_s]
+
+
+class DeviceClock:
+    """Events in the device's own queue; they cost the host next to nothing."""
+
+    def __init__(self) -> None:
+        self._events: list[torch.cuda.Event] = []
+
+    def mark(self) -> None:
+        """Note the instant at which the device gets here."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._events.append(event)
+
+    def seconds(self) -> list[Seconds]:
+        """Instants since the first mark. [s]"""
+        torch.cuda.synchronize()
+        return [self._events[0].elapsed_time(event) / 1e3 for event in self._events]
+
+
+@dataclass(slots=True, kw_only=True)
+class Trainer:
+    """A model, its optimizer and a pool of samples in host memory."""
+
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+    inputs: Tensor
+    labels: Tensor
+    device: torch.device
+
+    def batch(self, index: int, *, micro_batch: int) -> tuple[Tensor, Tensor]:
+        """Copy one micro-batch out of the pool, and to the device."""
+        rows = torch.arange(index * micro_batch, (index + 1) * micro_batch) % len(self.inputs)
+        return (
+            self.inputs[rows].to(self.device, non_blocking=True),
+            self.labels[rows].to(self.device, non_blocking=True),
+        )
+
+    def step(self, index: int, *, setting: Setting, clock: Clock) -> None:
+        """Run one optimizer step and mark the end of each phase of each micro-step."""
+        for micro_step in range(setting.accumulation):
+            is_last = micro_step == setting.accumulation - 1
+            inputs, labels = self.batch(
+                index * setting.accumulation + micro_step, micro_batch=setting.micro_batch
+            )
+            clock.mark()
+            with self._synchronisation(setting, is_last=is_last):
+                loss = nn.functional.cross_entropy(self.module(inputs), labels)
+                clock.mark()
+                loss.backward()  # type: ignore[no-untyped-call]
+            clock.mark()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        clock.mark()
+
+    def _synchronisation(
+        self, setting: Setting, *, is_last: bool
+    ) -> contextlib.AbstractContextManager[Any]:
+        synchronised = setting.synchronisation is Synchronisation.DDP and is_last
+        if synchronised or not isinstance(self.module, DistributedDataParallel):
+            return contextlib.nullcontext()
+        return self.module.no_sync()
+
+
+def measure_steps(session: Session, setting: Setting, *, target_s: Seconds) -> RankSteps:
+    """Time about ``target_s`` of steps on this rank; all ranks of the setting must call it."""
+    trainer = _trainer(session, setting)
+    _, warm_s = _run(session, trainer, setting, num_steps=3)
+    num_steps = session.agree(
+        repeats_within(
+            target_s, warm_s["step"][1:], minimum=_MINIMUM_STEPS, maximum=_MAXIMUM_STEPS
+        ),
+        world_size=setting.world_size,
+    )
+    session.barrier(setting.world_size)
+    first, phases_s = _run(session, trainer, setting, num_steps=num_steps + 1)
+    del first
+    # The first step after a barrier starts in step with the others: not the steady state.
+    return RankSteps(
+        rank=session.rank,
+        step_s=tuple(phases_s["step"][1:]),
+        input_s=tuple(phases_s["input"][1:]),
+        forward_s=tuple(phases_s["forward"][1:]),
+        backward_s=tuple(phases_s["backward"][1:]),
+        optimizer_s=tuple(phases_s["optimizer"][1:]),
+    )
+
+
+def bucket_bytes(session: Session, setting: Setting) -> tuple[int, ...]:
+    """Buckets that DDP really formed, in the order in which it reduces them. [B]"""
+    module = _trainer(session, setting).module
+    if not isinstance(module, DistributedDataParallel):
+        return ()
+    logged = module._get_ddp_logging_data()  # noqa: SLF001 - the only place where DDP tells
+    sizes = logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or ""
+    return tuple(int(size) for size in str(sizes).split(",") if size.strip())
+
+
+def measure_device_streams(session: Session, setting: Setting, *, steps: int) -> DeviceStreams:
+    """Take host and device time of a step apart (asynchronous devices only).
+
+    The dense times come from steps that are queued behind a long idle kernel: when the device
+    reaches them, the host has already issued everything.
+    """
+    trainer = _trainer(session, setting)
+    dispatch: dict[str, list[Seconds]] = {phase: [] for phase in _PHASES}
+    dense: dict[str, list[Seconds]] = {phase: [] for phase in _PHASES}
+    for index in range(steps):
+        session.synchronise()
+        host = HostClock()
+        host.mark()
+        trainer.step(index, setting=setting, clock=host)
+        session.synchronise()
+        torch.cuda._sleep(_HOLD_CYCLES)  # type: ignore[no-untyped-call] # noqa: SLF001
+        device = DeviceClock()
+        device.mark()
+        trainer.step(index, setting=setting, clock=device)
+        _collect(dispatch, host.seconds(), setting)
+        _collect(dense, device.seconds(), setting)
+    return DeviceStreams(
+        dispatch_forward_s=tuple(dispatch["forward"]),
+        dispatch_backward_s=tuple(dispatch["backward"]),
+        dispatch_optimizer_s=tuple(dispatch["optimizer"]),
+        dense_forward_s=tuple(dense["forward"]),
+        dense_backward_s=tuple(dense["backward"]),
+        dense_optimizer_s=tuple(dense["optimizer"]),
+    )
+
+
+def _run(
+    session: Session, trainer: Trainer, setting: Setting, *, num_steps: int
+) -> tuple[int, dict[str, list[Seconds]]]:
+    clock: Clock = DeviceClock() if session.asynchronous else HostClock()
+    clock.mark()
+    for index in range(num_steps):
+        trainer.step(index, setting=setting, clock=clock)
+    instants_s = clock.seconds()
+    marks_per_step = 3 * setting.accumulation + 1
+    phases: dict[str, list[Seconds]] = {phase: [] for phase in (*_PHASES, "step")}
+    for index in range(num_steps):
+        window = instants_s[index * marks_per_step : (index + 1) * marks_per_step + 1]
+        _collect(phases, window, setting)
+        phases["step"].append(window[-1] - window[0])
+    return num_steps, phases
+
+
+def _collect(
+    phases: dict[str, list[Seconds]], instants_s: Sequence[Seconds], setting: Setting
+) -> None:
+    """Sort the durations between the marks of one step by phase, summed over micro-steps."""
+    durations_s = [end - start for start, end in zip(instants_s, instants_s[1:], strict=False)]
+    micro = durations_s[: 3 * setting.accumulation]
+    for offset, phase in enumerate(_PHASES[:3]):
+        phases[phase].append(sum(micro[offset::3]))
+    phases["optimizer"].append(durations_s[-1])
+
+
+def _trainer(session: Session, setting: Setting) -> Trainer:
+    wrapped = setting.synchronisation is not Synchronisation.NONE
+    # no_sync steps share the wrapper of the default bucket size.
+    cap_mb = setting.bucket_cap_mb if setting.synchronisation is Synchronisation.DDP else None
+    key = (setting.workload, wrapped, setting.world_size if wrapped else 0, cap_mb)
+    if key not in session.models:
+        session.models[key] = _build(session, setting, wrapped=wrapped, cap_mb=cap_mb)
+    trainer: Trainer = session.models[key]
+    return trainer
+
+
+def _build(session: Session, setting: Setting, *, wrapped: bool, cap_mb: float | None) -> Trainer:
+    reference = MODELS[setting.workload]
+    torch.manual_seed(0)
+    module: nn.Module = reference.build().to(session.device)
+    if wrapped:
+        module = DistributedDataParallel(
+            module,
+            device_ids=[session.device.index] if session.asynchronous else None,
+            process_group=session.data[setting.world_size],
+            bucket_cap_mb=cap_mb,
+        )
+    pin = session.asynchronous
+    inputs = reference.draw_inputs(_POOL_SAMPLES)
+    labels = torch.randint(0, reference.num_classes, (_POOL_SAMPLES,))
+    return Trainer(
+        module=module,
+        optimizer=torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9),
+        inputs=inputs.pin_memory() if pin else inputs,
+        labels=labels.pin_memory() if pin else labels,
+        device=session.device,
+    )

@@ -1,0 +1,114 @@
+"""Reading and writing documents: strict, versioned, atomic."""
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from perfmodel.errors import InvalidDocument, PerfModelError
+
+STRICT = ConfigDict(
+    frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants"
+)
+
+
+class Record(BaseModel):
+    """A part of a document: immutable, no unknown keys, no NaN."""
+
+    model_config = STRICT
+
+
+class Provenance(Record):
+    """Who made a document, where, when and with what."""
+
+    created_utc: str
+    command_line: tuple[str, ...]
+    git_commit: str | None
+    seed: int
+    versions: dict[str, str]
+    host_fingerprint: str
+
+
+class Document(Record):
+    """A file that passes between stages."""
+
+    current_version: ClassVar[int] = 1
+    title: ClassVar[str] = "document"
+    unreadable: ClassVar[type[PerfModelError]] = InvalidDocument
+    """Which error a missing or broken file raises."""
+
+    schema_version: int
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a file, or say which rule it breaks and where.
+
+        Raises
+        ------
+        PerfModelError
+            ``cls.unreadable``, if the file is missing, truncated, from another schema version, has
+            unknown keys, or holds values out of range.
+        """
+        try:
+            raw = json.loads(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise cls.unreadable(f"{path}: {cls.title} cannot be read: {error}") from error
+        version = raw.get("schema_version") if isinstance(raw, dict) else None
+        if version != cls.current_version:
+            raise cls.unreadable(
+                f"{path}: schema_version of a {cls.title} must be {cls.current_version}, "
+                f"got {version!r}; make it anew with this version of perfmodel"
+            )
+        try:
+            return cls.model_validate(raw)
+        except ValidationError as error:
+            raise cls.unreadable(f"{path}: {first_problem(error)}") from error
+
+    def write(self, path: Path) -> None:
+        """Write the whole file or nothing: a reader never sees half of it."""
+        write_atomically(path, self.model_dump_json(indent=1) + "\n")
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the content, so that results can name exactly what they came from."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+
+def first_problem(error: ValidationError) -> str:
+    """Where in a document the first rule is broken, the rule, and the value."""
+    problem = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in problem["loc"]) or "document"
+    count = error.error_count()
+    more = f" (and {count - 1} more)" if count > 1 else ""
+    return f"{where}: {problem['msg']}, got {str(problem['input'])[:80]}{more}"
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file in one step.
+
+    Raises
+    ------
+    PerfModelError
+        If the folder cannot be written or the disk is full; the old file is untouched.
+    """
+    temporary: str | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except OSError as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        raise PerfModelError(
+            f"{path}: cannot be written: {error.strerror or error}; "
+            "free space or choose another folder, nothing was overwritten"
+        ) from error

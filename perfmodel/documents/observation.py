@@ -1,0 +1,162 @@
+"""Raw observations: one line of JSON per measurement, exactly as the workers saw it."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt, TypeAdapter, ValidationError
+
+from perfmodel.documents.base import Record, first_problem
+from perfmodel.errors import InvalidDocument
+from perfmodel.parallelism.strategy import Setting
+from perfmodel.workload.workload import Workload
+
+Duration = Annotated[float, Field(ge=0)]
+Durations = tuple[Duration, ...]
+
+
+class RankSteps(Record):
+    """Every timed step of one rank, in order; all fields have the same length. [s]"""
+
+    rank: int
+    step_s: Durations
+    """From the end of the previous step to the end of this one."""
+    input_s: Durations
+    forward_s: Durations
+    backward_s: Durations
+    optimizer_s: Durations
+
+
+class DeviceStreams(Record):
+    """Host and device time of a step taken apart, on devices that run asynchronously. [s]
+
+    ``dispatch`` is how long the host takes to issue a phase; ``dense`` is how long the device takes
+    for it when everything has been issued beforehand.
+    """
+
+    dispatch_forward_s: Durations
+    dispatch_backward_s: Durations
+    dispatch_optimizer_s: Durations
+    dense_forward_s: Durations
+    dense_backward_s: Durations
+    dense_optimizer_s: Durations
+
+
+class StepObservation(Record):
+    """One visit to a setting: a few steps in one process."""
+
+    kind: Literal["step"] = "step"
+    task: str
+    round: int
+    started_utc: float
+    setting: Setting
+    ranks: tuple[RankSteps, ...]
+    device_streams: DeviceStreams | None = None
+    bucket_bytes: tuple[PositiveInt, ...]
+    """Sizes of the buckets that DDP formed, in the order it reduces them; empty without DDP. [B]"""
+    speed_probe_s: Durations
+    """A fixed small computation on every rank just before: the speed of the machine now. [s]"""
+
+
+class CollectiveObservation(Record):
+    """Repeats of one collective, alone on the machine."""
+
+    kind: Literal["collective"] = "collective"
+    task: str
+    round: int
+    collective: str
+    world_size: int
+    size_bytes: int
+    durations_s: tuple[Durations, ...]
+    """Shape ``(world_size, repeats)``. [s]"""
+
+
+class ComputeObservation(Record):
+    """Repeats of one piece of computation or one copy."""
+
+    kind: Literal["compute"] = "compute"
+    task: str
+    round: int
+    probe: str
+    dtype: str
+    shape: tuple[int, ...]
+    flop: float
+    moved_bytes: float
+    durations_s: Durations
+
+
+class WorkloadObservation(Record):
+    """A reference model as traced on this machine, gradients in the order they became ready."""
+
+    kind: Literal["workload"] = "workload"
+    task: str
+    round: int
+    workload: Workload
+
+
+class OverlapObservation(Record):
+    """Compute and an all-reduce alone and at the same time. [s]"""
+
+    kind: Literal["overlap"] = "overlap"
+    task: str
+    round: int
+    world_size: int
+    size_bytes: int
+    compute_alone_s: Durations
+    comm_alone_s: Durations
+    compute_together_s: Durations
+    comm_together_s: Durations
+
+
+class EnvironmentObservation(Record):
+    """What the machine was; free-form facts, see ``calibrate/environment.py``."""
+
+    kind: Literal["environment"] = "environment"
+    task: str
+    round: int
+    facts: dict[str, object]
+
+
+Observation = Annotated[
+    StepObservation
+    | CollectiveObservation
+    | ComputeObservation
+    | WorkloadObservation
+    | OverlapObservation
+    | EnvironmentObservation,
+    Field(discriminator="kind"),
+]
+_ADAPTER: TypeAdapter[Observation] = TypeAdapter(Observation)
+
+
+def read_observations(path: Path) -> list[Observation]:
+    """Read all complete lines of a file of observations.
+
+    A last line without its end is what an interrupted writer leaves: it is dropped.
+
+    Raises
+    ------
+    InvalidDocument
+        If any other line breaks the schema.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    except OSError as error:
+        raise InvalidDocument(f"{path}: observations cannot be read: {error}") from error
+    observations = []
+    for number, line in enumerate(lines, start=1):
+        if not line.endswith("\n"):
+            break
+        try:
+            observations.append(_ADAPTER.validate_python(json.loads(line)))
+        except ValidationError as error:
+            raise InvalidDocument(f"{path}: line {number}: {first_problem(error)}") from error
+        except ValueError as error:
+            raise InvalidDocument(f"{path}: line {number}: {error}") from error
+    return observations
+
+
+def tasks_done(observations: Iterable[Observation]) -> frozenset[str]:
+    """Names of the tasks that need not run again."""
+    return frozenset(observation.task for observation in observations)
