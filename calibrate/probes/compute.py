@@ -139,7 +139,9 @@ def _dispatch(session: Session, probe: ComputeProbe) -> TimedKernel:
 def _optimizer(session: Session, probe: ComputeProbe) -> TimedKernel:
     """SGD with momentum over a list of equal parameters: reads 3 and writes 2 values of each."""
     num_tensors, num_elements = probe.shape
-    parameters = [nn.Parameter(torch.zeros(num_elements, device=session.device)) for _ in range(num_tensors)]
+    parameters = [
+        nn.Parameter(torch.zeros(num_elements, device=session.device)) for _ in range(num_tensors)
+    ]
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     optimizer = torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)

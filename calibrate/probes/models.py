@@ -45,9 +45,7 @@ class Residual(nn.Module):
         self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1)
         self.bn2 = nn.BatchNorm2d(out_channels)
         self.shortcut = (
-            nn.Identity()
-            if stride == 1
-            else nn.Conv2d(in_channels, out_channels, 1, stride=stride)
+            nn.Identity() if stride == 1 else nn.Conv2d(in_channels, out_channels, 1, stride=stride)
         )
 
     def forward(self, inputs: Tensor) -> Tensor:

@@ -5,8 +5,8 @@ import time
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from calibrate.probes.models import MODELS
 from calibrate.probes.session import Session
@@ -24,7 +24,7 @@ class _OperatorCounter(TorchDispatchMode):
         super().__init__()
         self.num_operators = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN204, ARG002
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN204
         self.num_operators += 1
         return func(*args, **(kwargs or {}))
 

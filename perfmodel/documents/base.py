@@ -11,9 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from perfmodel.errors import InvalidDocument, PerfModelError
 
-STRICT = ConfigDict(
-    frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants"
-)
+STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
 
 
 class Record(BaseModel):

@@ -1,0 +1,207 @@
+"""Which points a calibration measures, in which (seeded) order, how often; pure."""
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from calibrate.task import CollectiveTask, ComputeTask, OverlapTask, StepTask, Task, TraceTask
+from perfmodel.errors import UsageError
+from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.units import Seconds
+
+DeviceKind = Literal["cpu", "cuda"]
+
+REFERENCE_MODELS: Final = ("lenet", "resnet18", "mlp", "transformer")
+
+_KIB: Final = 2**10
+_MIB: Final = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How much time a calibration may take, and what it spends it on."""
+
+    num_rounds: int
+    """Fresh process groups; every setting is visited once in each."""
+    visit_s: Seconds
+    """Timed steps per visit."""
+    num_batches: int
+    """Micro-batch sizes per model."""
+    collective_sizes: tuple[int, ...]
+    minutes: float
+    """What it takes on 2 CPU cores, for the progress estimate."""
+
+
+_SIZES: Final = tuple(_KIB * 4**power for power in range(10))
+
+BUDGETS: Final = {
+    "quick": Budget(
+        num_rounds=2, visit_s=0.25, num_batches=3, collective_sizes=_SIZES[::2], minutes=2
+    ),
+    "standard": Budget(
+        num_rounds=6, visit_s=0.5, num_batches=4, collective_sizes=_SIZES, minutes=10
+    ),
+    "thorough": Budget(
+        num_rounds=12, visit_s=0.9, num_batches=4, collective_sizes=_SIZES, minutes=30
+    ),
+}
+
+#: Micro-batches per model, the most useful first: a budget takes as many as it can pay for.
+_MICRO_BATCHES: Final[dict[DeviceKind, dict[str, tuple[int, ...]]]] = {
+    "cpu": {
+        "lenet": (32, 256, 96, 512),
+        "resnet18": (1, 8, 3, 5),
+        "mlp": (16, 256, 64, 128),
+        "transformer": (1, 16, 4, 8),
+    },
+    "cuda": {
+        "lenet": (64, 4096, 512, 1024),
+        "resnet18": (16, 512, 64, 256),
+        "mlp": (64, 4096, 512, 1024),
+        "transformer": (8, 512, 64, 256),
+    },
+}
+
+#: PyTorch's default, and one small enough to cut every model into several buckets.
+BUCKET_CAPS_MB: Final = (None, 4.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """A calibration: what to measure on which world sizes."""
+
+    device_kind: DeviceKind
+    world_sizes: tuple[int, ...]
+    models: tuple[str, ...] = REFERENCE_MODELS
+    budget: Budget = field(default_factory=lambda: BUDGETS["standard"])
+    compute_probes: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse models that do not exist."""
+        for model in self.models:
+            if model not in REFERENCE_MODELS:
+                raise UsageError(
+                    f"--models: must be among {', '.join(REFERENCE_MODELS)}, got {model!r}"
+                )
+
+    def settings(self) -> tuple[tuple[Setting, ...], ...]:
+        """Settings to run, grouped into blocks whose members differ only in synchronisation."""
+        return tuple(
+            self._block(model, micro_batch)
+            for model in self.models
+            for micro_batch in self.micro_batches(model)
+        )
+
+    def micro_batches(self, model: str) -> tuple[int, ...]:
+        """Micro-batch sizes that the budget affords, ascending."""
+        return tuple(sorted(_MICRO_BATCHES[self.device_kind][model][: self.budget.num_batches]))
+
+    def _block(self, model: str, micro_batch: int) -> tuple[Setting, ...]:
+        single = Setting(
+            workload=model,
+            world_size=1,
+            micro_batch=micro_batch,
+            synchronisation=Synchronisation.NONE,
+        )
+        # One rank under DDP pays for buckets and hooks, but communicates nothing.
+        wrapped = Setting(workload=model, world_size=1, micro_batch=micro_batch)
+        parallel = [
+            Setting(
+                workload=model,
+                world_size=world_size,
+                micro_batch=micro_batch,
+                synchronisation=synchronisation,
+                bucket_cap_mb=cap_mb,
+            )
+            for world_size in self.world_sizes
+            if world_size > 1
+            for synchronisation, cap_mb in (
+                (Synchronisation.NO_SYNC, None),
+                *((Synchronisation.DDP, cap_mb) for cap_mb in BUCKET_CAPS_MB),
+            )
+        ]
+        return (single, wrapped, *parallel)
+
+    def rounds(self) -> tuple[tuple[Task, ...], ...]:
+        """Tasks of each round, in the order in which they are to run.
+
+        Settings of one block stay together, so that their differences are free of drift; blocks
+        and their members change places from round to round.
+        """
+        return tuple(self._round(index) for index in range(self.budget.num_rounds))
+
+    def _round(self, index: int) -> tuple[Task, ...]:
+        shuffle = random.Random(f"{self.seed}-{index}")  # noqa: S311 - an order, not a secret
+        blocks = [list(block) for block in self.settings()]
+        for block in blocks:
+            shuffle.shuffle(block)
+        shuffle.shuffle(blocks)
+        steps = [self._step(setting, index) for block in blocks for setting in block]
+        collectives = list(self._collectives(index))
+        shuffle.shuffle(collectives)
+        once: Iterable[Task] = (*self._traces(), *self._compute()) if index == 0 else ()
+        return (*once, *_interleave(steps, [*collectives, *self._overlaps(index)]))
+
+    def _step(self, setting: Setting, index: int) -> Task:
+        return StepTask(
+            name=f"{index}: {setting.label}",
+            round=index,
+            setting=setting,
+            target_s=self.budget.visit_s,
+        )
+
+    def _traces(self) -> Iterable[Task]:
+        for model in self.models:
+            yield TraceTask(name=f"trace {model}", round=0, workload=model)
+
+    def _compute(self) -> Iterable[Task]:
+        for probe, dtype, shape in self.compute_probes:
+            yield ComputeTask(
+                name=f"{probe} {dtype} {'x'.join(map(str, shape))}",
+                round=0,
+                probe=probe,
+                dtype=dtype,
+                shape=shape,
+                target_s=self.budget.visit_s / 4,
+            )
+
+    def _collectives(self, index: int) -> Iterable[Task]:
+        names = ("all_reduce", "broadcast") if index else _COLLECTIVES_ONCE
+        for world_size in self.world_sizes:
+            for collective in names if world_size > 1 else ():
+                if collective == "send_recv" and world_size != 2:
+                    continue
+                for size_bytes in self.budget.collective_sizes:
+                    yield CollectiveTask(
+                        name=f"{index}: {collective} n={world_size} {size_bytes}",
+                        round=index,
+                        collective=collective,
+                        world_size=world_size,
+                        size_bytes=size_bytes,
+                        target_s=self.budget.visit_s / 3,
+                    )
+
+    def _overlaps(self, index: int) -> Iterable[Task]:
+        for world_size in self.world_sizes:
+            for size_bytes in (4 * _MIB, 16 * _MIB) if world_size > 1 else ():
+                yield OverlapTask(
+                    name=f"{index}: overlap n={world_size} {size_bytes}",
+                    round=index,
+                    world_size=world_size,
+                    size_bytes=size_bytes,
+                    target_s=self.budget.visit_s,
+                )
+
+
+_COLLECTIVES_ONCE: Final = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "send_recv")
+
+
+def _interleave(steps: Sequence[Task], others: Sequence[Task]) -> tuple[Task, ...]:
+    """Spread the second list evenly over the first, so that both see the same drift."""
+    positions = [
+        *((index / max(len(steps), 1), 0, task) for index, task in enumerate(steps)),
+        *((index / max(len(others), 1), 1, task) for index, task in enumerate(others)),
+    ]
+    return tuple(task for _, _, task in sorted(positions, key=lambda entry: entry[:2]))

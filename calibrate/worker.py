@@ -1,0 +1,199 @@
+"""Entry of every rank: ``torchrun ... -m calibrate.worker WORK_ORDER``.
+
+Ranks carry out the tasks of a work order one after another. Rank 0 appends one line per finished
+task to the output file, so that whatever happens, finished tasks stay finished.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from calibrate.agent import die_with_parent
+from calibrate.environment import describe_environment, torch_facts
+from calibrate.probes.collectives import measure_collective
+from calibrate.probes.compute import ComputeProbe, measure_compute
+from calibrate.probes.overlap import measure_overlap
+from calibrate.probes.session import Session
+from calibrate.probes.tracing import trace_workload
+from calibrate.probes.training import bucket_bytes, measure_device_streams, measure_steps
+from calibrate.task import (
+    CollectiveTask,
+    ComputeTask,
+    OverlapTask,
+    StepTask,
+    Task,
+    TraceTask,
+    WorkOrder,
+)
+from perfmodel.documents.observation import (
+    CollectiveObservation,
+    ComputeObservation,
+    EnvironmentObservation,
+    Observation,
+    OverlapObservation,
+    StepObservation,
+    WorkloadObservation,
+)
+from perfmodel.parallelism.strategy import Synchronisation
+
+_SPEED_PROBE_WIDTH = 256
+_SPEED_PROBE_REPEATS = 10
+_DEVICE_STREAM_STEPS = 5
+
+
+@record
+def main() -> None:
+    """Carry out the work order named on the command line."""
+    die_with_parent()
+    order = WorkOrder.read(Path(sys.argv[1]))
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    session = Session.open(device_kind=order.device_kind, local_rank=int(os.environ["LOCAL_RANK"]))
+    output = Path(order.output)
+    if session.rank == 0:
+        _append(output, _environment())
+    for task in order.tasks:
+        observation = _carry_out(session, task)
+        if session.rank == 0:
+            assert observation is not None, task
+            _append(output, observation)
+        session.barrier()
+    dist.destroy_process_group()
+
+
+def _environment() -> EnvironmentObservation:
+    facts: dict[str, Any] = dict(describe_environment(torch_facts(), observe_s=0.0))
+    return EnvironmentObservation(task=f"environment-{time.time_ns()}", round=0, facts=facts)
+
+
+def _append(output: Path, observation: Observation) -> None:
+    with output.open("a", encoding="utf-8") as file:
+        file.write(observation.model_dump_json() + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _carry_out(session: Session, task: Task) -> Observation | None:
+    """Measure on the ranks that the task needs; the observation is complete on rank 0 only."""
+    match task:
+        case StepTask():
+            return _steps(session, task)
+        case CollectiveTask():
+            return _collective(session, task)
+        case OverlapTask():
+            return _overlap(session, task)
+        case TraceTask():
+            return _trace(session, task)
+        case ComputeTask():
+            return _compute(session, task)
+
+
+def _steps(session: Session, task: StepTask) -> StepObservation | None:
+    setting = task.setting
+    if not session.takes_part(setting.world_size):
+        return None
+    started_utc = time.time()
+    probe_s = _speed_probe(session)
+    mine = measure_steps(session, setting, target_s=task.target_s)
+    streams = None
+    if session.asynchronous and setting.synchronisation is Synchronisation.NONE:
+        streams = measure_device_streams(session, setting, steps=_DEVICE_STREAM_STEPS)
+    buckets = bucket_bytes(session, setting)
+    gathered = session.gather((mine, probe_s), world_size=setting.world_size)
+    if session.rank != 0:
+        return None
+    return StepObservation(
+        task=task.name,
+        round=task.round,
+        started_utc=started_utc,
+        setting=setting,
+        ranks=tuple(steps for steps, _ in gathered),
+        device_streams=streams,
+        bucket_bytes=buckets if setting.synchronisation is Synchronisation.DDP else (),
+        speed_probe_s=tuple(probe for _, probe in gathered),
+    )
+
+
+def _speed_probe(session: Session) -> float:
+    """Time a fixed small computation: tells a slow machine from a slow setting. [s]"""
+    matrix = torch.ones(_SPEED_PROBE_WIDTH, _SPEED_PROBE_WIDTH, device=session.device)
+    times_s = session.time_repeats(lambda: matrix @ matrix, repeats=_SPEED_PROBE_REPEATS + 2)[2:]
+    return sum(times_s) / len(times_s)
+
+
+def _collective(session: Session, task: CollectiveTask) -> CollectiveObservation | None:
+    if not session.takes_part(task.world_size):
+        return None
+    mine = measure_collective(
+        session,
+        task.collective,
+        size_bytes=task.size_bytes,
+        world_size=task.world_size,
+        target_s=task.target_s,
+    )
+    gathered = session.gather(mine, world_size=task.world_size)
+    if session.rank != 0:
+        return None
+    return CollectiveObservation(
+        task=task.name,
+        round=task.round,
+        collective=task.collective,
+        world_size=task.world_size,
+        size_bytes=task.size_bytes,
+        durations_s=tuple(tuple(durations_s) for durations_s in gathered),
+    )
+
+
+def _overlap(session: Session, task: OverlapTask) -> OverlapObservation | None:
+    if not session.takes_part(task.world_size):
+        return None
+    samples = measure_overlap(
+        session, size_bytes=task.size_bytes, world_size=task.world_size, target_s=task.target_s
+    )
+    return OverlapObservation(
+        task=task.name,
+        round=task.round,
+        world_size=task.world_size,
+        size_bytes=task.size_bytes,
+        compute_alone_s=tuple(samples["compute_alone_s"]),
+        comm_alone_s=tuple(samples["comm_alone_s"]),
+        compute_together_s=tuple(samples["compute_together_s"]),
+        comm_together_s=tuple(samples["comm_together_s"]),
+    )
+
+
+def _trace(session: Session, task: TraceTask) -> WorkloadObservation | None:
+    if session.rank != 0:
+        return None
+    return WorkloadObservation(
+        task=task.name, round=task.round, workload=trace_workload(session, task.workload)
+    )
+
+
+def _compute(session: Session, task: ComputeTask) -> ComputeObservation | None:
+    if session.rank != 0:
+        return None
+    kernel, durations_s = measure_compute(
+        session,
+        ComputeProbe(probe=task.probe, dtype=task.dtype, shape=task.shape),
+        target_s=task.target_s,
+    )
+    return ComputeObservation(
+        task=task.name,
+        round=task.round,
+        probe=task.probe,
+        dtype=task.dtype,
+        shape=task.shape,
+        flop=kernel.flop,
+        moved_bytes=kernel.moved_bytes,
+        durations_s=tuple(durations_s),
+    )
+
+
+if __name__ == "__main__":
+    main()

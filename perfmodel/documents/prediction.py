@@ -1,0 +1,82 @@
+"""The prediction: quantities with intervals, evidence per term, caveats."""
+
+import enum
+from typing import ClassVar, Literal, Self
+
+from pydantic import PositiveFloat, PositiveInt, model_validator
+
+from perfmodel.documents.base import Document, Provenance, Record
+from perfmodel.parallelism.strategy import Setting
+from perfmodel.program.operation import Cause
+
+
+class Evidence(enum.StrEnum):
+    """Where a term comes from, from the best to the weakest."""
+
+    MEASURED = "measured"
+    INTERPOLATED = "interpolated"
+    EXTRAPOLATED = "extrapolated"
+    ASSUMED = "assumed"
+
+
+class Interval(Record):
+    """A quantity and its doubt: 90 % of outcomes should lie between p5 and p95."""
+
+    p5: float
+    p50: float
+    p95: float
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.p5 <= self.p50 <= self.p95:
+            raise ValueError(f"p5 <= p50 <= p95 must hold, got {self.p5}, {self.p50}, {self.p95}")
+        return self
+
+
+class PredictedPoint(Record):
+    """One world size."""
+
+    setting: Setting
+    step_s: Interval
+    """Median step of a run, from the end of one step to the end of the next. [s]"""
+    samples_per_s: Interval
+    """Global batch over step. [1/s]"""
+    speedup: Interval
+    """Throughput over that of one device on its own (no DDP) with the batch that the scaling fixes."""
+    scaling_efficiency: Interval
+    """Speed-up over world size."""
+    exposed_comm_s: Interval
+    """Step minus the same step with communication that costs nothing. [s]"""
+    breakdown_s: dict[Cause, float]
+    """Time on the critical path by cause; sums to the step. [s]"""
+    straggler_s: float
+    """Part of the step spent waiting for the slowest rank. [s]"""
+    evidence: dict[str, Evidence]
+    """Term of the model to where it comes from."""
+
+
+class MeasuredPoint(Record):
+    """A real run of the same workload, for comparison."""
+
+    world_size: PositiveInt
+    micro_batch: PositiveInt
+    step_s: PositiveFloat
+    speedup: PositiveFloat | None
+
+
+class PredictionDocument(Document):
+    """What so many devices would do for a workload."""
+
+    current_version: ClassVar[int] = 1
+    title: ClassVar[str] = "prediction"
+
+    provenance: Provenance
+    profile_digest: str
+    validation_digest: str | None
+    device_name: str
+    workload: str
+    scaling: Literal["weak", "strong"]
+    """Weak: the batch of each rank is fixed; strong: the global batch is."""
+    points: tuple[PredictedPoint, ...]
+    measured: tuple[MeasuredPoint, ...]
+    caveats: tuple[str, ...]

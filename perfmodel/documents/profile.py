@@ -1,0 +1,155 @@
+"""The profile: what a calibration says a machine can do, and how sure it is."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from perfmodel.documents.base import Document, Provenance, Record
+from perfmodel.errors import CalibrationUnavailable, PerfModelError
+from perfmodel.workload.workload import Workload
+
+RelativeError = Annotated[float, Field(ge=0)]
+
+
+class CurvePoint(Record):
+    """A median time at one abscissa (a micro-batch, or a message size in bytes)."""
+
+    at: Annotated[float, Field(gt=0)]
+    time_s: Annotated[float, Field(ge=0)]
+    relative_error: RelativeError
+    """Standard error of the logarithm of ``time_s``."""
+
+
+Curve = Annotated[tuple[CurvePoint, ...], Field(min_length=1)]
+
+
+class PhaseCurves(Record):
+    """Time of each phase of one micro-step over the micro-batch, with so many ranks at work."""
+
+    world_size: PositiveInt
+    input: Curve
+    forward: Curve
+    backward: Curve
+    optimizer: Curve
+    dispatch_forward: tuple[CurvePoint, ...] = ()
+    """Host time to issue the forward pass; empty on devices that run synchronously."""
+    dispatch_backward: tuple[CurvePoint, ...] = ()
+    dispatch_optimizer: tuple[CurvePoint, ...] = ()
+
+
+class StepNoise(Record):
+    """Spread of single steps of one rank around their median."""
+
+    micro_batch: PositiveInt
+    ratios: tuple[PositiveFloat, ...]
+    """Step over median step at evenly spaced probabilities (k + 1/2) / len."""
+
+
+class WorkloadProfile(Record):
+    """One workload as measured on the machine."""
+
+    workload: Workload
+    phases: Annotated[tuple[PhaseCurves, ...], Field(min_length=1)]
+    """Ascending in ``world_size``; the first is one rank alone."""
+    noise: tuple[StepNoise, ...]
+    rank_spread: RelativeError
+    """Standard deviation of the logarithm of the ranks' own medians; 0 with one rank."""
+
+
+class CollectiveProfile(Record):
+    """One collective over the group sizes at hand."""
+
+    collective: str
+    world_size: PositiveInt
+    points: Curve
+    """Time over the size of the whole array in bytes."""
+
+
+class DdpCosts(Record):
+    """What DDP adds to a step beyond compute and communication alone; draws carry the covariance."""
+
+    names: tuple[str, ...] = (
+        "bucket_s",
+        "bucket_s_per_byte",
+        "all_reduce_scale",
+        "compute_speed",
+        "comm_speed",
+    )
+    values: tuple[float, ...]
+    draws: tuple[tuple[float, ...], ...]
+    """Bootstrap over the rounds of the calibration; shape ``(num_draws, len(names))``."""
+    determined: tuple[bool, ...]
+    """Whether the data determine each value; otherwise it is an assumption."""
+
+
+class Residual(Record):
+    """Errors of the model on its own calibration, each setting left out of the fit in turn."""
+
+    single_log_errors: tuple[float, ...]
+    ddp_log_errors: tuple[float, ...]
+
+
+class ComputeRate(Record):
+    """A kernel alone: what the device can do at most."""
+
+    probe: str
+    dtype: str
+    shape: tuple[int, ...]
+    time_s: PositiveFloat
+    flop_per_s: Annotated[float, Field(ge=0)]
+    bytes_per_s: Annotated[float, Field(ge=0)]
+
+
+class SingleStep(Record):
+    """A calibrated setting as measured, for plots and speed-ups: a median over visits."""
+
+    workload: str
+    world_size: PositiveInt
+    micro_batch: PositiveInt
+    synchronisation: str
+    bucket_cap_mb: float | None
+    step_s: PositiveFloat
+    relative_error: RelativeError
+
+
+class ProfileDocument(Document):
+    """What one machine can do."""
+
+    current_version: ClassVar[int] = 1
+    title: ClassVar[str] = "profile"
+    unreadable: ClassVar[type[PerfModelError]] = CalibrationUnavailable
+
+    provenance: Provenance
+    device_kind: Literal["cpu", "cuda"]
+    device_name: str
+    backend: str
+    asynchronous: bool
+    """Whether the device runs behind the host's back (a GPU does, a CPU does not)."""
+    ranks_per_node: PositiveInt
+    num_nodes: PositiveInt
+    num_rounds: PositiveInt
+    environment: dict[str, object]
+    observations_sha256: str
+    speed_probe_s: PositiveFloat
+    """Median time of the fixed computation that ran between steps: the machine's speed then."""
+    speed_spread: RelativeError
+    """Standard deviation of the logarithm of that time over visits: how steady the machine was."""
+    workloads: tuple[WorkloadProfile, ...]
+    collectives: tuple[CollectiveProfile, ...]
+    ddp: DdpCosts
+    residual: Residual
+    rates: tuple[ComputeRate, ...]
+    dispatch_s: Annotated[float, Field(ge=0)]
+    """Host time to issue one operator that has nothing to do."""
+    steps: tuple[SingleStep, ...]
+    undetermined: tuple[str, ...]
+    """What the data could not determine, in words."""
+
+    @property
+    def max_world_size(self) -> int:
+        """Most ranks that were measured together."""
+        return self.ranks_per_node * self.num_nodes
+
+    def workload(self, name: str) -> WorkloadProfile | None:
+        """A calibrated workload by name, if there is one."""
+        return next((entry for entry in self.workloads if entry.workload.name == name), None)
