@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from calibrate.plan import planned_probes
 from calibrate.task import CollectiveTask, ComputeTask, OverlapTask, StepTask, Task, TraceTask
 from perfmodel.errors import UsageError
 from perfmodel.parallelism.strategy import Setting, Synchronisation
@@ -16,6 +17,16 @@ REFERENCE_MODELS: Final = ("lenet", "resnet18", "mlp", "transformer")
 
 _KIB: Final = 2**10
 _MIB: Final = 2**20
+
+
+def doubling_sizes(world_size: int) -> tuple[int, ...]:
+    """Group sizes 1, 2, 4 ... and the full world size."""
+    sizes = []
+    size = 1
+    while size < world_size:
+        sizes.append(size)
+        size *= 2
+    return (*sizes, world_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +48,10 @@ _SIZES: Final = tuple(_KIB * 4**power for power in range(10))
 
 BUDGETS: Final = {
     "quick": Budget(
-        num_rounds=2, visit_s=0.25, num_batches=3, collective_sizes=_SIZES[::2], minutes=2
+        num_rounds=2, visit_s=0.2, num_batches=2, collective_sizes=_SIZES[::2], minutes=2
     ),
     "standard": Budget(
-        num_rounds=6, visit_s=0.5, num_batches=4, collective_sizes=_SIZES, minutes=10
+        num_rounds=6, visit_s=0.4, num_batches=4, collective_sizes=_SIZES, minutes=10
     ),
     "thorough": Budget(
         num_rounds=12, visit_s=0.9, num_batches=4, collective_sizes=_SIZES, minutes=30
@@ -50,10 +61,10 @@ BUDGETS: Final = {
 #: Micro-batches per model, the most useful first: a budget takes as many as it can pay for.
 _MICRO_BATCHES: Final[dict[DeviceKind, dict[str, tuple[int, ...]]]] = {
     "cpu": {
-        "lenet": (32, 256, 96, 512),
-        "resnet18": (1, 8, 3, 5),
+        "lenet": (64, 512, 192, 320),
+        "resnet18": (1, 4, 2, 6),
         "mlp": (16, 256, 64, 128),
-        "transformer": (1, 16, 4, 8),
+        "transformer": (1, 8, 3, 12),
     },
     "cuda": {
         "lenet": (64, 4096, 512, 1024),
@@ -75,7 +86,6 @@ class Experiment:
     world_sizes: tuple[int, ...]
     models: tuple[str, ...] = REFERENCE_MODELS
     budget: Budget = field(default_factory=lambda: BUDGETS["standard"])
-    compute_probes: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -157,13 +167,14 @@ class Experiment:
             yield TraceTask(name=f"trace {model}", round=0, workload=model)
 
     def _compute(self) -> Iterable[Task]:
-        for probe, dtype, shape in self.compute_probes:
+        for planned in planned_probes(self.device_kind):
+            shape = "x".join(map(str, planned.shape))
             yield ComputeTask(
-                name=f"{probe} {dtype} {'x'.join(map(str, shape))}",
+                name=f"{planned.probe} {planned.dtype} {shape}",
                 round=0,
-                probe=probe,
-                dtype=dtype,
-                shape=shape,
+                probe=planned.probe,
+                dtype=planned.dtype,
+                shape=planned.shape,
                 target_s=self.budget.visit_s / 4,
             )
 

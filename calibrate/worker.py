@@ -15,9 +15,11 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from calibrate.agent import die_with_parent
+from calibrate.campaign import DONE_PREFIX
 from calibrate.environment import describe_environment, torch_facts
+from calibrate.plan import ComputeProbe
 from calibrate.probes.collectives import measure_collective
-from calibrate.probes.compute import ComputeProbe, measure_compute
+from calibrate.probes.compute import measure_compute
 from calibrate.probes.overlap import measure_overlap
 from calibrate.probes.session import Session
 from calibrate.probes.tracing import trace_workload
@@ -42,8 +44,6 @@ from perfmodel.documents.observation import (
 )
 from perfmodel.parallelism.strategy import Synchronisation
 
-_SPEED_PROBE_WIDTH = 256
-_SPEED_PROBE_REPEATS = 10
 _DEVICE_STREAM_STEPS = 5
 
 
@@ -62,6 +62,8 @@ def main() -> None:
         if session.rank == 0:
             assert observation is not None, task
             _append(output, observation)
+            sys.stdout.write(f"{DONE_PREFIX}{task.name}\n")
+            sys.stdout.flush()
         session.barrier()
     dist.destroy_process_group()
 
@@ -98,13 +100,12 @@ def _steps(session: Session, task: StepTask) -> StepObservation | None:
     if not session.takes_part(setting.world_size):
         return None
     started_utc = time.time()
-    probe_s = _speed_probe(session)
     mine = measure_steps(session, setting, target_s=task.target_s)
     streams = None
     if session.asynchronous and setting.synchronisation is Synchronisation.NONE:
         streams = measure_device_streams(session, setting, steps=_DEVICE_STREAM_STEPS)
     buckets = bucket_bytes(session, setting)
-    gathered = session.gather((mine, probe_s), world_size=setting.world_size)
+    gathered = session.gather(mine, world_size=setting.world_size)
     if session.rank != 0:
         return None
     return StepObservation(
@@ -112,18 +113,10 @@ def _steps(session: Session, task: StepTask) -> StepObservation | None:
         round=task.round,
         started_utc=started_utc,
         setting=setting,
-        ranks=tuple(steps for steps, _ in gathered),
+        ranks=tuple(gathered),
         device_streams=streams,
         bucket_bytes=buckets if setting.synchronisation is Synchronisation.DDP else (),
-        speed_probe_s=tuple(probe for _, probe in gathered),
     )
-
-
-def _speed_probe(session: Session) -> float:
-    """Time a fixed small computation: tells a slow machine from a slow setting. [s]"""
-    matrix = torch.ones(_SPEED_PROBE_WIDTH, _SPEED_PROBE_WIDTH, device=session.device)
-    times_s = session.time_repeats(lambda: matrix @ matrix, repeats=_SPEED_PROBE_REPEATS + 2)[2:]
-    return sum(times_s) / len(times_s)
 
 
 def _collective(session: Session, task: CollectiveTask) -> CollectiveObservation | None:

@@ -7,6 +7,7 @@ from typing import Final
 import torch
 from torch import nn
 
+from calibrate.plan import ComputeProbe
 from calibrate.probes.session import Session, repeats_within
 from perfmodel.units import Seconds
 
@@ -20,15 +21,6 @@ _CALLS_PER_DISPATCH_SAMPLE: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComputeProbe:
-    """One thing to time: which kernel, on which type, of which shape."""
-
-    probe: str
-    dtype: str
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TimedKernel:
     """Work of one call, and how many operators one call issues."""
 
@@ -36,27 +28,6 @@ class TimedKernel:
     flop: float = 0.0
     moved_bytes: float = 0.0
     calls: int = 1
-
-
-def planned_probes(device_kind: str) -> tuple[ComputeProbe, ...]:
-    """Everything that is measured on a kind of device."""
-    on_cuda = device_kind == "cuda"
-    dtypes = ("fp32", "tf32", "bf16", "fp16") if on_cuda else ("fp32", "bf16")
-    widths = (512, 1024, 2048, 4096, 8192) if on_cuda else (64, 256, 1024)
-    megabytes = (1, 16, 256, 1024) if on_cuda else (1, 16, 128)
-    copies = ("host_to_device", "device_to_host") if on_cuda else ()
-    return (
-        *(ComputeProbe(probe="matmul", dtype=d, shape=(w, w, w)) for d in dtypes for w in widths),
-        *(
-            ComputeProbe(probe="convolution", dtype=d, shape=(8, channels, 28, 28))
-            for d in dtypes
-            for channels in (64, 128)
-        ),
-        *(ComputeProbe(probe="memory", dtype="fp32", shape=(mb * 2**18,)) for mb in megabytes),
-        *(ComputeProbe(probe=copy, dtype="fp32", shape=(64 * 2**18,)) for copy in copies),
-        ComputeProbe(probe="dispatch", dtype="fp32", shape=(1,)),
-        ComputeProbe(probe="optimizer", dtype="fp32", shape=(64, 2**16)),
-    )
 
 
 def measure_compute(

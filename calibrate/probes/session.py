@@ -8,17 +8,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from calibrate.experiment import doubling_sizes
 from perfmodel.units import Seconds
 
-
-def doubling_sizes(world_size: int) -> tuple[int, ...]:
-    """Group sizes 1, 2, 4 ... and the full world size."""
-    sizes = []
-    size = 1
-    while size < world_size:
-        sizes.append(size)
-        size *= 2
-    return (*sizes, world_size)
+_PROBE_WIDTH = 256
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,6 +82,18 @@ class Session:
         """Wait until the device has nothing left to do."""
         if self.asynchronous:
             torch.cuda.synchronize(self.device)
+
+    def speed_probe(self, duration_s: Seconds) -> Seconds:
+        """Mean time of a fixed small matrix product over about ``duration_s``. [s]
+
+        Neighbours on a shared machine slow everything down in bursts; this is what tells a slow
+        machine from a slow setting.
+        """
+        matrix = torch.ones(_PROBE_WIDTH, _PROBE_WIDTH, device=self.device)
+        first_s = self.time_repeats(lambda: matrix @ matrix, repeats=4)[1:]
+        repeats = repeats_within(duration_s, first_s, minimum=4, maximum=200)
+        times_s = self.time_repeats(lambda: matrix @ matrix, repeats=repeats)
+        return sum(times_s) / len(times_s)
 
     def time_repeats(self, act: Callable[[], object], *, repeats: int) -> list[Seconds]:
         """How long each repeat takes, the device's work included. [s]"""

@@ -20,6 +20,8 @@ _PHASES = ("input", "forward", "backward", "optimizer")
 _POOL_SAMPLES = 512
 _MINIMUM_STEPS = 4
 _MAXIMUM_STEPS = 200
+#: How much of a step's time the speed probe may take between steps.
+_PROBE_SHARE = 0.1
 #: Device cycles that keep a GPU busy while the host issues a whole step (about 50 ms).
 _HOLD_CYCLES = 100_000_000
 
@@ -122,16 +124,17 @@ def measure_steps(session: Session, setting: Setting, *, target_s: Seconds) -> R
         world_size=setting.world_size,
     )
     session.barrier(setting.world_size)
-    first, phases_s = _run(session, trainer, setting, num_steps=num_steps + 1)
-    del first
-    # The first step after a barrier starts in step with the others: not the steady state.
+    probes_s, phases_s = _run(
+        session, trainer, setting, num_steps=num_steps, step_hint_s=min(warm_s["step"][1:])
+    )
     return RankSteps(
         rank=session.rank,
-        step_s=tuple(phases_s["step"][1:]),
-        input_s=tuple(phases_s["input"][1:]),
-        forward_s=tuple(phases_s["forward"][1:]),
-        backward_s=tuple(phases_s["backward"][1:]),
-        optimizer_s=tuple(phases_s["optimizer"][1:]),
+        step_s=tuple(phases_s["step"]),
+        input_s=tuple(phases_s["input"]),
+        forward_s=tuple(phases_s["forward"]),
+        backward_s=tuple(phases_s["backward"]),
+        optimizer_s=tuple(phases_s["optimizer"]),
+        speed_probe_s=tuple(probes_s),
     )
 
 
@@ -177,20 +180,34 @@ def measure_device_streams(session: Session, setting: Setting, *, steps: int) ->
 
 
 def _run(
-    session: Session, trainer: Trainer, setting: Setting, *, num_steps: int
-) -> tuple[int, dict[str, list[Seconds]]]:
+    session: Session,
+    trainer: Trainer,
+    setting: Setting,
+    *,
+    num_steps: int,
+    step_hint_s: Seconds = 0.0,
+) -> tuple[list[Seconds], dict[str, list[Seconds]]]:
+    """Time steps; between them, on devices that run synchronously, time the speed probe.
+
+    On an asynchronous device nothing may come between the steps, or the queue would run dry: it
+    is probed once, before the first.
+    """
     clock: Clock = DeviceClock() if session.asynchronous else HostClock()
-    clock.mark()
+    probes_s = []
     for index in range(num_steps):
+        if index == 0 or not session.asynchronous:
+            probes_s.append(session.speed_probe(step_hint_s * _PROBE_SHARE))
+            session.barrier(setting.world_size)
+        clock.mark()
         trainer.step(index, setting=setting, clock=clock)
     instants_s = clock.seconds()
-    marks_per_step = 3 * setting.accumulation + 1
+    marks_per_step = 3 * setting.accumulation + 2
     phases: dict[str, list[Seconds]] = {phase: [] for phase in (*_PHASES, "step")}
     for index in range(num_steps):
-        window = instants_s[index * marks_per_step : (index + 1) * marks_per_step + 1]
+        window = instants_s[index * marks_per_step : (index + 1) * marks_per_step]
         _collect(phases, window, setting)
         phases["step"].append(window[-1] - window[0])
-    return num_steps, phases
+    return probes_s, phases
 
 
 def _collect(

@@ -86,6 +86,11 @@ def first_problem(error: ValidationError) -> str:
 
 
 def write_atomically(path: Path, text: str) -> None:
+    """Replace a text file in one step; see ``write_bytes_atomically``."""
+    write_bytes_atomically(path, text.encode())
+
+
+def write_bytes_atomically(path: Path, content: bytes) -> None:
     """Replace a file in one step.
 
     Raises
@@ -97,8 +102,8 @@ def write_atomically(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).chmod(0o644)

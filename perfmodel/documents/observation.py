@@ -21,11 +21,13 @@ class RankSteps(Record):
 
     rank: int
     step_s: Durations
-    """From the end of the previous step to the end of this one."""
+    """From the start of the step to its end."""
     input_s: Durations
     forward_s: Durations
     backward_s: Durations
     optimizer_s: Durations
+    speed_probe_s: Durations
+    """A fixed small computation just before each step: the speed of the machine at that moment."""
 
 
 class DeviceStreams(Record):
@@ -55,8 +57,6 @@ class StepObservation(Record):
     device_streams: DeviceStreams | None = None
     bucket_bytes: tuple[PositiveInt, ...]
     """Sizes of the buckets that DDP formed, in the order it reduces them; empty without DDP. [B]"""
-    speed_probe_s: Durations
-    """A fixed small computation on every rank just before: the speed of the machine now. [s]"""
 
 
 class CollectiveObservation(Record):

@@ -54,6 +54,8 @@ class WorkloadProfile(Record):
     noise: tuple[StepNoise, ...]
     rank_spread: RelativeError
     """Standard deviation of the logarithm of the ranks' own medians; 0 with one rank."""
+    speed_sensitivity: Annotated[float, Field(ge=0, le=1)]
+    """How much of a slow-down of the speed probe this workload shares, as an exponent."""
 
 
 class CollectiveProfile(Record):

@@ -42,9 +42,11 @@ class Operation:
     after: tuple[int, ...] = ()
     """Positions, in the program, of the operations that must end first."""
     share: float = 1.0
-    """Which fraction of its cause's work this is: a backward segment, or one micro-step. Unused by collectives."""
+    """Which fraction of its cause's work this is, such as a backward segment; unused by collectives."""
     size_bytes: int = 0
     """Bytes reduced, broadcast or copied."""
+    issues: Cause | None = None
+    """On the host stream: which kind of work is being issued to the device."""
 
     @property
     def is_collective(self) -> bool:

@@ -1,0 +1,97 @@
+# One command for hand, hook and CI. `make` alone lists what there is.
+#
+# BUDGET   quick (minutes), standard or thorough: how long calibrate and validate may measure
+# OUT      folder of results: OUT/calibration, OUT/validation, OUT/report
+# PYTHON   interpreter that the virtual environment is made from, 3.11 or newer
+
+PYTHON ?= python3
+VENV ?= .venv
+OUT ?= runs
+BUDGET ?= standard
+DEVICES ?= 1,2,4,8,16,32,64,128,256,512,1024
+PYTEST_FLAGS ?=
+
+RUN := $(VENV)/bin/python -m
+PROFILE = $(OUT)/calibration/profile.json
+VALIDATION = $(OUT)/validation/validation.json
+# Validation knows two budgets.
+VALIDATION_BUDGET = $(if $(filter thorough,$(BUDGET)),standard,$(BUDGET))
+
+INSTALLED := $(VENV)/.installed
+INSTALLED_DEV := $(VENV)/.installed-dev
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+# Two measurements at once would measure each other.
+.NOTPARALLEL:
+.PHONY: help quickstart install doctor calibrate validate report test check bench clean
+
+help: ## list these targets
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
+	@echo '  variables: BUDGET=quick|standard|thorough  OUT=folder  PYTHON=python3.11'
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo 'make: PYTHON must be Python 3.11 or newer; for example: make PYTHON=python3.11' >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -f $(VENV)/bin/python; \
+		echo 'make: venv failed; on Debian and Ubuntu: apt install python3-venv' >&2; exit 1; }
+
+$(INSTALLED): pyproject.toml | $(VENV)/bin/python
+	@echo 'Installing perfmodel and torch into $(VENV); the first time takes some minutes.'
+	$(RUN) pip install --quiet --no-compile -e ".[calibrate,report]"
+	@touch $@
+
+$(INSTALLED_DEV): pyproject.toml | $(VENV)/bin/python
+	@echo 'Installing perfmodel, torch and the test tools into $(VENV); the first time takes some minutes.'
+	$(RUN) pip install --quiet --no-compile -e ".[dev]"
+	@touch $@ $(INSTALLED)
+
+install: $(INSTALLED) ## make the virtual environment and install everything needed to measure
+
+# Repeated, it continues where it was interrupted and measures nothing twice. The report is written
+# even if a gate failed; then the target fails, as validate did.
+quickstart: BUDGET = quick
+quickstart: $(INSTALLED) ## install, calibrate, predict up to 1,024 devices, validate, write a report (minutes)
+	-$(RUN) perfmodel doctor
+	test -f $(PROFILE) || $(RUN) perfmodel calibrate --budget $(BUDGET) --out $(OUT)/calibration --resume
+	$(RUN) perfmodel predict --profile $(PROFILE) --workload lenet --devices $(DEVICES)
+	$(RUN) perfmodel predict --profile $(PROFILE) --workload resnet18 --devices $(DEVICES)
+	@status=0; \
+	$(RUN) perfmodel validate --profile $(PROFILE) --budget $(VALIDATION_BUDGET) --out $(OUT)/validation --resume || status=$$?; \
+	if [ $$status -ne 0 ] && [ $$status -ne 4 ]; then exit $$status; fi; \
+	$(RUN) perfmodel report --profile $(PROFILE) --validation $(VALIDATION) --workloads lenet,resnet18 --out $(OUT)/report || exit $$?; \
+	if [ $$status -eq 4 ]; then \
+		echo 'make: the predictions missed a validation gate (exit code 4): the report says which.' >&2; \
+		echo 'make: measure longer: make calibrate validate report BUDGET=standard OUT=runs/standard' >&2; \
+	fi; \
+	exit $$status
+
+doctor: $(INSTALLED) ## say whether this machine is fit to be measured
+	$(RUN) perfmodel doctor
+
+calibrate: $(INSTALLED) ## measure this machine by real training -> OUT/calibration/profile.json
+	$(RUN) perfmodel calibrate --budget $(BUDGET) --out $(OUT)/calibration --resume
+
+validate: $(INSTALLED) ## judge the predictions by fresh runs; exit code 4 if a gate fails
+	$(RUN) perfmodel validate --profile $(PROFILE) --budget $(VALIDATION_BUDGET) --out $(OUT)/validation --resume
+
+report: $(INSTALLED) ## write OUT/report/report.html and its figures
+	$(RUN) perfmodel report --profile $(PROFILE) --out $(OUT)/report \
+		$$(test -f $(VALIDATION) && echo --validation $(VALIDATION))
+
+test: $(INSTALLED_DEV) ## run all tests
+	$(RUN) pytest $(PYTEST_FLAGS)
+
+check: $(INSTALLED_DEV) ## format, lint, types, import contracts, tests: what CI runs
+	$(RUN) ruff format --check .
+	$(RUN) ruff check .
+	$(RUN) mypy
+	$(VENV)/bin/lint-imports
+	$(RUN) pytest $(PYTEST_FLAGS)
+
+bench: $(INSTALLED_DEV) ## time the engine and the command line -> docs/benchmarks.json
+	$(RUN) tests.benchmarks.run --output docs/benchmarks.json
+
+clean: ## delete caches and build products; results and the virtual environment stay
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage
+	find perfmodel calibrate validate tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,184 @@
+"""Carry out rounds of tasks in fresh processes, so that an interruption loses seconds."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from calibrate.experiment import DeviceKind
+from calibrate.launch import Launcher, Topology
+from calibrate.task import Task, WorkOrder
+from perfmodel.documents.base import write_atomically
+from perfmodel.documents.observation import (
+    EnvironmentObservation,
+    Observation,
+    read_observations,
+    tasks_done,
+)
+from perfmodel.errors import IncomparableRuns, PerfModelError, UsageError
+from perfmodel.units import Seconds
+
+OBSERVATIONS: Final = "observations.jsonl"
+PLAN: Final = "plan.json"
+
+#: The slowest single task (the largest collective, a cold start of torch) is far below this.
+STALL_TIMEOUT_S: Final = 180.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a campaign is."""
+
+    done: int
+    total: int
+    task: str
+    """The task that was finished last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Campaign:
+    """Rounds of tasks, each round in a fresh process group, and the folder that they fill."""
+
+    folder: Path
+    plan: str
+    """What is measured, as text: a resumed campaign must have the same."""
+    rounds: Sequence[Sequence[Task]]
+    device_kind: DeviceKind
+    topology: Topology
+    fingerprint: str
+    """Of this machine."""
+
+
+def measure(
+    campaign: Campaign,
+    launcher: Launcher,
+    *,
+    resume: bool,
+    on_progress: Callable[[Progress], None],
+    stall_timeout_s: Seconds = STALL_TIMEOUT_S,
+) -> Path:
+    """Run what is not done yet; return the file of observations.
+
+    Raises
+    ------
+    UsageError
+        If the folder holds observations and ``resume`` is not given, or those of another plan.
+    IncomparableRuns
+        If the observations there come from another machine.
+    MeasurementFailed, Interrupted
+        From the launcher; everything finished is on disk.
+    """
+    output = campaign.folder / OBSERVATIONS
+    done = _prepare(campaign, output, resume=resume)
+    total = sum(len(tasks) for tasks in campaign.rounds)
+    num_done = sum(task.name in done for tasks in campaign.rounds for task in tasks)
+    for index, tasks in enumerate(campaign.rounds):
+        pending = [task for task in tasks if task.name not in done]
+        if not pending:
+            continue
+        watch = _Watch(num_done=num_done, total=total, on_progress=on_progress)
+        launcher.run(
+            [str(_write_order(campaign, index, pending, output))],
+            topology=campaign.topology,
+            on_line=watch.on_line,
+            last_progress=lambda watch=watch: watch.last_s,  # type: ignore[misc]
+            stall_timeout_s=stall_timeout_s,
+        )
+        num_done += len(pending)
+    return output
+
+
+@dataclass(slots=True, kw_only=True)
+class _Watch:
+    """Counts the lines by which rank 0 announces finished tasks."""
+
+    num_done: int
+    total: int
+    on_progress: Callable[[Progress], None]
+    last_s: Seconds = 0.0
+
+    def __post_init__(self) -> None:
+        self.last_s = time.monotonic()
+
+    def on_line(self, line: str) -> None:
+        if not line.startswith(DONE_PREFIX):
+            return
+        self.num_done += 1
+        self.last_s = time.monotonic()
+        self.on_progress(
+            Progress(
+                done=self.num_done, total=self.total, task=line.removeprefix(DONE_PREFIX).strip()
+            )
+        )
+
+
+#: How rank 0 announces a finished task on its standard output.
+DONE_PREFIX: Final = "done: "
+
+
+def _prepare(campaign: Campaign, output: Path, *, resume: bool) -> frozenset[str]:
+    """Names of the tasks done before; refuses to mix plans or machines."""
+    plan = campaign.folder / PLAN
+    if not output.exists():
+        write_atomically(plan, campaign.plan)
+        return frozenset()
+    if not resume:
+        raise UsageError(
+            f"{campaign.folder}: holds observations already; "
+            "add --resume to continue them, or choose another --out"
+        )
+    if not plan.exists() or plan.read_text(encoding="utf-8") != campaign.plan:
+        raise UsageError(
+            f"{plan}: the interrupted run had another plan; repeat its options (budget, models, "
+            "seed, ranks), or choose another --out"
+        )
+    trim_unfinished_line(output)
+    observations = read_observations(output)
+    _refuse_other_machine(observations, campaign, output)
+    return tasks_done(observations)
+
+
+def _refuse_other_machine(
+    observations: Sequence[Observation], campaign: Campaign, output: Path
+) -> None:
+    for observation in observations:
+        if isinstance(observation, EnvironmentObservation):
+            found = fingerprint_of(observation)
+            if found != campaign.fingerprint:
+                raise IncomparableRuns(
+                    f"{output}: was measured on another machine (fingerprint {found[:12]}, this one "
+                    f"is {campaign.fingerprint[:12]}); choose another --out"
+                )
+
+
+def fingerprint_of(observation: EnvironmentObservation) -> str:
+    """Fingerprint of the machine that an observation describes."""
+    host = observation.facts.get("host")
+    return str(host.get("fingerprint")) if isinstance(host, dict) else "unknown"
+
+
+def trim_unfinished_line(path: Path) -> None:
+    """Cut off what an interrupted writer left after the last complete line."""
+    content = path.read_bytes()
+    end = content.rfind(b"\n") + 1
+    if end < len(content):
+        with path.open("r+b") as file:
+            file.truncate(end)
+
+
+def _write_order(campaign: Campaign, index: int, tasks: Sequence[Task], output: Path) -> Path:
+    path = campaign.folder / "orders" / f"round-{index}.json"
+    order = WorkOrder(
+        schema_version=WorkOrder.current_version,
+        device_kind=campaign.device_kind,
+        output=str(output.resolve()),
+        tasks=tuple(tasks),
+    )
+    order.write(path)
+    if not output.exists():
+        try:
+            output.touch()
+        except OSError as error:
+            raise PerfModelError(f"{output}: cannot be written: {error}") from error
+    return path.resolve()

@@ -1,0 +1,240 @@
+"""What DDP adds to a step: fitted to steps with synchronisation, given compute and collectives.
+
+Bucket costs come from one rank under DDP against the bare module (no communication at all); the
+scale of the all-reduce and the two interference speeds from several ranks.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares, nnls
+
+from calibrate.visits import Visit, to_speed
+from perfmodel.cost.model import CostModel
+from perfmodel.documents.profile import DdpCosts, ProfileDocument, Residual
+from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.predict import step_times
+from perfmodel.program.ddp import compile_step, gradient_buckets
+from perfmodel.units import Seconds
+from perfmodel.workload.workload import Workload
+
+NUM_DRAWS = 200
+_SPEED_BOUNDS = (0.2, 1.0)
+_SCALE_BOUNDS = (0.5, 4.0)
+#: Weak priors in log space: the all-reduce in a step resembles the one alone, ranks share fairly.
+_PRIOR_SCALE_WIDTH = 0.5
+_PRIOR_SPEED_WIDTH = 0.3
+#: Fewer synchronised settings than this cannot tell the three parameters apart.
+_MINIMUM_SETTINGS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketCosts:
+    """Cost of one bucket on the compute stream: fixed, and per byte."""
+
+    bucket_s: Seconds
+    bucket_s_per_byte: float
+
+
+def fit_bucket_costs(
+    groups: Mapping[Setting, Sequence[Visit]],
+    workloads: Mapping[str, Workload],
+    *,
+    speed_probe_s: Seconds,
+    rng: np.random.Generator,
+) -> tuple[BucketCosts, NDArray[np.float64]]:
+    """Fit DDP's own work, from one rank under DDP minus the bare module in the same round.
+
+    Returns
+    -------
+    tuple
+        The fit, and bootstrap draws of shape ``(NUM_DRAWS, 2)``.
+    """
+    rows = []
+    for setting, visits in groups.items():
+        if setting.world_size != 1 or setting.synchronisation is not Synchronisation.DDP:
+            continue
+        bare = Setting(
+            workload=setting.workload,
+            world_size=1,
+            micro_batch=setting.micro_batch,
+            synchronisation=Synchronisation.NONE,
+        )
+        steps_s = {v.round: _at_speed(v, speed_probe_s) for v in groups.get(bare, ())}
+        buckets = gradient_buckets(workloads[setting.workload], setting)
+        size = float(sum(bucket.size_bytes for bucket in buckets))
+        rows += [
+            (
+                float(len(buckets)),
+                size,
+                _at_speed(v, speed_probe_s) - steps_s[v.round],
+                steps_s[v.round],
+            )
+            for v in visits
+            if v.round in steps_s
+        ]
+    if not rows:
+        return BucketCosts(bucket_s=0.0, bucket_s_per_byte=0.0), np.zeros((NUM_DRAWS, 2))
+    table = np.array(rows)
+    best = _bucket_solution(table)
+    draws = np.array(
+        [_bucket_solution(table[rng.integers(0, len(table), len(table))]) for _ in range(NUM_DRAWS)]
+    )
+    return BucketCosts(bucket_s=float(best[0]), bucket_s_per_byte=float(best[1])), draws
+
+
+def _at_speed(entry: Visit, speed_probe_s: Seconds) -> Seconds:
+    return entry.step_s * to_speed(entry, speed_probe_s=speed_probe_s, sensitivity=1.0)
+
+
+def _bucket_solution(table: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Non-negative least squares; differences of long steps are noisier and weigh less."""
+    weights = 1 / table[:, 3]
+    design = table[:, :2] * weights[:, None]
+    scale = np.maximum(design.max(axis=0), 1e-30)
+    solution, _ = nnls(design / scale, table[:, 2] * weights)
+    return np.asarray(solution / scale)
+
+
+def fit_ddp(
+    profile: ProfileDocument,
+    *,
+    buckets: BucketCosts,
+    bucket_draws: NDArray[np.float64],
+    rng: np.random.Generator,
+) -> tuple[DdpCosts, tuple[float, ...]]:
+    """Fit the all-reduce scale and interference to the synchronised steps of the profile.
+
+    Parameters
+    ----------
+    profile
+        With compute curves, collectives and steps; its ``ddp`` is ignored.
+
+    Returns
+    -------
+    tuple
+        The costs with draws, and the log error of each synchronised setting with that setting left
+        out of the fit (by its leverage).
+    """
+    settings, measured_s, errors = _synchronised(profile)
+    fixed = [buckets.bucket_s, buckets.bucket_s_per_byte]
+    determined = len(settings) >= _MINIMUM_SETTINGS
+    if not determined:
+        return (
+            DdpCosts(
+                values=(*fixed, 1.0, 1.0, 1.0),
+                draws=tuple((*map(float, row), 1.0, 1.0, 1.0) for row in bucket_draws),
+                determined=(bool(np.any(bucket_draws)),) * 2 + (False,) * 3,
+            ),
+            (),
+        )
+    predicted = _predictor_of(profile, settings, fixed)
+    # An error that is the same for all settings cannot be weighed: 5 % of model error is added.
+    weights = 1 / np.sqrt(errors**2 + 0.05**2)
+
+    def residuals(theta: NDArray[np.float64]) -> NDArray[np.float64]:
+        logs = np.log(predicted(theta) / measured_s)
+        priors = (
+            np.log(theta[0]) / _PRIOR_SCALE_WIDTH,
+            (theta[1] - 0.7) / _PRIOR_SPEED_WIDTH,
+            (theta[2] - 0.7) / _PRIOR_SPEED_WIDTH,
+        )
+        return np.concatenate([logs * weights, priors])
+
+    lower, upper = zip(_SCALE_BOUNDS, _SPEED_BOUNDS, _SPEED_BOUNDS, strict=True)
+    fit = least_squares(
+        residuals,
+        (1.3, 0.7, 0.7),
+        bounds=(lower, upper),
+        loss="soft_l1",
+        diff_step=np.full(3, 1e-3),
+    )
+    logs = np.log(predicted(fit.x) / measured_s)
+    jacobian = np.asarray(fit.jac)
+    covariance = np.linalg.pinv(jacobian.T @ jacobian)
+    leverage = np.sum((jacobian @ covariance) * jacobian, axis=1)[: len(logs)]
+    theta_draws = np.clip(
+        rng.multivariate_normal(fit.x, covariance, NUM_DRAWS), np.array(lower), np.array(upper)
+    )
+    draws = np.hstack([bucket_draws, theta_draws])
+    costs = DdpCosts(
+        values=(*fixed, *(float(value) for value in fit.x)),
+        draws=tuple(tuple(float(value) for value in row) for row in draws),
+        determined=(True,) * 5,
+    )
+    left_out = logs / np.maximum(1 - leverage, 0.3)
+    return costs, tuple(float(value) for value in left_out)
+
+
+def _synchronised(
+    profile: ProfileDocument,
+) -> tuple[list[Setting], NDArray[np.float64], NDArray[np.float64]]:
+    steps = [
+        step
+        for step in profile.steps
+        if step.world_size > 1 and step.synchronisation == Synchronisation.DDP.value
+    ]
+    settings = [
+        Setting(
+            workload=step.workload,
+            world_size=step.world_size,
+            micro_batch=step.micro_batch,
+            bucket_cap_mb=step.bucket_cap_mb,
+        )
+        for step in steps
+    ]
+    return (
+        settings,
+        np.array([step.step_s for step in steps]),
+        np.array([step.relative_error for step in steps]),
+    )
+
+
+def _predictor_of(
+    profile: ProfileDocument, settings: Sequence[Setting], fixed: Sequence[float]
+) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
+    """Nominal step time of each setting as a function of the three parameters."""
+
+    def predicted(theta: NDArray[np.float64]) -> NDArray[np.float64]:
+        values = (*fixed, *(float(value) for value in theta))
+        ddp = DdpCosts(values=values, draws=(values,), determined=(True,) * 5)
+        costs = CostModel(profile.model_copy(update={"ddp": ddp}), num_draws=1, seed=0)
+        return np.array([_nominal_step(costs, setting) for setting in settings])
+
+    return predicted
+
+
+def _nominal_step(costs: CostModel, setting: Setting) -> Seconds:
+    workload = costs.profile.workload(setting.workload)
+    assert workload is not None, setting
+    terms = costs.terms(workload, setting, loader_samples_per_s=None)
+    program = compile_step(workload.workload, setting, asynchronous=costs.profile.asynchronous)
+    return float(step_times(program, terms, terms.durations(program))[0])
+
+
+def fit_residual(profile: ProfileDocument, ddp_log_errors: tuple[float, ...]) -> Residual:
+    """Errors of single-device steps when each inner micro-batch is left out of its curve."""
+    return Residual(
+        single_log_errors=tuple(_left_out_errors(profile)), ddp_log_errors=ddp_log_errors
+    )
+
+
+def _left_out_errors(profile: ProfileDocument) -> list[float]:
+    errors = []
+    for workload in profile.workloads:
+        phases = workload.phases[0]
+        totals = {
+            point.at: sum(
+                next(p.time_s for p in getattr(phases, name) if p.at == point.at)
+                for name in ("input", "forward", "backward", "optimizer")
+            )
+            for point in phases.forward
+        }
+        batches = sorted(totals)
+        for left, middle, right in zip(batches, batches[1:], batches[2:], strict=False):
+            weight = (middle - left) / (right - left)
+            line_s = totals[left] + weight * (totals[right] - totals[left])
+            errors.append(float(np.log(line_s / totals[middle])))
+    return errors

@@ -1,0 +1,225 @@
+"""From raw observations to a profile: every fit in one place, repeatable on stored data."""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from scipy.optimize import isotonic_regression
+
+from calibrate.campaign import fingerprint_of
+from calibrate.fit.ddp import fit_bucket_costs, fit_ddp, fit_residual
+from calibrate.fit.steps import fit_workload, single_steps, with_device_streams
+from calibrate.visits import by_setting, estimate, visit
+from perfmodel.documents.base import Provenance
+from perfmodel.documents.observation import (
+    CollectiveObservation,
+    ComputeObservation,
+    EnvironmentObservation,
+    Observation,
+    StepObservation,
+    WorkloadObservation,
+    read_observations,
+)
+from perfmodel.documents.profile import (
+    CollectiveProfile,
+    ComputeRate,
+    CurvePoint,
+    DdpCosts,
+    ProfileDocument,
+    Residual,
+)
+from perfmodel.errors import IncomparableRuns, MeasurementFailed
+
+_T = TypeVar("_T")
+
+_NOTHING_YET = DdpCosts(
+    values=(0.0,) * 2 + (1.0,) * 3, draws=((0.0,) * 2 + (1.0,) * 3,), determined=(False,) * 5
+)
+
+
+def fit_profile(
+    observations_path: Path, *, provenance: Provenance, num_nodes: int = 1
+) -> ProfileDocument:
+    """Fit a profile to a file of raw observations.
+
+    Raises
+    ------
+    IncomparableRuns
+        If the observations come from different machines.
+    MeasurementFailed
+        If there are no training steps to fit.
+    """
+    observations = read_observations(observations_path)
+    environment = _environment(observations, observations_path)
+    steps = _of(observations, StepObservation)
+    traced = _of(observations, WorkloadObservation)
+    if not steps or not traced:
+        raise MeasurementFailed(
+            f"{observations_path}: holds {len(steps)} step observations and {len(traced)} traced "
+            "workloads, at least one of each is needed; continue with --resume"
+        )
+    digest = hashlib.sha256(observations_path.read_bytes()).hexdigest()
+    draft = _draft(observations, environment, provenance=provenance, digest=digest)
+    draft = draft.model_copy(
+        update={
+            "num_nodes": num_nodes,
+            "ranks_per_node": draft.ranks_per_node // num_nodes,
+            "undetermined": _undetermined(draft, num_nodes=num_nodes),
+        }
+    )
+    return _with_ddp(draft, steps)
+
+
+def _draft(
+    observations: Sequence[Observation],
+    environment: dict[str, Any],
+    *,
+    provenance: Provenance,
+    digest: str,
+) -> ProfileDocument:
+    """Everything but DDP's own costs, which are fitted on top of it."""
+    steps = _of(observations, StepObservation)
+    visits = [visit(observation) for observation in steps]
+    speeds_s = np.array([entry.speed_probe_s for entry in visits])
+    speed_probe_s = float(np.median(speeds_s))
+    workloads = []
+    for traced in _of(observations, WorkloadObservation):
+        name = traced.workload.name
+        mine = [entry for entry in visits if entry.setting.workload == name]
+        if mine:
+            fitted = fit_workload(traced.workload, mine, speed_probe_s=speed_probe_s)
+            raw = [entry for entry in steps if entry.setting.workload == name]
+            workloads.append(with_device_streams(fitted, raw))
+    device_kind = "cuda" if any(entry.device_streams for entry in steps) else "cpu"
+    rates = _rates(_of(observations, ComputeObservation))
+    collectives = _collectives(_of(observations, CollectiveObservation))
+    world_size = max(entry.setting.world_size for entry in steps)
+    return ProfileDocument(
+        schema_version=ProfileDocument.current_version,
+        provenance=provenance,
+        device_kind=device_kind,
+        device_name=_device_name(environment, device_kind),
+        backend="nccl" if device_kind == "cuda" else "gloo",
+        asynchronous=device_kind == "cuda",
+        ranks_per_node=world_size,
+        num_nodes=1,
+        num_rounds=1 + max(entry.round for entry in steps),
+        environment=environment,
+        observations_sha256=digest,
+        speed_probe_s=speed_probe_s,
+        speed_spread=float(np.log(speeds_s).std()),
+        workloads=tuple(workloads),
+        collectives=collectives,
+        ddp=_NOTHING_YET,
+        residual=Residual(single_log_errors=(), ddp_log_errors=()),
+        rates=rates,
+        dispatch_s=next((rate.time_s for rate in rates if rate.probe == "dispatch"), 0.0),
+        steps=single_steps(
+            by_setting(visits),
+            speed_probe_s=speed_probe_s,
+            sensitivities={w.workload.name: w.speed_sensitivity for w in workloads},
+        ),
+        undetermined=(),
+    )
+
+
+def _with_ddp(draft: ProfileDocument, steps: Sequence[StepObservation]) -> ProfileDocument:
+    rng = np.random.default_rng(draft.provenance.seed)
+    buckets, bucket_draws = fit_bucket_costs(
+        by_setting([visit(observation) for observation in steps]),
+        {entry.workload.name: entry.workload for entry in draft.workloads},
+        speed_probe_s=draft.speed_probe_s,
+        rng=rng,
+    )
+    costs, errors = fit_ddp(draft, buckets=buckets, bucket_draws=bucket_draws, rng=rng)
+    fitted = draft.model_copy(update={"ddp": costs})
+    return fitted.model_copy(update={"residual": fit_residual(fitted, errors)})
+
+
+def _of(observations: Sequence[Observation], kind: type[_T]) -> list[_T]:
+    return [observation for observation in observations if isinstance(observation, kind)]
+
+
+def _environment(observations: Sequence[Observation], path: Path) -> dict[str, Any]:
+    """Facts of the machine; all launches must agree on its fingerprint."""
+    found = _of(observations, EnvironmentObservation)
+    if not found:
+        raise MeasurementFailed(f"{path}: no environment was recorded; continue with --resume")
+    fingerprints = {fingerprint_of(entry) for entry in found}
+    if len(fingerprints) > 1:
+        raise IncomparableRuns(
+            f"{path}: observations must come from one machine, got fingerprints "
+            f"{', '.join(sorted(fingerprints))}; use another --out for each machine"
+        )
+    return dict(found[-1].facts)
+
+
+def _device_name(environment: dict[str, Any], device_kind: str) -> str:
+    if device_kind == "cuda":
+        gpus = environment.get("gpus") or []
+        return str(gpus[0]["name"]) if gpus else "unknown CUDA device"
+    cpu = environment.get("cpu") or {}
+    return f"one core of {cpu.get('model') or 'an unknown CPU'}"
+
+
+def _collectives(
+    observations: Sequence[CollectiveObservation],
+) -> tuple[CollectiveProfile, ...]:
+    """Median over visits of the slowest rank's median."""
+    groups: dict[tuple[str, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for entry in observations:
+        slowest_s = float(np.median(np.max(np.array(entry.durations_s), axis=0)))
+        groups[entry.collective, entry.world_size][entry.size_bytes].append(slowest_s)
+    return tuple(
+        CollectiveProfile(
+            collective=collective, world_size=world_size, points=_collective_points(sizes)
+        )
+        for (collective, world_size), sizes in sorted(groups.items())
+    )
+
+
+def _collective_points(sizes: dict[int, list[float]]) -> tuple[CurvePoint, ...]:
+    """Times over size, made monotone: a larger message is never faster."""
+    results = [(size_bytes, estimate(values_s)) for size_bytes, values_s in sorted(sizes.items())]
+    logs = np.log([result.value_s for _, result in results])
+    weights = np.array([result.relative_error for _, result in results]) ** -2.0
+    monotone_s = np.exp(isotonic_regression(logs, weights=weights).x)
+    return tuple(
+        CurvePoint(at=size_bytes, time_s=float(time_s), relative_error=result.relative_error)
+        for (size_bytes, result), time_s in zip(results, monotone_s, strict=True)
+    )
+
+
+def _rates(observations: Sequence[ComputeObservation]) -> tuple[ComputeRate, ...]:
+    rates = []
+    for entry in observations:
+        time_s = float(np.median(entry.durations_s))
+        rates.append(
+            ComputeRate(
+                probe=entry.probe,
+                dtype=entry.dtype,
+                shape=entry.shape,
+                time_s=time_s,
+                flop_per_s=entry.flop / time_s,
+                bytes_per_s=entry.moved_bytes / time_s,
+            )
+        )
+    return tuple(rates)
+
+
+def _undetermined(draft: ProfileDocument, *, num_nodes: int) -> tuple[str, ...]:
+    """What these machines cannot tell."""
+    world_size = draft.ranks_per_node
+    found = []
+    if world_size == 1 or not any(entry.world_size > 1 for entry in draft.collectives):
+        found.append(
+            "no second rank was measured: interconnect, overlap and stragglers are unknown"
+        )
+    elif world_size == 2:
+        found.append("only two ranks were measured: how collectives grow with more is structural")
+    if num_nodes == 1:
+        found.append("only one node was measured: the network between nodes is unknown")
+    return tuple(found)

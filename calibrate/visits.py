@@ -1,0 +1,98 @@
+"""Visits to settings, brought to one machine speed, and what they say together.
+
+On a shared machine neighbours slow everything down in bursts and for minutes. The speed probe that
+runs between steps sees the same slow-down, so each visit can be brought to the median speed of the
+whole calibration. How much of the probe's slow-down a workload shares is regressed from its own
+visits; probe noise makes that exponent smaller than one, as it should for the best correction.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfmodel.documents.observation import RankSteps, StepObservation
+from perfmodel.parallelism.strategy import Setting
+from perfmodel.units import Seconds
+
+PHASES = ("input", "forward", "backward", "optimizer")
+
+#: A standard error is at least this: two visits that agree by chance are not that certain.
+_SMALLEST_ERROR = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visit:
+    """Medians of the steps of one observation."""
+
+    setting: Setting
+    round: int
+    step_s: Seconds
+    """Of the slowest rank: what the clock on the wall shows. [s]"""
+    phases_s: Mapping[str, Seconds]
+    """Mean over ranks, per micro-step (the optimizer per step). [s]"""
+    rank_steps_s: tuple[Seconds, ...]
+    speed_probe_s: Seconds
+    ratios: tuple[float, ...]
+    """Every step of every rank over that rank's median."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A median over visits and the standard error of its logarithm."""
+
+    value_s: Seconds
+    relative_error: float
+
+
+def visit(observation: StepObservation) -> Visit:
+    """Summarise one observation."""
+    ranks = observation.ranks
+    accumulation = observation.setting.accumulation
+    return Visit(
+        setting=observation.setting,
+        round=observation.round,
+        step_s=max(float(np.median(rank.step_s)) for rank in ranks),
+        phases_s={
+            phase: float(np.mean([np.median(_phase(rank, phase)) for rank in ranks]))
+            / (1 if phase == "optimizer" else accumulation)
+            for phase in PHASES
+        },
+        rank_steps_s=tuple(float(np.median(rank.step_s)) for rank in ranks),
+        speed_probe_s=float(np.mean([np.median(rank.speed_probe_s) for rank in ranks])),
+        ratios=tuple(
+            float(ratio)
+            for rank in ranks
+            for ratio in np.array(rank.step_s) / np.median(rank.step_s)
+        ),
+    )
+
+
+def _phase(rank: RankSteps, phase: str) -> Sequence[float]:
+    values: Sequence[float] = getattr(rank, f"{phase}_s")
+    return values
+
+
+def by_setting(visits: Iterable[Visit]) -> dict[Setting, tuple[Visit, ...]]:
+    """Visits of each setting."""
+    groups: dict[Setting, list[Visit]] = defaultdict(list)
+    for entry in visits:
+        groups[entry.setting].append(entry)
+    return {setting: tuple(group) for setting, group in groups.items()}
+
+
+def to_speed(entry: Visit, *, speed_probe_s: Seconds, sensitivity: float) -> float:
+    """Factor that brings a visit's times to the machine speed of ``speed_probe_s``."""
+    return float((speed_probe_s / entry.speed_probe_s) ** sensitivity)
+
+
+def estimate(values_s: Sequence[float]) -> Estimate:
+    """Median and its standard error in log, from one value per visit."""
+    logs = np.log(np.maximum(values_s, 1e-9))
+    # 1.25 is the loss of the median against the mean for normal noise; one visit says nothing
+    # about its own spread, so that 10 % is assumed.
+    spread = 1.25 * float(logs.std(ddof=1)) if len(logs) > 1 else 0.1
+    error = max(_SMALLEST_ERROR, spread / math.sqrt(len(logs)))
+    return Estimate(value_s=float(np.exp(np.median(logs))), relative_error=error)

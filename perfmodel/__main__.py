@@ -1,0 +1,5 @@
+"""``python -m perfmodel`` is the same as ``perfmodel``."""
+
+from perfmodel.cli.app import main
+
+main()

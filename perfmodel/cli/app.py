@@ -1,0 +1,80 @@
+"""The command line: one sub-command per question."""
+
+import sys
+from collections.abc import Callable
+from typing import Final
+
+import typer
+
+from perfmodel.cli import measure, predict, report
+from perfmodel.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, PerfModelError
+
+_HELP: Final = """Measure one machine, then predict training on 2 to 16,384 accelerators.
+
+\b
+perfmodel calibrate     measure this machine, write its profile
+perfmodel predict       speed-up, step time, doubt for any number of devices
+perfmodel explain       what costs the speed-up, and what one change would gain
+perfmodel validate      run settings never used before, print the tool's own error
+
+\b
+Exit codes: 0 ok, 1 failure, 2 usage, 3 not feasible, 4 validation out of tolerance,
+5 calibration missing or stale, 130 interrupted.
+"""
+
+app = typer.Typer(
+    help=_HELP,
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _version(*, value: bool) -> None:
+    if value:
+        from importlib.metadata import version  # noqa: PLC0415 - slow, and rarely asked
+
+        typer.echo(f"perfmodel {version('perfmodel')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    *,
+    version: bool = typer.Option(False, "--version", help="Print the version.", is_eager=True),
+) -> None:
+    _version(value=version)
+
+
+_COMMANDS: Final[dict[str, Callable[..., None]]] = {
+    "doctor": measure.doctor,
+    "calibrate": measure.calibrate,
+    "fit": measure.fit,
+    "predict": predict.predict,
+    "explain": predict.explain,
+    "validate": measure.validate,
+    "report": report.report,
+}
+for _name, _command in _COMMANDS.items():
+    app.command(_name)(_command)
+
+
+def main() -> None:
+    """Run the command line; every error that a user can act on is one line and an exit code."""
+    try:
+        app()
+    except PerfModelError as error:
+        sys.exit(_complain(error, code=error.exit_code))
+    except ValueError as error:
+        sys.exit(_complain(error, code=EXIT_USAGE))
+    except KeyboardInterrupt:
+        sys.exit(_complain("interrupted", code=EXIT_INTERRUPTED))
+    except BrokenPipeError:
+        sys.exit(EXIT_FAILURE)
+
+
+def _complain(problem: object, *, code: int) -> int:
+    line = " ".join(str(problem).split())
+    sys.stderr.write(f"perfmodel: {line}\n")
+    return code

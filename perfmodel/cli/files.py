@@ -1,0 +1,55 @@
+"""What the predicting commands read and write; imported late, because numpy comes with it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import typer
+from rich.console import Console
+
+from perfmodel.documents.base import write_atomically, write_bytes_atomically
+from perfmodel.documents.prediction import PredictionDocument
+from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
+from perfmodel.documents.validation import ValidationDocument
+from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.predict import Predictor, StepPrediction
+from perfmodel.report.chrome_trace import chrome_trace_text
+from perfmodel.report.tables import prediction_table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """Documents that a prediction starts from."""
+
+    predictor: Predictor
+    workload: WorkloadProfile
+
+
+def read_inputs(profile: Path, workload: str, validation: Path | None) -> Inputs:
+    """Read a profile, a workload by name or file, and an optional validation."""
+    earlier = None if validation is None else ValidationDocument.read(validation)
+    predictor = Predictor(ProfileDocument.read(profile), validation=earlier)
+    path = Path(workload)
+    named = WorkloadDocument.read(path).workload if path.suffix == ".json" else workload
+    return Inputs(predictor=predictor, workload=predictor.workload(named))
+
+
+def print_prediction(document: PredictionDocument) -> None:
+    """Print the table, and what must be known before acting on it."""
+    Console().print(prediction_table(document))
+    for caveat in document.caveats:
+        typer.echo(f"caveat: {caveat}")
+
+
+def write_plot(
+    document: PredictionDocument, path: Path, plot_format: Literal["svg", "png"]
+) -> None:
+    """Write the speed-up plot."""
+    from perfmodel.report.figures import figure_bytes, speedup_figure  # noqa: PLC0415 - matplotlib
+
+    write_bytes_atomically(path, figure_bytes(speedup_figure([document]), format=plot_format))
+
+
+def write_trace(step: StepPrediction, path: Path) -> None:
+    """Write the simulated step as a Chrome trace."""
+    write_atomically(path, chrome_trace_text(step.trace, name=step.setting.label))

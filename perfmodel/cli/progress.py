@@ -1,0 +1,96 @@
+"""Progress of a measurement: a bar on a terminal, plain lines anywhere else."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from perfmodel.units import Seconds, format_duration
+
+#: Without a terminal one line is printed at most this often.
+_LINE_INTERVAL_S = 15.0
+#: Fewer finished tasks than this say nothing about the pace.
+_MINIMUM_FINISHED = 5
+
+
+class Counted(Protocol):
+    """What a measurement tells about itself."""
+
+    @property
+    def done(self) -> int:
+        """Finished tasks."""
+
+    @property
+    def total(self) -> int:
+        """All tasks."""
+
+    @property
+    def task(self) -> str:
+        """The task that was finished last."""
+
+
+@dataclass(slots=True)
+class _Lines:
+    """Writes a line now and then, with the time left."""
+
+    title: str
+    started_s: Seconds | None = None
+    first_done: int = 0
+    last_line_s: Seconds = float("-inf")
+
+    def __call__(self, progress: Counted) -> None:
+        now_s = time.monotonic()
+        if self.started_s is None:
+            # Starting the workers says nothing about the pace of the tasks.
+            self.started_s, self.first_done = now_s, progress.done
+        if now_s - self.last_line_s < _LINE_INTERVAL_S and progress.done < progress.total:
+            return
+        self.last_line_s = now_s
+        sys.stderr.write(
+            f"{self.title}: {progress.done}/{progress.total}{self._left(progress, now_s)} "
+            f"({progress.task})\n"
+        )
+        sys.stderr.flush()
+
+    def _left(self, progress: Counted, now_s: Seconds) -> str:
+        finished = progress.done - self.first_done
+        if self.started_s is None or finished < _MINIMUM_FINISHED:
+            return ""
+        left_s = (progress.total - progress.done) * (now_s - self.started_s) / finished
+        return f", about {format_duration(left_s)} left"
+
+
+@contextmanager
+def shown_progress(title: str) -> Iterator[Callable[[Counted], None]]:
+    """Show progress on standard error for as long as the block lasts."""
+    if not sys.stderr.isatty():
+        yield _Lines(title)
+        return
+    # rich is slow to import and only needed here.
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import (  # noqa: PLC0415
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    with Progress(
+        TextColumn(title),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+        console=Console(stderr=True),
+    ) as bar:
+        row = bar.add_task("starting workers", total=None)
+
+        def show(progress: Counted) -> None:
+            bar.update(
+                row, completed=progress.done, total=progress.total, description=progress.task
+            )
+
+        yield show

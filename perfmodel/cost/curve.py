@@ -1,0 +1,84 @@
+"""A measured quantity over one abscissa, read between and beyond its points."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.documents.prediction import Evidence
+from perfmodel.documents.profile import CurvePoint
+
+Samples = NDArray[np.float64]
+
+#: Doubt added outside the measured range, per e-fold of distance: a prior, judged by validation.
+_DOUBT_PER_EFOLD = 0.05
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CurveDraws:
+    """A curve and random versions of it that agree with its errors.
+
+    Between points it is linear, as the time of a batch is: a constant plus a cost per sample.
+    Beyond the last point the last slope continues; before the first, the first, but never below
+    proportionality or above the first point.
+    """
+
+    at: Samples
+    """Shape ``(num_points,)``, ascending."""
+    time_s: Samples
+    """Shape ``(num_points, num_draws)``; draw 0 is the curve itself. [s]"""
+
+    @classmethod
+    def sample(
+        cls, points: Sequence[CurvePoint], *, num_draws: int, rng: np.random.Generator
+    ) -> "CurveDraws":
+        """Draw curves whose points vary independently by their errors; draw 0 does not vary."""
+        ordered = sorted(points, key=lambda point: point.at)
+        errors = np.array([point.relative_error for point in ordered])
+        deviates = rng.standard_normal((len(ordered), num_draws))
+        deviates[:, 0] = 0.0
+        medians_s = np.array([point.time_s for point in ordered])
+        return cls(
+            np.array([point.at for point in ordered]),
+            medians_s[:, None] * np.exp(errors[:, None] * deviates),
+        )
+
+    def read(self, at: float, *, rng: np.random.Generator) -> Samples:
+        """Time at an abscissa, shape ``(num_draws,)``. [s]"""
+        if len(self.at) == 1:
+            values_s = self.time_s[0] * (at / self.at[0] if at > self.at[0] else 1.0)
+        else:
+            values_s = self._line(at)
+        result: Samples = values_s * self._doubt(at, rng=rng)
+        return result
+
+    def evidence(self, at: float) -> Evidence:
+        """How well the data support a reading."""
+        if at in self.at:
+            return Evidence.MEASURED
+        inside = self.at[0] < at < self.at[-1]
+        return Evidence.INTERPOLATED if inside else Evidence.EXTRAPOLATED
+
+    def _line(self, at: float) -> Samples:
+        right = int(np.clip(np.searchsorted(self.at, at), 1, len(self.at) - 1))
+        left = right - 1
+        weight = (at - self.at[left]) / (self.at[right] - self.at[left])
+        values_s: Samples = self.time_s[left] + weight * (self.time_s[right] - self.time_s[left])
+        if at < self.at[0]:
+            first_s = self.time_s[0]
+            return np.minimum(np.maximum(values_s, first_s * (at / self.at[0])), first_s)
+        if at > self.at[-1]:
+            values_s = np.maximum(values_s, self.time_s[-1])
+        return values_s
+
+    def _doubt(self, at: float, *, rng: np.random.Generator) -> Samples:
+        """Factors, shape ``(num_draws,)``; all 1 inside the measured range."""
+        factors = np.ones(self.time_s.shape[1])
+        edge = float(np.clip(at, self.at[0], self.at[-1]))
+        if at not in (edge, 0.0):
+            distance = abs(math.log(at / edge))
+            factors = np.exp(_DOUBT_PER_EFOLD * distance * rng.standard_normal(len(factors)))
+            factors[0] = 1.0
+        return factors

@@ -1,0 +1,252 @@
+"""From a profile to the terms of any setting, with draws that carry the profile's doubt."""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from perfmodel.cost.collective import RingAllReduce, tree_broadcast_time
+from perfmodel.cost.curve import CurveDraws, Samples
+from perfmodel.cost.terms import Terms
+from perfmodel.documents.prediction import Evidence
+from perfmodel.documents.profile import (
+    CurvePoint,
+    PhaseCurves,
+    ProfileDocument,
+    WorkloadProfile,
+)
+from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.program.operation import Cause
+from perfmodel.statistics.stragglers import expected_largest_deviate, median_of_slowest
+from perfmodel.units import Bytes
+from perfmodel.workload.workload import Workload
+
+_PHASES: tuple[tuple[Cause, str], ...] = (
+    (Cause.INPUT, "input"),
+    (Cause.FORWARD, "forward"),
+    (Cause.BACKWARD, "backward"),
+    (Cause.OPTIMIZER, "optimizer"),
+)
+_ISSUES: tuple[tuple[Cause, str], ...] = (
+    (Cause.FORWARD, "dispatch_forward"),
+    (Cause.BACKWARD, "dispatch_backward"),
+    (Cause.OPTIMIZER, "dispatch_optimizer"),
+)
+
+
+class CostModel:
+    """Draws every parameter of a profile once, so that settings share their doubt.
+
+    Two settings that rest on the same measurement are wrong together; their ratio, a speed-up, is
+    then less doubtful than either.
+    """
+
+    def __init__(self, profile: ProfileDocument, *, num_draws: int, seed: int) -> None:
+        self.profile = profile
+        self.num_draws = num_draws
+        self._rng = np.random.default_rng(seed)
+        self._curves: dict[tuple[str, int, str], CurveDraws] = {}
+        self._all_reduce = self._sample_all_reduce()
+        self._broadcast = self._sample_broadcast()
+        self._ddp = self._sample_ddp()
+
+    def terms(
+        self, workload: WorkloadProfile, setting: Setting, *, loader_samples_per_s: float | None
+    ) -> Terms:
+        """Cost terms of one setting of a calibrated workload."""
+        phases = _phases_at(workload, setting.world_size)
+        compute_s = {
+            cause: self._read(workload, phases, name, setting.micro_batch)
+            for cause, name in _PHASES
+        }
+        issue_s = {
+            cause: self._read(workload, phases, name, setting.micro_batch)
+            for cause, name in _ISSUES
+            if getattr(phases, name)
+        }
+        # Without another rank there is nothing to share the device with.
+        speeds = (
+            (self._ddp["compute_speed"], self._ddp["comm_speed"])
+            if setting.world_size > 1
+            else (np.ones(self.num_draws), np.ones(self.num_draws))
+        )
+        return Terms(
+            compute_s=compute_s,
+            issue_s=issue_s,
+            bucket_s=self._ddp["bucket_s"],
+            bucket_s_per_byte=self._ddp["bucket_s_per_byte"],
+            all_reduce_s=lambda size_bytes: self._all_reduce_s(size_bytes, setting),
+            broadcast_s=lambda size_bytes: self._broadcast_s(size_bytes, setting),
+            load_s=self._load_s(setting, loader_samples_per_s),
+            slowest=self._slowest(workload, setting),
+            compute_speed=speeds[0],
+            comm_speed=speeds[1],
+            evidence=self._evidence(workload, phases, setting),
+        )
+
+    def _sample_all_reduce(self) -> RingAllReduce | None:
+        profiles = [
+            entry
+            for entry in self.profile.collectives
+            if entry.collective == "all_reduce" and entry.world_size > 1
+        ]
+        if not profiles:
+            return None
+        return RingAllReduce.sample(
+            profiles,
+            has_tree=self.profile.backend == "nccl",
+            num_draws=self.num_draws,
+            rng=self._rng,
+        )
+
+    def _sample_broadcast(self) -> CurveDraws | None:
+        points = [
+            CurvePoint(
+                at=point.at,
+                time_s=point.time_s / math.ceil(math.log2(entry.world_size)),
+                relative_error=point.relative_error,
+            )
+            for entry in self.profile.collectives
+            if entry.collective == "broadcast" and entry.world_size == 2
+            for point in entry.points
+        ]
+        if not points:
+            return None
+        return CurveDraws.sample(points, num_draws=self.num_draws, rng=self._rng)
+
+    def _sample_ddp(self) -> Mapping[str, Samples]:
+        """Bootstrap draws, repeated as needed; draw 0 is the fitted value."""
+        ddp = self.profile.ddp
+        rows = self._rng.integers(0, len(ddp.draws), self.num_draws)
+        table = np.array(ddp.draws)[rows]
+        table[0] = ddp.values
+        return {name: table[:, column] for column, name in enumerate(ddp.names)}
+
+    def _read(
+        self, workload: WorkloadProfile, phases: PhaseCurves, name: str, micro_batch: int
+    ) -> Samples:
+        key = (workload.workload.name, phases.world_size, name)
+        if key not in self._curves:
+            points: tuple[CurvePoint, ...] = getattr(phases, name)
+            self._curves[key] = CurveDraws.sample(points, num_draws=self.num_draws, rng=self._rng)
+        return self._curves[key].read(micro_batch, rng=self._rng)
+
+    def _all_reduce_s(self, size_bytes: Bytes, setting: Setting) -> Samples:
+        assert self._all_reduce is not None, "world_size > 1 is refused without a second rank"
+        alone_s = self._all_reduce.time_s(size_bytes, world_size=setting.world_size, rng=self._rng)
+        return alone_s * self._ddp["all_reduce_scale"]
+
+    def _broadcast_s(self, size_bytes: Bytes, setting: Setting) -> Samples:
+        assert self._broadcast is not None, "world_size > 1 is refused without a second rank"
+        return tree_broadcast_time(
+            self._broadcast, size_bytes, world_size=setting.world_size, rng=self._rng
+        )
+
+    def _load_s(self, setting: Setting, samples_per_s: float | None) -> Samples:
+        seconds = 0.0 if samples_per_s is None else setting.local_batch / samples_per_s
+        return np.full(self.num_draws, seconds)
+
+    def _slowest(self, workload: WorkloadProfile, setting: Setting) -> Samples:
+        """Slowest rank over the median rank: single steps, and ranks that are always slower."""
+        if setting.synchronisation is not Synchronisation.DDP or setting.world_size == 1:
+            return np.ones(self.num_draws)
+        ratios = _nearest_noise(workload, setting.micro_batch)
+        persistent = math.exp(workload.rank_spread * expected_largest_deviate(setting.world_size))
+        nominal = median_of_slowest(ratios, world_size=setting.world_size)
+        factors = np.full(self.num_draws, nominal)
+        if len(ratios) > 1:
+            resampled = self._rng.choice(ratios, (self.num_draws, len(ratios)))
+            factors[1:] = [
+                median_of_slowest(row, world_size=setting.world_size) for row in resampled[1:]
+            ]
+        return factors * persistent
+
+    def _evidence(
+        self, workload: WorkloadProfile, phases: PhaseCurves, setting: Setting
+    ) -> dict[str, Evidence]:
+        curve = self._curves[(workload.workload.name, phases.world_size, "backward")]
+        evidence = {"compute": curve.evidence(setting.micro_batch)}
+        if setting.world_size == 1:
+            return evidence
+        beyond = setting.world_size > self.profile.max_world_size
+        assert self._all_reduce is not None
+        evidence["communication"] = self._all_reduce.evidence(setting.world_size)
+        evidence["interference"] = (
+            (Evidence.EXTRAPOLATED if beyond else Evidence.INTERPOLATED)
+            if all(self.profile.ddp.determined)
+            else Evidence.ASSUMED
+        )
+        evidence["stragglers"] = Evidence.EXTRAPOLATED if beyond else Evidence.MEASURED
+        return evidence
+
+
+def _phases_at(workload: WorkloadProfile, world_size: int) -> PhaseCurves:
+    """Curves of the smallest measured world size that is not below; a full node beyond the largest."""
+    fitting = [phases for phases in workload.phases if phases.world_size >= world_size]
+    return fitting[0] if fitting else workload.phases[-1]
+
+
+def _nearest_noise(workload: WorkloadProfile, micro_batch: int) -> tuple[float, ...]:
+    """Ratios of the calibrated micro-batch that is nearest on a logarithmic scale."""
+    if not workload.noise:
+        return ()
+    nearest = min(workload.noise, key=lambda noise: abs(math.log(noise.micro_batch / micro_batch)))
+    return nearest.ratios
+
+
+def borrowed_profile(profile: ProfileDocument, workload: Workload) -> WorkloadProfile:
+    """Curves for a workload that was never run, scaled from the calibrated ones by their flop.
+
+    Each calibrated workload tells how long a FLOP takes at each batch; their spread is the doubt.
+    A trace of the operators would do far better; until then this is an extrapolation and says so.
+    """
+    donors = profile.workloads
+    rates = {name: _seconds_per_flop(donors, name) for name in ("forward", "backward")}
+    flop = {"forward": workload.forward_flop, "backward": workload.backward_flop}
+    dispatch_s = profile.dispatch_s * workload.num_operators / 3
+    batches = sorted({int(p.at) for donor in donors for p in donor.phases[0].forward})
+    world_sizes = [phases.world_size for phases in donors[0].phases]
+    per_parameter_s = float(
+        np.median([d.phases[0].optimizer[0].time_s / d.workload.num_parameters for d in donors])
+    )
+
+    def curve(name: str) -> tuple[CurvePoint, ...]:
+        seconds, spread = rates[name]
+        return tuple(
+            CurvePoint(
+                at=batch, time_s=dispatch_s + batch * flop[name] * seconds, relative_error=spread
+            )
+            for batch in batches
+        )
+
+    optimizer = (
+        CurvePoint(at=1, time_s=workload.num_parameters * per_parameter_s, relative_error=0.5),
+        CurvePoint(at=2, time_s=workload.num_parameters * per_parameter_s, relative_error=0.5),
+    )
+    nothing = (CurvePoint(at=1, time_s=0.0, relative_error=0.0),)
+    phases = tuple(
+        PhaseCurves(
+            world_size=world_size,
+            input=nothing,
+            forward=curve("forward"),
+            backward=curve("backward"),
+            optimizer=optimizer,
+        )
+        for world_size in world_sizes
+    )
+    noise = max((donor.noise for donor in donors), key=len)
+    spread = max(donor.rank_spread for donor in donors)
+    return WorkloadProfile(
+        workload=workload, phases=phases, noise=noise, rank_spread=spread, speed_sensitivity=1.0
+    )
+
+
+def _seconds_per_flop(donors: tuple[WorkloadProfile, ...], phase: str) -> tuple[float, float]:
+    """Geometric mean over workloads, at their largest batch, and its spread in log. [s/FLOP]"""
+    logs = []
+    for donor in donors:
+        largest = getattr(donor.phases[-1], phase)[-1]
+        flop = donor.workload.forward_flop if phase == "forward" else donor.workload.backward_flop
+        if flop > 0:
+            logs.append(math.log(largest.time_s / (largest.at * flop)))
+    return math.exp(float(np.mean(logs))), max(0.5, float(np.std(logs)))

@@ -1,0 +1,69 @@
+"""Seconds for every operation of a step program."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfmodel.cost.curve import Samples
+from perfmodel.documents.prediction import Evidence
+from perfmodel.program.operation import Cause, Operation, StepProgram, Stream
+from perfmodel.units import Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Terms:
+    """What each kind of work costs in one setting; arrays have shape ``(num_draws,)``, draw 0 is nominal.
+
+    Compute terms are those of the median step of one rank; ``slowest`` turns them into those of
+    the slowest rank, which is the one that everybody waits for.
+    """
+
+    compute_s: Mapping[Cause, Samples]
+    """Input, forward, backward (per micro-step) and optimizer. [s]"""
+    issue_s: Mapping[Cause, Samples]
+    """Host time to issue forward, backward, optimizer; empty on synchronous devices. [s]"""
+    bucket_s: Samples
+    bucket_s_per_byte: Samples
+    all_reduce_s: Callable[[Bytes], Samples]
+    broadcast_s: Callable[[Bytes], Samples]
+    load_s: Samples
+    """Time in which the input pipeline prepares one step's samples. [s]"""
+    slowest: Samples
+    """Slowest rank over the median rank, factor."""
+    compute_speed: Samples
+    comm_speed: Samples
+    """Speed of each side while both run, fraction; see ``Interference``."""
+    evidence: Mapping[str, Evidence]
+
+    def durations(self, program: StepProgram) -> Samples:
+        """How long each operation takes alone on the slowest rank. [s]
+
+        Returns
+        -------
+        Samples
+            Shape ``(num_operations, num_draws)``.
+        """
+        return np.stack([self._duration(operation) for operation in program.operations])
+
+    def _duration(self, operation: Operation) -> Samples:
+        match operation.stream:
+            case Stream.LOADER:
+                return self.load_s
+            case Stream.HOST:
+                assert operation.issues is not None, operation
+                return self.issue_s[operation.issues] * operation.share
+            case Stream.COMM:
+                return self._collective(operation)
+            case Stream.COMPUTE:
+                return self._compute(operation) * self.slowest
+
+    def _collective(self, operation: Operation) -> Samples:
+        if operation.cause is Cause.BROADCAST:
+            return self.broadcast_s(operation.size_bytes)
+        return self.all_reduce_s(operation.size_bytes)
+
+    def _compute(self, operation: Operation) -> Samples:
+        if operation.cause is Cause.BUCKET:
+            return self.bucket_s + self.bucket_s_per_byte * operation.size_bytes
+        return self.compute_s[operation.cause] * operation.share

@@ -1,0 +1,90 @@
+"""Use case: a scaling table from one device to many, as a prediction document."""
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from perfmodel import checks
+from perfmodel.documents.base import Provenance
+from perfmodel.documents.prediction import PredictionDocument
+from perfmodel.documents.profile import WorkloadProfile
+from perfmodel.parallelism.strategy import Setting
+from perfmodel.predict import (
+    Predictor,
+    Scaling,
+    StepPrediction,
+    caveats,
+    measured_points,
+    scaled_settings,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """Which device counts, and what stays the same as they grow."""
+
+    world_sizes: tuple[int, ...]
+    scaling: Scaling
+    batch: int | None = None
+    accumulation: int = 1
+    bucket_cap_mb: float | None = None
+    loader_samples_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse rates that cannot be."""
+        if self.loader_samples_per_s is not None:
+            checks.positive("loader_samples_per_s", self.loader_samples_per_s)
+
+
+def forecast_settings(workload: WorkloadProfile, request: Forecast) -> tuple[Setting, ...]:
+    """One device, which speed-ups refer to, and every count asked for."""
+    batches = sorted(int(point.at) for point in workload.phases[0].forward)
+    default = batches[-1] if request.scaling == "strong" else batches[len(batches) // 2]
+    return scaled_settings(
+        workload.workload.name,
+        sorted({1, *request.world_sizes}),
+        scaling=request.scaling,
+        batch=default if request.batch is None else request.batch,
+        accumulation=request.accumulation,
+        bucket_cap_mb=request.bucket_cap_mb,
+    )
+
+
+def forecast(
+    predictor: Predictor, workload: WorkloadProfile, request: Forecast, *, argv: Sequence[str]
+) -> tuple[PredictionDocument, StepPrediction]:
+    """Predict every count; also return the step at the largest one, for its timeline."""
+    settings = forecast_settings(workload, request)
+    steps = [
+        predictor.step(workload, setting, loader_samples_per_s=request.loader_samples_per_s)
+        for setting in settings
+    ]
+    wanted = set(request.world_sizes)
+    points = tuple(
+        predictor.point(step, baseline=steps[0])
+        for step in steps
+        if step.setting.world_size in wanted
+    )
+    profile = predictor.profile
+    validation = predictor.validation
+    document = PredictionDocument(
+        schema_version=PredictionDocument.current_version,
+        provenance=Provenance(
+            created_utc=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+            command_line=tuple(argv),
+            git_commit=None,
+            seed=0,
+            versions={"perfmodel": version("perfmodel")},
+            host_fingerprint=profile.provenance.host_fingerprint,
+        ),
+        profile_digest=profile.digest,
+        validation_digest=None if validation is None else validation.digest,
+        device_name=profile.device_name,
+        workload=workload.workload.name,
+        scaling=request.scaling,
+        points=points,
+        measured=measured_points(profile, workload.workload.name, settings),
+        caveats=caveats(profile, points),
+    )
+    return document, steps[-1]

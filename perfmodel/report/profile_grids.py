@@ -1,0 +1,172 @@
+"""Tables of a profile."""
+
+import numpy as np
+
+from perfmodel.documents.profile import CollectiveProfile, ProfileDocument, WorkloadProfile
+from perfmodel.report.busbw import busbw_factor
+from perfmodel.report.grid import Grid, grid
+from perfmodel.report.wording import bucket_cap, listed, number, percent
+from perfmodel.units import format_bytes, format_duration, format_rate
+
+
+def machine_grid(profile: ProfileDocument) -> Grid:
+    """Table of the machine and how steady it was."""
+    runs = "behind the host" if profile.asynchronous else "in step with the host"
+    facts = {
+        "Device": f"{profile.device_name} ({profile.device_kind}, runs {runs})",
+        "Ranks": f"{profile.num_nodes} node(s) x {profile.ranks_per_node}, {profile.backend}",
+        "Software": listed(f"{name} {text}" for name, text in profile.provenance.versions.items()),
+        "Measured": f"{profile.num_rounds} rounds, written {profile.provenance.created_utc}",
+        "Speed probe": f"{format_duration(profile.speed_probe_s)} for a fixed computation",
+        "Steadiness": f"the probe varied by {percent(profile.speed_spread)} (standard deviation)",
+        "Dispatch": f"{format_duration(profile.dispatch_s)} of host time per empty operator",
+        "Fit, one device": _residual(profile.residual.single_log_errors),
+        "Fit, DDP": _residual(profile.residual.ddp_log_errors),
+    }
+    return grid("Machine", text=("What", "Value"), rows=facts.items())
+
+
+def _residual(log_errors: tuple[float, ...]) -> str:
+    if not log_errors:
+        return "no settings were left out in turn"
+    sizes = np.abs(np.expm1(np.asarray(log_errors)))
+    median, worst = percent(float(np.median(sizes))), percent(float(sizes.max()))
+    return (
+        f"off by {median} (median), {worst} (worst), "
+        f"{len(log_errors)} settings each left out in turn"
+    )
+
+
+def workload_grid(profile: ProfileDocument) -> Grid:
+    """Table of the models that were measured."""
+    return grid(
+        "Workloads measured",
+        text=("Workload", "Sample"),
+        numbers=(
+            "Parameters",
+            "Gradients",
+            "FLOP/sample",
+            "Operators",
+            "Step noise",
+            "Ranks",
+            "Sensitivity",
+        ),
+        rows=(_workload(entry) for entry in profile.workloads),
+        caption="FLOP: forward and backward. Step noise: p5-p95 of single steps over their median, "
+        "widest micro-batch. Ranks: standard deviation between ranks. "
+        "Sensitivity: share of a slow-down of the speed probe, as an exponent.",
+    )
+
+
+def _workload(entry: WorkloadProfile) -> tuple[str, ...]:
+    workload = entry.workload
+    spreads = [np.quantile(noise.ratios, [0.05, 0.95]) for noise in entry.noise if noise.ratios]
+    widest = max(spreads, key=lambda pair: float(pair[1] - pair[0]), default=None)
+    flop = format_rate(workload.forward_flop + workload.backward_flop, "FLOP").removesuffix("/s")
+    return (
+        workload.name,
+        workload.sample,
+        f"{workload.num_parameters:,}",
+        format_bytes(workload.gradient_bytes),
+        flop,
+        str(workload.num_operators),
+        "-" if widest is None else f"{number(widest[0])}-{number(widest[1])}",
+        percent(entry.rank_spread),
+        number(entry.speed_sensitivity),
+    )
+
+
+def steps_grid(profile: ProfileDocument) -> Grid:
+    """Table of whole steps as calibration measured them."""
+    rows = (
+        (
+            step.workload,
+            str(step.world_size),
+            str(step.micro_batch),
+            step.synchronisation,
+            bucket_cap(step.bucket_cap_mb) if step.synchronisation == "ddp" else "-",
+            format_duration(step.step_s),
+            f"+-{percent(step.relative_error)}",
+        )
+        for step in profile.steps
+    )
+    return grid(
+        "Steps measured",
+        text=("Workload",),
+        numbers=("Devices", "Micro-batch", "Gradients", "Bucket cap", "Step", "Std. error"),
+        rows=rows,
+    )
+
+
+def rates_grid(profile: ProfileDocument) -> Grid:
+    """Table of kernels alone."""
+    rows = (
+        (
+            f"{rate.probe} {rate.dtype}",
+            " x ".join(map(str, rate.shape)),
+            format_duration(rate.time_s),
+            format_rate(rate.flop_per_s, "FLOP"),
+            format_rate(rate.bytes_per_s, "B"),
+        )
+        for rate in profile.rates
+    )
+    return grid(
+        "Kernels alone", text=("Probe", "Shape"), numbers=("Time", "FLOP/s", "B/s"), rows=rows
+    )
+
+
+def collective_grid(profile: ProfileDocument) -> Grid:
+    """Table of collectives at their smallest and largest size."""
+    return grid(
+        "Collectives alone",
+        text=("Collective",),
+        numbers=("Devices", "Smallest", "Time", "Largest", "Time", "busbw"),
+        rows=(_collective(entry) for entry in profile.collectives),
+    )
+
+
+def _collective(entry: CollectiveProfile) -> tuple[str, ...]:
+    first, last = entry.points[0], entry.points[-1]
+    factor = busbw_factor(entry.collective, world_size=entry.world_size)
+    busbw = "-"
+    if factor is not None and last.time_s > 0:
+        busbw = format_rate(factor * last.at / last.time_s, "B")
+    return (
+        entry.collective,
+        str(entry.world_size),
+        format_bytes(first.at),
+        format_duration(first.time_s),
+        format_bytes(last.at),
+        format_duration(last.time_s),
+        busbw,
+    )
+
+
+def ddp_grid(profile: ProfileDocument) -> Grid:
+    """Table of what DDP adds to a step, and whether the data determine it."""
+    ddp = profile.ddp
+    draws = np.asarray(ddp.draws).reshape(-1, len(ddp.names))
+    rows = []
+    for column, (name, value, is_determined) in enumerate(
+        zip(ddp.names, ddp.values, ddp.determined, strict=True)
+    ):
+        spread = "-"
+        if len(draws):
+            low, high = np.quantile(draws[:, column], [0.05, 0.95])
+            spread = f"{_ddp_value(name, float(low))} to {_ddp_value(name, float(high))}"
+        rows.append(
+            (name, _ddp_value(name, value), spread, "yes" if is_determined else "NO: assumed")
+        )
+    return grid(
+        "What DDP adds",
+        text=("Parameter",),
+        numbers=("Value", "90 % of bootstrap"),
+        notes=("Determined by the data",),
+        rows=rows,
+    )
+
+
+def _ddp_value(name: str, value: float) -> str:
+    if name.endswith("_s_per_byte"):
+        return f"{format_duration(value * 2**20)}/MiB"
+    return format_duration(value) if name.endswith("_s") else number(value)

@@ -1,0 +1,162 @@
+"""Numbers as text, and the words that stand beside them; one place, so that all reports agree."""
+
+import math
+from collections.abc import Iterable
+from typing import Final
+
+from perfmodel.documents.prediction import Evidence, Interval, PredictedPoint, PredictionDocument
+from perfmodel.documents.validation import ErrorSummary, Gate, ValidationDocument
+from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.units import PREFIXES, Seconds, format_duration, format_rate, parse_duration
+
+DEFINITIONS: Final[dict[str, str]] = {
+    "Step": "One optimizer update, from the end of one step to the end of the next; the median "
+    "over the steps of a run. It may hold several micro-batches (accumulation).",
+    "Weak scaling": "The batch of each device is fixed, so that the global batch grows with the "
+    "number of devices.",
+    "Strong scaling": "The global batch is fixed, so that the batch of each device shrinks as "
+    "devices are added.",
+    "Speed-up": "Samples per second over those of one device on its own, without "
+    "DistributedDataParallel, at the batch that the scaling fixes. Speed-up over the number of "
+    "devices is the scaling efficiency.",
+    "Interval": "p5 to p95: 90 % of real outcomes should lie inside. Coverage is the share of "
+    "fresh runs that did; 85-95 % is what an honest interval shows.",
+    "Exposed communication": "Step time minus that of the same step with communication that costs "
+    "nothing: what is not hidden behind computing.",
+    "Error": "Predicted over measured, minus 1: positive means that the prediction was too slow. "
+    "Bias is its mean with sign, MAPE the mean of its size, worst its largest size.",
+    "Calibrated machine speed, raw": "A fixed small computation runs beside every measurement. "
+    "At calibrated machine speed, a measured time is corrected by how much slower or faster "
+    "that computation was than at calibration; raw is what the clock showed.",
+    "Noise floor": "The error of simply repeating a calibrated setting: what even a perfect model "
+    "could not predict.",
+    "busbw": "Bytes over time, times 2(n-1)/n for all_reduce and (n-1)/n for all_gather and "
+    "reduce_scatter among n devices: comparable with the speed of a link.",
+    "Evidence: measured": "This very setting ran on this machine.",
+    "Evidence: interpolated": "Between settings that ran on this machine.",
+    "Evidence: extrapolated": "Beyond what ran on this machine.",
+    "Evidence: assumed": "From a data sheet or a rule of thumb; not seen on this machine.",
+}
+
+
+def number(value: float, *, like: float | None = None) -> str:
+    """Three significant digits but at most two decimals, or rounded to the place ``like`` is."""
+    size = abs(value if like is None else like)
+    whole_digits = 1 if size < 1 else math.floor(math.log10(size)) + 1
+    rounded = round(value, 3 - whole_digits) if whole_digits > 3 else value
+    text = f"{rounded:.{max(0, 3 - whole_digits)}f}"
+    return text[1:] if text.startswith("-") and not text.strip("-0.") else text
+
+
+def percent(fraction: float, *, signed: bool = False) -> str:
+    """Text such as ``4.3 %``, or ``+4.3 %`` where the sign says too slow or too fast."""
+    # adding 0.0 turns the -0.0 that rounding leaves into 0.0
+    rounded = round(100 * fraction, 1 if abs(fraction) < 1 else 0) + 0.0
+    digits = 1 if abs(rounded) < 100 else 0
+    return f"{rounded:+.{digits}f} %" if signed else f"{rounded:.{digits}f} %"
+
+
+def interval(quantity: Interval) -> str:
+    """Text such as ``6.93 [6.51-7.20]``, over two lines."""
+    low, high = (number(value, like=quantity.p50) for value in (quantity.p5, quantity.p95))
+    return f"{number(quantity.p50)}\n[{low}-{high}]"
+
+
+def count_interval(quantity: Interval) -> str:
+    """Text such as ``13.9 k [13.2-14.6]``, over two lines; k, M and G are powers of 1000."""
+    prefix = format_rate(max(quantity.p50, 1.0), "").split()[1].removesuffix("/s")
+    scale = PREFIXES[prefix]
+    low, high = (
+        number(value / scale, like=quantity.p50 / scale) for value in (quantity.p5, quantity.p95)
+    )
+    return f"{number(quantity.p50 / scale)} {prefix}".rstrip() + f"\n[{low}-{high}]"
+
+
+def duration_interval(quantity: Interval) -> str:
+    """Text such as ``12.3 ms [11.8-13.1]``, over two lines, all in the unit of the first."""
+    if quantity.p95 == quantity.p5 == 0:
+        return "0 s"
+    unit = duration_unit(quantity.p50 or quantity.p95)
+    scale = parse_duration(f"1 {unit}")
+    middle, low, high = (
+        number(value / scale, like=quantity.p50 / scale)
+        for value in (quantity.p50, quantity.p5, quantity.p95)
+    )
+    return f"{middle} {unit}\n[{low}-{high}]"
+
+
+def duration_unit(seconds: Seconds) -> str:
+    """Symbol of the unit in which a duration reads best, such as ``ms``."""
+    return format_duration(seconds).split()[1]
+
+
+def one_line(cell: str) -> str:
+    """Text of a cell within a sentence."""
+    return cell.replace("\n", " ")
+
+
+def weakest_evidence(point: PredictedPoint) -> Evidence:
+    """Worst of the evidence behind a point; assumed if nothing is said."""
+    order = list(Evidence)
+    return max(point.evidence.values(), key=order.index, default=Evidence.ASSUMED)
+
+
+def gradients(setting: Setting) -> str:
+    """Text for what happens to the gradients: a bucket cap, or that there is no DDP."""
+    if setting.synchronisation is not Synchronisation.DDP:
+        return "no DDP" if setting.synchronisation is Synchronisation.NONE else "no_sync"
+    return bucket_cap(setting.bucket_cap_mb)
+
+
+def bucket_cap(bucket_cap_mb: float | None) -> str:
+    """Text such as ``25 MiB``."""
+    return "default" if bucket_cap_mb is None else f"{bucket_cap_mb:g} MiB"
+
+
+def short_label(setting: Setting) -> str:
+    """Text such as ``resnet18, 4 x 32 x 2, 25 MiB``: devices, micro-batch, accumulation, cap."""
+    sizes = f"{setting.world_size} x {setting.micro_batch} x {setting.accumulation}"
+    return f"{setting.workload}, {sizes}, {gradients(setting)}"
+
+
+def errors(summary: ErrorSummary) -> str:
+    """Bias, MAPE, median and worst in one line."""
+    return (
+        f"bias {percent(summary.bias, signed=True)}, MAPE {percent(summary.mape)}, "
+        f"median {percent(summary.median_absolute)}, worst {percent(summary.worst_absolute)} "
+        f"(n={summary.num_settings})"
+    )
+
+
+def gate_value(gate: Gate, value: float) -> str:
+    """Text of a value or threshold of a gate in its unit."""
+    return percent(value) if gate.unit == "fraction" else f"{number(value)} {gate.unit}"
+
+
+def gate_rule(gate: Gate) -> str:
+    """Text such as ``at most 6.0 %``."""
+    bounds = (("at least", gate.at_least), ("at most", gate.at_most))
+    rules = [f"{words} {gate_value(gate, bound)}" for words, bound in bounds if bound is not None]
+    return " and ".join(rules) or "no threshold"
+
+
+def verdict(validation: ValidationDocument | None) -> str:
+    """One line: passed, failed and by what, or never checked."""
+    if validation is None:
+        return "NOT VALIDATED: these predictions have not been checked against fresh runs"
+    missed = [gate.name for gate in validation.gates if not gate.passed]
+    if validation.passed:
+        return f"PASSED: {len(validation.gates)} of {len(validation.gates)} gates held"
+    names = ", ".join(missed) or "see the log of the run"
+    return f"FAILED: {len(missed)} of {len(validation.gates)} gates missed ({names})"
+
+
+def scaling_words(prediction: PredictionDocument) -> str:
+    """Text for what is held fixed as devices are added."""
+    fixed = "batch of each device" if prediction.scaling == "weak" else "global batch"
+    return f"{prediction.scaling} scaling ({fixed} fixed)"
+
+
+def listed(items: Iterable[str]) -> str:
+    """Comma-separated, or a dash if there are none."""
+    return ", ".join(items) or "-"

@@ -1,0 +1,185 @@
+"""Time the engine and the command line: ``python -m tests.benchmarks.run`` (``make bench``).
+
+Every benchmark is a process of its own, started in turn with a Python that does nothing, so that
+all see the same drift of the machine. This process stays small: on Linux the peak memory of a
+child also counts that of its parent when it was started.
+"""
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+SCHEMA_VERSION: Final = 1
+NUM_REPEATS: Final = 7
+DEVICES: Final = ",".join(str(2**power) for power in range(11))
+RECORDED_PROFILE: Final = Path("docs/records/profile.json")
+DEFAULT_OUTPUT: Final = Path("docs/benchmarks.json")
+NOTHING: Final = "python -c pass"
+HELP: Final = "perfmodel --help"
+ENGINE: Final = Path(__file__).with_name("bench_engine.py")
+
+_DESCRIBE: Final = (
+    "import json; from calibrate.environment import describe_environment as describe; "
+    "print(json.dumps(describe()))"
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run all benchmarks and write one JSON file."""
+    options = _options(arguments)
+    commands = _commands(options.profile)
+    processes = measure_processes(commands, num_repeats=options.repeats)
+    result = {
+        "schema_version": SCHEMA_VERSION,
+        "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "num_repeats": options.repeats,
+        "profile": None if options.profile is None else str(options.profile),
+        "processes": processes,
+        "engine": json.loads(_output_of([sys.executable, str(ENGINE)])),
+    }
+    write_atomically(options.output, json.dumps(result, indent=1, allow_nan=False) + "\n")
+    for name, entry in processes.items():
+        sys.stdout.write(_line(name, entry))
+    sys.stdout.write(f"written: {options.output}\n")
+    return 0
+
+
+def measure_processes(
+    commands: Mapping[str, Sequence[str]], *, num_repeats: int
+) -> dict[str, dict[str, Any]]:
+    """Wall time, CPU time and peak memory of each command, in rounds after one warm-up."""
+    samples: dict[str, list[dict[str, float]]] = {name: [] for name in commands}
+    for index in range(num_repeats + 1):
+        for name, command in commands.items():
+            sample = run_once(command)
+            if index:
+                samples[name].append(sample)
+    return {name: _summary(rows, samples[NOTHING]) for name, rows in samples.items()}
+
+
+def run_once(command: Sequence[str]) -> dict[str, float]:
+    """Start a process, wait for its end, and ask the kernel what it used."""
+    with tempfile.TemporaryFile() as errors:
+        started_s = time.perf_counter()
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
+        _, status, usage = os.wait4(process.pid, 0)
+        wall_s = time.perf_counter() - started_s
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            errors.seek(0)
+            text = errors.read().decode(errors="replace").strip()
+            raise SystemExit(f"{' '.join(command)}: exit code {process.returncode}\n{text}")
+    return {
+        "wall_s": wall_s,
+        "cpu_s": usage.ru_utime + usage.ru_stime,
+        # Linux counts in KiB.
+        "peak_rss_bytes": usage.ru_maxrss * 1024,
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What the figures must be read with; no host name, no addresses."""
+    facts = json.loads(_output_of([sys.executable, "-c", _DESCRIBE]))
+    return {
+        "os": facts["host"]["os"],
+        "kernel": facts["host"]["kernel"],
+        "is_virtual": facts["host"]["is_virtual"],
+        "cpu": facts["cpu"],
+        "memory_bytes": facts["memory"]["total_bytes"],
+        "software": facts["software"],
+    }
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file in one step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="tests.benchmarks.run", description=main.__doc__)
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        default=RECORDED_PROFILE if RECORDED_PROFILE.is_file() else None,
+        help=f"profile to predict with; {RECORDED_PROFILE} if it is there, else none",
+    )
+    parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT)
+    parser.add_argument("--repeats", type=int, default=NUM_REPEATS)
+    return parser.parse_args(arguments)
+
+
+def _commands(profile: Path | None) -> dict[str, list[str]]:
+    commands = {
+        NOTHING: [sys.executable, "-c", "pass"],
+        HELP: [sys.executable, "-m", "perfmodel", "--help"],
+    }
+    if profile is None:
+        sys.stdout.write("predict: skipped, there is no profile; pass --profile\n")
+        return commands
+    for workload, batch in _calibrated(profile).items():
+        commands[f"perfmodel predict {workload} to 1024 devices"] = [
+            *(sys.executable, "-m", "perfmodel", "predict", "--profile", str(profile)),
+            *("--workload", workload, "--devices", DEVICES),
+            *("--scaling", "weak", "--batch", str(batch), "--json"),
+        ]
+    return commands
+
+
+def _calibrated(profile: Path) -> dict[str, int]:
+    """Light and heavy example, each with its smallest calibrated micro-batch."""
+    entries = json.loads(profile.read_bytes())["workloads"]
+    return {
+        entry["workload"]["name"]: int(min(p["at"] for p in entry["phases"][0]["forward"]))
+        for entry in entries
+        if entry["workload"]["name"] in {"lenet", "resnet18"}
+    }
+
+
+def _output_of(command: Sequence[str]) -> str:
+    environ = {**os.environ, "PYTHONPATH": os.getcwd()}  # noqa: PTH109 - a string is wanted
+    return subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, text=True, env=environ
+    ).stdout
+
+
+def _summary(
+    rows: Sequence[Mapping[str, float]], nothing: Sequence[Mapping[str, float]]
+) -> dict[str, Any]:
+    ratios = [row["wall_s"] / empty["wall_s"] for row, empty in zip(rows, nothing, strict=True)]
+    return {
+        "samples": [dict(row) for row in rows],
+        "median_wall_s": statistics.median(row["wall_s"] for row in rows),
+        "min_wall_s": min(row["wall_s"] for row in rows),
+        "median_cpu_s": statistics.median(row["cpu_s"] for row in rows),
+        "median_peak_rss_bytes": statistics.median(row["peak_rss_bytes"] for row in rows),
+        "median_wall_over_nothing": statistics.median(ratios),
+    }
+
+
+def _line(name: str, entry: Mapping[str, Any]) -> str:
+    mebibytes = math.ceil(entry["median_peak_rss_bytes"] / 2**20)
+    return (
+        f"{name:42} {entry['median_wall_s']:7.3f} s  {mebibytes:5d} MiB  "
+        f"{entry['median_wall_over_nothing']:6.1f} x nothing\n"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""Terms of a setting from a profile whose parameters are known."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from perfmodel.cost.model import CostModel, borrowed_profile
+from perfmodel.cost.terms import Terms
+from perfmodel.documents.prediction import Evidence
+from perfmodel.documents.profile import ProfileDocument
+from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.program.operation import Cause
+from tests.perfmodel.profiles import HEAVY, MIB, Machine, profile
+
+
+def terms(
+    document: ProfileDocument,
+    *,
+    world_size: int = 2,
+    micro_batch: int = 16,
+    loader_samples_per_s: float | None = None,
+) -> Terms:
+    workload = document.workload("heavy")
+    assert workload is not None
+    synchronisation = Synchronisation.DDP if world_size > 1 else Synchronisation.NONE
+    setting = Setting(
+        workload="heavy",
+        world_size=world_size,
+        micro_batch=micro_batch,
+        synchronisation=synchronisation,
+    )
+    costs = CostModel(document, num_draws=200, seed=0)
+    return costs.terms(workload, setting, loader_samples_per_s=loader_samples_per_s)
+
+
+def test_compute_is_read_from_the_curves_of_the_world_size() -> None:
+    """Forward at 8: 1 + 8 * 5 = 41 ms alone; two ranks share the node and take 1.5 times as long."""
+    document = profile(Machine(sharing=1.5))
+    alone, shared = terms(document, world_size=1, micro_batch=8), terms(document, micro_batch=8)
+    assert alone.compute_s[Cause.FORWARD][0] == pytest.approx(0.041)
+    assert shared.compute_s[Cause.FORWARD][0] == pytest.approx(0.0615)
+    assert terms(document, world_size=64, micro_batch=8).compute_s[Cause.FORWARD][0] == (
+        pytest.approx(0.0615)
+    )
+
+
+def test_collectives_follow_latency_and_bandwidth() -> None:
+    """1 MiB between 2 ranks: 2 * (0.1 ms + 0.5 MiB * 1 ns) = 0.2 ms + 1.048576 ms."""
+    found = terms(profile(Machine()))
+    assert found.all_reduce_s(MIB)[0] == pytest.approx(0.0002 + MIB * 1e-9)
+    assert found.broadcast_s(4096)[0] == pytest.approx(0.0001 + 4096 * 1e-9)
+
+
+def test_a_single_rank_shares_its_device_with_nobody() -> None:
+    document = profile(Machine(compute_speed=0.5, comm_speed=0.6, noise=(0.9, 1.0, 1.5)))
+    single = terms(document, world_size=1)
+    assert set(single.compute_speed) == {1.0}
+    assert set(single.slowest) == {1.0}
+    assert terms(document).compute_speed[0] == 0.5
+    assert terms(document).comm_speed[0] == 0.6
+
+
+def test_the_slowest_rank_holds_noise_and_persistent_differences() -> None:
+    """Two ranks: quantile sqrt(1/2) of the noise, here flat at 1; the spread adds exp(s m(2)).
+
+    Blom: m(2) = z((2 - 0.375) / 2.25) = z(0.7222) = 0.5895; exp(0.1 * 0.5895) = 1.0607.
+    """
+    document = profile(Machine(noise=(1.0,) * 8, rank_spread=0.1))
+    assert terms(document).slowest[0] == pytest.approx(1.0607, abs=1e-4)
+
+
+def test_the_loader_works_for_all_samples_of_a_rank() -> None:
+    """16 samples at 100 per second."""
+    document = profile(Machine())
+    assert set(terms(document, loader_samples_per_s=100.0).load_s) == {0.16}
+    assert set(terms(document).load_s) == {0.0}
+
+
+def test_settings_share_their_doubt() -> None:
+    """One rank and two read curves that were drawn once: asking again gives the same draws."""
+    document = profile(Machine(relative_error=0.1))
+    workload = document.workload("heavy")
+    assert workload is not None
+    costs = CostModel(document, num_draws=50, seed=0)
+    setting = Setting(workload="heavy", world_size=2, micro_batch=16)
+    first = costs.terms(workload, setting, loader_samples_per_s=None)
+    again = costs.terms(
+        workload, dataclasses.replace(setting, accumulation=4), loader_samples_per_s=None
+    )
+    assert np.array_equal(first.compute_s[Cause.FORWARD], again.compute_s[Cause.FORWARD])
+    assert len(set(first.compute_s[Cause.FORWARD])) == 50
+
+
+def test_evidence_weakens_beyond_the_calibration() -> None:
+    document = profile(Machine())
+    assert terms(document, world_size=1).evidence == {"compute": Evidence.MEASURED}
+    inside = terms(document, micro_batch=8).evidence
+    assert inside["compute"] is Evidence.INTERPOLATED
+    assert inside["communication"] is Evidence.INTERPOLATED
+    beyond = terms(document, world_size=4, micro_batch=128).evidence
+    assert set(beyond.values()) == {Evidence.EXTRAPOLATED}
+
+
+def test_an_unknown_workload_borrows_time_per_flop() -> None:
+    """A machine that knows only the heavy workload, and one of twice its work per sample.
+
+    Heavy forward at 64 samples: 1 + 64 * 5 = 321 ms for 64 GFLOP; at 64 samples of 2 GFLOP each
+    twice as long. The optimizer goes by parameters, which are the same.
+    """
+    document = profile(Machine())
+    document = document.model_copy(update={"workloads": document.workloads[1:]})
+    twice = dataclasses.replace(HEAVY, name="twice", forward_flop=2e9, backward_flop=4e9)
+    phases = borrowed_profile(document, twice).phases[0]
+    assert phases.forward[-1].time_s == pytest.approx(0.642)
+    assert phases.optimizer[0].time_s == pytest.approx(0.004)
+    assert phases.forward[-1].relative_error >= 0.5

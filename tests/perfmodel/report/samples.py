@@ -1,0 +1,196 @@
+"""Small but complete documents, made by hand."""
+
+from typing import Literal
+
+import numpy as np
+
+from perfmodel.documents.prediction import (
+    Evidence,
+    Interval,
+    MeasuredPoint,
+    PredictedPoint,
+    PredictionDocument,
+)
+from perfmodel.documents.validation import (
+    ComparedSetting,
+    ComparedSpeedup,
+    ErrorSummary,
+    Gate,
+    Repeat,
+    ValidationDocument,
+)
+from perfmodel.parallelism.strategy import Setting
+from perfmodel.program.operation import Cause, Operation, StepProgram, Stream
+from perfmodel.program.trace import Trace
+from tests.perfmodel.report.profile_samples import PROVENANCE, plain_profile
+
+
+def around(value: float, *, spread: float = 0.05) -> Interval:
+    return Interval(p5=value * (1 - spread), p50=value, p95=value * (1 + spread))
+
+
+def plain_point(world_size: int, *, workload: str = "resnet18") -> PredictedPoint:
+    """A step of 123 ms that grows by 4 ms with every doubling."""
+    exposed_s = 0.004 * np.log2(world_size)
+    step_s = 0.123 + exposed_s
+    speedup = world_size * 0.123 / step_s
+    reach = Evidence.MEASURED if world_size <= 2 else Evidence.EXTRAPOLATED
+    return PredictedPoint(
+        setting=Setting(workload=workload, world_size=world_size, micro_batch=32),
+        step_s=around(step_s),
+        samples_per_s=around(32 * world_size / step_s),
+        speedup=around(speedup),
+        scaling_efficiency=around(speedup / world_size),
+        exposed_comm_s=around(exposed_s),
+        breakdown_s={
+            Cause.INPUT: 0.003,
+            Cause.FORWARD: 0.04,
+            Cause.BACKWARD: 0.07,
+            Cause.ALL_REDUCE: exposed_s,
+            Cause.OPTIMIZER: 0.01,
+        },
+        straggler_s=0.0021,
+        evidence={"compute": Evidence.MEASURED, "all_reduce": reach},
+    )
+
+
+def plain_prediction(
+    *,
+    workload: str = "resnet18",
+    scaling: Literal["weak", "strong"] = "weak",
+    world_sizes: tuple[int, ...] = (1, 2, 4, 8, 64),
+) -> PredictionDocument:
+    return PredictionDocument(
+        schema_version=1,
+        provenance=PROVENANCE,
+        profile_digest=plain_profile().digest,
+        validation_digest=None,
+        device_name="AMD EPYC 9654",
+        workload=workload,
+        scaling=scaling,
+        points=tuple(plain_point(world_size, workload=workload) for world_size in world_sizes),
+        measured=(
+            MeasuredPoint(world_size=1, micro_batch=32, step_s=0.1251, speedup=1.0),
+            MeasuredPoint(world_size=2, micro_batch=32, step_s=0.1311, speedup=1.91),
+            MeasuredPoint(world_size=2, micro_batch=16, step_s=0.0801, speedup=None),
+        ),
+        caveats=("4 to 64 devices are beyond the 2 that were measured",),
+    )
+
+
+def compared(setting: Setting, *, predicted_s: float, measured_s: float) -> ComparedSetting:
+    interval = around(predicted_s)
+    return ComparedSetting(
+        setting=setting,
+        predicted_s=interval,
+        measured_s=measured_s,
+        measured_raw_s=measured_s * 1.02,
+        num_visits=4,
+        measured_relative_error=0.008,
+        signed_error=predicted_s / measured_s - 1,
+        signed_error_raw=predicted_s / (1.02 * measured_s) - 1,
+        is_covered=interval.p5 <= measured_s <= interval.p95,
+    )
+
+
+def summary(bias: float, *, num_settings: int = 4) -> ErrorSummary:
+    return ErrorSummary(
+        num_settings=num_settings,
+        bias=bias,
+        mape=0.0312,
+        median_absolute=0.0234,
+        worst_absolute=0.0876,
+    )
+
+
+def plain_settings(names: tuple[str, ...]) -> tuple[ComparedSetting, ...]:
+    entries = []
+    for name in names:
+        for accumulation, cap, ratio in ((1, None, 1.01), (2, 5.0, 0.913)):
+            setting = Setting(
+                workload=name,
+                world_size=2,
+                micro_batch=24,
+                accumulation=accumulation,
+                bucket_cap_mb=cap,
+            )
+            measured_s = (0.0072 if name == "lenet" else 0.104) * accumulation
+            entries.append(compared(setting, predicted_s=measured_s * ratio, measured_s=measured_s))
+    return tuple(entries)
+
+
+def plain_validation(
+    *, passed: bool = True, workloads: tuple[str, ...] = ("lenet", "resnet18")
+) -> ValidationDocument:
+    settings = plain_settings(workloads)
+    return ValidationDocument(
+        schema_version=1,
+        provenance=PROVENANCE,
+        profile_digest=plain_profile().digest,
+        observations_sha256="cd" * 32,
+        machine_slowdown=1.021,
+        settings=settings,
+        speedups=(
+            ComparedSpeedup(
+                workload="resnet18",
+                world_size=2,
+                micro_batch=24,
+                accumulation=1,
+                bucket_cap_mb=None,
+                predicted=around(1.87),
+                measured=1.84,
+                signed_error=0.0163,
+            ),
+        ),
+        repeats=(
+            Repeat(
+                setting=Setting(workload="resnet18", world_size=2, micro_batch=32),
+                calibrated_s=0.1311,
+                measured_s=0.1325,
+                measured_raw_s=0.1351,
+                signed_error=-0.0106,
+                signed_error_raw=-0.0296,
+            ),
+        ),
+        summary=summary(-0.0135),
+        summary_raw=summary(-0.0335),
+        summary_by_workload={name: summary(0.0042, num_settings=2) for name in workloads},
+        speedup_summary=summary(0.0163, num_settings=1),
+        noise_floor=summary(-0.0106, num_settings=1),
+        coverage=0.5,
+        gates=(
+            Gate(name="MAPE", unit="fraction", at_most=0.06, value=0.0312, passed=True),
+            Gate(
+                name="coverage",
+                unit="fraction",
+                at_least=0.4 if passed else 0.85,
+                value=0.5,
+                passed=passed,
+            ),
+        ),
+        passed=passed,
+    )
+
+
+def plain_trace(*, num_ranks: int = 2) -> Trace:
+    """Forward 2 ms, backward 3 ms, all-reduce 1 ms once all are there; rank 1 is late by 1 ms."""
+    program = StepProgram(
+        (
+            Operation(name="dispatch", stream=Stream.HOST, cause=Cause.DISPATCH),
+            Operation(name="forward", stream=Stream.COMPUTE, cause=Cause.FORWARD, after=(0,)),
+            Operation(name="backward", stream=Stream.COMPUTE, cause=Cause.BACKWARD),
+            Operation(
+                name="bucket 0",
+                stream=Stream.COMM,
+                cause=Cause.ALL_REDUCE,
+                after=(2,),
+                size_bytes=4096,
+            ),
+        )
+    )
+    late_s = 0.001 * np.arange(num_ranks)[:, np.newaxis]
+    start_s = np.array([[0.0, 0.0, 0.002, 0.0]]) + late_s
+    end_s = np.array([[0.0005, 0.002, 0.005, 0.0]]) + late_s
+    start_s[:, 3] = end_s[:, 2].max()
+    end_s[:, 3] = start_s[:, 3] + 0.001
+    return Trace(program=program, start_s=start_s, end_s=end_s)

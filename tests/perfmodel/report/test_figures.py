@@ -1,0 +1,141 @@
+"""Figures: axes with names and units, every point of the documents, the same bytes twice."""
+
+import itertools
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from perfmodel.report.busbw import busbw_factor
+from perfmodel.report.figures import (
+    breakdown_figure,
+    collective_figure,
+    compute_figure,
+    error_figure,
+    figure_bytes,
+    parity_figure,
+    speedup_figure,
+)
+from tests.perfmodel.report.profile_samples import plain_profile
+from tests.perfmodel.report.samples import plain_prediction, plain_validation
+
+FIGURES = {
+    "speedup": lambda: speedup_figure([plain_prediction(), plain_prediction(workload="lenet")]),
+    "breakdown": lambda: breakdown_figure(plain_prediction()),
+    "parity": lambda: parity_figure(plain_validation()),
+    "error": lambda: error_figure(plain_validation()),
+    "collective": lambda: collective_figure(plain_profile()),
+    "compute": lambda: compute_figure(plain_profile()),
+}
+
+
+def line(axes: Axes, label: str) -> list[tuple[float, float]]:
+    found = next(entry for entry in axes.get_lines() if entry.get_label() == label)
+    x, y = np.asarray(found.get_xdata()), np.asarray(found.get_ydata())
+    return list(zip(x.tolist(), y.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_axes_are_labelled_with_units(name: str) -> None:
+    for axes in FIGURES[name]().axes:
+        assert "[" in axes.get_xlabel()
+        assert "[" in axes.get_ylabel() or axes.get_ylabel() == "Setting"
+        assert axes.get_title()
+
+
+@pytest.mark.parametrize("name", ["speedup", "parity"])
+def test_the_same_document_gives_the_same_file(name: str) -> None:
+    first, second = (figure_bytes(FIGURES[name](), format="svg") for _ in range(2))
+    assert first == second
+    assert b"dc:date" not in first
+
+
+def test_png_is_png() -> None:
+    assert figure_bytes(Figure(), format="png").startswith(b"\x89PNG")
+
+
+def test_speedup_shows_every_prediction_and_every_real_run() -> None:
+    prediction = plain_prediction()
+    speedup, efficiency = speedup_figure([prediction, plain_prediction(workload="lenet")]).axes
+    expected = [(point.setting.world_size, point.speedup.p50) for point in prediction.points]
+    assert line(speedup, "resnet18, weak scaling") == expected
+    assert line(speedup, "lenet, weak scaling") == expected
+    assert line(speedup, "resnet18, measured") == [(1, 1.0), (2, 1.91)]
+    assert line(speedup, "ideal") == [(n, n) for n in (1, 2, 4, 8, 64)]
+    assert line(efficiency, "resnet18, measured") == [(1, 100.0), (2, 95.5)]
+    assert len(speedup.collections) == 2
+    assert speedup.get_xscale() == "log"
+
+
+def test_breakdown_stacks_to_the_step() -> None:
+    prediction = plain_prediction()
+    (axes,) = breakdown_figure(prediction).axes
+    tops = [0.0] * len(prediction.points)
+    bars = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
+    for bar, position in zip(bars, itertools.cycle(range(len(tops))), strict=False):
+        tops[position] += bar.get_height()
+    assert tops == pytest.approx([point.step_s.p50 * 1e3 for point in prediction.points])
+
+
+def test_parity_holds_one_point_per_setting() -> None:
+    validation = plain_validation()
+    (axes,) = parity_figure(validation).axes
+    points = [
+        point
+        for container in axes.containers
+        for point in np.asarray(container[0].get_xydata()).tolist()
+    ]
+    expected = [[e.measured_s * 1e3, e.predicted_s.p50 * 1e3] for e in validation.settings]
+    assert np.asarray(points) == pytest.approx(np.asarray(expected))
+
+
+def test_errors_hold_one_row_per_setting_with_its_sign() -> None:
+    validation = plain_validation()
+    (axes,) = error_figure(validation).axes
+    (container,) = axes.containers
+    errors = np.asarray(container[0].get_xydata())[:, 0]
+    assert errors == pytest.approx([100 * entry.signed_error for entry in validation.settings])
+    raw = line(axes, "raw, as the clock showed it")
+    assert [x for x, _ in raw] == pytest.approx(
+        [100 * e.signed_error_raw for e in validation.settings]
+    )
+
+
+def test_busbw_by_hand() -> None:
+    """2(n-1)/n of 4 ranks is 1.5, (n-1)/n is 0.75; a broadcast sends everything once."""
+    assert busbw_factor("all_reduce", world_size=4) == 1.5
+    assert busbw_factor("all_reduce", world_size=2) == 1.0
+    assert busbw_factor("all_gather", world_size=4) == 0.75
+    assert busbw_factor("reduce_scatter", world_size=4) == 0.75
+    assert busbw_factor("broadcast", world_size=4) == 1.0
+    assert busbw_factor("send_recv", world_size=2) == 1.0
+    assert busbw_factor("barrier", world_size=2) is None
+
+
+def test_collectives_show_bus_bandwidth() -> None:
+    """1 MiB among 4: 2 x 40 us + 1 MiB / 2 GB/s = 604 us, so 1.5 MiB / 604 us = 2.60 GB/s."""
+    time, busbw = collective_figure(plain_profile()).axes
+    assert line(time, "all_reduce, 4 devices")[2] == pytest.approx((2**20, 0.604288))
+    assert line(busbw, "all_reduce, 4 devices")[2] == pytest.approx((2**20, 2.60283), rel=1e-5)
+    assert len(line(busbw, "broadcast, 2 devices")) == 4
+
+
+def test_compute_has_a_panel_per_workload() -> None:
+    figure = compute_figure(plain_profile(workloads=("a", "b", "c")))
+    assert [axes.get_title() for axes in figure.axes if axes.axison] == [
+        f"{name}: phases, n ranks at work" for name in "abc"
+    ]
+    assert line(figure.axes[0], "forward, n=2") == [(8, 22.0), (16, 21.0), (32, 40.0)]
+
+
+def test_dollars_and_underscores_in_a_name_are_shown() -> None:
+    figure = speedup_figure([plain_prediction(workload="_$net_{$")])
+    assert b"_$net_{$, weak scaling" in figure_bytes(figure, format="svg")
+
+
+def test_nothing_is_said_to_be_nothing() -> None:
+    assert b"nothing measured" in figure_bytes(speedup_figure([]), format="svg")
+    empty = breakdown_figure(plain_prediction(world_sizes=()))
+    assert b"nothing measured" in figure_bytes(empty, format="svg")

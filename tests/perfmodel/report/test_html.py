@@ -1,0 +1,160 @@
+"""The report: one file, no network, escaped, complete, with an answer at the top."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from perfmodel.report.headline import headline
+from perfmodel.report.html import report_html
+from tests.perfmodel.report.profile_samples import PROVENANCE, plain_profile
+from tests.perfmodel.report.samples import plain_prediction, plain_validation
+
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+SECTIONS = {"verdict", "measured", "predicted", "wrong", "undetermined", "sources", "definitions"}
+
+
+class Reader(HTMLParser):
+    """Ids, attributes and text of a page; refuses tags that do not match."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.sections: set[str] = set()
+        self.ids: list[str] = []
+        self.loads: list[str] = []
+        self.words: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            if name == "id" and value is not None:
+                self.ids.append(value)
+                if tag == "section":
+                    self.sections.add(value)
+            if name in {"src", "href", "xlink:href", "data", "action", "srcset"}:
+                self.loads.append(value or "")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def read(page: str) -> Reader:
+    reader = Reader()
+    reader.feed(page)
+    reader.close()
+    assert reader.open == []
+    return reader
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    predictions = [plain_prediction(), plain_prediction(workload="lenet", scaling="strong")]
+    return report_html(plain_profile(), predictions=predictions, validation=plain_validation())
+
+
+def test_page_is_balanced_and_has_its_sections(page: str) -> None:
+    assert read(page).sections == SECTIONS
+
+
+def test_page_loads_nothing_and_runs_nothing(page: str) -> None:
+    reader = read(page)
+    assert all(load.startswith("#") for load in reader.loads)
+    assert reader.tags.isdisjoint({"script", "iframe", "link", "img", "object", "embed"})
+    assert re.findall(r"url\((?!#)|@import", page) == []
+    assert "default-src 'none'" in page
+    assert "@media print" in page
+
+
+def test_ids_never_clash_and_every_reference_is_met(page: str) -> None:
+    ids = read(page).ids
+    assert len(ids) == len(set(ids))
+    targets = re.findall(r'(?:href="|url\()#([^")]+)', page)
+    assert targets
+    assert set(targets) <= set(ids)
+
+
+def test_top_says_verdict_and_three_numbers(page: str) -> None:
+    words = " ".join(read(page[: page.index("</header>")] + "</header></body></html>").words)
+    for text in ("PASSED: 2 of 2 gates held", "53.6 x", "50.9 to 56.2", "3.1 %", "50.0 %"):
+        assert text in words
+    assert "too fast by 1.4 % on average" in words
+    assert "beyond what ran on this machine" in words
+    assert "No fresh run used more than 2 devices" in words
+    assert "beyond the 2 that were measured" in words
+
+
+def test_every_number_and_its_source_is_there(page: str) -> None:
+    words = " ".join(read(page).words)
+    prediction, profile, validation = plain_prediction(), plain_profile(), plain_validation()
+    for text in (
+        *(profile.digest, prediction.digest, validation.digest),
+        *(profile.observations_sha256, validation.observations_sha256),
+        *(PROVENANCE.command_line[2], str(PROVENANCE.git_commit), PROVENANCE.host_fingerprint),
+        *("torch 2.9.0", "cpu.model", "6 rounds", "1.7 %", "+2.1 %", "12.3 ms", "99.9 GFLOP/s"),
+        *("-1.4 %", "-3.4 %", "8.8 %", "131 ms", "132 ms", "135 ms", "1.84", "+1.6 %", "11,689"),
+        *("never overlapped", "Weak scaling", "Exposed communication", "Evidence: assumed"),
+        *("[121-133]", "[0.95-1.05]", "2.1 ms", "80.1 ms", "0.71"),
+    ):
+        assert text in words, text
+
+
+def test_hostile_names_are_escaped_everywhere() -> None:
+    name = "<script>alert(1)</script>&\"'"
+    page = report_html(
+        plain_profile(workloads=(name,), device_name=name),
+        predictions=[plain_prediction(workload=name)],
+        validation=plain_validation(workloads=(name,)),
+    )
+    reader = read(page)
+    assert "script" not in reader.tags
+    assert "<script>alert(1)</script>" in "".join(reader.words)
+
+
+def test_without_validation_the_page_says_that_nobody_checked() -> None:
+    page = report_html(plain_profile(), predictions=[], validation=None)
+    assert "NOT VALIDATED" in page
+    assert "Nobody has checked" in page
+    assert "Nothing was predicted." in page
+    assert 'class="box unknown"' in page
+    assert read(page).sections == SECTIONS
+
+
+def test_failure_names_the_gate_at_the_top() -> None:
+    head = headline(plain_profile(), predictions=[], validation=plain_validation(passed=False))
+    assert head.verdict == "FAILED: 1 of 2 gates missed (coverage)"
+    assert head.state == "failed"
+
+
+def test_results_of_another_profile_are_marked() -> None:
+    predictions = [plain_prediction()]
+    same = headline(plain_profile(), predictions=predictions, validation=plain_validation())
+    other = headline(
+        plain_profile(device_name="another"),
+        predictions=predictions,
+        validation=plain_validation(),
+    )
+    assert same.warnings == predictions[0].caveats
+    assert other.state == "unknown"
+    assert other.verdict == "NOT VALIDATED: the validation at hand judged another profile"
+    assert other.warnings[:2] == (
+        "The validation judged another profile than the one shown here.",
+        "The prediction of resnet18 rests on another profile.",
+    )
+
+
+def test_a_prediction_that_rests_on_another_validation_is_marked() -> None:
+    prediction = plain_prediction().model_copy(update={"validation_digest": "0" * 64})
+    head = headline(plain_profile(), predictions=[prediction], validation=plain_validation())
+    assert head.warnings[0] == "The prediction of resnet18 rests on another validation."

@@ -1,0 +1,145 @@
+"""Terminal and spreadsheet: every number is there, in its unit, on 80 columns."""
+
+import csv
+import io
+
+from rich.console import Console
+from rich.table import Table
+
+from perfmodel.documents.prediction import Interval
+from perfmodel.report.prediction_grids import breakdown_grid, evidence_grid
+from perfmodel.report.tables import (
+    csv_text,
+    prediction_table,
+    profile_table,
+    summary_lines,
+    validation_table,
+)
+from perfmodel.report.wording import count_interval, duration_interval, number, percent
+from perfmodel.units import format_duration
+from tests.perfmodel.report.profile_samples import plain_profile
+from tests.perfmodel.report.samples import plain_prediction, plain_validation
+
+
+def shown(table: Table) -> str:
+    console = Console(width=80, file=io.StringIO(), record=True, color_system=None)
+    console.print(table)
+    return console.export_text()
+
+
+def test_numbers_have_three_digits_and_their_interval_as_many_decimals() -> None:
+    assert [number(value) for value in (0.123, 1.234, 12.34, 123.4, 11257.9)] == [
+        "0.12",
+        "1.23",
+        "12.3",
+        "123",
+        "11300",
+    ]
+    assert number(-0.0001) == "0.00"
+    assert duration_interval(Interval(p5=0.0095, p50=0.0123, p95=0.1)) == "12.3 ms\n[9.5-100.0]"
+    assert duration_interval(Interval(p5=0, p50=0, p95=0.002)) == "0.00 ms\n[0.00-2.00]"
+    assert count_interval(Interval(p5=13235, p50=13932, p95=14629)) == "13.9 k\n[13.2-14.6]"
+    assert count_interval(Interval(p5=0.1, p50=0.2, p95=0.3)) == "0.20\n[0.10-0.30]"
+
+
+def test_percentages_carry_their_sign_and_never_a_negative_zero() -> None:
+    assert percent(0.0432) == "4.3 %"
+    assert percent(0.0432, signed=True) == "+4.3 %"
+    assert percent(-0.00001, signed=True) == "+0.0 %"
+    assert percent(1.234) == "123 %"
+
+
+def test_every_number_of_a_prediction_is_shown() -> None:
+    prediction = plain_prediction()
+    text = shown(prediction_table(prediction))
+    for point in prediction.points:
+        cells = (
+            f"{point.setting.global_batch}",
+            *duration_interval(point.step_s).split("\n"),
+            *count_interval(point.samples_per_s).split("\n"),
+            number(point.speedup.p50),
+            f"[{number(point.speedup.p5)}-",
+            percent(point.scaling_efficiency.p50),
+            format_duration(point.exposed_comm_s.p50),
+        )
+        assert [cell for cell in cells if cell not in text] == []
+    assert "weak scaling" in text
+    assert "speed-up 1.91" in text
+
+
+def test_tables_fit_80_columns_without_breaking_a_cell() -> None:
+    text = shown(prediction_table(plain_prediction(world_sizes=(1, 2, 16384))))
+    assert "[10700-11800]" in text
+    assert "extrapolated" in text
+    assert "raw -10.5 %" in shown(validation_table(plain_validation()))
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_markup_in_a_name_is_shown_and_not_obeyed() -> None:
+    assert "[red]net[/]" in shown(prediction_table(plain_prediction(workload="[red]net[/]")))
+
+
+def test_every_setting_of_a_validation_is_shown_with_its_sign() -> None:
+    text = shown(validation_table(plain_validation()))
+    for cell in ("+1.0 %", "-8.7 %", "24 x 2", "5 MiB", "default", "7.2 ms", "raw 7.34 ms", "(4)"):
+        assert cell in text
+    assert text.count("yes") == text.count("NO ") == 2
+
+
+def test_summary_says_what_went_wrong_beside_the_noise_floor() -> None:
+    lines = summary_lines(plain_validation(passed=False))
+    assert lines[0] == "FAILED: 1 of 2 gates missed (coverage)"
+    assert "bias -1.4 %, MAPE 3.1 %, median 2.3 %, worst 8.8 % (n=4)" in lines[1]
+    assert "bias -3.4 %" in lines[2]
+    assert lines[3].startswith("Noise floor:         bias -1.1 %")
+    assert "FAIL  coverage: 50.0 %, at least 85.0 %" in lines
+    assert "pass  MAPE: 3.1 %, at most 6.0 %" in lines
+    assert any("+2.1 %" in line for line in lines)
+    assert any("50.0 % inside" in line and "2 of 4" in line for line in lines)
+    assert max(map(len, lines)) <= 80
+
+
+def test_summary_of_a_pass_says_so_first() -> None:
+    assert summary_lines(plain_validation())[0] == "PASSED: 2 of 2 gates held"
+
+
+def test_profile_shows_what_was_measured_and_what_was_not_determined() -> None:
+    text = shown(profile_table(plain_profile()))
+    for cell in ("EPYC", "6 rounds", "12.3 ms", "1.7 %", "11,689", "120 us", "1.13", "NO: assumed"):
+        assert cell in text
+    assert "never overlapped" in text
+
+
+def test_csv_round_trips_to_the_last_digit() -> None:
+    prediction = plain_prediction()
+    rows = list(csv.DictReader(io.StringIO(csv_text(prediction))))
+    assert len(rows) == len(prediction.points)
+    for row, point in zip(rows, prediction.points, strict=True):
+        assert float(row["step_p50_s"]) == point.step_s.p50
+        assert float(row["samples_p5_per_s"]) == point.samples_per_s.p5
+        assert float(row["speedup_p95"]) == point.speedup.p95
+        assert float(row["exposed_comm_p50_s"]) == point.exposed_comm_s.p50
+        assert int(row["global_batch"]) == point.setting.global_batch
+        parts = (float(text) for name, text in row.items() if name.startswith("breakdown_"))
+        assert sum(parts) == sum(point.breakdown_s.values())
+    assert rows[0]["weakest_evidence"] == "measured"
+    assert rows[-1]["weakest_evidence"] == "extrapolated"
+
+
+def test_csv_of_nothing_is_nothing() -> None:
+    assert not csv_text(plain_prediction(world_sizes=()))
+
+
+def test_breakdown_and_evidence_name_causes_and_terms() -> None:
+    prediction = plain_prediction()
+    breakdown, evidence = breakdown_grid(prediction), evidence_grid(prediction)
+    assert [column.name for column in breakdown.columns[1:-2]] == [
+        "input",
+        "forward",
+        "backward",
+        "all reduce",
+        "optimizer",
+    ]
+    assert breakdown.rows[1][4] == "4 ms"
+    assert breakdown.rows[1][-2:] == ("2.1 ms", "4.00 ms\n[3.80-4.20]")
+    assert evidence.rows[-1] == ("64", "extrapolated", "measured")

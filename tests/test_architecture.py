@@ -1,0 +1,176 @@
+"""Promises about the shape of the project, each of them a test."""
+
+import ast
+import importlib.metadata
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from perfmodel.cli.app import app
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("calibrate", "perfmodel", "validate")
+LONGEST_FILE_LINES = 400
+LONGEST_FUNCTION_LINES = 60
+
+#: The command line is a promise. A change here needs a line in CHANGELOG.md.
+COMMAND_LINE = {
+    "": {"--version", "--install-completion", "--show-completion"},
+    "doctor": set(),
+    "calibrate": {
+        "--budget",
+        "--device",
+        "--master-addr",
+        "--master-port",
+        "--models",
+        "--nnodes",
+        "--node-rank",
+        "--nproc",
+        "--out",
+        "--resume",
+        "--seed",
+    },
+    "fit": {"folder"},
+    "predict": {
+        "--accumulation",
+        "--batch",
+        "--bucket-cap-mb",
+        "--csv",
+        "--devices",
+        "--json",
+        "--loader-samples-per-s",
+        "--output",
+        "--plot",
+        "--profile",
+        "--scaling",
+        "--trace",
+        "--validation",
+        "--workload",
+    },
+    "explain": {
+        "--accumulation",
+        "--batch",
+        "--bucket-cap-mb",
+        "--devices",
+        "--loader-samples-per-s",
+        "--profile",
+        "--scaling",
+        "--workload",
+    },
+    "validate": {"--budget", "--earlier", "--out", "--profile", "--resume", "--seed"},
+    "report": {"--devices", "--out", "--profile", "--validation", "--workloads"},
+}
+
+
+def sources(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+@pytest.fixture(scope="module")
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def test_no_file_is_longer_than_one_can_read() -> None:
+    long = {
+        str(path.relative_to(ROOT)): count
+        for path in sources(*PACKAGES, "tests")
+        if (count := len(path.read_text(encoding="utf-8").splitlines())) > LONGEST_FILE_LINES
+    }
+    assert long == {}
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    long = {
+        f"{path.relative_to(ROOT)}:{function.name}": function.end_lineno - function.lineno + 1
+        for path in sources(*PACKAGES, "tests")
+        for function in functions(ast.parse(path.read_text(encoding="utf-8")))
+        if function.end_lineno is not None
+        and function.end_lineno - function.lineno >= LONGEST_FUNCTION_LINES
+    }
+    assert long == {}
+
+
+def test_the_command_line_starts_without_torch() -> None:
+    code = "import json, sys, perfmodel.cli.app; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        (sys.executable, "-c", code), cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    loaded = {name.partition(".")[0] for name in json.loads(done.stdout)}
+    assert "perfmodel" in loaded
+    assert loaded.isdisjoint({"torch", "torchvision"})
+
+
+def test_every_folder_with_code_is_a_package_that_gets_installed(
+    pyproject: dict[str, Any],
+) -> None:
+    patterns = pyproject["tool"]["setuptools"]["packages"]["find"]["include"]
+    folders = {path.parent for path in sources(*PACKAGES)}
+    assert {folder for folder in folders if not (folder / "__init__.py").is_file()} == set()
+    names = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
+    missed = {name for name in names if not any(fnmatch(name, p) for p in patterns)}
+    assert missed == set()
+    roots = {name.partition(".")[0] for name in names}
+    assert roots == set(PACKAGES) == set(pyproject["tool"]["importlinter"]["root_packages"])
+
+
+def test_nothing_else_at_the_top_would_be_installed(pyproject: dict[str, Any]) -> None:
+    patterns = pyproject["tool"]["setuptools"]["packages"]["find"]["include"]
+    found = {
+        path.name
+        for path in ROOT.iterdir()
+        if path.is_dir()
+        and path.name.isidentifier()
+        and any(fnmatch(path.name, p) for p in patterns)
+    }
+    assert found == set(PACKAGES)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_packages_say_that_they_are_typed(package: str, pyproject: dict[str, Any]) -> None:
+    assert (ROOT / package / "py.typed").is_file()
+    assert "py.typed" in pyproject["tool"]["setuptools"]["package-data"][package]
+
+
+def test_the_installed_version_is_that_of_the_source(pyproject: dict[str, Any]) -> None:
+    assert importlib.metadata.version("perfmodel") == pyproject["project"]["version"]
+
+
+def test_the_changelog_starts_with_this_version(pyproject: dict[str, Any]) -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    released = re.findall(r"^## (\d+\.\d+\.\d+) - \d{4}-\d{2}-\d{2}$", text, flags=re.MULTILINE)
+    assert released[0] == pyproject["project"]["version"]
+
+
+def test_every_make_target_explains_itself() -> None:
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    phony = re.search(r"^\.PHONY:(.*)$", text, flags=re.MULTILINE)
+    assert phony is not None
+    explained = re.findall(r"^([a-z-]+):.*## \S", text, flags=re.MULTILINE)
+    assert set(explained) == set(phony.group(1).split())
+
+
+def test_the_command_line_is_the_one_that_was_promised() -> None:
+    group = vars(get_command(app))
+    found = {"": group["params"]}
+    found |= {name: command.params for name, command in group["commands"].items()}
+    options = {
+        name: {option for parameter in parameters for option in parameter.opts}
+        for name, parameters in found.items()
+    }
+    assert options == COMMAND_LINE

@@ -1,0 +1,118 @@
+"""Predictions beside measurements: signed errors, coverage, speed-ups; pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from calibrate.visits import Visit, estimate, to_speed
+from perfmodel.documents.prediction import Interval
+from perfmodel.documents.profile import ProfileDocument
+from perfmodel.documents.validation import (
+    ComparedSetting,
+    ComparedSpeedup,
+    ErrorSummary,
+    Repeat,
+)
+from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.units import Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One setting, measured now."""
+
+    value_s: Seconds
+    """At the machine speed of the calibration."""
+    raw_s: Seconds
+    relative_error: float
+    num_visits: int
+
+
+def measured(visits: Sequence[Visit], *, profile: ProfileDocument) -> Measured:
+    """Median over visits, as the clock showed it and at the machine speed of the calibration."""
+    workload = profile.workload(visits[0].setting.workload)
+    sensitivity = workload.speed_sensitivity if workload is not None else 1.0
+    at_speed = estimate(
+        [
+            v.step_s * to_speed(v, speed_probe_s=profile.speed_probe_s, sensitivity=sensitivity)
+            for v in visits
+        ]
+    )
+    return Measured(
+        value_s=at_speed.value_s,
+        raw_s=estimate([v.step_s for v in visits]).value_s,
+        relative_error=at_speed.relative_error,
+        num_visits=len(visits),
+    )
+
+
+def compare_setting(setting: Setting, predicted_s: Interval, found: Measured) -> ComparedSetting:
+    """One row of the table."""
+    return ComparedSetting(
+        setting=setting,
+        predicted_s=predicted_s,
+        measured_s=found.value_s,
+        measured_raw_s=found.raw_s,
+        num_visits=found.num_visits,
+        measured_relative_error=found.relative_error,
+        signed_error=predicted_s.p50 / found.value_s - 1,
+        signed_error_raw=predicted_s.p50 / found.raw_s - 1,
+        is_covered=predicted_s.p5 <= found.value_s <= predicted_s.p95,
+    )
+
+
+def baseline_of(setting: Setting) -> Setting:
+    """The same micro-batch on one device on its own, every step an optimizer step."""
+    return replace(
+        setting,
+        world_size=1,
+        accumulation=1,
+        synchronisation=Synchronisation.NONE,
+        bucket_cap_mb=None,
+    )
+
+
+def compare_speedup(
+    setting: Setting, predicted: Interval, found: Mapping[Setting, Measured]
+) -> ComparedSpeedup:
+    """Throughput over that of the baseline, predicted and measured."""
+    baseline = baseline_of(setting)
+    ratio = setting.global_batch / baseline.global_batch
+    speedup = ratio * found[baseline].value_s / found[setting].value_s
+    return ComparedSpeedup(
+        workload=setting.workload,
+        world_size=setting.world_size,
+        micro_batch=setting.micro_batch,
+        accumulation=setting.accumulation,
+        bucket_cap_mb=setting.bucket_cap_mb,
+        predicted=predicted,
+        measured=speedup,
+        signed_error=predicted.p50 / speedup - 1,
+    )
+
+
+def compare_repeat(setting: Setting, calibrated_s: Seconds, found: Measured) -> Repeat:
+    """A calibrated setting, then and now."""
+    return Repeat(
+        setting=setting,
+        calibrated_s=calibrated_s,
+        measured_s=found.value_s,
+        measured_raw_s=found.raw_s,
+        signed_error=calibrated_s / found.value_s - 1,
+        signed_error_raw=calibrated_s / found.raw_s - 1,
+    )
+
+
+def summarise(signed_errors: Sequence[float]) -> ErrorSummary | None:
+    """Bias, MAPE, median and worst of signed errors; None without any."""
+    if not signed_errors:
+        return None
+    errors = np.array(signed_errors)
+    return ErrorSummary(
+        num_settings=len(errors),
+        bias=float(errors.mean()),
+        mape=float(np.abs(errors).mean()),
+        median_absolute=float(np.median(np.abs(errors))),
+        worst_absolute=float(np.abs(errors).max()),
+    )

@@ -1,0 +1,67 @@
+"""Thresholds, written down before anything is measured."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from perfmodel.documents.validation import ErrorSummary, Gate
+
+#: Below this many settings a coverage above 97 % is no sign of intervals that are too wide.
+_ENOUGH_FOR_UPPER_COVERAGE: Final = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerances:
+    """What the tool promises, as fractions."""
+
+    step_mape: float = 0.06
+    step_worst: float = 0.15
+    speedup_mape: float = 0.05
+    coverage_at_least: float = 0.85
+    coverage_at_most: float = 0.97
+
+
+def judge(
+    tolerances: Tolerances,
+    *,
+    summary: ErrorSummary,
+    speedups: ErrorSummary | None,
+    coverage: float,
+) -> tuple[Gate, ...]:
+    """Compare errors with what was promised."""
+    upper = (
+        tolerances.coverage_at_most if summary.num_settings >= _ENOUGH_FOR_UPPER_COVERAGE else None
+    )
+    gates = [
+        _gate("step-time MAPE", summary.mape, at_most=tolerances.step_mape),
+        _gate("worst step-time error", summary.worst_absolute, at_most=tolerances.step_worst),
+        _gate(
+            "coverage of 90 % intervals",
+            coverage,
+            at_least=tolerances.coverage_at_least,
+            at_most=upper,
+        ),
+    ]
+    if speedups is not None:
+        gates.append(_gate("speed-up MAPE", speedups.mape, at_most=tolerances.speedup_mape))
+    return tuple(gates)
+
+
+def passed(gates: Sequence[Gate]) -> bool:
+    """Whether every gate passed."""
+    return all(gate.passed for gate in gates)
+
+
+def _gate(
+    name: str, value: float, *, at_least: float | None = None, at_most: float | None = None
+) -> Gate:
+    above = at_least is None or value >= at_least
+    below = at_most is None or value <= at_most
+    return Gate(
+        name=name,
+        unit="fraction",
+        at_least=at_least,
+        at_most=at_most,
+        value=value,
+        passed=above and below,
+    )

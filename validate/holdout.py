@@ -1,0 +1,152 @@
+"""Settings that calibration never used; disjoint by construction, and checked."""
+
+import itertools
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from calibrate.task import StepTask, Task
+from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
+from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.units import Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldoutBudget:
+    """How many held-out settings, and how often each is visited."""
+
+    num_batches: int
+    """Held-out micro-batches per workload."""
+    num_rounds: int
+    """Fresh process groups."""
+    passes_per_round: int
+    """Visits to each setting in one process group."""
+    visit_s: Seconds
+
+
+BUDGETS: Final = {
+    "quick": HoldoutBudget(num_batches=1, num_rounds=2, passes_per_round=1, visit_s=0.2),
+    "standard": HoldoutBudget(num_batches=2, num_rounds=3, passes_per_round=3, visit_s=0.4),
+}
+
+#: Bucket caps that calibration does not use. [MiB]
+BUCKET_CAPS_MB: Final = (2.0, 10.0)
+ACCUMULATIONS: Final = (2, 3)
+
+
+def holdout_settings(profile: ProfileDocument, *, num_batches: int) -> tuple[Setting, ...]:
+    """Held-out settings of every calibrated workload: single device first, then all ranks.
+
+    Micro-batches lie between the calibrated ones, bucket caps and accumulations are others.
+
+    Raises
+    ------
+    ValueError
+        If one of them was calibrated after all.
+    """
+    settings = tuple(
+        setting
+        for workload in profile.workloads
+        for index, micro_batch in enumerate(_between(workload)[:num_batches])
+        for setting in _block(workload.workload.name, micro_batch, index, profile.max_world_size)
+    )
+    calibrated = calibrated_settings(profile)
+    for setting in settings:
+        if setting in calibrated:
+            raise ValueError(f"holdout: {setting.label} must not be part of the calibration")
+    return settings
+
+
+def calibrated_settings(profile: ProfileDocument) -> frozenset[Setting]:
+    """Every setting whose steps went into the profile."""
+    return frozenset(
+        Setting(
+            workload=step.workload,
+            world_size=step.world_size,
+            micro_batch=step.micro_batch,
+            synchronisation=Synchronisation(step.synchronisation),
+            bucket_cap_mb=step.bucket_cap_mb,
+        )
+        for step in profile.steps
+    )
+
+
+def repeated_settings(profile: ProfileDocument) -> tuple[Setting, ...]:
+    """Calibrated settings to run again, one single and one synchronised per workload.
+
+    Their errors hold no model at all: only noise, drift, and what changes between processes.
+    """
+    repeats = []
+    for workload in profile.workloads:
+        batches = [int(point.at) for point in workload.phases[0].forward]
+        middle = batches[len(batches) // 2]
+        name = workload.workload.name
+        repeats.append(_single(name, middle))
+        if profile.max_world_size > 1:
+            repeats.append(
+                Setting(workload=name, world_size=profile.max_world_size, micro_batch=middle)
+            )
+    return tuple(setting for setting in repeats if setting in calibrated_settings(profile))
+
+
+def rounds(
+    settings: Sequence[Setting], *, budget: HoldoutBudget, seed: int
+) -> tuple[tuple[Task, ...], ...]:
+    """Tasks of each round: settings in a new random order in every pass."""
+    result = []
+    for round_index in range(budget.num_rounds):
+        tasks: list[Task] = []
+        for pass_index in range(budget.passes_per_round):
+            visit = round_index * budget.passes_per_round + pass_index
+            order = list(settings)
+            random.Random(f"{seed}-{visit}").shuffle(order)  # noqa: S311 - an order, no secret
+            tasks += [
+                StepTask(
+                    name=f"{visit}: {setting.label}",
+                    round=visit,
+                    setting=setting,
+                    target_s=budget.visit_s,
+                )
+                for setting in order
+            ]
+        result.append(tuple(tasks))
+    return tuple(result)
+
+
+def _between(workload: WorkloadProfile) -> tuple[int, ...]:
+    """Micro-batches in the gaps of the calibrated ones, widest gap first, none of them calibrated."""
+    calibrated = sorted(int(point.at) for point in workload.phases[0].forward)
+    gaps = sorted(itertools.pairwise(calibrated), key=lambda gap: gap[0] / gap[1])
+    middles = [round((low * high) ** 0.5) for low, high in gaps]
+    beyond = round(calibrated[-1] * 1.25)
+    candidates = [middle for middle in middles if middle not in calibrated]
+    return (*candidates, *([beyond] if beyond not in calibrated else []))
+
+
+def _block(name: str, micro_batch: int, index: int, world_size: int) -> Iterable[Setting]:
+    accumulation = ACCUMULATIONS[index % len(ACCUMULATIONS)]
+    yield _single(name, micro_batch)
+    if world_size == 1:
+        yield _single(name, micro_batch, accumulation=accumulation)
+        return
+    yield Setting(workload=name, world_size=world_size, micro_batch=micro_batch)
+    yield Setting(
+        workload=name,
+        world_size=world_size,
+        micro_batch=micro_batch,
+        bucket_cap_mb=BUCKET_CAPS_MB[index % len(BUCKET_CAPS_MB)],
+    )
+    yield Setting(
+        workload=name, world_size=world_size, micro_batch=micro_batch, accumulation=accumulation
+    )
+
+
+def _single(name: str, micro_batch: int, *, accumulation: int = 1) -> Setting:
+    return Setting(
+        workload=name,
+        world_size=1,
+        micro_batch=micro_batch,
+        accumulation=accumulation,
+        synchronisation=Synchronisation.NONE,
+    )

@@ -1,0 +1,264 @@
+"""Use case: predict held-out settings, run them for real, and print the tool's own error.
+
+Never fits: the profile is what it is. Predictions and gates are on disk before the first run.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from calibrate.calibrate import place, provenance
+from calibrate.campaign import Campaign, Progress, measure
+from calibrate.environment import describe_environment
+from calibrate.launch import Launcher, LaunchFlags
+from calibrate.visits import by_setting, visit
+from perfmodel.documents.observation import StepObservation, read_observations
+from perfmodel.documents.prediction import Interval
+from perfmodel.documents.profile import ProfileDocument
+from perfmodel.documents.validation import (
+    ComparedSetting,
+    ComparedSpeedup,
+    ErrorSummary,
+    Repeat,
+    ValidationDocument,
+)
+from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, UsageError
+from perfmodel.parallelism.strategy import Setting
+from perfmodel.predict import Predictor, interval
+from validate import compare, gates
+from validate.holdout import BUDGETS, holdout_settings, repeated_settings, rounds
+
+VALIDATION: Final = "validation.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationRequest:
+    """What the user asked for."""
+
+    profile: ProfileDocument
+    folder: Path
+    budget: str = "standard"
+    seed: int = 1
+    resume: bool = False
+    earlier: ValidationDocument | None = None
+    """Errors of an earlier validation, which widen the intervals."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foretold:
+    """What was predicted before anything was measured."""
+
+    steps_s: Mapping[Setting, Interval]
+    speedups: Mapping[Setting, Interval]
+
+
+def validate(
+    request: ValidationRequest, launcher: Launcher, *, on_progress: Callable[[Progress], None]
+) -> ValidationDocument:
+    """Run held-out settings in fresh processes and compare.
+
+    Raises
+    ------
+    CalibrationUnavailable
+        If the profile describes another machine.
+    """
+    if request.budget not in BUDGETS:
+        raise UsageError(f"--budget: must be one of {', '.join(BUDGETS)}, got {request.budget!r}")
+    budget = BUDGETS[request.budget]
+    profile = request.profile
+    environment = describe_environment()
+    _refuse_other_machine(profile, environment["host"]["fingerprint"])
+    settings = holdout_settings(profile, num_batches=budget.num_batches)
+    foretold = foretell(profile, settings, earlier=request.earlier)
+    topology, device_kind = place(
+        profile.device_kind,
+        LaunchFlags(nproc_per_node=profile.ranks_per_node),
+        os.environ,
+    )
+    observations = measure(
+        Campaign(
+            folder=request.folder,
+            plan=_plan(request, foretold),
+            rounds=rounds(
+                (*settings, *repeated_settings(profile)), budget=budget, seed=request.seed
+            ),
+            device_kind=device_kind,
+            topology=topology,
+            fingerprint=environment["host"]["fingerprint"],
+        ),
+        launcher,
+        resume=request.resume,
+        on_progress=on_progress,
+    )
+    comparison = compare_observations(profile, foretold, observations)
+    document = _document(request, comparison, observations)
+    document.write(request.folder / VALIDATION)
+    return document
+
+
+def foretell(
+    profile: ProfileDocument,
+    settings: tuple[Setting, ...],
+    *,
+    earlier: ValidationDocument | None = None,
+) -> Foretold:
+    """Predict every setting, and the speed-up of those with several ranks."""
+    predictor = Predictor(profile, validation=earlier)
+    steps = {
+        setting: predictor.step(predictor.workload(setting.workload), setting)
+        for setting in settings
+    }
+    speedups = {}
+    for setting, step in steps.items():
+        baseline = compare.baseline_of(setting)
+        if setting.world_size > 1 and baseline in steps:
+            ratio = setting.global_batch / baseline.global_batch
+            speedups[setting] = interval(ratio * steps[baseline].step_s / step.step_s)
+    return Foretold(
+        steps_s={setting: interval(step.step_s) for setting, step in steps.items()},
+        speedups=speedups,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """All rows of a validation."""
+
+    settings: tuple[ComparedSetting, ...]
+    speedups: tuple[ComparedSpeedup, ...]
+    repeats: tuple[Repeat, ...]
+    machine_slowdown: float
+
+
+def compare_observations(
+    profile: ProfileDocument, foretold: Foretold, observations: Path
+) -> Comparison:
+    """Put every prediction beside what was measured.
+
+    Raises
+    ------
+    MeasurementFailed
+        If a predicted setting was never run.
+    """
+    visits = by_setting(
+        visit(entry)
+        for entry in read_observations(observations)
+        if isinstance(entry, StepObservation)
+    )
+    missing = [setting.label for setting in foretold.steps_s if setting not in visits]
+    if missing:
+        raise MeasurementFailed(
+            f"{observations}: {len(missing)} predicted settings were not run, such as {missing[0]}; "
+            "continue with --resume"
+        )
+    found = {setting: compare.measured(group, profile=profile) for setting, group in visits.items()}
+    calibrated_s = {
+        setting: step_s
+        for setting, step_s in _calibrated_steps(profile).items()
+        if setting in found
+    }
+    speeds_s = [entry.speed_probe_s for group in visits.values() for entry in group]
+    return Comparison(
+        settings=tuple(
+            compare.compare_setting(setting, predicted_s, found[setting])
+            for setting, predicted_s in foretold.steps_s.items()
+        ),
+        speedups=tuple(
+            compare.compare_speedup(setting, predicted, found)
+            for setting, predicted in foretold.speedups.items()
+        ),
+        repeats=tuple(
+            compare.compare_repeat(setting, step_s, found[setting])
+            for setting, step_s in calibrated_s.items()
+        ),
+        machine_slowdown=float(np.median(speeds_s)) / profile.speed_probe_s,
+    )
+
+
+def _calibrated_steps(profile: ProfileDocument) -> dict[Setting, float]:
+    repeats = repeated_settings(profile)
+    steps_s = {
+        (s.workload, s.world_size, s.micro_batch, s.synchronisation, s.bucket_cap_mb): s.step_s
+        for s in profile.steps
+    }
+    return {
+        setting: steps_s[
+            setting.workload,
+            setting.world_size,
+            setting.micro_batch,
+            setting.synchronisation.value,
+            setting.bucket_cap_mb,
+        ]
+        for setting in repeats
+    }
+
+
+def _document(
+    request: ValidationRequest, comparison: Comparison, observations: Path
+) -> ValidationDocument:
+    rows = comparison.settings
+    summary = _summary([row.signed_error for row in rows])
+    speedup_summary = compare.summarise([row.signed_error for row in comparison.speedups])
+    coverage = sum(row.is_covered for row in rows) / len(rows)
+    verdict = gates.judge(
+        gates.Tolerances(), summary=summary, speedups=speedup_summary, coverage=coverage
+    )
+    names = dict.fromkeys(row.setting.workload for row in rows)
+    return ValidationDocument(
+        schema_version=ValidationDocument.current_version,
+        provenance=provenance(describe_environment(), seed=request.seed),
+        profile_digest=request.profile.digest,
+        observations_sha256=hashlib.sha256(observations.read_bytes()).hexdigest(),
+        machine_slowdown=comparison.machine_slowdown,
+        settings=rows,
+        speedups=comparison.speedups,
+        repeats=comparison.repeats,
+        summary=summary,
+        summary_raw=_summary([row.signed_error_raw for row in rows]),
+        summary_by_workload={
+            name: _summary([row.signed_error for row in rows if row.setting.workload == name])
+            for name in names
+        },
+        speedup_summary=speedup_summary,
+        noise_floor=compare.summarise([repeat.signed_error for repeat in comparison.repeats]),
+        coverage=coverage,
+        gates=verdict,
+        passed=gates.passed(verdict),
+    )
+
+
+def _summary(errors: list[float]) -> ErrorSummary:
+    summary = compare.summarise(errors)
+    assert summary is not None
+    return summary
+
+
+def _plan(request: ValidationRequest, foretold: Foretold) -> str:
+    """What is measured, promised and predicted; written before the first run."""
+    tolerances = gates.Tolerances()
+    plan = {
+        "stage": "validate",
+        "budget": request.budget,
+        "seed": request.seed,
+        "profile_digest": request.profile.digest,
+        "gates": {name: getattr(tolerances, name) for name in type(tolerances).__slots__},
+        "predicted_s": {
+            setting.label: found.model_dump() for setting, found in foretold.steps_s.items()
+        },
+    }
+    return json.dumps(plan, indent=1) + "\n"
+
+
+def _refuse_other_machine(profile: ProfileDocument, fingerprint: str) -> None:
+    found = profile.provenance.host_fingerprint
+    if found != fingerprint:
+        raise CalibrationUnavailable(
+            f"--profile: must describe this machine (fingerprint {fingerprint[:12]}), got "
+            f"{found[:12]} ({profile.device_name}); run perfmodel calibrate here"
+        )
