@@ -48,8 +48,8 @@ $(INSTALLED_DEV): pyproject.toml | $(VENV)/bin/python
 
 install: $(INSTALLED) ## make the virtual environment and install everything needed to measure
 
-# Repeated, it continues where it was interrupted and measures nothing twice. The report is written
-# even if a gate failed; then the target fails, as validate did.
+# Repeated, it continues where it was interrupted and measures nothing twice. A missed gate is said
+# loudly, but the quick budget promises a demonstration, not a tolerance: `make validate` fails on it.
 quickstart: BUDGET = quick
 quickstart: $(INSTALLED) ## install, calibrate, predict up to 1,024 devices, validate, write a report (minutes)
 	-$(RUN) perfmodel doctor
@@ -63,8 +63,7 @@ quickstart: $(INSTALLED) ## install, calibrate, predict up to 1,024 devices, val
 	if [ $$status -eq 4 ]; then \
 		echo 'make: the predictions missed a validation gate (exit code 4): the report says which.' >&2; \
 		echo 'make: measure longer: make calibrate validate report BUDGET=standard OUT=runs/standard' >&2; \
-	fi; \
-	exit $$status
+	fi
 
 doctor: $(INSTALLED) ## say whether this machine is fit to be measured
 	$(RUN) perfmodel doctor

@@ -13,10 +13,10 @@ from typing import Final
 
 import numpy as np
 
-from calibrate.calibrate import place, provenance
 from calibrate.campaign import Campaign, Progress, measure
 from calibrate.environment import describe_environment
 from calibrate.launch import Launcher, LaunchFlags
+from calibrate.placement import place, provenance
 from calibrate.visits import by_setting, visit
 from perfmodel.documents.observation import StepObservation, read_observations
 from perfmodel.documents.prediction import Interval

@@ -109,8 +109,8 @@ def explain(  # noqa: PLR0913 - one parameter per flag
     settings = forecast_settings(inputs.workload, request)
     explanation = use_case(
         inputs.predictor,
-        inputs.workload,
-        settings[-1],
+        workload=inputs.workload,
+        setting=settings[-1],
         scaling=request.scaling,
         loader_samples_per_s=loader_samples_per_s,
     )

@@ -68,8 +68,8 @@ class CurveDraws:
         values_s: Samples = self.time_s[left] + weight * (self.time_s[right] - self.time_s[left])
         if at < self.at[0]:
             first_s = self.time_s[0]
-            return np.minimum(np.maximum(values_s, first_s * (at / self.at[0])), first_s)
-        if at > self.at[-1]:
+            values_s = np.minimum(np.maximum(values_s, first_s * (at / self.at[0])), first_s)
+        elif at > self.at[-1]:
             values_s = np.maximum(values_s, self.time_s[-1])
         return values_s
 

@@ -17,7 +17,11 @@ from perfmodel.documents.profile import (
 )
 from perfmodel.parallelism.strategy import Setting, Synchronisation
 from perfmodel.program.operation import Cause
-from perfmodel.statistics.stragglers import expected_largest_deviate, median_of_slowest
+from perfmodel.statistics.stragglers import (
+    expected_largest_deviate,
+    median_of_slowest,
+    medians_of_slowest,
+)
 from perfmodel.units import Bytes
 from perfmodel.workload.workload import Workload
 
@@ -156,9 +160,7 @@ class CostModel:
         factors = np.full(self.num_draws, nominal)
         if len(ratios) > 1:
             resampled = self._rng.choice(ratios, (self.num_draws, len(ratios)))
-            factors[1:] = [
-                median_of_slowest(row, world_size=setting.world_size) for row in resampled[1:]
-            ]
+            factors[1:] = medians_of_slowest(resampled[1:], world_size=setting.world_size)
         return factors * persistent
 
     def _evidence(

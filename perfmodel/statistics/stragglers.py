@@ -5,9 +5,12 @@ from collections.abc import Sequence
 from statistics import NormalDist
 
 import numpy as np
+from numpy.typing import NDArray
 
 #: Beyond the sample the tail is continued as an exponential through its upper part.
 _TAIL_FRACTION = 0.1
+#: Fewer values than this have no tail to continue.
+_MINIMUM_FOR_TAIL = 4
 
 
 def median_of_slowest(ratios: Sequence[float], *, world_size: int) -> float:
@@ -26,23 +29,45 @@ def median_of_slowest(ratios: Sequence[float], *, world_size: int) -> float:
     ----------
     .. [1] H. A. David, H. N. Nagaraja, "Order Statistics", 3rd ed., 2003, section 2.1.
     """
+    if len(ratios) == 0:
+        return 1.0
+    return float(medians_of_slowest(np.asarray(ratios, dtype=float), world_size=world_size))
+
+
+def medians_of_slowest(ratios: NDArray[np.float64], *, world_size: int) -> NDArray[np.float64]:
+    """Do the same for many samples at once.
+
+    Parameters
+    ----------
+    ratios
+        Shape ``(..., num_ratios)``.
+
+    Returns
+    -------
+    NDArray
+        Shape ``(...)``.
+    """
     if world_size < 1:
         raise ValueError(f"world_size must be >= 1, got {world_size}")
-    if world_size == 1 or len(ratios) == 0:
-        return 1.0
-    return max(1.0, quantile_with_tail(ratios, 0.5 ** (1 / world_size)))
+    if world_size == 1:
+        return np.ones(ratios.shape[:-1])
+    return np.maximum(1.0, quantile_with_tail(ratios, 0.5 ** (1 / world_size)))
 
 
-def quantile_with_tail(values: Sequence[float], probability: float) -> float:
-    """Empirical quantile, continued by an exponential tail beyond the sample."""
-    ordered = np.sort(np.asarray(values, dtype=float))
-    num_tail = max(2, math.ceil(len(ordered) * _TAIL_FRACTION))
-    threshold_probability = 1 - num_tail / len(ordered)
-    if len(ordered) < 4 or probability <= threshold_probability:
-        return float(np.quantile(ordered, probability))
-    threshold = float(np.quantile(ordered, threshold_probability))
-    mean_excess = float(np.mean(ordered[-num_tail:]) - threshold)
-    return threshold + mean_excess * math.log((1 - threshold_probability) / (1 - probability))
+def quantile_with_tail(
+    values: NDArray[np.float64] | Sequence[float], probability: float
+) -> NDArray[np.float64]:
+    """Empirical quantile over the last axis, continued by an exponential tail beyond the sample."""
+    ordered = np.sort(np.asarray(values, dtype=float), axis=-1)
+    count = ordered.shape[-1]
+    num_tail = max(2, math.ceil(count * _TAIL_FRACTION))
+    threshold_probability = 1 - num_tail / count
+    if count < _MINIMUM_FOR_TAIL or probability <= threshold_probability:
+        return np.asarray(np.quantile(ordered, probability, axis=-1))
+    threshold = np.quantile(ordered, threshold_probability, axis=-1)
+    mean_excess = ordered[..., -num_tail:].mean(axis=-1) - threshold
+    efolds = math.log((1 - threshold_probability) / (1 - probability))
+    return np.asarray(threshold + mean_excess * efolds)
 
 
 def expected_largest_deviate(world_size: int) -> float:

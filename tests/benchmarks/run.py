@@ -6,6 +6,7 @@ child also counts that of its parent when it was started.
 """
 
 import argparse
+import hashlib
 import json
 import math
 import os
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "num_repeats": options.repeats,
-        "profile": None if options.profile is None else str(options.profile),
+        "profile": None if options.profile is None else _identity(options.profile),
         "processes": processes,
         "engine": json.loads(_output_of([sys.executable, str(ENGINE)])),
     }
@@ -93,7 +94,6 @@ def machine() -> dict[str, Any]:
     facts = json.loads(_output_of([sys.executable, "-c", _DESCRIBE]))
     return {
         "os": facts["host"]["os"],
-        "kernel": facts["host"]["kernel"],
         "is_virtual": facts["host"]["is_virtual"],
         "cpu": facts["cpu"],
         "memory_bytes": facts["memory"]["total_bytes"],
@@ -150,6 +150,11 @@ def _calibrated(profile: Path) -> dict[str, int]:
         for entry in entries
         if entry["workload"]["name"] in {"lenet", "resnet18"}
     }
+
+
+def _identity(path: Path) -> dict[str, str]:
+    """Name and content of a file, wherever it lies."""
+    return {"name": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
 
 
 def _output_of(command: Sequence[str]) -> str:

@@ -110,7 +110,10 @@ class Machine:
 
 def profile(machine: Machine) -> ProfileDocument:
     scale = machine.time_scale
-    ddp = (machine.bucket_s * scale, machine.bucket_s_per_byte * scale, 1.0) + (
+    ddp = (
+        machine.bucket_s * scale,
+        machine.bucket_s_per_byte * scale,
+        1.0,
         machine.compute_speed,
         machine.comm_speed,
     )

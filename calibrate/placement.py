@@ -1,0 +1,73 @@
+"""Where a measurement runs, and who made it: shared by calibration and validation."""
+
+import datetime as dt
+import sys
+from collections.abc import Mapping
+from importlib.metadata import version
+from importlib.util import find_spec
+
+from calibrate.experiment import DeviceKind
+from calibrate.facts import Environment
+from calibrate.gpus import query_gpus
+from calibrate.launch import (
+    LaunchFlags,
+    Topology,
+    default_ranks,
+    resolve_topology,
+    usable_cores,
+)
+from perfmodel.documents.base import Provenance
+from perfmodel.errors import UsageError
+
+
+def place(
+    device: str, flags: LaunchFlags, environ: Mapping[str, str]
+) -> tuple[Topology, DeviceKind]:
+    """Which ranks run where, on which kind of device.
+
+    Raises
+    ------
+    UsageError
+        If the device does not exist here, torch is missing, or there are more ranks than devices.
+    """
+    if find_spec("torch") is None:
+        raise UsageError(
+            "calibrate: torch must be installed, got none; pip install 'perfmodel[calibrate]'"
+        )
+    num_gpus = _visible_gpus(environ)
+    if device not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"--device: must be auto, cpu or cuda, got {device!r}")
+    if device == "cuda" and not num_gpus:
+        raise UsageError("--device: cuda needs a GPU that nvidia-smi lists, got none; use cpu")
+    on_cuda = device == "cuda" or (device == "auto" and num_gpus > 0)
+    device_kind: DeviceKind = "cuda" if on_cuda else "cpu"
+    num_devices = num_gpus if device_kind == "cuda" else usable_cores()
+    topology = resolve_topology(
+        environ,
+        flags=flags,
+        num_local_devices=num_devices,
+        default_ranks_per_node=default_ranks(device_kind, num_devices=num_devices),
+    )
+    return topology, device_kind
+
+
+def _visible_gpus(environ: Mapping[str, str]) -> int:
+    num_gpus = len(query_gpus())
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return num_gpus
+    return min(num_gpus, len([entry for entry in visible.split(",") if entry.strip()]))
+
+
+def provenance(environment: Environment, *, seed: int) -> Provenance:
+    """Who made a document, here and now."""
+    software = environment["software"]
+    versions = {name: str(value) for name, value in software.items() if value is not None}
+    return Provenance(
+        created_utc=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        command_line=tuple(sys.argv),
+        git_commit=software["git_commit"],
+        seed=seed,
+        versions={**versions, "perfmodel": version("perfmodel")},
+        host_fingerprint=environment["host"]["fingerprint"],
+    )

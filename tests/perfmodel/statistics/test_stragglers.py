@@ -1,0 +1,64 @@
+"""The slowest of many ranks."""
+
+import numpy as np
+import pytest
+
+from perfmodel.statistics.stragglers import (
+    expected_largest_deviate,
+    median_of_slowest,
+    quantile_with_tail,
+)
+
+#: 1.00, 1.01 ... 1.19: the quantile p is 1 + 0.19 p.
+RATIOS = [1 + i / 100 for i in range(20)]
+
+
+def test_two_ranks_wait_for_the_quantile_that_both_stay_below_half_of_the_time() -> None:
+    """p * p = 1/2: p = 0.7071; 1 + 0.19 * 0.7071 = 1.1344."""
+    assert median_of_slowest(RATIOS, world_size=2) == pytest.approx(1.1344, abs=1e-4)
+
+
+def test_an_exponential_tail_continues_the_upper_tenth() -> None:
+    """Threshold q(0.9) = 1.171; the two above it, 1.18 and 1.19, exceed it by 0.014 on average.
+
+    q(0.95) = 1.171 + 0.014 ln(0.1 / 0.05) = 1.1807; q(0.99) = 1.171 + 0.014 ln 10 = 1.2032.
+    """
+    assert quantile_with_tail(RATIOS, 0.9) == pytest.approx(1.171)
+    assert quantile_with_tail(RATIOS, 0.95) == pytest.approx(1.1807, abs=1e-4)
+    assert quantile_with_tail(RATIOS, 0.99) == pytest.approx(1.2032, abs=1e-4)
+
+
+def test_more_ranks_never_wait_less() -> None:
+    waits = [median_of_slowest(RATIOS, world_size=2**power) for power in range(15)]
+    assert waits == sorted(waits)
+    assert waits[-1] > max(RATIOS)
+
+
+def test_the_median_of_the_slowest_is_what_a_simulation_of_ranks_shows() -> None:
+    """Four ranks, log-normal noise of 5 %, 20,000 steps: within 0.5 %."""
+    rng = np.random.default_rng(0)
+    steps = np.exp(0.05 * rng.standard_normal((20_000, 4)))
+    ratios = np.quantile(steps[:, 0], (np.arange(64) + 0.5) / 64)
+    predicted = median_of_slowest([float(ratio) for ratio in ratios], world_size=4)
+    assert predicted == pytest.approx(float(np.median(steps.max(axis=1))), rel=0.005)
+
+
+@pytest.mark.parametrize(("ratios", "world_size"), [(RATIOS, 1), ([], 8), ([1.0], 8), ([0.9], 2)])
+def test_nobody_waits_alone_or_without_noise(ratios: list[float], world_size: int) -> None:
+    assert median_of_slowest(ratios, world_size=world_size) == 1.0
+
+
+def test_no_ranks_are_refused() -> None:
+    with pytest.raises(ValueError, match="world_size must be >= 1, got 0"):
+        median_of_slowest(RATIOS, world_size=0)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "exact", "tolerance"),
+    [(1, 0.0, 0.0), (2, 0.5642, 0.03), (10, 1.5388, 0.01), (100, 2.5076, 0.01)],
+)
+def test_the_largest_normal_deviate_is_near_its_tabulated_mean(
+    world_size: int, exact: float, tolerance: float
+) -> None:
+    """Means of the largest of n: Harter, Biometrika 48 (1961); 1/sqrt(pi) = 0.5642 for two."""
+    assert expected_largest_deviate(world_size) == pytest.approx(exact, abs=tolerance)
