@@ -76,7 +76,9 @@ def calibrate(
         provenance=provenance(environment, seed=request.seed),
         num_nodes=topology.num_nodes,
     )
-    profile.write(request.folder / PROFILE)
+    # Every node fits the same shared observations; one of them writes.
+    if topology.node_rank == 0:
+        profile.write(request.folder / PROFILE)
     return profile
 
 

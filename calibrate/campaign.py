@@ -82,11 +82,18 @@ def measure(
             [str(_write_order(campaign, index, pending, output))],
             topology=campaign.topology,
             on_line=watch.on_line,
-            last_progress=lambda watch=watch: watch.last_s,  # type: ignore[misc]
+            last_progress=_progress_clock(campaign, watch),
             stall_timeout_s=stall_timeout_s,
         )
         num_done += len(pending)
     return output
+
+
+def _progress_clock(campaign: Campaign, watch: "_Watch") -> Callable[[], Seconds]:
+    """When progress was last seen; only node 0 sees any, and torchrun ends the others with it."""
+    if campaign.topology.node_rank > 0:
+        return time.monotonic
+    return lambda: watch.last_s
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,6 +127,9 @@ DONE_PREFIX: Final = "done: "
 def _prepare(campaign: Campaign, output: Path, *, resume: bool) -> frozenset[str]:
     """Names of the tasks done before; refuses to mix plans or machines."""
     plan = campaign.folder / PLAN
+    if campaign.topology.node_rank > 0:
+        # Node 0 guards the shared folder and writes to it; the others only need the same tasks.
+        return tasks_done(read_observations(output)) if output.exists() else frozenset()
     if not output.exists():
         write_atomically(plan, campaign.plan)
         return frozenset()

@@ -21,11 +21,14 @@ from perfmodel.units import Seconds
 from perfmodel.workload.workload import Workload
 
 NUM_DRAWS = 200
-_SPEED_BOUNDS = (0.2, 1.0)
-_SCALE_BOUNDS = (0.5, 4.0)
+#: Of the all-reduce scale, the compute speed and the communication speed.
+_BOUNDS = ((0.5, 4.0), (0.2, 1.0), (0.2, 1.0))
 #: Weak priors in log space: the all-reduce in a step resembles the one alone, ranks share fairly.
 _PRIOR_SCALE_WIDTH = 0.5
+_PRIOR_SPEED = 0.7
 _PRIOR_SPEED_WIDTH = 0.3
+#: A setting that the fit follows closely is left out as if it kept this much of its own error.
+_SMALLEST_INDEPENDENCE = 0.3
 #: Fewer synchronised settings than this cannot tell the three parameters apart.
 _MINIMUM_SETTINGS = 4
 
@@ -118,59 +121,80 @@ def fit_ddp(
         The costs with draws, and the log error of each synchronised setting with that setting left
         out of the fit (by its leverage).
     """
-    settings, measured_s, errors = _synchronised(profile)
-    fixed = [buckets.bucket_s, buckets.bucket_s_per_byte]
-    determined = len(settings) >= _MINIMUM_SETTINGS
-    if not determined:
-        return (
-            DdpCosts(
-                values=(*fixed, 1.0, 1.0, 1.0),
-                draws=tuple((*map(float, row), 1.0, 1.0, 1.0) for row in bucket_draws),
-                determined=(bool(np.any(bucket_draws)),) * 2 + (False,) * 3,
-            ),
-            (),
+    targets = _synchronised(profile)
+    fixed = (buckets.bucket_s, buckets.bucket_s_per_byte)
+    if len(targets.settings) < _MINIMUM_SETTINGS:
+        undetermined = DdpCosts(
+            values=(*fixed, 1.0, 1.0, 1.0),
+            draws=tuple((*map(float, row), 1.0, 1.0, 1.0) for row in bucket_draws),
+            determined=(bool(np.any(bucket_draws)),) * 2 + (False,) * 3,
         )
-    predicted = _predictor_of(profile, settings, fixed)
-    # An error that is the same for all settings cannot be weighed: 5 % of model error is added.
-    weights = 1 / np.sqrt(errors**2 + 0.05**2)
-
-    def residuals(theta: NDArray[np.float64]) -> NDArray[np.float64]:
-        logs = np.log(predicted(theta) / measured_s)
-        priors = (
-            np.log(theta[0]) / _PRIOR_SCALE_WIDTH,
-            (theta[1] - 0.7) / _PRIOR_SPEED_WIDTH,
-            (theta[2] - 0.7) / _PRIOR_SPEED_WIDTH,
-        )
-        return np.concatenate([logs * weights, priors])
-
-    lower, upper = zip(_SCALE_BOUNDS, _SPEED_BOUNDS, _SPEED_BOUNDS, strict=True)
-    fit = least_squares(
-        residuals,
-        (1.3, 0.7, 0.7),
-        bounds=(lower, upper),
-        loss="soft_l1",
-        diff_step=np.full(3, 1e-3),
-    )
-    logs = np.log(predicted(fit.x) / measured_s)
-    jacobian = np.asarray(fit.jac)
-    covariance = np.linalg.pinv(jacobian.T @ jacobian)
-    leverage = np.sum((jacobian @ covariance) * jacobian, axis=1)[: len(logs)]
+        return undetermined, ()
+    fit = _least_squares(_predictor_of(profile, targets.settings, fixed), targets)
     theta_draws = np.clip(
-        rng.multivariate_normal(fit.x, covariance, NUM_DRAWS), np.array(lower), np.array(upper)
+        rng.multivariate_normal(fit.theta, fit.covariance, NUM_DRAWS), *np.transpose(_BOUNDS)
     )
     draws = np.hstack([bucket_draws, theta_draws])
     costs = DdpCosts(
-        values=(*fixed, *(float(value) for value in fit.x)),
+        values=(*fixed, *(float(value) for value in fit.theta)),
         draws=tuple(tuple(float(value) for value in row) for row in draws),
         determined=(True,) * 5,
     )
-    left_out = logs / np.maximum(1 - leverage, 0.3)
-    return costs, tuple(float(value) for value in left_out)
+    return costs, tuple(float(value) for value in fit.left_out_log_errors)
 
 
-def _synchronised(
-    profile: ProfileDocument,
-) -> tuple[list[Setting], NDArray[np.float64], NDArray[np.float64]]:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Targets:
+    """Synchronised settings of a profile and their measured steps."""
+
+    settings: list[Setting]
+    step_s: NDArray[np.float64]
+    relative_error: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Fit:
+    """All-reduce scale, compute speed and communication speed, with their doubt."""
+
+    theta: NDArray[np.float64]
+    covariance: NDArray[np.float64]
+    left_out_log_errors: NDArray[np.float64]
+
+
+def _least_squares(
+    predicted: Callable[[NDArray[np.float64]], NDArray[np.float64]], targets: _Targets
+) -> _Fit:
+    """Fit log step times, robustly, with weak priors; leave each setting out by its leverage."""
+    # An error that is the same for all settings cannot be weighed: 5 % of model error is added.
+    weights = 1 / np.sqrt(targets.relative_error**2 + 0.05**2)
+
+    def residuals(theta: NDArray[np.float64]) -> NDArray[np.float64]:
+        priors = (
+            np.log(theta[0]) / _PRIOR_SCALE_WIDTH,
+            (theta[1] - _PRIOR_SPEED) / _PRIOR_SPEED_WIDTH,
+            (theta[2] - _PRIOR_SPEED) / _PRIOR_SPEED_WIDTH,
+        )
+        return np.concatenate([np.log(predicted(theta) / targets.step_s) * weights, priors])
+
+    solution = least_squares(
+        residuals,
+        (1.0, _PRIOR_SPEED, _PRIOR_SPEED),
+        bounds=tuple(np.transpose(_BOUNDS)),
+        loss="soft_l1",
+        diff_step=np.full(3, 1e-3),
+    )
+    jacobian = np.asarray(solution.jac)
+    covariance = np.linalg.pinv(jacobian.T @ jacobian)
+    logs = np.log(predicted(solution.x) / targets.step_s)
+    leverage = np.sum((jacobian @ covariance) * jacobian, axis=1)[: len(logs)]
+    return _Fit(
+        theta=solution.x,
+        covariance=covariance,
+        left_out_log_errors=logs / np.maximum(1 - leverage, _SMALLEST_INDEPENDENCE),
+    )
+
+
+def _synchronised(profile: ProfileDocument) -> _Targets:
     steps = [
         step
         for step in profile.steps
@@ -185,10 +209,10 @@ def _synchronised(
         )
         for step in steps
     ]
-    return (
-        settings,
-        np.array([step.step_s for step in steps]),
-        np.array([step.relative_error for step in steps]),
+    return _Targets(
+        settings=settings,
+        step_s=np.array([step.step_s for step in steps]),
+        relative_error=np.array([step.relative_error for step in steps]),
     )
 
 

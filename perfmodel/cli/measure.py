@@ -1,5 +1,6 @@
 """Commands that measure: doctor, calibrate, fit, validate. They import torch-side code lazily."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,7 @@ def doctor() -> None:
     from calibrate.doctor import diagnose, render  # noqa: PLC0415 - keeps predict fast
     from calibrate.environment import describe_environment, torch_facts  # noqa: PLC0415
 
-    environment = describe_environment(torch_facts())
+    environment = describe_environment(torch_facts() if find_spec("torch") else None)
     typer.echo(render(diagnose(environment), environment=environment))
 
 

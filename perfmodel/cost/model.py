@@ -221,9 +221,9 @@ def borrowed_profile(profile: ProfileDocument, workload: Workload) -> WorkloadPr
             for batch in batches
         )
 
-    optimizer = (
-        CurvePoint(at=1, time_s=workload.num_parameters * per_parameter_s, relative_error=0.5),
-        CurvePoint(at=2, time_s=workload.num_parameters * per_parameter_s, relative_error=0.5),
+    optimizer = tuple(
+        CurvePoint(at=batch, time_s=workload.num_parameters * per_parameter_s, relative_error=0.5)
+        for batch in (batches[0], batches[-1])
     )
     nothing = (CurvePoint(at=1, time_s=0.0, relative_error=0.0),)
     phases = tuple(

@@ -1,1 +1,0 @@
-"""What a machine can do: devices, links, and the fitted profile."""

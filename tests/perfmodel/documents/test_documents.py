@@ -1,0 +1,198 @@
+"""Documents in and out: what is refused, in which words, and what survives a full disk."""
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfmodel.documents.base import Document, write_atomically
+from perfmodel.documents.observation import (
+    CollectiveObservation,
+    read_observations,
+    tasks_done,
+)
+from perfmodel.documents.prediction import Interval, PredictionDocument
+from perfmodel.documents.profile import ProfileDocument
+from perfmodel.documents.validation import ValidationDocument
+from perfmodel.errors import CalibrationUnavailable, InvalidDocument, PerfModelError
+from tests.perfmodel.profiles import Machine, profile
+
+LINE = CollectiveObservation(
+    task="all_reduce-2",
+    round=0,
+    collective="all_reduce",
+    world_size=2,
+    size_bytes=1024,
+    durations_s=((0.1,), (0.2,)),
+).model_dump_json()
+
+
+def written(path: Path, change: Callable[[dict[str, Any]], object] = lambda _raw: None) -> Path:
+    """A good profile with one change to its JSON."""
+    raw = json.loads(profile(Machine()).model_dump_json())
+    change(raw)
+    path.write_text(json.dumps(raw), encoding="utf-8")
+    return path
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(CalibrationUnavailable) as caught:
+        ProfileDocument.read(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith(f"{path}: ")
+    return message.removeprefix(f"{path}: ")
+
+
+def test_a_profile_that_was_written_reads_back_the_same(tmp_path: Path) -> None:
+    document = profile(Machine(noise=(0.9, 1.0, 1.1), dispatch_s=1 / 3))
+    path = tmp_path / "new" / "profile.json"
+    document.write(path)
+    assert ProfileDocument.read(path) == document
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert [entry.name for entry in path.parent.iterdir()] == ["profile.json"]
+
+
+def test_an_unknown_key_is_named_with_its_place(tmp_path: Path) -> None:
+    path = written(tmp_path / "p.json", lambda raw: raw["ddp"].update(colour="red"))
+    assert refusal(path) == "ddp.colour: Extra inputs are not permitted, got red"
+
+
+def test_not_a_number_is_named_with_its_place(tmp_path: Path) -> None:
+    path = written(tmp_path / "p.json", lambda raw: raw.update(dispatch_s=float("nan")))
+    message = refusal(path)
+    assert message.startswith("dispatch_s: Input should be")
+    assert message.endswith("got nan")
+
+
+def test_a_value_out_of_range_deep_inside_is_named_with_its_place(tmp_path: Path) -> None:
+    def change(raw: dict[str, Any]) -> None:
+        raw["workloads"][1]["phases"][0]["forward"][2]["time_s"] = -1.5
+
+    message = refusal(written(tmp_path / "p.json", change))
+    assert message.startswith("workloads.1.phases.0.forward.2.time_s: ")
+    assert message.endswith("got -1.5")
+
+
+def test_more_than_one_problem_is_counted(tmp_path: Path) -> None:
+    path = written(tmp_path / "p.json", lambda raw: raw.update(dispatch_s=-1, speed_probe_s=0))
+    assert refusal(path).endswith("(and 1 more)")
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None])
+def test_another_schema_version_is_refused_with_what_to_do(tmp_path: Path, version: object) -> None:
+    path = written(tmp_path / "p.json", lambda raw: raw.update(schema_version=version))
+    assert refusal(path) == (
+        f"schema_version of a profile must be 1, got {version!r}; "
+        "make it anew with this version of perfmodel"
+    )
+
+
+def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "p.json")
+    path.write_bytes(path.read_bytes()[:-40])
+    assert refusal(path).startswith("profile cannot be read: ")
+
+
+def test_a_file_of_other_bytes_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_bytes(b"\xff\xfe\x00\x01")
+    assert refusal(path).startswith("profile cannot be read: ")
+
+
+def test_a_list_is_not_a_document(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text("[1, 2]", encoding="utf-8")
+    assert refusal(path).startswith("schema_version of a profile must be 1, got None")
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    assert "No such file" in refusal(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("kind", [PredictionDocument, ValidationDocument])
+def test_other_documents_are_invalid_rather_than_a_lack_of_calibration(
+    tmp_path: Path, kind: type[Document]
+) -> None:
+    with pytest.raises(InvalidDocument, match=f"{kind.title} cannot be read"):
+        kind.read(tmp_path / "none.json")
+
+
+def test_the_digest_is_that_of_the_content(tmp_path: Path) -> None:
+    document = profile(Machine())
+    path = tmp_path / "profile.json"
+    document.write(path)
+    assert ProfileDocument.read(path).digest == document.digest == profile(Machine()).digest
+    assert len(document.digest) == 64
+    assert document.model_copy(update={"dispatch_s": 1e-9}).digest != document.digest
+
+
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text("old", encoding="utf-8")
+
+    def fail(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(PerfModelError, match=r"cannot be written: No space left on device; free"):
+        write_atomically(path, "new")
+    assert path.read_text(encoding="utf-8") == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["profile.json"]
+
+
+def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(PerfModelError, match="cannot be written"):
+        write_atomically(tmp_path / "file" / "profile.json", "new")
+
+
+def test_an_interval_must_be_in_order() -> None:
+    with pytest.raises(ValueError, match=r"p5 <= p50 <= p95 must hold, got 2.0, 1.0, 3.0"):
+        Interval(p5=2.0, p50=1.0, p95=3.0)
+
+
+def test_a_last_line_without_its_end_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "observations.jsonl"
+    path.write_text(f"{LINE}\n{LINE}\n{LINE[:-9]}", encoding="utf-8")
+    observations = read_observations(path)
+    assert len(observations) == 2
+    assert tasks_done(observations) == {"all_reduce-2"}
+
+
+@pytest.mark.parametrize(
+    ("broken", "problem"),
+    [
+        (LINE[:-9], "line 2: "),
+        (LINE.replace('"round":0', '"round":0,"colour":1'), "line 2: collective.colour: Extra"),
+        (LINE.replace("0.2", "NaN"), r"line 2: collective.durations_s.1.0: .* got nan"),
+        (LINE.replace('"collective",', '"rumour",', 1), "line 2: document: .*'rumour'"),
+    ],
+)
+def test_a_broken_line_in_the_middle_is_named_by_its_number(
+    tmp_path: Path, broken: str, problem: str
+) -> None:
+    path = tmp_path / "observations.jsonl"
+    path.write_text(f"{LINE}\n{broken}\n{LINE}\n", encoding="utf-8")
+    with pytest.raises(InvalidDocument, match=problem) as caught:
+        read_observations(path)
+    assert str(caught.value).startswith(f"{path}: line 2: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_observations_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidDocument, match="observations cannot be read"):
+        read_observations(tmp_path / "none.jsonl")
+
+
+def test_observations_that_are_not_text_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "observations.jsonl"
+    path.write_bytes(b"\xff\xfe\x00\n")
+    with pytest.raises(InvalidDocument):
+        read_observations(path)
