@@ -16,7 +16,7 @@ from perfmodel.documents.observation import (
     read_observations,
     tasks_done,
 )
-from perfmodel.errors import IncomparableRuns, PerfModelError, UsageError
+from perfmodel.errors import IncomparableRuns, InvalidDocument, PerfModelError, UsageError
 from perfmodel.units import Seconds
 
 OBSERVATIONS: Final = "observations.jsonl"
@@ -130,7 +130,8 @@ def _prepare(campaign: Campaign, output: Path, *, resume: bool) -> frozenset[str
     if campaign.topology.node_rank > 0:
         # Node 0 guards the shared folder and writes to it; the others only need the same tasks.
         return tasks_done(read_observations(output)) if output.exists() else frozenset()
-    if not output.exists():
+    # Ranks that never started leave an empty file.
+    if not output.exists() or output.stat().st_size == 0:
         write_atomically(plan, campaign.plan)
         return frozenset()
     if not resume:
@@ -165,16 +166,26 @@ def _refuse_other_machine(
 def fingerprint_of(observation: EnvironmentObservation) -> str:
     """Fingerprint of the machine that an observation describes."""
     host = observation.facts.get("host")
-    return str(host.get("fingerprint")) if isinstance(host, dict) else "unknown"
+    found = host.get("fingerprint") if isinstance(host, dict) else None
+    if not isinstance(found, str):
+        raise InvalidDocument(
+            f"{observation.task}: environment must name host.fingerprint, got {found!r}"
+        )
+    return found
 
 
 def trim_unfinished_line(path: Path) -> None:
     """Cut off what an interrupted writer left after the last complete line."""
-    content = path.read_bytes()
-    end = content.rfind(b"\n") + 1
-    if end < len(content):
-        with path.open("r+b") as file:
-            file.truncate(end)
+    try:
+        content = path.read_bytes()
+        end = content.rfind(b"\n") + 1
+        if end < len(content):
+            with path.open("r+b") as file:
+                file.truncate(end)
+    except OSError as error:
+        raise PerfModelError(
+            f"{path}: cannot be continued: {error.strerror}; choose another --out"
+        ) from error
 
 
 def _write_order(campaign: Campaign, index: int, tasks: Sequence[Task], output: Path) -> Path:

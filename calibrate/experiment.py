@@ -89,7 +89,11 @@ class Experiment:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse models that do not exist."""
+        """Refuse models that do not exist, none at all, and one twice."""
+        if not self.models or len(set(self.models)) < len(self.models):
+            raise UsageError(
+                f"--models: must name at least one model, each once, got {','.join(self.models)!r}"
+            )
         for model in self.models:
             if model not in REFERENCE_MODELS:
                 raise UsageError(

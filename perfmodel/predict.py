@@ -1,6 +1,7 @@
 """Use case: what so many devices would do for a workload, with an interval that has been checked."""
 
 import dataclasses
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -71,7 +72,6 @@ class Predictor:
         self.profile = profile
         self.validation = validation
         self._costs = CostModel(profile, num_draws=num_draws, seed=_SEED)
-        self._rng = np.random.default_rng(_SEED + 1)
         self._num_draws = num_draws
 
     def workload(self, workload: str | Workload) -> WorkloadProfile:
@@ -168,9 +168,10 @@ class Predictor:
         if workload.workload.name not in {w.workload.name for w in self.profile.workloads}:
             errors.append(0.3)
         pool = np.array(errors or [0.05])
-        factors: Samples = np.exp(
-            self._rng.choice(pool, self._num_draws) * self._rng.choice([-1, 1], self._num_draws)
-        )
+        # Seeded by the setting, so that the order of questions is no matter.
+        rng = np.random.default_rng([_SEED, zlib.crc32(setting.label.encode())])
+        signs = rng.choice([-1, 1], self._num_draws)
+        factors: Samples = np.exp(rng.choice(pool, self._num_draws) * signs)
         factors[0] = 1.0
         return factors
 

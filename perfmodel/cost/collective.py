@@ -33,6 +33,8 @@ class RingAllReduce:
     message: CurveDraws
     largest_world_size: int
     has_tree: bool
+    doubt: Samples
+    """Deviates, shape ``(num_draws,)``, of the error beyond the largest group; draw 0 is 0."""
 
     @classmethod
     def sample(
@@ -57,21 +59,24 @@ class RingAllReduce:
                 )
                 by_size.setdefault(message.at, []).append(message)
         merged = [_merged(points) for points in by_size.values()]
+        doubt = rng.standard_normal(num_draws)
+        doubt[0] = 0.0
         return cls(
             message=CurveDraws.sample(merged, num_draws=num_draws, rng=rng),
             largest_world_size=largest,
             has_tree=has_tree,
+            doubt=doubt,
         )
 
-    def time_s(self, size_bytes: Bytes, *, world_size: int, rng: np.random.Generator) -> Samples:
+    def time_s(self, size_bytes: Bytes, *, world_size: int) -> Samples:
         """Time of one all-reduce alone, shape ``(num_draws,)``. [s]"""
         if world_size == 1:
             return np.zeros(self.message.time_s.shape[1])
         num_messages = 2 * (world_size - 1)
-        time_s = num_messages * self.message.read(size_bytes / world_size, rng=rng)
+        time_s = num_messages * self.message.read(size_bytes / world_size)
         if self.has_tree:
             time_s = np.minimum(time_s, self._tree_s(size_bytes, world_size=world_size))
-        return time_s * self._doubt(world_size, rng=rng)
+        return time_s * self._widening(world_size)
 
     def evidence(self, world_size: int) -> Evidence:
         """How well the data support a group size."""
@@ -87,17 +92,13 @@ class RingAllReduce:
         )
         return result
 
-    def _doubt(self, world_size: int, *, rng: np.random.Generator) -> Samples:
+    def _widening(self, world_size: int) -> Samples:
         doublings = max(0.0, math.log2(world_size / self.largest_world_size))
-        deviates: Samples = rng.standard_normal(self.message.time_s.shape[1:])
-        deviates[0] = 0.0
-        result: Samples = np.exp(_DOUBT_PER_DOUBLING * doublings * deviates)
+        result: Samples = np.exp(_DOUBT_PER_DOUBLING * doublings * self.doubt)
         return result
 
 
-def tree_broadcast_time(
-    curve: CurveDraws, size_bytes: Bytes, *, world_size: int, rng: np.random.Generator
-) -> Samples:
+def tree_broadcast_time(curve: CurveDraws, size_bytes: Bytes, *, world_size: int) -> Samples:
     """Time of a binomial-tree broadcast: ``ceil(log2 n)`` rounds, each as long as between two ranks. [s]
 
     Parameters
@@ -106,7 +107,7 @@ def tree_broadcast_time(
         Broadcast between two ranks over the size in bytes.
     """
     rounds = math.ceil(math.log2(world_size)) if world_size > 1 else 0
-    return rounds * curve.read(size_bytes, rng=rng)
+    return rounds * curve.read(size_bytes)
 
 
 def _merged(points: list[CurvePoint]) -> CurvePoint:

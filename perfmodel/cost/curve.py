@@ -29,6 +29,9 @@ class CurveDraws:
     """Shape ``(num_points,)``, ascending."""
     time_s: Samples
     """Shape ``(num_points, num_draws)``; draw 0 is the curve itself. [s]"""
+    doubt: Samples
+    """Deviates, shape ``(num_draws,)``, of the error beyond the points: one per draw, so that
+    readings far outside are wrong together; draw 0 is 0."""
 
     @classmethod
     def sample(
@@ -40,18 +43,21 @@ class CurveDraws:
         deviates = rng.standard_normal((len(ordered), num_draws))
         deviates[:, 0] = 0.0
         medians_s = np.array([point.time_s for point in ordered])
+        doubt = rng.standard_normal(num_draws)
+        doubt[0] = 0.0
         return cls(
             np.array([point.at for point in ordered]),
             medians_s[:, None] * np.exp(errors[:, None] * deviates),
+            doubt,
         )
 
-    def read(self, at: float, *, rng: np.random.Generator) -> Samples:
+    def read(self, at: float) -> Samples:
         """Time at an abscissa, shape ``(num_draws,)``. [s]"""
         if len(self.at) == 1:
             values_s = self.time_s[0] * (at / self.at[0] if at > self.at[0] else 1.0)
         else:
             values_s = self._line(at)
-        result: Samples = values_s * self._doubt(at, rng=rng)
+        result: Samples = values_s * self._widening(at)
         return result
 
     def evidence(self, at: float) -> Evidence:
@@ -73,12 +79,10 @@ class CurveDraws:
             values_s = np.maximum(values_s, self.time_s[-1])
         return values_s
 
-    def _doubt(self, at: float, *, rng: np.random.Generator) -> Samples:
+    def _widening(self, at: float) -> Samples:
         """Factors, shape ``(num_draws,)``; all 1 inside the measured range."""
-        factors = np.ones(self.time_s.shape[1])
         edge = float(np.clip(at, self.at[0], self.at[-1]))
-        if at not in (edge, 0.0):
-            distance = abs(math.log(at / edge))
-            factors = np.exp(_DOUBT_PER_EFOLD * distance * rng.standard_normal(len(factors)))
-            factors[0] = 1.0
-        return factors
+        if at in (edge, 0.0):
+            return np.ones_like(self.doubt)
+        result: Samples = np.exp(_DOUBT_PER_EFOLD * abs(math.log(at / edge)) * self.doubt)
+        return result

@@ -1,6 +1,7 @@
 """From a profile to the terms of any setting, with draws that carry the profile's doubt."""
 
 import math
+import zlib
 from collections.abc import Mapping
 
 import numpy as np
@@ -38,6 +39,10 @@ _ISSUES: tuple[tuple[Cause, str], ...] = (
 )
 
 
+#: Doubt, in log, of anything borrowed from other workloads: at least this.
+_SMALLEST_SPREAD = 0.5
+
+
 class CostModel:
     """Draws every parameter of a profile once, so that settings share their doubt.
 
@@ -48,7 +53,7 @@ class CostModel:
     def __init__(self, profile: ProfileDocument, *, num_draws: int, seed: int) -> None:
         self.profile = profile
         self.num_draws = num_draws
-        self._rng = np.random.default_rng(seed)
+        self._seed = seed
         self._curves: dict[tuple[str, int, str], CurveDraws] = {}
         self._all_reduce = self._sample_all_reduce()
         self._broadcast = self._sample_broadcast()
@@ -88,6 +93,10 @@ class CostModel:
             evidence=self._evidence(workload, phases, setting),
         )
 
+    def _rng(self, name: str) -> np.random.Generator:
+        """Randomness of its own for each parameter, so that the order of questions is no matter."""
+        return np.random.default_rng([self._seed, zlib.crc32(name.encode())])
+
     def _sample_all_reduce(self) -> RingAllReduce | None:
         profiles = [
             entry
@@ -100,7 +109,7 @@ class CostModel:
             profiles,
             has_tree=self.profile.backend == "nccl",
             num_draws=self.num_draws,
-            rng=self._rng,
+            rng=self._rng("all_reduce"),
         )
 
     def _sample_broadcast(self) -> CurveDraws | None:
@@ -116,12 +125,12 @@ class CostModel:
         ]
         if not points:
             return None
-        return CurveDraws.sample(points, num_draws=self.num_draws, rng=self._rng)
+        return CurveDraws.sample(points, num_draws=self.num_draws, rng=self._rng("broadcast"))
 
     def _sample_ddp(self) -> Mapping[str, Samples]:
         """Bootstrap draws, repeated as needed; draw 0 is the fitted value."""
         ddp = self.profile.ddp
-        rows = self._rng.integers(0, len(ddp.draws), self.num_draws)
+        rows = self._rng("ddp").integers(0, len(ddp.draws), self.num_draws)
         table = np.array(ddp.draws)[rows]
         table[0] = ddp.values
         return {name: table[:, column] for column, name in enumerate(ddp.names)}
@@ -132,19 +141,19 @@ class CostModel:
         key = (workload.workload.name, phases.world_size, name)
         if key not in self._curves:
             points: tuple[CurvePoint, ...] = getattr(phases, name)
-            self._curves[key] = CurveDraws.sample(points, num_draws=self.num_draws, rng=self._rng)
-        return self._curves[key].read(micro_batch, rng=self._rng)
+            self._curves[key] = CurveDraws.sample(
+                points, num_draws=self.num_draws, rng=self._rng(repr(key))
+            )
+        return self._curves[key].read(micro_batch)
 
     def _all_reduce_s(self, size_bytes: Bytes, setting: Setting) -> Samples:
         assert self._all_reduce is not None, "world_size > 1 is refused without a second rank"
-        alone_s = self._all_reduce.time_s(size_bytes, world_size=setting.world_size, rng=self._rng)
+        alone_s = self._all_reduce.time_s(size_bytes, world_size=setting.world_size)
         return alone_s * self._ddp["all_reduce_scale"]
 
     def _broadcast_s(self, size_bytes: Bytes, setting: Setting) -> Samples:
         assert self._broadcast is not None, "world_size > 1 is refused without a second rank"
-        return tree_broadcast_time(
-            self._broadcast, size_bytes, world_size=setting.world_size, rng=self._rng
-        )
+        return tree_broadcast_time(self._broadcast, size_bytes, world_size=setting.world_size)
 
     def _load_s(self, setting: Setting, samples_per_s: float | None) -> Samples:
         seconds = 0.0 if samples_per_s is None else setting.local_batch / samples_per_s
@@ -159,7 +168,8 @@ class CostModel:
         nominal = median_of_slowest(ratios, world_size=setting.world_size)
         factors = np.full(self.num_draws, nominal)
         if len(ratios) > 1:
-            resampled = self._rng.choice(ratios, (self.num_draws, len(ratios)))
+            name = f"noise {workload.workload.name} {setting.micro_batch}"
+            resampled = self._rng(name).choice(ratios, (self.num_draws, len(ratios)))
             factors[1:] = medians_of_slowest(resampled[1:], world_size=setting.world_size)
         return factors * persistent
 
@@ -199,47 +209,46 @@ def _nearest_noise(workload: WorkloadProfile, micro_batch: int) -> tuple[float, 
 def borrowed_profile(profile: ProfileDocument, workload: Workload) -> WorkloadProfile:
     """Curves for a workload that was never run, scaled from the calibrated ones by their flop.
 
-    Each calibrated workload tells how long a FLOP takes at each batch; their spread is the doubt.
-    A trace of the operators would do far better; until then this is an extrapolation and says so.
+    Each calibrated workload tells how long a FLOP takes at its largest batch; their spread is the
+    doubt. A trace of the operators would do far better; until then this is an extrapolation and
+    says so.
     """
     donors = profile.workloads
-    rates = {name: _seconds_per_flop(donors, name) for name in ("forward", "backward")}
-    flop = {"forward": workload.forward_flop, "backward": workload.backward_flop}
-    dispatch_s = profile.dispatch_s * workload.num_operators / 3
     batches = sorted({int(p.at) for donor in donors for p in donor.phases[0].forward})
-    world_sizes = [phases.world_size for phases in donors[0].phases]
+    ends = (batches[0], batches[-1])
+    # Backward issues about twice as many operators as forward.
+    issue_s = profile.dispatch_s * workload.num_operators
+    host = {"forward": issue_s / 3, "backward": issue_s * 2 / 3, "optimizer": 0.0}
+    flop = {"forward": workload.forward_flop, "backward": workload.backward_flop}
+
+    def line(constant_s: float, slope_s: float, spread: float) -> tuple[CurvePoint, ...]:
+        return tuple(
+            CurvePoint(at=batch, time_s=constant_s + slope_s * batch, relative_error=spread)
+            for batch in ends
+        )
+
+    curves = {"input": line(0.0, 0.0, 0.0)}
+    for name, count in flop.items():
+        seconds_per_flop, spread = _seconds_per_flop(donors, name)
+        constant_s = 0.0 if profile.asynchronous else host[name]
+        curves[name] = line(constant_s, count * seconds_per_flop, spread)
     per_parameter_s = float(
         np.median([d.phases[0].optimizer[0].time_s / d.workload.num_parameters for d in donors])
     )
-
-    def curve(name: str) -> tuple[CurvePoint, ...]:
-        seconds, spread = rates[name]
-        return tuple(
-            CurvePoint(
-                at=batch, time_s=dispatch_s + batch * flop[name] * seconds, relative_error=spread
-            )
-            for batch in batches
-        )
-
-    optimizer = tuple(
-        CurvePoint(at=batch, time_s=workload.num_parameters * per_parameter_s, relative_error=0.5)
-        for batch in (batches[0], batches[-1])
-    )
-    nothing = (CurvePoint(at=1, time_s=0.0, relative_error=0.0),)
-    phases = tuple(
-        PhaseCurves(
-            world_size=world_size,
-            input=nothing,
-            forward=curve("forward"),
-            backward=curve("backward"),
-            optimizer=optimizer,
-        )
-        for world_size in world_sizes
-    )
-    noise = max((donor.noise for donor in donors), key=len)
-    spread = max(donor.rank_spread for donor in donors)
+    curves["optimizer"] = line(workload.num_parameters * per_parameter_s, 0.0, _SMALLEST_SPREAD)
+    if profile.asynchronous:
+        curves |= {
+            f"dispatch_{name}": line(seconds, 0.0, _SMALLEST_SPREAD)
+            for name, seconds in host.items()
+        }
     return WorkloadProfile(
-        workload=workload, phases=phases, noise=noise, rank_spread=spread, speed_sensitivity=1.0
+        workload=workload,
+        phases=tuple(
+            PhaseCurves(world_size=phases.world_size, **curves) for phases in donors[0].phases
+        ),
+        noise=max((donor.noise for donor in donors), key=len),
+        rank_spread=max(donor.rank_spread for donor in donors),
+        speed_sensitivity=1.0,
     )
 
 
@@ -251,4 +260,4 @@ def _seconds_per_flop(donors: tuple[WorkloadProfile, ...], phase: str) -> tuple[
         flop = donor.workload.forward_flop if phase == "forward" else donor.workload.backward_flop
         if flop > 0:
             logs.append(math.log(largest.time_s / (largest.at * flop)))
-    return math.exp(float(np.mean(logs))), max(0.5, float(np.std(logs)))
+    return math.exp(float(np.mean(logs))), max(_SMALLEST_SPREAD, float(np.std(logs)))

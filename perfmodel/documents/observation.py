@@ -141,13 +141,13 @@ def read_observations(path: Path) -> list[Observation]:
         If any other line breaks the schema.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        # As bytes: text would also be split at the line separators of Unicode.
+        lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise InvalidDocument(f"{path}: observations cannot be read: {error}") from error
     observations = []
-    for number, line in enumerate(lines, start=1):
-        if not line.endswith("\n"):
-            break
+    # What stands after the last line end is empty, or half a line.
+    for number, line in enumerate(lines[:-1], start=1):
         try:
             observations.append(_ADAPTER.validate_python(json.loads(line)))
         except ValidationError as error:

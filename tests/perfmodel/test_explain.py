@@ -22,11 +22,11 @@ def explained(
     workload: str = "heavy",
     world_size: int = 2,
     scaling: Scaling = "weak",
-    batch: int = 16,
     bucket_cap_mb: float | None = 100,
     loader_samples_per_s: float | None = None,
 ) -> Explanation:
     predictor = Predictor(profile(machine))
+    batch = 8 if scaling == "strong" else 16
     (setting,) = scaled_settings(
         workload, [world_size], scaling=scaling, batch=batch, bucket_cap_mb=bucket_cap_mb
     )
@@ -101,10 +101,11 @@ def test_strong_scaling_of_a_light_model_loses_to_work_that_does_not_shrink() ->
 
     With the input, 0.2 ms instead of 0.1 ms: 3.212 - 1.612 = 1.6 ms are lost to the small batch.
     """
-    light = explained(Machine(), workload="light", scaling="strong", batch=8)
-    heavy = explained(Machine(), workload="heavy", scaling="strong", batch=8)
+    light = explained(Machine(), workload="light", scaling="strong")
+    heavy = explained(Machine(), workload="heavy", scaling="strong")
     assert light.baseline.micro_batch == 8
-    assert light.speedup < 1 < 1.6 < heavy.speedup
+    assert light.speedup < 1
+    assert heavy.speedup > 1.6
     assert light.losses[0].cause is LossCause.SMALL_BATCH
     assert light.losses[0].lost_s == pytest.approx(0.0016)
     assert LossCause.SMALL_BATCH not in lost(explained(Machine()))

@@ -176,7 +176,9 @@ def test_an_unknown_workload_is_answered_with_the_known_ones() -> None:
 def test_a_workload_of_ones_own_borrows_curves() -> None:
     own = dataclasses.replace(HEAVY, name="own")
     predictor = Predictor(profile(Machine()))
-    step = predictor.step(predictor.workload(own), Setting(workload="own", world_size=2, micro_batch=16))
+    step = predictor.step(
+        predictor.workload(own), Setting(workload="own", world_size=2, micro_batch=16)
+    )
     assert step.step_s[0] > 0
 
 
@@ -186,9 +188,7 @@ def test_several_devices_need_a_measured_interconnect() -> None:
 
 
 @pytest.mark.parametrize(("batch", "accumulation"), [(16, 1), (3, 2)])
-def test_a_global_batch_that_does_not_divide_is_not_feasible(
-    batch: int, accumulation: int
-) -> None:
+def test_a_global_batch_that_does_not_divide_is_not_feasible(batch: int, accumulation: int) -> None:
     with pytest.raises(NotFeasible, match=f"got {batch}"):
         scaled_settings("heavy", [3], scaling="strong", batch=batch, accumulation=accumulation)
 

@@ -35,7 +35,7 @@ def ring(*profiles: CollectiveProfile, has_tree: bool = False, num_draws: int = 
 
 
 def time(all_reduce: RingAllReduce, size_bytes: int, world_size: int) -> float:
-    values = all_reduce.time_s(size_bytes, world_size=world_size, rng=np.random.default_rng(1))
+    values = all_reduce.time_s(size_bytes, world_size=world_size)
     return float(values[0])
 
 
@@ -86,7 +86,7 @@ def test_doubt_grows_with_every_doubling_beyond_the_data() -> None:
     """5 % per doubling: from 2 to 16 ranks are 3."""
     all_reduce = ring(measured(2), num_draws=4000)
     size_bytes = 16 * 1000
-    values = all_reduce.time_s(size_bytes, world_size=16, rng=np.random.default_rng(1))
+    values = all_reduce.time_s(size_bytes, world_size=16)
     assert np.log(values).std() == pytest.approx(0.15, rel=0.05)
     assert all_reduce.evidence(2) is Evidence.INTERPOLATED
     assert all_reduce.evidence(3) is Evidence.EXTRAPOLATED
@@ -98,5 +98,5 @@ def test_a_broadcast_takes_as_many_rounds_as_doublings(world_size: int, rounds: 
     points = [CurvePoint(at=at, time_s=0.003, relative_error=0.0) for at in (1, 1000)]
     rng = np.random.default_rng(0)
     curve = CurveDraws.sample(points, num_draws=1, rng=rng)
-    values = tree_broadcast_time(curve, 100, world_size=world_size, rng=rng)
+    values = tree_broadcast_time(curve, 100, world_size=world_size)
     assert float(values[0]) == pytest.approx(0.003 * rounds)

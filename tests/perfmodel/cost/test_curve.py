@@ -17,7 +17,7 @@ def curve(*points: tuple[float, float], error: float = 0.0, num_draws: int = 3) 
 
 
 def read(draws: CurveDraws, at: float) -> float:
-    return float(draws.read(at, rng=np.random.default_rng(1))[0])
+    return float(draws.read(at)[0])
 
 
 def test_points_are_read_as_they_are_and_straight_between_them() -> None:
@@ -66,7 +66,7 @@ def test_doubt_grows_with_the_distance_from_the_range() -> None:
     """5 % per factor of e; the curve itself has no error."""
     draws = curve((1, 1.0), (2, 2.0), num_draws=4000)
     for at, expected in ((1.5, 0.0), (2 * np.e, 0.05), (2 * np.e**2, 0.1), (1 / np.e, 0.05)):
-        values = draws.read(at, rng=np.random.default_rng(1))
+        values = draws.read(at)
         assert np.log(values).std() == pytest.approx(expected, rel=0.05, abs=1e-12)
 
 

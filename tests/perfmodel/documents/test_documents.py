@@ -12,6 +12,7 @@ import pytest
 from perfmodel.documents.base import Document, write_atomically
 from perfmodel.documents.observation import (
     CollectiveObservation,
+    EnvironmentObservation,
     read_observations,
     tasks_done,
 )
@@ -196,3 +197,12 @@ def test_observations_that_are_not_text_are_refused(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe\x00\n")
     with pytest.raises(InvalidDocument):
         read_observations(path)
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\x85"])
+def test_only_a_newline_ends_a_line(tmp_path: Path, separator: str) -> None:
+    """JSON leaves other line separators of Unicode as they are."""
+    fact = EnvironmentObservation(task="e", round=0, facts={"name": f"a{separator}b"})
+    path = tmp_path / "observations.jsonl"
+    path.write_text(f"{fact.model_dump_json()}\n{LINE}\n", encoding="utf-8")
+    assert len(read_observations(path)) == 2

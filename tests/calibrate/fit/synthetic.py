@@ -1,0 +1,146 @@
+"""Observations of a machine whose every parameter is known, with noise and a drifting speed."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from perfmodel.documents.base import Record
+from perfmodel.documents.observation import (
+    CollectiveObservation,
+    EnvironmentObservation,
+    RankSteps,
+    StepObservation,
+    WorkloadObservation,
+)
+from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.predict import Predictor
+from perfmodel.workload.workload import Workload
+from tests.perfmodel.profiles import (
+    HEAVY,
+    LIGHT,
+    MICRO_BATCHES,
+    PHASES,
+    SIZES_BYTES,
+    Machine,
+    message_time,
+    profile,
+)
+
+PROBE_S: Final = 1e-3
+NOISE: Final = 0.02
+"""Standard deviation of single times in log."""
+DRIFT: Final = 0.15
+"""Of the machine's speed from visit to visit, in log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """How a machine is measured."""
+
+    machine: Machine
+    seed: int
+    num_ranks: int = 2
+    num_rounds: int = 6
+    num_steps: int = 9
+
+    def observations(self) -> Iterator[Record]:
+        rng = np.random.default_rng(self.seed)
+        yield environment("one machine")
+        for workload in (LIGHT, HEAVY):
+            yield WorkloadObservation(task=workload.name, round=0, workload=workload)
+        predictor = Predictor(profile(self.machine), num_draws=1)
+        for workload in (LIGHT, HEAVY):
+            for setting in self._settings(workload):
+                step_s = float(predictor.step(predictor.workload(workload), setting).step_s[0])
+                for index in range(self.num_rounds):
+                    yield self._visit(setting, step_s, index, rng)
+        if self.num_ranks > 1:
+            yield from self._collectives(rng)
+
+    def _settings(self, workload: Workload) -> Iterator[Setting]:
+        for micro_batch in MICRO_BATCHES:
+            single = Setting(
+                workload=workload.name,
+                world_size=1,
+                micro_batch=micro_batch,
+                synchronisation=Synchronisation.NONE,
+            )
+            yield single
+            for world_size in range(1, self.num_ranks + 1):
+                for cap in (None, 4.0):
+                    yield dataclasses.replace(
+                        single,
+                        world_size=world_size,
+                        synchronisation=Synchronisation.DDP,
+                        bucket_cap_mb=cap,
+                    )
+            if self.num_ranks > 1:
+                yield dataclasses.replace(
+                    single, world_size=self.num_ranks, synchronisation=Synchronisation.NO_SYNC
+                )
+
+    def _visit(
+        self, setting: Setting, step_s: float, index: int, rng: np.random.Generator
+    ) -> StepObservation:
+        slowdown = float(np.exp(DRIFT * rng.standard_normal()))
+        shared = self.machine.sharing if setting.world_size > 1 else 1.0
+
+        def times(nominal_s: float) -> tuple[float, ...]:
+            noise = np.exp(NOISE * rng.standard_normal(self.num_steps))
+            return tuple(float(value) for value in nominal_s * slowdown * noise)
+
+        phases_s = {
+            f"{name}_s": shared * phase.at(setting.micro_batch)
+            for name, phase in PHASES[setting.workload].items()
+        }
+        return StepObservation(
+            task=setting.label,
+            round=index,
+            started_utc=0.0,
+            setting=setting,
+            ranks=tuple(
+                RankSteps(
+                    rank=rank,
+                    step_s=times(step_s),
+                    speed_probe_s=times(PROBE_S),
+                    **{name: times(time_s) for name, time_s in phases_s.items()},
+                )
+                for rank in range(setting.world_size)
+            ),
+            bucket_bytes=(),
+        )
+
+    def _collectives(self, rng: np.random.Generator) -> Iterator[CollectiveObservation]:
+        for name, num_messages, share in (("all_reduce", 2, 0.5), ("broadcast", 1, 1.0)):
+            for size_bytes in SIZES_BYTES:
+                time_s = num_messages * message_time(self.machine, size_bytes * share)
+                for index in range(self.num_rounds):
+                    values_s = time_s * np.exp(NOISE * rng.standard_normal(5))
+                    yield CollectiveObservation(
+                        task=f"{name}-{size_bytes}",
+                        round=index,
+                        collective=name,
+                        world_size=2,
+                        size_bytes=size_bytes,
+                        durations_s=(tuple(float(value) for value in values_s),) * 2,
+                    )
+
+
+def environment(fingerprint: str) -> EnvironmentObservation:
+    facts: dict[str, object] = {
+        "host": {"fingerprint": fingerprint},
+        "cpu": {"model": "Synthetic 1"},
+    }
+    return EnvironmentObservation(task="environment", round=0, facts=facts)
+
+
+def write_lines(path: Path, observations: Iterable[Record]) -> Path:
+    path.write_text(
+        "".join(f"{observation.model_dump_json()}\n" for observation in observations),
+        encoding="utf-8",
+    )
+    return path

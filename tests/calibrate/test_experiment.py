@@ -1,0 +1,123 @@
+"""What a calibration measures, in which order."""
+
+import itertools
+from collections import Counter
+
+import pytest
+
+from calibrate.experiment import (
+    BUDGETS,
+    REFERENCE_MODELS,
+    DeviceKind,
+    Experiment,
+    doubling_sizes,
+)
+from calibrate.task import CollectiveTask, OverlapTask, StepTask, Task
+from perfmodel.errors import UsageError
+
+
+def an_experiment(*, world_size: int = 2, seed: int = 0, budget: str = "quick") -> Experiment:
+    return Experiment(
+        device_kind="cpu",
+        world_sizes=doubling_sizes(world_size),
+        budget=BUDGETS[budget],
+        seed=seed,
+    )
+
+
+def steps_of(tasks: tuple[Task, ...]) -> list[StepTask]:
+    return [task for task in tasks if isinstance(task, StepTask)]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "sizes"),
+    [(1, (1,)), (2, (1, 2)), (3, (1, 2, 3)), (4, (1, 2, 4)), (6, (1, 2, 4, 6))],
+)
+def test_group_sizes_double_up_to_all_ranks(world_size: int, sizes: tuple[int, ...]) -> None:
+    assert doubling_sizes(world_size) == sizes
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_every_setting_is_visited_once_per_round(budget: str) -> None:
+    experiment = an_experiment(budget=budget)
+    wanted = Counter(setting for block in experiment.settings() for setting in block)
+    assert set(wanted.values()) == {1}
+    rounds = experiment.rounds()
+    assert len(rounds) == BUDGETS[budget].num_rounds
+    for index, tasks in enumerate(rounds):
+        assert Counter(task.setting for task in steps_of(tasks)) == wanted
+        assert {task.round for task in steps_of(tasks)} == {index}
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_settings_that_differ_only_in_synchronisation_stay_together(budget: str) -> None:
+    for tasks in an_experiment(budget=budget).rounds():
+        blocks = [
+            block
+            for block, _ in itertools.groupby(
+                (task.setting.workload, task.setting.micro_batch) for task in steps_of(tasks)
+            )
+        ]
+        assert len(blocks) == len(set(blocks))
+
+
+def test_a_seed_fixes_the_order_and_another_one_changes_it() -> None:
+    assert an_experiment(seed=3).rounds() == an_experiment(seed=3).rounds()
+    first, other = an_experiment(seed=3).rounds()[0], an_experiment(seed=4).rounds()[0]
+    assert first != other
+    assert {task.name for task in first} == {task.name for task in other}
+
+
+def test_rounds_differ_in_their_order() -> None:
+    first, second = (
+        [task.setting for task in steps_of(tasks)] for tasks in an_experiment().rounds()
+    )
+    assert first != second
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("device_kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+def test_no_two_tasks_of_a_campaign_share_a_name(
+    budget: str, device_kind: DeviceKind, world_size: int
+) -> None:
+    experiment = Experiment(
+        device_kind=device_kind,
+        world_sizes=doubling_sizes(world_size),
+        budget=BUDGETS[budget],
+    )
+    names = Counter(task.name for tasks in experiment.rounds() for task in tasks)
+    assert names.most_common(1)[0][1] == 1
+
+
+def test_collectives_are_spread_over_the_round() -> None:
+    """The same drift must hit steps and collectives: both halves of a round hold some of each."""
+    for tasks in an_experiment().rounds():
+        middle = len(tasks) // 2
+        for half in (tasks[:middle], tasks[middle:]):
+            assert {"step", "collective"} <= {task.kind for task in half}
+
+
+def test_models_are_traced_and_kernels_timed_in_the_first_round_only() -> None:
+    first, second = an_experiment().rounds()
+    assert {"trace", "compute"} <= {task.kind for task in first}
+    assert not {"trace", "compute"} & {task.kind for task in second}
+
+
+def test_one_rank_has_nobody_to_talk_to() -> None:
+    for tasks in an_experiment(world_size=1).rounds():
+        assert not [task for task in tasks if isinstance(task, CollectiveTask | OverlapTask)]
+        assert {task.setting.world_size for task in steps_of(tasks)} == {1}
+
+
+def test_an_unknown_model_is_refused_and_the_known_ones_named() -> None:
+    with pytest.raises(UsageError) as caught:
+        Experiment(device_kind="cpu", world_sizes=(1,), models=("lenet", "alexnet"))
+    assert "'alexnet'" in str(caught.value)
+    assert all(model in str(caught.value) for model in REFERENCE_MODELS)
+
+
+@pytest.mark.parametrize("models", [(), ("lenet", "mlp", "lenet")])
+def test_no_model_and_one_model_twice_are_refused(models: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="--models: must name"):
+        Experiment(device_kind="cpu", world_sizes=(1,), models=models)

@@ -1,0 +1,276 @@
+"""Real ranks under torchrun: a calibration from end to end, and what interrupts one."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+import pytest
+
+from calibrate.calibrate import PROFILE, CalibrationRequest, calibrate, refit
+from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure
+from calibrate.environment import describe_environment
+from calibrate.experiment import BUCKET_CAPS_MB, BUDGETS, Budget, Experiment
+from calibrate.launch import LaunchFlags, TorchrunLauncher, usable_cores
+from calibrate.task import StepTask, TraceTask
+from perfmodel.documents.observation import (
+    Observation,
+    StepObservation,
+    WorkloadObservation,
+    read_observations,
+)
+from perfmodel.documents.profile import ProfileDocument
+from perfmodel.errors import MeasurementFailed
+from perfmodel.forecast import Forecast, forecast
+from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.predict import Predictor
+from perfmodel.program.ddp import gradient_buckets
+from perfmodel.workload.workload import Workload
+from tests.calibrate.played import ALONE
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
+    pytest.mark.skipif(usable_cores() < 2, reason="two ranks need two usable cores"),
+]
+ROOT = Path(__file__).resolve().parent.parent.parent
+TINY = Budget(
+    num_rounds=1, visit_s=0.02, num_batches=2, collective_sizes=(1024, 2**20), minutes=0.2
+)
+DEADLINE_S = 60.0
+
+
+@pytest.fixture
+def request_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CalibrationRequest:
+    """A calibration of one small model that takes seconds."""
+    monkeypatch.setitem(BUDGETS, "tiny", TINY)
+    return CalibrationRequest(
+        folder=tmp_path / "calibration",
+        budget="tiny",
+        device="cpu",
+        models=("lenet",),
+        flags=LaunchFlags(nproc_per_node=2),
+    )
+
+
+def run(
+    request: CalibrationRequest, on_progress: Callable[[Progress], None] = lambda _progress: None
+) -> ProfileDocument:
+    return calibrate(request, TorchrunLauncher(), on_progress=on_progress)
+
+
+def resumed(request: CalibrationRequest) -> CalibrationRequest:
+    return CalibrationRequest(
+        folder=request.folder,
+        budget=request.budget,
+        device=request.device,
+        models=request.models,
+        flags=request.flags,
+        resume=True,
+    )
+
+
+def observations_in(folder: Path) -> list[Observation]:
+    return read_observations(folder / OBSERVATIONS)
+
+
+def workers(folder: Path) -> list[psutil.Process]:
+    """Ranks and their launchers at work for a folder."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        command = process.info["cmdline"] or []
+        if process.info["status"] != psutil.STATUS_ZOMBIE and any(
+            argument.startswith(f"{folder}/orders/") for argument in command
+        ):
+            found.append(process)
+    return found
+
+
+def traced(observations: list[Observation]) -> dict[str, Workload]:
+    return {
+        entry.workload.name: entry.workload
+        for entry in observations
+        if isinstance(entry, WorkloadObservation)
+    }
+
+
+def assert_buckets_are_those_of_ddp(observations: list[Observation]) -> int:
+    """Compare every setting; return how many there were."""
+    models = traced(observations)
+    synchronised = [
+        entry
+        for entry in observations
+        if isinstance(entry, StepObservation)
+        and entry.setting.synchronisation is Synchronisation.DDP
+    ]
+    for entry in synchronised:
+        ours = gradient_buckets(models[entry.setting.workload], entry.setting)
+        assert entry.bucket_bytes == tuple(bucket.size_bytes for bucket in ours), (
+            entry.setting.label
+        )
+    return len(synchronised)
+
+
+def assert_steps_are_complete(entry: StepObservation) -> None:
+    assert [rank.rank for rank in entry.ranks] == list(range(entry.setting.world_size))
+    for rank in entry.ranks:
+        fields = rank.model_dump(exclude={"rank"})
+        assert {len(values) for values in fields.values()} == {len(entry.ranks[0].step_s)}
+        assert len(rank.step_s) >= 4
+        parts_s = (rank.input_s, rank.forward_s, rank.backward_s, rank.optimizer_s)
+        assert [sum(parts) for parts in zip(*parts_s, strict=True)] == pytest.approx(rank.step_s)
+
+
+def test_a_calibration_measures_every_rank_and_predicts_itself(
+    request_: CalibrationRequest,
+) -> None:
+    seen: list[Progress] = []
+    profile = run(request_, seen.append)
+    observations = observations_in(request_.folder)
+    experiment = Experiment(
+        device_kind="cpu", world_sizes=(1, 2), models=("lenet",), budget=TINY, seed=0
+    )
+    names = [task.name for tasks in experiment.rounds() for task in tasks]
+    assert [entry.task for entry in observations if entry.kind != "environment"] == names
+    assert [progress.done for progress in seen] == list(range(1, len(names) + 1))
+    for entry in observations:
+        if isinstance(entry, StepObservation):
+            assert_steps_are_complete(entry)
+    assert assert_buckets_are_those_of_ddp(observations) == 2 * 3
+    assert ProfileDocument.read(request_.folder / PROFILE) == profile
+    assert_prediction_is_plausible(profile)
+    again = refit(request_.folder)
+    assert again.model_copy(update={"provenance": profile.provenance}) == profile
+    assert workers(request_.folder) == []
+
+
+def assert_prediction_is_plausible(profile: ProfileDocument) -> None:
+    """A tiny budget promises no accuracy; it must not be absurd either."""
+    predictor = Predictor(profile)
+    document, _ = forecast(
+        predictor,
+        predictor.workload("lenet"),
+        Forecast(world_sizes=(1, 2), scaling="weak", batch=64),
+        argv=(),
+    )
+    one, two = document.points
+    assert one.speedup.p50 == pytest.approx(1.0)
+    assert 0.2 < two.speedup.p50 < 2.5
+    measured_s = {
+        (step.world_size, step.synchronisation): step.step_s
+        for step in profile.steps
+        if step.micro_batch == 64 and step.bucket_cap_mb is None
+    }
+    assert one.step_s.p50 == pytest.approx(measured_s[1, "none"], rel=0.5)
+    assert two.step_s.p50 == pytest.approx(measured_s[2, "ddp"], rel=0.5)
+
+
+def rank_process(folder: Path, rank: int) -> psutil.Process:
+    """One rank of the running group, found among our own descendants."""
+    for process in psutil.Process().children(recursive=True):
+        if process in workers(folder) and process.environ().get("RANK") == str(rank):
+            return process
+    raise AssertionError(f"rank {rank} does not run")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_is_named_and_the_rest_can_be_resumed(
+    request_: CalibrationRequest, rank: int
+) -> None:
+    def kill(progress: Progress) -> None:
+        if progress.done == 4:
+            rank_process(request_.folder, rank).kill()
+
+    with pytest.raises(MeasurementFailed) as caught:
+        run(request_, kill)
+    assert f"calibrate: rank {rank} must exit with 0, got SIGKILL" in str(caught.value)
+    assert "--resume" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert workers(request_.folder) == []
+    kept = [entry.task for entry in observations_in(request_.folder)]
+    assert len(kept) >= 4 + 1
+
+    profile = run(resumed(request_))
+    names = [entry.task for entry in observations_in(request_.folder)]
+    assert names[: len(kept)] == kept
+    assert len(names) == len(set(names))
+    assert profile.workload("lenet") is not None
+    assert workers(request_.folder) == []
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "it takes too long"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_command_says_one_line_and_keeps_what_it_has(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    folder = tmp_path / "calibration"
+    command = [sys.executable, "-m", "perfmodel", "calibrate", "--models", "lenet"]
+    with subprocess.Popen(
+        [*command, "--device", "cpu", "--nproc", "2", "--out", str(folder)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        output = folder / OBSERVATIONS
+        wait_until(lambda: output.exists() and output.read_bytes().count(b"\n") >= 3)
+        assert len(workers(folder)) >= 2
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130
+    lines = [line for line in stderr.splitlines() if not line.startswith("calibrate: ")]
+    assert lines == [
+        "perfmodel: calibrate: stopped by the user; "
+        "what was measured is kept; repeat the command with --resume"
+    ]
+    assert len(observations_in(folder)) >= 3
+    assert workers(folder) == []
+
+
+def test_predicted_buckets_are_those_that_ddp_forms(tmp_path: Path) -> None:
+    """From its second step on DDP reduces gradients in the order in which they became ready."""
+    models = ("resnet18", "mlp", "transformer")
+    settings = [
+        Setting(workload=model, world_size=2, micro_batch=1, bucket_cap_mb=cap_mb)
+        for model in models
+        for cap_mb in BUCKET_CAPS_MB
+    ]
+    campaign = Campaign(
+        folder=tmp_path / "buckets",
+        plan="",
+        rounds=(
+            (
+                *(TraceTask(name=model, round=0, workload=model) for model in models),
+                *(
+                    StepTask(name=setting.label, round=0, setting=setting, target_s=0.0)
+                    for setting in settings
+                ),
+            ),
+        ),
+        device_kind="cpu",
+        topology=ALONE,
+        fingerprint=describe_environment(observe_s=0.0)["host"]["fingerprint"],
+    )
+    output = measure(campaign, TorchrunLauncher(), resume=False, on_progress=lambda _progress: None)
+    observations = read_observations(output)
+    assert assert_buckets_are_those_of_ddp(observations) == len(settings)
+    for model in traced(observations).values():
+        fractions = [parameter.ready_fraction for parameter in model.parameters]
+        assert all(earlier <= later for earlier, later in pairwise(fractions))
+        default, capped = (
+            len(gradient_buckets(model, setting))
+            for setting in settings
+            if setting.workload == model.name
+        )
+        assert 1 < default <= capped

@@ -1,0 +1,103 @@
+"""From the steps of ranks to one number per visit, by hand."""
+
+import math
+import statistics
+from collections.abc import Sequence
+
+import pytest
+
+from calibrate.visits import by_setting, estimate, to_speed, visit
+from perfmodel.documents.observation import RankSteps, StepObservation
+from perfmodel.parallelism.strategy import Setting
+from tests.played_worker import step_observation
+
+PAIR = Setting(workload="light", world_size=2, micro_batch=4, accumulation=2)
+
+
+def rank_steps(rank: int, steps_s: Sequence[float]) -> RankSteps:
+    """Input 1, forward 2, backward 3 and optimizer 4 tenths of each step."""
+    tenths = tuple(
+        tuple(step_s * share / 10 for step_s in steps_s) for share in (1.0, 2.0, 3.0, 4.0)
+    )
+    return RankSteps(
+        rank=rank,
+        step_s=tuple(steps_s),
+        input_s=tenths[0],
+        forward_s=tenths[1],
+        backward_s=tenths[2],
+        optimizer_s=tenths[3],
+        speed_probe_s=tuple(0.001 * (rank + 1) for _ in steps_s),
+    )
+
+
+@pytest.fixture
+def observation() -> StepObservation:
+    """Medians: rank 0 takes 2 s, rank 1 takes 4 s; each had one outlier."""
+    return step_observation(PAIR, visit=7).model_copy(
+        update={"ranks": (rank_steps(0, [1.0, 2.0, 90.0]), rank_steps(1, [4.0, 0.5, 5.0]))}
+    )
+
+
+def test_a_step_lasts_as_long_as_the_slowest_rank_in_its_median(
+    observation: StepObservation,
+) -> None:
+    summary = visit(observation)
+    assert summary.step_s == 4.0
+    assert summary.rank_steps_s == (2.0, 4.0)
+    assert (summary.setting, summary.round) == (PAIR, 7)
+
+
+def test_phases_are_means_over_ranks_per_micro_step(observation: StepObservation) -> None:
+    """Medians of 2 s and 4 s: 3 s on average; halved by two micro-steps but for the optimizer."""
+    assert visit(observation).phases_s == pytest.approx(
+        {"input": 0.15, "forward": 0.3, "backward": 0.45, "optimizer": 1.2}
+    )
+
+
+def test_the_speed_probe_is_a_mean_over_ranks(observation: StepObservation) -> None:
+    assert visit(observation).speed_probe_s == pytest.approx(0.0015)
+
+
+def test_ratios_relate_every_step_to_its_own_rank(observation: StepObservation) -> None:
+    assert visit(observation).ratios == pytest.approx((0.5, 1.0, 45.0, 1.0, 0.125, 1.25))
+
+
+def test_visits_gather_by_setting() -> None:
+    single = Setting(workload="light", world_size=1, micro_batch=4)
+    groups = by_setting(
+        visit(step_observation(setting, visit=index))
+        for index, setting in enumerate((PAIR, single, PAIR))
+    )
+    assert {setting: [entry.round for entry in group] for setting, group in groups.items()} == {
+        PAIR: [0, 2],
+        single: [1],
+    }
+
+
+@pytest.mark.parametrize("sensitivity", [0.0, 0.5, 1.0])
+def test_drift_is_removed(sensitivity: float) -> None:
+    """A machine four times slower slows a workload by 4 to the power of its sensitivity."""
+    calm = visit(step_observation(PAIR, step_s=0.1, speed_probe_s=0.001))
+    slow = visit(step_observation(PAIR, step_s=0.1 * 4**sensitivity, speed_probe_s=0.004))
+    for entry in (calm, slow):
+        factor = to_speed(entry, speed_probe_s=0.001, sensitivity=sensitivity)
+        assert entry.step_s * factor == pytest.approx(0.1)
+
+
+def test_an_estimate_is_the_median_and_ignores_one_wild_visit() -> None:
+    assert estimate([0.1, 0.2, 30.0]).value_s == pytest.approx(0.2)
+
+
+def test_the_error_of_an_estimate_is_that_of_a_median() -> None:
+    """1.25 times the standard deviation of the logarithms over the root of their number."""
+    values_s = [1.0, 1.2, 1.5, 1.1]
+    expected = 1.25 * statistics.stdev(math.log(value) for value in values_s) / math.sqrt(4)
+    assert estimate(values_s).relative_error == pytest.approx(expected)
+
+
+def test_one_visit_alone_is_trusted_to_a_tenth() -> None:
+    assert estimate([0.3]).relative_error == pytest.approx(0.1)
+
+
+def test_visits_that_agree_by_chance_are_not_certain() -> None:
+    assert estimate([0.3] * 10).relative_error == pytest.approx(0.01)

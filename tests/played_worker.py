@@ -1,0 +1,109 @@
+"""Plays rank 0 of the worker: reads its work order and appends observations with invented times."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from calibrate.campaign import DONE_PREFIX
+from calibrate.task import StepTask, WorkOrder
+from perfmodel.documents.observation import (
+    EnvironmentObservation,
+    Observation,
+    RankSteps,
+    StepObservation,
+)
+from perfmodel.parallelism.strategy import Setting
+from tests.fakes import LaunchCall
+
+NUM_STEPS = 4
+
+
+def constant_step(_setting: Setting) -> float:
+    return 0.01
+
+
+def step_observation(
+    setting: Setting,
+    *,
+    task: str = "",
+    visit: int = 0,
+    step_s: float = 0.01,
+    speed_probe_s: float = 1e-3,
+) -> StepObservation:
+    """Every rank takes the same time for each of its steps, a quarter of it for each phase."""
+    steps_s, quarter_s = (step_s,) * NUM_STEPS, (step_s / 4,) * NUM_STEPS
+    return StepObservation(
+        task=task or f"{visit}: {setting.label}",
+        round=visit,
+        started_utc=0.0,
+        setting=setting,
+        ranks=tuple(
+            RankSteps(
+                rank=rank,
+                step_s=steps_s,
+                input_s=quarter_s,
+                forward_s=quarter_s,
+                backward_s=quarter_s,
+                optimizer_s=quarter_s,
+                speed_probe_s=(speed_probe_s,) * NUM_STEPS,
+            )
+            for rank in range(setting.world_size)
+        ),
+        bucket_bytes=(),
+    )
+
+
+def append(output: Path, observation: Observation) -> None:
+    with output.open("a", encoding="utf-8") as file:
+        file.write(observation.model_dump_json() + "\n")
+
+
+def orders_of(folder: Path) -> list[list[str]]:
+    """Names of the tasks of every work order that was written, by round."""
+    paths = sorted((folder / "orders").glob("*.json"))
+    return [[task.name for task in WorkOrder.read(path).tasks] for path in paths]
+
+
+@dataclass(slots=True, kw_only=True)
+class PlayedWorker:
+    """What a ``FakeLauncher`` does; ``failure`` is raised after so many tasks of all launches."""
+
+    step_s: Callable[[Setting], float] = constant_step
+    speed_probe_s: float = 1e-3
+    fingerprint: str = "here"
+    fails_after: int | None = None
+    failure: BaseException = field(default_factory=lambda: AssertionError("not to be reached"))
+    skips: Callable[[Setting], bool] = lambda _setting: False
+    finished: list[str] = field(default_factory=list)
+
+    def __call__(self, call: LaunchCall) -> None:
+        order = WorkOrder.read(Path(call.arguments[0]))
+        output = Path(order.output)
+        append(
+            output,
+            EnvironmentObservation(
+                task=f"environment-{len(self.finished)}",
+                round=0,
+                facts={"host": {"fingerprint": self.fingerprint}},
+            ),
+        )
+        for task in order.tasks:
+            if len(self.finished) == self.fails_after:
+                raise self.failure
+            assert isinstance(task, StepTask)
+            if not self.skips(task.setting):
+                self._finish(call, task, output)
+
+    def _finish(self, call: LaunchCall, task: StepTask, output: Path) -> None:
+        append(
+            output,
+            step_observation(
+                task.setting,
+                task=task.name,
+                visit=task.round,
+                step_s=self.step_s(task.setting),
+                speed_probe_s=self.speed_probe_s,
+            ),
+        )
+        self.finished.append(task.name)
+        call.on_line(f"{DONE_PREFIX}{task.name}\n")

@@ -1,0 +1,75 @@
+"""Profiles to be judged, and results of judging them."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from perfmodel.documents.prediction import Interval
+from perfmodel.documents.profile import ProfileDocument, SingleStep, WorkloadProfile
+from perfmodel.documents.validation import ErrorSummary
+from perfmodel.parallelism.strategy import Setting, Synchronisation
+from tests.perfmodel.profiles import MICRO_BATCHES, Machine, profile
+
+WORKLOADS: Final = ("light", "heavy", "third", "fourth")
+
+
+def four_workloads(machine: Machine | None = None) -> ProfileDocument:
+    """As many workloads as a calibration has by default, every calibrated step listed."""
+    two = profile(machine or Machine())
+    workloads = (
+        *two.workloads,
+        *(_renamed(two.workloads[0], name) for name in WORKLOADS[2:]),
+    )
+    return two.model_copy(
+        update={
+            "workloads": workloads,
+            "steps": tuple(
+                calibrated_step(name, world_size, micro_batch)
+                for name in WORKLOADS
+                for world_size in range(1, two.max_world_size + 1)
+                for micro_batch in MICRO_BATCHES
+            ),
+        }
+    )
+
+
+def _renamed(entry: WorkloadProfile, name: str) -> WorkloadProfile:
+    fields = {key: getattr(entry.workload, key) for key in type(entry.workload).__slots__}
+    workload = type(entry.workload)(**{**fields, "name": name})
+    return entry.model_copy(update={"workload": workload})
+
+
+def calibrated_step(
+    workload: str, world_size: int, micro_batch: int, *, step_s: float = 0.01
+) -> SingleStep:
+    return SingleStep(
+        workload=workload,
+        world_size=world_size,
+        micro_batch=micro_batch,
+        synchronisation="none" if world_size == 1 else "ddp",
+        bucket_cap_mb=None,
+        step_s=step_s,
+        relative_error=0.01,
+    )
+
+
+def single(micro_batch: int = 8, *, workload: str = "light") -> Setting:
+    return Setting(
+        workload=workload,
+        world_size=1,
+        micro_batch=micro_batch,
+        synchronisation=Synchronisation.NONE,
+    )
+
+
+def exactly(value: float) -> Interval:
+    return Interval(p5=value, p50=value, p95=value)
+
+
+def errors(signed: Sequence[float]) -> ErrorSummary:
+    return ErrorSummary(
+        num_settings=len(signed),
+        bias=sum(signed) / len(signed),
+        mape=sum(map(abs, signed)) / len(signed),
+        median_absolute=sorted(map(abs, signed))[len(signed) // 2],
+        worst_absolute=max(map(abs, signed)),
+    )

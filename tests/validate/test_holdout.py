@@ -1,0 +1,103 @@
+"""Held-out settings are new to the profile, and there are enough of them."""
+
+from collections import Counter
+
+import pytest
+
+from calibrate.experiment import BUCKET_CAPS_MB as CALIBRATED_CAPS_MB
+from calibrate.task import StepTask
+from perfmodel.parallelism.strategy import Synchronisation
+from tests.perfmodel.profiles import MICRO_BATCHES, Machine, profile
+from tests.validate.samples import calibrated_step, four_workloads, single
+from validate.holdout import (
+    BUDGETS,
+    calibrated_settings,
+    holdout_settings,
+    repeated_settings,
+    rounds,
+)
+
+STANDARD = BUDGETS["standard"]
+
+
+@pytest.mark.parametrize("num_batches", [1, 2, 3])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_no_held_out_setting_was_calibrated(num_batches: int, num_ranks: int) -> None:
+    machine = four_workloads(Machine(world_size=num_ranks))
+    settings = set(holdout_settings(machine, num_batches=num_batches))
+    assert settings
+    assert not settings & calibrated_settings(machine)
+
+
+def test_the_standard_budget_judges_at_least_24_settings() -> None:
+    settings = holdout_settings(four_workloads(), num_batches=STANDARD.num_batches)
+    assert len(settings) == len(set(settings)) >= 24
+
+
+def test_each_workload_and_kind_of_setting_is_judged() -> None:
+    settings = holdout_settings(four_workloads(), num_batches=STANDARD.num_batches)
+    for name in ("light", "heavy", "third", "fourth"):
+        mine = [setting for setting in settings if setting.workload == name]
+        assert {setting.world_size for setting in mine} == {1, 2}
+        assert {setting.accumulation for setting in mine} == {1, 2, 3}
+        assert {setting.bucket_cap_mb for setting in mine} == {None, 2.0, 10.0}
+
+
+def test_bucket_caps_accumulations_and_batches_are_new() -> None:
+    settings = holdout_settings(four_workloads(), num_batches=STANDARD.num_batches)
+    caps_mb = {setting.bucket_cap_mb for setting in settings} - {None}
+    assert not caps_mb & set(CALIBRATED_CAPS_MB)
+    assert not {setting.micro_batch for setting in settings} & set(MICRO_BATCHES)
+    # Calibration never accumulates.
+    assert max(setting.accumulation for setting in settings) > 1
+
+
+def test_micro_batches_lie_in_the_gaps_of_the_calibrated_ones() -> None:
+    """Geometric middles: sqrt(4 x 16) = 8, sqrt(16 x 64) = 32; beyond them 1.25 x 64 = 80."""
+    settings = holdout_settings(profile(Machine()), num_batches=3)
+    assert {setting.micro_batch for setting in settings} == {8, 32, 80}
+
+
+def test_one_rank_is_judged_on_single_devices_only() -> None:
+    settings = holdout_settings(profile(Machine(world_size=1)), num_batches=2)
+    assert {setting.world_size for setting in settings} == {1}
+    assert {setting.synchronisation for setting in settings} == {Synchronisation.NONE}
+    assert {setting.bucket_cap_mb for setting in settings} == {None}
+    assert {setting.accumulation for setting in settings} == {1, 2, 3}
+
+
+def test_a_held_out_setting_that_was_calibrated_is_a_mistake() -> None:
+    """The curves say 4, 16, 64, but a step at the held-out 8 went into the profile as well."""
+    spoilt = profile(Machine()).model_copy(update={"steps": (calibrated_step("light", 1, 8),)})
+    with pytest.raises(ValueError, match="light n=1 micro_batch=8 .* must not be part"):
+        holdout_settings(spoilt, num_batches=1)
+
+
+def test_repeats_are_calibrated_settings_in_the_middle_of_the_range() -> None:
+    machine = four_workloads()
+    repeats = repeated_settings(machine)
+    assert set(repeats) <= calibrated_settings(machine)
+    assert {setting.micro_batch for setting in repeats} == {16}
+    assert Counter(setting.world_size for setting in repeats) == {1: 4, 2: 4}
+
+
+def test_repeats_leave_out_what_was_not_calibrated() -> None:
+    assert repeated_settings(profile(Machine())) == (single(16, workload="heavy"),)
+
+
+def test_every_setting_is_visited_in_every_pass_of_every_round() -> None:
+    settings = holdout_settings(four_workloads(), num_batches=1)
+    planned = rounds(settings, budget=STANDARD, seed=1)
+    assert len(planned) == STANDARD.num_rounds
+    visits = Counter(
+        task.setting for tasks in planned for task in tasks if isinstance(task, StepTask)
+    )
+    assert visits == dict.fromkeys(settings, STANDARD.num_rounds * STANDARD.passes_per_round)
+    names = Counter(task.name for tasks in planned for task in tasks)
+    assert set(names.values()) == {1}
+
+
+def test_a_seed_fixes_the_order_of_visits() -> None:
+    settings = holdout_settings(four_workloads(), num_batches=1)
+    assert rounds(settings, budget=STANDARD, seed=1) == rounds(settings, budget=STANDARD, seed=1)
+    assert rounds(settings, budget=STANDARD, seed=1) != rounds(settings, budget=STANDARD, seed=2)
