@@ -2,19 +2,19 @@
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
-from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure
+from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure, read_plan
 from calibrate.environment import describe_environment
 from calibrate.experiment import BUDGETS, REFERENCE_MODELS, Experiment, doubling_sizes
-from calibrate.fit.profile import fit_profile
+from calibrate.facts import Environment
+from calibrate.fit.profile import fit_profile, recorded_environment
 from calibrate.launch import Launcher, LaunchFlags
 from calibrate.placement import place, provenance
+from perfmodel.documents.observation import read_observations
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import UsageError
 
@@ -85,18 +85,21 @@ def calibrate(
 def refit(folder: Path) -> ProfileDocument:
     """Fit the stored raw observations of a calibration again, with this version of the fits.
 
-    The provenance stays that of the measurement, but for version and command line.
+    Everything comes from the raw data and the plan beside it: an older profile need not be
+    readable.
+
+    Raises
+    ------
+    InvalidDocument
+        If the folder holds no calibration.
     """
-    path = folder / PROFILE
-    if path.exists():
-        previous = ProfileDocument.read(path)
-        source = previous.provenance
-        num_nodes = previous.num_nodes
-    else:
-        source = provenance(describe_environment(), seed=0)
-        num_nodes = 1
-    versions = {**source.versions, "perfmodel": version("perfmodel")}
-    source = source.model_copy(update={"command_line": tuple(sys.argv), "versions": versions})
-    profile = fit_profile(folder / OBSERVATIONS, provenance=source, num_nodes=num_nodes)
-    profile.write(path)
+    observations = folder / OBSERVATIONS
+    plan = read_plan(folder)
+    environment = cast(Environment, recorded_environment(read_observations(observations)))
+    profile = fit_profile(
+        observations,
+        provenance=provenance(environment, seed=int(plan["seed"])),
+        num_nodes=int(plan["num_nodes"]),
+    )
+    profile.write(folder / PROFILE)
     return profile

@@ -1,10 +1,11 @@
 """Carry out rounds of tasks in fresh processes, so that an interruption loses seconds."""
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from calibrate.experiment import DeviceKind
 from calibrate.launch import Launcher, Topology
@@ -161,6 +162,24 @@ def _refuse_other_machine(
                     f"{output}: was measured on another machine (fingerprint {found[:12]}, this one "
                     f"is {campaign.fingerprint[:12]}); choose another --out"
                 )
+
+
+def read_plan(folder: Path) -> dict[str, Any]:
+    """What a campaign set out to measure.
+
+    Raises
+    ------
+    InvalidDocument
+        If the folder holds no plan, or not a readable one.
+    """
+    path = folder / PLAN
+    try:
+        plan = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InvalidDocument(f"{path}: plan cannot be read: {error}") from error
+    if not isinstance(plan, dict):
+        raise InvalidDocument(f"{path}: plan must be an object, got {type(plan).__name__}")
+    return plan
 
 
 def fingerprint_of(observation: EnvironmentObservation) -> str:

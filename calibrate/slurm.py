@@ -107,7 +107,7 @@ def expand_task_counts(text: str, *, where: str = "tasks per node") -> tuple[int
         if match is None:
             raise UsageError(
                 f"calibrate: {where} must look like '2(x3),1', got {text!r}; "
-                "pass --nnodes and --nproc-per-node"
+                "pass --nnodes and --nproc"
             )
         counts += [int(match[1])] * int(match[2] or 1)
     return tuple(counts)

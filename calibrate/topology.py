@@ -127,7 +127,7 @@ def resolve_topology(
     if topology.ranks_per_node > num_local_devices and not allow_oversubscription:
         raise UsageError(
             f"calibrate: ranks per node must be <= {num_local_devices}, the devices of this node, "
-            f"got {topology.ranks_per_node}; pass --nproc-per-node {num_local_devices}"
+            f"got {topology.ranks_per_node}; pass --nproc {num_local_devices}"
         )
     return topology
 
@@ -165,7 +165,7 @@ def _slurm_base(job: SlurmJob, *, any_ranks: bool) -> _Base:
     if len(counts) > 1 and not any_ranks:
         raise UsageError(
             f"calibrate: tasks per node must be the same on every node, got {job.tasks_per_node}; "
-            "pass --nproc-per-node"
+            "pass --nproc"
         )
     # One task per node is how our own launcher is started, not a wish for one rank.
     ranks = counts.pop() if len(counts) == 1 and counts != {1} else None
@@ -204,7 +204,7 @@ def _combined(flags: LaunchFlags, *, base: _Base, ranks_per_node: int) -> Topolo
 
 def _check_flags(flags: LaunchFlags) -> None:
     _check_between("--nnodes", flags.nnodes, low=1, high=1_000_000)
-    _check_between("--nproc-per-node", flags.nproc_per_node, low=1, high=4096)
+    _check_between("--nproc", flags.nproc_per_node, low=1, high=4096)
     _check_between("--master-port", flags.master_port, low=1, high=65_535)
 
 

@@ -163,7 +163,11 @@ def compare_observations(
         for setting, step_s in _calibrated_steps(profile).items()
         if setting in found
     }
-    speeds_s = [entry.speed_probe_s for group in visits.values() for entry in group]
+    slowdowns = [
+        entry.speed_probe_s / profile.speed_probe_s[setting.world_size]
+        for setting, group in visits.items()
+        for entry in group
+    ]
     return Comparison(
         settings=tuple(
             compare.compare_setting(setting, predicted_s, found[setting])
@@ -177,7 +181,7 @@ def compare_observations(
             compare.compare_repeat(setting, step_s, found[setting])
             for setting, step_s in calibrated_s.items()
         ),
-        machine_slowdown=float(np.median(speeds_s)) / profile.speed_probe_s,
+        machine_slowdown=float(np.median(slowdowns)),
     )
 
 

@@ -45,7 +45,7 @@ def fit_bucket_costs(
     groups: Mapping[Setting, Sequence[Visit]],
     workloads: Mapping[str, Workload],
     *,
-    speed_probe_s: Seconds,
+    speed_probe_s: Mapping[int, Seconds],
     rng: np.random.Generator,
 ) -> tuple[BucketCosts, NDArray[np.float64]]:
     """Fit DDP's own work, from one rank under DDP minus the bare module in the same round.
@@ -88,7 +88,7 @@ def fit_bucket_costs(
     return BucketCosts(bucket_s=float(best[0]), bucket_s_per_byte=float(best[1])), draws
 
 
-def _at_speed(entry: Visit, speed_probe_s: Seconds) -> Seconds:
+def _at_speed(entry: Visit, speed_probe_s: Mapping[int, Seconds]) -> Seconds:
     return entry.step_s * to_speed(entry, speed_probe_s=speed_probe_s, sensitivity=1.0)
 
 

@@ -12,7 +12,7 @@ from scipy.optimize import isotonic_regression
 from calibrate.campaign import fingerprint_of
 from calibrate.fit.ddp import fit_bucket_costs, fit_ddp, fit_residual
 from calibrate.fit.steps import fit_workload, single_steps, with_device_streams
-from calibrate.visits import by_setting, estimate, visit
+from calibrate.visits import by_setting, estimate, typical_speed, visit
 from perfmodel.documents.base import Provenance
 from perfmodel.documents.observation import (
     CollectiveObservation,
@@ -53,7 +53,7 @@ def fit_profile(
         If there are no training steps to fit.
     """
     observations = read_observations(observations_path)
-    environment = _environment(observations, observations_path)
+    environment = recorded_environment(observations)
     steps = _of(observations, StepObservation)
     traced = _of(observations, WorkloadObservation)
     if not steps or not traced:
@@ -83,8 +83,8 @@ def _draft(
     """Everything but DDP's own costs, which are fitted on top of it."""
     steps = _of(observations, StepObservation)
     visits = [visit(observation) for observation in steps]
-    speeds_s = np.array([entry.speed_probe_s for entry in visits])
-    speed_probe_s = float(np.median(speeds_s))
+    speed_probe_s = typical_speed(visits)
+    slowdowns = [entry.speed_probe_s / speed_probe_s[entry.setting.world_size] for entry in visits]
     workloads = []
     for traced in _of(observations, WorkloadObservation):
         name = traced.workload.name
@@ -110,7 +110,7 @@ def _draft(
         environment=environment,
         observations_sha256=digest,
         speed_probe_s=speed_probe_s,
-        speed_spread=float(np.log(speeds_s).std()),
+        speed_spread=float(np.log(slowdowns).std()),
         workloads=tuple(workloads),
         collectives=collectives,
         ddp=_NOTHING_YET,
@@ -143,15 +143,26 @@ def _of(observations: Sequence[Observation], kind: type[_T]) -> list[_T]:
     return [observation for observation in observations if isinstance(observation, kind)]
 
 
-def _environment(observations: Sequence[Observation], path: Path) -> dict[str, Any]:
-    """Facts of the machine; all launches must agree on its fingerprint."""
+def recorded_environment(observations: Sequence[Observation]) -> dict[str, Any]:
+    """Facts of the machine that measured; all launches must agree on its fingerprint.
+
+    Raises
+    ------
+    MeasurementFailed
+        If no environment was recorded.
+    IncomparableRuns
+        If observations of different machines are mixed.
+    """
     found = _of(observations, EnvironmentObservation)
     if not found:
-        raise MeasurementFailed(f"{path}: no environment was recorded; continue with --resume")
+        raise MeasurementFailed(
+            "observations: must name the environment that they were made in, got none; "
+            "continue with --resume"
+        )
     fingerprints = {fingerprint_of(entry) for entry in found}
     if len(fingerprints) > 1:
         raise IncomparableRuns(
-            f"{path}: observations must come from one machine, got fingerprints "
+            "observations: must come from one machine, got fingerprints "
             f"{', '.join(sorted(fingerprints))}; use another --out for each machine"
         )
     return dict(found[-1].facts)

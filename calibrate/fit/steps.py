@@ -31,7 +31,7 @@ _NUM_RATIOS = 64
 
 
 def fit_workload(
-    workload: Workload, visits: Sequence[Visit], *, speed_probe_s: Seconds
+    workload: Workload, visits: Sequence[Visit], *, speed_probe_s: Mapping[int, Seconds]
 ) -> WorkloadProfile:
     """Curves and noise of one workload, at one machine speed."""
     sensitivity = speed_sensitivity(visits)
@@ -110,7 +110,7 @@ def with_device_streams(
 def single_steps(
     groups: Mapping[Setting, Sequence[Visit]],
     *,
-    speed_probe_s: Seconds,
+    speed_probe_s: Mapping[int, Seconds],
     sensitivities: Mapping[str, float],
 ) -> tuple[SingleStep, ...]:
     """Each calibrated setting as measured, at one machine speed."""
@@ -151,7 +151,7 @@ def _curve(
     groups: Mapping[Setting, Sequence[Visit]],
     phase: str,
     world_size: int,
-    speed_probe_s: Seconds,
+    speed_probe_s: Mapping[int, Seconds],
     sensitivity: float,
 ) -> tuple[CurvePoint, ...]:
     points = [

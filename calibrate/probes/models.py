@@ -1,5 +1,6 @@
 """Reference models: small enough for a CPU, different enough to tell the terms of the model apart."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -58,7 +59,7 @@ def resnet18() -> nn.Module:
     """ResNet-18 for 1x28x28 images, the multi-GPU example of Dive into Deep Learning, section 13.6."""
     layers: list[nn.Module] = [nn.Conv2d(1, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU()]
     widths = (64, 64, 128, 256, 512)
-    for in_channels, out_channels in zip(widths, widths[1:], strict=False):
+    for in_channels, out_channels in itertools.pairwise(widths):
         stride = 1 if in_channels == out_channels else 2
         layers.append(Residual(in_channels, out_channels, stride=stride))
         layers.append(Residual(out_channels, out_channels, stride=1))

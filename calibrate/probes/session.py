@@ -1,9 +1,10 @@
 """What all probes of one worker share: its device, its process groups, its clock."""
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -105,14 +106,11 @@ class Session:
             act()
             event.record()
         self.synchronise()
-        return [
-            start.elapsed_time(end) / 1e3 for start, end in zip(events, events[1:], strict=False)
-        ]
+        return [start.elapsed_time(end) / 1e3 for start, end in itertools.pairwise(events)]
 
 
 def _new_group(size: int, backend: str) -> dist.ProcessGroup:
-    group: dist.ProcessGroup = dist.new_group(ranks=list(range(size)), backend=backend)
-    return group
+    return cast(dist.ProcessGroup, dist.new_group(ranks=list(range(size)), backend=backend))
 
 
 def _host_times(act: Callable[[], object], *, repeats: int) -> list[Seconds]:

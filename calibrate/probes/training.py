@@ -1,6 +1,7 @@
 """Real training steps: with and without DDP, with and without gradient synchronisation."""
 
 import contextlib
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,6 +79,7 @@ class Trainer:
     inputs: Tensor
     labels: Tensor
     device: torch.device
+    is_warm: bool = False
 
     def batch(self, index: int, *, micro_batch: int) -> tuple[Tensor, Tensor]:
         """Copy one micro-batch out of the pool, and to the device."""
@@ -116,7 +118,9 @@ class Trainer:
 def measure_steps(session: Session, setting: Setting, *, target_s: Seconds) -> RankSteps:
     """Time about ``target_s`` of steps on this rank; all ranks of the setting must call it."""
     trainer = _trainer(session, setting)
-    _, warm_s = _run(session, trainer, setting, num_steps=3)
+    # DDP forms its final buckets after its first step, which a model does once per process.
+    _, warm_s = _run(session, trainer, setting, num_steps=2 if trainer.is_warm else 3)
+    trainer.is_warm = True
     num_steps = session.agree(
         repeats_within(
             target_s, warm_s["step"][1:], minimum=_MINIMUM_STEPS, maximum=_MAXIMUM_STEPS
@@ -214,7 +218,7 @@ def _collect(
     phases: dict[str, list[Seconds]], instants_s: Sequence[Seconds], setting: Setting
 ) -> None:
     """Sort the durations between the marks of one step by phase, summed over micro-steps."""
-    durations_s = [end - start for start, end in zip(instants_s, instants_s[1:], strict=False)]
+    durations_s = [end - start for start, end in itertools.pairwise(instants_s)]
     micro = durations_s[: 3 * setting.accumulation]
     for offset, phase in enumerate(_PHASES[:3]):
         phases[phase].append(sum(micro[offset::3]))

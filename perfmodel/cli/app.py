@@ -1,5 +1,6 @@
 """The command line: one sub-command per question."""
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Final
@@ -7,7 +8,7 @@ from typing import Final
 import typer
 
 from perfmodel.cli import measure, predict, report
-from perfmodel.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, PerfModelError
+from perfmodel.errors import EXIT_FAILURE, EXIT_USAGE, Interrupted, PerfModelError
 
 _HELP: Final = """Measure one machine, then predict training on 2 to 16,384 accelerators.
 
@@ -47,6 +48,19 @@ def _root(
     _version(value=version)
 
 
+def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
+    """Ctrl-C as an error of ours: typer ends without a word, older ones with another exit code."""
+
+    @functools.wraps(command)
+    def run(*arguments: object, **options: object) -> None:
+        try:
+            command(*arguments, **options)
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted") from None
+
+    return run
+
+
 _COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "doctor": measure.doctor,
     "calibrate": measure.calibrate,
@@ -57,7 +71,7 @@ _COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "report": report.report,
 }
 for _name, _command in _COMMANDS.items():
-    app.command(_name)(_command)
+    app.command(_name)(_interruptible(_command))
 
 
 def main() -> None:
@@ -68,8 +82,6 @@ def main() -> None:
         sys.exit(_complain(error, code=error.exit_code))
     except ValueError as error:
         sys.exit(_complain(error, code=EXIT_USAGE))
-    except KeyboardInterrupt:
-        sys.exit(_complain("interrupted", code=EXIT_INTERRUPTED))
     except BrokenPipeError:
         sys.exit(EXIT_FAILURE)
 

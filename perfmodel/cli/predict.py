@@ -60,7 +60,7 @@ def predict(  # noqa: PLR0913 - one parameter per flag
         world_sizes=device_counts(devices),
         scaling=_scaling(scaling),
         batch=batch,
-        accumulation=accumulation,
+        accumulation=_at_least_one("--accumulation", accumulation),
         bucket_cap_mb=bucket_cap_mb,
         loader_samples_per_s=loader_samples_per_s,
     )
@@ -101,7 +101,7 @@ def explain(  # noqa: PLR0913 - one parameter per flag
         world_sizes=(devices,),
         scaling=_scaling(scaling),
         batch=batch,
-        accumulation=accumulation,
+        accumulation=_at_least_one("--accumulation", accumulation),
         bucket_cap_mb=bucket_cap_mb,
         loader_samples_per_s=loader_samples_per_s,
     )
@@ -131,6 +131,12 @@ def device_counts(text: str) -> tuple[int, ...]:
     if counts[0] < 1:
         raise UsageError(f"--devices: must be >= 1, got {counts[0]}")
     return tuple(counts)
+
+
+def _at_least_one(flag: str, value: int) -> int:
+    if value < 1:
+        raise UsageError(f"{flag}: must be >= 1, got {value}")
+    return value
 
 
 def _scaling(text: str) -> Literal["weak", "strong"]:

@@ -132,8 +132,9 @@ class ProfileDocument(Document):
     num_rounds: PositiveInt
     environment: dict[str, object]
     observations_sha256: str
-    speed_probe_s: PositiveFloat
-    """Median time of the fixed computation that ran between steps: the machine's speed then."""
+    speed_probe_s: dict[PositiveInt, PositiveFloat]
+    """By the number of ranks at work, the median time of the fixed computation that ran between
+    steps: the machine's speed then."""
     speed_spread: RelativeError
     """Standard deviation of the logarithm of that time over visits: how steady the machine was."""
     workloads: tuple[WorkloadProfile, ...]

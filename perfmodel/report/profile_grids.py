@@ -17,7 +17,10 @@ def machine_grid(profile: ProfileDocument) -> Grid:
         "Ranks": f"{profile.num_nodes} node(s) x {profile.ranks_per_node}, {profile.backend}",
         "Software": listed(f"{name} {text}" for name, text in profile.provenance.versions.items()),
         "Measured": f"{profile.num_rounds} rounds, written {profile.provenance.created_utc}",
-        "Speed probe": f"{format_duration(profile.speed_probe_s)} for a fixed computation",
+        "Speed probe": ", ".join(
+            f"{format_duration(time_s)} with {world_size} rank(s) at work"
+            for world_size, time_s in profile.speed_probe_s.items()
+        ),
         "Steadiness": f"the probe varied by {percent(profile.speed_spread)} (standard deviation)",
         "Dispatch": f"{format_duration(profile.dispatch_s)} of host time per empty operator",
         "Fit, one device": _residual(profile.residual.single_log_errors),

@@ -99,7 +99,7 @@ def test_the_default_number_of_ranks_leaves_room_for_a_flag() -> None:
         (LaunchFlags(nnodes=2, node_rank=1), "--master-addr must be given with --nnodes 2"),
         (LaunchFlags(nnodes=2, node_rank=2, master_addr="h"), "between 0 and 1, got 2"),
         (LaunchFlags(nnodes=0), "--nnodes must be between 1"),
-        (LaunchFlags(nproc_per_node=0), "--nproc-per-node must be between 1"),
+        (LaunchFlags(nproc_per_node=0), "--nproc must be between 1"),
         (LaunchFlags(nproc_per_node=9), r"ranks per node must be <= 8.*got 9; pass --nproc"),
         (LaunchFlags(master_port=70_000), "--master-port must be between 1 and 65535"),
     ],

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from calibrate.visits import by_setting, estimate, to_speed, visit
+from calibrate.visits import by_setting, estimate, to_speed, typical_speed, visit
 from perfmodel.documents.observation import RankSteps, StepObservation
 from perfmodel.parallelism.strategy import Setting
 from tests.played_worker import step_observation
@@ -80,8 +80,23 @@ def test_drift_is_removed(sensitivity: float) -> None:
     calm = visit(step_observation(PAIR, step_s=0.1, speed_probe_s=0.001))
     slow = visit(step_observation(PAIR, step_s=0.1 * 4**sensitivity, speed_probe_s=0.004))
     for entry in (calm, slow):
-        factor = to_speed(entry, speed_probe_s=0.001, sensitivity=sensitivity)
+        factor = to_speed(entry, speed_probe_s={2: 0.001}, sensitivity=sensitivity)
         assert entry.step_s * factor == pytest.approx(0.1)
+
+
+def test_ranks_that_slow_each_other_are_no_drift() -> None:
+    """Alone the probe takes 1 ms, in a pair always 3 ms: both are the typical speed."""
+    alone = Setting(workload="light", world_size=1, micro_batch=4)
+    probes_s = {alone: (0.001, 0.0009, 0.002), PAIR: (0.003, 0.005, 0.003)}
+    visits = [
+        visit(step_observation(setting, speed_probe_s=probe_s))
+        for setting, group_s in probes_s.items()
+        for probe_s in group_s
+    ]
+    typical_s = typical_speed(visits)
+    assert typical_s == {1: pytest.approx(0.001), 2: pytest.approx(0.003)}
+    factors = [to_speed(entry, speed_probe_s=typical_s, sensitivity=1.0) for entry in visits]
+    assert factors == pytest.approx([1, 1 / 0.9, 1 / 2, 1, 3 / 5, 1])
 
 
 def test_an_estimate_is_the_median_and_ignores_one_wild_visit() -> None:

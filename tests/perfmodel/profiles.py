@@ -129,7 +129,7 @@ def profile(machine: Machine) -> ProfileDocument:
         num_rounds=1,
         environment={},
         observations_sha256="",
-        speed_probe_s=1e-3,
+        speed_probe_s={1: 1e-3, 2: 1e-3},
         speed_spread=0.0,
         workloads=(_workload(LIGHT, machine), _workload(HEAVY, machine)),
         collectives=_collectives(machine) if machine.world_size > 1 else (),

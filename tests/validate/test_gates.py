@@ -65,7 +65,8 @@ def test_a_gate_holds_threshold_and_value() -> None:
     mape, worst, coverage = judge(
         Tolerances(), summary=errors([0.01] * 24), speedups=None, coverage=0.9
     )
-    assert (mape.at_least, mape.at_most, mape.value) == (None, 0.06, pytest.approx(0.01))
+    assert (mape.at_least, mape.at_most) == (None, 0.06)
+    assert mape.value == pytest.approx(0.01)
     assert (worst.at_most, worst.value) == (0.15, 0.01)
     assert (coverage.at_least, coverage.at_most, coverage.value) == (0.85, 0.97, 0.9)
 

@@ -69,7 +69,7 @@ def test_one_rank_is_judged_on_single_devices_only() -> None:
 def test_a_held_out_setting_that_was_calibrated_is_a_mistake() -> None:
     """The curves say 4, 16, 64, but a step at the held-out 8 went into the profile as well."""
     spoilt = profile(Machine()).model_copy(update={"steps": (calibrated_step("light", 1, 8),)})
-    with pytest.raises(ValueError, match="light n=1 micro_batch=8 .* must not be part"):
+    with pytest.raises(ValueError, match=r"light n=1 micro_batch=8 .* must not be part"):
         holdout_settings(spoilt, num_batches=1)
 
 

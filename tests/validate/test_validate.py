@@ -140,7 +140,7 @@ def test_a_slow_hour_of_the_whole_machine_is_no_error_of_the_model(
     """Steps and speed probe both take 1.25 times as long: the clock shows -20 %, the verdict 0."""
     worker = PlayedWorker(
         step_s=as_foretold(request_.folder, slower=1.25),
-        speed_probe_s=1.25 * request_.profile.speed_probe_s,
+        speed_probe_s=1.25 * request_.profile.speed_probe_s[1],
     )
     document = run(request_, worker)
     assert document.passed

@@ -80,7 +80,9 @@ def test_a_value_out_of_range_deep_inside_is_named_with_its_place(tmp_path: Path
 
 
 def test_more_than_one_problem_is_counted(tmp_path: Path) -> None:
-    path = written(tmp_path / "p.json", lambda raw: raw.update(dispatch_s=-1, speed_probe_s=0))
+    path = written(
+        tmp_path / "p.json", lambda raw: raw.update(dispatch_s=-1, speed_probe_s={"1": 0})
+    )
     assert refusal(path).endswith("(and 1 more)")
 
 

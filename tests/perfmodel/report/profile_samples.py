@@ -93,7 +93,7 @@ def plain_profile(
         num_rounds=6,
         environment={"cpu": {"model": "EPYC", "cores": 16}, "gpus": [], "warning": None},
         observations_sha256="ab" * 32,
-        speed_probe_s=0.0123,
+        speed_probe_s={1: 0.0123, 2: 0.0145},
         speed_spread=0.017,
         workloads=tuple(plain_workload_profile(name) for name in workloads),
         collectives=(

@@ -1,0 +1,35 @@
+"""The command line in this process: same arguments, same exit code, same lines."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import pytest
+
+from perfmodel.cli.app import main
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a user sees."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+Run: TypeAlias = Callable[..., Result]
+
+
+def runner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*arguments: object) -> Result:
+        monkeypatch.setattr(sys, "argv", ["perfmodel", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        captured = capsys.readouterr()
+        code = caught.value.code
+        assert isinstance(code, int | None)
+        return Result(exit_code=code or 0, stdout=captured.out, stderr=captured.err)
+
+    return run

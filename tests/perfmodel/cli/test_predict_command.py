@@ -1,0 +1,138 @@
+"""``perfmodel predict`` as a user sees it."""
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfmodel.documents.prediction import PredictionDocument
+from perfmodel.documents.workload import WorkloadDocument
+from tests.perfmodel.cli.command import Run, runner
+from tests.perfmodel.profiles import LIGHT, Machine, profile
+
+Predict = Callable[..., str]
+
+
+@pytest.fixture
+def predict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Predict:
+    run: Run = runner(monkeypatch, capsys)
+    stored = tmp_path / "profile.json"
+    profile(Machine(relative_error=0.02, residual=0.03)).write(stored)
+
+    def predict(*arguments: object) -> str:
+        result = run("predict", "--profile", stored, "--workload", "light", *arguments)
+        assert result.exit_code == 0, result.stderr
+        assert result.stderr == ""
+        return result.stdout
+
+    return predict
+
+
+def document(text: str) -> PredictionDocument:
+    return PredictionDocument.model_validate_json(text)
+
+
+def test_the_table_has_a_row_for_each_count(
+    predict: Predict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    text = predict("--devices", "8,2,8")
+    first_cells = [line.split()[0] for line in text.splitlines() if line.strip()]
+    assert [cell for cell in first_cells if cell in {"1", "2", "8"}] == ["2", "8"]
+
+
+def test_extrapolation_is_announced(predict: Predict) -> None:
+    caveats = [line for line in predict("--devices", "2,1024").splitlines() if "caveat" in line]
+    assert caveats
+
+
+def test_json_is_a_prediction_document(predict: Predict) -> None:
+    found = document(predict("--devices", "1,2,64", "--json"))
+    assert [point.setting.world_size for point in found.points] == [1, 2, 64]
+    assert (found.workload, found.scaling) == ("light", "weak")
+    assert found.points[0].speedup.p50 == 1.0
+
+
+def test_the_written_document_is_the_printed_one(predict: Predict, tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "prediction.json"
+    printed = document(predict("--devices", "1,2", "--json", "--output", path))
+    assert PredictionDocument.read(path) == printed
+
+
+def test_csv_holds_the_same_numbers(predict: Predict) -> None:
+    rows = list(csv.DictReader(io.StringIO(predict("--devices", "1,2,64", "--csv"))))
+    points = document(predict("--devices", "1,2,64", "--json")).points
+    assert len(rows) == 3
+    assert all(None not in row and None not in row.values() for row in rows)
+    speedups = [{float(value) for value in row.values() if is_number(value)} for row in rows]
+    assert all(
+        point.speedup.p50 in numbers for point, numbers in zip(points, speedups, strict=True)
+    )
+
+
+def is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("suffix", "magic"), [(".svg", b"<?xml"), (".png", b"\x89PNG\r\n")])
+def test_a_plot_is_written(predict: Predict, tmp_path: Path, suffix: str, magic: bytes) -> None:
+    path = (tmp_path / "speedup").with_suffix(suffix)
+    predict("--devices", "1,2,4", "--plot", path)
+    assert path.read_bytes().startswith(magic)
+
+
+def test_the_trace_opens_as_json_and_shows_the_step(predict: Predict, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    predict("--devices", "2,16", "--trace", path)
+    events: list[dict[str, Any]] = json.loads(path.read_text())["traceEvents"]
+    names = {event["name"] for event in events}
+    assert any("backward" in name for name in names)
+    assert all(event["dur"] >= 0 for event in events if event["ph"] == "X")
+
+
+def test_identical_inputs_give_identical_quantities(predict: Predict) -> None:
+    arguments = ("--devices", "1,2,64,1024", "--accumulation", "2", "--json")
+    first, second = document(predict(*arguments)), document(predict(*arguments))
+    unchanging = {"provenance"}
+    assert first.model_dump(exclude=unchanging) == second.model_dump(exclude=unchanging)
+
+
+def test_the_order_of_counts_does_not_matter(predict: Predict) -> None:
+    first = document(predict("--devices", "64,1,2", "--json"))
+    second = document(predict("--devices", "1,2,64,64", "--json"))
+    assert first.points == second.points
+
+
+def test_one_device_is_the_baseline_even_if_nobody_asks_for_it(predict: Predict) -> None:
+    with_it = document(predict("--devices", "1,2", "--json"))
+    without = document(predict("--devices", "2", "--json"))
+    assert without.points == with_it.points[1:]
+
+
+def test_strong_scaling_splits_the_batch(predict: Predict) -> None:
+    found = document(predict("--scaling", "strong", "--batch", 64, "--devices", "1,2,4", "--json"))
+    assert [point.setting.micro_batch for point in found.points] == [64, 32, 16]
+    assert {point.setting.global_batch for point in found.points} == {64}
+
+
+def test_a_slow_loader_bounds_the_throughput(predict: Predict) -> None:
+    found = document(predict("--devices", "1,2", "--loader-samples-per-s", 100, "--json"))
+    for point in found.points:
+        assert point.samples_per_s.p50 <= 100 * point.setting.world_size * 1.05
+
+
+def test_a_workload_file_is_predicted_like_its_name(predict: Predict, tmp_path: Path) -> None:
+    path = tmp_path / "light.json"
+    WorkloadDocument(schema_version=1, workload=LIGHT).write(path)
+    by_file = document(predict("--workload", path, "--devices", "1,2", "--json"))
+    assert by_file.points == document(predict("--devices", "1,2", "--json")).points
