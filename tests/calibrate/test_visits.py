@@ -99,14 +99,29 @@ def test_ranks_that_slow_each_other_are_no_drift() -> None:
     assert factors == pytest.approx([1, 1 / 0.9, 1 / 2, 1, 3 / 5, 1])
 
 
-def test_an_estimate_is_the_median_and_ignores_one_wild_visit() -> None:
-    assert estimate([0.1, 0.2, 30.0]).value_s == pytest.approx(0.2)
+@pytest.mark.parametrize("wild_s", [0.001, 0.9, 30.0])
+def test_one_wild_visit_of_six_is_dropped_at_either_end(wild_s: float) -> None:
+    """Of six visits the fastest and the slowest are dropped, whichever is the wild one."""
+    steady_s = [0.1, 0.1, 0.1, 0.1, 0.1]
+    assert estimate([*steady_s, wild_s]).value_s == pytest.approx(0.1)
 
 
-def test_the_error_of_an_estimate_is_that_of_a_median() -> None:
-    """1.25 times the standard deviation of the logarithms over the root of their number."""
+def test_fewer_than_six_visits_are_all_kept() -> None:
+    """A mean of logarithms: the third root of 0.1 x 0.2 x 0.4."""
+    assert estimate([0.4, 0.1, 0.2]).value_s == pytest.approx(0.2)
+    assert estimate([0.1, 0.4]).value_s == pytest.approx(0.2)
+
+
+def test_twelve_visits_lose_two_at_either_end() -> None:
+    """Of the powers 2^0 ... 2^11 the powers 2^2 ... 2^9 stay; in the middle lies 2^5.5."""
+    values_s = [2.0**power for power in range(12)]
+    assert estimate(values_s).value_s == pytest.approx(2**5.5)
+
+
+def test_the_error_of_an_estimate_is_that_of_a_mean() -> None:
+    """The standard deviation of the logarithms of all visits over the root of their number."""
     values_s = [1.0, 1.2, 1.5, 1.1]
-    expected = 1.25 * statistics.stdev(math.log(value) for value in values_s) / math.sqrt(4)
+    expected = statistics.stdev(math.log(value) for value in values_s) / math.sqrt(4)
     assert estimate(values_s).relative_error == pytest.approx(expected)
 
 

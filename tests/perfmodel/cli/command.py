@@ -33,3 +33,17 @@ def runner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         return Result(exit_code=code or 0, stdout=captured.out, stderr=captured.err)
 
     return run
+
+
+def complaint(result: Result, exit_code: int) -> str:
+    """The one line; what shows progress is not one."""
+    lines = [
+        line
+        for line in result.stderr.splitlines()
+        if not line.startswith(("calibrate: ", "validate: "))
+    ]
+    assert result.exit_code == exit_code, result
+    assert len(lines) == 1, result
+    assert lines[0].startswith("perfmodel: ")
+    assert "Traceback" not in result.stdout + result.stderr
+    return lines[0]

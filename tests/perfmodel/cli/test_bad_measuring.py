@@ -1,0 +1,172 @@
+"""Whatever a user gets wrong when measuring is one line and an exit code; no rank is ever started.
+
+The launcher is a port, and here it is played.
+"""
+
+import json
+import socket
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from calibrate.environment import describe_environment
+from calibrate.gpus import query_gpus
+from calibrate.launch import usable_cores
+from perfmodel.errors import (
+    EXIT_CALIBRATION,
+    EXIT_INTERRUPTED,
+    EXIT_OUT_OF_TOLERANCE,
+    EXIT_USAGE,
+)
+from tests.fakes import FakeLauncher, LaunchCall
+from tests.perfmodel.cli.command import Run, complaint, runner
+from tests.perfmodel.profiles import Machine, profile
+from tests.played_worker import PlayedWorker
+
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    return runner(monkeypatch, capsys)
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    """A profile as a file."""
+    path = tmp_path / "profile.json"
+    profile(Machine()).write(path)
+    return path
+
+
+@pytest.fixture
+def launch(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[LaunchCall], None]], None]:
+    def play(behave: Callable[[LaunchCall], None]) -> None:
+        monkeypatch.setattr(
+            "calibrate.launch.TorchrunLauncher", lambda: FakeLauncher(behave=behave)
+        )
+
+    return play
+
+
+@pytest.fixture
+def calibrate(run: Run, tmp_path: Path) -> Run:
+    return lambda *arguments: run(
+        "calibrate", "--out", tmp_path / "out", "--device", "cpu", *arguments
+    )
+
+
+@pytest.mark.parametrize("command", ["calibrate", "validate"])
+def test_an_unknown_budget_is_refused(run: Run, stored: Path, command: str) -> None:
+    profile_option = ["--profile", stored] if command == "validate" else []
+    line = complaint(run(command, "--budget", "nonsense", *profile_option), EXIT_USAGE)
+    assert "--budget: must be one of quick, standard" in line
+    assert "got 'nonsense'" in line
+
+
+@needs_torch
+def test_an_unknown_device_is_refused(calibrate: Run) -> None:
+    line = complaint(calibrate("--device", "tpu"), EXIT_USAGE)
+    assert "--device: must be auto, cpu or cuda, got 'tpu'" in line
+
+
+@needs_torch
+@pytest.mark.skipif(bool(query_gpus()), reason="this machine has a GPU")
+def test_cuda_needs_a_gpu(calibrate: Run) -> None:
+    line = complaint(calibrate("--device", "cuda"), EXIT_USAGE)
+    assert "--device: cuda needs a GPU that nvidia-smi lists, got none" in line
+
+
+@needs_torch
+def test_more_ranks_than_devices_are_refused(calibrate: Run) -> None:
+    most = usable_cores()
+    line = complaint(calibrate("--nproc", most + 62), EXIT_USAGE)
+    assert f"must be <= {most}" in line
+    assert f"got {most + 62}" in line
+    assert line.endswith(f"pass --nproc {most}")
+
+
+@needs_torch
+@pytest.mark.parametrize("value", [0, -1])
+def test_fewer_than_one_rank_is_refused(calibrate: Run, value: int) -> None:
+    line = complaint(calibrate(f"--nproc={value}"), EXIT_USAGE)
+    assert "--nproc must be between 1 and" in line
+    assert f"got {value}" in line
+
+
+@needs_torch
+@pytest.mark.parametrize("models", ["lenet,alexnet", "", "lenet,lenet"])
+def test_unknown_no_and_double_models_are_refused(calibrate: Run, models: str) -> None:
+    assert "--models: must" in complaint(calibrate("--models", models), EXIT_USAGE)
+
+
+@needs_torch
+def test_a_busy_port_is_refused(calibrate: Run) -> None:
+    with socket.socket() as holder:
+        holder.bind(("", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        line = complaint(calibrate("--nproc", 1, "--master-port", port), EXIT_USAGE)
+    assert f"--master-port must be free, got {port}" in line
+
+
+@needs_torch
+def test_an_impossible_port_is_refused(calibrate: Run) -> None:
+    line = complaint(calibrate("--nproc", 1, "--master-port", 70_000), EXIT_USAGE)
+    assert "--master-port must be between 1 and 65535, got 70000" in line
+
+
+@needs_torch
+def test_several_nodes_need_to_know_each_other(calibrate: Run) -> None:
+    line = complaint(calibrate("--nproc", 1, "--nnodes", 2), EXIT_USAGE)
+    assert "--node-rank must be given with --nnodes 2" in line
+
+
+@needs_torch
+@pytest.mark.parametrize("command", ["calibrate", "validate"])
+def test_ctrl_c_is_one_line_even_outside_the_launcher(
+    run: Run,
+    tmp_path: Path,
+    launch: Callable[[Callable[[LaunchCall], None]], None],
+    command: str,
+) -> None:
+    def interrupt(_call: LaunchCall) -> None:
+        raise KeyboardInterrupt
+
+    launch(interrupt)
+    options = ["--device", "cpu"] if command == "calibrate" else ["--profile", local(tmp_path)]
+    result = run(command, "--out", tmp_path / "out", *options)
+    assert "interrupted" in complaint(result, EXIT_INTERRUPTED)
+
+
+def local(folder: Path) -> Path:
+    """A profile that claims to be of this machine, with one rank."""
+    machine = profile(Machine(world_size=1))
+    fingerprint = describe_environment(observe_s=0.0)["host"]["fingerprint"]
+    provenance = machine.provenance.model_copy(update={"host_fingerprint": fingerprint})
+    path = folder / "local.json"
+    machine.model_copy(update={"provenance": provenance}).write(path)
+    return path
+
+
+@needs_torch
+def test_a_failed_gate_has_an_exit_code_of_its_own(
+    run: Run, tmp_path: Path, launch: Callable[[Callable[[LaunchCall], None]], None]
+) -> None:
+    """Every step takes 10 s, which nobody predicted; the table is printed nevertheless."""
+    launch(PlayedWorker(step_s=lambda _setting: 10.0))
+    out = tmp_path / "out"
+    result = run("validate", "--profile", local(tmp_path), "--budget", "quick", "--out", out)
+    line = complaint(result, EXIT_OUT_OF_TOLERANCE)
+    assert "out of tolerance: step-time MAPE, worst step-time error, coverage" in line
+    assert f"validation: {out / 'validation.json'}" in result.stdout
+    assert not json.loads((out / "validation.json").read_text())["passed"]
+
+
+@needs_torch
+def test_a_profile_of_another_machine_is_not_judged_here(run: Run, stored: Path) -> None:
+    line = complaint(run("validate", "--profile", stored), EXIT_CALIBRATION)
+    assert "must describe this machine" in line
+    assert "got synthetic" in line
