@@ -243,6 +243,7 @@ def scaled_settings(
         If the global batch cannot be split evenly.
     """
     checks.at_least("batch", batch, 1)
+    checks.at_least("accumulation", accumulation, 1)
     settings = []
     for world_size in world_sizes:
         checks.at_least("devices", world_size, 1)
