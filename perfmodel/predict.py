@@ -73,6 +73,10 @@ class Predictor:
         self.validation = validation
         self._costs = CostModel(profile, num_draws=num_draws, seed=_SEED)
         self._num_draws = num_draws
+        # One error for all settings: it moves every step, and cancels in every speed-up.
+        common = np.random.default_rng(_SEED).standard_normal(num_draws)
+        common[0] = 0.0
+        self._common: Samples = np.exp(profile.round_error * common)
 
     def workload(self, workload: str | Workload) -> WorkloadProfile:
         """A calibrated workload by name, or any other with borrowed curves.
@@ -125,7 +129,7 @@ class Predictor:
             program=program,
             terms=terms,
             trace=trace,
-            step_s=step_s * self._model_form(workload, setting),
+            step_s=step_s * self._common * self._model_form(workload, setting),
             exposed_comm_s=np.maximum(0.0, step_s - silent_s),
         )
 

@@ -17,7 +17,7 @@ from calibrate.campaign import Campaign, Progress, measure
 from calibrate.environment import describe_environment
 from calibrate.launch import Launcher, LaunchFlags
 from calibrate.placement import place, provenance
-from calibrate.visits import by_setting, visit
+from calibrate.visits import by_setting, typical_speed, visit
 from perfmodel.documents.observation import StepObservation, read_observations
 from perfmodel.documents.prediction import Interval
 from perfmodel.documents.profile import ProfileDocument
@@ -157,7 +157,11 @@ def compare_observations(
             f"{observations}: {len(missing)} predicted settings were not run, such as {missing[0]}; "
             "continue with --resume"
         )
-    found = {setting: compare.measured(group, profile=profile) for setting, group in visits.items()}
+    speed_probe_s = typical_speed(entry for group in visits.values() for entry in group)
+    found = {
+        setting: compare.measured(group, profile=profile, speed_probe_s=speed_probe_s)
+        for setting, group in visits.items()
+    }
     calibrated_s = {
         setting: step_s
         for setting, step_s in _calibrated_steps(profile).items()

@@ -11,7 +11,12 @@ from scipy.optimize import isotonic_regression
 
 from calibrate.campaign import fingerprint_of
 from calibrate.fit.ddp import fit_bucket_costs, fit_ddp, fit_residual
-from calibrate.fit.steps import fit_workload, single_steps, with_device_streams
+from calibrate.fit.steps import (
+    fit_workload,
+    round_error,
+    single_steps,
+    with_device_streams,
+)
 from calibrate.visits import by_setting, estimate, typical_speed, visit
 from perfmodel.documents.base import Provenance
 from perfmodel.documents.observation import (
@@ -93,6 +98,7 @@ def _draft(
             fitted = fit_workload(traced.workload, mine, speed_probe_s=speed_probe_s)
             raw = [entry for entry in steps if entry.setting.workload == name]
             workloads.append(with_device_streams(fitted, raw))
+    sensitivities = {w.workload.name: w.speed_sensitivity for w in workloads}
     device_kind = "cuda" if any(entry.device_streams for entry in steps) else "cpu"
     rates = _rates(_of(observations, ComputeObservation))
     collectives = _collectives(_of(observations, CollectiveObservation))
@@ -117,10 +123,9 @@ def _draft(
         residual=Residual(single_log_errors=(), ddp_log_errors=()),
         rates=rates,
         dispatch_s=next((rate.time_s for rate in rates if rate.probe == "dispatch"), 0.0),
+        round_error=round_error(visits, speed_probe_s=speed_probe_s, sensitivities=sensitivities),
         steps=single_steps(
-            by_setting(visits),
-            speed_probe_s=speed_probe_s,
-            sensitivities={w.workload.name: w.speed_sensitivity for w in workloads},
+            by_setting(visits), speed_probe_s=speed_probe_s, sensitivities=sensitivities
         ),
         undetermined=(),
     )

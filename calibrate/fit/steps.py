@@ -1,6 +1,7 @@
 """Compute curves, noise and single steps of each workload from its visits."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -22,6 +23,9 @@ from perfmodel.workload.workload import Workload
 
 #: Visits needed before a workload's sensitivity to machine speed is worth regressing.
 _MINIMUM_PAIRS = 8
+#: Fewer rounds do not tell how much they differ; this is assumed instead.
+_MINIMUM_ROUNDS = 3
+_ASSUMED_ROUND_ERROR = 0.05
 #: Points needed before a line through them says more than they do.
 _MINIMUM_LINE = 3
 #: How far true times stray from a line over the micro-batch, as a standard deviation in log.
@@ -72,6 +76,37 @@ def speed_sensitivity(visits: Iterable[Visit]) -> float:
         step[members] -= step[members].mean()
     variance = float(probe @ probe)
     return float(np.clip(probe @ step / variance, 0.0, 1.0)) if variance > 0 else 1.0
+
+
+def round_error(
+    visits: Sequence[Visit],
+    *,
+    speed_probe_s: Mapping[int, Seconds],
+    sensitivities: Mapping[str, float],
+) -> float:
+    """Standard error, in log, of what all settings of a round have in common.
+
+    What the speed probe does not see (other caches, other neighbours) moves whole rounds. Each
+    round's mean deviation from the settings' own means is one draw of it.
+    """
+    deviations: dict[int, list[float]] = defaultdict(list)
+    for setting, group in by_setting(visits).items():
+        logs = {
+            v.round: math.log(v.step_s)
+            + math.log(
+                to_speed(
+                    v, speed_probe_s=speed_probe_s, sensitivity=sensitivities[setting.workload]
+                )
+            )
+            for v in group
+        }
+        mean = sum(logs.values()) / len(logs)
+        for index, value in logs.items():
+            deviations[index].append(value - mean)
+    rounds = [float(np.mean(values)) for values in deviations.values()]
+    if len(rounds) < _MINIMUM_ROUNDS:
+        return _ASSUMED_ROUND_ERROR
+    return float(np.std(rounds, ddof=1) / math.sqrt(len(rounds)))
 
 
 def with_device_streams(

@@ -137,6 +137,9 @@ class ProfileDocument(Document):
     steps: the machine's speed then."""
     speed_spread: RelativeError
     """Standard deviation of the logarithm of that time over visits: how steady the machine was."""
+    round_error: RelativeError
+    """Standard error, in log, of what all steps of a round have in common: the error that no
+    number of settings averages away."""
     workloads: tuple[WorkloadProfile, ...]
     collectives: tuple[CollectiveProfile, ...]
     ddp: DdpCosts

@@ -23,7 +23,7 @@ from typing import Any, Final
 SCHEMA_VERSION: Final = 1
 NUM_REPEATS: Final = 7
 DEVICES: Final = ",".join(str(2**power) for power in range(11))
-RECORDED_PROFILE: Final = Path("docs/records/profile.json")
+RECORDED_PROFILE: Final = Path("docs/records/calibration/profile.json")
 DEFAULT_OUTPUT: Final = Path("docs/benchmarks.json")
 NOTHING: Final = "python -c pass"
 HELP: Final = "perfmodel --help"

@@ -130,6 +130,7 @@ def profile(machine: Machine) -> ProfileDocument:
         environment={},
         observations_sha256="",
         speed_probe_s={1: 1e-3, 2: 1e-3},
+        round_error=0.0,
         speed_spread=0.0,
         workloads=(_workload(LIGHT, machine), _workload(HEAVY, machine)),
         collectives=_collectives(machine) if machine.world_size > 1 else (),

@@ -94,6 +94,7 @@ def plain_profile(
         environment={"cpu": {"model": "EPYC", "cores": 16}, "gpus": [], "warning": None},
         observations_sha256="ab" * 32,
         speed_probe_s={1: 0.0123, 2: 0.0145},
+        round_error=0.02,
         speed_spread=0.017,
         workloads=tuple(plain_workload_profile(name) for name in workloads),
         collectives=(
