@@ -60,6 +60,11 @@ class Predictor:
         The machine.
     validation
         Errors of earlier predictions on this machine: they widen the intervals, never shift them.
+
+    Raises
+    ------
+    CalibrationUnavailable
+        If the validation was made on another machine.
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class Predictor:
         validation: ValidationDocument | None = None,
         num_draws: int = NUM_DRAWS,
     ) -> None:
+        _refuse_other_machine(profile, validation)
         self.profile = profile
         self.validation = validation
         self._costs = CostModel(profile, num_draws=num_draws, seed=_SEED)
@@ -84,11 +90,16 @@ class Predictor:
         Raises
         ------
         UsageError
-            If a name is not in the profile.
+            If a name is not in the profile, or a workload takes the name of another one there.
         """
         name = workload if isinstance(workload, str) else workload.name
         calibrated = self.profile.workload(name)
         if calibrated is not None:
+            if isinstance(workload, Workload) and workload != calibrated.workload:
+                raise UsageError(
+                    f"--workload: {name!r} in the file differs from the calibrated workload of that "
+                    "name; give it another name"
+                )
             return calibrated
         if isinstance(workload, Workload):
             return borrowed_profile(self.profile, workload)
@@ -178,6 +189,17 @@ class Predictor:
         factors: Samples = np.exp(rng.choice(pool, self._num_draws) * signs)
         factors[0] = 1.0
         return factors
+
+
+def _refuse_other_machine(profile: ProfileDocument, validation: ValidationDocument | None) -> None:
+    if validation is None:
+        return
+    ours, theirs = (d.provenance.host_fingerprint for d in (profile, validation))
+    if ours != theirs:
+        raise CalibrationUnavailable(
+            f"--validation: must come from the machine of the profile (fingerprint {ours[:12]}), "
+            f"got {theirs[:12]}; run perfmodel validate there"
+        )
 
 
 def _earlier_errors(validation: ValidationDocument | None, setting: Setting) -> list[float]:
@@ -317,6 +339,12 @@ def _key(setting: Setting) -> tuple[int, int, str, float | None]:
 def caveats(profile: ProfileDocument, points: Sequence[PredictedPoint]) -> tuple[str, ...]:
     """What a reader must know before acting on the numbers."""
     found = list(profile.undetermined)
+    names = {point.setting.workload for point in points}
+    found += [
+        f"{name} was not calibrated: its times are borrowed from calibrated workloads by FLOP"
+        for name in sorted(names)
+        if profile.workload(name) is None
+    ]
     largest = max(point.setting.world_size for point in points)
     if largest > profile.max_world_size:
         found.append(

@@ -27,7 +27,7 @@ class HoldoutBudget:
 
 BUDGETS: Final = {
     "quick": HoldoutBudget(num_batches=1, num_rounds=2, passes_per_round=1, visit_s=0.2),
-    "standard": HoldoutBudget(num_batches=2, num_rounds=3, passes_per_round=3, visit_s=0.4),
+    "standard": HoldoutBudget(num_batches=2, num_rounds=3, passes_per_round=2, visit_s=0.4),
 }
 
 #: Bucket caps that calibration does not use. [MiB]

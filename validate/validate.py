@@ -74,6 +74,11 @@ def validate(
     profile = request.profile
     environment = describe_environment()
     _refuse_other_machine(profile, environment["host"]["fingerprint"])
+    if profile.num_nodes > 1:
+        raise UsageError(
+            f"--profile: must be of one node to be validated, got {profile.num_nodes} nodes; "
+            "runs on several nodes are not judged yet"
+        )
     settings = holdout_settings(profile, num_batches=budget.num_batches)
     foretold = foretell(profile, settings, earlier=request.earlier)
     topology, device_kind = place(

@@ -6,6 +6,7 @@ scale of the all-reduce and the two interference speeds from several ranks.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +14,11 @@ from scipy.optimize import least_squares, nnls
 
 from calibrate.visits import Visit, to_speed
 from perfmodel.cost.model import CostModel
-from perfmodel.documents.profile import DdpCosts, ProfileDocument, Residual
+from perfmodel.documents.profile import DdpCosts, ProfileDocument, Residual, WorkloadProfile
 from perfmodel.parallelism.strategy import Setting, Synchronisation
 from perfmodel.predict import step_times
 from perfmodel.program.ddp import compile_step, gradient_buckets
 from perfmodel.units import Seconds
-from perfmodel.workload.workload import Workload
 
 NUM_DRAWS = 200
 #: Of the all-reduce scale, the compute speed and the communication speed.
@@ -43,7 +43,7 @@ class BucketCosts:
 
 def fit_bucket_costs(
     groups: Mapping[Setting, Sequence[Visit]],
-    workloads: Mapping[str, Workload],
+    workloads: Mapping[str, WorkloadProfile],
     *,
     speed_probe_s: Mapping[int, Seconds],
     rng: np.random.Generator,
@@ -65,14 +65,18 @@ def fit_bucket_costs(
             micro_batch=setting.micro_batch,
             synchronisation=Synchronisation.NONE,
         )
-        steps_s = {v.round: _at_speed(v, speed_probe_s) for v in groups.get(bare, ())}
-        buckets = gradient_buckets(workloads[setting.workload], setting)
+        workload = workloads[setting.workload]
+        at_speed = partial(
+            to_speed, speed_probe_s=speed_probe_s, sensitivity=workload.speed_sensitivity
+        )
+        steps_s = {v.round: v.step_s * at_speed(v) for v in groups.get(bare, ())}
+        buckets = gradient_buckets(workload.workload, setting)
         size = float(sum(bucket.size_bytes for bucket in buckets))
         rows += [
             (
                 float(len(buckets)),
                 size,
-                _at_speed(v, speed_probe_s) - steps_s[v.round],
+                v.step_s * at_speed(v) - steps_s[v.round],
                 steps_s[v.round],
             )
             for v in visits
@@ -86,10 +90,6 @@ def fit_bucket_costs(
         [_bucket_solution(table[rng.integers(0, len(table), len(table))]) for _ in range(NUM_DRAWS)]
     )
     return BucketCosts(bucket_s=float(best[0]), bucket_s_per_byte=float(best[1])), draws
-
-
-def _at_speed(entry: Visit, speed_probe_s: Mapping[int, Seconds]) -> Seconds:
-    return entry.step_s * to_speed(entry, speed_probe_s=speed_probe_s, sensitivity=1.0)
 
 
 def _bucket_solution(table: NDArray[np.float64]) -> NDArray[np.float64]:

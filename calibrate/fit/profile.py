@@ -135,7 +135,7 @@ def _with_ddp(draft: ProfileDocument, steps: Sequence[StepObservation]) -> Profi
     rng = np.random.default_rng(draft.provenance.seed)
     buckets, bucket_draws = fit_bucket_costs(
         by_setting([visit(observation) for observation in steps]),
-        {entry.workload.name: entry.workload for entry in draft.workloads},
+        {entry.workload.name: entry for entry in draft.workloads},
         speed_probe_s=draft.speed_probe_s,
         rng=rng,
     )

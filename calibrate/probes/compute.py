@@ -35,15 +35,21 @@ def measure_compute(
 ) -> tuple[TimedKernel, list[Seconds]]:
     """Time repeats of one kernel on this rank alone. [s]"""
     kernel = _KERNELS[probe.probe](session, probe)
-    allow_tf32 = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = probe.dtype == "tf32"
+    # Matrix products and convolutions have a switch each.
+    allowed = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    _allow_tf32(matmul=probe.dtype == "tf32", convolution=probe.dtype == "tf32")
     try:
         warm_s = session.time_repeats(kernel.act, repeats=3)
         repeats = repeats_within(target_s, warm_s[1:], minimum=5, maximum=200)
         durations_s = session.time_repeats(kernel.act, repeats=repeats)
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = allow_tf32
+        _allow_tf32(matmul=allowed[0], convolution=allowed[1])
     return kernel, [duration_s / kernel.calls for duration_s in durations_s]
+
+
+def _allow_tf32(*, matmul: bool, convolution: bool) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = matmul
+    torch.backends.cudnn.allow_tf32 = convolution
 
 
 def _matmul(session: Session, probe: ComputeProbe) -> TimedKernel:

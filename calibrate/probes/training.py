@@ -83,6 +83,14 @@ class Trainer:
 
     def batch(self, index: int, *, micro_batch: int) -> tuple[Tensor, Tensor]:
         """Copy one micro-batch out of the pool, and to the device."""
+        if self.inputs.is_pinned():
+            # Gathered rows would lie in pageable memory, whose copies wait for the device.
+            start = index * micro_batch % max(1, len(self.inputs) - micro_batch)
+            window = slice(start, start + micro_batch)
+            return (
+                self.inputs[window].to(self.device, non_blocking=True),
+                self.labels[window].to(self.device, non_blocking=True),
+            )
         rows = torch.arange(index * micro_batch, (index + 1) * micro_batch) % len(self.inputs)
         return (
             self.inputs[rows].to(self.device, non_blocking=True),
@@ -229,7 +237,13 @@ def _trainer(session: Session, setting: Setting) -> Trainer:
     wrapped = setting.synchronisation is not Synchronisation.NONE
     # no_sync steps share the wrapper of the default bucket size.
     cap_mb = setting.bucket_cap_mb if setting.synchronisation is Synchronisation.DDP else None
-    key = (setting.workload, wrapped, setting.world_size if wrapped else 0, cap_mb)
+    key = (
+        setting.workload,
+        wrapped,
+        setting.world_size if wrapped else 0,
+        cap_mb,
+        setting.micro_batch if session.asynchronous else 0,
+    )
     if key not in session.models:
         session.models[key] = _build(session, setting, wrapped=wrapped, cap_mb=cap_mb)
     trainer: Trainer = session.models[key]
@@ -248,8 +262,9 @@ def _build(session: Session, setting: Setting, *, wrapped: bool, cap_mb: float |
             bucket_cap_mb=cap_mb,
         )
     pin = session.asynchronous
-    inputs = reference.draw_inputs(_POOL_SAMPLES)
-    labels = torch.randint(0, reference.num_classes, (_POOL_SAMPLES,))
+    num_samples = max(_POOL_SAMPLES, setting.micro_batch) if pin else _POOL_SAMPLES
+    inputs = reference.draw_inputs(num_samples)
+    labels = torch.randint(0, reference.num_classes, (num_samples,))
     return Trainer(
         module=module,
         optimizer=torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9),

@@ -177,7 +177,10 @@ class CostModel:
         self, workload: WorkloadProfile, phases: PhaseCurves, setting: Setting
     ) -> dict[str, Evidence]:
         curve = self._curves[(workload.workload.name, phases.world_size, "backward")]
-        evidence = {"compute": curve.evidence(setting.micro_batch)}
+        calibrated = self.profile.workload(workload.workload.name) is not None
+        evidence = {
+            "compute": curve.evidence(setting.micro_batch) if calibrated else Evidence.EXTRAPOLATED
+        }
         if setting.world_size == 1:
             return evidence
         beyond = setting.world_size > self.profile.max_world_size

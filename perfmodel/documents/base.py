@@ -72,8 +72,12 @@ class Document(Record):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the content, so that results can name exactly what they came from."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+        """SHA-256 of what the document says, so that results can name what they came from.
+
+        When and by which command it was written is left out: the same data fitted again gives the
+        same digest.
+        """
+        return hashlib.sha256(self.model_dump_json(exclude={"provenance"}).encode()).hexdigest()
 
 
 def first_problem(error: ValidationError) -> str:

@@ -20,7 +20,7 @@ DEFINITIONS: Final[dict[str, str]] = {
     "DistributedDataParallel, at the batch that the scaling fixes. Speed-up over the number of "
     "devices is the scaling efficiency.",
     "Interval": "p5 to p95: 90 % of real outcomes should lie inside. Coverage is the share of "
-    "fresh runs that did; 85-95 % is what an honest interval shows.",
+    "fresh runs that did; 85-97 % is the gate.",
     "Exposed communication": "Step time minus that of the same step with communication that costs "
     "nothing: what is not hidden behind computing.",
     "Error": "Predicted over measured, minus 1: positive means that the prediction was too slow. "
@@ -35,7 +35,7 @@ DEFINITIONS: Final[dict[str, str]] = {
     "Evidence: measured": "This very setting ran on this machine.",
     "Evidence: interpolated": "Between settings that ran on this machine.",
     "Evidence: extrapolated": "Beyond what ran on this machine.",
-    "Evidence: assumed": "From a data sheet or a rule of thumb; not seen on this machine.",
+    "Evidence: assumed": "A rule of thumb; not seen on this machine.",
 }
 
 
