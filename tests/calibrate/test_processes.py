@@ -75,6 +75,7 @@ def test_an_ignored_hangup_stays_ignored() -> None:
     try:
         with terminate_as_interrupt():
             signal.raise_signal(signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
 

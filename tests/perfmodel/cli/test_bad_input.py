@@ -17,23 +17,10 @@ from perfmodel.errors import (
     EXIT_OK,
     EXIT_USAGE,
 )
-from tests.perfmodel.cli.command import Result, Run, complaint, runner
+from tests.perfmodel.cli.command import Result, Run, complaint
 from tests.perfmodel.profiles import Machine, profile
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return runner(monkeypatch, capsys)
-
-
-@pytest.fixture
-def stored(tmp_path: Path) -> Path:
-    """A profile as a file."""
-    path = tmp_path / "profile.json"
-    profile(Machine()).write(path)
-    return path
 
 
 @pytest.fixture

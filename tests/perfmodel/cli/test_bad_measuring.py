@@ -21,24 +21,11 @@ from perfmodel.errors import (
     EXIT_USAGE,
 )
 from tests.fakes import FakeLauncher, LaunchCall
-from tests.perfmodel.cli.command import Run, complaint, runner
+from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.profiles import Machine, profile
 from tests.played_worker import PlayedWorker
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return runner(monkeypatch, capsys)
-
-
-@pytest.fixture
-def stored(tmp_path: Path) -> Path:
-    """A profile as a file."""
-    path = tmp_path / "profile.json"
-    profile(Machine()).write(path)
-    return path
 
 
 @pytest.fixture
