@@ -24,7 +24,7 @@ INSTALLED_DEV := $(VENV)/.installed-dev
 .DELETE_ON_ERROR:
 # Two measurements at once would measure each other.
 .NOTPARALLEL:
-.PHONY: help quickstart install doctor calibrate validate report test check bench clean
+.PHONY: help quickstart install doctor calibrate validate report test check bench record clean
 
 help: ## list these targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -90,6 +90,9 @@ check: $(INSTALLED_DEV) ## format, lint, types, import contracts, tests: what CI
 
 bench: $(INSTALLED_DEV) ## time the engine and the command line -> docs/benchmarks.json
 	$(RUN) tests.benchmarks.run --output docs/benchmarks.json
+
+record: $(INSTALLED_DEV) ## keep OUT as docs/records, and write the README's figures from there
+	$(RUN) tests.benchmarks.record --runs $(OUT)
 
 clean: ## delete caches and build products; results and the virtual environment stay
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage

@@ -1,5 +1,6 @@
 """Carry out rounds of tasks in fresh processes, so that an interruption loses seconds."""
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from typing import Any, Final
 from calibrate.experiment import DeviceKind
 from calibrate.launch import Launcher, Topology
 from calibrate.task import Task, WorkOrder
+from calibrate.turns import machine_to_itself
 from perfmodel.documents.base import write_atomically
 from perfmodel.documents.observation import (
     EnvironmentObservation,
@@ -74,20 +76,32 @@ def measure(
     done = _prepare(campaign, output, resume=resume)
     total = sum(len(tasks) for tasks in campaign.rounds)
     num_done = sum(task.name in done for tasks in campaign.rounds for task in tasks)
-    for index, tasks in enumerate(campaign.rounds):
-        pending = [task for task in tasks if task.name not in done]
-        if not pending:
-            continue
-        watch = _Watch(num_done=num_done, total=total, on_progress=on_progress)
-        launcher.run(
-            [str(_write_order(campaign, index, pending, output))],
-            topology=campaign.topology,
-            on_line=watch.on_line,
-            last_progress=_progress_clock(campaign, watch),
-            stall_timeout_s=stall_timeout_s,
-        )
-        num_done += len(pending)
+    with _machine_of(
+        campaign, lambda words: on_progress(Progress(done=num_done, total=total, task=words))
+    ):
+        for index, tasks in enumerate(campaign.rounds):
+            pending = [task for task in tasks if task.name not in done]
+            if not pending:
+                continue
+            watch = _Watch(num_done=num_done, total=total, on_progress=on_progress)
+            launcher.run(
+                [str(_write_order(campaign, index, pending, output))],
+                topology=campaign.topology,
+                on_line=watch.on_line,
+                last_progress=_progress_clock(campaign, watch),
+                stall_timeout_s=stall_timeout_s,
+            )
+            num_done += len(pending)
     return output
+
+
+def _machine_of(
+    campaign: Campaign, on_wait: Callable[[str], None]
+) -> contextlib.AbstractContextManager[None]:
+    """Nodes of one run may share a machine, so the first one queues for all of them."""
+    if campaign.topology.node_rank > 0:
+        return contextlib.nullcontext()
+    return machine_to_itself(on_wait)
 
 
 def _progress_clock(campaign: Campaign, watch: "_Watch") -> Callable[[], Seconds]:

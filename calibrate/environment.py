@@ -28,6 +28,7 @@ from calibrate.facts import (
 )
 from calibrate.gpus import query_gpu_processes, query_gpu_topology, query_gpus
 from calibrate.host import cpu_facts, is_virtual, memory_facts, os_name
+from perfmodel.documents.base import command_line
 
 _CHECKOUT: Final = Path(__file__).resolve().parent.parent
 # A whole environment holds passwords; only these can change what is measured.
@@ -48,7 +49,7 @@ def describe_environment(torch: TorchFacts | None = None, *, observe_s: float = 
     cpu, memory, gpus = cpu_facts(observe_s=observe_s), memory_facts(), query_gpus()
     return Environment(
         time_utc=datetime.now(UTC).isoformat(timespec="seconds"),
-        command_line=list(sys.argv),
+        command_line=list(command_line(sys.argv)),
         variables=relevant_variables(os.environ),
         host=HostFacts(
             name=socket.gethostname(),

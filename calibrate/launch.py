@@ -22,8 +22,9 @@ from calibrate.topology import (
     LaunchFlags,
     Topology,
     default_ranks,
-    inside_torchrun,
     resolve_topology,
+    supervises,
+    without_torchrun,
 )
 from perfmodel import checks
 from perfmodel.errors import Interrupted, MeasurementFailed, UsageError
@@ -37,6 +38,7 @@ __all__ = (
     "default_ranks",
     "die_with_parent",
     "resolve_topology",
+    "supervises",
     "terminate_as_interrupt",
     "usable_cores",
 )
@@ -112,7 +114,6 @@ class TorchrunLauncher:
     ) -> None:
         """Start the ranks and return when all have finished; see ``Launcher``."""
         checks.positive("stall_timeout_s", stall_timeout_s)
-        _refuse_nesting(os.environ)
         _refuse_busy_port(topology)
         watch = _Watch(
             on_line=on_line,
@@ -198,7 +199,8 @@ def worker_environ(environ: Mapping[str, str], *, topology: Topology) -> dict[st
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
     }
-    return {**environ, **{name: environ.get(name) or value for name, value in wanted.items()}}
+    inherited = without_torchrun(environ)
+    return {**inherited, **{name: inherited.get(name) or value for name, value in wanted.items()}}
 
 
 def _rendezvous(topology: Topology) -> tuple[str, ...]:
@@ -210,15 +212,6 @@ def _rendezvous(topology: Topology) -> tuple[str, ...]:
         f"--master-addr={topology.master_addr}",
         f"--master-port={topology.master_port}",
     )
-
-
-def _refuse_nesting(environ: Mapping[str, str]) -> None:
-    if inside_torchrun(environ):
-        raise UsageError(
-            "calibrate: the command must be started without torchrun, got "
-            f"LOCAL_RANK={environ['LOCAL_RANK']}; it starts the ranks itself: run "
-            "'perfmodel calibrate --nnodes N --node-rank I --master-addr HOST' once per node"
-        )
 
 
 def _refuse_busy_port(topology: Topology) -> None:

@@ -16,7 +16,7 @@ from calibrate.launch import (
     resolve_topology,
     usable_cores,
 )
-from perfmodel.documents.base import Provenance
+from perfmodel.documents.base import Provenance, command_line
 from perfmodel.errors import UsageError
 
 
@@ -65,7 +65,7 @@ def provenance(environment: Environment, *, seed: int) -> Provenance:
     versions = {name: str(value) for name, value in software.items() if value is not None}
     return Provenance(
         created_utc=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        command_line=tuple(sys.argv),
+        command_line=command_line(sys.argv),
         git_commit=software["git_commit"],
         seed=seed,
         versions={**versions, "perfmodel": version("perfmodel")},

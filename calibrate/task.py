@@ -77,3 +77,12 @@ class WorkOrder(Document):
     output: str
     """File that rank 0 appends observations to."""
     tasks: tuple[Task, ...]
+
+    @property
+    def world_sizes(self) -> frozenset[int]:
+        """How many ranks take part in its tasks."""
+        return frozenset(
+            task.setting.world_size if isinstance(task, StepTask) else task.world_size
+            for task in self.tasks
+            if isinstance(task, StepTask | CollectiveTask | OverlapTask)
+        )

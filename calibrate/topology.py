@@ -12,6 +12,9 @@ Source: TypeAlias = Literal["flags", "torchrun", "slurm", "single"]
 
 # The variables by which Lightning, too, recognises a process that torchrun started.
 TORCHRUN_VARIABLES: Final = ("RANK", "GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_TORCHRUN_SETS: Final = frozenset(
+    (*TORCHRUN_VARIABLES, "WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+)
 # torchrun's own default; without a job id all nodes must still agree on one.
 _DEFAULT_PORT: Final = 29_500
 _MAX_CPU_RANKS: Final = 8
@@ -89,6 +92,26 @@ def inside_torchrun(environ: Mapping[str, str]) -> bool:
     return all(name in environ for name in TORCHRUN_VARIABLES)
 
 
+def supervises(environ: Mapping[str, str]) -> bool:
+    """Whether this process starts and watches the ranks of its node.
+
+    Under torchrun every rank runs the command. The ranks that measure must be fresh processes, so
+    the first one of each node starts them, and the others have nothing to do.
+    """
+    return not inside_torchrun(environ) or environ["LOCAL_RANK"] == "0"
+
+
+def without_torchrun(environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which another torchrun can start ranks of its own."""
+    if not inside_torchrun(environ):
+        return dict(environ)
+    return {name: value for name, value in environ.items() if not _is_torchruns(name)}
+
+
+def _is_torchruns(name: str) -> bool:
+    return name in _TORCHRUN_SETS or name.startswith(("TORCHELASTIC_", "ROLE_"))
+
+
 def resolve_topology(
     environ: Mapping[str, str],
     *,
@@ -100,8 +123,7 @@ def resolve_topology(
     """Decide nodes and ranks: each flag wins over torchrun, that over Slurm, that over one node.
 
     A flag overrides one value; the rest still comes from the environment, unless ``--nnodes``
-    contradicts it: then nothing else is taken from there. This describes; it starts nothing, and
-    ``TorchrunLauncher`` refuses to start ranks from inside torchrun.
+    contradicts it: then nothing else is taken from there. This describes; it starts nothing.
 
     Parameters
     ----------
@@ -149,13 +171,16 @@ def _torchrun_base(environ: Mapping[str, str]) -> _Base:
     for name, text in values.items():
         if text and not text.isdecimal():
             raise UsageError(f"calibrate: {name} must be a whole number, got {text!r}; unset it")
-    ranks = int(values["LOCAL_WORLD_SIZE"] or 1)
+    ranks = max(1, int(values["LOCAL_WORLD_SIZE"] or 1))
+    num_nodes = max(1, int(values["WORLD_SIZE"] or ranks) // ranks)
+    # The outer torchrun listens on its own port; the ranks that measure meet on the next one.
+    port = int(values["MASTER_PORT"]) % 65_535 + 1 if values["MASTER_PORT"] else None
     return _Base(
-        num_nodes=max(1, int(values["WORLD_SIZE"] or ranks) // max(1, ranks)),
-        ranks_per_node=max(1, ranks),
+        num_nodes=num_nodes,
+        ranks_per_node=ranks,
         node_rank=int(values["GROUP_RANK"] or 0),
         master_addr=environ.get("MASTER_ADDR", _LOOPBACK),
-        master_port=int(values["MASTER_PORT"]) if values["MASTER_PORT"] else None,
+        master_port=port if num_nodes > 1 else None,
         source="torchrun",
     )
 

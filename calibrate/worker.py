@@ -53,7 +53,11 @@ def main() -> None:
     die_with_parent()
     order = WorkOrder.read(Path(sys.argv[1]))
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    session = Session.open(device_kind=order.device_kind, local_rank=int(os.environ["LOCAL_RANK"]))
+    session = Session.open(
+        device_kind=order.device_kind,
+        local_rank=int(os.environ["LOCAL_RANK"]),
+        group_sizes=order.world_sizes,
+    )
     output = Path(order.output)
     if session.rank == 0:
         _append(output, _environment())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from perfmodel import checks
-from perfmodel.documents.base import Provenance
+from perfmodel.documents.base import Provenance, command_line
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.profile import WorkloadProfile
 from perfmodel.parallelism.strategy import Setting
@@ -72,7 +72,7 @@ def forecast(
         schema_version=PredictionDocument.current_version,
         provenance=Provenance(
             created_utc=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-            command_line=tuple(argv),
+            command_line=command_line(argv),
             git_commit=None,
             seed=0,
             versions={"perfmodel": version("perfmodel")},

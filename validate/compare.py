@@ -73,6 +73,7 @@ def compare_setting(setting: Setting, predicted_s: Interval, found: Measured) ->
         signed_error=predicted_s.p50 / found.value_s - 1,
         signed_error_raw=predicted_s.p50 / found.raw_s - 1,
         is_covered=predicted_s.p5 <= found.value_s <= predicted_s.p95,
+        is_covered_raw=predicted_s.p5 <= found.raw_s <= predicted_s.p95,
     )
 
 
@@ -94,6 +95,7 @@ def compare_speedup(
     baseline = baseline_of(setting)
     ratio = setting.global_batch / baseline.global_batch
     speedup = ratio * found[baseline].value_s / found[setting].value_s
+    speedup_raw = ratio * found[baseline].raw_s / found[setting].raw_s
     return ComparedSpeedup(
         workload=setting.workload,
         world_size=setting.world_size,
@@ -102,7 +104,9 @@ def compare_speedup(
         bucket_cap_mb=setting.bucket_cap_mb,
         predicted=predicted,
         measured=speedup,
+        measured_raw=speedup_raw,
         signed_error=predicted.p50 / speedup - 1,
+        signed_error_raw=predicted.p50 / speedup_raw - 1,
     )
 
 

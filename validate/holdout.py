@@ -1,13 +1,16 @@
 """Settings that calibration never used; disjoint by construction, and checked."""
 
 import itertools
+import math
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from calibrate.experiment import doubling_sizes
 from calibrate.task import StepTask, Task
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
+from perfmodel.errors import UsageError
 from perfmodel.parallelism.strategy import Setting, Synchronisation
 from perfmodel.units import Seconds
 
@@ -17,7 +20,9 @@ class HoldoutBudget:
     """How many held-out settings, and how often each is visited."""
 
     num_batches: int
-    """Held-out micro-batches per workload."""
+    """Held-out micro-batches per workload inside the calibrated range."""
+    goes_beyond: bool
+    """Whether one micro-batch above the calibrated range is held out as well."""
     num_rounds: int
     """Fresh process groups."""
     passes_per_round: int
@@ -26,31 +31,47 @@ class HoldoutBudget:
 
 
 BUDGETS: Final = {
-    "quick": HoldoutBudget(num_batches=1, num_rounds=2, passes_per_round=1, visit_s=0.2),
-    "standard": HoldoutBudget(num_batches=2, num_rounds=3, passes_per_round=2, visit_s=0.4),
+    "quick": HoldoutBudget(
+        num_batches=1, goes_beyond=False, num_rounds=2, passes_per_round=1, visit_s=0.2
+    ),
+    "standard": HoldoutBudget(
+        num_batches=2, goes_beyond=True, num_rounds=6, passes_per_round=2, visit_s=0.4
+    ),
 }
 
 #: Bucket caps that calibration does not use. [MiB]
 BUCKET_CAPS_MB: Final = (2.0, 10.0)
 ACCUMULATIONS: Final = (2, 3)
+#: The held-out micro-batch above the calibrated range, over the largest one in it.
+_BEYOND: Final = 1.25
 
 
-def holdout_settings(profile: ProfileDocument, *, num_batches: int) -> tuple[Setting, ...]:
-    """Held-out settings of every calibrated workload: single device first, then all ranks.
+def holdout_settings(
+    profile: ProfileDocument, *, num_batches: int, goes_beyond: bool = False
+) -> tuple[Setting, ...]:
+    """Held-out settings of every calibrated workload: single device first, then several ranks.
 
-    Micro-batches lie between the calibrated ones, bucket caps and accumulations are others.
+    Micro-batches lie between the calibrated ones, and one above them; bucket caps and accumulations
+    are others; so is a number of ranks, where there is one between the calibrated ones.
 
     Raises
     ------
     ValueError
         If one of them was calibrated after all.
+    UsageError
+        If the profile holds no workload.
     """
     settings = tuple(
         setting
         for workload in profile.workloads
-        for index, micro_batch in enumerate(_between(workload)[:num_batches])
-        for setting in _block(workload.workload.name, micro_batch, index, profile.max_world_size)
+        for setting in _of_workload(
+            workload, profile.max_world_size, num_batches=num_batches, goes_beyond=goes_beyond
+        )
     )
+    if not settings:
+        raise UsageError(
+            "--profile: must hold a calibrated workload to be validated, got none; calibrate again"
+        )
     calibrated = calibrated_settings(profile)
     for setting in settings:
         if setting in calibrated:
@@ -114,14 +135,34 @@ def rounds(
     return tuple(result)
 
 
+def _of_workload(
+    workload: WorkloadProfile, world_size: int, *, num_batches: int, goes_beyond: bool
+) -> Iterable[Setting]:
+    name = workload.workload.name
+    middles = _between(workload)[:num_batches]
+    for index, micro_batch in enumerate(middles):
+        yield from _block(name, micro_batch, index, world_size)
+    if middles and (between := _world_size_between(world_size)) is not None:
+        yield Setting(workload=name, world_size=between, micro_batch=middles[0])
+    if goes_beyond or not middles:
+        beyond = math.ceil(max(point.at for point in workload.phases[0].forward) * _BEYOND)
+        yield _single(name, beyond)
+        if world_size > 1:
+            yield Setting(workload=name, world_size=world_size, micro_batch=beyond)
+
+
 def _between(workload: WorkloadProfile) -> tuple[int, ...]:
     """Micro-batches in the gaps of the calibrated ones, widest gap first, none of them calibrated."""
     calibrated = sorted(int(point.at) for point in workload.phases[0].forward)
     gaps = sorted(itertools.pairwise(calibrated), key=lambda gap: gap[0] / gap[1])
     middles = [round((low * high) ** 0.5) for low, high in gaps]
-    beyond = round(calibrated[-1] * 1.25)
-    candidates = [middle for middle in middles if middle not in calibrated]
-    return (*candidates, *([beyond] if beyond not in calibrated else []))
+    return tuple(middle for middle in middles if middle not in calibrated)
+
+
+def _world_size_between(largest: int) -> int | None:
+    """A number of ranks that calibration skips: three quarters of all."""
+    candidate = 3 * largest // 4
+    return None if candidate in doubling_sizes(largest) or candidate < 2 else candidate
 
 
 def _block(name: str, micro_batch: int, index: int, world_size: int) -> Iterable[Setting]:

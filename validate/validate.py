@@ -79,7 +79,9 @@ def validate(
             f"--profile: must be of one node to be validated, got {profile.num_nodes} nodes; "
             "runs on several nodes are not judged yet"
         )
-    settings = holdout_settings(profile, num_batches=budget.num_batches)
+    settings = holdout_settings(
+        profile, num_batches=budget.num_batches, goes_beyond=budget.goes_beyond
+    )
     foretold = foretell(profile, settings, earlier=request.earlier)
     topology, device_kind = place(
         profile.device_kind,
@@ -239,8 +241,10 @@ def _document(
             for name in names
         },
         speedup_summary=speedup_summary,
+        speedup_summary_raw=compare.summarise([r.signed_error_raw for r in comparison.speedups]),
         noise_floor=compare.summarise([repeat.signed_error for repeat in comparison.repeats]),
         coverage=coverage,
+        coverage_raw=sum(row.is_covered_raw for row in rows) / len(rows),
         gates=verdict,
         passed=gates.passed(verdict),
     )
@@ -263,6 +267,9 @@ def _plan(request: ValidationRequest, foretold: Foretold) -> str:
         "gates": {name: getattr(tolerances, name) for name in type(tolerances).__slots__},
         "predicted_s": {
             setting.label: found.model_dump() for setting, found in foretold.steps_s.items()
+        },
+        "predicted_speedups": {
+            setting.label: found.model_dump() for setting, found in foretold.speedups.items()
         },
     }
     return json.dumps(plan, indent=1) + "\n"

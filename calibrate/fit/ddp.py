@@ -23,7 +23,8 @@ from perfmodel.units import Seconds
 NUM_DRAWS = 200
 #: Of the all-reduce scale, the compute speed and the communication speed.
 _BOUNDS = ((0.5, 4.0), (0.2, 1.0), (0.2, 1.0))
-#: Weak priors in log space: the all-reduce in a step resembles the one alone, ranks share fairly.
+#: Weak priors: the all-reduce in a step resembles the one alone (in log), and the two speeds those
+#: of matrix products beside an all-reduce, or 0.7 where that was not measured.
 _PRIOR_SCALE_WIDTH = 0.5
 _PRIOR_SPEED = 0.7
 _PRIOR_SPEED_WIDTH = 0.3
@@ -130,7 +131,9 @@ def fit_ddp(
             determined=(bool(np.any(bucket_draws)),) * 2 + (False,) * 3,
         )
         return undetermined, ()
-    fit = _least_squares(_predictor_of(profile, targets.settings, fixed), targets)
+    fit = _least_squares(
+        _predictor_of(profile, targets.settings, fixed), targets, prior_speeds(profile)
+    )
     theta_draws = np.clip(
         rng.multivariate_normal(fit.theta, fit.covariance, NUM_DRAWS), *np.transpose(_BOUNDS)
     )
@@ -161,8 +164,23 @@ class _Fit:
     left_out_log_errors: NDArray[np.float64]
 
 
+def prior_speeds(profile: ProfileDocument) -> tuple[float, float]:
+    """What the fit expects of compute and communication beside each other, before any step.
+
+    The overlap probe's geometric means at the largest group, inside the bounds of the fit.
+    """
+    largest = [o for o in profile.overlaps if o.world_size == profile.max_world_size]
+    if not largest:
+        return _PRIOR_SPEED, _PRIOR_SPEED
+    logs = np.log([(o.compute_speed, o.comm_speed) for o in largest])
+    compute, comm = np.clip(np.exp(logs.mean(axis=0)), *np.transpose(_BOUNDS[1:]))
+    return float(compute), float(comm)
+
+
 def _least_squares(
-    predicted: Callable[[NDArray[np.float64]], NDArray[np.float64]], targets: _Targets
+    predicted: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    targets: _Targets,
+    expected_speeds: tuple[float, float],
 ) -> _Fit:
     """Fit log step times, robustly, with weak priors; leave each setting out by its leverage."""
     # An error that is the same for all settings cannot be weighed: 5 % of model error is added.
@@ -171,14 +189,14 @@ def _least_squares(
     def residuals(theta: NDArray[np.float64]) -> NDArray[np.float64]:
         priors = (
             np.log(theta[0]) / _PRIOR_SCALE_WIDTH,
-            (theta[1] - _PRIOR_SPEED) / _PRIOR_SPEED_WIDTH,
-            (theta[2] - _PRIOR_SPEED) / _PRIOR_SPEED_WIDTH,
+            (theta[1] - expected_speeds[0]) / _PRIOR_SPEED_WIDTH,
+            (theta[2] - expected_speeds[1]) / _PRIOR_SPEED_WIDTH,
         )
         return np.concatenate([np.log(predicted(theta) / targets.step_s) * weights, priors])
 
     solution = least_squares(
         residuals,
-        (1.0, _PRIOR_SPEED, _PRIOR_SPEED),
+        (1.0, *np.clip(expected_speeds, 0.25, 0.95)),
         bounds=tuple(np.transpose(_BOUNDS)),
         loss="soft_l1",
         diff_step=np.full(3, 1e-3),

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from perfmodel.documents.observation import (
     ComputeObservation,
     EnvironmentObservation,
     Observation,
+    OverlapObservation,
     StepObservation,
     WorkloadObservation,
     read_observations,
@@ -33,6 +34,7 @@ from perfmodel.documents.profile import (
     ComputeRate,
     CurvePoint,
     DdpCosts,
+    OverlapProfile,
     ProfileDocument,
     Residual,
 )
@@ -119,6 +121,7 @@ def _draft(
         speed_spread=float(np.log(slowdowns).std()),
         workloads=tuple(workloads),
         collectives=collectives,
+        overlaps=_overlaps(_of(observations, OverlapObservation)),
         ddp=_NOTHING_YET,
         residual=Residual(single_log_errors=(), ddp_log_errors=()),
         rates=rates,
@@ -207,6 +210,28 @@ def _collective_points(sizes: dict[int, list[float]]) -> tuple[CurvePoint, ...]:
         CurvePoint(at=size_bytes, time_s=float(time_s), relative_error=result.relative_error)
         for (size_bytes, result), time_s in zip(results, monotone_s, strict=True)
     )
+
+
+def _overlaps(observations: Sequence[OverlapObservation]) -> tuple[OverlapProfile, ...]:
+    """Speeds beside each other: ratios within a visit, their typical value over visits."""
+    groups: dict[tuple[int, int], list[OverlapObservation]] = defaultdict(list)
+    for entry in observations:
+        groups[entry.world_size, entry.size_bytes].append(entry)
+    return tuple(
+        OverlapProfile(
+            world_size=world_size,
+            size_bytes=size_bytes,
+            compute_speed=_speed(
+                (entry.compute_alone_s, entry.compute_together_s) for entry in entries
+            ),
+            comm_speed=_speed((entry.comm_alone_s, entry.comm_together_s) for entry in entries),
+        )
+        for (world_size, size_bytes), entries in sorted(groups.items())
+    )
+
+
+def _speed(visits: Iterable[tuple[Sequence[float], Sequence[float]]]) -> float:
+    return estimate([float(np.median(a) / np.median(t)) for a, t in visits]).value_s
 
 
 def _rates(observations: Sequence[ComputeObservation]) -> tuple[ComputeRate, ...]:

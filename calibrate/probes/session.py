@@ -2,14 +2,13 @@
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
-from calibrate.experiment import doubling_sizes
 from perfmodel.units import Seconds
 
 _PROBE_WIDTH = 256
@@ -34,14 +33,14 @@ class Session:
     """Models and optimizers that were built, by whatever distinguishes them."""
 
     @classmethod
-    def open(cls, *, device_kind: str, local_rank: int) -> "Session":
-        """Join all groups; every rank must call it."""
+    def open(cls, *, device_kind: str, local_rank: int, group_sizes: Collection[int]) -> "Session":
+        """Join the groups of the first ``n`` ranks for all sizes; every rank must call it."""
         device = torch.device("cuda", local_rank) if device_kind == "cuda" else torch.device("cpu")
         if device.type == "cuda":
             torch.cuda.set_device(device)
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group("gloo")
-        sizes = doubling_sizes(dist.get_world_size())
+        sizes = sorted({*group_sizes, dist.get_world_size()})
         control = {size: _new_group(size, "gloo") for size in sizes}
         data = control if backend == "gloo" else {size: _new_group(size, backend) for size in sizes}
         return cls(

@@ -1,5 +1,6 @@
 """Commands that measure: doctor, calibrate, fit, validate. They import torch-side code lazily."""
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -52,10 +53,13 @@ def calibrate(  # noqa: PLR0913 - one parameter per flag
     from calibrate.launch import (  # noqa: PLC0415
         LaunchFlags,
         TorchrunLauncher,
+        supervises,
         terminate_as_interrupt,
     )
     from perfmodel.report.tables import profile_table  # noqa: PLC0415
 
+    if not supervises(os.environ):
+        return
     request = use_case.CalibrationRequest(
         folder=out,
         budget=budget,
@@ -104,12 +108,18 @@ def validate(
     ] = None,
 ) -> None:
     """Run settings that calibration never used and print the tool's own error."""
-    from calibrate.launch import TorchrunLauncher, terminate_as_interrupt  # noqa: PLC0415
+    from calibrate.launch import (  # noqa: PLC0415
+        TorchrunLauncher,
+        supervises,
+        terminate_as_interrupt,
+    )
     from perfmodel.documents.profile import ProfileDocument  # noqa: PLC0415
     from perfmodel.documents.validation import ValidationDocument  # noqa: PLC0415
     from perfmodel.report.tables import summary_lines, validation_table  # noqa: PLC0415
     from validate import validate as use_case  # noqa: PLC0415
 
+    if not supervises(os.environ):
+        return
     request = use_case.ValidationRequest(
         profile=ProfileDocument.read(profile),
         folder=out,

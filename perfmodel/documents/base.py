@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -78,6 +79,15 @@ class Document(Record):
         same digest.
         """
         return hashlib.sha256(self.model_dump_json(exclude={"provenance"}).encode()).hexdigest()
+
+
+def command_line(argv: Sequence[str], *, folder: Path | None = None) -> tuple[str, ...]:
+    """A command as records keep it: paths below the working folder are given relative to it.
+
+    Where somebody's checkout lies says nothing about a measurement, and records are shared.
+    """
+    start = f"{(folder or Path.cwd()).as_posix().rstrip('/')}/"
+    return tuple(argument.removeprefix(start) for argument in argv)
 
 
 def first_problem(error: ValidationError) -> str:

@@ -67,6 +67,16 @@ class CollectiveProfile(Record):
     """Time over the size of the whole array in bytes."""
 
 
+class OverlapProfile(Record):
+    """Matrix products and one all-reduce at the same time, each as a fraction of its speed alone."""
+
+    world_size: PositiveInt
+    size_bytes: PositiveInt
+    """Of the all-reduce."""
+    compute_speed: PositiveFloat
+    comm_speed: PositiveFloat
+
+
 class DdpCosts(Record):
     """What DDP adds to a step beyond compute and communication alone; draws carry the covariance."""
 
@@ -142,6 +152,7 @@ class ProfileDocument(Document):
     number of settings averages away."""
     workloads: tuple[WorkloadProfile, ...]
     collectives: tuple[CollectiveProfile, ...]
+    overlaps: tuple[OverlapProfile, ...] = ()
     ddp: DdpCosts
     residual: Residual
     rates: tuple[ComputeRate, ...]

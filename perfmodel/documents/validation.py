@@ -15,9 +15,9 @@ class ComparedSetting(Record):
     setting: Setting
     predicted_s: Interval
     measured_s: PositiveFloat
-    """Median over visits, each at the machine speed of the calibration. [s]"""
+    """Typical step over visits, each at the machine speed of the calibration. [s]"""
     measured_raw_s: PositiveFloat
-    """Median over visits as the clock showed it. [s]"""
+    """Typical step over visits as the clock showed it. [s]"""
     num_visits: PositiveInt
     measured_relative_error: NonNegativeFloat
     """Standard error of the logarithm of ``measured_s``, from its visits."""
@@ -25,6 +25,8 @@ class ComparedSetting(Record):
     signed_error_raw: float
     is_covered: bool
     """Whether ``measured_s`` lies within the predicted interval."""
+    is_covered_raw: bool
+    """Whether ``measured_raw_s`` does."""
 
 
 class ComparedSpeedup(Record):
@@ -37,7 +39,11 @@ class ComparedSpeedup(Record):
     bucket_cap_mb: float | None
     predicted: Interval
     measured: PositiveFloat
+    """From step times at the machine speed of the calibration."""
+    measured_raw: PositiveFloat
+    """From step times as the clock showed them."""
     signed_error: float
+    signed_error_raw: float
 
 
 class Gate(Record):
@@ -93,7 +99,10 @@ class ValidationDocument(Document):
     """As the clock showed it."""
     summary_by_workload: dict[str, ErrorSummary]
     speedup_summary: ErrorSummary | None
+    speedup_summary_raw: ErrorSummary | None
     noise_floor: ErrorSummary | None
     coverage: Annotated[float, Field(ge=0, le=1)]
+    coverage_raw: Annotated[float, Field(ge=0, le=1)]
+    """Of the times as the clock showed them."""
     gates: tuple[Gate, ...]
     passed: bool

@@ -76,6 +76,7 @@ def _measured(profile: ProfileDocument) -> list[Grid]:
         profile_grids.workload_grid(profile),
         profile_grids.steps_grid(profile),
         profile_grids.collective_grid(profile),
+        profile_grids.overlap_grid(profile),
         profile_grids.rates_grid(profile),
         profile_grids.ddp_grid(profile),
     )

@@ -128,6 +128,26 @@ def collective_grid(profile: ProfileDocument) -> Grid:
     )
 
 
+def overlap_grid(profile: ProfileDocument) -> Grid:
+    """Table of compute and communication beside each other."""
+    rows = (
+        (
+            str(overlap.world_size),
+            format_bytes(overlap.size_bytes),
+            percent(overlap.compute_speed),
+            percent(overlap.comm_speed),
+        )
+        for overlap in profile.overlaps
+    )
+    return grid(
+        "Compute and an all-reduce at once",
+        text=("Devices",),
+        numbers=("All-reduce", "Compute runs at", "All-reduce runs at"),
+        rows=rows,
+        caption="Each as a share of its speed alone; 100 % and 100 % is free overlap.",
+    )
+
+
 def _collective(entry: CollectiveProfile) -> tuple[str, ...]:
     first, last = entry.points[0], entry.points[-1]
     factor = busbw_factor(entry.collective, world_size=entry.world_size)

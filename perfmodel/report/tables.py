@@ -14,7 +14,13 @@ from perfmodel.documents.validation import ValidationDocument
 from perfmodel.program.operation import Cause
 from perfmodel.report.grid import Grid
 from perfmodel.report.prediction_grids import prediction_grid
-from perfmodel.report.profile_grids import collective_grid, ddp_grid, machine_grid, workload_grid
+from perfmodel.report.profile_grids import (
+    collective_grid,
+    ddp_grid,
+    machine_grid,
+    overlap_grid,
+    workload_grid,
+)
 from perfmodel.report.validation_grids import validation_grid
 from perfmodel.report.wording import (
     errors,
@@ -59,6 +65,11 @@ def _profile_rows(profile: ProfileDocument) -> Iterator[tuple[str, str]]:
         yield name, f"{parameters} parameters, {gradients} of gradients"
     for name, ranks, small, latency, large, time, busbw in collective_grid(profile).rows:
         yield f"{name}, {ranks}", f"{small} in {latency}; {large} in {time} (busbw {busbw})"
+    for ranks, size, compute, comm in overlap_grid(profile).rows:
+        yield (
+            f"at once, {ranks} ranks",
+            f"compute at {compute}, all-reduce of {size} at {comm} of their speeds alone",
+        )
     for name, value, spread, is_determined in ddp_grid(profile).rows:
         yield name, f"{value} ({spread}), determined: {is_determined}"
     for sentence in profile.undetermined:
@@ -88,7 +99,7 @@ def rich_table(grid: Grid) -> Table:
 def summary_lines(validation: ValidationDocument) -> list[str]:
     """Verdict, errors with the noise floor beside them, coverage and gates, one per line."""
     floor = validation.noise_floor
-    speedup = validation.speedup_summary
+    speedup, speedup_raw = validation.speedup_summary, validation.speedup_summary_raw
     covered = sum(entry.is_covered for entry in validation.settings)
     slowdown = percent(validation.machine_slowdown - 1, signed=True)
     coverage = percent(validation.coverage)
@@ -98,12 +109,14 @@ def summary_lines(validation: ValidationDocument) -> list[str]:
         f"Raw (as clocked):    {errors(validation.summary_raw)}",
         f"Noise floor:         {errors(floor) if floor else 'not measured'}",
         f"Speed-up:            {errors(speedup) if speedup else 'not measured'}",
+        f"Speed-up, raw:       {errors(speedup_raw) if speedup_raw else 'not measured'}",
         *(
             f"{name + ':':20} {errors(part)}"
             for name, part in validation.summary_by_workload.items()
         ),
         f"Machine now: {slowdown} time for the speed probe, against calibration",
         f"Coverage: {coverage} inside the 90 % interval ({covered} of {len(validation.settings)})",
+        f"Coverage, raw: {percent(validation.coverage_raw)}",
         *(
             f"{'pass' if gate.passed else 'FAIL'}  {gate.name}: "
             f"{gate_value(gate, gate.value)}, {gate_rule(gate)}"

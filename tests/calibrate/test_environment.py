@@ -21,6 +21,7 @@ from calibrate.host import (
     is_virtual,
     os_name,
 )
+from perfmodel.documents.base import command_line
 from tests.calibrate.samples import GIB, plain_environment, plain_gpu
 
 TORCH = TorchFacts(
@@ -54,7 +55,7 @@ def test_the_description_is_plausible(environment: Environment) -> None:
     assert 0 <= (cpu["busy_cores"] or 0) <= (cpu["logical_cores"] or 1)
     assert environment["memory"]["total_bytes"] > environment["memory"]["available_bytes"] > 0
     assert environment["time_utc"].endswith("+00:00")
-    assert environment["command_line"] == sys.argv
+    assert environment["command_line"] == list(command_line(sys.argv))
 
 
 def test_what_a_worker_says_about_torch_is_taken() -> None:

@@ -78,15 +78,6 @@ def test_a_busy_port_is_refused_before_anything_starts(launcher: TorchrunLaunche
     assert ranks.lines == []
 
 
-def test_ranks_are_not_started_from_inside_torchrun(
-    launcher: TorchrunLauncher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("RANK", "GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        monkeypatch.setenv(name, "0")
-    with pytest.raises(UsageError, match="without torchrun, got LOCAL_RANK=0"):
-        run_ranks(launcher, Ranks(), "quiet")
-
-
 def test_several_nodes_meet_at_the_master() -> None:
     topology = Topology(
         num_nodes=2,

@@ -1,10 +1,13 @@
 """Real ranks under torchrun: a calibration from end to end, and what interrupts one."""
 
+import contextlib
+import json
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -245,6 +248,63 @@ def test_an_interrupted_command_says_one_line_and_keeps_what_it_has(tmp_path: Pa
     )
     assert len(observations_in(folder)) >= 3
     assert workers(folder) == []
+
+
+QUICK = ("calibrate", "--models", "lenet", "--device", "cpu", "--budget", "quick")
+
+
+def stopped_early(command: list[str], folder: Path, *, others: Sequence[list[str]] = ()) -> None:
+    """Start commands for one folder, wait for a few observations, then interrupt them."""
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, *line],
+                    cwd=ROOT,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                )
+            )
+            for line in (command, *others)
+        ]
+        output = folder / OBSERVATIONS
+        wait_until(lambda: output.exists() and output.read_bytes().count(b"\n") >= 4)
+        for process in processes:
+            process.send_signal(signal.SIGINT)
+        for process in processes:
+            process.communicate(timeout=DEADLINE_S)
+    wait_until(lambda: workers(folder) == [])
+
+
+def ranks_per_node_in(folder: Path) -> tuple[int, int]:
+    plan = json.loads((folder / "plan.json").read_text())
+    return plan["num_nodes"], plan["ranks_per_node"]
+
+
+def test_under_torchrun_one_rank_measures_for_all(tmp_path: Path) -> None:
+    folder = tmp_path / "calibration"
+    outer = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    stopped_early([*outer, "-m", "perfmodel", *QUICK, "--out", str(folder)], folder)
+    assert ranks_per_node_in(folder) == (1, 2)
+    assert len(observations_in(folder)) >= 4
+
+
+def test_two_nodes_measure_one_group(tmp_path: Path) -> None:
+    """Both on this machine, one rank each: they meet over loopback."""
+    folder = tmp_path / "calibration"
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = str(listener.getsockname()[1])
+    nodes = [
+        [
+            *("-m", "perfmodel", *QUICK, "--out", str(folder), "--nnodes", "2", "--nproc", "1"),
+            *("--node-rank", str(node), "--master-addr", "127.0.0.1", "--master-port", port),
+        ]
+        for node in (0, 1)
+    ]
+    stopped_early(nodes[0], folder, others=nodes[1:])
+    assert ranks_per_node_in(folder) == (2, 1)
+    assert len(observations_in(folder)) >= 4
 
 
 def test_predicted_buckets_are_those_that_ddp_forms(tmp_path: Path) -> None:

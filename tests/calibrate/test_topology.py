@@ -2,7 +2,14 @@
 
 import pytest
 
-from calibrate.topology import LaunchFlags, Topology, default_ranks, resolve_topology
+from calibrate.topology import (
+    LaunchFlags,
+    Topology,
+    default_ranks,
+    resolve_topology,
+    supervises,
+    without_torchrun,
+)
 from perfmodel.errors import UsageError
 
 SLURM = {
@@ -55,9 +62,28 @@ def test_torchrun_wins_over_slurm() -> None:
         ranks_per_node=2,
         node_rank=2,
         master_addr="head",
-        master_port=1234,
+        master_port=1235,
         source="torchrun",
     )
+
+
+def test_under_torchrun_the_first_rank_of_a_node_supervises() -> None:
+    assert supervises({})
+    assert supervises({**TORCHRUN, "LOCAL_RANK": "0"})
+    assert not supervises({**TORCHRUN, "LOCAL_RANK": "1"})
+
+
+def test_ranks_do_not_inherit_the_outer_torchrun() -> None:
+    kept = {"PATH": "/bin", "OMP_NUM_THREADS": "1", **SLURM}
+    outer = {**TORCHRUN, "TORCHELASTIC_RUN_ID": "x", "ROLE_RANK": "0", "GROUP_WORLD_SIZE": "3"}
+    assert without_torchrun({**kept, **outer}) == kept
+    assert without_torchrun({**kept, "MASTER_PORT": "1"}) == {**kept, "MASTER_PORT": "1"}
+
+
+def test_one_node_under_torchrun_needs_no_port() -> None:
+    environ = {**TORCHRUN, "WORLD_SIZE": "2", "GROUP_RANK": "0"}
+    topology = resolve_topology(environ, num_local_devices=8)
+    assert (topology.num_nodes, topology.master_port) == (1, None)
 
 
 @pytest.mark.parametrize("missing", ["RANK", "GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"])

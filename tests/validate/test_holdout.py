@@ -21,10 +21,10 @@ STANDARD = BUDGETS["standard"]
 
 
 @pytest.mark.parametrize("num_batches", [1, 2, 3])
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
 def test_no_held_out_setting_was_calibrated(num_batches: int, num_ranks: int) -> None:
     machine = four_workloads(Machine(world_size=num_ranks))
-    settings = set(holdout_settings(machine, num_batches=num_batches))
+    settings = set(holdout_settings(machine, num_batches=num_batches, goes_beyond=True))
     assert settings
     assert not settings & calibrated_settings(machine)
 
@@ -53,9 +53,37 @@ def test_bucket_caps_accumulations_and_batches_are_new() -> None:
 
 
 def test_micro_batches_lie_in_the_gaps_of_the_calibrated_ones() -> None:
-    """Geometric middles: sqrt(4 x 16) = 8, sqrt(16 x 64) = 32; beyond them 1.25 x 64 = 80."""
+    """Geometric middles: sqrt(4 x 16) = 8, sqrt(16 x 64) = 32."""
     settings = holdout_settings(profile(Machine()), num_batches=3)
-    assert {setting.micro_batch for setting in settings} == {8, 32, 80}
+    assert {setting.micro_batch for setting in settings} == {8, 32}
+
+
+def test_one_micro_batch_lies_above_the_calibrated_range() -> None:
+    """1.25 x 64 = 80, on one device and on all ranks."""
+    settings = holdout_settings(profile(Machine()), num_batches=1, goes_beyond=True)
+    beyond = [setting for setting in settings if setting.micro_batch > 64]
+    assert {(s.micro_batch, s.world_size, s.accumulation) for s in beyond} == {
+        (80, 1, 1),
+        (80, 2, 1),
+    }
+
+
+@pytest.mark.parametrize(("num_ranks", "between"), [(2, None), (3, None), (4, 3), (8, 6)])
+def test_a_number_of_ranks_between_the_calibrated_ones_is_held_out(
+    num_ranks: int, between: int | None
+) -> None:
+    settings = holdout_settings(four_workloads(Machine(world_size=num_ranks)), num_batches=1)
+    expected = {1, num_ranks} if between is None else {1, between, num_ranks}
+    assert {setting.world_size for setting in settings} == expected
+
+
+def test_a_profile_without_gaps_is_judged_above_its_range() -> None:
+    machine = profile(Machine())
+    curve = machine.workloads[0].phases[0].forward[:1]
+    phases = machine.workloads[0].phases[0].model_copy(update={"forward": curve})
+    single_batch = machine.workloads[0].model_copy(update={"phases": (phases,)})
+    spoilt = machine.model_copy(update={"workloads": (single_batch,)})
+    assert {s.micro_batch for s in holdout_settings(spoilt, num_batches=2)} == {5}
 
 
 def test_one_rank_is_judged_on_single_devices_only() -> None:

@@ -221,7 +221,7 @@ def test_four_workloads_are_enough_to_judge_both_ends_of_the_coverage(
         PlayedWorker(step_s=as_foretold(request_.folder)),
     )
     coverage = next(gate for gate in document.gates if gate.name.startswith("coverage"))
-    assert document.summary.num_settings == 32
+    assert document.summary.num_settings == 40
     assert coverage.at_most == 0.97
 
 

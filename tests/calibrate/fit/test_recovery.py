@@ -8,8 +8,9 @@ from typing import Final
 import numpy as np
 import pytest
 
+from calibrate.fit.ddp import prior_speeds
 from calibrate.fit.profile import fit_profile
-from perfmodel.documents.observation import CollectiveObservation
+from perfmodel.documents.observation import CollectiveObservation, OverlapObservation
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import IncomparableRuns, InvalidDocument, MeasurementFailed
 from perfmodel.parallelism.strategy import Setting
@@ -220,3 +221,41 @@ def test_a_larger_message_is_never_faster(tmp_path: Path) -> None:
     (collective,) = fit_lines(tmp_path / "o.jsonl", "\n".join(lines) + "\n").collectives
     times_s = [point.time_s for point in collective.points]
     assert times_s == pytest.approx([0.002449, 0.002449, 0.004], rel=1e-3)
+
+
+def overlap(index: int, *, compute_speed: float, comm_speed: float) -> OverlapObservation:
+    """Visits differ in machine speed, which cancels; single samples are disturbed."""
+    slowdown = 1 + index / 10
+    return OverlapObservation(
+        task=f"overlap {index}",
+        round=index,
+        world_size=2,
+        size_bytes=2**22,
+        compute_alone_s=(slowdown * 1e-3,) * 4 + (1.0,),
+        compute_together_s=(slowdown * 1e-3 / compute_speed,) * 4 + (1.0,),
+        comm_alone_s=(slowdown * 2e-3,) * 5,
+        comm_together_s=(slowdown * 2e-3 / comm_speed,) * 5,
+    )
+
+
+def test_what_overlap_costs_is_read_from_the_probe(tmp_path: Path) -> None:
+    observations = (
+        *Calibration(machine=MACHINE, seed=0).observations(),
+        *(overlap(index, compute_speed=0.6, comm_speed=0.45) for index in range(6)),
+    )
+    path = write_lines(tmp_path / "observations.jsonl", observations)
+    found = fit_profile(path, provenance=PROVENANCE)
+    (entry,) = found.overlaps
+    assert (entry.world_size, entry.size_bytes) == (2, 2**22)
+    assert (entry.compute_speed, entry.comm_speed) == pytest.approx((0.6, 0.45))
+    assert prior_speeds(found) == pytest.approx((0.6, 0.45))
+    assert prior_speeds(fitted(0)) == (0.7, 0.7)
+
+
+def test_no_speed_beside_the_other_is_expected_above_that_alone(tmp_path: Path) -> None:
+    observations = (
+        *Calibration(machine=MACHINE, seed=0).observations(),
+        overlap(0, compute_speed=1.1, comm_speed=0.01),
+    )
+    path = write_lines(tmp_path / "observations.jsonl", observations)
+    assert prior_speeds(fit_profile(path, provenance=PROVENANCE)) == pytest.approx((1.0, 0.2))

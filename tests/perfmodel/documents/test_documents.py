@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from perfmodel.documents.base import Document, write_atomically
+from perfmodel.documents.base import Document, command_line, write_atomically
 from perfmodel.documents.observation import (
     CollectiveObservation,
     EnvironmentObservation,
@@ -208,3 +208,10 @@ def test_only_a_newline_ends_a_line(tmp_path: Path, separator: str) -> None:
     path = tmp_path / "observations.jsonl"
     path.write_text(f"{fact.model_dump_json()}\n{LINE}\n", encoding="utf-8")
     assert len(read_observations(path)) == 2
+
+
+def test_a_recorded_command_does_not_say_where_the_checkout_lies() -> None:
+    argv = ("/home/me/perfmodel/.venv/bin/perfmodel", "fit", "/home/me/perfmodel/runs/a", "/data/b")
+    folder = Path("/home/me/perfmodel")
+    assert command_line(argv, folder=folder) == (".venv/bin/perfmodel", "fit", "runs/a", "/data/b")
+    assert command_line(argv, folder=Path("/")) == tuple(word.removeprefix("/") for word in argv)

@@ -11,6 +11,7 @@ from perfmodel.documents.profile import (
     Curve,
     CurvePoint,
     DdpCosts,
+    OverlapProfile,
     PhaseCurves,
     ProfileDocument,
     Residual,
@@ -102,6 +103,9 @@ def plain_profile(
             plain_collective("all_gather"),
             plain_collective("broadcast"),
             plain_collective("all_reduce", world_size=4),
+        ),
+        overlaps=(
+            OverlapProfile(world_size=2, size_bytes=2**22, compute_speed=0.61, comm_speed=0.47),
         ),
         ddp=DdpCosts(
             values=(1.2e-4, 3.4e-10, 1.13, 0.87, 0.66),

@@ -108,6 +108,9 @@ def test_profile_shows_what_was_measured_and_what_was_not_determined() -> None:
     for cell in ("EPYC", "6 rounds", "12.3 ms", "1.7 %", "11,689", "120 us", "1.13", "NO: assumed"):
         assert cell in text
     assert "never overlapped" in text
+    assert "compute at 61.0 %, all-reduce of 4 MiB at 47.0 % of their speeds alone" in " ".join(
+        text.split()
+    )
 
 
 def test_csv_round_trips_to_the_last_digit() -> None:

@@ -1,0 +1,167 @@
+"""Keep finished runs as records, and write the README's figures from them.
+
+``python -m tests.benchmarks.record --runs runs`` copies a calibration, its validation and the report
+into ``docs/records/`` and rewrites the README between its two markers. ``tests/test_readme.py`` proves
+that the README says what the records say.
+"""
+
+import argparse
+import gzip
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from perfmodel.documents.prediction import Interval
+from perfmodel.documents.validation import ComparedSpeedup, ErrorSummary, ValidationDocument
+from perfmodel.units import format_bytes, format_duration
+
+ROOT: Final = Path(__file__).resolve().parent.parent.parent
+RECORDS: Final = ROOT / "docs" / "records"
+README: Final = ROOT / "README.md"
+BENCHMARKS: Final = ROOT / "docs" / "benchmarks.json"
+BEGIN: Final = "<!-- figures: begin (make record) -->"
+END: Final = "<!-- figures: end -->"
+_KEPT: Final = {
+    "calibration": ("plan.json", "profile.json"),
+    "validation": ("plan.json", "validation.json"),
+}
+
+
+def keep(runs: Path) -> None:
+    """Copy what a calibration and a validation left behind; raw observations are compressed."""
+    for stage, names in _KEPT.items():
+        folder = RECORDS / stage
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            shutil.copy(runs / stage / name, folder / name)
+        packed = folder / "observations.jsonl.gz"
+        # Without a time stamp the same observations give the same file.
+        with (
+            (runs / stage / "observations.jsonl").open("rb") as raw,
+            packed.open("wb") as file,
+            gzip.GzipFile(fileobj=file, mode="wb", mtime=0, filename="") as target,
+        ):
+            shutil.copyfileobj(raw, target)
+    shutil.copytree(runs / "report", RECORDS / "report", dirs_exist_ok=True)
+
+
+def figures() -> str:
+    """The README's figures, from the records."""
+    validation = ValidationDocument.read(RECORDS / "validation" / "validation.json")
+    benchmarks = json.loads(BENCHMARKS.read_text(encoding="utf-8"))
+    return "\n".join((*_accuracy(validation), "", *_pair(validation), "", *_speed(benchmarks)))
+
+
+def readme_block(text: str) -> str:
+    """What stands between the markers."""
+    return text.split(BEGIN)[1].split(END, maxsplit=1)[0].strip("\n")
+
+
+def main() -> None:
+    """Keep runs if asked to, then rewrite the README."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=Path, help="folder with calibration, validation, report")
+    runs = parser.parse_args().runs
+    if runs is not None:
+        keep(runs)
+    text = README.read_text(encoding="utf-8")
+    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    README.write_text(f"{before}{BEGIN}\n{figures()}\n{END}{after}", encoding="utf-8")
+
+
+def _accuracy(validation: ValidationDocument) -> Iterator[str]:
+    found = validation.settings
+    sizes = sorted({entry.setting.world_size for entry in found})
+    yield (
+        f"{len(found)} settings that calibration never used ({len(validation.summary_by_workload)} "
+        f"models, {' and '.join(map(str, sizes))} ranks, other micro-batches, bucket sizes and "
+        "accumulations), predicted over measured minus 1:"
+    )
+    yield ""
+    yield "| | bias | MAPE | median | worst |"
+    yield "|---|---|---|---|---|"
+    rows = {
+        "step time, at the machine speed of the calibration": validation.summary,
+        "step time, against the bare clock": validation.summary_raw,
+        "speed-up": validation.speedup_summary,
+        "speed-up, against the bare clock": validation.speedup_summary_raw,
+        "noise floor: calibrated settings run again": validation.noise_floor,
+    }
+    for name, summary in rows.items():
+        if summary is not None:
+            yield _error_row(f"{name} ({summary.num_settings})", summary)
+    gates = "; ".join(
+        f"{gate.name} {_percent(gate.value)} ({'passed' if gate.passed else 'missed'})"
+        for gate in validation.gates
+    )
+    by_model = ", ".join(
+        f"{name} {_percent(summary.mape)}"
+        for name, summary in validation.summary_by_workload.items()
+    )
+    yield ""
+    yield f"Gates, written down before the runs: {gates}."
+    yield (
+        f"Of the 90 % intervals {_percent(validation.coverage)} held the measured step "
+        f"({_percent(validation.coverage_raw)} against the bare clock). MAPE by model: {by_model}."
+    )
+    yield (
+        f"The machine's speed probe took {validation.machine_slowdown:.2f} times as long as at "
+        "calibration; the two ways of counting differ by that."
+    )
+
+
+def _error_row(name: str, summary: ErrorSummary) -> str:
+    cells = (summary.mape, summary.median_absolute, summary.worst_absolute)
+    return f"| {name} | {100 * summary.bias:+.1f} % | {' | '.join(map(_percent, cells))} |"
+
+
+def _pair(validation: ValidationDocument) -> Iterator[str]:
+    """LeNet and ResNet-18, predicted and measured side by side."""
+    yield "| speed-up, weak scaling | ranks | micro-batch | predicted (90 %) | measured |"
+    yield "|---|---|---|---|---|"
+    for name in ("lenet", "resnet18"):
+        for entry in validation.speedups:
+            if entry.workload == name and _is_plain(entry):
+                yield (
+                    f"| {name} | {entry.world_size} | {entry.micro_batch} | "
+                    f"{_interval(entry.predicted)} | {entry.measured:.2f} |"
+                )
+
+
+def _is_plain(entry: ComparedSpeedup) -> bool:
+    return entry.accumulation == 1 and entry.bucket_cap_mb is None
+
+
+def _speed(benchmarks: dict[str, Any]) -> Iterator[str]:
+    """One line per target, from the medians of the samples."""
+    simulation, algebra = benchmarks["engine"]["simulation"], benchmarks["engine"]["algebra"]
+    processes = benchmarks["processes"]
+    slowest = max(
+        (entry for name, entry in processes.items() if "predict" in name),
+        key=lambda entry: float(entry["median_wall_s"]),
+    )
+    shape = f"{simulation['num_ranks']:,} ranks of {simulation['num_operations']} operations"
+    yield (
+        f"Speed (`make bench`): {shape} are simulated in "
+        f"{format_duration(simulation['expanded']['median_wall_s'])}, folded in "
+        f"{format_duration(simulation['folded']['median_wall_s'])}; the algebra evaluates "
+        f"{algebra['evaluations_per_s'] / 1e6:.1f} million steps of {algebra['num_operations']} "
+        f"operations per second; `perfmodel --help` takes "
+        f"{format_duration(processes['perfmodel --help']['median_wall_s'])}, `perfmodel predict` "
+        f"to 1,024 devices {format_duration(slowest['median_wall_s'])} and "
+        f"{format_bytes(slowest['median_peak_rss_bytes'])}."
+    )
+
+
+def _interval(values: Interval) -> str:
+    return f"{values.p50:.2f} ({values.p5:.2f}-{values.p95:.2f})"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+if __name__ == "__main__":
+    main()
