@@ -3,12 +3,12 @@
 import functools
 import sys
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import typer
 
 from perfmodel.cli import measure, predict, report
-from perfmodel.errors import EXIT_FAILURE, EXIT_USAGE, Interrupted, PerfModelError
+from perfmodel.errors import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Interrupted, PerfModelError
 
 _HELP: Final = """Measure one machine, then predict training on 2 to 16,384 accelerators.
 
@@ -23,6 +23,10 @@ Exit codes: 0 ok, 1 failure, 2 usage, 3 not feasible, 4 validation out of tolera
 5 calibration missing or stale, 130 interrupted.
 """
 
+#: Any argument that cannot be parsed: typer exports only this one of its kinds, whose base is of
+#: click or of typer itself, by version.
+_UnparsedArguments: Final[type[Exception]] = typer.BadParameter.__mro__[1]
+
 app = typer.Typer(
     help=_HELP,
     no_args_is_help=True,
@@ -32,7 +36,7 @@ app = typer.Typer(
 )
 
 
-def _version(*, value: bool) -> None:
+def _print_version(value: bool) -> None:  # noqa: FBT001 - typer's signature
     if value:
         from importlib.metadata import version  # noqa: PLC0415 - slow, and rarely asked
 
@@ -43,9 +47,11 @@ def _version(*, value: bool) -> None:
 @app.callback()
 def _root(
     *,
-    version: bool = typer.Option(False, "--version", help="Print the version.", is_eager=True),
+    version: bool = typer.Option(
+        False, "--version", help="Print the version.", is_eager=True, callback=_print_version
+    ),
 ) -> None:
-    _version(value=version)
+    pass
 
 
 def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
@@ -77,13 +83,25 @@ for _name, _command in _COMMANDS.items():
 def main() -> None:
     """Run the command line; every error that a user can act on is one line and an exit code."""
     try:
-        app()
+        sys.exit(app(prog_name="perfmodel", standalone_mode=False) or EXIT_OK)
     except PerfModelError as error:
         sys.exit(_complain(error, code=error.exit_code))
+    except _UnparsedArguments as error:
+        sys.exit(_explain_usage(error))
     except ValueError as error:
         sys.exit(_complain(error, code=EXIT_USAGE))
     except BrokenPipeError:
         sys.exit(EXIT_FAILURE)
+
+
+def _explain_usage(error: Any) -> int:
+    """One line, as for every other error; without any argument, the help."""
+    if len(sys.argv) == 1:
+        error.show()
+    else:
+        command = error.ctx.command_path if error.ctx else "perfmodel"
+        _complain(f"{error.format_message().rstrip('.')}; see {command} --help", code=EXIT_USAGE)
+    return EXIT_USAGE
 
 
 def _complain(problem: object, *, code: int) -> int:

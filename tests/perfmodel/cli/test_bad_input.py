@@ -275,3 +275,35 @@ def test_one_rank_cannot_predict_many(run: Run, tmp_path: Path) -> None:
     profile(Machine(world_size=1)).write(path)
     line = complaint(run("predict", "--profile", path, "--workload", "light"), EXIT_CALIBRATION)
     assert "calibrate with --nproc 2 or more" in line
+
+
+# Arguments that cannot be parsed.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("calibrate", "--nproc", "two"), ("--nproc", "see perfmodel calibrate --help")),
+        (("predict", "--devices"), ("--devices", "requires an argument")),
+        (("predict", "--frobnicate"), ("--frobnicate", "see perfmodel predict --help")),
+        (("calibrat",), ("'calibrat'", "'calibrate'", "see perfmodel --help")),
+    ],
+)
+def test_arguments_that_cannot_be_parsed_are_one_line(
+    run: Run, arguments: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    line = complaint(run(*arguments), EXIT_USAGE)
+    for word in words:
+        assert word in line
+
+
+def test_without_arguments_the_commands_are_listed(run: Run) -> None:
+    result = run()
+    assert result.exit_code == EXIT_USAGE
+    assert "calibrate" in result.stdout + result.stderr
+
+
+def test_the_version_is_printed(run: Run) -> None:
+    result = run("--version")
+    assert (result.exit_code, result.stderr) == (EXIT_OK, "")
+    assert result.stdout.startswith("perfmodel ")
