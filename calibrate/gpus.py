@@ -7,7 +7,7 @@ and become None. UUIDs identify devices: indices change with ``CUDA_VISIBLE_DEVI
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from calibrate.facts import GpuFacts, GpuProcessFacts, GpuTopologyFacts
@@ -33,6 +33,8 @@ GPU_FIELDS: Final = (
     "ecc.errors.uncorrected.volatile.total",
     "driver_version",
 )
+#: What every driver knows; asked for if it refuses one of the others.
+ESSENTIAL_FIELDS: Final = ("index", "name", "uuid", "memory.total", "driver_version")
 _PROCESS_FIELDS: Final = ("gpu_uuid", "pid", "process_name", "used_memory")
 _CSV: Final = "--format=csv,noheader,nounits"
 _TIMEOUT_S: Final = 20.0
@@ -42,9 +44,11 @@ _ESCAPE: Final = re.compile(r"\x1b\[[0-9;]*m")
 _UNKNOWN: Final = re.compile(r"^(\[.*\]|N/A|ERR!|)$", re.IGNORECASE)
 
 
-def parse_gpus(text: str) -> list[GpuFacts]:
-    """Read the answer to a query for ``GPU_FIELDS``; lines that are not rows are skipped."""
-    return [_gpu(row) for row in _rows(text, num_columns=len(GPU_FIELDS))]
+def parse_gpus(text: str, *, fields: Sequence[str] = GPU_FIELDS) -> list[GpuFacts]:
+    """Read the answer to a query; lines that are not rows are skipped, other fields are None."""
+    return [
+        _gpu(dict(zip(fields, row, strict=True))) for row in _rows(text, num_columns=len(fields))
+    ]
 
 
 def parse_gpu_processes(text: str) -> list[GpuProcessFacts]:
@@ -82,7 +86,11 @@ def parse_gpu_topology(text: str) -> GpuTopologyFacts:
 
 def query_gpus() -> list[GpuFacts]:
     """Ask ``nvidia-smi`` for the GPUs of this node; empty without it."""
-    return parse_gpus(_answer([f"--query-gpu={','.join(GPU_FIELDS)}", _CSV]) or "")
+    for fields in (GPU_FIELDS, ESSENTIAL_FIELDS):
+        text = _answer([f"--query-gpu={','.join(fields)}", _CSV])
+        if text is not None:
+            return parse_gpus(text, fields=fields)
+    return []
 
 
 def query_gpu_processes() -> list[GpuProcessFacts] | None:
@@ -115,8 +123,8 @@ def _answer(arguments: Sequence[str]) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
-def _gpu(row: Sequence[str]) -> GpuFacts:
-    value = dict(zip(GPU_FIELDS, row, strict=True))
+def _gpu(found: Mapping[str, str]) -> GpuFacts:
+    value = dict.fromkeys(GPU_FIELDS, "[N/A]") | dict(found)
     return GpuFacts(
         index=_whole(value["index"]),
         name=_text(value["name"]),

@@ -162,3 +162,16 @@ def test_without_the_program_there_are_no_gpus(
     assert gpus.query_gpu_processes() is None
     with pytest.raises(FileNotFoundError):
         subprocess.run(["nvidia-smi"], check=False)
+
+
+def test_a_driver_that_refuses_a_field_still_names_its_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Old drivers refuse the whole query for one unknown field."""
+    row = f"0, Tesla K80, {UUIDS[0]}, 11441, 390.30"
+    script = f'case "$1" in *mig.mode*) exit 2;; --query-gpu=*) echo "{row}";; esac'
+    _play(tmp_path, monkeypatch, script)
+    (gpu,) = gpus.query_gpus()
+    assert (gpu["name"], gpu["uuid"], gpu["driver"]) == ("Tesla K80", UUIDS[0], "390.30")
+    assert gpu["memory_bytes"] == 11441 * 2**20
+    assert gpu["mig_mode"] is None
