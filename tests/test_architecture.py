@@ -66,7 +66,18 @@ COMMAND_LINE = {
         "--scaling",
         "--workload",
     },
-    "validate": {"--budget", "--earlier", "--out", "--profile", "--resume", "--seed"},
+    "validate": {
+        "--budget",
+        "--earlier",
+        "--master-addr",
+        "--master-port",
+        "--nnodes",
+        "--node-rank",
+        "--out",
+        "--profile",
+        "--resume",
+        "--seed",
+    },
     "report": {"--devices", "--out", "--profile", "--validation", "--workloads"},
 }
 

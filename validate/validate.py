@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from calibrate.campaign import Campaign, Progress, measure
 from calibrate.environment import describe_environment
-from calibrate.launch import Launcher, LaunchFlags
+from calibrate.launch import Launcher, LaunchFlags, Topology
 from calibrate.placement import place, provenance
 from calibrate.visits import by_setting, typical_speed, visit
 from perfmodel.documents.observation import StepObservation, read_observations
@@ -46,6 +46,8 @@ class ValidationRequest:
     budget: str = "standard"
     seed: int = 1
     resume: bool = False
+    flags: LaunchFlags = field(default_factory=LaunchFlags)
+    """Nodes, where the profile is of several; ranks per node are those of the profile."""
     earlier: ValidationDocument | None = None
     """Errors of an earlier validation, which widen the intervals."""
 
@@ -73,21 +75,16 @@ def validate(
     budget = BUDGETS[request.budget]
     profile = request.profile
     environment = describe_environment()
-    _refuse_other_machine(profile, environment["host"]["fingerprint"])
-    if profile.num_nodes > 1:
-        raise UsageError(
-            f"--profile: must be of one node to be validated, got {profile.num_nodes} nodes; "
-            "runs on several nodes are not judged yet"
-        )
+    topology, device_kind = place(
+        profile.device_kind,
+        replace(request.flags, nproc_per_node=profile.ranks_per_node),
+        os.environ,
+    )
+    _refuse_other_nodes(profile, topology, environment["host"]["fingerprint"])
     settings = holdout_settings(
         profile, num_batches=budget.num_batches, goes_beyond=budget.goes_beyond
     )
     foretold = foretell(profile, settings, earlier=request.earlier)
-    topology, device_kind = place(
-        profile.device_kind,
-        LaunchFlags(nproc_per_node=profile.ranks_per_node),
-        os.environ,
-    )
     observations = measure(
         Campaign(
             folder=request.folder,
@@ -105,7 +102,9 @@ def validate(
     )
     comparison = compare_observations(profile, foretold, observations)
     document = _document(request, comparison, observations)
-    document.write(request.folder / VALIDATION)
+    # Every node judges the same shared observations; one of them writes.
+    if topology.node_rank == 0:
+        document.write(request.folder / VALIDATION)
     return document
 
 
@@ -275,9 +274,15 @@ def _plan(request: ValidationRequest, foretold: Foretold) -> str:
     return json.dumps(plan, indent=1) + "\n"
 
 
-def _refuse_other_machine(profile: ProfileDocument, fingerprint: str) -> None:
+def _refuse_other_nodes(profile: ProfileDocument, topology: Topology, fingerprint: str) -> None:
+    if topology.num_nodes != profile.num_nodes:
+        raise UsageError(
+            f"--nnodes: must be {profile.num_nodes}, as in the profile, got {topology.num_nodes}; "
+            "start the command once per node with --nnodes, --node-rank and --master-addr"
+        )
     found = profile.provenance.host_fingerprint
-    if found != fingerprint:
+    # The profile names its first node.
+    if topology.node_rank == 0 and found != fingerprint:
         raise CalibrationUnavailable(
             f"--profile: must describe this machine (fingerprint {fingerprint[:12]}), got "
             f"{found[:12]} ({profile.device_name}); run perfmodel calibrate here"

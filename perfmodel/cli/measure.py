@@ -92,7 +92,7 @@ def fit(
     typer.echo(f"profile: {folder / use_case.PROFILE}")
 
 
-def validate(
+def validate(  # noqa: PLR0913 - one parameter per flag
     *,
     profile: Annotated[Path, typer.Option(help="Profile to judge.")] = DEFAULT_PROFILE,
     budget: Annotated[str, typer.Option(help="quick or standard.")] = "standard",
@@ -106,9 +106,14 @@ def validate(
     earlier: Annotated[
         Path | None, typer.Option(help="An earlier validation, whose errors widen the intervals.")
     ] = None,
+    nnodes: Annotated[int | None, typer.Option(help="Nodes; start the command on each.")] = None,
+    node_rank: Annotated[int | None, typer.Option(help="Rank of this node.")] = None,
+    master_addr: Annotated[str | None, typer.Option(help="Address of node 0.")] = None,
+    master_port: Annotated[int | None, typer.Option(help="Port on node 0.")] = None,
 ) -> None:
     """Run settings that calibration never used and print the tool's own error."""
     from calibrate.launch import (  # noqa: PLC0415
+        LaunchFlags,
         TorchrunLauncher,
         supervises,
         terminate_as_interrupt,
@@ -126,6 +131,9 @@ def validate(
         budget=budget,
         seed=seed,
         resume=resume,
+        flags=LaunchFlags(
+            nnodes=nnodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
+        ),
         earlier=None if earlier is None else ValidationDocument.read(earlier),
     )
     with terminate_as_interrupt(), shown_progress("validate") as on_progress:

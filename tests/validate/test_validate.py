@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from calibrate.campaign import OBSERVATIONS, PLAN
 from calibrate.environment import describe_environment
-from calibrate.launch import usable_cores
+from calibrate.launch import LaunchFlags, usable_cores
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.validation import ValidationDocument
 from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, UsageError
@@ -257,3 +258,28 @@ def test_the_judge_never_loads_the_fits_nor_torch(tmp_path: Path) -> None:
         check=True,
     )
     assert done.stdout == "[]\n"
+
+
+def two_nodes(machine: ProfileDocument) -> ProfileDocument:
+    """Two ranks, one on each node."""
+    return machine.model_copy(update={"num_nodes": 2, "ranks_per_node": 1})
+
+
+def test_a_profile_of_two_nodes_is_judged_on_two(request_: ValidationRequest) -> None:
+    flags = LaunchFlags(nnodes=2, node_rank=0, master_addr="127.0.0.1", master_port=29_517)
+    launcher = FakeLauncher(behave=PlayedWorker(step_s=as_foretold(request_.folder)))
+    validate(
+        replace(request_, profile=two_nodes(request_.profile), flags=flags),
+        launcher,
+        on_progress=lambda _progress: None,
+    )
+    (topology,) = {call.topology for call in launcher.calls}
+    assert (topology.num_nodes, topology.ranks_per_node) == (2, 1)
+    assert (request_.folder / VALIDATION).exists()
+
+
+def test_a_profile_of_two_nodes_is_not_judged_on_one(request_: ValidationRequest) -> None:
+    request = replace(request_, profile=two_nodes(request_.profile))
+    with pytest.raises(UsageError, match="--nnodes: must be 2, as in the profile, got 1"):
+        validate(request, FakeLauncher(), on_progress=lambda _progress: None)
+    assert not request.folder.exists()
