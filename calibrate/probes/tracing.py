@@ -8,8 +8,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from calibrate.probes.models import MODELS
 from calibrate.probes.session import Session
+from perfmodel.tracing.reference import MODELS
 from perfmodel.units import Seconds
 from perfmodel.workload.workload import Parameter, Workload
 

@@ -1,0 +1,192 @@
+"""Every operator that reaches a device, with its tensors, arguments, phase and module."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from perfmodel.errors import UntraceableModel
+from perfmodel.tracing.modules import ModulePaths
+from perfmodel.workload.operator import ELEMENT_BYTES, Phase, TensorSpec
+
+_NO_DATA = (
+    "asks for a value that only a real run has (control flow that depends on data); "
+    "replace it by a fixed choice for tracing, or trace a module without it"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RawOperator:
+    """An operator as seen at one micro-batch."""
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    arguments: str
+    mutated: tuple[int, ...]
+    view: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RawCall:
+    """One call of a raw operator."""
+
+    operator: RawOperator
+    phase: Phase
+    module: str
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Tensors among the arguments of one call."""
+
+    specs: list[TensorSpec] = field(default_factory=list)
+    positions: dict[int, int] = field(default_factory=dict)
+    """Of each tensor object in ``specs``."""
+
+
+class Recorder(TorchDispatchMode):
+    """Records while it is entered; ``phase`` is set from outside."""
+
+    def __init__(self, paths: ModulePaths) -> None:
+        super().__init__()
+        self.phase = Phase.FORWARD
+        self.calls: list[RawCall] = []
+        self.module = ""
+        """Where the last operator was called."""
+        self.operator = ""
+        """Name of the last operator."""
+        self._paths = paths
+        self._operators: dict[RawOperator, RawOperator] = {}
+        self._specs: dict[tuple[Any, ...], TensorSpec] = {}
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run an operator and note it."""
+        del types
+        keywords = kwargs or {}
+        if func.namespace == "prim":  # questions to a tensor, such as its device
+            return func(*args, **keywords)
+        self.operator = str(func)
+        at_forward = self.phase is Phase.FORWARD
+        self.module = self._paths.forward() if at_forward else self._paths.backward()
+        seen = _Seen()
+        arguments = json.dumps(
+            [
+                [self._encoded(value, seen) for value in args],
+                {key: self._encoded(value, seen) for key, value in keywords.items()},
+            ]
+        )
+        mutated = _mutated(func, args, keywords, seen)
+        try:
+            result = func(*args, **keywords)
+        except _data_errors() as error:
+            raise UntraceableModel(f"{self.place()}: {_NO_DATA}") from error
+        outputs = tuple(self._spec(tensor) for tensor in _fresh(func, result))
+        self._note(
+            RawOperator(
+                self.operator, tuple(seen.specs), outputs, arguments, mutated, _is_view(func)
+            )
+        )
+        return result
+
+    def place(self) -> str:
+        """Module and operator where a trace is, for messages."""
+        return f"module {self.module or 'outside all modules'!r}, operator {self.operator}"
+
+    def _note(self, operator: RawOperator) -> None:
+        known = self._operators.setdefault(operator, operator)
+        self.calls.append(RawCall(known, self.phase, self.module))
+
+    def _spec(self, tensor: Tensor) -> TensorSpec:
+        if tensor.layout is not torch.strided:
+            raise UntraceableModel(
+                f"{self.place()}: tensors must be dense, got layout {tensor.layout}; "
+                "use dense gradients (sparse=False)"
+            )
+        stride = None if tensor.is_contiguous() else tuple(tensor.stride())
+        key = (tuple(tensor.shape), tensor.dtype, stride)
+        spec = self._specs.get(key)
+        if spec is None:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            if dtype not in ELEMENT_BYTES:
+                raise UntraceableModel(f"{self.place()}: data type {dtype} is not known")
+            spec = TensorSpec(shape=tuple(int(n) for n in key[0]), dtype=dtype, stride=stride)
+            self._specs[key] = spec
+        return spec
+
+    def _encoded(self, value: Any, seen: _Seen) -> Any:
+        """An argument as JSON; tensors become positions."""
+        if isinstance(value, Tensor):
+            position = seen.positions.get(id(value))
+            if position is None:
+                position = len(seen.specs)
+                seen.positions[id(value)] = position
+                seen.specs.append(self._spec(value))
+            return {"tensor": position}
+        if isinstance(value, list | tuple):
+            return [self._encoded(item, seen) for item in value]
+        return _encoded_constant(value)
+
+
+def _encoded_constant(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {"device": value.type}
+    if isinstance(value, torch.layout):
+        return {"layout": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.memory_format):
+        return {"memory_format": str(value).removeprefix("torch.")}
+    return {"opaque": type(value).__name__}
+
+
+def _mutated(
+    func: OpOverload, args: tuple[Any, ...], keywords: dict[str, Any], seen: _Seen
+) -> tuple[int, ...]:
+    """Positions of the tensors that the schema says are written."""
+    written: list[int] = []
+    for index, argument in enumerate(func._schema.arguments):  # noqa: SLF001
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = args[index] if index < len(args) else keywords.get(argument.name)
+        values = value if isinstance(value, list | tuple) else [value]
+        written += [seen.positions[id(v)] for v in values if isinstance(v, Tensor)]
+    return tuple(dict.fromkeys(written))
+
+
+def _fresh(func: OpOverload, result: Any) -> list[Tensor]:
+    """Tensors that a call returns anew; those that it wrote in place are known already."""
+    returned = func._schema.returns  # noqa: SLF001
+    values = result if isinstance(result, tuple) and len(returned) > 1 else (result,)
+    tensors: list[Tensor] = []
+    for declared, value in zip(returned, values, strict=False):
+        if declared.alias_info is not None and declared.alias_info.is_write:
+            continue
+        items = value if isinstance(value, list | tuple) else (value,)
+        tensors += [item for item in items if isinstance(item, Tensor)]
+    return tensors
+
+
+def _is_view(func: OpOverload) -> bool:
+    """Whether a result shares the memory of an argument that is not written."""
+    return any(
+        declared.alias_info is not None and not declared.alias_info.is_write
+        for declared in func._schema.returns  # noqa: SLF001
+    )
+
+
+def _data_errors() -> tuple[type[Exception], ...]:
+    from torch._subclasses.fake_tensor import (  # noqa: PLC0415 - slow to import
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+    )
+
+    return DataDependentOutputException, DynamicOutputShapeException

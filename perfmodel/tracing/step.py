@@ -1,0 +1,204 @@
+"""One training step on tensors without content: no weights, no device, a 70B model on a laptop."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from perfmodel.errors import PerfModelError, UntraceableModel
+from perfmodel.tracing.checkpointing import apply_checkpointing
+from perfmodel.tracing.modules import ModulePaths
+from perfmodel.tracing.optimizers import make_optimizer
+from perfmodel.tracing.recorder import RawCall, Recorder
+from perfmodel.tracing.source import Batch, ModelSource
+from perfmodel.units import Bytes
+from perfmodel.workload.operator import Phase
+from perfmodel.workload.step import StepMethod
+
+_PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawStep:
+    """A step as recorded at one micro-batch."""
+
+    micro_batch: int
+    calls: tuple[RawCall, ...]
+    ready_after: dict[str, int]
+    """Calls of the backward pass before each gradient was complete, in the order of completion."""
+    saved_bytes: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trainee:
+    """A model and its optimizer, ready for a step."""
+
+    source: ModelSource
+    method: StepMethod
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+
+
+@contextmanager
+def without_content(device_kind: str) -> Iterator[None]:
+    """Tensors made inside have shapes, types and a device, but no memory."""
+    with FakeTensorMode(), torch.device(device_kind):
+        yield
+
+
+def build_trainee(source: ModelSource, method: StepMethod) -> Trainee:
+    """Build a model and bring its optimizer past its first step, in which it makes its states.
+
+    Raises
+    ------
+    UntraceableModel
+        If building the model fails, or it has nothing to train.
+    """
+    module = _built(source)
+    module.train()
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if not trained:
+        raise UntraceableModel(f"{source.name}: the model must have trainable parameters, got none")
+    apply_checkpointing(module, method.checkpointing)
+    optimizer = make_optimizer(
+        trained, name=method.optimizer, implementation=method.optimizer_implementation
+    )
+    for parameter in trained:
+        parameter.grad = torch.empty_like(parameter)
+    optimizer.step()
+    return Trainee(source=source, method=method, module=module, optimizer=optimizer)
+
+
+def _built(source: ModelSource) -> nn.Module:
+    try:
+        module = source.build()
+    except PerfModelError:
+        raise
+    except Exception as error:
+        raise UntraceableModel(
+            f"{source.name}: building the model raised {_described(error)}; "
+            "it must build without data, files and devices"
+        ) from error
+    if any(type(part).__name__ == "OptimizedModule" for part in module.modules()):
+        raise UntraceableModel(
+            f"{source.name}: torch.compile is not supported: its fused kernels are chosen when it runs; "
+            "trace the model without torch.compile"
+        )
+    return module
+
+
+def record_step(trainee: Trainee, micro_batch: int) -> RawStep:
+    """Forward, loss, backward, optimizer once, as recorded operators.
+
+    Raises
+    ------
+    UntraceableModel
+        With module and operator, if the model raises or asks for data.
+    """
+    trainee.optimizer.zero_grad(set_to_none=True)
+    paths = ModulePaths(trainee.module)
+    recorder = Recorder(paths)
+    ready: dict[str, int] = {}
+    batch = trainee.source.draw_batch(micro_batch)
+    with _ready_hooks(trainee.module, recorder, ready), paths.following():
+        try:
+            saved_bytes = _run(trainee, batch, recorder)
+        except PerfModelError:
+            raise
+        except Exception as error:
+            raise UntraceableModel(_complaint(trainee.source, recorder, error)) from error
+    return RawStep(
+        micro_batch=micro_batch,
+        calls=tuple(recorder.calls),
+        ready_after=ready,
+        saved_bytes=saved_bytes,
+    )
+
+
+def _run(trainee: Trainee, batch: Batch, recorder: Recorder) -> Bytes:
+    saved = SavedTensors(trainee.module)
+    with recorder:
+        with saved.watching(), _autocast(trainee.method):
+            outputs = trainee.module(*batch.positional, **batch.keyword)
+            loss = trainee.source.loss(outputs, batch.targets)
+        saved_bytes = saved.size_bytes
+        saved.forget()
+        recorder.phase = Phase.BACKWARD
+        loss.backward()  # type: ignore[no-untyped-call]
+        recorder.phase = Phase.OPTIMIZER
+        trainee.optimizer.step()
+    return saved_bytes
+
+
+def _autocast(method: StepMethod) -> Any:
+    dtype = _PRECISIONS.get(method.precision)
+    return nullcontext() if dtype is None else torch.autocast(method.device_kind, dtype=dtype)
+
+
+@contextmanager
+def _ready_hooks(module: nn.Module, recorder: Recorder, ready: dict[str, int]) -> Iterator[None]:
+    """Note after how many calls of the backward pass each gradient is complete."""
+
+    def note(name: str) -> None:
+        calls = recorder.calls
+        before = next(
+            (at for at in range(len(calls), 0, -1) if calls[at - 1].phase is Phase.FORWARD), 0
+        )
+        ready[name] = len(calls) - before
+
+    handles = [
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: note(name))
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class SavedTensors:
+    """Bytes that the forward pass keeps for the backward pass, each memory once."""
+
+    def __init__(self, module: nn.Module) -> None:
+        owned = [*module.parameters(), *module.buffers()]
+        self._known = {tensor.untyped_storage()._cdata for tensor in owned}  # noqa: SLF001
+        self._kept: list[Tensor] = []
+        self.size_bytes = 0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """See what autograd saves."""
+        with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
+            yield
+
+    def forget(self) -> None:
+        """Let go of what was kept alive for being told apart."""
+        self._kept.clear()
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._known:  # noqa: SLF001
+            self._known.add(storage._cdata)  # noqa: SLF001
+            self._kept.append(tensor)
+            self.size_bytes += storage.nbytes()
+        return tensor
+
+
+def _complaint(source: ModelSource, recorder: Recorder, error: Exception) -> str:
+    where = f"module {recorder.module!r}" if recorder.module else "outside all modules"
+    after = f" after operator {recorder.operator}" if recorder.operator else ""
+    return (
+        f"{source.name}: {where}{after} raised {_described(error)}; "
+        f"check that the model accepts a {source.sample}"
+    )
+
+
+def _described(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
