@@ -36,7 +36,8 @@ def trace_model(source: ModelSource, method: StepMethod, *, micro_batch: int) ->
     least = max(2, micro_batch)
     with without_content(method.device_kind):
         trainee = build_trainee(source, method)
-        first, second = (record_step(trainee, batch) for batch in (least, 2 * least))
+        first = record_step(trainee, least)
+        second = record_step(trainee, 2 * least, optimizer=False)
         step = _symbolic(trainee, first, second)
     concrete = step.at(micro_batch=least)
     return TracedModel(workload=workload_of(source.name, concrete, trainee.module), step=step)
