@@ -1,5 +1,6 @@
 """Every operator that reaches a device, with its tensors, arguments, phase and module."""
 
+import functools
 import json
 from dataclasses import dataclass, field
 from typing import Any
@@ -110,7 +111,7 @@ class Recorder(TorchDispatchMode):
         self.num_phase_calls += 1
         self._note(
             RawOperator(
-                self.operator, tuple(seen.specs), outputs, arguments, mutated, _is_view(func)
+                self.operator, tuple(seen.specs), outputs, arguments, mutated, _aliases(func).view
             )
         )
         return result
@@ -173,15 +174,40 @@ def _encoded_constant(value: Any) -> Any:
     return {"opaque": type(value).__name__}
 
 
+@dataclass(frozen=True, slots=True)
+class _Aliases:
+    """What the schema of an operator says about memory that it shares."""
+
+    written: tuple[tuple[int, str], ...]
+    """Position and name of the arguments that it writes."""
+    fresh: tuple[bool, ...]
+    """Of each result, whether it is something else than a written argument."""
+    view: bool
+    """Whether a result shares the memory of an argument that is not written."""
+
+
+@functools.cache
+def _aliases(func: OpOverload) -> _Aliases:
+    schema = func._schema  # noqa: SLF001
+    returned = [declared.alias_info for declared in schema.returns]
+    return _Aliases(
+        written=tuple(
+            (index, argument.name)
+            for index, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ),
+        fresh=tuple(alias is None or not alias.is_write for alias in returned),
+        view=any(alias is not None and not alias.is_write for alias in returned),
+    )
+
+
 def _mutated(
     func: OpOverload, args: tuple[Any, ...], keywords: dict[str, Any], seen: _Seen
 ) -> tuple[int, ...]:
     """Positions of the tensors that the schema says are written."""
     written: list[int] = []
-    for index, argument in enumerate(func._schema.arguments):  # noqa: SLF001
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = args[index] if index < len(args) else keywords.get(argument.name)
+    for index, name in _aliases(func).written:
+        value = args[index] if index < len(args) else keywords.get(name)
         values = value if isinstance(value, list | tuple) else [value]
         written += [seen.positions[id(v)] for v in values if isinstance(v, Tensor)]
     return tuple(dict.fromkeys(written))
@@ -189,14 +215,13 @@ def _mutated(
 
 def _fresh(func: OpOverload, result: Any) -> list[Tensor]:
     """Tensors that a call returns anew; those that it wrote in place are known already."""
-    returned = func._schema.returns  # noqa: SLF001
-    values = result if isinstance(result, tuple) and len(returned) > 1 else (result,)
+    declared = _aliases(func).fresh
+    values = result if isinstance(result, tuple) and len(declared) > 1 else (result,)
     tensors: list[Tensor] = []
-    for declared, value in zip(returned, values, strict=False):
-        if declared.alias_info is not None and declared.alias_info.is_write:
-            continue
-        items = value if isinstance(value, list | tuple) else (value,)
-        tensors += [item for item in items if isinstance(item, Tensor)]
+    for fresh, value in zip(declared, values, strict=False):
+        if fresh:
+            items = value if isinstance(value, list | tuple) else (value,)
+            tensors += [item for item in items if isinstance(item, Tensor)]
     return tensors
 
 
@@ -210,11 +235,3 @@ def _mended(func: OpOverload, args: tuple[Any, ...], result: Any) -> Any:
     if position is None or args[position] is None or args[position].dtype == result[1].dtype:
         return result
     return result[0], *(statistic.to(args[position].dtype) for statistic in result[1:])
-
-
-def _is_view(func: OpOverload) -> bool:
-    """Whether a result shares the memory of an argument that is not written."""
-    return any(
-        declared.alias_info is not None and not declared.alias_info.is_write
-        for declared in func._schema.returns  # noqa: SLF001
-    )

@@ -1,5 +1,6 @@
 """One training step on tensors without content: no weights, no device, a 70B model on a laptop."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -46,8 +47,22 @@ class Trainee:
 @contextmanager
 def without_content(device_kind: str) -> Iterator[None]:
     """Tensors made inside have shapes, types and a device, but no memory."""
-    with FakeTensorMode(), torch.device(device_kind):
+    # Tensors are on the processor anyway; saying so costs time in every call.
+    device = nullcontext() if device_kind == "cpu" else torch.device(device_kind)
+    with _without_tracebacks(), FakeTensorMode(allow_non_fake_inputs=True), device:
         yield
+
+
+@contextmanager
+def _without_tracebacks() -> Iterator[None]:
+    """Torch logs a traceback of its own for every wrong shape; ours is one line."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def build_trainee(source: ModelSource, method: StepMethod) -> Trainee:

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
-from perfmodel.errors import UntraceableModel
+from perfmodel.errors import UntraceableModel, UsageError
 from perfmodel.tracing.source import ModelSource
 from perfmodel.tracing.step import RawStep, Trainee, build_trainee, record_step, without_content
 from perfmodel.tracing.symbolic import Joiner, joined_calls
@@ -30,9 +31,16 @@ def trace_model(source: ModelSource, method: StepMethod, *, micro_batch: int) ->
 
     Raises
     ------
+    UsageError
+        If the kernels of a device are asked for that this machine lacks.
     UntraceableModel
         If the model cannot be built, run without data, or scaled with the batch.
     """
+    if method.device_kind == "cuda" and not torch.cuda.is_available():
+        raise UsageError(
+            "--device-kind: cuda needs a CUDA device, got none (autograd asks the driver); use cpu: "
+            "the work is the same, kernels of attention and normalisation have other names"
+        )
     least = max(2, micro_batch)
     with without_content(method.device_kind):
         trainee = build_trainee(source, method)
