@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.tracing.sources import SampleSize, find_source
+from perfmodel.tracing.source import SampleSize
+from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.step import RawStep, build_trainee, record_step, without_content
 from perfmodel.workload.step import StepMethod
 from tests.perfmodel.tracing.method import ADAMW_FUSED, ADAMW_LOOP, SGD
