@@ -27,6 +27,10 @@ class UsageError(PerfModelError):
     exit_code = EXIT_USAGE
 
 
+class UntraceableModel(UsageError):
+    """A model cannot be traced: its code raises, or asks for values that only a real run has."""
+
+
 class InvalidDocument(PerfModelError):
     """A file is truncated, from another schema version, or breaks a rule of its schema."""
 

@@ -101,7 +101,16 @@ def format_bytes(size_bytes: float) -> str:
 
 def format_rate(per_second: float, unit: str) -> str:
     """Text such as ``12.3 GB/s``, decimal prefixes, three significant digits."""
+    return f"{_decimal(per_second, unit)}/s"
+
+
+def format_flop(flop: Flop) -> str:
+    """Text such as ``12.3 GFLOP``, decimal prefixes, three significant digits."""
+    return _decimal(flop, "FLOP")
+
+
+def _decimal(value: float, unit: str) -> str:
     for prefix in ("P", "T", "G", "M", "k"):
-        if abs(per_second) >= PREFIXES[prefix]:
-            return f"{_significant(per_second / PREFIXES[prefix])} {prefix}{unit}/s"
-    return f"{_significant(per_second)} {unit}/s"
+        if abs(value) >= PREFIXES[prefix]:
+            return f"{_significant(value / PREFIXES[prefix])} {prefix}{unit}"
+    return f"{_significant(value)} {unit}"

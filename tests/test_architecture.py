@@ -40,6 +40,18 @@ COMMAND_LINE = {
         "--seed",
     },
     "fit": {"folder"},
+    "trace": {
+        "--checkpointing",
+        "--device-kind",
+        "--image-size",
+        "--micro-batch",
+        "--optimizer",
+        "--optimizer-implementation",
+        "--output",
+        "--precision",
+        "--sequence-length",
+        "model",
+    },
     "predict": {
         "--accumulation",
         "--batch",

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from calibrate.probes.models import MODELS
 from calibrate.probes.session import Session, repeats_within
 from perfmodel.documents.observation import DeviceStreams, RankSteps
 from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.tracing.reference import MODELS
 from perfmodel.units import Seconds
 
 _PHASES = ("input", "forward", "backward", "optimizer")

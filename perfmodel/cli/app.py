@@ -7,13 +7,14 @@ from typing import Any, Final
 
 import typer
 
-from perfmodel.cli import measure, predict, report
+from perfmodel.cli import measure, predict, report, trace
 from perfmodel.errors import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Interrupted, PerfModelError
 
 _HELP: Final = """Measure one machine, then predict training on 2 to 16,384 accelerators.
 
 \b
 perfmodel calibrate     measure this machine, write its profile
+perfmodel trace         a model as a workload file, without weights, data or GPU
 perfmodel predict       speed-up, step time, doubt for any number of devices
 perfmodel explain       what costs the speed-up, and what one change would gain
 perfmodel validate      run settings never used before, print the tool's own error
@@ -71,6 +72,7 @@ _COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "doctor": measure.doctor,
     "calibrate": measure.calibrate,
     "fit": measure.fit,
+    "trace": trace.trace,
     "predict": predict.predict,
     "explain": predict.explain,
     "validate": measure.validate,

@@ -2,14 +2,18 @@
 
 from typing import ClassVar
 
-from perfmodel.documents.base import Document
+from perfmodel.documents.base import Document, Provenance
+from perfmodel.workload.step import SymbolicStep
 from perfmodel.workload.workload import Workload
 
 
 class WorkloadDocument(Document):
     """What is trained, independent of any machine."""
 
-    current_version: ClassVar[int] = 1
+    current_version: ClassVar[int] = 2
     title: ClassVar[str] = "workload"
 
+    provenance: Provenance | None = None
     workload: Workload
+    trace: SymbolicStep | None = None
+    """Every operator of a step, where the workload was traced from a model."""

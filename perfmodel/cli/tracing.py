@@ -1,0 +1,55 @@
+"""What the tracing command does once torch may be imported."""
+
+import datetime as dt
+from collections.abc import Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
+
+from perfmodel.documents.base import Provenance
+from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.errors import UsageError
+from perfmodel.workload.step import StepMethod
+
+_NEEDED = ("torch", "torchvision")
+
+
+def traced_document(
+    model: str,
+    method: StepMethod,
+    *,
+    micro_batch: int,
+    image_size: int | None,
+    sequence_length: int | None,
+    argv: Sequence[str],
+) -> WorkloadDocument:
+    """Trace a model that the user names.
+
+    Raises
+    ------
+    UsageError
+        If the model does not exist or cannot be traced, or torch is not installed.
+    """
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"trace: needs {' and '.join(missing)}; install perfmodel[calibrate] where models are traced"
+        )
+    from perfmodel.tracing.source import SampleSize  # noqa: PLC0415 - torch
+    from perfmodel.tracing.sources import find_source  # noqa: PLC0415
+    from perfmodel.tracing.trace import trace_model  # noqa: PLC0415
+
+    size = SampleSize(image_size=image_size, sequence_length=sequence_length)
+    traced = trace_model(find_source(model, size), method, micro_batch=micro_batch)
+    return WorkloadDocument(
+        schema_version=WorkloadDocument.current_version,
+        provenance=Provenance(
+            created_utc=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+            command_line=tuple(argv),
+            git_commit=None,
+            seed=0,
+            versions={name: version(name) for name in ("perfmodel", *_NEEDED)},
+            host_fingerprint="none: a trace depends on no host",
+        ),
+        workload=traced.workload,
+        trace=traced.step,
+    )

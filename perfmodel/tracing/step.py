@@ -1,0 +1,207 @@
+"""One training step on tensors without content: no weights, no device, a 70B model on a laptop."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from perfmodel.errors import PerfModelError, UntraceableModel
+from perfmodel.tracing.checkpointing import apply_checkpointing
+from perfmodel.tracing.modules import ModulePaths
+from perfmodel.tracing.optimizers import make_optimizer
+from perfmodel.tracing.recorder import RawCall, Recorder
+from perfmodel.tracing.source import Batch, ModelSource
+from perfmodel.units import Bytes
+from perfmodel.workload.operator import Phase
+from perfmodel.workload.step import StepMethod
+
+_PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawStep:
+    """A step as recorded at one micro-batch."""
+
+    micro_batch: int
+    calls: tuple[RawCall, ...]
+    ready_after: dict[str, int]
+    """Calls of the backward pass before each gradient was complete, in the order of completion."""
+    saved_bytes: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trainee:
+    """A model and its optimizer, ready for a step."""
+
+    source: ModelSource
+    method: StepMethod
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+
+
+@contextmanager
+def without_content(device_kind: str) -> Iterator[None]:
+    """Tensors made inside have shapes, types and a device, but no memory."""
+    # Tensors are on the processor anyway; saying so costs time in every call.
+    device = nullcontext() if device_kind == "cpu" else torch.device(device_kind)
+    with _without_tracebacks(), FakeTensorMode(allow_non_fake_inputs=True), device:
+        yield
+
+
+@contextmanager
+def _without_tracebacks() -> Iterator[None]:
+    """Torch logs a traceback of its own for every wrong shape; ours is one line."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def build_trainee(source: ModelSource, method: StepMethod) -> Trainee:
+    """Build a model and bring its optimizer past its first step, in which it makes its states.
+
+    Raises
+    ------
+    UntraceableModel
+        If building the model fails, or it has nothing to train.
+    """
+    module = _built(source)
+    module.train()
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if not trained:
+        raise UntraceableModel(f"{source.name}: the model must have trainable parameters, got none")
+    apply_checkpointing(module, method.checkpointing)
+    optimizer = make_optimizer(
+        trained, name=method.optimizer, implementation=method.optimizer_implementation
+    )
+    for parameter in trained:
+        parameter.grad = torch.empty_like(parameter)
+    optimizer.step()
+    return Trainee(source=source, method=method, module=module, optimizer=optimizer)
+
+
+def _built(source: ModelSource) -> nn.Module:
+    try:
+        with _without_initialisation():
+            module = source.build()
+    except PerfModelError:
+        raise
+    except Exception as error:
+        raise UntraceableModel(
+            f"{source.name}: building the model raised {_described(error)}; "
+            "it must build without data, files and devices"
+        ) from error
+    if any(type(part).__name__ == "OptimizedModule" for part in module.modules()):
+        raise UntraceableModel(
+            f"{source.name}: torch.compile is not supported: its fused kernels are chosen when it runs; "
+            "trace the model without torch.compile"
+        )
+    return module
+
+
+@contextmanager
+def _without_initialisation() -> Iterator[None]:
+    """Values do not matter, and some initialisers look at the values that they drew."""
+    own = {
+        name: function
+        for name, function in vars(nn.init).items()
+        if name.endswith("_") and not name.startswith("_") and callable(function)
+    }
+    for name in own:
+        setattr(nn.init, name, lambda tensor, *_args, **_keywords: tensor)
+    try:
+        yield
+    finally:
+        for name, function in own.items():
+            setattr(nn.init, name, function)
+
+
+def record_step(trainee: Trainee, micro_batch: int, *, optimizer: bool = True) -> RawStep:
+    """Forward, loss, backward and (if asked for) optimizer once, as recorded operators.
+
+    Raises
+    ------
+    UntraceableModel
+        With module and operator, if the model raises or asks for data.
+    """
+    trainee.optimizer.zero_grad(set_to_none=True)
+    paths = ModulePaths(trainee.module)
+    recorder = Recorder(paths)
+    ready: dict[str, int] = {}
+    batch = trainee.source.draw_batch(micro_batch)
+    with _ready_hooks(trainee.module, recorder, ready), paths.following():
+        try:
+            saved_bytes = _run(trainee, batch, recorder)
+            if optimizer:
+                recorder.begin(Phase.OPTIMIZER)
+                with recorder:
+                    trainee.optimizer.step()
+        except PerfModelError:
+            raise
+        except Exception as error:
+            raise UntraceableModel(_complaint(trainee.source, recorder, error)) from error
+    return RawStep(
+        micro_batch=micro_batch,
+        calls=tuple(recorder.calls),
+        ready_after=ready,
+        saved_bytes=saved_bytes,
+    )
+
+
+def _run(trainee: Trainee, batch: Batch, recorder: Recorder) -> Bytes:
+    with recorder:
+        with _autocast(trainee.method):
+            outputs = trainee.module(*batch.positional, **batch.keyword)
+            loss = trainee.source.loss(outputs, batch.targets)
+        del outputs
+        # What is alive now and was made on the way is held by the graph alone.
+        saved_bytes = recorder.live_bytes()
+        recorder.begin(Phase.BACKWARD)
+        loss.backward()  # type: ignore[no-untyped-call]
+    return saved_bytes
+
+
+def _autocast(method: StepMethod) -> Any:
+    dtype = _PRECISIONS.get(method.precision)
+    return nullcontext() if dtype is None else torch.autocast(method.device_kind, dtype=dtype)
+
+
+@contextmanager
+def _ready_hooks(module: nn.Module, recorder: Recorder, ready: dict[str, int]) -> Iterator[None]:
+    """Note after how many calls of the backward pass each gradient is complete."""
+
+    def note(name: str) -> None:
+        ready[name] = recorder.num_phase_calls
+
+    handles = [
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: note(name))
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _complaint(source: ModelSource, recorder: Recorder, error: Exception) -> str:
+    where = f"module {recorder.module!r}" if recorder.module else "outside all modules"
+    after = f" after operator {recorder.operator}" if recorder.operator else ""
+    return (
+        f"{source.name}: {where}{after} raised {_described(error)}; "
+        f"check that the model accepts a {source.sample}"
+    )
+
+
+def _described(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__

@@ -1,0 +1,159 @@
+"""The use case: a model source as a workload and a symbolic step."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from perfmodel.errors import UntraceableModel, UsageError
+from perfmodel.tracing.source import ModelSource
+from perfmodel.tracing.step import RawStep, Trainee, build_trainee, record_step, without_content
+from perfmodel.tracing.symbolic import Joiner, joined_calls
+from perfmodel.workload.affine import Affine, AffineBytes, through
+from perfmodel.workload.operator import ELEMENT_BYTES, Phase
+from perfmodel.workload.repeats import compressed
+from perfmodel.workload.step import StepMethod, SymbolicStep, TracedParameter, TracedStep
+from perfmodel.workload.workload import Parameter, Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedModel:
+    """What tracing a model yields."""
+
+    workload: Workload
+    step: SymbolicStep
+
+
+def trace_model(source: ModelSource, method: StepMethod, *, micro_batch: int) -> TracedModel:
+    """Trace one optimizer step at a micro-batch and at twice as many samples.
+
+    Batches of one are never traced: normalisation refuses them, and their layouts are ambiguous.
+
+    Raises
+    ------
+    UsageError
+        If the kernels of a device are asked for that this machine lacks.
+    UntraceableModel
+        If the model cannot be built, run without data, or scaled with the batch.
+    """
+    if method.device_kind == "cuda" and not torch.cuda.is_available():
+        raise UsageError(
+            "--device-kind: cuda needs a CUDA device, got none (autograd asks the driver); use cpu: "
+            "the work is the same, kernels of attention and normalisation have other names"
+        )
+    least = max(2, micro_batch)
+    with without_content(method.device_kind), _without_collection():
+        trainee = build_trainee(source, method)
+        first = record_step(trainee, least)
+        second = record_step(trainee, 2 * least, optimizer=False)
+        step = _symbolic(trainee, first, second)
+    concrete = step.at(micro_batch=least)
+    return TracedModel(workload=workload_of(source.name, concrete, trainee.module), step=step)
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Looking for cycles among the objects of a trace takes a tenth of its time and frees little."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _symbolic(trainee: Trainee, first: RawStep, second: RawStep) -> SymbolicStep:
+    joiner = Joiner(first, second)
+    calls = joined_calls(joiner, first, second)
+    if list(first.ready_after.items()) != list(second.ready_after.items()):
+        raise UntraceableModel(
+            f"{trainee.source.name}: gradients become ready in another order at micro-batch "
+            f"{second.micro_batch} than at {first.micro_batch}; make the model independent of the batch"
+        )
+    module = trainee.module
+    return SymbolicStep(
+        traced_micro_batches=(first.micro_batch, second.micro_batch),
+        sample=trainee.source.sample,
+        method=trainee.method,
+        tensors=joiner.tensors,
+        operators=joiner.operators,
+        segments=compressed(calls),
+        parameters=_parameters(module, first.ready_after),
+        saved=_affine_bytes(first, second),
+        buffer_bytes=sum(b.numel() * b.element_size() for b in module.buffers()),
+        frozen_bytes=sum(
+            p.numel() * p.element_size() for p in module.parameters() if not p.requires_grad
+        ),
+        caveats=trainee.source.caveats,
+    )
+
+
+def _affine_bytes(first: RawStep, second: RawStep) -> AffineBytes:
+    line = through(
+        ((first.micro_batch, first.saved_bytes), (second.micro_batch, second.saved_bytes))
+    )
+    if isinstance(line, Affine):
+        return AffineBytes(constant_bytes=line.constant, per_sample_bytes=line.per_sample)
+    return AffineBytes(constant_bytes=line, per_sample_bytes=0)
+
+
+def _parameters(module: nn.Module, ready_after: dict[str, int]) -> tuple[TracedParameter, ...]:
+    tensors = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    order = [*ready_after, *(name for name in tensors if name not in ready_after)]
+    return tuple(
+        TracedParameter(
+            name=name,
+            shape=tuple(tensors[name].shape),
+            dtype=str(tensors[name].dtype).removeprefix("torch."),
+            ready_after=ready_after.get(name),
+        )
+        for name in order
+    )
+
+
+def workload_of(name: str, step: TracedStep, module: nn.Module) -> Workload:
+    """What data-parallel training needs to know of a traced step."""
+    fractions = _ready_fractions(step)
+    return Workload(
+        name=name,
+        sample=step.sample,
+        parameters=tuple(
+            Parameter(
+                name=parameter.name,
+                num_elements=parameter.num_elements,
+                element_bytes=ELEMENT_BYTES[parameter.dtype],
+                ready_fraction=fraction,
+            )
+            for parameter, fraction in zip(step.parameters, fractions, strict=True)
+        ),
+        buffer_bytes=buffer_bytes(module),
+        forward_flop=step.flop(Phase.FORWARD) / step.micro_batch,
+        backward_flop=step.flop(Phase.BACKWARD) / step.micro_batch,
+        num_operators=step.num_calls(Phase.FORWARD) + step.num_calls(Phase.BACKWARD),
+    )
+
+
+def buffer_bytes(module: nn.Module) -> tuple[int, ...]:
+    """Bytes per data type: DDP coalesces the buffers of one type into one broadcast. [B]"""
+    sizes: dict[str, int] = {}
+    for buffer in module.buffers():
+        kind = str(buffer.dtype)
+        sizes[kind] = sizes.get(kind, 0) + buffer.numel() * buffer.element_size()
+    return tuple(sizes.values())
+
+
+def _ready_fractions(step: TracedStep) -> list[float]:
+    """Share of the backward flop that is done when each gradient is complete."""
+    done = [0.0]
+    for call in step.calls():
+        if call.phase is Phase.BACKWARD:
+            done.append(done[-1] + step.operators[call.operator].flop)
+    whole = done[-1] or 1.0
+    return [
+        1.0 if parameter.ready_after is None else done[parameter.ready_after] / whole
+        for parameter in step.parameters
+    ]
