@@ -51,4 +51,5 @@ def traced_document(
         ),
         workload=traced.workload,
         trace=traced.step,
+        memory=traced.memory,
     )

@@ -46,8 +46,19 @@ class Trainee:
 @contextmanager
 def without_content(device_kind: str) -> Iterator[None]:
     """Tensors made inside have shapes, types and a device, but no memory."""
-    with FakeTensorMode(), torch.device(device_kind):
+    with FakeTensorMode(), torch.device(device_kind), _without_rejection():
         yield
+
+
+@contextmanager
+def _without_rejection() -> Iterator[None]:
+    """Truncated normal values are drawn until they fit, which asks for values; none are needed."""
+    drawn = nn.init.trunc_normal_
+    nn.init.trunc_normal_ = lambda tensor, *_, **__: tensor
+    try:
+        yield
+    finally:
+        nn.init.trunc_normal_ = drawn
 
 
 def build_trainee(source: ModelSource, method: StepMethod) -> Trainee:
@@ -122,7 +133,7 @@ def record_step(trainee: Trainee, micro_batch: int) -> RawStep:
 def _run(trainee: Trainee, batch: Batch, recorder: Recorder) -> Bytes:
     saved = SavedTensors(trainee.module)
     with recorder:
-        with saved.watching(), _autocast(trainee.method):
+        with saved.watching(), autocast(trainee.method):
             outputs = trainee.module(*batch.positional, **batch.keyword)
             loss = trainee.source.loss(outputs, batch.targets)
         saved_bytes = saved.size_bytes
@@ -134,7 +145,7 @@ def _run(trainee: Trainee, batch: Batch, recorder: Recorder) -> Bytes:
     return saved_bytes
 
 
-def _autocast(method: StepMethod) -> Any:
+def autocast(method: StepMethod) -> Any:
     dtype = _PRECISIONS.get(method.precision)
     return nullcontext() if dtype is None else torch.autocast(method.device_kind, dtype=dtype)
 
