@@ -70,6 +70,7 @@ def _symbolic(trainee: Trainee, first: RawStep, second: RawStep) -> SymbolicStep
         frozen_bytes=sum(
             p.numel() * p.element_size() for p in module.parameters() if not p.requires_grad
         ),
+        caveats=trainee.source.caveats,
     )
 
 
