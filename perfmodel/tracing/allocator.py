@@ -12,23 +12,15 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from perfmodel.tracing.language import SHAPES, language_source
 from perfmodel.tracing.liveness import sweep_step
-from perfmodel.tracing.source import ModelSource
-from perfmodel.tracing.sources import SampleSize, find_source
+from perfmodel.tracing.source import ModelSource, SampleSize
+from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.step import Trainee, autocast, build_trainee, without_content
 from perfmodel.units import Bytes
 from perfmodel.workload.step import StepMethod
 
 _STEP = "perfmodel step"
 _ALLOCATION = "[memory]"
-
-
-def source_of(name: str) -> ModelSource:
-    """A small language model or whatever ``perfmodel trace`` knows."""
-    if name in SHAPES:
-        return language_source(name)
-    return find_source(name, SampleSize())
 
 
 def allocator_peak_bytes(source: ModelSource, method: StepMethod, micro_batch: int) -> Bytes:
@@ -78,7 +70,7 @@ def main(arguments: list[str]) -> None:
         checkpointing=checkpointing,
         device_kind="cpu",
     )
-    source = source_of(name)
+    source = find_source(name, SampleSize())
     with without_content("cpu"):
         sweep = sweep_step(build_trainee(source, method), int(batch))
     measured = allocator_peak_bytes(source, method, int(batch))

@@ -24,7 +24,7 @@ from perfmodel.workload.memory import Block, Moment, Part, PartBytes, StepMemory
 from perfmodel.workload.operator import Phase
 
 _PARTS = tuple(Part)
-_READ_VALUE = torch.ops.aten._local_scalar_dense.default
+_READ_VALUE = torch.ops.aten._local_scalar_dense.default  # noqa: SLF001
 
 
 @dataclass(slots=True)
@@ -149,7 +149,8 @@ class LiveStorages(TorchDispatchMode):
 def sweep_step(trainee: Trainee, micro_batch: int) -> Sweep:
     """Follow one optimizer step at a micro-batch; optimizer states are there from the start."""
     trainee.optimizer.zero_grad(set_to_none=True)
-    live = LiveStorages(ModulePaths(trainee.module))
+    paths = ModulePaths(trainee.module)
+    live = LiveStorages(paths)
     batch = trainee.source.draw_batch(micro_batch)
     _follow_owned(live, trainee)
     for leaf in tree_leaves((batch.positional, batch.keyword, batch.targets)):
@@ -159,7 +160,7 @@ def sweep_step(trainee: Trainee, micro_batch: int) -> Sweep:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # kernels are chosen as for a rank with one thread
     try:
-        with live._paths.following(), _block_hooks(trainee.module, live, entering):
+        with paths.following(), _block_hooks(trainee.module, live, entering):
             _run(trainee, batch, live)
     finally:
         torch.set_num_threads(threads)

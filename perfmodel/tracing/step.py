@@ -146,6 +146,7 @@ def _run(trainee: Trainee, batch: Batch, recorder: Recorder) -> Bytes:
 
 
 def autocast(method: StepMethod) -> Any:
+    """The precision of the forward pass, as a context."""
     dtype = _PRECISIONS.get(method.precision)
     return nullcontext() if dtype is None else torch.autocast(method.device_kind, dtype=dtype)
 
