@@ -20,6 +20,8 @@ from perfmodel.tracing.step import Trainee, autocast
 from perfmodel.tracing.workspaces import workspace_bytes
 from perfmodel.units import Bytes
 from perfmodel.workload.affine import AffineBytes
+from perfmodel.workload.caching_allocator import Block as HeldBlock
+from perfmodel.workload.caching_allocator import CachingAllocator
 from perfmodel.workload.memory import Block, Moment, Part, PartBytes, StepMemory, upper_envelope
 from perfmodel.workload.operator import Phase
 
@@ -59,6 +61,9 @@ class Sweep:
     """Shape ``(num_calls, len(Part))``, with what each kernel takes for itself. [B]"""
     blocks: tuple[tuple[str, Bytes, Bytes, Bytes], ...]
     """Path, parameters, inputs and saved activations of each block. [B]"""
+
+    reserved_ratio: float
+    """What CUDA's caching allocator would hold over what is in use at the peak."""
 
     @property
     def peak_bytes(self) -> Bytes:
@@ -141,6 +146,25 @@ class LiveStorages(TorchDispatchMode):
         in_use[:, _PARTS.index(Part.TEMPORARIES)] += np.array(self.workspaces, dtype=np.int64)
         return in_use
 
+    def reserved_ratio(self) -> float:
+        """Play the step through a caching allocator: memory held over memory in use at the peak."""
+        allocator = CachingAllocator()
+        ends: dict[int, list[int]] = {}
+        begins: dict[int, list[int]] = {}
+        for index, stored in enumerate(self.storages):
+            begins.setdefault(stored.born, []).append(index)
+            if stored.dead is not None:
+                ends.setdefault(stored.dead, []).append(index)
+        held: dict[int, HeldBlock] = {}
+        for call in range(-1, len(self.places)):
+            for index in ends.get(call, ()):
+                if index in held:
+                    allocator.release(held.pop(index))
+            for index in begins.get(call, ()):
+                if self.storages[index].size_bytes:
+                    held[index] = allocator.allocate(self.storages[index].size_bytes)
+        return allocator.reserved_bytes / max(1, allocator.peak_allocated_bytes)
+
     def _end(self, key: int) -> None:
         stored, _ = self._alive.pop(key)
         stored.dead = len(self.places)
@@ -169,6 +193,7 @@ def sweep_step(trainee: Trainee, micro_batch: int) -> Sweep:
         places=tuple(live.places),
         parts=live.by_part(),
         blocks=_block_sizes(trainee.module, live, entering),
+        reserved_ratio=live.reserved_ratio(),
     )
 
 
@@ -263,6 +288,7 @@ def joined_memory(first: Sweep, second: Sweep) -> StepMemory:
     return StepMemory(
         traced_micro_batches=batches,
         moments=_moments(first.places, constants, slopes),
+        reserved_ratio=max(1.0, first.reserved_ratio, second.reserved_ratio),
         blocks=tuple(
             Block(
                 path=one[0],

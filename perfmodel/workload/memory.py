@@ -74,6 +74,8 @@ class StepMemory:
     moments: tuple[Moment, ...]
     """Per phase the highest moments, from small to large micro-batches."""
     blocks: tuple[Block, ...]
+    reserved_ratio: float = 1.0
+    """What CUDA's caching allocator would hold over what is in use at the peak, as played through it."""
 
     def peak(self, micro_batch: int) -> Moment:
         """The moment at which most memory is in use at a micro-batch.
