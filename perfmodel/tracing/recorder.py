@@ -1,5 +1,6 @@
 """Every operator that reaches a device, with its tensors, arguments, phase and module."""
 
+import functools
 import json
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,12 +8,23 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfmodel.errors import UntraceableModel
 from perfmodel.tracing.modules import ModulePaths
 from perfmodel.workload.operator import ELEMENT_BYTES, Phase, TensorSpec
 
+_DEVICE_OF = torch.ops.prim.device.default
+_WEIGHT_OF_NORM = {
+    torch.ops.aten.native_batch_norm.default: 1,
+    torch.ops.aten.native_layer_norm.default: 2,
+}
+_DATA_ERRORS = (DataDependentOutputException, DynamicOutputShapeException)
 _NO_DATA = (
     "asks for a value that only a real run has (control flow that depends on data); "
     "replace it by a fixed choice for tracing, or trace a module without it"
@@ -55,6 +67,8 @@ class Recorder(TorchDispatchMode):
     def __init__(self, paths: ModulePaths) -> None:
         super().__init__()
         self.phase = Phase.FORWARD
+        self.num_phase_calls = 0
+        """Calls of the present phase so far."""
         self.calls: list[RawCall] = []
         self.module = ""
         """Where the last operator was called."""
@@ -64,14 +78,19 @@ class Recorder(TorchDispatchMode):
         self._operators: dict[RawOperator, RawOperator] = {}
         self._specs: dict[tuple[Any, ...], TensorSpec] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled while a step is traced: torch need not guard every call against it."""
+        return False
+
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Run an operator and note it."""
         del types
         keywords = kwargs or {}
-        if func.namespace == "prim":  # questions to a tensor, such as its device
-            return func(*args, **keywords)
+        if func is _DEVICE_OF:  # a question that only tensors without content dispatch
+            return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
         self.operator = str(func)
         at_forward = self.phase is Phase.FORWARD
         self.module = self._paths.forward() if at_forward else self._paths.backward()
@@ -85,15 +104,22 @@ class Recorder(TorchDispatchMode):
         mutated = _mutated(func, args, keywords, seen)
         try:
             result = func(*args, **keywords)
-        except _data_errors() as error:
+        except _DATA_ERRORS as error:
             raise UntraceableModel(f"{self.place()}: {_NO_DATA}") from error
+        result = _mended(func, args, result)
         outputs = tuple(self._spec(tensor) for tensor in _fresh(func, result))
+        self.num_phase_calls += 1
         self._note(
             RawOperator(
-                self.operator, tuple(seen.specs), outputs, arguments, mutated, _is_view(func)
+                self.operator, tuple(seen.specs), outputs, arguments, mutated, _aliases(func).view
             )
         )
         return result
+
+    def begin(self, phase: Phase) -> None:
+        """What follows belongs to another phase."""
+        self.phase = phase
+        self.num_phase_calls = 0
 
     def place(self) -> str:
         """Module and operator where a trace is, for messages."""
@@ -148,15 +174,40 @@ def _encoded_constant(value: Any) -> Any:
     return {"opaque": type(value).__name__}
 
 
+@dataclass(frozen=True, slots=True)
+class _Aliases:
+    """What the schema of an operator says about memory that it shares."""
+
+    written: tuple[tuple[int, str], ...]
+    """Position and name of the arguments that it writes."""
+    fresh: tuple[bool, ...]
+    """Of each result, whether it is something else than a written argument."""
+    view: bool
+    """Whether a result shares the memory of an argument that is not written."""
+
+
+@functools.cache
+def _aliases(func: OpOverload) -> _Aliases:
+    schema = func._schema  # noqa: SLF001
+    returned = [declared.alias_info for declared in schema.returns]
+    return _Aliases(
+        written=tuple(
+            (index, argument.name)
+            for index, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ),
+        fresh=tuple(alias is None or not alias.is_write for alias in returned),
+        view=any(alias is not None and not alias.is_write for alias in returned),
+    )
+
+
 def _mutated(
     func: OpOverload, args: tuple[Any, ...], keywords: dict[str, Any], seen: _Seen
 ) -> tuple[int, ...]:
     """Positions of the tensors that the schema says are written."""
     written: list[int] = []
-    for index, argument in enumerate(func._schema.arguments):  # noqa: SLF001
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = args[index] if index < len(args) else keywords.get(argument.name)
+    for index, name in _aliases(func).written:
+        value = args[index] if index < len(args) else keywords.get(name)
         values = value if isinstance(value, list | tuple) else [value]
         written += [seen.positions[id(v)] for v in values if isinstance(v, Tensor)]
     return tuple(dict.fromkeys(written))
@@ -164,29 +215,23 @@ def _mutated(
 
 def _fresh(func: OpOverload, result: Any) -> list[Tensor]:
     """Tensors that a call returns anew; those that it wrote in place are known already."""
-    returned = func._schema.returns  # noqa: SLF001
-    values = result if isinstance(result, tuple) and len(returned) > 1 else (result,)
+    declared = _aliases(func).fresh
+    values = result if isinstance(result, tuple) and len(declared) > 1 else (result,)
     tensors: list[Tensor] = []
-    for declared, value in zip(returned, values, strict=False):
-        if declared.alias_info is not None and declared.alias_info.is_write:
-            continue
-        items = value if isinstance(value, list | tuple) else (value,)
-        tensors += [item for item in items if isinstance(item, Tensor)]
+    for fresh, value in zip(declared, values, strict=False):
+        if fresh:
+            items = value if isinstance(value, list | tuple) else (value,)
+            tensors += [item for item in items if isinstance(item, Tensor)]
     return tensors
 
 
-def _is_view(func: OpOverload) -> bool:
-    """Whether a result shares the memory of an argument that is not written."""
-    return any(
-        declared.alias_info is not None and not declared.alias_info.is_write
-        for declared in func._schema.returns  # noqa: SLF001
-    )
+def _mended(func: OpOverload, args: tuple[Any, ...], result: Any) -> Any:
+    """What the kernel returns, where the shape rules of torch say something else.
 
-
-def _data_errors() -> tuple[type[Exception], ...]:
-    from torch._subclasses.fake_tensor import (  # noqa: PLC0415 - slow to import
-        DataDependentOutputException,
-        DynamicOutputShapeException,
-    )
-
-    return DataDependentOutputException, DynamicOutputShapeException
+    Under autocast the statistics of a normalisation have the type of its weight; torch's rules give
+    them the type of the batch.
+    """
+    position = _WEIGHT_OF_NORM.get(func)
+    if position is None or args[position] is None or args[position].dtype == result[1].dtype:
+        return result
+    return result[0], *(statistic.to(args[position].dtype) for statistic in result[1:])

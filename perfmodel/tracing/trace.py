@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
-from perfmodel.errors import UntraceableModel
+from perfmodel.errors import UntraceableModel, UsageError
 from perfmodel.tracing.liveness import joined_memory, sweep_step
 from perfmodel.tracing.source import ModelSource
 from perfmodel.tracing.step import RawStep, Trainee, build_trainee, record_step, without_content
@@ -33,13 +34,21 @@ def trace_model(source: ModelSource, method: StepMethod, *, micro_batch: int) ->
 
     Raises
     ------
+    UsageError
+        If the kernels of a device are asked for that this machine lacks.
     UntraceableModel
         If the model cannot be built, run without data, or scaled with the batch.
     """
+    if method.device_kind == "cuda" and not torch.cuda.is_available():
+        raise UsageError(
+            "--device-kind: cuda needs a CUDA device, got none (autograd asks the driver); use cpu: "
+            "the work is the same, kernels of attention and normalisation have other names"
+        )
     least = max(2, micro_batch)
     with without_content(method.device_kind):
         trainee = build_trainee(source, method)
-        first, second = (record_step(trainee, batch) for batch in (least, 2 * least))
+        first = record_step(trainee, least)
+        second = record_step(trainee, 2 * least, optimizer=False)
         step = _symbolic(trainee, first, second)
         sweeps = (sweep_step(trainee, batch) for batch in (least, 2 * least))
         memory = joined_memory(*sweeps)

@@ -26,7 +26,9 @@ TIMES = StepTimes(forward_s=4.0, backward_s=8.0, optimizer_s=1.0, basis=Basis.ME
 SHARES = {"layers.0": 0.25, "layers.1": 0.25}
 
 
-def rows(micro_batch: int = 8, devices: int = 1, *, in_seconds: bool = True) -> dict[str, Technique]:
+def rows(
+    micro_batch: int = 8, devices: int = 1, *, in_seconds: bool = True
+) -> dict[str, Technique]:
     question = Question(
         memory=step_memory(),
         setting=MemorySetting(micro_batch=micro_batch, devices=devices),

@@ -26,7 +26,9 @@ def test_the_envelope_holds_the_highest_line_of_every_batch(
 def test_lines_that_never_lead_are_left_out() -> None:
     family = [
         AffineBytes(constant_bytes=20, per_sample_bytes=1),
-        AffineBytes(constant_bytes=10, per_sample_bytes=2),  # passes the first at 10, is passed at 5
+        AffineBytes(
+            constant_bytes=10, per_sample_bytes=2
+        ),  # passes the first at 10, is passed at 5
         AffineBytes(constant_bytes=0, per_sample_bytes=4),
     ]
     assert upper_envelope(family) == [0, 2]
