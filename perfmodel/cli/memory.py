@@ -54,7 +54,7 @@ def memory(  # noqa: PLR0913 - one parameter per flag
         for line in memory_lines(report):
             typer.echo(line)
         console.print(remedies_table(report))
-    if report.largest_batch == 0:
+    if report.hopeless:
         raise NotFeasible(
             f"--device-memory: not even one sample of {asked.name} fits into {device_memory}; "
             "see the table for what saves most, or take a larger device"

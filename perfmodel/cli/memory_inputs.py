@@ -1,14 +1,17 @@
 """What the commands about memory read; imported late, because numpy comes with it."""
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
 from perfmodel.cost.memory import (
     OVERHEADS,
     MemorySetting,
+    Verdict,
     device_memory,
     largest_batch,
     overhead_of,
+    verdict,
 )
 from perfmodel.cost.techniques import Basis, HostLink, Question, StepTimes, techniques
 from perfmodel.documents.prediction import Evidence
@@ -105,7 +108,15 @@ def report_of(asked: Asked, capacity_bytes: Bytes) -> MemoryReport:
         gradient_bytes=question.gradient_bytes,
         overhead=question.overhead,
     )
+    alone = dataclasses.replace(question.setting, micro_batch=1)
+    least = device_memory(
+        question.memory,
+        alone,
+        gradient_bytes=question.gradient_bytes,
+        overhead=question.overhead,
+    )
     return MemoryReport(
+        hopeless=verdict(least.fit_probability(capacity_bytes)) is Verdict.DOES_NOT_FIT,
         name=asked.name,
         setting=question.setting,
         capacity_bytes=capacity_bytes,

@@ -2,12 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from perfmodel.cli.memory import capacity
 from perfmodel.errors import NotFeasible, UsageError
+
+if TYPE_CHECKING:
+    from perfmodel.cost.techniques import HostLink
 
 
 def techniques(  # noqa: PLR0913 - one parameter per flag
@@ -37,15 +40,9 @@ def techniques(  # noqa: PLR0913 - one parameter per flag
     # What follows imports numpy and pydantic: too slow for --help.
     from perfmodel.cli.memory_inputs import ask, report_of  # noqa: PLC0415
     from perfmodel.cost.memory import Verdict, verdict  # noqa: PLC0415
-    from perfmodel.cost.techniques import HostLink  # noqa: PLC0415
     from perfmodel.report.memory import technique_lines, techniques_table  # noqa: PLC0415
 
-    link_bytes_per_s = _bandwidth("--host-link", host_link)
-    link = HostLink(
-        to_device_bytes_per_s=link_bytes_per_s,
-        to_host_bytes_per_s=link_bytes_per_s,
-        host_memory_bytes_per_s=_bandwidth("--host-memory", host_memory),
-    )
+    link = _link(host_link, host_memory)
     if profile is None:
         # Transfers take seconds; shares of a step cannot be compared with them.
         raise UsageError(
@@ -75,6 +72,17 @@ def techniques(  # noqa: PLR0913 - one parameter per flag
             f"--device-memory: {asked.name} at micro-batch {report.setting.micro_batch} fits into "
             f"{device_memory} with none of the techniques; take a smaller batch or a larger device"
         )
+
+
+def _link(host_link: str, host_memory: str) -> "HostLink":
+    from perfmodel.cost.techniques import HostLink  # noqa: PLC0415 - numpy comes with it
+
+    link_bytes_per_s = _bandwidth("--host-link", host_link)
+    return HostLink(
+        to_device_bytes_per_s=link_bytes_per_s,
+        to_host_bytes_per_s=link_bytes_per_s,
+        host_memory_bytes_per_s=_bandwidth("--host-memory", host_memory),
+    )
 
 
 def _bandwidth(flag: str, text: str) -> float:

@@ -19,6 +19,9 @@ class MemoryReport:
     capacity_bytes: Bytes
     found: DeviceMemory
     largest_batch: int
+    """0 if none fits for sure."""
+    hopeless: bool
+    """Whether not even one sample has a chance."""
     techniques: tuple[Technique, ...]
     """The first is the step as it is."""
     in_seconds: bool
@@ -105,7 +108,7 @@ def memory_lines(report: MemoryReport) -> list[str]:
             f"+- {format_bytes(report.found.spread_bytes)} of {format_bytes(report.capacity_bytes)}, "
             f"fits with probability {report.fit_probability:.1%}"
         ),
-        f"largest micro-batch that fits: {largest or 'none'}",
+        f"largest micro-batch that fits for sure: {largest or 'none'}",
         f"evidence: {report.evidence}",
         *(f"caveat: {caveat}" for caveat in report.caveats),
     ]
