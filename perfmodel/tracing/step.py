@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from perfmodel.errors import PerfModelError, UntraceableModel
@@ -157,13 +157,13 @@ def record_step(trainee: Trainee, micro_batch: int, *, optimizer: bool = True) -
 
 
 def _run(trainee: Trainee, batch: Batch, recorder: Recorder) -> Bytes:
-    saved = SavedTensors(trainee.module)
     with recorder:
-        with saved.watching(), autocast(trainee.method):
+        with autocast(trainee.method):
             outputs = trainee.module(*batch.positional, **batch.keyword)
             loss = trainee.source.loss(outputs, batch.targets)
-        saved_bytes = saved.size_bytes
-        saved.forget()
+        del outputs
+        # What is alive now and was made on the way is held by the graph alone.
+        saved_bytes = recorder.live_bytes()
         recorder.begin(Phase.BACKWARD)
         loss.backward()  # type: ignore[no-untyped-call]
     return saved_bytes
@@ -192,34 +192,6 @@ def _ready_hooks(module: nn.Module, recorder: Recorder, ready: dict[str, int]) -
     finally:
         for handle in handles:
             handle.remove()
-
-
-class SavedTensors:
-    """Bytes that the forward pass keeps for the backward pass, each memory once."""
-
-    def __init__(self, module: nn.Module) -> None:
-        owned = [*module.parameters(), *module.buffers()]
-        self._known = {tensor.untyped_storage()._cdata for tensor in owned}  # noqa: SLF001
-        self._kept: list[Tensor] = []
-        self.size_bytes = 0
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """See what autograd saves."""
-        with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
-            yield
-
-    def forget(self) -> None:
-        """Let go of what was kept alive for being told apart."""
-        self._kept.clear()
-
-    def _pack(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self._known:  # noqa: SLF001
-            self._known.add(storage._cdata)  # noqa: SLF001
-            self._kept.append(tensor)
-            self.size_bytes += storage.nbytes()
-        return tensor
 
 
 def _complaint(source: ModelSource, recorder: Recorder, error: Exception) -> str:

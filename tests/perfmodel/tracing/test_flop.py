@@ -9,7 +9,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models import get_model_weights
 
-from perfmodel.tracing.sources import SampleSize, find_source
+from perfmodel.tracing.source import SampleSize
+from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.step import build_trainee, record_step, without_content
 from perfmodel.tracing.trace import trace_model
 from perfmodel.workload.operator import Phase, TensorSpec

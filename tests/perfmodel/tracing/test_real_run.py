@@ -2,11 +2,15 @@
 
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from perfmodel.tracing.sources import SampleSize, find_source
+from perfmodel.tracing.source import SampleSize
+from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.step import RawStep, build_trainee, record_step, without_content
+from perfmodel.tracing.trace import trace_model
 from perfmodel.workload.step import StepMethod
 from tests.perfmodel.tracing.method import ADAMW_FUSED, ADAMW_LOOP, SGD
 
@@ -36,3 +40,28 @@ def test_operators_modules_and_order_are_those_of_a_real_step(
         assert one == other
     assert list(fake.ready_after.items()) == list(real.ready_after.items())
     assert fake.saved_bytes == real.saved_bytes
+
+
+class Counter(TorchDispatchMode):
+    """Counts and does nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("text", ["lenet", "resnet18", "transformer"])
+def test_watching_a_step_adds_no_operators(text: str) -> None:
+    source = find_source(text, SampleSize())
+    workload = trace_model(source, SGD, micro_batch=2).workload
+    module, batch = source.build(), source.draw_batch(2)
+    with Counter() as counter:
+        source.loss(module(*batch.positional), batch.targets).backward()
+    assert workload.num_operators == counter.calls

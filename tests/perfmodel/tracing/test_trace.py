@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.tracing.sources import SampleSize, find_source
+from perfmodel.tracing.source import SampleSize
+from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.trace import TracedModel, trace_model
 from perfmodel.workload.operator import Phase
 from perfmodel.workload.step import StepMethod
