@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import typer
 
-from perfmodel.cli import measure, predict, report, trace
+from perfmodel.cli import measure, memory, predict, report, techniques, trace
 from perfmodel.errors import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Interrupted, PerfModelError
 
 _HELP: Final = """Measure one machine, then predict training on 2 to 16,384 accelerators.
@@ -15,6 +15,8 @@ _HELP: Final = """Measure one machine, then predict training on 2 to 16,384 acce
 \b
 perfmodel calibrate     measure this machine, write its profile
 perfmodel trace         a model as a workload file, without weights, data or GPU
+perfmodel memory        does a step fit, the largest batch, what to change first
+perfmodel techniques    checkpointing, offload, streaming ...: time and memory
 perfmodel predict       speed-up, step time, doubt for any number of devices
 perfmodel explain       what costs the speed-up, and what one change would gain
 perfmodel validate      run settings never used before, print the tool's own error
@@ -73,6 +75,8 @@ _COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "calibrate": measure.calibrate,
     "fit": measure.fit,
     "trace": trace.trace,
+    "memory": memory.memory,
+    "techniques": techniques.techniques,
     "predict": predict.predict,
     "explain": predict.explain,
     "validate": measure.validate,

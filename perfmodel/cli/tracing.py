@@ -52,4 +52,5 @@ def traced_document(
         ),
         workload=traced.workload,
         trace=traced.step,
+        memory=traced.memory,
     )

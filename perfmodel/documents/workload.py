@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 from perfmodel.documents.base import Document, Provenance
+from perfmodel.workload.memory import StepMemory
 from perfmodel.workload.step import SymbolicStep
 from perfmodel.workload.workload import Workload
 
@@ -17,3 +18,5 @@ class WorkloadDocument(Document):
     workload: Workload
     trace: SymbolicStep | None = None
     """Every operator of a step, where the workload was traced from a model."""
+    memory: StepMemory | None = None
+    """What that step keeps in memory, part by part."""

@@ -158,7 +158,7 @@ def record_step(trainee: Trainee, micro_batch: int, *, optimizer: bool = True) -
 
 def _run(trainee: Trainee, batch: Batch, recorder: Recorder) -> Bytes:
     with recorder:
-        with _autocast(trainee.method):
+        with autocast(trainee.method):
             outputs = trainee.module(*batch.positional, **batch.keyword)
             loss = trainee.source.loss(outputs, batch.targets)
         del outputs
@@ -169,7 +169,8 @@ def _run(trainee: Trainee, batch: Batch, recorder: Recorder) -> Bytes:
     return saved_bytes
 
 
-def _autocast(method: StepMethod) -> Any:
+def autocast(method: StepMethod) -> Any:
+    """The precision of the forward pass, as a context."""
     dtype = _PRECISIONS.get(method.precision)
     return nullcontext() if dtype is None else torch.autocast(method.device_kind, dtype=dtype)
 

@@ -9,10 +9,12 @@ import torch
 from torch import nn
 
 from perfmodel.errors import UntraceableModel, UsageError
+from perfmodel.tracing.liveness import joined_memory, sweep_step
 from perfmodel.tracing.source import ModelSource
 from perfmodel.tracing.step import RawStep, Trainee, build_trainee, record_step, without_content
 from perfmodel.tracing.symbolic import Joiner, joined_calls
 from perfmodel.workload.affine import Affine, AffineBytes, through
+from perfmodel.workload.memory import StepMemory
 from perfmodel.workload.operator import ELEMENT_BYTES, Phase
 from perfmodel.workload.repeats import compressed
 from perfmodel.workload.step import StepMethod, SymbolicStep, TracedParameter, TracedStep
@@ -25,6 +27,7 @@ class TracedModel:
 
     workload: Workload
     step: SymbolicStep
+    memory: StepMemory
 
 
 def trace_model(source: ModelSource, method: StepMethod, *, micro_batch: int) -> TracedModel:
@@ -50,8 +53,11 @@ def trace_model(source: ModelSource, method: StepMethod, *, micro_batch: int) ->
         first = record_step(trainee, least)
         second = record_step(trainee, 2 * least, optimizer=False)
         step = _symbolic(trainee, first, second)
+        sweeps = (sweep_step(trainee, batch) for batch in (least, 2 * least))
+        memory = joined_memory(*sweeps)
     concrete = step.at(micro_batch=least)
-    return TracedModel(workload=workload_of(source.name, concrete, trainee.module), step=step)
+    workload = workload_of(source.name, concrete, trainee.module)
+    return TracedModel(workload=workload, step=step, memory=memory)
 
 
 @contextmanager

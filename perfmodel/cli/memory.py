@@ -1,0 +1,80 @@
+"""The command that says whether a step fits into a device."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfmodel.errors import NotFeasible, UsageError
+
+_WORKLOAD = typer.Option(help="Workload file, from perfmodel trace.")
+_CAPACITY = typer.Option(help="Memory of one device, such as 80GiB.")
+_BATCH = typer.Option(help="Samples per forward pass; default: the batch that was traced.")
+_DEVICES = typer.Option(help="Devices of a DDP group; more than one adds its buckets.")
+_PROFILE = typer.Option(help="Profile, for times in seconds; without it they are relative.")
+_KIND = typer.Option(help="cpu or cuda; default: the kind that was traced.")
+
+
+def memory(  # noqa: PLR0913 - one parameter per flag
+    *,
+    workload: Annotated[Path, _WORKLOAD],
+    device_memory: Annotated[str, _CAPACITY],
+    profile: Annotated[Path | None, _PROFILE] = None,
+    micro_batch: Annotated[int | None, _BATCH] = None,
+    devices: Annotated[int, _DEVICES] = 1,
+    bucket_view: Annotated[
+        bool, typer.Option("--gradient-as-bucket-view", help="DDP's gradients live in its buckets.")
+    ] = False,
+    device_kind: Annotated[str | None, _KIND] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say whether a step fits into a device, the largest batch that does, and what to change first."""
+    capacity_bytes = capacity(device_memory)
+    # What follows imports numpy and pydantic: too slow for --help.
+    from perfmodel.cli.memory_inputs import ask, report_of  # noqa: PLC0415
+    from perfmodel.report.memory import memory_lines, memory_table, remedies_table  # noqa: PLC0415
+
+    asked = ask(
+        workload,
+        profile=profile,
+        micro_batch=micro_batch,
+        devices=devices,
+        bucket_view=bucket_view,
+        device_kind=device_kind,
+    )
+    report = report_of(asked, capacity_bytes)
+    if as_json:
+        typer.echo(json.dumps(report.as_json(), indent=1))
+    else:
+        from rich.console import Console  # noqa: PLC0415 - slow to import
+
+        console = Console()
+        console.print(memory_table(report))
+        for line in memory_lines(report):
+            typer.echo(line)
+        console.print(remedies_table(report))
+    if report.hopeless:
+        raise NotFeasible(
+            f"--device-memory: not even one sample of {asked.name} fits into {device_memory}; "
+            "see the table for what saves most, or take a larger device"
+        )
+
+
+def capacity(text: str) -> int:
+    """Bytes of a device.
+
+    Raises
+    ------
+    UsageError
+        If the text has no known unit or is not above zero.
+    """
+    from perfmodel.units import parse_bytes  # noqa: PLC0415 - beside its use
+
+    try:
+        size_bytes = parse_bytes(text)
+    except ValueError as error:
+        raise UsageError(f"--device-memory: {error}") from None
+    if size_bytes <= 0:
+        raise UsageError(f"--device-memory: must be > 0, got {text!r}")
+    return size_bytes

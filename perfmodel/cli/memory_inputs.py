@@ -1,0 +1,210 @@
+"""What the commands about memory read; imported late, because numpy comes with it."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfmodel.cost.memory import (
+    OVERHEADS,
+    MemorySetting,
+    Verdict,
+    device_memory,
+    largest_batch,
+    overhead_of,
+    verdict,
+)
+from perfmodel.cost.techniques import Basis, HostLink, Question, StepTimes, techniques
+from perfmodel.documents.prediction import Evidence
+from perfmodel.documents.profile import ProfileDocument
+from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.errors import InvalidDocument, UsageError
+from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.predict import Predictor
+from perfmodel.program.operation import Cause
+from perfmodel.report.memory import MemoryReport
+from perfmodel.statistics.critical_path import time_by_cause
+from perfmodel.units import Bytes
+from perfmodel.workload.memory import StepMemory
+from perfmodel.workload.operator import Phase
+
+#: 16 lanes of PCIe 4: 31.5 GB/s each way by data sheet, of which 80 % are assumed; and two channels' worth
+#: of host memory per device.
+DEFAULT_LINK = HostLink(
+    to_device_bytes_per_s=25e9, to_host_bytes_per_s=25e9, host_memory_bytes_per_s=40e9
+)
+_BASES = {
+    Evidence.MEASURED: Basis.MEASURED,
+    Evidence.INTERPOLATED: Basis.MEASURED,
+    Evidence.EXTRAPOLATED: Basis.SCALED,
+    Evidence.ASSUMED: Basis.ASSUMED,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A question about memory, with everything read and checked."""
+
+    name: str
+    question: Question
+    caveats: tuple[str, ...]
+
+
+def ask(  # noqa: PLR0913 - one parameter per flag
+    workload: Path,
+    *,
+    profile: Path | None = None,
+    micro_batch: int | None = None,
+    devices: int = 1,
+    bucket_view: bool = False,
+    device_kind: str | None = None,
+    link: HostLink = DEFAULT_LINK,
+) -> Asked:
+    """Read a workload file and an optional profile.
+
+    Raises
+    ------
+    UsageError
+        If a flag is out of range.
+    InvalidDocument
+        If the workload has no record of memory.
+    """
+    document = WorkloadDocument.read(workload)
+    if document.memory is None or document.trace is None:
+        raise InvalidDocument(
+            f"{workload}: memory must be recorded, got none; trace the model anew with perfmodel trace"
+        )
+    batch = micro_batch if micro_batch is not None else document.memory.traced_micro_batches[0]
+    for flag, number in (("--micro-batch", batch), ("--devices", devices)):
+        if number < 1:
+            raise UsageError(f"{flag}: must be >= 1, got {number}")
+    traced_kind = document.trace.method.device_kind
+    kind = device_kind or traced_kind
+    if kind not in OVERHEADS:
+        raise UsageError(f"--device-kind: must be {' or '.join(OVERHEADS)}, got {kind!r}")
+    times = _relative_times(document) if profile is None else _times(document, profile, batch)
+    question = Question(
+        memory=document.memory,
+        setting=MemorySetting(micro_batch=batch, devices=devices, bucket_view=bucket_view),
+        gradient_bytes=document.workload.gradient_bytes,
+        overhead=overhead_of(document.memory, kind),
+        times=times,
+        link=link,
+        shares=_shares(document, batch),
+        in_seconds=profile is not None,
+    )
+    return Asked(
+        name=document.workload.name,
+        question=question,
+        caveats=tuple(_caveats(document.memory, batch, kind, traced_kind)),
+    )
+
+
+def report_of(asked: Asked, capacity_bytes: Bytes) -> MemoryReport:
+    """Everything the commands print."""
+    question = asked.question
+    found = device_memory(
+        question.memory,
+        question.setting,
+        gradient_bytes=question.gradient_bytes,
+        overhead=question.overhead,
+    )
+    alone = dataclasses.replace(question.setting, micro_batch=1)
+    least = device_memory(
+        question.memory,
+        alone,
+        gradient_bytes=question.gradient_bytes,
+        overhead=question.overhead,
+    )
+    return MemoryReport(
+        hopeless=verdict(least.fit_probability(capacity_bytes)) is Verdict.DOES_NOT_FIT,
+        name=asked.name,
+        setting=question.setting,
+        capacity_bytes=capacity_bytes,
+        found=found,
+        largest_batch=largest_batch(
+            question.memory,
+            question.setting,
+            capacity_bytes=capacity_bytes,
+            gradient_bytes=question.gradient_bytes,
+            overhead=question.overhead,
+        ),
+        techniques=tuple(techniques(question)),
+        in_seconds=question.in_seconds,
+        evidence=question.overhead.evidence,
+        caveats=asked.caveats,
+    )
+
+
+def _caveats(memory: StepMemory, batch: int, kind: str, traced_kind: str) -> list[str]:
+    caveats = []
+    if memory.beyond_range(batch):
+        least, most = memory.traced_micro_batches
+        caveats.append(
+            f"micro-batch {batch} is far from the traced {least} and {most}: kernels may choose other "
+            "workspaces; trace again with --micro-batch"
+        )
+    if kind != traced_kind:
+        caveats.append(
+            f"traced with the kernels of {traced_kind}: temporaries on {kind} may differ; "
+            f"trace again with --device-kind {kind}"
+        )
+    if kind == "cuda":
+        caveats.append("memory on CUDA has not been validated on a GPU yet")
+    return caveats
+
+
+def _relative_times(document: WorkloadDocument) -> StepTimes:
+    """Shares of a step by FLOP: without a profile nothing is known in seconds."""
+    forward, backward = document.workload.forward_flop, document.workload.backward_flop
+    whole = (forward + backward) or 1.0
+    return StepTimes(
+        forward_s=forward / whole,
+        backward_s=backward / whole,
+        optimizer_s=0.0,
+        basis=Basis.ASSUMED,
+    )
+
+
+def _times(document: WorkloadDocument, profile: Path, batch: int) -> StepTimes:
+    predictor = Predictor(ProfileDocument.read(profile))
+    setting = Setting(
+        workload=document.workload.name,
+        world_size=1,
+        micro_batch=batch,
+        synchronisation=Synchronisation.NONE,
+    )
+    calibrated = predictor.profile.workload(document.workload.name)
+    same = (
+        calibrated is not None
+        and calibrated.workload.num_parameters == document.workload.num_parameters
+    )
+    # On one device the order of gradients, in which trace and calibration may differ, is no matter.
+    found = predictor.workload(document.workload.name if same else document.workload)
+    step = predictor.step(found, setting)
+    causes = time_by_cause(step.trace)
+    weakest = max(step.terms.evidence.values(), key=list(Evidence).index)
+    return StepTimes(
+        forward_s=causes.get(Cause.FORWARD, 0.0),
+        backward_s=causes.get(Cause.BACKWARD, 0.0),
+        optimizer_s=causes.get(Cause.OPTIMIZER, 0.0),
+        basis=_BASES[weakest],
+    )
+
+
+def _shares(document: WorkloadDocument, batch: int) -> dict[str, float]:
+    """Share of the forward FLOP that each block holds."""
+    assert document.trace is not None
+    assert document.memory is not None
+    step = document.trace.at(micro_batch=batch)
+    done = dict.fromkeys((block.path for block in document.memory.blocks), 0.0)
+    whole = 0.0
+    for call in step.calls():
+        if call.phase is Phase.FORWARD:
+            flop = step.operators[call.operator].flop
+            whole += flop
+            path = call.module
+            while path and path not in done:
+                path = path.rpartition(".")[0]
+            if path:
+                done[path] += flop
+    return {path: flop / (whole or 1.0) for path, flop in done.items()}

@@ -1,0 +1,348 @@
+"""Techniques of one device as what-ifs: what each would save in memory, and what it would cost in time."""
+
+import enum
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from perfmodel import checks
+from perfmodel.cost.memory import (
+    BUCKETS,
+    DeviceMemory,
+    MemorySetting,
+    Overhead,
+    tensor_parts,
+    with_overhead,
+)
+from perfmodel.units import Bytes, BytesPerSecond, Seconds
+from perfmodel.workload.memory import Block, Moment, Part, StepMemory
+from perfmodel.workload.operator import Phase
+
+Parts = dict[str, Bytes]
+_PARAMETERS, _GRADIENTS, _OPTIMIZER = (
+    part.value for part in (Part.PARAMETERS, Part.GRADIENTS, Part.OPTIMIZER)
+)
+_ACTIVATIONS, _TEMPORARIES = Part.ACTIVATIONS.value, Part.TEMPORARIES.value
+#: An AdamW update reads parameter, gradient and two moments, and writes all but the gradient.
+_UPDATE_PASSES: Final = 7
+
+
+class Basis(enum.StrEnum):
+    """What a figure of a technique rests on, from the best to the weakest."""
+
+    MEASURED = "measured"
+    DERIVED = "derived from the trace"
+    SCALED = "scaled"
+    DATA_SHEET = "data-sheet"
+    ASSUMED = "assumed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Time of the phases of a step. [s]"""
+
+    forward_s: Seconds
+    backward_s: Seconds
+    optimizer_s: Seconds
+    basis: Basis
+
+    @property
+    def step_s(self) -> Seconds:
+        """All phases. [s]"""
+        return self.forward_s + self.backward_s + self.optimizer_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostLink:
+    """Between device and host memory, and host memory itself."""
+
+    to_device_bytes_per_s: BytesPerSecond
+    to_host_bytes_per_s: BytesPerSecond
+    host_memory_bytes_per_s: BytesPerSecond
+    basis: Basis = Basis.ASSUMED
+
+    def __post_init__(self) -> None:
+        """Refuse links that carry nothing."""
+        checks.positive("to_device_bytes_per_s", self.to_device_bytes_per_s)
+        checks.positive("to_host_bytes_per_s", self.to_host_bytes_per_s)
+        checks.positive("host_memory_bytes_per_s", self.host_memory_bytes_per_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Technique:
+    """One change with its memory and its time."""
+
+    name: str
+    memory: DeviceMemory
+    step_s: Seconds | None
+    """``None`` where it is not known: without a profile, or where the change of speed is the device's own."""
+    memory_basis: Basis
+    time_basis: Basis
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What the techniques are applied to."""
+
+    memory: StepMemory
+    setting: MemorySetting
+    gradient_bytes: Bytes
+    overhead: Overhead
+    times: StepTimes
+    link: HostLink
+    shares: Mapping[str, float]
+    """Of each block in the forward and backward time."""
+    in_seconds: bool
+    """Whether ``times`` are seconds; otherwise they are shares of the step."""
+
+    def moments(self, micro_batch: int | None = None) -> Iterator[tuple[Moment, Parts]]:
+        """Every moment with its parts."""
+        setting = MemorySetting(
+            micro_batch=micro_batch or self.setting.micro_batch,
+            devices=self.setting.devices,
+            bucket_view=self.setting.bucket_view,
+        )
+        for moment in self.memory.moments:
+            yield moment, tensor_parts(moment, setting, gradient_bytes=self.gradient_bytes)
+
+    def changed(
+        self, change: Callable[[Moment, Parts], None], micro_batch: int | None = None
+    ) -> DeviceMemory:
+        """The highest moment after a change of every moment's parts."""
+        found = []
+        for moment, parts in self.moments(micro_batch):
+            change(moment, parts)
+            found.append((parts, moment))
+        parts, moment = max(found, key=lambda candidate: sum(candidate[0].values()))
+        return with_overhead(parts, moment, self.overhead)
+
+
+def techniques(question: Question) -> list[Technique]:
+    """Every technique that applies, the plain step first."""
+    rows = [_plain(question)]
+    if question.setting.micro_batch > 1:
+        rows.append(_accumulation(question))
+    if question.memory.blocks:
+        rows.append(_checkpointing(question))
+    rows += [_full_checkpointing(question), _mixed_precision(question), _fused(question)]
+    if question.setting.devices > 1:
+        rows += [_sharded_states(question), _sharded_everything(question)]
+    rows.append(_offload(question))
+    if question.memory.blocks:
+        rows.append(_streaming(question))
+    return rows
+
+
+def _plain(question: Question) -> Technique:
+    return Technique(
+        name="as it is",
+        memory=question.changed(lambda _moment, _parts: None),
+        step_s=question.times.step_s,
+        memory_basis=Basis.DERIVED,
+        time_basis=question.times.basis,
+        note="",
+    )
+
+
+def _accumulation(question: Question) -> Technique:
+    """Half the micro-batch twice: gradients stay from the first half on."""
+
+    def change(_moment: Moment, parts: Parts) -> None:
+        if not question.setting.bucket_view or question.setting.devices == 1:
+            parts[_GRADIENTS] = max(parts[_GRADIENTS], question.gradient_bytes)
+
+    return Technique(
+        name="gradient accumulation 2",
+        memory=question.changed(change, micro_batch=-(-question.setting.micro_batch // 2)),
+        step_s=question.times.step_s,
+        memory_basis=Basis.DERIVED,
+        time_basis=Basis.ASSUMED,
+        note="same samples per step; small kernels run less efficiently, which is not counted",
+    )
+
+
+def kept_by_checkpointing(blocks: tuple[Block, ...], activations: Bytes, micro_batch: int) -> Bytes:
+    """Activations alive at once when every block keeps its input alone. [B]
+
+    What stands outside blocks stays; one block at a time is computed again.
+    """
+    saved = [max(0, block.saved.at(micro_batch)) for block in blocks]
+    inputs = sum(max(0, block.input.at(micro_batch)) for block in blocks)
+    outside = max(0, activations - sum(saved))
+    return min(activations, outside + inputs + max(saved, default=0))
+
+
+def _checkpointing(question: Question) -> Technique:
+    batch = question.setting.micro_batch
+    most = max(parts[_ACTIVATIONS] for _, parts in question.moments())
+    kept = kept_by_checkpointing(question.memory.blocks, most, batch)
+
+    def change(_moment: Moment, parts: Parts) -> None:
+        parts[_ACTIVATIONS] = min(parts[_ACTIVATIONS], kept)
+
+    again = sum(question.shares.values())
+    return Technique(
+        name="activation checkpointing per block",
+        memory=question.changed(change),
+        step_s=question.times.step_s + again * question.times.forward_s,
+        memory_basis=Basis.DERIVED,
+        time_basis=question.times.basis,
+        note="exact figures: perfmodel trace --checkpointing per-block",
+    )
+
+
+def _full_checkpointing(question: Question) -> Technique:
+    return Technique(
+        name="activation checkpointing of the whole model",
+        memory=question.changed(lambda _moment, _parts: None),
+        step_s=question.times.step_s + question.times.forward_s,
+        memory_basis=Basis.DERIVED,
+        time_basis=question.times.basis,
+        note="everything comes back at once when backward starts: the peak stays",
+    )
+
+
+def _mixed_precision(question: Question) -> Technique:
+    def change(_moment: Moment, parts: Parts) -> None:
+        parts[_ACTIVATIONS] = parts[_ACTIVATIONS] // 2 + parts[_PARAMETERS] // 2
+        parts[_TEMPORARIES] //= 2
+
+    return Technique(
+        name="mixed precision bf16 (autocast)",
+        memory=question.changed(change),
+        step_s=None,
+        memory_basis=Basis.ASSUMED,
+        time_basis=Basis.ASSUMED,
+        note="halves activations, keeps a bf16 copy of the weights; a gain in time depends on the device "
+        "and is not counted; exact memory: perfmodel trace --precision bf16",
+    )
+
+
+def _fused(question: Question) -> Technique:
+    def change(moment: Moment, parts: Parts) -> None:
+        if moment.phase is Phase.OPTIMIZER:
+            parts[_TEMPORARIES] = 0
+
+    return Technique(
+        name="fused optimizer",
+        memory=question.changed(change),
+        step_s=None,
+        memory_basis=Basis.DERIVED,
+        time_basis=Basis.ASSUMED,
+        note="updates in place without temporaries; its gain in time is not counted",
+    )
+
+
+def _sharded_states(question: Question) -> Technique:
+    devices = question.setting.devices
+
+    def change(_moment: Moment, parts: Parts) -> None:
+        parts[_OPTIMIZER] //= devices
+
+    return Technique(
+        name=f"optimizer states sharded over {devices} (ZeRO-1)",
+        memory=question.changed(change),
+        step_s=None,
+        memory_basis=Basis.DERIVED,
+        time_basis=Basis.ASSUMED,
+        note="as many bytes on the wire as DDP [Rajbhandari et al. 2020]; communication is not counted here",
+    )
+
+
+def _sharded_everything(question: Question) -> Technique:
+    devices = question.setting.devices
+    gathered = max((block.parameter_bytes for block in question.memory.blocks), default=0)
+
+    def change(_moment: Moment, parts: Parts) -> None:
+        for part in (_PARAMETERS, _GRADIENTS, _OPTIMIZER):
+            parts[part] //= devices
+        # One block is used while the next one arrives; its gradient leaves at once.
+        parts[_TEMPORARIES] += 3 * gathered
+        parts[BUCKETS] = 0
+
+    return Technique(
+        name=f"everything sharded over {devices} (ZeRO-3, FSDP)",
+        memory=question.changed(change),
+        step_s=None,
+        memory_basis=Basis.DERIVED,
+        time_basis=Basis.ASSUMED,
+        note="1.5 times the bytes of DDP on the wire [Rajbhandari et al. 2020], not counted here",
+    )
+
+
+def offload_s(parameter_bytes: Bytes, link: HostLink) -> Seconds:
+    """Gradients to the host, the update there, parameters back, one after the other. [s]"""
+    return (
+        parameter_bytes / link.to_host_bytes_per_s
+        + _UPDATE_PASSES * parameter_bytes / link.host_memory_bytes_per_s
+        + parameter_bytes / link.to_device_bytes_per_s
+    )
+
+
+def _offload(question: Question) -> Technique:
+    def change(moment: Moment, parts: Parts) -> None:
+        parts[_OPTIMIZER] = 0
+        if moment.phase is Phase.OPTIMIZER:
+            parts[_TEMPORARIES] = 0
+
+    times = question.times
+    moved_s = times.forward_s + times.backward_s + offload_s(question.gradient_bytes, question.link)
+    return Technique(
+        name="optimizer offloaded to the host",
+        memory=question.changed(change),
+        step_s=moved_s if question.in_seconds else None,
+        memory_basis=Basis.DERIVED,
+        time_basis=question.link.basis,
+        note="gradients to the host, update by its cores, parameters back; nothing overlaps",
+    )
+
+
+def streaming_s(
+    blocks: tuple[Block, ...], shares: Mapping[str, float], times: StepTimes, link: HostLink
+) -> Seconds:
+    """A step whose blocks come from host memory while their neighbours compute. [s]
+
+    Per block a pass takes the longer of its compute and its transfers; the two directions of the
+    link work at once; the host updates a block while others are computed backward, and is waited for.
+    """
+    forward_s = backward_s = 0.0
+    for block in blocks:
+        share = shares.get(block.path, 0.0)
+        arrive_s = block.parameter_bytes / link.to_device_bytes_per_s
+        leave_s = block.parameter_bytes / link.to_host_bytes_per_s
+        forward_s += max(share * times.forward_s, arrive_s)
+        backward_s += max(share * times.backward_s, arrive_s, leave_s)
+    outside = max(0.0, 1.0 - sum(shares.get(block.path, 0.0) for block in blocks))
+    streamed = sum(block.parameter_bytes for block in blocks)
+    update_s = _UPDATE_PASSES * streamed / link.host_memory_bytes_per_s
+    first_s = blocks[0].parameter_bytes / link.to_device_bytes_per_s if blocks else 0.0
+    return (
+        first_s
+        + forward_s
+        + max(backward_s, update_s)
+        + outside * (times.forward_s + times.backward_s)
+    )
+
+
+def _streaming(question: Question) -> Technique:
+    blocks = question.memory.blocks
+    streamed = sum(block.parameter_bytes for block in blocks)
+    largest = max(block.parameter_bytes for block in blocks)
+
+    def change(_moment: Moment, parts: Parts) -> None:
+        whole = max(parts[_PARAMETERS], 1)
+        stays = max(0, whole - streamed)
+        parts[_OPTIMIZER] = parts[_OPTIMIZER] * stays // whole
+        parts[_GRADIENTS] = min(parts[_GRADIENTS], stays + 2 * largest)
+        parts[_PARAMETERS] = stays + min(streamed, 2 * largest)
+
+    streamed_s = streaming_s(blocks, question.shares, question.times, question.link)
+    return Technique(
+        name="layers streamed from host memory",
+        memory=question.changed(change),
+        step_s=streamed_s if question.in_seconds else None,
+        memory_basis=Basis.DERIVED,
+        time_basis=question.link.basis,
+        note="double-buffered: two blocks on the device at a time, update on the host",
+    )

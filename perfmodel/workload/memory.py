@@ -1,0 +1,134 @@
+"""What a training step keeps in memory, part by part, with the micro-batch left open."""
+
+import enum
+from dataclasses import dataclass
+
+from perfmodel.units import Bytes
+from perfmodel.workload.affine import AffineBytes
+from perfmodel.workload.operator import Phase
+
+
+class Part(enum.StrEnum):
+    """What memory is used for."""
+
+    PARAMETERS = "parameters"
+    GRADIENTS = "gradients"
+    OPTIMIZER = "optimizer states"
+    BUFFERS = "buffers"
+    INPUTS = "inputs"
+    ACTIVATIONS = "activations"
+    """Made by the forward pass and still needed after it."""
+    TEMPORARIES = "temporaries"
+    """Anything else, kernels' own workspaces among it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartBytes:
+    """One part of the memory in use at a moment."""
+
+    part: Part
+    size: AffineBytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """A point of a step at which more memory is in use than at any other, for some micro-batch."""
+
+    phase: Phase
+    module: str
+    """Path of the module that runs; empty outside modules."""
+    operator: str
+    parts: tuple[PartBytes, ...]
+
+    @property
+    def total(self) -> AffineBytes:
+        """Bytes of all parts."""
+        return AffineBytes(
+            constant_bytes=sum(part.size.constant_bytes for part in self.parts),
+            per_sample_bytes=sum(part.size.per_sample_bytes for part in self.parts),
+        )
+
+    def at(self, micro_batch: int) -> dict[Part, Bytes]:
+        """Bytes of every part at one micro-batch. [B]"""
+        sizes = {part.part: part.size.at(micro_batch) for part in self.parts}
+        return {part: max(sizes.get(part, 0), 0) for part in Part}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A block of layers that could be computed again instead of being kept."""
+
+    path: str
+    parameter_bytes: Bytes
+    input: AffineBytes
+    """What enters it, as far as the forward pass made it. [B]"""
+    saved: AffineBytes
+    """What it makes and keeps for the backward pass. [B]"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMemory:
+    """Memory of a traced step on one device, without a framework's context or an allocator's slack."""
+
+    traced_micro_batches: tuple[int, int]
+    moments: tuple[Moment, ...]
+    """Per phase the highest moments, from small to large micro-batches."""
+    blocks: tuple[Block, ...]
+    reserved_ratio: float = 1.0
+    """What CUDA's caching allocator would hold over what is in use at the peak, as played through it."""
+
+    def peak(self, micro_batch: int) -> Moment:
+        """The moment at which most memory is in use at a micro-batch.
+
+        Raises
+        ------
+        ValueError
+            If the micro-batch is below 1.
+        """
+        if micro_batch < 1:
+            raise ValueError(f"micro_batch must be >= 1, got {micro_batch}")
+        return max(self.moments, key=lambda moment: moment.total.at(micro_batch))
+
+    def peak_bytes(self, micro_batch: int) -> Bytes:
+        """Most memory in use at once at a micro-batch. [B]"""
+        return self.peak(micro_batch).total.at(micro_batch)
+
+    def beyond_range(self, micro_batch: int) -> bool:
+        """Whether a micro-batch is far from those traced: kernels may then choose other workspaces."""
+        least, most = self.traced_micro_batches
+        return micro_batch < least / 4 or micro_batch > most * 8
+
+
+def upper_envelope(lines: list[AffineBytes]) -> list[int]:
+    """Positions of the lines that are highest at some micro-batch of at least 1, by growing slope.
+
+    The largest of a family of lines is a convex function of the batch; only the lines on it can
+    ever be a peak, and there are few of them.
+    """
+    order = sorted(
+        range(len(lines)), key=lambda i: (lines[i].per_sample_bytes, lines[i].constant_bytes)
+    )
+    hull: list[int] = []
+    for position in order:
+        while hull and _never_highest(hull, lines, position):
+            hull.pop()
+        hull.append(position)
+    return hull
+
+
+def _never_highest(hull: list[int], lines: list[AffineBytes], new: int) -> bool:
+    """Whether the last line of a hull is below its neighbours wherever the micro-batch is >= 1."""
+    last, line = lines[hull[-1]], lines[new]
+    if line.at(1) >= last.at(1):  # and steeper, or as steep
+        return True
+    if len(hull) < 2:
+        return False
+    before = lines[hull[-2]]
+    # The last line leads between its crossings with both neighbours: is there anything between?
+    enter = (before.constant_bytes - last.constant_bytes) * (
+        line.per_sample_bytes - last.per_sample_bytes
+    )
+    leave = (last.constant_bytes - line.constant_bytes) * (
+        last.per_sample_bytes - before.per_sample_bytes
+    )
+    return enter >= leave

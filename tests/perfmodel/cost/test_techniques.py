@@ -1,0 +1,98 @@
+"""Techniques, by hand."""
+
+import pytest
+
+from perfmodel.cost.memory import MemorySetting, Overhead
+from perfmodel.cost.techniques import (
+    Basis,
+    HostLink,
+    Question,
+    StepTimes,
+    Technique,
+    kept_by_checkpointing,
+    offload_s,
+    streaming_s,
+    techniques,
+)
+from tests.perfmodel.workload.memory_samples import step_memory
+
+BARE = Overhead(
+    context_bytes=0, context_spread_bytes=1, reserved_ratio=1.0, log_spread=0.0, evidence="a test"
+)
+LINK = HostLink(
+    to_device_bytes_per_s=10, to_host_bytes_per_s=5, host_memory_bytes_per_s=70, basis=Basis.ASSUMED
+)
+TIMES = StepTimes(forward_s=4.0, backward_s=8.0, optimizer_s=1.0, basis=Basis.MEASURED)
+SHARES = {"layers.0": 0.25, "layers.1": 0.25}
+
+
+def rows(
+    micro_batch: int = 8, devices: int = 1, *, in_seconds: bool = True
+) -> dict[str, Technique]:
+    question = Question(
+        memory=step_memory(),
+        setting=MemorySetting(micro_batch=micro_batch, devices=devices),
+        gradient_bytes=20,
+        overhead=BARE,
+        times=TIMES,
+        link=LINK,
+        shares=SHARES,
+        in_seconds=in_seconds,
+    )
+    return {row.name: row for row in techniques(question)}
+
+
+def test_checkpointing_keeps_inputs_and_one_block() -> None:
+    """8 samples: 160 in all, 128 in blocks; 32 stay, 16 inputs, 64 of the block at work."""
+    assert kept_by_checkpointing(step_memory().blocks, 160, 8) == 32 + 16 + 64
+
+
+def test_checkpointing_computes_its_blocks_again() -> None:
+    row = rows()["activation checkpointing per block"]
+    assert row.memory.tensor_bytes == 40 + 112
+    assert row.step_s == pytest.approx(13 + 0.5 * 4)
+
+
+def test_accumulation_halves_activations_and_keeps_gradients() -> None:
+    """4 samples at a time: 40 + 80, and 20 of gradients from the first half."""
+    assert rows()["gradient accumulation 2"].memory.tensor_bytes == 140
+
+
+def test_sharded_states_shrink_by_the_number_of_devices() -> None:
+    """8 samples: 200 + 20 of buckets; 20 of states become 5."""
+    named = rows(devices=4)
+    assert named["as it is"].memory.tensor_bytes == 220
+    assert named["optimizer states sharded over 4 (ZeRO-1)"].memory.tensor_bytes == 205
+
+
+def test_an_offloaded_optimizer_costs_both_ways_and_the_update() -> None:
+    """20 B: 4 s to the host at 5 B/s, 7 passes of 20 B at 70 B/s = 2 s, 2 s back at 10 B/s."""
+    assert offload_s(20, LINK) == pytest.approx(8)
+    row = rows()["optimizer offloaded to the host"]
+    assert row.step_s == pytest.approx(4 + 8 + 8)
+    assert row.memory.tensor_bytes == 180
+
+
+def test_streaming_takes_the_longer_of_compute_and_transfer() -> None:
+    """Blocks of 10 B: 1 s in, 2 s out.
+
+    First block 1 s; forward 2 x max(1, 1); backward 2 x max(2, 1, 2); half of 12 s outside the blocks;
+    the update of 20 B takes 2 s beside it.
+    """
+    assert streaming_s(step_memory().blocks, SHARES, TIMES, LINK) == pytest.approx(1 + 2 + 4 + 6)
+
+
+def test_without_seconds_transfers_are_not_compared_with_shares() -> None:
+    named = rows(in_seconds=False)
+    assert named["optimizer offloaded to the host"].step_s is None
+    assert named["layers streamed from host memory"].step_s is None
+
+
+def test_a_fused_optimizer_needs_no_temporaries() -> None:
+    """One sample: 100 in the optimizer, of which 40 are temporaries; backward has 60 too."""
+    assert rows(micro_batch=1)["fused optimizer"].memory.tensor_bytes == 60
+
+
+def test_a_link_without_bandwidth_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"to_host_bytes_per_s must be finite and > 0, got 0"):
+        HostLink(to_device_bytes_per_s=1, to_host_bytes_per_s=0, host_memory_bytes_per_s=1)

@@ -1,0 +1,53 @@
+"""The judge of memory: sums, gates, and a run that fails."""
+
+from pathlib import Path
+
+import pytest
+
+from perfmodel.errors import PerfModelError
+from validate.memory import MemoryRun, measure, settings, summarise
+
+
+def run(predicted: int, measured: int) -> MemoryRun:
+    return MemoryRun(
+        model="a model",
+        micro_batch=2,
+        optimizer="sgd",
+        implementation="loop",
+        checkpointing="none",
+        predicted_bytes=predicted,
+        measured_bytes=measured,
+        phase="backward",
+        operator="aten.add.Tensor",
+    )
+
+
+def test_errors_are_signed_and_small_models_counted_apart() -> None:
+    summary = summarise(
+        [run(102_000_000, 100_000_000), run(99_000_000, 100_000_000), run(500_000, 1_000_000)]
+    )
+    assert summary.num_large == 2
+    assert summary.bias == pytest.approx(0.005)
+    assert summary.mape == pytest.approx(0.015)
+    assert summary.worst == pytest.approx(0.02)
+    assert summary.worst_of_all == pytest.approx(0.5)
+
+
+def test_a_worst_error_above_the_gate_fails() -> None:
+    good = [run(100_000_000, 100_000_000)] * 9
+    assert summarise(good).passed
+    assert not summarise([*good, run(106_000_000, 100_000_000)]).passed
+
+
+def test_only_small_models_prove_nothing() -> None:
+    with pytest.raises(ValueError, match="runs must hold a setting above"):
+        summarise([run(1, 1)])
+
+
+def test_every_model_runs_at_every_batch_with_both_optimizers() -> None:
+    assert len(list(settings(["lenet", "resnet50"], [2, 4]))) == 8
+
+
+def test_a_failed_run_says_which_and_why(tmp_path: Path) -> None:
+    with pytest.raises(PerfModelError, match=r"no-such-model batch 2 sgd: the run failed"):
+        measure(tmp_path, ("no-such-model", "2", "sgd", "loop", "none"))

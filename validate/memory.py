@@ -1,0 +1,204 @@
+"""Predicted memory against the real CPU allocator's peak, over models that nothing was fitted to.
+
+``python -m validate.memory --out FILE`` trains every setting for two steps, each in a process of its own.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from perfmodel.documents.base import write_atomically
+from perfmodel.errors import EXIT_OUT_OF_TOLERANCE, PerfModelError
+from perfmodel.units import Bytes, format_bytes
+
+#: Below this a promise would be about single small workspaces.
+LARGE_BYTES: Final = 50_000_000
+MAPE_AT_MOST: Final = 0.015
+WORST_AT_MOST: Final = 0.05
+
+MODELS: Final = (
+    "lenet",
+    "torchvision:resnet18",
+    "resnet50",
+    "resnet152",
+    "vgg16",
+    "mobilenet_v3_large",
+    "efficientnet_b0",
+    "densenet121",
+    "convnext_tiny",
+    "vit_b_16",
+    "swin_t",
+    "gpt2-like",
+    "bert-like",
+    "llama-like",
+)
+_COMMON: Final = {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 6}
+_CONFIGS: Final[dict[str, dict[str, Any]]] = {
+    "gpt2-like": {
+        "model_type": "gpt2",
+        "n_embd": 512,
+        "n_head": 8,
+        "n_layer": 6,
+        "n_positions": 128,
+        "vocab_size": 16384,
+    },
+    "bert-like": {
+        "model_type": "bert",
+        "architectures": ["BertForMaskedLM"],
+        **_COMMON,
+        "intermediate_size": 2048,
+        "max_position_embeddings": 128,
+        "vocab_size": 8192,
+    },
+    "llama-like": {
+        "model_type": "llama",
+        **_COMMON,
+        "intermediate_size": 1376,
+        "max_position_embeddings": 256,
+        "num_key_value_heads": 4,
+        "vocab_size": 8192,
+    },
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRun:
+    """One setting, predicted without content and measured with it."""
+
+    model: str
+    micro_batch: int
+    optimizer: str
+    implementation: str
+    checkpointing: str
+    predicted_bytes: Bytes
+    measured_bytes: Bytes
+    phase: str
+    operator: str
+
+    @property
+    def relative_error(self) -> float:
+        """Predicted over measured, minus 1."""
+        return self.predicted_bytes / self.measured_bytes - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySummary:
+    """Errors over settings above ``LARGE_BYTES``, and over all of them."""
+
+    num_settings: int
+    num_large: int
+    bias: float
+    mape: float
+    worst: float
+    worst_of_all: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether both gates hold."""
+        return self.mape <= MAPE_AT_MOST and self.worst <= WORST_AT_MOST
+
+
+def summarise(runs: Sequence[MemoryRun]) -> MemorySummary:
+    """Signed, mean absolute and worst relative error.
+
+    Raises
+    ------
+    ValueError
+        If no setting is above ``LARGE_BYTES``.
+    """
+    errors = [run.relative_error for run in runs if run.measured_bytes > LARGE_BYTES]
+    if not errors:
+        raise ValueError(f"runs must hold a setting above {format_bytes(LARGE_BYTES)}, got none")
+    return MemorySummary(
+        num_settings=len(runs),
+        num_large=len(errors),
+        bias=sum(errors) / len(errors),
+        mape=sum(map(abs, errors)) / len(errors),
+        worst=max(map(abs, errors)),
+        worst_of_all=max(abs(run.relative_error) for run in runs),
+    )
+
+
+def measure(folder: Path, setting: Sequence[str]) -> MemoryRun:
+    """Run one setting in a fresh process.
+
+    Raises
+    ------
+    PerfModelError
+        If the process fails, with its last line.
+    """
+    model, batch, optimizer, implementation, checkpointing = setting
+    name = model
+    if model in _CONFIGS:
+        path = folder / f"{model}.json"
+        path.write_text(json.dumps(_CONFIGS[model]), encoding="utf-8")
+        name = str(path)
+    command = (sys.executable, "-m", "perfmodel.tracing.allocator", name, *setting[1:])
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise PerfModelError(f"{model} batch {batch} {optimizer}: the run failed: {last}")
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    return MemoryRun(
+        model=model,
+        micro_batch=int(batch),
+        optimizer=optimizer,
+        implementation=implementation,
+        checkpointing=checkpointing,
+        **found,
+    )
+
+
+def settings(models: Sequence[str], batches: Sequence[int]) -> Iterator[tuple[str, ...]]:
+    """Models x batches x optimizers, and every other implementation once."""
+    for model in models:
+        for batch in batches:
+            for optimizer in ("sgd", "adamw"):
+                yield model, str(batch), optimizer, "loop", "none"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, write every run, print the errors; 4 if a gate is missed."""
+    parser = argparse.ArgumentParser(prog="python -m validate.memory", description=__doc__)
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--batches", default="2,4")
+    parser.add_argument("--out", type=Path, default=Path("runs/memory/validation.json"))
+    chosen = parser.parse_args(arguments)
+    runs = []
+    batches = [int(batch) for batch in chosen.batches.split(",")]
+    with tempfile.TemporaryDirectory() as folder:
+        for setting in settings(chosen.models.split(","), batches):
+            run = measure(Path(folder), setting)
+            runs.append(run)
+            sys.stdout.write(f"{_line(run)}\n")
+            sys.stdout.flush()
+            _write(chosen.out, runs)
+    summary = summarise(runs)
+    sys.stdout.write(
+        f"{summary.num_large} settings above {format_bytes(LARGE_BYTES)}: bias {summary.bias:+.2%}, "
+        f"MAPE {summary.mape:.2%} (at most {MAPE_AT_MOST:.1%}), worst {summary.worst:.2%} "
+        f"(at most {WORST_AT_MOST:.0%}); all {summary.num_settings}: worst {summary.worst_of_all:.2%}\n"
+    )
+    return 0 if summary.passed else EXIT_OUT_OF_TOLERANCE
+
+
+def _line(run: MemoryRun) -> str:
+    return (
+        f"{run.model} batch {run.micro_batch} {run.optimizer}: predicted {run.predicted_bytes:,} B, "
+        f"measured {run.measured_bytes:,} B, {run.relative_error:+.2%} ({run.phase}, {run.operator})"
+    )
+
+
+def _write(path: Path, runs: Sequence[MemoryRun]) -> None:
+    rows = [{**asdict(run), "relative_error": run.relative_error} for run in runs]
+    write_atomically(path, json.dumps({"schema_version": 1, "runs": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
