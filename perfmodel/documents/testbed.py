@@ -141,6 +141,8 @@ class CollectiveSetting(Record):
     fabric: Fabric
     sizes_bytes: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
     repeats: PositiveInt = 8
+    pause_s: NonNegativeFloat = 0.03
+    """Before each all-reduce: makes links idle and their credit full; 0 keeps the group warm. [s]"""
 
 
 class Job(Record):
@@ -180,6 +182,8 @@ class TrainingRun(Record):
     """From the end of one step of the last rank to the end of the next. [s]"""
     factors: tuple[tuple[PositiveFloat, ...], ...]
     """Shape ``(num_ranks, num_steps)``: pace of each device in each step; 1.2 is 20 % slower."""
+    compute_s: tuple[tuple[PositiveFloat, ...], ...]
+    """Shape ``(num_ranks, num_steps)``: from the start of a step to the end of its backward. [s]"""
     link_bytes: dict[str, NonNegativeInt]
     """Sent during the timed steps over each shaped link. [B]"""
     bucket_bytes: tuple[PositiveInt, ...]
@@ -308,4 +312,3 @@ class TestbedDocument(Document):
     families: tuple[JudgedFamily, ...]
     gates: tuple[Gate, ...]
     passed: bool
-

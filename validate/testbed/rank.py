@@ -16,9 +16,6 @@ from perfmodel.units import Seconds
 #: The first step has other buckets, the second rebuilds them, the third settles.
 WARM_UP_STEPS = 3
 
-#: Before each all-reduce, so that every link is idle and every shaper's credit is full.
-_PAUSE_S = 0.03
-
 
 @dataclass(slots=True)
 class DeviceClock:
@@ -116,6 +113,7 @@ def train(place: Place, setting: TrainingSetting, factors: list[float]) -> dict[
     x = torch.zeros(1, requires_grad=True)
     paces = [1.0] * WARM_UP_STEPS + factors
     ends_s: list[Seconds] = []
+    compute_s: list[Seconds] = []
     before: dict[str, Any] = {}
     dist.barrier()
     for step, pace in enumerate(paces):
@@ -124,10 +122,12 @@ def train(place: Place, setting: TrainingSetting, factors: list[float]) -> dict[
             clock.late_s.clear()
         clock.pace = pace
         clock.synchronize()
+        start_s = clock.end_s
         for micro_step in range(setting.accumulation):
             is_last = micro_step == setting.accumulation - 1
             with contextlib.nullcontext() if is_last else ddp.no_sync():
                 ddp(x).sum().backward()
+        compute_s.append(clock.end_s - start_s)
         clock.synchronize()
         clock.run(setting.model.optimizer_s)
         ddp.zero_grad(set_to_none=True)
@@ -137,6 +137,7 @@ def train(place: Place, setting: TrainingSetting, factors: list[float]) -> dict[
         "before": before,
         "after": _mark(place),
         "ends_s": ends_s[WARM_UP_STEPS - 1 :],
+        "compute_s": compute_s[WARM_UP_STEPS:],
         "late_s": clock.late_s,
         "bucket_bytes": _bucket_bytes(ddp),
     }
@@ -158,8 +159,9 @@ def all_reduce(place: Place, setting: CollectiveSetting) -> dict[str, Any]:
         starts_s, ends_s = [], []
         cpu_s = 0.0
         for _ in range(setting.repeats):
-            dist.barrier()
-            time.sleep(_PAUSE_S)
+            if setting.pause_s:
+                dist.barrier()
+                time.sleep(setting.pause_s)
             cpu_s -= time.process_time()
             starts_s.append(time.perf_counter())
             dist.all_reduce(tensor)

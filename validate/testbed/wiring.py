@@ -25,7 +25,7 @@ _QUEUE_BYTES: Final = 4_194_304
 
 #: Which names the kernel's interfaces have inside the namespaces.
 NODE_DEVICE: Final = "eth0"
-_RACK_DEVICE: Final = "up"
+_RACK_DEVICE: Final = "trunk"
 
 #: Reno is the one algorithm that every kernel allows in a fresh namespace; the other two settings keep
 #: runs from remembering each other and links from forgetting their pace when idle.
