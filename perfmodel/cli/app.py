@@ -76,7 +76,7 @@ for _name, _command in _COMMANDS.items():
 #: Runs on its own, or with the testbed as its sub-command.
 _validate = typer.Typer(rich_markup_mode=None)
 _validate.callback(invoke_without_command=True)(_interruptible(measure.validate))
-_validate.command("testbed")(_interruptible(testbed.testbed))
+_validate.command("testbed")(_interruptible(testbed.run_testbed))
 app.add_typer(_validate, name="validate")
 
 

@@ -12,7 +12,7 @@ DEFAULT_TESTBED = Path("runs/testbed")
 _SECONDS_PER_MINUTE = 60
 
 
-def testbed(
+def run_testbed(
     *,
     budget: Annotated[
         str, typer.Option(help="quick or standard: about 5 or 25 minutes.")
@@ -60,10 +60,6 @@ def testbed(
         raise OutOfTolerance(
             f"validate testbed: out of tolerance: {failed}; see the table for where"
         )
-
-
-# pytest takes functions of this name for tests.
-testbed.__test__ = False  # type: ignore[attr-defined]
 
 
 def _print(renderable: object) -> None:

@@ -27,6 +27,9 @@ _LARGE_BYTES: Final = 4_000_000
 #: Collectives whose shaped link is at least this fast were limited by the machine.
 _UNSHAPED_BYTES_PER_S: Final = 1e9
 
+#: All-reduces that keep a shaped link busy for longer tell its rate and credit. [s]
+_WIRE_ONLY_S: Final = 0.008
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ShapedRing:
@@ -58,8 +61,8 @@ class ShapedRing:
         Parameters
         ----------
         runs
-            Of two ranks: shaped ones with small and large sizes on idle links, one of them unshaped, and
-            one called "warm" whose all-reduces follow each other at once.
+            Of two ranks: on idle shaped links, small and large; warm ones that follow each other at once;
+            and crowded ones, in which many groups saturate the machine, small and large.
         """
         nominal = _estimate(runs, _median)
         draws = [nominal]
@@ -85,8 +88,13 @@ class ShapedRing:
                 ring_crossings(fabric).values(), free_rates(fabric).values(), strict=True
             )
         )
-        hops_s = self.launch_s + 2 * (num_ranks - 1) * self.hop_s
-        result: Samples = edge_bytes * self.overhead * seconds_per_byte + hops_s
+        sending_s = edge_bytes * self.overhead * seconds_per_byte
+        result: Samples = sending_s + self.latency_s(num_ranks)
+        return result
+
+    def latency_s(self, num_ranks: int) -> Samples:
+        """Time in which the first message goes all the way round, whatever its size. [s]"""
+        result: Samples = self.launch_s + 2 * (num_ranks - 1) * self.hop_s
         return result
 
     def credit_s(self, fabric: Fabric) -> Samples:
@@ -193,15 +201,16 @@ def _estimate(runs: Sequence[CollectiveRun], read: Reader) -> list[float]:
             run.setting.sizes_bytes, run.durations_s, run.cpu_s, strict=True
         )
     ]
+    single = [p for p in points if p[0].copies == 1]
+    crowded = [p for p in points if p[0].copies > 1]
+    warm = [p for p in single if p[0].pause_s == 0 and p[1] <= _SMALL_BYTES]
+    cold = [p for p in single if p[0].pause_s > 0 and p[1] <= _SMALL_BYTES]
     rate = {id(setting): setting.fabric.node_bytes_per_s[0] for setting, *_ in points}
-    warm = [p for p in points if p[0].pause_s == 0 and p[1] <= _SMALL_BYTES]
-    cold = [p for p in points if p[0].pause_s > 0 and p[1] <= _SMALL_BYTES]
-    large = [p for p in points if p[1] >= _LARGE_BYTES]
     shaped = [
         p
-        for p in points
+        for p in single
         if p[0].pause_s > 0
-        and p[1] / rate[id(p[0])] > 0.008
+        and p[1] / rate[id(p[0])] > _WIRE_ONLY_S
         and rate[id(p[0])] < _UNSHAPED_BYTES_PER_S
     ]
     warm_s, cold_s = (float(np.median([p[2] for p in group])) for group in (warm, cold))
@@ -213,9 +222,13 @@ def _estimate(runs: Sequence[CollectiveRun], read: Reader) -> list[float]:
     rows = [(1.0, -1.0 / size) for _, size, _, _ in shaped]
     values = [(t - launch_s - 2 * hop_s) * rate[id(s)] / size for s, size, t, _ in shaped]
     (overhead, credit), *_ = np.linalg.lstsq(np.array(rows), np.array(values), rcond=None)
-    message_cpu_s = warm_cpu_s / (4 * _MESSAGES_PER_STEP)
     launch_cpu_s = max(cold_cpu_s - warm_cpu_s, 0.0) / 2
-    byte_cpu_s = float(np.median([(p[3] - cold_cpu_s) / (2 * p[1]) for p in large]))
+    # What counts is the price on busy cores: there several messages are handled at one waking.
+    small_cpu_s = float(np.median([p[3] for p in crowded if p[1] <= _SMALL_BYTES]))
+    message_cpu_s = small_cpu_s / (4 * _MESSAGES_PER_STEP)
+    byte_cpu_s = float(
+        np.median([(p[3] - small_cpu_s) / (2 * p[1]) for p in crowded if p[1] >= _LARGE_BYTES])
+    )
     return [
         float(overhead),
         float(credit),

@@ -143,6 +143,8 @@ class CollectiveSetting(Record):
     repeats: PositiveInt = 8
     pause_s: NonNegativeFloat = 0.03
     """Before each all-reduce: makes links idle and their credit full; 0 keeps the group warm. [s]"""
+    copies: PositiveInt = 1
+    """Groups that do the same at the same time on the same nodes: many saturate the machine."""
 
 
 class Job(Record):
@@ -200,9 +202,10 @@ class CollectiveRun(Record):
     setting: CollectiveSetting
     started_utc: float
     durations_s: tuple[tuple[PositiveFloat, ...], ...]
-    """Shape ``(num_sizes, repeats)``: from the last rank's start to the last rank's end. [s]"""
+    """Shape ``(num_sizes, repeats)``, of the first group: from the last rank's start to the last
+    rank's end. [s]"""
     cpu_s: tuple[NonNegativeFloat, ...]
-    """CPU time of all ranks per all-reduce, for each size. [s]"""
+    """CPU time of all ranks of a group per all-reduce, for each size. [s]"""
     host: HostUse
 
 

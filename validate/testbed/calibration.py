@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from perfmodel.cost.shaped import ShapedRing
@@ -70,8 +71,7 @@ def _finish(runs: Sequence[TrainingRun], bare: Calibration) -> tuple[float, floa
     rows, left_s = [], []
     for run in runs:
         plan = Plan.of(run.setting, bare)
-        last_bytes = plan.all_reduces[-1].size_bytes if plan.all_reduces else 0
-        rows.append((1.0, float(last_bytes)))
+        rows.append((1.0, float(plan.last_bucket_bytes)))
         left_s.append(float(np.median(run.step_s)) - _predicted(run, bare))
     found, _ = nnls(np.array(rows), np.array(left_s))
     return float(found[0]), float(found[1])
@@ -101,7 +101,7 @@ def _residual(runs: Sequence[TrainingRun], full: Calibration) -> float:
 
 
 def _noises(runs: Sequence[TrainingRun]) -> dict[str, RankNoise]:
-    groups: dict[str, list[np.ndarray]] = {}
+    groups: dict[str, list[NDArray[np.float64]]] = {}
     for run in runs:
         if is_noisy(run.setting.noise):
             nominal_s = run.setting.model.compute_s * run.setting.accumulation

@@ -85,6 +85,11 @@ class Plan:
         """Collectives of the step, in order."""
         return tuple(self.program.operations[i] for i in self.program.on_stream(Stream.COMM))
 
+    @property
+    def last_bucket_bytes(self) -> int:
+        """Bytes of the bucket that is filled last. [B]"""
+        return [o.size_bytes for o in self.program.operations if o.cause is Cause.BUCKET][-1]
+
     def durations(self) -> FloatArray:
         """Time of each operation at nominal pace, shape ``(num_operations, num_draws)``. [s]
 
@@ -133,28 +138,30 @@ class Plan:
         elif operation.cause is Cause.BACKWARD:
             seconds = sum(layer.backward_s for layer in model.layers) * operation.share
         elif operation.cause is Cause.OPTIMIZER:
-            # All ranks finish at once, on the same few cores.
-            crowd = max(1.0, self.setting.fabric.num_ranks / found.num_cores)
-            last_bytes = self.all_reduces[-1].size_bytes if self.all_reduces else 0
-            seconds = model.optimizer_s + crowd * (
-                found.finish_s + found.finish_s_per_byte * last_bytes
+            seconds = (
+                model.optimizer_s
+                + found.finish_s
+                + found.finish_s_per_byte * self.last_bucket_bytes
             )
         return np.full(found.num_draws, seconds)
 
     def _credits(self, durations_s: FloatArray) -> list[FloatArray]:
-        """Credit of each all-reduce: full after a rest, else what the rest before it has restored. [s]"""
+        """What each all-reduce saves: credit of rested links, or latency hidden behind another. [s]
+
+        Two are in flight at a time: one that waits for another has its first messages under way.
+        """
+        ring, fabric = self.calibration.ring, self.setting.fabric
         ends_s = end_times(self.program, self._paced(durations_s))
-        full_s = self.calibration.ring.credit_s(self.setting.fabric)
-        comm = self.program.on_stream(Stream.COMM)
+        full_s, latency_s = ring.credit_s(fabric), ring.latency_s(fabric.num_ranks)
         credit_s = full_s
         free_s = np.zeros_like(full_s)
         found = []
-        for position in comm:
-            duration_s = durations_s[position]
-            rested_s = np.maximum(ends_s[position] - duration_s - free_s, 0.0)
-            credit_s = np.minimum(full_s, credit_s + rested_s)
-            found.append(credit_s)
-            credit_s = np.maximum(credit_s - duration_s, 0.0)
+        for position in self.program.on_stream(Stream.COMM):
+            ready_s = ends_s[list(self.program.operations[position].after)].max(axis=0)
+            credit_s = np.minimum(full_s, credit_s + np.maximum(ready_s - free_s, 0.0))
+            hidden_s = np.minimum(latency_s, np.maximum(free_s - ready_s, 0.0))
+            found.append(credit_s + hidden_s)
+            credit_s = np.maximum(credit_s - durations_s[position], 0.0)
             free_s = ends_s[position]
         return found
 

@@ -35,6 +35,9 @@ def flat(num_ranks: int, mbit: float) -> Fabric:
     return Fabric(node_of_rank=tuple(range(num_ranks)), node_bytes_per_s=(mbit * MBIT,) * num_ranks)
 
 
+_CALM: Final = Noise()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """What distinguishes a training setting; becomes one with ``setting``."""
@@ -47,7 +50,7 @@ class Recipe:
     mbit: float
     accumulation: int = 1
     bucket_cap_mb: float | None = None
-    noise: Noise = Noise()
+    noise: Noise = _CALM
     num_steps: int = 10
 
     def setting(self, number: int) -> TrainingSetting:
@@ -82,20 +85,18 @@ def collectives() -> tuple[CollectiveSetting, ...]:
         )
         for mbit in (50, 100, 200, 400)
     )
-    unshaped = CollectiveSetting(
-        name="all-reduce unshaped",
-        fabric=flat(2, UNSHAPED_MBIT),
-        sizes_bytes=(1024, 4 * MIB, 16 * MIB),
-        repeats=8,
-    )
     warm = CollectiveSetting(
-        name="all-reduce warm",
-        fabric=flat(2, 200),
-        sizes_bytes=(1024,),
-        repeats=100,
-        pause_s=0.0,
+        name="all-reduce warm", fabric=flat(2, 200), sizes_bytes=(1024,), repeats=100, pause_s=0.0
     )
-    return (*shaped, unshaped, warm)
+    crowded = CollectiveSetting(
+        name="all-reduce crowded",
+        fabric=flat(2, UNSHAPED_MBIT),
+        sizes_bytes=(1024, 4 * MIB, 1024, 4 * MIB),
+        repeats=25,
+        pause_s=0.0,
+        copies=8,
+    )
+    return (*shaped, warm, crowded)
 
 
 def trainings() -> tuple[TrainingSetting, ...]:
@@ -154,14 +155,14 @@ def plain() -> tuple[TrainingSetting, ...]:
         ("squeezenet", 200, 2, 2.0, 1),
         ("squeezenet", 200, 0.7, 4.0, 2),
         ("perceptron", 200, 0.4, None, 1),
-        ("perceptron", 200, 1.5, 6.0, 1),
+        ("perceptron", 200, 1.2, 6.0, 1),
         ("transformer", 200, 0.5, 2.0, 1),
         ("transformer", 200, 1.3, None, 4),
         ("vgg-like", 200, 0.5, 3.0, 1),
-        ("vgg-like", 200, 2, None, 1),
+        ("vgg-like", 200, 1.5, None, 1),
         ("embedding", 100, 0.8, 1.0, 1),
     )
-    settings = []
+    settings: list[TrainingSetting] = []
     for num_ranks in (4, 8, 16):
         for shape, mbit, ratio, cap, accumulation in rows:
             recipe = Recipe(
@@ -226,7 +227,7 @@ def _two_tiers() -> Iterator[Recipe]:
             family="two tiers",
             shape=shape,
             fabric=fabric,
-            ratio=(0.4, 0.8, 3.0)[number % 3],
+            ratio=(0.4, 0.8, 2.0)[number % 3],
             mbit=200,
             bucket_cap_mb=cap,
         )
@@ -234,7 +235,7 @@ def _two_tiers() -> Iterator[Recipe]:
 
 def _slow_links() -> Iterator[Recipe]:
     for number, (num_ranks, slow_mbit, ratio) in enumerate(
-        ((4, 60, 0.5), (8, 60, 0.5), (16, 60, 0.5), (4, 100, 1), (8, 150, 0.3), (16, 100, 8))
+        ((4, 100, 0.5), (8, 60, 0.5), (16, 60, 0.5), (4, 100, 0.7), (8, 150, 0.3), (16, 100, 8))
     ):
         rates = [200 * MBIT] * num_ranks
         rates[num_ranks // 2] = slow_mbit * MBIT
@@ -250,7 +251,7 @@ def _slow_links() -> Iterator[Recipe]:
 
 def _slow_ranks() -> Iterator[Recipe]:
     for number, (num_ranks, factor, ratio) in enumerate(
-        ((4, 1.5, 2), (8, 1.5, 2), (16, 1.3, 3), (4, 1.5, 0.3), (8, 2.0, 0.3), (16, 1.5, 0.4))
+        ((4, 1.5, 1.3), (8, 1.5, 2), (16, 1.3, 1.5), (4, 1.5, 0.3), (8, 2.0, 0.3), (16, 1.5, 0.4))
     ):
         yield Recipe(
             family="slow rank",

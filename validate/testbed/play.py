@@ -55,8 +55,8 @@ def play_collectives(cluster: Cluster, setting: CollectiveSetting) -> Collective
     return CollectiveRun(
         setting=setting,
         started_utc=reply["started_utc"],
-        durations_s=tuple(_durations(of_ranks) for of_ranks in sizes),
-        cpu_s=tuple(sum(rank["cpu_s"] for rank in of_ranks) for of_ranks in sizes),
+        durations_s=tuple(_durations(of_ranks[: setting.fabric.num_ranks]) for of_ranks in sizes),
+        cpu_s=tuple(sum(rank["cpu_s"] for rank in of_ranks) / setting.copies for of_ranks in sizes),
         host=_host(reply),
     )
 

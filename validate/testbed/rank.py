@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 from torch.nn.parallel import DistributedDataParallel
 
 from perfmodel.documents.testbed import CollectiveSetting, EmulatedLayer, TrainingSetting
@@ -89,7 +90,7 @@ class Place:
 def join(place: Place) -> None:
     """Enter the group."""
     torch.set_num_threads(1)
-    store = dist.FileStore(place.store, place.world_size)
+    store = FileStore(place.store, place.world_size)
     dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.world_size)
 
 

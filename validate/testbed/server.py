@@ -5,6 +5,7 @@ the kernel ends every rank and removes every network namespace. Reads one job pe
 standard input, writes one reply per line to standard output.
 """
 
+import functools
 import json
 import os
 import signal
@@ -79,18 +80,24 @@ def serve(job: Job) -> dict[str, Any]:
             _start_traffic(fabric, brood)
             ranks = [
                 brood.fork(_Player(job, number, folder, counters))
-                for number in range(fabric.num_ranks)
+                for number in range(_num_players(job))
             ]
             brood.wait(ranks, folder, limit_s=job.limit_s)
             results = [
                 json.loads((folder / f"{number}.json").read_text(encoding="utf-8"))
-                for number in range(fabric.num_ranks)
+                for number in range(_num_players(job))
             ]
         return {"started_utc": started_utc, "ranks": results}
     finally:
         brood.end()
         counters.close()
         wiring.remove()
+
+
+def _num_players(job: Job) -> int:
+    setting = job.setting
+    copies = setting.copies if isinstance(setting, CollectiveSetting) else 1
+    return setting.fabric.num_ranks * copies
 
 
 def _tune(fabric: Fabric) -> None:
@@ -106,14 +113,11 @@ def _tune(fabric: Fabric) -> None:
 
 def _start_traffic(fabric: Fabric, brood: "Brood") -> None:
     for node in {stream.to_node for stream in fabric.background}:
-        brood.fork(lambda node=node: _within(node, background.swallow))
+        brood.fork(functools.partial(_within, node, background.swallow))
     for stream in fabric.background:
         address = wiring.node_address(stream.to_node)
-        brood.fork(
-            lambda stream=stream, address=address: _within(
-                stream.from_node, lambda: background.send(address, stream.bytes_per_s)
-            )
-        )
+        send = functools.partial(background.send, address, stream.bytes_per_s)
+        brood.fork(functools.partial(_within, stream.from_node, send))
 
 
 def _within(node: int, work: Callable[[], None]) -> None:
@@ -143,17 +147,18 @@ class _Player:
 
     def _run(self) -> dict[str, Any]:
         setting = self.job.setting
-        enter(named(wiring.node_name(setting.fabric.node_of_rank[self.number])))
+        group, number = divmod(self.number, setting.fabric.num_ranks)
+        enter(named(wiring.node_name(setting.fabric.node_of_rank[number])))
         place = rank.Place(
-            rank=self.number,
+            rank=number,
             world_size=setting.fabric.num_ranks,
-            store=str(self.folder / "store"),
+            store=str(self.folder / f"store-{group}"),
             counters=self.counters.read,
         )
         rank.join(place)
         if isinstance(setting, CollectiveSetting):
             return rank.all_reduce(place, setting)
-        return rank.train(place, setting, list(self.job.factors[self.number]))
+        return rank.train(place, setting, list(self.job.factors[number]))
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from calibrate.environment import describe_environment
 from calibrate.placement import provenance
 from perfmodel.documents.base import write_atomically
 from perfmodel.documents.testbed import (
+    CollectiveRun,
     CollectiveSetting,
     ForetoldStep,
     TestbedDocument,
@@ -88,7 +89,7 @@ class _Campaign:
             self.done += 1
             self.on_progress(Progress(done=self.done, total=self.total, task=setting.name))
 
-    def _play(self, setting: Setting) -> object:
+    def _play(self, setting: Setting) -> TrainingRun | CollectiveRun:
         if isinstance(setting, CollectiveSetting):
             return play_collectives(self.cluster, setting)
         return play_training(self.cluster, setting)

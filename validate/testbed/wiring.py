@@ -125,9 +125,9 @@ def remove() -> None:
 
 def _plug(port: str, *, into: str, device: str) -> list[str]:
     """A cable from a port of this switch to a device in another namespace."""
+    peer = f"peer name {device} mtu {MTU_BYTES} netns {into}"
     return [
-        f"link add name {port} mtu {MTU_BYTES} type veth "
-        f"peer name {device} mtu {MTU_BYTES} netns {into}",
+        f"link add name {port} mtu {MTU_BYTES} type veth {peer}",
         f"link set {port} master br0 up",
     ]
 
