@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.cost.shaped import ShapedRing, link_rates, ring_bytes
+from perfmodel.cost.shaped import ShapedRing, link_rates, path, ring_bytes
 from perfmodel.documents.testbed import CollectiveSetting, Job, TrainingSetting
 from perfmodel.errors import MeasurementFailed
 from validate.testbed.counters import BUSY
@@ -96,11 +96,17 @@ def _training_ranks(
 ) -> list[dict[str, Any]]:
     plan = Plan.of(setting, known())
     durations_s = plan.durations()[:, 0]
-    steps_s = [simulated_step(plan, durations_s, paces) for paces in factors.T]
+    cpu_step_s = float(plan.cpu_s()[0])
+    steps_s = [
+        max(simulated_step(plan, durations_s, paces), cpu_step_s / NUM_CORES) for paces in factors.T
+    ]
     ends_s = [0.0, *np.cumsum(steps_s).tolist()]
     payload = ring_bytes(setting.model.gradient_bytes, setting.fabric)
     sent = {link: 1.01 * size * len(steps_s) for link, size in payload.items()}
-    cpu_s = float(plan.cpu_s()[0]) * len(steps_s) / setting.fabric.num_ranks
+    for stream in setting.fabric.background:
+        for link in path(setting.fabric, stream.from_node, stream.to_node):
+            sent[link] += stream.bytes_per_s * ends_s[-1]
+    cpu_s = cpu_step_s * len(steps_s) / setting.fabric.num_ranks
     before, after = _moments(ends_s[-1], cpu_s, sent)
     nominal_s = setting.model.compute_s * setting.accumulation
     return [
