@@ -19,7 +19,7 @@ from perfmodel.errors import (
 from perfmodel.parallelism.strategy import Setting
 from perfmodel.program.ddp import gradient_buckets
 from tests.validate.testbed.played import PlayedCluster
-from validate.testbed import client, plan, shapes, testbed, verdict
+from validate.testbed import calibration, client, plan, shapes, testbed, verdict
 from validate.testbed.foretell import noise_key
 from validate.testbed.noise import draw_factors
 from validate.testbed.resources import limit, link_uses
@@ -37,6 +37,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> PlayedCluster:
     monkeypatch.setattr(testbed, "refuse_without_rights", lambda: None)
     # A few settings of each kind are enough to see the campaign work.
     monkeypatch.setattr(plan, "short", lambda settings, _budget: settings[::12])
+    monkeypatch.setattr(calibration, "NUM_DRAWS", 10)
     return played
 
 
@@ -76,7 +77,7 @@ def test_predictions_and_gates_are_on_disk_before_the_first_judged_run(
 def test_an_interrupted_campaign_continues_where_it_stopped(
     cluster: PlayedCluster, tmp_path: Path
 ) -> None:
-    cluster.at_most = 40
+    cluster.at_most = len(plan.collectives()) + len(plan.trainings()) + 2
     with pytest.raises(MeasurementFailed):
         run(tmp_path)
     # What a killed writer leaves of a line is measured again.
