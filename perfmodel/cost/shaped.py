@@ -30,6 +30,9 @@ _UNSHAPED_BYTES_PER_S: Final = 1e9
 #: All-reduces that keep a shaped link busy for longer tell its rate and credit. [s]
 _WIRE_ONLY_S: Final = 0.008
 
+#: Repeats of a warm all-reduce in which no core had dozed off.
+_AWAKE_QUANTILE: Final = 0.1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ShapedRing:
@@ -54,7 +57,7 @@ class ShapedRing:
     def fit(
         cls, runs: Sequence[CollectiveRun], *, num_draws: int, rng: np.random.Generator
     ) -> "ShapedRing":
-        """Read the parameters off all-reduces between two ranks.
+        """Read the parameters off all-reduces of one and two ranks.
 
         Draws resample the repeats of every point.
 
@@ -62,7 +65,8 @@ class ShapedRing:
         ----------
         runs
             Of two ranks: on idle shaped links, small and large; warm ones that follow each other at once;
-            and crowded ones, in which many groups saturate the machine, small and large.
+            crowded ones, in which many groups saturate the machine, small and large, and the same of
+            one rank.
         """
         nominal = _estimate(runs, _median)
         draws = [nominal]
@@ -195,14 +199,15 @@ def _resampled(rng: np.random.Generator) -> Reader:
 def _estimate(runs: Sequence[CollectiveRun], read: Reader) -> list[float]:
     """Parameters in the order of the fields."""
     points = [
-        (run.setting, size, read(times), cpu_s)
+        (run.setting, size, read(times), cpu_s, float(np.quantile(times, _AWAKE_QUANTILE)))
         for run in runs
         for size, times, cpu_s in zip(
             run.setting.sizes_bytes, run.durations_s, run.cpu_s, strict=True
         )
     ]
     single = [p for p in points if p[0].copies == 1]
-    crowded = [p for p in points if p[0].copies > 1]
+    silent = [p for p in points if p[0].fabric.num_ranks == 1]
+    crowded = [p for p in points if p[0].copies > 1 and p[0].fabric.num_ranks > 1]
     warm = [p for p in single if p[0].pause_s == 0 and p[1] <= _SMALL_BYTES]
     cold = [p for p in single if p[0].pause_s > 0 and p[1] <= _SMALL_BYTES]
     rate = {id(setting): setting.fabric.node_bytes_per_s[0] for setting, *_ in points}
@@ -214,18 +219,19 @@ def _estimate(runs: Sequence[CollectiveRun], read: Reader) -> list[float]:
         and rate[id(p[0])] < _UNSHAPED_BYTES_PER_S
     ]
     warm_s, cold_s = (float(np.median([p[2] for p in group])) for group in (warm, cold))
-    warm_cpu_s, cold_cpu_s = (float(np.median([p[3] for p in group])) for group in (warm, cold))
-    hop_s = warm_s / 2
-    launch_s = max(cold_s - warm_s, 0.0)
+    # Two ranks let the cores doze between messages; many keep them awake, as in the quickest repeats.
+    awake_s = float(np.median([p[4] for p in warm]))
+    hop_s = awake_s / 2
+    launch_s = max(cold_s - warm_s, 0.0) + (warm_s - awake_s)
     # Two ranks move every byte once each way: time x rate = overhead x size - credit. Relative errors
     # are alike, so that rows are divided by the size.
-    rows = [(1.0, -1.0 / size) for _, size, _, _ in shaped]
-    values = [(t - launch_s - 2 * hop_s) * rate[id(s)] / size for s, size, t, _ in shaped]
+    rows = [(1.0, -1.0 / size) for _, size, *_ in shaped]
+    values = [(t - launch_s - 2 * hop_s) * rate[id(s)] / size for s, size, t, *_ in shaped]
     (overhead, credit), *_ = np.linalg.lstsq(np.array(rows), np.array(values), rcond=None)
-    launch_cpu_s = max(cold_cpu_s - warm_cpu_s, 0.0) / 2
-    # What counts is the price on busy cores: there several messages are handled at one waking.
+    # What counts is the price on busy cores, where caches are cold but few sleep.
+    launch_cpu_s = float(np.median([p[3] for p in silent]))
     small_cpu_s = float(np.median([p[3] for p in crowded if p[1] <= _SMALL_BYTES]))
-    message_cpu_s = small_cpu_s / (4 * _MESSAGES_PER_STEP)
+    message_cpu_s = max(small_cpu_s - 2 * launch_cpu_s, 0.0) / (4 * _MESSAGES_PER_STEP)
     byte_cpu_s = float(
         np.median([(p[3] - small_cpu_s) / (2 * p[1]) for p in crowded if p[1] >= _LARGE_BYTES])
     )

@@ -56,7 +56,10 @@ class PlayedCluster:
             raise MeasurementFailed("played cluster: enough")
         self.played.append(job.setting.name)
         if isinstance(job.setting, CollectiveSetting):
-            return _reply([_collective_rank(job.setting)] * 2 * job.setting.copies)
+            return _reply(
+                [_collective_rank(job.setting)]
+                * (job.setting.fabric.num_ranks * job.setting.copies)
+            )
         return _reply(_training_ranks(job.setting, np.array(job.factors)))
 
 
@@ -81,13 +84,15 @@ def _collective_rank(setting: CollectiveSetting) -> dict[str, Any]:
         duration_s = float(
             ring.time_s(size_bytes, fabric, num_cores=NUM_CORES, credit_s=ring.credit_s(fabric))[0]
         )
-        cpu_s = float(ring.cpu_s(size_bytes, 2)[0])
+        num_ranks = fabric.num_ranks
+        cpu_s = float(ring.cpu_s(size_bytes, num_ranks)[0])
         if setting.pause_s == 0:
             duration_s = float(2 * ring.hop_s[0])
-            cpu_s -= float(2 * ring.launch_cpu_s[0])
+        if num_ranks == 1:
+            duration_s, cpu_s = 1e-5, float(ring.launch_cpu_s[0])
         starts_s = [float(number) for number in range(setting.repeats)]
         ends_s = [start_s + duration_s for start_s in starts_s]
-        sizes.append({"starts_s": starts_s, "ends_s": ends_s, "cpu_s": cpu_s / 2})
+        sizes.append({"starts_s": starts_s, "ends_s": ends_s, "cpu_s": cpu_s / num_ranks})
     return {"before": before, "after": after, "sizes": sizes}
 
 
