@@ -111,6 +111,7 @@ COMMAND_LINE = {
         "--resume",
         "--seed",
     },
+    "validate testbed": {"--budget", "--minutes", "--out", "--resume", "--seed"},
     "report": {"--devices", "--out", "--profile", "--validation", "--workloads"},
 }
 
@@ -212,7 +213,10 @@ def test_every_make_target_explains_itself() -> None:
 def test_the_command_line_is_the_one_that_was_promised() -> None:
     group = vars(get_command(app))
     found = {"": group["params"]}
-    found |= {name: command.params for name, command in group["commands"].items()}
+    for name, command in group["commands"].items():
+        found[name] = command.params
+        for inner, sub_command in getattr(command, "commands", {}).items():
+            found[f"{name} {inner}"] = sub_command.params
     options = {
         name: {option for parameter in parameters for option in parameter.opts}
         for name, parameters in found.items()

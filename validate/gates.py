@@ -33,9 +33,9 @@ def judge(
         tolerances.coverage_at_most if summary.num_settings >= _ENOUGH_FOR_UPPER_COVERAGE else None
     )
     gates = [
-        _gate("step-time MAPE", summary.mape, at_most=tolerances.step_mape),
-        _gate("worst step-time error", summary.worst_absolute, at_most=tolerances.step_worst),
-        _gate(
+        gate("step-time MAPE", summary.mape, at_most=tolerances.step_mape),
+        gate("worst step-time error", summary.worst_absolute, at_most=tolerances.step_worst),
+        gate(
             "coverage of 90 % intervals",
             coverage,
             at_least=tolerances.coverage_at_least,
@@ -43,7 +43,7 @@ def judge(
         ),
     ]
     if speedups is not None:
-        gates.append(_gate("speed-up MAPE", speedups.mape, at_most=tolerances.speedup_mape))
+        gates.append(gate("speed-up MAPE", speedups.mape, at_most=tolerances.speedup_mape))
     return tuple(gates)
 
 
@@ -52,9 +52,10 @@ def passed(gates: Sequence[Gate]) -> bool:
     return all(gate.passed for gate in gates)
 
 
-def _gate(
+def gate(
     name: str, value: float, *, at_least: float | None = None, at_most: float | None = None
 ) -> Gate:
+    """Compare one value with its bounds."""
     above = at_least is None or value >= at_least
     below = at_most is None or value <= at_most
     return Gate(

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import typer
 
-from perfmodel.cli import measure, memory, predict, report, techniques, trace
+from perfmodel.cli import measure, memory, predict, report, techniques, testbed, trace
 from perfmodel.errors import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Interrupted, PerfModelError
 
 _HELP: Final = """Measure one machine, then predict training on 2 to 16,384 accelerators.
@@ -20,6 +20,7 @@ perfmodel techniques    checkpointing, offload, streaming ...: time and memory
 perfmodel predict       speed-up, step time, doubt for any number of devices
 perfmodel explain       what costs the speed-up, and what one change would gain
 perfmodel validate      run settings never used before, print the tool's own error
+perfmodel validate testbed   the same with up to 16 ranks on shaped links
 
 \b
 Exit codes: 0 ok, 1 failure, 2 usage, 3 not feasible, 4 validation out of tolerance,
@@ -79,11 +80,16 @@ _COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "techniques": techniques.techniques,
     "predict": predict.predict,
     "explain": predict.explain,
-    "validate": measure.validate,
     "report": report.report,
 }
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_interruptible(_command))
+
+#: Runs on its own, or with the testbed as its sub-command.
+_validate = typer.Typer(rich_markup_mode=None)
+_validate.callback(invoke_without_command=True)(_interruptible(measure.validate))
+_validate.command("testbed")(_interruptible(testbed.run_testbed))
+app.add_typer(_validate, name="validate")
 
 
 def main() -> None:

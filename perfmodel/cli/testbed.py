@@ -1,0 +1,68 @@
+"""``perfmodel validate testbed``: many ranks for real, on shaped links between emulated devices."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfmodel.cli.progress import shown_progress
+from perfmodel.errors import OutOfTolerance
+
+DEFAULT_TESTBED = Path("runs/testbed")
+_SECONDS_PER_MINUTE = 60
+
+
+def run_testbed(
+    *,
+    budget: Annotated[
+        str, typer.Option(help="quick or standard: about 5 or 25 minutes.")
+    ] = "standard",
+    out: Annotated[Path, typer.Option(help="Folder for runs, predictions and the verdict.")] = (
+        DEFAULT_TESTBED
+    ),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue an interrupted campaign in the folder.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the order of runs.")] = 1,
+    minutes: Annotated[
+        float | None, typer.Option(help="Stop after so long; continue with --resume.")
+    ] = None,
+) -> None:
+    """Run DDP at 4, 8 and 16 ranks over shaped links and print the model's own error."""
+    from calibrate.processes import terminate_as_interrupt  # noqa: PLC0415 - keeps predict fast
+    from perfmodel import checks  # noqa: PLC0415
+    from perfmodel.report.tables import rich_table  # noqa: PLC0415
+    from perfmodel.report.testbed_grids import (  # noqa: PLC0415
+        families_grid,
+        gate_lines,
+        settings_grid,
+    )
+    from validate.testbed import testbed as use_case  # noqa: PLC0415
+
+    if minutes is not None:
+        checks.positive("--minutes", minutes)
+    request = use_case.TestbedRequest(
+        folder=out,
+        budget=budget,
+        seed=seed,
+        resume=resume,
+        limit_s=None if minutes is None else minutes * _SECONDS_PER_MINUTE,
+    )
+    with terminate_as_interrupt(), shown_progress("testbed") as on_progress:
+        document = use_case.validate_testbed(request, on_progress=on_progress)
+    for found in (settings_grid(document), families_grid(document)):
+        _print(rich_table(found))
+    for line in gate_lines(document):
+        typer.echo(line)
+    typer.echo(f"testbed: {out / use_case.VERDICT}")
+    if not document.passed:
+        failed = ", ".join(gate.name for gate in document.gates if not gate.passed)
+        raise OutOfTolerance(
+            f"validate testbed: out of tolerance: {failed}; see the table for where"
+        )
+
+
+def _print(renderable: object) -> None:
+    from rich.console import Console  # noqa: PLC0415 - slow to import
+
+    Console().print(renderable)

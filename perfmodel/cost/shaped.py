@@ -1,0 +1,253 @@
+"""How long an all-reduce takes between nodes behind shaped links, all played by one machine.
+
+A pipelined ring moves ``2 (n - 1) / n`` of the gradient over every edge. Its time is the larger, softly,
+of two: what the busiest link needs, and what the machine that plays all nodes needs in CPU time.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Final
+
+import numpy as np
+
+from perfmodel.cost.curve import Samples
+from perfmodel.documents.testbed import CollectiveRun, Fabric
+from perfmodel.units import Bytes, BytesPerSecond
+
+#: How sharply the larger of wire and host wins, as the exponent of a norm.
+_SHARPNESS: Final = 8
+
+#: Messages of a ring: each rank sends and receives two segments in each of ``2 (n - 1)`` steps.
+_MESSAGES_PER_STEP: Final = 2
+
+#: Sizes up to this are all latency, from this on all bandwidth. [B]
+_SMALL_BYTES: Final = 4096
+_LARGE_BYTES: Final = 4_000_000
+
+#: Collectives whose shaped link is at least this fast were limited by the machine.
+_UNSHAPED_BYTES_PER_S: Final = 1e9
+
+#: All-reduces that keep a shaped link busy for longer tell its rate and credit. [s]
+_WIRE_ONLY_S: Final = 0.008
+
+#: Repeats of a warm all-reduce in which no core had dozed off.
+_AWAKE_QUANTILE: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ShapedRing:
+    """Parameters of the ring; arrays have shape ``(num_draws,)``, draw 0 is the fitted value."""
+
+    overhead: Samples
+    """Bytes on the wire per byte of payload: headers, acknowledgements."""
+    credit_bytes: Samples
+    """What an idle shaped link lets through at once. [B]"""
+    launch_s: Samples
+    """From a call to the first message of an idle group. [s]"""
+    hop_s: Samples
+    """From a message's arrival to the next one's departure. [s]"""
+    launch_cpu_s: Samples
+    """CPU time of one rank per call. [s]"""
+    message_cpu_s: Samples
+    """CPU time of one message. [s]"""
+    byte_cpu_s: Samples
+    """CPU time of one byte on any edge. [s/B]"""
+
+    @classmethod
+    def fit(
+        cls, runs: Sequence[CollectiveRun], *, num_draws: int, rng: np.random.Generator
+    ) -> "ShapedRing":
+        """Read the parameters off all-reduces of one and two ranks.
+
+        Draws resample the repeats of every point.
+
+        Parameters
+        ----------
+        runs
+            Of two ranks: on idle shaped links, small and large; warm ones that follow each other at once;
+            crowded ones, in which many groups saturate the machine, small and large, and the same of
+            one rank.
+        """
+        nominal = _estimate(runs, _median)
+        draws = [nominal]
+        for _ in range(num_draws - 1):
+            seed = int(rng.integers(2**32))
+            draws.append(_estimate(runs, _resampled(np.random.default_rng(seed))))
+        table = np.array(draws)
+        return cls(**{field.name: table[:, i] for i, field in enumerate(fields(cls))})
+
+    def nominal(self) -> dict[str, float]:
+        """Fitted values by name."""
+        return {field.name: float(getattr(self, field.name)[0]) for field in fields(self)}
+
+    def wire_s(self, size_bytes: Bytes, fabric: Fabric) -> Samples:
+        """Time that the busiest link needs for one all-reduce, without credit. [s]"""
+        num_ranks = fabric.num_ranks
+        if num_ranks == 1:
+            return np.zeros_like(self.overhead)
+        edge_bytes = 2 * (num_ranks - 1) / num_ranks * size_bytes
+        seconds_per_byte = max(
+            crossings / free
+            for crossings, free in zip(
+                ring_crossings(fabric).values(), free_rates(fabric).values(), strict=True
+            )
+        )
+        sending_s = edge_bytes * self.overhead * seconds_per_byte
+        result: Samples = sending_s + self.latency_s(num_ranks)
+        return result
+
+    def latency_s(self, num_ranks: int) -> Samples:
+        """Time in which the first message goes all the way round, whatever its size. [s]"""
+        result: Samples = self.launch_s + 2 * (num_ranks - 1) * self.hop_s
+        return result
+
+    def credit_s(self, fabric: Fabric) -> Samples:
+        """Time that the full credit of the busiest link saves. [s]"""
+        loads = ring_crossings(fabric)
+        free = free_rates(fabric)
+        busiest = max(loads, key=lambda link: loads[link] / free[link])
+        # A link with other traffic on it is never idle for long enough.
+        is_shared = any(busiest in path(fabric, t.from_node, t.to_node) for t in fabric.background)
+        if loads[busiest] == 0 or is_shared:
+            return np.zeros_like(self.overhead)
+        result: Samples = self.credit_bytes / link_rates(fabric)[busiest]
+        return result
+
+    def cpu_s(self, size_bytes: Bytes, num_ranks: int) -> Samples:
+        """CPU time of all ranks for one all-reduce. [s]"""
+        if num_ranks == 1:
+            return np.zeros_like(self.overhead)
+        num_messages = 2 * _MESSAGES_PER_STEP * num_ranks * (num_ranks - 1)
+        result: Samples = (
+            num_ranks * self.launch_cpu_s
+            + num_messages * self.message_cpu_s
+            + 2 * (num_ranks - 1) * size_bytes * self.byte_cpu_s
+        )
+        return result
+
+    def time_s(
+        self, size_bytes: Bytes, fabric: Fabric, *, num_cores: int, credit_s: Samples
+    ) -> Samples:
+        """Time of one all-reduce, given what the credit of idle links saves. [s]"""
+        wire_s = np.maximum(self.wire_s(size_bytes, fabric) - credit_s, 0.0)
+        return soft_maximum(wire_s, self.cpu_s(size_bytes, fabric.num_ranks) / num_cores)
+
+
+def soft_maximum(first: Samples, second: Samples) -> Samples:
+    """The larger of two times; a little more where they are close, because they disturb each other."""
+    largest = np.maximum(first, second)
+    smallest = np.minimum(first, second)
+    ratio = np.divide(smallest, largest, out=np.zeros_like(largest), where=largest > 0)
+    result: Samples = largest * (1 + ratio**_SHARPNESS) ** (1 / _SHARPNESS)
+    return result
+
+
+def link_rates(fabric: Fabric) -> dict[str, BytesPerSecond]:
+    """Every shaped link and its rate. [B/s]"""
+    nodes = {f"uplink of node {i}": rate for i, rate in enumerate(fabric.node_bytes_per_s)}
+    racks = {f"uplink of rack {i}": rate for i, rate in enumerate(fabric.rack_bytes_per_s)}
+    return nodes | racks
+
+
+def path(fabric: Fabric, from_node: int, to_node: int) -> tuple[str, ...]:
+    """Shaped links between two nodes."""
+    if from_node == to_node:
+        return ()
+    source, target = fabric.rack(from_node), fabric.rack(to_node)
+    own = (f"uplink of node {from_node}",)
+    return own if source == target else (*own, f"uplink of rack {source}")
+
+
+def ring_crossings(fabric: Fabric) -> dict[str, int]:
+    """How many edges of the ring cross each link."""
+    found = dict.fromkeys(link_rates(fabric), 0)
+    nodes = fabric.node_of_rank
+    for source, target in zip(nodes, (*nodes[1:], nodes[0]), strict=True):
+        for link in path(fabric, source, target):
+            found[link] += 1
+    return found
+
+
+def free_rates(fabric: Fabric) -> dict[str, BytesPerSecond]:
+    """What steady traffic leaves of each link. [B/s]
+
+    Raises
+    ------
+    ValueError
+        If it leaves nothing.
+    """
+    free = link_rates(fabric)
+    for stream in fabric.background:
+        for link in path(fabric, stream.from_node, stream.to_node):
+            free[link] -= stream.bytes_per_s
+            if free[link] <= 0:
+                raise ValueError(f"background must leave something of the {link}")
+    return free
+
+
+Reader = Callable[[tuple[float, ...]], float]
+
+
+def _median(values: tuple[float, ...]) -> float:
+    return float(np.median(values))
+
+
+def _resampled(rng: np.random.Generator) -> Reader:
+    return lambda values: float(np.median(rng.choice(values, len(values))))
+
+
+def _estimate(runs: Sequence[CollectiveRun], read: Reader) -> list[float]:
+    """Parameters in the order of the fields."""
+    points = [
+        (run.setting, size, read(times), cpu_s, float(np.quantile(times, _AWAKE_QUANTILE)))
+        for run in runs
+        for size, times, cpu_s in zip(
+            run.setting.sizes_bytes, run.durations_s, run.cpu_s, strict=True
+        )
+    ]
+    single = [p for p in points if p[0].copies == 1]
+    silent = [p for p in points if p[0].fabric.num_ranks == 1]
+    crowded = [p for p in points if p[0].copies > 1 and p[0].fabric.num_ranks > 1]
+    warm = [p for p in single if p[0].pause_s == 0 and p[1] <= _SMALL_BYTES]
+    cold = [p for p in single if p[0].pause_s > 0 and p[1] <= _SMALL_BYTES]
+    rate = {id(setting): setting.fabric.node_bytes_per_s[0] for setting, *_ in points}
+    shaped = [
+        p
+        for p in single
+        if p[0].pause_s > 0
+        and p[1] / rate[id(p[0])] > _WIRE_ONLY_S
+        and rate[id(p[0])] < _UNSHAPED_BYTES_PER_S
+    ]
+    warm_s, cold_s = (float(np.median([p[2] for p in group])) for group in (warm, cold))
+    # Two ranks let the cores doze between messages; many keep them awake, as in the quickest repeats.
+    awake_s = float(np.median([p[4] for p in warm]))
+    hop_s = awake_s / 2
+    launch_s = max(cold_s - warm_s, 0.0) + (warm_s - awake_s)
+    # Two ranks move every byte once each way: time x rate = overhead x size - credit. Relative errors
+    # are alike, so that rows are divided by the size.
+    rows = [(1.0, -1.0 / size) for _, size, *_ in shaped]
+    values = [(t - launch_s - 2 * hop_s) * rate[id(s)] / size for s, size, t, *_ in shaped]
+    (overhead, credit), *_ = np.linalg.lstsq(np.array(rows), np.array(values), rcond=None)
+    # What counts is the price on busy cores, where caches are cold but few sleep.
+    launch_cpu_s = float(np.median([p[3] for p in silent]))
+    small_cpu_s = float(np.median([p[3] for p in crowded if p[1] <= _SMALL_BYTES]))
+    message_cpu_s = max(small_cpu_s - 2 * launch_cpu_s, 0.0) / (4 * _MESSAGES_PER_STEP)
+    byte_cpu_s = float(
+        np.median([(p[3] - small_cpu_s) / (2 * p[1]) for p in crowded if p[1] >= _LARGE_BYTES])
+    )
+    return [
+        float(overhead),
+        float(credit),
+        launch_s,
+        hop_s,
+        launch_cpu_s,
+        message_cpu_s,
+        byte_cpu_s,
+    ]
+
+
+def ring_bytes(size_bytes: float, fabric: Fabric) -> Mapping[str, float]:
+    """Payload that one all-reduce sends over each link. [B]"""
+    num_ranks = fabric.num_ranks
+    edge_bytes = 2 * (num_ranks - 1) / num_ranks * size_bytes
+    return {link: count * edge_bytes for link, count in ring_crossings(fabric).items()}

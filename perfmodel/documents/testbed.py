@@ -1,0 +1,317 @@
+"""The testbed: what runs on which links, what was seen, and how far the model was off."""
+
+import json
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+
+from perfmodel.documents.base import Document, Provenance, Record, first_problem
+from perfmodel.documents.prediction import Interval
+from perfmodel.documents.validation import ErrorSummary, Gate
+from perfmodel.errors import InvalidDocument
+
+
+class Traffic(Record):
+    """A steady stream that shares links with the collectives."""
+
+    from_node: NonNegativeInt
+    to_node: NonNegativeInt
+    bytes_per_s: PositiveFloat
+    """On the wire, headers included. [B/s]"""
+
+
+class Fabric(Record):
+    """Nodes behind shaped uplinks, all on one switch or in racks with shaped uplinks of their own."""
+
+    node_of_rank: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)]
+    """Where each rank runs; several ranks of a node share its uplink."""
+    node_bytes_per_s: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)]
+    """Rate at which each node may send. [B/s]"""
+    rack_of_node: tuple[NonNegativeInt, ...] = ()
+    """Empty: all nodes hang on one switch."""
+    rack_bytes_per_s: tuple[PositiveFloat, ...] = ()
+    """Rate at which each rack may send to the others. [B/s]"""
+    background: tuple[Traffic, ...] = ()
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the group."""
+        return len(self.node_of_rank)
+
+    def rack(self, node: int) -> int:
+        """Rack of a node; 0 for all where there is one switch."""
+        return self.rack_of_node[node] if self.rack_of_node else 0
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        num_nodes = len(self.node_bytes_per_s)
+        if max(self.node_of_rank) >= num_nodes:
+            raise ValueError(
+                f"node_of_rank must name nodes 0..{num_nodes - 1}, got {max(self.node_of_rank)}"
+            )
+        if self.rack_of_node and len(self.rack_of_node) != num_nodes:
+            raise ValueError(
+                f"rack_of_node must have one entry per node ({num_nodes}), "
+                f"got {len(self.rack_of_node)}"
+            )
+        if self.rack_of_node and max(self.rack_of_node) >= len(self.rack_bytes_per_s):
+            raise ValueError(
+                f"rack_of_node must name racks 0..{len(self.rack_bytes_per_s) - 1}, "
+                f"got {max(self.rack_of_node)}"
+            )
+        for stream in self.background:
+            if max(stream.from_node, stream.to_node) >= num_nodes:
+                raise ValueError(f"background must run between nodes 0..{num_nodes - 1}")
+        return self
+
+
+class EmulatedLayer(Record):
+    """A layer that takes time on an emulated device and has a gradient of true size."""
+
+    num_elements: PositiveInt
+    """Of four bytes each."""
+    forward_s: PositiveFloat
+    backward_s: PositiveFloat
+
+
+class EmulatedModel(Record):
+    """Layers in forward order."""
+
+    name: str
+    layers: Annotated[tuple[EmulatedLayer, ...], Field(min_length=1)]
+    optimizer_s: NonNegativeFloat = 0.0
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of all gradients."""
+        return 4 * sum(layer.num_elements for layer in self.layers)
+
+    @property
+    def compute_s(self) -> float:
+        """Forward and backward of one micro-step. [s]"""
+        return sum(layer.forward_s + layer.backward_s for layer in self.layers)
+
+
+class Noise(Record):
+    """How the pace of the emulated devices varies: a factor on every duration of a step."""
+
+    kind: Literal["none", "lognormal", "pareto"] = "none"
+    spread: NonNegativeFloat = 0.0
+    """Lognormal: standard deviation of the logarithm. Pareto: mean excess of the slow steps."""
+    slow_share: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Pareto: share of steps that are slow at all."""
+    rank_spread: NonNegativeFloat = 0.0
+    """Standard deviation of the logarithm of factors that stay with a rank."""
+    slow_ranks: tuple[tuple[NonNegativeInt, PositiveFloat], ...] = ()
+    """Known slow devices: rank and factor."""
+    seed: int = 0
+
+
+class TrainingSetting(Record):
+    """One DistributedDataParallel run on emulated devices."""
+
+    kind: Literal["training"] = "training"
+    name: str
+    family: str
+    """What the setting is there to show, such as "plain" or "slow link"."""
+    model: EmulatedModel
+    fabric: Fabric
+    accumulation: PositiveInt = 1
+    bucket_cap_mb: PositiveFloat | None = None
+    noise: Noise = Noise()
+    num_steps: PositiveInt = 10
+
+
+class CollectiveSetting(Record):
+    """All-reduces of several sizes, one at a time on idle links."""
+
+    kind: Literal["collective"] = "collective"
+    name: str
+    family: str = "collective"
+    fabric: Fabric
+    sizes_bytes: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    repeats: PositiveInt = 8
+    pause_s: NonNegativeFloat = 0.03
+    """Before each all-reduce: makes links idle and their credit full; 0 keeps the group warm. [s]"""
+    copies: PositiveInt = 1
+    """Groups that do the same at the same time on the same nodes: many saturate the machine."""
+
+
+class Job(Record):
+    """What the process that plays the cluster is asked for."""
+
+    setting: Annotated[TrainingSetting | CollectiveSetting, Field(discriminator="kind")]
+    factors: tuple[tuple[PositiveFloat, ...], ...] = ()
+    """Shape ``(num_ranks, num_steps)``: pace of each device; empty for collectives."""
+    limit_s: PositiveFloat
+
+
+class HostUse(Record):
+    """What the machine that plays the cluster had to do during the timed part."""
+
+    window_s: PositiveFloat
+    own_cpu_s: NonNegativeFloat
+    """CPU time of all ranks. [s]"""
+    foreign_cpu_s: NonNegativeFloat
+    """CPU time of everything else on the machine. [s]"""
+    num_cores: PositiveInt
+    is_realtime: bool
+    """Whether the ranks ran before everything else (``SCHED_RR``)."""
+
+    @property
+    def own_share(self) -> float:
+        """CPU time of the ranks over what the cores could give."""
+        return self.own_cpu_s / (self.window_s * self.num_cores)
+
+
+class TrainingRun(Record):
+    """What one training setting did."""
+
+    kind: Literal["training"] = "training"
+    setting: TrainingSetting
+    started_utc: float
+    step_s: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)]
+    """From the end of one step of the last rank to the end of the next. [s]"""
+    factors: tuple[tuple[PositiveFloat, ...], ...]
+    """Shape ``(num_ranks, num_steps)``: pace of each device in each step; 1.2 is 20 % slower."""
+    compute_s: tuple[tuple[PositiveFloat, ...], ...]
+    """Shape ``(num_ranks, num_steps)``: from the start of a step to the end of its backward. [s]"""
+    link_bytes: dict[str, NonNegativeInt]
+    """Sent during the timed steps over each shaped link. [B]"""
+    bucket_bytes: tuple[PositiveInt, ...]
+    host: HostUse
+    late_mean_s: NonNegativeFloat
+    """By how much emulated layers ended after their time. [s]"""
+    late_p99_s: NonNegativeFloat
+
+
+class CollectiveRun(Record):
+    """What the all-reduces took."""
+
+    kind: Literal["collective"] = "collective"
+    setting: CollectiveSetting
+    started_utc: float
+    durations_s: tuple[tuple[PositiveFloat, ...], ...]
+    """Shape ``(num_sizes, repeats)``, of the first group: from the last rank's start to the last
+    rank's end. [s]"""
+    cpu_s: tuple[NonNegativeFloat, ...]
+    """CPU time of all ranks of a group per all-reduce, for each size. [s]"""
+    host: HostUse
+
+
+Run = Annotated[TrainingRun | CollectiveRun, Field(discriminator="kind")]
+RUN_ADAPTER: TypeAdapter[Run] = TypeAdapter(Run)
+
+
+def read_runs(path: Path) -> list[Run]:
+    """Read all complete lines of a file of runs; half a last line is dropped.
+
+    Raises
+    ------
+    InvalidDocument
+        If any other line breaks the schema.
+    """
+    if not path.exists():
+        return []
+    runs = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            runs.append(RUN_ADAPTER.validate_python(json.loads(line)))
+        except ValidationError as error:
+            raise InvalidDocument(f"{path}: line {number}: {first_problem(error)}") from error
+        except ValueError as error:
+            raise InvalidDocument(f"{path}: line {number}: {error}") from error
+    return runs
+
+
+def append_run(path: Path, run: TrainingRun | CollectiveRun) -> None:
+    """Add one line, on disk when this returns; first remove what an interruption left of a line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        file.seek(0)
+        content = file.read()
+        file.truncate(content.rfind(b"\n") + 1)
+        file.write(run.model_dump_json().encode() + b"\n")
+        file.flush()
+
+
+class ForetoldStep(Record):
+    """What was predicted before a setting ran."""
+
+    name: str
+    step_s: Interval
+    """Median step of a run. [s]"""
+    p95_s: Interval
+    """Step that 95 % of the steps do not exceed. [s]"""
+    p99_s: Interval
+    limit: str
+    """The busiest resource."""
+    uses: dict[str, NonNegativeFloat]
+    """Busy share of each resource."""
+
+
+class JudgedStep(Record):
+    """One setting, predicted beside measured. Errors are predicted over measured, minus 1."""
+
+    name: str
+    family: str
+    world_size: PositiveInt
+    foretold: ForetoldStep
+    measured_s: PositiveFloat
+    """Median step. [s]"""
+    measured_p95_s: PositiveFloat
+    signed_error: float
+    signed_error_p95: float
+    replayed_error: float | None
+    """Error when the simulation is fed the very noise of the run; ``None`` without noise."""
+    is_covered: bool
+    limit: str
+    """The busiest resource, as measured."""
+    uses: dict[str, NonNegativeFloat]
+    is_host_limited: bool
+    """Whether the machine under the testbed, not its links or devices, was the limit."""
+    variation: NonNegativeFloat
+    """Standard deviation over mean of the steps."""
+    own_cpu_share: NonNegativeFloat
+    foreign_cpu_share: NonNegativeFloat
+    wire_ratio: NonNegativeFloat
+    """Bytes sent over those that a ring must send."""
+
+
+class JudgedFamily(Record):
+    """Settings that are judged together."""
+
+    name: str
+    summary: ErrorSummary
+    coverage: Annotated[float, Field(ge=0, le=1)]
+    limits_named: Annotated[float, Field(ge=0, le=1)]
+    """Share of settings whose limiting resource was named correctly."""
+
+
+class TestbedDocument(Document):
+    """The verdict of the testbed."""
+
+    # pytest must not take it for a test.
+    __test__: ClassVar[bool] = False
+    current_version: ClassVar[int] = 1
+    title: ClassVar[str] = "testbed verdict"
+
+    provenance: Provenance
+    law: dict[str, float]
+    """Parameters that were calibrated with one and two ranks."""
+    settings: Annotated[tuple[JudgedStep, ...], Field(min_length=1)]
+    groups: tuple[JudgedFamily, ...]
+    """Plain and hard settings, each as a whole."""
+    families: tuple[JudgedFamily, ...]
+    gates: tuple[Gate, ...]
+    passed: bool

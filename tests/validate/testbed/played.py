@@ -1,0 +1,127 @@
+"""A cluster that answers at once, from a known law and the product's own simulation."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from perfmodel.cost.shaped import ShapedRing, link_rates, path, ring_bytes
+from perfmodel.documents.testbed import CollectiveSetting, Job, TrainingSetting
+from perfmodel.errors import MeasurementFailed
+from validate.testbed.counters import BUSY
+from validate.testbed.foretell import Calibration, Plan, simulated_step
+
+NUM_CORES = 2
+
+
+def known_ring() -> ShapedRing:
+    def one(value: float) -> np.ndarray[Any, np.dtype[np.float64]]:
+        return np.array([value])
+
+    return ShapedRing(
+        overhead=one(1.01),
+        credit_bytes=one(70_000.0),
+        launch_s=one(4e-4),
+        hop_s=one(1e-4),
+        launch_cpu_s=one(4e-4),
+        message_cpu_s=one(5e-5),
+        byte_cpu_s=one(1e-9),
+    )
+
+
+def known() -> Calibration:
+    return Calibration(
+        ring=known_ring(),
+        finish_s=5e-4,
+        finish_s_per_byte=2e-10,
+        step_cpu_s=1e-3,
+        layer_cpu_s=2e-4,
+        byte_cpu_s=4e-10,
+        noises={},
+        residual=0.002,
+        num_cores=NUM_CORES,
+        num_draws=1,
+    )
+
+
+@dataclass(slots=True)
+class PlayedCluster:
+    """Plays jobs by arithmetic; fails when asked for more than it may play."""
+
+    at_most: int = 10_000
+    played: list[str] = field(default_factory=list)
+
+    def play(self, job: Job) -> dict[str, Any]:
+        if len(self.played) >= self.at_most:
+            raise MeasurementFailed("played cluster: enough")
+        self.played.append(job.setting.name)
+        if isinstance(job.setting, CollectiveSetting):
+            return _reply(
+                [_collective_rank(job.setting)]
+                * (job.setting.fabric.num_ranks * job.setting.copies)
+            )
+        return _reply(_training_ranks(job.setting, np.array(job.factors)))
+
+
+def _reply(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"started_utc": 0.0, "is_realtime": True, "ranks": ranks}
+
+
+def _moments(
+    window_s: float, cpu_s: float, sent: dict[str, float]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    nothing = dict.fromkeys(sent, 0.0)
+    before = {"counters": nothing | {BUSY: 0.0}, "cpu_s": 0.0, "at_s": 0.0}
+    after = {"counters": sent | {BUSY: window_s}, "cpu_s": cpu_s, "at_s": window_s}
+    return before, after
+
+
+def _collective_rank(setting: CollectiveSetting) -> dict[str, Any]:
+    ring, fabric = known_ring(), setting.fabric
+    before, after = _moments(1.0, 0.1, dict.fromkeys(link_rates(fabric), 0.0))
+    sizes = []
+    for size_bytes in setting.sizes_bytes:
+        duration_s = float(
+            ring.time_s(size_bytes, fabric, num_cores=NUM_CORES, credit_s=ring.credit_s(fabric))[0]
+        )
+        num_ranks = fabric.num_ranks
+        cpu_s = float(ring.cpu_s(size_bytes, num_ranks)[0])
+        if setting.pause_s == 0:
+            duration_s = float(2 * ring.hop_s[0])
+        if num_ranks == 1:
+            duration_s, cpu_s = 1e-5, float(ring.launch_cpu_s[0])
+        starts_s = [float(number) for number in range(setting.repeats)]
+        ends_s = [start_s + duration_s for start_s in starts_s]
+        sizes.append({"starts_s": starts_s, "ends_s": ends_s, "cpu_s": cpu_s / num_ranks})
+    return {"before": before, "after": after, "sizes": sizes}
+
+
+def _training_ranks(
+    setting: TrainingSetting, factors: np.ndarray[Any, np.dtype[np.float64]]
+) -> list[dict[str, Any]]:
+    plan = Plan.of(setting, known())
+    durations_s = plan.durations()[:, 0]
+    cpu_step_s = float(plan.cpu_s()[0])
+    steps_s = [
+        max(simulated_step(plan, durations_s, paces), cpu_step_s / NUM_CORES) for paces in factors.T
+    ]
+    ends_s = [0.0, *np.cumsum(steps_s).tolist()]
+    payload = ring_bytes(setting.model.gradient_bytes, setting.fabric)
+    sent = {link: 1.01 * size * len(steps_s) for link, size in payload.items()}
+    for stream in setting.fabric.background:
+        for link in path(setting.fabric, stream.from_node, stream.to_node):
+            sent[link] += stream.bytes_per_s * ends_s[-1]
+    cpu_s = cpu_step_s * len(steps_s) / setting.fabric.num_ranks
+    before, after = _moments(ends_s[-1], cpu_s, sent)
+    nominal_s = setting.model.compute_s * setting.accumulation
+    return [
+        {
+            "before": before,
+            "after": after,
+            "ends_s": ends_s,
+            "late_s": [1e-5],
+            "compute_s": (nominal_s * row).tolist(),
+            "bucket_bytes": [o.size_bytes for o in plan.all_reduces] or [1],
+        }
+        for row in factors
+    ]

@@ -1,0 +1,209 @@
+"""The campaign: calibrated on two ranks, predictions before runs, resumable, judged."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perfmodel.documents.testbed import Noise, TestbedDocument, read_runs
+from perfmodel.errors import (
+    Interrupted,
+    InvalidDocument,
+    MeasurementFailed,
+    NotFeasible,
+    UsageError,
+)
+from perfmodel.parallelism.strategy import Setting
+from perfmodel.program.ddp import gradient_buckets
+from tests.validate.testbed.played import PlayedCluster
+from validate.testbed import calibration, client, plan, shapes, testbed, verdict
+from validate.testbed.foretell import noise_key
+from validate.testbed.noise import draw_factors
+from validate.testbed.resources import limit, link_uses
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> PlayedCluster:
+    played = PlayedCluster()
+
+    @contextmanager
+    def server() -> Iterator[PlayedCluster]:
+        yield played
+
+    monkeypatch.setattr(testbed, "running_server", server)
+    monkeypatch.setattr(testbed, "refuse_without_rights", lambda: None)
+    # A few settings of each kind are enough to see the campaign work.
+    monkeypatch.setattr(plan, "short", lambda settings, _budget: settings[::12])
+    monkeypatch.setattr(calibration, "NUM_DRAWS", 10)
+    return played
+
+
+def run(folder: Path, **changes: object) -> TestbedDocument:
+    request = testbed.TestbedRequest(folder=folder, **changes)  # type: ignore[arg-type]
+    return testbed.validate_testbed(request, on_progress=lambda _: None)
+
+
+def test_a_cluster_that_obeys_the_model_is_predicted_almost_exactly(
+    cluster: PlayedCluster, tmp_path: Path
+) -> None:
+    document = run(tmp_path)
+    plain = next(group for group in document.groups if group.name == "plain")
+    assert plain.summary.worst_absolute < 1e-3
+    assert plain.limits_named == 1.0
+    noiseless = [step for step in document.settings if step.replayed_error is None]
+    assert max(abs(step.signed_error) for step in noiseless) < 5e-3
+    replays = [step.replayed_error for step in document.settings if step.replayed_error is not None]
+    assert replays
+    assert max(abs(error) for error in replays) < 5e-3
+    assert TestbedDocument.read(tmp_path / "testbed.json") == document
+    assert len(cluster.played) == len(set(cluster.played))
+
+
+def test_predictions_and_gates_are_on_disk_before_the_first_judged_run(
+    cluster: PlayedCluster, tmp_path: Path
+) -> None:
+    cluster.at_most = len(plan.collectives()) + len(plan.trainings())
+    with pytest.raises(MeasurementFailed):
+        run(tmp_path)
+    content = json.loads((tmp_path / "plan.json").read_text())
+    assert content["gates"]["plain"]["mape"] == 0.01
+    assert content["predicted"]
+    assert not (tmp_path / "runs.jsonl").exists()
+
+
+def test_an_interrupted_campaign_continues_where_it_stopped(
+    cluster: PlayedCluster, tmp_path: Path
+) -> None:
+    cluster.at_most = len(plan.collectives()) + len(plan.trainings()) + 2
+    with pytest.raises(MeasurementFailed):
+        run(tmp_path)
+    # What a killed writer leaves of a line is measured again.
+    for name in ("calibration.jsonl", "runs.jsonl"):
+        path = tmp_path / name
+        if path.exists():
+            path.write_text(path.read_text() + '{"kind": "trai')
+    with pytest.raises(UsageError, match="--resume"):
+        run(tmp_path)
+    cluster.at_most = 10_000
+    document = run(tmp_path, resume=True)
+    assert len(cluster.played) == len(set(cluster.played))
+    assert len(document.settings) == len(read_runs(tmp_path / "runs.jsonl"))
+
+
+def test_a_time_limit_stops_between_settings(cluster: PlayedCluster, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted, match="continue with --resume"):
+        run(tmp_path, limit_s=1e-9)
+    assert cluster.played == []
+
+
+def test_another_seed_cannot_continue_a_plan_of_other_settings(
+    cluster: PlayedCluster, tmp_path: Path
+) -> None:
+    run(tmp_path)
+    raw = json.loads((tmp_path / "plan.json").read_text())
+    raw["predicted"].pop()
+    (tmp_path / "plan.json").write_text(json.dumps(raw))
+    with pytest.raises(UsageError, match="--budget and --seed"):
+        run(tmp_path, resume=True)
+    (tmp_path / "plan.json").write_text("{")
+    with pytest.raises(InvalidDocument, match="plan cannot be read"):
+        run(tmp_path, resume=True)
+    assert cluster.played
+
+
+def test_broken_lines_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    path.write_text('{"kind": "training"}\n')
+    with pytest.raises(InvalidDocument, match=r"line 1: training\.setting"):
+        read_runs(path)
+
+
+def test_unknown_budgets_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="quick, standard"):
+        run(tmp_path, budget="thorough")
+
+
+def test_without_rights_the_testbed_says_so_politely(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(client, "obstacle", lambda: "unshare: Operation not permitted")
+    with pytest.raises(NotFeasible, match="Operation not permitted; run as root") as caught:
+        run(tmp_path)
+    assert caught.value.exit_code == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert client.obstacle() == "no ip, tc, unshare, setpriv, mount"
+
+
+def test_calibration_never_sees_more_than_two_ranks() -> None:
+    for setting in (*plan.collectives(), *plan.trainings()):
+        assert setting.fabric.num_ranks <= 2
+    judged = (*plan.plain(), *plan.hard())
+    assert {setting.fabric.num_ranks for setting in judged} == {4, 8, 16}
+
+
+def test_there_are_enough_settings_and_all_have_names_of_their_own() -> None:
+    assert len(plan.plain()) >= 40
+    assert len(plan.hard()) >= 40
+    names = [s.name for s in (*plan.collectives(), *plan.trainings(), *plan.plain(), *plan.hard())]
+    assert len(names) == len(set(names))
+    calibrated = {noise_key(setting.noise) for setting in plan.trainings()}
+    assert {noise_key(setting.noise) for setting in plan.hard()} <= calibrated | {
+        noise_key(Noise())
+    }
+
+
+def test_emulated_shapes_have_the_gradients_of_the_real_thing() -> None:
+    """LeNet: 156 + 2,416 + 48,120 + 10,164 + 850 = 61,706 parameters."""
+    assert shapes.gradient_bytes("lenet") == 4 * 61_706
+
+
+def test_the_product_sees_layers_in_the_order_of_their_gradients() -> None:
+    model = shapes.emulated("lenet", compute_s=0.3)
+    workload = shapes.as_workload(model)
+    assert workload.parameters[0].num_elements == 850
+    assert workload.parameters[-1].ready_fraction == 1.0
+    buckets = gradient_buckets(
+        workload, Setting(workload="lenet", world_size=4, micro_batch=1, bucket_cap_mb=0.1)
+    )
+    assert [b.size_bytes for b in buckets] == [4 * (850 + 10_164 + 48_120), 4 * (2_416 + 156)]
+
+
+def test_noise_is_drawn_by_its_seed_alone() -> None:
+    noise = Noise(kind="lognormal", spread=0.2, seed=3, slow_ranks=((1, 2.0),))
+    first = draw_factors(noise, num_ranks=4, num_steps=500)
+    assert (first == draw_factors(noise, num_ranks=4, num_steps=500)).all()
+    assert np.std(np.log(first[0])) == pytest.approx(0.2, rel=0.1)
+    assert np.median(first[1]) == pytest.approx(2.0, rel=0.05)
+
+
+def test_heavy_tails_slow_some_steps_by_their_mean_excess() -> None:
+    noise = Noise(kind="pareto", spread=0.15, slow_share=0.1)
+    factors = draw_factors(noise, num_ranks=4, num_steps=50_000)
+    assert np.mean(factors > 1) == pytest.approx(0.1, rel=0.05)
+    assert np.mean(factors[factors > 1] - 1) == pytest.approx(0.15, rel=0.1)
+
+
+def test_a_link_is_named_when_it_stands_out() -> None:
+    fabric = plan.flat(3, 100)
+    even = {f"uplink of node {node}": 0.5 for node in range(3)}
+    assert link_uses(fabric, even) == {"node uplinks": 0.5}
+    assert link_uses(fabric, even | {"uplink of node 1": 0.9}) == {"uplink of node 1": 0.9}
+    assert limit({"devices": 0.4, "node uplinks": 0.9}) == "node uplinks"
+
+
+def test_gates_are_those_that_were_promised() -> None:
+    assert verdict.LIMITS["plain"] == {
+        "mape": 0.01,
+        "worst": 0.04,
+        "bias": 0.005,
+        "covered_from": 0.85,
+        "covered_to": 0.97,
+    }
+    assert verdict.LIMITS["hard"] == {"mape": 0.04, "worst": 0.12, "limits_named": 1.0}

@@ -1,0 +1,110 @@
+"""From runs of one and two ranks to everything that predictions of more ranks rest on."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from perfmodel.cost.shaped import ShapedRing
+from perfmodel.documents.testbed import CollectiveRun, TrainingRun
+from perfmodel.errors import MeasurementFailed
+from perfmodel.statistics.rank_noise import RankNoise
+from validate.testbed.foretell import Calibration, Plan, is_noisy, noise_key, simulated_step
+
+NUM_DRAWS: Final = 100
+LARGEST_WORLD_SIZE: Final = 2
+
+
+def calibrate(runs: Sequence[CollectiveRun | TrainingRun], *, seed: int = 0) -> Calibration:
+    """Fit the ring on collectives, then what a rank does besides on training runs.
+
+    Raises
+    ------
+    MeasurementFailed
+        If a kind of run is missing.
+    """
+    assert all(run.setting.fabric.num_ranks <= LARGEST_WORLD_SIZE for run in runs)
+    collectives = [run for run in runs if isinstance(run, CollectiveRun)]
+    trainings = [run for run in runs if isinstance(run, TrainingRun)]
+    plain = [run for run in trainings if not is_noisy(run.setting.noise)]
+    if not collectives or not plain:
+        raise MeasurementFailed(
+            "testbed: calibration must hold all-reduces and training runs; continue with --resume"
+        )
+    ring = ShapedRing.fit(collectives, num_draws=NUM_DRAWS, rng=np.random.default_rng(seed))
+    bare = Calibration(
+        ring=ring,
+        finish_s=0.0,
+        finish_s_per_byte=0.0,
+        step_cpu_s=0.0,
+        layer_cpu_s=0.0,
+        byte_cpu_s=0.0,
+        noises=_noises(trainings),
+        residual=0.0,
+        num_cores=plain[0].host.num_cores,
+        num_draws=NUM_DRAWS,
+    )
+    finish_s, finish_s_per_byte = _finish(plain, bare)
+    step_cpu_s, layer_cpu_s, byte_cpu_s = _cpu(plain, bare)
+    full = dataclasses.replace(
+        bare,
+        finish_s=finish_s,
+        finish_s_per_byte=finish_s_per_byte,
+        step_cpu_s=step_cpu_s,
+        layer_cpu_s=layer_cpu_s,
+        byte_cpu_s=byte_cpu_s,
+    )
+    return dataclasses.replace(full, residual=_residual(plain, full))
+
+
+def _predicted(run: TrainingRun, calibration: Calibration) -> float:
+    plan = Plan.of(run.setting, calibration)
+    paces = np.ones(run.setting.fabric.num_ranks)
+    return simulated_step(plan, plan.durations()[:, 0], paces)
+
+
+def _finish(runs: Sequence[TrainingRun], bare: Calibration) -> tuple[float, float]:
+    """What steps take beyond compute and exposed all-reduces: constant, and per byte of a bucket."""
+    rows, left_s = [], []
+    for run in runs:
+        plan = Plan.of(run.setting, bare)
+        rows.append((1.0, float(plan.last_bucket_bytes)))
+        left_s.append(float(np.median(run.step_s)) - _predicted(run, bare))
+    found, _ = nnls(np.array(rows), np.array(left_s))
+    return float(found[0]), float(found[1])
+
+
+def _cpu(runs: Sequence[TrainingRun], bare: Calibration) -> tuple[float, float, float]:
+    """CPU time of a rank per step, per layer pass, per byte of gradient, beside the all-reduces."""
+    rows, values_s = [], []
+    for run in runs:
+        plan = Plan.of(run.setting, bare)
+        num_ranks = run.setting.fabric.num_ranks
+        per_step_s = run.host.own_cpu_s / len(run.step_s)
+        ring_s = sum(float(bare.ring.cpu_s(o.size_bytes, num_ranks)[0]) for o in plan.all_reduces)
+        passes = len(run.setting.model.layers) * run.setting.accumulation
+        rows.append((1.0, float(passes), float(run.setting.model.gradient_bytes)))
+        values_s.append(max(0.0, per_step_s - ring_s) / num_ranks)
+    table = np.array(rows)
+    scale = table.max(axis=0)
+    found, _ = nnls(table / scale, np.array(values_s))
+    step_s, layer_s, byte_s = found / scale
+    return float(step_s), float(layer_s), float(byte_s)
+
+
+def _residual(runs: Sequence[TrainingRun], full: Calibration) -> float:
+    errors = [np.log(_predicted(run, full) / float(np.median(run.step_s))) for run in runs]
+    return float(np.sqrt(np.mean(np.square(errors))))
+
+
+def _noises(runs: Sequence[TrainingRun]) -> dict[str, RankNoise]:
+    groups: dict[str, list[NDArray[np.float64]]] = {}
+    for run in runs:
+        if is_noisy(run.setting.noise):
+            nominal_s = run.setting.model.compute_s * run.setting.accumulation
+            paces = np.array(run.compute_s) / nominal_s
+            groups.setdefault(noise_key(run.setting.noise), []).append(paces)
+    return {key: RankNoise.fit(found) for key, found in groups.items()}

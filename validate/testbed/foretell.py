@@ -1,0 +1,285 @@
+"""Predict testbed settings with the product's own step programs, simulation and algebra."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.algebra.max_plus import end_times
+from perfmodel.cost.shaped import ShapedRing, link_rates, ring_bytes
+from perfmodel.documents.prediction import Interval
+from perfmodel.documents.testbed import ForetoldStep, Noise, TrainingSetting
+from perfmodel.parallelism.strategy import Setting
+from perfmodel.program.ddp import compile_step
+from perfmodel.program.operation import Cause, Operation, StepProgram, Stream
+from perfmodel.simulation import simulate
+from perfmodel.statistics.rank_noise import RankNoise, slowest_durations
+from validate.testbed.resources import HOST, device_name, limit, link_uses
+from validate.testbed.shapes import as_workload
+
+FloatArray = NDArray[np.float64]
+
+#: Doubt of the step where the machine itself is the limit, as a standard deviation of the logarithm: a prior.
+_HOST_DOUBT: Final = 0.06
+#: Doubt that everything else leaves at least: a prior.
+_LEAST_DOUBT: Final = 0.002
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Calibration:
+    """All that runs of one and two ranks have told."""
+
+    ring: ShapedRing
+    finish_s: float
+    """From the end of the last all-reduce to the end of the step, of one rank. [s]"""
+    finish_s_per_byte: float
+    """The same, per byte of the last bucket. [s/B]"""
+    step_cpu_s: float
+    """CPU time of one rank per step. [s]"""
+    layer_cpu_s: float
+    """CPU time of one rank per layer and micro-step. [s]"""
+    byte_cpu_s: float
+    """CPU time of one rank per byte of gradient, beside the all-reduce. [s/B]"""
+    noises: dict[str, RankNoise]
+    """By ``noise_key``."""
+    residual: float
+    """Standard deviation of the logarithm of measured over predicted steps of two ranks."""
+    num_cores: int
+    num_draws: int
+
+
+def noise_key(noise: Noise) -> str:
+    """Which noises are the same, whatever their seed and known slow ranks."""
+    return f"{noise.kind} {noise.spread:g} {noise.slow_share:g} {noise.rank_spread:g}"
+
+
+def is_noisy(noise: Noise) -> bool:
+    """Whether the pace varies at random."""
+    return noise.kind != "none" or noise.rank_spread > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Plan:
+    """A setting as the product's model sees it, priced by a calibration."""
+
+    setting: TrainingSetting
+    calibration: Calibration
+    program: StepProgram
+
+    @classmethod
+    def of(cls, setting: TrainingSetting, calibration: Calibration) -> "Plan":
+        """Compile the step of a setting."""
+        step = Setting(
+            workload=setting.model.name,
+            world_size=setting.fabric.num_ranks,
+            micro_batch=1,
+            accumulation=setting.accumulation,
+            bucket_cap_mb=setting.bucket_cap_mb,
+        )
+        program = compile_step(as_workload(setting.model), step, asynchronous=False)
+        return cls(setting=setting, calibration=calibration, program=program)
+
+    @property
+    def all_reduces(self) -> tuple[Operation, ...]:
+        """Collectives of the step, in order."""
+        return tuple(self.program.operations[i] for i in self.program.on_stream(Stream.COMM))
+
+    @property
+    def last_bucket_bytes(self) -> int:
+        """Bytes of the bucket that is filled last. [B]"""
+        return [o.size_bytes for o in self.program.operations if o.cause is Cause.BUCKET][-1]
+
+    def durations(self) -> FloatArray:
+        """Time of each operation at nominal pace, shape ``(num_operations, num_draws)``. [s]
+
+        Links that had time to rest let the next all-reduce start with credit.
+        """
+        without = self._with_credit([np.zeros(self.calibration.num_draws)] * len(self.all_reduces))
+        if not self.all_reduces:
+            return without
+        return self._with_credit(self._credits(without))
+
+    def cpu_s(self) -> FloatArray:
+        """CPU time that one step costs the machine, shape ``(num_draws,)``. [s]"""
+        found, setting = self.calibration, self.setting
+        num_ranks = setting.fabric.num_ranks
+        num_passes = len(setting.model.layers) * setting.accumulation
+        own_s = (
+            found.step_cpu_s
+            + found.layer_cpu_s * num_passes
+            + found.byte_cpu_s * setting.model.gradient_bytes
+        )
+        of_ring_s = sum(found.ring.cpu_s(o.size_bytes, num_ranks) for o in self.all_reduces)
+        return np.full(found.num_draws, num_ranks * own_s) + of_ring_s
+
+    def _with_credit(self, credits_s: list[FloatArray]) -> FloatArray:
+        left = iter(credits_s)
+        return np.stack(
+            [
+                self._all_reduce(o, next(left)) if o.is_collective else self._compute(o)
+                for o in self.program.operations
+            ]
+        )
+
+    def _all_reduce(self, operation: Operation, credit_s: FloatArray) -> FloatArray:
+        return self.calibration.ring.time_s(
+            operation.size_bytes,
+            self.setting.fabric,
+            num_cores=self.calibration.num_cores,
+            credit_s=credit_s,
+        )
+
+    def _compute(self, operation: Operation) -> FloatArray:
+        model, found = self.setting.model, self.calibration
+        seconds = 0.0
+        if operation.cause is Cause.FORWARD:
+            seconds = sum(layer.forward_s for layer in model.layers) * operation.share
+        elif operation.cause is Cause.BACKWARD:
+            seconds = sum(layer.backward_s for layer in model.layers) * operation.share
+        elif operation.cause is Cause.OPTIMIZER:
+            seconds = (
+                model.optimizer_s
+                + found.finish_s
+                + found.finish_s_per_byte * self.last_bucket_bytes
+            )
+        return np.full(found.num_draws, seconds)
+
+    def _credits(self, durations_s: FloatArray) -> list[FloatArray]:
+        """What each all-reduce saves: credit of rested links, or latency hidden behind another. [s]
+
+        Two are in flight at a time: one that waits for another has its first messages under way.
+        """
+        ring, fabric = self.calibration.ring, self.setting.fabric
+        ends_s = end_times(self.program, self._paced(durations_s))
+        full_s, latency_s = ring.credit_s(fabric), ring.latency_s(fabric.num_ranks)
+        credit_s = full_s
+        free_s = np.zeros_like(full_s)
+        found = []
+        for position in self.program.on_stream(Stream.COMM):
+            ready_s = ends_s[list(self.program.operations[position].after)].max(axis=0)
+            credit_s = np.minimum(full_s, credit_s + np.maximum(ready_s - free_s, 0.0))
+            hidden_s = np.minimum(latency_s, np.maximum(free_s - ready_s, 0.0))
+            found.append(credit_s + hidden_s)
+            credit_s = np.maximum(credit_s - durations_s[position], 0.0)
+            free_s = ends_s[position]
+        return found
+
+    def _paced(self, durations_s: FloatArray) -> FloatArray:
+        """Durations at the pace of a known slow rank."""
+        slowest = max((factor for _, factor in self.setting.noise.slow_ranks), default=1.0)
+        return at_pace(self.program, durations_s, np.asarray(slowest))
+
+
+def at_pace(program: StepProgram, durations_s: FloatArray, pace: FloatArray) -> FloatArray:
+    """Stretch forward and backward; collectives and the end of the step know no pace."""
+    is_paced = np.array([o.cause in (Cause.FORWARD, Cause.BACKWARD) for o in program.operations])
+    shape = (-1,) + (1,) * (durations_s.ndim - 1)
+    return np.where(is_paced.reshape(shape), durations_s * pace, durations_s)
+
+
+def foretell(setting: TrainingSetting, calibration: Calibration, *, seed: int = 0) -> ForetoldStep:
+    """Predict one setting: median, tail, interval, and the busiest resource."""
+    plan = Plan.of(setting, calibration)
+    durations_s = plan.durations()
+    rng = np.random.default_rng([seed, setting.fabric.num_ranks, setting.noise.seed])
+    cpu_s = plan.cpu_s()
+    # Shape (num_draws, num_steps): a run in every draw.
+    steps_s = np.maximum(
+        _runs(plan, durations_s, rng), (cpu_s / calibration.num_cores)[:, np.newaxis]
+    )
+    nominal_s = _nominal(plan, durations_s, steps_s)
+    share = float(cpu_s[0]) / (calibration.num_cores * nominal_s)
+    doublings = max(0.0, np.log2(max(2, setting.fabric.num_ranks) / 2))
+    spread = float(
+        np.sqrt(
+            max(calibration.residual, _LEAST_DOUBT) ** 2 * (1 + doublings)
+            + (_HOST_DOUBT * min(1.0, share) ** 2) ** 2
+        )
+    )
+    doubt = np.exp(spread * rng.standard_normal(calibration.num_draws))
+    uses = _uses(plan, nominal_s, share)
+    return ForetoldStep(
+        name=setting.name,
+        step_s=_interval(np.median(steps_s, axis=1) * doubt, nominal_s),
+        p95_s=_interval(np.quantile(steps_s, 0.95, axis=1) * doubt),
+        p99_s=_interval(np.quantile(steps_s, 0.99, axis=1) * doubt),
+        limit=limit(uses),
+        uses=uses,
+    )
+
+
+def _runs(plan: Plan, durations_s: FloatArray, rng: np.random.Generator) -> FloatArray:
+    """Every step of a run in every draw, shape ``(num_draws, num_steps)``. [s]"""
+    setting, calibration = plan.setting, plan.calibration
+    if not is_noisy(setting.noise):
+        ends_s = end_times(plan.program, plan._paced(durations_s))  # noqa: SLF001 - same module
+        return np.asarray(ends_s.max(axis=0)[:, np.newaxis])
+    noise = calibration.noises[noise_key(setting.noise)]
+    runs = []
+    for draw in range(calibration.num_draws):
+        paces = noise.resampled(rng).draw(
+            num_ranks=setting.fabric.num_ranks, num_steps=setting.num_steps, rng=rng
+        )
+        for rank, factor in setting.noise.slow_ranks:
+            paces[rank] *= factor
+        of_ranks = at_pace(plan.program, durations_s[:, draw, np.newaxis, np.newaxis], paces)
+        slowest_s = slowest_durations(
+            plan.program, np.broadcast_to(of_ranks, (len(durations_s), *paces.shape))
+        )
+        runs.append(end_times(plan.program, slowest_s).max(axis=0))
+    return np.array(runs)
+
+
+def _nominal(plan: Plan, durations_s: FloatArray, steps_s: FloatArray) -> float:
+    """The simulation of all ranks at nominal parameters; with noise, the middle of all runs."""
+    if is_noisy(plan.setting.noise):
+        return float(np.median(np.median(steps_s, axis=1)))
+    paces = np.ones(plan.setting.fabric.num_ranks)
+    for rank, factor in plan.setting.noise.slow_ranks:
+        paces[rank] = factor
+    simulated_s = simulated_step(plan, durations_s[:, 0], paces)
+    return max(simulated_s, float(steps_s[0, 0]))
+
+
+def simulated_step(plan: Plan, durations_s: FloatArray, paces: FloatArray) -> float:
+    """Simulate one step of all ranks, each at its pace. [s]"""
+    of_ranks = at_pace(plan.program, durations_s[:, np.newaxis], paces)
+    table_s = np.broadcast_to(of_ranks, (len(durations_s), len(paces)))
+    return simulate(plan.program, table_s.T).step_s
+
+
+def replayed(setting: TrainingSetting, calibration: Calibration, factors: FloatArray) -> FloatArray:
+    """Steps of a run whose paces are known, shape ``(num_steps,)``. [s]"""
+    plan = Plan.of(setting, calibration)
+    durations_s = plan.durations()[:, 0]
+    return np.array([simulated_step(plan, durations_s, paces) for paces in factors.T])
+
+
+def _uses(plan: Plan, step_s: float, host_share: float) -> dict[str, float]:
+    setting, calibration = plan.setting, plan.calibration
+    busy_s = setting.model.compute_s * setting.accumulation
+    slowest = max((factor for _, factor in setting.noise.slow_ranks), default=1.0)
+    if is_noisy(setting.noise):
+        noise = calibration.noises[noise_key(setting.noise)]
+        paces = noise.draw(
+            num_ranks=setting.fabric.num_ranks, num_steps=200, rng=np.random.default_rng(0)
+        )
+        slowest = max(slowest, float(paces.max(axis=0).mean()))
+    payload = ring_bytes(setting.model.gradient_bytes, setting.fabric)
+    overhead = float(calibration.ring.overhead[0])
+    sent = {link: overhead * size / step_s for link, size in payload.items()}
+    rates = link_rates(setting.fabric)
+    return {
+        device_name(setting): (busy_s * slowest + setting.model.optimizer_s) / step_s,
+        HOST: host_share,
+        **link_uses(setting.fabric, {link: sent[link] / rates[link] for link in rates}),
+    }
+
+
+def _interval(draws: FloatArray, nominal: float | None = None) -> Interval:
+    p5, p50, p95 = (float(value) for value in np.quantile(draws, [0.05, 0.5, 0.95]))
+    if nominal is None:
+        return Interval(p5=p5, p50=p50, p95=p95)
+    # Draws lie around the fitted parameters; the simulation at these is the prediction.
+    return Interval(p5=min(p5, nominal), p50=nominal, p95=max(p95, nominal))

@@ -1,0 +1,82 @@
+"""Play a setting and turn what the ranks saw into a run."""
+
+from typing import Any, Final
+
+import numpy as np
+
+from calibrate.processes import usable_cores
+from perfmodel.documents.testbed import (
+    CollectiveRun,
+    CollectiveSetting,
+    HostUse,
+    Job,
+    TrainingRun,
+    TrainingSetting,
+)
+from perfmodel.units import Seconds
+from validate.testbed.client import Cluster
+from validate.testbed.counters import BUSY
+from validate.testbed.noise import draw_factors
+
+#: Ranks may take this long, whatever they do: nothing in the plan comes near.
+_LIMIT_S: Final = 120.0
+
+
+def play_training(cluster: Cluster, setting: TrainingSetting) -> TrainingRun:
+    """Run one training setting."""
+    factors = draw_factors(
+        setting.noise, num_ranks=setting.fabric.num_ranks, num_steps=setting.num_steps
+    )
+    table = tuple(tuple(float(factor) for factor in row) for row in factors)
+    reply = cluster.play(Job(setting=setting, factors=table, limit_s=_LIMIT_S))
+    ranks = reply["ranks"]
+    # A step has ended when it has ended on every rank; their clocks are one clock.
+    ends_s = np.max([rank["ends_s"] for rank in ranks], axis=0)
+    late_s = np.concatenate([rank["late_s"] for rank in ranks])
+    before, after = (ranks[0][moment]["counters"] for moment in ("before", "after"))
+    return TrainingRun(
+        setting=setting,
+        started_utc=reply["started_utc"],
+        step_s=tuple(float(step_s) for step_s in np.diff(ends_s)),
+        factors=table,
+        compute_s=tuple(tuple(rank["compute_s"]) for rank in ranks),
+        link_bytes={link: int(after[link] - before[link]) for link in before if link != BUSY},
+        bucket_bytes=tuple(ranks[0]["bucket_bytes"]),
+        host=_host(reply),
+        late_mean_s=float(late_s.mean()),
+        late_p99_s=float(np.quantile(late_s, 0.99)),
+    )
+
+
+def play_collectives(cluster: Cluster, setting: CollectiveSetting) -> CollectiveRun:
+    """Run one setting of all-reduces."""
+    reply = cluster.play(Job(setting=setting, limit_s=_LIMIT_S))
+    sizes = list(zip(*(rank["sizes"] for rank in reply["ranks"]), strict=True))
+    return CollectiveRun(
+        setting=setting,
+        started_utc=reply["started_utc"],
+        durations_s=tuple(_durations(of_ranks[: setting.fabric.num_ranks]) for of_ranks in sizes),
+        cpu_s=tuple(sum(rank["cpu_s"] for rank in of_ranks) / setting.copies for of_ranks in sizes),
+        host=_host(reply),
+    )
+
+
+def _durations(of_ranks: tuple[dict[str, Any], ...]) -> tuple[Seconds, ...]:
+    """From the last start to the last end: earlier ranks only wait."""
+    starts_s = np.max([rank["starts_s"] for rank in of_ranks], axis=0)
+    ends_s = np.max([rank["ends_s"] for rank in of_ranks], axis=0)
+    return tuple(float(duration_s) for duration_s in ends_s - starts_s)
+
+
+def _host(reply: dict[str, Any]) -> HostUse:
+    ranks = reply["ranks"]
+    first, last = ranks[0]["before"], ranks[0]["after"]
+    own_s = sum(rank["after"]["cpu_s"] - rank["before"]["cpu_s"] for rank in ranks)
+    busy_s = last["counters"][BUSY] - first["counters"][BUSY]
+    return HostUse(
+        window_s=last["at_s"] - first["at_s"],
+        own_cpu_s=own_s,
+        foreign_cpu_s=max(0.0, busy_s - own_s),
+        num_cores=usable_cores(),
+        is_realtime=reply["is_realtime"],
+    )

@@ -1,0 +1,172 @@
+"""One rank: real DistributedDataParallel on a device that is a clock."""
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+from torch.nn.parallel import DistributedDataParallel
+
+from perfmodel.documents.testbed import CollectiveSetting, EmulatedLayer, TrainingSetting
+from perfmodel.units import Seconds
+
+#: The first step has other buckets, the second rebuilds them, the third settles.
+WARM_UP_STEPS = 3
+
+
+@dataclass(slots=True)
+class DeviceClock:
+    """An accelerator that does nothing, in the right time.
+
+    Work ends when the work before it has ended plus its duration, as on a real device, whatever the
+    host needs to get there: what the host loses it makes up for while the device is busy.
+    """
+
+    end_s: Seconds = 0.0
+    pace: float = 1.0
+    late_s: list[Seconds] = field(default_factory=list)
+
+    def synchronize(self) -> None:
+        """Nothing is in progress: the next work starts now, at the earliest."""
+        self.end_s = max(self.end_s, time.perf_counter())
+
+    def run(self, duration_s: Seconds) -> None:
+        """Return when a piece of work has ended."""
+        self.end_s += duration_s * self.pace
+        while (left_s := self.end_s - time.perf_counter()) > 0:
+            time.sleep(left_s)
+        self.late_s.append(time.perf_counter() - self.end_s)
+
+
+class _Emulated(torch.autograd.Function):
+    """A layer whose passes take their time on the clock, and whose gradient is ready-made."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, layer: "Layer") -> torch.Tensor:  # noqa: ARG004 - autograd needs the weight
+        """Take the forward time."""
+        ctx.layer = layer
+        layer.clock.run(layer.spec.forward_s)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """Take the backward time, and hand over the gradient."""
+        layer: Layer = ctx.layer
+        layer.clock.run(layer.spec.backward_s)
+        return gradients[0].clone(), layer.gradient, None
+
+
+class Layer(torch.nn.Module):
+    """An emulated layer with one parameter."""
+
+    def __init__(self, spec: EmulatedLayer, clock: DeviceClock) -> None:
+        super().__init__()
+        self.spec = spec
+        self.clock = clock
+        self.weight = torch.nn.Parameter(torch.zeros(spec.num_elements))
+        self.gradient = torch.ones(spec.num_elements)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Take the forward time."""
+        result: torch.Tensor = _Emulated.apply(x, self.weight, self)
+        return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a rank finds the others, and how it reads the machine's counters."""
+
+    rank: int
+    world_size: int
+    store: str
+    counters: Callable[[], dict[str, float]]
+    """Bytes sent by each link; for rank 0 only."""
+
+
+def join(place: Place) -> None:
+    """Enter the group."""
+    torch.set_num_threads(1)
+    store = FileStore(place.store, place.world_size)
+    dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.world_size)
+
+
+def _mark(place: Place) -> dict[str, Any]:
+    counters = place.counters() if place.rank == 0 else {}
+    return {"counters": counters, "cpu_s": time.process_time(), "at_s": time.perf_counter()}
+
+
+def train(place: Place, setting: TrainingSetting, factors: list[float]) -> dict[str, Any]:
+    """Run the steps of one setting; return clocks and counters.
+
+    Parameters
+    ----------
+    factors
+        Pace of this device in each timed step.
+    """
+    clock = DeviceClock()
+    layers = [Layer(spec, clock) for spec in setting.model.layers]
+    module = torch.nn.Sequential(*layers)
+    ddp = DistributedDataParallel(module, bucket_cap_mb=setting.bucket_cap_mb)
+    x = torch.zeros(1, requires_grad=True)
+    paces = [1.0] * WARM_UP_STEPS + factors
+    ends_s: list[Seconds] = []
+    compute_s: list[Seconds] = []
+    before: dict[str, Any] = {}
+    dist.barrier()
+    for step, pace in enumerate(paces):
+        if step == WARM_UP_STEPS:
+            before = _mark(place)
+            clock.late_s.clear()
+        clock.pace = pace
+        clock.synchronize()
+        start_s = clock.end_s
+        for micro_step in range(setting.accumulation):
+            is_last = micro_step == setting.accumulation - 1
+            with contextlib.nullcontext() if is_last else ddp.no_sync():
+                ddp(x).sum().backward()
+        compute_s.append(clock.end_s - start_s)
+        clock.synchronize()
+        clock.run(setting.model.optimizer_s)
+        ddp.zero_grad(set_to_none=True)
+        x.grad = None
+        ends_s.append(time.perf_counter())
+    return {
+        "before": before,
+        "after": _mark(place),
+        "ends_s": ends_s[WARM_UP_STEPS - 1 :],
+        "compute_s": compute_s[WARM_UP_STEPS:],
+        "late_s": clock.late_s,
+        "bucket_bytes": _bucket_bytes(ddp),
+    }
+
+
+def _bucket_bytes(ddp: DistributedDataParallel) -> list[int]:
+    data = ddp._get_ddp_logging_data()  # noqa: SLF001 - the only place that knows
+    sizes = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or ""
+    return [int(size) for size in str(sizes).split(",") if size.strip()]
+
+
+def all_reduce(place: Place, setting: CollectiveSetting) -> dict[str, Any]:
+    """Time all-reduces of every size, one at a time."""
+    before = _mark(place)
+    sizes = []
+    for size_bytes in setting.sizes_bytes:
+        tensor = torch.ones(max(1, size_bytes // 4))
+        dist.all_reduce(tensor)
+        starts_s, ends_s = [], []
+        cpu_s = 0.0
+        for _ in range(setting.repeats):
+            if setting.pause_s:
+                dist.barrier()
+                time.sleep(setting.pause_s)
+            cpu_s -= time.process_time()
+            starts_s.append(time.perf_counter())
+            dist.all_reduce(tensor)
+            ends_s.append(time.perf_counter())
+            cpu_s += time.process_time()
+        sizes.append({"starts_s": starts_s, "ends_s": ends_s, "cpu_s": cpu_s / setting.repeats})
+    return {"before": before, "after": _mark(place), "sizes": sizes}
