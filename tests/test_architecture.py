@@ -27,6 +27,8 @@ COMMAND_LINE = {
     "": {"--version", "--install-completion", "--show-completion"},
     "doctor": set(),
     "calibrate": {
+        "--batches",
+        "--workload",
         "--budget",
         "--device",
         "--master-addr",
@@ -79,6 +81,7 @@ COMMAND_LINE = {
         "--workload",
     },
     "validate": {"--budget", "--earlier", "--out", "--profile", "--resume", "--seed"},
+    "validate-models": {"--budget", "--mode", "--out", "--profile", "--resume", "--seed"},
     "report": {"--devices", "--out", "--profile", "--validation", "--workloads"},
 }
 

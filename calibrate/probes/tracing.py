@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -9,8 +10,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from calibrate.probes.session import Session
+from calibrate.task import ReplayTask, Trainee
+from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.errors import InvalidDocument
 from perfmodel.tracing.reference import MODELS
+from perfmodel.tracing.sources import SampleSize, find_source
+from perfmodel.tracing.trace import TracedModel, trace_model
 from perfmodel.units import Seconds
+from perfmodel.workload.step import StepMethod, TracedStep
 from perfmodel.workload.workload import Parameter, Workload
 
 _TRACED_SAMPLES = 4
@@ -27,6 +34,34 @@ class _OperatorCounter(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN204
         self.num_operators += 1
         return func(*args, **(kwargs or {}))
+
+
+def replayed_step(session: Session, task: ReplayTask) -> tuple[TracedModel | None, TracedStep]:
+    """The step of a task at its micro-batch, and its trace if it was made here.
+
+    Raises
+    ------
+    InvalidDocument
+        If the file of the workload holds no trace.
+    """
+    if task.document is None:
+        trainee = task.trainee or Trainee(model=task.workload)
+        size = SampleSize(image_size=trainee.image_size, sequence_length=trainee.sequence_length)
+        method = StepMethod(
+            optimizer=trainee.optimizer,
+            optimizer_implementation=trainee.implementation,
+            precision="fp32",
+            checkpointing="none",
+            device_kind=session.device.type,
+        )
+        traced = trace_model(find_source(trainee.model, size), method, micro_batch=task.micro_batch)
+        return traced, traced.step.at(micro_batch=task.micro_batch)
+    document = WorkloadDocument.read(Path(task.document))
+    if document.trace is None:
+        raise InvalidDocument(
+            f"{task.document}: must hold a trace, got none; make the file with perfmodel trace"
+        )
+    return None, document.trace.at(micro_batch=task.micro_batch)
 
 
 def trace_workload(session: Session, name: str) -> Workload:

@@ -70,6 +70,7 @@ _COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "predict": predict.predict,
     "explain": predict.explain,
     "validate": measure.validate,
+    "validate-models": measure.validate_models,
     "report": report.report,
 }
 for _name, _command in _COMMANDS.items():

@@ -7,11 +7,12 @@ from typing import Annotated
 import typer
 
 from perfmodel.cli.progress import shown_progress
-from perfmodel.errors import OutOfTolerance
+from perfmodel.errors import OutOfTolerance, UsageError
 
 DEFAULT_CALIBRATION = Path("runs/calibration")
 DEFAULT_PROFILE = DEFAULT_CALIBRATION / "profile.json"
 DEFAULT_VALIDATION = Path("runs/validation")
+DEFAULT_MODELS_VALIDATION = Path("runs/models")
 
 
 def doctor() -> None:
@@ -38,6 +39,19 @@ def calibrate(  # noqa: PLR0913 - one parameter per flag
     models: Annotated[
         str, typer.Option(help="Reference models to run, separated by commas.")
     ] = "lenet,resnet18,mlp,transformer",
+    workload: Annotated[
+        Path | None,
+        typer.Option(
+            help="A traced workload (from perfmodel trace): measure its operators only, on one "
+            "device, and add them to the profile in the folder."
+        ),
+    ] = None,
+    batches: Annotated[
+        str | None,
+        typer.Option(
+            help="With --workload: micro-batches to measure; default: where it was traced."
+        ),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue an interrupted calibration in the folder.")
     ] = False,
@@ -48,6 +62,11 @@ def calibrate(  # noqa: PLR0913 - one parameter per flag
     master_port: Annotated[int | None, typer.Option(help="Port on node 0.")] = None,
 ) -> None:
     """Measure this machine by real training and write its profile."""
+    if workload is not None:
+        _calibrate_workload(workload, out, batches=batches, resume=resume)
+        return
+    if batches is not None:
+        raise UsageError("--batches: must come with --workload, got it alone")
     from calibrate import calibrate as use_case  # noqa: PLC0415 - keeps predict fast
     from calibrate.launch import (  # noqa: PLC0415
         LaunchFlags,
@@ -75,6 +94,36 @@ def calibrate(  # noqa: PLR0913 - one parameter per flag
         profile = use_case.calibrate(request, TorchrunLauncher(), on_progress=on_progress)
     _print(profile_table(profile))
     typer.echo(f"profile: {out / use_case.PROFILE}")
+
+
+def _calibrate_workload(workload: Path, out: Path, *, batches: str | None, resume: bool) -> None:
+    from calibrate import workloads as use_case  # noqa: PLC0415 - keeps predict fast
+    from calibrate.launch import TorchrunLauncher, terminate_as_interrupt  # noqa: PLC0415
+    from perfmodel.documents.profile import ProfileDocument  # noqa: PLC0415
+
+    path = out / DEFAULT_PROFILE.name
+    request = use_case.WorkloadRequest(
+        folder=out, document=workload, micro_batches=_micro_batches(batches), resume=resume
+    )
+    profile = ProfileDocument.read(path)
+    with terminate_as_interrupt(), shown_progress("calibrate") as on_progress:
+        profile = use_case.measure_workload(
+            request, TorchrunLauncher(), profile=profile, on_progress=on_progress
+        )
+    profile.write(path)
+    typer.echo(f"profile: {path}")
+
+
+def _micro_batches(text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return ()
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        found = (0,)
+    if min(found) < 1:
+        raise UsageError(f"--batches: must be whole numbers from 1 on, got {text!r}")
+    return found
 
 
 def fit(
@@ -129,6 +178,57 @@ def validate(
         raise OutOfTolerance(
             f"validate: out of tolerance: {failed}; see the table for where, "
             "and perfmodel doctor for what may have disturbed the runs"
+        )
+
+
+def validate_models(
+    *,
+    profile: Annotated[Path, typer.Option(help="Profile to judge.")] = DEFAULT_PROFILE,
+    mode: Annotated[
+        str,
+        typer.Option(
+            help="measured: the models' own operators, timed in place; curves: calibrated curves alone."
+        ),
+    ] = "measured",
+    budget: Annotated[str, typer.Option(help="quick or standard.")] = "standard",
+    out: Annotated[Path, typer.Option(help="Folder for observations and the verdict.")] = (
+        DEFAULT_MODELS_VALIDATION
+    ),
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue, or judge again what was measured, such as in the other mode.",
+        ),
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the order of runs.")] = 1,
+) -> None:
+    """Run models that no fit has seen and print the error of what their traces predict."""
+    from calibrate.launch import TorchrunLauncher, terminate_as_interrupt  # noqa: PLC0415
+    from perfmodel.documents.profile import ProfileDocument  # noqa: PLC0415
+    from perfmodel.report.models import models_lines, models_table  # noqa: PLC0415
+    from validate import models as use_case  # noqa: PLC0415
+
+    if mode not in ("measured", "curves"):
+        raise UsageError(f"--mode: must be measured or curves, got {mode!r}")
+    request = use_case.ModelsRequest(
+        profile=ProfileDocument.read(profile),
+        folder=out,
+        mode="measured" if mode == "measured" else "curves",
+        budget=budget,
+        seed=seed,
+        resume=resume,
+    )
+    with terminate_as_interrupt(), shown_progress("validate") as on_progress:
+        document = use_case.validate_models(request, TorchrunLauncher(), on_progress=on_progress)
+    _print(models_table(document))
+    for line in models_lines(document):
+        typer.echo(line)
+    typer.echo(f"validation: {out / use_case.file_name(request.mode)}")
+    if not document.passed:
+        failed = ", ".join(gate.name for gate in document.gates if not gate.passed)
+        raise OutOfTolerance(
+            f"validate-models: out of tolerance: {failed}; see the table for where"
         )
 
 
