@@ -185,8 +185,9 @@ class Experiment:
         collectives = list(self._collectives(index))
         shuffle.shuffle(collectives)
         once: Iterable[Task] = (*self._traces(), *self._compute()) if index == 0 else ()
-        others = [*collectives, *self._overlaps(index), *self._layers(index)]
-        return (*once, *_interleave(steps, [*others, *self._replays(index)]))
+        operators = _interleave([*self._layers(index)], [*self._replays(index)])
+        others = _interleave([*collectives, *self._overlaps(index)], operators)
+        return (*once, *_interleave(steps, others))
 
     def _layers(self, index: int) -> Iterable[Task]:
         """The round's part of the grid of single layers."""

@@ -57,7 +57,7 @@ def planned_layers(*, share: float = 1.0, seed: int = 0) -> tuple[Layer, ...]:
     layers = [
         _LAYERS[kind](kind, draw)
         for kind, count in _COUNTS.items()
-        for _ in range(max(4, round(share * count)))
+        for _ in range(round(share * count))
     ]
     draw.shuffle(layers)
     return tuple(dict.fromkeys(layers))

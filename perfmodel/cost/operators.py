@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from perfmodel.cost.curve import Samples
 from perfmodel.cost.families import family, features
 from perfmodel.cost.gaussian_process import GaussianProcess
 from perfmodel.documents.prediction import Evidence
@@ -18,8 +19,12 @@ from perfmodel.workload.step import TracedParameter, TracedStep
 
 #: Standard deviation, in log, of an operator that is priced by the roofline alone: a prior.
 UNKNOWN_LOG_ERROR = 1.0
-#: Standard deviation of the curve, in log, from which a price counts as extrapolated.
-_FAR = 0.35
+#: A price is extrapolated from this many e-folds beyond the timed sizes ...
+_FAR_OUTSIDE = 0.5
+#: ... or where the curve knows little more than its mean: this share of its spread.
+_FAR_INSIDE = 0.8
+#: Doubt, in log, per e-fold beyond the timed sizes: a prior.
+_DOUBT_PER_EFOLD = 0.1
 #: Typical time over the roofline of memory for operators without a family.
 _UNKNOWN_RATIO = 2.0
 #: Reads and writes per parameter and step: momentum reads three values and writes two, Adam with
@@ -35,6 +40,16 @@ class Price:
     log_error: float
     evidence: Evidence
     family: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reading:
+    """A point of a family's curve."""
+
+    ratio: float
+    """Time over roofline."""
+    log_error: float
+    evidence: Evidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,15 +139,30 @@ class OperatorPrices:
         points = np.array([features(operator) for operator in operators])
         if points.shape[1] != len(entry.lengths):
             return [self._unknown(kind, operator) for operator in operators]
-        means, errors = self._process(entry).predict(points)
+        readings = self._readings(entry, points)
         return [
-            self._from_curve(operator, entry, float(mean), float(error))
-            for operator, mean, error in zip(operators, means, errors, strict=True)
+            self._from_curve(operator, entry, reading)
+            for operator, reading in zip(operators, readings, strict=True)
         ]
 
-    def _from_curve(
-        self, operator: Operator, entry: OperatorFamily, mean: float, error: float
-    ) -> Price:
+    def _readings(self, entry: OperatorFamily, points: Samples) -> list[_Reading]:
+        process = self._process(entry)
+        means, errors = process.predict(points)
+        low, high = process.inputs.min(axis=0), process.inputs.max(axis=0)
+        outside = np.abs(points - np.clip(points, low, high)).sum(axis=1)
+        known = errors < _FAR_INSIDE * entry.spread
+        return [
+            _Reading(
+                ratio=math.exp(float(mean)),
+                log_error=math.hypot(float(error), _DOUBT_PER_EFOLD * float(beyond)),
+                evidence=Evidence.INTERPOLATED
+                if is_known and beyond < _FAR_OUTSIDE
+                else Evidence.EXTRAPOLATED,
+            )
+            for mean, error, beyond, is_known in zip(means, errors, outside, known, strict=True)
+        ]
+
+    def _from_curve(self, operator: Operator, entry: OperatorFamily, reading: _Reading) -> Price:
         bound_s = roofline_s(
             operator.flop,
             operator.read_bytes + operator.written_bytes,
@@ -140,9 +170,13 @@ class OperatorPrices:
             bytes_per_s=entry.bytes_per_s,
             least_s=entry.least_s,
         )
-        time_s = max(self._floor_s(operator), bound_s * math.exp(mean))
-        evidence = Evidence.INTERPOLATED if error < _FAR else Evidence.EXTRAPOLATED
-        return Price(time_s=time_s, log_error=error, evidence=evidence, family=entry.name)
+        time_s = max(self._floor_s(operator), bound_s * reading.ratio)
+        return Price(
+            time_s=time_s,
+            log_error=reading.log_error,
+            evidence=reading.evidence,
+            family=entry.name,
+        )
 
     def _floor_s(self, operator: Operator) -> Seconds:
         """What no machine with these peaks can beat. [s]"""
@@ -268,22 +302,21 @@ class OperatorPrices:
                 for size in sizes
             ]
         points = np.array([optimizer_features(size, sum(sizes)) for size in sizes])
-        means, errors = self._process(entry).predict(points)
         return [
             Price(
-                time_s=roofline_s(
+                time_s=reading.ratio
+                * roofline_s(
                     0.0,
                     traffic * size,
                     flop_per_s=0.0,
                     bytes_per_s=entry.bytes_per_s,
                     least_s=entry.least_s,
-                )
-                * math.exp(float(mean)),
-                log_error=float(error),
-                evidence=Evidence.INTERPOLATED if error < _FAR else Evidence.EXTRAPOLATED,
+                ),
+                log_error=reading.log_error,
+                evidence=reading.evidence,
                 family=kind,
             )
-            for size, mean, error in zip(sizes, means, errors, strict=True)
+            for size, reading in zip(sizes, self._readings(entry, points), strict=True)
         ]
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from perfmodel.documents.profile import (
 from perfmodel.units import Seconds
 from perfmodel.workload.operator import Phase
 from perfmodel.workload.signature import parameters_signature
-from perfmodel.workload.step import SymbolicStep
+from perfmodel.workload.step import SymbolicStep, TracedStep
 from perfmodel.workload.workload import Workload
 
 #: Micro-batches at which curves are read; between them time is close to linear.
@@ -60,7 +60,7 @@ def traced_profile(
     batches = _measured_batches(operators, trace) if use_measured else ()
     curves = OperatorPrices(operators, use_measured=False)
     priced = {batch: curves.step(trace.at(micro_batch=batch)) for batch in {*_GRID, *batches}}
-    exact = OperatorPrices(operators)
+    exact = OperatorPrices(operators, use_measured=use_measured)
     found = {batch: exact.step(trace.at(micro_batch=batch)) for batch in batches}
     points = {
         phase: _points(
@@ -72,7 +72,7 @@ def traced_profile(
     unpriced = {name for steps in priced.values() for p in steps.values() for name in p.unpriced}
     noise, rank_spread = _borrowed_noise(profile, points[Phase.BACKWARD])
     return WorkloadProfile(
-        workload=workload,
+        workload=with_ready_times(workload, trace.at(micro_batch=_middle(batches)), exact),
         phases=_phases(profile, trace, points),
         noise=noise,
         rank_spread=rank_spread,
@@ -81,6 +81,33 @@ def traced_profile(
         measured_batches=batches,
         unpriced=tuple(sorted(unpriced)) if not batches else (),
     )
+
+
+def _middle(batches: Sequence[int]) -> int:
+    return batches[len(batches) // 2] if batches else _GRID[len(_GRID) // 3]
+
+
+def with_ready_times(workload: Workload, step: TracedStep, prices: OperatorPrices) -> Workload:
+    """The workload with gradients ready when the priced backward pass has got to them.
+
+    A trace counts FLOP; what is cheap in FLOP and dear in time, such as normalisation, counts here.
+    """
+    if len(workload.parameters) != len(step.parameters):
+        return workload
+    time_s = dict(enumerate(p.time_s for p in prices.price(step.operators, Phase.BACKWARD)))
+    calls = [time_s[call.operator] for call in step.calls() if call.phase is Phase.BACKWARD]
+    done_s = np.concatenate(([0.0], np.cumsum(calls)))
+    whole_s = float(done_s[-1]) or 1.0
+    parameters = tuple(
+        replace(
+            parameter,
+            ready_fraction=1.0
+            if traced.ready_after is None
+            else min(1.0, float(done_s[traced.ready_after]) / whole_s),
+        )
+        for parameter, traced in zip(workload.parameters, step.parameters, strict=True)
+    )
+    return replace(workload, parameters=parameters)
 
 
 def _measured_batches(operators: OperatorProfile, trace: SymbolicStep) -> tuple[int, ...]:

@@ -1,0 +1,196 @@
+"""A traced workload as phase curves: sums of prices, evidence, ranks that slow each other down."""
+
+import pytest
+
+from perfmodel.cost.operators import OperatorPrices
+from perfmodel.cost.traced import slowdown, traced_profile, with_ready_times
+from perfmodel.documents.prediction import Evidence
+from perfmodel.documents.profile import (
+    MeasuredOperator,
+    MeasuredStep,
+    OperatorProfile,
+    ProfileDocument,
+)
+from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.predict import Predictor, caveats
+from perfmodel.workload.affine import Affine, AffineBytes
+from perfmodel.workload.operator import Call, Phase
+from perfmodel.workload.signature import parameters_signature, signature
+from perfmodel.workload.step import (
+    Segment,
+    StepMethod,
+    SymbolicOperator,
+    SymbolicStep,
+    SymbolicTensor,
+    TracedParameter,
+)
+from perfmodel.workload.workload import Parameter, Workload
+from tests.perfmodel.operators import prices_of_the_made_up_machine
+from tests.perfmodel.profiles import Machine, profile
+
+WIDTH = 256
+
+
+def traced(*, mystery: bool = False) -> SymbolicStep:
+    """One linear layer: its product forward, that of its gradient backward."""
+    name = "aten.mystery.default" if mystery else "aten.mm.default"
+    return SymbolicStep(
+        traced_micro_batches=(2, 4),
+        sample=f"{WIDTH} numbers",
+        method=StepMethod(
+            optimizer="sgd",
+            optimizer_implementation="loop",
+            precision="fp32",
+            checkpointing="none",
+            device_kind="cpu",
+        ),
+        tensors=(
+            SymbolicTensor(shape=(Affine(constant=0, per_sample=64), WIDTH), dtype="float32"),
+            SymbolicTensor(shape=(WIDTH, WIDTH), dtype="float32"),
+            SymbolicTensor(shape=(WIDTH, Affine(constant=0, per_sample=64)), dtype="float32"),
+        ),
+        operators=(
+            SymbolicOperator(
+                name=name,
+                inputs=(0, 1),
+                outputs=(0,),
+                arguments='[[{"tensor": 0}, {"tensor": 1}], {}]',
+            ),
+            SymbolicOperator(
+                name="aten.mm.default",
+                inputs=(2, 0),
+                outputs=(1,),
+                arguments='[[{"tensor": 0}, {"tensor": 1}], {}]',
+            ),
+        ),
+        segments=(
+            Segment(
+                count=1,
+                calls=(
+                    Call(operator=0, phase=Phase.FORWARD, module=""),
+                    Call(operator=1, phase=Phase.BACKWARD, module=""),
+                    Call(operator=0, phase=Phase.BACKWARD, module=""),
+                ),
+            ),
+        ),
+        parameters=(
+            TracedParameter(name="w", shape=(WIDTH, WIDTH), dtype="float32", ready_after=1),
+        ),
+        saved=AffineBytes(constant_bytes=0, per_sample_bytes=0),
+        buffer_bytes=0,
+        frozen_bytes=0,
+    )
+
+
+WORKLOAD = Workload(
+    name="linear",
+    sample=f"{WIDTH} numbers",
+    parameters=(Parameter(name="w", num_elements=WIDTH**2),),
+    forward_flop=1.0,
+    backward_flop=2.0,
+    num_operators=3,
+)
+
+
+@pytest.fixture(scope="module")
+def prices() -> OperatorProfile:
+    return prices_of_the_made_up_machine()
+
+
+@pytest.fixture(scope="module")
+def machine(prices: OperatorProfile) -> ProfileDocument:
+    return profile(Machine()).model_copy(update={"operators": prices})
+
+
+def single(micro_batch: int) -> Setting:
+    return Setting(
+        workload="linear",
+        world_size=1,
+        micro_batch=micro_batch,
+        synchronisation=Synchronisation.NONE,
+    )
+
+
+def measured(prices: OperatorProfile, micro_batch: int, time_s: float) -> OperatorProfile:
+    """Every operator of the step measured to take so long."""
+    step = traced().at(micro_batch=micro_batch)
+    names = [(signature(step.operators[at]), phase.value) for at, phase in step.call_counts()]
+    found = MeasuredStep(
+        workload="linear",
+        micro_batch=micro_batch,
+        parameters=parameters_signature(step),
+        operators=tuple(
+            MeasuredOperator(signature=name, phase=phase, time_s=time_s) for name, phase in names
+        ),
+        optimizer_s=5 * time_s,
+        relative_error=0.01,
+    )
+    return prices.model_copy(update={"measured": (found,)})
+
+
+def test_a_phase_is_the_sum_of_its_calls(prices: OperatorProfile) -> None:
+    step = traced().at(micro_batch=8)
+    table = OperatorPrices(prices)
+    forward, gradient = (price.time_s for price in table.price(step.operators, Phase.BACKWARD))
+    found = table.step(step)
+    assert found[Phase.FORWARD].time_s == pytest.approx(forward)
+    assert found[Phase.BACKWARD].time_s == pytest.approx(forward + gradient)
+
+
+def test_a_traced_workload_is_predicted_without_ever_having_run(machine: ProfileDocument) -> None:
+    predictor = Predictor(machine)
+    workload = predictor.workload(WORKLOAD, traced())
+    small, large = (predictor.step(workload, single(batch)) for batch in (8, 64))
+    assert 0 < small.step_s[0] < large.step_s[0]
+    assert small.terms.evidence["compute"] in (Evidence.INTERPOLATED, Evidence.ASSUMED)
+
+
+def test_measured_operators_decide_at_their_batch_and_scale_the_others(
+    machine: ProfileDocument, prices: OperatorProfile
+) -> None:
+    known = machine.model_copy(update={"operators": measured(prices, 8, 0.1)})
+    predictor = Predictor(known)
+    workload = predictor.workload(WORKLOAD, traced())
+    assert workload.measured_batches == (8,)
+    at_eight = predictor.step(workload, single(8))
+    # One call forward, two backward, the optimizer five times as long.
+    assert at_eight.step_s[0] == pytest.approx(0.1 + 0.2 + 0.5)
+    assert at_eight.terms.evidence["compute"] is Evidence.MEASURED
+    at_sixteen = predictor.step(workload, single(16))
+    assert at_sixteen.terms.evidence["compute"] is Evidence.INTERPOLATED
+    assert at_sixteen.step_s[0] > at_eight.step_s[0]
+    curves = Predictor(known, use_measured=False)
+    alone = curves.step(curves.workload(WORKLOAD, traced()), single(8))
+    assert alone.step_s[0] < 0.1
+
+
+def test_ranks_beside_each_other_are_slowed_as_the_reference_models_are(
+    machine: ProfileDocument, prices: OperatorProfile
+) -> None:
+    workload = traced_profile(machine, prices, WORKLOAD, traced())
+    one, two = workload.phases[0], workload.phases[-1]
+    for phase in Phase:
+        factor = slowdown(machine, phase, two.world_size).factor
+        first, second = getattr(one, phase.value)[3], getattr(two, phase.value)[3]
+        assert second.time_s == pytest.approx(factor * first.time_s)
+
+
+def test_an_operator_that_nothing_tells_about_is_named(machine: ProfileDocument) -> None:
+    predictor = Predictor(machine)
+    workload = predictor.workload(WORKLOAD, traced(mystery=True))
+    assert "aten.mystery.default" in workload.unpriced
+    step = predictor.step(workload, single(8))
+    point = predictor.point(step, baseline=step)
+    text = " ".join(caveats(machine, [point], workload=workload))
+    assert "aten.mystery.default" in text
+    assert workload.phases[0].forward[0].relative_error > 0.3
+
+
+def test_a_gradient_is_ready_when_the_priced_backward_pass_is_there(
+    prices: OperatorProfile,
+) -> None:
+    table = OperatorPrices(prices)
+    step = traced().at(micro_batch=8)
+    forward, gradient = (price.time_s for price in table.price(step.operators, Phase.BACKWARD))
+    (parameter,) = with_ready_times(WORKLOAD, step, table).parameters
+    assert parameter.ready_fraction == pytest.approx(gradient / (forward + gradient))
