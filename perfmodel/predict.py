@@ -13,7 +13,7 @@ from perfmodel.algebra.fluid import end_times_with_interference
 from perfmodel.cost.curve import Samples
 from perfmodel.cost.model import CostModel, borrowed_profile
 from perfmodel.cost.terms import Terms
-from perfmodel.cost.traced import traced_profile
+from perfmodel.cost.traced import origin_caveats, traced_profile
 from perfmodel.documents.prediction import (
     Evidence,
     Interval,
@@ -354,7 +354,7 @@ def caveats(
     profile: ProfileDocument, points: Sequence[PredictedPoint], *, workload: WorkloadProfile
 ) -> tuple[str, ...]:
     """What a reader must know before acting on the numbers."""
-    found = [*profile.undetermined, *_origin(profile, workload)]
+    found = [*profile.undetermined, *origin_caveats(profile, workload)]
     largest = max(point.setting.world_size for point in points)
     if largest > profile.max_world_size:
         found.append(
@@ -371,30 +371,6 @@ def caveats(
     )
     if outside:
         found.append(f"micro-batches outside the calibrated range: {', '.join(map(str, outside))}")
-    return tuple(found)
-
-
-def _origin(profile: ProfileDocument, workload: WorkloadProfile) -> tuple[str, ...]:
-    """How a workload that was never run came to its times."""
-    name = workload.workload.name
-    if profile.workload(name) is not None:
-        return ()
-    if workload.evidence is None:
-        return (
-            f"{name} was not calibrated: its times are borrowed from calibrated workloads by FLOP",
-        )
-    if workload.measured_batches:
-        batches = ", ".join(map(str, workload.measured_batches))
-        found = [
-            f"{name} was never run: the sum of its operators, measured at micro-batch {batches}"
-        ]
-    else:
-        found = [f"{name} was never run: the sum of its operators, read from calibrated curves"]
-    if workload.unpriced:
-        found.append(
-            "no timing tells about these operators, priced by what the machine allows at most: "
-            f"{', '.join(workload.unpriced)}"
-        )
     return tuple(found)
 
 

@@ -229,7 +229,7 @@ def _found(steps: Sequence[StepObservation], profile: ProfileDocument) -> dict[S
     processor: dict[Setting, list[Seconds]] = {}
     for entry in steps:
         processor.setdefault(entry.setting, []).append(
-            float(np.median([np.median(rank.cpu_s) for rank in entry.ranks if rank.cpu_s] or [0.0]))
+            float(np.median([float(np.median(r.cpu_s)) for r in entry.ranks if r.cpu_s] or [0.0]))
         )
     result = {}
     for setting, visits in groups.items():

@@ -194,7 +194,8 @@ def _product(layer: Layer) -> BuiltLayer:
 
     def act(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         scores = (query @ key.transpose(-2, -1)) * width**-0.5
-        return scores.softmax(dim=-1) @ value
+        mixed: Tensor = scores.softmax(dim=-1) @ value
+        return mixed
 
     inputs = tuple(torch.randn(batch, length, width) for _ in range(3))
     return BuiltLayer(module=nn.Identity(), inputs=inputs, act=act)
@@ -205,7 +206,8 @@ def _attention(layer: Layer) -> BuiltLayer:
 
     def act(merged: Tensor) -> Tensor:
         split = merged.view(samples, length, 3, heads, width).permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(*split, is_causal=bool(causal))
+        query, key, value = split
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=bool(causal))
         return mixed.transpose(1, 2).reshape(samples, length, heads * width)
 
     return BuiltLayer(

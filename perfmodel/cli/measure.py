@@ -2,17 +2,28 @@
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from perfmodel.cli.progress import shown_progress
 from perfmodel.errors import OutOfTolerance, UsageError
 
+if TYPE_CHECKING:
+    from calibrate.launch import LaunchFlags
+
 DEFAULT_CALIBRATION = Path("runs/calibration")
 DEFAULT_PROFILE = DEFAULT_CALIBRATION / "profile.json"
 DEFAULT_VALIDATION = Path("runs/validation")
 DEFAULT_MODELS_VALIDATION = Path("runs/models")
+
+_WORKLOAD = typer.Option(
+    help="A traced workload (from perfmodel trace): measure its operators only, on one device, "
+    "and add them to the profile in the folder."
+)
+_BATCHES = typer.Option(
+    help="With --workload: micro-batches to measure; default: where it was traced."
+)
 
 
 def doctor() -> None:
@@ -46,12 +57,7 @@ def calibrate(  # noqa: PLR0913 - one parameter per flag
             "device, and add them to the profile in the folder."
         ),
     ] = None,
-    batches: Annotated[
-        str | None,
-        typer.Option(
-            help="With --workload: micro-batches to measure; default: where it was traced."
-        ),
-    ] = None,
+    batches: Annotated[str | None, _BATCHES] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue an interrupted calibration in the folder.")
     ] = False,
@@ -62,17 +68,11 @@ def calibrate(  # noqa: PLR0913 - one parameter per flag
     master_port: Annotated[int | None, typer.Option(help="Port on node 0.")] = None,
 ) -> None:
     """Measure this machine by real training and write its profile."""
-    if workload is not None:
+    if workload is not None or batches is not None:
         _calibrate_workload(workload, out, batches=batches, resume=resume)
         return
-    if batches is not None:
-        raise UsageError("--batches: must come with --workload, got it alone")
     from calibrate import calibrate as use_case  # noqa: PLC0415 - keeps predict fast
-    from calibrate.launch import (  # noqa: PLC0415
-        LaunchFlags,
-        TorchrunLauncher,
-        terminate_as_interrupt,
-    )
+    from calibrate.launch import TorchrunLauncher, terminate_as_interrupt  # noqa: PLC0415
     from perfmodel.report.tables import profile_table  # noqa: PLC0415
 
     request = use_case.CalibrationRequest(
@@ -80,13 +80,7 @@ def calibrate(  # noqa: PLR0913 - one parameter per flag
         budget=budget,
         device=device,
         models=tuple(name.strip() for name in models.split(",") if name.strip()),
-        flags=LaunchFlags(
-            nnodes=nnodes,
-            nproc_per_node=nproc,
-            node_rank=node_rank,
-            master_addr=master_addr,
-            master_port=master_port,
-        ),
+        flags=_flags(nnodes, nproc, node_rank, master_addr, master_port),
         seed=seed,
         resume=resume,
     )
@@ -96,7 +90,29 @@ def calibrate(  # noqa: PLR0913 - one parameter per flag
     typer.echo(f"profile: {out / use_case.PROFILE}")
 
 
-def _calibrate_workload(workload: Path, out: Path, *, batches: str | None, resume: bool) -> None:
+def _flags(
+    nnodes: int | None,
+    nproc: int | None,
+    node_rank: int | None,
+    master_addr: str | None,
+    master_port: int | None,
+) -> "LaunchFlags":
+    from calibrate.launch import LaunchFlags  # noqa: PLC0415 - keeps predict fast
+
+    return LaunchFlags(
+        nnodes=nnodes,
+        nproc_per_node=nproc,
+        node_rank=node_rank,
+        master_addr=master_addr,
+        master_port=master_port,
+    )
+
+
+def _calibrate_workload(
+    workload: Path | None, out: Path, *, batches: str | None, resume: bool
+) -> None:
+    if workload is None:
+        raise UsageError("--batches: must come with --workload, got it alone")
     from calibrate import workloads as use_case  # noqa: PLC0415 - keeps predict fast
     from calibrate.launch import TorchrunLauncher, terminate_as_interrupt  # noqa: PLC0415
     from perfmodel.documents.profile import ProfileDocument  # noqa: PLC0415

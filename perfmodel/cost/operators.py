@@ -65,7 +65,7 @@ class PhasePrice:
 
 
 def roofline_s(
-    flop: Flop, moved_bytes: Bytes, *, flop_per_s: float, bytes_per_s: float, least_s: Seconds
+    flop: Flop, moved_bytes: float, *, flop_per_s: float, bytes_per_s: float, least_s: Seconds
 ) -> Seconds:
     """Time at the given rates, after a start of ``least_s``. [s]"""
     compute_s = flop / flop_per_s if flop_per_s > 0 else 0.0

@@ -1,7 +1,7 @@
 """Phase curves of a traced workload from the prices of its operators: it need never have run."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -135,7 +135,7 @@ def _points(
         if at is not None:
             points.append(_point(batch, at.time_s, at.relative_error))
         elif found:
-            nearest = min(found, key=lambda known, batch=batch: abs(math.log(known / batch)))
+            nearest = _nearest(found, batch)
             ratio = found[nearest].time_s / max(priced[nearest].time_s, 1e-12)
             doubt = _DOUBT_PER_EFOLD * abs(math.log(nearest / batch))
             error = math.hypot(found[nearest].relative_error, doubt)
@@ -143,6 +143,11 @@ def _points(
         else:
             points.append(_point(batch, price.time_s, price.relative_error))
     return tuple(points)
+
+
+def _nearest(batches: Iterable[int], batch: int) -> int:
+    """On a logarithmic scale."""
+    return min(batches, key=lambda known: abs(math.log(known / batch)))
 
 
 def _point(batch: int, time_s: Seconds, relative_error: float) -> CurvePoint:
@@ -242,3 +247,27 @@ def _borrowed_noise(
         return (), 0.0
     donor = profile.workloads[min(candidates)[1]]
     return donor.noise, donor.rank_spread
+
+
+def origin_caveats(profile: ProfileDocument, workload: WorkloadProfile) -> tuple[str, ...]:
+    """How a workload that was never run came to its times."""
+    name = workload.workload.name
+    if profile.workload(name) is not None:
+        return ()
+    if workload.evidence is None:
+        return (
+            f"{name} was not calibrated: its times are borrowed from calibrated workloads by FLOP",
+        )
+    if workload.measured_batches:
+        batches = ", ".join(map(str, workload.measured_batches))
+        found = [
+            f"{name} was never run: the sum of its operators, measured at micro-batch {batches}"
+        ]
+    else:
+        found = [f"{name} was never run: the sum of its operators, read from calibrated curves"]
+    if workload.unpriced:
+        found.append(
+            "no timing tells about these operators, priced by what the machine allows at most: "
+            f"{', '.join(workload.unpriced)}"
+        )
+    return tuple(found)

@@ -216,4 +216,5 @@ def test_what_was_not_measured_is_said() -> None:
     )
     assert any("up to 8 devices are extrapolated" in line for line in found)
     assert any("outside the calibrated range: 100" in line for line in found)
-    assert caveats(profile(Machine()), points(Machine(), 2)) == ()
+    calibrated = profile(Machine()).workloads[0]
+    assert caveats(profile(Machine()), points(Machine(), 2), workload=calibrated) == ()
