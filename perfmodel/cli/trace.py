@@ -1,12 +1,16 @@
 """The command that traces a model."""
 
+import re
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from perfmodel.errors import UsageError
+
+if TYPE_CHECKING:
+    from perfmodel.documents.workload import WorkloadDocument
 
 DEFAULT_FOLDER = Path("runs/workloads")
 
@@ -45,27 +49,24 @@ def trace(  # noqa: PLR0913 - one parameter per flag
     ] = None,
 ) -> None:
     """Write a training step of a model as a workload file, without weights, data or GPU."""
-    chosen = {
-        "--optimizer": optimizer,
-        "--optimizer-implementation": optimizer_implementation,
-        "--precision": precision,
-        "--checkpointing": checkpointing,
-        "--device-kind": device_kind,
-    }
-    for flag, value in chosen.items():
-        if value not in _CHOICES[flag]:
-            raise UsageError(f"{flag}: must be {' or '.join(_CHOICES[flag])}, got {value!r}")
-    sizes = {
-        "--micro-batch": micro_batch,
-        "--image-size": image_size,
-        "--sequence-length": sequence_length,
-    }
-    for flag, number in sizes.items():
-        if number is not None and number < 1:
-            raise UsageError(f"{flag}: must be >= 1, got {number}")
+    _check_choices(
+        {
+            "--optimizer": optimizer,
+            "--optimizer-implementation": optimizer_implementation,
+            "--precision": precision,
+            "--checkpointing": checkpointing,
+            "--device-kind": device_kind,
+        }
+    )
+    _check_sizes(
+        {
+            "--micro-batch": micro_batch,
+            "--image-size": image_size,
+            "--sequence-length": sequence_length,
+        }
+    )
     # What follows imports torch.
     from perfmodel.cli.tracing import traced_document  # noqa: PLC0415
-    from perfmodel.report.workload import trace_lines  # noqa: PLC0415
     from perfmodel.workload.step import StepMethod  # noqa: PLC0415
 
     method = StepMethod(
@@ -83,9 +84,29 @@ def trace(  # noqa: PLR0913 - one parameter per flag
         sequence_length=sequence_length,
         argv=sys.argv,
     )
+    _show_and_write(document, output, micro_batch=micro_batch)
+
+
+def _show_and_write(document: "WorkloadDocument", output: Path | None, *, micro_batch: int) -> None:
+    from perfmodel.report.workload import trace_lines  # noqa: PLC0415 - keeps --help fast
+
     for line in trace_lines(document, micro_batch=micro_batch):
         typer.echo(line)
-    name = document.workload.name.replace(":", "-").replace("/", "-")
-    path = output or DEFAULT_FOLDER / f"{name}.json"
+    path = (
+        output
+        or DEFAULT_FOLDER / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', document.workload.name)}.json"
+    )
     document.write(path)
     typer.echo(f"workload: {path}")
+
+
+def _check_choices(chosen: dict[str, str]) -> None:
+    for flag, value in chosen.items():
+        if value not in _CHOICES[flag]:
+            raise UsageError(f"{flag}: must be {' or '.join(_CHOICES[flag])}, got {value!r}")
+
+
+def _check_sizes(sizes: dict[str, int | None]) -> None:
+    for flag, number in sizes.items():
+        if number is not None and number < 1:
+            raise UsageError(f"{flag}: must be >= 1, got {number}")

@@ -37,7 +37,7 @@ def _phase(step: TracedStep, phase: Phase) -> str:
 
 
 def _caveats(step: TracedStep) -> list[str]:
-    caveats = []
+    caveats = list(step.caveats)
     unused = step.unused_parameters
     if unused:
         named = ", ".join(unused[:3]) + ", ..." * (len(unused) > 3)

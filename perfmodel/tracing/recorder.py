@@ -7,12 +7,23 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfmodel.errors import UntraceableModel
 from perfmodel.tracing.modules import ModulePaths
 from perfmodel.workload.operator import ELEMENT_BYTES, Phase, TensorSpec
 
+_DEVICE_OF = torch.ops.prim.device.default
+_WEIGHT_OF_NORM = {
+    torch.ops.aten.native_batch_norm.default: 1,
+    torch.ops.aten.native_layer_norm.default: 2,
+}
+_DATA_ERRORS = (DataDependentOutputException, DynamicOutputShapeException)
 _NO_DATA = (
     "asks for a value that only a real run has (control flow that depends on data); "
     "replace it by a fixed choice for tracing, or trace a module without it"
@@ -55,6 +66,8 @@ class Recorder(TorchDispatchMode):
     def __init__(self, paths: ModulePaths) -> None:
         super().__init__()
         self.phase = Phase.FORWARD
+        self.num_phase_calls = 0
+        """Calls of the present phase so far."""
         self.calls: list[RawCall] = []
         self.module = ""
         """Where the last operator was called."""
@@ -64,14 +77,19 @@ class Recorder(TorchDispatchMode):
         self._operators: dict[RawOperator, RawOperator] = {}
         self._specs: dict[tuple[Any, ...], TensorSpec] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled while a step is traced: torch need not guard every call against it."""
+        return False
+
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Run an operator and note it."""
         del types
         keywords = kwargs or {}
-        if func.namespace == "prim":  # questions to a tensor, such as its device
-            return func(*args, **keywords)
+        if func is _DEVICE_OF:  # a question that only tensors without content dispatch
+            return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
         self.operator = str(func)
         at_forward = self.phase is Phase.FORWARD
         self.module = self._paths.forward() if at_forward else self._paths.backward()
@@ -85,15 +103,22 @@ class Recorder(TorchDispatchMode):
         mutated = _mutated(func, args, keywords, seen)
         try:
             result = func(*args, **keywords)
-        except _data_errors() as error:
+        except _DATA_ERRORS as error:
             raise UntraceableModel(f"{self.place()}: {_NO_DATA}") from error
+        result = _mended(func, args, result)
         outputs = tuple(self._spec(tensor) for tensor in _fresh(func, result))
+        self.num_phase_calls += 1
         self._note(
             RawOperator(
                 self.operator, tuple(seen.specs), outputs, arguments, mutated, _is_view(func)
             )
         )
         return result
+
+    def begin(self, phase: Phase) -> None:
+        """What follows belongs to another phase."""
+        self.phase = phase
+        self.num_phase_calls = 0
 
     def place(self) -> str:
         """Module and operator where a trace is, for messages."""
@@ -175,18 +200,21 @@ def _fresh(func: OpOverload, result: Any) -> list[Tensor]:
     return tensors
 
 
+def _mended(func: OpOverload, args: tuple[Any, ...], result: Any) -> Any:
+    """What the kernel returns, where the shape rules of torch say something else.
+
+    Under autocast the statistics of a normalisation have the type of its weight; torch's rules give
+    them the type of the batch.
+    """
+    position = _WEIGHT_OF_NORM.get(func)
+    if position is None or args[position] is None or args[position].dtype == result[1].dtype:
+        return result
+    return result[0], *(statistic.to(args[position].dtype) for statistic in result[1:])
+
+
 def _is_view(func: OpOverload) -> bool:
     """Whether a result shares the memory of an argument that is not written."""
     return any(
         declared.alias_info is not None and not declared.alias_info.is_write
         for declared in func._schema.returns  # noqa: SLF001
     )
-
-
-def _data_errors() -> tuple[type[Exception], ...]:
-    from torch._subclasses.fake_tensor import (  # noqa: PLC0415 - slow to import
-        DataDependentOutputException,
-        DynamicOutputShapeException,
-    )
-
-    return DataDependentOutputException, DynamicOutputShapeException

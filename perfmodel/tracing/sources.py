@@ -1,23 +1,19 @@
 """Models by what a user types: a name, ``file.py:factory``, or a Hugging Face ``config.json``."""
 
 import difflib
-from dataclasses import dataclass, fields
+from pathlib import Path
 
 import torch
 
 from perfmodel.errors import UsageError
 from perfmodel.tracing.reference import MODELS, ReferenceModel
-from perfmodel.tracing.source import Batch, ModelSource, classification_loss
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleSize:
-    """What one sample measures, where the model leaves it open."""
-
-    image_size: int | None = None
-    """Pixels along each side; ``None`` for the model's own default."""
-    sequence_length: int | None = None
-    """Tokens; ``None`` for the longest that the model is made for, at most 2,048."""
+from perfmodel.tracing.source import (
+    Batch,
+    ModelSource,
+    SampleSize,
+    classification_loss,
+    refuse_sizes,
+)
 
 
 def find_source(text: str, size: SampleSize) -> ModelSource:
@@ -32,6 +28,10 @@ def find_source(text: str, size: SampleSize) -> ModelSource:
     UntraceableModel
         If a factory or a configuration cannot be read.
     """
+    if text.endswith(".json"):
+        from perfmodel.tracing.huggingface import huggingface_source  # noqa: PLC0415 - on demand
+
+        return huggingface_source(Path(text), size)
     if ".py:" in text or text.endswith(".py"):
         from perfmodel.tracing.factory import factory_source  # noqa: PLC0415 - on demand
 
@@ -50,21 +50,6 @@ def find_source(text: str, size: SampleSize) -> ModelSource:
         raise UsageError(_unknown(text, [*MODELS, *classification_names()]))
     refuse_sizes(size, "image_size", text=text)
     return torchvision_source(name, size.image_size)
-
-
-def refuse_sizes(size: SampleSize, *allowed: str, text: str) -> None:
-    """Complain about a size that a model does not take.
-
-    Raises
-    ------
-    UsageError
-        If a size is given that is not among the allowed ones.
-    """
-    for field in fields(size):
-        flag = "--" + field.name.replace("_", "-")
-        if getattr(size, field.name) is not None and field.name not in allowed:
-            hint = f"; did you mean torchvision:{text}?" if text in MODELS else ""
-            raise UsageError(f"{flag}: {text} does not take it; leave it out{hint}")
 
 
 def _unknown(text: str, known: list[str]) -> str:

@@ -75,7 +75,8 @@ def build_trainee(source: ModelSource, method: StepMethod) -> Trainee:
 
 def _built(source: ModelSource) -> nn.Module:
     try:
-        module = source.build()
+        with _without_initialisation():
+            module = source.build()
     except PerfModelError:
         raise
     except Exception as error:
@@ -91,8 +92,25 @@ def _built(source: ModelSource) -> nn.Module:
     return module
 
 
-def record_step(trainee: Trainee, micro_batch: int) -> RawStep:
-    """Forward, loss, backward, optimizer once, as recorded operators.
+@contextmanager
+def _without_initialisation() -> Iterator[None]:
+    """Values do not matter, and some initialisers look at the values that they drew."""
+    own = {
+        name: function
+        for name, function in vars(nn.init).items()
+        if name.endswith("_") and not name.startswith("_") and callable(function)
+    }
+    for name in own:
+        setattr(nn.init, name, lambda tensor, *_args, **_keywords: tensor)
+    try:
+        yield
+    finally:
+        for name, function in own.items():
+            setattr(nn.init, name, function)
+
+
+def record_step(trainee: Trainee, micro_batch: int, *, optimizer: bool = True) -> RawStep:
+    """Forward, loss, backward and (if asked for) optimizer once, as recorded operators.
 
     Raises
     ------
@@ -107,6 +125,10 @@ def record_step(trainee: Trainee, micro_batch: int) -> RawStep:
     with _ready_hooks(trainee.module, recorder, ready), paths.following():
         try:
             saved_bytes = _run(trainee, batch, recorder)
+            if optimizer:
+                recorder.begin(Phase.OPTIMIZER)
+                with recorder:
+                    trainee.optimizer.step()
         except PerfModelError:
             raise
         except Exception as error:
@@ -127,10 +149,8 @@ def _run(trainee: Trainee, batch: Batch, recorder: Recorder) -> Bytes:
             loss = trainee.source.loss(outputs, batch.targets)
         saved_bytes = saved.size_bytes
         saved.forget()
-        recorder.phase = Phase.BACKWARD
+        recorder.begin(Phase.BACKWARD)
         loss.backward()  # type: ignore[no-untyped-call]
-        recorder.phase = Phase.OPTIMIZER
-        trainee.optimizer.step()
     return saved_bytes
 
 
@@ -144,11 +164,7 @@ def _ready_hooks(module: nn.Module, recorder: Recorder, ready: dict[str, int]) -
     """Note after how many calls of the backward pass each gradient is complete."""
 
     def note(name: str) -> None:
-        calls = recorder.calls
-        before = next(
-            (at for at in range(len(calls), 0, -1) if calls[at - 1].phase is Phase.FORWARD), 0
-        )
-        ready[name] = len(calls) - before
+        ready[name] = recorder.num_phase_calls
 
     handles = [
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: note(name))

@@ -6,7 +6,7 @@ from perfmodel.errors import UntraceableModel
 from perfmodel.tracing.recorder import RawCall, RawOperator
 from perfmodel.tracing.step import RawStep
 from perfmodel.workload.affine import Dimension, merged_arguments, through
-from perfmodel.workload.operator import Call, TensorSpec
+from perfmodel.workload.operator import Call, Phase, TensorSpec
 from perfmodel.workload.step import SymbolicOperator, SymbolicTensor
 
 _RETRACE = "the step cannot be scaled to other micro-batches; trace it with --micro-batch at each"
@@ -116,17 +116,19 @@ class Joiner:
 
 
 def joined_calls(joiner: Joiner, first: RawStep, second: RawStep) -> list[Call]:
-    """All calls of two recordings of one step.
+    """All calls of two recordings of one step; the optimizer knows no batch, and is in the first alone.
 
     Raises
     ------
     UntraceableModel
         If the steps differ in more than sizes.
     """
-    calls = [joiner.call(a, b) for a, b in zip(first.calls, second.calls, strict=False)]
-    if len(first.calls) != len(second.calls):
+    optimizer = [call for call in first.calls if call.phase is Phase.OPTIMIZER]
+    passes = first.calls[: len(first.calls) - len(optimizer)]
+    calls = [joiner.call(a, b) for a, b in zip(passes, second.calls, strict=False)]
+    if len(passes) != len(second.calls):
         raise UntraceableModel(
-            f"the step runs {len(first.calls)} operators at micro-batch {first.micro_batch} and "
+            f"the step runs {len(passes)} operators at micro-batch {first.micro_batch} and "
             f"{len(second.calls)} at {second.micro_batch}: {_RETRACE}"
         )
-    return calls
+    return calls + [joiner.call(call, call) for call in optimizer]

@@ -36,7 +36,8 @@ def trace_model(source: ModelSource, method: StepMethod, *, micro_batch: int) ->
     least = max(2, micro_batch)
     with without_content(method.device_kind):
         trainee = build_trainee(source, method)
-        first, second = (record_step(trainee, batch) for batch in (least, 2 * least))
+        first = record_step(trainee, least)
+        second = record_step(trainee, 2 * least, optimizer=False)
         step = _symbolic(trainee, first, second)
     concrete = step.at(micro_batch=least)
     return TracedModel(workload=workload_of(source.name, concrete, trainee.module), step=step)
@@ -64,6 +65,7 @@ def _symbolic(trainee: Trainee, first: RawStep, second: RawStep) -> SymbolicStep
         frozen_bytes=sum(
             p.numel() * p.element_size() for p in module.parameters() if not p.requires_grad
         ),
+        caveats=trainee.source.caveats,
     )
 
 

@@ -88,6 +88,7 @@ class TracedStep:
     buffer_bytes: Bytes
     frozen_bytes: Bytes
     """Parameters that are not trained. [B]"""
+    caveats: tuple[str, ...] = ()
 
     def calls(self) -> Iterator[Call]:
         """Every call in the order of execution."""
@@ -188,6 +189,8 @@ class SymbolicStep:
     saved: AffineBytes
     buffer_bytes: Bytes
     frozen_bytes: Bytes
+    caveats: tuple[str, ...] = ()
+    """What was assumed in tracing."""
 
     def at(self, *, micro_batch: int) -> TracedStep:
         """The step at one micro-batch.
@@ -210,4 +213,5 @@ class SymbolicStep:
             saved_bytes=self.saved.at(micro_batch),
             buffer_bytes=self.buffer_bytes,
             frozen_bytes=self.frozen_bytes,
+            caveats=self.caveats,
         )

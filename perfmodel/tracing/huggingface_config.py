@@ -1,0 +1,209 @@
+"""Reading a Hugging Face ``config.json``: the shapes of a transformer, whatever its keys are called."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from perfmodel.errors import UntraceableModel
+
+_ABSENT: Final = object()
+#: Keys that mean the same, by family and version of transformers.
+_ALIASES: Final[dict[str, tuple[str, ...]]] = {
+    "hidden_size": ("hidden_size", "n_embd"),
+    "num_hidden_layers": ("num_hidden_layers", "n_layer"),
+    "num_attention_heads": ("num_attention_heads", "n_head"),
+    "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim"),
+    "max_position_embeddings": ("max_position_embeddings", "n_positions", "n_ctx"),
+    "hidden_act": ("hidden_act", "activation_function"),
+    "hidden_dropout": ("hidden_dropout_prob", "hidden_dropout", "resid_pdrop", "dropout"),
+    "attention_dropout": ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop"),
+    "num_experts": ("num_local_experts", "num_experts"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformerShape:
+    """What decides the operators of a transformer."""
+
+    family: str
+    """``model_type`` of the file, such as "llama"."""
+    architecture: str
+    """Class that the file was saved from, such as "BertForMaskedLM"; empty if it does not say."""
+    width: int
+    num_layers: int
+    num_heads: int
+    num_key_value_heads: int
+    head_width: int
+    inner_width: int
+    vocabulary: int
+    """Tokens; 0 for images."""
+    num_positions: int
+    activation: str
+    hidden_dropout: float
+    attention_dropout: float
+    tied: bool
+    attention_bias: bool
+    mlp_bias: bool
+    rotary_fraction: float
+    """Share of each head that is rotated."""
+    parallel_residual: bool
+    num_experts: int
+    experts_per_token: int
+    window: int | None
+    """Tokens that attention looks back, if limited."""
+    raw: "Config"
+    """Everything else, for what only one family has."""
+
+
+class Config:
+    """A configuration with the file's name, so that every complaint says where."""
+
+    def __init__(self, path: Path, values: dict[str, Any]) -> None:
+        self.path = path
+        self._values = values
+
+    @classmethod
+    def read(cls, path: Path) -> "Config":
+        """Read a file.
+
+        Raises
+        ------
+        UntraceableModel
+            If the file is missing, or not a JSON object.
+        """
+        try:
+            values = json.loads(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise UntraceableModel(
+                f"{path}: cannot be read as JSON: {error}; copy config.json of the model again"
+            ) from error
+        if not isinstance(values, dict):
+            raise UntraceableModel(f"{path}: must hold a JSON object, got {type(values).__name__}")
+        return cls(path, values)
+
+    def get(self, key: str, default: Any = _ABSENT) -> Any:
+        """Value of a key or of one of its other names; ``null`` counts as absent.
+
+        Raises
+        ------
+        UntraceableModel
+            If it is absent and there is no default.
+        """
+        names = _ALIASES.get(key, (key,))
+        for name in names:
+            if self._values.get(name) is not None:
+                return self._values[name]
+        if default is _ABSENT:
+            raise UntraceableModel(
+                f"{self.path}: must have {' or '.join(names)}, got neither; add it"
+            )
+        return default
+
+    def count(self, key: str, default: Any = _ABSENT, *, least: int = 1) -> int:
+        """A whole number of at least ``least``."""
+        value = self.get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise self.wrong(key, f"a whole number >= {least}", value)
+        return value
+
+    def share(self, key: str, default: float) -> float:
+        """A number in [0, 1]."""
+        value = self.get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+            raise self.wrong(key, "in [0, 1]", value)
+        return float(value)
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        """Yes or no."""
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            raise self.wrong(key, "true or false", value)
+        return value
+
+    def wrong(self, key: str, rule: str, value: Any) -> UntraceableModel:
+        """The complaint about a value."""
+        present = next((name for name in _ALIASES.get(key, (key,)) if name in self._values), key)
+        return UntraceableModel(
+            f"{self.path}: {present}: must be {rule}, got {value!r}; correct it"
+        )
+
+
+def read_shape(config: Config, *, families: tuple[str, ...]) -> TransformerShape:
+    """The shape that a configuration describes.
+
+    Raises
+    ------
+    UntraceableModel
+        If a key is missing, a value makes no sense, or the family is not among the known ones.
+    """
+    family = config.get("model_type")
+    if family not in families:
+        raise config.wrong("model_type", f"one of {', '.join(families)}", family)
+    width = config.count("hidden_size")
+    num_heads = config.count("num_attention_heads")
+    if config.get("head_dim", None) is None and width % num_heads:
+        raise config.wrong("hidden_size", f"divisible by the {num_heads} attention heads", width)
+    num_key_value_heads = config.count("num_key_value_heads", num_heads)
+    if num_heads % num_key_value_heads:
+        raise config.wrong(
+            "num_key_value_heads",
+            f"a divisor of the {num_heads} attention heads",
+            num_key_value_heads,
+        )
+    architectures = config.get("architectures", [])
+    return TransformerShape(
+        family=family,
+        architecture=str(architectures[0]) if architectures else "",
+        width=width,
+        num_layers=config.count("num_hidden_layers"),
+        num_heads=num_heads,
+        num_key_value_heads=num_key_value_heads,
+        head_width=config.count("head_dim", width // num_heads),
+        inner_width=config.count("intermediate_size", 4 * width if family == "gpt2" else _ABSENT),
+        vocabulary=0 if family == "vit" else config.count("vocab_size"),
+        num_positions=0 if family == "vit" else config.count("max_position_embeddings"),
+        activation=str(config.get("hidden_act", _ACTIVATIONS.get(family, "silu"))),
+        hidden_dropout=config.share("hidden_dropout", _DROPOUTS.get(family, 0.0)),
+        attention_dropout=config.share(
+            "attention_dropout", 0.0 if family == "opt" else _DROPOUTS.get(family, 0.0)
+        ),
+        tied=config.flag("tie_word_embeddings", default=family in {"gpt2", "opt", "bert"}),
+        attention_bias=config.flag("attention_bias", default=family in {"qwen2", "gpt_neox"}),
+        mlp_bias=config.flag("mlp_bias", default=False),
+        rotary_fraction=_rotary_fraction(config, family),
+        parallel_residual=config.flag("use_parallel_residual", default=True),
+        num_experts=config.count("num_experts", 8 if family == "mixtral" else 0, least=0),
+        experts_per_token=config.count("num_experts_per_tok", 2),
+        window=_window(config),
+        raw=config,
+    )
+
+
+#: Defaults of transformers' own configuration classes, where a file leaves a key out.
+_ACTIVATIONS: Final = {
+    "gpt2": "gelu_new",
+    "gpt_neox": "gelu",
+    "opt": "relu",
+    "bert": "gelu",
+    "vit": "gelu",
+}
+_DROPOUTS: Final = {"gpt2": 0.1, "opt": 0.1, "bert": 0.1}
+
+
+def _rotary_fraction(config: Config, family: str) -> float:
+    """GPT-NeoX rotates a part; version 5 moved the key into ``rope_parameters``."""
+    if family != "gpt_neox":
+        return 1.0
+    nested = config.get("rope_parameters", {})
+    if isinstance(nested, dict) and "partial_rotary_factor" in nested:
+        return float(nested["partial_rotary_factor"])
+    return config.share("partial_rotary_factor", config.share("rotary_pct", 0.25))
+
+
+def _window(config: Config) -> int | None:
+    """Qwen writes a window that is switched off."""
+    if config.get("use_sliding_window", True) is False:
+        return None
+    window = config.get("sliding_window", None)
+    return None if window is None else config.count("sliding_window")
