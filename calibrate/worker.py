@@ -173,6 +173,8 @@ def _replay(session: Session, task: ReplayTask) -> ReplayObservation | None:
     if session.rank != 0:
         return None
     traced, step = replayed_step(session, task)
+    # The same in every round: once is enough on disk.
+    kept = traced if task.round == 0 else None
     num_trained = sum(parameter.ready_after is not None for parameter in step.parameters)
     times = measure_replay(session, step, target_s=task.target_s)
     counts = step.call_counts()
@@ -198,8 +200,8 @@ def _replay(session: Session, task: ReplayTask) -> ReplayObservation | None:
         optimizer_s=tuple(times.phases_s[Phase.OPTIMIZER]),
         speed_probe_s=tuple(times.speed_probe_s),
         failed=tuple(sorted({step.operators[position].name for position in times.failed})),
-        traced=None if traced is None else traced.step,
-        model=None if traced is None else replace(traced.workload, name=task.workload),
+        traced=None if kept is None else kept.step,
+        model=None if kept is None else replace(kept.workload, name=task.workload),
     )
 
 

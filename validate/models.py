@@ -218,7 +218,7 @@ def _traced(
     """Curves of each held-out workload from its trace alone."""
     return {
         entry.workload: predictor.workload(entry.model, entry.traced)
-        for entry in {entry.workload: entry for entry in replays}.values()
+        for entry in {e.workload: e for e in replays if e.traced is not None}.values()
         if entry.traced is not None and entry.model is not None
     }
 

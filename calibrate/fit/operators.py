@@ -288,7 +288,9 @@ def _curve_error(
     known = {entry.workload.name: entry for entry in workloads}
     prices = OperatorPrices(draft, use_measured=False)
     errors = []
-    for (name, micro_batch), entry in {(e.workload, e.micro_batch): e for e in replays}.items():
+    for (name, micro_batch), entry in {
+        (e.workload, e.micro_batch): e for e in replays if e.traced is not None
+    }.items():
         if entry.traced is None or name not in known:
             continue
         for phase, price in prices.step(entry.traced.at(micro_batch=micro_batch)).items():

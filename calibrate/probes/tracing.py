@@ -1,5 +1,6 @@
 """A reference model as a workload: parameters in the order their gradients become ready."""
 
+import functools
 import statistics
 import time
 from pathlib import Path
@@ -36,6 +37,20 @@ class _OperatorCounter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@functools.cache
+def _traced(trainee: Trainee, device_kind: str) -> TracedModel:
+    """A trace serves every micro-batch, so that one per process is enough."""
+    size = SampleSize(image_size=trainee.image_size, sequence_length=trainee.sequence_length)
+    method = StepMethod(
+        optimizer=trainee.optimizer,
+        optimizer_implementation=trainee.implementation,
+        precision="fp32",
+        checkpointing="none",
+        device_kind=device_kind,
+    )
+    return trace_model(find_source(trainee.model, size), method, micro_batch=2)
+
+
 def replayed_step(session: Session, task: ReplayTask) -> tuple[TracedModel | None, TracedStep]:
     """The step of a task at its micro-batch, and its trace if it was made here.
 
@@ -45,16 +60,7 @@ def replayed_step(session: Session, task: ReplayTask) -> tuple[TracedModel | Non
         If the file of the workload holds no trace.
     """
     if task.document is None:
-        trainee = task.trainee or Trainee(model=task.workload)
-        size = SampleSize(image_size=trainee.image_size, sequence_length=trainee.sequence_length)
-        method = StepMethod(
-            optimizer=trainee.optimizer,
-            optimizer_implementation=trainee.implementation,
-            precision="fp32",
-            checkpointing="none",
-            device_kind=session.device.type,
-        )
-        traced = trace_model(find_source(trainee.model, size), method, micro_batch=task.micro_batch)
+        traced = _traced(task.trainee or Trainee(model=task.workload), session.device.type)
         return traced, traced.step.at(micro_batch=task.micro_batch)
     document = WorkloadDocument.read(Path(task.document))
     if document.trace is None:
