@@ -36,6 +36,7 @@ _COUNTS: Final = {
     "max_pool": 12,
     "average_pool": 10,
     "global_pool": 10,
+    "adaptive_pool": 8,
     "softmax": 16,
     "loss": 10,
     "embedding": 10,

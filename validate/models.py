@@ -319,7 +319,6 @@ def _plan(request: ModelsRequest, settings: Sequence[HeldOutSetting]) -> str:
         "stage": "validate-models",
         "budget": request.budget,
         "seed": request.seed,
-        "profile_digest": request.profile.digest,
         "gates": {mode: asdict(promise) for mode, promise in gates.MODEL_TOLERANCES.items()},
         "settings": [run.setting.label for run in settings],
     }

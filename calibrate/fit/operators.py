@@ -36,6 +36,8 @@ from perfmodel.workload.operator import Phase
 
 #: More points of a family cost time and tell little.
 _MOST_POINTS = 240
+#: Families that surely move every byte that their shapes promise.
+_STREAMING = ("pointwise", "copy", "function")
 #: Below the resolution of any clock.
 _SMALLEST_S = 1e-8
 #: Sums over reference models are no better known than this, whatever few of them say.
@@ -82,7 +84,8 @@ def fit_operators(
             [t.flop / t.time_s for t in everything] + [rate.flop_per_s for rate in rates]
         ),
         peak_bytes_per_s=_peak(
-            [t.moved_bytes / t.time_s for t in everything] + [rate.bytes_per_s for rate in rates]
+            [t.moved_bytes / t.time_s for name in _STREAMING for t in timings.get(name, ())]
+            + [rate.bytes_per_s for rate in rates]
         ),
         families=families,
         measured=measured_steps(replays, speed_probe_s),

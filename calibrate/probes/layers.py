@@ -360,6 +360,7 @@ _BUILDERS: Final[dict[str, Callable[[Layer], BuiltLayer]]] = {
     "softmax": _elementwise(lambda values: values.softmax(dim=-1)),
     "dropout": _elementwise(lambda values: functional.dropout(values, 0.5)),
     "global_pool": _elementwise(lambda values: functional.adaptive_avg_pool2d(values, 1)),
+    "adaptive_pool": _elementwise(lambda values: functional.adaptive_avg_pool2d(values, 7)),
     "residual": _residual,
     "scale": _scale,
     "bias": _bias,

@@ -27,6 +27,8 @@ from perfmodel.workload.step import TracedStep
 
 _MINIMUM_PASSES = 3
 _MAXIMUM_PASSES = 30
+#: A gradient as training has them.
+_ORDINARY = 1e-3
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,7 +48,15 @@ class ReplayTimes:
 
 def measure_replay(session: Session, step: TracedStep, *, target_s: Seconds) -> ReplayTimes:
     """Repeat a step for about ``target_s``, at least three times after a first one."""
-    replay = _Replay(session, step)
+    # Made-up values fade to denormal numbers, which training does not have and which are slow.
+    torch.set_flush_denormal(True)
+    try:
+        return _measured(session, _Replay(session, step), target_s=target_s)
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def _measured(session: Session, replay: "_Replay", *, target_s: Seconds) -> ReplayTimes:
     first_s = sum(replay.once(ReplayTimes()))
     passes = repeats_within(target_s, [first_s], minimum=_MINIMUM_PASSES, maximum=_MAXIMUM_PASSES)
     times = ReplayTimes(failed=replay.failed)
@@ -148,7 +158,9 @@ class _Replay:
             if traced.ready_after is None:
                 continue
             fitting = found[tuple(parameter.shape), parameter.dtype]
-            parameter.grad = fitting.pop(0) if fitting else torch.zeros_like(parameter)
+            gradient = fitting.pop(0) if fitting else torch.empty_like(parameter)
+            # Roots and quotients of zeros and infinities, which made-up values lead to, are slow.
+            parameter.grad = gradient.fill_(_ORDINARY)
 
     def _collect(self, durations_s: list[Seconds], times: ReplayTimes) -> tuple[Seconds, ...]:
         sums: dict[tuple[int, Phase], list[Seconds]] = defaultdict(list)

@@ -28,7 +28,18 @@ _COPIES: Final = frozenset(
     {"clone", "copy", "_to_copy", "contiguous", "roll", "constant_pad_nd", "cat", "stack", "repeat"}
 )
 _FILLS: Final = frozenset(
-    {"zeros", "zeros_like", "new_zeros", "ones", "ones_like", "fill", "zero", "full", "full_like"}
+    {
+        "zeros",
+        "zeros_like",
+        "new_zeros",
+        "ones",
+        "ones_like",
+        "fill",
+        "zero",
+        "full",
+        "full_like",
+        "arange",
+    }
 )
 _SCATTERS: Final = frozenset(
     {"slice_backward", "select_backward", "index_put", "_index_put_impl", "scatter_add"}

@@ -79,6 +79,8 @@ class OperatorPrices:
     profile: OperatorProfile
     use_measured: bool = True
     """Whether times measured in place count, or curves alone."""
+    own: str = ""
+    """Signature of the parameters of a step whose own measurements come before those of others."""
     _measured: dict[tuple[str, str], Seconds] = field(default_factory=dict)
     _families: dict[str, OperatorFamily] = field(default_factory=dict)
     _processes: dict[str, GaussianProcess] = field(default_factory=dict)
@@ -90,7 +92,7 @@ class OperatorPrices:
         if self.use_measured:
             self._measured = {
                 (operator.signature, operator.phase): operator.time_s
-                for step in self.profile.measured
+                for step in sorted(self.profile.measured, key=lambda s: s.parameters == self.own)
                 for operator in step.operators
             }
 

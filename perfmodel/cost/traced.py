@@ -57,10 +57,11 @@ def traced_profile(
     use_measured
         Whether operators of this workload that were timed in place count, or curves alone.
     """
-    batches = _measured_batches(operators, trace) if use_measured else ()
+    own = parameters_signature(trace.at(micro_batch=max(2, trace.traced_micro_batches[0])))
+    exact = OperatorPrices(operators, use_measured=use_measured, own=own)
+    batches = _measured_batches(exact, trace, own) if use_measured else ()
     curves = OperatorPrices(operators, use_measured=False)
     priced = {batch: curves.step(trace.at(micro_batch=batch)) for batch in {*_GRID, *batches}}
-    exact = OperatorPrices(operators, use_measured=use_measured)
     found = {batch: exact.step(trace.at(micro_batch=batch)) for batch in batches}
     points = {
         phase: _points(
@@ -110,11 +111,10 @@ def with_ready_times(workload: Workload, step: TracedStep, prices: OperatorPrice
     return replace(workload, parameters=parameters)
 
 
-def _measured_batches(operators: OperatorProfile, trace: SymbolicStep) -> tuple[int, ...]:
+def _measured_batches(exact: OperatorPrices, trace: SymbolicStep, own: str) -> tuple[int, ...]:
     """Micro-batches at which this very trace was replayed."""
-    name = parameters_signature(trace.at(micro_batch=max(2, trace.traced_micro_batches[0])))
-    candidates = {step.micro_batch for step in operators.measured if step.parameters == name}
-    exact = OperatorPrices(operators)
+    measured = exact.profile.measured
+    candidates = {step.micro_batch for step in measured if step.parameters == own}
     return tuple(
         batch
         for batch in sorted(candidates)

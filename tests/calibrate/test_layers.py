@@ -27,6 +27,7 @@ SMALL = (
     Layer(kind="softmax", sizes=(6, 16)),
     Layer(kind="dropout", sizes=(6, 16)),
     Layer(kind="global_pool", sizes=(2, 8, 5)),
+    Layer(kind="adaptive_pool", sizes=(2, 8, 5)),
     Layer(kind="residual", sizes=(2, 8, 5)),
     Layer(kind="scale", sizes=(2, 8, 5)),
     Layer(kind="bias", sizes=(6, 16)),
