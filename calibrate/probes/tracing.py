@@ -1,5 +1,6 @@
 """A reference model as a workload: parameters in the order their gradients become ready."""
 
+import dataclasses
 import functools
 import statistics
 import time
@@ -7,15 +8,14 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from calibrate.probes.session import Session
 from calibrate.task import ReplayTask, Trainee
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import InvalidDocument
 from perfmodel.tracing.reference import MODELS
-from perfmodel.tracing.sources import SampleSize, find_source
+from perfmodel.tracing.source import SampleSize
+from perfmodel.tracing.sources import find_source, reference_source
 from perfmodel.tracing.trace import TracedModel, trace_model
 from perfmodel.units import Seconds
 from perfmodel.workload.step import StepMethod, TracedStep
@@ -23,18 +23,6 @@ from perfmodel.workload.workload import Parameter, Workload
 
 _TRACED_SAMPLES = 4
 _TIMED_BACKWARDS = 5
-
-
-class _OperatorCounter(TorchDispatchMode):
-    """Counts operators that reach a device."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_operators = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN204
-        self.num_operators += 1
-        return func(*args, **(kwargs or {}))
 
 
 @functools.cache
@@ -71,40 +59,22 @@ def replayed_step(session: Session, task: ReplayTask) -> tuple[TracedModel | Non
 
 
 def trace_workload(session: Session, name: str) -> Workload:
-    """Trace one reference model on this rank: gradients' order, flop, operators, buffers."""
+    """Trace one reference model; when gradients become ready is measured on this rank."""
+    method = StepMethod(
+        optimizer="sgd",
+        optimizer_implementation="foreach",
+        precision="fp32",
+        checkpointing="none",
+        device_kind="cpu",
+    )
+    traced = trace_model(reference_source(name), method, micro_batch=_TRACED_SAMPLES)
     reference = MODELS[name]
     torch.manual_seed(0)
     module = reference.build().to(session.device)
     inputs = reference.draw_inputs(_TRACED_SAMPLES).to(session.device)
     labels = torch.randint(0, reference.num_classes, (_TRACED_SAMPLES,), device=session.device)
-    forward_flop, backward_flop = _flop(module, inputs, labels)
-    with _OperatorCounter() as counter:
-        nn.functional.cross_entropy(module(inputs), labels).backward()
-    return Workload(
-        name=name,
-        sample=reference.sample,
-        parameters=_parameters_in_ready_order(session, module, inputs, labels),
-        buffer_bytes=_buffer_bytes(module),
-        forward_flop=forward_flop / _TRACED_SAMPLES,
-        backward_flop=backward_flop / _TRACED_SAMPLES,
-        num_operators=counter.num_operators,
-    )
-
-
-def _flop(module: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> tuple[float, float]:
-    with FlopCounterMode(display=False) as forward:
-        loss = nn.functional.cross_entropy(module(inputs), labels)
-    with FlopCounterMode(display=False) as backward:
-        loss.backward()  # type: ignore[no-untyped-call]
-    return float(forward.get_total_flops()), float(backward.get_total_flops())
-
-
-def _buffer_bytes(module: nn.Module) -> tuple[int, ...]:
-    """DDP coalesces the buffers of one data type into one broadcast."""
-    sizes: dict[torch.dtype, int] = {}
-    for buffer in module.buffers():
-        sizes[buffer.dtype] = sizes.get(buffer.dtype, 0) + buffer.numel() * buffer.element_size()
-    return tuple(sizes.values())
+    parameters = _parameters_in_ready_order(session, module, inputs, labels)
+    return dataclasses.replace(traced.workload, parameters=parameters)
 
 
 def _parameters_in_ready_order(

@@ -17,8 +17,8 @@ from perfmodel.documents.observation import DeviceStreams, RankSteps
 from perfmodel.parallelism.strategy import Setting, Synchronisation
 from perfmodel.tracing.optimizers import make_optimizer
 from perfmodel.tracing.reference import MODELS
-from perfmodel.tracing.source import Batch
-from perfmodel.tracing.sources import SampleSize, find_source
+from perfmodel.tracing.source import Batch, SampleSize
+from perfmodel.tracing.sources import find_source
 from perfmodel.units import Seconds
 
 _PHASES = ("input", "forward", "backward", "optimizer")

@@ -34,7 +34,8 @@ def traced_document(
         raise UsageError(
             f"trace: needs {' and '.join(missing)}; install perfmodel[calibrate] where models are traced"
         )
-    from perfmodel.tracing.sources import SampleSize, find_source  # noqa: PLC0415 - torch
+    from perfmodel.tracing.source import SampleSize  # noqa: PLC0415 - torch
+    from perfmodel.tracing.sources import find_source  # noqa: PLC0415
     from perfmodel.tracing.trace import trace_model  # noqa: PLC0415
 
     size = SampleSize(image_size=image_size, sequence_length=sequence_length)

@@ -155,11 +155,15 @@ class ClassicLayer(nn.Module):
             hidden = self.attention_norm(hidden + self.dropout(self.attention(hidden, turn)))
             outputs: Tensor = self.mlp_norm(hidden + self.dropout(self.mlp(hidden)))
             return outputs
-        mixed = self.dropout(self.attention(self.attention_norm(hidden), turn))
+        mixed: Tensor = self.dropout(self.attention(self.attention_norm(hidden), turn))
         if self.side_by_side:
-            return hidden + mixed + self.dropout(self.mlp(self.mlp_norm(hidden)))
+            return hidden + mixed + self._transformed(hidden)
         hidden = hidden + mixed
-        return hidden + self.dropout(self.mlp(self.mlp_norm(hidden)))
+        return hidden + self._transformed(hidden)
+
+    def _transformed(self, hidden: Tensor) -> Tensor:
+        outputs: Tensor = self.dropout(self.mlp(self.mlp_norm(hidden)))
+        return outputs
 
 
 class CausalLanguageModel(nn.Module):

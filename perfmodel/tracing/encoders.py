@@ -27,7 +27,8 @@ class EncoderLayer(nn.Module):
             outputs: Tensor = hidden + self.dropout(self.mlp(self.mlp_norm(hidden)))
             return outputs
         hidden = self.attention_norm(hidden + self.dropout(self.attention(hidden)))
-        return self.mlp_norm(hidden + self.dropout(self.mlp(hidden)))
+        outputs = self.mlp_norm(hidden + self.dropout(self.mlp(hidden)))
+        return outputs  # noqa: RET504 - named for its type
 
 
 class Bert(nn.Module):

@@ -1,5 +1,6 @@
 """Every operator that reaches a device, with its tensors, arguments, phase and module."""
 
+import functools
 import json
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,10 +13,12 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
 )
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfmodel.errors import UntraceableModel
 from perfmodel.tracing.modules import ModulePaths
+from perfmodel.units import Bytes
 from perfmodel.workload.operator import ELEMENT_BYTES, Phase, TensorSpec
 
 _DEVICE_OF = torch.ops.prim.device.default
@@ -60,6 +63,19 @@ class _Seen:
     """Of each tensor object in ``specs``."""
 
 
+class _Memory:
+    """What holds a tensor's content, watched without being kept."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        self._reference = StorageWeakRef(storage)
+        self.key = self._reference.cdata
+        self.size_bytes: Bytes = storage.nbytes()
+
+    def in_use(self) -> bool:
+        return not self._reference.expired()
+
+
 class Recorder(TorchDispatchMode):
     """Records while it is entered; ``phase`` is set from outside."""
 
@@ -73,6 +89,7 @@ class Recorder(TorchDispatchMode):
         """Where the last operator was called."""
         self.operator = ""
         """Name of the last operator."""
+        self._made: list[_Memory] = []
         self._paths = paths
         self._operators: dict[RawOperator, RawOperator] = {}
         self._specs: dict[tuple[Any, ...], TensorSpec] = {}
@@ -106,11 +123,14 @@ class Recorder(TorchDispatchMode):
         except _DATA_ERRORS as error:
             raise UntraceableModel(f"{self.place()}: {_NO_DATA}") from error
         result = _mended(func, args, result)
-        outputs = tuple(self._spec(tensor) for tensor in _fresh(func, result))
+        fresh = _fresh(func, result)
+        outputs = tuple(self._spec(tensor) for tensor in fresh)
+        if at_forward and not _aliases(func).view:
+            self._made += [_Memory(tensor) for tensor in fresh]
         self.num_phase_calls += 1
         self._note(
             RawOperator(
-                self.operator, tuple(seen.specs), outputs, arguments, mutated, _is_view(func)
+                self.operator, tuple(seen.specs), outputs, arguments, mutated, _aliases(func).view
             )
         )
         return result
@@ -119,6 +139,12 @@ class Recorder(TorchDispatchMode):
         """What follows belongs to another phase."""
         self.phase = phase
         self.num_phase_calls = 0
+
+    def live_bytes(self) -> Bytes:
+        """Memory that operators of the forward pass made and that is still in use, each once. [B]"""
+        live = {memory.key: memory.size_bytes for memory in self._made if memory.in_use()}
+        self._made.clear()
+        return sum(live.values())
 
     def place(self) -> str:
         """Module and operator where a trace is, for messages."""
@@ -173,15 +199,40 @@ def _encoded_constant(value: Any) -> Any:
     return {"opaque": type(value).__name__}
 
 
+@dataclass(frozen=True, slots=True)
+class _Aliases:
+    """What the schema of an operator says about memory that it shares."""
+
+    written: tuple[tuple[int, str], ...]
+    """Position and name of the arguments that it writes."""
+    fresh: tuple[bool, ...]
+    """Of each result, whether it is something else than a written argument."""
+    view: bool
+    """Whether a result shares the memory of an argument that is not written."""
+
+
+@functools.cache
+def _aliases(func: OpOverload) -> _Aliases:
+    schema = func._schema  # noqa: SLF001
+    returned = [declared.alias_info for declared in schema.returns]
+    return _Aliases(
+        written=tuple(
+            (index, argument.name)
+            for index, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ),
+        fresh=tuple(alias is None or not alias.is_write for alias in returned),
+        view=any(alias is not None and not alias.is_write for alias in returned),
+    )
+
+
 def _mutated(
     func: OpOverload, args: tuple[Any, ...], keywords: dict[str, Any], seen: _Seen
 ) -> tuple[int, ...]:
     """Positions of the tensors that the schema says are written."""
     written: list[int] = []
-    for index, argument in enumerate(func._schema.arguments):  # noqa: SLF001
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = args[index] if index < len(args) else keywords.get(argument.name)
+    for index, name in _aliases(func).written:
+        value = args[index] if index < len(args) else keywords.get(name)
         values = value if isinstance(value, list | tuple) else [value]
         written += [seen.positions[id(v)] for v in values if isinstance(v, Tensor)]
     return tuple(dict.fromkeys(written))
@@ -189,14 +240,13 @@ def _mutated(
 
 def _fresh(func: OpOverload, result: Any) -> list[Tensor]:
     """Tensors that a call returns anew; those that it wrote in place are known already."""
-    returned = func._schema.returns  # noqa: SLF001
-    values = result if isinstance(result, tuple) and len(returned) > 1 else (result,)
+    declared = _aliases(func).fresh
+    values = result if isinstance(result, tuple) and len(declared) > 1 else (result,)
     tensors: list[Tensor] = []
-    for declared, value in zip(returned, values, strict=False):
-        if declared.alias_info is not None and declared.alias_info.is_write:
-            continue
-        items = value if isinstance(value, list | tuple) else (value,)
-        tensors += [item for item in items if isinstance(item, Tensor)]
+    for fresh, value in zip(declared, values, strict=False):
+        if fresh:
+            items = value if isinstance(value, list | tuple) else (value,)
+            tensors += [item for item in items if isinstance(item, Tensor)]
     return tensors
 
 
@@ -210,11 +260,3 @@ def _mended(func: OpOverload, args: tuple[Any, ...], result: Any) -> Any:
     if position is None or args[position] is None or args[position].dtype == result[1].dtype:
         return result
     return result[0], *(statistic.to(args[position].dtype) for statistic in result[1:])
-
-
-def _is_view(func: OpOverload) -> bool:
-    """Whether a result shares the memory of an argument that is not written."""
-    return any(
-        declared.alias_info is not None and not declared.alias_info.is_write
-        for declared in func._schema.returns  # noqa: SLF001
-    )

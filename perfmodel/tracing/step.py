@@ -1,12 +1,13 @@
 """One training step on tensors without content: no weights, no device, a 70B model on a laptop."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from perfmodel.errors import PerfModelError, UntraceableModel
@@ -46,8 +47,22 @@ class Trainee:
 @contextmanager
 def without_content(device_kind: str) -> Iterator[None]:
     """Tensors made inside have shapes, types and a device, but no memory."""
-    with FakeTensorMode(), torch.device(device_kind):
+    # Tensors are on the processor anyway; saying so costs time in every call.
+    device = nullcontext() if device_kind == "cpu" else torch.device(device_kind)
+    with _without_tracebacks(), FakeTensorMode(allow_non_fake_inputs=True), device:
         yield
+
+
+@contextmanager
+def _without_tracebacks() -> Iterator[None]:
+    """Torch logs a traceback of its own for every wrong shape; ours is one line."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def build_trainee(source: ModelSource, method: StepMethod) -> Trainee:
@@ -142,13 +157,13 @@ def record_step(trainee: Trainee, micro_batch: int, *, optimizer: bool = True) -
 
 
 def _run(trainee: Trainee, batch: Batch, recorder: Recorder) -> Bytes:
-    saved = SavedTensors(trainee.module)
     with recorder:
-        with saved.watching(), _autocast(trainee.method):
+        with _autocast(trainee.method):
             outputs = trainee.module(*batch.positional, **batch.keyword)
             loss = trainee.source.loss(outputs, batch.targets)
-        saved_bytes = saved.size_bytes
-        saved.forget()
+        del outputs
+        # What is alive now and was made on the way is held by the graph alone.
+        saved_bytes = recorder.live_bytes()
         recorder.begin(Phase.BACKWARD)
         loss.backward()  # type: ignore[no-untyped-call]
     return saved_bytes
@@ -176,34 +191,6 @@ def _ready_hooks(module: nn.Module, recorder: Recorder, ready: dict[str, int]) -
     finally:
         for handle in handles:
             handle.remove()
-
-
-class SavedTensors:
-    """Bytes that the forward pass keeps for the backward pass, each memory once."""
-
-    def __init__(self, module: nn.Module) -> None:
-        owned = [*module.parameters(), *module.buffers()]
-        self._known = {tensor.untyped_storage()._cdata for tensor in owned}  # noqa: SLF001
-        self._kept: list[Tensor] = []
-        self.size_bytes = 0
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """See what autograd saves."""
-        with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
-            yield
-
-    def forget(self) -> None:
-        """Let go of what was kept alive for being told apart."""
-        self._kept.clear()
-
-    def _pack(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self._known:  # noqa: SLF001
-            self._known.add(storage._cdata)  # noqa: SLF001
-            self._kept.append(tensor)
-            self.size_bytes += storage.nbytes()
-        return tensor
 
 
 def _complaint(source: ModelSource, recorder: Recorder, error: Exception) -> str:

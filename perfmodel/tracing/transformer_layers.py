@@ -39,7 +39,8 @@ class RMSNorm(nn.Module):
         """Same shape as the input."""
         wide = inputs.to(torch.float32)
         scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
-        return self.weight * (wide * scale).to(inputs.dtype)
+        scaled: Tensor = self.weight * (wide * scale).to(inputs.dtype)
+        return scaled
 
 
 class TransposedLinear(nn.Module):

@@ -7,7 +7,8 @@ from calibrate.probes.replay import measure_replay
 from calibrate.probes.session import Session
 from calibrate.replays import measured_steps
 from perfmodel.documents.observation import ReplayObservation, TimedOperator
-from perfmodel.tracing.sources import SampleSize, find_source
+from perfmodel.tracing.source import SampleSize
+from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.trace import trace_model
 from perfmodel.workload.operator import Phase
 from perfmodel.workload.signature import parameters_signature, signature

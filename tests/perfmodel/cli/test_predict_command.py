@@ -133,6 +133,6 @@ def test_a_slow_loader_bounds_the_throughput(predict: Predict) -> None:
 
 def test_a_workload_file_is_predicted_like_its_name(predict: Predict, tmp_path: Path) -> None:
     path = tmp_path / "light.json"
-    WorkloadDocument(schema_version=1, workload=LIGHT).write(path)
+    WorkloadDocument(schema_version=WorkloadDocument.current_version, workload=LIGHT).write(path)
     by_file = document(predict("--workload", path, "--devices", "1,2", "--json"))
     assert by_file.points == document(predict("--devices", "1,2", "--json")).points

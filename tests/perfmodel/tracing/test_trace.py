@@ -1,19 +1,15 @@
-"""Traced steps of small models, against hand-made sums and real runs."""
+"""Traced steps of small models, against hand-made sums."""
+
+from dataclasses import replace
 
 import pytest
 
-from perfmodel.tracing.sources import SampleSize, find_source
+from perfmodel.tracing.source import SampleSize
+from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.trace import TracedModel, trace_model
 from perfmodel.workload.operator import Phase
 from perfmodel.workload.step import StepMethod
-
-SGD = StepMethod(
-    optimizer="sgd",
-    optimizer_implementation="foreach",
-    precision="fp32",
-    checkpointing="none",
-    device_kind="cpu",
-)
+from tests.perfmodel.tracing.method import SGD
 
 
 def traced(text: str, *, micro_batch: int = 4, method: StepMethod = SGD) -> TracedModel:
@@ -56,3 +52,41 @@ def test_gradients_become_ready_from_the_last_layer_to_the_first(lenet: TracedMo
     assert {names[0], names[1]} == {"11.weight", "11.bias"}
     assert {names[-1], names[-2]} == {"0.weight", "0.bias"}
     assert lenet.workload.parameters[-1].ready_fraction == 1.0
+
+
+def test_blocks_computed_again_cost_one_more_forward_pass_and_keep_less() -> None:
+    plain = traced("resnet18").step.at(micro_batch=4)
+    again = traced("resnet18", method=replace(SGD, checkpointing="per-block")).step.at(
+        micro_batch=4
+    )
+    whole = traced("resnet18", method=replace(SGD, checkpointing="full")).step.at(micro_batch=4)
+    assert again.flop(Phase.FORWARD) == plain.flop(Phase.FORWARD) == whole.flop(Phase.FORWARD)
+    extra = whole.flop(Phase.BACKWARD) - plain.flop(Phase.BACKWARD)
+    assert 0.9 < extra / plain.flop(Phase.FORWARD) <= 1.0  # what no gradient needs is left out
+    assert plain.flop(Phase.BACKWARD) < again.flop(Phase.BACKWARD) < whole.flop(Phase.BACKWARD)
+    assert whole.saved_bytes < again.saved_bytes < plain.saved_bytes
+
+
+def test_autocast_multiplies_in_half_precision_and_updates_in_single() -> None:
+    step = traced("mlp", method=replace(SGD, precision="bf16")).step.at(micro_batch=4)
+    products = {s.dtype for o in step.operators if o.flop for s in o.inputs}
+    assert products == {"bfloat16"}
+    assert {parameter.dtype for parameter in step.parameters} == {"float32"}
+
+
+@pytest.mark.parametrize(
+    ("implementation", "name", "calls"),
+    [
+        ("loop", "aten.addcdiv_.default", 54),
+        ("foreach", "aten._foreach_addcdiv_.ScalarList", 1),
+        ("fused", "aten._fused_adamw_.default", 1),
+    ],
+)
+def test_optimizers_dispatch_per_parameter_or_for_all_at_once(
+    implementation: str, name: str, calls: int
+) -> None:
+    method = replace(SGD, optimizer="adamw", optimizer_implementation=implementation)
+    step = traced("transformer", method=method).step.at(micro_batch=2)
+    assert len(step.parameters) == 54
+    counted = [step.operators[call.operator].name for call in step.calls()].count(name)
+    assert counted == calls

@@ -1,0 +1,121 @@
+"""``perfmodel trace`` as a user sees it."""
+
+from pathlib import Path
+
+import pytest
+
+from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.errors import EXIT_OK, EXIT_USAGE
+from perfmodel.workload.operator import Phase
+from tests.perfmodel.cli.command import Run, complaint
+
+FACTORIES = """
+import torch
+from torch import nn
+
+class Peeking(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+    def forward(self, x):
+        x = self.inner(x)
+        return x * 2 if x.sum() > 0 else x
+
+class Choosy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = nn.Linear(4, 3), nn.Linear(4, 3)
+    def forward(self, x):
+        return self.used(x)
+
+class Fickle(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) if x.shape[0] < 16 else super().forward(x).relu()
+
+def good(): return nn.Linear(4, 3), torch.zeros(1, 4)
+def with_loss(): return nn.Linear(4, 3), {"input": torch.zeros(1, 4)}, lambda out: out.square().mean()
+def choosy(): return Choosy(), torch.zeros(1, 4)
+def peeking(): return Peeking(), torch.zeros(1, 4)
+def fickle(): return Fickle(4, 3), torch.zeros(1, 4)
+def narrow(): return nn.Sequential(nn.Linear(5, 3)), torch.zeros(1, 4)
+def raising(): raise RuntimeError("no licence")
+def number(): return 7
+def empty(): return nn.ReLU(), torch.zeros(1, 4)
+def compiled(): return torch.compile(nn.Linear(4, 3)), torch.zeros(1, 4)
+def wide(): return nn.Linear(4, 3), torch.zeros(1, 2, 4)
+"""
+
+
+@pytest.fixture
+def factories(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(FACTORIES, encoding="utf-8")
+    return path
+
+
+def test_a_model_becomes_a_file_that_serves_every_batch(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "lenet.json"
+    result = run("trace", "lenet", "--micro-batch", 4, "--output", path)
+    assert result.exit_code == EXIT_OK, result
+    assert f"workload: {path}" in result.stdout
+    document = WorkloadDocument.read(path)
+    assert document.trace is not None
+    one, many = (document.trace.at(micro_batch=n) for n in (1, 300))
+    assert many.flop(Phase.FORWARD) == 300 * one.flop(Phase.FORWARD)
+    assert document.workload.forward_flop == one.flop(Phase.FORWARD)
+
+
+@pytest.mark.parametrize("factory", ["good", "with_loss"])
+def test_a_factory_of_the_users_own(
+    run: Run, factories: Path, tmp_path: Path, factory: str
+) -> None:
+    path = tmp_path / "out.json"
+    result = run("trace", f"{factories}:{factory}", "--output", path)
+    assert result.exit_code == EXIT_OK, result
+    document = WorkloadDocument.read(path)
+    assert document.workload.num_parameters == 15
+    assert document.workload.forward_flop == 2 * 4 * 3
+
+
+def test_parameters_without_gradient_are_told(run: Run, factories: Path, tmp_path: Path) -> None:
+    result = run("trace", f"{factories}:choosy", "--output", tmp_path / "out.json")
+    assert "2 parameters get no gradient (unused.weight, unused.bias)" in result.stdout
+    assert "find_unused_parameters=True" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("factory", "says"),
+    [
+        ("peeking", "operator aten._local_scalar_dense.default: asks for a value"),
+        ("fickle", "trace it with --micro-batch at each"),
+        ("narrow", "module '0'"),
+        ("raising", "building the model raised RuntimeError: no licence"),
+        ("number", "must return a module, (module, example) or (module, example, loss), got int"),
+        ("empty", "must have trainable parameters"),
+        ("compiled", "torch.compile is not supported"),
+        ("wide", "return (module, example, loss) from the factory"),
+        ("missing", "must define missing"),
+    ],
+)
+def test_a_model_that_cannot_be_traced_says_where_and_why(
+    run: Run, factories: Path, factory: str, says: str
+) -> None:
+    assert says in complaint(run("trace", f"{factories}:{factory}"), EXIT_USAGE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("resnet5o",), "did you mean resnet50"),
+        (("lenet", "--image-size", 32), "--image-size: lenet does not take it"),
+        (("lenet", "--micro-batch", 0), "--micro-batch: must be >= 1, got 0"),
+        (("lenet", "--optimizer", "lion"), "--optimizer: must be sgd or adamw, got 'lion'"),
+        (("lenet", "--precision", "int8"), "--precision: must be fp32 or bf16 or fp16"),
+        (("lenet", "--checkpointing", "per-block"), "holds no blocks"),
+        (("nowhere.py:model",), "nowhere.py: no such file"),
+        (("nowhere/config.json",), "nowhere/config.json: cannot be read"),
+        (("torchvision:inception_v3", "--image-size", 20), "module 'Mixed_"),
+    ],
+)
+def test_a_wrong_argument_is_one_line(run: Run, arguments: tuple[object, ...], says: str) -> None:
+    assert says in complaint(run("trace", *arguments), EXIT_USAGE)
