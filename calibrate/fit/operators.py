@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from calibrate.fit.gaussian_process import fit_gaussian_process
 from calibrate.replays import measured_steps
 from perfmodel.cost.curve import CurveDraws
 from perfmodel.cost.families import family, features
-from perfmodel.cost.gaussian_process import fit_gaussian_process
 from perfmodel.cost.operators import (
     OPTIMIZER_TRAFFIC,
     OperatorPrices,

@@ -23,7 +23,7 @@ from perfmodel.workload.step import SymbolicStep, TracedStep
 from perfmodel.workload.workload import Workload
 
 #: Micro-batches at which curves are read; between them time is close to linear.
-_GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
+_GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 #: How much more doubtful a phase is per e-fold of micro-batch away from a measured one: a prior.
 _DOUBT_PER_EFOLD = 0.05
 #: Doubt, in log, of the host's time to issue an operator: a prior.
@@ -61,8 +61,20 @@ def traced_profile(
     exact = OperatorPrices(operators, use_measured=use_measured, own=own)
     batches = _measured_batches(exact, trace, own) if use_measured else ()
     curves = OperatorPrices(operators, use_measured=False)
-    priced = {batch: curves.step(trace.at(micro_batch=batch)) for batch in {*_GRID, *batches}}
-    found = {batch: exact.step(trace.at(micro_batch=batch)) for batch in batches}
+    steps = {batch: trace.at(micro_batch=batch) for batch in {*_GRID, *batches}}
+    # A family is read once for all micro-batches: that is what takes the time.
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        curves.price(
+            (
+                step.operators[position]
+                for step in steps.values()
+                for position, at in step.call_counts()
+                if at is phase
+            ),
+            phase,
+        )
+    priced = {batch: curves.step(step) for batch, step in steps.items()}
+    found = {batch: exact.step(steps[batch]) for batch in batches}
     points = {
         phase: _points(
             {batch: steps[phase] for batch, steps in priced.items()},
