@@ -225,7 +225,9 @@ def fit_overhead(
         for phase, sum_s in sums.items():
             real_s = _real_s(profile, phase, step.micro_batch)
             rows[phase].append((real_s, sum_s, counts[phase]))
-    fitted = {phase: _per_call(rows[phase]) for phase in ("forward", "backward", "optimizer")}
+    fitted = {phase: _per_call(rows[phase]) for phase in ("forward", "backward")}
+    # The optimizer is timed as one call with its loop over the tensors: nothing is left to add.
+    fitted["optimizer"] = 0.0, _remaining_error(rows["optimizer"], 0.0)
     return CallOverhead(
         forward_s=fitted["forward"][0],
         backward_s=fitted["backward"][0],
@@ -278,8 +280,16 @@ def _per_call(rows: Sequence[tuple[float, float, int]]) -> tuple[Seconds, float]
     real_s, sum_s, calls = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
     slope = calls / real_s
     overhead_s = float(max(0.0, slope @ (1 - sum_s / real_s) / max(slope @ slope, 1e-12)))
+    return overhead_s, _remaining_error(rows, overhead_s)
+
+
+def _remaining_error(rows: Sequence[tuple[float, float, int]], overhead_s: Seconds) -> float:
+    """Root mean square of what sums with their overhead miss, in log."""
+    if not rows:
+        return _ASSUMED_ERROR
+    real_s, sum_s, calls = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
     rest = np.log(np.maximum(sum_s + overhead_s * calls, _SMALLEST_S) / real_s)
-    return overhead_s, max(_SMALLEST_ERROR, float(np.sqrt(np.mean(rest**2))))
+    return max(_SMALLEST_ERROR, float(np.sqrt(np.mean(rest**2))))
 
 
 def _curve_error(
