@@ -59,7 +59,8 @@ class TransposedLinear(nn.Module):
 
 def split_heads(inputs: Tensor, head_width: int) -> Tensor:
     """``(samples, heads, tokens, head_width)`` of ``(samples, tokens, heads * head_width)``."""
-    return inputs.unflatten(-1, (-1, head_width)).transpose(1, 2)
+    heads: Tensor = inputs.unflatten(-1, (-1, head_width))
+    return heads.transpose(1, 2)
 
 
 def merge_heads(inputs: Tensor) -> Tensor:

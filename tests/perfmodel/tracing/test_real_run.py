@@ -42,11 +42,11 @@ def test_operators_modules_and_order_are_those_of_a_real_step(
     assert fake.saved_bytes == real.saved_bytes
 
 
-class Counter(TorchDispatchMode):
+class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts and does nothing else."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls = 0
 
     def __torch_dispatch__(
@@ -63,5 +63,5 @@ def test_watching_a_step_adds_no_operators(text: str) -> None:
     workload = trace_model(source, SGD, micro_batch=2).workload
     module, batch = source.build(), source.draw_batch(2)
     with Counter() as counter:
-        source.loss(module(*batch.positional), batch.targets).backward()
+        source.loss(module(*batch.positional), batch.targets).backward()  # type: ignore[no-untyped-call]
     assert workload.num_operators == counter.calls
