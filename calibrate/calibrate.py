@@ -14,6 +14,7 @@ from calibrate.facts import Environment
 from calibrate.fit.profile import fit_profile, recorded_environment
 from calibrate.launch import Launcher, LaunchFlags
 from calibrate.placement import place, provenance
+from calibrate.workloads import with_stored_workloads
 from perfmodel.documents.observation import read_observations
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import UsageError
@@ -101,5 +102,6 @@ def refit(folder: Path) -> ProfileDocument:
         provenance=provenance(environment, seed=int(plan["seed"])),
         num_nodes=int(plan["num_nodes"]),
     )
+    profile = with_stored_workloads(profile, folder)
     profile.write(folder / PROFILE)
     return profile

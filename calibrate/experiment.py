@@ -5,8 +5,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from calibrate.layers import planned_layers
 from calibrate.plan import planned_probes
-from calibrate.task import CollectiveTask, ComputeTask, OverlapTask, StepTask, Task, TraceTask
+from calibrate.task import (
+    CollectiveTask,
+    ComputeTask,
+    LayersTask,
+    OverlapTask,
+    ReplayTask,
+    StepTask,
+    Task,
+    TraceTask,
+)
 from perfmodel.errors import UsageError
 from perfmodel.parallelism.strategy import Setting, Synchronisation
 from perfmodel.units import Seconds
@@ -16,6 +26,8 @@ DeviceKind = Literal["cpu", "cuda"]
 REFERENCE_MODELS: Final = ("lenet", "resnet18", "mlp", "transformer")
 
 _KIB: Final = 2**10
+#: An interrupted task is lost: as many layers as take about two seconds.
+_LAYERS_PER_TASK: Final = 20
 _MIB: Final = 2**20
 
 
@@ -40,6 +52,8 @@ class Budget:
     num_batches: int
     """Micro-batch sizes per model."""
     collective_sizes: tuple[int, ...]
+    layer_share: float
+    """Single layers whose operators are timed, as a share of the full grid."""
     minutes: float
     """What it takes on 2 CPU cores, for the progress estimate."""
 
@@ -48,13 +62,28 @@ _SIZES: Final = tuple(_KIB * 4**power for power in range(10))
 
 BUDGETS: Final = {
     "quick": Budget(
-        num_rounds=2, visit_s=0.2, num_batches=2, collective_sizes=_SIZES[::2], minutes=2
+        num_rounds=2,
+        visit_s=0.2,
+        num_batches=2,
+        collective_sizes=_SIZES[::2],
+        layer_share=0.6,
+        minutes=3.5,
     ),
     "standard": Budget(
-        num_rounds=6, visit_s=0.4, num_batches=4, collective_sizes=_SIZES, minutes=10
+        num_rounds=6,
+        visit_s=0.4,
+        num_batches=4,
+        collective_sizes=_SIZES,
+        layer_share=1.0,
+        minutes=11.5,
     ),
     "thorough": Budget(
-        num_rounds=12, visit_s=0.9, num_batches=4, collective_sizes=_SIZES, minutes=30
+        num_rounds=12,
+        visit_s=0.9,
+        num_batches=4,
+        collective_sizes=_SIZES,
+        layer_share=2.0,
+        minutes=33,
     ),
 }
 
@@ -156,7 +185,33 @@ class Experiment:
         collectives = list(self._collectives(index))
         shuffle.shuffle(collectives)
         once: Iterable[Task] = (*self._traces(), *self._compute()) if index == 0 else ()
-        return (*once, *_interleave(steps, [*collectives, *self._overlaps(index)]))
+        operators = _interleave([*self._layers(index)], [*self._replays(index)])
+        others = _interleave([*collectives, *self._overlaps(index)], operators)
+        return (*once, *_interleave(steps, others))
+
+    def _layers(self, index: int) -> Iterable[Task]:
+        """The round's part of the grid of single layers."""
+        layers = planned_layers(share=self.budget.layer_share, seed=self.seed)
+        mine = layers[index :: self.budget.num_rounds]
+        for start in range(0, len(mine), _LAYERS_PER_TASK):
+            yield LayersTask(
+                name=f"{index}: layers {start}",
+                round=index,
+                layers=mine[start : start + _LAYERS_PER_TASK],
+            )
+
+    def _replays(self, index: int) -> Iterable[Task]:
+        """Reference models operator by operator: what do their real steps add?"""
+        for model in self.models:
+            batches = self.micro_batches(model)
+            for micro_batch in {batches[0], batches[-1]}:
+                yield ReplayTask(
+                    name=f"{index}: replay {model} micro_batch={micro_batch}",
+                    round=index,
+                    workload=model,
+                    micro_batch=micro_batch,
+                    target_s=self.budget.visit_s,
+                )
 
     def _step(self, setting: Setting, index: int) -> Task:
         return StepTask(

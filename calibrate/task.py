@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from calibrate.layers import Layer
 from perfmodel.documents.base import Document, Record
 from perfmodel.parallelism.strategy import Setting
 
@@ -17,6 +18,41 @@ class TraceTask(Record):
     workload: str
 
 
+class Trainee(Record):
+    """A model that is no reference model, as the tracer finds it, and its optimizer."""
+
+    model: str
+    """A name or file, as ``perfmodel trace`` takes it."""
+    image_size: int | None = None
+    sequence_length: int | None = None
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    implementation: Literal["loop", "foreach", "fused"] = "loop"
+
+
+class ReplayTask(Record):
+    """Repeat a traced step operator by operator."""
+
+    kind: Literal["replay"] = "replay"
+    name: str
+    round: int
+    workload: str
+    micro_batch: int
+    document: str | None = None
+    """File of the traced workload; ``None`` if the worker is to trace it itself ..."""
+    trainee: Trainee | None = None
+    """... from this, or from the reference model of the workload's name."""
+    target_s: float
+
+
+class LayersTask(Record):
+    """Time the operators of single layers, each operator on its own."""
+
+    kind: Literal["layers"] = "layers"
+    name: str
+    round: int
+    layers: tuple[Layer, ...]
+
+
 class StepTask(Record):
     """Run one setting for a while."""
 
@@ -24,6 +60,8 @@ class StepTask(Record):
     name: str
     round: int
     setting: Setting
+    trainee: Trainee | None = None
+    """What to train, unless it is the reference model of the workload's name."""
     target_s: float
 
 
@@ -63,7 +101,8 @@ class OverlapTask(Record):
 
 
 Task = Annotated[
-    TraceTask | StepTask | CollectiveTask | ComputeTask | OverlapTask, Field(discriminator="kind")
+    TraceTask | StepTask | CollectiveTask | ComputeTask | OverlapTask | ReplayTask | LayersTask,
+    Field(discriminator="kind"),
 ]
 TASKS: TypeAdapter[list[Task]] = TypeAdapter(list[Task])
 

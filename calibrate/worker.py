@@ -7,8 +7,10 @@ task to the output file, so that whatever happens, finished tasks stay finished.
 import os
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -20,14 +22,18 @@ from calibrate.environment import describe_environment, torch_facts
 from calibrate.plan import ComputeProbe
 from calibrate.probes.collectives import measure_collective
 from calibrate.probes.compute import measure_compute
+from calibrate.probes.layers import Evictor, is_optimizer, measure_layer, measure_optimizer
 from calibrate.probes.overlap import measure_overlap
+from calibrate.probes.replay import measure_replay
 from calibrate.probes.session import Session
-from calibrate.probes.tracing import trace_workload
+from calibrate.probes.tracing import replayed_step, trace_workload
 from calibrate.probes.training import bucket_bytes, measure_device_streams, measure_steps
 from calibrate.task import (
     CollectiveTask,
     ComputeTask,
+    LayersTask,
     OverlapTask,
+    ReplayTask,
     StepTask,
     Task,
     TraceTask,
@@ -38,11 +44,16 @@ from perfmodel.documents.observation import (
     ComputeObservation,
     EnvironmentObservation,
     Observation,
+    OperatorsObservation,
     OverlapObservation,
+    ReplayObservation,
     StepObservation,
+    TimedOperator,
     WorkloadObservation,
 )
 from perfmodel.parallelism.strategy import Synchronisation
+from perfmodel.workload.operator import Phase
+from perfmodel.workload.signature import parameters_signature, signature
 
 _DEVICE_STREAM_STEPS = 5
 
@@ -86,17 +97,7 @@ def _append(output: Path, observation: Observation) -> None:
 
 def _carry_out(session: Session, task: Task) -> Observation | None:
     """Measure on the ranks that the task needs; the observation is complete on rank 0 only."""
-    match task:
-        case StepTask():
-            return _steps(session, task)
-        case CollectiveTask():
-            return _collective(session, task)
-        case OverlapTask():
-            return _overlap(session, task)
-        case TraceTask():
-            return _trace(session, task)
-        case ComputeTask():
-            return _compute(session, task)
+    return _PROBES[type(task)](session, task)
 
 
 def _steps(session: Session, task: StepTask) -> StepObservation | None:
@@ -104,11 +105,11 @@ def _steps(session: Session, task: StepTask) -> StepObservation | None:
     if not session.takes_part(setting.world_size):
         return None
     started_utc = time.time()
-    mine = measure_steps(session, setting, target_s=task.target_s)
+    mine = measure_steps(session, setting, target_s=task.target_s, trainee=task.trainee)
     streams = None
     if session.asynchronous and setting.synchronisation is Synchronisation.NONE:
         streams = measure_device_streams(session, setting, steps=_DEVICE_STREAM_STEPS)
-    buckets = bucket_bytes(session, setting)
+    buckets = bucket_bytes(session, setting) if task.trainee is None else ()
     gathered = session.gather(mine, world_size=setting.world_size)
     if session.rank != 0:
         return None
@@ -172,6 +173,64 @@ def _trace(session: Session, task: TraceTask) -> WorkloadObservation | None:
     )
 
 
+def _replay(session: Session, task: ReplayTask) -> ReplayObservation | None:
+    if session.rank != 0:
+        return None
+    traced, step = replayed_step(session, task)
+    # The same in every round: once is enough on disk.
+    kept = traced if task.round == 0 else None
+    num_trained = sum(parameter.ready_after is not None for parameter in step.parameters)
+    times = measure_replay(session, step, target_s=task.target_s)
+    counts = step.call_counts()
+    return ReplayObservation(
+        task=task.name,
+        round=task.round,
+        workload=task.workload,
+        micro_batch=task.micro_batch,
+        parameters=parameters_signature(step),
+        num_trained=num_trained,
+        operators=tuple(
+            TimedOperator(
+                signature=signature(step.operators[position]),
+                phase=phase,
+                num_calls=counts[position, phase],
+                times_s=tuple(times_s),
+            )
+            for (position, phase), times_s in times.calls_s.items()
+            if position not in times.failed
+        ),
+        forward_s=tuple(times.phases_s[Phase.FORWARD]),
+        backward_s=tuple(times.phases_s[Phase.BACKWARD]),
+        optimizer_s=tuple(times.phases_s[Phase.OPTIMIZER]),
+        speed_probe_s=tuple(times.speed_probe_s),
+        failed=tuple(sorted({step.operators[position].name for position in times.failed})),
+        traced=None if kept is None else kept.step,
+        model=None if kept is None else replace(kept.workload, name=task.workload),
+    )
+
+
+def _layers(session: Session, task: LayersTask) -> OperatorsObservation | None:
+    if session.rank != 0:
+        return None
+    evictor = Evictor(session.device)
+    probes_s = [session.speed_probe(0.0)]
+    operators = []
+    optimizers = []
+    for layer in task.layers:
+        if is_optimizer(layer):
+            optimizers.append(measure_optimizer(session, layer, evictor))
+        else:
+            operators += measure_layer(session, layer, evictor)
+        probes_s.append(session.speed_probe(0.0))
+    return OperatorsObservation(
+        task=task.name,
+        round=task.round,
+        operators=tuple(operators),
+        optimizers=tuple(optimizers),
+        speed_probe_s=tuple(probes_s),
+    )
+
+
 def _compute(session: Session, task: ComputeTask) -> ComputeObservation | None:
     if session.rank != 0:
         return None
@@ -190,6 +249,17 @@ def _compute(session: Session, task: ComputeTask) -> ComputeObservation | None:
         moved_bytes=kernel.moved_bytes,
         durations_s=tuple(durations_s),
     )
+
+
+_PROBES: Final[dict[type[Any], Callable[[Session, Any], Observation | None]]] = {
+    StepTask: _steps,
+    CollectiveTask: _collective,
+    OverlapTask: _overlap,
+    TraceTask: _trace,
+    ComputeTask: _compute,
+    ReplayTask: _replay,
+    LayersTask: _layers,
+}
 
 
 if __name__ == "__main__":

@@ -85,6 +85,6 @@ def forecast(
         scaling=request.scaling,
         points=points,
         measured=measured_points(profile, workload.workload.name, settings),
-        caveats=caveats(profile, points),
+        caveats=caveats(profile, points, workload=workload),
     )
     return document, steps[-1]

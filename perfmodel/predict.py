@@ -13,6 +13,7 @@ from perfmodel.algebra.fluid import end_times_with_interference
 from perfmodel.cost.curve import Samples
 from perfmodel.cost.model import CostModel, borrowed_profile
 from perfmodel.cost.terms import Terms
+from perfmodel.cost.traced import origin_caveats, traced_profile
 from perfmodel.documents.prediction import (
     Evidence,
     Interval,
@@ -29,6 +30,7 @@ from perfmodel.program.operation import Cause, StepProgram, Stream
 from perfmodel.program.trace import Trace
 from perfmodel.simulation import simulate
 from perfmodel.statistics.critical_path import time_by_cause
+from perfmodel.workload.step import SymbolicStep
 from perfmodel.workload.workload import Workload
 
 Scaling = Literal["weak", "strong"]
@@ -60,6 +62,8 @@ class Predictor:
         The machine.
     validation
         Errors of earlier predictions on this machine: they widen the intervals, never shift them.
+    use_measured
+        Whether operators that were measured in place count for traced workloads, or curves alone.
 
     Raises
     ------
@@ -73,7 +77,9 @@ class Predictor:
         *,
         validation: ValidationDocument | None = None,
         num_draws: int = NUM_DRAWS,
+        use_measured: bool = True,
     ) -> None:
+        self._use_measured = use_measured
         _refuse_other_machine(profile, validation)
         self.profile = profile
         self.validation = validation
@@ -84,8 +90,10 @@ class Predictor:
         common[0] = 0.0
         self._common: Samples = np.exp(profile.round_error * common)
 
-    def workload(self, workload: str | Workload) -> WorkloadProfile:
-        """A calibrated workload by name, or any other with borrowed curves.
+    def workload(
+        self, workload: str | Workload, trace: SymbolicStep | None = None
+    ) -> WorkloadProfile:
+        """A calibrated workload by name, a traced one by its operators, or any with borrowed curves.
 
         Raises
         ------
@@ -101,6 +109,11 @@ class Predictor:
                     "name; give it another name"
                 )
             return calibrated
+        operators = self.profile.operators
+        if isinstance(workload, Workload) and trace is not None and operators is not None:
+            return traced_profile(
+                self.profile, operators, workload, trace, use_measured=self._use_measured
+            )
         if isinstance(workload, Workload):
             return borrowed_profile(self.profile, workload)
         known = ", ".join(entry.workload.name for entry in self.profile.workloads)
@@ -180,7 +193,8 @@ class Predictor:
         is_single = setting.world_size == 1
         errors = list(residual.single_log_errors if is_single else residual.ddp_log_errors)
         errors += _earlier_errors(self.validation, setting)
-        if workload.workload.name not in {w.workload.name for w in self.profile.workloads}:
+        known = {entry.workload.name for entry in self.profile.workloads}
+        if workload.workload.name not in known and workload.evidence is None:
             errors.append(0.3)
         pool = np.array(errors or [0.05])
         # Seeded by the setting, so that the order of questions is no matter.
@@ -336,15 +350,11 @@ def _key(setting: Setting) -> tuple[int, int, str, float | None]:
     )
 
 
-def caveats(profile: ProfileDocument, points: Sequence[PredictedPoint]) -> tuple[str, ...]:
+def caveats(
+    profile: ProfileDocument, points: Sequence[PredictedPoint], *, workload: WorkloadProfile
+) -> tuple[str, ...]:
     """What a reader must know before acting on the numbers."""
-    found = list(profile.undetermined)
-    names = {point.setting.workload for point in points}
-    found += [
-        f"{name} was not calibrated: its times are borrowed from calibrated workloads by FLOP"
-        for name in sorted(names)
-        if profile.workload(name) is None
-    ]
+    found = [*profile.undetermined, *origin_caveats(profile, workload)]
     largest = max(point.setting.world_size for point in points)
     if largest > profile.max_world_size:
         found.append(

@@ -27,6 +27,8 @@ COMMAND_LINE = {
     "": {"--version", "--install-completion", "--show-completion"},
     "doctor": set(),
     "calibrate": {
+        "--batches",
+        "--workload",
         "--budget",
         "--device",
         "--master-addr",
@@ -112,6 +114,7 @@ COMMAND_LINE = {
         "--seed",
     },
     "validate testbed": {"--budget", "--minutes", "--out", "--resume", "--seed"},
+    "validate models": {"--budget", "--mode", "--out", "--profile", "--resume", "--seed"},
     "report": {"--devices", "--out", "--profile", "--validation", "--workloads"},
 }
 

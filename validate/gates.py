@@ -66,3 +66,29 @@ def gate(
         value=value,
         passed=above and below,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelTolerances:
+    """What is promised of models that were never run, as fractions."""
+
+    step_mape: float
+    step_worst: float
+
+
+#: By whether the model's own operators were timed in place, or calibrated curves are read.
+MODEL_TOLERANCES: Final = {
+    "measured": ModelTolerances(step_mape=0.03, step_worst=0.10),
+    "curves": ModelTolerances(step_mape=0.06, step_worst=0.20),
+}
+
+
+def judge_models(
+    tolerances: ModelTolerances, *, summary: ErrorSummary, coverage: float
+) -> tuple[Gate, ...]:
+    """Compare errors on held-out models with what was promised."""
+    return (
+        gate("step-time MAPE", summary.mape, at_most=tolerances.step_mape),
+        gate("worst step-time error", summary.worst_absolute, at_most=tolerances.step_worst),
+        gate("coverage of 90 % intervals", coverage, at_least=Tolerances().coverage_at_least),
+    )

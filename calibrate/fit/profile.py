@@ -11,6 +11,7 @@ from scipy.optimize import isotonic_regression
 
 from calibrate.campaign import fingerprint_of
 from calibrate.fit.ddp import fit_bucket_costs, fit_ddp, fit_residual
+from calibrate.fit.operators import fit_operators
 from calibrate.fit.steps import (
     fit_workload,
     round_error,
@@ -77,7 +78,13 @@ def fit_profile(
             "undetermined": _undetermined(draft, num_nodes=num_nodes),
         }
     )
-    return _with_ddp(draft, steps)
+    operators = fit_operators(
+        observations,
+        workloads=draft.workloads,
+        rates=draft.rates,
+        speed_probe_s=draft.speed_probe_s[min(draft.speed_probe_s)],
+    )
+    return _with_ddp(draft.model_copy(update={"operators": operators}), steps)
 
 
 def _draft(

@@ -1,22 +1,61 @@
 """A reference model as a workload: parameters in the order their gradients become ready."""
 
 import dataclasses
+import functools
 import statistics
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from calibrate.probes.session import Session
+from calibrate.task import ReplayTask, Trainee
+from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.errors import InvalidDocument
 from perfmodel.tracing.reference import MODELS
-from perfmodel.tracing.sources import reference_source
-from perfmodel.tracing.trace import trace_model
+from perfmodel.tracing.source import SampleSize
+from perfmodel.tracing.sources import find_source, reference_source
+from perfmodel.tracing.trace import TracedModel, trace_model
 from perfmodel.units import Seconds
-from perfmodel.workload.step import StepMethod
+from perfmodel.workload.step import StepMethod, TracedStep
 from perfmodel.workload.workload import Parameter, Workload
 
 _TRACED_SAMPLES = 4
 _TIMED_BACKWARDS = 5
+
+
+@functools.cache
+def _traced(trainee: Trainee, device_kind: str) -> TracedModel:
+    """A trace serves every micro-batch, so that one per process is enough."""
+    size = SampleSize(image_size=trainee.image_size, sequence_length=trainee.sequence_length)
+    method = StepMethod(
+        optimizer=trainee.optimizer,
+        optimizer_implementation=trainee.implementation,
+        precision="fp32",
+        checkpointing="none",
+        device_kind=device_kind,
+    )
+    return trace_model(find_source(trainee.model, size), method, micro_batch=2)
+
+
+def replayed_step(session: Session, task: ReplayTask) -> tuple[TracedModel | None, TracedStep]:
+    """The step of a task at its micro-batch, and its trace if it was made here.
+
+    Raises
+    ------
+    InvalidDocument
+        If the file of the workload holds no trace.
+    """
+    if task.document is None:
+        traced = _traced(task.trainee or Trainee(model=task.workload), session.device.type)
+        return traced, traced.step.at(micro_batch=task.micro_batch)
+    document = WorkloadDocument.read(Path(task.document))
+    if document.trace is None:
+        raise InvalidDocument(
+            f"{task.document}: must hold a trace, got none; make the file with perfmodel trace"
+        )
+    return None, document.trace.at(micro_batch=task.micro_batch)
 
 
 def trace_workload(session: Session, name: str) -> Workload:

@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,9 +12,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.probes.session import Session, repeats_within
+from calibrate.task import Trainee
 from perfmodel.documents.observation import DeviceStreams, RankSteps
 from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.tracing.optimizers import make_optimizer
 from perfmodel.tracing.reference import MODELS
+from perfmodel.tracing.source import Batch, SampleSize
+from perfmodel.tracing.sources import find_source
 from perfmodel.units import Seconds
 
 _PHASES = ("input", "forward", "backward", "optimizer")
@@ -106,13 +110,17 @@ class Trainer:
             )
             clock.mark()
             with self._synchronisation(setting, is_last=is_last):
-                loss = nn.functional.cross_entropy(self.module(inputs), labels)
+                loss = self.loss(inputs, labels)
                 clock.mark()
                 loss.backward()  # type: ignore[no-untyped-call]
             clock.mark()
         self.optimizer.step()
         self.optimizer.zero_grad()
         clock.mark()
+
+    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Forward pass and loss."""
+        return nn.functional.cross_entropy(self.module(inputs), labels)
 
     def _synchronisation(
         self, setting: Setting, *, is_last: bool
@@ -123,9 +131,30 @@ class Trainer:
         return self.module.no_sync()
 
 
-def measure_steps(session: Session, setting: Setting, *, target_s: Seconds) -> RankSteps:
+@dataclass(slots=True, kw_only=True)
+class SourceTrainer(Trainer):
+    """A model of a source that tracing knows; the same batch in every step, so that input is free."""
+
+    drawn: Batch
+    source_loss: Callable[[Any, Tensor | None], Tensor]
+
+    def batch(self, index: int, *, micro_batch: int) -> tuple[Tensor, Tensor]:
+        """Nothing to copy: the batch lies on the device."""
+        del index, micro_batch
+        return self.inputs, self.labels
+
+    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Forward pass and the loss of the source."""
+        del inputs, labels
+        outputs = self.module(*self.drawn.positional, **self.drawn.keyword)
+        return self.source_loss(outputs, self.drawn.targets)
+
+
+def measure_steps(
+    session: Session, setting: Setting, *, target_s: Seconds, trainee: Trainee | None = None
+) -> RankSteps:
     """Time about ``target_s`` of steps on this rank; all ranks of the setting must call it."""
-    trainer = _trainer(session, setting)
+    trainer = _trainer(session, setting, trainee)
     # DDP forms its final buckets after its first step, which a model does once per process.
     _, warm_s = _run(session, trainer, setting, num_steps=2 if trainer.is_warm else 3)
     trainer.is_warm = True
@@ -139,6 +168,9 @@ def measure_steps(session: Session, setting: Setting, *, target_s: Seconds) -> R
     probes_s, phases_s = _run(
         session, trainer, setting, num_steps=num_steps, step_hint_s=min(warm_s["step"][1:])
     )
+    if trainee is not None:
+        # Such models are large and visited once per process.
+        session.models.clear()
     return RankSteps(
         rank=session.rank,
         step_s=tuple(phases_s["step"]),
@@ -147,6 +179,7 @@ def measure_steps(session: Session, setting: Setting, *, target_s: Seconds) -> R
         backward_s=tuple(phases_s["backward"]),
         optimizer_s=tuple(phases_s["optimizer"]),
         speed_probe_s=tuple(probes_s),
+        cpu_s=tuple(phases_s["cpu"]),
     )
 
 
@@ -206,12 +239,15 @@ def _run(
     """
     clock: Clock = DeviceClock() if session.asynchronous else HostClock()
     probes_s = []
+    cpu_s = []
     for index in range(num_steps):
         if index == 0 or not session.asynchronous:
             probes_s.append(session.speed_probe(step_hint_s * _PROBE_SHARE))
             session.barrier(setting.world_size)
+        started_s = time.process_time()
         clock.mark()
         trainer.step(index, setting=setting, clock=clock)
+        cpu_s.append(time.process_time() - started_s)
     instants_s = clock.seconds()
     marks_per_step = 3 * setting.accumulation + 2
     phases: dict[str, list[Seconds]] = {phase: [] for phase in (*_PHASES, "step")}
@@ -219,6 +255,7 @@ def _run(
         window = instants_s[index * marks_per_step : (index + 1) * marks_per_step]
         _collect(phases, window, setting)
         phases["step"].append(window[-1] - window[0])
+    phases["cpu"] = cpu_s
     return probes_s, phases
 
 
@@ -233,7 +270,7 @@ def _collect(
     phases["optimizer"].append(durations_s[-1])
 
 
-def _trainer(session: Session, setting: Setting) -> Trainer:
+def _trainer(session: Session, setting: Setting, trainee: Trainee | None = None) -> Trainer:
     wrapped = setting.synchronisation is not Synchronisation.NONE
     # no_sync steps share the wrapper of the default bucket size.
     cap_mb = setting.bucket_cap_mb if setting.synchronisation is Synchronisation.DDP else None
@@ -245,7 +282,11 @@ def _trainer(session: Session, setting: Setting) -> Trainer:
         setting.micro_batch if session.asynchronous else 0,
     )
     if key not in session.models:
-        session.models[key] = _build(session, setting, wrapped=wrapped, cap_mb=cap_mb)
+        session.models[key] = (
+            _build(session, setting, wrapped=wrapped, cap_mb=cap_mb)
+            if trainee is None
+            else _build_trainee(session, setting, trainee, cap_mb=cap_mb)
+        )
     trainer: Trainer = session.models[key]
     return trainer
 
@@ -255,12 +296,7 @@ def _build(session: Session, setting: Setting, *, wrapped: bool, cap_mb: float |
     torch.manual_seed(0)
     module: nn.Module = reference.build().to(session.device)
     if wrapped:
-        module = DistributedDataParallel(
-            module,
-            device_ids=[session.device.index] if session.asynchronous else None,
-            process_group=session.data[setting.world_size],
-            bucket_cap_mb=cap_mb,
-        )
+        module = _wrapped(session, setting, module, cap_mb=cap_mb)
     pin = session.asynchronous
     num_samples = max(_POOL_SAMPLES, setting.micro_batch) if pin else _POOL_SAMPLES
     inputs = reference.draw_inputs(num_samples)
@@ -271,4 +307,40 @@ def _build(session: Session, setting: Setting, *, wrapped: bool, cap_mb: float |
         inputs=inputs.pin_memory() if pin else inputs,
         labels=labels.pin_memory() if pin else labels,
         device=session.device,
+    )
+
+
+def _wrapped(
+    session: Session, setting: Setting, module: nn.Module, *, cap_mb: float | None
+) -> nn.Module:
+    return DistributedDataParallel(
+        module,
+        device_ids=[session.device.index] if session.asynchronous else None,
+        process_group=session.data[setting.world_size],
+        bucket_cap_mb=cap_mb,
+    )
+
+
+def _build_trainee(
+    session: Session, setting: Setting, trainee: Trainee, *, cap_mb: float | None
+) -> Trainer:
+    size = SampleSize(image_size=trainee.image_size, sequence_length=trainee.sequence_length)
+    source = find_source(trainee.model, size)
+    torch.manual_seed(0)
+    module: nn.Module = source.build().to(session.device)
+    if setting.synchronisation is not Synchronisation.NONE:
+        module = _wrapped(session, setting, module, cap_mb=cap_mb)
+    with session.device:
+        drawn = source.draw_batch(setting.micro_batch)
+    nothing = torch.zeros(1)
+    return SourceTrainer(
+        module=module,
+        optimizer=make_optimizer(
+            module.parameters(), name=trainee.optimizer, implementation=trainee.implementation
+        ),
+        inputs=nothing,
+        labels=nothing,
+        device=session.device,
+        drawn=drawn,
+        source_loss=source.loss,
     )

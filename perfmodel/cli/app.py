@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import typer
 
-from perfmodel.cli import measure, memory, predict, report, techniques, testbed, trace
+from perfmodel.cli import measure, memory, predict, report, techniques, testbed, trace, validate
 from perfmodel.errors import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Interrupted, PerfModelError
 
 _HELP: Final = """Measure one machine, then predict training on 2 to 16,384 accelerators.
@@ -85,9 +85,10 @@ _COMMANDS: Final[dict[str, Callable[..., None]]] = {
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_interruptible(_command))
 
-#: Runs on its own, or with the testbed as its sub-command.
+#: Runs on its own, or as one of its sub-commands.
 _validate = typer.Typer(rich_markup_mode=None)
-_validate.callback(invoke_without_command=True)(_interruptible(measure.validate))
+_validate.callback(invoke_without_command=True)(_interruptible(validate.validate))
+_validate.command("models")(_interruptible(validate.models))
 _validate.command("testbed")(_interruptible(testbed.run_testbed))
 app.add_typer(_validate, name="validate")
 

@@ -30,8 +30,11 @@ def read_inputs(profile: Path, workload: str, validation: Path | None) -> Inputs
     earlier = None if validation is None else ValidationDocument.read(validation)
     predictor = Predictor(ProfileDocument.read(profile), validation=earlier)
     path = Path(workload)
-    named = WorkloadDocument.read(path).workload if path.suffix == ".json" else workload
-    return Inputs(predictor=predictor, workload=predictor.workload(named))
+    if path.suffix != ".json":
+        return Inputs(predictor=predictor, workload=predictor.workload(workload))
+    document = WorkloadDocument.read(path)
+    traced = predictor.workload(document.workload, document.trace)
+    return Inputs(predictor=predictor, workload=traced)
 
 
 def print_prediction(document: PredictionDocument) -> None:

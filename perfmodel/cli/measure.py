@@ -1,18 +1,28 @@
-"""Commands that measure: doctor, calibrate, fit, validate. They import torch-side code lazily."""
+"""Commands that measure: doctor, calibrate, fit. They import torch-side code lazily."""
 
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from perfmodel.cli.progress import shown_progress
-from perfmodel.errors import OutOfTolerance
+from perfmodel.errors import UsageError
+
+if TYPE_CHECKING:
+    from calibrate.launch import LaunchFlags
 
 DEFAULT_CALIBRATION = Path("runs/calibration")
 DEFAULT_PROFILE = DEFAULT_CALIBRATION / "profile.json"
-DEFAULT_VALIDATION = Path("runs/validation")
+
+_WORKLOAD = typer.Option(
+    help="A traced workload (from perfmodel trace): measure its operators only, on one device, "
+    "and add them to the profile in the folder."
+)
+_BATCHES = typer.Option(
+    help="With --workload: micro-batches to measure; default: where it was traced."
+)
 
 
 def doctor() -> None:
@@ -39,6 +49,14 @@ def calibrate(  # noqa: PLR0913 - one parameter per flag
     models: Annotated[
         str, typer.Option(help="Reference models to run, separated by commas.")
     ] = "lenet,resnet18,mlp,transformer",
+    workload: Annotated[
+        Path | None,
+        typer.Option(
+            help="A traced workload (from perfmodel trace): measure its operators only, on one "
+            "device, and add them to the profile in the folder."
+        ),
+    ] = None,
+    batches: Annotated[str | None, _BATCHES] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue an interrupted calibration in the folder.")
     ] = False,
@@ -49,9 +67,11 @@ def calibrate(  # noqa: PLR0913 - one parameter per flag
     master_port: Annotated[int | None, typer.Option(help="Port on node 0.")] = None,
 ) -> None:
     """Measure this machine by real training and write its profile."""
+    if workload is not None or batches is not None:
+        _calibrate_workload(workload, out, batches=batches, resume=resume)
+        return
     from calibrate import calibrate as use_case  # noqa: PLC0415 - keeps predict fast
     from calibrate.launch import (  # noqa: PLC0415
-        LaunchFlags,
         TorchrunLauncher,
         supervises,
         terminate_as_interrupt,
@@ -65,13 +85,7 @@ def calibrate(  # noqa: PLR0913 - one parameter per flag
         budget=budget,
         device=device,
         models=tuple(name.strip() for name in models.split(",") if name.strip()),
-        flags=LaunchFlags(
-            nnodes=nnodes,
-            nproc_per_node=nproc,
-            node_rank=node_rank,
-            master_addr=master_addr,
-            master_port=master_port,
-        ),
+        flags=_flags(nnodes, nproc, node_rank, master_addr, master_port),
         seed=seed,
         resume=resume,
     )
@@ -79,6 +93,58 @@ def calibrate(  # noqa: PLR0913 - one parameter per flag
         profile = use_case.calibrate(request, TorchrunLauncher(), on_progress=on_progress)
     _print(profile_table(profile))
     typer.echo(f"profile: {out / use_case.PROFILE}")
+
+
+def _flags(
+    nnodes: int | None,
+    nproc: int | None,
+    node_rank: int | None,
+    master_addr: str | None,
+    master_port: int | None,
+) -> "LaunchFlags":
+    from calibrate.launch import LaunchFlags  # noqa: PLC0415 - keeps predict fast
+
+    return LaunchFlags(
+        nnodes=nnodes,
+        nproc_per_node=nproc,
+        node_rank=node_rank,
+        master_addr=master_addr,
+        master_port=master_port,
+    )
+
+
+def _calibrate_workload(
+    workload: Path | None, out: Path, *, batches: str | None, resume: bool
+) -> None:
+    if workload is None:
+        raise UsageError("--batches: must come with --workload, got it alone")
+    from calibrate import workloads as use_case  # noqa: PLC0415 - keeps predict fast
+    from calibrate.launch import TorchrunLauncher, terminate_as_interrupt  # noqa: PLC0415
+    from perfmodel.documents.profile import ProfileDocument  # noqa: PLC0415
+
+    path = out / DEFAULT_PROFILE.name
+    request = use_case.WorkloadRequest(
+        folder=out, document=workload, micro_batches=_micro_batches(batches), resume=resume
+    )
+    profile = ProfileDocument.read(path)
+    with terminate_as_interrupt(), shown_progress("calibrate") as on_progress:
+        profile = use_case.measure_workload(
+            request, TorchrunLauncher(), profile=profile, on_progress=on_progress
+        )
+    profile.write(path)
+    typer.echo(f"profile: {path}")
+
+
+def _micro_batches(text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return ()
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        found = (0,)
+    if min(found) < 1:
+        raise UsageError(f"--batches: must be whole numbers from 1 on, got {text!r}")
+    return found
 
 
 def fit(
@@ -90,67 +156,6 @@ def fit(
 
     _print(profile_table(use_case.refit(folder)))
     typer.echo(f"profile: {folder / use_case.PROFILE}")
-
-
-def validate(  # noqa: PLR0913 - one parameter per flag
-    context: typer.Context,
-    *,
-    profile: Annotated[Path, typer.Option(help="Profile to judge.")] = DEFAULT_PROFILE,
-    budget: Annotated[str, typer.Option(help="quick or standard.")] = "standard",
-    out: Annotated[Path, typer.Option(help="Folder for observations and the verdict.")] = (
-        DEFAULT_VALIDATION
-    ),
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue an interrupted validation in the folder.")
-    ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the order of runs.")] = 1,
-    earlier: Annotated[
-        Path | None, typer.Option(help="An earlier validation, whose errors widen the intervals.")
-    ] = None,
-    nnodes: Annotated[int | None, typer.Option(help="Nodes; start the command on each.")] = None,
-    node_rank: Annotated[int | None, typer.Option(help="Rank of this node.")] = None,
-    master_addr: Annotated[str | None, typer.Option(help="Address of node 0.")] = None,
-    master_port: Annotated[int | None, typer.Option(help="Port on node 0.")] = None,
-) -> None:
-    """Run settings that calibration never used and print the tool's own error."""
-    if context.invoked_subcommand is not None:
-        return
-    from calibrate.launch import (  # noqa: PLC0415
-        LaunchFlags,
-        TorchrunLauncher,
-        supervises,
-        terminate_as_interrupt,
-    )
-    from perfmodel.documents.profile import ProfileDocument  # noqa: PLC0415
-    from perfmodel.documents.validation import ValidationDocument  # noqa: PLC0415
-    from perfmodel.report.tables import summary_lines, validation_table  # noqa: PLC0415
-    from validate import validate as use_case  # noqa: PLC0415
-
-    if not supervises(os.environ):
-        return
-    request = use_case.ValidationRequest(
-        profile=ProfileDocument.read(profile),
-        folder=out,
-        budget=budget,
-        seed=seed,
-        resume=resume,
-        flags=LaunchFlags(
-            nnodes=nnodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
-        ),
-        earlier=None if earlier is None else ValidationDocument.read(earlier),
-    )
-    with terminate_as_interrupt(), shown_progress("validate") as on_progress:
-        document = use_case.validate(request, TorchrunLauncher(), on_progress=on_progress)
-    _print(validation_table(document))
-    for line in summary_lines(document):
-        typer.echo(line)
-    typer.echo(f"validation: {out / use_case.VALIDATION}")
-    if not document.passed:
-        failed = ", ".join(gate.name for gate in document.gates if not gate.passed)
-        raise OutOfTolerance(
-            f"validate: out of tolerance: {failed}; see the table for where, "
-            "and perfmodel doctor for what may have disturbed the runs"
-        )
 
 
 def _print(renderable: object) -> None:

@@ -176,11 +176,7 @@ class CostModel:
     def _evidence(
         self, workload: WorkloadProfile, phases: PhaseCurves, setting: Setting
     ) -> dict[str, Evidence]:
-        curve = self._curves[(workload.workload.name, phases.world_size, "backward")]
-        calibrated = self.profile.workload(workload.workload.name) is not None
-        evidence = {
-            "compute": curve.evidence(setting.micro_batch) if calibrated else Evidence.EXTRAPOLATED
-        }
+        evidence = {"compute": self._compute_evidence(workload, phases, setting.micro_batch)}
         if setting.world_size == 1:
             return evidence
         beyond = setting.world_size > self.profile.max_world_size
@@ -193,6 +189,16 @@ class CostModel:
         )
         evidence["stragglers"] = Evidence.EXTRAPOLATED if beyond else Evidence.MEASURED
         return evidence
+
+    def _compute_evidence(
+        self, workload: WorkloadProfile, phases: PhaseCurves, micro_batch: int
+    ) -> Evidence:
+        if workload.evidence is not None:
+            measured = micro_batch in workload.measured_batches and phases.world_size == 1
+            return Evidence.MEASURED if measured else workload.evidence
+        curve = self._curves[(workload.workload.name, phases.world_size, "backward")]
+        calibrated = self.profile.workload(workload.workload.name) is not None
+        return curve.evidence(micro_batch) if calibrated else Evidence.EXTRAPOLATED
 
 
 def _phases_at(workload: WorkloadProfile, world_size: int) -> PhaseCurves:

@@ -10,6 +10,8 @@ from pydantic import Field, PositiveInt, TypeAdapter, ValidationError
 from perfmodel.documents.base import Record, first_problem
 from perfmodel.errors import InvalidDocument
 from perfmodel.parallelism.strategy import Setting
+from perfmodel.workload.operator import Operator, Phase
+from perfmodel.workload.step import SymbolicStep
 from perfmodel.workload.workload import Workload
 
 Duration = Annotated[float, Field(ge=0)]
@@ -28,6 +30,8 @@ class RankSteps(Record):
     optimizer_s: Durations
     speed_probe_s: Durations
     """A fixed small computation just before each step: the speed of the machine at that moment."""
+    cpu_s: Durations = ()
+    """Processor time of all threads of the rank during each step; waiting does not count."""
 
 
 class DeviceStreams(Record):
@@ -109,6 +113,71 @@ class OverlapObservation(Record):
     comm_together_s: Durations
 
 
+class TimedOperator(Record):
+    """One operator of a step in its surroundings: in every pass the mean over its calls. [s]"""
+
+    signature: str
+    phase: Phase
+    num_calls: PositiveInt
+    times_s: Durations
+
+
+class ReplayObservation(Record):
+    """A traced step repeated operator by operator, in its order and with its allocations."""
+
+    kind: Literal["replay"] = "replay"
+    task: str
+    round: int
+    workload: str
+    micro_batch: PositiveInt
+    parameters: str
+    """Signature of the parameters and the optimizer."""
+    num_trained: int
+    operators: tuple[TimedOperator, ...]
+    forward_s: Durations
+    """Sum over the calls of the phase, by pass."""
+    backward_s: Durations
+    optimizer_s: Durations
+    speed_probe_s: Durations
+    failed: tuple[str, ...]
+    """Operators that could not be repeated from their record."""
+    traced: SymbolicStep | None = None
+    """The step, where it was traced by the worker itself."""
+    model: Workload | None = None
+    """The workload of that trace."""
+
+
+class IsolatedOperator(Record):
+    """One operator on its own: on tensors that the caches hold, and on evicted ones. [s]"""
+
+    operator: Operator
+    phase: Phase
+    hot_s: Durations
+    cold_s: Durations
+
+
+class OptimizerPoint(Record):
+    """An optimizer step over equal tensors. [s]"""
+
+    optimizer: str
+    implementation: str
+    num_tensors: PositiveInt
+    tensor_bytes: PositiveInt
+    hot_s: Durations
+    cold_s: Durations
+
+
+class OperatorsObservation(Record):
+    """Operators of some single layers, each on its own."""
+
+    kind: Literal["operators"] = "operators"
+    task: str
+    round: int
+    operators: tuple[IsolatedOperator, ...]
+    optimizers: tuple[OptimizerPoint, ...]
+    speed_probe_s: Durations
+
+
 class EnvironmentObservation(Record):
     """What the machine was; free-form facts, see ``calibrate/environment.py``."""
 
@@ -124,6 +193,8 @@ Observation = Annotated[
     | ComputeObservation
     | WorkloadObservation
     | OverlapObservation
+    | ReplayObservation
+    | OperatorsObservation
     | EnvironmentObservation,
     Field(discriminator="kind"),
 ]

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from perfmodel.documents.base import Document, Provenance, Record
+from perfmodel.documents.prediction import Evidence
 from perfmodel.errors import CalibrationUnavailable, PerfModelError
 from perfmodel.workload.workload import Workload
 
@@ -56,6 +57,12 @@ class WorkloadProfile(Record):
     """Standard deviation of the logarithm of the ranks' own medians; 0 with one rank."""
     speed_sensitivity: Annotated[float, Field(ge=0, le=1)]
     """How much of a slow-down of the speed probe this workload shares, as an exponent."""
+    evidence: Evidence | None = None
+    """Where the curves come from, if not from steps of this workload on this machine."""
+    measured_batches: tuple[int, ...] = ()
+    """Micro-batches at which all operators were measured in place, if the curves are theirs."""
+    unpriced: tuple[str, ...] = ()
+    """Operators that no timing tells about: priced by what memory and arithmetic allow at most."""
 
 
 class CollectiveProfile(Record):
@@ -124,6 +131,70 @@ class SingleStep(Record):
     relative_error: RelativeError
 
 
+class OperatorFamily(Record):
+    """Timings of operators that tell about each other, as ratios to what the machine allows at most."""
+
+    name: str
+    flop_per_s: Annotated[float, Field(ge=0)]
+    """Highest rate that any member reached; 0 if none computes products."""
+    bytes_per_s: PositiveFloat
+    least_s: PositiveFloat
+    """Fastest member: the price of a call that has nothing to do. [s]"""
+    features: tuple[tuple[float, ...], ...]
+    log_ratios: tuple[float, ...]
+    """Logarithm of time over roofline, one per row of ``features``."""
+    lengths: tuple[PositiveFloat, ...]
+    spread: PositiveFloat
+    noise: PositiveFloat
+
+
+class MeasuredOperator(Record):
+    """One operator of a workload, timed in the order and surroundings of its step."""
+
+    signature: str
+    phase: str
+    time_s: Annotated[float, Field(ge=0)]
+    """Mean over its calls. [s]"""
+
+
+class MeasuredStep(Record):
+    """A traced step at one micro-batch, measured operator by operator."""
+
+    workload: str
+    micro_batch: PositiveInt
+    parameters: str
+    """Signature of the parameters and the optimizer."""
+    operators: tuple[MeasuredOperator, ...]
+    optimizer_s: Annotated[float, Field(ge=0)]
+    relative_error: RelativeError
+
+
+class CallOverhead(Record):
+    """What a step costs per operator beyond the operators: modules, autograd, the loop over them. [s]"""
+
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
+    """Per trained tensor."""
+    forward_log_error: RelativeError
+    """Standard deviation, in log, of reference models around their sums."""
+    backward_log_error: RelativeError
+    optimizer_log_error: RelativeError
+
+
+class OperatorProfile(Record):
+    """What single operators cost on the machine."""
+
+    peak_flop_per_s: PositiveFloat
+    peak_bytes_per_s: PositiveFloat
+    """No operator is priced above these two, whatever a fit says."""
+    families: tuple[OperatorFamily, ...]
+    measured: tuple[MeasuredStep, ...]
+    overhead: CallOverhead
+    curve_log_error: RelativeError
+    """Standard deviation, in log, of curve-priced reference phases around the measured ones."""
+
+
 class ProfileDocument(Document):
     """What one machine can do."""
 
@@ -159,6 +230,8 @@ class ProfileDocument(Document):
     dispatch_s: Annotated[float, Field(ge=0)]
     """Host time to issue one operator that has nothing to do."""
     steps: tuple[SingleStep, ...]
+    operators: OperatorProfile | None = None
+    """Prices for traced workloads; absent where no operator was timed."""
     undetermined: tuple[str, ...]
     """What the data could not determine, in words."""
 

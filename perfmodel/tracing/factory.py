@@ -12,6 +12,7 @@ scores ``(samples, classes)`` are trained with cross-entropy.
 """
 
 import importlib.util
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -121,9 +122,10 @@ def _resized(value: Any, samples: int, *, text: str) -> Any:
         raise UntraceableModel(
             f"{text}: an example must have samples as first dimension, got a scalar"
         )
-    return torch.empty(
-        (samples, *value.shape[1:]), dtype=value.dtype, requires_grad=value.requires_grad
-    )
+    # The example over and over: real runs need its values, such as tokens of the vocabulary.
+    repeats = math.ceil(samples / max(1, len(value)))
+    tiled = value.detach().repeat(repeats, *(1 for _ in value.shape[1:]))[:samples].contiguous()
+    return tiled.requires_grad_(value.requires_grad)
 
 
 def _loss(made: _Made, outputs: Any, targets: Tensor | None, *, text: str) -> Tensor:

@@ -43,7 +43,12 @@ pytestmark = [
 ]
 ROOT = Path(__file__).resolve().parent.parent.parent
 TINY = Budget(
-    num_rounds=1, visit_s=0.02, num_batches=2, collective_sizes=(1024, 2**20), minutes=0.2
+    num_rounds=1,
+    visit_s=0.02,
+    num_batches=2,
+    collective_sizes=(1024, 2**20),
+    layer_share=0.0,
+    minutes=0.3,
 )
 DEADLINE_S = 60.0
 

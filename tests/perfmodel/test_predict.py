@@ -209,7 +209,12 @@ def test_calibration_runs_stand_beside_the_prediction() -> None:
 
 
 def test_what_was_not_measured_is_said() -> None:
-    found = caveats(profile(Machine()), points(Machine(), 8, batch=100))
+    found = caveats(
+        profile(Machine()),
+        points(Machine(), 8, batch=100),
+        workload=profile(Machine()).workloads[0],
+    )
     assert any("up to 8 devices are extrapolated" in line for line in found)
     assert any("outside the calibrated range: 100" in line for line in found)
-    assert caveats(profile(Machine()), points(Machine(), 2)) == ()
+    calibrated = profile(Machine()).workloads[0]
+    assert caveats(profile(Machine()), points(Machine(), 2), workload=calibrated) == ()

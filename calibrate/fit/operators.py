@@ -1,0 +1,315 @@
+"""Prices of single operators from their timings: curves by family, steps measured in place, overheads."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from calibrate.fit.gaussian_process import fit_gaussian_process
+from calibrate.replays import measured_steps
+from perfmodel.cost.curve import CurveDraws
+from perfmodel.cost.families import family, features
+from perfmodel.cost.operators import (
+    OPTIMIZER_TRAFFIC,
+    OperatorPrices,
+    optimizer_features,
+    roofline_s,
+)
+from perfmodel.documents.observation import (
+    Observation,
+    OperatorsObservation,
+    OptimizerPoint,
+    ReplayObservation,
+)
+from perfmodel.documents.profile import (
+    CallOverhead,
+    ComputeRate,
+    MeasuredStep,
+    OperatorFamily,
+    OperatorProfile,
+    WorkloadProfile,
+)
+from perfmodel.units import Seconds
+from perfmodel.workload.operator import Phase
+
+#: More points of a family cost time and tell little.
+_MOST_POINTS = 240
+#: Families that surely move every byte that their shapes promise.
+_STREAMING = ("pointwise", "copy", "function")
+#: Below the resolution of any clock.
+_SMALLEST_S = 1e-8
+#: Sums over reference models are no better known than this, whatever few of them say.
+_SMALLEST_ERROR = 0.02
+#: What is assumed of sums that no reference model was compared with.
+_ASSUMED_ERROR = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Timing:
+    """One point of a family's curve."""
+
+    features: tuple[float, ...]
+    time_s: Seconds
+    flop: float
+    moved_bytes: float
+
+
+def fit_operators(
+    observations: Sequence[Observation],
+    *,
+    workloads: Sequence[WorkloadProfile],
+    rates: Sequence[ComputeRate],
+    speed_probe_s: Seconds,
+) -> OperatorProfile | None:
+    """Everything that prices traced workloads, or ``None`` where no operator was timed.
+
+    Parameters
+    ----------
+    workloads
+        Reference models with their real steps, which tell what a step adds to its operators.
+    speed_probe_s
+        The machine speed to which everything is brought. [s]
+    """
+    layers = [entry for entry in observations if isinstance(entry, OperatorsObservation)]
+    replays = [entry for entry in observations if isinstance(entry, ReplayObservation)]
+    if not layers and not replays:
+        return None
+    timings = _timings(layers, speed_probe_s)
+    families = tuple(fit_family(name, group) for name, group in sorted(timings.items()))
+    everything = [timing for group in timings.values() for timing in group]
+    draft = OperatorProfile(
+        peak_flop_per_s=_peak(
+            [t.flop / t.time_s for t in everything] + [rate.flop_per_s for rate in rates]
+        ),
+        peak_bytes_per_s=_peak(
+            [t.moved_bytes / t.time_s for name in _STREAMING for t in timings.get(name, ())]
+            + [rate.bytes_per_s for rate in rates]
+        ),
+        families=families,
+        measured=measured_steps(replays, speed_probe_s),
+        overhead=_NO_OVERHEAD,
+        curve_log_error=_ASSUMED_ERROR,
+    )
+    draft = draft.model_copy(update={"overhead": fit_overhead(draft.measured, replays, workloads)})
+    return draft.model_copy(update={"curve_log_error": _curve_error(draft, replays, workloads)})
+
+
+_NO_OVERHEAD = CallOverhead(
+    forward_s=0.0,
+    backward_s=0.0,
+    optimizer_s=0.0,
+    forward_log_error=_ASSUMED_ERROR,
+    backward_log_error=_ASSUMED_ERROR,
+    optimizer_log_error=_ASSUMED_ERROR,
+)
+
+
+def _peak(rates: Iterable[float]) -> float:
+    return max(rates, default=1e9) or 1e9
+
+
+def _timings(
+    layers: Sequence[OperatorsObservation], speed_probe_s: Seconds
+) -> dict[str, list[_Timing]]:
+    """Geometric means of hot and cold by family, at one machine speed."""
+    groups: dict[str, list[_Timing]] = defaultdict(list)
+    host_s = cold_host_s(layers)
+    for entry in layers:
+        factor = speed_probe_s / float(np.median(entry.speed_probe_s))
+        for timed in entry.operators:
+            operator = timed.operator
+            groups[family(operator)].append(
+                _Timing(
+                    features=features(operator),
+                    time_s=factor * middle_s(timed.hot_s, timed.cold_s, host_s=host_s),
+                    flop=operator.flop,
+                    moved_bytes=operator.read_bytes + operator.written_bytes,
+                )
+            )
+        for point in entry.optimizers:
+            name = f"optimizer {point.optimizer} {point.implementation}"
+            groups[name].append(_optimizer_timing(point, factor))
+    return groups
+
+
+def cold_host_s(layers: Sequence[OperatorsObservation]) -> Seconds:
+    """What an evicted cache costs a call that moves no data: the interpreter's own misses. [s]
+
+    In a step the interpreter is in use all the time, so that this is no part of an operator. Next to
+    nothing where the operator ran on other data just before.
+    """
+    excess_s = [
+        float(np.median(timed.cold_s)) - float(np.median(timed.hot_s))
+        for entry in layers
+        for timed in entry.operators
+        if timed.operator.view
+    ]
+    return max(0.0, float(np.median(excess_s))) if excess_s else 0.0
+
+
+def middle_s(hot_s: Sequence[Seconds], cold_s: Sequence[Seconds], *, host_s: Seconds) -> Seconds:
+    """Between what full and what empty caches give: inside a step they are neither. [s]"""
+    hot = max(_SMALLEST_S, float(np.median(hot_s)))
+    cold = max(hot, float(np.median(cold_s)) - host_s)
+    return math.sqrt(hot * cold)
+
+
+def _optimizer_timing(point: OptimizerPoint, factor: float) -> _Timing:
+    """One tensor's share."""
+    return _Timing(
+        features=optimizer_features(point.tensor_bytes, point.tensor_bytes * point.num_tensors),
+        time_s=factor * middle_s(point.hot_s, point.cold_s, host_s=0.0) / point.num_tensors,
+        flop=0.0,
+        moved_bytes=OPTIMIZER_TRAFFIC[point.optimizer] * point.tensor_bytes,
+    )
+
+
+def fit_family(name: str, timings: Sequence[_Timing]) -> OperatorFamily:
+    """A curve through the ratios of a family's times to its roofline."""
+    width = max((len(timing.features) for timing in timings), default=0)
+    members = [timing for timing in timings if len(timing.features) == width]
+    if len(members) > _MOST_POINTS:
+        chosen = np.random.default_rng(0).choice(len(members), _MOST_POINTS, replace=False)
+        members = [members[index] for index in sorted(chosen)]
+    flop_per_s = max(timing.flop / timing.time_s for timing in members)
+    bytes_per_s = max(timing.moved_bytes / timing.time_s for timing in members) or 1e9
+    least_s = min(timing.time_s for timing in members)
+    ratios = np.log(
+        [
+            timing.time_s
+            / roofline_s(
+                timing.flop,
+                timing.moved_bytes,
+                flop_per_s=flop_per_s,
+                bytes_per_s=bytes_per_s,
+                least_s=least_s,
+            )
+            for timing in members
+        ]
+    )
+    points = np.array([timing.features for timing in members])
+    process = fit_gaussian_process(points, ratios)
+    return OperatorFamily(
+        name=name,
+        flop_per_s=flop_per_s,
+        bytes_per_s=bytes_per_s,
+        least_s=least_s,
+        features=tuple(timing.features for timing in members),
+        log_ratios=tuple(float(ratio) for ratio in ratios),
+        lengths=tuple(float(length) for length in process.lengths),
+        spread=process.spread,
+        noise=process.noise,
+    )
+
+
+def fit_overhead(
+    measured: Sequence[MeasuredStep],
+    replays: Sequence[ReplayObservation],
+    workloads: Sequence[WorkloadProfile],
+) -> CallOverhead:
+    """What real steps of the reference models take beyond the sum of their operators, per call."""
+    known = {entry.workload.name: entry for entry in workloads}
+    rows: dict[str, list[tuple[float, float, int]]] = defaultdict(list)
+    for step in measured:
+        profile = known.get(step.workload)
+        if profile is None:
+            continue
+        counts = _counts(step, replays)
+        sums = {
+            "forward": _sum_s(step, Phase.FORWARD, replays),
+            "backward": _sum_s(step, Phase.BACKWARD, replays),
+            "optimizer": step.optimizer_s,
+        }
+        for phase, sum_s in sums.items():
+            real_s = _real_s(profile, phase, step.micro_batch)
+            rows[phase].append((real_s, sum_s, counts[phase]))
+    fitted = {phase: _per_call(rows[phase]) for phase in ("forward", "backward")}
+    # The optimizer is timed as one call with its loop over the tensors: nothing is left to add.
+    fitted["optimizer"] = 0.0, _remaining_error(rows["optimizer"], 0.0)
+    return CallOverhead(
+        forward_s=fitted["forward"][0],
+        backward_s=fitted["backward"][0],
+        optimizer_s=fitted["optimizer"][0],
+        forward_log_error=fitted["forward"][1],
+        backward_log_error=fitted["backward"][1],
+        optimizer_log_error=fitted["optimizer"][1],
+    )
+
+
+def _counts(step: MeasuredStep, replays: Sequence[ReplayObservation]) -> Mapping[str, int]:
+    entry = _replay_of(step, replays)
+    counts: dict[str, int] = {"forward": 0, "backward": 0, "optimizer": entry.num_trained}
+    for operator in entry.operators:
+        counts[operator.phase.value] += operator.num_calls
+    return counts
+
+
+def _sum_s(step: MeasuredStep, phase: Phase, replays: Sequence[ReplayObservation]) -> Seconds:
+    counts = {
+        (operator.signature, operator.phase.value): operator.num_calls
+        for operator in _replay_of(step, replays).operators
+    }
+    return sum(
+        counts[operator.signature, operator.phase] * operator.time_s
+        for operator in step.operators
+        if operator.phase == phase.value
+    )
+
+
+def _replay_of(step: MeasuredStep, replays: Sequence[ReplayObservation]) -> ReplayObservation:
+    return next(
+        entry
+        for entry in replays
+        if (entry.workload, entry.micro_batch, entry.parameters)
+        == (step.workload, step.micro_batch, step.parameters)
+    )
+
+
+def _real_s(profile: WorkloadProfile, phase: str, micro_batch: int) -> Seconds:
+    points = getattr(profile.phases[0], phase)
+    draws = CurveDraws.sample(points, num_draws=1, rng=np.random.default_rng(0))
+    return float(draws.read(micro_batch)[0])
+
+
+def _per_call(rows: Sequence[tuple[float, float, int]]) -> tuple[Seconds, float]:
+    """Least relative squares of ``real = sum + overhead * calls``, and what remains, in log."""
+    if not rows:
+        return 0.0, _ASSUMED_ERROR
+    real_s, sum_s, calls = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
+    slope = calls / real_s
+    overhead_s = float(max(0.0, slope @ (1 - sum_s / real_s) / max(slope @ slope, 1e-12)))
+    return overhead_s, _remaining_error(rows, overhead_s)
+
+
+def _remaining_error(rows: Sequence[tuple[float, float, int]], overhead_s: Seconds) -> float:
+    """Root mean square of what sums with their overhead miss, in log."""
+    if not rows:
+        return _ASSUMED_ERROR
+    real_s, sum_s, calls = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
+    rest = np.log(np.maximum(sum_s + overhead_s * calls, _SMALLEST_S) / real_s)
+    return max(_SMALLEST_ERROR, float(np.sqrt(np.mean(rest**2))))
+
+
+def _curve_error(
+    draft: OperatorProfile,
+    replays: Sequence[ReplayObservation],
+    workloads: Sequence[WorkloadProfile],
+) -> float:
+    """Error of curves alone on the real phases of the reference models, in log."""
+    known = {entry.workload.name: entry for entry in workloads}
+    prices = OperatorPrices(draft, use_measured=False)
+    errors = []
+    for (name, micro_batch), entry in {
+        (e.workload, e.micro_batch): e for e in replays if e.traced is not None
+    }.items():
+        if entry.traced is None or name not in known:
+            continue
+        for phase, price in prices.step(entry.traced.at(micro_batch=micro_batch)).items():
+            if phase is not Phase.OPTIMIZER:
+                real_s = _real_s(known[name], phase.value, micro_batch)
+                errors.append(math.log(max(price.time_s, _SMALLEST_S) / real_s))
+    if not errors:
+        return _ASSUMED_ERROR
+    return max(_SMALLEST_ERROR, float(np.sqrt(np.mean(np.square(errors)))))

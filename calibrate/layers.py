@@ -1,0 +1,198 @@
+"""Which single layers a calibration times: a grid over kinds and shapes; pure, seeded."""
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A layer and the sizes of its input; what the sizes mean depends on the kind."""
+
+    kind: str
+    sizes: tuple[int, ...]
+
+
+#: Layers of each kind on a CPU of the reference budget; more where shapes have more dimensions.
+_COUNTS: Final = {
+    "convolution": 120,
+    "depthwise": 36,
+    "grouped": 12,
+    "linear": 60,
+    "product": 36,
+    "attention": 30,
+    "batch_norm": 24,
+    "layer_norm": 20,
+    "channel_norm": 8,
+    "relu": 12,
+    "gelu": 12,
+    "silu": 8,
+    "hardswish": 8,
+    "sigmoid": 6,
+    "residual": 16,
+    "scale": 16,
+    "max_pool": 12,
+    "average_pool": 10,
+    "global_pool": 10,
+    "adaptive_pool": 8,
+    "softmax": 16,
+    "loss": 10,
+    "embedding": 10,
+    "concatenate": 14,
+    "permute": 24,
+    "roll": 10,
+    "dropout": 8,
+    "rms_norm": 12,
+    "rotate": 10,
+    "bias": 8,
+    "sgd": 24,
+    "adamw": 24,
+}
+
+
+def planned_layers(*, share: float = 1.0, seed: int = 0) -> tuple[Layer, ...]:
+    """The grid, thinned to a share of its points, in random order."""
+    draw = random.Random(seed)  # noqa: S311 - a grid, not a secret
+    layers = [
+        _LAYERS[kind](kind, draw)
+        for kind, count in _COUNTS.items()
+        for _ in range(round(share * count))
+    ]
+    draw.shuffle(layers)
+    return tuple(dict.fromkeys(layers))
+
+
+def _between(draw: random.Random, low: float, high: float) -> int:
+    """A whole number, evenly spread on a logarithmic scale."""
+    return round(math.exp(draw.uniform(math.log(low), math.log(high))))
+
+
+def _width(draw: random.Random, low: float, high: float) -> int:
+    """As layers have them: mostly multiples of 8."""
+    return max(8, 8 * round(_between(draw, low, high) / 8))
+
+
+def _image(draw: random.Random, *, most: float) -> tuple[int, int, int]:
+    """Samples, channels and pixels along a side of an image with at most so many elements."""
+    while True:
+        samples = _between(draw, 1, 64)
+        channels = _width(draw, 8, 1536)
+        side = _between(draw, 1, 112)
+        if 2e3 <= samples * channels * side**2 <= most:
+            return samples, channels, side
+
+
+def _convolution(kind: str, draw: random.Random) -> Layer:
+    while True:
+        samples, channels, side = _image(draw, most=3e6)
+        if draw.random() < 0.15:  # the first layer of a network
+            channels = draw.choice((1, 3))
+            side = draw.choice((28, 64, 96, 128))
+        out = _width(draw, 8, 2048)
+        kernel = draw.choice((1, 1, 1, 3, 3, 3, 5, 7) if channels <= 3 else (1, 1, 3, 3, 3, 2))
+        stride = draw.choice((1, 1, 1, 2)) if kernel != 2 else 2
+        if channels <= 3:
+            kernel, stride = draw.choice(((3, 1), (3, 2), (7, 2), (4, 4), (5, 1), (16, 16)))
+        if side < kernel:
+            continue
+        flop = 2.0 * samples * channels * out * (kernel * side / stride) ** 2
+        if 1e5 <= flop <= 3e9 and samples * out * (side / stride) ** 2 <= 4e6:
+            return Layer(kind=kind, sizes=(samples, channels, side, out, kernel, stride, 1))
+
+
+def _depthwise(kind: str, draw: random.Random) -> Layer:
+    samples, channels, side = _image(draw, most=3e6)
+    kernel = draw.choice((3, 3, 5, 7))
+    groups = channels if kind == "depthwise" else draw.choice((2, 4, 8))
+    stride = draw.choice((1, 1, 2)) if side > 2 else 1
+    return Layer(kind=kind, sizes=(samples, channels, side, channels, kernel, stride, groups))
+
+
+def _linear(kind: str, draw: random.Random) -> Layer:
+    while True:
+        rows, inner, out = (
+            _between(draw, 1, 4096),
+            _width(draw, 16, 8192),
+            _width(draw, 8, 8192),
+        )
+        if 1e5 <= 2.0 * rows * inner * out <= 3e9 and inner * out <= 2e7:
+            return Layer(kind=kind, sizes=(rows, inner, out))
+
+
+def _product(kind: str, draw: random.Random) -> Layer:
+    """Explicit attention: batch, queries, keys, width of a head."""
+    while True:
+        batch, length, width = (
+            _between(draw, 1, 512),
+            _between(draw, 8, 256),
+            draw.choice((16, 32, 64)),
+        )
+        if 1e5 <= 2.0 * batch * length**2 * width <= 1e9 and batch * length**2 <= 4e6:
+            return Layer(kind=kind, sizes=(batch, length, width))
+
+
+def _attention(kind: str, draw: random.Random) -> Layer:
+    while True:
+        samples, heads, length, width = (
+            _between(draw, 1, 16),
+            draw.choice((2, 3, 4, 6, 8, 12)),
+            _between(draw, 8, 256),
+            draw.choice((16, 32, 64, 64)),
+        )
+        if 1e5 <= 4.0 * samples * heads * length**2 * width <= 1e9:
+            causal = draw.choice((0, 1))
+            return Layer(kind=kind, sizes=(samples, heads, length, width, causal))
+
+
+def _on_image(kind: str, draw: random.Random) -> Layer:
+    return Layer(kind=kind, sizes=_image(draw, most=3e6))
+
+
+def _on_rows(kind: str, draw: random.Random) -> Layer:
+    while True:
+        rows, width = _between(draw, 1, 8192), _width(draw, 16, 4096)
+        if 1e3 <= rows * width <= 3e6:
+            return Layer(kind=kind, sizes=(rows, width))
+
+
+def _pool(kind: str, draw: random.Random) -> Layer:
+    while True:
+        samples, channels, side = _image(draw, most=3e6)
+        if side >= 4:
+            kernel, stride = draw.choice(((2, 2), (3, 2)))
+            return Layer(kind=kind, sizes=(samples, channels, side, kernel, stride))
+
+
+def _embedding(kind: str, draw: random.Random) -> Layer:
+    sizes = (_between(draw, 16, 4096), _between(draw, 500, 20_000), _width(draw, 64, 768))
+    return Layer(kind=kind, sizes=sizes)
+
+
+def _tensors(kind: str, draw: random.Random) -> Layer:
+    """An optimizer's tensors: how many, and elements of each."""
+    while True:
+        count, size = _between(draw, 4, 200), _between(draw, 16, 5e6)
+        if count * size <= 2.5e7:
+            return Layer(kind=kind, sizes=(count, size))
+
+
+_LAYERS: Final[dict[str, Callable[[str, random.Random], Layer]]] = {
+    **dict.fromkeys(_COUNTS, _on_image),
+    **dict.fromkeys(("layer_norm", "gelu", "softmax", "loss", "rms_norm", "dropout"), _on_rows),
+    "silu": _on_rows,
+    "bias": _on_rows,
+    "convolution": _convolution,
+    "depthwise": _depthwise,
+    "grouped": _depthwise,
+    "linear": _linear,
+    "product": _product,
+    "attention": _attention,
+    "rotate": _attention,
+    "max_pool": _pool,
+    "average_pool": _pool,
+    "embedding": _embedding,
+    "sgd": _tensors,
+    "adamw": _tensors,
+}

@@ -1,0 +1,374 @@
+"""Single layers of a grid: what operators they consist of, and how long each takes on its own."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from calibrate.layers import Layer
+from calibrate.probes.operators import ReplayedOperator, made_up_inputs
+from calibrate.probes.session import Session
+from perfmodel.documents.observation import IsolatedOperator, OptimizerPoint
+from perfmodel.tracing.modules import ModulePaths
+from perfmodel.tracing.optimizers import make_optimizer
+from perfmodel.tracing.recorder import RawOperator, Recorder
+from perfmodel.units import Seconds
+from perfmodel.workload.operator import Operator, Phase
+from perfmodel.workload.work import flop, traffic_bytes
+
+#: Larger than the last cache of common hosts, so that reading it evicts everything else.
+_EVICTION_BYTES: Final = 48 * 2**20
+_HOT_REPEATS: Final = 3
+_COLD_REPEATS: Final = 2
+#: Operators that take longer are repeated less often. [s]
+_LONG_S: Final = 0.02
+_OPTIMIZERS: Final = ("sgd", "adamw")
+_RGB: Final = 3
+#: Every layer has views, and all views cost the same: these layers have every kind.
+_VIEWED: Final = ("rotate", "product")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltLayer:
+    """A layer with an input for it."""
+
+    module: nn.Module
+    inputs: tuple[Tensor, ...]
+    act: Callable[..., Tensor]
+    """From the inputs to a result that gradients start from."""
+
+
+class Evictor:
+    """Empties the caches by reading something large."""
+
+    def __init__(self, device: torch.device) -> None:
+        size_bytes = _EVICTION_BYTES
+        if device.type == "cuda":
+            size_bytes = max(size_bytes, 2 * torch.cuda.get_device_properties(device).L2_cache_size)
+        self._values = torch.zeros(size_bytes // 4, device=device)
+
+    def evict(self) -> None:
+        """Fill the caches with something else."""
+        self._values.sum()
+
+
+def measure_layer(session: Session, layer: Layer, evictor: Evictor) -> list[IsolatedOperator]:
+    """Time every operator of a layer's forward and backward pass on its own."""
+    measured = []
+    for operator, phase in layer_operators(layer, session.device):
+        if operator.view and layer.kind not in _VIEWED:
+            continue
+        timed = _timed(session, operator, phase, evictor)
+        if timed is not None:
+            measured.append(timed)
+    return measured
+
+
+def measure_optimizer(session: Session, layer: Layer, evictor: Evictor) -> OptimizerPoint:
+    """Time an optimizer's step over equal tensors."""
+    count, size = layer.sizes
+    optimizer, other = (
+        _optimizer(layer.kind, number, size, session.device) for number in (count, 1)
+    )
+    hot_s, cold_s = _hot_and_cold(session, optimizer.step, evictor, other=other.step)
+    return OptimizerPoint(
+        optimizer=layer.kind,
+        implementation="loop",
+        num_tensors=count,
+        tensor_bytes=4 * size,
+        hot_s=hot_s,
+        cold_s=cold_s,
+    )
+
+
+def _optimizer(name: str, count: int, size: int, device: torch.device) -> torch.optim.Optimizer:
+    parameters = [nn.Parameter(torch.zeros(size, device=device)) for _ in range(count)]
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, 1e-3)
+    return make_optimizer(parameters, name=name, implementation="loop")
+
+
+def is_optimizer(layer: Layer) -> bool:
+    """Whether a point of the grid is an optimizer's step."""
+    return layer.kind in _OPTIMIZERS
+
+
+def layer_operators(layer: Layer, device: torch.device) -> list[tuple[Operator, Phase]]:
+    """Every operator that a layer runs, once."""
+    built = _BUILDERS[layer.kind](layer)
+    module = built.module.to(device)
+    inputs = tuple(tensor.detach().to(device) for tensor in built.inputs)
+    for tensor in inputs:
+        # The images of a data set need no gradient.
+        is_first = layer.kind == "convolution" and layer.sizes[1] <= _RGB
+        tensor.requires_grad_(tensor.is_floating_point() and not is_first)
+    recorder = Recorder(ModulePaths(module))
+    with recorder:
+        result = built.act(*inputs)
+        recorder.phase = Phase.BACKWARD
+        result.backward(torch.ones_like(result))  # type: ignore[no-untyped-call]
+    return list(dict.fromkeys((_with_work(call.operator), call.phase) for call in recorder.calls))
+
+
+def _with_work(raw: RawOperator) -> Operator:
+    read_bytes, written_bytes = traffic_bytes(
+        raw.name, raw.inputs, raw.outputs, mutated=raw.mutated, view=raw.view
+    )
+    return Operator(
+        name=raw.name,
+        inputs=raw.inputs,
+        outputs=raw.outputs,
+        arguments=raw.arguments,
+        flop=flop(raw.name, raw.inputs, raw.outputs, raw.arguments),
+        read_bytes=read_bytes,
+        written_bytes=written_bytes,
+        mutated=raw.mutated,
+        view=raw.view,
+    )
+
+
+def _timed(
+    session: Session, operator: Operator, phase: Phase, evictor: Evictor
+) -> IsolatedOperator | None:
+    """Times of an operator, or ``None`` if it cannot be repeated from its record."""
+    with torch.no_grad():
+        try:
+            replayed = ReplayedOperator(operator, session.device)
+            act, other = (
+                replayed.bound(made_up_inputs(operator, session.device)) for _ in range(2)
+            )
+            hot_s, cold_s = _hot_and_cold(session, act, evictor, other=other)
+        except (RuntimeError, IndexError, TypeError, ValueError):
+            return None
+    return IsolatedOperator(operator=operator, phase=phase, hot_s=hot_s, cold_s=cold_s)
+
+
+def _hot_and_cold(
+    session: Session, act: Callable[[], Any], evictor: Evictor, *, other: Callable[[], Any]
+) -> tuple[tuple[Seconds, ...], tuple[Seconds, ...]]:
+    """Times on data in the caches, and on evicted data.
+
+    Eviction takes the code with the data, while a step keeps its code at hand: before a cold repeat
+    the same operator runs on ``other`` data.
+    """
+    started_s = time.perf_counter()
+    session.time_repeats(act, repeats=2)
+    is_long = time.perf_counter() - started_s > _LONG_S
+    hot_s = session.time_repeats(act, repeats=2 if is_long else _HOT_REPEATS)
+    cold_s = []
+    for _ in range(1 if is_long else _COLD_REPEATS):
+        evictor.evict()
+        other()
+        cold_s += session.time_repeats(act, repeats=1)
+    return tuple(hot_s), tuple(cold_s)
+
+
+def _convolution(layer: Layer) -> BuiltLayer:
+    samples, channels, side, out, kernel, stride, groups = layer.sizes
+    module = nn.Conv2d(
+        channels,
+        out,
+        kernel,
+        stride=stride,
+        padding=kernel // 2 if kernel % 2 else 0,
+        groups=groups,
+        bias=out % 16 == 0,
+    )
+    return BuiltLayer(
+        module=module, inputs=(torch.randn(samples, channels, side, side),), act=module
+    )
+
+
+def _linear(layer: Layer) -> BuiltLayer:
+    rows, inner, out = layer.sizes
+    module = nn.Linear(inner, out, bias=out % 16 == 0)
+    return BuiltLayer(module=module, inputs=(torch.randn(rows, inner),), act=module)
+
+
+def _product(layer: Layer) -> BuiltLayer:
+    batch, length, width = layer.sizes
+
+    def act(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = (query @ key.transpose(-2, -1)) * width**-0.5
+        mixed: Tensor = scores.softmax(dim=-1) @ value
+        return mixed
+
+    inputs = tuple(torch.randn(batch, length, width) for _ in range(3))
+    return BuiltLayer(module=nn.Identity(), inputs=inputs, act=act)
+
+
+def _attention(layer: Layer) -> BuiltLayer:
+    samples, heads, length, width, causal = layer.sizes
+
+    def act(merged: Tensor) -> Tensor:
+        split = merged.view(samples, length, 3, heads, width).permute(2, 0, 3, 1, 4)
+        query, key, value = split
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=bool(causal))
+        return mixed.transpose(1, 2).reshape(samples, length, heads * width)
+
+    return BuiltLayer(
+        module=nn.Identity(),
+        inputs=(torch.randn(samples, length, 3 * heads * width),),
+        act=act,
+    )
+
+
+def _rotate(layer: Layer) -> BuiltLayer:
+    """Rotary position embedding: slices, a negation, a concatenation, products."""
+    samples, heads, length, width, _ = layer.sizes
+    angles = torch.randn(length, width)
+
+    def act(values: Tensor) -> Tensor:
+        split = values.view(samples, length, heads, width).transpose(1, 2)
+        first, second = split.chunk(2, dim=-1)
+        turned = torch.cat((-second, first), dim=-1)
+        return split * angles.cos() + turned * angles.sin()
+
+    return BuiltLayer(
+        module=nn.Identity(), inputs=(torch.randn(samples, length, heads * width),), act=act
+    )
+
+
+def _rms_norm(layer: Layer) -> BuiltLayer:
+    rows, width = layer.sizes
+    weight = nn.Parameter(torch.ones(width))
+
+    def act(values: Tensor) -> Tensor:
+        return values * torch.rsqrt(values.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
+
+    return BuiltLayer(module=nn.Identity(), inputs=(torch.randn(rows, width),), act=act)
+
+
+def _norm(layer: Layer) -> BuiltLayer:
+    if layer.kind == "batch_norm":
+        samples, channels, side = layer.sizes
+        module: nn.Module = nn.BatchNorm2d(channels)
+        # A single value has no variance.
+        shape: tuple[int, ...] = (max(2, samples), channels, side, side)
+    elif layer.kind == "channel_norm":
+        samples, channels, side = layer.sizes
+        module, shape = nn.LayerNorm(channels), (samples, side, side, channels)
+    else:
+        rows, width = layer.sizes
+        module, shape = nn.LayerNorm(width), (rows, width)
+    return BuiltLayer(module=module, inputs=(torch.randn(shape),), act=module)
+
+
+def _elementwise(function: Callable[[Tensor], Tensor]) -> Callable[[Layer], BuiltLayer]:
+    def build(layer: Layer) -> BuiltLayer:
+        *shape, last = layer.sizes
+        sizes = (*shape, last, last) if len(layer.sizes) == _RGB else layer.sizes
+        return BuiltLayer(module=nn.Identity(), inputs=(torch.randn(sizes),), act=function)
+
+    return build
+
+
+def _residual(layer: Layer) -> BuiltLayer:
+    samples, channels, side = layer.sizes
+    inputs = tuple(torch.randn(samples, channels, side, side) for _ in range(2))
+    return BuiltLayer(module=nn.Identity(), inputs=inputs, act=lambda one, other: (one + other) * 2)
+
+
+def _scale(layer: Layer) -> BuiltLayer:
+    """One factor per channel and sample, as squeeze-and-excitation has it."""
+    samples, channels, side = layer.sizes
+    inputs = (torch.randn(samples, channels, side, side), torch.randn(samples, channels, 1, 1))
+    return BuiltLayer(module=nn.Identity(), inputs=inputs, act=lambda image, factor: image * factor)
+
+
+def _bias(layer: Layer) -> BuiltLayer:
+    rows, width = layer.sizes
+    inputs = (torch.randn(rows, width), torch.randn(width))
+    return BuiltLayer(module=nn.Identity(), inputs=inputs, act=lambda one, other: one + other)
+
+
+def _pool(layer: Layer) -> BuiltLayer:
+    samples, channels, side, kernel, stride = layer.sizes
+    module = (nn.MaxPool2d if layer.kind == "max_pool" else nn.AvgPool2d)(kernel, stride)
+    return BuiltLayer(
+        module=module, inputs=(torch.randn(samples, channels, side, side),), act=module
+    )
+
+
+def _loss(layer: Layer) -> BuiltLayer:
+    rows, width = layer.sizes
+    targets = torch.randint(0, width, (rows,))
+    return BuiltLayer(
+        module=nn.Identity(),
+        inputs=(torch.randn(rows, width),),
+        act=lambda scores: functional.cross_entropy(scores, targets),
+    )
+
+
+def _embedding(layer: Layer) -> BuiltLayer:
+    rows, vocabulary, width = layer.sizes
+    module = nn.Embedding(vocabulary, width)
+    return BuiltLayer(module=module, inputs=(torch.randint(0, vocabulary, (rows,)),), act=module)
+
+
+def _concatenate(layer: Layer) -> BuiltLayer:
+    samples, channels, side = layer.sizes
+    inputs = (
+        torch.randn(samples, channels, side, side),
+        torch.randn(samples, 32, side, side),
+    )
+    return BuiltLayer(
+        module=nn.Identity(), inputs=inputs, act=lambda one, other: torch.cat((one, other), 1)
+    )
+
+
+def _permute(layer: Layer) -> BuiltLayer:
+    """Channels last and a copy, as between convolutions and transformers."""
+    samples, channels, side = layer.sizes
+    return BuiltLayer(
+        module=nn.Identity(),
+        inputs=(torch.randn(samples, channels, side, side),),
+        act=lambda image: image.permute(0, 2, 3, 1).contiguous() * 2,
+    )
+
+
+def _roll(layer: Layer) -> BuiltLayer:
+    samples, channels, side = layer.sizes
+    return BuiltLayer(
+        module=nn.Identity(),
+        inputs=(torch.randn(samples, side, side, channels),),
+        act=lambda image: functional.pad(torch.roll(image, (-1, -1), (1, 2)), (0, 0, 0, 1, 0, 1)),
+    )
+
+
+_BUILDERS: Final[dict[str, Callable[[Layer], BuiltLayer]]] = {
+    "convolution": _convolution,
+    "depthwise": _convolution,
+    "grouped": _convolution,
+    "linear": _linear,
+    "product": _product,
+    "attention": _attention,
+    "rotate": _rotate,
+    "rms_norm": _rms_norm,
+    "batch_norm": _norm,
+    "layer_norm": _norm,
+    "channel_norm": _norm,
+    "relu": _elementwise(torch.relu),
+    "gelu": _elementwise(functional.gelu),
+    "silu": _elementwise(functional.silu),
+    "hardswish": _elementwise(functional.hardswish),
+    "sigmoid": _elementwise(torch.sigmoid),
+    "softmax": _elementwise(lambda values: values.softmax(dim=-1)),
+    "dropout": _elementwise(lambda values: functional.dropout(values, 0.5)),
+    "global_pool": _elementwise(lambda values: functional.adaptive_avg_pool2d(values, 1)),
+    "adaptive_pool": _elementwise(lambda values: functional.adaptive_avg_pool2d(values, 7)),
+    "residual": _residual,
+    "scale": _scale,
+    "bias": _bias,
+    "max_pool": _pool,
+    "average_pool": _pool,
+    "loss": _loss,
+    "embedding": _embedding,
+    "concatenate": _concatenate,
+    "permute": _permute,
+    "roll": _roll,
+}

@@ -1,0 +1,91 @@
+"""Replayed steps, summed up: what each operator of a traced step takes in its surroundings."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from calibrate.visits import estimate
+from perfmodel.documents.observation import ReplayObservation, read_observations
+from perfmodel.documents.profile import MeasuredOperator, MeasuredStep, ProfileDocument
+from perfmodel.units import Seconds
+from perfmodel.workload.operator import Phase
+
+#: Below the resolution of any clock.
+_SMALLEST_S = 1e-8
+
+
+def measured_steps(
+    replays: Sequence[ReplayObservation], speed_probe_s: Seconds
+) -> tuple[MeasuredStep, ...]:
+    """Every replayed step: each operator's typical time, so that their sums are typical sums."""
+    groups: dict[tuple[str, int, str], list[ReplayObservation]] = defaultdict(list)
+    for entry in replays:
+        groups[entry.workload, entry.micro_batch, entry.parameters].append(entry)
+    if not groups:
+        return ()
+    # One factor for all: a single probe is too noisy to correct a single replay by it.
+    probes_s = [float(np.median(entry.speed_probe_s)) for entry in replays]
+    factor = speed_probe_s / float(np.median(probes_s))
+    return tuple(_measured_step(key, group, factor) for key, group in sorted(groups.items()))
+
+
+def _measured_step(
+    key: tuple[str, int, str], group: Sequence[ReplayObservation], factor: float
+) -> MeasuredStep:
+    totals = {
+        phase: estimate(
+            [factor * float(np.median(getattr(entry, f"{phase}_s"))) for entry in group]
+        )
+        for phase in ("forward", "backward", "optimizer")
+    }
+    times: dict[tuple[str, Phase], list[Seconds]] = defaultdict(list)
+    counts: dict[tuple[str, Phase], int] = {}
+    for entry in group:
+        for operator in entry.operators:
+            at = operator.signature, operator.phase
+            times[at].append(factor * float(np.median(operator.times_s)))
+            counts[at] = operator.num_calls
+    typical = {at: float(np.median(values_s)) for at, values_s in times.items()}
+    sums: dict[Phase, Seconds] = defaultdict(float)
+    for at, time_s in typical.items():
+        sums[at[1]] += counts[at] * time_s
+    # Medians of skewed times add up to less than the median of their sum.
+    scale = {
+        phase: totals[phase.value].value_s / max(sums[phase], _SMALLEST_S)
+        for phase in (Phase.FORWARD, Phase.BACKWARD)
+    }
+    return MeasuredStep(
+        workload=key[0],
+        micro_batch=key[1],
+        parameters=key[2],
+        operators=tuple(
+            MeasuredOperator(signature=at[0], phase=at[1].value, time_s=time_s * scale[at[1]])
+            for at, time_s in typical.items()
+        ),
+        optimizer_s=totals["optimizer"].value_s,
+        relative_error=max(total.relative_error for total in totals.values()),
+    )
+
+
+def replays_in(observations: Path) -> list[ReplayObservation]:
+    """Replayed steps of a file of observations."""
+    return [
+        entry for entry in read_observations(observations) if isinstance(entry, ReplayObservation)
+    ]
+
+
+def with_replays(profile: ProfileDocument, replays: Sequence[ReplayObservation]) -> ProfileDocument:
+    """The profile with replayed steps beside those that it has; a new one replaces its old self."""
+    assert profile.operators is not None, "profiles without prices are refused before measuring"
+    speed_probe_s = profile.speed_probe_s[min(profile.speed_probe_s)]
+    added = measured_steps(replays, speed_probe_s)
+    new = {(step.workload, step.micro_batch, step.parameters) for step in added}
+    kept = [
+        step
+        for step in profile.operators.measured
+        if (step.workload, step.micro_batch, step.parameters) not in new
+    ]
+    operators = profile.operators.model_copy(update={"measured": (*kept, *added)})
+    return profile.model_copy(update={"operators": operators})

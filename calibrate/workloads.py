@@ -1,0 +1,116 @@
+"""Use case: measure the operators of one traced workload in place, and add them to a profile."""
+
+import json
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure
+from calibrate.environment import describe_environment
+from calibrate.launch import Launcher, LaunchFlags
+from calibrate.placement import place
+from calibrate.replays import replays_in, with_replays
+from calibrate.task import ReplayTask, Task
+from perfmodel.documents.profile import ProfileDocument
+from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.errors import CalibrationUnavailable, UsageError
+
+#: Folder, inside that of a calibration, with one folder per workload that was measured in place.
+WORKLOADS: Final = "workloads"
+_NUM_ROUNDS: Final = 3
+_TARGET_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadRequest:
+    """What the user asked for."""
+
+    folder: Path
+    """Of the calibration that is added to."""
+    document: Path
+    micro_batches: tuple[int, ...] = ()
+    """Where the step is replayed; by default where it was traced."""
+    flags: LaunchFlags = field(default_factory=LaunchFlags)
+    resume: bool = False
+
+
+def measure_workload(
+    request: WorkloadRequest,
+    launcher: Launcher,
+    *,
+    profile: ProfileDocument,
+    on_progress: Callable[[Progress], None],
+) -> ProfileDocument:
+    """Replay a traced step on one device and return the profile with its operators.
+
+    Raises
+    ------
+    UsageError
+        If the file holds no trace.
+    CalibrationUnavailable
+        If the profile describes another machine or has no prices of operators.
+    """
+    document = WorkloadDocument.read(request.document)
+    if document.trace is None:
+        raise UsageError(
+            f"--workload: {request.document} must hold a trace, got none; "
+            "make the file with perfmodel trace"
+        )
+    environment = describe_environment()
+    fingerprint = environment["host"]["fingerprint"]
+    if profile.provenance.host_fingerprint != fingerprint or profile.operators is None:
+        raise CalibrationUnavailable(
+            f"{request.folder}: must hold a profile of this machine with prices of operators; "
+            "run perfmodel calibrate without --workload first"
+        )
+    micro_batches = request.micro_batches or (document.trace.traced_micro_batches[0],)
+    name = document.workload.name
+    rounds = tuple(
+        tuple(_task(request, name, micro_batch, index) for micro_batch in micro_batches)
+        for index in range(_NUM_ROUNDS)
+    )
+    topology, device_kind = place(
+        profile.device_kind, LaunchFlags(nproc_per_node=profile.ranks_per_node), os.environ
+    )
+    plan = {"stage": "workload", "workload": name, "micro_batches": micro_batches}
+    observations = measure(
+        Campaign(
+            folder=request.folder / WORKLOADS / _file_name(name),
+            plan=json.dumps(plan, indent=1) + "\n",
+            rounds=rounds,
+            device_kind=device_kind,
+            topology=topology,
+            fingerprint=fingerprint,
+        ),
+        launcher,
+        resume=request.resume,
+        on_progress=on_progress,
+    )
+    return with_replays(profile, replays_in(observations))
+
+
+def _task(request: WorkloadRequest, name: str, micro_batch: int, index: int) -> Task:
+    return ReplayTask(
+        name=f"{index}: replay {name} micro_batch={micro_batch}",
+        round=index,
+        workload=name,
+        micro_batch=micro_batch,
+        document=str(request.document.resolve()),
+        target_s=_TARGET_S,
+    )
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name)
+
+
+def with_stored_workloads(profile: ProfileDocument, folder: Path) -> ProfileDocument:
+    """The profile with every workload that was measured in place in the folder of its calibration."""
+    if profile.operators is None:
+        return profile
+    for observations in sorted((folder / WORKLOADS).glob(f"*/{OBSERVATIONS}")):
+        profile = with_replays(profile, replays_in(observations))
+    return profile

@@ -1,0 +1,200 @@
+"""Families of operators: what is timed together, and the numbers that place one member among others."""
+
+import json
+import math
+from collections.abc import Callable
+from typing import Final
+
+from perfmodel.workload.operator import Operator, TensorSpec
+from perfmodel.workload.work import base_name
+
+#: Vectorised kernels that do the same per element, whatever their name; others keep their own name.
+_POINTWISE: Final = frozenset(
+    {
+        *("add", "sub", "mul", "div", "neg", "relu", "clamp", "clamp_min", "threshold_backward"),
+        *("hardtanh", "hardtanh_backward", "abs", "rsub", "maximum", "minimum", "where", "lerp"),
+        *("masked_fill", "ge", "gt", "le", "lt", "eq", "ne", "addcmul", "leaky_relu", "sqrt"),
+    }
+)
+_FUNCTIONS: Final = frozenset(
+    {
+        *("gelu", "gelu_backward", "silu", "silu_backward", "sigmoid", "sigmoid_backward", "tanh"),
+        *("tanh_backward", "hardswish", "hardswish_backward", "hardsigmoid", "pow", "exp", "log"),
+        *("hardsigmoid_backward", "rsqrt", "reciprocal", "sin", "cos", "erf", "elu", "mish"),
+        *("softplus", "log_sigmoid_forward"),
+    }
+)
+_COPIES: Final = frozenset(
+    {"clone", "copy", "_to_copy", "contiguous", "roll", "constant_pad_nd", "cat", "stack", "repeat"}
+)
+_FILLS: Final = frozenset(
+    {
+        "zeros",
+        "zeros_like",
+        "new_zeros",
+        "ones",
+        "ones_like",
+        "fill",
+        "zero",
+        "full",
+        "full_like",
+        "arange",
+    }
+)
+_SCATTERS: Final = frozenset(
+    {"slice_backward", "select_backward", "index_put", "_index_put_impl", "scatter_add"}
+)
+_REDUCTIONS: Final = frozenset({"sum", "mean", "amax", "amin", "var", "std", "norm"})
+_MATMULS: Final = frozenset({"mm", "addmm", "linear", "_addmm_activation"})
+_BATCHED: Final = frozenset({"bmm", "baddbmm"})
+
+
+def family(operator: Operator) -> str:
+    """Which timings tell about this operator."""
+    base = base_name(operator.name).removesuffix("_")
+    groups = {
+        "pointwise": _POINTWISE,
+        "function": _FUNCTIONS,
+        "copy": _COPIES,
+        "fill": _FILLS,
+        "scatter": _SCATTERS,
+        "reduction": _REDUCTIONS,
+        "matmul": _MATMULS,
+        "batched matmul": _BATCHED,
+    }
+    if operator.view:
+        return "view"
+    if base in ("convolution", "convolution_backward"):
+        return f"{base} {_grouping(operator)}"
+    return next((name for name, members in groups.items() if base in members), base)
+
+
+def features(operator: Operator) -> tuple[float, ...]:
+    """Logarithms of the sizes that decide the cost; as many for every member of a family."""
+    return _FEATURES.get(family(operator).partition(" ")[0], _by_size)(operator)
+
+
+def is_pointlike(operator: Operator) -> bool:
+    """Whether an operator without a family of its own may be read as one that streams memory."""
+    return operator.flop == 0
+
+
+def _log(value: float) -> float:
+    return math.log(max(1.0, value))
+
+
+def _grouping(operator: Operator) -> str:
+    weight = operator.inputs[_weight_position(operator)].shape
+    groups = _groups(operator)
+    if groups == 1:
+        return "dense"
+    return "depthwise" if weight[1] == 1 else "grouped"
+
+
+def _weight_position(operator: Operator) -> int:
+    return 2 if "backward" in operator.name else 1
+
+
+def _groups(operator: Operator) -> int:
+    positional = json.loads(operator.arguments)[0]
+    return int(positional[9 if "backward" in operator.name else 8])
+
+
+def _convolution(operator: Operator) -> tuple[float, ...]:
+    at = _weight_position(operator)
+    image, weight = operator.inputs[at - 1].shape, operator.inputs[at].shape
+    result = operator.inputs[0].shape if at > 1 else operator.outputs[0].shape
+    groups = _groups(operator)
+    mask = json.loads(operator.arguments)[0][10] if at > 1 else [True]
+    return (
+        _log(image[0]),
+        _log(math.prod(result[2:])),
+        _log(weight[1]),
+        _log(weight[0] / groups),
+        _log(groups),
+        _log(math.prod(weight[2:])),
+        _log(math.prod(image[2:]) / math.prod(result[2:])),
+        float(bool(mask[0])),
+    )
+
+
+def _matmul(operator: Operator) -> tuple[float, ...]:
+    """Rows, inner size, columns, and which of the two factors is transposed in memory."""
+    first, second = operator.inputs[-2:] if len(operator.inputs) > 1 else operator.inputs * 2
+    if "linear" in operator.name:
+        first, second = operator.inputs[:2]
+    batch = math.prod(first.shape[:-2])
+    return (
+        _log(batch),
+        _log(first.shape[-2]),
+        _log(first.shape[-1]),
+        _log(second.shape[-1]),
+        float(_transposed(first)),
+        float(_transposed(second)),
+    )
+
+
+def _transposed(spec: TensorSpec) -> bool:
+    return spec.stride is not None and spec.stride[-1] != 1
+
+
+def _attention(operator: Operator) -> tuple[float, ...]:
+    at = 1 if "backward" in operator.name else 0
+    query, key = operator.inputs[at].shape, operator.inputs[at + 1].shape
+    return (_log(math.prod(query[:-2])), _log(query[-2]), _log(key[-2]), _log(query[-1]))
+
+
+def _normalisation(operator: Operator) -> tuple[float, ...]:
+    """Elements, and those of the smallest tensor that scales them: channels or the width."""
+    largest = max(spec.num_elements for spec in operator.inputs)
+    vectors = [s.num_elements for s in operator.inputs if len(s.shape) == 1] or [1]
+    return (_log(largest), _log(max(vectors)))
+
+
+def _pool(operator: Operator) -> tuple[float, ...]:
+    sizes = sorted(s.num_elements for s in (*operator.inputs, *operator.outputs))
+    return (_log(sizes[-1]), _log(sizes[0]), _log(operator.inputs[0].shape[-1]))
+
+
+def _by_size(operator: Operator) -> tuple[float, ...]:
+    """Bytes in and out, the innermost size, and whether reading jumps."""
+    specs = operator.inputs or operator.outputs
+    largest = max(specs, key=lambda spec: spec.num_elements, default=None)
+    shape = (largest.shape if largest is not None else ()) or (1,)
+    result = (operator.outputs or operator.inputs or (None,))[0]
+    rank = result.shape if result is not None and result.shape else (1,)
+    return (
+        _log(operator.read_bytes),
+        _log(operator.written_bytes),
+        0.5 * _log(shape[-1]),
+        0.5 * _log(rank[-1]),
+        float(any(spec.stride is not None for spec in operator.inputs)),
+        float(len({s.num_elements for s in operator.inputs if s.shape}) > 1),
+    )
+
+
+_FEATURES: Final[dict[str, Callable[[Operator], tuple[float, ...]]]] = {
+    "convolution": _convolution,
+    "convolution_backward": _convolution,
+    "matmul": _matmul,
+    "batched": _matmul,
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention,
+    "_scaled_dot_product_flash_attention": _attention,
+    "_scaled_dot_product_flash_attention_backward": _attention,
+    "_scaled_dot_product_efficient_attention": _attention,
+    "_scaled_dot_product_efficient_attention_backward": _attention,
+    "native_batch_norm": _normalisation,
+    "native_batch_norm_backward": _normalisation,
+    "_native_batch_norm_legit": _normalisation,
+    "cudnn_batch_norm": _normalisation,
+    "cudnn_batch_norm_backward": _normalisation,
+    "native_layer_norm": _normalisation,
+    "native_layer_norm_backward": _normalisation,
+    "max_pool2d_with_indices": _pool,
+    "max_pool2d_with_indices_backward": _pool,
+    "avg_pool2d": _pool,
+    "avg_pool2d_backward": _pool,
+    "_adaptive_avg_pool2d": _pool,
+    "_adaptive_avg_pool2d_backward": _pool,
+}

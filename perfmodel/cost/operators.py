@@ -1,0 +1,335 @@
+"""What traced operators cost: measured in place, read from a family's curve, or bounded by physics."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from perfmodel.cost.curve import Samples
+from perfmodel.cost.families import family, features
+from perfmodel.cost.gaussian_process import GaussianProcess
+from perfmodel.documents.prediction import Evidence
+from perfmodel.documents.profile import OperatorFamily, OperatorProfile
+from perfmodel.units import Bytes, Flop, Seconds
+from perfmodel.workload.operator import ELEMENT_BYTES, Operator, Phase
+from perfmodel.workload.signature import parameters_signature, signature
+from perfmodel.workload.step import TracedParameter, TracedStep
+
+#: Standard deviation, in log, of an operator that is priced by the roofline alone: a prior.
+UNKNOWN_LOG_ERROR = 1.0
+#: A price is extrapolated from this many e-folds beyond the timed sizes ...
+_FAR_OUTSIDE = 0.5
+#: ... or where the curve knows little more than its mean: this share of its spread.
+_FAR_INSIDE = 0.8
+#: Doubt, in log, per e-fold beyond the timed sizes: a prior.
+_DOUBT_PER_EFOLD = 0.1
+#: Typical time over the roofline of memory for operators without a family.
+_UNKNOWN_RATIO = 2.0
+#: Reads and writes per parameter and step: momentum reads three values and writes two, Adam with
+#: decoupled decay reads four and writes three.
+OPTIMIZER_TRAFFIC = {"sgd": 5, "adamw": 7}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """The time of one call."""
+
+    time_s: Seconds
+    log_error: float
+    evidence: Evidence
+    family: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reading:
+    """A point of a family's curve."""
+
+    ratio: float
+    """Time over roofline."""
+    log_error: float
+    evidence: Evidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhasePrice:
+    """The time of one phase of a micro-step (the optimizer: of a step)."""
+
+    time_s: Seconds
+    relative_error: float
+    evidence: Evidence
+    """The weakest that a tenth of the time rests on."""
+    unpriced: tuple[str, ...]
+    """Names of operators without any timing to compare with."""
+
+
+def roofline_s(
+    flop: Flop, moved_bytes: float, *, flop_per_s: float, bytes_per_s: float, least_s: Seconds
+) -> Seconds:
+    """Time at the given rates, after a start of ``least_s``. [s]"""
+    compute_s = flop / flop_per_s if flop_per_s > 0 else 0.0
+    return least_s + max(compute_s, moved_bytes / bytes_per_s)
+
+
+@dataclass(slots=True)
+class OperatorPrices:
+    """Prices of any operator on one machine."""
+
+    profile: OperatorProfile
+    use_measured: bool = True
+    """Whether times measured in place count, or curves alone."""
+    own: str = ""
+    """Signature of the parameters of a step whose own measurements come before those of others."""
+    _measured: dict[tuple[str, str], Seconds] = field(default_factory=dict)
+    _families: dict[str, OperatorFamily] = field(default_factory=dict)
+    _processes: dict[str, GaussianProcess] = field(default_factory=dict)
+    _known: dict[tuple[str, str], Price] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Index what was measured."""
+        self._families = {entry.name: entry for entry in self.profile.families}
+        if self.use_measured:
+            self._measured = {
+                (operator.signature, operator.phase): operator.time_s
+                for step in sorted(self.profile.measured, key=lambda s: s.parameters == self.own)
+                for operator in step.operators
+            }
+
+    def step(self, step: TracedStep) -> dict[Phase, PhasePrice]:
+        """Forward, backward and optimizer of a step."""
+        groups: dict[Phase, list[tuple[Operator, int]]] = defaultdict(list)
+        for (position, phase), count in step.call_counts().items():
+            groups[phase].append((step.operators[position], count))
+        prices = {
+            phase: self._phase(groups[phase], phase) for phase in (Phase.FORWARD, Phase.BACKWARD)
+        }
+        return {**prices, Phase.OPTIMIZER: self._optimizer(step)}
+
+    def price(self, operators: Iterable[Operator], phase: Phase) -> list[Price]:
+        """One call of each operator, without what a step adds per call."""
+        wanted = list(operators)
+        names = [signature(operator) for operator in wanted]
+        self._learn(wanted, names, phase)
+        return [self._known[name, phase] for name in names]
+
+    def _learn(self, wanted: list[Operator], names: list[str], phase: Phase) -> None:
+        """Price what has no price yet, a whole family at once."""
+        groups: dict[str, dict[str, Operator]] = defaultdict(dict)
+        for operator, name in zip(wanted, names, strict=True):
+            if (name, phase) in self._known:
+                continue
+            time_s = self._measured.get((name, phase.value))
+            if time_s is None:
+                groups[family(operator)][name] = operator
+            else:
+                self._known[name, phase] = Price(
+                    time_s=time_s,
+                    log_error=0.0,
+                    evidence=Evidence.MEASURED,
+                    family=family(operator),
+                )
+        for kind, members in groups.items():
+            found = self._from_family(kind, list(members.values()))
+            for name, price in zip(members, found, strict=True):
+                self._known[name, phase] = price
+
+    def _from_family(self, kind: str, operators: list[Operator]) -> list[Price]:
+        entry = self._families.get(kind)
+        if entry is None:
+            return [self._unknown(kind, operator) for operator in operators]
+        points = np.array([features(operator) for operator in operators])
+        if points.shape[1] != len(entry.lengths):
+            return [self._unknown(kind, operator) for operator in operators]
+        readings = self._readings(entry, points)
+        return [
+            self._from_curve(operator, entry, reading)
+            for operator, reading in zip(operators, readings, strict=True)
+        ]
+
+    def _readings(self, entry: OperatorFamily, points: Samples) -> list[_Reading]:
+        process = self._process(entry)
+        means, errors = process.predict(points)
+        low, high = process.inputs.min(axis=0), process.inputs.max(axis=0)
+        outside = np.abs(points - np.clip(points, low, high)).sum(axis=1)
+        known = errors < _FAR_INSIDE * entry.spread
+        return [
+            _Reading(
+                ratio=math.exp(float(mean)),
+                log_error=math.hypot(float(error), _DOUBT_PER_EFOLD * float(beyond)),
+                evidence=Evidence.INTERPOLATED
+                if is_known and beyond < _FAR_OUTSIDE
+                else Evidence.EXTRAPOLATED,
+            )
+            for mean, error, beyond, is_known in zip(means, errors, outside, known, strict=True)
+        ]
+
+    def _from_curve(self, operator: Operator, entry: OperatorFamily, reading: _Reading) -> Price:
+        bound_s = roofline_s(
+            operator.flop,
+            operator.read_bytes + operator.written_bytes,
+            flop_per_s=entry.flop_per_s,
+            bytes_per_s=entry.bytes_per_s,
+            least_s=entry.least_s,
+        )
+        time_s = max(self._floor_s(operator), bound_s * reading.ratio)
+        return Price(
+            time_s=time_s,
+            log_error=reading.log_error,
+            evidence=reading.evidence,
+            family=entry.name,
+        )
+
+    def _floor_s(self, operator: Operator) -> Seconds:
+        """What no machine with these peaks can beat. [s]"""
+        return max(
+            operator.flop / self.profile.peak_flop_per_s,
+            (operator.read_bytes + operator.written_bytes) / self.profile.peak_bytes_per_s,
+        )
+
+    def _unknown(self, kind: str, operator: Operator) -> Price:
+        least_s = min((entry.least_s for entry in self.profile.families), default=1e-6)
+        # A view moves nothing and is known to cost a call.
+        is_free = operator.view or operator.read_bytes + operator.written_bytes == 0
+        time_s = least_s + self._floor_s(operator) * _UNKNOWN_RATIO
+        return Price(
+            time_s=time_s,
+            log_error=UNKNOWN_LOG_ERROR,
+            evidence=Evidence.INTERPOLATED if is_free else Evidence.ASSUMED,
+            family=kind,
+        )
+
+    def _process(self, entry: OperatorFamily) -> GaussianProcess:
+        if entry.name not in self._processes:
+            self._processes[entry.name] = GaussianProcess(
+                inputs=np.array(entry.features),
+                targets=np.array(entry.log_ratios),
+                lengths=np.array(entry.lengths),
+                spread=entry.spread,
+                noise=entry.noise,
+            )
+        return self._processes[entry.name]
+
+    def _phase(self, calls: list[tuple[Operator, int]], phase: Phase) -> PhasePrice:
+        prices = self.price([operator for operator, _ in calls], phase)
+        counts = [count for _, count in calls]
+        overhead = self.profile.overhead
+        per_call_s, log_error = (
+            (overhead.forward_s, overhead.forward_log_error)
+            if phase is Phase.FORWARD
+            else (overhead.backward_s, overhead.backward_log_error)
+        )
+        return self._summed(
+            prices,
+            counts,
+            extra_s=per_call_s * sum(counts),
+            log_error=log_error,
+            names=[operator.name for operator, _ in calls],
+        )
+
+    def _summed(
+        self,
+        prices: list[Price],
+        counts: list[int],
+        *,
+        extra_s: Seconds,
+        log_error: float,
+        names: list[str],
+    ) -> PhasePrice:
+        """Members of a family err together, families on their own."""
+        by_family: dict[str, Seconds] = defaultdict(float)
+        by_evidence: dict[Evidence, Seconds] = defaultdict(float)
+        total_s = 0.0
+        for price, count in zip(prices, counts, strict=True):
+            total_s += count * price.time_s
+            by_family[price.family] += count * price.time_s * price.log_error
+            by_evidence[price.evidence] += count * price.time_s
+        own = math.sqrt(sum(value**2 for value in by_family.values())) / max(total_s, 1e-12)
+        model = log_error
+        if by_evidence[Evidence.MEASURED] < 0.5 * total_s:
+            model = max(model, self.profile.curve_log_error)
+        return PhasePrice(
+            time_s=max(0.0, total_s + extra_s),
+            relative_error=math.hypot(own, model),
+            evidence=weakest(by_evidence),
+            unpriced=tuple(
+                sorted(
+                    {
+                        name
+                        for name, price in zip(names, prices, strict=True)
+                        if price.evidence is Evidence.ASSUMED
+                    }
+                )
+            ),
+        )
+
+    def _optimizer(self, step: TracedStep) -> PhasePrice:
+        wanted = parameters_signature(step)
+        measured = [m for m in self.profile.measured if m.parameters == wanted]
+        overhead = self.profile.overhead
+        trained = [p for p in step.parameters if p.ready_after is not None]
+        if measured and self.use_measured:
+            time_s = float(np.median([entry.optimizer_s for entry in measured]))
+            return PhasePrice(
+                time_s=time_s + overhead.optimizer_s * len(trained),
+                relative_error=overhead.optimizer_log_error,
+                evidence=Evidence.MEASURED,
+                unpriced=(),
+            )
+        method = step.method
+        kind = f"optimizer {method.optimizer} {method.optimizer_implementation}"
+        prices = self._optimizer_prices(kind, method.optimizer, trained)
+        return self._summed(
+            prices,
+            [1] * len(prices),
+            extra_s=overhead.optimizer_s * len(trained),
+            log_error=overhead.optimizer_log_error,
+            names=[kind] * len(prices),
+        )
+
+    def _optimizer_prices(
+        self, kind: str, optimizer: str, trained: list[TracedParameter]
+    ) -> list[Price]:
+        traffic = OPTIMIZER_TRAFFIC.get(optimizer, max(OPTIMIZER_TRAFFIC.values()))
+        sizes = [math.prod(p.shape) * ELEMENT_BYTES[p.dtype] for p in trained]
+        entry = self._families.get(kind)
+        if entry is None:
+            return [
+                Price(
+                    time_s=traffic * size / self.profile.peak_bytes_per_s * _UNKNOWN_RATIO,
+                    log_error=UNKNOWN_LOG_ERROR,
+                    evidence=Evidence.ASSUMED,
+                    family=kind,
+                )
+                for size in sizes
+            ]
+        points = np.array([optimizer_features(size, sum(sizes)) for size in sizes])
+        return [
+            Price(
+                time_s=reading.ratio
+                * roofline_s(
+                    0.0,
+                    traffic * size,
+                    flop_per_s=0.0,
+                    bytes_per_s=entry.bytes_per_s,
+                    least_s=entry.least_s,
+                ),
+                log_error=reading.log_error,
+                evidence=reading.evidence,
+                family=kind,
+            )
+            for size, reading in zip(sizes, self._readings(entry, points), strict=True)
+        ]
+
+
+def optimizer_features(size_bytes: Bytes, total_bytes: Bytes) -> tuple[float, float]:
+    """Logarithms of a tensor's size and of all tensors' together."""
+    return math.log(max(1, size_bytes)), math.log(max(1, total_bytes))
+
+
+def weakest(time_by_evidence: dict[Evidence, Seconds]) -> Evidence:
+    """The weakest evidence that at least a tenth of the time rests on."""
+    total_s = sum(time_by_evidence.values())
+    order = list(Evidence)
+    carried = [kind for kind, value in time_by_evidence.items() if value >= 0.1 * total_s]
+    return max(carried, key=order.index, default=Evidence.MEASURED)

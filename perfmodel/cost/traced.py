@@ -1,0 +1,285 @@
+"""Phase curves of a traced workload from the prices of its operators: it need never have run."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from perfmodel.cost.operators import OperatorPrices, PhasePrice
+from perfmodel.documents.prediction import Evidence
+from perfmodel.documents.profile import (
+    CurvePoint,
+    OperatorProfile,
+    PhaseCurves,
+    ProfileDocument,
+    StepNoise,
+    WorkloadProfile,
+)
+from perfmodel.units import Seconds
+from perfmodel.workload.operator import Phase
+from perfmodel.workload.signature import parameters_signature
+from perfmodel.workload.step import SymbolicStep, TracedStep
+from perfmodel.workload.workload import Workload
+
+#: Micro-batches at which curves are read; between them time is close to linear.
+_GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+#: How much more doubtful a phase is per e-fold of micro-batch away from a measured one: a prior.
+_DOUBT_PER_EFOLD = 0.05
+#: Doubt, in log, of the host's time to issue an operator: a prior.
+_DISPATCH_ERROR = 0.3
+#: Smallest spread of how ranks slow each other down, in log.
+_SMALLEST_SPREAD = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Slowdown:
+    """What ranks at work beside each other do to a phase."""
+
+    factor: float
+    log_error: float
+
+
+def traced_profile(
+    profile: ProfileDocument,
+    operators: OperatorProfile,
+    workload: Workload,
+    trace: SymbolicStep,
+    *,
+    use_measured: bool = True,
+) -> WorkloadProfile:
+    """Curves of a workload that was never run, as those of a calibrated one.
+
+    Parameters
+    ----------
+    operators
+        Prices, those of ``profile``.
+    use_measured
+        Whether operators of this workload that were timed in place count, or curves alone.
+    """
+    own = parameters_signature(trace.at(micro_batch=max(2, trace.traced_micro_batches[0])))
+    exact = OperatorPrices(operators, use_measured=use_measured, own=own)
+    batches = _measured_batches(exact, trace, own) if use_measured else ()
+    curves = OperatorPrices(operators, use_measured=False)
+    steps = {batch: trace.at(micro_batch=batch) for batch in {*_GRID, *batches}}
+    # A family is read once for all micro-batches: that is what takes the time.
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        curves.price(
+            (
+                step.operators[position]
+                for step in steps.values()
+                for position, at in step.call_counts()
+                if at is phase
+            ),
+            phase,
+        )
+    priced = {batch: curves.step(step) for batch, step in steps.items()}
+    found = {batch: exact.step(steps[batch]) for batch in batches}
+    points = {
+        phase: _points(
+            {batch: steps[phase] for batch, steps in priced.items()},
+            {batch: steps[phase] for batch, steps in found.items()},
+        )
+        for phase in Phase
+    }
+    unpriced = {name for steps in priced.values() for p in steps.values() for name in p.unpriced}
+    noise, rank_spread = _borrowed_noise(profile, points[Phase.BACKWARD])
+    return WorkloadProfile(
+        workload=with_ready_times(workload, trace.at(micro_batch=_middle(batches)), exact),
+        phases=_phases(profile, trace, points),
+        noise=noise,
+        rank_spread=rank_spread,
+        speed_sensitivity=1.0,
+        evidence=_evidence(priced, has_measured=bool(batches)),
+        measured_batches=batches,
+        unpriced=tuple(sorted(unpriced)) if not batches else (),
+    )
+
+
+def _middle(batches: Sequence[int]) -> int:
+    return batches[len(batches) // 2] if batches else _GRID[len(_GRID) // 3]
+
+
+def with_ready_times(workload: Workload, step: TracedStep, prices: OperatorPrices) -> Workload:
+    """The workload with gradients ready when the priced backward pass has got to them.
+
+    A trace counts FLOP; what is cheap in FLOP and dear in time, such as normalisation, counts here.
+    """
+    if len(workload.parameters) != len(step.parameters):
+        return workload
+    time_s = dict(enumerate(p.time_s for p in prices.price(step.operators, Phase.BACKWARD)))
+    calls = [time_s[call.operator] for call in step.calls() if call.phase is Phase.BACKWARD]
+    done_s = np.concatenate(([0.0], np.cumsum(calls)))
+    whole_s = float(done_s[-1]) or 1.0
+    parameters = tuple(
+        replace(
+            parameter,
+            ready_fraction=1.0
+            if traced.ready_after is None
+            else min(1.0, float(done_s[traced.ready_after]) / whole_s),
+        )
+        for parameter, traced in zip(workload.parameters, step.parameters, strict=True)
+    )
+    return replace(workload, parameters=parameters)
+
+
+def _measured_batches(exact: OperatorPrices, trace: SymbolicStep, own: str) -> tuple[int, ...]:
+    """Micro-batches at which this very trace was replayed."""
+    measured = exact.profile.measured
+    candidates = {step.micro_batch for step in measured if step.parameters == own}
+    return tuple(
+        batch
+        for batch in sorted(candidates)
+        if all(
+            price.evidence is Evidence.MEASURED
+            for price in exact.step(trace.at(micro_batch=batch)).values()
+        )
+    )
+
+
+def _points(
+    priced: Mapping[int, PhasePrice], found: Mapping[int, PhasePrice]
+) -> tuple[CurvePoint, ...]:
+    """Measured where there is a measurement; elsewhere the curves, brought to the nearest one."""
+    points = []
+    for batch, price in sorted(priced.items()):
+        at = found.get(batch)
+        if at is not None:
+            points.append(_point(batch, at.time_s, at.relative_error))
+        elif found:
+            nearest = _nearest(found, batch)
+            ratio = found[nearest].time_s / max(priced[nearest].time_s, 1e-12)
+            doubt = _DOUBT_PER_EFOLD * abs(math.log(nearest / batch))
+            error = math.hypot(found[nearest].relative_error, doubt)
+            points.append(_point(batch, price.time_s * ratio, error))
+        else:
+            points.append(_point(batch, price.time_s, price.relative_error))
+    return tuple(points)
+
+
+def _nearest(batches: Iterable[int], batch: int) -> int:
+    """On a logarithmic scale."""
+    return min(batches, key=lambda known: abs(math.log(known / batch)))
+
+
+def _point(batch: int, time_s: Seconds, relative_error: float) -> CurvePoint:
+    return CurvePoint(at=batch, time_s=time_s, relative_error=relative_error)
+
+
+def _evidence(priced: Mapping[int, Mapping[Phase, PhasePrice]], *, has_measured: bool) -> Evidence:
+    """Of everything but the measured micro-batches."""
+    if has_measured:
+        return Evidence.INTERPOLATED
+    order = list(Evidence)
+    return max(
+        (price.evidence for steps in priced.values() for price in steps.values()), key=order.index
+    )
+
+
+def _phases(
+    profile: ProfileDocument, trace: SymbolicStep, points: Mapping[Phase, tuple[CurvePoint, ...]]
+) -> tuple[PhaseCurves, ...]:
+    """One set of curves per number of ranks that were measured together."""
+    nothing = tuple(_point(int(point.at), 0.0, 0.0) for point in points[Phase.FORWARD])
+    dispatch = _dispatch(profile, trace, points) if profile.asynchronous else {}
+    world_sizes = sorted({p.world_size for w in profile.workloads for p in w.phases}) or [1]
+    return tuple(
+        PhaseCurves(
+            world_size=world_size,
+            input=nothing,
+            **{
+                phase.value: _slowed(points[phase], slowdown(profile, phase, world_size))
+                for phase in Phase
+            },
+            **dispatch,
+        )
+        for world_size in world_sizes
+    )
+
+
+def _dispatch(
+    profile: ProfileDocument, trace: SymbolicStep, points: Mapping[Phase, tuple[CurvePoint, ...]]
+) -> dict[str, tuple[CurvePoint, ...]]:
+    """The host's time to issue every operator, whatever the batch."""
+    step = trace.at(micro_batch=max(2, trace.traced_micro_batches[0]))
+    return {
+        f"dispatch_{phase.value}": tuple(
+            _point(int(point.at), profile.dispatch_s * step.num_calls(phase), _DISPATCH_ERROR)
+            for point in points[phase]
+        )
+        for phase in Phase
+    }
+
+
+def slowdown(profile: ProfileDocument, phase: Phase, world_size: int) -> _Slowdown:
+    """Ratio of a phase with so many ranks at work to one alone, over the reference models."""
+    logs = [
+        math.log(many.time_s / one.time_s)
+        for workload in profile.workloads
+        for phases in workload.phases
+        if phases.world_size == world_size
+        for one, many in zip(
+            getattr(workload.phases[0], phase.value), getattr(phases, phase.value), strict=False
+        )
+        if one.at == many.at and min(one.time_s, many.time_s) > 0
+    ]
+    if world_size == 1 or not logs:
+        return _Slowdown(factor=1.0, log_error=0.0)
+    return _Slowdown(
+        factor=math.exp(float(np.median(logs))),
+        log_error=max(_SMALLEST_SPREAD, float(np.std(logs))),
+    )
+
+
+def _slowed(points: Sequence[CurvePoint], by: _Slowdown) -> tuple[CurvePoint, ...]:
+    return tuple(
+        CurvePoint(
+            at=point.at,
+            time_s=point.time_s * by.factor,
+            relative_error=math.hypot(point.relative_error, by.log_error),
+        )
+        for point in points
+    )
+
+
+def _borrowed_noise(
+    profile: ProfileDocument, backward: Sequence[CurvePoint]
+) -> tuple[tuple[StepNoise, ...], float]:
+    """Noise of the reference model whose steps are about as long, and the spread of its ranks."""
+    middle_s = backward[len(backward) // 2].time_s
+    candidates = [
+        (
+            abs(math.log(max(1e-9, workload.phases[0].backward[-1].time_s) / max(1e-9, middle_s))),
+            index,
+        )
+        for index, workload in enumerate(profile.workloads)
+        if workload.noise
+    ]
+    if not candidates:
+        return (), 0.0
+    donor = profile.workloads[min(candidates)[1]]
+    return donor.noise, donor.rank_spread
+
+
+def origin_caveats(profile: ProfileDocument, workload: WorkloadProfile) -> tuple[str, ...]:
+    """How a workload that was never run came to its times."""
+    name = workload.workload.name
+    if profile.workload(name) is not None:
+        return ()
+    if workload.evidence is None:
+        return (
+            f"{name} was not calibrated: its times are borrowed from calibrated workloads by FLOP",
+        )
+    if workload.measured_batches:
+        batches = ", ".join(map(str, workload.measured_batches))
+        found = [
+            f"{name} was never run: the sum of its operators, measured at micro-batch {batches}"
+        ]
+    else:
+        found = [f"{name} was never run: the sum of its operators, read from calibrated curves"]
+    if workload.unpriced:
+        found.append(
+            "no timing tells about these operators, priced by what the machine allows at most: "
+            f"{', '.join(workload.unpriced)}"
+        )
+    return tuple(found)

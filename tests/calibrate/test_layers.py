@@ -1,0 +1,107 @@
+"""Grids of single layers, and operators that are repeated from their record."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calibrate.layers import Layer, planned_layers
+from calibrate.probes.layers import is_optimizer, layer_operators
+from calibrate.probes.operators import ReplayedOperator, made_up, made_up_inputs, returned_tensors
+from perfmodel.cost.families import family, features
+from perfmodel.workload.operator import Operator, TensorSpec
+
+CPU = torch.device("cpu")
+SMALL = (
+    Layer(kind="convolution", sizes=(2, 8, 9, 16, 3, 2, 1)),
+    Layer(kind="depthwise", sizes=(2, 8, 9, 8, 3, 1, 8)),
+    Layer(kind="linear", sizes=(4, 8, 16)),
+    Layer(kind="product", sizes=(4, 6, 8)),
+    Layer(kind="attention", sizes=(2, 2, 8, 16, 1)),
+    Layer(kind="rotate", sizes=(2, 2, 8, 16, 0)),
+    Layer(kind="rms_norm", sizes=(6, 16)),
+    Layer(kind="batch_norm", sizes=(2, 8, 5)),
+    Layer(kind="layer_norm", sizes=(6, 16)),
+    Layer(kind="channel_norm", sizes=(2, 8, 5)),
+    Layer(kind="gelu", sizes=(6, 16)),
+    Layer(kind="softmax", sizes=(6, 16)),
+    Layer(kind="dropout", sizes=(6, 16)),
+    Layer(kind="global_pool", sizes=(2, 8, 5)),
+    Layer(kind="adaptive_pool", sizes=(2, 8, 5)),
+    Layer(kind="residual", sizes=(2, 8, 5)),
+    Layer(kind="scale", sizes=(2, 8, 5)),
+    Layer(kind="bias", sizes=(6, 16)),
+    Layer(kind="max_pool", sizes=(2, 8, 6, 2, 2)),
+    Layer(kind="average_pool", sizes=(2, 8, 6, 2, 2)),
+    Layer(kind="loss", sizes=(6, 16)),
+    Layer(kind="embedding", sizes=(6, 50, 16)),
+    Layer(kind="concatenate", sizes=(2, 8, 5)),
+    Layer(kind="permute", sizes=(2, 8, 5)),
+    Layer(kind="roll", sizes=(2, 8, 5)),
+)
+
+
+def repeated(operator: Operator) -> list[torch.Tensor]:
+    with torch.no_grad():
+        tensors = made_up_inputs(operator, CPU)
+        result = ReplayedOperator(operator, CPU).bound(tensors)()
+    return returned_tensors(operator, result)
+
+
+@pytest.mark.parametrize("layer", SMALL, ids=lambda layer: layer.kind)
+def test_a_repeated_operator_returns_what_the_original_returned(layer: Layer) -> None:
+    found = layer_operators(layer, CPU)
+    assert found
+    for operator, _ in found:
+        results = repeated(operator)
+        assert [tuple(t.shape) for t in results] == [spec.shape for spec in operator.outputs]
+        assert [str(t.dtype) for t in results] == [f"torch.{s.dtype}" for s in operator.outputs]
+
+
+def test_every_kind_of_the_grid_is_tried_here() -> None:
+    planned = {layer.kind for layer in planned_layers() if not is_optimizer(layer)}
+    alike = {"grouped", "relu", "silu", "hardswish", "sigmoid"}
+    assert planned - alike == {layer.kind for layer in SMALL}
+
+
+def test_the_grid_is_the_same_every_time_and_thinner_with_a_smaller_share() -> None:
+    assert planned_layers(seed=3) == planned_layers(seed=3)
+    assert len(planned_layers(share=0.3)) < 0.5 * len(planned_layers())
+
+
+def test_members_of_a_family_have_as_many_features_as_each_other() -> None:
+    widths: dict[str, set[int]] = {}
+    for layer in SMALL:
+        for operator, _ in layer_operators(layer, CPU):
+            widths.setdefault(family(operator), set()).add(len(features(operator)))
+    assert {name: found for name, found in widths.items() if len(found) > 1} == {}
+
+
+@given(
+    shape=st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple),
+    order=st.randoms(use_true_random=False),
+)
+def test_made_up_tensors_have_the_layout_of_their_record(
+    shape: tuple[int, ...], order: "st.DrawFn"
+) -> None:
+    dimensions = list(range(len(shape)))
+    order.shuffle(dimensions)  # type: ignore[attr-defined]
+    original = torch.empty(shape).permute(dimensions)
+    spec = TensorSpec(shape=tuple(original.shape), dtype="float32", stride=tuple(original.stride()))
+    copy = made_up(spec, CPU)
+    assert copy.shape == original.shape
+    assert copy.stride() == original.stride()
+
+
+def test_an_argument_that_was_not_kept_is_refused() -> None:
+    operator = Operator(
+        name="aten.rand.default",
+        inputs=(),
+        outputs=(),
+        arguments='[[[2]], {"generator": {"opaque": "Generator"}}]',
+        flop=0.0,
+        read_bytes=0,
+        written_bytes=0,
+    )
+    with pytest.raises(ValueError, match="Generator was not kept"):
+        ReplayedOperator(operator, CPU).bound([])

@@ -1,0 +1,91 @@
+"""A traced step repeated without its model: every call once per pass, and the sums that follow."""
+
+import pytest
+import torch
+
+from calibrate.probes.replay import measure_replay
+from calibrate.probes.session import Session
+from calibrate.replays import measured_steps
+from perfmodel.documents.observation import ReplayObservation, TimedOperator
+from perfmodel.tracing.source import SampleSize
+from perfmodel.tracing.sources import find_source
+from perfmodel.tracing.trace import trace_model
+from perfmodel.workload.operator import Phase
+from perfmodel.workload.signature import parameters_signature, signature
+from perfmodel.workload.step import StepMethod, TracedStep
+
+
+@pytest.fixture(scope="module")
+def lenet() -> TracedStep:
+    method = StepMethod(
+        optimizer="sgd",
+        optimizer_implementation="loop",
+        precision="fp32",
+        checkpointing="none",
+        device_kind="cpu",
+    )
+    source = find_source("lenet", SampleSize())
+    return trace_model(source, method, micro_batch=2).step.at(micro_batch=2)
+
+
+def test_every_operator_of_a_step_is_repeated(lenet: TracedStep) -> None:
+    session = Session(rank=0, world_size=1, device=torch.device("cpu"), control={}, data={})
+    times = measure_replay(session, lenet, target_s=0.0)
+    expected = {key for key in lenet.call_counts() if key[1] is not Phase.OPTIMIZER}
+    assert times.failed == set()
+    assert set(times.calls_s) == expected
+    passes = len(times.phases_s[Phase.FORWARD])
+    assert {len(values) for values in times.calls_s.values()} == {passes}
+    counts = lenet.call_counts()
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        for index in range(passes):
+            total_s = sum(
+                counts[key] * values[index]
+                for key, values in times.calls_s.items()
+                if key[1] is phase
+            )
+            assert total_s == pytest.approx(times.phases_s[phase][index])
+
+
+def replayed(*passes_s: float, probe_s: float = 1e-3, task: str = "one") -> ReplayObservation:
+    """An operator that is called twice, three times as long as another one."""
+    return ReplayObservation(
+        task=task,
+        round=0,
+        workload="made up",
+        micro_batch=4,
+        parameters="p",
+        num_trained=2,
+        operators=(
+            TimedOperator(
+                signature="a",
+                phase=Phase.FORWARD,
+                num_calls=2,
+                times_s=tuple(3 * t for t in passes_s),
+            ),
+            TimedOperator(signature="b", phase=Phase.FORWARD, num_calls=1, times_s=passes_s),
+        ),
+        forward_s=tuple(7 * t for t in passes_s),
+        backward_s=tuple(0.0 for _ in passes_s),
+        optimizer_s=tuple(0.5 for _ in passes_s),
+        speed_probe_s=(probe_s,),
+        failed=(),
+    )
+
+
+def test_times_of_operators_add_up_to_the_typical_sum() -> None:
+    (step,) = measured_steps([replayed(0.01, 0.02, 0.9)], 1e-3)
+    times_s = {operator.signature: operator.time_s for operator in step.operators}
+    assert 2 * times_s["a"] + times_s["b"] == pytest.approx(7 * 0.02)
+    assert times_s["a"] == pytest.approx(3 * times_s["b"])
+
+
+def test_times_are_brought_to_the_machine_speed_of_the_calibration() -> None:
+    (step,) = measured_steps([replayed(0.02, probe_s=2e-3)], 1e-3)
+    assert step.optimizer_s == pytest.approx(0.25)
+
+
+def test_signatures_tell_operators_and_optimizers_apart(lenet: TracedStep) -> None:
+    names = {signature(operator) for operator in lenet.operators}
+    assert len(names) == len(lenet.operators)
+    assert parameters_signature(lenet) == parameters_signature(lenet)

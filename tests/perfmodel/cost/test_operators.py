@@ -1,0 +1,114 @@
+"""Prices of operators: recovered from timings, bounded by physics, never zero."""
+
+import functools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel.cost.families import family, features
+from perfmodel.cost.operators import UNKNOWN_LOG_ERROR, OperatorPrices
+from perfmodel.documents.prediction import Evidence
+from perfmodel.documents.profile import MeasuredOperator, MeasuredStep, OperatorProfile
+from perfmodel.workload.operator import Operator, Phase
+from perfmodel.workload.signature import signature
+from tests.perfmodel.operators import (
+    addition,
+    matmul,
+    operator,
+    prices_of_the_made_up_machine,
+    spec,
+    true_time_s,
+)
+
+
+@functools.cache
+def machine() -> OperatorProfile:
+    return prices_of_the_made_up_machine()
+
+
+def price_s(called: Operator) -> float:
+    return OperatorPrices(machine()).price([called], Phase.FORWARD)[0].time_s
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_prices_recover_the_machine_that_made_the_timings(seed: int) -> None:
+    prices = OperatorPrices(prices_of_the_made_up_machine(seed))
+    for called in (matmul(64, 128, 256), matmul(300, 300, 300), addition(10_000), addition(10**6)):
+        found = prices.price([called], Phase.FORWARD)[0]
+        assert found.time_s == pytest.approx(true_time_s(called), rel=0.12)
+        assert found.evidence is Evidence.INTERPOLATED
+
+
+sizes = st.integers(1, 20_000)
+
+
+@given(rows=sizes, inner=sizes, columns=sizes)
+def test_no_product_is_faster_than_the_peaks(rows: int, inner: int, columns: int) -> None:
+    called = matmul(rows, inner, columns)
+    time_s = price_s(called)
+    assert called.flop / time_s <= machine().peak_flop_per_s * (1 + 1e-9)
+    moved = called.read_bytes + called.written_bytes
+    assert moved / time_s <= machine().peak_bytes_per_s * (1 + 1e-9)
+
+
+@given(size=st.integers(1, 10**10))
+def test_no_addition_moves_bytes_faster_than_memory(size: int) -> None:
+    called = addition(size)
+    moved = called.read_bytes + called.written_bytes
+    assert moved / price_s(called) <= machine().peak_bytes_per_s * (1 + 1e-9)
+
+
+def test_doubt_grows_away_from_the_measured_sizes() -> None:
+    prices = OperatorPrices(machine())
+    near, far, farther = (
+        prices.price([matmul(*3 * (size,))], Phase.FORWARD)[0] for size in (200, 8_000, 10**6)
+    )
+    assert near.log_error < far.log_error < farther.log_error
+    assert farther.evidence is Evidence.EXTRAPOLATED
+
+
+def test_an_operator_without_any_timing_is_bounded_by_physics_and_in_doubt() -> None:
+    called = operator("aten.fft_fft.default", (spec(10**6),), (spec(10**6),))
+    found = OperatorPrices(machine()).price([called], Phase.FORWARD)[0]
+    assert found.time_s >= 8e6 / machine().peak_bytes_per_s
+    assert found.log_error == UNKNOWN_LOG_ERROR
+    assert found.evidence is Evidence.ASSUMED
+
+
+def test_what_was_measured_in_place_comes_first_unless_curves_are_asked_for() -> None:
+    called = addition(12_345)
+    step = MeasuredStep(
+        workload="mine",
+        micro_batch=2,
+        parameters="none",
+        operators=(MeasuredOperator(signature=signature(called), phase="forward", time_s=0.5),),
+        optimizer_s=0.1,
+        relative_error=0.01,
+    )
+    profile = machine().model_copy(update={"measured": (step,)})
+    found = OperatorPrices(profile).price([called], Phase.FORWARD)[0]
+    assert (found.time_s, found.evidence) == (0.5, Evidence.MEASURED)
+    other = OperatorPrices(profile, use_measured=False).price([called], Phase.FORWARD)[0]
+    assert other.time_s == pytest.approx(true_time_s(called), rel=0.2)
+    backward = OperatorPrices(profile).price([called], Phase.BACKWARD)[0]
+    assert backward.evidence is not Evidence.MEASURED
+
+
+def test_operators_in_place_belong_to_the_family_of_the_others() -> None:
+    one = operator("aten.add.Tensor", (spec(4), spec(4)), (spec(4),))
+    other = operator("aten.add_.Tensor", (spec(4), spec(4)), ())
+    assert family(one) == family(other) == "pointwise"
+    assert len(features(one)) == len(features(other))
+
+
+@pytest.mark.parametrize(("groups", "kind"), [(1, "dense"), (8, "depthwise"), (2, "grouped")])
+def test_convolutions_are_told_apart_by_their_groups(groups: int, kind: str) -> None:
+    called = operator(
+        "aten.convolution.default",
+        (spec(2, 8, 14, 14), spec(8, 8 // groups, 3, 3)),
+        (spec(2, 8, 14, 14),),
+        *(None, [1, 1], [1, 1], [1, 1], False, [0, 0], groups),
+    )
+    assert family(called) == f"convolution {kind}"
+    assert len(features(called)) == 8

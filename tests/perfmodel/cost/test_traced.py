@@ -1,0 +1,124 @@
+"""A traced workload as phase curves: sums of prices, evidence, ranks that slow each other down."""
+
+import pytest
+
+from perfmodel.cost.operators import OperatorPrices
+from perfmodel.cost.traced import slowdown, traced_profile, with_ready_times
+from perfmodel.documents.prediction import Evidence
+from perfmodel.documents.profile import (
+    MeasuredOperator,
+    MeasuredStep,
+    OperatorProfile,
+    ProfileDocument,
+)
+from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.predict import Predictor, caveats
+from perfmodel.workload.operator import Phase
+from perfmodel.workload.signature import parameters_signature, signature
+from tests.perfmodel.operators import prices_of_the_made_up_machine
+from tests.perfmodel.profiles import Machine, profile
+from tests.perfmodel.traces import WORKLOAD, traced
+
+
+@pytest.fixture(scope="module")
+def prices() -> OperatorProfile:
+    return prices_of_the_made_up_machine()
+
+
+@pytest.fixture(scope="module")
+def machine(prices: OperatorProfile) -> ProfileDocument:
+    return profile(Machine()).model_copy(update={"operators": prices})
+
+
+def single(micro_batch: int) -> Setting:
+    return Setting(
+        workload="linear",
+        world_size=1,
+        micro_batch=micro_batch,
+        synchronisation=Synchronisation.NONE,
+    )
+
+
+def measured(prices: OperatorProfile, micro_batch: int, time_s: float) -> OperatorProfile:
+    """Every operator of the step measured to take so long."""
+    step = traced().at(micro_batch=micro_batch)
+    names = [(signature(step.operators[at]), phase.value) for at, phase in step.call_counts()]
+    found = MeasuredStep(
+        workload="linear",
+        micro_batch=micro_batch,
+        parameters=parameters_signature(step),
+        operators=tuple(
+            MeasuredOperator(signature=name, phase=phase, time_s=time_s) for name, phase in names
+        ),
+        optimizer_s=5 * time_s,
+        relative_error=0.01,
+    )
+    return prices.model_copy(update={"measured": (found,)})
+
+
+def test_a_phase_is_the_sum_of_its_calls(prices: OperatorProfile) -> None:
+    step = traced().at(micro_batch=8)
+    table = OperatorPrices(prices)
+    forward, gradient = (price.time_s for price in table.price(step.operators, Phase.BACKWARD))
+    found = table.step(step)
+    assert found[Phase.FORWARD].time_s == pytest.approx(forward)
+    assert found[Phase.BACKWARD].time_s == pytest.approx(forward + gradient)
+
+
+def test_a_traced_workload_is_predicted_without_ever_having_run(machine: ProfileDocument) -> None:
+    predictor = Predictor(machine)
+    workload = predictor.workload(WORKLOAD, traced())
+    small, large = (predictor.step(workload, single(batch)) for batch in (8, 64))
+    assert 0 < small.step_s[0] < large.step_s[0]
+    assert small.terms.evidence["compute"] in (Evidence.INTERPOLATED, Evidence.ASSUMED)
+
+
+def test_measured_operators_decide_at_their_batch_and_scale_the_others(
+    machine: ProfileDocument, prices: OperatorProfile
+) -> None:
+    known = machine.model_copy(update={"operators": measured(prices, 8, 0.1)})
+    predictor = Predictor(known)
+    workload = predictor.workload(WORKLOAD, traced())
+    assert workload.measured_batches == (8,)
+    at_eight = predictor.step(workload, single(8))
+    # One call forward, two backward, the optimizer five times as long.
+    assert at_eight.step_s[0] == pytest.approx(0.1 + 0.2 + 0.5)
+    assert at_eight.terms.evidence["compute"] is Evidence.MEASURED
+    at_sixteen = predictor.step(workload, single(16))
+    assert at_sixteen.terms.evidence["compute"] is Evidence.INTERPOLATED
+    assert at_sixteen.step_s[0] > at_eight.step_s[0]
+    curves = Predictor(known, use_measured=False)
+    alone = curves.step(curves.workload(WORKLOAD, traced()), single(8))
+    assert alone.step_s[0] < 0.1
+
+
+def test_ranks_beside_each_other_are_slowed_as_the_reference_models_are(
+    machine: ProfileDocument, prices: OperatorProfile
+) -> None:
+    workload = traced_profile(machine, prices, WORKLOAD, traced())
+    one, two = workload.phases[0], workload.phases[-1]
+    for phase in Phase:
+        factor = slowdown(machine, phase, two.world_size).factor
+        first, second = getattr(one, phase.value)[3], getattr(two, phase.value)[3]
+        assert second.time_s == pytest.approx(factor * first.time_s)
+
+
+def test_an_operator_that_nothing_tells_about_is_named(machine: ProfileDocument) -> None:
+    predictor = Predictor(machine)
+    workload = predictor.workload(WORKLOAD, traced(mystery=True))
+    assert "aten.mystery.default" in workload.unpriced
+    step = predictor.step(workload, single(8))
+    point = predictor.point(step, baseline=step)
+    text = " ".join(caveats(machine, [point], workload=workload))
+    assert "aten.mystery.default" in text
+    assert workload.phases[0].forward[0].relative_error > 0.3
+
+
+def test_a_gradient_is_ready_when_the_priced_backward_pass_is_there(
+    prices: OperatorProfile,
+) -> None:
+    table = OperatorPrices(prices)
+    step = traced().at(micro_batch=8)
+    forward, gradient = (price.time_s for price in table.price(step.operators, Phase.BACKWARD))
+    (parameter,) = with_ready_times(WORKLOAD, step, table).parameters
+    assert parameter.ready_fraction == pytest.approx(gradient / (forward + gradient))

@@ -1,0 +1,85 @@
+"""Operators and prices of a machine whose truth is known."""
+
+import json
+import math
+
+import numpy as np
+
+from calibrate.fit.operators import fit_operators
+from perfmodel.documents.observation import IsolatedOperator, OperatorsObservation
+from perfmodel.documents.profile import OperatorProfile
+from perfmodel.workload.operator import Operator, Phase, TensorSpec
+from perfmodel.workload.work import flop, traffic_bytes
+
+#: What the made-up machine can do.
+FLOP_PER_S = 1e11
+BYTES_PER_S = 1e10
+START_S = 5e-6
+
+
+def spec(*shape: int) -> TensorSpec:
+    return TensorSpec(shape=shape, dtype="float32")
+
+
+def operator(
+    name: str,
+    inputs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec, ...],
+    *others: object,
+    view: bool = False,
+) -> Operator:
+    positional = [*({"tensor": index} for index in range(len(inputs))), *others]
+    arguments = json.dumps([positional, {}])
+    read, written = traffic_bytes(name, inputs, outputs, mutated=(), view=view)
+    return Operator(
+        name=name,
+        inputs=inputs,
+        outputs=outputs,
+        arguments=arguments,
+        flop=flop(name, inputs, outputs, arguments),
+        read_bytes=read,
+        written_bytes=written,
+        view=view,
+    )
+
+
+def matmul(rows: int, inner: int, columns: int) -> Operator:
+    return operator(
+        "aten.mm.default", (spec(rows, inner), spec(inner, columns)), (spec(rows, columns),)
+    )
+
+
+def addition(size: int) -> Operator:
+    return operator("aten.add.Tensor", (spec(size), spec(size)), (spec(size),))
+
+
+def true_time_s(called: Operator) -> float:
+    """Time on the made-up machine: a start, and the slower of arithmetic and memory."""
+    moved = called.read_bytes + called.written_bytes
+    return START_S + max(called.flop / FLOP_PER_S, moved / BYTES_PER_S)
+
+
+def observation(seed: int = 0, noise: float = 0.02) -> OperatorsObservation:
+    """Noisy timings of products and additions on the made-up machine."""
+    rng = np.random.default_rng(seed)
+    members = [matmul(*(int(math.exp(rng.uniform(2, 7))) for _ in range(3))) for _ in range(60)] + [
+        addition(int(math.exp(rng.uniform(5, 16)))) for _ in range(40)
+    ]
+    timed = tuple(
+        IsolatedOperator(
+            operator=member,
+            phase=Phase.FORWARD,
+            hot_s=(true_time_s(member) * math.exp(rng.normal(0, noise)),),
+            cold_s=(true_time_s(member) * math.exp(rng.normal(0, noise)),),
+        )
+        for member in members
+    )
+    return OperatorsObservation(
+        task="layers", round=0, operators=timed, optimizers=(), speed_probe_s=(1e-3,)
+    )
+
+
+def prices_of_the_made_up_machine(seed: int = 0) -> OperatorProfile:
+    profile = fit_operators([observation(seed)], workloads=(), rates=(), speed_probe_s=1e-3)
+    assert profile is not None
+    return profile

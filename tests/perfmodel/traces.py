@@ -1,0 +1,76 @@
+"""A traced step small enough to price by hand."""
+
+from perfmodel.workload.affine import Affine, AffineBytes
+from perfmodel.workload.operator import Call, Phase
+from perfmodel.workload.step import (
+    Segment,
+    StepMethod,
+    SymbolicOperator,
+    SymbolicStep,
+    SymbolicTensor,
+    TracedParameter,
+)
+from perfmodel.workload.workload import Parameter, Workload
+
+WIDTH = 256
+
+
+def traced(*, mystery: bool = False) -> SymbolicStep:
+    """One linear layer: its product forward, that of its gradient backward."""
+    name = "aten.mystery.default" if mystery else "aten.mm.default"
+    return SymbolicStep(
+        traced_micro_batches=(2, 4),
+        sample=f"{WIDTH} numbers",
+        method=StepMethod(
+            optimizer="sgd",
+            optimizer_implementation="loop",
+            precision="fp32",
+            checkpointing="none",
+            device_kind="cpu",
+        ),
+        tensors=(
+            SymbolicTensor(shape=(Affine(constant=0, per_sample=64), WIDTH), dtype="float32"),
+            SymbolicTensor(shape=(WIDTH, WIDTH), dtype="float32"),
+            SymbolicTensor(shape=(WIDTH, Affine(constant=0, per_sample=64)), dtype="float32"),
+        ),
+        operators=(
+            SymbolicOperator(
+                name=name,
+                inputs=(0, 1),
+                outputs=(0,),
+                arguments='[[{"tensor": 0}, {"tensor": 1}], {}]',
+            ),
+            SymbolicOperator(
+                name="aten.mm.default",
+                inputs=(2, 0),
+                outputs=(1,),
+                arguments='[[{"tensor": 0}, {"tensor": 1}], {}]',
+            ),
+        ),
+        segments=(
+            Segment(
+                count=1,
+                calls=(
+                    Call(operator=0, phase=Phase.FORWARD, module=""),
+                    Call(operator=1, phase=Phase.BACKWARD, module=""),
+                    Call(operator=0, phase=Phase.BACKWARD, module=""),
+                ),
+            ),
+        ),
+        parameters=(
+            TracedParameter(name="w", shape=(WIDTH, WIDTH), dtype="float32", ready_after=1),
+        ),
+        saved=AffineBytes(constant_bytes=0, per_sample_bytes=0),
+        buffer_bytes=0,
+        frozen_bytes=0,
+    )
+
+
+WORKLOAD = Workload(
+    name="linear",
+    sample=f"{WIDTH} numbers",
+    parameters=(Parameter(name="w", num_elements=WIDTH**2),),
+    forward_flop=1.0,
+    backward_flop=2.0,
+    num_operators=3,
+)

@@ -1,0 +1,122 @@
+"""Models that no fit has seen: which are run, and what is said about their predictions."""
+
+from pathlib import Path
+
+import pytest
+
+from calibrate.experiment import REFERENCE_MODELS
+from calibrate.task import ReplayTask, StepTask
+from perfmodel.documents.observation import ReplayObservation, StepObservation, TimedOperator
+from perfmodel.documents.profile import ProfileDocument
+from perfmodel.errors import MeasurementFailed
+from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.workload.signature import parameters_signature, signature
+from tests.perfmodel.operators import prices_of_the_made_up_machine
+from tests.perfmodel.profiles import Machine, profile
+from tests.perfmodel.traces import WORKLOAD, traced
+from tests.played_worker import step_observation
+from validate.held_out_models import HELD_OUT, held_out_settings
+from validate.models import BUDGETS, ModelsRequest, judge_models, rounds
+
+SETTING = Setting(
+    workload=WORKLOAD.name, world_size=1, micro_batch=8, synchronisation=Synchronisation.NONE
+)
+
+
+@pytest.fixture(scope="module")
+def machine() -> ProfileDocument:
+    return profile(Machine()).model_copy(update={"operators": prices_of_the_made_up_machine()})
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    found = tmp_path / "observations.jsonl"
+    found.touch()
+    return found
+
+
+def run_of(step_s: float) -> StepObservation:
+    return step_observation(SETTING, task="run", visit=0, step_s=step_s, speed_probe_s=1e-3)
+
+
+def replay_of(time_s: float) -> ReplayObservation:
+    """Every operator took so long, the optimizer as well."""
+    step = traced().at(micro_batch=8)
+    counts = step.call_counts()
+    return ReplayObservation(
+        task="replay",
+        round=0,
+        workload=WORKLOAD.name,
+        micro_batch=8,
+        parameters=parameters_signature(step),
+        num_trained=1,
+        operators=tuple(
+            TimedOperator(
+                signature=signature(step.operators[at]),
+                phase=phase,
+                num_calls=count,
+                times_s=(time_s,),
+            )
+            for (at, phase), count in counts.items()
+        ),
+        forward_s=(time_s,),
+        backward_s=(2 * time_s,),
+        optimizer_s=(time_s,),
+        speed_probe_s=(1e-3,),
+        failed=(),
+        traced=traced(),
+        model=WORKLOAD,
+    )
+
+
+def at_this_speed(machine: ProfileDocument) -> ProfileDocument:
+    return machine.model_copy(update={"speed_probe_s": {1: 1e-3, 2: 1e-3}})
+
+
+def test_the_sum_of_measured_operators_is_compared_with_the_run(
+    machine: ProfileDocument, path: Path
+) -> None:
+    request = ModelsRequest(profile=at_this_speed(machine), folder=path.parent)
+    document = judge_models(request, [run_of(0.5), replay_of(0.1)], path)
+    (row,) = document.models
+    # One call forward, two backward, the optimizer: 0.4 s of 0.5 s.
+    assert row.signed_error == pytest.approx(0.4 / 0.5 - 1)
+    assert document.summary.bias == pytest.approx(-0.2)
+    assert not document.passed
+
+
+def test_curves_alone_do_not_look_at_the_replay(machine: ProfileDocument, path: Path) -> None:
+    request = ModelsRequest(profile=at_this_speed(machine), folder=path.parent, mode="curves")
+    slow, fast = (
+        judge_models(request, [run_of(0.5), replay_of(time_s)], path).models[0].predicted_s.p50
+        for time_s in (0.1, 0.001)
+    )
+    assert slow == fast
+
+
+def test_runs_without_a_trace_cannot_be_judged(machine: ProfileDocument, path: Path) -> None:
+    request = ModelsRequest(profile=at_this_speed(machine), folder=path.parent)
+    with pytest.raises(MeasurementFailed, match="with their traces, got none"):
+        judge_models(request, [run_of(0.5)], path)
+
+
+def test_no_held_out_model_is_a_reference_model() -> None:
+    names = {model.model.rpartition(":")[2] for model in HELD_OUT}
+    assert len(names) >= 12
+    assert names.isdisjoint(REFERENCE_MODELS)
+
+
+def test_held_out_runs_differ_in_their_names() -> None:
+    labels = [run.setting.label for run in held_out_settings(2)]
+    assert len(set(labels)) == len(labels)
+    assert {run.setting.world_size for run in held_out_settings(2)} == {1, 2}
+    assert {run.setting.world_size for run in held_out_settings(1)} == {1}
+
+
+def test_every_run_on_one_rank_stands_beside_its_replay() -> None:
+    for tasks in rounds(held_out_settings(2), BUDGETS["quick"], seed=1):
+        for task in tasks:
+            if isinstance(task, ReplayTask):
+                at = tasks.index(task)
+                beside = [t for t in tasks[max(0, at - 1) : at + 2] if isinstance(t, StepTask)]
+                assert task.workload in {step.setting.workload for step in beside}

@@ -1,0 +1,325 @@
+"""Use case: run models that no fit has seen, and judge what their traces predict."""
+
+import hashlib
+import json
+import os
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import numpy as np
+
+from calibrate.campaign import Campaign, Progress, measure
+from calibrate.environment import describe_environment
+from calibrate.launch import Launcher, LaunchFlags
+from calibrate.placement import place, provenance
+from calibrate.replays import with_replays
+from calibrate.task import ReplayTask, StepTask, Task
+from calibrate.visits import Visit, by_setting, estimate, typical_speed, visit
+from perfmodel.documents.models import ComparedModel, ModelsValidationDocument
+from perfmodel.documents.observation import (
+    Observation,
+    ReplayObservation,
+    StepObservation,
+    read_observations,
+)
+from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
+from perfmodel.documents.validation import ErrorSummary
+from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, UsageError
+from perfmodel.parallelism.strategy import Setting
+from perfmodel.predict import Predictor, StepPrediction, interval
+from perfmodel.program.operation import Cause
+from perfmodel.units import Seconds
+from validate import gates
+from validate.compare import summarise
+from validate.held_out_models import HeldOutSetting, held_out_settings
+
+Mode = Literal["measured", "curves"]
+
+_PHASES: Final = {
+    "forward": Cause.FORWARD,
+    "backward": Cause.BACKWARD,
+    "optimizer": Cause.OPTIMIZER,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelsBudget:
+    """How often each held-out run is visited."""
+
+    num_rounds: int
+    """Fresh process groups; each visits every run once and replays every step once."""
+    visit_s: Seconds
+
+
+BUDGETS: Final = {
+    "quick": ModelsBudget(num_rounds=2, visit_s=0.6),
+    "standard": ModelsBudget(num_rounds=4, visit_s=1.0),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelsRequest:
+    """What the user asked for."""
+
+    profile: ProfileDocument
+    folder: Path
+    mode: Mode = "measured"
+    budget: str = "standard"
+    seed: int = 1
+    resume: bool = False
+
+
+def validate_models(
+    request: ModelsRequest, launcher: Launcher, *, on_progress: Callable[[Progress], None]
+) -> ModelsValidationDocument:
+    """Run held-out models in fresh processes, beside replays of their traces, and compare.
+
+    Raises
+    ------
+    CalibrationUnavailable
+        If the profile describes another machine, or has no prices of operators.
+    """
+    if request.budget not in BUDGETS:
+        raise UsageError(f"--budget: must be one of {', '.join(BUDGETS)}, got {request.budget!r}")
+    environment = describe_environment()
+    profile = request.profile
+    _refuse_unfit(profile, environment["host"]["fingerprint"])
+    settings = held_out_settings(profile.max_world_size)
+    topology, device_kind = place(
+        profile.device_kind, LaunchFlags(nproc_per_node=profile.ranks_per_node), os.environ
+    )
+    observations = measure(
+        Campaign(
+            folder=request.folder,
+            plan=_plan(request, settings),
+            rounds=rounds(settings, BUDGETS[request.budget], seed=request.seed),
+            device_kind=device_kind,
+            topology=topology,
+            fingerprint=environment["host"]["fingerprint"],
+        ),
+        launcher,
+        resume=request.resume,
+        on_progress=on_progress,
+    )
+    document = judge_models(request, read_observations(observations), observations)
+    document.write(request.folder / file_name(request.mode))
+    return document
+
+
+def file_name(mode: Mode) -> str:
+    """Of the verdict in one mode; one campaign serves both."""
+    return f"models-{mode}.json"
+
+
+def _refuse_unfit(profile: ProfileDocument, fingerprint: str) -> None:
+    found = profile.provenance.host_fingerprint
+    if found != fingerprint:
+        raise CalibrationUnavailable(
+            f"--profile: must describe this machine (fingerprint {fingerprint[:12]}), got "
+            f"{found[:12]} ({profile.device_name}); run perfmodel calibrate here"
+        )
+    if profile.operators is None:
+        raise CalibrationUnavailable(
+            "--profile: must hold prices of operators, got none; run perfmodel calibrate anew"
+        )
+
+
+def rounds(
+    settings: Sequence[HeldOutSetting], budget: ModelsBudget, *, seed: int
+) -> tuple[tuple[Task, ...], ...]:
+    """Runs in random order; each model's replay stands beside its run, so that both see the same drift."""
+    result = []
+    for index in range(budget.num_rounds):
+        draw = random.Random(f"{seed}-{index}")  # noqa: S311 - an order, no secret
+        order = list(settings)
+        draw.shuffle(order)
+        tasks: list[Task] = []
+        for run in order:
+            pair = _tasks(run, index, budget)
+            draw.shuffle(pair)
+            tasks += pair
+        result.append(tuple(tasks))
+    return tuple(result)
+
+
+def _tasks(run: HeldOutSetting, index: int, budget: ModelsBudget) -> list[Task]:
+    tasks: list[Task] = [
+        StepTask(
+            name=f"{index}: {run.setting.label}",
+            round=index,
+            setting=run.setting,
+            trainee=run.trainee,
+            target_s=budget.visit_s,
+        )
+    ]
+    if run.setting.world_size == 1:
+        tasks.append(
+            ReplayTask(
+                name=f"{index}: replay {run.setting.label}",
+                round=index,
+                workload=run.setting.workload,
+                micro_batch=run.setting.micro_batch,
+                trainee=run.trainee,
+                target_s=budget.visit_s,
+            )
+        )
+    return tasks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """One run as measured."""
+
+    visits: tuple[Visit, ...]
+    processor_s: Seconds
+    drift: float
+    """Factor that brings this campaign to the machine speed of the calibration."""
+
+
+def judge_models(
+    request: ModelsRequest, observations: Sequence[Observation], path: Path
+) -> ModelsValidationDocument:
+    """Put every prediction beside what was measured; measures nothing.
+
+    Raises
+    ------
+    MeasurementFailed
+        If nothing was both run and traced.
+    """
+    steps = [entry for entry in observations if isinstance(entry, StepObservation)]
+    replays = [entry for entry in observations if isinstance(entry, ReplayObservation)]
+    profile = request.profile
+    found = _found(steps, profile)
+    uses_replays = request.mode == "measured"
+    if uses_replays:
+        profile = with_replays(profile, replays)
+    predictor = Predictor(profile, use_measured=uses_replays)
+    traced = _traced(predictor, replays)
+    rows = tuple(
+        _compared(setting, found[setting], predictor, traced[setting.workload], request.mode)
+        for setting in sorted(found, key=lambda s: s.label)
+        if setting.workload in traced
+    )
+    if not rows:
+        raise MeasurementFailed(
+            f"{path}: must hold runs of held-out models with their traces, got none; "
+            "continue with --resume"
+        )
+    drifts = [1 / entry.drift for entry in found.values()]
+    return _document(request, rows, slowdown=float(np.median(drifts)), path=path)
+
+
+def _traced(
+    predictor: Predictor, replays: Sequence[ReplayObservation]
+) -> Mapping[str, WorkloadProfile]:
+    """Curves of each held-out workload from its trace alone."""
+    return {
+        entry.workload: predictor.workload(entry.model, entry.traced)
+        for entry in {e.workload: e for e in replays if e.traced is not None}.values()
+        if entry.traced is not None and entry.model is not None
+    }
+
+
+def _found(steps: Sequence[StepObservation], profile: ProfileDocument) -> dict[Setting, _Found]:
+    groups = by_setting(visit(entry) for entry in steps)
+    speed_s = typical_speed(entry for group in groups.values() for entry in group)
+    processor: dict[Setting, list[Seconds]] = {}
+    for entry in steps:
+        processor.setdefault(entry.setting, []).append(
+            float(np.median([float(np.median(r.cpu_s)) for r in entry.ranks if r.cpu_s] or [0.0]))
+        )
+    result = {}
+    for setting, visits in groups.items():
+        drift = profile.speed_probe_s[setting.world_size] / speed_s[setting.world_size]
+        processor_s = float(np.median(processor[setting]))
+        result[setting] = _Found(visits=visits, processor_s=drift * processor_s, drift=drift)
+    return result
+
+
+def _compared(
+    setting: Setting, found: _Found, predictor: Predictor, workload: WorkloadProfile, mode: Mode
+) -> ComparedModel:
+    step = predictor.step(workload, setting)
+    predicted_s = interval(step.step_s)
+    measured = estimate([found.drift * entry.step_s for entry in found.visits])
+    raw = estimate([entry.step_s for entry in found.visits])
+    against_processor = predicted_s.p50 / found.processor_s - 1 if found.processor_s else 0.0
+    return ComparedModel(
+        setting=setting,
+        mode=mode,
+        predicted_s=predicted_s,
+        measured_s=measured.value_s,
+        measured_raw_s=raw.value_s,
+        processor_s=found.processor_s,
+        num_visits=len(found.visits),
+        measured_relative_error=measured.relative_error,
+        signed_error=predicted_s.p50 / measured.value_s - 1,
+        signed_error_processor=against_processor,
+        phase_errors=_phase_errors(step, found) if setting.world_size == 1 else {},
+        evidence=step.terms.evidence["compute"],
+        unpriced=workload.unpriced,
+        is_covered=predicted_s.p5 <= measured.value_s <= predicted_s.p95,
+    )
+
+
+def _phase_errors(step: StepPrediction, found: _Found) -> dict[str, float]:
+    errors = {}
+    for name, cause in _PHASES.items():
+        measured_s = estimate([found.drift * entry.phases_s[name] for entry in found.visits])
+        errors[name] = float(step.terms.compute_s[cause][0]) / measured_s.value_s - 1
+    return errors
+
+
+def _document(
+    request: ModelsRequest, rows: tuple[ComparedModel, ...], *, slowdown: float, path: Path
+) -> ModelsValidationDocument:
+    single = [row for row in rows if row.setting.world_size == 1]
+    summary = _summary([row.signed_error for row in single])
+    coverage = sum(row.is_covered for row in rows) / len(rows)
+    verdict = gates.judge_models(
+        gates.MODEL_TOLERANCES[request.mode], summary=summary, coverage=coverage
+    )
+    optimizers = {row.setting.workload.rpartition(" ")[2] for row in single}
+    return ModelsValidationDocument(
+        schema_version=ModelsValidationDocument.current_version,
+        provenance=provenance(describe_environment(), seed=request.seed),
+        profile_digest=request.profile.digest,
+        observations_sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        mode=request.mode,
+        machine_slowdown=slowdown,
+        models=rows,
+        summary=summary,
+        summary_processor=_summary([row.signed_error_processor for row in single]),
+        summary_by_phase={
+            name: _summary([row.phase_errors[name] for row in single]) for name in _PHASES
+        },
+        summary_by_optimizer={
+            name: _summary([r.signed_error for r in single if r.setting.workload.endswith(name)])
+            for name in sorted(optimizers)
+        },
+        summary_ddp=summarise([row.signed_error for row in rows if row.setting.world_size > 1]),
+        coverage=coverage,
+        gates=verdict,
+        passed=gates.passed(verdict),
+    )
+
+
+def _summary(errors: list[float]) -> ErrorSummary:
+    summary = summarise(errors)
+    assert summary is not None
+    return summary
+
+
+def _plan(request: ModelsRequest, settings: Sequence[HeldOutSetting]) -> str:
+    """What is run and promised; one campaign serves both modes."""
+    plan = {
+        "stage": "validate-models",
+        "budget": request.budget,
+        "seed": request.seed,
+        "gates": {mode: asdict(promise) for mode, promise in gates.MODEL_TOLERANCES.items()},
+        "settings": [run.setting.label for run in settings],
+    }
+    return json.dumps(plan, indent=1) + "\n"
