@@ -114,6 +114,7 @@ COMMAND_LINE = {
         "--seed",
     },
     "validate testbed": {"--budget", "--minutes", "--out", "--resume", "--seed"},
+    "validate memory": {"--batches", "--models", "--out"},
     "validate models": {"--budget", "--mode", "--out", "--profile", "--resume", "--seed"},
     "report": {"--devices", "--out", "--profile", "--validation", "--workloads"},
 }

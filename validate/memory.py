@@ -1,20 +1,19 @@
 """Predicted memory against the real CPU allocator's peak, over models that nothing was fitted to.
 
-``python -m validate.memory --out FILE`` trains every setting for two steps, each in a process of its own.
+Every setting is trained for two steps in a process of its own.
 """
 
-import argparse
 import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from perfmodel.documents.base import write_atomically
-from perfmodel.errors import EXIT_OUT_OF_TOLERANCE, PerfModelError
+from perfmodel.errors import PerfModelError
 from perfmodel.units import Bytes, format_bytes
 
 #: Below this a promise would be about single small workspaces.
@@ -163,29 +162,26 @@ def settings(models: Sequence[str], batches: Sequence[int]) -> Iterator[tuple[st
                 yield model, str(batch), optimizer, "loop", "none"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, write every run, print the errors; 4 if a gate is missed."""
-    parser = argparse.ArgumentParser(prog="python -m validate.memory", description=__doc__)
-    parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--batches", default="2,4")
-    parser.add_argument("--out", type=Path, default=Path("runs/memory/validation.json"))
-    chosen = parser.parse_args(arguments)
-    runs = []
-    batches = [int(batch) for batch in chosen.batches.split(",")]
+def validate_memory(
+    models: Sequence[str], batches: Sequence[int], *, out: Path, on_line: Callable[[str], None]
+) -> MemorySummary:
+    """Measure every setting, write every run as soon as it is there, summarise the errors."""
+    runs: list[MemoryRun] = []
     with tempfile.TemporaryDirectory() as folder:
-        for setting in settings(chosen.models.split(","), batches):
-            run = measure(Path(folder), setting)
-            runs.append(run)
-            sys.stdout.write(f"{_line(run)}\n")
-            sys.stdout.flush()
-            _write(chosen.out, runs)
-    summary = summarise(runs)
-    sys.stdout.write(
+        for setting in settings(models, batches):
+            runs.append(measure(Path(folder), setting))
+            on_line(_line(runs[-1]))
+            _write(out, runs)
+    return summarise(runs)
+
+
+def verdict(summary: MemorySummary) -> str:
+    """Errors beside their gates, in one line."""
+    return (
         f"{summary.num_large} settings above {format_bytes(LARGE_BYTES)}: bias {summary.bias:+.2%}, "
         f"MAPE {summary.mape:.2%} (at most {MAPE_AT_MOST:.1%}), worst {summary.worst:.2%} "
-        f"(at most {WORST_AT_MOST:.0%}); all {summary.num_settings}: worst {summary.worst_of_all:.2%}\n"
+        f"(at most {WORST_AT_MOST:.0%}); all {summary.num_settings}: worst {summary.worst_of_all:.2%}"
     )
-    return 0 if summary.passed else EXIT_OUT_OF_TOLERANCE
 
 
 def _line(run: MemoryRun) -> str:
@@ -198,7 +194,3 @@ def _line(run: MemoryRun) -> str:
 def _write(path: Path, runs: Sequence[MemoryRun]) -> None:
     rows = [{**asdict(run), "relative_error": run.relative_error} for run in runs]
     write_atomically(path, json.dumps({"schema_version": 1, "runs": rows}, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

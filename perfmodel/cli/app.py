@@ -89,6 +89,7 @@ for _name, _command in _COMMANDS.items():
 _validate = typer.Typer(rich_markup_mode=None)
 _validate.callback(invoke_without_command=True)(_interruptible(validate.validate))
 _validate.command("models")(_interruptible(validate.models))
+_validate.command("memory")(_interruptible(validate.memory))
 _validate.command("testbed")(_interruptible(testbed.run_testbed))
 app.add_typer(_validate, name="validate")
 

@@ -124,7 +124,10 @@ def _calibrate_workload(
 
     path = out / DEFAULT_PROFILE.name
     request = use_case.WorkloadRequest(
-        folder=out, document=workload, micro_batches=_micro_batches(batches), resume=resume
+        folder=out,
+        document=workload,
+        micro_batches=() if batches is None else micro_batches("--batches", batches),
+        resume=resume,
     )
     profile = ProfileDocument.read(path)
     with terminate_as_interrupt(), shown_progress("calibrate") as on_progress:
@@ -135,15 +138,20 @@ def _calibrate_workload(
     typer.echo(f"profile: {path}")
 
 
-def _micro_batches(text: str | None) -> tuple[int, ...]:
-    if text is None:
-        return ()
+def micro_batches(option: str, text: str) -> tuple[int, ...]:
+    """Whole numbers from 1 on, separated by commas.
+
+    Raises
+    ------
+    UsageError
+        If one of them is not, named by its option.
+    """
     try:
         found = tuple(int(part) for part in text.split(","))
     except ValueError:
         found = (0,)
     if min(found) < 1:
-        raise UsageError(f"--batches: must be whole numbers from 1 on, got {text!r}")
+        raise UsageError(f"{option}: must be whole numbers from 1 on, got {text!r}")
     return found
 
 

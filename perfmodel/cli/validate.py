@@ -6,12 +6,13 @@ from typing import Annotated
 
 import typer
 
-from perfmodel.cli.measure import DEFAULT_PROFILE
+from perfmodel.cli.measure import DEFAULT_PROFILE, micro_batches
 from perfmodel.cli.progress import shown_progress
 from perfmodel.errors import OutOfTolerance, UsageError
 
 DEFAULT_VALIDATION = Path("runs/validation")
 DEFAULT_MODELS_VALIDATION = Path("runs/models")
+DEFAULT_MEMORY_VALIDATION = Path("runs/memory/validation.json")
 
 
 def validate(  # noqa: PLR0913 - one parameter per flag
@@ -124,6 +125,28 @@ def models(
         raise OutOfTolerance(
             f"validate models: out of tolerance: {failed}; see the table for where"
         )
+
+
+def memory(
+    *,
+    models: Annotated[
+        str,
+        typer.Option(help="Models, separated by commas; default: fourteen, LeNet to ResNet-152."),
+    ] = "",
+    batches: Annotated[str, typer.Option(help="Micro-batches, separated by commas.")] = "2,4",
+    out: Annotated[Path, typer.Option(help="File of all runs.")] = DEFAULT_MEMORY_VALIDATION,
+) -> None:
+    """Train models for real and compare the allocator's peak with what their traces predict."""
+    from validate.memory import MODELS, validate_memory, verdict  # noqa: PLC0415
+
+    names = [name.strip() for name in models.split(",") if name.strip()]
+    summary = validate_memory(
+        names or MODELS, micro_batches("--batches", batches), out=out, on_line=typer.echo
+    )
+    typer.echo(verdict(summary))
+    typer.echo(f"validation: {out}")
+    if not summary.passed:
+        raise OutOfTolerance("validate memory: out of tolerance; see the lines above for where")
 
 
 def _print(renderable: object) -> None:
