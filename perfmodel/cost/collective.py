@@ -146,7 +146,10 @@ class CollectiveCost:
             shared = self.fitted.remainder.covariance(at, seen)
             logs = logs + shared @ self.weights + self._spread(shared)[:, None] * self.deviates[0]
             logs += self._outside(at)[:, None] * self.deviates[1]
-            self._tables[key] = np.maximum.accumulate(np.exp(logs), axis=0)
+            # Midway between the two monotone envelopes: no single outlier lifts all sizes above it.
+            above = np.maximum.accumulate(logs, axis=0)
+            below = np.minimum.accumulate(logs[::-1], axis=0)[::-1]
+            self._tables[key] = np.exp((above + below) / 2)
         return self._tables[key]
 
     def _spread(self, shared: NDArray[np.float64]) -> Samples:
