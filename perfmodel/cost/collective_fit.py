@@ -103,7 +103,7 @@ def fit_law(law: Law, measured: Measured, beliefs: tuple[Belief, ...]) -> Fitted
         law=law,
         measured=measured,
         parameters=parameters,
-        covariance=np.linalg.inv(information),
+        covariance=np.asarray(np.linalg.inv(information), dtype=np.float64),
         remainder=remainder,
     )
 
@@ -168,7 +168,8 @@ def _surprise(parameters: FloatArray, beliefs: tuple[Belief, ...]) -> FloatArray
     heavy = np.array([belief.heavy for belief in beliefs])
     z = (parameters - centre) / spread
     bounded = np.sign(z) * np.sqrt((_DEGREES + 1) * np.log1p(z**2 / _DEGREES))
-    return np.where(heavy, bounded, z)
+    surprise: FloatArray = np.where(heavy, bounded, z)
+    return surprise
 
 
 def _best_remainder(measured: Measured, errors: FloatArray) -> Remainder:

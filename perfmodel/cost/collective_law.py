@@ -74,7 +74,8 @@ class Law:
     def log_time(self, parameters: Sequence[FloatArray] | FloatArray, at: Points) -> FloatArray:
         """Logarithm of the time in seconds; parameters broadcast against the points."""
         times = [self._norm(parameters, *self.sides(parameters, a, at)) for a in self.algorithms]
-        return np.minimum.reduce(times)
+        fastest: FloatArray = np.minimum.reduce(times)
+        return fastest
 
     def fastest(
         self, parameters: Sequence[FloatArray] | FloatArray, at: Points

@@ -34,7 +34,8 @@ def linear_scaling(
     fewest = gpus == gpus.min()
     order = np.argsort(batch[fewest])
     logs = np.interp(np.log(at), np.log(batch[fewest][order]), np.log(step_s[fewest][order]))
-    return np.exp(logs)
+    steps_s: FloatArray = np.exp(logs)
+    return steps_s
 
 
 def usl(
@@ -48,10 +49,15 @@ def usl(
     """
 
     def slower(p: FloatArray, n: FloatArray) -> FloatArray:
-        return np.log1p(np.exp(p[0]) * (n - 1) + np.exp(p[1]) * n * (n - 1))
+        factor: FloatArray = np.log1p(np.exp(p[0]) * (n - 1) + np.exp(p[1]) * n * (n - 1))
+        return factor
 
     ratio = np.log(step_s / linear_scaling(batch, gpus, step_s, batch))
-    p = least_squares(lambda p: slower(p, gpus) - ratio, np.log([0.1, 1e-3])).x
+
+    def residuals(p: FloatArray) -> FloatArray:
+        return slower(p, gpus) - ratio
+
+    p = least_squares(residuals, np.log([0.1, 1e-3])).x
     return linear_scaling(batch, gpus, step_s, at[0]) * np.exp(slower(p, at[1]))
 
 
@@ -77,7 +83,10 @@ def adaptdl(
         more = np.maximum(gpus - 2, 1e-8)
         sync = np.where(nodes > 1, a_n + b_n * more, a_r + b_r * more)
         sync = np.where(gpus > 1, sync, 1e-12)
-        return np.logaddexp(gamma * np.log(a_c + b_c * batch), gamma * np.log(sync)) / gamma
+        logs: FloatArray = (
+            np.logaddexp(gamma * np.log(a_c + b_c * batch), gamma * np.log(sync)) / gamma
+        )
+        return logs
 
     scale = np.log(np.median(step_s))
     start = np.array([scale - 1, scale - 5, scale - 2, scale - 4, scale - 1, scale - 3, -1.0])

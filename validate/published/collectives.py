@@ -97,7 +97,7 @@ def _judge_one(name: str, op: str, known: list[Row], unknown: list[Row]) -> Publ
                 "perfmodel": draws_s[:, 0],
                 "alpha-beta ring": ring_s(table[:, 0], table[:, 1], plain, passes=passes),
             },
-            covered=(low <= table[:, 3]) & (table[:, 3] <= high),
+            covered=((low <= table[:, 3]) & (table[:, 3] <= high)).astype(float),
         ),
     )
 

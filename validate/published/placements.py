@@ -100,7 +100,7 @@ def _judge_one(name: str, known: Steps, unknown: Steps) -> PublishedSeries:
         errors=summarise(
             unknown.step_s,
             predicted,
-            covered=(low <= unknown.step_s) & (unknown.step_s <= high),
+            covered=((low <= unknown.step_s) & (unknown.step_s <= high)).astype(float),
         ),
     )
 
@@ -145,4 +145,5 @@ def _log_step(p: FloatArray, steps: Steps, batches: FloatArray) -> FloatArray:
     network = between + kept * np.maximum(growth, 0.0) * np.log(steps.densest)
     network = np.where(steps.nodes > 1, network, -40.0)
     norm = 1 + np.exp(np.clip(net_norm, -5, 3))
-    return np.logaddexp(norm * local, norm * network) / norm
+    both: FloatArray = np.logaddexp(norm * local, norm * network) / norm
+    return both

@@ -24,8 +24,13 @@ def write(path: Path, rows: list[dict[str, object]]) -> None:
 def ring_rows() -> list[dict[str, object]]:
     return [
         {
-            "source": "s", "hardware": f"{n // 8}x box", "op": "all_reduce", "bytes": size,
-            "ranks": n, "nodes": 1, "gpus_per_node": 8,
+            "source": "s",
+            "hardware": f"{n // 8}x box",
+            "op": "all_reduce",
+            "bytes": size,
+            "ranks": n,
+            "nodes": 1,
+            "gpus_per_node": 8,
             "time_us": 2 * (n - 1) * (LATENCY_S + size / n * S_PER_BYTE) * 1e6,
         }
         for n in (2, 4, 8)
@@ -37,8 +42,13 @@ def placement_rows() -> list[dict[str, object]]:
     """The host serves every device of the fullest node in turn: 10 ms each; no network."""
     return [
         {
-            "cluster": "c", "gpu": "g", "app": "a", "local_batch": batch,
-            "placement": str(per_node) * nodes, "nodes": nodes, "gpus": nodes * per_node,
+            "cluster": "c",
+            "gpu": "g",
+            "app": "a",
+            "local_batch": batch,
+            "placement": str(per_node) * nodes,
+            "nodes": nodes,
+            "gpus": nodes * per_node,
             "step_time_s": 0.05 + 0.01 * batch + 0.01 * (per_node - 1),
         }
         for nodes in (1, 2, 3, 4)
