@@ -67,6 +67,9 @@ COMMAND_LINE = {
         "--workload",
     },
     "validate": {"--budget", "--earlier", "--out", "--profile", "--resume", "--seed"},
+    "network": set(),
+    "network measure": {"--collectives", "--device", "--nproc", "--out", "--resume", "--rounds"},
+    "network show": {"--collective", "--json", "files"},
     "validate published": {"--data", "--json", "--output", "--sources"},
     "report": {"--devices", "--out", "--profile", "--validation", "--workloads"},
 }

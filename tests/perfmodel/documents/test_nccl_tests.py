@@ -7,6 +7,7 @@ import pytest
 
 from perfmodel.documents.nccl_tests import read_nccl_tests
 from perfmodel.errors import InvalidDocument
+from perfmodel.report.network import curve_rows, read_curves
 
 TEXT = """# nccl-tests version 2.19.6
 #  Rank  0 Group  0 Pid    11 on    node0 device  0 [0x01] NVIDIA H100
@@ -30,10 +31,8 @@ def log(folder: Path, text: str) -> Path:
 def test_a_text_log(tmp_path: Path) -> None:
     found = read_nccl_tests(log(tmp_path, TEXT), collective="all_reduce")
     assert (found.world_size, found.num_nodes) == (2, 2)
-    assert [(point.at, point.time_s) for point in found.points] == [
-        (1024.0, pytest.approx(20e-6)),
-        (2.0**20, pytest.approx(50e-6)),
-    ]
+    assert [point.at for point in found.points] == [1024.0, 2.0**20]
+    assert [point.time_s for point in found.points] == pytest.approx([20e-6, 50e-6])
 
 
 def document() -> dict[str, object]:
@@ -73,3 +72,10 @@ def test_bad_logs_are_refused(tmp_path: Path, text: str, problem: str) -> None:
 def test_a_text_log_needs_to_be_told_its_collective(tmp_path: Path) -> None:
     with pytest.raises(InvalidDocument, match="pass --collective"):
         read_nccl_tests(log(tmp_path, TEXT))
+
+
+def test_a_log_is_shown_with_its_bus_bandwidth(tmp_path: Path) -> None:
+    """2^20 B in 50 us are 20.97 GB/s; between two ranks busbw of an all-reduce is the same."""
+    rows = curve_rows(read_curves([log(tmp_path, TEXT)], collective="all_reduce"))
+    assert rows[1]["busbw_bytes_per_s"] == pytest.approx(20.97e9, rel=1e-3)
+    assert all(abs(float(str(row["residual"]))) < 0.1 for row in rows)
