@@ -116,6 +116,10 @@ COMMAND_LINE = {
     "validate testbed": {"--budget", "--minutes", "--out", "--resume", "--seed"},
     "validate memory": {"--batches", "--models", "--out"},
     "validate models": {"--budget", "--mode", "--out", "--profile", "--resume", "--seed"},
+    "network": set(),
+    "network measure": {"--collectives", "--device", "--nproc", "--out", "--resume", "--rounds"},
+    "network show": {"--collective", "--json", "files"},
+    "validate published": {"--data", "--json", "--output", "--sources"},
     "report": {"--devices", "--out", "--profile", "--validation", "--workloads"},
 }
 

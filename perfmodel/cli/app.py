@@ -7,7 +7,18 @@ from typing import Any, Final
 
 import typer
 
-from perfmodel.cli import measure, memory, predict, report, techniques, testbed, trace, validate
+from perfmodel.cli import (
+    measure,
+    memory,
+    network,
+    predict,
+    published,
+    report,
+    techniques,
+    testbed,
+    trace,
+    validate,
+)
 from perfmodel.errors import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Interrupted, PerfModelError
 
 _HELP: Final = """Measure one machine, then predict training on 2 to 16,384 accelerators.
@@ -90,8 +101,18 @@ _validate = typer.Typer(rich_markup_mode=None)
 _validate.callback(invoke_without_command=True)(_interruptible(validate.validate))
 _validate.command("models")(_interruptible(validate.models))
 _validate.command("memory")(_interruptible(validate.memory))
+_validate.command("published")(_interruptible(published.published))
 _validate.command("testbed")(_interruptible(testbed.run_testbed))
 app.add_typer(_validate, name="validate")
+
+_network = typer.Typer(
+    no_args_is_help=True,
+    help="Collectives alone: measure, or show the fit.",
+    rich_markup_mode=None,
+)
+_network.command("measure")(_interruptible(network.measure))
+_network.command("show")(_interruptible(network.show))
+app.add_typer(_network, name="network")
 
 
 def main() -> None:
