@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import typer
 
-from perfmodel.cli import measure, predict, report
+from perfmodel.cli import decide, measure, predict, report
 from perfmodel.errors import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Interrupted, PerfModelError
 
 _HELP: Final = """Measure one machine, then predict training on 2 to 16,384 accelerators.
@@ -17,6 +17,7 @@ perfmodel calibrate     measure this machine, write its profile
 perfmodel predict       speed-up, step time, doubt for any number of devices
 perfmodel explain       what costs the speed-up, and what one change would gain
 perfmodel validate      run settings never used before, print the tool's own error
+perfmodel goodput       weeks of a job that fails: when it ends, how often to save
 
 \b
 Exit codes: 0 ok, 1 failure, 2 usage, 3 not feasible, 4 validation out of tolerance,
@@ -75,6 +76,7 @@ _COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "explain": predict.explain,
     "validate": measure.validate,
     "report": report.report,
+    "goodput": decide.goodput,
 }
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_interruptible(_command))
