@@ -78,6 +78,8 @@ COMMAND_LINE = {
         "--resume",
         "--seed",
     },
+    "batch": {"--batches", "--json", "--points", "--samples-per-s", "--samples-per-unit"},
+    "validate-convergence": {"--json", "table"},
     "goodput": {
         "--best-interval",
         "--cause",

@@ -17,6 +17,7 @@ perfmodel calibrate     measure this machine, write its profile
 perfmodel predict       speed-up, step time, doubt for any number of devices
 perfmodel explain       what costs the speed-up, and what one change would gain
 perfmodel validate      run settings never used before, print the tool's own error
+perfmodel batch         time to the target over the batch size, not samples/s alone
 perfmodel goodput       weeks of a job that fails: when it ends, how often to save
 
 \b
@@ -77,6 +78,8 @@ _COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "validate": measure.validate,
     "report": report.report,
     "goodput": decide.goodput,
+    "batch": decide.batch,
+    "validate-convergence": decide.validate_convergence,
 }
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_interruptible(_command))

@@ -1,12 +1,16 @@
 """Commands that end in a decision; they need no profile and start fast."""
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from perfmodel.errors import OutOfTolerance, UsageError
+
 if TYPE_CHECKING:
-    from perfmodel.plan.goodput import Request
+    from perfmodel.documents.base import Document
+    from perfmodel.report.grid import Grid
 
 _CAUSE = typer.Option(
     help="NAME=DEVICE_HOURS between failures of one cause, for example gpu=140000; with ,replace "
@@ -16,6 +20,14 @@ _INTERVAL = typer.Option(help="Work between two checkpoints; default: the best b
 _STOPS = typer.Option(help="From how many stops the mean times were estimated: widens the answer.")
 _SPARES = typer.Option(help="Idle nodes at the start; default: a replacement is always at hand.")
 _MAINTENANCE = typer.Option(help="Period of planned stops, by the calendar.")
+
+
+_POINTS = typer.Option(
+    help="BATCH=SAMPLES to the target for at least two batch sizes, such as 1024=58.4,2048=56.5; "
+    "with --samples-per-unit, epochs or tokens instead of samples."
+)
+_RATES = typer.Option(help="BATCH=SAMPLES per second, separated by commas, as predicted or timed.")
+_UNIT = typer.Option(help="Samples per unit of --points: the size of the data set for epochs.")
 
 
 def goodput(  # noqa: PLR0913 - one parameter per flag
@@ -50,6 +62,8 @@ def goodput(  # noqa: PLR0913 - one parameter per flag
     """Simulate weeks of a job that fails: when it ends, and how often to write checkpoints."""
     from perfmodel.cli.job_flags import JobFlags, days  # noqa: PLC0415 - keeps --help fast
     from perfmodel.plan.goodput import Request  # noqa: PLC0415
+    from perfmodel.plan.goodput import goodput as use_case  # noqa: PLC0415
+    from perfmodel.report.goodput import goodput_grid, goodput_lines  # noqa: PLC0415
 
     flags = JobFlags(
         devices=devices,
@@ -73,20 +87,60 @@ def goodput(  # noqa: PLR0913 - one parameter per flag
         deadline_s=days(deadline_days),
         is_search=best_interval,
     )
-    _show_goodput(request, as_json=as_json)
+    document = use_case(request, argv=sys.argv)
+    _show(document, goodput_grid(document), goodput_lines(document), as_json=as_json)
 
 
-def _show_goodput(request: "Request", *, as_json: bool) -> None:
+def batch(
+    *,
+    points: Annotated[str, _POINTS],
+    batches: Annotated[str, typer.Option(help="Further batches, separated by commas.")] = "",
+    samples_per_s: Annotated[str, _RATES] = "",
+    samples_per_unit: Annotated[float, _UNIT] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the document.")] = False,
+) -> None:
+    """From runs of some batch sizes, the time to the target with others."""
+    from perfmodel.checks import positive  # noqa: PLC0415 - keeps --help fast
+    from perfmodel.cli.pairs import numbers, pairs  # noqa: PLC0415
+    from perfmodel.plan.batch import Request, batch_outlook  # noqa: PLC0415
+    from perfmodel.report.batch import batch_grid, batch_lines  # noqa: PLC0415
+
+    positive("--samples-per-unit:", samples_per_unit)
+    given = pairs("--points", points)
+    if len(given) < 2:
+        raise UsageError(f"--points: must name at least two batches, got {points!r}")
+    request = Request(
+        samples_to_target={size: units * samples_per_unit for size, units in given.items()},
+        batches=numbers("--batches", batches),
+        samples_per_s=pairs("--samples-per-s", samples_per_s),
+    )
+    document = batch_outlook(request, argv=sys.argv)
+    _show(document, batch_grid(document), batch_lines(document), as_json=as_json)
+
+
+def validate_convergence(
+    table: Annotated[Path, typer.Argument(help="CSV of MLPerf reference convergence points.")],
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict.")] = False,
+) -> None:
+    """Fit the smaller batches of published tasks, predict the larger, print the errors."""
+    from perfmodel.report.convergence import convergence_grid, convergence_lines  # noqa: PLC0415
+    from validate.published.convergence import judge  # noqa: PLC0415 - keeps --help fast
+
+    verdict = judge(table)
+    _show(verdict, convergence_grid(verdict), convergence_lines(verdict), as_json=as_json)
+    if not verdict.passed:
+        raise OutOfTolerance(f"validate-convergence: out of tolerance on {table}; see the table")
+
+
+def _show(document: "Document", table: "Grid", lines: list[str], *, as_json: bool) -> None:
     from rich.console import Console  # noqa: PLC0415 - slow to import
 
-    from perfmodel.plan.goodput import goodput as use_case  # noqa: PLC0415
-    from perfmodel.report.goodput import goodput_grid, goodput_lines  # noqa: PLC0415
     from perfmodel.report.tables import rich_table  # noqa: PLC0415
 
-    document = use_case(request, argv=sys.argv)
     if as_json:
         typer.echo(document.model_dump_json(indent=1))
         return
-    Console().print(rich_table(goodput_grid(document)))
-    for line in goodput_lines(document):
+    Console().print(rich_table(table))
+    for line in lines:
         typer.echo(line)

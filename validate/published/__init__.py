@@ -1,0 +1,1 @@
+"""Judging the model by what others have published."""
