@@ -79,6 +79,7 @@ COMMAND_LINE = {
         "--seed",
     },
     "batch": {"--batches", "--json", "--points", "--samples-per-s", "--samples-per-unit"},
+    "cost": {"--json", "--prices", "--today", "budget"},
     "validate-convergence": {"--json", "table"},
     "goodput": {
         "--best-interval",

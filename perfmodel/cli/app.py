@@ -18,6 +18,7 @@ perfmodel predict       speed-up, step time, doubt for any number of devices
 perfmodel explain       what costs the speed-up, and what one change would gain
 perfmodel validate      run settings never used before, print the tool's own error
 perfmodel batch         time to the target over the batch size, not samples/s alone
+perfmodel cost          buy or rent: cost of a useful device-hour, and where they cross
 perfmodel goodput       weeks of a job that fails: when it ends, how often to save
 
 \b
@@ -79,6 +80,7 @@ _COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "report": report.report,
     "goodput": decide.goodput,
     "batch": decide.batch,
+    "cost": decide.cost,
     "validate-convergence": decide.validate_convergence,
 }
 for _name, _command in _COMMANDS.items():

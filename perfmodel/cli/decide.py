@@ -118,6 +118,30 @@ def batch(
     _show(document, batch_grid(document), batch_lines(document), as_json=as_json)
 
 
+def cost(
+    budget: Annotated[Path, typer.Argument(help="Budget in TOML: what is bought and rented.")],
+    *,
+    prices: Annotated[Path | None, typer.Option(help="CSV of prices, used by name.")] = None,
+    today: Annotated[str, typer.Option(help="YYYY-MM-DD, for the age of prices.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the document.")] = False,
+) -> None:
+    """Compare buying with renting: cost of a useful device-hour, and where they cross."""
+    from datetime import UTC, date, datetime  # noqa: PLC0415 - beside what needs it
+
+    from perfmodel.documents.budget import read_budget  # noqa: PLC0415 - keeps --help fast
+    from perfmodel.plan.cost import compare_costs  # noqa: PLC0415
+    from perfmodel.report.cost import cost_grid, cost_lines  # noqa: PLC0415
+
+    try:
+        day = date.fromisoformat(today) if today else datetime.now(UTC).date()
+    except ValueError:
+        raise UsageError(f"--today: must look like 2026-11-21, got {today!r}") from None
+    document = compare_costs(
+        read_budget(budget, today=day, prices=prices), today=day, argv=sys.argv
+    )
+    _show(document, cost_grid(document), cost_lines(document), as_json=as_json)
+
+
 def validate_convergence(
     table: Annotated[Path, typer.Argument(help="CSV of MLPerf reference convergence points.")],
     *,
