@@ -1,6 +1,7 @@
 """perfmodel batch and validate-convergence: what they print, and what they refuse."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ def test_bad_flags_are_one_line(run: Run, arguments: tuple[object, ...], message
 HEAD = "benchmark,round,global_batch,mean,olympic_mean\n"
 
 
-def table(path: Path, rows: list[tuple[str, str, float, object, object]]) -> Path:
+def table(path: Path, rows: Sequence[tuple[str, str, float, object, object]]) -> Path:
     path.write_text(HEAD + "".join(",".join(map(str, row)) + "\n" for row in rows), "utf-8")
     return path
 

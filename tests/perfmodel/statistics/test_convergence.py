@@ -19,7 +19,7 @@ BATCHES = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 def law(batch: float, *, critical: float, exponent: float = 1.0) -> float:
     """A million samples for a tiny batch."""
-    return 1e6 * (1 + (batch / critical) ** exponent)
+    return 1e6 * (1 + math.pow(batch / critical, exponent))
 
 
 def test_a_batch_as_large_as_the_critical_one_needs_twice_the_samples() -> None:
