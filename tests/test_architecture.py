@@ -80,7 +80,6 @@ COMMAND_LINE = {
     },
     "batch": {"--batches", "--json", "--points", "--samples-per-s", "--samples-per-unit"},
     "cost": {"--json", "--prices", "--today", "budget"},
-    "validate-convergence": {"--json", "table"},
     "goodput": {
         "--best-interval",
         "--cause",
@@ -101,6 +100,10 @@ COMMAND_LINE = {
         "--spares",
         "--work-days",
     },
+    "network": set(),
+    "network measure": {"--collectives", "--device", "--nproc", "--out", "--resume", "--rounds"},
+    "network show": {"--collective", "--json", "files"},
+    "validate published": {"--data", "--json", "--output", "--sources"},
     "report": {"--devices", "--out", "--profile", "--validation", "--workloads"},
 }
 
@@ -203,6 +206,11 @@ def test_the_command_line_is_the_one_that_was_promised() -> None:
     group = vars(get_command(app))
     found = {"": group["params"]}
     found |= {name: command.params for name, command in group["commands"].items()}
+    found |= {
+        f"{name} {inner}": command.params
+        for name, outer in group["commands"].items()
+        for inner, command in vars(outer).get("commands", {}).items()
+    }
     options = {
         name: {option for parameter in parameters for option in parameter.opts}
         for name, parameters in found.items()

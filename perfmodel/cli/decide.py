@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.errors import OutOfTolerance, UsageError
+from perfmodel.errors import UsageError
 
 if TYPE_CHECKING:
     from perfmodel.documents.base import Document
@@ -140,21 +140,6 @@ def cost(
         read_budget(budget, today=day, prices=prices), today=day, argv=sys.argv
     )
     _show(document, cost_grid(document), cost_lines(document), as_json=as_json)
-
-
-def validate_convergence(
-    table: Annotated[Path, typer.Argument(help="CSV of MLPerf reference convergence points.")],
-    *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict.")] = False,
-) -> None:
-    """Fit the smaller batches of published tasks, predict the larger, print the errors."""
-    from perfmodel.report.convergence import convergence_grid, convergence_lines  # noqa: PLC0415
-    from validate.published.convergence import judge  # noqa: PLC0415 - keeps --help fast
-
-    verdict = judge(table)
-    _show(verdict, convergence_grid(verdict), convergence_lines(verdict), as_json=as_json)
-    if not verdict.passed:
-        raise OutOfTolerance(f"validate-convergence: out of tolerance on {table}; see the table")
 
 
 def _show(document: "Document", table: "Grid", lines: list[str], *, as_json: bool) -> None:

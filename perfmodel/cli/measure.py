@@ -93,6 +93,7 @@ def fit(
 
 
 def validate(  # noqa: PLR0913 - one parameter per flag
+    context: typer.Context,
     *,
     profile: Annotated[Path, typer.Option(help="Profile to judge.")] = DEFAULT_PROFILE,
     budget: Annotated[str, typer.Option(help="quick or standard.")] = "standard",
@@ -112,6 +113,8 @@ def validate(  # noqa: PLR0913 - one parameter per flag
     master_port: Annotated[int | None, typer.Option(help="Port on node 0.")] = None,
 ) -> None:
     """Run settings that calibration never used and print the tool's own error."""
+    if context.invoked_subcommand is not None:
+        return
     from calibrate.launch import (  # noqa: PLC0415
         LaunchFlags,
         TorchrunLauncher,

@@ -1,1 +1,1 @@
-"""Judging the model by what others have published."""
+"""Judge laws by measurements that others published."""
