@@ -77,6 +77,8 @@ class JobFlags:
             ("--spares:", self.spares or 0),
         ):
             non_negative(flag, value)
+        if self.maintenance_hours and self.maintenance_every_days is None:
+            raise UsageError("--maintenance-hours: means nothing without --maintenance-every-days")
         if self.replacement_hours and self.spares is None:
             raise UsageError("--replacement-hours: means nothing without --spares; give both")
 

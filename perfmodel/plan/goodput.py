@@ -159,7 +159,7 @@ def _rate_factors(request: Request) -> list[float]:
 
 def _closed_form(job: Job) -> tuple[Seconds | None, str]:
     try:
-        return expected_elapsed_s(job), "Daly's complete model"
+        return expected_elapsed_s(job), "Daly's complete model, at the estimated rate of failures"
     except ValueError as limit:
         return None, str(limit)
 

@@ -41,7 +41,7 @@ def cost_lines(document: CostDocument) -> list[str]:
     return [
         f"Buying: {items.capital:,.0f} {budget.currency} at the start; per year {listed}",
         *(
-            f"price: {name}: {price.value:g} {price.currency} {price.unit.value}, {price.date}, "
+            f"price: {name}: {price.value:,.10g} {price.currency} {price.unit.value}, {price.date}, "
             f"{price.region}, term {price.term}, {price.source}"
             for name, price in budget.prices().items()
         ),

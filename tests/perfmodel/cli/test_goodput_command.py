@@ -58,6 +58,7 @@ def test_json_is_a_document_with_the_same_job(run: Run) -> None:
             (*FAILING, "--replacement-hours", 4),
             "--replacement-hours: means nothing without --spares",
         ),
+        ((*FAILING, "--maintenance-hours", 4), "--maintenance-hours: means nothing without"),
         ((*FAILING, "--replicas", 1), "replicas must be >= 2, got 1"),
         ((*FAILING, "--deadline-days", -1), "deadline_s must be finite and > 0"),
     ],

@@ -68,6 +68,15 @@ def test_where_buying_starts_to_pay(answer: CostDocument) -> None:
     assert pays["spot"] is None
 
 
+def test_the_example_in_the_documentation_is_a_budget() -> None:
+    path = Path(__file__).resolve().parents[3] / "docs" / "budget.example.toml"
+    answer = compare_costs(read_budget(path, today=TODAY), today=TODAY, argv=[])
+    assert {option.cost.name for option in answer.options} == {
+        *("buy", "by the hour", "three years", "interruptible")
+    }
+    assert {price.source for price in answer.budget.prices().values()} == {"invented"}
+
+
 lines = st.builds(
     YearlyCost, name=st.just("x"), fixed=st.floats(0, 1e6), per_utilisation=st.floats(0, 1e6)
 )

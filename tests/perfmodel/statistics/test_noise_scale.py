@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from perfmodel.statistics.noise_scale import (
     GradientNorms,
@@ -46,6 +47,41 @@ def test_a_known_noise_scale_comes_back(ranks: int, local_batch: int) -> None:
     assert found.batch == pytest.approx(50, rel=0.1)
     assert abs(found.batch - 50) < 4 * found.relative_error * 50
     assert found.num_steps == 400
+
+
+def best_decrease(gradients: NDArray[np.float64], true: NDArray[np.float64]) -> float:
+    """Mean decrease of half the squared distance by one step at the best learning rate.
+
+    A step of rate r from ``true`` along g leaves ``|true - r g|^2 / 2``: best at mean(true g) / mean(g g).
+    """
+    along = float((gradients @ true).mean())
+    return along**2 / float((gradients**2).sum(axis=1).mean()) / 2
+
+
+def test_the_estimate_foretells_what_a_larger_batch_gains_per_step() -> None:
+    """A quadratic bowl, optimal rates: progress per step grows as 1 / (1 + B_noise / B)."""
+    rng = np.random.default_rng(5)
+    true = np.full(100, 0.1)
+    per_sample = math.sqrt(64 / 100)  # trace of the covariance 64, |G|^2 = 1
+    steps = []
+    for _ in range(300):
+        ranks = true + per_sample / math.sqrt(8) * rng.standard_normal((4, 100))
+        steps.append(
+            GradientNorms(
+                ranks=4,
+                local_batch=8,
+                mean_square=float((ranks**2).sum(axis=1).mean()),
+                square_of_mean=float((ranks.mean(axis=0) ** 2).sum()),
+            )
+        )
+    found = noise_scale(steps)
+    assert found is not None
+    small, large = (
+        best_decrease(true + per_sample / math.sqrt(batch) * rng.standard_normal((4000, 100)), true)
+        for batch in (16, 256)
+    )
+    foretold = (1 + found.batch / 16) / (1 + found.batch / 256)
+    assert large / small == pytest.approx(foretold, rel=0.05)
 
 
 def test_the_error_is_as_large_as_repetitions_scatter() -> None:
