@@ -37,6 +37,7 @@ _SECONDS: Final[dict[str, float]] = {
     "s": 1.0,
     "min": 60.0,
     "h": 3600.0,
+    "d": 86400.0,
 }
 _QUANTITY: Final = re.compile(r"^\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)\s*$")
 
@@ -85,8 +86,8 @@ def format_duration(seconds: Seconds) -> str:
     """Text such as ``12.3 ms``, three significant digits."""
     if seconds == 0:
         return "0 s"
-    for unit in ("h", "min", "s", "ms", "us"):
-        if abs(seconds) >= _SECONDS[unit] * (1 if unit not in ("h", "min") else 2):
+    for unit in ("d", "h", "min", "s", "ms", "us"):
+        if abs(seconds) >= _SECONDS[unit] * (1 if unit not in ("d", "h", "min") else 2):
             return f"{_significant(seconds / _SECONDS[unit])} {unit}"
     return f"{_significant(seconds / 1e-9)} ns"
 

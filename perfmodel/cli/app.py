@@ -8,6 +8,7 @@ from typing import Any, Final
 import typer
 
 from perfmodel.cli import (
+    decide,
     measure,
     memory,
     network,
@@ -32,6 +33,9 @@ perfmodel predict       speed-up, step time, doubt for any number of devices
 perfmodel explain       what costs the speed-up, and what one change would gain
 perfmodel validate      run settings never used before, print the tool's own error
 perfmodel validate testbed   the same with up to 16 ranks on shaped links
+perfmodel batch         time to the target over the batch size, not samples/s alone
+perfmodel cost          buy or rent: cost of a useful device-hour, and where they cross
+perfmodel goodput       weeks of a job that fails: when it ends, how often to save
 
 \b
 Exit codes: 0 ok, 1 failure, 2 usage, 3 not feasible, 4 validation out of tolerance,
@@ -92,6 +96,9 @@ _COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "predict": predict.predict,
     "explain": predict.explain,
     "report": report.report,
+    "goodput": decide.goodput,
+    "batch": decide.batch,
+    "cost": decide.cost,
 }
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_interruptible(_command))

@@ -9,12 +9,13 @@ from calibrate.environment import describe_environment
 from calibrate.placement import provenance
 from perfmodel.documents.published import PublishedDocument, PublishedSeries
 from perfmodel.errors import UsageError
-from validate.published import collectives, placements
+from validate.published import collectives, convergence, placements
 
 Protocol = Callable[[Path], tuple[list[PublishedSeries], list[str]]]
 PROTOCOLS: Final[dict[str, Protocol]] = {
     collectives.SOURCE: collectives.judge,
     placements.SOURCE: placements.judge,
+    convergence.SOURCE: convergence.judge,
 }
 
 

@@ -1,0 +1,148 @@
+"""Closed forms for jobs that fail: checkpoint intervals, expected end, waiting for spares.
+
+Throughout, failures are exponential with mean ``mtbf_s``, a checkpoint costs ``write_s`` and follows
+every ``interval_s`` of work.
+"""
+
+import math
+from typing import Final
+
+from scipy.special import lambertw
+
+from perfmodel.checks import non_negative, positive
+from perfmodel.program.job import Job
+from perfmodel.units import Seconds
+
+#: exp of more than this overflows; a job that needs it never ends.
+_LARGEST_EXPONENT: Final = 700.0
+
+
+def young_interval_s(*, write_s: Seconds, mtbf_s: Seconds) -> Seconds:
+    """First-order best interval, ``sqrt(2 write mtbf)``; for ``write_s`` far below ``mtbf_s``. [s]
+
+    References
+    ----------
+    .. [1] J. W. Young, "A first order approximation to the optimum checkpoint interval",
+       CACM 17, 1974.
+    """
+    _check(write_s, mtbf_s)
+    return math.sqrt(2 * write_s * mtbf_s)
+
+
+def daly_interval_s(*, write_s: Seconds, mtbf_s: Seconds) -> Seconds:
+    """Higher-order best interval; ``mtbf_s`` where a write takes twice that or longer. [s]
+
+    References
+    ----------
+    .. [1] J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps",
+       FGCS 22, 2006, eq. 37.
+    """
+    _check(write_s, mtbf_s)
+    if math.isinf(mtbf_s):
+        return math.inf if write_s > 0 else 0.0
+    if write_s >= 2 * mtbf_s:
+        return mtbf_s
+    root = math.sqrt(write_s / (2 * mtbf_s))
+    return math.sqrt(2 * write_s * mtbf_s) * (1 + root / 3 + root**2 / 9) - write_s
+
+
+def best_interval_s(*, write_s: Seconds, mtbf_s: Seconds) -> Seconds:
+    """Interval that makes ``expected_elapsed_s`` least, exactly. [s]
+
+    With ``x = interval / mtbf`` and ``d = write / mtbf`` the minimum of ``(exp(x + d) - 1) / x`` is where
+    ``(1 - x) exp(x + d) = 1``, hence ``x = 1 + W(-exp(-1 - d))`` with Lambert's W.
+    """
+    _check(write_s, mtbf_s)
+    if math.isinf(mtbf_s):
+        return math.inf if write_s > 0 else 0.0
+    best = 1 + float(lambertw(-math.exp(-1 - write_s / mtbf_s)).real)
+    # so near the branch point of W half of the digits are lost; Young's is better there
+    return mtbf_s * best if best > 1e-5 else young_interval_s(write_s=write_s, mtbf_s=mtbf_s)
+
+
+def expected_elapsed_s(job: Job) -> Seconds:
+    """Mean time to the end of a job; infinite beyond what a float can say. [s]
+
+    A segment of work and its checkpoint, ``L`` together, is struck ``exp(L / M) - 1`` times on
+    average. Each stop costs the time until it, detection ``D`` and restart ``R``, which may be
+    struck too, and the wait ``P`` for a node, which is not:
+    ``(exp(L / M) - 1) (M exp((D + R) / M) + P exp(R / M))``. Without ``P`` this is Daly's complete
+    model [1]_.
+
+    Raises
+    ------
+    ValueError
+        If the job is beyond the formula: maintenance, some but not all causes that take a node, or
+        spares that may or may not suffice.
+
+    References
+    ----------
+    .. [1] J. T. Daly, FGCS 22, 2006, eq. 20.
+    """
+    wait_s = _certain_wait_s(job)
+    mtbf_s = job.mtbf_s
+    segments = math.ceil(job.work_s / job.checkpoint_interval_s - 1e-9)
+    last_s = job.work_s - (segments - 1) * job.checkpoint_interval_s
+    if math.isinf(mtbf_s):
+        return job.work_s + segments * job.checkpoint_write_s
+    stop_s = mtbf_s * _exp(job.recovery_s / mtbf_s) + wait_s * _exp(job.restart_s / mtbf_s)
+    strikes = _expm1((last_s + job.checkpoint_write_s) / mtbf_s)
+    if segments > 1:
+        whole_s = job.checkpoint_interval_s + job.checkpoint_write_s
+        strikes += (segments - 1) * _expm1(whole_s / mtbf_s)
+    return strikes * stop_s
+
+
+def expected_stops(job: Job) -> float:
+    """Mean number of failures until the end: exposed time over ``mtbf_s`` (Wald).
+
+    For jobs that never wait for a node. The same limits as ``expected_elapsed_s``.
+    """
+    if _certain_wait_s(job) > 0:
+        raise ValueError("the closed form of stops holds for jobs that never wait for a node")
+    return 0.0 if math.isinf(job.mtbf_s) else expected_elapsed_s(job) / job.mtbf_s
+
+
+def waiting_fraction(job: Job) -> float:
+    """Long-run share of time without a spare node: Erlang's loss formula.
+
+    Nodes under replacement are the busy lines, the spares and one more are the lines: with all of
+    them busy the job stands, and what stands does not fail, as lost calls do not ring. It holds for
+    any distribution of replacement times, if detection takes none and all causes take a node.
+
+    References
+    ----------
+    .. [1] A. K. Erlang, 1917; L. Kleinrock, "Queueing Systems" vol. 1, 1975, section 3.6.
+    """
+    if job.spares is None or math.isinf(job.node_mtbf_s):
+        return 0.0
+    load = job.replacement_s / job.node_mtbf_s
+    blocked = 1.0
+    for lines in range(1, job.spares + 2):
+        blocked = load * blocked / (lines + load * blocked)
+    return blocked
+
+
+def _certain_wait_s(job: Job) -> Seconds:
+    if job.maintenance_every_s is not None:
+        raise ValueError("the closed form does not hold for jobs with maintenance")
+    takers = sum(cause.takes_node for cause in job.causes)
+    if job.spares is None or takers == 0 or job.replacement_s == 0:
+        return 0.0
+    if job.spares > 0 or takers < len(job.causes):
+        raise ValueError("the closed form holds for no spares, or for always enough of them")
+    return job.replacement_s
+
+
+def _check(write_s: Seconds, mtbf_s: Seconds) -> None:
+    non_negative("write_s", write_s)
+    if not math.isinf(mtbf_s):
+        positive("mtbf_s", mtbf_s)
+
+
+def _exp(exponent: float) -> float:
+    return math.exp(exponent) if exponent < _LARGEST_EXPONENT else math.inf
+
+
+def _expm1(exponent: float) -> float:
+    return math.expm1(exponent) if exponent < _LARGEST_EXPONENT else math.inf

@@ -1,0 +1,155 @@
+"""Commands that end in a decision; they need no profile and start fast."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from perfmodel.errors import UsageError
+
+if TYPE_CHECKING:
+    from perfmodel.documents.base import Document
+    from perfmodel.report.grid import Grid
+
+_CAUSE = typer.Option(
+    help="NAME=DEVICE_HOURS between failures of one cause, for example gpu=140000; with ,replace "
+    "behind it, each takes a node out. Repeat it for every cause."
+)
+_INTERVAL = typer.Option(help="Work between two checkpoints; default: the best by the formula.")
+_STOPS = typer.Option(help="From how many stops the mean times were estimated: widens the answer.")
+_SPARES = typer.Option(help="Idle nodes at the start; default: a replacement is always at hand.")
+_MAINTENANCE = typer.Option(help="Period of planned stops, by the calendar.")
+
+
+_POINTS = typer.Option(
+    help="BATCH=SAMPLES to the target for at least two batch sizes, such as 1024=58.4,2048=56.5; "
+    "with --samples-per-unit, epochs or tokens instead of samples."
+)
+_RATES = typer.Option(help="BATCH=SAMPLES per second, separated by commas, as predicted or timed.")
+_UNIT = typer.Option(help="Samples per unit of --points: the size of the data set for epochs.")
+
+
+def goodput(  # noqa: PLR0913 - one parameter per flag
+    *,
+    devices: Annotated[int, typer.Option(help="Devices of the job; any failure stops all.")],
+    work_days: Annotated[float, typer.Option(help="Days of training without any stop.")],
+    mtbf_device_hours: Annotated[
+        float | None, typer.Option(help="Device hours between two failures, all causes together.")
+    ] = None,
+    cause: Annotated[list[str] | None, _CAUSE] = None,
+    mtbf_stops: Annotated[int | None, _STOPS] = None,
+    checkpoint_s: Annotated[float, typer.Option(help="Training stands still for one write.")] = 0,
+    checkpoint_interval_s: Annotated[float | None, _INTERVAL] = None,
+    detection_s: Annotated[float, typer.Option(help="From a failure to the end of the job.")] = 0,
+    restart_s: Annotated[float, typer.Option(help="Start, read the checkpoint, warm up.")] = 0,
+    spares: Annotated[int | None, _SPARES] = None,
+    replacement_hours: Annotated[
+        float, typer.Option(help="Until a failed node is back as a spare.")
+    ] = 0,
+    maintenance_every_days: Annotated[float | None, _MAINTENANCE] = None,
+    maintenance_hours: Annotated[float, typer.Option(help="Length of a planned stop.")] = 0,
+    deadline_days: Annotated[float | None, typer.Option(help="Print the chance to make it.")] = (
+        None
+    ),
+    best_interval: Annotated[
+        bool, typer.Option("--best-interval", help="Search the best interval by simulation too.")
+    ] = False,
+    replicas: Annotated[int, typer.Option(help="Simulated courses.")] = 200,
+    seed: Annotated[int, typer.Option(help="Seed of the failures.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the goodput document.")] = False,
+) -> None:
+    """Simulate weeks of a job that fails: when it ends, and how often to write checkpoints."""
+    from perfmodel.cli.job_flags import JobFlags, days  # noqa: PLC0415 - keeps --help fast
+    from perfmodel.plan.goodput import Request  # noqa: PLC0415
+    from perfmodel.plan.goodput import goodput as use_case  # noqa: PLC0415
+    from perfmodel.report.goodput import goodput_grid, goodput_lines  # noqa: PLC0415
+
+    flags = JobFlags(
+        devices=devices,
+        work_days=work_days,
+        mtbf_device_hours=mtbf_device_hours,
+        causes=cause or (),
+        checkpoint_s=checkpoint_s,
+        checkpoint_interval_s=checkpoint_interval_s,
+        detection_s=detection_s,
+        restart_s=restart_s,
+        spares=spares,
+        replacement_hours=replacement_hours,
+        maintenance_every_days=maintenance_every_days,
+        maintenance_hours=maintenance_hours,
+    )
+    request = Request(
+        job=flags.job(),
+        replicas=replicas,
+        seed=seed,
+        mtbf_stops=mtbf_stops,
+        deadline_s=days(deadline_days),
+        is_search=best_interval,
+    )
+    document = use_case(request, argv=sys.argv)
+    _show(document, goodput_grid(document), goodput_lines(document), as_json=as_json)
+
+
+def batch(
+    *,
+    points: Annotated[str, _POINTS],
+    batches: Annotated[str, typer.Option(help="Further batches, separated by commas.")] = "",
+    samples_per_s: Annotated[str, _RATES] = "",
+    samples_per_unit: Annotated[float, _UNIT] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the document.")] = False,
+) -> None:
+    """From runs of some batch sizes, the time to the target with others."""
+    from perfmodel.checks import positive  # noqa: PLC0415 - keeps --help fast
+    from perfmodel.cli.pairs import numbers, pairs  # noqa: PLC0415
+    from perfmodel.plan.batch import Request, batch_outlook  # noqa: PLC0415
+    from perfmodel.report.batch import batch_grid, batch_lines  # noqa: PLC0415
+
+    positive("--samples-per-unit:", samples_per_unit)
+    given = pairs("--points", points)
+    if len(given) < 2:
+        raise UsageError(f"--points: must name at least two batches, got {points!r}")
+    request = Request(
+        samples_to_target={size: units * samples_per_unit for size, units in given.items()},
+        batches=numbers("--batches", batches),
+        samples_per_s=pairs("--samples-per-s", samples_per_s),
+    )
+    document = batch_outlook(request, argv=sys.argv)
+    _show(document, batch_grid(document), batch_lines(document), as_json=as_json)
+
+
+def cost(
+    budget: Annotated[Path, typer.Argument(help="Budget in TOML: what is bought and rented.")],
+    *,
+    prices: Annotated[Path | None, typer.Option(help="CSV of prices, used by name.")] = None,
+    today: Annotated[str, typer.Option(help="YYYY-MM-DD, for the age of prices.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the document.")] = False,
+) -> None:
+    """Compare buying with renting: cost of a useful device-hour, and where they cross."""
+    from datetime import UTC, date, datetime  # noqa: PLC0415 - beside what needs it
+
+    from perfmodel.documents.budget import read_budget  # noqa: PLC0415 - keeps --help fast
+    from perfmodel.plan.cost import compare_costs  # noqa: PLC0415
+    from perfmodel.report.cost import cost_grid, cost_lines  # noqa: PLC0415
+
+    try:
+        day = date.fromisoformat(today) if today else datetime.now(UTC).date()
+    except ValueError:
+        raise UsageError(f"--today: must look like 2026-11-21, got {today!r}") from None
+    document = compare_costs(
+        read_budget(budget, today=day, prices=prices), today=day, argv=sys.argv
+    )
+    _show(document, cost_grid(document), cost_lines(document), as_json=as_json)
+
+
+def _show(document: "Document", table: "Grid", lines: list[str], *, as_json: bool) -> None:
+    from rich.console import Console  # noqa: PLC0415 - slow to import
+
+    from perfmodel.report.tables import rich_table  # noqa: PLC0415
+
+    if as_json:
+        typer.echo(document.model_dump_json(indent=1))
+        return
+    Console().print(rich_table(table))
+    for line in lines:
+        typer.echo(line)

@@ -1,0 +1,117 @@
+"""A job over weeks as flags describe it; what is wrong is named by its flag."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from perfmodel.checks import non_negative, positive
+from perfmodel.errors import UsageError
+from perfmodel.plan.goodput import best_interval_or_work_s
+from perfmodel.program.job import FailureCause, Job
+from perfmodel.units import Seconds
+
+HOUR_S: Final = 3600.0
+DAY_S: Final = 24 * HOUR_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFlags:
+    """Values as typed, in the units of their names."""
+
+    devices: int
+    work_days: float
+    mtbf_device_hours: float | None
+    causes: Sequence[str]
+    checkpoint_s: float
+    checkpoint_interval_s: float | None
+    detection_s: float
+    restart_s: float
+    spares: int | None
+    replacement_hours: float
+    maintenance_every_days: float | None
+    maintenance_hours: float
+
+    def job(self) -> Job:
+        """The job, in SI.
+
+        Raises
+        ------
+        UsageError, ValueError
+            If a flag makes no sense.
+        """
+        self._check()
+        job = Job(
+            devices=self.devices,
+            work_s=self.work_days * DAY_S,
+            checkpoint_interval_s=self.checkpoint_interval_s or self.work_days * DAY_S,
+            checkpoint_write_s=self.checkpoint_s,
+            causes=self._failure_causes(),
+            detection_s=self.detection_s,
+            restart_s=self.restart_s,
+            spares=self.spares,
+            replacement_s=self.replacement_hours * HOUR_S,
+            maintenance_every_s=days(self.maintenance_every_days),
+            maintenance_s=self.maintenance_hours * HOUR_S,
+        )
+        if self.checkpoint_interval_s is not None:
+            return job
+        return replace(job, checkpoint_interval_s=best_interval_or_work_s(job))
+
+    def _check(self) -> None:
+        if self.devices < 1:
+            raise UsageError(f"--devices: must be >= 1, got {self.devices}")
+        positive("--work-days:", self.work_days)
+        for flag, value in (
+            ("--mtbf-device-hours:", self.mtbf_device_hours),
+            ("--checkpoint-interval-s:", self.checkpoint_interval_s),
+            ("--maintenance-every-days:", self.maintenance_every_days),
+        ):
+            if value is not None:
+                positive(flag, value)
+        for flag, value in (
+            ("--checkpoint-s:", self.checkpoint_s),
+            ("--detection-s:", self.detection_s),
+            ("--restart-s:", self.restart_s),
+            ("--replacement-hours:", self.replacement_hours),
+            ("--maintenance-hours:", self.maintenance_hours),
+            ("--spares:", self.spares or 0),
+        ):
+            non_negative(flag, value)
+        if self.maintenance_hours and self.maintenance_every_days is None:
+            raise UsageError("--maintenance-hours: means nothing without --maintenance-every-days")
+        if self.replacement_hours and self.spares is None:
+            raise UsageError("--replacement-hours: means nothing without --spares; give both")
+
+    def _failure_causes(self) -> tuple[FailureCause, ...]:
+        if self.causes and self.mtbf_device_hours is not None:
+            raise UsageError("--cause: excludes --mtbf-device-hours; give one of the two")
+        if self.mtbf_device_hours is not None:
+            return (
+                FailureCause(
+                    name="any",
+                    mtbf_device_s=self.mtbf_device_hours * HOUR_S,
+                    takes_node=self.spares is not None,
+                ),
+            )
+        return tuple(_cause(text) for text in self.causes)
+
+
+def days(value: float | None) -> Seconds | None:
+    """Days in seconds, if any are given. [s]"""
+    return None if value is None else value * DAY_S
+
+
+def _cause(text: str) -> FailureCause:
+    name, _, rest = text.partition("=")
+    hours, _, what = rest.partition(",")
+    try:
+        device_hours = float(hours)
+    except ValueError:
+        device_hours = -1
+    if not name.strip() or not device_hours > 0 or what not in ("", "replace"):
+        raise UsageError(
+            f"--cause: must look like gpu=140000 or gpu=140000,replace (device hours > 0), got {text!r}"
+        )
+    return FailureCause(
+        name=name.strip(), mtbf_device_s=device_hours * HOUR_S, takes_node=what == "replace"
+    )

@@ -1,0 +1,242 @@
+"""What computing costs, as a person writes it down: prices with their origin, purchase and rental."""
+
+import csv
+import datetime as dt
+import enum
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError
+from pydantic import model_validator as validator
+
+from perfmodel.documents.base import Record, first_problem
+from perfmodel.errors import InvalidDocument
+
+#: A price older than this is said to be stale.
+STALE_AFTER_DAYS: Final = 30
+
+_Text = Annotated[str, Field(min_length=1)]
+_Share = Annotated[float, Field(ge=0, le=1)]
+_PositiveShare = Annotated[float, Field(gt=0, le=1)]
+
+
+class PriceUnit(enum.StrEnum):
+    """What a price is for; a price of another unit is refused where it does not belong."""
+
+    DEVICE = "per device"
+    ONCE = "once"
+    YEAR = "per year"
+    DEVICE_HOUR = "per device-hour"
+    KILOWATT_HOUR = "per kWh"
+    GIGABYTE = "per GB"
+
+
+class Price(Record):
+    """An amount of money and where it comes from."""
+
+    value: NonNegativeFloat
+    unit: PriceUnit
+    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")]
+    """ISO 4217."""
+    date: dt.date
+    """Day on which it was quoted."""
+    region: _Text
+    term: _Text
+    """How long one is bound, such as ``1 year`` or ``none``."""
+    source: _Text
+
+    def age_days(self, today: dt.date) -> int:
+        """Whole days since the quote; negative in the future."""
+        return (today - self.date).days
+
+
+class Purchase(Record):
+    """Devices that are bought, and what keeps them running."""
+
+    devices: PositiveInt
+    """That are used; spares come on top."""
+    device_price: Price
+    """Of a device with its share of host, memory and rack."""
+    spare_fraction: _Share = 0.0
+    """Spare devices over used ones."""
+    network_price: Price
+    """Switches, cables, optics, all together."""
+    lifetime_years: PositiveFloat
+    residual_fraction: _Share = 0.0
+    """Value at the end over the price; depreciation is a straight line in between."""
+    power_per_device_w: PositiveFloat
+    """At work, with its share of the host. [W]"""
+    idle_power_fraction: _Share
+    """Power when idle over power at work."""
+    pue: Annotated[float, Field(ge=1, le=5)]
+    """Power of the site over power of the machines."""
+    energy_price: Price
+    staff_price: Price
+    upkeep_fraction: _Share = 0.0
+    """Support and repair per year, over the purchase price."""
+
+    @validator(mode="after")
+    def _units(self) -> Self:
+        _expect("device_price", self.device_price, PriceUnit.DEVICE)
+        _expect("network_price", self.network_price, PriceUnit.ONCE)
+        _expect("energy_price", self.energy_price, PriceUnit.KILOWATT_HOUR)
+        _expect("staff_price", self.staff_price, PriceUnit.YEAR)
+        return self
+
+
+class Rental(Record):
+    """Devices by the hour."""
+
+    name: _Text
+    kind: Literal["on-demand", "reserved", "spot"]
+    """Reserved hours are paid whether used or not; the others when used."""
+    price: Price
+    effective_fraction: _PositiveShare = 1.0
+    """Share of paid time that is training: what interruptions leave, see ``perfmodel goodput``."""
+
+    @validator(mode="after")
+    def _units(self) -> Self:
+        _expect("price", self.price, PriceUnit.DEVICE_HOUR)
+        if self.kind == "spot" and "effective_fraction" not in self.model_fields_set:
+            raise ValueError("effective_fraction of spot devices must be given")
+        return self
+
+
+class Egress(Record):
+    """Data that leaves a rented site."""
+
+    gigabytes_per_year: NonNegativeFloat
+    price: Price
+
+    @validator(mode="after")
+    def _units(self) -> Self:
+        _expect("price", self.price, PriceUnit.GIGABYTE)
+        return self
+
+
+class Budget(Record):
+    """One question of money: the same useful device-hours, bought or rented."""
+
+    utilisation: _PositiveShare
+    """Share of the hours of a year in which the devices train."""
+    buy: Purchase
+    rent: Annotated[tuple[Rental, ...], Field(min_length=1)]
+    egress: Egress | None = None
+
+    @validator(mode="after")
+    def _comparable(self) -> Self:
+        currencies = {name: price.currency for name, price in self.prices().items()}
+        if len(set(currencies.values())) > 1:
+            named = ", ".join(f"{name} {currency}" for name, currency in currencies.items())
+            raise ValueError(f"all prices must be in one currency, convert them first: {named}")
+        names = [rental.name for rental in self.rent]
+        if len({"buy", *names}) <= len(names):
+            raise ValueError(
+                f"rentals must have different names, none of them buy: {', '.join(names)}"
+            )
+        return self
+
+    @property
+    def currency(self) -> str:
+        """Of all prices."""
+        return self.buy.device_price.currency
+
+    def prices(self) -> dict[str, Price]:
+        """Every price by its place in the file."""
+        found = {
+            f"buy.{name}": getattr(self.buy, name)
+            for name in ("device_price", "network_price", "energy_price", "staff_price")
+        }
+        found |= {f"rent.{rental.name}": rental.price for rental in self.rent}
+        if self.egress is not None:
+            found["egress.price"] = self.egress.price
+        return found
+
+
+def read_budget(path: Path, *, today: dt.date, prices: Path | None = None) -> Budget:
+    """Read a budget in TOML; a price given as text is a name in the price table.
+
+    Raises
+    ------
+    InvalidDocument
+        If a file cannot be read, a price is missing, negative, unknown or from the future, currencies
+        are mixed, or a key is unknown.
+    """
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidDocument(f"{path}: budget cannot be read: {error}") from error
+    table = {} if prices is None else read_prices(prices)
+    try:
+        budget = Budget.model_validate(_with_prices(raw, table, path))
+    except ValidationError as error:
+        raise InvalidDocument(f"{path}: {first_problem(error)}") from error
+    for name, price in budget.prices().items():
+        if price.age_days(today) < 0:
+            raise InvalidDocument(
+                f"{path}: {name}: date must not be after {today}, got {price.date}; correct the date"
+            )
+    return budget
+
+
+def read_prices(path: Path) -> dict[str, Price]:
+    """Read a table of prices: ``name`` and the fields of a price as columns.
+
+    Raises
+    ------
+    InvalidDocument
+        If the file cannot be read, or a row breaks a rule or repeats a name.
+    """
+    found: dict[str, Price] = {}
+    for line, row in _rows(path):
+        name = row.pop("name", None)
+        try:
+            price = Price.model_validate(row)
+        except ValidationError as error:
+            raise InvalidDocument(f"{path}: line {line}: {first_problem(error)}") from error
+        if not name or name in found:
+            raise InvalidDocument(
+                f"{path}: line {line}: name must be new and not empty, got {name!r}"
+            )
+        found[name] = price
+    return found
+
+
+def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file, restkey="columns beyond the heading")
+            for row in reader:
+                yield (
+                    reader.line_num,
+                    {key: value for key, value in row.items() if value is not None},
+                )
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InvalidDocument(f"{path}: prices cannot be read: {error}") from error
+
+
+def _with_prices(raw: Any, table: Mapping[str, Price], path: Path) -> Any:
+    """Replace names of prices by the prices themselves."""
+    if isinstance(raw, list):
+        return [_with_prices(entry, table, path) for entry in raw]
+    if not isinstance(raw, dict):
+        return raw
+    replaced = {}
+    for key, value in raw.items():
+        if key.endswith("price") and isinstance(value, str):
+            if value not in table:
+                raise InvalidDocument(
+                    f"{path}: {key}: must be a price, or the name of one in the price table, got "
+                    f"{value!r}; known names: {', '.join(table) or 'none (give --prices)'}"
+                )
+            replaced[key] = table[value].model_dump()
+        else:
+            replaced[key] = _with_prices(value, table, path)
+    return replaced
+
+
+def _expect(name: str, price: Price, unit: PriceUnit) -> None:
+    if price.unit is not unit:
+        raise ValueError(f"{name} must be {unit.value}, got {price.unit.value}")

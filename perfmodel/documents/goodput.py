@@ -1,0 +1,79 @@
+"""The course of a job over weeks: when it ends, where its time goes, how often to write checkpoints."""
+
+from typing import ClassVar, Self
+
+from pydantic import PositiveFloat, PositiveInt, model_validator
+
+from perfmodel.documents.base import Document, Record
+from perfmodel.documents.prediction import Interval
+from perfmodel.program.job import Job
+
+
+class TriedInterval(Record):
+    """A checkpoint interval and what became of the job with it."""
+
+    interval_s: PositiveFloat
+    elapsed_mean_s: PositiveFloat
+    is_as_good_as_best: bool
+    """Not told apart from the best one: within two standard errors of their paired difference."""
+
+
+class CheckpointIntervals(Record):
+    """Work between two checkpoints, by everybody who has a formula. [s]"""
+
+    young_s: PositiveFloat
+    daly_s: PositiveFloat
+    exact_s: PositiveFloat
+    """Minimum of Daly's complete model, exactly."""
+    simulated: tuple[TriedInterval, ...]
+    """In ascending order; empty if no search was asked for."""
+
+    @property
+    def simulated_best(self) -> TriedInterval | None:
+        """The one with the earliest mean end."""
+        return min(self.simulated, key=lambda tried: tried.elapsed_mean_s, default=None)
+
+
+class GoodputDocument(Document):
+    """What so many simulated courses of a job say."""
+
+    current_version: ClassVar[int] = 1
+    title: ClassVar[str] = "goodput"
+
+    command_line: tuple[str, ...]
+    seed: int
+    replicas: PositiveInt
+    job: Job
+    mtbf_stops: PositiveInt | None
+    """From how many stops the mean times between failures were estimated; None: taken as exact."""
+    elapsed_s: Interval
+    """From the start of the job to its end, by the calendar. [s]"""
+    elapsed_mean_s: PositiveFloat
+    elapsed_mean_error_s: float
+    """Standard error of the mean, from the finite number of courses. [s]"""
+    effective_fraction: Interval
+    """Training that was kept, over all time."""
+    unplanned_stops: Interval
+    stops_mean: dict[str, float]
+    """By cause."""
+    planned_stops_mean: float
+    spent_mean_s: dict[str, float]
+    """By activity; sums to the mean elapsed time. [s]"""
+    closed_form_elapsed_s: PositiveFloat | None
+    """Daly's complete model; None where it does not hold. [s]"""
+    closed_form_note: str
+    intervals: CheckpointIntervals | None
+    """None if nothing ever fails, or a checkpoint costs nothing."""
+    deadline_s: PositiveFloat | None
+    deadline_probability: float | None
+    """Share of the courses that end in time."""
+    caveats: tuple[str, ...]
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        total_s = sum(self.spent_mean_s.values())
+        if abs(total_s - self.elapsed_mean_s) > 1e-6 * self.elapsed_mean_s:
+            raise ValueError(
+                f"spent_mean_s must sum to elapsed_mean_s, got {total_s} and {self.elapsed_mean_s}"
+            )
+        return self

@@ -1,0 +1,103 @@
+"""Use case: runs of some batch sizes to a target -> what other batch sizes would take."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from perfmodel.checks import positive
+from perfmodel.documents.base import command_line
+from perfmodel.documents.batch import BatchDocument, BatchOutlook
+from perfmodel.documents.prediction import Interval
+from perfmodel.statistics.convergence import BatchPoint, Convergence, Quantiles, fit_convergence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is asked about a task."""
+
+    samples_to_target: Mapping[float, float]
+    """Batch to samples to the target; at least two batches."""
+    batches: Sequence[float] = ()
+    """Further batches to look at; those that were run are always shown."""
+    samples_per_s: Mapping[float, float] = field(default_factory=dict)
+    """Batch to samples per second, measured or predicted."""
+
+    def __post_init__(self) -> None:
+        for batch in self.batches:
+            positive("batch", batch)
+        for batch, rate in self.samples_per_s.items():
+            positive("batch", batch)
+            positive(f"samples_per_s of batch {batch:g}", rate)
+
+
+def batch_outlook(request: Request, *, argv: Sequence[str]) -> BatchDocument:
+    """Fit the law of the batch and apply it.
+
+    Ratios are against the smallest batch that was run. Raises ``ValueError`` with fewer than two points.
+    """
+    run = request.samples_to_target
+    law = fit_convergence([BatchPoint(batch=batch, samples=run[batch]) for batch in run])
+    batches = sorted({*run, *request.batches, *request.samples_per_s})
+    outlooks = tuple(_outlook(law, batch, request) for batch in batches)
+    return BatchDocument(
+        schema_version=BatchDocument.current_version,
+        command_line=command_line(argv),
+        points=dict(run),
+        reference_batch=min(run),
+        critical_batch=_interval(law.critical_batch),
+        outlooks=outlooks,
+        caveats=tuple(_caveats(outlooks, len(run), max(run))),
+    )
+
+
+def _outlook(law: Convergence, batch: float, request: Request) -> BatchOutlook:
+    reference = min(request.samples_to_target)
+    samples = _interval(law.samples(batch))
+    ratio = _interval(law.samples_ratio(batch, reference=reference))
+    rate = request.samples_per_s.get(batch)
+    reference_rate = request.samples_per_s.get(reference)
+    faster = rate / reference_rate if rate and reference_rate else None
+    return BatchOutlook(
+        batch=batch,
+        samples=samples,
+        steps=_divided(samples, batch),
+        samples_ratio=ratio,
+        samples_per_s=rate,
+        throughput_speedup=faster,
+        target_speedup=(
+            None
+            if faster is None
+            else Interval(p5=faster / ratio.p95, p50=faster / ratio.p50, p95=faster / ratio.p5)
+        ),
+        time_to_target_s=None if rate is None else _divided(samples, rate),
+        is_beyond_critical=batch > law.critical_batch.p50,
+        is_extrapolated=batch > max(request.samples_to_target),
+    )
+
+
+def _caveats(outlooks: Sequence[BatchOutlook], num_points: int, largest_run: float) -> list[str]:
+    caveats = []
+    beyond = [f"{entry.batch:g}" for entry in outlooks if entry.is_beyond_critical]
+    if beyond:
+        caveats.append(
+            f"beyond the critical batch: {', '.join(beyond)}; each device more adds little but samples"
+        )
+    if num_points == 2:
+        caveats.append("two batches cannot tell the law; the answer is mostly the prior's")
+    unseen = [f"{entry.batch:g}" for entry in outlooks if entry.is_extrapolated]
+    if unseen:
+        caveats.append(
+            f"beyond the largest batch that was run ({largest_run:g}): {', '.join(unseen)}"
+        )
+    caveats.append(
+        "every batch is assumed to be tuned: learning rate scaled (linearly for SGD, by the square root "
+        "for Adam, up to the critical batch) and warmed up"
+    )
+    return caveats
+
+
+def _interval(quantiles: Quantiles) -> Interval:
+    return Interval(p5=quantiles.p5, p50=quantiles.p50, p95=quantiles.p95)
+
+
+def _divided(interval: Interval, by: float) -> Interval:
+    return Interval(p5=interval.p5 / by, p50=interval.p50 / by, p95=interval.p95 / by)

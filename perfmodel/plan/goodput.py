@@ -1,0 +1,228 @@
+"""Use case: many courses of one job -> when it ends, where the time goes, how often to save."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.algebra.goodput import (
+    best_interval_s,
+    daly_interval_s,
+    expected_elapsed_s,
+    expected_stops,
+    young_interval_s,
+)
+from perfmodel.checks import at_least, positive
+from perfmodel.documents.base import command_line
+from perfmodel.documents.goodput import CheckpointIntervals, GoodputDocument, TriedInterval
+from perfmodel.documents.prediction import Interval
+from perfmodel.errors import NotFeasible
+from perfmodel.program.job import Job
+from perfmodel.simulation.job import Activity, JobRun, simulate_job
+from perfmodel.units import Seconds, format_duration
+
+#: A job that keeps less than this share of its time is not simulated: it may take for ever.
+LOWEST_EFFECTIVE_FRACTION: Final = 0.01
+#: Nor is one that stops more often than this.
+MOST_STOPS: Final = 1e6
+#: Intervals that a search tries, over the best one by the formula.
+SEARCH_FACTORS: Final = tuple(2.0 ** (step / 2) for step in range(-4, 5))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is asked about a job."""
+
+    job: Job
+    replicas: int = 200
+    """Simulated courses; quantiles of fewer than about 100 are rough."""
+    seed: int = 0
+    mtbf_stops: int | None = None
+    """From how many stops the rates were estimated: each course then draws its own rates."""
+    deadline_s: Seconds | None = None
+    is_search: bool = False
+    """Whether to look for the best checkpoint interval by simulation too."""
+
+    def __post_init__(self) -> None:
+        at_least("replicas", self.replicas, 2)
+        at_least("seed", self.seed, 0)
+        if self.mtbf_stops is not None:
+            at_least("mtbf_stops", self.mtbf_stops, 1)
+        if self.deadline_s is not None:
+            positive("deadline_s", self.deadline_s)
+
+
+def goodput(request: Request, *, argv: Sequence[str]) -> GoodputDocument:
+    """Simulate a job many times.
+
+    Raises
+    ------
+    NotFeasible
+        If less than 1 % of the time would be training that is kept.
+    """
+    job = request.job
+    worst_factor = max(_rate_factors(request))
+    refuse_hopeless(job, rate_factor=worst_factor)
+    runs = simulate_many(request)
+    elapsed_s = np.array([run.elapsed_s for run in runs])
+    closed_s, note = _closed_form(job)
+    deadline_s = request.deadline_s
+    return GoodputDocument(
+        schema_version=GoodputDocument.current_version,
+        command_line=command_line(argv),
+        seed=request.seed,
+        replicas=request.replicas,
+        job=job,
+        mtbf_stops=request.mtbf_stops,
+        elapsed_s=_interval(elapsed_s),
+        elapsed_mean_s=float(elapsed_s.mean()),
+        elapsed_mean_error_s=_standard_error(elapsed_s),
+        effective_fraction=_interval(np.array([run.effective_fraction for run in runs])),
+        unplanned_stops=_interval(np.array([run.unplanned_stops for run in runs], dtype=float)),
+        stops_mean={
+            cause.name: math.fsum(run.stops[cause.name] for run in runs) / len(runs)
+            for cause in job.causes
+        },
+        planned_stops_mean=math.fsum(run.planned_stops for run in runs) / len(runs),
+        spent_mean_s={
+            activity.value: math.fsum(run.spent_s[activity] for run in runs) / len(runs)
+            for activity in Activity
+        },
+        closed_form_elapsed_s=closed_s,
+        closed_form_note=note,
+        intervals=_intervals(request),
+        deadline_s=deadline_s,
+        deadline_probability=(
+            None if deadline_s is None else float((elapsed_s <= deadline_s).mean())
+        ),
+        caveats=tuple(_caveats(request)),
+    )
+
+
+def simulate_many(request: Request) -> list[JobRun]:
+    """Courses with luck of their own, the same for the same seed."""
+    return [
+        simulate_job(request.job, seed=[request.seed, replica], rate_factor=factor)
+        for replica, factor in enumerate(_rate_factors(request))
+    ]
+
+
+def best_interval_or_work_s(job: Job) -> Seconds:
+    """Best checkpoint interval by the formula, or the whole job where saving never pays. [s]"""
+    best_s = best_interval_s(write_s=job.checkpoint_write_s, mtbf_s=job.mtbf_s)
+    return min(best_s, job.work_s) if best_s > 0 else job.work_s
+
+
+def refuse_hopeless(job: Job, *, rate_factor: float = 1.0) -> None:
+    """Refuse a job that would hardly get on, before simulating it for ever.
+
+    Raises
+    ------
+    NotFeasible
+        If less than 1 % of the time would be kept, or more than a million stops were to be
+        simulated, with failures ``rate_factor`` times as frequent as the job says.
+    """
+    effective, stops = _outlook(job, rate_factor)
+    if not (effective >= LOWEST_EFFECTIVE_FRACTION and stops <= MOST_STOPS):
+        raise NotFeasible(
+            f"goodput: at least {LOWEST_EFFECTIVE_FRACTION:.0%} of the time must be training that is "
+            f"kept, in at most {MOST_STOPS:.0e} stops, got {effective:.2g} and {stops:.2g}: a stop "
+            f"every {format_duration(job.mtbf_s / rate_factor)}, "
+            f"{format_duration(job.recovery_s)} to recover, a checkpoint of "
+            f"{format_duration(job.checkpoint_write_s)} every "
+            f"{format_duration(job.checkpoint_interval_s)}; save more often, recover faster, or take "
+            "fewer devices"
+        )
+
+
+def _outlook(job: Job, rate_factor: float) -> tuple[float, float]:
+    """Share of the time that is kept, and stops, by the closed form without spares or maintenance."""
+    causes = tuple(
+        replace(cause, mtbf_device_s=cause.mtbf_device_s / rate_factor) for cause in job.causes
+    )
+    simple = replace(job, causes=causes, spares=None, maintenance_every_s=None)
+    return job.work_s / expected_elapsed_s(simple), expected_stops(simple)
+
+
+def _rate_factors(request: Request) -> list[float]:
+    """Rates over their estimate: Gamma, as k stops of a Poisson process leave them (Jeffreys)."""
+    if request.mtbf_stops is None:
+        return [1.0] * request.replicas
+    # a stream of its own: one replica more changes no other
+    rng = np.random.default_rng([request.seed, 0, 1])
+    shape = request.mtbf_stops + 0.5
+    return [float(rng.gamma(shape)) / request.mtbf_stops for _ in range(request.replicas)]
+
+
+def _closed_form(job: Job) -> tuple[Seconds | None, str]:
+    try:
+        return expected_elapsed_s(job), "Daly's complete model, at the estimated rate of failures"
+    except ValueError as limit:
+        return None, str(limit)
+
+
+def _intervals(request: Request) -> CheckpointIntervals | None:
+    job = request.job
+    write_s, mtbf_s = job.checkpoint_write_s, job.mtbf_s
+    if math.isinf(mtbf_s) or write_s == 0:
+        return None
+    exact_s = best_interval_s(write_s=write_s, mtbf_s=mtbf_s)
+    return CheckpointIntervals(
+        young_s=young_interval_s(write_s=write_s, mtbf_s=mtbf_s),
+        daly_s=daly_interval_s(write_s=write_s, mtbf_s=mtbf_s),
+        exact_s=exact_s,
+        simulated=_search(request, around_s=exact_s) if request.is_search else (),
+    )
+
+
+def _search(request: Request, *, around_s: Seconds) -> tuple[TriedInterval, ...]:
+    worst_factor = max(_rate_factors(request))
+    wanted_s = sorted({min(around_s * factor, request.job.work_s) for factor in SEARCH_FACTORS})
+    intervals_s = [
+        interval_s
+        for interval_s in wanted_s
+        if _outlook(replace(request.job, checkpoint_interval_s=interval_s), worst_factor)[0]
+        >= LOWEST_EFFECTIVE_FRACTION
+    ]
+    if not intervals_s:
+        return ()
+    ends_s: dict[Seconds, NDArray[np.float64]] = {}
+    for interval_s in intervals_s:
+        job = replace(request.job, checkpoint_interval_s=interval_s)
+        runs = simulate_many(replace(request, job=job))
+        ends_s[interval_s] = np.array([run.elapsed_s for run in runs])
+    best_s = min(intervals_s, key=lambda interval_s: float(ends_s[interval_s].mean()))
+    return tuple(
+        TriedInterval(
+            interval_s=interval_s,
+            elapsed_mean_s=float(ends_s[interval_s].mean()),
+            is_as_good_as_best=_is_as_good(ends_s[interval_s] - ends_s[best_s]),
+        )
+        for interval_s in intervals_s
+    )
+
+
+def _is_as_good(later_s: NDArray[np.float64]) -> bool:
+    return bool(later_s.mean() <= 2 * _standard_error(later_s))
+
+
+def _standard_error(values: NDArray[np.float64]) -> float:
+    return float(values.std(ddof=1) / math.sqrt(len(values)))
+
+
+def _interval(values: NDArray[np.float64]) -> Interval:
+    p5, p50, p95 = (float(value) for value in np.quantile(values, (0.05, 0.5, 0.95)))
+    return Interval(p5=p5, p50=p50, p95=p95)
+
+
+def _caveats(request: Request) -> list[str]:
+    caveats = ["failures are drawn as independent and exponential; real ones come in clusters"]
+    if request.job.causes and request.mtbf_stops is None:
+        caveats.append(
+            "the mean time between failures is taken as exact: --mtbf-stops says from how many stops "
+            "it was estimated"
+        )
+    return caveats

@@ -1,0 +1,98 @@
+"""Gradient noise scale from what DDP has anyway: gradients of each rank, and their average.
+
+References
+----------
+.. [1] S. McCandlish, J. Kaplan, D. Amodei, "An Empirical Model of Large-Batch Training",
+   arXiv 1812.06162, appendix A.1.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perfmodel.checks import at_least, non_negative, positive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientNorms:
+    """Squared norms of one step, before any clipping.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than two ranks, an empty batch, or norms that are negative or not finite.
+    """
+
+    ranks: int
+    local_batch: int
+    """Samples behind the gradient of one rank."""
+    mean_square: float
+    """Mean over the ranks of the squared norm of the gradient of one rank."""
+    square_of_mean: float
+    """Squared norm of the gradient averaged over the ranks."""
+
+    def __post_init__(self) -> None:
+        at_least("ranks", self.ranks, 2)
+        at_least("local_batch", self.local_batch, 1)
+        non_negative("mean_square", self.mean_square)
+        non_negative("square_of_mean", self.square_of_mean)
+
+    @property
+    def signal(self) -> float:
+        """Unbiased estimate of the squared norm of the true gradient; noise can make it negative."""
+        return (self.ranks * self.square_of_mean - self.mean_square) / (self.ranks - 1)
+
+    @property
+    def noise(self) -> float:
+        """Unbiased estimate of the trace of the covariance of one sample's gradient."""
+        return (self.mean_square - self.square_of_mean) * self.local_batch / (1 - 1 / self.ranks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseScale:
+    """Batch at which noise and signal of a gradient are equal."""
+
+    batch: float
+    """``noise / signal``, of their means over the steps. [samples]"""
+    relative_error: float
+    """Standard error of it over itself, by leaving steps out one by one."""
+    num_steps: int
+
+
+def noise_scale(steps: Sequence[GradientNorms]) -> NoiseScale | None:
+    """Ratio of mean noise to mean signal; None where the signal drowns in the noise.
+
+    The mean of ratios would be biased, and has no variance where a signal passes through zero.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than two steps.
+    """
+    at_least("number of steps", len(steps), 2)
+    signal = math.fsum(step.signal for step in steps)
+    noise = math.fsum(step.noise for step in steps)
+    left_out = [(noise - step.noise, signal - step.signal) for step in steps]
+    if signal <= 0 or noise < 0 or min(rest for _, rest in left_out) <= 0:
+        return None
+    ratios = [max(rest_noise, 0.0) / rest for rest_noise, rest in left_out]
+    center = math.fsum(ratios) / len(ratios)
+    variance = math.fsum((ratio - center) ** 2 for ratio in ratios) * (1 - 1 / len(ratios))
+    ratio = noise / signal
+    return NoiseScale(
+        batch=ratio,
+        relative_error=math.sqrt(variance) / ratio if ratio > 0 else math.inf,
+        num_steps=len(steps),
+    )
+
+
+def statistical_efficiency(batch: float, *, reference: float, noise_batch: float) -> float:
+    """Progress per sample at a batch over that at a reference: ``(B_ref + B_noise) / (B + B_noise)``.
+
+    The same as Pollux' ``(var + sqr) / (var / scale + sqr) / scale`` with ``scale = B / B_ref`` and
+    ``B_noise = B_ref var / sqr`` (Qiao et al., OSDI 2021, eq. 6).
+    """
+    positive("batch", batch)
+    positive("reference", reference)
+    non_negative("noise_batch", noise_batch)
+    return (reference + noise_batch) / (batch + noise_batch)

@@ -1,0 +1,123 @@
+"""What holds for every job, whatever its numbers."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.algebra.goodput import best_interval_s, daly_interval_s, expected_elapsed_s
+from perfmodel.program.job import FailureCause, Job
+from perfmodel.simulation.job import Activity, simulate_job
+
+seconds = st.one_of(st.just(0.0), st.floats(0.1, 100.0))
+seeds = st.integers(0, 2**32)
+
+
+@st.composite
+def jobs(draw: st.DrawFn, *, is_failing: bool = True) -> Job:
+    """Work of up to 50 intervals; failures are rare enough that every job ends soon."""
+    interval_s = draw(st.floats(1.0, 100.0))
+    causes = (
+        FailureCause(
+            name="soft", mtbf_device_s=draw(st.floats(2000.0, 1e5)), takes_node=draw(st.booleans())
+        ),
+        FailureCause(name="hard", mtbf_device_s=draw(st.floats(2000.0, 1e5)), takes_node=True),
+    )
+    is_maintained = draw(st.booleans())
+    return Job(
+        devices=draw(st.integers(1, 2)),
+        work_s=interval_s * draw(st.floats(0.1, 50.0)),
+        checkpoint_interval_s=interval_s,
+        checkpoint_write_s=draw(seconds),
+        causes=causes if is_failing else (),
+        detection_s=draw(seconds),
+        restart_s=draw(seconds),
+        spares=draw(st.one_of(st.none(), st.integers(0, 3))),
+        replacement_s=draw(seconds),
+        maintenance_every_s=draw(st.floats(300.0, 1000.0)) if is_maintained else None,
+        maintenance_s=draw(seconds),
+    )
+
+
+@given(job=jobs(), seed=seeds)
+@settings(max_examples=200)
+def test_every_second_goes_to_one_activity_and_all_work_gets_done(job: Job, seed: int) -> None:
+    run = simulate_job(job, seed=seed)
+    assert math.fsum(run.spent_s.values()) == pytest.approx(run.elapsed_s, rel=1e-9)
+    assert min(run.spent_s.values()) >= -1e-6
+    assert run.spent_s[Activity.WORK] == pytest.approx(job.work_s, rel=1e-6)
+    assert 0 < run.effective_fraction <= 1 + 1e-9
+
+
+@given(job=jobs(is_failing=False), seed=seeds)
+def test_without_failures_the_share_of_work_is_interval_over_interval_and_write(
+    job: Job, seed: int
+) -> None:
+    whole = replace(job, work_s=20 * job.checkpoint_interval_s, maintenance_every_s=None)
+    run = simulate_job(whole, seed=seed)
+    cycle_s = job.checkpoint_interval_s + job.checkpoint_write_s
+    assert run.effective_fraction == pytest.approx(job.checkpoint_interval_s / cycle_s)
+    assert run.elapsed_s == pytest.approx(expected_elapsed_s(whole))
+
+
+@given(job=jobs(), seed=seeds, factor=st.floats(1.0, 4.0))
+def test_what_is_lost_at_one_stop_is_less_than_one_cycle(
+    job: Job, seed: int, factor: float
+) -> None:
+    run = simulate_job(job, seed=seed, rate_factor=factor)
+    cycle_s = job.checkpoint_interval_s + job.checkpoint_write_s
+    assert run.spent_s[Activity.LOST] <= run.unplanned_stops * cycle_s + 1e-6
+
+
+@given(job=jobs(), factor=st.floats(1.0, 3.0))
+def test_more_failures_are_never_better_on_average(job: Job, factor: float) -> None:
+    simple = replace(job, spares=None, maintenance_every_s=None)
+    worse = replace(
+        simple,
+        causes=tuple(
+            replace(cause, mtbf_device_s=cause.mtbf_device_s / factor) for cause in simple.causes
+        ),
+    )
+    assert expected_elapsed_s(worse) >= expected_elapsed_s(simple) * (1 - 1e-12)
+
+
+@given(seed=seeds, factor=st.floats(1.2, 3.0))
+@settings(max_examples=20)
+def test_more_failures_are_not_better_in_simulation_either(seed: int, factor: float) -> None:
+    job = Job(
+        devices=10,
+        work_s=2e5,
+        checkpoint_interval_s=300.0,
+        checkpoint_write_s=20.0,
+        causes=(FailureCause(name="any", mtbf_device_s=2e4),),
+        restart_s=200.0,
+    )
+    few = sum(simulate_job(job, seed=[seed, i]).elapsed_s for i in range(30))
+    many = sum(simulate_job(job, seed=[seed, i], rate_factor=factor).elapsed_s for i in range(30))
+    assert many > few
+
+
+@given(job=jobs(), seed=seeds, longer_s=st.floats(0.0, 50.0))
+def test_a_slower_restart_is_never_better_on_average(job: Job, seed: int, longer_s: float) -> None:
+    simple = replace(job, spares=None, maintenance_every_s=None)
+    slower = replace(simple, restart_s=simple.restart_s + longer_s)
+    assert expected_elapsed_s(slower) >= expected_elapsed_s(simple)
+    run = simulate_job(simple, seed=seed)
+    assert run.elapsed_s >= simple.work_s
+
+
+@given(write_s=st.floats(1e-3, 1e5), mtbf_s=st.floats(1.0, 1e8))
+def test_no_interval_beats_the_exact_one(write_s: float, mtbf_s: float) -> None:
+    def log_cost(interval_s: float) -> float:
+        exponent = (interval_s + write_s) / mtbf_s
+        if exponent > 700:
+            return math.inf
+        return math.log(math.expm1(exponent) / interval_s)
+
+    best_s = best_interval_s(write_s=write_s, mtbf_s=mtbf_s)
+    least = log_cost(best_s)
+    for other_s in (0.5 * best_s, 0.9 * best_s, 1.1 * best_s, 2 * best_s):
+        assert log_cost(other_s) >= least
+    assert log_cost(daly_interval_s(write_s=write_s, mtbf_s=mtbf_s)) >= least - 1e-9

@@ -1,0 +1,95 @@
+"""Many courses of one job, and published jobs."""
+
+from dataclasses import replace
+
+import pytest
+
+from perfmodel.algebra.goodput import best_interval_s
+from perfmodel.errors import NotFeasible
+from perfmodel.plan.goodput import Request, goodput
+from perfmodel.program.job import FailureCause, Job
+
+HOUR_S = 3600.0
+DAY_S = 24 * HOUR_S
+
+#: Llama 3 405B: 419 unexpected stops of 16,384 GPUs in 54 days [Llama team, arXiv 2407.21783, table 5].
+#: Write, detection and restart are not published: these are assumptions.
+LLAMA_3 = Job(
+    devices=16_384,
+    work_s=50.4 * DAY_S,
+    checkpoint_interval_s=465.0,
+    checkpoint_write_s=10.0,
+    causes=(FailureCause(name="any", mtbf_device_s=16_384 * 54 * DAY_S / 419),),
+    detection_s=120.0,
+    restart_s=180.0,
+)
+#: BLOOM: 384 GPUs, a GPU fails every week or so, 40 s of writing, at most 3 h between checkpoints
+#: [bigscience, chronicles of the 176B training].
+BLOOM = Job(
+    devices=384,
+    work_s=100 * DAY_S,
+    checkpoint_interval_s=3 * HOUR_S,
+    checkpoint_write_s=40.0,
+    causes=(FailureCause(name="gpu", mtbf_device_s=384 * 7 * DAY_S),),
+)
+
+
+def test_llama_3_stops_as_often_as_published_and_trains_nine_tenths_of_the_time() -> None:
+    document = goodput(Request(job=LLAMA_3, replicas=60, mtbf_stops=419), argv=["perfmodel"])
+    assert document.elapsed_s.p50 / DAY_S == pytest.approx(54, rel=0.01)
+    assert document.unplanned_stops.p50 == pytest.approx(419, rel=0.02)
+    assert document.unplanned_stops.p5 < 419 < document.unplanned_stops.p95
+    assert document.effective_fraction.p5 > 0.9
+    assert document.closed_form_elapsed_s == pytest.approx(document.elapsed_mean_s, rel=0.02)
+
+
+def test_bloom_saves_at_almost_no_cost_and_loses_half_an_interval_per_failure() -> None:
+    document = goodput(Request(job=BLOOM, replicas=100), argv=["perfmodel"])
+    stops = document.stops_mean["gpu"]
+    assert stops == pytest.approx(document.elapsed_mean_s / (7 * DAY_S), rel=0.1)
+    assert document.spent_mean_s["lost"] / stops == pytest.approx(1.5 * HOUR_S, rel=0.1)
+    assert document.spent_mean_s["checkpoint"] / document.elapsed_mean_s < 0.004
+    assert document.effective_fraction.p50 > 0.98
+
+
+def test_the_doubt_of_the_rate_widens_the_answer() -> None:
+    sure = goodput(Request(job=LLAMA_3, replicas=60), argv=[]).elapsed_s
+    unsure = goodput(Request(job=LLAMA_3, replicas=60, mtbf_stops=5), argv=[]).elapsed_s
+    assert unsure.p95 - unsure.p5 > 2 * (sure.p95 - sure.p5)
+
+
+def test_the_best_interval_by_simulation_is_that_of_the_formula() -> None:
+    job = replace(BLOOM, work_s=400 * DAY_S, checkpoint_write_s=600.0)
+    exact_s = best_interval_s(write_s=600.0, mtbf_s=7 * DAY_S)
+    document = goodput(Request(job=job, replicas=80, is_search=True), argv=[])
+    assert document.intervals is not None
+    assert document.intervals.exact_s == exact_s
+    best = document.intervals.simulated_best
+    assert best is not None
+    assert exact_s / 1.5 < best.interval_s < exact_s * 1.5
+    good = [tried.interval_s for tried in document.intervals.simulated if tried.is_as_good_as_best]
+    assert min(good) <= exact_s <= max(good)
+    worst = max(document.intervals.simulated, key=lambda tried: tried.elapsed_mean_s)
+    assert not worst.is_as_good_as_best
+
+
+def test_a_deadline_is_met_by_the_share_of_courses_that_end_before_it() -> None:
+    request = Request(job=LLAMA_3, replicas=40)
+    median_s = goodput(request, argv=[]).elapsed_s.p50
+    on_time = goodput(replace(request, deadline_s=median_s), argv=[])
+    assert on_time.deadline_probability == pytest.approx(0.5)
+    late = goodput(replace(request, deadline_s=LLAMA_3.work_s), argv=[])
+    assert late.deadline_probability == 0
+
+
+def test_without_failures_there_is_nothing_to_search() -> None:
+    quiet = goodput(Request(job=replace(BLOOM, causes=()), is_search=True, replicas=2), argv=[])
+    assert quiet.intervals is None
+    assert quiet.elapsed_s.p5 == quiet.elapsed_s.p95
+
+
+def test_a_hopeless_job_is_refused_before_it_is_simulated() -> None:
+    with pytest.raises(NotFeasible, match="at least 1% of the time must be training that is kept"):
+        goodput(Request(job=replace(LLAMA_3, devices=10**9)), argv=[])
+    with pytest.raises(NotFeasible, match="save more often, recover faster"):
+        goodput(Request(job=replace(LLAMA_3, work_s=1e11)), argv=[])

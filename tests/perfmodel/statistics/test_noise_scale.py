@@ -1,0 +1,134 @@
+"""The noise scale of gradients that are known."""
+
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from perfmodel.statistics.noise_scale import (
+    GradientNorms,
+    noise_scale,
+    statistical_efficiency,
+)
+
+
+def measured(
+    rng: np.random.Generator, *, ranks: int, local_batch: int, noise: float
+) -> GradientNorms:
+    """Gradients of 200 parameters, |G|^2 = 1, trace of the covariance of one sample = noise."""
+    size = 200
+    true = np.full(size, 1 / math.sqrt(size))
+    scatter = math.sqrt(noise / size / local_batch)
+    gradients = true + scatter * rng.standard_normal((ranks, size))
+    return GradientNorms(
+        ranks=ranks,
+        local_batch=local_batch,
+        mean_square=float((gradients**2).sum(axis=1).mean()),
+        square_of_mean=float((gradients.mean(axis=0) ** 2).sum()),
+    )
+
+
+def test_signal_and_noise_by_hand() -> None:
+    """Gradients 3 and 1 of two ranks with 4 samples: mean square 5, square of the mean 4.
+
+    Signal (2 * 4 - 5) / 1 = 3 (indeed 3 * 1); noise (5 - 4) * 4 / (1 - 1/2) = 8.
+    """
+    step = GradientNorms(ranks=2, local_batch=4, mean_square=5.0, square_of_mean=4.0)
+    assert (step.signal, step.noise) == (3.0, 8.0)
+
+
+@pytest.mark.parametrize(("ranks", "local_batch"), [(2, 8), (8, 2), (4, 64)])
+def test_a_known_noise_scale_comes_back(ranks: int, local_batch: int) -> None:
+    rng = np.random.default_rng(0)
+    steps = [measured(rng, ranks=ranks, local_batch=local_batch, noise=50.0) for _ in range(400)]
+    found = noise_scale(steps)
+    assert found is not None
+    assert found.batch == pytest.approx(50, rel=0.1)
+    assert abs(found.batch - 50) < 4 * found.relative_error * 50
+    assert found.num_steps == 400
+
+
+def best_decrease(gradients: NDArray[np.float64], true: NDArray[np.float64]) -> float:
+    """Mean decrease of half the squared distance by one step at the best learning rate.
+
+    A step of rate r from ``true`` along g leaves ``|true - r g|^2 / 2``: best at mean(true g) / mean(g g).
+    """
+    along = float((gradients @ true).mean())
+    return along**2 / float((gradients**2).sum(axis=1).mean()) / 2
+
+
+def test_the_estimate_foretells_what_a_larger_batch_gains_per_step() -> None:
+    """A quadratic bowl, optimal rates: progress per step grows as 1 / (1 + B_noise / B)."""
+    rng = np.random.default_rng(5)
+    true = np.full(100, 0.1)
+    per_sample = math.sqrt(64 / 100)  # trace of the covariance 64, |G|^2 = 1
+    steps = []
+    for _ in range(300):
+        ranks = true + per_sample / math.sqrt(8) * rng.standard_normal((4, 100))
+        steps.append(
+            GradientNorms(
+                ranks=4,
+                local_batch=8,
+                mean_square=float((ranks**2).sum(axis=1).mean()),
+                square_of_mean=float((ranks.mean(axis=0) ** 2).sum()),
+            )
+        )
+    found = noise_scale(steps)
+    assert found is not None
+    small, large = (
+        best_decrease(true + per_sample / math.sqrt(batch) * rng.standard_normal((4000, 100)), true)
+        for batch in (16, 256)
+    )
+    foretold = (1 + found.batch / 16) / (1 + found.batch / 256)
+    assert large / small == pytest.approx(foretold, rel=0.05)
+
+
+def test_the_error_is_as_large_as_repetitions_scatter() -> None:
+    rng = np.random.default_rng(2)
+    found = [
+        noise_scale([measured(rng, ranks=4, local_batch=8, noise=50.0) for _ in range(40)])
+        for _ in range(200)
+    ]
+    scales = np.array([entry.batch for entry in found if entry is not None])
+    errors = np.array([entry.relative_error * entry.batch for entry in found if entry is not None])
+    assert len(scales) == 200
+    assert errors.mean() == pytest.approx(scales.std(), rel=0.2)
+
+
+def test_a_signal_that_drowns_gives_no_number() -> None:
+    noisy = GradientNorms(ranks=2, local_batch=1, mean_square=1.0, square_of_mean=0.4)
+    assert noisy.signal < 0
+    assert noise_scale([noisy, noisy]) is None
+
+
+def test_without_noise_the_scale_is_zero() -> None:
+    clean = GradientNorms(ranks=2, local_batch=1, mean_square=1.0, square_of_mean=1.0)
+    found = noise_scale([clean, clean])
+    assert found is not None
+    assert found.batch == 0
+
+
+def test_efficiency_by_hand() -> None:
+    """From 32 to 128 at a noise scale of 96: (32 + 96) / (128 + 96) = 4/7.
+
+    Pollux writes it with var / sqr = 96 / 32 = 3 and scale 4: (3 + 1) / (3/4 + 1) / 4 = 4/7.
+    """
+    assert statistical_efficiency(128, reference=32, noise_batch=96) == pytest.approx(4 / 7)
+    assert pytest.approx(4 / 7) == (3 + 1) / (3 / 4 + 1) / 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"ranks": 1}, {"local_batch": 0}, {"mean_square": -1.0}, {"square_of_mean": math.inf}],
+)
+def test_norms_that_make_no_sense_are_refused(change: dict[str, float]) -> None:
+    values = {"ranks": 2, "local_batch": 4, "mean_square": 5.0, "square_of_mean": 4.0} | change
+    with pytest.raises(ValueError, match=f"{next(iter(change))} must be"):
+        GradientNorms(**values)  # type: ignore[arg-type]
+
+
+def test_one_step_is_not_enough() -> None:
+    step = GradientNorms(ranks=2, local_batch=4, mean_square=5.0, square_of_mean=4.0)
+    with pytest.raises(ValueError, match="number of steps must be >= 2, got 1"):
+        noise_scale([step])
