@@ -18,6 +18,7 @@ from perfmodel.errors import (
 )
 from perfmodel.parallelism.strategy import Setting
 from perfmodel.program.ddp import gradient_buckets
+from perfmodel.report import testbed_grids
 from tests.validate.testbed.played import PlayedCluster
 from validate.testbed import calibration, client, plan, shapes, testbed, verdict
 from validate.testbed.foretell import noise_key
@@ -60,6 +61,23 @@ def test_a_cluster_that_obeys_the_model_is_predicted_almost_exactly(
     assert max(abs(error) for error in replays) < 5e-3
     assert TestbedDocument.read(tmp_path / "testbed.json") == document
     assert len(cluster.played) == len(set(cluster.played))
+
+
+def test_tables_name_every_setting_and_mark_what_was_missed(
+    cluster: PlayedCluster, tmp_path: Path
+) -> None:
+    document = run(tmp_path)
+    assert cluster.played
+    grid = testbed_grids.settings_grid(document)
+    assert {row[0] for row in grid.rows} == {step.name for step in document.settings}
+    missed = document.settings[0].model_copy(update={"limit": "nothing", "is_covered": False})
+    changed = document.model_copy(update={"settings": (missed,)})
+    (row,) = testbed_grids.settings_grid(changed).rows
+    assert row[-2] == "NO"
+    assert row[-1] == f"nothing\nNOT {missed.foretold.limit}"
+    names = [row[0] for row in testbed_grids.families_grid(document).rows]
+    assert names[-2:] == ["plain", "hard"]
+    assert len(testbed_grids.gate_lines(document)) == len(document.gates) == 7
 
 
 def test_predictions_and_gates_are_on_disk_before_the_first_judged_run(
