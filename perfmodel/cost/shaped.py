@@ -122,11 +122,29 @@ class ShapedRing:
         return result
 
     def time_s(
-        self, size_bytes: Bytes, fabric: Fabric, *, num_cores: int, credit_s: Samples
+        self,
+        size_bytes: Bytes,
+        fabric: Fabric,
+        *,
+        num_cores: int,
+        credit_s: Samples,
+        head_start_s: Samples | float = 0.0,
     ) -> Samples:
-        """Time of one all-reduce, given what the credit of idle links saves. [s]"""
-        wire_s = np.maximum(self.wire_s(size_bytes, fabric) - credit_s, 0.0)
-        return soft_maximum(wire_s, self.cpu_s(size_bytes, fabric.num_ranks) / num_cores)
+        """Time of one all-reduce from the moment on which the links are its own. [s]
+
+        Parameters
+        ----------
+        credit_s
+            What the credit of idle links saves.
+        head_start_s
+            For how long it was under way before, behind another that kept the links but not the
+            machine busy.
+        """
+        num_ranks = fabric.num_ranks
+        hidden_s = np.minimum(self.latency_s(num_ranks), head_start_s)
+        wire_s = np.maximum(self.wire_s(size_bytes, fabric) - credit_s - hidden_s, 0.0)
+        host_s = self.cpu_s(size_bytes, num_ranks) / num_cores
+        return soft_maximum(wire_s, np.maximum(host_s - head_start_s, 0.0))
 
 
 def soft_maximum(first: Samples, second: Samples) -> Samples:
