@@ -20,6 +20,9 @@ MIB: Final = 2**20
 #: Faster than the machine can feed: shaped in name only.
 UNSHAPED_MBIT: Final = 10_000.0
 
+#: Family of the runs that tell what steps cost the machine.
+RUSH: Final = "rush"
+
 LOGNORMALS: Final = (0.1, 0.2)
 PARETO: Final = Noise(kind="pareto", spread=0.15)
 PERSISTENT: Final = Noise(kind="lognormal", spread=0.03, rank_spread=0.06)
@@ -130,6 +133,7 @@ def trainings() -> tuple[TrainingSetting, ...]:
         )
     ]
     settings = [recipe.setting(number) for number, recipe in enumerate(recipes)]
+    settings += [_rush(shape) for shape in ("lenet", "transformer", "squeezenet", "perceptron")]
     for noise in NOISES:
         # What stays with a rank shows in many ranks, what changes in many steps.
         num_runs = 5 if noise.rank_spread else 1
@@ -145,6 +149,21 @@ def trainings() -> tuple[TrainingSetting, ...]:
             )
             settings.append(recipe.setting(len(settings)))
     return tuple(settings)
+
+
+def _rush(shape: str) -> TrainingSetting:
+    """One rank whose device needs no time: what is left is the price of its steps on a busy core."""
+    model = emulated(shape, compute_s=1.0)
+    layers = tuple(
+        layer.model_copy(update={"forward_s": 1e-9, "backward_s": 1e-9}) for layer in model.layers
+    )
+    return TrainingSetting(
+        name=f"{RUSH}: {shape}",
+        family=RUSH,
+        model=model.model_copy(update={"layers": layers}),
+        fabric=flat(1, 200),
+        num_steps=30,
+    )
 
 
 def plain() -> tuple[TrainingSetting, ...]:
