@@ -22,6 +22,8 @@ FloatArray = NDArray[np.float64]
 
 #: Doubt of the step where the machine itself is the limit, as a standard deviation of the logarithm: a prior.
 _HOST_DOUBT: Final = 0.06
+#: What the kernel lets real-time processes have of every second (``sched_rt_runtime_us``).
+_REALTIME_SHARE: Final = 0.95
 #: Doubt that everything else leaves at least: a prior.
 _LEAST_DOUBT: Final = 0.002
 
@@ -189,10 +191,9 @@ def foretell(setting: TrainingSetting, calibration: Calibration, *, seed: int = 
     durations_s = plan.durations()
     rng = np.random.default_rng([seed, setting.fabric.num_ranks, setting.noise.seed])
     cpu_s = plan.cpu_s()
+    host_s = cpu_s / (calibration.num_cores * _REALTIME_SHARE)
     # Shape (num_draws, num_steps): a run in every draw.
-    steps_s = np.maximum(
-        _runs(plan, durations_s, rng), (cpu_s / calibration.num_cores)[:, np.newaxis]
-    )
+    steps_s = np.maximum(_runs(plan, durations_s, rng), host_s[:, np.newaxis])
     nominal_s = _nominal(plan, durations_s, steps_s)
     share = float(cpu_s[0]) / (calibration.num_cores * nominal_s)
     doublings = max(0.0, np.log2(max(2, setting.fabric.num_ranks) / 2))

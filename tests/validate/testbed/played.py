@@ -101,7 +101,8 @@ def _training_ranks(
     durations_s = plan.durations()[:, 0]
     cpu_step_s = float(plan.cpu_s()[0])
     steps_s = [
-        max(simulated_step(plan, durations_s, paces), cpu_step_s / NUM_CORES) for paces in factors.T
+        max(simulated_step(plan, durations_s, paces), cpu_step_s / NUM_CORES / 0.95)
+        for paces in factors.T
     ]
     ends_s = [0.0, *np.cumsum(steps_s).tolist()]
     payload = ring_bytes(setting.model.gradient_bytes, setting.fabric)
