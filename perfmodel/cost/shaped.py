@@ -30,8 +30,8 @@ _UNSHAPED_BYTES_PER_S: Final = 1e9
 #: All-reduces that keep a shaped link busy for longer tell its rate and credit. [s]
 _WIRE_ONLY_S: Final = 0.008
 
-#: Repeats of a warm all-reduce in which no core had dozed off.
-_AWAKE_QUANTILE: Final = 0.1
+#: Quantile of the repeats of a warm all-reduce that nothing disturbed.
+_UNDISTURBED: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,16 +57,15 @@ class ShapedRing:
     def fit(
         cls, runs: Sequence[CollectiveRun], *, num_draws: int, rng: np.random.Generator
     ) -> "ShapedRing":
-        """Read the parameters off all-reduces of one and two ranks.
+        """Read the parameters off all-reduces between two ranks.
 
         Draws resample the repeats of every point.
 
         Parameters
         ----------
         runs
-            Of two ranks: on idle shaped links, small and large; warm ones that follow each other at once;
-            crowded ones, in which many groups saturate the machine, small and large, and the same of
-            one rank.
+            Of two ranks: on idle shaped links, small and large; warm ones that follow each other at once,
+            on cores kept awake; and crowded ones, in which many groups saturate the machine, small and large.
         """
         nominal = _estimate(runs, _median)
         draws = [nominal]
@@ -126,11 +125,29 @@ class ShapedRing:
         return result
 
     def time_s(
-        self, size_bytes: Bytes, fabric: Fabric, *, num_cores: int, credit_s: Samples
+        self,
+        size_bytes: Bytes,
+        fabric: Fabric,
+        *,
+        num_cores: int,
+        credit_s: Samples,
+        head_start_s: Samples | float = 0.0,
     ) -> Samples:
-        """Time of one all-reduce, given what the credit of idle links saves. [s]"""
-        wire_s = np.maximum(self.wire_s(size_bytes, fabric) - credit_s, 0.0)
-        return soft_maximum(wire_s, self.cpu_s(size_bytes, fabric.num_ranks) / num_cores)
+        """Time of one all-reduce from the moment on which the links are its own. [s]
+
+        Parameters
+        ----------
+        credit_s
+            What the credit of idle links saves.
+        head_start_s
+            For how long it was under way before, behind another that kept the links but not the
+            machine busy.
+        """
+        num_ranks = fabric.num_ranks
+        hidden_s = np.minimum(self.latency_s(num_ranks), head_start_s)
+        wire_s = np.maximum(self.wire_s(size_bytes, fabric) - credit_s - hidden_s, 0.0)
+        host_s = self.cpu_s(size_bytes, num_ranks) / num_cores
+        return soft_maximum(wire_s, np.maximum(host_s - head_start_s, 0.0))
 
 
 def soft_maximum(first: Samples, second: Samples) -> Samples:
@@ -199,15 +216,14 @@ def _resampled(rng: np.random.Generator) -> Reader:
 def _estimate(runs: Sequence[CollectiveRun], read: Reader) -> list[float]:
     """Parameters in the order of the fields."""
     points = [
-        (run.setting, size, read(times), cpu_s, float(np.quantile(times, _AWAKE_QUANTILE)))
+        (run.setting, size, read(times), cpu_s, float(np.quantile(times, _UNDISTURBED)))
         for run in runs
         for size, times, cpu_s in zip(
             run.setting.sizes_bytes, run.durations_s, run.cpu_s, strict=True
         )
     ]
     single = [p for p in points if p[0].copies == 1]
-    silent = [p for p in points if p[0].fabric.num_ranks == 1]
-    crowded = [p for p in points if p[0].copies > 1 and p[0].fabric.num_ranks > 1]
+    crowded = [p for p in points if p[0].copies > 1]
     warm = [p for p in single if p[0].pause_s == 0 and p[1] <= _SMALL_BYTES]
     cold = [p for p in single if p[0].pause_s > 0 and p[1] <= _SMALL_BYTES]
     rate = {id(setting): setting.fabric.node_bytes_per_s[0] for setting, *_ in points}
@@ -218,20 +234,21 @@ def _estimate(runs: Sequence[CollectiveRun], read: Reader) -> list[float]:
         and p[1] / rate[id(p[0])] > _WIRE_ONLY_S
         and rate[id(p[0])] < _UNSHAPED_BYTES_PER_S
     ]
-    warm_s, cold_s = (float(np.median([p[2] for p in group])) for group in (warm, cold))
-    # Two ranks let the cores doze between messages; many keep them awake, as in the quickest repeats.
-    awake_s = float(np.median([p[4] for p in warm]))
-    hop_s = awake_s / 2
-    launch_s = max(cold_s - warm_s, 0.0) + (warm_s - awake_s)
+    # Other programs disturb most repeats; what many ranks see is the price without them.
+    warm_s = float(np.median([p[4] for p in warm]))
+    cold_s = float(np.median([p[2] for p in cold]))
+    hop_s = warm_s / 2
+    launch_s = max(cold_s - warm_s, 0.0)
     # Two ranks move every byte once each way: time x rate = overhead x size - credit. Relative errors
     # are alike, so that rows are divided by the size.
     rows = [(1.0, -1.0 / size) for _, size, *_ in shaped]
     values = [(t - launch_s - 2 * hop_s) * rate[id(s)] / size for s, size, t, *_ in shaped]
     (overhead, credit), *_ = np.linalg.lstsq(np.array(rows), np.array(values), rcond=None)
-    # What counts is the price on busy cores, where caches are cold but few sleep.
-    launch_cpu_s = float(np.median([p[3] for p in silent]))
+    # Awake and warm, the messages of a small all-reduce keep all cores busy.
+    num_cores = runs[0].host.num_cores
+    message_cpu_s = num_cores * warm_s / (4 * _MESSAGES_PER_STEP)
+    launch_cpu_s = float(np.median([p[3] for p in cold])) / 2 - 4 * message_cpu_s
     small_cpu_s = float(np.median([p[3] for p in crowded if p[1] <= _SMALL_BYTES]))
-    message_cpu_s = max(small_cpu_s - 2 * launch_cpu_s, 0.0) / (4 * _MESSAGES_PER_STEP)
     byte_cpu_s = float(
         np.median([(p[3] - small_cpu_s) / (2 * p[1]) for p in crowded if p[1] >= _LARGE_BYTES])
     )
@@ -240,7 +257,7 @@ def _estimate(runs: Sequence[CollectiveRun], read: Reader) -> list[float]:
         float(credit),
         launch_s,
         hop_s,
-        launch_cpu_s,
+        max(launch_cpu_s, 0.0),
         message_cpu_s,
         byte_cpu_s,
     ]

@@ -143,6 +143,8 @@ class CollectiveSetting(Record):
     repeats: PositiveInt = 8
     pause_s: NonNegativeFloat = 0.03
     """Before each all-reduce: makes links idle and their credit full; 0 keeps the group warm. [s]"""
+    keep_awake: bool = False
+    """Let idle work fill the cores: a core that has dozed off wakes late, a busy one does not."""
     copies: PositiveInt = 1
     """Groups that do the same at the same time on the same nodes: many saturate the machine."""
 

@@ -13,6 +13,7 @@ from perfmodel.documents.testbed import CollectiveRun, TrainingRun
 from perfmodel.errors import MeasurementFailed
 from perfmodel.statistics.rank_noise import RankNoise
 from validate.testbed.foretell import Calibration, Plan, is_noisy, noise_key, simulated_step
+from validate.testbed.plan import RUSH
 
 NUM_DRAWS: Final = 100
 LARGEST_WORLD_SIZE: Final = 2
@@ -29,8 +30,11 @@ def calibrate(runs: Sequence[CollectiveRun | TrainingRun], *, seed: int = 0) -> 
     assert all(run.setting.fabric.num_ranks <= LARGEST_WORLD_SIZE for run in runs)
     collectives = [run for run in runs if isinstance(run, CollectiveRun)]
     trainings = [run for run in runs if isinstance(run, TrainingRun)]
-    plain = [run for run in trainings if not is_noisy(run.setting.noise)]
-    if not collectives or not plain:
+    rush = [run for run in trainings if run.setting.family == RUSH]
+    plain = [
+        run for run in trainings if not is_noisy(run.setting.noise) and run.setting.family != RUSH
+    ]
+    if not rush or not collectives or not plain:
         raise MeasurementFailed(
             "testbed: calibration must hold all-reduces and training runs; continue with --resume"
         )
@@ -48,7 +52,7 @@ def calibrate(runs: Sequence[CollectiveRun | TrainingRun], *, seed: int = 0) -> 
         num_draws=NUM_DRAWS,
     )
     finish_s, finish_s_per_byte = _finish(plain, bare)
-    step_cpu_s, layer_cpu_s, byte_cpu_s = _cpu(plain, bare)
+    step_cpu_s, layer_cpu_s, byte_cpu_s = _cpu(rush)
     full = dataclasses.replace(
         bare,
         finish_s=finish_s,
@@ -77,17 +81,13 @@ def _finish(runs: Sequence[TrainingRun], bare: Calibration) -> tuple[float, floa
     return float(found[0]), float(found[1])
 
 
-def _cpu(runs: Sequence[TrainingRun], bare: Calibration) -> tuple[float, float, float]:
-    """CPU time of a rank per step, per layer pass, per byte of gradient, beside the all-reduces."""
+def _cpu(runs: Sequence[TrainingRun]) -> tuple[float, float, float]:
+    """CPU time of a rank per step, per layer pass, per byte of gradient, without any all-reduce."""
     rows, values_s = [], []
     for run in runs:
-        plan = Plan.of(run.setting, bare)
-        num_ranks = run.setting.fabric.num_ranks
-        per_step_s = run.host.own_cpu_s / len(run.step_s)
-        ring_s = sum(float(bare.ring.cpu_s(o.size_bytes, num_ranks)[0]) for o in plan.all_reduces)
         passes = len(run.setting.model.layers) * run.setting.accumulation
         rows.append((1.0, float(passes), float(run.setting.model.gradient_bytes)))
-        values_s.append(max(0.0, per_step_s - ring_s) / num_ranks)
+        values_s.append(run.host.own_cpu_s / len(run.step_s))
     table = np.array(rows)
     scale = table.max(axis=0)
     found, _ = nnls(table / scale, np.array(values_s))

@@ -22,6 +22,8 @@ FloatArray = NDArray[np.float64]
 
 #: Doubt of the step where the machine itself is the limit, as a standard deviation of the logarithm: a prior.
 _HOST_DOUBT: Final = 0.06
+#: What the kernel lets real-time processes have of every second (``sched_rt_runtime_us``).
+_REALTIME_SHARE: Final = 0.95
 #: Doubt that everything else leaves at least: a prior.
 _LEAST_DOUBT: Final = 0.002
 
@@ -93,12 +95,12 @@ class Plan:
     def durations(self) -> FloatArray:
         """Time of each operation at nominal pace, shape ``(num_operations, num_draws)``. [s]
 
-        Links that had time to rest let the next all-reduce start with credit.
+        Links that had time to rest let the next all-reduce start with credit; one that waits for
+        another has a head start.
         """
-        without = self._with_credit([np.zeros(self.calibration.num_draws)] * len(self.all_reduces))
-        if not self.all_reduces:
-            return without
-        return self._with_credit(self._credits(without))
+        nothing = np.zeros(self.calibration.num_draws)
+        without = self._priced([(nothing, nothing)] * len(self.all_reduces))
+        return self._priced(self._savings(without)) if self.all_reduces else without
 
     def cpu_s(self) -> FloatArray:
         """CPU time that one step costs the machine, shape ``(num_draws,)``. [s]"""
@@ -113,21 +115,24 @@ class Plan:
         of_ring_s = sum(found.ring.cpu_s(o.size_bytes, num_ranks) for o in self.all_reduces)
         return np.full(found.num_draws, num_ranks * own_s) + of_ring_s
 
-    def _with_credit(self, credits_s: list[FloatArray]) -> FloatArray:
-        left = iter(credits_s)
+    def _priced(self, savings_s: list[tuple[FloatArray, FloatArray]]) -> FloatArray:
+        left = iter(savings_s)
         return np.stack(
             [
-                self._all_reduce(o, next(left)) if o.is_collective else self._compute(o)
+                self._all_reduce(o, *next(left)) if o.is_collective else self._compute(o)
                 for o in self.program.operations
             ]
         )
 
-    def _all_reduce(self, operation: Operation, credit_s: FloatArray) -> FloatArray:
+    def _all_reduce(
+        self, operation: Operation, credit_s: FloatArray, head_start_s: FloatArray
+    ) -> FloatArray:
         return self.calibration.ring.time_s(
             operation.size_bytes,
             self.setting.fabric,
             num_cores=self.calibration.num_cores,
             credit_s=credit_s,
+            head_start_s=head_start_s,
         )
 
     def _compute(self, operation: Operation) -> FloatArray:
@@ -145,24 +150,26 @@ class Plan:
             )
         return np.full(found.num_draws, seconds)
 
-    def _credits(self, durations_s: FloatArray) -> list[FloatArray]:
-        """What each all-reduce saves: credit of rested links, or latency hidden behind another. [s]
+    def _savings(self, durations_s: FloatArray) -> list[tuple[FloatArray, FloatArray]]:
+        """Credit and head start of each all-reduce. [s]
 
-        Two are in flight at a time: one that waits for another has its first messages under way.
+        Two are in flight at a time: one that waits for another is under way as far as the links do
+        not matter, as long as the other leaves the machine time.
         """
         ring, fabric = self.calibration.ring, self.setting.fabric
         ends_s = end_times(self.program, self._paced(durations_s))
-        full_s, latency_s = ring.credit_s(fabric), ring.latency_s(fabric.num_ranks)
-        credit_s = full_s
-        free_s = np.zeros_like(full_s)
+        full_s = ring.credit_s(fabric)
+        credit_s, free_s, idle = full_s, np.zeros_like(full_s), np.ones_like(full_s)
         found = []
         for position in self.program.on_stream(Stream.COMM):
-            ready_s = ends_s[list(self.program.operations[position].after)].max(axis=0)
+            operation, duration_s = self.program.operations[position], durations_s[position]
+            ready_s = ends_s[list(operation.after)].max(axis=0)
             credit_s = np.minimum(full_s, credit_s + np.maximum(ready_s - free_s, 0.0))
-            hidden_s = np.minimum(latency_s, np.maximum(free_s - ready_s, 0.0))
-            found.append(credit_s + hidden_s)
-            credit_s = np.maximum(credit_s - durations_s[position], 0.0)
+            found.append((credit_s, idle * np.maximum(free_s - ready_s, 0.0)))
+            credit_s = np.maximum(credit_s - duration_s, 0.0)
             free_s = ends_s[position]
+            host_s = ring.cpu_s(operation.size_bytes, fabric.num_ranks) / self.calibration.num_cores
+            idle = np.clip(1 - host_s / duration_s, 0.0, 1.0)
         return found
 
     def _paced(self, durations_s: FloatArray) -> FloatArray:
@@ -184,10 +191,9 @@ def foretell(setting: TrainingSetting, calibration: Calibration, *, seed: int = 
     durations_s = plan.durations()
     rng = np.random.default_rng([seed, setting.fabric.num_ranks, setting.noise.seed])
     cpu_s = plan.cpu_s()
+    host_s = cpu_s / (calibration.num_cores * _REALTIME_SHARE)
     # Shape (num_draws, num_steps): a run in every draw.
-    steps_s = np.maximum(
-        _runs(plan, durations_s, rng), (cpu_s / calibration.num_cores)[:, np.newaxis]
-    )
+    steps_s = np.maximum(_runs(plan, durations_s, rng), host_s[:, np.newaxis])
     nominal_s = _nominal(plan, durations_s, steps_s)
     share = float(cpu_s[0]) / (calibration.num_cores * nominal_s)
     doublings = max(0.0, np.log2(max(2, setting.fabric.num_ranks) / 2))

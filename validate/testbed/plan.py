@@ -20,6 +20,9 @@ MIB: Final = 2**20
 #: Faster than the machine can feed: shaped in name only.
 UNSHAPED_MBIT: Final = 10_000.0
 
+#: Family of the runs that tell what steps cost the machine.
+RUSH: Final = "rush"
+
 LOGNORMALS: Final = (0.1, 0.2)
 PARETO: Final = Noise(kind="pareto", spread=0.15)
 PERSISTENT: Final = Noise(kind="lognormal", spread=0.03, rank_spread=0.06)
@@ -77,7 +80,7 @@ class Recipe:
 
 
 def collectives() -> tuple[CollectiveSetting, ...]:
-    """All-reduces of one and two ranks."""
+    """All-reduces between two ranks."""
     sizes = (1024, 262_144, MIB, 4 * MIB)
     shaped = tuple(
         CollectiveSetting(
@@ -85,27 +88,24 @@ def collectives() -> tuple[CollectiveSetting, ...]:
         )
         for mbit in (50, 100, 200, 400)
     )
+    # Many ranks keep the cores awake; so must two, for the price of a message.
     warm = CollectiveSetting(
-        name="all-reduce warm", fabric=flat(2, 200), sizes_bytes=(1024,), repeats=100, pause_s=0.0
+        name="all-reduce warm",
+        fabric=flat(2, 200),
+        sizes_bytes=(1024,),
+        repeats=200,
+        pause_s=0.0,
+        keep_awake=True,
     )
     crowded = CollectiveSetting(
         name="all-reduce crowded",
         fabric=flat(2, UNSHAPED_MBIT),
-        sizes_bytes=(1024, 4 * MIB, 1024, 4 * MIB),
+        sizes_bytes=(1024, 4 * MIB),
         repeats=25,
         pause_s=0.0,
         copies=8,
     )
-    # One rank has nothing to send: what is left is the price of a call.
-    silent = CollectiveSetting(
-        name="all-reduce crowded, of one rank",
-        fabric=flat(1, UNSHAPED_MBIT),
-        sizes_bytes=(1024,),
-        repeats=100,
-        pause_s=0.0,
-        copies=16,
-    )
-    return (*shaped, warm, crowded, silent)
+    return (*shaped, warm, crowded)
 
 
 def trainings() -> tuple[TrainingSetting, ...]:
@@ -133,6 +133,7 @@ def trainings() -> tuple[TrainingSetting, ...]:
         )
     ]
     settings = [recipe.setting(number) for number, recipe in enumerate(recipes)]
+    settings += [_rush(shape) for shape in ("lenet", "transformer", "squeezenet", "perceptron")]
     for noise in NOISES:
         # What stays with a rank shows in many ranks, what changes in many steps.
         num_runs = 5 if noise.rank_spread else 1
@@ -148,6 +149,21 @@ def trainings() -> tuple[TrainingSetting, ...]:
             )
             settings.append(recipe.setting(len(settings)))
     return tuple(settings)
+
+
+def _rush(shape: str) -> TrainingSetting:
+    """One rank whose device needs no time: what is left is the price of its steps on a busy core."""
+    model = emulated(shape, compute_s=1.0)
+    layers = tuple(
+        layer.model_copy(update={"forward_s": 1e-9, "backward_s": 1e-9}) for layer in model.layers
+    )
+    return TrainingSetting(
+        name=f"{RUSH}: {shape}",
+        family=RUSH,
+        model=model.model_copy(update={"layers": layers}),
+        fabric=flat(1, 200),
+        num_steps=30,
+    )
 
 
 def plain() -> tuple[TrainingSetting, ...]:

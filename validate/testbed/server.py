@@ -78,6 +78,9 @@ def serve(job: Job) -> dict[str, Any]:
             folder = Path(name)
             started_utc = time.time()
             _start_traffic(fabric, brood)
+            if isinstance(job.setting, CollectiveSetting) and job.setting.keep_awake:
+                for _ in os.sched_getaffinity(0):
+                    brood.fork(_idle)
             ranks = [
                 brood.fork(_Player(job, number, folder, counters))
                 for number in range(_num_players(job))
@@ -118,6 +121,13 @@ def _start_traffic(fabric: Fabric, brood: "Brood") -> None:
         address = wiring.node_address(stream.to_node)
         send = functools.partial(background.send, address, stream.bytes_per_s)
         brood.fork(functools.partial(_within, stream.from_node, send))
+
+
+def _idle() -> None:
+    """Keep a core from dozing off, and give way to everything else."""
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    while True:
+        pass
 
 
 def _within(node: int, work: Callable[[], None]) -> None:

@@ -138,7 +138,8 @@ def as_workload(model: EmulatedModel) -> Workload:
             Parameter(
                 name=f"layer {number}",
                 num_elements=layer.num_elements,
-                ready_fraction=min(1.0, done_s / total_s),
+                # Sums of fractions may miss 1 by a rounding.
+                ready_fraction=1.0 if number == 0 else min(1.0, done_s / total_s),
             )
         )
     return Workload(

@@ -88,8 +88,6 @@ def _collective_rank(setting: CollectiveSetting) -> dict[str, Any]:
         cpu_s = float(ring.cpu_s(size_bytes, num_ranks)[0])
         if setting.pause_s == 0:
             duration_s = float(2 * ring.hop_s[0])
-        if num_ranks == 1:
-            duration_s, cpu_s = 1e-5, float(ring.launch_cpu_s[0])
         starts_s = [float(number) for number in range(setting.repeats)]
         ends_s = [start_s + duration_s for start_s in starts_s]
         sizes.append({"starts_s": starts_s, "ends_s": ends_s, "cpu_s": cpu_s / num_ranks})
@@ -103,7 +101,8 @@ def _training_ranks(
     durations_s = plan.durations()[:, 0]
     cpu_step_s = float(plan.cpu_s()[0])
     steps_s = [
-        max(simulated_step(plan, durations_s, paces), cpu_step_s / NUM_CORES) for paces in factors.T
+        max(simulated_step(plan, durations_s, paces), cpu_step_s / NUM_CORES / 0.95)
+        for paces in factors.T
     ]
     ends_s = [0.0, *np.cumsum(steps_s).tolist()]
     payload = ring_bytes(setting.model.gradient_bytes, setting.fabric)

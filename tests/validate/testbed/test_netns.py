@@ -13,11 +13,11 @@ import numpy as np
 import psutil
 import pytest
 
-from perfmodel.documents.testbed import CollectiveSetting, Fabric, Noise, TrainingSetting
+from perfmodel.documents.testbed import CollectiveSetting, Fabric, Job, Noise, TrainingSetting
 from perfmodel.errors import MeasurementFailed
 from perfmodel.parallelism.strategy import Setting
 from perfmodel.program.ddp import gradient_buckets
-from validate.testbed import client, plan, shapes
+from validate.testbed import plan, shapes
 from validate.testbed.client import Cluster, obstacle, running_server
 from validate.testbed.play import play_collectives, play_training
 
@@ -97,7 +97,7 @@ def test_an_uplink_that_two_racks_share_is_the_limit(cluster: Cluster) -> None:
 
 def test_a_rank_that_fails_is_named_and_the_server_goes_on(cluster: Cluster) -> None:
     broken = training("broken", plan.flat(2, 1000), bucket_cap_mb=0.5)
-    job = client.Job(setting=broken, factors=((1.0,) * 6,), limit_s=20.0)
+    job = Job(setting=broken, factors=((1.0,) * 6,), limit_s=20.0)
     with pytest.raises(MeasurementFailed, match="rank 1 failed: IndexError"):
         cluster.play(job)
     assert play_training(cluster, training("after", plan.flat(2, 1000))).step_s

@@ -18,6 +18,7 @@ from perfmodel.errors import (
 )
 from perfmodel.parallelism.strategy import Setting
 from perfmodel.program.ddp import gradient_buckets
+from perfmodel.report import testbed_grids
 from tests.validate.testbed.played import PlayedCluster
 from validate.testbed import calibration, client, plan, shapes, testbed, verdict
 from validate.testbed.foretell import noise_key
@@ -60,6 +61,23 @@ def test_a_cluster_that_obeys_the_model_is_predicted_almost_exactly(
     assert max(abs(error) for error in replays) < 5e-3
     assert TestbedDocument.read(tmp_path / "testbed.json") == document
     assert len(cluster.played) == len(set(cluster.played))
+
+
+def test_tables_name_every_setting_and_mark_what_was_missed(
+    cluster: PlayedCluster, tmp_path: Path
+) -> None:
+    document = run(tmp_path)
+    assert cluster.played
+    grid = testbed_grids.settings_grid(document)
+    assert {row[0] for row in grid.rows} == {step.name for step in document.settings}
+    missed = document.settings[0].model_copy(update={"limit": "nothing", "is_covered": False})
+    changed = document.model_copy(update={"settings": (missed,)})
+    (row,) = testbed_grids.settings_grid(changed).rows
+    assert row[-2] == "NO"
+    assert row[-1] == f"nothing\nNOT {missed.foretold.limit}"
+    names = [row[0] for row in testbed_grids.families_grid(document).rows]
+    assert names[-2:] == ["plain", "hard"]
+    assert len(testbed_grids.gate_lines(document)) == len(document.gates) == 7
 
 
 def test_predictions_and_gates_are_on_disk_before_the_first_judged_run(
@@ -142,8 +160,8 @@ def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_calibration_never_sees_more_than_two_ranks() -> None:
-    for setting in (*plan.collectives(), *plan.trainings()):
-        assert setting.fabric.num_ranks <= 2
+    assert {setting.fabric.num_ranks for setting in plan.collectives()} == {2}
+    assert {setting.fabric.num_ranks for setting in plan.trainings()} == {1, 2}
     judged = (*plan.plain(), *plan.hard())
     assert {setting.fabric.num_ranks for setting in judged} == {4, 8, 16}
 
@@ -151,7 +169,8 @@ def test_calibration_never_sees_more_than_two_ranks() -> None:
 def test_there_are_enough_settings_and_all_have_names_of_their_own() -> None:
     assert len(plan.plain()) >= 40
     assert len(plan.hard()) >= 40
-    names = [s.name for s in (*plan.collectives(), *plan.trainings(), *plan.plain(), *plan.hard())]
+    names = [s.name for s in (*plan.trainings(), *plan.plain(), *plan.hard())]
+    names += [setting.name for setting in plan.collectives()]
     assert len(names) == len(set(names))
     calibrated = {noise_key(setting.noise) for setting in plan.trainings()}
     assert {noise_key(setting.noise) for setting in plan.hard()} <= calibrated | {

@@ -1,0 +1,37 @@
+"""``perfmodel validate testbed`` where it cannot run, or is asked for nonsense."""
+
+from pathlib import Path
+
+import pytest
+
+from perfmodel.errors import EXIT_NOT_FEASIBLE, EXIT_USAGE
+from tests.perfmodel.cli.command import Run, complaint
+
+
+def test_without_rights_one_line_says_what_is_missing(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(
+        "validate.testbed.client.obstacle", lambda: "unshare: Operation not permitted"
+    )
+    line = complaint(run("validate", "testbed", "--out", tmp_path / "testbed"), EXIT_NOT_FEASIBLE)
+    assert "Operation not permitted; run as root, or where user namespaces are allowed" in line
+    assert not (tmp_path / "testbed").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [("--budget", "thorough", "quick, standard"), ("--minutes", "0", "must be finite and > 0")],
+)
+def test_options_that_make_no_sense(
+    run: Run, tmp_path: Path, option: str, value: str, words: str
+) -> None:
+    line = complaint(run("validate", "testbed", "--out", tmp_path, option, value), EXIT_USAGE)
+    assert words in line
+    assert option in line
+
+
+def test_a_folder_with_runs_is_not_overwritten(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "calibration.jsonl").write_text("")
+    line = complaint(run("validate", "testbed", "--out", tmp_path), EXIT_USAGE)
+    assert "continue with --resume" in line
