@@ -21,9 +21,19 @@ from perfmodel.errors import UsageError
 
 
 def place(
-    device: str, flags: LaunchFlags, environ: Mapping[str, str]
+    device: str,
+    flags: LaunchFlags,
+    environ: Mapping[str, str],
+    *,
+    may_share_cores: bool = False,
 ) -> tuple[Topology, DeviceKind]:
     """Which ranks run where, on which kind of device.
+
+    Parameters
+    ----------
+    may_share_cores
+        Let more ranks run than there are cores: for collectives alone, which then show how the
+        processors limit them.
 
     Raises
     ------
@@ -47,6 +57,7 @@ def place(
         flags=flags,
         num_local_devices=num_devices,
         default_ranks_per_node=default_ranks(device_kind, num_devices=num_devices),
+        allow_oversubscription=may_share_cores and device_kind == "cpu",
     )
     return topology, device_kind
 

@@ -67,6 +67,10 @@ COMMAND_LINE = {
         "--workload",
     },
     "validate": {"--budget", "--earlier", "--out", "--profile", "--resume", "--seed"},
+    "network": set(),
+    "network measure": {"--collectives", "--device", "--nproc", "--out", "--resume", "--rounds"},
+    "network show": {"--collective", "--json", "files"},
+    "validate published": {"--data", "--json", "--output", "--sources"},
     "report": {"--devices", "--out", "--profile", "--validation", "--workloads"},
 }
 
@@ -169,6 +173,11 @@ def test_the_command_line_is_the_one_that_was_promised() -> None:
     group = vars(get_command(app))
     found = {"": group["params"]}
     found |= {name: command.params for name, command in group["commands"].items()}
+    found |= {
+        f"{name} {inner}": command.params
+        for name, outer in group["commands"].items()
+        for inner, command in vars(outer).get("commands", {}).items()
+    }
     options = {
         name: {option for parameter in parameters for option in parameter.opts}
         for name, parameters in found.items()

@@ -103,7 +103,7 @@ def _draft(
     sensitivities = {w.workload.name: w.speed_sensitivity for w in workloads}
     device_kind = "cuda" if any(entry.device_streams for entry in steps) else "cpu"
     rates = _rates(_of(observations, ComputeObservation))
-    collectives = _collectives(_of(observations, CollectiveObservation))
+    collectives = collective_profiles(_of(observations, CollectiveObservation))
     world_size = max(entry.setting.world_size for entry in steps)
     return ProfileDocument(
         schema_version=ProfileDocument.current_version,
@@ -184,7 +184,7 @@ def _device_name(environment: dict[str, Any], device_kind: str) -> str:
     return f"one core of {cpu.get('model') or 'an unknown CPU'}"
 
 
-def _collectives(
+def collective_profiles(
     observations: Sequence[CollectiveObservation],
 ) -> tuple[CollectiveProfile, ...]:
     """Median over visits of the slowest rank's median."""

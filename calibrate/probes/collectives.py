@@ -9,7 +9,14 @@ import torch.distributed as dist
 from calibrate.probes.session import Session, repeats_within
 from perfmodel.units import Bytes, Seconds
 
-COLLECTIVES: Final = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "send_recv")
+COLLECTIVES: Final = (
+    "all_reduce",
+    "broadcast",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "send_recv",
+)
 
 #: Buffers rotate through this much memory: gradients are not in a cache either.
 _ROTATION_BYTES: Final = 64 * 2**20
@@ -53,6 +60,7 @@ def _acts(
     group = session.data[world_size]
     buffers = [torch.zeros(num_elements, device=session.device) for _ in range(num_buffers)]
     shard = torch.zeros(num_elements // world_size, device=session.device)
+    exchanged = torch.zeros_like(buffers[0]) if collective == "all_to_all" else shard
 
     def all_reduce(buffer: torch.Tensor) -> object:
         return dist.all_reduce(buffer, group=group)
@@ -71,8 +79,12 @@ def _acts(
             return dist.send(buffer, dst=1, group=group)
         return dist.recv(buffer, src=0, group=group)
 
+    def all_to_all(buffer: torch.Tensor) -> object:
+        return dist.all_to_all_single(exchanged, buffer, group=group)
+
     act = {
         "all_reduce": all_reduce,
+        "all_to_all": all_to_all,
         "broadcast": broadcast,
         "all_gather": all_gather,
         "reduce_scatter": reduce_scatter,

@@ -7,7 +7,7 @@ from typing import Final
 
 import typer
 
-from perfmodel.cli import measure, predict, report
+from perfmodel.cli import measure, network, predict, published, report
 from perfmodel.errors import EXIT_FAILURE, EXIT_USAGE, Interrupted, PerfModelError
 
 _HELP: Final = """Measure one machine, then predict training on 2 to 16,384 accelerators.
@@ -67,11 +67,21 @@ _COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "fit": measure.fit,
     "predict": predict.predict,
     "explain": predict.explain,
-    "validate": measure.validate,
     "report": report.report,
 }
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_interruptible(_command))
+
+# With a sub-command another judge takes over; alone it runs settings on this machine.
+_validate = typer.Typer(invoke_without_command=True)
+_validate.callback()(_interruptible(measure.validate))
+_validate.command("published")(_interruptible(published.published))
+app.add_typer(_validate, name="validate")
+
+_network = typer.Typer(no_args_is_help=True, help="Collectives alone: measure, or show the fit.")
+_network.command("measure")(_interruptible(network.measure))
+_network.command("show")(_interruptible(network.show))
+app.add_typer(_network, name="network")
 
 
 def main() -> None:

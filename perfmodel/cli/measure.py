@@ -92,7 +92,8 @@ def fit(
     typer.echo(f"profile: {folder / use_case.PROFILE}")
 
 
-def validate(
+def validate(  # noqa: PLR0913 - one parameter per flag
+    context: typer.Context,
     *,
     profile: Annotated[Path, typer.Option(help="Profile to judge.")] = DEFAULT_PROFILE,
     budget: Annotated[str, typer.Option(help="quick or standard.")] = "standard",
@@ -108,6 +109,8 @@ def validate(
     ] = None,
 ) -> None:
     """Run settings that calibration never used and print the tool's own error."""
+    if context.invoked_subcommand is not None:
+        return
     from calibrate.launch import (  # noqa: PLC0415
         TorchrunLauncher,
         supervises,

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from perfmodel.cost.collective import RingAllReduce, tree_broadcast_time
+from perfmodel.cost.collective import CollectiveCost
 from perfmodel.cost.curve import CurveDraws, Samples
 from perfmodel.cost.terms import Terms
+from perfmodel.documents.collectives import MeasuredCollective
 from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.profile import (
     CurvePoint,
@@ -55,8 +56,8 @@ class CostModel:
         self.num_draws = num_draws
         self._seed = seed
         self._curves: dict[tuple[str, int, str], CurveDraws] = {}
-        self._all_reduce = self._sample_all_reduce()
-        self._broadcast = self._sample_broadcast()
+        self._all_reduce = self._sample_collective("all_reduce")
+        self._broadcast = self._sample_collective("broadcast")
         self._ddp = self._sample_ddp()
 
     def terms(
@@ -97,35 +98,31 @@ class CostModel:
         """Randomness of its own for each parameter, so that the order of questions is no matter."""
         return np.random.default_rng([self._seed, zlib.crc32(name.encode())])
 
-    def _sample_all_reduce(self) -> RingAllReduce | None:
-        profiles = [
-            entry
-            for entry in self.profile.collectives
-            if entry.collective == "all_reduce" and entry.world_size > 1
-        ]
-        if not profiles:
-            return None
-        return RingAllReduce.sample(
-            profiles,
-            has_tree=self.profile.backend == "nccl",
-            num_draws=self.num_draws,
-            rng=self._rng("all_reduce"),
-        )
-
-    def _sample_broadcast(self) -> CurveDraws | None:
-        points = [
-            CurvePoint(
-                at=point.at,
-                time_s=point.time_s / math.ceil(math.log2(entry.world_size)),
-                relative_error=point.relative_error,
+    def _sample_collective(self, collective: str) -> CollectiveCost | None:
+        groups = [
+            MeasuredCollective(
+                collective=collective,
+                world_size=entry.world_size,
+                num_nodes=self._num_nodes(entry.world_size),
+                points=entry.points,
             )
             for entry in self.profile.collectives
-            if entry.collective == "broadcast" and entry.world_size == 2
-            for point in entry.points
+            if entry.collective == collective and entry.world_size > 1
         ]
-        if not points:
+        if not groups:
             return None
-        return CurveDraws.sample(points, num_draws=self.num_draws, rng=self._rng("broadcast"))
+        return CollectiveCost.sample(
+            groups,
+            library=self.profile.backend,
+            num_draws=self.num_draws,
+            rng=self._rng(collective),
+        )
+
+    def _num_nodes(self, world_size: int) -> int:
+        """Nodes of a group; one flat group of equal links where only one node was measured."""
+        if self.profile.num_nodes == 1:
+            return 1
+        return math.ceil(world_size / self.profile.ranks_per_node)
 
     def _sample_ddp(self) -> Mapping[str, Samples]:
         """Bootstrap draws, repeated as needed; draw 0 is the fitted value."""
@@ -148,12 +145,20 @@ class CostModel:
 
     def _all_reduce_s(self, size_bytes: Bytes, setting: Setting) -> Samples:
         assert self._all_reduce is not None, "world_size > 1 is refused without a second rank"
-        alone_s = self._all_reduce.time_s(size_bytes, world_size=setting.world_size)
+        alone_s = self._all_reduce.time_s(
+            size_bytes,
+            world_size=setting.world_size,
+            num_nodes=self._num_nodes(setting.world_size),
+        )
         return alone_s * self._ddp["all_reduce_scale"]
 
     def _broadcast_s(self, size_bytes: Bytes, setting: Setting) -> Samples:
         assert self._broadcast is not None, "world_size > 1 is refused without a second rank"
-        return tree_broadcast_time(self._broadcast, size_bytes, world_size=setting.world_size)
+        return self._broadcast.time_s(
+            size_bytes,
+            world_size=setting.world_size,
+            num_nodes=self._num_nodes(setting.world_size),
+        )
 
     def _load_s(self, setting: Setting, samples_per_s: float | None) -> Samples:
         seconds = 0.0 if samples_per_s is None else setting.local_batch / samples_per_s

@@ -1,0 +1,66 @@
+"""Commands about collectives alone: measure them, or show what was measured and what was fitted."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfmodel.cli.progress import shown_progress
+
+
+def measure(
+    *,
+    out: Annotated[Path, typer.Option(help="Folder for raw times and the curves.")] = Path(
+        "runs/network"
+    ),
+    nproc: Annotated[
+        int | None, typer.Option(help="Ranks on this node; on a CPU more than cores, too.")
+    ] = None,
+    collectives: Annotated[
+        str, typer.Option(help="Collectives to measure, separated by commas.")
+    ] = "all_reduce",
+    rounds: Annotated[int, typer.Option(help="Fresh process groups.")] = 4,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    resume: Annotated[bool, typer.Option("--resume", help="Continue in the folder.")] = False,
+) -> None:
+    """Measure collectives alone at group sizes 2, 4, 8 ... and message sizes 1 KiB to 16 MiB."""
+    from calibrate import network as use_case  # noqa: PLC0415 - keeps predict fast
+    from calibrate.launch import (  # noqa: PLC0415
+        LaunchFlags,
+        TorchrunLauncher,
+        terminate_as_interrupt,
+    )
+
+    request = use_case.NetworkRequest(
+        folder=out,
+        collectives=tuple(name.strip() for name in collectives.split(",") if name.strip()),
+        num_rounds=rounds,
+        device=device,
+        flags=LaunchFlags(nproc_per_node=nproc),
+        resume=resume,
+    )
+    with terminate_as_interrupt(), shown_progress("network") as on_progress:
+        use_case.measure_network(request, TorchrunLauncher(), on_progress=on_progress)
+    typer.echo(f"collectives: {out / use_case.NETWORK}")
+
+
+def show(
+    files: Annotated[list[Path], typer.Argument(help="Files of measure, or nccl-tests logs.")],
+    *,
+    collective: Annotated[
+        str | None, typer.Option(help="What an nccl-tests text log holds, such as all_reduce.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print rows as JSON.")] = False,
+) -> None:
+    """Show algbw, busbw, the fit and its residuals."""
+    import json  # noqa: PLC0415 - keeps --help fast
+
+    from rich.console import Console  # noqa: PLC0415
+
+    from perfmodel.report.network import curve_rows, curve_table, read_curves  # noqa: PLC0415
+
+    rows = curve_rows(read_curves(files, collective=collective))
+    if as_json:
+        typer.echo(json.dumps({"schema_version": 1, "rows": rows}, indent=1))
+    else:
+        Console().print(curve_table(rows))

@@ -1,0 +1,140 @@
+"""Import logs of nccl-tests, as text or JSON (2.19), into measured collectives.
+
+Text lines hold size, count, type, reduction, root, then time in us, algbw and busbw in GB/s
+(decimal) and errors, out of place and in place. The JSON dumps the whole process environment; it is
+dropped unread, because it may hold secrets.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from perfmodel.documents.collectives import MeasuredCollective
+from perfmodel.documents.profile import CurvePoint
+from perfmodel.errors import InvalidDocument
+
+#: A log tells no spread; single figures are means of some twenty iterations.
+IMPORTED_ERROR: Final = 0.02
+#: algbw is printed with two decimals: time and bandwidth must agree to that, or the units differ.
+_UNIT_TOLERANCE: Final = 0.05
+_NAMES: Final = {
+    "AllReduce": "all_reduce",
+    "AllGather": "all_gather",
+    "ReduceScatter": "reduce_scatter",
+    "Broadcast": "broadcast",
+    "AlltoAll": "all_to_all",
+    "SendRecv": "send_recv",
+}
+_RANK: Final = re.compile(r"^#\s+Rank\s+(\d+)\s.*\son\s+(\S+)\s+device", re.MULTILINE)
+_ROW: Final = re.compile(r"^\s*([\d_]+)\s+([\d_]+)\s+(\w+)\s+(\w+)\s+(-?\d+)\s+([\d.]+)\s+([\d.]+)")
+
+
+def read_nccl_tests(path: Path, *, collective: str | None = None) -> MeasuredCollective:
+    """One log as one measured group.
+
+    Parameters
+    ----------
+    collective
+        Needed for text, which does not say what was run; overrides what the JSON says.
+
+    Raises
+    ------
+    InvalidDocument
+        If the log is truncated, its units are others, or it does not name its ranks.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidDocument(f"{path}: nccl-tests log cannot be read: {error}") from error
+    if text.lstrip().startswith("{"):
+        return _from_json(path, text, collective)
+    return _from_text(path, text, collective)
+
+
+def _from_text(path: Path, text: str, collective: str | None) -> MeasuredCollective:
+    if collective is None:
+        raise InvalidDocument(f"{path}: a text log does not name its collective; pass --collective")
+    if "(us)" not in text or "(GB/s)" not in text:
+        raise InvalidDocument(
+            f"{path}: columns must be in (us) and (GB/s), as nccl-tests prints them"
+        )
+    if "# Avg bus bandwidth" not in text:
+        raise InvalidDocument(f"{path}: log is truncated: no line '# Avg bus bandwidth'")
+    rows = [match for match in map(_ROW.match, text.splitlines()) if match]
+    points = [
+        _point(path, float(row[1].replace("_", "")), time_us=float(row[6]), algbw=float(row[7]))
+        for row in rows
+    ]
+    return _measured(
+        path, collective, hosts=[host for _, host in _RANK.findall(text)], points=points
+    )
+
+
+def _from_json(path: Path, text: str, collective: str | None) -> MeasuredCollective:
+    try:
+        raw: dict[str, Any] = json.loads(text)
+        results, devices = raw["results"], raw["devices"]
+        name = collective or _named(path, raw)
+        points = [
+            _point(
+                path,
+                float(entry["size"]),
+                time_us=_time_us(entry["out_of_place"]),
+                algbw=float(entry["out_of_place"]["alg_bw"]),
+            )
+            for entry in results
+        ]
+        hosts = [str(device["hostname"]) for device in devices]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidDocument(
+            f"{path}: nccl-tests JSON is truncated or malformed: {error!r}"
+        ) from error
+    return _measured(path, name, hosts=hosts, points=points)
+
+
+def _named(path: Path, raw: dict[str, Any]) -> str:
+    names = " ".join(
+        [*map(str, raw.get("args", ())), *(str(r.get("experiment_name")) for r in raw["results"])]
+    )
+    for ours in _NAMES.values():
+        if f"{ours}_perf" in names or ours.replace("_", "") + "_perf" in names:
+            return ours
+    for theirs, ours in _NAMES.items():
+        if theirs in names:
+            return ours
+    raise InvalidDocument(f"{path}: log does not name its collective; pass --collective")
+
+
+def _time_us(side: dict[str, Any]) -> float:
+    return float(side["time"] if "time" in side else side["cpu_time"])
+
+
+def _point(path: Path, size_bytes: float, *, time_us: float, algbw: float) -> CurvePoint | None:
+    if size_bytes <= 0:
+        return None
+    if not (math.isfinite(time_us) and time_us > 0):
+        raise InvalidDocument(f"{path}: time at {size_bytes:.0f} B must be > 0 us, got {time_us}")
+    implied = size_bytes / time_us / 1e3
+    # Below 1 GB/s two decimals say too little.
+    if algbw >= 1 and abs(implied / algbw - 1) > _UNIT_TOLERANCE:
+        raise InvalidDocument(
+            f"{path}: {size_bytes:.0f} B in {time_us} us are {implied:.3g} GB/s, but the log prints "
+            f"{algbw}; units must be us and GB/s (decimal)"
+        )
+    return CurvePoint(at=size_bytes, time_s=time_us * 1e-6, relative_error=IMPORTED_ERROR)
+
+
+def _measured(
+    path: Path, collective: str, *, hosts: list[str], points: Iterable[CurvePoint | None]
+) -> MeasuredCollective:
+    found = tuple(sorted((p for p in points if p is not None), key=lambda p: p.at))
+    if not found:
+        raise InvalidDocument(f"{path}: log is truncated: no rows with a size and a time")
+    if len(hosts) < 2:
+        raise InvalidDocument(f"{path}: log must list at least 2 ranks, got {len(hosts)}")
+    return MeasuredCollective(
+        collective=collective, world_size=len(hosts), num_nodes=len(set(hosts)), points=found
+    )

@@ -1,0 +1,111 @@
+"""Measured collectives beside their fit."""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from rich.table import Table
+
+from perfmodel.cost.collective import CollectiveCost
+from perfmodel.cost.collective_steps import bus_factor
+from perfmodel.documents.collectives import CollectivesDocument, MeasuredCollective
+from perfmodel.documents.nccl_tests import read_nccl_tests
+from perfmodel.units import format_bytes, format_duration
+
+Curves = Mapping[tuple[str, str], Sequence[MeasuredCollective]]
+"""Groups by library and collective."""
+_NUM_DRAWS: Final = 200
+
+
+def read_curves(files: Sequence[Path], *, collective: str | None) -> Curves:
+    """Groups of our own files and of nccl-tests logs together.
+
+    Raises
+    ------
+    InvalidDocument
+        If a file is neither, or breaks a rule.
+    """
+    curves: dict[tuple[str, str], list[MeasuredCollective]] = defaultdict(list)
+    for path in files:
+        if _is_ours(path):
+            document = CollectivesDocument.read(path)
+            for entry in document.collectives:
+                curves[document.library, entry.collective].append(entry)
+        else:
+            found = read_nccl_tests(path, collective=collective)
+            curves["nccl", found.collective].append(found)
+    return curves
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        raw = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(raw, dict) and "schema_version" in raw
+
+
+def curve_rows(curves: Curves) -> list[dict[str, object]]:
+    """One row per measured point; bandwidths in bytes per second."""
+    rows: list[dict[str, object]] = []
+    for (library, collective), groups in curves.items():
+        cost = CollectiveCost.sample(
+            groups, library=library, num_draws=_NUM_DRAWS, rng=np.random.default_rng(0)
+        )
+        for group in groups:
+            factor = float(bus_factor(collective, group.world_size))
+            for point in group.points:
+                draws_s = cost.time_s(
+                    round(point.at), world_size=group.world_size, num_nodes=group.num_nodes
+                )
+                low_s, high_s = np.quantile(draws_s, [0.05, 0.95])
+                rows.append(
+                    {
+                        "collective": collective,
+                        "ranks": group.world_size,
+                        "nodes": group.num_nodes,
+                        "size_bytes": point.at,
+                        "time_s": point.time_s,
+                        "algbw_bytes_per_s": point.at / point.time_s,
+                        "busbw_bytes_per_s": point.at / point.time_s * factor,
+                        "fit_s": float(draws_s[0]),
+                        "fit_p5_s": float(low_s),
+                        "fit_p95_s": float(high_s),
+                        "residual": float(draws_s[0]) / point.time_s - 1,
+                    }
+                )
+    return rows
+
+
+def curve_table(rows: Sequence[Mapping[str, object]]) -> Table:
+    """As nccl-tests prints it, with the fit beside."""
+    table = Table(title="residual: fit over measured, minus 1")
+    for heading in (
+        "collective",
+        "ranks",
+        "nodes",
+        "size",
+        "time",
+        "algbw",
+        "busbw",
+        "fit",
+        "residual",
+    ):
+        table.add_column(heading, justify="left" if heading == "collective" else "right")
+    for row in rows:
+        value = {name: float(str(row[name])) for name in row if name != "collective"}
+        table.add_row(
+            str(row["collective"]),
+            f"{value['ranks']:.0f}",
+            f"{value['nodes']:.0f}",
+            format_bytes(value["size_bytes"]),
+            format_duration(value["time_s"]),
+            f"{value['algbw_bytes_per_s'] / 1e9:.3g} GB/s",
+            f"{value['busbw_bytes_per_s'] / 1e9:.3g} GB/s",
+            format_duration(value["fit_s"]),
+            f"{value['residual']:+.1%}",
+        )
+    return table

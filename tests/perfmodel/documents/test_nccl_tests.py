@@ -1,0 +1,81 @@
+"""Logs of nccl-tests."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from perfmodel.documents.nccl_tests import read_nccl_tests
+from perfmodel.errors import InvalidDocument
+from perfmodel.report.network import curve_rows, read_curves
+
+TEXT = """# nccl-tests version 2.19.6
+#  Rank  0 Group  0 Pid    11 on    node0 device  0 [0x01] NVIDIA H100
+#  Rank  1 Group  0 Pid    12 on    node1 device  0 [0x01] NVIDIA H100
+#
+#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)
+        1024           256     float     sum      -1    20.00    0.05    0.05       0    20.10    0.05
+   1_048_576        262144     float     sum      -1    50.00   20.97   20.97       0    51.00   20.56
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 10.5
+"""
+
+
+def log(folder: Path, text: str) -> Path:
+    path = folder / "log"
+    path.write_text(text)
+    return path
+
+
+def test_a_text_log(tmp_path: Path) -> None:
+    found = read_nccl_tests(log(tmp_path, TEXT), collective="all_reduce")
+    assert (found.world_size, found.num_nodes) == (2, 2)
+    assert [point.at for point in found.points] == [1024.0, 2.0**20]
+    assert [point.time_s for point in found.points] == pytest.approx([20e-6, 50e-6])
+
+
+def document() -> dict[str, object]:
+    side = {"time": 50.0, "alg_bw": 20.97, "bus_bw": 20.97, "nwrong": "0"}
+    return {
+        "version": "2.19.6",
+        "args": ["./build/all_reduce_perf"],
+        "env": ["TOKEN=secret"],
+        "config": {"validation": "true"},
+        "devices": [{"rank": rank, "hostname": "node0"} for rank in range(4)],
+        "results": [{"size": 2**20, "experiment_name": "", "out_of_place": side}],
+        "average_bus_bandwidth": {"bandwidth": "nan", "okay": "true"},
+    }
+
+
+def test_json_and_its_environment_is_dropped(tmp_path: Path) -> None:
+    found = read_nccl_tests(log(tmp_path, json.dumps(document())))
+    assert (found.collective, found.world_size, found.num_nodes) == ("all_reduce", 4, 1)
+    assert "secret" not in found.model_dump_json()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (TEXT.replace("# Avg bus bandwidth    : 10.5\n", ""), "truncated"),
+        (TEXT.replace("(us)", "(ms)"), "must be in"),
+        (TEXT.replace("50.00   20.97", "50.00   19.53"), "units must be"),
+        (TEXT.replace("#  Rank  1", "#  other"), "at least 2 ranks"),
+        (json.dumps(document())[:200], "truncated or malformed"),
+    ],
+)
+def test_bad_logs_are_refused(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(InvalidDocument, match=problem):
+        read_nccl_tests(log(tmp_path, text), collective="all_reduce")
+
+
+def test_a_text_log_needs_to_be_told_its_collective(tmp_path: Path) -> None:
+    with pytest.raises(InvalidDocument, match="pass --collective"):
+        read_nccl_tests(log(tmp_path, TEXT))
+
+
+def test_a_log_is_shown_with_its_bus_bandwidth(tmp_path: Path) -> None:
+    """2^20 B in 50 us are 20.97 GB/s; between two ranks busbw of an all-reduce is the same."""
+    rows = curve_rows(read_curves([log(tmp_path, TEXT)], collective="all_reduce"))
+    assert rows[1]["busbw_bytes_per_s"] == pytest.approx(20.97e9, rel=1e-3)
+    assert all(abs(float(str(row["residual"]))) < 0.1 for row in rows)

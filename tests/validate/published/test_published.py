@@ -1,0 +1,101 @@
+"""Published protocols on tables whose truth is known."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perfmodel.errors import InvalidDocument, UsageError
+from validate.published import baselines, collectives, placements
+from validate.published.published import judge_published
+
+LATENCY_S = 1e-5
+S_PER_BYTE = 1e-10
+
+
+def write(path: Path, rows: list[dict[str, object]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def ring_rows() -> list[dict[str, object]]:
+    return [
+        {
+            "source": "s",
+            "hardware": f"{n // 8}x box",
+            "op": "all_reduce",
+            "bytes": size,
+            "ranks": n,
+            "nodes": 1,
+            "gpus_per_node": 8,
+            "time_us": 2 * (n - 1) * (LATENCY_S + size / n * S_PER_BYTE) * 1e6,
+        }
+        for n in (2, 4, 8)
+        for size in 4 ** np.arange(5, 15)
+    ]
+
+
+def placement_rows() -> list[dict[str, object]]:
+    """The host serves every device of the fullest node in turn: 10 ms each; no network."""
+    return [
+        {
+            "cluster": "c",
+            "gpu": "g",
+            "app": "a",
+            "local_batch": batch,
+            "placement": str(per_node) * nodes,
+            "nodes": nodes,
+            "gpus": nodes * per_node,
+            "step_time_s": 0.05 + 0.01 * batch + 0.01 * (per_node - 1),
+        }
+        for nodes in (1, 2, 3, 4)
+        for per_node in (1, 2, 4)
+        for batch in (1, 2, 4, 8)
+    ]
+
+
+def test_counts_in_names_do_not_split_a_system(tmp_path: Path) -> None:
+    write(tmp_path / "collectives.csv", ring_rows())
+    series, skipped = collectives.judge(tmp_path)
+    assert skipped == []
+    names = {entry.name for entry in series}
+    assert "s: box: all_reduce" in names
+
+
+def test_a_textbook_ring_is_recovered_by_both(tmp_path: Path) -> None:
+    rows = [row | {"hardware": "box"} for row in ring_rows()]
+    write(tmp_path / "collectives.csv", rows)
+    (series,), _ = collectives.judge(tmp_path)
+    ours, plain = series.errors
+    assert (series.fitted, series.predicted) == ("ranks 2, 4", "ranks 8")
+    assert plain.mape == pytest.approx(0.0, abs=1e-6)
+    assert ours.mape < 0.05
+
+
+def test_steps_of_more_nodes_follow_from_two(tmp_path: Path) -> None:
+    write(tmp_path / "steptime_placements.csv", placement_rows())
+    (series,), _ = placements.judge(tmp_path)
+    by_method = {entry.method: entry.mape for entry in series.errors}
+    assert by_method["perfmodel"] < 0.05
+    assert set(by_method) == {"perfmodel", "linear scaling", "USL", "AdaptDL"}
+    assert by_method["perfmodel"] < min(by_method["linear scaling"], by_method["USL"])
+
+
+def test_linear_scaling_reads_the_fewest_devices() -> None:
+    batch, gpus, step_s = (np.array(x) for x in ([1.0, 4.0, 1.0], [1.0, 1.0, 2.0], [1.0, 4.0, 9.0]))
+    found = baselines.linear_scaling(batch, gpus, step_s, np.array([2.0]))
+    assert found == pytest.approx([2.0])
+
+
+def test_a_table_without_a_column_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "collectives.csv").write_text("source,op\na,b\n")
+    with pytest.raises(InvalidDocument, match="column 'hardware'"):
+        judge_published(tmp_path, ("collectives",))
+
+
+def test_a_source_without_protocol_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="must be among"):
+        judge_published(tmp_path, ("weather",))

@@ -1,0 +1,1 @@
+"""Judge laws by measurements that others published."""

@@ -1,0 +1,122 @@
+"""Published collectives: fit the smaller groups of a system, predict the larger."""
+
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from perfmodel.cost.collective import CollectiveCost
+from perfmodel.documents.collectives import MeasuredCollective
+from perfmodel.documents.profile import CurvePoint
+from perfmodel.documents.published import PublishedSeries
+from validate.published.baselines import alpha_beta_ring, ring_s
+from validate.published.errors import summarise
+from validate.published.rows import number, read_rows
+
+SOURCE: Final = "collectives"
+_COLUMNS: Final = (
+    "source",
+    "hardware",
+    "op",
+    "nodes",
+    "ranks",
+    "gpus_per_node",
+    "bytes",
+    "time_us",
+)
+#: Single published timings are medians of many iterations on a quiet machine, at best.
+_ERROR: Final = 0.02
+_NUM_DRAWS: Final = 300
+_FEWEST_SIZES: Final = 6
+#: Counts in a system's name say how much of it was used, not which system it is.
+_COUNTS: Final = re.compile(r"^\d+x\s+|,\s*(single rack|\d+ racks?|\d+ nodes?)$|_n\d+")
+
+Row = tuple[float, int, int, float]
+"""Size in bytes, ranks, nodes, time in seconds."""
+
+
+def judge(folder: Path) -> tuple[list[PublishedSeries], list[str]]:
+    """Verdict on every system, and the systems that hold too little."""
+    groups: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
+    for row in read_rows(folder / "collectives.csv", columns=_COLUMNS):
+        system = _COUNTS.sub("", row["hardware"]).strip()
+        size, time_us, ranks = (number(row, name) for name in ("bytes", "time_us", "ranks"))
+        if size and time_us and ranks and ranks > 1:
+            nodes = number(row, "nodes") or -(-ranks // (number(row, "gpus_per_node") or 8))
+            groups[row["source"], system, row["op"]].append(
+                (size, int(ranks), int(min(nodes, ranks)), time_us * 1e-6)
+            )
+    series, skipped = [], []
+    for (source, system, op), rows in groups.items():
+        name = f"{source}: {system}: {op}"
+        split = _split(rows)
+        if split is None:
+            skipped.append(name)
+        else:
+            series.append(_judge_one(name, op, *split))
+    return series, skipped
+
+
+def _split(rows: list[Row]) -> tuple[list[Row], list[Row]] | None:
+    """Smaller half of the groups and the larger; with one group, every second size."""
+    counts = sorted({row[1] for row in rows})
+    if len(counts) > 1:
+        smaller = counts[: (len(counts) + 1) // 2]
+        return [r for r in rows if r[1] in smaller], [r for r in rows if r[1] not in smaller]
+    sizes = sorted({row[0] for row in rows})
+    if len(sizes) < _FEWEST_SIZES:
+        return None
+    return [r for r in rows if r[0] in sizes[::2]], [r for r in rows if r[0] in sizes[1::2]]
+
+
+def _judge_one(name: str, op: str, known: list[Row], unknown: list[Row]) -> PublishedSeries:
+    cost = CollectiveCost.sample(
+        _groups(op, known), library="nccl", num_draws=_NUM_DRAWS, rng=np.random.default_rng(0)
+    )
+    draws_s = np.stack(
+        [cost.time_s(round(size), world_size=n, num_nodes=m) for size, n, m, _ in unknown]
+    )
+    noise = np.hypot(cost.fitted.remainder.noise, _ERROR)
+    shaken_s = draws_s * np.exp(noise * np.random.default_rng(1).standard_normal(draws_s.shape))
+    low, high = np.quantile(shaken_s, [0.05, 0.95], axis=1)
+    fit, table = np.array(known), np.array(unknown)
+    passes = 2.0 if op == "all_reduce" else 1.0
+    plain = alpha_beta_ring(fit[:, 0], fit[:, 1], fit[:, 3], passes=passes)
+    return PublishedSeries(
+        source=SOURCE,
+        name=name,
+        fitted=_ranks(known),
+        predicted=_ranks(unknown),
+        num_fitted=len(known),
+        num_predicted=len(unknown),
+        errors=summarise(
+            table[:, 3],
+            {
+                "perfmodel": draws_s[:, 0],
+                "alpha-beta ring": ring_s(table[:, 0], table[:, 1], plain, passes=passes),
+            },
+            covered=((low <= table[:, 3]) & (table[:, 3] <= high)).astype(float),
+        ),
+    )
+
+
+def _ranks(rows: list[Row]) -> str:
+    return "ranks " + ", ".join(str(count) for count in sorted({row[1] for row in rows}))
+
+
+def _groups(op: str, rows: list[Row]) -> list[MeasuredCollective]:
+    return [
+        MeasuredCollective(
+            collective=op,
+            world_size=n,
+            num_nodes=m,
+            points=tuple(
+                CurvePoint(at=row[0], time_s=row[3], relative_error=_ERROR)
+                for row in rows
+                if row[1:3] == (n, m)
+            ),
+        )
+        for n, m in sorted({row[1:3] for row in rows})
+    ]
