@@ -28,7 +28,10 @@ COMMAND_LINE = {
     "doctor": set(),
     "calibrate": {
         "--budget",
+        "--columns",
         "--device",
+        "--device-type",
+        "--from-runs",
         "--master-addr",
         "--master-port",
         "--models",

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.jobs import Column, Jobs, jobs_from_rows
+from perfmodel.cost.plausible import wrong_unit
 from validate.published.rows import number, read_rows
 
 Row = dict[str, str]
@@ -35,8 +36,6 @@ _LLAMA: Final = {
 }
 PLAYBOOK_BATCH: Final = 256
 """Sequences per step of every playbook run, by its text."""
-#: FLOP per device and second that no training run reaches and none falls below.
-_FASTEST_FLOP_PER_S: Final = 2.5e15
 _PLAIN: Final = dict.fromkeys(
     ("recompute_attention", "gpipe", "zero_bubble", "sequence_parallel"), 0.0
 ) | {"cp": 1.0, "interleave": 1.0, "recompute_full": 0.0}
@@ -105,8 +104,8 @@ def _runs(rows: list[Row], job: object, *, name: str, timed: bool = True) -> tup
         if step_s is None:
             bad.append(f"{where}: step_time_s must be > 0, got {row['step_time_s']!r}")
             continue
-        if timed and (problem := wrong_unit(jobs_from_rows([fields]), step_s)):
-            bad.append(f"{where}: {problem}")
+        if timed and (wrong := wrong_unit(jobs_from_rows([fields]), np.array([step_s]))):
+            bad.append(f"{where}: {wrong[0]}")
             continue
         memory = number(row, "memory_gib") if "memory_gib" in row else None
         good.append((fields, step_s, float("nan") if memory is None else memory * 2**30))
@@ -117,17 +116,6 @@ def _runs(rows: list[Row], job: object, *, name: str, timed: bool = True) -> tup
         step_s=np.array([step_s for _, step_s, _ in good]),
         memory_bytes=np.array([memory for _, _, memory in good]),
     ), bad
-
-
-def wrong_unit(job: Jobs, step_s: float) -> str | None:
-    """Why a step time cannot be in seconds: no device is that fast, or the step that slow."""
-    speed = float(job.model_flop[0] / job.devices[0] / step_s)
-    if speed > _FASTEST_FLOP_PER_S:
-        return (
-            f"step_time_s must be in seconds, got {step_s:g}, which means {speed:.3g} FLOP/s "
-            "per device; is the column 1000 times too small?"
-        )
-    return None
 
 
 def _vtrain_job(row: Row) -> dict[str, float] | str:
