@@ -54,7 +54,7 @@ def test_a_column_in_the_wrong_unit_is_named(tmp_path: Path, scale: float, said:
 
 def test_runs_that_contradict_each_other_are_named(tmp_path: Path) -> None:
     table = write(tmp_path / "runs.csv", twice=True)
-    with pytest.raises(IncomparableRuns, match="lines 2 and .* are the same job"):
+    with pytest.raises(IncomparableRuns, match=r"lines 2 and .* are the same job"):
         calibrate_from_runs(table, columns=None, device="A100")
 
 
