@@ -65,11 +65,25 @@ def calibrate(  # noqa: PLR0913 - one parameter per flag
     node_rank: Annotated[int | None, typer.Option(help="Rank of this node.")] = None,
     master_addr: Annotated[str | None, typer.Option(help="Address of node 0.")] = None,
     master_port: Annotated[int | None, typer.Option(help="Port on node 0.")] = None,
+    from_runs: Annotated[
+        Path | None, typer.Option(help="Measure nothing: infer from the step times of a CSV.")
+    ] = None,
+    columns: Annotated[
+        Path | None, typer.Option(help="TOML: names, units, constants of that CSV.")
+    ] = None,
+    device_type: Annotated[
+        str, typer.Option(help="Device of those runs: A100, H100, V100 or B200.")
+    ] = "A100",
 ) -> None:
     """Measure this machine by real training and write its profile."""
     if workload is not None or batches is not None:
         _calibrate_workload(workload, out, batches=batches, resume=resume)
         return
+    if from_runs is not None:
+        _infer(from_runs, columns=columns, device=device_type, out=out, seed=seed)
+        return
+    if columns is not None:
+        raise UsageError("--columns: only with --from-runs")
     from calibrate import calibrate as use_case  # noqa: PLC0415 - keeps predict fast
     from calibrate.launch import (  # noqa: PLC0415
         TorchrunLauncher,
@@ -153,6 +167,20 @@ def micro_batches(option: str, text: str) -> tuple[int, ...]:
     if min(found) < 1:
         raise UsageError(f"{option}: must be whole numbers from 1 on, got {text!r}")
     return found
+
+
+def _infer(table: Path, *, columns: Path | None, device: str, out: Path, seed: int) -> None:
+    from calibrate.runs import calibrate_from_runs  # noqa: PLC0415 - keeps --help fast
+
+    document = calibrate_from_runs(table, columns=columns, device=device, seed=seed)
+    for latent in document.latents:
+        told = "determined" if latent.determined else "prior kept, the runs do not tell"
+        typer.echo(
+            f"{latent.name:20} {latent.value:10.4g}  x/ {2.718 ** (1.645 * latent.log_sigma):.2f}"
+            f"  {told}: {latent.meaning}"
+        )
+    document.write(out / "inferred.json")
+    typer.echo(f"inferred from {document.num_runs} runs: {out / 'inferred.json'}")
 
 
 def fit(

@@ -11,7 +11,7 @@ def published(
     data: Annotated[Path, typer.Option(help="Folder with the published tables (CSV).")],
     sources: Annotated[
         str, typer.Option(help="Tables to judge by, separated by commas.")
-    ] = "collectives,steptime_placements,convergence",
+    ] = "collectives,steptime_placements,vtrain,llm_foundry,playbook,scaling,convergence",
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict document.")] = False,
     output: Annotated[Path | None, typer.Option(help="Write the verdict document.")] = None,
 ) -> None:
@@ -30,4 +30,4 @@ def published(
         return
     Console().print(published_table(document))
     for name in document.skipped:
-        typer.echo(f"skipped, too little to hold anything out: {name}")
+        typer.echo(f"left out: {name}")

@@ -9,13 +9,18 @@ from calibrate.environment import describe_environment
 from calibrate.placement import provenance
 from perfmodel.documents.published import PublishedDocument, PublishedSeries
 from perfmodel.errors import UsageError
-from validate.published import collectives, convergence, placements
+from validate.published import collectives, convergence, large, placements, scaling
 
 Protocol = Callable[[Path], tuple[list[PublishedSeries], list[str]]]
-PROTOCOLS: Final[dict[str, Protocol]] = {
-    collectives.SOURCE: collectives.judge,
-    placements.SOURCE: placements.judge,
-    convergence.SOURCE: convergence.judge,
+#: Source -> its table and its protocol.
+PROTOCOLS: Final[dict[str, tuple[str, Protocol]]] = {
+    collectives.SOURCE: ("collectives.csv", collectives.judge),
+    placements.SOURCE: ("steptime_placements.csv", placements.judge),
+    "vtrain": ("vtrain.csv", large.judge_vtrain),
+    "llm_foundry": ("throughput.csv", large.judge_foundry),
+    "playbook": ("throughput.csv", large.judge_playbook),
+    "scaling": ("throughput.csv", scaling.judge),
+    convergence.SOURCE: ("convergence.csv", convergence.judge),
 }
 
 
@@ -36,11 +41,16 @@ def judge_published(folder: Path, sources: tuple[str, ...]) -> PublishedDocument
     skipped: list[str] = []
     digests = {}
     for source in sources:
-        found, too_little = PROTOCOLS[source](folder)
+        table, protocol = PROTOCOLS[source]
+        if not (folder / table).is_file():
+            skipped.append(f"{source}: {folder / table} is missing")
+            continue
+        found, too_little = protocol(folder)
         series += found
         skipped += too_little
-        content = (folder / f"{source}.csv").read_bytes()
-        digests[source] = hashlib.sha256(content).hexdigest()
+        digests[table.removesuffix(".csv")] = hashlib.sha256(
+            (folder / table).read_bytes()
+        ).hexdigest()
     return PublishedDocument(
         schema_version=PublishedDocument.current_version,
         provenance=provenance(describe_environment(), seed=0),

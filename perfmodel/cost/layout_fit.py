@@ -1,0 +1,280 @@
+"""Latent parameters of large-model steps, inferred from the end-to-end step times of runs.
+
+Penalised least squares in log step time: every latent is drawn to its prior as strongly as the prior
+is sure, every run pulls with a heavy-tailed loss so that single odd runs do not bend the fit. Doubt:
+the curvature at the fit gives draws of the latents, what remains is a Gaussian process over layouts,
+and leaving runs out tells how wide 90 % is.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg
+from scipy.optimize import least_squares, minimize
+from scipy.stats import norm
+
+from perfmodel.cost.discrepancy import Spreads, condition, covariance
+from perfmodel.cost.inferred import (
+    Disturbance,
+    InferredModel,
+    may_stall,
+    stall_time_s,
+)
+from perfmodel.cost.jobs import Column, Jobs
+from perfmodel.cost.latents import Prior, stall_prior
+from perfmodel.cost.layout_time import step_time_s
+from perfmodel.errors import NotFeasible
+
+MINIMUM_RUNS: Final = 3
+NUM_DRAWS: Final = 64
+_LOG_SIGMA: Final = 0.05
+"""Scatter of runs around the formula, log; beyond it a run counts less and less."""
+_ROUNDS: Final = 4
+_FOLDS: Final = 5
+_STALL: Final = "stall_s"
+#: Standard deviations that the deviations may have, in log step time: (lowest, first guess, highest).
+_SPREAD_BOUNDS: Final = ((1e-3, 0.03, 0.3), (1e-3, 0.03, 0.5), (3e-3, 0.02, 0.5))
+_LENGTH_BOUNDS: Final = (0.7, 1.5, 4.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Fit:
+    latents: dict[str, float]
+    covariance: NDArray[np.float64]
+    """Of the standardised logarithms of the latents."""
+    disturbed: Column
+    """Probability of each run to have been disturbed."""
+
+
+def infer(
+    jobs: Jobs,
+    step_s: Column,
+    priors: Mapping[str, Prior],
+    *,
+    seed: int = 0,
+    sigma: float = _LOG_SIGMA,
+) -> InferredModel:
+    """The model behind measured step times.
+
+    Parameters
+    ----------
+    jobs
+        What was run.
+    step_s
+        Measured step times, shape ``(num_jobs,)``. [s]
+    priors
+        From ``step_time_priors`` of the device.
+    seed
+        Of the draws.
+    sigma
+        Expected scatter around the formula, log.
+
+    Raises
+    ------
+    NotFeasible
+        If there are too few runs, or a step time is not positive.
+    """
+    _require_runs(jobs, step_s)
+    fit = _calm_or_disturbed(jobs, step_s, priors, sigma)
+    deviation = _deviation(jobs, step_s, fit)
+    trust = _trust(deviation, sigma)
+    spreads = _spreads(jobs, deviation, trust)
+    names = list(priors)
+    return InferredModel(
+        priors=dict(priors),
+        draws=_draws(names, priors, fit, seed),
+        moved={
+            name: float(np.sqrt(min(fit.covariance[index, index], 1.0)))
+            for index, name in enumerate(names)
+        },
+        discrepancy=condition(jobs, deviation, trust, spreads),
+        disturbance=_disturbance(jobs, fit),
+        widening=_widening(jobs, step_s, priors, (fit, spreads), sigma=sigma, seed=seed),
+    )
+
+
+def _require_runs(jobs: Jobs, step_s: Column) -> None:
+    if len(jobs) < MINIMUM_RUNS:
+        raise NotFeasible(f"runs: at least {MINIMUM_RUNS} are needed to calibrate, got {len(jobs)}")
+    bad = np.flatnonzero(~(np.isfinite(step_s) & (step_s > 0)))
+    if bad.size:
+        raise NotFeasible(
+            f"runs: row {bad[0] + 1}: step time must be finite and > 0, got {step_s[bad[0]]}"
+        )
+
+
+def _calm_or_disturbed(
+    jobs: Jobs, step_s: Column, priors: Mapping[str, Prior], sigma: float
+) -> _Fit:
+    """Fit with and without a disturbed state; the state stays only if several runs show it."""
+    nobody = np.zeros(len(jobs))
+    candidates = may_stall(jobs)
+    calm = _penalised(jobs, step_s, priors, nobody, sigma)
+    if candidates.sum() < MINIMUM_RUNS:
+        return calm
+    both = {**priors, _STALL: stall_prior()}
+    excess = np.log(step_s) - np.log(step_time_s(jobs, calm.latents))
+    chance = np.where(candidates & (excess > np.log(1.5)), 0.9, 0.0)
+    fit = calm
+    for _ in range(_ROUNDS):
+        if chance.sum() < MINIMUM_RUNS:
+            return calm
+        fit = _penalised(jobs, step_s, both, chance, sigma)
+        chance = _responsibility(jobs, step_s, fit, sigma)
+    return fit
+
+
+def _responsibility(jobs: Jobs, step_s: Column, fit: _Fit, sigma: float) -> Column:
+    """Probability of every run to have been disturbed, given the fit (Cauchy scatter)."""
+    calm = step_time_s(jobs, fit.latents)
+    stall = stall_time_s(jobs, fit.latents[_STALL])
+    share = np.clip(fit.disturbed[may_stall(jobs)].mean(), 0.02, 0.98)
+    # Runs scatter more around a guess of the state than around a known one.
+    width = 2 * sigma
+    likely = [
+        1 / (1 + ((np.log(step_s) - np.log(time)) / width) ** 2) for time in (calm, calm + stall)
+    ]
+    weight = share * likely[1] / (share * likely[1] + (1 - share) * likely[0])
+    # A stall that hardly lengthens the step cannot be told from scatter.
+    visible = np.log1p(stall / calm) > 2 * sigma
+    return np.where(may_stall(jobs) & visible, weight, 0.0)
+
+
+def _penalised(
+    jobs: Jobs, step_s: Column, priors: Mapping[str, Prior], disturbed: Column, sigma: float
+) -> _Fit:
+    names = list(priors)
+    centre = np.log([prior.median for prior in priors.values()])
+    width = np.array([prior.log_sigma for prior in priors.values()])
+    log_step = np.log(step_s)
+
+    def latents(z: Column) -> dict[str, float]:
+        values = np.exp(centre + np.clip(z, -6, 6) * width)
+        return {name: float(value) for name, value in zip(names, values, strict=True)}
+
+    def residuals(z: Column) -> Column:
+        now = latents(z)
+        calm = step_time_s(jobs, now)
+        late = calm + stall_time_s(jobs, now.get(_STALL, 0.0))
+        scatter = [
+            np.sqrt(share) * _heavy_tailed((np.log(time) - log_step) / sigma)
+            for share, time in ((1 - disturbed, calm), (disturbed, late))
+        ]
+        return np.concatenate([*scatter, z])
+
+    found = least_squares(residuals, np.zeros(len(names)), max_nfev=60)
+    return _Fit(
+        latents=latents(found.x),
+        covariance=linalg.inv(found.jac.T @ found.jac),
+        disturbed=disturbed,
+    )
+
+
+def _heavy_tailed(z: Column) -> Column:
+    """Signed root of the Student-like loss 4 log(1 + z^2 / 4): a square near 0, flat far away."""
+    return np.sign(z) * np.sqrt(4 * np.log1p(z**2 / 4))
+
+
+def _draws(
+    names: list[str], priors: Mapping[str, Prior], fit: _Fit, seed: int
+) -> dict[str, Column]:
+    """Draws of the latents from the curvature at the fit; the first is the fit."""
+    generator = np.random.default_rng(seed)
+    count = len(names)
+    cov = fit.covariance[:count, :count]
+    normal = generator.multivariate_normal(np.zeros(count), cov, size=NUM_DRAWS, method="eigh")
+    normal[0] = 0
+    return {
+        name: fit.latents[name] * np.exp(normal[:, index] * priors[name].log_sigma)
+        for index, name in enumerate(names)
+    }
+
+
+def _disturbance(jobs: Jobs, fit: _Fit) -> Disturbance | None:
+    if _STALL not in fit.latents:
+        return None
+    candidates = may_stall(jobs)
+    return Disturbance(
+        stall_s=fit.latents[_STALL],
+        runs=jobs.take(candidates),
+        disturbed=fit.disturbed[candidates],
+    )
+
+
+def _deviation(jobs: Jobs, step_s: Column, fit: _Fit) -> Column:
+    """Log of measured over computed step time, in the state that each run most probably was in."""
+    calm = step_time_s(jobs, fit.latents)
+    late = calm + stall_time_s(jobs, fit.latents.get(_STALL, 0.0))
+    return np.asarray(np.log(step_s) - np.log(np.where(fit.disturbed > 0.5, late, calm)))
+
+
+def _trust(deviation: Column, sigma: float) -> Column:
+    """How far a run is believed, in (0, 1]: odd runs tell little about their neighbours."""
+    scale = max(1.4826 * float(np.median(np.abs(deviation))), 0.2 * sigma)
+    return 1 / (1 + (deviation / (3 * scale)) ** 2)
+
+
+def _widening(
+    jobs: Jobs,
+    step_s: Column,
+    priors: Mapping[str, Prior],
+    found: tuple[_Fit, Spreads],
+    *,
+    sigma: float,
+    seed: int,
+) -> float:
+    """Factor that makes 90 % intervals hold 90 % of runs that the fit has not seen.
+
+    Every fold is predicted by a fit of the others; the finite-sample quantile of the errors in units
+    of their predicted spread is compared with that of a normal distribution (conformal prediction).
+    """
+    fit, spreads = found
+    folds = np.random.default_rng(seed).permutation(len(jobs)) % min(_FOLDS, len(jobs))
+    known = {**priors, _STALL: stall_prior()} if _STALL in fit.latents else priors
+    scores: list[float] = []
+    for fold in range(int(folds.max()) + 1):
+        rest, left = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
+        seen, unseen = jobs.take(rest), jobs.take(left)
+        part = _penalised(seen, step_s[rest], known, fit.disturbed[rest], sigma)
+        deviation = _deviation(seen, step_s[rest], part)
+        shift, variance = condition(seen, deviation, _trust(deviation, sigma), spreads).at(unseen)
+        drawn = _draws(list(priors), priors, part, seed)
+        logs = np.log(step_time_s(unseen, {name: v[:, None] for name, v in drawn.items()}))
+        state = replace(part, disturbed=fit.disturbed[left])
+        error = _deviation(unseen, step_s[left], state) - shift
+        scores.extend(np.abs(error) / np.sqrt(variance + logs.var(axis=0)))
+    rank = min(1.0, 0.9 * (1 + 1 / len(jobs)))
+    return float(np.clip(np.quantile(scores, rank) / norm.ppf(0.95), 0.3, 5.0))
+
+
+def _spreads(jobs: Jobs, deviation: Column, trust: Column) -> Spreads:
+    bounds = [*_SPREAD_BOUNDS, _LENGTH_BOUNDS]
+
+    def spreads(x: Column) -> Spreads:
+        shape, layout, noise, length = np.exp(x)
+        return Spreads(
+            shape=float(shape), layout=float(layout), noise=float(noise), length=float(length)
+        )
+
+    def loss(x: Column) -> float:
+        now = spreads(x)
+        own = covariance(jobs, jobs, now) + np.diag(now.noise**2 / trust)
+        factor = linalg.cho_factor(own, lower=True)
+        fit = deviation @ linalg.cho_solve(factor, deviation)
+        # A weak pull to the first guesses decides what few runs cannot.
+        pull = sum(
+            ((value - np.log(bound[1])) / 1.5) ** 2 for value, bound in zip(x, bounds, strict=True)
+        )
+        return float(fit / 2 + np.log(np.diag(factor[0])).sum() + pull / 2)
+
+    found = minimize(
+        loss,
+        np.log([bound[1] for bound in bounds]),
+        method="L-BFGS-B",
+        bounds=[(np.log(low), np.log(high)) for low, _, high in bounds],
+        options={"maxiter": 40},
+    )
+    return spreads(found.x)

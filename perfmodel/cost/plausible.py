@@ -1,0 +1,42 @@
+"""What no machine does: units that are wrong by a prefix, runs that contradict each other."""
+
+from typing import Final
+
+import numpy as np
+
+from perfmodel.cost.discrepancy import layout_distance_squared
+from perfmodel.cost.jobs import Column, Jobs
+
+FASTEST_FLOP_PER_S: Final = 2.5e15
+"""Above the dense bf16 peak of every device sold by 2026 (B200: 2.25e15, its data sheet)."""
+SLOWEST_FLOP_PER_S: Final = 1e10
+"""One core of a CPU is faster; slower steps are waiting, or not in the unit that is claimed."""
+CONTRADICTION: Final = 1.5
+"""Ratio of two step times of the same job from which on they contradict each other."""
+
+
+def wrong_unit(jobs: Jobs, step_s: Column) -> dict[int, str]:
+    """Rows (from 0) whose step time cannot be in seconds, and why."""
+    speed = jobs.model_flop / jobs.devices / step_s
+    fast = {
+        int(
+            i
+        ): f"step time {step_s[i]:g} s means {speed[i]:.3g} FLOP/s per device, more than any has; "
+        "the column looks 1000x too small (milliseconds are not seconds: give its unit)"
+        for i in np.flatnonzero(speed > FASTEST_FLOP_PER_S)
+    }
+    slow = {
+        int(i): f"step time {step_s[i]:g} s means only {speed[i]:.3g} FLOP/s per device; "
+        "the column looks 1000x too large (give its unit)"
+        for i in np.flatnonzero(speed < SLOWEST_FLOP_PER_S)
+    }
+    return fast | slow
+
+
+def contradictions(jobs: Jobs, step_s: Column) -> list[tuple[int, int]]:
+    """Pairs of rows (from 0) that are the same job with step times too far apart."""
+    same = layout_distance_squared(jobs, jobs) == 0
+    apart = np.abs(np.subtract.outer(np.log(step_s), np.log(step_s))) > np.log(CONTRADICTION)
+    for name in ("accumulation", "cp", "recompute_attention", "interleave", "sequence_parallel"):
+        same &= np.equal.outer(getattr(jobs, name), getattr(jobs, name))
+    return [(int(i), int(j)) for i, j in np.argwhere(np.triu(same & apart, 1))]

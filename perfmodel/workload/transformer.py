@@ -1,0 +1,143 @@
+"""A decoder transformer in closed form: parameters, FLOP, bytes, without building it.
+
+The same formulas serve one model and columns of models: every argument is a number or a numpy array.
+GPT-like models have two matrices in the feed-forward part, Llama-like ones three (gated).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel import checks
+
+Number: TypeAlias = float | NDArray[np.float64]
+
+HALF_BYTES: Final = 2.0
+"""Bytes of an activation in bf16 or fp16."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transformer:
+    """The shape of a decoder transformer."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    """Heads of keys and values; fewer than ``heads`` with grouped queries."""
+    feed_forward: int
+    """Width of the inner layer of the feed-forward part."""
+    gated: bool
+    """Three feed-forward matrices (Llama) instead of two (GPT)."""
+    vocabulary: int
+    tied: bool
+    """Embedding and head are one matrix."""
+    fused_attention: bool = True
+    """Scores never reach memory (FlashAttention)."""
+
+    def __post_init__(self) -> None:
+        """Refuse shapes that cannot be built."""
+        for name in ("layers", "hidden", "heads", "kv_heads", "feed_forward", "vocabulary"):
+            checks.at_least(name, getattr(self, name), 1)
+        if self.hidden % self.heads:
+            raise ValueError(
+                f"hidden must be a multiple of heads ({self.heads}), got {self.hidden}"
+            )
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"heads must be a multiple of kv_heads ({self.kv_heads}), got {self.heads}"
+            )
+
+    @property
+    def parameters(self) -> float:
+        """Number of parameters, norms and biases left out (below 0.1 %)."""
+        return float(self.layers * self.layer_parameters + (2 - self.tied) * self.table_parameters)
+
+    @property
+    def layer_parameters(self) -> float:
+        """Parameters of the matrices of one layer."""
+        return float(
+            layer_parameters(
+                self.hidden, self.feed_forward, float(self.gated), self.kv_heads / self.heads
+            )
+        )
+
+    @property
+    def table_parameters(self) -> float:
+        """Parameters of the embedding table."""
+        return float(self.vocabulary * self.hidden)
+
+
+def gpt(
+    *, layers: int, hidden: int, heads: int, vocabulary: int, fused_attention: bool = True
+) -> Transformer:
+    """A GPT-like shape: inner width 4 x hidden, embedding and head tied."""
+    return Transformer(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        feed_forward=4 * hidden,
+        gated=False,
+        vocabulary=vocabulary,
+        tied=True,
+        fused_attention=fused_attention,
+    )
+
+
+def layer_parameters(hidden: Number, inner: Number, gated: Number, kv_share: Number) -> Number:
+    """Parameters of the matrices of one layer: queries, keys, values, projection, feed-forward."""
+    return 2 * hidden**2 * (1 + kv_share) + (2 + gated) * hidden * inner
+
+
+def layer_matmul_flop(tokens: Number, parameters: Number) -> Number:
+    """Forward FLOP of the matrices of one layer: two per parameter and token."""
+    return 2 * tokens * parameters
+
+
+def attention_flop(tokens: Number, sequence: Number, hidden: Number) -> Number:
+    """Forward FLOP of scores and weighted values of one layer, causal half counted in full.
+
+    4 b s^2 h (FIELD: layer forward 24 b s h^2 + 4 b s^2 h; Narayanan 2021, arXiv 2104.04473).
+    """
+    return 4 * tokens * sequence * hidden
+
+
+def shared_bytes(tokens: Number, hidden: Number) -> Number:
+    """Memory traffic of norms, dropouts and residuals of one layer forward. [B]
+
+    Two norms read and write, two residual additions read two and write one, in 16 bit. Tensor
+    parallelism divides this only together with sequence parallelism.
+    """
+    return 10 * HALF_BYTES * tokens * hidden
+
+
+def split_bytes(tokens: Number, hidden: Number, inner: Number, gated: Number) -> Number:
+    """Memory traffic of what tensor parallelism always divides, of one layer forward. [B]
+
+    Activation function (reads and writes the inner width), biases and layout changes of heads.
+    """
+    return HALF_BYTES * tokens * ((3 + gated) * inner + 6 * hidden)
+
+
+def score_bytes(tokens: Number, sequence: Number, heads: Number) -> Number:
+    """Memory traffic of attention scores that are written out, of one layer forward. [B]
+
+    Scale, mask, softmax and dropout read and write tokens x sequence scores of every head.
+    """
+    return 6 * HALF_BYTES * tokens * sequence * heads
+
+
+#: Bytes of activations that one layer keeps for its backward pass, per token and hidden unit: (what
+#: tensor parallelism always divides, what only sequence parallelism divides), in 16 bit. Without
+#: recomputation 34 in all, of which 10 are norms, dropouts and inputs (Korthikanti 2022, arXiv
+#: 2205.05198); full recomputation keeps the input, 2.
+ACTIVATION_BYTES: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
+    {"none": (24.0, 10.0), "selective": (24.0, 10.0), "full": (0.0, 2.0)}
+)
+SCORE_ACTIVATION_BYTES: Final = 5.0
+"""Bytes per token, key and head kept without recomputation (arXiv 2205.05198)."""

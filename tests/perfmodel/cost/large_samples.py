@@ -1,0 +1,41 @@
+"""Jobs and step times of a machine whose latents are known."""
+
+import numpy as np
+
+from perfmodel.cost.jobs import Column, Jobs, jobs_from
+from perfmodel.cost.latents import SHEETS, medians, step_time_priors
+from perfmodel.cost.layout_time import step_time_s
+from perfmodel.parallelism.layout import Layout
+from perfmodel.workload.transformer import gpt
+
+MODEL = gpt(layers=24, hidden=2048, heads=16, vocabulary=51_200)
+
+
+def some_jobs(*, most: int = 8) -> Jobs:
+    """Layouts of one model on up to so many devices."""
+    layouts = [
+        Layout(dp=dp, tp=tp, pp=pp, zero=zero, micro_batch=micro, accumulation=16 // micro)
+        for dp in (1, 2, 4, 8, 16)
+        for tp in (1, 2, 4)
+        for pp in (1, 2, 4)
+        for zero in (0, 1)
+        for micro in (1, 2, 8)
+        if dp * tp * pp <= most
+    ]
+    return jobs_from([(MODEL, layout) for layout in layouts], sequence=1024, devices_per_node=8)
+
+
+def truth() -> dict[str, float]:
+    """Latents away from their priors."""
+    values = medians(step_time_priors(SHEETS["A100"]))
+    return values | {
+        "matmul_flop_per_s": 160e12,
+        "layer_host_s": 800e-6,
+        "tensor_bytes_per_s": 120e9,
+    }
+
+
+def measured(jobs: Jobs, *, seed: int = 0, noise: float = 0.01) -> Column:
+    """Step times with log-normal scatter. [s]"""
+    scatter = np.random.default_rng(seed).normal(0, noise, len(jobs))
+    return step_time_s(jobs, truth()) * np.exp(scatter)

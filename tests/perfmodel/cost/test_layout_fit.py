@@ -1,0 +1,61 @@
+"""Known latents are recovered; what runs cannot tell is said."""
+
+import numpy as np
+import pytest
+
+from perfmodel.cost.inferred import stall_time_s
+from perfmodel.cost.latents import SHEETS, step_time_priors
+from perfmodel.cost.layout_fit import infer
+from perfmodel.cost.layout_time import step_time_s
+from perfmodel.errors import NotFeasible
+from tests.perfmodel.cost.large_samples import measured, some_jobs, truth
+
+PRIORS = step_time_priors(SHEETS["A100"])
+
+
+def test_step_times_of_unseen_layouts_are_recovered() -> None:
+    jobs = some_jobs()
+    order = np.random.default_rng(1).permutation(len(jobs))
+    known, unknown = order[:40], order[40:]
+    model = infer(jobs.take(known), measured(jobs)[known], PRIORS)
+    predicted = model.predict(jobs.take(unknown))
+    exact = step_time_s(jobs, truth())[unknown]
+    assert np.abs(predicted.median_s / exact - 1).mean() < 0.02
+    inside = (predicted.lower_s <= exact) & (exact <= predicted.upper_s)
+    assert inside.mean() > 0.85
+    assert model.nominal["layer_host_s"] == pytest.approx(800e-6, rel=0.25)
+    assert model.disturbance is None
+
+
+def test_what_the_runs_do_not_tell_stays_at_its_prior_and_is_wide() -> None:
+    jobs = some_jobs()
+    alone = jobs.take(np.flatnonzero(jobs.tp * jobs.pp == 1))
+    model = infer(alone, measured(alone), PRIORS)
+    name = "tensor_bytes_per_s"
+    assert model.moved[name] > 0.95
+    assert model.nominal[name] == pytest.approx(PRIORS[name].median, rel=0.05)
+    split = jobs.take(np.flatnonzero(jobs.tp == 4))
+    narrow, wide = model.predict(alone), model.predict(split)
+    assert (wide.upper_s / wide.lower_s).mean() > 1.2 * (narrow.upper_s / narrow.lower_s).mean()
+
+
+def test_stalled_runs_are_told_apart_and_do_not_bend_the_fit() -> None:
+    jobs = some_jobs(most=64)
+    stalled = (np.arange(len(jobs)) % 3 == 0) & jobs.several_nodes & (jobs.pp > 1)
+    step_s = measured(jobs) + np.where(stalled, stall_time_s(jobs, 0.5), 0.0)
+    model = infer(jobs, step_s, PRIORS)
+    assert model.disturbance is not None
+    assert model.disturbance.stall_s == pytest.approx(0.5, rel=0.05)
+    calm = ~stalled
+    error = step_time_s(jobs, model.nominal)[calm] / step_time_s(jobs, truth())[calm] - 1
+    assert np.abs(error).mean() < 0.05
+
+
+def test_bad_runs_are_refused() -> None:
+    jobs = some_jobs()
+    with pytest.raises(NotFeasible, match="at least 3"):
+        infer(jobs.take(np.arange(2)), np.ones(2), PRIORS)
+    bad = measured(jobs)
+    bad[4] = -1
+    with pytest.raises(NotFeasible, match="row 5"):
+        infer(jobs, bad, PRIORS)

@@ -1,0 +1,67 @@
+"""Laws of the closed-form step time."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.cost.latents import SHEETS, medians, step_time_priors
+from perfmodel.cost.layout_time import soft_maximum, step_parts, step_time_s
+from tests.perfmodel.cost.large_samples import some_jobs
+
+LATENTS = medians(step_time_priors(SHEETS["A100"]))
+
+
+def test_the_parts_add_up_and_none_is_negative() -> None:
+    jobs = some_jobs(most=64)
+    parts = step_parts(jobs, LATENTS)
+    named = (parts.compute_s, parts.tensor_s, parts.pipeline_s, parts.data_s, parts.other_s)
+    assert np.allclose(sum(named), parts.total_s)
+    assert all(np.all(part >= -1e-12) for part in named)
+
+
+def test_one_device_communicates_nothing() -> None:
+    jobs = some_jobs(most=1)
+    parts = step_parts(jobs, LATENTS)
+    for part in (parts.tensor_s, parts.pipeline_s, parts.data_s):
+        assert np.allclose(part, 0)
+
+
+def test_the_bubble_is_p_minus_one_stages() -> None:
+    jobs = some_jobs().take(np.flatnonzero(some_jobs().pp == 4))
+    free = LATENTS | {"hop_latency_s": 1e-12, "tensor_bytes_per_s": 1e18, "head_cost": 1e-9}
+    free |= {"memory_bytes_per_s": 1e18, "node_bytes_per_s": 1e18, "micro_step_s": 1e-12}
+    alone = jobs.take(np.flatnonzero((jobs.tp == 1) & (jobs.dp == 1)))
+    parts = step_parts(alone, free)
+    share = (alone.pp - 1) / alone.accumulation
+    assert parts.pipeline_s / parts.compute_s == pytest.approx(share, rel=1e-3)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(sorted(LATENTS)), st.floats(1.05, 3.0))
+def test_a_faster_machine_is_never_slower(name: str, factor: float) -> None:
+    jobs = some_jobs(most=64)
+    faster = name.endswith("per_s") or name == "overlap"
+    better = LATENTS | {name: LATENTS[name] * (factor if faster else 1 / factor)}
+    assert np.all(step_time_s(jobs, better) <= step_time_s(jobs, LATENTS) * (1 + 1e-9))
+
+
+def test_recomputation_costs_a_forward_pass() -> None:
+    jobs = some_jobs()
+    full = replace(jobs, recompute_full=np.ones(len(jobs)))
+    ratio = step_parts(full, LATENTS).compute_s / step_parts(jobs, LATENTS).compute_s
+    assert np.all((ratio > 1.1) & (ratio < 4 / 3 + 1e-9))
+
+
+def test_draws_broadcast_against_jobs() -> None:
+    jobs = some_jobs()
+    drawn = {name: np.full((5, 1), value) for name, value in LATENTS.items()}
+    assert np.allclose(step_time_s(jobs, drawn), step_time_s(jobs, LATENTS)[None, :])
+
+
+def test_the_soft_maximum_lies_between_maximum_and_sum() -> None:
+    one, other = np.array([1.0, 3.0]), np.array([2.0, 3.0])
+    assert np.allclose(soft_maximum(one, other, 1.0), one + other)
+    assert np.allclose(soft_maximum(one, other, 200.0), np.maximum(one, other), rtol=0.01)
