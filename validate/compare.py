@@ -61,7 +61,9 @@ def measured(
     )
 
 
-def compare_setting(setting: Setting, predicted_s: Interval, found: Measured) -> ComparedSetting:
+def compare_setting(
+    setting: Setting, predicted_s: Interval, found: Measured, *, profile: ProfileDocument
+) -> ComparedSetting:
     """One row of the table."""
     return ComparedSetting(
         setting=setting,
@@ -74,7 +76,17 @@ def compare_setting(setting: Setting, predicted_s: Interval, found: Measured) ->
         signed_error_raw=predicted_s.p50 / found.raw_s - 1,
         is_covered=predicted_s.p5 <= found.value_s <= predicted_s.p95,
         is_covered_raw=predicted_s.p5 <= found.raw_s <= predicted_s.p95,
+        is_extrapolated=is_extrapolated(setting, profile),
     )
+
+
+def is_extrapolated(setting: Setting, profile: ProfileDocument) -> bool:
+    """Whether a micro-batch lies beyond those that were calibrated for its workload."""
+    workload = profile.workload(setting.workload)
+    if workload is None:
+        return True
+    batches = [point.at for point in workload.phases[0].forward]
+    return not min(batches) <= setting.micro_batch <= max(batches)
 
 
 def baseline_of(setting: Setting) -> Setting:

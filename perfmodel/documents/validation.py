@@ -27,6 +27,8 @@ class ComparedSetting(Record):
     """Whether ``measured_s`` lies within the predicted interval."""
     is_covered_raw: bool
     """Whether ``measured_raw_s`` does."""
+    is_extrapolated: bool
+    """Whether the micro-batch lies beyond the calibrated ones: no accuracy is promised there."""
 
 
 class ComparedSpeedup(Record):
@@ -94,7 +96,9 @@ class ValidationDocument(Document):
     speedups: tuple[ComparedSpeedup, ...]
     repeats: tuple[Repeat, ...]
     summary: ErrorSummary
-    """At the machine speed of the calibration."""
+    """Inside the calibrated range, at the machine speed of the calibration."""
+    summary_extrapolated: ErrorSummary | None
+    """Beyond the calibrated range, at the machine speed of the calibration."""
     summary_raw: ErrorSummary
     """As the clock showed it."""
     summary_by_workload: dict[str, ErrorSummary]

@@ -98,7 +98,7 @@ def rich_table(grid: Grid) -> Table:
 
 def summary_lines(validation: ValidationDocument) -> list[str]:
     """Verdict, errors with the noise floor beside them, coverage and gates, one per line."""
-    floor = validation.noise_floor
+    floor, beyond = validation.noise_floor, validation.summary_extrapolated
     speedup, speedup_raw = validation.speedup_summary, validation.speedup_summary_raw
     covered = sum(entry.is_covered for entry in validation.settings)
     slowdown = percent(validation.machine_slowdown - 1, signed=True)
@@ -107,6 +107,7 @@ def summary_lines(validation: ValidationDocument) -> list[str]:
         verdict(validation),
         f"At calibrated speed: {errors(validation.summary)}",
         f"Raw (as clocked):    {errors(validation.summary_raw)}",
+        f"Beyond the range:    {errors(beyond) if beyond else 'not measured'}",
         f"Noise floor:         {errors(floor) if floor else 'not measured'}",
         f"Speed-up:            {errors(speedup) if speedup else 'not measured'}",
         f"Speed-up, raw:       {errors(speedup_raw) if speedup_raw else 'not measured'}",

@@ -96,8 +96,9 @@ def repeats_grid(validation: ValidationDocument) -> Grid:
 def summary_grid(validation: ValidationDocument) -> Grid:
     """Table of errors over many settings, beside what no model could avoid."""
     entries: dict[str, ErrorSummary | None] = {
-        "All, at calibrated machine speed": validation.summary,
-        "All, raw": validation.summary_raw,
+        "In range, at calibrated machine speed": validation.summary,
+        "In range, raw": validation.summary_raw,
+        "Beyond the calibrated range": validation.summary_extrapolated,
         **validation.summary_by_workload,
         "Speed-ups": validation.speedup_summary,
         "Noise floor (repeats)": validation.noise_floor,

@@ -15,6 +15,7 @@ from validate.compare import (
     compare_repeat,
     compare_setting,
     compare_speedup,
+    is_extrapolated,
     measured,
     summarise,
 )
@@ -67,7 +68,9 @@ def test_a_measurement_is_brought_to_the_speed_of_the_calibration(
 
 def test_a_prediction_that_is_too_long_has_a_positive_error() -> None:
     """Predicted 12 ms. Measured 10 ms at the old speed: +20 %; 16 ms on the clock: -25 %."""
-    row = compare_setting(single(), exactly(0.012), found(0.010, raw_s=0.016))
+    row = compare_setting(
+        single(), exactly(0.012), found(0.010, raw_s=0.016), profile=profile(Machine())
+    )
     assert row.signed_error == pytest.approx(0.2)
     assert row.signed_error_raw == pytest.approx(-0.25)
     assert (row.measured_s, row.measured_raw_s, row.num_visits) == (0.010, 0.016, 3)
@@ -81,9 +84,22 @@ def test_coverage_is_that_of_the_interval_at_calibrated_speed(
     measured_s: float, *, is_covered: bool
 ) -> None:
     row = compare_setting(
-        single(), Interval(p5=0.009, p50=0.010, p95=0.013), found(measured_s, raw_s=0.010)
+        single(),
+        Interval(p5=0.009, p50=0.010, p95=0.013),
+        found(measured_s, raw_s=0.010),
+        profile=profile(Machine()),
     )
     assert row.is_covered is is_covered
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "is_beyond"), [(3, True), (4, False), (17, False), (64, False), (65, True)]
+)
+def test_accuracy_is_promised_between_the_calibrated_micro_batches(
+    micro_batch: int, *, is_beyond: bool
+) -> None:
+    """They are 4, 16 and 64."""
+    assert is_extrapolated(single(micro_batch), profile(Machine())) is is_beyond
 
 
 def test_the_baseline_is_one_bare_device_with_the_same_micro_batch() -> None:

@@ -91,6 +91,7 @@ def compared(setting: Setting, *, predicted_s: float, measured_s: float) -> Comp
         signed_error_raw=predicted_s / (1.02 * measured_s) - 1,
         is_covered=interval.p5 <= measured_s <= interval.p95,
         is_covered_raw=interval.p5 <= 1.02 * measured_s <= interval.p95,
+        is_extrapolated=False,
     )
 
 
@@ -156,6 +157,7 @@ def plain_validation(
             ),
         ),
         summary=summary(-0.0135),
+        summary_extrapolated=summary(-0.0612, num_settings=2),
         summary_raw=summary(-0.0335),
         summary_by_workload={name: summary(0.0042, num_settings=2) for name in workloads},
         speedup_summary=summary(0.0163, num_settings=1),
