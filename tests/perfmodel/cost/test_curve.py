@@ -63,7 +63,7 @@ def test_draws_scatter_by_the_error_and_the_first_does_not() -> None:
 
 
 def test_doubt_grows_with_the_distance_from_the_range() -> None:
-    """5 % per factor of e; the curve itself has no error."""
+    """20 % at a factor of e, by the square root of the distance; the curve itself has no error."""
     draws = curve((1, 1.0), (2, 2.0), num_draws=4000)
     for at, expected in ((1.5, 0.0), (2 * np.e, 0.2), (2 * np.e**4, 0.4), (1 / np.e, 0.2)):
         values = draws.read(at)
