@@ -240,9 +240,7 @@ def _document(
         summary_extrapolated=compare.summarise([row.signed_error for row in beyond]),
         summary_raw=_summary([row.signed_error_raw for row in judged]),
         summary_by_workload={
-            name: _summary(
-                [row.signed_error for row in judged if row.setting.workload == name]
-            )
+            name: _summary([row.signed_error for row in judged if row.setting.workload == name])
             for name in names
         },
         speedup_summary=speedup_summary,

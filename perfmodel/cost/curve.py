@@ -85,5 +85,7 @@ class CurveDraws:
         edge = float(np.clip(at, self.at[0], self.at[-1]))
         if at in (edge, 0.0):
             return np.ones_like(self.doubt)
-        result: Samples = np.exp(_DOUBT_AT_ONE_EFOLD * math.sqrt(abs(math.log(at / edge))) * self.doubt)
+        result: Samples = np.exp(
+            _DOUBT_AT_ONE_EFOLD * math.sqrt(abs(math.log(at / edge))) * self.doubt
+        )
         return result

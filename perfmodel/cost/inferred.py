@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.stats import norm
 
 from perfmodel.cost.discrepancy import Discrepancy, layout_distance_squared
@@ -91,7 +92,7 @@ class InferredModel:
         )
 
 
-def may_stall(jobs: Jobs) -> Column:
+def may_stall(jobs: Jobs) -> NDArray[np.bool_]:
     """Whether a job hands over between nodes."""
     return jobs.several_nodes & (jobs.pp > 1)
 

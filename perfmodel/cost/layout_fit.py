@@ -166,16 +166,17 @@ def _penalised(
         return np.concatenate([*scatter, z])
 
     found = least_squares(residuals, np.zeros(len(names)), max_nfev=60)
+    jacobian = np.asarray(found.jac, dtype=float)
     return _Fit(
         latents=latents(found.x),
-        covariance=linalg.inv(found.jac.T @ found.jac),
+        covariance=np.asarray(linalg.inv(jacobian.T @ jacobian), dtype=float),
         disturbed=disturbed,
     )
 
 
 def _heavy_tailed(z: Column) -> Column:
     """Signed root of the Student-like loss 4 log(1 + z^2 / 4): a square near 0, flat far away."""
-    return np.sign(z) * np.sqrt(4 * np.log1p(z**2 / 4))
+    return np.asarray(np.sign(z) * np.sqrt(4 * np.log1p(z**2 / 4)))
 
 
 def _draws(

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from perfmodel.cost.ring import RingAllReduce, tree_broadcast_time
 from perfmodel.cost.curve import CurveDraws, Samples
+from perfmodel.cost.ring import RingAllReduce, tree_broadcast_time
 from perfmodel.cost.terms import Terms
 from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.profile import (

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from perfmodel.cost.ring import RingAllReduce, tree_broadcast_time
 from perfmodel.cost.curve import CurveDraws
+from perfmodel.cost.ring import RingAllReduce, tree_broadcast_time
 from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.profile import CollectiveProfile, CurvePoint
 

@@ -91,7 +91,8 @@ def test_summary_says_what_went_wrong_beside_the_noise_floor() -> None:
     assert lines[0] == "FAILED: 1 of 2 gates missed (coverage)"
     assert "bias -1.4 %, MAPE 3.1 %, median 2.3 %, worst 8.8 % (n=4)" in lines[1]
     assert "bias -3.4 %" in lines[2]
-    assert lines[3].startswith("Noise floor:         bias -1.1 %")
+    assert lines[3].startswith("Beyond the range:    bias -6.1 %")
+    assert lines[4].startswith("Noise floor:         bias -1.1 %")
     assert "FAIL  coverage: 50.0 %, at least 85.0 %" in lines
     assert "pass  MAPE: 3.1 %, at most 6.0 %" in lines
     assert any("+2.1 %" in line for line in lines)
