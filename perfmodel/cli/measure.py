@@ -20,6 +20,10 @@ _WORKLOAD = typer.Option(
     help="A traced workload (from perfmodel trace): measure its operators only, on one device, "
     "and add them to the profile in the folder."
 )
+_MODELS = typer.Option(help="Reference models to run, separated by commas.")
+_FROM_RUNS = typer.Option(help="Measure nothing: infer from the step times of a CSV.")
+_COLUMNS = typer.Option(help="TOML: names, units, constants of that CSV.")
+_DEVICE_TYPE = typer.Option(help="Device of those runs: A100, H100, V100 or B200.")
 _BATCHES = typer.Option(
     help="With --workload: micro-batches to measure; default: where it was traced."
 )
@@ -46,16 +50,8 @@ def calibrate(  # noqa: PLR0913 - one parameter per flag
     nproc: Annotated[
         int | None, typer.Option(help="Ranks per node; default: every GPU, or every core up to 8.")
     ] = None,
-    models: Annotated[
-        str, typer.Option(help="Reference models to run, separated by commas.")
-    ] = "lenet,resnet18,mlp,transformer",
-    workload: Annotated[
-        Path | None,
-        typer.Option(
-            help="A traced workload (from perfmodel trace): measure its operators only, on one "
-            "device, and add them to the profile in the folder."
-        ),
-    ] = None,
+    models: Annotated[str, _MODELS] = "lenet,resnet18,mlp,transformer",
+    workload: Annotated[Path | None, _WORKLOAD] = None,
     batches: Annotated[str | None, _BATCHES] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue an interrupted calibration in the folder.")
@@ -65,15 +61,9 @@ def calibrate(  # noqa: PLR0913 - one parameter per flag
     node_rank: Annotated[int | None, typer.Option(help="Rank of this node.")] = None,
     master_addr: Annotated[str | None, typer.Option(help="Address of node 0.")] = None,
     master_port: Annotated[int | None, typer.Option(help="Port on node 0.")] = None,
-    from_runs: Annotated[
-        Path | None, typer.Option(help="Measure nothing: infer from the step times of a CSV.")
-    ] = None,
-    columns: Annotated[
-        Path | None, typer.Option(help="TOML: names, units, constants of that CSV.")
-    ] = None,
-    device_type: Annotated[
-        str, typer.Option(help="Device of those runs: A100, H100, V100 or B200.")
-    ] = "A100",
+    from_runs: Annotated[Path | None, _FROM_RUNS] = None,
+    columns: Annotated[Path | None, _COLUMNS] = None,
+    device_type: Annotated[str, _DEVICE_TYPE] = "A100",
 ) -> None:
     """Measure this machine by real training and write its profile."""
     if workload is not None or batches is not None:
@@ -83,7 +73,7 @@ def calibrate(  # noqa: PLR0913 - one parameter per flag
         _infer(from_runs, columns=columns, device=device_type, out=out, seed=seed)
         return
     if columns is not None:
-        raise UsageError("--columns: only with --from-runs")
+        raise UsageError("--columns: must come with --from-runs, got it alone")
     from calibrate import calibrate as use_case  # noqa: PLC0415 - keeps predict fast
     from calibrate.launch import (  # noqa: PLC0415
         TorchrunLauncher,

@@ -92,6 +92,10 @@ class Prior:
 
 def step_time_priors(sheet: DeviceSheet) -> dict[str, Prior]:
     """Priors of the latents of ``step_parts``, in the order in which they are fitted."""
+    return _device_priors(sheet) | _communication_priors(sheet)
+
+
+def _device_priors(sheet: DeviceSheet) -> dict[str, Prior]:
     return {
         "matmul_flop_per_s": Prior(
             median=0.7 * sheet.matmul_flop_per_s,
@@ -129,6 +133,11 @@ def step_time_priors(sheet: DeviceSheet) -> dict[str, Prior]:
         "optimizer_bytes": Prior(
             median=30.0, log_sigma=0.5, meaning="memory traffic per updated parameter"
         ),
+    }
+
+
+def _communication_priors(sheet: DeviceSheet) -> dict[str, Prior]:
+    return {
         "tensor_latency_s": Prior(
             median=20e-6, log_sigma=1.0, meaning="one tensor-parallel collective, per doubling"
         ),
