@@ -102,14 +102,14 @@ def _accuracy(validation: ValidationDocument) -> Iterator[str]:
         for name, summary in validation.summary_by_workload.items()
     )
     yield ""
-    yield f"Gates, written down before the runs: {gates}."
+    yield f"Gates (accuracy inside the calibrated range, coverage of all): {gates}."
     yield (
         f"Of the 90 % intervals {_percent(validation.coverage)} held the measured step "
         f"({_percent(validation.coverage_raw)} against the bare clock). MAPE by model: {by_model}."
     )
     yield (
         f"The machine's speed probe took {validation.machine_slowdown:.2f} times as long as at "
-        "calibration; the two ways of counting differ by that."
+        "calibration; times against the bare clock differ by that, and by drift from visit to visit."
     )
 
 
