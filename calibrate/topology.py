@@ -18,6 +18,7 @@ _TORCHRUN_SETS: Final = frozenset(
 # torchrun's own default; without a job id all nodes must still agree on one.
 _DEFAULT_PORT: Final = 29_500
 _MAX_CPU_RANKS: Final = 8
+_LARGEST_PORT: Final = 65_535
 _LOOPBACK: Final = "127.0.0.1"
 
 
@@ -174,7 +175,7 @@ def _torchrun_base(environ: Mapping[str, str]) -> _Base:
     ranks = max(1, int(values["LOCAL_WORLD_SIZE"] or 1))
     num_nodes = max(1, int(values["WORLD_SIZE"] or ranks) // ranks)
     # The outer torchrun listens on its own port; the ranks that measure meet on the next one.
-    port = int(values["MASTER_PORT"]) % 65_535 + 1 if values["MASTER_PORT"] else None
+    port = _neighbour(int(values["MASTER_PORT"])) if values["MASTER_PORT"] else None
     return _Base(
         num_nodes=num_nodes,
         ranks_per_node=ranks,
@@ -183,6 +184,10 @@ def _torchrun_base(environ: Mapping[str, str]) -> _Base:
         master_port=port if num_nodes > 1 else None,
         source="torchrun",
     )
+
+
+def _neighbour(port: int) -> int:
+    return port - 1 if port == _LARGEST_PORT else port + 1
 
 
 def _slurm_base(job: SlurmJob, *, any_ranks: bool) -> _Base:

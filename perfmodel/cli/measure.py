@@ -67,6 +67,7 @@ def calibrate(  # noqa: PLR0913 - one parameter per flag
 ) -> None:
     """Measure this machine by real training and write its profile."""
     if workload is not None or batches is not None:
+        _refuse_both(workload, from_runs)
         _calibrate_workload(workload, out, batches=batches, resume=resume)
         return
     if from_runs is not None:
@@ -99,6 +100,14 @@ def calibrate(  # noqa: PLR0913 - one parameter per flag
     typer.echo(f"profile: {out / use_case.PROFILE}")
 
 
+def _refuse_both(workload: Path | None, from_runs: Path | None) -> None:
+    if from_runs is not None:
+        raise UsageError(
+            f"--workload: must come without --from-runs, got {workload} and {from_runs}; "
+            "run the command once for each"
+        )
+
+
 def _flags(
     nnodes: int | None,
     nproc: int | None,
@@ -123,8 +132,15 @@ def _calibrate_workload(
     if workload is None:
         raise UsageError("--batches: must come with --workload, got it alone")
     from calibrate import workloads as use_case  # noqa: PLC0415 - keeps predict fast
-    from calibrate.launch import TorchrunLauncher, terminate_as_interrupt  # noqa: PLC0415
+    from calibrate.launch import (  # noqa: PLC0415
+        TorchrunLauncher,
+        supervises,
+        terminate_as_interrupt,
+    )
     from perfmodel.documents.profile import ProfileDocument  # noqa: PLC0415
+
+    if not supervises(os.environ):
+        return
 
     path = out / DEFAULT_PROFILE.name
     request = use_case.WorkloadRequest(

@@ -1,5 +1,6 @@
 """Commands about collectives alone: measure them, or show what was measured and what was fitted."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +29,7 @@ def measure(
     from calibrate.launch import (  # noqa: PLC0415
         LaunchFlags,
         TorchrunLauncher,
+        supervises,
         terminate_as_interrupt,
     )
 
@@ -39,6 +41,8 @@ def measure(
         flags=LaunchFlags(nproc_per_node=nproc),
         resume=resume,
     )
+    if not supervises(os.environ):
+        return
     with terminate_as_interrupt(), shown_progress("network") as on_progress:
         use_case.measure_network(request, TorchrunLauncher(), on_progress=on_progress)
     typer.echo(f"collectives: {out / use_case.NETWORK}")

@@ -18,7 +18,7 @@ def techniques(  # noqa: PLR0913 - one parameter per flag
     workload: Annotated[Path, typer.Option(help="Workload file, from perfmodel trace.")],
     device_memory: Annotated[str, typer.Option(help="Memory of one device, such as 80GiB.")],
     profile: Annotated[
-        Path | None, typer.Option(help="Profile, for times in seconds; else they are relative.")
+        Path | None, typer.Option(help="Profile, for times in seconds; needed.")
     ] = None,
     micro_batch: Annotated[
         int | None, typer.Option(help="Samples per forward pass; default: as traced.")

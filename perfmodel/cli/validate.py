@@ -99,11 +99,17 @@ def models(
     seed: Annotated[int, typer.Option(help="Seed of the order of runs.")] = 1,
 ) -> None:
     """Run models that no fit has seen and print the error of what their traces predict."""
-    from calibrate.launch import TorchrunLauncher, terminate_as_interrupt  # noqa: PLC0415
+    from calibrate.launch import (  # noqa: PLC0415
+        TorchrunLauncher,
+        supervises,
+        terminate_as_interrupt,
+    )
     from perfmodel.documents.profile import ProfileDocument  # noqa: PLC0415
     from perfmodel.report.models import models_lines, models_table  # noqa: PLC0415
     from validate import models as use_case  # noqa: PLC0415
 
+    if not supervises(os.environ):
+        return
     if mode not in ("measured", "curves"):
         raise UsageError(f"--mode: must be measured or curves, got {mode!r}")
     request = use_case.ModelsRequest(

@@ -102,7 +102,7 @@ def _accuracy(validation: ValidationDocument) -> Iterator[str]:
         for name, summary in validation.summary_by_workload.items()
     )
     yield ""
-    yield f"Gates (accuracy inside the calibrated range, coverage of all): {gates}."
+    yield f"Gates (step accuracy inside the calibrated range; speed-ups and coverage of all): {gates}."
     yield (
         f"Of the 90 % intervals {_percent(validation.coverage)} held the measured step "
         f"({_percent(validation.coverage_raw)} against the bare clock). MAPE by model: {by_model}."

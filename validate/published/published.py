@@ -8,7 +8,7 @@ from typing import Final
 from calibrate.environment import describe_environment
 from calibrate.placement import provenance
 from perfmodel.documents.published import PublishedDocument, PublishedSeries
-from perfmodel.errors import UsageError
+from perfmodel.errors import InvalidDocument, UsageError
 from validate.published import collectives, convergence, large, placements, scaling
 
 Protocol = Callable[[Path], tuple[list[PublishedSeries], list[str]]]
@@ -30,13 +30,15 @@ def judge_published(folder: Path, sources: tuple[str, ...]) -> PublishedDocument
     Raises
     ------
     UsageError
-        If a source has no protocol.
+        If a source has no protocol, or the folder is none.
     InvalidDocument
-        If a table is missing or lacks a column.
+        If no table holds a series, or one lacks a column.
     """
     for source in sources:
         if source not in PROTOCOLS:
             raise UsageError(f"--sources: must be among {', '.join(PROTOCOLS)}, got {source!r}")
+    if not folder.is_dir():
+        raise UsageError(f"--data: must be a folder of tables (CSV), got {str(folder)!r}")
     series: list[PublishedSeries] = []
     skipped: list[str] = []
     digests = {}
@@ -51,6 +53,10 @@ def judge_published(folder: Path, sources: tuple[str, ...]) -> PublishedDocument
         digests[table.removesuffix(".csv")] = hashlib.sha256(
             (folder / table).read_bytes()
         ).hexdigest()
+    if not series:
+        raise InvalidDocument(
+            f"{folder}: must hold series to judge, got none: {'; '.join(skipped) or 'no table'}"
+        )
     return PublishedDocument(
         schema_version=PublishedDocument.current_version,
         provenance=provenance(describe_environment(), seed=0),
