@@ -229,9 +229,15 @@ def _live(life: Callable[[], None]) -> NoReturn:
 
 
 def _first_error(folder: Path, number: int) -> str:
-    path = folder / f"{number}.error"
-    text = path.read_text(encoding="utf-8").strip() if path.exists() else "it left no word"
-    return f"rank {number} failed: {text.splitlines()[-1][:300]}"
+    """Words of the rank that failed first, whichever was noticed first.
+
+    A rank writes them before its connections break, which then fails the others.
+    """
+    written = sorted(folder.glob("*.error"), key=lambda path: path.stat().st_mtime_ns)
+    if not written:
+        return f"rank {number} failed: it left no word"
+    lines = written[0].read_text(encoding="utf-8").strip().splitlines() or ["it left no word"]
+    return f"rank {written[0].stem} failed: {lines[-1][:300]}"
 
 
 if __name__ == "__main__":
