@@ -66,8 +66,8 @@ BUDGETS: Final = {
         visit_s=0.2,
         num_batches=2,
         collective_sizes=_SIZES[::2],
-        layer_share=0.6,
-        minutes=3.5,
+        layer_share=0.15,
+        minutes=2.7,
     ),
     "standard": Budget(
         num_rounds=6,
