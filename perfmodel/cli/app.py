@@ -9,6 +9,7 @@ import typer
 
 from perfmodel.cli import (
     decide,
+    layouts,
     measure,
     memory,
     network,
@@ -31,6 +32,7 @@ perfmodel memory        does a step fit, the largest batch, what to change first
 perfmodel techniques    checkpointing, offload, streaming ...: time and memory
 perfmodel predict       speed-up, step time, doubt for any number of devices
 perfmodel explain       what costs the speed-up, and what one change would gain
+perfmodel plan parallelism   all layouts of a large model on a cluster, ranked
 perfmodel validate      run settings never used before, print the tool's own error
 perfmodel validate testbed   the same with up to 16 ranks on shaped links
 perfmodel batch         time to the target over the batch size, not samples/s alone
@@ -120,6 +122,19 @@ _network = typer.Typer(
 _network.command("measure")(_interruptible(network.measure))
 _network.command("show")(_interruptible(network.show))
 app.add_typer(_network, name="network")
+
+_plan = typer.Typer(
+    no_args_is_help=True, help="Searches that end in a choice.", rich_markup_mode=None
+)
+_plan.command("parallelism")(_interruptible(layouts.plan_parallelism))
+
+
+@_plan.callback()
+def _plan_root() -> None:
+    pass
+
+
+app.add_typer(_plan, name="plan")
 
 
 def main() -> None:

@@ -1,11 +1,22 @@
 """Commands that predict: predict and explain. They must start fast, so plots are imported lazily."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from perfmodel.cli.layouts import (
+    LAYOUT,
+    MEMORY,
+    MODEL,
+    PER_NODE,
+    SEQUENCE,
+    Answers,
+    LargeFlags,
+    predict_layout,
+)
 from perfmodel.cli.measure import DEFAULT_PROFILE
 from perfmodel.errors import UsageError
 
@@ -43,8 +54,46 @@ def predict(  # noqa: PLR0913 - one parameter per flag
     trace: Annotated[
         Path | None, typer.Option(help="Write the step at the largest count as a Chrome trace.")
     ] = None,
+    layout: Annotated[str | None, LAYOUT] = None,
+    model: Annotated[str | None, MODEL] = None,
+    sequence_length: Annotated[int | None, SEQUENCE] = None,
+    devices_per_node: Annotated[int | None, PER_NODE] = None,
+    device_memory: Annotated[str | None, MEMORY] = None,
 ) -> None:
-    """Predict speed-up and step time for any number of devices."""
+    """Predict speed-up and step time for any number of devices, or one layout of a large model."""
+    answers = Answers(as_json=as_json, as_csv=as_csv, output=output, plot=plot, trace=trace)
+    large = LargeFlags(model, sequence_length, devices_per_node, device_memory)
+    if layout is not None:
+        only = None if devices == DEFAULT_DEVICES else device_counts(devices)
+        predict_layout(profile, layout, large, devices=only, batch=batch, answers=answers)
+        return
+    large.refuse_without_layout()
+    request = _Request(
+        devices=devices,
+        scaling=scaling,
+        batch=batch,
+        accumulation=accumulation,
+        bucket_cap_mb=bucket_cap_mb,
+        loader_samples_per_s=loader_samples_per_s,
+    )
+    _predict_workload(profile, workload, request, validation=validation, answers=answers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """What to predict of a workload, as typed."""
+
+    devices: str
+    scaling: str
+    batch: int | None
+    accumulation: int
+    bucket_cap_mb: float | None
+    loader_samples_per_s: float | None
+
+
+def _predict_workload(
+    profile: Path, workload: str, asked: _Request, *, validation: Path | None, answers: Answers
+) -> None:
     # What follows imports numpy and pydantic: too slow for --help.
     from perfmodel.cli.files import (  # noqa: PLC0415
         print_prediction,
@@ -55,29 +104,29 @@ def predict(  # noqa: PLR0913 - one parameter per flag
     from perfmodel.forecast import Forecast, forecast  # noqa: PLC0415
     from perfmodel.report.tables import csv_text  # noqa: PLC0415
 
-    plot_format = None if plot is None else _plot_format(plot)
+    plot_format = None if answers.plot is None else _plot_format(answers.plot)
     request = Forecast(
-        world_sizes=device_counts(devices),
-        scaling=_scaling(scaling),
-        batch=batch,
-        accumulation=_at_least_one("--accumulation", accumulation),
-        bucket_cap_mb=bucket_cap_mb,
-        loader_samples_per_s=loader_samples_per_s,
+        world_sizes=device_counts(asked.devices),
+        scaling=_scaling(asked.scaling),
+        batch=asked.batch,
+        accumulation=_at_least_one("--accumulation", asked.accumulation),
+        bucket_cap_mb=asked.bucket_cap_mb,
+        loader_samples_per_s=asked.loader_samples_per_s,
     )
     inputs = read_inputs(profile, workload, validation)
     document, largest = forecast(inputs.predictor, inputs.workload, request, argv=sys.argv)
-    if as_json:
+    if answers.as_json:
         typer.echo(document.model_dump_json(indent=1))
-    elif as_csv:
+    elif answers.as_csv:
         typer.echo(csv_text(document), nl=False)
     else:
         print_prediction(document)
-    if output is not None:
-        document.write(output)
-    if plot is not None and plot_format is not None:
-        write_plot(document, plot, plot_format)
-    if trace is not None:
-        write_trace(largest, trace)
+    if answers.output is not None:
+        document.write(answers.output)
+    if answers.plot is not None and plot_format is not None:
+        write_plot(document, answers.plot, plot_format)
+    if answers.trace is not None:
+        write_trace(largest, answers.trace)
 
 
 def explain(  # noqa: PLR0913 - one parameter per flag

@@ -17,6 +17,9 @@ CATEGORY: Final[dict[Stream, str]] = {
     Stream.HOST: "cpu_op",
     Stream.COMPUTE: "kernel",
     Stream.COMM: "kernel",
+    Stream.TENSOR: "kernel",
+    Stream.SEND_FORWARD: "kernel",
+    Stream.SEND_BACKWARD: "kernel",
 }
 STEP_TID: Final = len(TID)
 

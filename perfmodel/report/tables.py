@@ -11,7 +11,7 @@ from rich.text import Text
 from perfmodel.documents.prediction import PredictedPoint, PredictionDocument
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.validation import ValidationDocument
-from perfmodel.program.operation import Cause
+from perfmodel.program.ddp import DDP_CAUSES
 from perfmodel.report.grid import Grid
 from perfmodel.report.prediction_grids import prediction_grid
 from perfmodel.report.profile_grids import (
@@ -162,6 +162,6 @@ def _csv_row(prediction: PredictionDocument, point: PredictedPoint) -> dict[str,
             for part in ("p5", "p50", "p95")
         },
         "straggler_s": point.straggler_s,
-        **{f"breakdown_{cause}_s": point.breakdown_s.get(cause, 0.0) for cause in Cause},
+        **{f"breakdown_{cause}_s": point.breakdown_s.get(cause, 0.0) for cause in DDP_CAUSES},
         "weakest_evidence": weakest_evidence(point).value,
     }

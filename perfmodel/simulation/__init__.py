@@ -1,5 +1,5 @@
 """Run a step program in simulated time with SimPy."""
 
-from perfmodel.simulation.run import simulate
+from perfmodel.simulation.run import collector_paused, simulate
 
-__all__ = ["simulate"]
+__all__ = ["collector_paused", "simulate"]
