@@ -8,10 +8,12 @@ import typer
 from rich.console import Console
 
 from perfmodel.documents.base import write_atomically, write_bytes_atomically
+from perfmodel.documents.inferred import is_inferred
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
 from perfmodel.documents.validation import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.errors import CalibrationUnavailable
 from perfmodel.predict import Predictor, StepPrediction
 from perfmodel.report.chrome_trace import chrome_trace_text
 from perfmodel.report.tables import prediction_table
@@ -28,13 +30,25 @@ class Inputs:
 def read_inputs(profile: Path, workload: str, validation: Path | None) -> Inputs:
     """Read a profile, a workload by name or file, and an optional validation."""
     earlier = None if validation is None else ValidationDocument.read(validation)
-    predictor = Predictor(ProfileDocument.read(profile), validation=earlier)
+    predictor = Predictor(_read_profile(profile), validation=earlier)
     path = Path(workload)
     if path.suffix != ".json":
         return Inputs(predictor=predictor, workload=predictor.workload(workload))
     document = WorkloadDocument.read(path)
     traced = predictor.workload(document.workload, document.trace)
     return Inputs(predictor=predictor, workload=traced)
+
+
+def _read_profile(path: Path) -> ProfileDocument:
+    try:
+        return ProfileDocument.read(path)
+    except CalibrationUnavailable:
+        if is_inferred(path):
+            raise CalibrationUnavailable(
+                f"{path}: must be the profile of a machine, got a calibration from runs; "
+                "give --layout and --model"
+            ) from None
+        raise
 
 
 def print_prediction(document: PredictionDocument) -> None:

@@ -1,5 +1,6 @@
 """Latents of large-model steps that were inferred from runs of others."""
 
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
@@ -67,3 +68,12 @@ class InferredDocument(Document):
     stalled: StalledRuns | None
     """None if no run showed it."""
     interval_widening: PositiveFloat
+
+
+def is_inferred(path: Path) -> bool:
+    """Whether a file that is no profile of a machine is a calibration from runs."""
+    try:
+        InferredDocument.read(path)
+    except CalibrationUnavailable:
+        return False
+    return True

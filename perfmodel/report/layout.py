@@ -10,6 +10,8 @@ from perfmodel.documents.prediction import Interval
 from perfmodel.report.grid import Grid, grid
 from perfmodel.units import format_bytes, format_duration
 
+_GRANTED = " sequence_parallel=yes"
+"""What a search takes for granted wherever matrices are shared."""
 _PARTS = (
     ("compute", "compute_s"),
     ("tensor and context collectives", "tensor_s"),
@@ -85,6 +87,7 @@ def plan_grid(document: ParallelismPlanDocument) -> Grid:
         f"{trained.sequence} tokens per step",
         numbers=("rank", "step (90 %)", "MFU", "memory", "fits"),
         notes=("layout", "loses in"),
+        caption="With sequence_parallel=yes wherever tp > 1.",
         rows=[
             (
                 f"{entry.rank}{' tie' if entry.ties and entry.loses_in else ''}",
@@ -95,7 +98,7 @@ def plan_grid(document: ParallelismPlanDocument) -> Grid:
                 f"{entry.mfu:.0%}",
                 format_bytes(entry.needed_bytes),
                 f"{entry.fit_probability:.0%}",
-                entry.layout,
+                entry.layout.replace(_GRANTED, ""),
                 f"{entry.loses_in} {format_duration(entry.loses_by_s)}" if entry.loses_in else "",
             )
             for entry in document.ranked
