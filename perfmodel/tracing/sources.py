@@ -63,7 +63,8 @@ def find_source(
 
 
 def _unknown(text: str, option: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(text.removeprefix("torchvision:"), known, n=3, cutoff=0.5)
+    name = text.removeprefix("torchvision:")
+    near = difflib.get_close_matches(name, set(known), n=3, cutoff=0.5)
     meant = f"; did you mean {', '.join(near)}?" if near else ""
     return (
         f"{option}: must be a reference model, a classification model of torchvision, FILE.py:FACTORY or a "

@@ -69,7 +69,7 @@ def test_every_command_that_shows_a_measurement_is_known_to_measure() -> None:
     ("models", "says"),
     [
         ("nope", "--models: must be a reference model"),
-        ("lenet,resnet5", "got 'resnet5'; did you mean resnet50"),
+        ("lenet,resnet5", "got 'resnet5'; did you mean resnet50, resnet152, resnet"),
         ("gpt2-lik", "did you mean gpt2-like"),
         ("nowhere/config.json", "nowhere/config.json: cannot be read"),
     ],
