@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 import typer
-from rich.console import Console
 
+from perfmodel.cli.terminal import show
 from perfmodel.documents.base import write_atomically, write_bytes_atomically
 from perfmodel.documents.inferred import is_inferred
 from perfmodel.documents.prediction import PredictionDocument
@@ -53,7 +53,7 @@ def _read_profile(path: Path) -> ProfileDocument:
 
 def print_prediction(document: PredictionDocument) -> None:
     """Print the table, and what must be known before acting on it."""
-    Console().print(prediction_table(document))
+    show(prediction_table(document))
     for caveat in document.caveats:
         typer.echo(f"caveat: {caveat}")
 

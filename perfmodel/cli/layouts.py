@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from perfmodel.cli.memory import capacity
+from perfmodel.cli.options import at_least_one, size_bytes
+from perfmodel.cli.terminal import show, show_document
 from perfmodel.errors import UsageError
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def predict_layout(
         ),
         global_batch=layout.global_batch,
     )
-    limit = None if large.device_memory is None else capacity(large.device_memory)
+    limit = _limit(large.device_memory)
     machine = read_machine(profile)
     document, step = use_case(machine, training, layout, capacity_bytes=limit, argv=sys.argv)
     _print_prediction(document, as_json=answers.as_json)
@@ -130,6 +131,7 @@ def plan_parallelism(  # noqa: PLR0913 - one parameter per flag
     from perfmodel.plan.parallelism import plan_parallelism as use_case  # noqa: PLC0415
     from perfmodel.predict_layout import Training  # noqa: PLC0415
     from perfmodel.report.layout import plan_grid, plan_lines  # noqa: PLC0415
+    from perfmodel.report.tables import rich_table  # noqa: PLC0415
 
     training = Training(
         model=read_model(model, sequence=sequence_length),
@@ -139,36 +141,19 @@ def plan_parallelism(  # noqa: PLR0913 - one parameter per flag
     )
     request = Request(
         training=training,
-        capacity_bytes=capacity(device_memory),
+        capacity_bytes=size_bytes("--device-memory", device_memory),
         interleave=at_least_one("--interleave", interleave),
         top=at_least_one("--top", top),
     )
     document = use_case(read_machine(profile), request, argv=sys.argv)
     if output is not None:
         document.write(output)
-    if as_json:
-        typer.echo(document.model_dump_json(indent=1))
-        return
-    from rich.console import Console  # noqa: PLC0415 - slow to import
-
-    from perfmodel.report.tables import rich_table  # noqa: PLC0415
-
-    Console().print(rich_table(plan_grid(document)))
-    for line in plan_lines(document):
-        typer.echo(line)
+    table = rich_table(plan_grid(document))
+    show_document(document, table, plan_lines(document), as_json=as_json)
 
 
-def at_least_one(flag: str, value: int) -> int:
-    """The value of a flag that counts something.
-
-    Raises
-    ------
-    UsageError
-        If it is below 1.
-    """
-    if value < 1:
-        raise UsageError(f"{flag}: must be >= 1, got {value}")
-    return value
+def _limit(text: str | None) -> int | None:
+    return None if text is None else size_bytes("--device-memory", text)
 
 
 def _with_batch(layout: "Layout", batch: int | None) -> "Layout":
@@ -194,16 +179,10 @@ def _write_trace(path: Path, step: "Trace", name: str) -> None:
 
 
 def _print_prediction(document: "LayoutPredictionDocument", *, as_json: bool) -> None:
-    from rich.console import Console  # noqa: PLC0415 - slow to import
-
     from perfmodel.report.layout import layout_lines, memory_grid, parts_grid  # noqa: PLC0415
     from perfmodel.report.tables import rich_table  # noqa: PLC0415
 
-    if as_json:
-        typer.echo(document.model_dump_json(indent=1))
-        return
-    console = Console()
-    console.print(rich_table(parts_grid(document)))
-    console.print(rich_table(memory_grid(document)))
-    for line in layout_lines(document):
-        typer.echo(line)
+    if not as_json:
+        show(rich_table(parts_grid(document)))
+    table = rich_table(memory_grid(document))
+    show_document(document, table, layout_lines(document), as_json=as_json)
