@@ -221,10 +221,12 @@ def _layer(jobs: Jobs, latents: Latents) -> _Layer:
     )
     passes = 2 + jobs.recompute_full
     collective = 2 * _tensor_collective_s(jobs, latents)
+    # A host that is late hides collectives as well.
+    waiting = soft_maximum(device + collective, host, DEVICE_OR_HOST) - forward
     return _Layer(
         forward_s=np.asarray(forward),
         backward_s=np.asarray(backward),
-        tensor_s=np.asarray(passes * (collective + _context_s(jobs, latents, fused))),
+        tensor_s=np.asarray(passes * (waiting + _context_s(jobs, latents, fused))),
     )
 
 
