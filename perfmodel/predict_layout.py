@@ -34,6 +34,8 @@ from perfmodel.workload.transformers import NamedTransformer
 
 _FAR: Final = 2.0
 """Distance to the nearest run, in lengths of the deviations, from which on a layout is far from all."""
+_RARE: Final = 0.05
+"""Probability of a stall from which on it is said."""
 _PARTS: Final = ("compute_s", "tensor_s", "pipeline_s", "data_s", "other_s")
 #: What a job needs of the latents, if the runs did not determine them.
 _RELEVANT: Final = {
@@ -199,6 +201,13 @@ def layout_caveats(machine: InferredMachine, jobs: Jobs) -> list[str]:
     ]
     if unknown:
         caveats.append(f"not determined by the runs, prior kept: {', '.join(unknown)}")
+    if machine.model.disturbance is not None:
+        chance = float(machine.model.disturbance.probability(jobs.take(np.array([0])))[0])
+        if chance > _RARE:
+            caveats.append(
+                f"some runs between nodes stalled; this one would with probability {chance:.0%}, "
+                "which the interval holds"
+            )
     caveats.append(
         "memory: formula of an eager framework (16-bit weights, 32-bit gradients, Adam), not fitted to "
         "any run; context and allocator slack are assumed"

@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 
 from perfmodel.cost.discrepancy import Spreads, condition
-from perfmodel.cost.inferred import Disturbance, InferredModel, may_stall
+from perfmodel.cost.inferred import InferredModel
 from perfmodel.cost.jobs import Jobs
 from perfmodel.cost.latents import Prior
+from perfmodel.cost.stalls import Disturbance
 from perfmodel.documents.inferred import (
     DeviationSpreads,
     InferredDocument,
     InferredLatent,
-    StalledRuns,
+    StallRecord,
 )
 
 KNOWN_BELOW = 0.7
@@ -33,7 +34,7 @@ def inferred_fields(model: InferredModel) -> Mapping[str, Any]:
         "deviations": tuple(map(float, model.discrepancy.deviations)),
         "trust": tuple(map(float, model.discrepancy.trust)),
         "spreads": DeviationSpreads(**asdict(model.discrepancy.spreads)),
-        "stalled": _stalled(model),
+        "stalls": _stalls(model),
         "interval_widening": model.widening,
     }
 
@@ -58,7 +59,7 @@ def model_of(document: InferredDocument) -> InferredModel:
             np.array(document.trust),
             Spreads(**document.spreads.model_dump()),
         ),
-        disturbance=_disturbance(document, runs),
+        disturbance=_disturbance(document),
         widening=document.interval_widening,
     )
 
@@ -76,21 +77,16 @@ def _latent(model: InferredModel, name: str, prior: Prior) -> InferredLatent:
     )
 
 
-def _stalled(model: InferredModel) -> StalledRuns | None:
+def _stalls(model: InferredModel) -> StallRecord | None:
     if model.disturbance is None:
         return None
-    return StalledRuns(
+    return StallRecord(
         stall_s=model.disturbance.stall_s,
-        runs=tuple(map(int, np.flatnonzero(may_stall(model.discrepancy.runs)))),
-        probability=tuple(map(float, model.disturbance.disturbed)),
+        weights=tuple(map(float, model.disturbance.weights)),
     )
 
 
-def _disturbance(document: InferredDocument, runs: Jobs) -> Disturbance | None:
-    if document.stalled is None:
+def _disturbance(document: InferredDocument) -> Disturbance | None:
+    if document.stalls is None:
         return None
-    return Disturbance(
-        stall_s=document.stalled.stall_s,
-        runs=runs.take(np.array(document.stalled.runs)),
-        disturbed=np.array(document.stalled.probability),
-    )
+    return Disturbance(stall_s=document.stalls.stall_s, weights=np.array(document.stalls.weights))

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from perfmodel.documents.base import Document, Provenance, Record
 from perfmodel.errors import CalibrationUnavailable, PerfModelError
@@ -35,15 +35,13 @@ class DeviationSpreads(Record):
     """Distance at which layouts stop deviating alike, in doublings."""
 
 
-class StalledRuns(Record):
-    """Runs in which every hand-over of a pipeline between nodes stalled."""
+class StallRecord(Record):
+    """A state in which every exchange between nodes stalls, and the odds of being in it."""
 
     stall_s: PositiveFloat
-    """Per hand-over. [s]"""
-    runs: tuple[NonNegativeInt, ...]
-    """Positions of the runs that could have shown it."""
-    probability: tuple[float, ...]
-    """Of each of them to have stalled."""
+    """Per exchange and micro-batch. [s]"""
+    weights: tuple[float, ...]
+    """Of the logistic regression on the layout that tells how likely a job is disturbed."""
 
 
 class InferredDocument(Document):
@@ -65,7 +63,7 @@ class InferredDocument(Document):
     trust: tuple[PositiveFloat, ...]
     """How far every run is believed, in (0, 1]."""
     spreads: DeviationSpreads
-    stalled: StalledRuns | None
+    stalls: StallRecord | None
     """None if no run showed it."""
     interval_widening: PositiveFloat
 

@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from perfmodel.cost.inferred import InferredModel, StepInterval, stall_time_s
+from perfmodel.cost.inferred import InferredModel, StepInterval
 from perfmodel.cost.jobs import Column, Jobs
 from perfmodel.cost.layout_memory import fit_probability, fullest_bytes, needed_bytes
 from perfmodel.cost.layout_time import StepParts, step_time_s
 from perfmodel.cost.memory import FITS_ABOVE
+from perfmodel.cost.stalls import stall_time_s
 from perfmodel.documents.layout import ParallelismPlanDocument, RankedLayout
 from perfmodel.documents.prediction import Interval
 from perfmodel.errors import NotFeasible

@@ -4,7 +4,9 @@ The same formulas serve one model and columns of models: every argument is a num
 GPT-like models have two matrices in the feed-forward part, Llama-like ones three (gated).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -152,8 +154,15 @@ def split_kept_elements(
 
 def score_kept_elements(tokens: Number, sequence: Number, heads: Number) -> Number:
     """Elements of attention scores that one layer keeps unless they are fused or computed again."""
-    return SCORE_COPIES * tokens * sequence * heads
+    return SCORE_ACTIVATION_BYTES / HALF_BYTES * tokens * sequence * heads
 
 
-SCORE_COPIES: Final = 2.5
-"""Softmax, its dropout and a mask of one byte, in 16 bit (arXiv 2205.05198: 5 bytes)."""
+#: Bytes of activations that one layer keeps for its backward pass, per token and hidden unit: (what
+#: tensor parallelism always divides, what only sequence parallelism divides), in 16 bit. Without
+#: recomputation 34 in all, of which 10 are norms, dropouts and inputs (Korthikanti 2022, arXiv
+#: 2205.05198); full recomputation keeps the input, 2.
+ACTIVATION_BYTES: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
+    {"none": (24.0, 10.0), "selective": (24.0, 10.0), "full": (0.0, 2.0)}
+)
+SCORE_ACTIVATION_BYTES: Final = 5.0
+"""Bytes per token, key and head kept without recomputation (arXiv 2205.05198)."""
