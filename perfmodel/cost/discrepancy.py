@@ -59,7 +59,7 @@ class Discrepancy:
         one = jobs.take(np.array([reference]))
         both = covariance(jobs, one, self.spreads)[:, 0]
         both = both - cross @ (self.inverse @ cross[reference])
-        return np.maximum(alone + alone[reference] - 2 * both, 0.0)
+        return np.asarray(np.maximum(alone + alone[reference] - 2 * both, 0.0))
 
 
 def layout_distance_squared(first: Jobs, second: Jobs) -> Matrix:
