@@ -82,8 +82,11 @@ def rank_memory(jobs: Jobs, stage: Column | int, states: StateBytes = MIXED) -> 
     kept = _layer_bytes(jobs, states)
     working = kept["none"]
     waiting = in_flight(jobs, stage) * jobs.layers_per_stage * _chosen(jobs, kept)
-    waiting = waiting + jobs.recompute_full * working
+    # A layer is computed again after the loss: its activations and the logits never meet.
+    again = jobs.recompute_full * working
     logits = np.where(last, _logits_bytes(jobs, states), 0.0)
+    waiting = waiting + np.where(again > logits, again, 0.0)
+    logits = np.where(again > logits, 0.0, logits)
     gradients = states.gradient * own[1]
     alone = (replicas == 1) & (jobs.pp == 1) & (jobs.accumulation == 1)
     ends_full = alone & (gradients + working > waiting + logits)
