@@ -74,13 +74,13 @@ def test_gpt3_fits_where_it_was_trained() -> None:
 
 @pytest.mark.parametrize(
     ("checkpointing", "recompute", "off"),
-    [("none", Recompute.NONE, 0.02), ("per-block", Recompute.FULL, 0.05)],
+    [("none", Recompute.NONE, 0.02), ("per-block", Recompute.FULL, 0.08)],
 )
 @pytest.mark.parametrize("micro_batch", [4, 32])
 def test_a_traced_step_says_the_same(
     tmp_path: Path, micro_batch: int, checkpointing: str, recompute: Recompute, off: float
 ) -> None:
-    """GPT without dropout in single precision on one device."""
+    """GPT without dropout in single precision; gradients of activations are not in the formula."""
     from perfmodel.tracing.huggingface import huggingface_source  # noqa: PLC0415 - torch
     from perfmodel.tracing.source import SampleSize  # noqa: PLC0415
     from perfmodel.tracing.trace import trace_model  # noqa: PLC0415
