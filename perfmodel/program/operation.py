@@ -111,12 +111,6 @@ class StepProgram:
         rank = {stream: position for position, stream in enumerate(Stream)}
         return tuple(sorted(used, key=lambda lane: (lane[0], rank[lane[1]])))
 
-    @property
-    def streams(self) -> tuple[Stream, ...]:
-        """Streams in use, in a fixed order."""
-        used = {operation.stream for operation in self.operations}
-        return tuple(stream for stream in Stream if stream in used)
-
     def on_stream(self, stream: Stream) -> tuple[int, ...]:
         """Positions of the operations of one stream, in order."""
         return tuple(i for i, operation in enumerate(self.operations) if operation.stream is stream)
