@@ -145,15 +145,9 @@ _network.command("show")(_runnable(network.show))
 app.add_typer(_network, name="network")
 
 _plan = typer.Typer(
-    no_args_is_help=True, help="Searches that end in a choice.", rich_markup_mode=None
+    no_args_is_help=True, help="Search for the best of many.", rich_markup_mode=None
 )
 _plan.command("parallelism")(_runnable(layouts.plan_parallelism))
-
-
-@_plan.callback()
-def _plan_root() -> None:
-    pass
-
 
 app.add_typer(_plan, name="plan")
 
