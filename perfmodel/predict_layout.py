@@ -189,6 +189,8 @@ def layout_caveats(machine: InferredMachine, jobs: Jobs) -> list[str]:
         ("interleave", "interleaved stages"),
         ("zero_bubble", "zero-bubble schedules"),
         ("sequence_parallel", "sequence parallelism"),
+        ("recompute_full", "full recomputation"),
+        ("zero", f"zero={jobs.zero[0]:.0f}"),
     ):
         if getattr(jobs, name)[0] > getattr(runs, name).max():
             caveats.append(f"no run used {meaning}: the formula's effect of it is untested")

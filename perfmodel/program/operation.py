@@ -123,8 +123,7 @@ class StepProgram:
         """For each operation its last predecessor on each stream: the others have ended before it."""
         lanes = [operation.lane for operation in self.operations]
         return tuple(
-            before if len(before) < 2 else tuple({lanes[i]: i for i in before}.values())
-            for before in _predecessors(self.operations, lanes)
+            _last_of_lanes(before, lanes) for before in _predecessors(self.operations, lanes)
         )
 
 
@@ -135,8 +134,14 @@ def _predecessors(
     result = []
     for position, (operation, lane) in enumerate(zip(operations, lanes, strict=True)):
         before: tuple[int, ...] = (last[lane],) if lane in last else ()
-        if operation.after:
+        if operation.after and operation.after != before:
             before = tuple(sorted({*before, *operation.after}))
         result.append(before)
         last[lane] = position
     return tuple(result)
+
+
+def _last_of_lanes(before: tuple[int, ...], lanes: Sequence[Lane]) -> tuple[int, ...]:
+    if len(before) < 2 or (len(before) == 2 and lanes[before[0]] != lanes[before[1]]):
+        return before
+    return tuple({lanes[i]: i for i in before}.values())

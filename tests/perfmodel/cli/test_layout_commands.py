@@ -64,10 +64,11 @@ def test_a_layout_is_predicted_from_a_configuration(
 def test_the_table_says_evidence_and_caveats(run: Run, inferred: Path) -> None:
     result = run(
         *("predict", "--profile", inferred, "--model", "gpt2-xl", "--devices", "4096"),
-        *("--layout", "dp=4096", "--devices-per-node", "8"),
+        *("--layout", "dp=4096 zero=3", "--devices-per-node", "8"),
     )
     assert result.exit_code == 0, result
     assert "evidence inferred" in result.stdout
+    assert "caveat: no run used zero=3" in result.stdout
     assert "caveat: 4096 devices, more than the 8 of any run" in result.stdout
 
 
