@@ -29,7 +29,7 @@ from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
 from perfmodel.documents.validation import ErrorSummary
 from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, UsageError
 from perfmodel.parallelism.strategy import Setting
-from perfmodel.predict import Predictor, StepPrediction, interval
+from perfmodel.predictor import Predictor, StepPrediction, interval
 from perfmodel.program.operation import Cause
 from perfmodel.units import Seconds
 from validate import gates

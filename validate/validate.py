@@ -30,7 +30,7 @@ from perfmodel.documents.validation import (
 )
 from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, UsageError
 from perfmodel.parallelism.strategy import Setting
-from perfmodel.predict import Predictor, interval
+from perfmodel.predictor import Predictor, interval
 from validate import compare, gates
 from validate.holdout import BUDGETS, holdout_settings, repeated_settings, rounds
 

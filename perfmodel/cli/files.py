@@ -11,8 +11,8 @@ from perfmodel.documents.base import write_atomically, write_bytes_atomically
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
 from perfmodel.documents.validation import ValidationDocument
-from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.predict import Predictor, StepPrediction
+from perfmodel.forecast import open_workload
+from perfmodel.predictor import Predictor, StepPrediction
 from perfmodel.report.chrome_trace import chrome_trace_text
 from perfmodel.report.tables import prediction_table
 
@@ -29,12 +29,7 @@ def read_inputs(profile: Path, workload: str, validation: Path | None) -> Inputs
     """Read a profile, a workload by name or file, and an optional validation."""
     earlier = None if validation is None else ValidationDocument.read(validation)
     predictor = Predictor(ProfileDocument.read(profile), validation=earlier)
-    path = Path(workload)
-    if path.suffix != ".json":
-        return Inputs(predictor=predictor, workload=predictor.workload(workload))
-    document = WorkloadDocument.read(path)
-    traced = predictor.workload(document.workload, document.trace)
-    return Inputs(predictor=predictor, workload=traced)
+    return Inputs(predictor=predictor, workload=open_workload(predictor, workload))
 
 
 def print_prediction(document: PredictionDocument) -> None:

@@ -20,7 +20,7 @@ from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import InvalidDocument
 from perfmodel.parallelism.strategy import Setting, Synchronisation
-from perfmodel.predict import Predictor
+from perfmodel.predictor import Predictor
 from perfmodel.program.operation import Cause
 from perfmodel.report.memory import MemoryReport
 from perfmodel.statistics.critical_path import time_by_cause

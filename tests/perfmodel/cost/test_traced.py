@@ -12,7 +12,7 @@ from perfmodel.documents.profile import (
     ProfileDocument,
 )
 from perfmodel.parallelism.strategy import Setting, Synchronisation
-from perfmodel.predict import Predictor, caveats
+from perfmodel.predictor import Predictor, caveats
 from perfmodel.workload.operator import Phase
 from perfmodel.workload.signature import parameters_signature, signature
 from tests.perfmodel.operators import prices_of_the_made_up_machine
