@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from perfmodel.documents.base import write_atomically
+from perfmodel.documents.validation import ErrorSummary
 from perfmodel.errors import PerfModelError
 from perfmodel.units import Bytes, format_bytes
+from validate.errors import summarise
 
 #: Below this a promise would be about single small workspaces.
 LARGE_BYTES: Final = 50_000_000
@@ -91,19 +93,16 @@ class MemorySummary:
     """Errors over settings above ``LARGE_BYTES``, and over all of them."""
 
     num_settings: int
-    num_large: int
-    bias: float
-    mape: float
-    worst: float
+    large: ErrorSummary
     worst_of_all: float
 
     @property
     def passed(self) -> bool:
         """Whether both gates hold."""
-        return self.mape <= MAPE_AT_MOST and self.worst <= WORST_AT_MOST
+        return self.large.mape <= MAPE_AT_MOST and self.large.worst_absolute <= WORST_AT_MOST
 
 
-def summarise(runs: Sequence[MemoryRun]) -> MemorySummary:
+def summarise_runs(runs: Sequence[MemoryRun]) -> MemorySummary:
     """Signed, mean absolute and worst relative error.
 
     Raises
@@ -116,10 +115,7 @@ def summarise(runs: Sequence[MemoryRun]) -> MemorySummary:
         raise ValueError(f"runs must hold a setting above {format_bytes(LARGE_BYTES)}, got none")
     return MemorySummary(
         num_settings=len(runs),
-        num_large=len(errors),
-        bias=sum(errors) / len(errors),
-        mape=sum(map(abs, errors)) / len(errors),
-        worst=max(map(abs, errors)),
+        large=summarise(errors),
         worst_of_all=max(abs(run.relative_error) for run in runs),
     )
 
@@ -172,14 +168,15 @@ def validate_memory(
             runs.append(measure(Path(folder), setting))
             on_line(_line(runs[-1]))
             _write(out, runs)
-    return summarise(runs)
+    return summarise_runs(runs)
 
 
 def verdict(summary: MemorySummary) -> str:
     """Errors beside their gates, in one line."""
+    large = summary.large
     return (
-        f"{summary.num_large} settings above {format_bytes(LARGE_BYTES)}: bias {summary.bias:+.2%}, "
-        f"MAPE {summary.mape:.2%} (at most {MAPE_AT_MOST:.1%}), worst {summary.worst:.2%} "
+        f"{large.num_settings} settings above {format_bytes(LARGE_BYTES)}: bias {large.bias:+.2%}, "
+        f"MAPE {large.mape:.2%} (at most {MAPE_AT_MOST:.1%}), worst {large.worst_absolute:.2%} "
         f"(at most {WORST_AT_MOST:.0%}); all {summary.num_settings}: worst {summary.worst_of_all:.2%}"
     )
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from perfmodel.errors import PerfModelError
-from validate.memory import MemoryRun, measure, settings, summarise
+from validate.memory import MemoryRun, measure, settings, summarise_runs
 
 
 def run(predicted: int, measured: int) -> MemoryRun:
@@ -23,25 +23,25 @@ def run(predicted: int, measured: int) -> MemoryRun:
 
 
 def test_errors_are_signed_and_small_models_counted_apart() -> None:
-    summary = summarise(
+    summary = summarise_runs(
         [run(102_000_000, 100_000_000), run(99_000_000, 100_000_000), run(500_000, 1_000_000)]
     )
-    assert summary.num_large == 2
-    assert summary.bias == pytest.approx(0.005)
-    assert summary.mape == pytest.approx(0.015)
-    assert summary.worst == pytest.approx(0.02)
+    assert summary.large.num_settings == 2
+    assert summary.large.bias == pytest.approx(0.005)
+    assert summary.large.mape == pytest.approx(0.015)
+    assert summary.large.worst_absolute == pytest.approx(0.02)
     assert summary.worst_of_all == pytest.approx(0.5)
 
 
 def test_a_worst_error_above_the_gate_fails() -> None:
     good = [run(100_000_000, 100_000_000)] * 9
-    assert summarise(good).passed
-    assert not summarise([*good, run(106_000_000, 100_000_000)]).passed
+    assert summarise_runs(good).passed
+    assert not summarise_runs([*good, run(106_000_000, 100_000_000)]).passed
 
 
 def test_only_small_models_prove_nothing() -> None:
     with pytest.raises(ValueError, match="runs must hold a setting above"):
-        summarise([run(1, 1)])
+        summarise_runs([run(1, 1)])
 
 
 def test_every_model_runs_at_every_batch_with_both_optimizers() -> None:

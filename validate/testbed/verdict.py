@@ -13,7 +13,7 @@ from perfmodel.documents.testbed import (
     TrainingRun,
 )
 from perfmodel.documents.validation import Gate
-from validate.compare import summarise
+from validate.errors import fraction, summarise
 from validate.gates import gate
 from validate.testbed.foretell import Calibration, replayed
 from validate.testbed.resources import HOST, limit, observed_uses
@@ -70,13 +70,11 @@ def judge_step(foretold: ForetoldStep, run: TrainingRun, calibration: Calibratio
 
 def group(name: str, steps: Sequence[JudgedStep]) -> JudgedFamily:
     """Sum up settings that are judged together."""
-    summary = summarise([step.signed_error for step in steps])
-    assert summary is not None, "a group holds at least one setting"
     return JudgedFamily(
         name=name,
-        summary=summary,
-        coverage=sum(step.is_covered for step in steps) / len(steps),
-        limits_named=sum(step.limit == step.foretold.limit for step in steps) / len(steps),
+        summary=summarise([step.signed_error for step in steps]),
+        coverage=fraction(step.is_covered for step in steps),
+        limits_named=fraction(step.limit == step.foretold.limit for step in steps),
     )
 
 
