@@ -10,13 +10,14 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from perfmodel.documents.base import write_atomically
 from perfmodel.documents.validation import ErrorSummary
 from perfmodel.errors import PerfModelError
 from perfmodel.units import Bytes, format_bytes
 from validate.errors import summarise
+from validate.language_models import Config, bert, gpt2, llama, write_config
 
 #: Below this a promise would be about single small workspaces.
 LARGE_BYTES: Final = 50_000_000
@@ -39,32 +40,10 @@ MODELS: Final = (
     "bert-like",
     "llama-like",
 )
-_COMMON: Final = {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 6}
-_CONFIGS: Final[dict[str, dict[str, Any]]] = {
-    "gpt2-like": {
-        "model_type": "gpt2",
-        "n_embd": 512,
-        "n_head": 8,
-        "n_layer": 6,
-        "n_positions": 128,
-        "vocab_size": 16384,
-    },
-    "bert-like": {
-        "model_type": "bert",
-        "architectures": ["BertForMaskedLM"],
-        **_COMMON,
-        "intermediate_size": 2048,
-        "max_position_embeddings": 128,
-        "vocab_size": 8192,
-    },
-    "llama-like": {
-        "model_type": "llama",
-        **_COMMON,
-        "intermediate_size": 1376,
-        "max_position_embeddings": 256,
-        "num_key_value_heads": 4,
-        "vocab_size": 8192,
-    },
+_CONFIGS: Final[dict[str, Config]] = {
+    "gpt2-like": gpt2(width=512, heads=8, tokens=128, vocabulary=16384),
+    "bert-like": bert(width=512, heads=8, tokens=128, vocabulary=8192),
+    "llama-like": llama(layers=6, key_heads=4, tokens=256, vocabulary=8192),
 }
 
 
@@ -129,11 +108,8 @@ def measure(folder: Path, setting: Sequence[str]) -> MemoryRun:
         If the process fails, with its last line.
     """
     model, batch, optimizer, implementation, checkpointing = setting
-    name = model
-    if model in _CONFIGS:
-        path = folder / f"{model}.json"
-        path.write_text(json.dumps(_CONFIGS[model]), encoding="utf-8")
-        name = str(path)
+    config = _CONFIGS.get(model)
+    name = model if config is None else str(write_config(folder, model, config))
     command = (sys.executable, "-m", "perfmodel.tracing.allocator", name, *setting[1:])
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode != 0:

@@ -33,7 +33,7 @@ from perfmodel.program.operation import Cause
 from perfmodel.units import Seconds
 from validate import gates
 from validate.errors import fraction, summarise, summarise_any
-from validate.held_out_models import HeldOutSetting, held_out_settings
+from validate.held_out_models import HeldOutSetting, held_out_settings, write_configs
 from validate.machine import refuse_other_machine
 
 Mode = Literal["measured", "curves"]
@@ -91,10 +91,11 @@ def validate_models(
         raise CalibrationUnavailable(
             "--profile: must hold prices of operators, got none; run perfmodel calibrate anew"
         )
-    settings = held_out_settings(profile.max_world_size)
+    settings = held_out_settings(profile.max_world_size, request.folder)
     topology, device_kind = place(
         profile.device_kind, LaunchFlags(nproc_per_node=profile.ranks_per_node), os.environ
     )
+    write_configs(request.folder)
     observations = measure(
         Campaign(
             folder=request.folder,
