@@ -1,6 +1,5 @@
 """Use case: run models that no fit has seen, and judge what their traces predict."""
 
-import hashlib
 import json
 import os
 import random
@@ -18,6 +17,7 @@ from calibrate.placement import place, provenance
 from calibrate.replays import with_replays
 from calibrate.task import ReplayTask, StepTask, Task
 from calibrate.visits import Visit, by_setting, estimate, typical_speed, visit
+from perfmodel.documents.base import file_sha256
 from perfmodel.documents.models import ComparedModel, ModelsValidationDocument
 from perfmodel.documents.observation import (
     Observation,
@@ -279,7 +279,7 @@ def _document(
         schema_version=ModelsValidationDocument.current_version,
         provenance=provenance(describe_environment(), seed=request.seed),
         profile_digest=request.profile.digest,
-        observations_sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        observations_sha256=file_sha256(path),
         mode=request.mode,
         machine_slowdown=slowdown,
         models=rows,

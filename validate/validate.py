@@ -3,7 +3,6 @@
 Never fits: the profile is what it is. Predictions and gates are on disk before the first run.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from calibrate.environment import describe_environment
 from calibrate.launch import Launcher, LaunchFlags, Topology
 from calibrate.placement import place, provenance
 from calibrate.visits import by_setting, typical_speed, visit
+from perfmodel.documents.base import file_sha256
 from perfmodel.documents.observation import StepObservation, read_observations
 from perfmodel.documents.prediction import Interval
 from perfmodel.documents.profile import ProfileDocument
@@ -235,7 +235,7 @@ def _document(
         schema_version=ValidationDocument.current_version,
         provenance=provenance(describe_environment(), seed=request.seed),
         profile_digest=request.profile.digest,
-        observations_sha256=hashlib.sha256(observations.read_bytes()).hexdigest(),
+        observations_sha256=file_sha256(observations),
         machine_slowdown=comparison.machine_slowdown,
         settings=rows,
         speedups=tuple(speedups.values()),

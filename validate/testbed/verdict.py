@@ -14,7 +14,7 @@ from perfmodel.documents.testbed import (
 )
 from perfmodel.documents.validation import Gate
 from validate.errors import fraction, summarise
-from validate.gates import gate
+from validate.gates import gate, step_gates
 from validate.testbed.foretell import Calibration, replayed
 from validate.testbed.resources import HOST, limit, observed_uses
 
@@ -99,14 +99,9 @@ def gates(found: Iterable[JudgedFamily]) -> tuple[Gate, ...]:
     for family in found:
         limits = LIMITS[family.name]
         summary = family.summary
-        verdict += [
-            gate(f"{family.name}: step-time MAPE", summary.mape, at_most=limits["mape"]),
-            gate(
-                f"{family.name}: worst step-time error",
-                summary.worst_absolute,
-                at_most=limits["worst"],
-            ),
-        ]
+        verdict += step_gates(
+            summary, mape=limits["mape"], worst=limits["worst"], of=f"{family.name}: "
+        )
         if family.name == PLAIN:
             verdict += [
                 gate(f"{family.name}: bias", abs(summary.bias), at_most=limits["bias"]),
