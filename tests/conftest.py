@@ -1,18 +1,25 @@
-"""What every test needs: to wait for nobody."""
+"""What every test starts from."""
 
+import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 
-from calibrate.turns import LOCK_VARIABLE
+from calibrate.turns import LOCK_VARIABLE, machine_to_itself
 
 
-@pytest.fixture(scope="session", autouse=True)
-def lock_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Measurements of these tests take turns among themselves, not with others on this machine.
+@pytest.fixture(autouse=True)
+def _lock_of_its_own(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[None]:
+    """Played measurements wait for nobody; real ones have queued before the test begins.
 
-    Waiting for another one would be reported, and stopped by a deadline of the test.
+    Inside the test the wait would be reported as a line of progress, and count against deadlines.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(LOCK_VARIABLE, str(tmp_path_factory.mktemp("turns") / "lock"))
+    is_real = request.node.get_closest_marker("real") is not None
+    with machine_to_itself(sys.stderr.write) if is_real else nullcontext():
+        monkeypatch.setenv(LOCK_VARIABLE, str(tmp_path_factory.getbasetemp() / "measuring.lock"))
         yield

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 import typer
-from rich.console import Console
 
+from perfmodel.cli.terminal import show
 from perfmodel.documents.base import write_atomically, write_bytes_atomically
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
@@ -39,7 +39,7 @@ def read_inputs(profile: Path, workload: str, validation: Path | None) -> Inputs
 
 def print_prediction(document: PredictionDocument) -> None:
     """Print the table, and what must be known before acting on it."""
-    Console().print(prediction_table(document))
+    show(prediction_table(document))
     for caveat in document.caveats:
         typer.echo(f"caveat: {caveat}")
 

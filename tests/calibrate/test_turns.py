@@ -1,6 +1,5 @@
 """Two measurements on one machine take turns."""
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from calibrate.turns import LOCK_VARIABLE, lock_path, machine_to_itself
+from tests.turns import machine_is_held
 
 HOLD = """
 import sys
@@ -21,25 +21,15 @@ with machine_to_itself(print, path=Path(sys.argv[1])):
 """
 
 
-def is_held(path: Path) -> bool:
-    """Whether somebody holds the lock: a second open file is refused, even to ourselves."""
-    with path.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
-
-
 def test_a_free_machine_is_not_waited_for_and_is_free_again_afterwards(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     waits: list[str] = []
     held = []
     for _ in range(2):
         with machine_to_itself(waits.append, path=path):
-            held.append(is_held(path))
+            held.append(machine_is_held(path))
             assert path.read_text() == f"process {os.getpid()}"
-        held.append(is_held(path))
+        held.append(machine_is_held(path))
     assert held == [True, False, True, False]
     assert waits == []
 
@@ -78,13 +68,13 @@ def test_a_killed_measurement_holds_nothing(tmp_path: Path) -> None:
     ) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == "held\n"
-        assert is_held(path)
+        assert machine_is_held(path)
         first.kill()
         first.wait()
     waits: list[str] = []
     held = []
     with machine_to_itself(waits.append, path=path):
-        held.append(is_held(path))
+        held.append(machine_is_held(path))
     assert held == [True]
     assert waits == []
 
@@ -108,7 +98,7 @@ def test_an_error_inside_passes_through_and_frees_the_machine(tmp_path: Path) ->
     ):
         raise RuntimeError("inside")
     assert waits == []
-    assert not is_held(path)
+    assert not machine_is_held(path)
 
 
 def test_the_lock_of_the_machine_can_be_named(
@@ -119,4 +109,4 @@ def test_the_lock_of_the_machine_can_be_named(
     monkeypatch.setenv(LOCK_VARIABLE, str(tmp_path / "lock"))
     waits: list[str] = []
     with machine_to_itself(waits.append):
-        assert is_held(tmp_path / "lock")
+        assert machine_is_held(tmp_path / "lock")
