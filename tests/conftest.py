@@ -20,6 +20,10 @@ def _lock_of_its_own(
     Inside the test the wait would be reported as a line of progress, and count against deadlines.
     """
     is_real = request.node.get_closest_marker("real") is not None
-    with machine_to_itself(sys.stderr.write) if is_real else nullcontext():
+    with machine_to_itself(_told) if is_real else nullcontext():
         monkeypatch.setenv(LOCK_VARIABLE, str(tmp_path_factory.getbasetemp() / "measuring.lock"))
         yield
+
+
+def _told(words: str) -> None:
+    sys.stderr.write(f"{words}\n")
