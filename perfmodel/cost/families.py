@@ -74,11 +74,6 @@ def features(operator: Operator) -> tuple[float, ...]:
     return _FEATURES.get(family(operator).partition(" ")[0], _by_size)(operator)
 
 
-def is_pointlike(operator: Operator) -> bool:
-    """Whether an operator without a family of its own may be read as one that streams memory."""
-    return operator.flop == 0
-
-
 def _log(value: float) -> float:
     return math.log(max(1.0, value))
 

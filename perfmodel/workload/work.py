@@ -85,11 +85,6 @@ def flop(name: str, inputs: Specs, outputs: Specs, arguments: str) -> Flop:
     )
 
 
-def knows_flop(name: str) -> bool:
-    """Whether an operator has a formula of its own here."""
-    return base_name(name) in _FORMULAS
-
-
 Formula: TypeAlias = Callable[[list[Shape], list[Shape], str], int]
 
 
