@@ -47,21 +47,31 @@ _COUNTS: Final = {
     "rms_norm": 12,
     "rotate": 10,
     "bias": 8,
-    "sgd": 24,
-    "adamw": 24,
+    "sgd loop": 16,
+    "sgd foreach": 16,
+    "sgd fused": 10,
+    "adamw loop": 16,
+    "adamw foreach": 16,
+    "adamw fused": 10,
 }
+_OPTIMIZERS: Final = frozenset(kind for kind in _COUNTS if kind.split()[0] in ("sgd", "adamw"))
 
 
-def planned_layers(*, share: float = 1.0, seed: int = 0) -> tuple[Layer, ...]:
-    """The grid, thinned to a share of its points, in random order."""
+def planned_layers(*, share: float = 1.0, seed: int | str = 0) -> tuple[Layer, ...]:
+    """A draw of the grid, thinned to a share of its points but none of its kinds, in random order."""
     draw = random.Random(seed)  # noqa: S311 - a grid, not a secret
     layers = [
         _LAYERS[kind](kind, draw)
         for kind, count in _COUNTS.items()
-        for _ in range(round(share * count))
+        for _ in range(max(1, round(share * count)))
     ]
     draw.shuffle(layers)
     return tuple(dict.fromkeys(layers))
+
+
+def is_optimizer(layer: Layer) -> bool:
+    """Whether a point of the grid is an optimizer's step."""
+    return layer.kind in _OPTIMIZERS
 
 
 def _between(draw: random.Random, low: float, high: float) -> int:
@@ -193,6 +203,5 @@ _LAYERS: Final[dict[str, Callable[[str, random.Random], Layer]]] = {
     "max_pool": _pool,
     "average_pool": _pool,
     "embedding": _embedding,
-    "sgd": _tensors,
-    "adamw": _tensors,
+    **dict.fromkeys(_OPTIMIZERS, _tensors),
 }

@@ -110,6 +110,11 @@ class _LanguageModel(nn.Module):
         self.blocks = nn.Sequential(*blocks)
         self.norm = norm
         self.head = nn.Linear(width, vocabulary, bias=False)
+        for table in (self.embed, self.positions):
+            if table is not None:
+                # As GPT-2, BERT and Llama begin. With torch's 1 a tied head is so sure of itself that
+                # every gradient is exactly 0, which no training has and which is slow to take roots of.
+                nn.init.normal_(table.weight, std=0.02)
         if tied:
             self.head.weight = self.embed.weight
 

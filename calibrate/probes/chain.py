@@ -1,0 +1,143 @@
+"""Operators of single layers timed inside a made-up step: forward through all layers, then back.
+
+An operator that is repeated on its own finds its data in the caches and its result in memory that it
+has just given back; with the caches emptied it finds nothing. In a step it is neither: what its
+predecessor made was just written, parameters and saved activations were last touched a whole pass
+ago, and results lie in memory that is allocated anew. So layers of all kinds stand in a row, and each
+operator is timed where it stands.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+
+from calibrate.layers import Layer
+from calibrate.probes.layers import RecordedLayer, recorded_layer
+from calibrate.probes.operators import made_up
+from calibrate.probes.optimizers import Evictor
+from calibrate.probes.replay import Passes, without_denormals
+from calibrate.probes.session import Session
+from perfmodel.documents.observation import IsolatedOperator
+from perfmodel.units import Seconds
+from perfmodel.workload.operator import Call, Operator, Phase, TensorSpec
+from perfmodel.workload.step import Segment, StepMethod, TracedParameter, TracedStep
+
+_PASSES: Final = 4
+#: Every layer has views, and all views cost the same: these layers have every kind.
+_VIEWED: Final = ("rotate", "product")
+_METHOD: Final = StepMethod(
+    optimizer="sgd",
+    optimizer_implementation="loop",
+    precision="fp32",
+    checkpointing="none",
+    device_kind="cpu",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """Layers in a row, as a step."""
+
+    step: TracedStep
+    timed: frozenset[tuple[int, Phase]]
+    """Operators whose times are wanted."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Composer:
+    operators: list[Operator] = field(default_factory=list)
+    positions: dict[Operator, int] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    timed: set[tuple[int, Phase]] = field(default_factory=set)
+
+    def hand_over(self, spec: TensorSpec) -> None:
+        """What the layer before would make: fresh in memory and in the caches."""
+        self.operators.append(_copy(spec))
+        call = Call(operator=len(self.operators) - 1, phase=Phase.FORWARD, module="")
+        self.calls.append(call)
+
+    def run(self, recorded: RecordedLayer, phase: Phase) -> None:
+        for operator, at in recorded.calls:
+            if at is not phase:
+                continue
+            if operator not in self.positions:
+                self.positions[operator] = len(self.operators)
+                self.operators.append(operator)
+            position = self.positions[operator]
+            self.calls.append(Call(operator=position, phase=phase, module=""))
+            if not operator.view or recorded.layer.kind in _VIEWED:
+                self.timed.add((position, phase))
+
+
+def chained(layers: Sequence[RecordedLayer]) -> Chain:
+    """The step that runs the layers forward in order and backward in the opposite one."""
+    composer = _Composer()
+    for layer in layers:
+        for spec in layer.inputs:
+            composer.hand_over(spec)
+        composer.run(layer, Phase.FORWARD)
+    for layer in reversed(layers):
+        composer.run(layer, Phase.BACKWARD)
+    parameters = [spec for layer in reversed(layers) for spec in reversed(layer.parameters)]
+    step = TracedStep(
+        micro_batch=1,
+        sample="made up",
+        method=_METHOD,
+        operators=tuple(composer.operators),
+        segments=(Segment(count=1, calls=tuple(composer.calls)),),
+        parameters=tuple(
+            TracedParameter(name="", shape=spec.shape, dtype=spec.dtype, ready_after=0)
+            for spec in parameters
+        ),
+        saved_bytes=0,
+        buffer_bytes=0,
+        frozen_bytes=0,
+    )
+    return Chain(step=step, timed=frozenset(composer.timed))
+
+
+def _copy(spec: TensorSpec) -> Operator:
+    return Operator(
+        name="aten.clone.default",
+        inputs=(spec,),
+        outputs=(spec,),
+        arguments=json.dumps([[{"tensor": 0}], {}]),
+        flop=0.0,
+        read_bytes=spec.size_bytes,
+        written_bytes=spec.size_bytes,
+    )
+
+
+@torch.no_grad()
+def measure_layers(
+    session: Session, layers: Sequence[Layer], evictor: Evictor
+) -> list[IsolatedOperator]:
+    """Time every operator of some layers inside a step that consists of them."""
+    if not layers:
+        return []
+    with torch.enable_grad():
+        chain = chained([recorded_layer(layer, session.device) for layer in layers])
+    parameters = [
+        made_up(TensorSpec(shape=p.shape, dtype=p.dtype), session.device)
+        for p in chain.step.parameters
+    ]
+    passes = Passes(session, chain.step, parameters)
+    times: dict[tuple[int, Phase], list[Seconds]] = defaultdict(list)
+    with without_denormals():
+        for index in range(_PASSES + 1):
+            # An optimizer that goes over parameters and states leaves nothing else in the caches.
+            evictor.evict()
+            clock = passes.new_clock()
+            passes.run(clock)
+            if index > 0:
+                for key, time_s in passes.means(clock).items():
+                    times[key].append(time_s)
+    return [
+        IsolatedOperator(operator=chain.step.operators[key[0]], phase=key[1], times_s=tuple(found))
+        for key, found in times.items()
+        if key in chain.timed and key[0] not in passes.failed
+    ]

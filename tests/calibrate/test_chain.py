@@ -1,0 +1,68 @@
+"""Single layers in a row: each reads what was just made, keeps what backward needs, and is timed."""
+
+import torch
+
+from calibrate.dataflow import linked
+from calibrate.layers import Layer
+from calibrate.probes.chain import chained, measure_layers
+from calibrate.probes.layers import layer_operators, recorded_layer
+from calibrate.probes.optimizers import Evictor, measure_optimizer
+from calibrate.probes.session import Session
+from perfmodel.workload.operator import Phase
+
+CPU = torch.device("cpu")
+LAYERS = (
+    Layer(kind="convolution", sizes=(2, 8, 9, 16, 3, 1, 1)),
+    Layer(kind="relu", sizes=(2, 8, 5)),
+    Layer(kind="linear", sizes=(4, 8, 16)),
+    Layer(kind="embedding", sizes=(6, 50, 16)),
+    Layer(kind="loss", sizes=(6, 16)),
+)
+
+
+def session() -> Session:
+    return Session(rank=0, world_size=1, device=CPU, control={}, data={})
+
+
+def test_layers_run_forward_in_order_and_backward_in_the_opposite_one() -> None:
+    one, other = (recorded_layer(layer, CPU) for layer in LAYERS[1:3])
+    step = chained([one, other]).step
+    names = [
+        (step.operators[call.operator].name.split(".")[1], call.phase) for call in step.calls()
+    ]
+    forward, backward = Phase.FORWARD, Phase.BACKWARD
+    assert names[:2] == [("clone", forward), ("relu", forward)]
+    assert names[2] == ("clone", forward)
+    first_gradient = names.index(("ones_like", backward))
+    assert names[-1] == ("threshold_backward", backward)
+    assert all(phase is forward for _, phase in names[:first_gradient])
+
+
+def test_a_layer_reads_what_was_just_made_and_backward_what_forward_kept() -> None:
+    """Of a row of one: copy, relu; ones, threshold_backward of the ones and of relu's result."""
+    flow = linked(chained([recorded_layer(LAYERS[1], CPU)]).step)
+    copy, relu, ones, threshold = flow.calls
+    assert relu.inputs == copy.outputs
+    assert ones.inputs == relu.outputs
+    assert set(threshold.inputs) == {*ones.outputs, *relu.outputs}
+
+
+def test_every_operator_is_timed_but_the_copies_that_stand_in_for_a_predecessor() -> None:
+    measured = measure_layers(session(), LAYERS, Evictor(CPU))
+    expected = {
+        (operator.name, phase)
+        for layer in LAYERS
+        for operator, phase in layer_operators(layer, CPU)
+        if not operator.view
+    }
+    assert {(entry.operator.name, entry.phase) for entry in measured} == expected
+    assert all(len(entry.times_s) == 4 and min(entry.times_s) > 0 for entry in measured)
+
+
+def test_every_implementation_of_an_optimizer_is_timed() -> None:
+    for implementation in ("loop", "foreach", "fused"):
+        layer = Layer(kind=f"adamw {implementation}", sizes=(3, 64))
+        point = measure_optimizer(session(), layer, Evictor(CPU))
+        assert (point.optimizer, point.implementation) == ("adamw", implementation)
+        assert (point.num_tensors, point.tensor_bytes) == (3, 256)
+        assert len(point.times_s) == 3
