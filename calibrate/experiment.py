@@ -30,6 +30,8 @@ _KIB: Final = 2**10
 _LAYERS_PER_TASK: Final = 20
 #: The share of layers that is drawn without looking at what is known already.
 _DRAWN: Final = 1 / 3
+#: A curve over two sizes needs a few points in any budget.
+_SHARE_OF_OPTIMIZERS: Final = 0.4
 #: From how many each of the other layers is chosen.
 _CHOICES: Final = 3
 _MIB: Final = 2**20
@@ -196,11 +198,14 @@ class Experiment:
     def _layers(self, index: int) -> Iterable[Task]:
         """The round's part of the single layers: first a draw of all kinds, then what tells most."""
         share = self.budget.layer_share
-        first = _parts(planned_layers(share=share * _DRAWN, seed=self.seed), _LAYERS_PER_TASK)
-        choices = _parts(
-            planned_layers(share=share * (1 - _DRAWN) * _CHOICES, seed=f"{self.seed}-choices"),
-            _LAYERS_PER_TASK * _CHOICES,
+        drawn = planned_layers(
+            share=share * _DRAWN, optimizer_share=max(share, _SHARE_OF_OPTIMIZERS), seed=self.seed
         )
+        offered = planned_layers(
+            share=share * (1 - _DRAWN) * _CHOICES, optimizer_share=0, seed=f"{self.seed}-choices"
+        )
+        first = _parts(drawn, _LAYERS_PER_TASK)
+        choices = _parts(offered, _LAYERS_PER_TASK * _CHOICES)
         parts = [*((p, len(p)) for p in first), *((p, len(p) // _CHOICES) for p in choices)]
         low, high = (len(parts) * at // self.budget.num_rounds for at in (index, index + 1))
         for number, (layers, num_timed) in enumerate(parts[low:high], start=low):

@@ -18,7 +18,7 @@ class Layer:
 #: Layers of each kind on a CPU of the reference budget; more where shapes have more dimensions.
 _COUNTS: Final = {
     "convolution": 120,
-    "depthwise": 36,
+    "depthwise": 60,
     "grouped": 12,
     "linear": 60,
     "product": 36,
@@ -27,7 +27,7 @@ _COUNTS: Final = {
     "layer_norm": 20,
     "channel_norm": 8,
     "relu": 12,
-    "gelu": 12,
+    "gelu": 16,
     "silu": 8,
     "hardswish": 8,
     "sigmoid": 6,
@@ -57,16 +57,27 @@ _COUNTS: Final = {
 _OPTIMIZERS: Final = frozenset(kind for kind in _COUNTS if kind.split()[0] in ("sgd", "adamw"))
 
 
-def planned_layers(*, share: float = 1.0, seed: int | str = 0) -> tuple[Layer, ...]:
-    """A draw of the grid, thinned to a share of its points but none of its kinds, in random order."""
+def planned_layers(
+    *, share: float = 1.0, optimizer_share: float | None = None, seed: int | str = 0
+) -> tuple[Layer, ...]:
+    """A draw of the grid, thinned to a share of its points but none of its kinds, in random order.
+
+    Optimizers can be thinned otherwise, down to none.
+    """
     draw = random.Random(seed)  # noqa: S311 - a grid, not a secret
     layers = [
         _LAYERS[kind](kind, draw)
         for kind, count in _COUNTS.items()
-        for _ in range(max(1, round(share * count)))
+        for _ in range(_number(kind, count, share, optimizer_share))
     ]
     draw.shuffle(layers)
     return tuple(dict.fromkeys(layers))
+
+
+def _number(kind: str, count: int, share: float, optimizer_share: float | None) -> int:
+    if kind in _OPTIMIZERS and optimizer_share is not None:
+        return round(optimizer_share * count)
+    return max(1, round(share * count))
 
 
 def is_optimizer(layer: Layer) -> bool:
@@ -124,10 +135,10 @@ def _linear(kind: str, draw: random.Random) -> Layer:
     while True:
         rows, inner, out = (
             _between(draw, 1, 4096),
-            _width(draw, 16, 8192),
-            _width(draw, 8, 8192),
+            _width(draw, 16, 16_384),
+            _width(draw, 8, 16_384),
         )
-        if 1e5 <= 2.0 * rows * inner * out <= 3e9 and inner * out <= 2e7:
+        if 1e5 <= 2.0 * rows * inner * out <= 3e9 and inner * out <= 8e7:
             return Layer(kind=kind, sizes=(rows, inner, out))
 
 
@@ -181,11 +192,9 @@ def _embedding(kind: str, draw: random.Random) -> Layer:
 
 
 def _tensors(kind: str, draw: random.Random) -> Layer:
-    """An optimizer's tensors: how many, and elements of each."""
-    while True:
-        count, size = _between(draw, 4, 200), _between(draw, 16, 5e6)
-        if count * size <= 2.5e7:
-            return Layer(kind=kind, sizes=(count, size))
+    """An optimizer's tensors: how many, and elements of each; together a model from light to large."""
+    total, count = _between(draw, 5e4, 4e7), _between(draw, 4, 200)
+    return Layer(kind=kind, sizes=(count, max(16, total // count)))
 
 
 _LAYERS: Final[dict[str, Callable[[str, random.Random], Layer]]] = {

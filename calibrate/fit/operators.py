@@ -10,7 +10,7 @@ import numpy as np
 from calibrate.fit.gaussian_process import fit_gaussian_process
 from calibrate.replays import measured_steps
 from perfmodel.cost.curve import CurveDraws
-from perfmodel.cost.families import family, features
+from perfmodel.cost.families import family, features, wider_family
 from perfmodel.cost.operators import (
     OPTIMIZER_TRAFFIC,
     OperatorPrices,
@@ -44,6 +44,8 @@ _FEW_POINTS = 60
 _STREAMING = ("pointwise", "copy", "function")
 #: Below the resolution of any clock.
 _SMALLEST_S = 1e-8
+#: Share of repeats that are not believed.
+_INTERRUPTED = 1 / 6
 #: Sums over reference models are no better known than this, whatever few of them say.
 _SMALLEST_ERROR = 0.02
 #: What is assumed of sums that no reference model was compared with.
@@ -140,14 +142,16 @@ def _timings(
         factor = speed_probe_s / float(np.median(entry.speed_probe_s))
         for timed in entry.operators:
             operator = timed.operator
-            groups[family(operator)].append(
-                _Timing(
-                    features=features(operator),
-                    time_s=factor * typical_s(timed, host_s=host_s),
-                    flop=operator.flop,
-                    moved_bytes=operator.read_bytes + operator.written_bytes,
-                )
+            timing = _Timing(
+                features=features(operator),
+                time_s=factor * typical_s(timed, host_s=host_s),
+                flop=operator.flop,
+                moved_bytes=operator.read_bytes + operator.written_bytes,
             )
+            name = family(operator)
+            groups[name].append(timing)
+            if wider := wider_family(name):
+                groups[wider].append(timing)
         for point in entry.optimizers:
             name = optimizer_family(point.optimizer, point.implementation)
             groups[name].append(_optimizer_timing(point, factor))
@@ -170,9 +174,13 @@ def cold_host_s(layers: Sequence[OperatorsObservation]) -> Seconds:
 
 
 def typical_s(timed: IsolatedOperator | OptimizerPoint, *, host_s: Seconds) -> Seconds:
-    """The time inside a step; of early profiles a guess from the times outside. [s]"""
+    """The time inside a step; of early profiles a guess from the times outside. [s]
+
+    A mean, since times are added up, without the slowest sixth, which met interruptions.
+    """
     if timed.times_s:
-        return max(_SMALLEST_S, float(np.median(timed.times_s)))
+        kept = sorted(timed.times_s)[: math.ceil(len(timed.times_s) * (1 - _INTERRUPTED))]
+        return max(_SMALLEST_S, float(np.mean(kept)))
     return middle_s(timed.hot_s, timed.cold_s, host_s=host_s)
 
 

@@ -22,11 +22,19 @@ from calibrate.probes.optimizers import Evictor
 from calibrate.probes.replay import Passes, without_denormals
 from calibrate.probes.session import Session
 from perfmodel.documents.observation import IsolatedOperator
-from perfmodel.units import Seconds
+from perfmodel.units import Bytes, Seconds
 from perfmodel.workload.operator import Call, Operator, Phase, TensorSpec
 from perfmodel.workload.step import Segment, StepMethod, TracedParameter, TracedStep
 
-_PASSES: Final = 4
+_PASSES: Final = 2
+#: Blocks of a network are alike: the second one finds the code of the first at hand, not its data.
+_REPEATS: Final = 3
+#: What a pass makes at most. The C library gives memory above 64 MiB at the end of the heap back as
+#: soon as it is free, and every page of it costs a fault when it is used again; in most training, and
+#: so here, memory is found again.
+_CHAIN_BYTES: Final = 48 * 2**20
+#: Largest result that the C library takes from its heap once it has seen a block of that size freed.
+_LARGEST_BYTES: Final = 31 * 2**20
 #: Every layer has views, and all views cost the same: these layers have every kind.
 _VIEWED: Final = ("rotate", "product")
 _METHOD: Final = StepMethod(
@@ -112,15 +120,40 @@ def _copy(spec: TensorSpec) -> Operator:
     )
 
 
-@torch.no_grad()
 def measure_layers(
     session: Session, layers: Sequence[Layer], evictor: Evictor
 ) -> list[IsolatedOperator]:
-    """Time every operator of some layers inside a step that consists of them."""
-    if not layers:
-        return []
-    with torch.enable_grad():
-        chain = chained([recorded_layer(layer, session.device) for layer in layers])
+    """Time every operator of some layers inside steps that consist of them."""
+    torch.empty(_LARGEST_BYTES, dtype=torch.uint8)
+    recorded = [recorded_layer(layer, session.device) for layer in layers]
+    return [
+        timed
+        for group in grouped(recorded, most_bytes=_CHAIN_BYTES // _REPEATS)
+        for timed in _measured(session, group, evictor)
+    ]
+
+
+def grouped(layers: Sequence[RecordedLayer], *, most_bytes: Bytes) -> list[list[RecordedLayer]]:
+    """Layers in groups that make at most so much in a pass, or that consist of one alone."""
+    groups: list[list[RecordedLayer]] = []
+    total = 0
+    for layer in layers:
+        made = sum(spec.size_bytes for spec in layer.inputs) + sum(
+            operator.written_bytes for operator, _ in layer.calls
+        )
+        if not groups or total + made > most_bytes:
+            groups.append([])
+            total = 0
+        groups[-1].append(layer)
+        total += made
+    return groups
+
+
+@torch.no_grad()
+def _measured(
+    session: Session, layers: Sequence[RecordedLayer], evictor: Evictor
+) -> list[IsolatedOperator]:
+    chain = chained([layer for layer in layers for _ in range(_REPEATS)])
     parameters = [
         made_up(TensorSpec(shape=p.shape, dtype=p.dtype), session.device)
         for p in chain.step.parameters
@@ -134,8 +167,8 @@ def measure_layers(
             clock = passes.new_clock()
             passes.run(clock)
             if index > 0:
-                for key, time_s in passes.means(clock).items():
-                    times[key].append(time_s)
+                for key, values_s in passes.by_operator(clock).items():
+                    times[key] += values_s
     return [
         IsolatedOperator(operator=chain.step.operators[key[0]], phase=key[1], times_s=tuple(found))
         for key, found in times.items()

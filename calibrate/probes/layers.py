@@ -1,5 +1,6 @@
 """Single layers of a grid: which operators they consist of."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -40,6 +41,7 @@ class RecordedLayer:
     """In order; the backward pass begins with making the gradient of the result."""
 
 
+@functools.lru_cache(maxsize=256)
 def recorded_layer(layer: Layer, device: torch.device) -> RecordedLayer:
     """Trace a layer's forward and backward pass; nothing is computed."""
     with without_content(device.type):

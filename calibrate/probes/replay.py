@@ -121,12 +121,12 @@ class Passes:
         pairs = zip(instants_s[::2], instants_s[1::2], strict=True)
         return [end - start for start, end in pairs]
 
-    def means(self, clock: Clock) -> dict[tuple[int, Phase], Seconds]:
-        """By operator and phase, the mean over its calls. [s]"""
+    def by_operator(self, clock: Clock) -> dict[tuple[int, Phase], list[Seconds]]:
+        """Duration of every call, by operator and phase. [s]"""
         found: dict[tuple[int, Phase], list[Seconds]] = defaultdict(list)
         for call, duration_s in zip(self.flow.calls, self.durations_s(clock), strict=False):
             found[call.operator, call.phase].append(duration_s)
-        return {key: sum(values_s) / len(values_s) for key, values_s in found.items()}
+        return found
 
     def _timed(self, operator: int, inputs: list[Tensor], clock: Clock) -> list[Tensor]:
         """Results of one call between two marks; empty tensors where it cannot be repeated."""
@@ -215,8 +215,8 @@ class _Replay:
         phases_s = {Phase.FORWARD: 0.0, Phase.BACKWARD: 0.0, Phase.OPTIMIZER: optimizer_s}
         for call, duration_s in zip(self.passes.flow.calls, calls_s, strict=True):
             phases_s[call.phase] += duration_s
-        for key, mean_s in self.passes.means(clock).items():
-            times.calls_s[key].append(mean_s)
+        for key, values_s in self.passes.by_operator(clock).items():
+            times.calls_s[key].append(sum(values_s) / len(values_s))
         for phase, total_s in phases_s.items():
             times.phases_s[phase].append(total_s)
         return tuple(phases_s.values())

@@ -54,7 +54,6 @@ def family(operator: Operator) -> str:
     base = base_name(operator.name).removesuffix("_")
     groups = {
         "pointwise": _POINTWISE,
-        "function": _FUNCTIONS,
         "copy": _COPIES,
         "fill": _FILLS,
         "scatter": _SCATTERS,
@@ -64,9 +63,16 @@ def family(operator: Operator) -> str:
     }
     if operator.view:
         return "view"
+    if base in _FUNCTIONS:
+        return f"function {base}"
     if base in ("convolution", "convolution_backward"):
         return f"{base} {_grouping(operator)}"
     return next((name for name, members in groups.items() if base in members), base)
+
+
+def wider_family(name: str) -> str | None:
+    """Where a family without timings of its own is looked up: functions cost about the same."""
+    return "function" if name.startswith("function ") else None
 
 
 def features(operator: Operator) -> tuple[float, ...]:

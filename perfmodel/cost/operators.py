@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from perfmodel.cost.curve import Samples
-from perfmodel.cost.families import family, features
+from perfmodel.cost.families import family, features, wider_family
 from perfmodel.cost.gaussian_process import GaussianProcess
 from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.profile import OperatorFamily, OperatorProfile
@@ -135,7 +135,7 @@ class OperatorPrices:
                 self._known[name, phase] = price
 
     def _from_family(self, kind: str, operators: list[Operator]) -> list[Price]:
-        entry = self._families.get(kind)
+        entry = self._families.get(kind) or self._families.get(wider_family(kind) or "")
         if entry is None:
             return [self._unknown(kind, operator) for operator in operators]
         points = np.array([features(operator) for operator in operators])
