@@ -29,7 +29,7 @@ _KIB: Final = 2**10
 #: An interrupted task is lost: as many layers as take about two seconds.
 _LAYERS_PER_TASK: Final = 20
 #: The share of layers that is drawn without looking at what is known already.
-_DRAWN: Final = 1 / 3
+_DRAWN: Final = 0.6
 #: A curve over two sizes needs a few points in any budget.
 _SHARE_OF_OPTIMIZERS: Final = 0.4
 #: From how many each of the other layers is chosen.

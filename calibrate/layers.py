@@ -15,9 +15,9 @@ class Layer:
     sizes: tuple[int, ...]
 
 
-#: Layers of each kind on a CPU of the reference budget; more where shapes have more dimensions.
+#: Layers of each kind in a full grid; more where shapes have more dimensions.
 _COUNTS: Final = {
-    "convolution": 120,
+    "convolution": 180,
     "depthwise": 60,
     "grouped": 12,
     "linear": 60,
@@ -91,8 +91,10 @@ def _between(draw: random.Random, low: float, high: float) -> int:
 
 
 def _width(draw: random.Random, low: float, high: float) -> int:
-    """As layers have them: mostly multiples of 8."""
-    return max(8, 8 * round(_between(draw, low, high) / 8))
+    """As layers have them: multiples of 8, of the wider ones half multiples of 64."""
+    width = _between(draw, low, high)
+    step = 64 if width >= 64 and draw.random() < 0.5 else 8
+    return max(step, step * round(width / step))
 
 
 def _image(draw: random.Random, *, most: float) -> tuple[int, int, int]:
@@ -193,7 +195,7 @@ def _embedding(kind: str, draw: random.Random) -> Layer:
 
 def _tensors(kind: str, draw: random.Random) -> Layer:
     """An optimizer's tensors: how many, and elements of each; together a model from light to large."""
-    total, count = _between(draw, 5e4, 4e7), _between(draw, 4, 200)
+    total, count = _between(draw, 5e4, 1e8), _between(draw, 1, 200)
     return Layer(kind=kind, sizes=(count, max(16, total // count)))
 
 

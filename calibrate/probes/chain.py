@@ -53,6 +53,8 @@ class Chain:
     step: TracedStep
     timed: frozenset[tuple[int, Phase]]
     """Operators whose times are wanted."""
+    handed: frozenset[int]
+    """Operators that stand in for a layer before."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,12 +63,14 @@ class _Composer:
     positions: dict[Operator, int] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     timed: set[tuple[int, Phase]] = field(default_factory=set)
+    handed: set[int] = field(default_factory=set)
 
     def hand_over(self, spec: TensorSpec) -> None:
         """What the layer before would make: fresh in memory and in the caches."""
         self.operators.append(_copy(spec))
-        call = Call(operator=len(self.operators) - 1, phase=Phase.FORWARD, module="")
-        self.calls.append(call)
+        position = len(self.operators) - 1
+        self.handed.add(position)
+        self.calls.append(Call(operator=position, phase=Phase.FORWARD, module=""))
 
     def run(self, recorded: RecordedLayer, phase: Phase) -> None:
         for operator, at in recorded.calls:
@@ -105,7 +109,7 @@ def chained(layers: Sequence[RecordedLayer]) -> Chain:
         buffer_bytes=0,
         frozen_bytes=0,
     )
-    return Chain(step=step, timed=frozenset(composer.timed))
+    return Chain(step=step, timed=frozenset(composer.timed), handed=frozenset(composer.handed))
 
 
 def _copy(spec: TensorSpec) -> Operator:
@@ -159,6 +163,10 @@ def _measured(
         for p in chain.step.parameters
     ]
     passes = Passes(session, chain.step, parameters)
+    for number, source in passes.flow.sources.items():
+        if source.operator in chain.handed:
+            # What layers hand on is of the size of 1, and some functions take longer then than near 0.
+            passes.lasting[number].normal_()
     times: dict[tuple[int, Phase], list[Seconds]] = defaultdict(list)
     with without_denormals():
         for index in range(_PASSES + 1):

@@ -88,7 +88,7 @@ class Passes:
         self._operators = [
             ReplayedOperator(operator, session.device) for operator in step.operators
         ]
-        self._lasting = {
+        self.lasting = {
             number: made_up(
                 source.spec,
                 session.device,
@@ -96,7 +96,8 @@ class Passes:
             )
             for number, source in self.flow.sources.items()
         }
-        self._lasting.update(zip(self.flow.parameters, parameters, strict=True))
+        """Tensors that no call makes."""
+        self.lasting.update(zip(self.flow.parameters, parameters, strict=True))
 
     def new_clock(self) -> Clock:
         """A clock of the device for one pass."""
@@ -104,7 +105,7 @@ class Passes:
 
     def run(self, clock: Clock) -> dict[int, Tensor]:
         """Make every call between two marks; return what is left, the gradients among it."""
-        tensors = dict(self._lasting)
+        tensors = dict(self.lasting)
         for call, released in zip(self.flow.calls, self.flow.released, strict=True):
             inputs = [tensors[number] for number in call.inputs]
             results = self._timed(call.operator, inputs, clock)
