@@ -46,9 +46,9 @@ class _Belief:
     def gains(self, num_candidates: int) -> Array:
         """By candidate, the variance that timing its operators takes from all. [log^2]"""
         own = np.diag(self.doubt) + self.noise**2
-        return np.bincount(
-            self.owners, weights=np.sum(self.doubt**2, axis=0) / own, minlength=num_candidates
-        )
+        taken: Array = np.zeros(num_candidates)
+        np.add.at(taken, self.owners, np.sum(self.doubt**2, axis=0) / own)
+        return taken
 
     def learn(self, candidate: int) -> None:
         """What remains once a candidate is timed."""

@@ -168,11 +168,7 @@ class _Replay:
         for group in self._optimizer.param_groups:
             group["lr"] = 0.0
         self.passes = Passes(session, step, [parameter.data for parameter in self._parameters])
-        self._rows = {
-            call.outputs[0]: call.inputs[1]
-            for call in self.passes.flow.calls
-            if base_name(step.operators[call.operator].name) == _LOOKED_UP
-        }
+        self._rows = _rows(self.passes.flow, step)
         """Gradients of tables, and the indices of the rows that they were looked up by."""
 
     @torch.no_grad()
@@ -202,9 +198,11 @@ class _Replay:
             if traced.ready_after is None:
                 continue
             fitting = found[tuple(parameter.shape), parameter.dtype]
-            number = fitting.pop(0) if fitting else None
-            gradient = torch.empty_like(parameter) if number is None else tensors[number]
-            rows = self._rows.get(-1 if number is None else number)
+            if not fitting:
+                parameter.grad = torch.full_like(parameter, _ORDINARY)
+                continue
+            gradient = tensors[fitting[0]]
+            rows = self._rows.get(fitting.pop(0))
             if rows is None:
                 parameter.grad = gradient.fill_(_ORDINARY)
             else:
@@ -221,3 +219,15 @@ class _Replay:
         for phase, total_s in phases_s.items():
             times.phases_s[phase].append(total_s)
         return tuple(phases_s.values())
+
+
+def _rows(flow: Dataflow, step: TracedStep) -> dict[int, int]:
+    """Gradients of tables, and views of them, with the indices that the tables were looked up by."""
+    rows: dict[int, int] = {}
+    for call in flow.calls:
+        operator = step.operators[call.operator]
+        if base_name(operator.name) == _LOOKED_UP:
+            rows[call.outputs[0]] = call.inputs[1]
+        elif operator.view and call.inputs[0] in rows:
+            rows[call.outputs[0]] = rows[call.inputs[0]]
+    return rows

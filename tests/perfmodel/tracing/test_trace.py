@@ -101,5 +101,7 @@ def test_the_implementation_of_the_optimizer_decides_what_the_host_issues() -> N
         .num_calls(Phase.OPTIMIZER)
         for implementation in ("loop", "foreach", "fused")
     }
-    # Ten tensors: three operators each in a loop, as many for all together, or a single one.
-    assert calls["loop"] >= 10 * calls["foreach"] > 10 * calls["fused"] > 0
+    # Ten tensors with three operators each, against a few for all together.
+    assert calls["loop"] >= 30
+    assert calls["loop"] > 5 * calls["foreach"] > 0
+    assert calls["foreach"] > calls["fused"] > 0
