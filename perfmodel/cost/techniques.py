@@ -45,6 +45,10 @@ class StepTimes:
     backward_s: Seconds
     optimizer_s: Seconds
     basis: Basis
+    fused_s: Seconds | None = None
+    """The optimizer's phase if it were fused, where curves tell. [s]"""
+    graphed_s: Seconds | None = None
+    """The step if the host had nothing to issue, on devices that run behind it. [s]"""
 
     @property
     def step_s(self) -> Seconds:
@@ -151,6 +155,8 @@ def techniques(question: Question) -> list[Technique]:
     if question.memory.blocks:
         rows.append(_checkpointing(question))
     rows += [_full_checkpointing(question), _mixed_precision(question), _fused(question)]
+    if question.times.graphed_s is not None:
+        rows.append(_graphs(question))
     if question.setting.devices > 1:
         rows += [_sharded_states(question), _sharded_everything(question)]
     rows.append(_offload(question))
@@ -241,10 +247,26 @@ def _fused(question: Question) -> Technique:
         if moment.phase is Phase.OPTIMIZER:
             parts[_TEMPORARIES] = 0
 
+    times = question.times
+    fused_s = times.fused_s if question.in_seconds else None
+    known = fused_s is not None
     return question.technique(
         "fused optimizer",
         change,
-        note="updates in place without temporaries; its gain in time is not counted",
+        step_s=None if fused_s is None else times.forward_s + times.backward_s + fused_s,
+        time_basis=times.basis if known else Basis.ASSUMED,
+        note="updates in place without temporaries"
+        + ("" if known else "; its gain in time is not counted"),
+    )
+
+
+def _graphs(question: Question) -> Technique:
+    return question.technique(
+        "CUDA graphs",
+        step_s=question.times.graphed_s,
+        memory_basis=Basis.ASSUMED,
+        note="the device alone, nothing to issue; shapes must not change; the graph's own memory pool "
+        "is not counted",
     )
 
 
