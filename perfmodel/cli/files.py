@@ -12,9 +12,9 @@ from perfmodel.documents.inferred import is_inferred
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
 from perfmodel.documents.validation import ValidationDocument
-from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import CalibrationUnavailable
-from perfmodel.predict import Predictor, StepPrediction
+from perfmodel.forecast import open_workload
+from perfmodel.predictor import Predictor, StepPrediction
 from perfmodel.report.chrome_trace import chrome_trace_text
 from perfmodel.report.tables import prediction_table
 
@@ -31,12 +31,7 @@ def read_inputs(profile: Path, workload: str, validation: Path | None) -> Inputs
     """Read a profile, a workload by name or file, and an optional validation."""
     earlier = None if validation is None else ValidationDocument.read(validation)
     predictor = Predictor(_read_profile(profile), validation=earlier)
-    path = Path(workload)
-    if path.suffix != ".json":
-        return Inputs(predictor=predictor, workload=predictor.workload(workload))
-    document = WorkloadDocument.read(path)
-    traced = predictor.workload(document.workload, document.trace)
-    return Inputs(predictor=predictor, workload=traced)
+    return Inputs(predictor=predictor, workload=open_workload(predictor, workload))
 
 
 def _read_profile(path: Path) -> ProfileDocument:

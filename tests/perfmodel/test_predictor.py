@@ -8,7 +8,7 @@ import pytest
 from perfmodel.documents.prediction import PredictedPoint
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.parallelism.strategy import Setting, Synchronisation
-from perfmodel.predict import (
+from perfmodel.predictor import (
     Predictor,
     Scaling,
     caveats,
