@@ -25,7 +25,7 @@ _FEWEST: Final = 12
 _KEPT_GROWTH: Final = 0.5
 _PER_DOUBLING: Final = 0.5
 """Growth of the doubt per doubling of the nodes."""
-_UNSEEN_NETWORK: Final = 0.12
+_UNSEEN_NETWORK: Final = 0.08
 """Doubt of a network between more nodes than were measured, log, per doubling."""
 
 
