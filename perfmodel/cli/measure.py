@@ -21,7 +21,7 @@ _WORKLOAD = typer.Option(
     "and add them to the profile in the folder."
 )
 _MODELS = typer.Option(help="Reference models to run, separated by commas.")
-_FROM_RUNS = typer.Option(help=
+_FROM_RUNS = typer.Option(
     help="Measure nothing: infer from step times: CSV, Kineto trace, MLPerf log, or a folder of them."
 )
 _COLUMNS = typer.Option(help="TOML: names, units, constants of those runs.")
