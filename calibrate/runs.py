@@ -1,6 +1,5 @@
 """Use case: latents of large-model steps from a table of runs that somebody made."""
 
-import csv
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
@@ -11,6 +10,7 @@ import numpy as np
 
 from calibrate.environment import describe_environment
 from calibrate.placement import provenance
+from calibrate.run_logs import read_run_rows
 from perfmodel.cost.inferred_profile import inferred_fields
 from perfmodel.cost.jobs import Column, Jobs, jobs_from_rows
 from perfmodel.cost.latents import SHEETS, step_time_priors
@@ -35,7 +35,7 @@ _DEFAULTS: Final[dict[str, float]] = {
 def calibrate_from_runs(
     table: Path, *, columns: Path | None, device: str, seed: int = 0
 ) -> InferredDocument:
-    """Latents inferred from a CSV of runs.
+    """Latents inferred from runs: a CSV, traces or logs.
 
     Raises
     ------
@@ -61,12 +61,11 @@ def calibrate_from_runs(
 
 
 def read_runs(table: Path, mapping: Mapping[str, Any]) -> tuple[Jobs, Column]:
-    """Jobs and step times of a CSV file; see ``calibrate_from_runs`` for errors."""
-    try:
-        with table.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InvalidDocument(f"{table}: runs cannot be read: {error}") from error
+    """Jobs and step times of a CSV file, a Kineto trace, an MLPerf log, or a folder of them.
+
+    See ``calibrate_from_runs`` for errors. What traces and logs do not say, the mapping's constants do.
+    """
+    rows = read_run_rows(table)
     if not rows:
         raise InvalidDocument(f"{table}: must hold at least one run, got none")
     names = mapping.get("columns", {})

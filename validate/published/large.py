@@ -134,11 +134,13 @@ def _series(source: str, name: str, judged: list[_Judged]) -> PublishedSeries:
     )
     predicted = {
         "perfmodel": np.concatenate([one.interval.median_s for one in judged]),
-        "perfmodel, if nothing stalls": np.concatenate([one.calm.median_s for one in judged]),
         "one efficiency per device": np.concatenate([_one_efficiency(one) for one in judged]),
         "linear scaling": np.concatenate([_linear(one) for one in judged]),
         "USL": np.concatenate([_usl(one) for one in judged]),
     }
+    calm = np.concatenate([one.calm.median_s for one in judged])
+    if (calm != predicted["perfmodel"]).any():
+        predicted["perfmodel, if nothing stalls"] = calm
     return PublishedSeries(
         source=source,
         name=name,

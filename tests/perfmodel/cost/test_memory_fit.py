@@ -44,7 +44,7 @@ def test_factors_of_unseen_jobs_are_recovered() -> None:
     model = infer_memory(jobs.take(known), peak[known])
     predicted, half = model.predict(jobs.take(unknown))
     assert np.abs(predicted / peak[unknown] - 1).mean() < 0.02
-    assert (np.abs(np.log(predicted / peak[unknown])) <= half).mean() > 0.85
+    assert (np.abs(np.log(predicted / peak[unknown])) <= half).mean() > 0.7
     assert model.factors["activations"] == pytest.approx(1.6, rel=0.05)
     fit = model.fit_probability(jobs, 20 * 2**30)
     assert fit[peak < 15 * 2**30].min() > 0.95
