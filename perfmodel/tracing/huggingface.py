@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from perfmodel.errors import UsageError
-from perfmodel.tracing.decoders import CausalLanguageModel
+from perfmodel.tracing.decoders import LLAMA_FAMILY, CausalLanguageModel
 from perfmodel.tracing.encoders import Bert, VisionTransformer, num_labels
-from perfmodel.tracing.huggingface_config import DECODERS, Config, TransformerShape, read_shape
+from perfmodel.tracing.huggingface_config import Config, TransformerShape, read_shape
 from perfmodel.tracing.source import (
     Batch,
     ModelSource,
@@ -19,7 +19,7 @@ from perfmodel.tracing.source import (
 )
 from perfmodel.tracing.transformer_layers import ACTIVATIONS
 
-FAMILIES: Final = (*DECODERS, "bert", "vit")
+FAMILIES: Final = (*LLAMA_FAMILY, "gpt2", "gpt_neox", "opt", "bert", "vit")
 _LONGEST_DEFAULT = 2048
 
 
@@ -57,8 +57,8 @@ _TABLE_SPREAD: Final = 0.02
 def _small_tables(model: nn.Module) -> nn.Module:
     """Draw embedding tables as these models begin.
 
-    With torch's spread of 1 a tied head is so sure of itself that every gradient is exactly 0, which no
-    training has, and which is slow to take roots of.
+    With torch's spread of 1 a tied head is so sure of itself that every gradient is exactly 0, which
+    no training has, and which is slow to take roots of.
     """
     for module in model.modules():
         if isinstance(module, nn.Embedding):
