@@ -114,11 +114,12 @@ app.add_typer(_validate, name="validate")
 
 _network = typer.Typer(
     no_args_is_help=True,
-    help="Collectives alone: measure, or show the fit.",
+    help="Collectives alone: measure, or show the fit; cluster files from logs.",
     rich_markup_mode=None,
 )
 _network.command("measure")(_interruptible(network.measure))
 _network.command("show")(_interruptible(network.show))
+_network.command("import")(_interruptible(network.import_topology))
 app.add_typer(_network, name="network")
 
 

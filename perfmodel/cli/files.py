@@ -8,13 +8,14 @@ import typer
 from rich.console import Console
 
 from perfmodel.documents.base import write_atomically, write_bytes_atomically
+from perfmodel.documents.cluster import read_cluster
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
 from perfmodel.documents.validation import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.predict import Predictor, StepPrediction
 from perfmodel.report.chrome_trace import chrome_trace_text
-from perfmodel.report.tables import prediction_table
+from perfmodel.report.tables import binding_lines, prediction_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +26,16 @@ class Inputs:
     workload: WorkloadProfile
 
 
-def read_inputs(profile: Path, workload: str, validation: Path | None) -> Inputs:
-    """Read a profile, a workload by name or file, and an optional validation."""
+def read_inputs(
+    profile: Path, workload: str, validation: Path | None, *, cluster: Path | None = None
+) -> Inputs:
+    """Read a profile, a workload by name or file, and an optional validation and cluster."""
     earlier = None if validation is None else ValidationDocument.read(validation)
-    predictor = Predictor(ProfileDocument.read(profile), validation=earlier)
+    predictor = Predictor(
+        ProfileDocument.read(profile),
+        validation=earlier,
+        cluster=None if cluster is None else read_cluster(cluster),
+    )
     path = Path(workload)
     if path.suffix != ".json":
         return Inputs(predictor=predictor, workload=predictor.workload(workload))
@@ -40,6 +47,8 @@ def read_inputs(profile: Path, workload: str, validation: Path | None) -> Inputs
 def print_prediction(document: PredictionDocument) -> None:
     """Print the table, and what must be known before acting on it."""
     Console().print(prediction_table(document))
+    for line in binding_lines(document):
+        typer.echo(line)
     for caveat in document.caveats:
         typer.echo(f"caveat: {caveat}")
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from perfmodel.cli.progress import shown_progress
+from perfmodel.errors import UsageError
 
 
 def measure(
@@ -68,3 +69,49 @@ def show(
         typer.echo(json.dumps({"schema_version": 1, "rows": rows}, indent=1))
     else:
         Console().print(curve_table(rows))
+
+
+def import_topology(
+    file: Annotated[Path, typer.Argument(help="Output of nvidia-smi topo -m or NCCL_DEBUG=INFO.")],
+    *,
+    output: Annotated[Path, typer.Option(help="Cluster file to write (TOML).")],
+    nodes: Annotated[int | None, typer.Option(help="Nodes like this one.")] = None,
+    link_bandwidth: Annotated[
+        str | None, typer.Option(help="Of a device inside its node, each way, such as 368GB/s.")
+    ] = None,
+    nic_bandwidth: Annotated[
+        str | None, typer.Option(help="Of one network adapter, such as 400Gb/s.")
+    ] = None,
+) -> None:
+    """Write a cluster file from what a machine says about its links."""
+    from perfmodel.documents.base import write_atomically  # noqa: PLC0415 - keeps --help fast
+    from perfmodel.documents.cluster import cluster_text  # noqa: PLC0415
+    from perfmodel.documents.topology_logs import as_cluster, read_topology  # noqa: PLC0415
+
+    if nodes is not None and nodes < 1:
+        raise UsageError(f"--nodes: must be >= 1, got {nodes}")
+    cluster = as_cluster(
+        read_topology(file),
+        name=file.stem,
+        nodes=nodes,
+        link_bytes_per_s=_bandwidth("--link-bandwidth", link_bandwidth),
+        adapter_bytes_per_s=_bandwidth("--nic-bandwidth", nic_bandwidth),
+    )
+    write_atomically(output, cluster_text(cluster, comments=(f"imported from {file.name}",)))
+    typer.echo(f"cluster: {output}, {cluster.num_devices} devices")
+    for tier in cluster.tiers:
+        typer.echo(f"  {tier.name}: {tier.source}")
+
+
+def _bandwidth(flag: str, text: str | None) -> float | None:
+    from perfmodel.units import parse_bandwidth  # noqa: PLC0415 - keeps --help fast
+
+    if text is None:
+        return None
+    try:
+        found = parse_bandwidth(text)
+    except ValueError as error:
+        raise UsageError(f"{flag}: {error}") from None
+    if found <= 0:
+        raise UsageError(f"{flag}: must be > 0, got {text!r}")
+    return found

@@ -2,6 +2,7 @@
 
 import pytest
 
+from perfmodel.context import caveats
 from perfmodel.cost.operators import OperatorPrices
 from perfmodel.cost.traced import slowdown, traced_profile, with_ready_times
 from perfmodel.documents.prediction import Evidence
@@ -12,7 +13,7 @@ from perfmodel.documents.profile import (
     ProfileDocument,
 )
 from perfmodel.parallelism.strategy import Setting, Synchronisation
-from perfmodel.predict import Predictor, caveats
+from perfmodel.predict import Predictor
 from perfmodel.workload.operator import Phase
 from perfmodel.workload.signature import parameters_signature, signature
 from tests.perfmodel.operators import prices_of_the_made_up_machine
