@@ -66,6 +66,11 @@ def caveats(
     largest = max(point.setting.world_size for point in points)
     if largest > profile.max_world_size:
         found.append(_beyond(profile, largest, cluster))
+    if cluster is not None and profile.num_nodes > 1 and profile.ranks_per_node > 1:
+        found.append(
+            "collectives that crossed nodes were measured, but through two tiers at once: links "
+            "between nodes are as the cluster file says"
+        )
     outside = sorted(
         {
             point.setting.micro_batch

@@ -26,6 +26,7 @@ from perfmodel.program.trace import Trace
 from perfmodel.simulation import simulate, slowdown_by_sharing
 from perfmodel.statistics.critical_path import time_by_cause
 from perfmodel.topology.cluster import Cluster
+from perfmodel.units import Bytes
 from perfmodel.workload.step import SymbolicStep
 from perfmodel.workload.workload import Workload
 
@@ -216,17 +217,22 @@ class Predictor:
 
     def _sharing(self, program: StepProgram, durations_s: Samples, world_size: int) -> float:
         """Factor on the step by other jobs whose collectives cross the same links."""
-        if self.cluster is None or world_size == 1:
+        size_bytes = _largest_all_reduce(program)
+        if self.cluster is None or not size_bytes:
             return 1.0
-        places = [level.tier for level in self.cluster.levels(world_size)]
-        jobs = max((self.cluster.neighbours(tier) for tier in places), default=0)
-        return slowdown_by_sharing(program, durations_s, num_jobs=1 + jobs)
+        occupied = self._costs.network.occupancy(size_bytes, world_size=world_size)
+        factors = [
+            slowdown_by_sharing(program, durations_s, num_jobs=1 + jobs, occupied=share)
+            for tier, share in occupied.items()
+            if (jobs := self.cluster.neighbours(tier))
+        ]
+        return max(factors, default=1.0)
 
     def _binding(self, program: StepProgram, world_size: int) -> str | None:
-        sizes = [o.size_bytes for o in program.operations if o.cause is Cause.ALL_REDUCE]
-        if self.cluster is None or not sizes:
+        size_bytes = _largest_all_reduce(program)
+        if self.cluster is None or not size_bytes:
             return None
-        return self._costs.network.binding(max(sizes), world_size=world_size)
+        return self._costs.network.binding(size_bytes, world_size=world_size)
 
     def _without_stragglers(self, step: StepPrediction) -> float:
         terms = dataclasses.replace(step.terms, slowest=np.ones(self._num_draws))
@@ -252,6 +258,12 @@ class Predictor:
         factors: Samples = np.exp(rng.choice(pool, self._num_draws) * signs)
         factors[0] = 1.0
         return factors
+
+
+def _largest_all_reduce(program: StepProgram) -> Bytes:
+    """0 if there is none. [B]"""
+    sizes = (o.size_bytes for o in program.operations if o.cause is Cause.ALL_REDUCE)
+    return max(sizes, default=0)
 
 
 def _refuse_other_machine(profile: ProfileDocument, validation: ValidationDocument | None) -> None:

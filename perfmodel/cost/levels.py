@@ -69,6 +69,23 @@ def binding(levels: Sequence[PricedLevel], size_bytes: float, *, library: str) -
     return f"{level.tier} ({what}, {name} of {level.members})"
 
 
+def occupancy(
+    levels: Sequence[PricedLevel], size_bytes: float, *, library: str
+) -> dict[str, float]:
+    """For which part of an all-reduce, at nominal parameters, each tier's links are busy."""
+    choices = _choices(levels, library)
+    taken = {name: _total(_parts(name, levels, size_bytes)) for name in choices}
+    name = min(taken, key=lambda key: float(taken[key][0]))
+    busy_s = [
+        count * level.transfer_s(sent_bytes)
+        for level, (count, sent_bytes) in zip(levels, _sent(name, levels, size_bytes), strict=True)
+    ]
+    return {
+        level.tier: float(np.clip(seconds[0] / taken[name][0], 0.0, 1.0))
+        for level, seconds in zip(levels, busy_s, strict=True)
+    }
+
+
 def broadcast_s(levels: Sequence[PricedLevel], size_bytes: float) -> Samples:
     """Time of a binomial tree: ``ceil(log2 m)`` rounds in each tier of ``m`` members. [s]"""
     result: Samples = sum(
@@ -96,34 +113,47 @@ def _total(parts: Sequence[_Part]) -> Samples:
 
 
 def _parts(algorithm: Algorithm, levels: Sequence[PricedLevel], size_bytes: float) -> list[_Part]:
-    match algorithm:
-        case Algorithm.RING:
-            steps = [2 * level.crossings for level in levels]
-            num_ranks = sum(level.crossings for level in levels) + 1
-            sent = [size_bytes / num_ranks] * (2 * (num_ranks - 1))
-            slowest = _slowest(levels, sent[0], repeats=len(sent))
-        case Algorithm.TREE:
-            inner = levels[0].members - 1 if len(levels) > 1 else _doublings(levels[0])
-            steps = [2 * inner, *(2 * _doublings(level) for level in levels[1:])]
-            slowest = _slowest(levels, size_bytes / _TREE_EFFICIENCY, repeats=2)
-        case Algorithm.HIERARCHICAL:
-            steps = [2 * (level.members - 1) for level in levels]
-            slowest = [
-                ("bandwidth", count * level.transfer_s(size_bytes / level.members), level)
-                for count, level in zip(steps, levels, strict=True)
-            ]
+    sent = _sent(algorithm, levels, size_bytes)
+    transfers: list[_Part] = [
+        ("bandwidth", count * level.transfer_s(sent_bytes), level)
+        for level, (count, sent_bytes) in zip(levels, sent, strict=True)
+    ]
     latencies: list[_Part] = [
         ("latency", count * level.latency_s, level)
-        for count, level in zip(steps, levels, strict=True)
+        for level, count in zip(levels, _steps(algorithm, levels), strict=True)
     ]
-    return [*latencies, *slowest]
-
-
-def _slowest(levels: Sequence[PricedLevel], sent_bytes: float, *, repeats: int) -> list[_Part]:
-    """Of a pipeline through all tiers the slowest one decides, in every draw on its own."""
-    times = np.stack([level.transfer_s(sent_bytes) for level in levels])
+    if algorithm is Algorithm.HIERARCHICAL:
+        return [*latencies, *transfers]
+    # Of a pipeline through all tiers the slowest one decides, in every draw on its own.
+    times = np.stack([seconds for _, seconds, _ in transfers])
     worst = levels[int(np.argmax(times[:, 0]))]
-    return [("bandwidth", repeats * times.max(axis=0), worst)]
+    return [*latencies, ("bandwidth", times.max(axis=0), worst)]
+
+
+def _steps(algorithm: Algorithm, levels: Sequence[PricedLevel]) -> list[int]:
+    """Latencies of each tier that follow one another."""
+    match algorithm:
+        case Algorithm.RING:
+            return [2 * level.crossings for level in levels]
+        case Algorithm.TREE:
+            inner = levels[0].members - 1 if len(levels) > 1 else _doublings(levels[0])
+            return [2 * inner, *(2 * _doublings(level) for level in levels[1:])]
+        case Algorithm.HIERARCHICAL:
+            return [2 * (level.members - 1) for level in levels]
+
+
+def _sent(
+    algorithm: Algorithm, levels: Sequence[PricedLevel], size_bytes: float
+) -> list[tuple[int, float]]:
+    """How many messages of how many bytes a member of each tier sends."""
+    match algorithm:
+        case Algorithm.RING:
+            num_ranks = sum(level.crossings for level in levels) + 1
+            return [(2 * (num_ranks - 1), size_bytes / num_ranks)] * len(levels)
+        case Algorithm.TREE:
+            return [(2, size_bytes / _TREE_EFFICIENCY)] * len(levels)
+        case Algorithm.HIERARCHICAL:
+            return [(2 * (level.members - 1), size_bytes / level.members) for level in levels]
 
 
 def _doublings(level: PricedLevel) -> int:

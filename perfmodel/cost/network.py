@@ -9,7 +9,7 @@ import numpy as np
 
 from perfmodel.cost.collective import DOUBT_PER_DOUBLING, grouped_s, single_level
 from perfmodel.cost.curve import Samples
-from perfmodel.cost.levels import PricedLevel, all_reduce_s, binding, broadcast_s
+from perfmodel.cost.levels import PricedLevel, all_reduce_s, binding, broadcast_s, occupancy
 from perfmodel.cost.message import MessageCost
 from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.profile import CollectiveProfile, ProfileDocument
@@ -131,6 +131,13 @@ class Network:
             return None
         levels = self._levels(self.all_reduce, self.cluster.levels(world_size))
         return binding(levels, size_bytes, library=self.all_reduce.library)
+
+    def occupancy(self, size_bytes: Bytes, *, world_size: int) -> dict[str, float]:
+        """For which part of an all-reduce the links of each tier are busy; empty without a cluster."""
+        if self.cluster is None or world_size == 1:
+            return {}
+        levels = self._levels(self.all_reduce, self.cluster.levels(world_size))
+        return occupancy(levels, size_bytes, library=self.all_reduce.library)
 
     def evidence(self, world_size: int) -> Evidence:
         """How well the data support a group size."""

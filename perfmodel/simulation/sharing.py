@@ -19,10 +19,15 @@ _Process = Generator[Event, Any, None]
 
 
 class SharedLink:
-    """A link that divides itself equally among all transfers under way."""
+    """A link that divides itself equally among all transfers under way.
 
-    def __init__(self, env: Environment) -> None:
+    A transfer that keeps it busy for a part of the time only, ``occupied``, is slowed once all of
+    them together would need more than all of it.
+    """
+
+    def __init__(self, env: Environment, *, occupied: float = 1.0) -> None:
         self._env = env
+        self._occupied = occupied
         self._left_s: dict[Event, Seconds] = {}
         """Of each transfer, what is left of its time alone. [s]"""
         self._since_s = 0.0
@@ -36,9 +41,13 @@ class SharedLink:
         self._schedule()
         return end
 
+    @property
+    def _slowness(self) -> float:
+        return max(1.0, len(self._left_s) * self._occupied)
+
     def _advance(self) -> None:
         if self._left_s:
-            done_s = (self._env.now - self._since_s) / len(self._left_s)
+            done_s = (self._env.now - self._since_s) / self._slowness
             for end in self._left_s:
                 self._left_s[end] -= done_s
         self._since_s = self._env.now
@@ -47,7 +56,7 @@ class SharedLink:
         """Wake up at the next end; whoever slept before is out of date."""
         self._version += 1
         if self._left_s:
-            wait_s = max(0.0, min(self._left_s.values()) * len(self._left_s))
+            wait_s = max(0.0, min(self._left_s.values()) * self._slowness)
             self._env.process(self._finish(self._version, wait_s))
 
     def _finish(self, version: int, wait_s: Seconds) -> _Process:
@@ -69,6 +78,7 @@ def simulate_jobs(
     *,
     starts_s: Sequence[Seconds],
     num_steps: int,
+    occupied: float = 1.0,
 ) -> NDArray[np.float64]:
     """Steps of several jobs that share one link for all their collectives.
 
@@ -80,6 +90,8 @@ def simulate_jobs(
         For each job its step, and how long each operation takes alone, shape ``(num_operations,)``. [s]
     starts_s
         When each job begins. [s]
+    occupied
+        Part of the time of a collective alone in which it keeps the link busy.
 
     Returns
     -------
@@ -87,7 +99,7 @@ def simulate_jobs(
         Duration of every step, shape ``(num_jobs, num_steps)``. [s]
     """
     env = Environment()
-    link = SharedLink(env)
+    link = SharedLink(env, occupied=occupied)
     ends_s = np.zeros((len(programs), num_steps + 1))
     for job, (program, of_job_s, start_s) in enumerate(
         zip(programs, durations_s, starts_s, strict=True)
@@ -99,7 +111,9 @@ def simulate_jobs(
     return np.diff(ends_s, axis=1)
 
 
-def slowdown_by_sharing(program: StepProgram, durations_s: ArrayLike, *, num_jobs: int) -> float:
+def slowdown_by_sharing(
+    program: StepProgram, durations_s: ArrayLike, *, num_jobs: int, occupied: float = 1.0
+) -> float:
     """Mean step of a job among equal ones on the same links, over its step alone.
 
     Parameters
@@ -118,6 +132,7 @@ def slowdown_by_sharing(program: StepProgram, durations_s: ArrayLike, *, num_job
             [durations_s] * num_jobs,
             starts_s=starts_s,
             num_steps=_NUM_STEPS,
+            occupied=occupied,
         )
         means_s.append(float(steps_s[0].mean()))
     return float(np.mean(means_s)) / alone_s

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.cost.levels import PricedLevel, all_reduce_s, binding, broadcast_s
+from perfmodel.cost.levels import PricedLevel, all_reduce_s, binding, broadcast_s, occupancy
 from perfmodel.topology.cluster import Cluster, Tier
 
 MS = 1e-3
@@ -59,6 +59,12 @@ def test_a_hierarchy_sends_less_between_nodes() -> None:
     assert time(TWO_NODES, 8, 8000, "nccl") == pytest.approx(42 * MS)
     found = binding(priced(TWO_NODES, 8), 8000, library="nccl")
     assert found == "fabric (bandwidth, hierarchical of 2)"
+
+
+def test_links_of_a_hierarchy_are_busy_one_after_the_other() -> None:
+    """Of 42 ms the links inside are busy for 6 * 2 ms, those between for 2 * 8 ms."""
+    found = occupancy(priced(TWO_NODES, 8), 8000, library="nccl")
+    assert found == pytest.approx({"node": 12 / 42, "fabric": 16 / 42})
 
 
 def test_a_tree_wins_by_latency() -> None:

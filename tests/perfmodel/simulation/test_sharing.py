@@ -44,6 +44,10 @@ def test_background_traffic_is_a_job_without_compute() -> None:
     np.testing.assert_allclose(steps_s[:, 0], [5.0, 12.0])
 
 
+def test_collectives_that_leave_half_of_the_link_do_not_meet() -> None:
+    assert slowdown_by_sharing(step(), [1.0, 2.0], num_jobs=2, occupied=0.5) == pytest.approx(1.0)
+
+
 def test_one_job_alone_is_not_slowed() -> None:
     assert slowdown_by_sharing(step(), [1.0, 2.0], num_jobs=1) == 1.0
 
