@@ -12,9 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from calibrate.turns import machine_to_itself
 from perfmodel.documents.base import write_atomically
+from perfmodel.documents.validation import Gate
 from perfmodel.errors import PerfModelError
 from perfmodel.units import Bytes, format_bytes
+from validate.gates import gate
 
 #: Below this a promise would be about single small workspaces.
 LARGE_BYTES: Final = 50_000_000
@@ -98,9 +101,12 @@ class MemorySummary:
     worst_of_all: float
 
     @property
-    def passed(self) -> bool:
-        """Whether both gates hold."""
-        return self.mape <= MAPE_AT_MOST and self.worst <= WORST_AT_MOST
+    def gates(self) -> tuple[Gate, ...]:
+        """Errors beside what was promised."""
+        return (
+            gate("memory MAPE", self.mape, at_most=MAPE_AT_MOST),
+            gate("worst memory error", self.worst, at_most=WORST_AT_MOST),
+        )
 
 
 def summarise(runs: Sequence[MemoryRun]) -> MemorySummary:
@@ -167,7 +173,7 @@ def validate_memory(
 ) -> MemorySummary:
     """Measure every setting, write every run as soon as it is there, summarise the errors."""
     runs: list[MemoryRun] = []
-    with tempfile.TemporaryDirectory() as folder:
+    with machine_to_itself(on_line), tempfile.TemporaryDirectory() as folder:
         for setting in settings(models, batches):
             runs.append(measure(Path(folder), setting))
             on_line(_line(runs[-1]))

@@ -1,6 +1,7 @@
 """The command line: one sub-command per question."""
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, Final
@@ -15,7 +16,6 @@ from perfmodel.cli import (
     predict,
     published,
     report,
-    techniques,
     testbed,
     trace,
     validate,
@@ -73,11 +73,26 @@ def _root(
     pass
 
 
-def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
+#: What measures runs once per node: under torchrun every rank would run it.
+_MEASURING: Final = frozenset(
+    {
+        measure.calibrate,
+        network.measure,
+        testbed.run_testbed,
+        validate.memory,
+        validate.models,
+        validate.validate,
+    }
+)
+
+
+def _runnable(command: Callable[..., None]) -> Callable[..., None]:
     """Ctrl-C as an error of ours: typer ends without a word, older ones with another exit code."""
 
     @functools.wraps(command)
     def run(*arguments: object, **options: object) -> None:
+        if command in _MEASURING and not _supervises():
+            return
         try:
             command(*arguments, **options)
         except KeyboardInterrupt:
@@ -86,13 +101,19 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def _supervises() -> bool:
+    from calibrate.topology import supervises  # noqa: PLC0415 - keeps --help fast
+
+    return supervises(os.environ)
+
+
 _COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "doctor": measure.doctor,
     "calibrate": measure.calibrate,
     "fit": measure.fit,
     "trace": trace.trace,
     "memory": memory.memory,
-    "techniques": techniques.techniques,
+    "techniques": memory.techniques,
     "predict": predict.predict,
     "explain": predict.explain,
     "report": report.report,
@@ -101,15 +122,15 @@ _COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "cost": decide.cost,
 }
 for _name, _command in _COMMANDS.items():
-    app.command(_name)(_interruptible(_command))
+    app.command(_name)(_runnable(_command))
 
 #: Runs on its own, or as one of its sub-commands.
 _validate = typer.Typer(rich_markup_mode=None)
-_validate.callback(invoke_without_command=True)(_interruptible(validate.validate))
-_validate.command("models")(_interruptible(validate.models))
-_validate.command("memory")(_interruptible(validate.memory))
-_validate.command("published")(_interruptible(published.published))
-_validate.command("testbed")(_interruptible(testbed.run_testbed))
+_validate.callback(invoke_without_command=True)(_runnable(validate.validate))
+_validate.command("models")(_runnable(validate.models))
+_validate.command("memory")(_runnable(validate.memory))
+_validate.command("published")(_runnable(published.published))
+_validate.command("testbed")(_runnable(testbed.run_testbed))
 app.add_typer(_validate, name="validate")
 
 _network = typer.Typer(
@@ -117,9 +138,9 @@ _network = typer.Typer(
     help="Collectives alone: measure, or show the fit; cluster files from logs.",
     rich_markup_mode=None,
 )
-_network.command("measure")(_interruptible(network.measure))
-_network.command("show")(_interruptible(network.show))
-_network.command("import")(_interruptible(network.import_topology))
+_network.command("measure")(_runnable(network.measure))
+_network.command("show")(_runnable(network.show))
+_network.command("import")(_runnable(network.import_topology))
 app.add_typer(_network, name="network")
 
 
@@ -138,8 +159,8 @@ def main() -> None:
 
 
 def _explain_usage(error: Any) -> int:
-    """One line, as for every other error; without any argument, the help."""
-    if len(sys.argv) == 1:
+    """One line, as for every other error; the help for commands that need a sub-command."""
+    if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
     else:
         command = error.ctx.command_path if error.ctx else "perfmodel"

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 import typer
-from rich.console import Console
 
+from perfmodel.cli.terminal import show
 from perfmodel.documents.base import write_atomically, write_bytes_atomically
 from perfmodel.documents.cluster import read_cluster
 from perfmodel.documents.prediction import PredictionDocument
@@ -46,7 +46,7 @@ def read_inputs(
 
 def print_prediction(document: PredictionDocument) -> None:
     """Print the table, and what must be known before acting on it."""
-    Console().print(prediction_table(document))
+    show(prediction_table(document))
     for line in binding_lines(document):
         typer.echo(line)
     for caveat in document.caveats:

@@ -4,6 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
+from perfmodel.cli.options import at_least_one, one_of
 from perfmodel.cost.memory import (
     OVERHEADS,
     MemorySetting,
@@ -17,7 +18,7 @@ from perfmodel.cost.techniques import Basis, HostLink, Question, StepTimes, tech
 from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import InvalidDocument, UsageError
+from perfmodel.errors import InvalidDocument
 from perfmodel.parallelism.strategy import Setting, Synchronisation
 from perfmodel.predict import Predictor
 from perfmodel.program.operation import Cause
@@ -75,12 +76,10 @@ def ask(  # noqa: PLR0913 - one parameter per flag
         )
     batch = micro_batch if micro_batch is not None else document.memory.traced_micro_batches[0]
     for flag, number in (("--micro-batch", batch), ("--devices", devices)):
-        if number < 1:
-            raise UsageError(f"{flag}: must be >= 1, got {number}")
+        at_least_one(flag, number)
     traced_kind = document.trace.method.device_kind
     kind = device_kind or traced_kind
-    if kind not in OVERHEADS:
-        raise UsageError(f"--device-kind: must be {' or '.join(OVERHEADS)}, got {kind!r}")
+    one_of("--device-kind", kind, tuple(OVERHEADS))
     times = _relative_times(document) if profile is None else _times(document, profile, batch)
     question = Question(
         memory=document.memory,

@@ -219,8 +219,10 @@ def _interval(values: NDArray[np.float64]) -> Interval:
 
 
 def _caveats(request: Request) -> list[str]:
+    if not request.job.causes:
+        return ["no failure is drawn, as asked; no job of many devices is so lucky for weeks"]
     caveats = ["failures are drawn as independent and exponential; real ones come in clusters"]
-    if request.job.causes and request.mtbf_stops is None:
+    if request.mtbf_stops is None:
         caveats.append(
             "the mean time between failures is taken as exact: --mtbf-stops says from how many stops "
             "it was estimated"

@@ -213,5 +213,16 @@ def test_the_text_ranks_causes_with_shares_and_a_change_each() -> None:
 def test_the_text_of_one_device_shares_out_the_step() -> None:
     """4 of 247.2 ms are 1.6 %."""
     lines = explanation_lines(explained(Machine(), world_size=1))
-    assert lines[0] == "heavy, 1 x 16 x 1, no DDP: a step takes 247 ms; what could be saved:"
+    assert lines[0] == (
+        "heavy, 1 x 16 x 1, no DDP: a step takes 247 ms; one device waits for no other and has no "
+        "speed-up to lose; what could be saved:"
+    )
     assert lines[1].startswith("1. optimizer: 4.00 ms, 1.6 % of the step - ")
+
+
+def test_one_device_gains_samples_per_second_and_no_speedup() -> None:
+    """Twice the batch pays the 7.2 ms that no sample adds to once: 3.6 ms less, 247.2 / 243.6 as fast."""
+    lines = explanation_lines(explained(Machine(), world_size=1))
+    tried = [line for line in lines if line.startswith("   micro-batch 32")]
+    assert tried == ["   micro-batch 32 (global batch 16 -> 32): step -3.60 ms, samples/s +1.5 %"]
+    assert not [line for line in lines[1:] if "speed-up" in line]
