@@ -5,10 +5,9 @@ from typing import Annotated
 
 import typer
 
-from perfmodel.cli.options import names
+from perfmodel.cli.options import at_least_one, bandwidth_bytes_per_s, names
 from perfmodel.cli.progress import measurement
 from perfmodel.cli.terminal import show as show_table
-from perfmodel.errors import UsageError
 
 
 def measure(
@@ -80,30 +79,17 @@ def import_topology(
     from perfmodel.documents.cluster import cluster_text  # noqa: PLC0415
     from perfmodel.documents.topology_logs import as_cluster, read_topology  # noqa: PLC0415
 
-    if nodes is not None and nodes < 1:
-        raise UsageError(f"--nodes: must be >= 1, got {nodes}")
+    def rate(option: str, text: str | None) -> float | None:
+        return None if text is None else bandwidth_bytes_per_s(option, text)
+
     cluster = as_cluster(
         read_topology(file),
         name=file.stem,
-        nodes=nodes,
-        link_bytes_per_s=_bandwidth("--link-bandwidth", link_bandwidth),
-        adapter_bytes_per_s=_bandwidth("--nic-bandwidth", nic_bandwidth),
+        nodes=None if nodes is None else at_least_one("--nodes", nodes),
+        link_bytes_per_s=rate("--link-bandwidth", link_bandwidth),
+        adapter_bytes_per_s=rate("--nic-bandwidth", nic_bandwidth),
     )
     write_atomically(output, cluster_text(cluster, comments=(f"imported from {file.name}",)))
     typer.echo(f"cluster: {output}, {cluster.num_devices} devices")
     for tier in cluster.tiers:
         typer.echo(f"  {tier.name}: {tier.source}")
-
-
-def _bandwidth(flag: str, text: str | None) -> float | None:
-    from perfmodel.units import parse_bandwidth  # noqa: PLC0415 - keeps --help fast
-
-    if text is None:
-        return None
-    try:
-        found = parse_bandwidth(text)
-    except ValueError as error:
-        raise UsageError(f"{flag}: {error}") from None
-    if found <= 0:
-        raise UsageError(f"{flag}: must be > 0, got {text!r}")
-    return found

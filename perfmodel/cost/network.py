@@ -103,12 +103,14 @@ class Network:
         """
         if world_size == 1:
             return np.zeros_like(self.doubt)
-        if self.cluster is None:
+        used = () if self.cluster is None else self.cluster.levels(world_size)
+        if all(level.place == self.measured_tier for level in used):
+            left = rate * math.prod(level.slow_factor for level in used)
             alone_s = grouped_s(
-                self.all_reduce, size_bytes, "all_reduce", ranks=world_size, rate=rate
+                self.all_reduce, size_bytes, "all_reduce", ranks=world_size, rate=left
             )
         else:
-            levels = self._levels(self.all_reduce, self.cluster.levels(world_size), rate)
+            levels = self._levels(self.all_reduce, used, rate)
             alone_s = all_reduce_s(levels, size_bytes, library=self.all_reduce.library)
         return alone_s * self._widening(world_size)
 
