@@ -239,8 +239,8 @@ def chained(tiers: Iterable[Tier]) -> tuple[Tier, ...]:
         inner = found[-1].name if found else DEVICE
         joining = [tier for tier in left.values() if tier.of == inner]
         if len(joining) > 1:
-            names = ", ".join(tier.name for tier in joining)
-            raise ValueError(f"only one tier may join each {inner}, got {names}")
+            several = ", ".join(tier.name for tier in joining)
+            raise ValueError(f"only one tier may join each {inner}, got {several}")
         if not joining:
             raise ValueError(
                 f"tiers must lead outwards from {DEVICE}, got a cycle of {', '.join(left)}"
