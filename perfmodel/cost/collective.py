@@ -112,7 +112,7 @@ def grouped_s(
     collective: str,
     *,
     ranks: int,
-    nodes: int = 1,
+    nodes: int | None = None,
     rate: Samples | float = 1.0,
 ) -> Samples:
     """Time of a collective of one tier, shape ``(num_draws,)``. [s]
@@ -122,18 +122,21 @@ def grouped_s(
 
     Parameters
     ----------
+    nodes
+        That the group spans, if known. Inside one node NCCL's trees are chains, no better than rings.
     rate
         What-if: bandwidth over what it is.
     """
 
     def in_group(members: int) -> Samples:
         level = single_level(messages, "links", members, rate=rate)
-        sent_bytes = message_bytes(collective, size_bytes, members, min(nodes, members))
+        sent_bytes = message_bytes(collective, size_bytes, members, min(nodes or 1, members))
         count = num_messages(collective, members)
         return count * (level.latency_s + level.transfer_s(sent_bytes))
 
     own_s, largest = in_group(ranks), messages.ranks[-1]
-    if ranks <= largest or collective != "all_reduce" or messages.library == "gloo":
+    has_tree = collective == "all_reduce" and messages.library != "gloo" and nodes != 1
+    if ranks <= largest or not has_tree:
         return own_s
     level = single_level(messages, "links", ranks, rate=rate)
     other_s = all_reduce_s([level], size_bytes, library=messages.library)
