@@ -13,7 +13,7 @@ from perfmodel.cost.terms import Terms
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.parallelism.strategy import Setting
-from perfmodel.predict import step_times
+from perfmodel.predictor import step_times
 from perfmodel.program.ddp import compile_step
 from perfmodel.topology.cluster import Cluster
 from perfmodel.units import Bytes

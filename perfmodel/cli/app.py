@@ -10,15 +10,18 @@ import typer
 
 from perfmodel.cli import (
     decide,
+    delivery,
     measure,
     memory,
     network,
+    plan_options,
     predict,
     published,
     report,
     testbed,
     trace,
     validate,
+    whatif,
 )
 from perfmodel.errors import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Interrupted, PerfModelError
 
@@ -31,6 +34,10 @@ perfmodel memory        does a step fit, the largest batch, what to change first
 perfmodel techniques    checkpointing, offload, streaming ...: time and memory
 perfmodel predict       speed-up, step time, doubt for any number of devices
 perfmodel explain       what costs the speed-up, and what one change would gain
+perfmodel whatif        change a field: before, after, and why
+perfmodel diff          what changed between two profiles beyond noise
+perfmodel acceptance    clauses for a contract; judge what was delivered
+perfmodel plan options  rank machines and sizes by cost and chance to finish in time
 perfmodel validate      run settings never used before, print the tool's own error
 perfmodel validate testbed   the same with up to 16 ranks on shaped links
 perfmodel batch         time to the target over the batch size, not samples/s alone
@@ -120,6 +127,8 @@ _COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "goodput": decide.goodput,
     "batch": decide.batch,
     "cost": decide.cost,
+    "whatif": whatif.whatif,
+    "diff": delivery.diff,
 }
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_runnable(_command))
@@ -142,6 +151,21 @@ _network.command("measure")(_runnable(network.measure))
 _network.command("show")(_runnable(network.show))
 _network.command("import")(_runnable(network.import_topology))
 app.add_typer(_network, name="network")
+
+_plan = typer.Typer(
+    no_args_is_help=True, help="Search for what to buy or rent.", rich_markup_mode=None
+)
+_plan.command("options")(_runnable(plan_options.options))
+app.add_typer(_plan, name="plan")
+
+_acceptance = typer.Typer(
+    no_args_is_help=True,
+    help="Clauses for a contract, and what was delivered.",
+    rich_markup_mode=None,
+)
+_acceptance.command("write")(_runnable(delivery.acceptance_write))
+_acceptance.command("judge")(_runnable(delivery.acceptance_judge))
+app.add_typer(_acceptance, name="acceptance")
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from perfmodel.cli.options import numbers, pairs
+from perfmodel.cli.options import day, numbers, pairs
 from perfmodel.cli.terminal import show_document
 from perfmodel.errors import UsageError
 
@@ -130,19 +130,12 @@ def cost(
     as_json: Annotated[bool, typer.Option("--json", help="Print the document.")] = False,
 ) -> None:
     """Compare buying with renting: cost of a useful device-hour, and where they cross."""
-    from datetime import UTC, date, datetime  # noqa: PLC0415 - beside what needs it
-
     from perfmodel.documents.budget import read_budget  # noqa: PLC0415 - keeps --help fast
     from perfmodel.plan.cost import compare_costs  # noqa: PLC0415
     from perfmodel.report.cost import cost_grid, cost_lines  # noqa: PLC0415
     from perfmodel.report.tables import rich_table  # noqa: PLC0415
 
-    try:
-        day = date.fromisoformat(today) if today else datetime.now(UTC).date()
-    except ValueError:
-        raise UsageError(f"--today: must look like 2026-11-21, got {today!r}") from None
-    document = compare_costs(
-        read_budget(budget, today=day, prices=prices), today=day, argv=sys.argv
-    )
+    on = day("--today", today)
+    document = compare_costs(read_budget(budget, today=on, prices=prices), today=on, argv=sys.argv)
     table = rich_table(cost_grid(document))
     show_document(document, table, cost_lines(document), as_json=as_json)

@@ -12,8 +12,8 @@ from perfmodel.documents.cluster import read_cluster
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
 from perfmodel.documents.validation import ValidationDocument
-from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.predict import Predictor, StepPrediction
+from perfmodel.forecast import open_workload
+from perfmodel.predictor import Predictor, StepPrediction
 from perfmodel.report.chrome_trace import chrome_trace_text
 from perfmodel.report.tables import binding_lines, prediction_table
 
@@ -36,12 +36,7 @@ def read_inputs(
         validation=earlier,
         cluster=None if cluster is None else read_cluster(cluster),
     )
-    path = Path(workload)
-    if path.suffix != ".json":
-        return Inputs(predictor=predictor, workload=predictor.workload(workload))
-    document = WorkloadDocument.read(path)
-    traced = predictor.workload(document.workload, document.trace)
-    return Inputs(predictor=predictor, workload=traced)
+    return Inputs(predictor=predictor, workload=open_workload(predictor, workload))
 
 
 def print_prediction(document: PredictionDocument) -> None:

@@ -14,17 +14,18 @@ from perfmodel.cost.memory import (
     overhead_of,
     verdict,
 )
+from perfmodel.cost.operators import OperatorPrices
 from perfmodel.cost.techniques import Basis, HostLink, Question, StepTimes, techniques
 from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import InvalidDocument
 from perfmodel.parallelism.strategy import Setting, Synchronisation
-from perfmodel.predict import Predictor
+from perfmodel.predictor import Predictor
 from perfmodel.program.operation import Cause
 from perfmodel.report.memory import MemoryReport
 from perfmodel.statistics.critical_path import time_by_cause
-from perfmodel.units import Bytes
+from perfmodel.units import Bytes, Seconds
 from perfmodel.workload.memory import StepMemory
 from perfmodel.workload.operator import Phase
 
@@ -187,7 +188,28 @@ def _times(document: WorkloadDocument, profile: Path, batch: int) -> StepTimes:
         backward_s=causes.get(Cause.BACKWARD, 0.0),
         optimizer_s=causes.get(Cause.OPTIMIZER, 0.0),
         basis=_BASES[weakest],
+        fused_s=_fused_s(document, predictor.profile, batch, causes.get(Cause.OPTIMIZER, 0.0)),
+        graphed_s=sum(float(time_s[0]) for time_s in step.terms.compute_s.values())
+        if predictor.profile.asynchronous
+        else None,
     )
+
+
+def _fused_s(
+    document: WorkloadDocument, profile: ProfileDocument, batch: int, optimizer_s: Seconds
+) -> Seconds | None:
+    """The optimizer's phase, changed as the curves change from its implementation to the fused one. [s]"""
+    if profile.operators is None or document.trace is None:
+        return None
+    step = document.trace.at(micro_batch=batch)
+    method = dataclasses.replace(step.method, optimizer_implementation="fused")
+    prices = OperatorPrices(profile.operators, use_measured=False)
+    own, fused = (
+        prices.optimizer(each) for each in (step, dataclasses.replace(step, method=method))
+    )
+    if Evidence.ASSUMED in (own.evidence, fused.evidence) or own.time_s <= 0:
+        return None
+    return optimizer_s * fused.time_s / own.time_s
 
 
 def _shares(document: WorkloadDocument, batch: int) -> dict[str, float]:

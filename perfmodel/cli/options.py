@@ -1,5 +1,6 @@
 """Options that several commands share, and texts of options as values; errors name the option."""
 
+import datetime as dt
 import math
 from collections.abc import Callable, Sequence
 from typing import Annotated, TypeAlias, TypeVar
@@ -104,6 +105,20 @@ def pairs(option: str, text: str) -> dict[float, float]:
             raise UsageError(f"{option}: must name each batch once, got {key:g} twice")
         found[key] = value
     return found
+
+
+def day(option: str, text: str) -> dt.date:
+    """A day such as 2026-11-21; today if the text is empty.
+
+    Raises
+    ------
+    UsageError
+        If it is no day.
+    """
+    try:
+        return dt.date.fromisoformat(text) if text else dt.datetime.now(dt.UTC).date()
+    except ValueError:
+        raise UsageError(f"{option}: must look like 2026-11-21, got {text!r}") from None
 
 
 def size_bytes(option: str, text: str) -> Bytes:

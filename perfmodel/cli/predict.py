@@ -100,7 +100,7 @@ def explain(  # noqa: PLR0913 - one parameter per flag
 ) -> None:
     """Rank what costs the speed-up, and what one change would gain."""
     from perfmodel.cli.files import read_inputs  # noqa: PLC0415 - keeps --help fast
-    from perfmodel.explain import explain as use_case  # noqa: PLC0415
+    from perfmodel.explanation import explain as use_case  # noqa: PLC0415
     from perfmodel.forecast import Forecast, forecast_settings  # noqa: PLC0415
     from perfmodel.report.explanation import explanation_lines  # noqa: PLC0415
 

@@ -30,7 +30,7 @@ def report(
     from perfmodel.documents.profile import ProfileDocument  # noqa: PLC0415
     from perfmodel.documents.validation import ValidationDocument  # noqa: PLC0415
     from perfmodel.forecast import Forecast, forecast  # noqa: PLC0415
-    from perfmodel.predict import Predictor  # noqa: PLC0415
+    from perfmodel.predictor import Predictor  # noqa: PLC0415
     from perfmodel.report.figures import figure_bytes, report_figures  # noqa: PLC0415
     from perfmodel.report.html import report_html  # noqa: PLC0415
 

@@ -122,6 +122,14 @@ class MessageCost:
             growth=growth,
         )
 
+    @property
+    def sizes_bytes(self) -> tuple[float, float]:
+        """Smallest and largest message measured in any group. [B]"""
+        return (
+            min(float(curve.at[0]) for curve in self.curves),
+            max(float(curve.at[-1]) for curve in self.curves),
+        )
+
     def read(self, message_bytes: float, ranks: int) -> Samples:
         """Time of one message in a group, shape ``(num_draws,)``. [s]"""
         last = self.ranks[-1]
@@ -149,7 +157,7 @@ class MessageCost:
 
     def latency_s(self, ranks: int) -> Samples:
         """Time of the smallest message measured. [s]"""
-        return self.read(min(float(curve.at[0]) for curve in self.curves), ranks)
+        return self.read(self.sizes_bytes[0], ranks)
 
 
 def _messages(collective: str, group: Group, library: str) -> list[CurvePoint]:

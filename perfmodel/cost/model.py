@@ -17,6 +17,7 @@ from perfmodel.documents.profile import (
     WorkloadProfile,
 )
 from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.program.ddp import gradient_buckets
 from perfmodel.program.operation import Cause
 from perfmodel.statistics.rank_noise import RankNoise
 from perfmodel.topology.cluster import Cluster
@@ -172,7 +173,10 @@ class CostModel:
         if setting.world_size == 1:
             return evidence
         beyond = setting.world_size > self.profile.max_world_size
-        evidence["communication"] = self.network.evidence(setting.world_size)
+        buckets = gradient_buckets(workload.workload, setting)
+        evidence["communication"] = self.network.evidence(
+            [bucket.size_bytes for bucket in buckets], world_size=setting.world_size
+        )
         evidence["interference"] = (
             (Evidence.EXTRAPOLATED if beyond else Evidence.INTERPOLATED)
             if all(self.profile.ddp.determined)

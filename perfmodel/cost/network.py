@@ -1,7 +1,7 @@
 """Collectives on the machine as it was measured, or on a cluster around it."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -141,13 +141,15 @@ class Network:
         levels = self._levels(self.all_reduce, self.cluster.levels(world_size))
         return occupancy(levels, size_bytes, library=self.all_reduce.library)
 
-    def evidence(self, world_size: int) -> Evidence:
-        """How well the data support a group size."""
+    def evidence(self, sizes_bytes: Iterable[Bytes], *, world_size: int) -> Evidence:
+        """How well the data support a group size and the messages of all its all-reduces."""
         if self.cluster is not None and world_size > 1:
             places = {level.place for level in self.cluster.levels(world_size)}
             if places != {self.measured_tier}:
                 return Evidence.ASSUMED
-        if world_size <= self.largest_world_size:
+        smallest, largest = self.all_reduce.sizes_bytes
+        inside = all(smallest <= size / world_size <= largest for size in sizes_bytes)
+        if inside and world_size <= self.largest_world_size:
             return Evidence.INTERPOLATED
         return Evidence.EXTRAPOLATED
 

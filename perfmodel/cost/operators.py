@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from perfmodel.cost.curve import Samples
-from perfmodel.cost.families import family, features
+from perfmodel.cost.families import family, features, wider_family
 from perfmodel.cost.gaussian_process import GaussianProcess
 from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.profile import OperatorFamily, OperatorProfile
@@ -104,7 +104,7 @@ class OperatorPrices:
         prices = {
             phase: self._phase(groups[phase], phase) for phase in (Phase.FORWARD, Phase.BACKWARD)
         }
-        return {**prices, Phase.OPTIMIZER: self._optimizer(step)}
+        return {**prices, Phase.OPTIMIZER: self.optimizer(step)}
 
     def price(self, operators: Iterable[Operator], phase: Phase) -> list[Price]:
         """One call of each operator, without what a step adds per call."""
@@ -135,7 +135,7 @@ class OperatorPrices:
                 self._known[name, phase] = price
 
     def _from_family(self, kind: str, operators: list[Operator]) -> list[Price]:
-        entry = self._families.get(kind)
+        entry = self._families.get(kind) or self._families.get(wider_family(kind) or "")
         if entry is None:
             return [self._unknown(kind, operator) for operator in operators]
         points = np.array([features(operator) for operator in operators])
@@ -263,7 +263,8 @@ class OperatorPrices:
             ),
         )
 
-    def _optimizer(self, step: TracedStep) -> PhasePrice:
+    def optimizer(self, step: TracedStep) -> PhasePrice:
+        """The optimizer of a step, by its name and implementation."""
         wanted = parameters_signature(step)
         measured = [m for m in self.profile.measured if m.parameters == wanted]
         overhead = self.profile.overhead
@@ -277,7 +278,7 @@ class OperatorPrices:
                 unpriced=(),
             )
         method = step.method
-        kind = f"optimizer {method.optimizer} {method.optimizer_implementation}"
+        kind = optimizer_family(method.optimizer, method.optimizer_implementation)
         prices = self._optimizer_prices(kind, method.optimizer, trained)
         return self._summed(
             prices,
@@ -320,6 +321,11 @@ class OperatorPrices:
             )
             for size, reading in zip(sizes, self._readings(entry, points), strict=True)
         ]
+
+
+def optimizer_family(optimizer: str, implementation: str) -> str:
+    """Which timings tell about a step of this optimizer."""
+    return f"optimizer {optimizer} {implementation}"
 
 
 def optimizer_features(size_bytes: Bytes, total_bytes: Bytes) -> tuple[float, float]:

@@ -1,6 +1,6 @@
 """An explanation as text."""
 
-from perfmodel.explain import Change, Explanation, Loss
+from perfmodel.explanation import Change, Explanation, Loss
 from perfmodel.report.wording import number, percent, short_label
 from perfmodel.units import Seconds, format_duration
 

@@ -217,9 +217,10 @@ def foretell(setting: TrainingSetting, calibration: Calibration, *, seed: int = 
     uses = _uses(plan, nominal_s, share)
     return ForetoldStep(
         name=setting.name,
-        step_s=_interval(np.median(steps_s, axis=1) * doubt, nominal_s),
-        p95_s=_interval(np.quantile(steps_s, 0.95, axis=1) * doubt),
-        p99_s=_interval(np.quantile(steps_s, 0.99, axis=1) * doubt),
+        # Draws lie around the fitted parameters; the simulation at these is the prediction.
+        step_s=Interval.of(np.median(steps_s, axis=1) * doubt, nominal=nominal_s),
+        p95_s=Interval.of(np.quantile(steps_s, 0.95, axis=1) * doubt),
+        p99_s=Interval.of(np.quantile(steps_s, 0.99, axis=1) * doubt),
         limit=limit(uses),
         uses=uses,
     )
@@ -291,11 +292,3 @@ def _uses(plan: Plan, step_s: float, host_share: float) -> dict[str, float]:
         HOST: host_share,
         **link_uses(setting.fabric, {link: sent[link] / rates[link] for link in rates}),
     }
-
-
-def _interval(draws: FloatArray, nominal: float | None = None) -> Interval:
-    p5, p50, p95 = (float(value) for value in np.quantile(draws, [0.05, 0.5, 0.95]))
-    if nominal is None:
-        return Interval(p5=p5, p50=p50, p95=p95)
-    # Draws lie around the fitted parameters; the simulation at these is the prediction.
-    return Interval(p5=min(p5, nominal), p50=nominal, p95=max(p95, nominal))

@@ -8,7 +8,7 @@ from perfmodel.cost.network import Network
 from perfmodel.documents.prediction import Evidence
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.parallelism.strategy import Setting
-from perfmodel.predict import Predictor
+from perfmodel.predictor import Predictor
 from perfmodel.sweep import Grid, sweep
 from perfmodel.topology.cluster import Cluster, SlowDevice, SlowLink, Tier, Traffic
 from tests.perfmodel.profiles import MIB, Machine, message_time, profile
@@ -47,8 +47,23 @@ def test_a_ring_between_nodes_waits_for_the_link_of_the_file() -> None:
     # The smallest message of the profile, 128 B, counts as latency.
     assert float(found.all_reduce_s(16 * MIB, world_size=16)[0]) == pytest.approx(whole_s, rel=1e-3)
     assert found.binding(16 * MIB, world_size=16) == "fabric (bandwidth, ring of 4)"
-    assert found.evidence(16) is Evidence.ASSUMED
-    assert found.evidence(2) is Evidence.INTERPOLATED
+    assert found.evidence([16 * MIB], world_size=16) is Evidence.ASSUMED
+    assert found.evidence([MIB], world_size=2) is Evidence.INTERPOLATED
+
+
+@pytest.mark.parametrize(
+    ("sizes_bytes", "world_size", "expected"),
+    [
+        ([256, 4**13], 2, Evidence.INTERPOLATED),  # the ends of what was measured
+        ([MIB, 255], 2, Evidence.EXTRAPOLATED),
+        ([4**13 + 1], 2, Evidence.EXTRAPOLATED),
+        ([MIB], 3, Evidence.EXTRAPOLATED),  # no such group
+    ],
+)
+def test_groups_and_messages_beyond_the_data_are_extrapolated(
+    sizes_bytes: list[int], world_size: int, expected: Evidence
+) -> None:
+    assert network(Machine()).evidence(sizes_bytes, world_size=world_size) is expected
 
 
 def test_links_that_only_a_file_tells_are_more_doubtful() -> None:
@@ -66,7 +81,7 @@ def test_ranks_on_one_machine_say_nothing_about_machines_with_one_device() -> No
     assert float(found.all_reduce_s(2 * MIB, world_size=2)[0]) == pytest.approx(
         2 * (1e-3 + MIB / 1e8)
     )
-    assert found.evidence(2) is Evidence.ASSUMED
+    assert found.evidence([MIB], world_size=2) is Evidence.ASSUMED
 
 
 def test_what_ifs_lengthen_the_step() -> None:

@@ -12,7 +12,7 @@ from perfmodel.cost.curve import Samples
 from perfmodel.cost.terms import Terms
 from perfmodel.documents.profile import WorkloadProfile
 from perfmodel.parallelism.strategy import Setting, Synchronisation
-from perfmodel.predict import Predictor, StepPrediction, step_times
+from perfmodel.predictor import Predictor, StepPrediction, step_times
 from perfmodel.units import Bytes, Seconds
 
 #: Bucket caps to try. [MiB]

@@ -333,9 +333,7 @@ def silenced(program: StepProgram, durations_s: Samples) -> Samples:
 
 def interval(draws: Samples) -> Interval:
     """The nominal draw (the first), and the middle 90 % of all; the nominal is always inside."""
-    p5, p95 = (float(value) for value in np.quantile(draws, [0.05, 0.95]))
-    nominal = float(draws[0])
-    return Interval(p5=min(p5, nominal), p50=nominal, p95=max(p95, nominal))
+    return Interval.of(draws, nominal=float(draws[0]))
 
 
 def scaled_settings(

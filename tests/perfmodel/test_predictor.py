@@ -9,7 +9,7 @@ from perfmodel.context import caveats, measured_points
 from perfmodel.documents.prediction import PredictedPoint
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.parallelism.strategy import Setting, Synchronisation
-from perfmodel.predict import (
+from perfmodel.predictor import (
     Predictor,
     Scaling,
     interval,

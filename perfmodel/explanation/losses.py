@@ -7,16 +7,16 @@ from typing import Final
 
 from perfmodel.cost.terms import Terms
 from perfmodel.documents.profile import WorkloadProfile
-from perfmodel.explain.remedies import (
+from perfmodel.explanation.remedies import (
     Change,
     ChangeKind,
     Changes,
     NominalModel,
     nominal_step_time,
 )
-from perfmodel.explain.removals import LossCause, alone, removals
+from perfmodel.explanation.removals import LossCause, alone, removals
 from perfmodel.parallelism.strategy import Setting
-from perfmodel.predict import Predictor, Scaling, StepPrediction
+from perfmodel.predictor import Predictor, Scaling, StepPrediction
 from perfmodel.units import Seconds
 
 #: Below this a difference of two steps is rounding. [s]

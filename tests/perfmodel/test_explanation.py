@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from perfmodel.errors import CalibrationUnavailable
-from perfmodel.explain import ChangeKind, Explanation, LossCause, explain
-from perfmodel.predict import Predictor, Scaling, scaled_settings
+from perfmodel.explanation import ChangeKind, Explanation, LossCause, explain
+from perfmodel.predictor import Predictor, Scaling, scaled_settings
 from perfmodel.report.explanation import explanation_lines
 from tests.perfmodel.profiles import MIB, Machine, profile
 

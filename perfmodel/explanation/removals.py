@@ -9,9 +9,9 @@ import numpy as np
 
 from perfmodel.cost.curve import Samples
 from perfmodel.cost.terms import Terms
-from perfmodel.explain.remedies import NominalModel, nothing
+from perfmodel.explanation.remedies import NominalModel, nothing
 from perfmodel.parallelism.strategy import Setting, Synchronisation
-from perfmodel.predict import StepPrediction
+from perfmodel.predictor import StepPrediction
 from perfmodel.program.operation import Cause
 
 #: Every operator of a forward pass has about two in the backward pass (gradients of input and
