@@ -99,7 +99,9 @@ def _outcome(scenario: Scenario) -> tuple[ScenarioOutcome, tuple[str, ...]]:
         remarks=scenario.remarks,
         contrast=None,
     )
-    found = caveats(predictor.profile, [point], workload=scenario.workload)
+    found = caveats(
+        predictor.profile, [point], workload=scenario.workload, cluster=predictor.cluster
+    )
     return outcome, (*found, *scenario.remarks)
 
 
