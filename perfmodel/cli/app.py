@@ -146,11 +146,12 @@ app.add_typer(_validate, name="validate")
 
 _network = typer.Typer(
     no_args_is_help=True,
-    help="Collectives alone: measure, or show the fit.",
+    help="Collectives alone: measure, or show the fit; cluster files from logs.",
     rich_markup_mode=None,
 )
 _network.command("measure")(_runnable(network.measure))
 _network.command("show")(_runnable(network.show))
+_network.command("import")(_runnable(network.import_topology))
 app.add_typer(_network, name="network")
 
 _plan = typer.Typer(

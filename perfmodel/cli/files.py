@@ -6,8 +6,10 @@ from typing import Literal
 
 import typer
 
+from perfmodel.cli.sources import Sources
 from perfmodel.cli.terminal import show
 from perfmodel.documents.base import write_atomically, write_bytes_atomically
+from perfmodel.documents.cluster import read_cluster
 from perfmodel.documents.inferred import is_inferred
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
@@ -16,7 +18,7 @@ from perfmodel.errors import CalibrationUnavailable
 from perfmodel.forecast import open_workload
 from perfmodel.predictor import Predictor, StepPrediction
 from perfmodel.report.chrome_trace import chrome_trace_text
-from perfmodel.report.tables import prediction_table
+from perfmodel.report.tables import binding_lines, prediction_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +29,16 @@ class Inputs:
     workload: WorkloadProfile
 
 
-def read_inputs(profile: Path, workload: str, validation: Path | None) -> Inputs:
-    """Read a profile, a workload by name or file, and an optional validation."""
+def read_inputs(sources: Sources) -> Inputs:
+    """Read a profile, a workload by name or file, and an optional validation and cluster."""
+    validation, cluster = sources.validation, sources.cluster
     earlier = None if validation is None else ValidationDocument.read(validation)
-    predictor = Predictor(_read_profile(profile), validation=earlier)
-    return Inputs(predictor=predictor, workload=open_workload(predictor, workload))
+    predictor = Predictor(
+        _read_profile(sources.profile),
+        validation=earlier,
+        cluster=None if cluster is None else read_cluster(cluster),
+    )
+    return Inputs(predictor=predictor, workload=open_workload(predictor, sources.workload))
 
 
 def _read_profile(path: Path) -> ProfileDocument:
@@ -49,6 +56,8 @@ def _read_profile(path: Path) -> ProfileDocument:
 def print_prediction(document: PredictionDocument) -> None:
     """Print the table, and what must be known before acting on it."""
     show(prediction_table(document))
+    for line in binding_lines(document):
+        typer.echo(line)
     for caveat in document.caveats:
         typer.echo(f"caveat: {caveat}")
 

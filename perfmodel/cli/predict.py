@@ -19,6 +19,7 @@ from perfmodel.cli.layouts import (
 )
 from perfmodel.cli.measure import DEFAULT_PROFILE
 from perfmodel.cli.options import at_least_one, device_counts, one_of
+from perfmodel.cli.sources import Sources
 from perfmodel.errors import UsageError
 
 DEFAULT_DEVICES = "1,2,4,8,16,32,64,128,256,512,1024"
@@ -33,6 +34,9 @@ _BATCH = typer.Option(
 _ACCUMULATION = typer.Option(help="Micro-steps per optimizer step.")
 _BUCKET_CAP = typer.Option(help="DDP's bucket_cap_mb, in MiB; default: PyTorch's.")
 _LOADER = typer.Option(help="Samples per second that the input pipeline feeds one device.")
+_CLUSTER = typer.Option(
+    help="Cluster file (TOML): links between the devices; default: one ring of the measured ones."
+)
 _VALIDATION = typer.Option(help="A validation, whose errors widen the intervals.")
 
 
@@ -48,6 +52,7 @@ def predict(  # noqa: PLR0913 - one parameter per flag
     accumulation: Annotated[int, _ACCUMULATION] = 1,
     bucket_cap_mb: Annotated[float | None, _BUCKET_CAP] = None,
     loader_samples_per_s: Annotated[float | None, _LOADER] = None,
+    cluster: Annotated[Path | None, _CLUSTER] = None,
     validation: Annotated[Path | None, _VALIDATION] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the prediction document.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
@@ -78,7 +83,8 @@ def predict(  # noqa: PLR0913 - one parameter per flag
         bucket_cap_mb=bucket_cap_mb,
         loader_samples_per_s=loader_samples_per_s,
     )
-    _predict_workload(profile, workload, request, validation=validation, answers=answers)
+    sources = Sources(profile=profile, workload=workload, validation=validation, cluster=cluster)
+    _predict_workload(sources, request, answers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +99,7 @@ class _Request:
     loader_samples_per_s: float | None
 
 
-def _predict_workload(
-    profile: Path, workload: str, asked: _Request, *, validation: Path | None, answers: Answers
-) -> None:
+def _predict_workload(sources: Sources, asked: _Request, answers: Answers) -> None:
     # What follows imports numpy and pydantic: too slow for --help.
     from perfmodel.cli.files import (  # noqa: PLC0415
         print_prediction,
@@ -115,7 +119,7 @@ def _predict_workload(
         bucket_cap_mb=asked.bucket_cap_mb,
         loader_samples_per_s=asked.loader_samples_per_s,
     )
-    inputs = read_inputs(profile, workload, validation)
+    inputs = read_inputs(sources)
     document, largest = forecast(inputs.predictor, inputs.workload, request, argv=sys.argv)
     if answers.as_json:
         typer.echo(document.model_dump_json(indent=1))
@@ -141,6 +145,7 @@ def explain(  # noqa: PLR0913 - one parameter per flag
     accumulation: Annotated[int, _ACCUMULATION] = 1,
     bucket_cap_mb: Annotated[float | None, _BUCKET_CAP] = None,
     loader_samples_per_s: Annotated[float | None, _LOADER] = None,
+    cluster: Annotated[Path | None, _CLUSTER] = None,
 ) -> None:
     """Rank what costs the speed-up, and what one change would gain."""
     from perfmodel.cli.files import read_inputs  # noqa: PLC0415 - keeps --help fast
@@ -156,7 +161,7 @@ def explain(  # noqa: PLR0913 - one parameter per flag
         bucket_cap_mb=bucket_cap_mb,
         loader_samples_per_s=loader_samples_per_s,
     )
-    inputs = read_inputs(profile, workload, None)
+    inputs = read_inputs(Sources(profile=profile, workload=workload, cluster=cluster))
     settings = forecast_settings(inputs.workload, request)
     explanation = use_case(
         inputs.predictor,

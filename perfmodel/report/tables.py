@@ -47,6 +47,18 @@ def prediction_table(prediction: PredictionDocument) -> Table:
     return table
 
 
+def binding_lines(prediction: PredictionDocument) -> list[str]:
+    """With a cluster: which link costs most of an all-reduce, for runs of equal answers."""
+    lines, shown = [], None
+    for point in prediction.points:
+        if point.binding_link not in (None, shown):
+            shown = point.binding_link
+            lines.append(
+                f"from {point.setting.world_size} devices on, all-reduce waits for: {shown}"
+            )
+    return lines
+
+
 def validation_table(validation: ValidationDocument) -> Table:
     """Table of each held-out setting, predicted beside measured; readable on 80 columns."""
     return rich_table(validation_grid(validation))
@@ -165,5 +177,6 @@ def _csv_row(prediction: PredictionDocument, point: PredictedPoint) -> dict[str,
         },
         "straggler_s": point.straggler_s,
         **{f"breakdown_{cause}_s": point.breakdown_s.get(cause, 0.0) for cause in DDP_CAUSES},
+        "binding_link": point.binding_link or "",
         "weakest_evidence": weakest_evidence(point).value,
     }
