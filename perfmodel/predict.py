@@ -98,8 +98,11 @@ class Predictor:
         Raises
         ------
         UsageError
-            If a name is not in the profile, or a workload takes the name of another one there.
+            If a name is not in the profile, a workload takes the name of another one there, or was not
+            traced although the device is not the calibrated one.
         """
+        if self.profile.rescaling is not None and trace is None:
+            raise UsageError(_needs_trace(workload, self.profile))
         name = workload if isinstance(workload, str) else workload.name
         calibrated = self.profile.workload(name)
         if calibrated is not None:
@@ -203,6 +206,14 @@ class Predictor:
         factors: Samples = np.exp(rng.choice(pool, self._num_draws) * signs)
         factors[0] = 1.0
         return factors
+
+
+def _needs_trace(workload: str | Workload, profile: ProfileDocument) -> str:
+    name = workload if isinstance(workload, str) else workload.name
+    return (
+        f"--workload: must be a traced workload file on {profile.device_name}, got {name!r}: whole steps "
+        f"of another device cannot be scaled; perfmodel trace {name}, then give its file"
+    )
 
 
 def _refuse_other_machine(profile: ProfileDocument, validation: ValidationDocument | None) -> None:
@@ -356,6 +367,9 @@ def caveats(
     """What a reader must know before acting on the numbers."""
     found = [*profile.undetermined, *origin_caveats(profile, workload)]
     largest = max(point.setting.world_size for point in points)
+    if profile.rescaling is not None:
+        found += profile.rescaling.notes
+        found += profile.rescaling.notes_on_groups if largest > 1 else ()
     if largest > profile.max_world_size:
         found.append(
             f"at most {profile.max_world_size} ranks were measured together; up to {largest} "

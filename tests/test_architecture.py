@@ -57,7 +57,9 @@ COMMAND_LINE = {
         "--sequence-length",
         "model",
     },
+    "devices": {"--json", "--links", "name"},
     "memory": {
+        "--device",
         "--device-kind",
         "--device-memory",
         "--devices",
@@ -68,6 +70,7 @@ COMMAND_LINE = {
         "--workload",
     },
     "techniques": {
+        "--device",
         "--device-kind",
         "--device-memory",
         "--devices",
@@ -83,6 +86,7 @@ COMMAND_LINE = {
         "--batch",
         "--bucket-cap-mb",
         "--csv",
+        "--device",
         "--devices",
         "--json",
         "--loader-samples-per-s",

@@ -7,6 +7,7 @@ from typing import Literal
 import typer
 from rich.console import Console
 
+from perfmodel.cli.devices import device_sheet, on_device
 from perfmodel.documents.base import write_atomically, write_bytes_atomically
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
@@ -25,10 +26,17 @@ class Inputs:
     workload: WorkloadProfile
 
 
-def read_inputs(profile: Path, workload: str, validation: Path | None) -> Inputs:
-    """Read a profile, a workload by name or file, and an optional validation."""
+def read_inputs(
+    profile: Path, workload: str, validation: Path | None, *, device: str | None = None
+) -> Inputs:
+    """Read a profile, a workload by name or file, and an optional validation.
+
+    A device that is not the calibrated one takes its times from data-sheet ratios.
+    """
+    sheet = None if device is None else device_sheet(device)
     earlier = None if validation is None else ValidationDocument.read(validation)
-    predictor = Predictor(ProfileDocument.read(profile), validation=earlier)
+    machine = on_device(ProfileDocument.read(profile), sheet)
+    predictor = Predictor(machine, validation=earlier)
     path = Path(workload)
     if path.suffix != ".json":
         return Inputs(predictor=predictor, workload=predictor.workload(workload))

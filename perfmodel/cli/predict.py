@@ -13,6 +13,10 @@ DEFAULT_DEVICES = "1,2,4,8,16,32,64,128,256,512,1024"
 
 _PROFILE = typer.Option(help="Profile of the machine, from perfmodel calibrate.")
 _WORKLOAD = typer.Option(help="Calibrated workload by name, or a workload file (JSON).")
+_DEVICE = typer.Option(
+    help="Device that is not present, such as h100-sxm (perfmodel devices): a traced workload is scaled "
+    "to it by data-sheet ratios."
+)
 _BATCH = typer.Option(
     help="Weak scaling: samples per forward pass of each device; strong: per step of all together. "
     "Default: the middle calibrated micro-batch (weak), the largest (strong)."
@@ -27,6 +31,7 @@ def predict(  # noqa: PLR0913 - one parameter per flag
     *,
     profile: Annotated[Path, _PROFILE] = DEFAULT_PROFILE,
     workload: Annotated[str, _WORKLOAD] = "resnet18",
+    device: Annotated[str | None, _DEVICE] = None,
     devices: Annotated[str, typer.Option(help="Device counts, separated by commas.")] = (
         DEFAULT_DEVICES
     ),
@@ -64,7 +69,7 @@ def predict(  # noqa: PLR0913 - one parameter per flag
         bucket_cap_mb=bucket_cap_mb,
         loader_samples_per_s=loader_samples_per_s,
     )
-    inputs = read_inputs(profile, workload, validation)
+    inputs = read_inputs(profile, workload, validation, device=device)
     document, largest = forecast(inputs.predictor, inputs.workload, request, argv=sys.argv)
     if as_json:
         typer.echo(document.model_dump_json(indent=1))

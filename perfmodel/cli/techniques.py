@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 def techniques(  # noqa: PLR0913 - one parameter per flag
     *,
     workload: Annotated[Path, typer.Option(help="Workload file, from perfmodel trace.")],
-    device_memory: Annotated[str, typer.Option(help="Memory of one device, such as 80GiB.")],
+    device_memory: Annotated[
+        str | None,
+        typer.Option(help="Memory of one device, such as 80GiB; default: that of --device."),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Device by its data sheet, such as h100-sxm; times are scaled to it."),
+    ] = None,
     profile: Annotated[
         Path | None, typer.Option(help="Profile, for times in seconds; needed.")
     ] = None,
@@ -28,21 +35,24 @@ def techniques(  # noqa: PLR0913 - one parameter per flag
         str | None, typer.Option(help="cpu or cuda; default: the kind that was traced.")
     ] = None,
     host_link: Annotated[
-        str, typer.Option(help="Between host and device, each way; data-sheet PCIe 4, less 20 %.")
-    ] = "25GB/s",
+        str | None,
+        typer.Option(
+            help="Between host and device, each way; default: PCIe of --device, or else 4, less 20 %."
+        ),
+    ] = None,
     host_memory: Annotated[
         str, typer.Option(help="Host memory bandwidth of one device's share.")
     ] = "40GB/s",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare mixed precision, accumulation, checkpointing, offload and streaming in time and memory."""
-    capacity_bytes = capacity(device_memory)
+    capacity_bytes = capacity(device_memory, device)
     # What follows imports numpy and pydantic: too slow for --help.
     from perfmodel.cli.memory_inputs import ask, report_of  # noqa: PLC0415
     from perfmodel.cost.memory import Verdict, verdict  # noqa: PLC0415
     from perfmodel.report.memory import technique_lines, techniques_table  # noqa: PLC0415
 
-    link = _link(host_link, host_memory)
+    link = _link(host_link, host_memory, device)
     if profile is None:
         # Transfers take seconds; shares of a step cannot be compared with them.
         raise UsageError(
@@ -56,6 +66,7 @@ def techniques(  # noqa: PLR0913 - one parameter per flag
         devices=devices,
         device_kind=device_kind,
         link=link,
+        device=device,
     )
     report = report_of(asked, capacity_bytes)
     if as_json:
@@ -70,19 +81,35 @@ def techniques(  # noqa: PLR0913 - one parameter per flag
     if verdicts == {Verdict.DOES_NOT_FIT}:
         raise NotFeasible(
             f"--device-memory: {asked.name} at micro-batch {report.setting.micro_batch} fits into "
-            f"{device_memory} with none of the techniques; take a smaller batch or a larger device"
+            f"{device_memory or device} with none of the techniques; take a smaller batch or a larger device"
         )
 
 
-def _link(host_link: str, host_memory: str) -> "HostLink":
+def _link(host_link: str | None, host_memory: str, device: str | None) -> "HostLink":
     from perfmodel.cost.techniques import HostLink  # noqa: PLC0415 - numpy comes with it
 
-    link_bytes_per_s = _bandwidth("--host-link", host_link)
+    link_bytes_per_s = (
+        _host_link_of(device) if host_link is None else _bandwidth("--host-link", host_link)
+    )
     return HostLink(
         to_device_bytes_per_s=link_bytes_per_s,
         to_host_bytes_per_s=link_bytes_per_s,
         host_memory_bytes_per_s=_bandwidth("--host-memory", host_memory),
     )
+
+
+def _host_link_of(device: str | None) -> float:
+    from perfmodel.cli.devices import device_sheet  # noqa: PLC0415 - beside their use
+    from perfmodel.cli.memory_inputs import DEFAULT_LINK  # noqa: PLC0415
+    from perfmodel.hardware.catalogue import (  # noqa: PLC0415
+        host_link_bytes_per_s,
+        shipped_catalogue,
+    )
+
+    known = (
+        None if device is None else host_link_bytes_per_s(device_sheet(device), shipped_catalogue())
+    )
+    return known or DEFAULT_LINK.to_device_bytes_per_s
 
 
 def _bandwidth(flag: str, text: str) -> float:

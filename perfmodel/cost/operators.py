@@ -3,13 +3,14 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from perfmodel.cost.curve import Samples
 from perfmodel.cost.families import family, features
 from perfmodel.cost.gaussian_process import GaussianProcess
+from perfmodel.cost.rescaling import rescaled_s, rescaled_stream_s
 from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.profile import OperatorFamily, OperatorProfile
 from perfmodel.units import Bytes, Flop, Seconds
@@ -104,14 +105,35 @@ class OperatorPrices:
         prices = {
             phase: self._phase(groups[phase], phase) for phase in (Phase.FORWARD, Phase.BACKWARD)
         }
-        return {**prices, Phase.OPTIMIZER: self._optimizer(step)}
+        optimizer = self._optimizer(step)
+        if self.profile.rescaling is not None:
+            num_tensors = sum(p.ready_after is not None for p in step.parameters)
+            time_s = rescaled_stream_s(
+                optimizer.time_s, self.profile.rescaling, num_tensors=num_tensors
+            )
+            optimizer = replace(optimizer, time_s=time_s)
+        return {**prices, Phase.OPTIMIZER: optimizer}
 
     def price(self, operators: Iterable[Operator], phase: Phase) -> list[Price]:
         """One call of each operator, without what a step adds per call."""
         wanted = list(operators)
         names = [signature(operator) for operator in wanted]
         self._learn(wanted, names, phase)
-        return [self._known[name, phase] for name in names]
+        found = [self._known[name, phase] for name in names]
+        return [
+            self._on_target(operator, price) for operator, price in zip(wanted, found, strict=True)
+        ]
+
+    def _on_target(self, operator: Operator, price: Price) -> Price:
+        """The price on the device that is asked for, where that is not the one that was timed."""
+        rescaling = self.profile.rescaling
+        if rescaling is None:
+            return price
+        entry = self._families.get(price.family)
+        shortest_s = 0.0 if entry is None else entry.least_s
+        return replace(
+            price, time_s=rescaled_s(price.time_s, operator, rescaling, shortest_s=shortest_s)
+        )
 
     def _learn(self, wanted: list[Operator], names: list[str], phase: Phase) -> None:
         """Price what has no price yet, a whole family at once."""
