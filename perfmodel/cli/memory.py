@@ -16,7 +16,7 @@ _DEVICE = typer.Option(
 _BATCH = typer.Option(help="Samples per forward pass; default: the batch that was traced.")
 _DEVICES = typer.Option(help="Devices of a DDP group; more than one adds its buckets.")
 _PROFILE = typer.Option(help="Profile, for times in seconds; without it they are relative.")
-_KIND = typer.Option(help="cpu or cuda; default: the kind that was traced.")
+_KIND = typer.Option(help="cpu or cuda; default: that of --device, or the kind that was traced.")
 
 
 def memory(  # noqa: PLR0913 - one parameter per flag
@@ -61,7 +61,7 @@ def memory(  # noqa: PLR0913 - one parameter per flag
         console.print(remedies_table(report))
     if report.hopeless:
         raise NotFeasible(
-            f"{_flag(device_memory)}: not even one sample of {asked.name} fits into "
+            f"{capacity_flag(device_memory)}: not even one sample of {asked.name} fits into "
             f"{device_memory or device}; "
             "see the table for what saves most, or take a larger device"
         )
@@ -91,5 +91,6 @@ def capacity(text: str | None, device: str | None) -> int:
     return size_bytes
 
 
-def _flag(device_memory: str | None) -> str:
+def capacity_flag(device_memory: str | None) -> str:
+    """The flag that gave the capacity, for messages."""
     return "--device" if device_memory is None else "--device-memory"

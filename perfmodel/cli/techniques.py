@@ -6,43 +6,39 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.memory import capacity
+from perfmodel.cli.memory import capacity, capacity_flag
 from perfmodel.errors import NotFeasible, UsageError
 
 if TYPE_CHECKING:
     from perfmodel.cost.techniques import HostLink
 
 
+_WORKLOAD = typer.Option(help="Workload file, from perfmodel trace.")
+_CAPACITY = typer.Option(help="Memory of one device, such as 80GiB; default: that of --device.")
+_DEVICE = typer.Option(
+    help="Device by its data sheet, such as h100-sxm (perfmodel devices); times are scaled to it."
+)
+_PROFILE = typer.Option(help="Profile, for times in seconds; needed.")
+_BATCH = typer.Option(help="Samples per forward pass; default: as traced.")
+_DEVICES = typer.Option(help="Devices of a DDP group.")
+_KIND = typer.Option(help="cpu or cuda; default: that of --device, or the kind that was traced.")
+_HOST_LINK = typer.Option(
+    help="Between host and device, each way; default: PCIe of --device, or else PCIe 4, less 20 %."
+)
+_HOST_MEMORY = typer.Option(help="Host memory bandwidth of one device's share.")
+
+
 def techniques(  # noqa: PLR0913 - one parameter per flag
     *,
-    workload: Annotated[Path, typer.Option(help="Workload file, from perfmodel trace.")],
-    device_memory: Annotated[
-        str | None,
-        typer.Option(help="Memory of one device, such as 80GiB; default: that of --device."),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="Device by its data sheet, such as h100-sxm; times are scaled to it."),
-    ] = None,
-    profile: Annotated[
-        Path | None, typer.Option(help="Profile, for times in seconds; needed.")
-    ] = None,
-    micro_batch: Annotated[
-        int | None, typer.Option(help="Samples per forward pass; default: as traced.")
-    ] = None,
-    devices: Annotated[int, typer.Option(help="Devices of a DDP group.")] = 1,
-    device_kind: Annotated[
-        str | None, typer.Option(help="cpu or cuda; default: the kind that was traced.")
-    ] = None,
-    host_link: Annotated[
-        str | None,
-        typer.Option(
-            help="Between host and device, each way; default: PCIe of --device, or else 4, less 20 %."
-        ),
-    ] = None,
-    host_memory: Annotated[
-        str, typer.Option(help="Host memory bandwidth of one device's share.")
-    ] = "40GB/s",
+    workload: Annotated[Path, _WORKLOAD],
+    device_memory: Annotated[str | None, _CAPACITY] = None,
+    device: Annotated[str | None, _DEVICE] = None,
+    profile: Annotated[Path | None, _PROFILE] = None,
+    micro_batch: Annotated[int | None, _BATCH] = None,
+    devices: Annotated[int, _DEVICES] = 1,
+    device_kind: Annotated[str | None, _KIND] = None,
+    host_link: Annotated[str | None, _HOST_LINK] = None,
+    host_memory: Annotated[str, _HOST_MEMORY] = "40GB/s",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare mixed precision, accumulation, checkpointing, offload and streaming in time and memory."""
@@ -80,8 +76,8 @@ def techniques(  # noqa: PLR0913 - one parameter per flag
     verdicts = {verdict(row.memory.fit_probability(capacity_bytes)) for row in report.techniques}
     if verdicts == {Verdict.DOES_NOT_FIT}:
         raise NotFeasible(
-            f"--device-memory: {asked.name} at micro-batch {report.setting.micro_batch} fits into "
-            f"{device_memory or device} with none of the techniques; take a smaller batch or a larger device"
+            f"{capacity_flag(device_memory)}: {asked.name} at micro-batch "
+            f"{report.setting.micro_batch} fits into {device_memory or device} with none of the techniques; take a smaller batch or a larger device"
         )
 
 

@@ -1,5 +1,6 @@
 """What traced operators cost: measured in place, read from a family's curve, or bounded by physics."""
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Iterable
@@ -84,7 +85,6 @@ class OperatorPrices:
     """Signature of the parameters of a step whose own measurements come before those of others."""
     _measured: dict[tuple[str, str], Seconds] = field(default_factory=dict)
     _families: dict[str, OperatorFamily] = field(default_factory=dict)
-    _processes: dict[str, GaussianProcess] = field(default_factory=dict)
     _known: dict[tuple[str, str], Price] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -105,14 +105,7 @@ class OperatorPrices:
         prices = {
             phase: self._phase(groups[phase], phase) for phase in (Phase.FORWARD, Phase.BACKWARD)
         }
-        optimizer = self._optimizer(step)
-        if self.profile.rescaling is not None:
-            num_tensors = sum(p.ready_after is not None for p in step.parameters)
-            time_s = rescaled_stream_s(
-                optimizer.time_s, self.profile.rescaling, num_tensors=num_tensors
-            )
-            optimizer = replace(optimizer, time_s=time_s)
-        return {**prices, Phase.OPTIMIZER: optimizer}
+        return {**prices, Phase.OPTIMIZER: self._optimizer(step)}
 
     def price(self, operators: Iterable[Operator], phase: Phase) -> list[Price]:
         """One call of each operator, without what a step adds per call."""
@@ -170,7 +163,7 @@ class OperatorPrices:
         ]
 
     def _readings(self, entry: OperatorFamily, points: Samples) -> list[_Reading]:
-        process = self._process(entry)
+        process = _process(entry)
         means, errors = process.predict(points)
         low, high = process.inputs.min(axis=0), process.inputs.max(axis=0)
         outside = np.abs(points - np.clip(points, low, high)).sum(axis=1)
@@ -220,17 +213,6 @@ class OperatorPrices:
             evidence=Evidence.INTERPOLATED if is_free else Evidence.ASSUMED,
             family=kind,
         )
-
-    def _process(self, entry: OperatorFamily) -> GaussianProcess:
-        if entry.name not in self._processes:
-            self._processes[entry.name] = GaussianProcess(
-                inputs=np.array(entry.features),
-                targets=np.array(entry.log_ratios),
-                lengths=np.array(entry.lengths),
-                spread=entry.spread,
-                noise=entry.noise,
-            )
-        return self._processes[entry.name]
 
     def _phase(self, calls: list[tuple[Operator, int]], phase: Phase) -> PhasePrice:
         prices = self.price([operator for operator, _ in calls], phase)
@@ -292,22 +274,32 @@ class OperatorPrices:
         trained = [p for p in step.parameters if p.ready_after is not None]
         if measured and self.use_measured:
             time_s = float(np.median([entry.optimizer_s for entry in measured]))
-            return PhasePrice(
+            found = PhasePrice(
                 time_s=time_s + overhead.optimizer_s * len(trained),
                 relative_error=overhead.optimizer_log_error,
                 evidence=Evidence.MEASURED,
                 unpriced=(),
             )
+            return self._streamed(found, num_tensors=len(trained))
         method = step.method
         kind = f"optimizer {method.optimizer} {method.optimizer_implementation}"
         prices = self._optimizer_prices(kind, method.optimizer, trained)
-        return self._summed(
+        summed = self._summed(
             prices,
             [1] * len(prices),
             extra_s=overhead.optimizer_s * len(trained),
             log_error=overhead.optimizer_log_error,
             names=[kind] * len(prices),
         )
+        return self._streamed(summed, num_tensors=len(trained))
+
+    def _streamed(self, price: PhasePrice, *, num_tensors: int) -> PhasePrice:
+        """An optimizer on the device that is asked for: it streams memory."""
+        rescaling = self.profile.rescaling
+        if rescaling is None:
+            return price
+        time_s = rescaled_stream_s(price.time_s, rescaling, num_tensors=num_tensors)
+        return replace(price, time_s=time_s)
 
     def _optimizer_prices(
         self, kind: str, optimizer: str, trained: list[TracedParameter]
@@ -342,6 +334,18 @@ class OperatorPrices:
             )
             for size, reading in zip(sizes, self._readings(entry, points), strict=True)
         ]
+
+
+@functools.lru_cache(maxsize=256)
+def _process(entry: OperatorFamily) -> GaussianProcess:
+    """The curve of a family, solved once for all who read it."""
+    return GaussianProcess(
+        inputs=np.array(entry.features),
+        targets=np.array(entry.log_ratios),
+        lengths=np.array(entry.lengths),
+        spread=entry.spread,
+        noise=entry.noise,
+    )
 
 
 def optimizer_features(size_bytes: Bytes, total_bytes: Bytes) -> tuple[float, float]:

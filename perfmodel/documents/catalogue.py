@@ -151,7 +151,7 @@ class Catalogue(Record):
                 self._refuse_unknown(f"{sheet.id}.{name}", figure)
         for link in self.links:
             self._refuse_unknown(f"{link.id}.rate", link.rate)
-        names = [link.id for link in self.links]
+        names = [plain(link.id) for link in self.links]
         for sheet in self.devices:
             own = {plain(n) for n in (sheet.id, sheet.name, *sheet.reported, *sheet.aliases)}
             twice = own.intersection(names)

@@ -70,17 +70,15 @@ def sheet_table(sheet: DataSheet, catalogue: Catalogue) -> Table:
     table = Table(box=box.SIMPLE, title=f"{sheet.name} ({sheet.architecture}, {sheet.form})")
     table.add_column("figure")
     table.add_column("value", justify="right")
-    for name in ("source", "date", "where"):
-        table.add_column(name, overflow="fold")
+    for name in ("source", "its date"):
+        table.add_column(name)
     for name, figure in sheet.figures():
-        source = catalogue.sources[figure.source]
-        table.add_row(
-            _LABELS.get(name, name), _text(figure), source.title, source.date, source.where
-        )
+        date = catalogue.sources[figure.source].date
+        table.add_row(_LABELS.get(name, name), _text(figure), figure.source, date)
     return table
 
 
-def sheet_lines(sheet: DataSheet) -> list[str]:
+def sheet_lines(sheet: DataSheet, catalogue: Catalogue) -> list[str]:
     """What the table does not hold."""
     names = ", ".join((sheet.id, *sheet.aliases, *sheet.reported))
     found = [f"names: {names}"]
