@@ -77,7 +77,8 @@ def techniques(  # noqa: PLR0913 - one parameter per flag
     if verdicts == {Verdict.DOES_NOT_FIT}:
         raise NotFeasible(
             f"{capacity_flag(device_memory)}: {asked.name} at micro-batch "
-            f"{report.setting.micro_batch} fits into {device_memory or device} with none of the techniques; take a smaller batch or a larger device"
+            f"{report.setting.micro_batch} fits into {device_memory or device} with none of "
+            "the techniques; take a smaller batch or a larger device"
         )
 
 
