@@ -64,6 +64,9 @@ def caveats(
     """What a reader must know before acting on the numbers."""
     found = [*profile.undetermined, *origin_caveats(profile, workload)]
     largest = max(point.setting.world_size for point in points)
+    if profile.rescaling is not None:
+        found += profile.rescaling.notes
+        found += profile.rescaling.notes_on_groups if largest > 1 else ()
     if largest > profile.max_world_size:
         found.append(_beyond(profile, largest, cluster))
     if cluster is not None and profile.num_nodes > 1 and profile.ranks_per_node > 1:

@@ -109,8 +109,11 @@ class Predictor:
         Raises
         ------
         UsageError
-            If a name is not in the profile, or a workload takes the name of another one there.
+            If a name is not in the profile, a workload takes the name of another one there, or was not
+            traced although the device is not the calibrated one.
         """
+        if self.profile.rescaling is not None and trace is None:
+            raise UsageError(_needs_trace(workload, self.profile))
         name = workload if isinstance(workload, str) else workload.name
         calibrated = self.profile.workload(name)
         if calibrated is not None:
@@ -264,6 +267,14 @@ def _largest_all_reduce(program: StepProgram) -> Bytes:
     """0 if there is none. [B]"""
     sizes = (o.size_bytes for o in program.operations if o.cause is Cause.ALL_REDUCE)
     return max(sizes, default=0)
+
+
+def _needs_trace(workload: str | Workload, profile: ProfileDocument) -> str:
+    name = workload if isinstance(workload, str) else workload.name
+    return (
+        f"--workload: must be a traced workload file on {profile.device_name}, got {name!r}: whole steps "
+        f"of another device cannot be scaled; perfmodel trace {name}, then give its file"
+    )
 
 
 def _refuse_other_machine(profile: ProfileDocument, validation: ValidationDocument | None) -> None:

@@ -69,6 +69,18 @@ def parse_bandwidth(text: str) -> BytesPerSecond:
     return _scaled(number, unit, {"B/s": 1.0, "b/s": 1 / 8, "bit/s": 1 / 8}, text)
 
 
+def parse_flop_rate(text: str) -> FlopPerSecond:
+    """Rate in FLOP per second of text such as ``989TFLOP/s``."""
+    number, unit = _split(text, "989TFLOP/s")
+    return _scaled(number, unit, {"FLOP/s": 1.0}, text)
+
+
+def parse_power(text: str) -> float:
+    """Power in watts of text such as ``700W`` or ``1.2kW``."""
+    number, unit = _split(text, "700W")
+    return _scaled(number, unit, {"W": 1.0}, text)
+
+
 def parse_duration(text: str) -> Seconds:
     """Duration in seconds of text such as ``10us`` or ``2.5 ms``."""
     number, unit = _split(text, "10us")

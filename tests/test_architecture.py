@@ -57,7 +57,9 @@ COMMAND_LINE = {
         "--sequence-length",
         "model",
     },
+    "devices": {"--json", "--links", "name"},
     "memory": {
+        "--device",
         "--device-kind",
         "--device-memory",
         "--devices",
@@ -68,6 +70,7 @@ COMMAND_LINE = {
         "--workload",
     },
     "techniques": {
+        "--device",
         "--device-kind",
         "--device-memory",
         "--devices",
@@ -84,6 +87,7 @@ COMMAND_LINE = {
         "--bucket-cap-mb",
         "--cluster",
         "--csv",
+        "--device",
         "--device-memory",
         "--devices",
         "--devices-per-node",

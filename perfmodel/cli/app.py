@@ -11,6 +11,7 @@ import typer
 from perfmodel.cli import (
     decide,
     delivery,
+    devices,
     layouts,
     measure,
     memory,
@@ -33,6 +34,7 @@ perfmodel calibrate     measure this machine, write its profile
 perfmodel trace         a model as a workload file, without weights, data or GPU
 perfmodel memory        does a step fit, the largest batch, what to change first
 perfmodel techniques    checkpointing, offload, streaming ...: time and memory
+perfmodel devices       data sheets of devices that need not be present
 perfmodel predict       speed-up, step time, doubt for any number of devices
 perfmodel explain       what costs the speed-up, and what one change would gain
 perfmodel whatif        change a field: before, after, and why
@@ -123,6 +125,7 @@ _COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "trace": trace.trace,
     "memory": memory.memory,
     "techniques": memory.techniques,
+    "devices": devices.devices,
     "predict": predict.predict,
     "explain": predict.explain,
     "report": report.report,

@@ -6,6 +6,7 @@ from typing import Literal
 
 import typer
 
+from perfmodel.cli.devices import device_sheet, on_device
 from perfmodel.cli.sources import Sources
 from perfmodel.cli.terminal import show
 from perfmodel.documents.base import write_atomically, write_bytes_atomically
@@ -30,12 +31,15 @@ class Inputs:
 
 
 def read_inputs(sources: Sources) -> Inputs:
-    """Read a profile, a workload by name or file, and an optional validation and cluster."""
+    """Read a profile, a workload by name or file, and an optional validation and cluster.
+
+    A device that is not the calibrated one takes its times from data-sheet ratios.
+    """
     validation, cluster = sources.validation, sources.cluster
-    earlier = None if validation is None else ValidationDocument.read(validation)
+    sheet = None if sources.device is None else device_sheet(sources.device)
     predictor = Predictor(
-        _read_profile(sources.profile),
-        validation=earlier,
+        on_device(_read_profile(sources.profile), sheet),
+        validation=None if validation is None else ValidationDocument.read(validation),
         cluster=None if cluster is None else read_cluster(cluster),
     )
     return Inputs(predictor=predictor, workload=open_workload(predictor, sources.workload))

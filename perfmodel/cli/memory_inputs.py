@@ -4,6 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
+from perfmodel.cli.devices import device_sheet, on_device
 from perfmodel.cli.options import at_least_one, one_of
 from perfmodel.cost.memory import (
     OVERHEADS,
@@ -16,6 +17,7 @@ from perfmodel.cost.memory import (
 )
 from perfmodel.cost.operators import OperatorPrices
 from perfmodel.cost.techniques import Basis, HostLink, Question, StepTimes, techniques
+from perfmodel.documents.catalogue import DataSheet
 from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.workload import WorkloadDocument
@@ -25,7 +27,7 @@ from perfmodel.predictor import Predictor
 from perfmodel.program.operation import Cause
 from perfmodel.report.memory import MemoryReport
 from perfmodel.statistics.critical_path import time_by_cause
-from perfmodel.units import Bytes, Seconds
+from perfmodel.units import Bytes, Seconds, format_bytes
 from perfmodel.workload.memory import StepMemory
 from perfmodel.workload.operator import Phase
 
@@ -59,9 +61,10 @@ def ask(  # noqa: PLR0913 - one parameter per flag
     devices: int = 1,
     bucket_view: bool = False,
     device_kind: str | None = None,
+    device: str | None = None,
     link: HostLink = DEFAULT_LINK,
 ) -> Asked:
-    """Read a workload file and an optional profile.
+    """Read a workload file and an optional profile, which may be brought to another device.
 
     Raises
     ------
@@ -79,9 +82,11 @@ def ask(  # noqa: PLR0913 - one parameter per flag
     for flag, number in (("--micro-batch", batch), ("--devices", devices)):
         at_least_one(flag, number)
     traced_kind = document.trace.method.device_kind
-    kind = device_kind or traced_kind
+    sheet = None if device is None else device_sheet(device)
+    kind = device_kind or (traced_kind if sheet is None or sheet.kind != "cuda" else sheet.kind)
     one_of("--device-kind", kind, tuple(OVERHEADS))
-    times = _relative_times(document) if profile is None else _times(document, profile, batch)
+    machine = None if profile is None else on_device(ProfileDocument.read(profile), sheet)
+    times = _relative_times(document) if machine is None else _times(document, machine, batch)
     question = Question(
         memory=document.memory,
         setting=MemorySetting(micro_batch=batch, devices=devices, bucket_view=bucket_view),
@@ -95,7 +100,10 @@ def ask(  # noqa: PLR0913 - one parameter per flag
     return Asked(
         name=document.workload.name,
         question=question,
-        caveats=tuple(_caveats(document.memory, batch, kind, traced_kind)),
+        caveats=(
+            *_caveats(document.memory, batch, kind, traced_kind),
+            *_device_caveats(sheet, machine),
+        ),
     )
 
 
@@ -153,6 +161,17 @@ def _caveats(memory: StepMemory, batch: int, kind: str, traced_kind: str) -> lis
     return caveats
 
 
+def _device_caveats(sheet: DataSheet | None, machine: ProfileDocument | None) -> list[str]:
+    if sheet is None:
+        return []
+    label = (
+        f"memory of {sheet.name} is the {format_bytes(sheet.memory.size_bytes)} of its data sheet; drivers "
+        "report up to 6 % less where error correction takes its share: give --device-memory to be exact"
+    )
+    rescaling = None if machine is None else machine.rescaling
+    return [label, *(() if rescaling is None else rescaling.notes)]
+
+
 def _relative_times(document: WorkloadDocument) -> StepTimes:
     """Shares of a step by FLOP: without a profile nothing is known in seconds."""
     forward, backward = document.workload.forward_flop, document.workload.backward_flop
@@ -165,8 +184,8 @@ def _relative_times(document: WorkloadDocument) -> StepTimes:
     )
 
 
-def _times(document: WorkloadDocument, profile: Path, batch: int) -> StepTimes:
-    predictor = Predictor(ProfileDocument.read(profile))
+def _times(document: WorkloadDocument, profile: ProfileDocument, batch: int) -> StepTimes:
+    predictor = Predictor(profile)
     setting = Setting(
         workload=document.workload.name,
         world_size=1,
@@ -179,7 +198,11 @@ def _times(document: WorkloadDocument, profile: Path, batch: int) -> StepTimes:
         and calibrated.workload.num_parameters == document.workload.num_parameters
     )
     # On one device the order of gradients, in which trace and calibration may differ, is no matter.
-    found = predictor.workload(document.workload.name if same else document.workload)
+    found = (
+        predictor.workload(document.workload.name)
+        if same
+        else predictor.workload(document.workload, document.trace)
+    )
     step = predictor.step(found, setting)
     causes = time_by_cause(step.trace)
     weakest = max(step.terms.evidence.values(), key=list(Evidence).index)

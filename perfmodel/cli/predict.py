@@ -27,6 +27,10 @@ SCALINGS: Final[tuple[Literal["weak", "strong"], ...]] = ("weak", "strong")
 
 _PROFILE = typer.Option(help="Profile of the machine, from perfmodel calibrate.")
 _WORKLOAD = typer.Option(help="Calibrated workload by name, or a workload file (JSON).")
+_DEVICE = typer.Option(
+    help="Device that is not present, such as h100-sxm (perfmodel devices): a traced workload is scaled "
+    "to it by data-sheet ratios."
+)
 _BATCH = typer.Option(
     help="Weak scaling: samples per forward pass of each device; strong: per step of all together. "
     "Default: the middle calibrated micro-batch (weak), the largest (strong)."
@@ -44,6 +48,7 @@ def predict(  # noqa: PLR0913 - one parameter per flag
     *,
     profile: Annotated[Path, _PROFILE] = DEFAULT_PROFILE,
     workload: Annotated[str, _WORKLOAD] = "resnet18",
+    device: Annotated[str | None, _DEVICE] = None,
     devices: Annotated[str, typer.Option(help="Device counts, separated by commas.")] = (
         DEFAULT_DEVICES
     ),
@@ -71,6 +76,11 @@ def predict(  # noqa: PLR0913 - one parameter per flag
     answers = Answers(as_json=as_json, as_csv=as_csv, output=output, plot=plot, trace=trace)
     large = LargeFlags(model, sequence_length, devices_per_node, device_memory)
     if layout is not None:
+        if device is not None:
+            raise UsageError(
+                f"--device: excludes --layout, got {device}: a calibration from runs has its device; "
+                "--device-memory says what fits"
+            )
         only = None if devices == DEFAULT_DEVICES else device_counts(devices)
         predict_layout(profile, layout, large, devices=only, batch=batch, answers=answers)
         return
@@ -83,7 +93,13 @@ def predict(  # noqa: PLR0913 - one parameter per flag
         bucket_cap_mb=bucket_cap_mb,
         loader_samples_per_s=loader_samples_per_s,
     )
-    sources = Sources(profile=profile, workload=workload, validation=validation, cluster=cluster)
+    sources = Sources(
+        profile=profile,
+        workload=workload,
+        validation=validation,
+        cluster=cluster,
+        device=device,
+    )
     _predict_workload(sources, request, answers)
 
 

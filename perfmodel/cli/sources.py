@@ -13,3 +13,5 @@ class Sources:
     """A name in the profile, or a workload file."""
     validation: Path | None = None
     cluster: Path | None = None
+    device: str | None = None
+    """Of the catalogue; None is the calibrated one."""

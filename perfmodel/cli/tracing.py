@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from perfmodel.documents.base import Provenance, command_line
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UsageError
+from perfmodel.tracing.collection import without_collection
 from perfmodel.workload.step import StepMethod
 
 _NEEDED = ("torch", "torchvision")
@@ -30,12 +31,13 @@ def traced_document(
         If the model does not exist or cannot be traced, or torch is not installed.
     """
     _refuse_without_torch("trace")
-    from perfmodel.tracing.source import SampleSize  # noqa: PLC0415 - torch
-    from perfmodel.tracing.sources import find_source  # noqa: PLC0415
-    from perfmodel.tracing.trace import trace_model  # noqa: PLC0415
+    with without_collection():
+        from perfmodel.tracing.source import SampleSize  # noqa: PLC0415 - torch
+        from perfmodel.tracing.sources import find_source  # noqa: PLC0415
+        from perfmodel.tracing.trace import trace_model  # noqa: PLC0415
 
-    size = SampleSize(image_size=image_size, sequence_length=sequence_length)
-    traced = trace_model(find_source(model, size), method, micro_batch=micro_batch)
+        size = SampleSize(image_size=image_size, sequence_length=sequence_length)
+        traced = trace_model(find_source(model, size), method, micro_batch=micro_batch)
     return WorkloadDocument(
         schema_version=WorkloadDocument.current_version,
         provenance=Provenance(

@@ -63,6 +63,7 @@ class CostModel:
         self._curves: dict[tuple[str, int, str], CurveDraws] = {}
         self._network = Network.sample(profile, cluster=cluster, num_draws=num_draws, rng=self._rng)
         self._ddp = self._sample_ddp()
+        self._device = self._sample_device()
 
     def terms(
         self, workload: WorkloadProfile, setting: Setting, *, loader_samples_per_s: float | None
@@ -70,7 +71,7 @@ class CostModel:
         """Cost terms of one setting of a calibrated workload."""
         phases = _phases_at(workload, setting.world_size)
         compute_s = {
-            cause: self._read(workload, phases, name, setting.micro_batch)
+            cause: self._read(workload, phases, name, setting.micro_batch) * self._device
             for cause, name in _PHASES
         }
         issue_s = {
@@ -109,6 +110,14 @@ class CostModel:
         table = np.array(ddp.draws)[rows]
         table[0] = ddp.values
         return {name: table[:, column] for column, name in enumerate(ddp.names)}
+
+    def _sample_device(self) -> Samples:
+        """Factors of a device that was never run: all its times are wrong together."""
+        deviates = self._rng("device").standard_normal(self.num_draws)
+        deviates[0] = 0.0
+        rescaling = self.profile.rescaling
+        factors: Samples = np.exp((0.0 if rescaling is None else rescaling.log_error) * deviates)
+        return factors
 
     def _read(
         self, workload: WorkloadProfile, phases: PhaseCurves, name: str, micro_batch: int
@@ -183,11 +192,15 @@ class CostModel:
             else Evidence.ASSUMED
         )
         evidence["stragglers"] = Evidence.EXTRAPOLATED if beyond else Evidence.MEASURED
+        if self.profile.rescaling is not None:
+            return dict.fromkeys(evidence, Evidence.ASSUMED)
         return evidence
 
     def _compute_evidence(
         self, workload: WorkloadProfile, phases: PhaseCurves, micro_batch: int
     ) -> Evidence:
+        if self.profile.rescaling is not None:
+            return Evidence.ASSUMED
         if workload.evidence is not None:
             measured = micro_batch in workload.measured_batches and phases.world_size == 1
             return Evidence.MEASURED if measured else workload.evidence

@@ -1,15 +1,17 @@
 """What traced operators cost: measured in place, read from a family's curve, or bounded by physics."""
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from perfmodel.cost.curve import Samples
 from perfmodel.cost.families import family, features, wider_family
 from perfmodel.cost.gaussian_process import GaussianProcess
+from perfmodel.cost.rescaling import rescaled_s, rescaled_stream_s
 from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.profile import OperatorFamily, OperatorProfile
 from perfmodel.units import Bytes, Flop, Seconds
@@ -83,7 +85,6 @@ class OperatorPrices:
     """Signature of the parameters of a step whose own measurements come before those of others."""
     _measured: dict[tuple[str, str], Seconds] = field(default_factory=dict)
     _families: dict[str, OperatorFamily] = field(default_factory=dict)
-    _processes: dict[str, GaussianProcess] = field(default_factory=dict)
     _known: dict[tuple[str, str], Price] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -111,7 +112,21 @@ class OperatorPrices:
         wanted = list(operators)
         names = [signature(operator) for operator in wanted]
         self._learn(wanted, names, phase)
-        return [self._known[name, phase] for name in names]
+        found = [self._known[name, phase] for name in names]
+        return [
+            self._on_target(operator, price) for operator, price in zip(wanted, found, strict=True)
+        ]
+
+    def _on_target(self, operator: Operator, price: Price) -> Price:
+        """The price on the device that is asked for, where that is not the one that was timed."""
+        rescaling = self.profile.rescaling
+        if rescaling is None:
+            return price
+        entry = self._families.get(price.family)
+        shortest_s = 0.0 if entry is None else entry.least_s
+        return replace(
+            price, time_s=rescaled_s(price.time_s, operator, rescaling, shortest_s=shortest_s)
+        )
 
     def _learn(self, wanted: list[Operator], names: list[str], phase: Phase) -> None:
         """Price what has no price yet, a whole family at once."""
@@ -148,7 +163,7 @@ class OperatorPrices:
         ]
 
     def _readings(self, entry: OperatorFamily, points: Samples) -> list[_Reading]:
-        process = self._process(entry)
+        process = _process(entry)
         means, errors = process.predict(points)
         low, high = process.inputs.min(axis=0), process.inputs.max(axis=0)
         outside = np.abs(points - np.clip(points, low, high)).sum(axis=1)
@@ -198,17 +213,6 @@ class OperatorPrices:
             evidence=Evidence.INTERPOLATED if is_free else Evidence.ASSUMED,
             family=kind,
         )
-
-    def _process(self, entry: OperatorFamily) -> GaussianProcess:
-        if entry.name not in self._processes:
-            self._processes[entry.name] = GaussianProcess(
-                inputs=np.array(entry.features),
-                targets=np.array(entry.log_ratios),
-                lengths=np.array(entry.lengths),
-                spread=entry.spread,
-                noise=entry.noise,
-            )
-        return self._processes[entry.name]
 
     def _phase(self, calls: list[tuple[Operator, int]], phase: Phase) -> PhasePrice:
         prices = self.price([operator for operator, _ in calls], phase)
@@ -271,22 +275,32 @@ class OperatorPrices:
         trained = [p for p in step.parameters if p.ready_after is not None]
         if measured and self.use_measured:
             time_s = float(np.median([entry.optimizer_s for entry in measured]))
-            return PhasePrice(
+            found = PhasePrice(
                 time_s=time_s + overhead.optimizer_s * len(trained),
                 relative_error=overhead.optimizer_log_error,
                 evidence=Evidence.MEASURED,
                 unpriced=(),
             )
+            return self._streamed(found, num_tensors=len(trained))
         method = step.method
         kind = optimizer_family(method.optimizer, method.optimizer_implementation)
         prices = self._optimizer_prices(kind, method.optimizer, trained)
-        return self._summed(
+        summed = self._summed(
             prices,
             [1] * len(prices),
             extra_s=overhead.optimizer_s * len(trained),
             log_error=overhead.optimizer_log_error,
             names=[kind] * len(prices),
         )
+        return self._streamed(summed, num_tensors=len(trained))
+
+    def _streamed(self, price: PhasePrice, *, num_tensors: int) -> PhasePrice:
+        """An optimizer on the device that is asked for: it streams memory."""
+        rescaling = self.profile.rescaling
+        if rescaling is None:
+            return price
+        time_s = rescaled_stream_s(price.time_s, rescaling, num_tensors=num_tensors)
+        return replace(price, time_s=time_s)
 
     def _optimizer_prices(
         self, kind: str, optimizer: str, trained: list[TracedParameter]
@@ -321,6 +335,18 @@ class OperatorPrices:
             )
             for size, reading in zip(sizes, self._readings(entry, points), strict=True)
         ]
+
+
+@functools.lru_cache(maxsize=256)
+def _process(entry: OperatorFamily) -> GaussianProcess:
+    """The curve of a family, solved once for all who read it."""
+    return GaussianProcess(
+        inputs=np.array(entry.features),
+        targets=np.array(entry.log_ratios),
+        lengths=np.array(entry.lengths),
+        spread=entry.spread,
+        noise=entry.noise,
+    )
 
 
 def optimizer_family(optimizer: str, implementation: str) -> str:

@@ -2,7 +2,13 @@
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import (
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 from perfmodel.documents.base import Document, Provenance, Record
 from perfmodel.documents.prediction import Evidence
@@ -182,6 +188,30 @@ class CallOverhead(Record):
     optimizer_log_error: RelativeError
 
 
+class DeviceRates(Record):
+    """What a device can do, by its data sheet or as measured."""
+
+    name: str
+    flop_per_s: dict[str, PositiveFloat]
+    """Products by the type of their factors; "convolution fp32" where that differs from matrices."""
+    bytes_per_s: PositiveFloat
+
+
+class Rescaling(Record):
+    """How prices of a calibrated device become those of one that is not present."""
+
+    source: DeviceRates
+    target: DeviceRates
+    start_s: Annotated[float, Field(ge=0)] | None
+    """Part of every call that stays as it is; ``None``: the shortest call of its family. [s]"""
+    log_error: RelativeError
+    """Standard deviation, in log, of scaled times; common to all of them."""
+    notes: tuple[str, ...]
+    """What a reader must know of any prediction."""
+    notes_on_groups: tuple[str, ...]
+    """The same of predictions for several devices."""
+
+
 class OperatorProfile(Record):
     """What single operators cost on the machine."""
 
@@ -193,6 +223,15 @@ class OperatorProfile(Record):
     overhead: CallOverhead
     curve_log_error: RelativeError
     """Standard deviation, in log, of curve-priced reference phases around the measured ones."""
+    rescaling: Rescaling | None = None
+    """Set where the prices are for another device than the one that was timed; never in a file of a
+    calibration."""
+
+    @model_serializer(mode="wrap")
+    def _without_absent_rescaling(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Profiles of calibrations read and digest as before there were rescaled ones."""
+        written: dict[str, object] = write(self)
+        return {key: value for key, value in written.items() if (key, value) != ("rescaling", None)}
 
 
 class ProfileDocument(Document):
@@ -240,6 +279,13 @@ class ProfileDocument(Document):
         """Most ranks that were measured together."""
         return self.ranks_per_node * self.num_nodes
 
+    @property
+    def rescaling(self) -> Rescaling | None:
+        """How operators are brought to another device, if they are."""
+        return None if self.operators is None else self.operators.rescaling
+
     def workload(self, name: str) -> WorkloadProfile | None:
-        """A calibrated workload by name, if there is one."""
+        """A calibrated workload by name, if there is one; its whole steps tell nothing of another device."""
+        if self.rescaling is not None:
+            return None
         return next((entry for entry in self.workloads if entry.workload.name == name), None)

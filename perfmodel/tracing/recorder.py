@@ -89,6 +89,8 @@ class Recorder(TorchDispatchMode):
         """Where the last operator was called."""
         self.operator = ""
         """Name of the last operator."""
+        self.running = False
+        """Whether that operator has not returned yet."""
         self._made: list[_Memory] = []
         self._paths = paths
         self._operators: dict[RawOperator, RawOperator] = {}
@@ -118,10 +120,12 @@ class Recorder(TorchDispatchMode):
             ]
         )
         mutated = _mutated(func, args, keywords, seen)
+        self.running = True
         try:
             result = func(*args, **keywords)
         except _DATA_ERRORS as error:
             raise UntraceableModel(f"{self.place()}: {_NO_DATA}") from error
+        self.running = False
         result = _mended(func, args, result)
         fresh = _fresh(func, result)
         outputs = tuple(self._spec(tensor) for tensor in fresh)
@@ -148,7 +152,11 @@ class Recorder(TorchDispatchMode):
 
     def place(self) -> str:
         """Module and operator where a trace is, for messages."""
-        return f"module {self.module or 'outside all modules'!r}, operator {self.operator}"
+        return f"{self.where()}, operator {self.operator}"
+
+    def where(self) -> str:
+        """The module alone."""
+        return f"module {self.module!r}" if self.module else "the model's own forward or its loss"
 
     def _note(self, operator: RawOperator) -> None:
         known = self._operators.setdefault(operator, operator)

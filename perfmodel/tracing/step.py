@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
 
 from perfmodel.errors import PerfModelError, UntraceableModel
 from perfmodel.tracing.checkpointing import apply_checkpointing
@@ -20,6 +20,10 @@ from perfmodel.units import Bytes
 from perfmodel.workload.operator import Phase
 from perfmodel.workload.step import StepMethod
 
+_NO_SHAPES = (
+    "nothing tells the shapes of its results without running it; register a rule with "
+    "torch.library.register_fake (and its gradient with register_autograd)"
+)
 _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -99,12 +103,25 @@ def _built(source: ModelSource) -> nn.Module:
             f"{source.name}: building the model raised {_described(error)}; "
             "it must build without data, files and devices"
         ) from error
-    if any(type(part).__name__ == "OptimizedModule" for part in module.modules()):
+    if any(_is_compiled(part) for part in module.modules()):
         raise UntraceableModel(
             f"{source.name}: torch.compile is not supported: its fused kernels are chosen when it runs; "
             "trace the model without torch.compile"
         )
     return module
+
+
+def _is_compiled(part: nn.Module) -> bool:
+    """Whether torch.compile wraps a module, its call, or a function that it or its class holds."""
+    held = [
+        *vars(part).values(),
+        *(value for kind in type(part).__mro__ for value in vars(kind).values()),
+    ]
+    return (
+        type(part).__name__ == "OptimizedModule"
+        or getattr(part, "_compiled_call_impl", None) is not None
+        or any(hasattr(value, "_torchdynamo_orig_callable") for value in held if callable(value))
+    )
 
 
 @contextmanager
@@ -195,10 +212,12 @@ def _ready_hooks(module: nn.Module, recorder: Recorder, ready: dict[str, int]) -
 
 
 def _complaint(source: ModelSource, recorder: Recorder, error: Exception) -> str:
-    where = f"module {recorder.module!r}" if recorder.module else "outside all modules"
-    after = f" after operator {recorder.operator}" if recorder.operator else ""
+    if isinstance(error, UnsupportedOperatorException) or "no fake impl" in str(error):
+        return f"{source.name}: {recorder.place()}: {_NO_SHAPES}"
+    at = "in" if recorder.running else "after"
+    after = f" {at} operator {recorder.operator}" if recorder.operator else ""
     return (
-        f"{source.name}: {where}{after} raised {_described(error)}; "
+        f"{source.name}: {recorder.where()}{after} raised {_described(error)}; "
         f"check that the model accepts a {source.sample}"
     )
 

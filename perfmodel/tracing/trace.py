@@ -1,14 +1,12 @@
 """The use case: a model source as a workload and a symbolic step."""
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from perfmodel.errors import UntraceableModel, UsageError
+from perfmodel.tracing.collection import without_collection
 from perfmodel.tracing.liveness import joined_memory, sweep_step
 from perfmodel.tracing.source import ModelSource
 from perfmodel.tracing.step import RawStep, Trainee, build_trainee, record_step, without_content
@@ -48,7 +46,7 @@ def trace_model(source: ModelSource, method: StepMethod, *, micro_batch: int) ->
             "the work is the same, kernels of attention and normalisation have other names"
         )
     least = max(2, micro_batch)
-    with without_content(method.device_kind), _without_collection():
+    with without_content(method.device_kind), without_collection():
         trainee = build_trainee(source, method)
         first = record_step(trainee, least)
         second = record_step(trainee, 2 * least, optimizer=False)
@@ -58,18 +56,6 @@ def trace_model(source: ModelSource, method: StepMethod, *, micro_batch: int) ->
     concrete = step.at(micro_batch=least)
     workload = workload_of(source.name, concrete, trainee.module)
     return TracedModel(workload=workload, step=step, memory=memory)
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Looking for cycles among the objects of a trace takes a tenth of its time and frees little."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _symbolic(trainee: Trainee, first: RawStep, second: RawStep) -> SymbolicStep:

@@ -8,6 +8,8 @@ from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import EXIT_OK, EXIT_USAGE
 from perfmodel.workload.operator import Phase
 from tests.perfmodel.cli.command import Run, complaint
+from tests.perfmodel.operators import prices_of_the_made_up_machine
+from tests.perfmodel.profiles import Machine, profile
 
 FACTORIES = """
 import torch
@@ -42,6 +44,53 @@ def raising(): raise RuntimeError("no licence")
 def number(): return 7
 def empty(): return nn.ReLU(), torch.zeros(1, 4)
 def compiled(): return torch.compile(nn.Linear(4, 3)), torch.zeros(1, 4)
+@torch.library.custom_op("perfmodel_tests::opaque", mutates_args=())
+def opaque(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+opaque.register_autograd(lambda ctx, gradient: gradient * 2)
+
+@torch.library.custom_op("perfmodel_tests::strange", mutates_args=())
+def strange(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+strange.register_fake(torch.empty_like)
+strange.register_autograd(lambda ctx, gradient: gradient * 2)
+
+class Custom(nn.Linear):
+    def __init__(self, operator):
+        super().__init__(4, 4)
+        self.operator = operator
+    def forward(self, x):
+        return self.operator(super().forward(x))
+
+class Selecting(nn.Linear):
+    def forward(self, x):
+        scores = super().forward(x)
+        return scores[scores > 0].sum()
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(10, 8)
+        self.head = nn.Linear(8, 10, bias=False)
+        self.head.weight = self.table.weight
+    def forward(self, x):
+        return self.head(self.table(x)).relu_().mean(1)
+
+class Decorated(nn.Linear):
+    @torch.compile
+    def forward(self, x):
+        return super().forward(x)
+
+def own_compile():
+    module = nn.Linear(4, 3)
+    module.compile()
+    return module, torch.zeros(1, 4)
+
+def without_rule(): return nn.Sequential(Custom(opaque)), torch.zeros(1, 4)
+def with_rule(): return nn.Sequential(Custom(strange)), torch.zeros(1, 4)
+def selecting(): return nn.Sequential(Selecting(4, 4)), torch.zeros(1, 4)
+def tied(): return Tied(), torch.zeros(1, 5, dtype=torch.long)
+def decorated(): return Decorated(4, 3), torch.zeros(1, 4)
 def wide(): return nn.Linear(4, 3), torch.zeros(1, 2, 4)
 """
 
@@ -105,6 +154,10 @@ def test_parameters_without_gradient_are_told(run: Run, factories: Path, tmp_pat
         ("number", "must return a module, (module, example) or (module, example, loss), got int"),
         ("empty", "must have trainable parameters"),
         ("compiled", "torch.compile is not supported"),
+        ("own_compile", "torch.compile is not supported"),
+        ("decorated", "torch.compile is not supported"),
+        ("selecting", "module '0', operator aten.index.Tensor: asks for a value"),
+        ("without_rule", "module '0', operator perfmodel_tests.opaque.default: nothing tells"),
         ("wide", "return (module, example, loss) from the factory"),
         ("missing", "must define missing"),
     ],
@@ -113,6 +166,38 @@ def test_a_model_that_cannot_be_traced_says_where_and_why(
     run: Run, factories: Path, factory: str, says: str
 ) -> None:
     assert says in complaint(run("trace", f"{factories}:{factory}"), EXIT_USAGE)
+
+
+def test_a_tied_weight_counts_once_and_autocast_computes_in_its_type(
+    run: Run, factories: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "out.json"
+    for precision, dtype in (("fp32", "float32"), ("bf16", "bfloat16"), ("fp16", "float16")):
+        result = run("trace", f"{factories}:tied", "--precision", precision, "--output", path)
+        assert result.exit_code == EXIT_OK, result
+        document = WorkloadDocument.read(path)
+        assert document.workload.num_parameters == 80
+        assert document.trace is not None
+        products = [o for o in document.trace.at(micro_batch=8).operators if o.flop]
+        assert {spec.dtype for o in products for spec in o.inputs} == {dtype}
+        assert ("gradient scaler" in result.stdout) == (precision == "fp16")
+
+
+def test_an_unknown_operator_is_traced_and_priced_with_doubt(
+    run: Run, factories: Path, tmp_path: Path
+) -> None:
+    path, machine = tmp_path / "out.json", tmp_path / "profile.json"
+    assert run("trace", f"{factories}:with_rule", "--output", path).exit_code == EXIT_OK
+    document = profile(Machine()).model_copy(update={"operators": prices_of_the_made_up_machine()})
+    document.write(machine)
+    asked = ("--profile", machine, "--workload", path, "--devices", 1, "--batch", 8)
+    for device in ((), ("--device", "h100-sxm")):
+        result = run("predict", *asked, *device)
+        assert result.exit_code == EXIT_OK, result
+        said = " ".join(result.stdout.split())
+        assert "priced by what the machine allows at most" in said
+        assert "perfmodel_tests.strange.default" in said
+        assert ("nothing was run on NVIDIA H100 SXM5" in said) == bool(device)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +211,7 @@ def test_a_model_that_cannot_be_traced_says_where_and_why(
         (("lenet", "--checkpointing", "per-block"), "holds no blocks"),
         (("nowhere.py:model",), "nowhere.py: no such file"),
         (("nowhere/config.json",), "nowhere/config.json: cannot be read"),
-        (("torchvision:inception_v3", "--image-size", 20), "module 'maxpool2' after operator"),
+        (("torchvision:inception_v3", "--image-size", 20), "module 'maxpool2' in operator"),
     ],
 )
 def test_a_wrong_argument_is_one_line(run: Run, arguments: tuple[object, ...], says: str) -> None:

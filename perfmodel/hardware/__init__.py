@@ -1,0 +1,1 @@
+"""What devices can do by their data sheets, and which device a name means."""

@@ -1,0 +1,133 @@
+"""Data sheets as tables, lines and JSON."""
+
+from typing import Final
+
+from rich import box
+from rich.table import Table
+
+from perfmodel.documents.catalogue import (
+    Catalogue,
+    DataSheet,
+    Figure,
+    Pcie,
+    Peak,
+    Power,
+    Rate,
+    Size,
+)
+from perfmodel.units import PREFIXES, format_bytes, format_rate
+
+
+def devices_table(catalogue: Catalogue) -> Table:
+    """All devices, one line each."""
+    table = Table(
+        box=box.SIMPLE,
+        title="Devices by data sheet",
+        caption="Dense peaks in TFLOP/s, by the type of the factors; 16 bit: fp16, or else bf16. Links: "
+        "one direction. Empty: no usable source. One device with its sources: perfmodel devices NAME",
+    )
+    table.add_column("device", no_wrap=True)
+    for name in ("GiB", "GB/s", "fp32", "tf32", "16 bit", "fp8", "link GB/s", "W"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for sheet in catalogue.devices:
+        peaks = sheet.peaks
+        shown = (
+            peaks.get("fp32"),
+            peaks.get("tf32"),
+            peaks.get("fp16", peaks.get("bf16")),
+            peaks.get("fp8"),
+        )
+        table.add_row(
+            sheet.id,
+            f"{sheet.memory.size_bytes / PREFIXES['Gi']:.4g}",
+            _plain(sheet.bandwidth),
+            *("" if peak is None else f"{peak.flop_per_s / PREFIXES['T']:.4g}" for peak in shown),
+            _plain(sheet.link),
+            "" if sheet.power is None else f"{sheet.power.power_w:.0f}",
+        )
+    return table
+
+
+def _plain(rate: Rate | None) -> str:
+    return "" if rate is None else f"{rate.bytes_per_s / PREFIXES['G']:.4g}"
+
+
+def links_table(catalogue: Catalogue) -> Table:
+    """All links, one line each."""
+    table = Table(box=box.SIMPLE, title="Links: one direction, by data sheet")
+    for name in ("link", "name"):
+        table.add_column(name)
+    table.add_column("rate", justify="right")
+    for name in ("of one", "source", "note"):
+        table.add_column(name)
+    for link in catalogue.links:
+        table.add_row(link.id, link.name, _text(link.rate), link.per, link.rate.source, link.note)
+    return table
+
+
+def sheet_table(sheet: DataSheet, catalogue: Catalogue) -> Table:
+    """Every figure of a device with its source and the source's date."""
+    table = Table(box=box.SIMPLE, title=f"{sheet.name} ({sheet.architecture}, {sheet.form})")
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    for name in ("source", "its date"):
+        table.add_column(name)
+    for name, figure in sheet.figures():
+        date = catalogue.sources[figure.source].date
+        table.add_row(_LABELS.get(name, name), _text(figure), figure.source, date)
+    return table
+
+
+def sheet_lines(sheet: DataSheet, catalogue: Catalogue) -> list[str]:
+    """What the table does not hold."""
+    names = ", ".join((sheet.id, *sheet.aliases, *sheet.reported))
+    found = [f"names: {names}"]
+    if sheet.link is not None:
+        reach = "pairs joined by a bridge" if sheet.link_joins_pairs else "all devices of a node"
+        found.append(f"link: {sheet.link_name}, {reach}")
+    bf16 = sheet.peaks.get("bf16")
+    if sheet.achieved is not None and bf16 is not None:
+        share = sheet.achieved.flop_per_s / bf16.flop_per_s
+        found.append(f"fastest measured product: {share:.0%} of the peak in bf16")
+    if sheet.note:
+        found.append(f"note: {sheet.note}")
+    used = dict.fromkeys(figure.source for _, figure in sheet.figures())
+    for key in used:
+        source = catalogue.sources[key]
+        found.append(f"{key}: {source.title} ({source.where})")
+    return found
+
+
+def devices_json(catalogue: Catalogue, sheet: DataSheet | None) -> dict[str, object]:
+    """Plain values in SI units; one device, or all with the links."""
+    chosen = catalogue.devices if sheet is None else (sheet,)
+    written: dict[str, object] = {
+        "schema_version": 1,
+        "devices": [one.model_dump(mode="json", exclude_none=True) for one in chosen],
+        "sources": {key: one.model_dump(mode="json") for key, one in catalogue.sources.items()},
+    }
+    if sheet is None:
+        written["links"] = [link.model_dump(mode="json") for link in catalogue.links]
+    return written
+
+
+_LABELS: Final = {
+    "achieved": "fastest bf16 product measured",
+    "link": "link between devices",
+    "pcie": "link to the host",
+}
+
+
+def _text(figure: Figure | None) -> str:
+    match figure:
+        case Size():
+            return format_bytes(figure.size_bytes)
+        case Rate():
+            return format_rate(figure.bytes_per_s, "B")
+        case Peak():
+            return format_rate(figure.flop_per_s, "FLOP")
+        case Power():
+            return f"{figure.power_w:.0f} W"
+        case Pcie():
+            return f"PCIe {figure.generation}"
+    return ""

@@ -1,0 +1,75 @@
+"""``perfmodel devices``, and ``--device`` of others, as a user sees them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perfmodel.documents.profile import ProfileDocument
+from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.errors import EXIT_OK, EXIT_USAGE
+from tests.perfmodel.cli.command import Run, complaint
+from tests.perfmodel.operators import prices_of_the_made_up_machine
+from tests.perfmodel.profiles import PROVENANCE, Machine, profile
+from tests.perfmodel.traces import WORKLOAD, traced
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    machine, workload = tmp_path / "profile.json", tmp_path / "linear.json"
+    profile(Machine()).model_copy(update={"operators": prices_of_the_made_up_machine()}).write(
+        machine
+    )
+    WorkloadDocument(
+        schema_version=WorkloadDocument.current_version,
+        provenance=PROVENANCE,
+        workload=WORKLOAD,
+        trace=traced(),
+    ).write(workload)
+    return machine, workload
+
+
+def test_a_device_is_shown_with_its_sources(run: Run) -> None:
+    listed = run("devices")
+    assert listed.exit_code == EXIT_OK
+    assert "h100-sxm5" in listed.stdout
+    shown = run("devices", "NVIDIA A100-SXM4-80GB").stdout
+    assert "2.04 TB/s" in shown
+    assert "ml-engineering: Stas Bekman" in shown
+    (found,) = json.loads(run("devices", "h200-sxm", "--json").stdout)["devices"]
+    assert found["bandwidth"] == {"source": "epoch", "bytes_per_s": 4.8e12}
+    assert "ib-ndr" in run("devices", "--links").stdout
+
+
+def test_an_ambiguous_or_unknown_device_is_refused(run: Run, files: tuple[Path, Path]) -> None:
+    machine, workload = files
+    asked = ("--profile", machine, "--workload", workload)
+    assert "may mean a100-sxm4-40" in complaint(run("devices", "a100"), EXIT_USAGE)
+    line = complaint(run("predict", *asked, "--device", "h200-sx"), EXIT_USAGE)
+    assert "--device: must be in the catalogue, got 'h200-sx'; did you mean h200-sxm" in line
+    line = complaint(
+        run("predict", "--profile", machine, "--workload", "heavy", "--device", "l4"), EXIT_USAGE
+    )
+    assert "whole steps of another device cannot be scaled; perfmodel trace heavy" in line
+    line = complaint(run("memory", "--workload", workload), EXIT_USAGE)
+    assert "--device-memory: must be given, such as 80GiB; or name a --device" in line
+
+
+def test_a_profile_in_a_file_never_holds_a_rescaling(files: tuple[Path, Path]) -> None:
+    machine, _ = files
+    assert "rescaling" not in json.loads(machine.read_text(encoding="utf-8"))["operators"]
+    assert ProfileDocument.read(machine).rescaling is None
+
+
+def test_predicting_a_traced_workload_needs_no_torch(files: tuple[Path, Path]) -> None:
+    machine, workload = files
+    code = (
+        "import sys\nfrom perfmodel.cli.app import main\n"
+        f"sys.argv = ['perfmodel', 'predict', '--profile', {str(machine)!r}, '--workload', "
+        f"{str(workload)!r}, '--device', 'h100-sxm', '--devices', '1', '--json']\n"
+        "try:\n    main()\nfinally:\n    assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run((sys.executable, "-c", code), check=True, capture_output=True, text=True)
+    assert json.loads(done.stdout)["device_name"].startswith("NVIDIA H100 SXM5")
