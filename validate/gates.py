@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from perfmodel.documents.validation import ErrorSummary, Gate
+from perfmodel.documents.validation import STEP_MAPE, ErrorSummary, Gate
 
 #: Below this many settings a coverage above 97 % is no sign of intervals that are too wide.
 _ENOUGH_FOR_UPPER_COVERAGE: Final = 24
@@ -49,7 +49,7 @@ def judge(
 def step_gates(summary: ErrorSummary, *, mape: float, worst: float, of: str = "") -> list[Gate]:
     """Both gates on step times, of a group if it is named."""
     return [
-        gate(f"{of}step-time MAPE", summary.mape, at_most=mape),
+        gate(f"{of}{STEP_MAPE}", summary.mape, at_most=mape),
         gate(f"{of}worst step-time error", summary.worst_absolute, at_most=worst),
     ]
 

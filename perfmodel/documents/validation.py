@@ -1,6 +1,6 @@
 """The validation: predictions beside fresh runs of settings that calibration never saw."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
@@ -46,6 +46,10 @@ class ComparedSpeedup(Record):
     """From step times as the clock showed them."""
     signed_error: float
     signed_error_raw: float
+
+
+#: Name of the gate on the mean absolute error of step times.
+STEP_MAPE: Final = "step-time MAPE"
 
 
 class Gate(Record):

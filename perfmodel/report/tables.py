@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Iterator
+from typing import Final
 
 from rich import box
 from rich.table import Table
@@ -10,7 +11,7 @@ from rich.text import Text
 
 from perfmodel.documents.prediction import PredictedPoint, PredictionDocument
 from perfmodel.documents.profile import ProfileDocument
-from perfmodel.documents.validation import ValidationDocument
+from perfmodel.documents.validation import STEP_MAPE, ValidationDocument
 from perfmodel.program.ddp import DDP_CAUSES
 from perfmodel.report.grid import Grid
 from perfmodel.report.prediction_grids import prediction_grid
@@ -32,6 +33,9 @@ from perfmodel.report.wording import (
     weakest_evidence,
 )
 from perfmodel.units import format_duration
+
+#: From this share of the allowed error on, runs that differ among themselves say little.
+_LARGEST_NOISE_SHARE: Final = 0.75
 
 
 def prediction_table(prediction: PredictionDocument) -> Table:
@@ -137,6 +141,21 @@ def summary_lines(validation: ValidationDocument) -> list[str]:
             f"{gate_value(gate, gate.value)}, {gate_rule(gate)}"
             for gate in validation.gates
         ),
+        *_noise_lines(validation),
+    ]
+
+
+def _noise_lines(validation: ValidationDocument) -> list[str]:
+    """Say so if runs of one and the same setting differ too much to judge anybody."""
+    allowed = [gate.at_most for gate in validation.gates if gate.name == STEP_MAPE]
+    floor = validation.noise_floor
+    if floor is None or not allowed or allowed[0] is None:
+        return []
+    if floor.mape <= _LARGEST_NOISE_SHARE * allowed[0]:
+        return []
+    return [
+        f"Too noisy to judge: calibrated settings, run again, were off by {percent(floor.mape)}",
+        f"themselves, predictions may be by {percent(allowed[0])}: see perfmodel doctor; measure longer",
     ]
 
 

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from perfmodel.documents.prediction import Interval
+from perfmodel.documents.validation import STEP_MAPE
 from perfmodel.report.prediction_grids import breakdown_grid, evidence_grid
 from perfmodel.report.tables import (
     csv_text,
@@ -147,3 +148,19 @@ def test_breakdown_and_evidence_name_causes_and_terms() -> None:
     assert breakdown.rows[1][4] == "4 ms"
     assert breakdown.rows[1][-2:] == ("2.1 ms", "4.00 ms\n[3.80-4.20]")
     assert evidence.rows[-1] == ("64", "extrapolated", "measured")
+
+
+def test_runs_that_differ_among_themselves_are_called_too_noisy() -> None:
+    document = plain_validation()
+    gate = document.gates[0].model_copy(update={"name": STEP_MAPE, "at_most": 0.06})
+    floor = document.noise_floor
+    assert floor is not None
+    noisy = document.model_copy(
+        update={"gates": (gate,), "noise_floor": floor.model_copy(update={"mape": 0.05})}
+    )
+    lines = summary_lines(noisy)
+    assert lines[-2].startswith(
+        "Too noisy to judge: calibrated settings, run again, were off by 5.0 %"
+    )
+    quiet = noisy.model_copy(update={"noise_floor": floor.model_copy(update={"mape": 0.02})})
+    assert not any("noisy" in line for line in summary_lines(quiet))
