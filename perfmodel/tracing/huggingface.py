@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from perfmodel.errors import UsageError
-from perfmodel.tracing.decoders import LLAMA_FAMILY, CausalLanguageModel
+from perfmodel.tracing.decoders import CausalLanguageModel
 from perfmodel.tracing.encoders import Bert, VisionTransformer, num_labels
-from perfmodel.tracing.huggingface_config import Config, TransformerShape, read_shape
+from perfmodel.tracing.huggingface_config import DECODERS, Config, TransformerShape, read_shape
 from perfmodel.tracing.source import (
     Batch,
     ModelSource,
@@ -19,7 +19,7 @@ from perfmodel.tracing.source import (
 )
 from perfmodel.tracing.transformer_layers import ACTIVATIONS
 
-FAMILIES: Final = (*LLAMA_FAMILY, "gpt2", "gpt_neox", "opt", "bert", "vit")
+FAMILIES: Final = (*DECODERS, "bert", "vit")
 _LONGEST_DEFAULT = 2048
 
 
