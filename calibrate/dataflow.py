@@ -70,7 +70,9 @@ class _Linker:
         inputs: list[int] = []
         for position in range(len(called.inputs)):
             inputs.append(self._found(called, operator, position, phase, inputs))
-        if phase is Phase.BACKWARD:
+        # Who asks for a shape alone is not done with a tensor.
+        asks_only = called.read_bytes == 0 and not called.view
+        if phase is Phase.BACKWARD and not asks_only:
             for tensor, spec in zip(inputs, called.inputs, strict=True):
                 if tensor in self.made[spec]:
                     self.made[spec].remove(tensor)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from calibrate.layers import planned_layers
+from calibrate.layers import Layer, planned_layers
 from calibrate.plan import planned_probes
 from calibrate.task import (
     CollectiveTask,
@@ -28,6 +28,12 @@ REFERENCE_MODELS: Final = ("lenet", "resnet18", "mlp", "transformer")
 _KIB: Final = 2**10
 #: An interrupted task is lost: as many layers as take about two seconds.
 _LAYERS_PER_TASK: Final = 20
+#: The share of layers that is drawn without looking at what is known already.
+_DRAWN: Final = 0.6
+#: A curve over two sizes needs a few points in any budget.
+_SHARE_OF_OPTIMIZERS: Final = 0.4
+#: From how many each of the other layers is chosen.
+_CHOICES: Final = 3
 _MIB: Final = 2**20
 
 
@@ -190,14 +196,21 @@ class Experiment:
         return (*once, *_interleave(steps, others))
 
     def _layers(self, index: int) -> Iterable[Task]:
-        """The round's part of the grid of single layers."""
-        layers = planned_layers(share=self.budget.layer_share, seed=self.seed)
-        mine = layers[index :: self.budget.num_rounds]
-        for start in range(0, len(mine), _LAYERS_PER_TASK):
+        """The round's part of the single layers: first a draw of all kinds, then what tells most."""
+        share = self.budget.layer_share
+        drawn = planned_layers(
+            share=share * _DRAWN, optimizer_share=max(share, _SHARE_OF_OPTIMIZERS), seed=self.seed
+        )
+        offered = planned_layers(
+            share=share * (1 - _DRAWN) * _CHOICES, optimizer_share=0, seed=f"{self.seed}-choices"
+        )
+        first = _parts(drawn, _LAYERS_PER_TASK)
+        choices = _parts(offered, _LAYERS_PER_TASK * _CHOICES)
+        parts = [*((p, len(p)) for p in first), *((p, len(p) // _CHOICES) for p in choices)]
+        low, high = (len(parts) * at // self.budget.num_rounds for at in (index, index + 1))
+        for number, (layers, num_timed) in enumerate(parts[low:high], start=low):
             yield LayersTask(
-                name=f"{index}: layers {start}",
-                round=index,
-                layers=mine[start : start + _LAYERS_PER_TASK],
+                name=f"{index}: layers {number}", round=index, layers=layers, num_timed=num_timed
             )
 
     def _replays(self, index: int) -> Iterable[Task]:
@@ -266,6 +279,10 @@ class Experiment:
 
 
 _COLLECTIVES_ONCE: Final = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "send_recv")
+
+
+def _parts(layers: Sequence[Layer], size: int) -> list[tuple[Layer, ...]]:
+    return [tuple(layers[start : start + size]) for start in range(0, len(layers), size)]
 
 
 def _interleave(steps: Sequence[Task], others: Sequence[Task]) -> tuple[Task, ...]:

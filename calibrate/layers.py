@@ -15,10 +15,10 @@ class Layer:
     sizes: tuple[int, ...]
 
 
-#: Layers of each kind on a CPU of the reference budget; more where shapes have more dimensions.
+#: Layers of each kind in a full grid; more where shapes have more dimensions.
 _COUNTS: Final = {
-    "convolution": 120,
-    "depthwise": 36,
+    "convolution": 180,
+    "depthwise": 60,
     "grouped": 12,
     "linear": 60,
     "product": 36,
@@ -27,7 +27,7 @@ _COUNTS: Final = {
     "layer_norm": 20,
     "channel_norm": 8,
     "relu": 12,
-    "gelu": 12,
+    "gelu": 16,
     "silu": 8,
     "hardswish": 8,
     "sigmoid": 6,
@@ -47,21 +47,42 @@ _COUNTS: Final = {
     "rms_norm": 12,
     "rotate": 10,
     "bias": 8,
-    "sgd": 24,
-    "adamw": 24,
+    "sgd loop": 16,
+    "sgd foreach": 16,
+    "sgd fused": 10,
+    "adamw loop": 16,
+    "adamw foreach": 16,
+    "adamw fused": 10,
 }
+_OPTIMIZERS: Final = frozenset(kind for kind in _COUNTS if kind.split()[0] in ("sgd", "adamw"))
 
 
-def planned_layers(*, share: float = 1.0, seed: int = 0) -> tuple[Layer, ...]:
-    """The grid, thinned to a share of its points, in random order."""
+def planned_layers(
+    *, share: float = 1.0, optimizer_share: float | None = None, seed: int | str = 0
+) -> tuple[Layer, ...]:
+    """A draw of the grid, thinned to a share of its points but none of its kinds, in random order.
+
+    Optimizers can be thinned otherwise, down to none.
+    """
     draw = random.Random(seed)  # noqa: S311 - a grid, not a secret
     layers = [
         _LAYERS[kind](kind, draw)
         for kind, count in _COUNTS.items()
-        for _ in range(round(share * count))
+        for _ in range(_number(kind, count, share, optimizer_share))
     ]
     draw.shuffle(layers)
     return tuple(dict.fromkeys(layers))
+
+
+def _number(kind: str, count: int, share: float, optimizer_share: float | None) -> int:
+    if kind in _OPTIMIZERS and optimizer_share is not None:
+        return round(optimizer_share * count)
+    return max(1, round(share * count))
+
+
+def is_optimizer(layer: Layer) -> bool:
+    """Whether a point of the grid is an optimizer's step."""
+    return layer.kind in _OPTIMIZERS
 
 
 def _between(draw: random.Random, low: float, high: float) -> int:
@@ -70,8 +91,10 @@ def _between(draw: random.Random, low: float, high: float) -> int:
 
 
 def _width(draw: random.Random, low: float, high: float) -> int:
-    """As layers have them: mostly multiples of 8."""
-    return max(8, 8 * round(_between(draw, low, high) / 8))
+    """As layers have them: multiples of 8, of the wider ones half multiples of 64."""
+    width = _between(draw, low, high)
+    step = 64 if width >= 64 and draw.random() < 0.5 else 8
+    return max(step, step * round(width / step))
 
 
 def _image(draw: random.Random, *, most: float) -> tuple[int, int, int]:
@@ -114,10 +137,10 @@ def _linear(kind: str, draw: random.Random) -> Layer:
     while True:
         rows, inner, out = (
             _between(draw, 1, 4096),
-            _width(draw, 16, 8192),
-            _width(draw, 8, 8192),
+            _width(draw, 16, 16_384),
+            _width(draw, 8, 16_384),
         )
-        if 1e5 <= 2.0 * rows * inner * out <= 3e9 and inner * out <= 2e7:
+        if 1e5 <= 2.0 * rows * inner * out <= 3e9 and inner * out <= 8e7:
             return Layer(kind=kind, sizes=(rows, inner, out))
 
 
@@ -171,11 +194,9 @@ def _embedding(kind: str, draw: random.Random) -> Layer:
 
 
 def _tensors(kind: str, draw: random.Random) -> Layer:
-    """An optimizer's tensors: how many, and elements of each."""
-    while True:
-        count, size = _between(draw, 4, 200), _between(draw, 16, 5e6)
-        if count * size <= 2.5e7:
-            return Layer(kind=kind, sizes=(count, size))
+    """An optimizer's tensors: how many, and elements of each; together a model from light to large."""
+    total, count = _between(draw, 5e4, 1e8), _between(draw, 1, 200)
+    return Layer(kind=kind, sizes=(count, max(16, total // count)))
 
 
 _LAYERS: Final[dict[str, Callable[[str, random.Random], Layer]]] = {
@@ -193,6 +214,5 @@ _LAYERS: Final[dict[str, Callable[[str, random.Random], Layer]]] = {
     "max_pool": _pool,
     "average_pool": _pool,
     "embedding": _embedding,
-    "sgd": _tensors,
-    "adamw": _tensors,
+    **dict.fromkeys(_OPTIMIZERS, _tensors),
 }

@@ -45,12 +45,14 @@ class ReplayTask(Record):
 
 
 class LayersTask(Record):
-    """Time the operators of single layers, each operator on its own."""
+    """Time the operators of single layers in a row."""
 
     kind: Literal["layers"] = "layers"
     name: str
     round: int
     layers: tuple[Layer, ...]
+    num_timed: int
+    """How many of them; if fewer than all, those that tell most after what was timed before."""
 
 
 class StepTask(Record):

@@ -12,11 +12,14 @@ from typing import IO, Final
 from perfmodel.units import Seconds
 
 _POLL_S: Final = 0.5
+#: Names another lock: containers may share a machine without sharing a folder for temporary files.
+LOCK_VARIABLE: Final = "PERFMODEL_LOCK"
 
 
 def lock_path() -> Path:
     """The file that a measurement holds while it runs; the kernel lets go of it if it dies."""
-    return Path(tempfile.gettempdir()) / "perfmodel-measuring.lock"
+    named = os.environ.get(LOCK_VARIABLE)
+    return Path(named) if named else Path(tempfile.gettempdir()) / "perfmodel-measuring.lock"
 
 
 @contextmanager

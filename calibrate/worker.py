@@ -19,10 +19,13 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from calibrate.agent import die_with_parent
 from calibrate.campaign import DONE_PREFIX
 from calibrate.environment import describe_environment, torch_facts
+from calibrate.layers import is_optimizer
 from calibrate.plan import ComputeProbe
+from calibrate.probes.chain import measure_layers
+from calibrate.probes.choice import chosen_layers
 from calibrate.probes.collectives import measure_collective
 from calibrate.probes.compute import measure_compute
-from calibrate.probes.layers import Evictor, is_optimizer, measure_layer, measure_optimizer
+from calibrate.probes.optimizers import Evictor, measure_optimizer
 from calibrate.probes.overlap import measure_overlap
 from calibrate.probes.replay import measure_replay
 from calibrate.probes.session import Session
@@ -70,6 +73,7 @@ def main() -> None:
         group_sizes=order.world_sizes,
     )
     output = Path(order.output)
+    session.observations = output
     if session.rank == 0:
         _append(output, _environment())
     for task in order.tasks:
@@ -214,14 +218,14 @@ def _layers(session: Session, task: LayersTask) -> OperatorsObservation | None:
         return None
     evictor = Evictor(session.device)
     probes_s = [session.speed_probe(0.0)]
-    operators = []
-    optimizers = []
-    for layer in task.layers:
-        if is_optimizer(layer):
-            optimizers.append(measure_optimizer(session, layer, evictor))
-        else:
-            operators += measure_layer(session, layer, evictor)
-        probes_s.append(session.speed_probe(0.0))
+    layers = chosen_layers(session, task)
+    chain = [layer for layer in layers if not is_optimizer(layer)]
+    operators = measure_layers(session, chain, evictor)
+    probes_s.append(session.speed_probe(0.0))
+    optimizers = [
+        measure_optimizer(session, layer, evictor) for layer in layers if is_optimizer(layer)
+    ]
+    probes_s.append(session.speed_probe(0.0))
     return OperatorsObservation(
         task=task.name,
         round=task.round,

@@ -1,1 +1,47 @@
-"""Predict distributed training from measurements of one machine."""
+"""Predict distributed training from measurements of one machine.
+
+``import perfmodel as pm`` offers what the command line does, with the same objects; see
+``perfmodel.api``. Names are loaded when first used, so that importing stays light.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perfmodel.api import (
+        acceptance_terms,
+        compare_profiles,
+        explain,
+        judge,
+        plan_options,
+        predict,
+        read_prediction,
+        read_profile,
+        read_validation,
+        read_workload,
+        whatif,
+    )
+
+__all__ = (
+    "acceptance_terms",
+    "compare_profiles",
+    "explain",
+    "judge",
+    "plan_options",
+    "predict",
+    "read_prediction",
+    "read_profile",
+    "read_validation",
+    "read_workload",
+    "whatif",
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(importlib.import_module("perfmodel.api"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -4,13 +4,15 @@ import datetime as dt
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 
 from perfmodel import checks
 from perfmodel.documents.base import Provenance, command_line
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.profile import WorkloadProfile
+from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.parallelism.strategy import Setting
-from perfmodel.predict import (
+from perfmodel.predictor import (
     Predictor,
     Scaling,
     StepPrediction,
@@ -35,6 +37,35 @@ class Forecast:
         """Refuse rates that cannot be."""
         if self.loader_samples_per_s is not None:
             checks.positive("loader_samples_per_s", self.loader_samples_per_s)
+
+
+def open_workload(predictor: Predictor, name: str) -> WorkloadProfile:
+    """A calibrated workload by name, or the workload file (``.json``) of that name.
+
+    Raises
+    ------
+    UsageError
+        If the name is not in the profile.
+    InvalidDocument
+        If the file cannot be read.
+    """
+    path = Path(name)
+    if path.suffix != ".json":
+        return predictor.workload(name)
+    document = WorkloadDocument.read(path)
+    return predictor.workload(document.workload, document.trace)
+
+
+def provenance(predictor: Predictor, *, argv: Sequence[str]) -> Provenance:
+    """Who predicted, now, from which machine."""
+    return Provenance(
+        created_utc=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        command_line=command_line(argv),
+        git_commit=None,
+        seed=0,
+        versions={"perfmodel": version("perfmodel")},
+        host_fingerprint=predictor.profile.provenance.host_fingerprint,
+    )
 
 
 def forecast_settings(workload: WorkloadProfile, request: Forecast) -> tuple[Setting, ...]:
@@ -70,14 +101,7 @@ def forecast(
     validation = predictor.validation
     document = PredictionDocument(
         schema_version=PredictionDocument.current_version,
-        provenance=Provenance(
-            created_utc=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-            command_line=command_line(argv),
-            git_commit=None,
-            seed=0,
-            versions={"perfmodel": version("perfmodel")},
-            host_fingerprint=profile.provenance.host_fingerprint,
-        ),
+        provenance=provenance(predictor, argv=argv),
         profile_digest=profile.digest,
         validation_digest=None if validation is None else validation.digest,
         device_name=profile.device_name,

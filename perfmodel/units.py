@@ -89,6 +89,27 @@ def parse_duration(text: str) -> Seconds:
     return number * _SECONDS[unit]
 
 
+def parse_factor(text: str) -> float | None:
+    """Factor of text such as ``2x`` or ``0.5x``; None if it does not end in ``x``."""
+    number, unit = _split(text, "2x")
+    return number if unit == "x" else None
+
+
+def parse_number(text: str) -> float:
+    """Plain number > 0 without a unit."""
+    number, unit = _split(text, "2000")
+    if unit or not number > 0:
+        raise ValueError(f"number must be > 0 and have no unit, got {text!r}")
+    return number
+
+
+def parse_count(text: str) -> int:
+    """Whole number >= 1 without a unit."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise ValueError(f"number must be whole and >= 1, got {text!r}")
+    return int(text)
+
+
 def _significant(value: float) -> str:
     # 999.5 would round up to "1e+03"
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"

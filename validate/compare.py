@@ -3,15 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from calibrate.visits import Visit, estimate, to_speed
 from perfmodel.documents.prediction import Interval
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.validation import (
     ComparedSetting,
     ComparedSpeedup,
-    ErrorSummary,
     Repeat,
 )
 from perfmodel.parallelism.strategy import Setting, Synchronisation
@@ -131,18 +128,4 @@ def compare_repeat(setting: Setting, calibrated_s: Seconds, found: Measured) -> 
         measured_raw_s=found.raw_s,
         signed_error=calibrated_s / found.value_s - 1,
         signed_error_raw=calibrated_s / found.raw_s - 1,
-    )
-
-
-def summarise(signed_errors: Sequence[float]) -> ErrorSummary | None:
-    """Bias, MAPE, median and worst of signed errors; None without any."""
-    if not signed_errors:
-        return None
-    errors = np.array(signed_errors)
-    return ErrorSummary(
-        num_settings=len(errors),
-        bias=float(errors.mean()),
-        mape=float(np.abs(errors).mean()),
-        median_absolute=float(np.median(np.abs(errors))),
-        worst_absolute=float(np.abs(errors).max()),
     )

@@ -33,8 +33,7 @@ def judge(
         tolerances.coverage_at_most if summary.num_settings >= _ENOUGH_FOR_UPPER_COVERAGE else None
     )
     gates = [
-        gate("step-time MAPE", summary.mape, at_most=tolerances.step_mape),
-        gate("worst step-time error", summary.worst_absolute, at_most=tolerances.step_worst),
+        *step_gates(summary, mape=tolerances.step_mape, worst=tolerances.step_worst),
         gate(
             "coverage of 90 % intervals",
             coverage,
@@ -45,6 +44,14 @@ def judge(
     if speedups is not None:
         gates.append(gate("speed-up MAPE", speedups.mape, at_most=tolerances.speedup_mape))
     return tuple(gates)
+
+
+def step_gates(summary: ErrorSummary, *, mape: float, worst: float, of: str = "") -> list[Gate]:
+    """Both gates on step times, of a group if it is named."""
+    return [
+        gate(f"{of}step-time MAPE", summary.mape, at_most=mape),
+        gate(f"{of}worst step-time error", summary.worst_absolute, at_most=worst),
+    ]
 
 
 def passed(gates: Sequence[Gate]) -> bool:
@@ -88,7 +95,6 @@ def judge_models(
 ) -> tuple[Gate, ...]:
     """Compare errors on held-out models with what was promised."""
     return (
-        gate("step-time MAPE", summary.mape, at_most=tolerances.step_mape),
-        gate("worst step-time error", summary.worst_absolute, at_most=tolerances.step_worst),
+        *step_gates(summary, mape=tolerances.step_mape, worst=tolerances.step_worst),
         gate("coverage of 90 % intervals", coverage, at_least=Tolerances().coverage_at_least),
     )

@@ -1,12 +1,20 @@
-"""Models that no fit has ever seen, at sizes that a CPU core trains in a fraction of a second; pure."""
+"""Models that no fit has ever seen, at sizes that a CPU core trains in a fraction of a second."""
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, Literal
 
 from calibrate.task import Trainee
 from perfmodel.parallelism.strategy import Setting, Synchronisation
+from validate.language_models import (
+    NO_DROPOUT,
+    Config,
+    bert,
+    config_path,
+    gpt2,
+    llama,
+    write_config,
+)
 
 Optimizer = Literal["sgd", "adamw"]
 
@@ -21,28 +29,18 @@ class HeldOutModel:
     optimizers: tuple[Optimizer, ...] = ("sgd",)
     """The first serves every micro-batch, the others the first micro-batch."""
     on_two_ranks: bool = False
+    config: Config | None = None
+    """Of a model that has no name elsewhere; it is read from a file."""
 
     def label(self, optimizer: Optimizer) -> str:
         """A name that is unique among the held-out workloads."""
         size = f" {self.image_size}px" if self.image_size else ""
         return f"{self.model.rpartition(':')[2]}{size} {optimizer}"
 
-    def trainee(self, optimizer: Optimizer) -> Trainee:
-        """What the worker builds."""
-        model = self.model
-        if model.startswith(_LANGUAGE):
-            model = f"{_language_models()}:{model.removeprefix(_LANGUAGE)}"
+    def trainee(self, optimizer: Optimizer, folder: Path) -> Trainee:
+        """What the worker builds; the folder holds the configurations."""
+        model = self.model if self.config is None else str(config_path(folder, self.model))
         return Trainee(model=model, image_size=self.image_size, optimizer=optimizer)
-
-
-_LANGUAGE: Final = "language:"
-
-
-def _language_models() -> Path:
-    spec = find_spec("calibrate")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent / "probes" / "language_models.py"
 
 
 def _vision(
@@ -68,13 +66,38 @@ HELD_OUT: Final = (
     _vision("vit_b_16", 64, 2, 6, two=True),
     _vision("swin_t", 64, 2, 6),
     HeldOutModel(
-        model="language:gpt2_like",
+        model="gpt2_like",
         micro_batches=(1, 4),
         optimizers=("adamw", "sgd"),
         on_two_ranks=True,
+        config=gpt2(
+            width=384,
+            heads=6,
+            tokens=64,
+            vocabulary=8000,
+            hidden_act="gelu_pytorch_tanh",
+            **NO_DROPOUT,
+        ),
     ),
-    HeldOutModel(model="language:bert_like", micro_batches=(1, 4), optimizers=("adamw",)),
-    HeldOutModel(model="language:llama_like", micro_batches=(1, 4), optimizers=("adamw", "sgd")),
+    HeldOutModel(
+        model="bert_like",
+        micro_batches=(1, 4),
+        optimizers=("adamw",),
+        config=bert(
+            width=320,
+            heads=5,
+            tokens=64,
+            vocabulary=6000,
+            tie_word_embeddings=False,
+            **NO_DROPOUT,
+        ),
+    ),
+    HeldOutModel(
+        model="llama_like",
+        micro_batches=(1, 4),
+        optimizers=("adamw", "sgd"),
+        config=llama(layers=4, key_heads=2, tokens=64, vocabulary=8000),
+    ),
 )
 
 
@@ -86,35 +109,44 @@ class HeldOutSetting:
     trainee: Trainee
 
 
-def held_out_settings(world_size: int) -> tuple[HeldOutSetting, ...]:
+def write_configs(folder: Path) -> None:
+    """Write the configurations that the trainees are built from."""
+    for model in HELD_OUT:
+        if model.config is not None:
+            write_config(folder, model.model, model.config)
+
+
+def held_out_settings(world_size: int, folder: Path) -> tuple[HeldOutSetting, ...]:
     """Every held-out run: all models on one rank, some under DDP on all ranks."""
     runs = []
     for model in HELD_OUT:
         for index, optimizer in enumerate(model.optimizers):
             batches = model.micro_batches if index == 0 else model.micro_batches[:1]
-            runs += [_single(model, optimizer, micro_batch) for micro_batch in batches]
+            runs += [_single(model, optimizer, micro_batch, folder) for micro_batch in batches]
         if model.on_two_ranks and world_size > 1:
             runs += [
-                _parallel(model, model.optimizers[0], micro_batch, world_size)
+                _parallel(model, model.optimizers[0], micro_batch, world_size, folder)
                 for micro_batch in model.micro_batches
             ]
     return tuple(runs)
 
 
-def _single(model: HeldOutModel, optimizer: Optimizer, micro_batch: int) -> HeldOutSetting:
+def _single(
+    model: HeldOutModel, optimizer: Optimizer, micro_batch: int, folder: Path
+) -> HeldOutSetting:
     setting = Setting(
         workload=model.label(optimizer),
         world_size=1,
         micro_batch=micro_batch,
         synchronisation=Synchronisation.NONE,
     )
-    return HeldOutSetting(setting=setting, trainee=model.trainee(optimizer))
+    return HeldOutSetting(setting=setting, trainee=model.trainee(optimizer, folder))
 
 
 def _parallel(
-    model: HeldOutModel, optimizer: Optimizer, micro_batch: int, world_size: int
+    model: HeldOutModel, optimizer: Optimizer, micro_batch: int, world_size: int, folder: Path
 ) -> HeldOutSetting:
     setting = Setting(
         workload=model.label(optimizer), world_size=world_size, micro_batch=micro_batch
     )
-    return HeldOutSetting(setting=setting, trainee=model.trainee(optimizer))
+    return HeldOutSetting(setting=setting, trainee=model.trainee(optimizer, folder))

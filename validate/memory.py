@@ -10,11 +10,16 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from calibrate.turns import machine_to_itself
 from perfmodel.documents.base import write_atomically
+from perfmodel.documents.validation import ErrorSummary, Gate
 from perfmodel.errors import PerfModelError
 from perfmodel.units import Bytes, format_bytes
+from validate.errors import summarise
+from validate.gates import gate
+from validate.language_models import Config, bert, gpt2, llama, write_config
 
 #: Below this a promise would be about single small workspaces.
 LARGE_BYTES: Final = 50_000_000
@@ -37,32 +42,10 @@ MODELS: Final = (
     "bert-like",
     "llama-like",
 )
-_COMMON: Final = {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 6}
-_CONFIGS: Final[dict[str, dict[str, Any]]] = {
-    "gpt2-like": {
-        "model_type": "gpt2",
-        "n_embd": 512,
-        "n_head": 8,
-        "n_layer": 6,
-        "n_positions": 128,
-        "vocab_size": 16384,
-    },
-    "bert-like": {
-        "model_type": "bert",
-        "architectures": ["BertForMaskedLM"],
-        **_COMMON,
-        "intermediate_size": 2048,
-        "max_position_embeddings": 128,
-        "vocab_size": 8192,
-    },
-    "llama-like": {
-        "model_type": "llama",
-        **_COMMON,
-        "intermediate_size": 1376,
-        "max_position_embeddings": 256,
-        "num_key_value_heads": 4,
-        "vocab_size": 8192,
-    },
+_CONFIGS: Final[dict[str, Config]] = {
+    "gpt2-like": gpt2(width=512, heads=8, tokens=128, vocabulary=16384),
+    "bert-like": bert(width=512, heads=8, tokens=128, vocabulary=8192),
+    "llama-like": llama(layers=6, key_heads=4, tokens=256, vocabulary=8192),
 }
 
 
@@ -91,19 +74,19 @@ class MemorySummary:
     """Errors over settings above ``LARGE_BYTES``, and over all of them."""
 
     num_settings: int
-    num_large: int
-    bias: float
-    mape: float
-    worst: float
+    large: ErrorSummary
     worst_of_all: float
 
     @property
-    def passed(self) -> bool:
-        """Whether both gates hold."""
-        return self.mape <= MAPE_AT_MOST and self.worst <= WORST_AT_MOST
+    def gates(self) -> tuple[Gate, ...]:
+        """Errors beside what was promised."""
+        return (
+            gate("memory MAPE", self.large.mape, at_most=MAPE_AT_MOST),
+            gate("worst memory error", self.large.worst_absolute, at_most=WORST_AT_MOST),
+        )
 
 
-def summarise(runs: Sequence[MemoryRun]) -> MemorySummary:
+def summarise_runs(runs: Sequence[MemoryRun]) -> MemorySummary:
     """Signed, mean absolute and worst relative error.
 
     Raises
@@ -116,10 +99,7 @@ def summarise(runs: Sequence[MemoryRun]) -> MemorySummary:
         raise ValueError(f"runs must hold a setting above {format_bytes(LARGE_BYTES)}, got none")
     return MemorySummary(
         num_settings=len(runs),
-        num_large=len(errors),
-        bias=sum(errors) / len(errors),
-        mape=sum(map(abs, errors)) / len(errors),
-        worst=max(map(abs, errors)),
+        large=summarise(errors),
         worst_of_all=max(abs(run.relative_error) for run in runs),
     )
 
@@ -133,11 +113,8 @@ def measure(folder: Path, setting: Sequence[str]) -> MemoryRun:
         If the process fails, with its last line.
     """
     model, batch, optimizer, implementation, checkpointing = setting
-    name = model
-    if model in _CONFIGS:
-        path = folder / f"{model}.json"
-        path.write_text(json.dumps(_CONFIGS[model]), encoding="utf-8")
-        name = str(path)
+    config = _CONFIGS.get(model)
+    name = model if config is None else str(write_config(folder, model, config))
     command = (sys.executable, "-m", "perfmodel.tracing.allocator", name, *setting[1:])
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode != 0:
@@ -167,19 +144,20 @@ def validate_memory(
 ) -> MemorySummary:
     """Measure every setting, write every run as soon as it is there, summarise the errors."""
     runs: list[MemoryRun] = []
-    with tempfile.TemporaryDirectory() as folder:
+    with machine_to_itself(on_line), tempfile.TemporaryDirectory() as folder:
         for setting in settings(models, batches):
             runs.append(measure(Path(folder), setting))
             on_line(_line(runs[-1]))
             _write(out, runs)
-    return summarise(runs)
+    return summarise_runs(runs)
 
 
 def verdict(summary: MemorySummary) -> str:
     """Errors beside their gates, in one line."""
+    large = summary.large
     return (
-        f"{summary.num_large} settings above {format_bytes(LARGE_BYTES)}: bias {summary.bias:+.2%}, "
-        f"MAPE {summary.mape:.2%} (at most {MAPE_AT_MOST:.1%}), worst {summary.worst:.2%} "
+        f"{large.num_settings} settings above {format_bytes(LARGE_BYTES)}: bias {large.bias:+.2%}, "
+        f"MAPE {large.mape:.2%} (at most {MAPE_AT_MOST:.1%}), worst {large.worst_absolute:.2%} "
         f"(at most {WORST_AT_MOST:.0%}); all {summary.num_settings}: worst {summary.worst_of_all:.2%}"
     )
 

@@ -1,6 +1,5 @@
 """Use case: run models that no fit has seen, and judge what their traces predict."""
 
-import hashlib
 import json
 import os
 import random
@@ -18,6 +17,7 @@ from calibrate.placement import place, provenance
 from calibrate.replays import with_replays
 from calibrate.task import ReplayTask, StepTask, Task
 from calibrate.visits import Visit, by_setting, estimate, typical_speed, visit
+from perfmodel.documents.base import file_sha256
 from perfmodel.documents.models import ComparedModel, ModelsValidationDocument
 from perfmodel.documents.observation import (
     Observation,
@@ -26,15 +26,15 @@ from perfmodel.documents.observation import (
     read_observations,
 )
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
-from perfmodel.documents.validation import ErrorSummary
 from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, UsageError
 from perfmodel.parallelism.strategy import Setting
-from perfmodel.predict import Predictor, StepPrediction, interval
+from perfmodel.predictor import Predictor, StepPrediction, interval
 from perfmodel.program.operation import Cause
 from perfmodel.units import Seconds
 from validate import gates
-from validate.compare import summarise
-from validate.held_out_models import HeldOutSetting, held_out_settings
+from validate.errors import fraction, summarise, summarise_any
+from validate.held_out_models import HeldOutSetting, held_out_settings, write_configs
+from validate.machine import refuse_other_machine
 
 Mode = Literal["measured", "curves"]
 
@@ -86,11 +86,16 @@ def validate_models(
         raise UsageError(f"--budget: must be one of {', '.join(BUDGETS)}, got {request.budget!r}")
     environment = describe_environment()
     profile = request.profile
-    _refuse_unfit(profile, environment["host"]["fingerprint"])
-    settings = held_out_settings(profile.max_world_size)
+    refuse_other_machine(profile, environment["host"]["fingerprint"])
+    if profile.operators is None:
+        raise CalibrationUnavailable(
+            "--profile: must hold prices of operators, got none; run perfmodel calibrate anew"
+        )
+    settings = held_out_settings(profile.max_world_size, request.folder)
     topology, device_kind = place(
         profile.device_kind, LaunchFlags(nproc_per_node=profile.ranks_per_node), os.environ
     )
+    write_configs(request.folder)
     observations = measure(
         Campaign(
             folder=request.folder,
@@ -112,19 +117,6 @@ def validate_models(
 def file_name(mode: Mode) -> str:
     """Of the verdict in one mode; one campaign serves both."""
     return f"models-{mode}.json"
-
-
-def _refuse_unfit(profile: ProfileDocument, fingerprint: str) -> None:
-    found = profile.provenance.host_fingerprint
-    if found != fingerprint:
-        raise CalibrationUnavailable(
-            f"--profile: must describe this machine (fingerprint {fingerprint[:12]}), got "
-            f"{found[:12]} ({profile.device_name}); run perfmodel calibrate here"
-        )
-    if profile.operators is None:
-        raise CalibrationUnavailable(
-            "--profile: must hold prices of operators, got none; run perfmodel calibrate anew"
-        )
 
 
 def rounds(
@@ -277,8 +269,8 @@ def _document(
     request: ModelsRequest, rows: tuple[ComparedModel, ...], *, slowdown: float, path: Path
 ) -> ModelsValidationDocument:
     single = [row for row in rows if row.setting.world_size == 1]
-    summary = _summary([row.signed_error for row in single])
-    coverage = sum(row.is_covered for row in rows) / len(rows)
+    summary = summarise([row.signed_error for row in single])
+    coverage = fraction(row.is_covered for row in rows)
     verdict = gates.judge_models(
         gates.MODEL_TOLERANCES[request.mode], summary=summary, coverage=coverage
     )
@@ -287,36 +279,30 @@ def _document(
         schema_version=ModelsValidationDocument.current_version,
         provenance=provenance(describe_environment(), seed=request.seed),
         profile_digest=request.profile.digest,
-        observations_sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        observations_sha256=file_sha256(path),
         mode=request.mode,
         machine_slowdown=slowdown,
         models=rows,
         summary=summary,
-        summary_processor=_summary([row.signed_error_processor for row in single]),
+        summary_processor=summarise([row.signed_error_processor for row in single]),
         summary_by_phase={
-            name: _summary([row.phase_errors[name] for row in single]) for name in _PHASES
+            name: summarise([row.phase_errors[name] for row in single]) for name in _PHASES
         },
         summary_by_optimizer={
-            name: _summary([r.signed_error for r in single if r.setting.workload.endswith(name)])
+            name: summarise([r.signed_error for r in single if r.setting.workload.endswith(name)])
             for name in sorted(optimizers)
         },
-        summary_ddp=summarise([row.signed_error for row in rows if row.setting.world_size > 1]),
+        summary_ddp=summarise_any([row.signed_error for row in rows if row.setting.world_size > 1]),
         coverage=coverage,
         gates=verdict,
         passed=gates.passed(verdict),
     )
 
 
-def _summary(errors: list[float]) -> ErrorSummary:
-    summary = summarise(errors)
-    assert summary is not None
-    return summary
-
-
 def _plan(request: ModelsRequest, settings: Sequence[HeldOutSetting]) -> str:
     """What is run and promised; one campaign serves both modes."""
     plan = {
-        "stage": "validate-models",
+        "stage": "validate models",
         "budget": request.budget,
         "seed": request.seed,
         "gates": {mode: asdict(promise) for mode, promise in gates.MODEL_TOLERANCES.items()},

@@ -3,7 +3,6 @@
 Never fits: the profile is what it is. Predictions and gates are on disk before the first run.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -18,21 +17,23 @@ from calibrate.environment import describe_environment
 from calibrate.launch import Launcher, LaunchFlags, Topology
 from calibrate.placement import place, provenance
 from calibrate.visits import by_setting, typical_speed, visit
+from perfmodel.documents.base import file_sha256
 from perfmodel.documents.observation import StepObservation, read_observations
 from perfmodel.documents.prediction import Interval
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.validation import (
     ComparedSetting,
     ComparedSpeedup,
-    ErrorSummary,
     Repeat,
     ValidationDocument,
 )
-from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, UsageError
+from perfmodel.errors import MeasurementFailed, UsageError
 from perfmodel.parallelism.strategy import Setting
-from perfmodel.predict import Predictor, interval
+from perfmodel.predictor import Predictor, interval
 from validate import compare, gates
+from validate.errors import fraction, summarise, summarise_any
 from validate.holdout import BUDGETS, holdout_settings, repeated_settings, rounds
+from validate.machine import refuse_other_machine
 
 VALIDATION: Final = "validation.json"
 
@@ -137,7 +138,7 @@ class Comparison:
     """All rows of a validation."""
 
     settings: tuple[ComparedSetting, ...]
-    speedups: tuple[ComparedSpeedup, ...]
+    speedups: Mapping[Setting, ComparedSpeedup]
     repeats: tuple[Repeat, ...]
     machine_slowdown: float
 
@@ -183,10 +184,10 @@ def compare_observations(
             compare.compare_setting(setting, predicted_s, found[setting], profile=profile)
             for setting, predicted_s in foretold.steps_s.items()
         ),
-        speedups=tuple(
-            compare.compare_speedup(setting, predicted, found)
+        speedups={
+            setting: compare.compare_speedup(setting, predicted, found)
             for setting, predicted in foretold.speedups.items()
-        ),
+        },
         repeats=tuple(
             compare.compare_repeat(setting, step_s, found[setting])
             for setting, step_s in calibrated_s.items()
@@ -220,9 +221,12 @@ def _document(
     # Accuracy is promised inside the calibrated range; beyond it the intervals have to hold.
     beyond = [row for row in rows if row.is_extrapolated]
     judged = [row for row in rows if not row.is_extrapolated] or beyond
-    summary = _summary([row.signed_error for row in judged])
-    speedup_summary = compare.summarise([row.signed_error for row in comparison.speedups])
-    coverage = sum(row.is_covered for row in rows) / len(rows)
+    speedups = comparison.speedups
+    speedups_beyond = [speedups[row.setting] for row in beyond if row.setting in speedups]
+    speedups_judged = [speedups[row.setting] for row in judged if row.setting in speedups]
+    summary = summarise([row.signed_error for row in judged])
+    speedup_summary = summarise_any([row.signed_error for row in speedups_judged])
+    coverage = fraction(row.is_covered for row in rows)
     verdict = gates.judge(
         gates.Tolerances(), summary=summary, speedups=speedup_summary, coverage=coverage
     )
@@ -231,32 +235,27 @@ def _document(
         schema_version=ValidationDocument.current_version,
         provenance=provenance(describe_environment(), seed=request.seed),
         profile_digest=request.profile.digest,
-        observations_sha256=hashlib.sha256(observations.read_bytes()).hexdigest(),
+        observations_sha256=file_sha256(observations),
         machine_slowdown=comparison.machine_slowdown,
         settings=rows,
-        speedups=comparison.speedups,
+        speedups=tuple(speedups.values()),
         repeats=comparison.repeats,
         summary=summary,
-        summary_extrapolated=compare.summarise([row.signed_error for row in beyond]),
-        summary_raw=_summary([row.signed_error_raw for row in judged]),
+        summary_extrapolated=summarise_any([row.signed_error for row in beyond]),
+        summary_raw=summarise([row.signed_error_raw for row in judged]),
         summary_by_workload={
-            name: _summary([row.signed_error for row in judged if row.setting.workload == name])
+            name: summarise([row.signed_error for row in judged if row.setting.workload == name])
             for name in names
         },
         speedup_summary=speedup_summary,
-        speedup_summary_raw=compare.summarise([r.signed_error_raw for r in comparison.speedups]),
-        noise_floor=compare.summarise([repeat.signed_error for repeat in comparison.repeats]),
+        speedup_summary_extrapolated=summarise_any([row.signed_error for row in speedups_beyond]),
+        speedup_summary_raw=summarise_any([row.signed_error_raw for row in speedups_judged]),
+        noise_floor=summarise_any([repeat.signed_error for repeat in comparison.repeats]),
         coverage=coverage,
-        coverage_raw=sum(row.is_covered_raw for row in rows) / len(rows),
+        coverage_raw=fraction(row.is_covered_raw for row in rows),
         gates=verdict,
         passed=gates.passed(verdict),
     )
-
-
-def _summary(errors: list[float]) -> ErrorSummary:
-    summary = compare.summarise(errors)
-    assert summary is not None
-    return summary
 
 
 def _plan(request: ValidationRequest, foretold: Foretold) -> str:
@@ -284,10 +283,6 @@ def _refuse_other_nodes(profile: ProfileDocument, topology: Topology, fingerprin
             f"--nnodes: must be {profile.num_nodes}, as in the profile, got {topology.num_nodes}; "
             "start the command once per node with --nnodes, --node-rank and --master-addr"
         )
-    found = profile.provenance.host_fingerprint
     # The profile names its first node.
-    if topology.node_rank == 0 and found != fingerprint:
-        raise CalibrationUnavailable(
-            f"--profile: must describe this machine (fingerprint {fingerprint[:12]}), got "
-            f"{found[:12]} ({profile.device_name}); run perfmodel calibrate here"
-        )
+    if topology.node_rank == 0:
+        refuse_other_machine(profile, fingerprint)

@@ -16,7 +16,7 @@ from calibrate.visits import Visit, to_speed
 from perfmodel.cost.model import CostModel
 from perfmodel.documents.profile import DdpCosts, ProfileDocument, Residual, WorkloadProfile
 from perfmodel.parallelism.strategy import Setting, Synchronisation
-from perfmodel.predict import step_times
+from perfmodel.predictor import step_times
 from perfmodel.program.ddp import compile_step, gradient_buckets
 from perfmodel.units import Seconds
 

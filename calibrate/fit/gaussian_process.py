@@ -15,14 +15,16 @@ from scipy.optimize import minimize
 from perfmodel.cost.gaussian_process import Array, GaussianProcess
 
 #: Prior of the fit: lengths in e-folds of a size, spreads in log of a time.
-_TYPICAL = (2.5, 0.5, 0.08)
+TYPICAL_LENGTH = 2.5
+TYPICAL_SPREAD = 0.5
+TYPICAL_NOISE = 0.08
 _PRIOR_WIDTH = (0.7, 0.7, 0.7)
 
 
 def fit_gaussian_process(inputs: Array, targets: Array) -> GaussianProcess:
     """The process of highest posterior density: marginal likelihood times broad priors."""
     num_features = inputs.shape[1]
-    typical = np.log([*(_TYPICAL[0],) * num_features, *_TYPICAL[1:]])
+    typical = np.log([*(TYPICAL_LENGTH,) * num_features, TYPICAL_SPREAD, TYPICAL_NOISE])
     width = np.array([*(_PRIOR_WIDTH[0],) * num_features, *_PRIOR_WIDTH[1:]])
 
     def loss(logs: Array) -> tuple[float, Array]:

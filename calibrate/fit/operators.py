@@ -10,14 +10,16 @@ import numpy as np
 from calibrate.fit.gaussian_process import fit_gaussian_process
 from calibrate.replays import measured_steps
 from perfmodel.cost.curve import CurveDraws
-from perfmodel.cost.families import family, features
+from perfmodel.cost.families import family, features, wider_family
 from perfmodel.cost.operators import (
     OPTIMIZER_TRAFFIC,
     OperatorPrices,
+    optimizer_family,
     optimizer_features,
     roofline_s,
 )
 from perfmodel.documents.observation import (
+    IsolatedOperator,
     Observation,
     OperatorsObservation,
     OptimizerPoint,
@@ -36,10 +38,14 @@ from perfmodel.workload.operator import Phase
 
 #: More points of a family cost time and tell little.
 _MOST_POINTS = 240
+#: As many show how rough a curve is.
+_FEW_POINTS = 60
 #: Families that surely move every byte that their shapes promise.
 _STREAMING = ("pointwise", "copy", "function")
 #: Below the resolution of any clock.
 _SMALLEST_S = 1e-8
+#: Share of repeats that are not believed.
+_INTERRUPTED = 1 / 6
 #: Sums over reference models are no better known than this, whatever few of them say.
 _SMALLEST_ERROR = 0.02
 #: What is assumed of sums that no reference model was compared with.
@@ -77,7 +83,7 @@ def fit_operators(
     if not layers and not replays:
         return None
     timings = _timings(layers, speed_probe_s)
-    families = tuple(fit_family(name, group) for name, group in sorted(timings.items()))
+    families = _families(timings, most_points=_MOST_POINTS)
     everything = [timing for group in timings.values() for timing in group]
     draft = OperatorProfile(
         peak_flop_per_s=_peak(
@@ -94,6 +100,22 @@ def fit_operators(
     )
     draft = draft.model_copy(update={"overhead": fit_overhead(draft.measured, replays, workloads)})
     return draft.model_copy(update={"curve_log_error": _curve_error(draft, replays, workloads)})
+
+
+def fit_curves(layers: Sequence[OperatorsObservation]) -> tuple[OperatorFamily, ...]:
+    """Curves of all families in a hurry: good enough to see where they are in doubt."""
+    if not layers:
+        return ()
+    speed_s = float(np.median([np.median(entry.speed_probe_s) for entry in layers]))
+    return _families(_timings(layers, speed_s), most_points=_FEW_POINTS)
+
+
+def _families(
+    timings: Mapping[str, Sequence[_Timing]], *, most_points: int
+) -> tuple[OperatorFamily, ...]:
+    return tuple(
+        fit_family(name, group, most_points=most_points) for name, group in sorted(timings.items())
+    )
 
 
 _NO_OVERHEAD = CallOverhead(
@@ -113,23 +135,25 @@ def _peak(rates: Iterable[float]) -> float:
 def _timings(
     layers: Sequence[OperatorsObservation], speed_probe_s: Seconds
 ) -> dict[str, list[_Timing]]:
-    """Geometric means of hot and cold by family, at one machine speed."""
+    """Times by family, at one machine speed."""
     groups: dict[str, list[_Timing]] = defaultdict(list)
     host_s = cold_host_s(layers)
     for entry in layers:
         factor = speed_probe_s / float(np.median(entry.speed_probe_s))
         for timed in entry.operators:
             operator = timed.operator
-            groups[family(operator)].append(
-                _Timing(
-                    features=features(operator),
-                    time_s=factor * middle_s(timed.hot_s, timed.cold_s, host_s=host_s),
-                    flop=operator.flop,
-                    moved_bytes=operator.read_bytes + operator.written_bytes,
-                )
+            timing = _Timing(
+                features=features(operator),
+                time_s=factor * typical_s(timed, host_s=host_s),
+                flop=operator.flop,
+                moved_bytes=operator.read_bytes + operator.written_bytes,
             )
+            name = family(operator)
+            groups[name].append(timing)
+            if wider := wider_family(name):
+                groups[wider].append(timing)
         for point in entry.optimizers:
-            name = f"optimizer {point.optimizer} {point.implementation}"
+            name = optimizer_family(point.optimizer, point.implementation)
             groups[name].append(_optimizer_timing(point, factor))
     return groups
 
@@ -144,9 +168,20 @@ def cold_host_s(layers: Sequence[OperatorsObservation]) -> Seconds:
         float(np.median(timed.cold_s)) - float(np.median(timed.hot_s))
         for entry in layers
         for timed in entry.operators
-        if timed.operator.view
+        if timed.operator.view and timed.hot_s
     ]
     return max(0.0, float(np.median(excess_s))) if excess_s else 0.0
+
+
+def typical_s(timed: IsolatedOperator | OptimizerPoint, *, host_s: Seconds) -> Seconds:
+    """The time inside a step; of early profiles a guess from the times outside. [s]
+
+    A mean, since times are added up, without the slowest sixth, which met interruptions.
+    """
+    if timed.times_s:
+        kept = sorted(timed.times_s)[: math.ceil(len(timed.times_s) * (1 - _INTERRUPTED))]
+        return max(_SMALLEST_S, float(np.mean(kept)))
+    return middle_s(timed.hot_s, timed.cold_s, host_s=host_s)
 
 
 def middle_s(hot_s: Sequence[Seconds], cold_s: Sequence[Seconds], *, host_s: Seconds) -> Seconds:
@@ -160,18 +195,20 @@ def _optimizer_timing(point: OptimizerPoint, factor: float) -> _Timing:
     """One tensor's share."""
     return _Timing(
         features=optimizer_features(point.tensor_bytes, point.tensor_bytes * point.num_tensors),
-        time_s=factor * middle_s(point.hot_s, point.cold_s, host_s=0.0) / point.num_tensors,
+        time_s=factor * typical_s(point, host_s=0.0) / point.num_tensors,
         flop=0.0,
         moved_bytes=OPTIMIZER_TRAFFIC[point.optimizer] * point.tensor_bytes,
     )
 
 
-def fit_family(name: str, timings: Sequence[_Timing]) -> OperatorFamily:
+def fit_family(
+    name: str, timings: Sequence[_Timing], *, most_points: int = _MOST_POINTS
+) -> OperatorFamily:
     """A curve through the ratios of a family's times to its roofline."""
     width = max((len(timing.features) for timing in timings), default=0)
     members = [timing for timing in timings if len(timing.features) == width]
-    if len(members) > _MOST_POINTS:
-        chosen = np.random.default_rng(0).choice(len(members), _MOST_POINTS, replace=False)
+    if len(members) > most_points:
+        chosen = np.random.default_rng(0).choice(len(members), most_points, replace=False)
         members = [members[index] for index in sorted(chosen)]
     flop_per_s = max(timing.flop / timing.time_s for timing in members)
     bytes_per_s = max(timing.moved_bytes / timing.time_s for timing in members) or 1e9

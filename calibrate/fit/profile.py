@@ -1,6 +1,5 @@
 """From raw observations to a profile: every fit in one place, repeatable on stored data."""
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from calibrate.fit.steps import (
     with_device_streams,
 )
 from calibrate.visits import by_setting, estimate, typical_speed, visit
-from perfmodel.documents.base import Provenance
+from perfmodel.documents.base import Provenance, file_sha256
 from perfmodel.documents.observation import (
     CollectiveObservation,
     ComputeObservation,
@@ -69,7 +68,7 @@ def fit_profile(
             f"{observations_path}: holds {len(steps)} step observations and {len(traced)} traced "
             "workloads, at least one of each is needed; continue with --resume"
         )
-    digest = hashlib.sha256(observations_path.read_bytes()).hexdigest()
+    digest = file_sha256(observations_path)
     draft = _draft(observations, environment, provenance=provenance, digest=digest)
     draft = draft.model_copy(
         update={

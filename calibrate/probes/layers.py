@@ -1,35 +1,22 @@
-"""Single layers of a grid: what operators they consist of, and how long each takes on its own."""
+"""Single layers of a grid: which operators they consist of."""
 
-import time
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from calibrate.layers import Layer
-from calibrate.probes.operators import ReplayedOperator, made_up_inputs
-from calibrate.probes.session import Session
-from perfmodel.documents.observation import IsolatedOperator, OptimizerPoint
 from perfmodel.tracing.modules import ModulePaths
-from perfmodel.tracing.optimizers import make_optimizer
 from perfmodel.tracing.recorder import RawOperator, Recorder
-from perfmodel.units import Seconds
-from perfmodel.workload.operator import Operator, Phase
+from perfmodel.tracing.step import without_content
+from perfmodel.workload.operator import Operator, Phase, TensorSpec
 from perfmodel.workload.work import flop, traffic_bytes
 
-#: Larger than the last cache of common hosts, so that reading it evicts everything else.
-_EVICTION_BYTES: Final = 48 * 2**20
-_HOT_REPEATS: Final = 3
-_COLD_REPEATS: Final = 2
-#: Operators that take longer are repeated less often. [s]
-_LONG_S: Final = 0.02
-_OPTIMIZERS: Final = ("sgd", "adamw")
 _RGB: Final = 3
-#: Every layer has views, and all views cost the same: these layers have every kind.
-_VIEWED: Final = ("rotate", "product")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,76 +29,47 @@ class BuiltLayer:
     """From the inputs to a result that gradients start from."""
 
 
-class Evictor:
-    """Empties the caches by reading something large."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedLayer:
+    """What a layer runs in a step."""
 
-    def __init__(self, device: torch.device) -> None:
-        size_bytes = _EVICTION_BYTES
-        if device.type == "cuda":
-            size_bytes = max(size_bytes, 2 * torch.cuda.get_device_properties(device).L2_cache_size)
-        self._values = torch.zeros(size_bytes // 4, device=device)
-
-    def evict(self) -> None:
-        """Fill the caches with something else."""
-        self._values.sum()
+    layer: Layer
+    inputs: tuple[TensorSpec, ...]
+    """What its predecessor hands to it, without indices."""
+    parameters: tuple[TensorSpec, ...]
+    calls: tuple[tuple[Operator, Phase], ...]
+    """In order; the backward pass begins with making the gradient of the result."""
 
 
-def measure_layer(session: Session, layer: Layer, evictor: Evictor) -> list[IsolatedOperator]:
-    """Time every operator of a layer's forward and backward pass on its own."""
-    measured = []
-    for operator, phase in layer_operators(layer, session.device):
-        if operator.view and layer.kind not in _VIEWED:
-            continue
-        timed = _timed(session, operator, phase, evictor)
-        if timed is not None:
-            measured.append(timed)
-    return measured
-
-
-def measure_optimizer(session: Session, layer: Layer, evictor: Evictor) -> OptimizerPoint:
-    """Time an optimizer's step over equal tensors."""
-    count, size = layer.sizes
-    optimizer, other = (
-        _optimizer(layer.kind, number, size, session.device) for number in (count, 1)
+@functools.lru_cache(maxsize=256)
+def recorded_layer(layer: Layer, device: torch.device) -> RecordedLayer:
+    """Trace a layer's forward and backward pass; nothing is computed."""
+    with without_content(device.type):
+        built = _BUILDERS[layer.kind](layer)
+        for tensor in built.inputs:
+            # The images of a data set need no gradient.
+            is_first = layer.kind == "convolution" and layer.sizes[1] <= _RGB
+            tensor.requires_grad_(tensor.is_floating_point() and not is_first)
+        recorder = Recorder(ModulePaths(built.module))
+        with recorder:
+            result = built.act(*built.inputs)
+            recorder.phase = Phase.BACKWARD
+            result.backward(torch.ones_like(result))  # type: ignore[no-untyped-call]
+    return RecordedLayer(
+        layer=layer,
+        inputs=tuple(_spec(t) for t in built.inputs if t.is_floating_point()),
+        parameters=tuple(_spec(parameter) for parameter in built.module.parameters()),
+        calls=tuple((_with_work(call.operator), call.phase) for call in recorder.calls),
     )
-    hot_s, cold_s = _hot_and_cold(session, optimizer.step, evictor, other=other.step)
-    return OptimizerPoint(
-        optimizer=layer.kind,
-        implementation="loop",
-        num_tensors=count,
-        tensor_bytes=4 * size,
-        hot_s=hot_s,
-        cold_s=cold_s,
-    )
-
-
-def _optimizer(name: str, count: int, size: int, device: torch.device) -> torch.optim.Optimizer:
-    parameters = [nn.Parameter(torch.zeros(size, device=device)) for _ in range(count)]
-    for parameter in parameters:
-        parameter.grad = torch.full_like(parameter, 1e-3)
-    return make_optimizer(parameters, name=name, implementation="loop")
-
-
-def is_optimizer(layer: Layer) -> bool:
-    """Whether a point of the grid is an optimizer's step."""
-    return layer.kind in _OPTIMIZERS
 
 
 def layer_operators(layer: Layer, device: torch.device) -> list[tuple[Operator, Phase]]:
     """Every operator that a layer runs, once."""
-    built = _BUILDERS[layer.kind](layer)
-    module = built.module.to(device)
-    inputs = tuple(tensor.detach().to(device) for tensor in built.inputs)
-    for tensor in inputs:
-        # The images of a data set need no gradient.
-        is_first = layer.kind == "convolution" and layer.sizes[1] <= _RGB
-        tensor.requires_grad_(tensor.is_floating_point() and not is_first)
-    recorder = Recorder(ModulePaths(module))
-    with recorder:
-        result = built.act(*inputs)
-        recorder.phase = Phase.BACKWARD
-        result.backward(torch.ones_like(result))  # type: ignore[no-untyped-call]
-    return list(dict.fromkeys((_with_work(call.operator), call.phase) for call in recorder.calls))
+    return list(dict.fromkeys(recorded_layer(layer, device).calls))
+
+
+def _spec(tensor: Tensor) -> TensorSpec:
+    return TensorSpec(shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
 
 
 def _with_work(raw: RawOperator) -> Operator:
@@ -129,42 +87,6 @@ def _with_work(raw: RawOperator) -> Operator:
         mutated=raw.mutated,
         view=raw.view,
     )
-
-
-def _timed(
-    session: Session, operator: Operator, phase: Phase, evictor: Evictor
-) -> IsolatedOperator | None:
-    """Times of an operator, or ``None`` if it cannot be repeated from its record."""
-    with torch.no_grad():
-        try:
-            replayed = ReplayedOperator(operator, session.device)
-            act, other = (
-                replayed.bound(made_up_inputs(operator, session.device)) for _ in range(2)
-            )
-            hot_s, cold_s = _hot_and_cold(session, act, evictor, other=other)
-        except (RuntimeError, IndexError, TypeError, ValueError):
-            return None
-    return IsolatedOperator(operator=operator, phase=phase, hot_s=hot_s, cold_s=cold_s)
-
-
-def _hot_and_cold(
-    session: Session, act: Callable[[], Any], evictor: Evictor, *, other: Callable[[], Any]
-) -> tuple[tuple[Seconds, ...], tuple[Seconds, ...]]:
-    """Times on data in the caches, and on evicted data.
-
-    Eviction takes the code with the data, while a step keeps its code at hand: before a cold repeat
-    the same operator runs on ``other`` data.
-    """
-    started_s = time.perf_counter()
-    session.time_repeats(act, repeats=2)
-    is_long = time.perf_counter() - started_s > _LONG_S
-    hot_s = session.time_repeats(act, repeats=2 if is_long else _HOT_REPEATS)
-    cold_s = []
-    for _ in range(1 if is_long else _COLD_REPEATS):
-        evictor.evict()
-        other()
-        cold_s += session.time_repeats(act, repeats=1)
-    return tuple(hot_s), tuple(cold_s)
 
 
 def _convolution(layer: Layer) -> BuiltLayer:

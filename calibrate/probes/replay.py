@@ -5,6 +5,8 @@ nothing: both are wrong inside a step. In the order of the step it finds what th
 """
 
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,11 +26,14 @@ from perfmodel.tracing.optimizers import make_optimizer
 from perfmodel.units import Seconds
 from perfmodel.workload.operator import Phase, TensorSpec
 from perfmodel.workload.step import TracedStep
+from perfmodel.workload.work import base_name
 
 _MINIMUM_PASSES = 3
 _MAXIMUM_PASSES = 30
 #: A gradient as training has them.
 _ORDINARY = 1e-3
+#: What makes the gradient of a table that was looked up by indices.
+_LOOKED_UP = "embedding_dense_backward"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,10 +53,16 @@ class ReplayTimes:
 
 def measure_replay(session: Session, step: TracedStep, *, target_s: Seconds) -> ReplayTimes:
     """Repeat a step for about ``target_s``, at least three times after a first one."""
-    # Made-up values fade to denormal numbers, which training does not have and which are slow.
+    with without_denormals():
+        return _measured(session, _Replay(session, step), target_s=target_s)
+
+
+@contextmanager
+def without_denormals() -> Iterator[None]:
+    """Made-up values fade to denormal numbers, which training does not have and which are slow."""
     torch.set_flush_denormal(True)
     try:
-        return _measured(session, _Replay(session, step), target_s=target_s)
+        yield
     finally:
         torch.set_flush_denormal(False)
 
@@ -59,56 +70,43 @@ def measure_replay(session: Session, step: TracedStep, *, target_s: Seconds) -> 
 def _measured(session: Session, replay: "_Replay", *, target_s: Seconds) -> ReplayTimes:
     first_s = sum(replay.once(ReplayTimes()))
     passes = repeats_within(target_s, [first_s], minimum=_MINIMUM_PASSES, maximum=_MAXIMUM_PASSES)
-    times = ReplayTimes(failed=replay.failed)
+    times = ReplayTimes(failed=replay.passes.failed)
     for _ in range(passes):
         times.speed_probe_s.append(session.speed_probe(first_s * 0.1))
         replay.once(times)
     return times
 
 
-class _Replay:
-    """The buffers and calls of one step."""
+class Passes:
+    """Forward and backward pass of a step, call by call."""
 
-    def __init__(self, session: Session, step: TracedStep) -> None:
+    def __init__(self, session: Session, step: TracedStep, parameters: Sequence[Tensor]) -> None:
+        self.flow: Dataflow = linked(step)
+        self.failed: set[int] = set()
+        """Operators that cannot be repeated from their record."""
         self._session = session
-        self._step = step
-        self._flow: Dataflow = linked(step)
         self._operators = [
             ReplayedOperator(operator, session.device) for operator in step.operators
         ]
-        self.failed: set[int] = set()
-        self._parameters = [
-            nn.Parameter(made_up(TensorSpec(shape=p.shape, dtype=p.dtype), session.device))
-            for p in step.parameters
-        ]
-        self._optimizer = make_optimizer(
-            self._parameters,
-            name=step.method.optimizer,
-            implementation=step.method.optimizer_implementation,
-        )
-        for group in self._optimizer.param_groups:
-            group["lr"] = 0.0
-        self._lasting = self._made_up_sources()
-
-    def _made_up_sources(self) -> dict[int, Tensor]:
-        tensors = {
+        self.lasting = {
             number: made_up(
                 source.spec,
-                self._session.device,
-                below=index_limit(self._step.operators[source.operator], source.position),
+                session.device,
+                below=index_limit(step.operators[source.operator], source.position),
             )
-            for number, source in self._flow.sources.items()
+            for number, source in self.flow.sources.items()
         }
-        for number, parameter in zip(self._flow.parameters, self._parameters, strict=True):
-            tensors[number] = parameter.data
-        return tensors
+        """Tensors that no call makes."""
+        self.lasting.update(zip(self.flow.parameters, parameters, strict=True))
 
-    @torch.no_grad()
-    def once(self, times: ReplayTimes) -> tuple[Seconds, ...]:
-        """Repeat the step, add its times, and return the phases' sums. [s]"""
-        tensors = dict(self._lasting)
-        clock: Clock = DeviceClock() if self._session.asynchronous else HostClock()
-        for call, released in zip(self._flow.calls, self._flow.released, strict=True):
+    def new_clock(self) -> Clock:
+        """A clock of the device for one pass."""
+        return DeviceClock() if self._session.asynchronous else HostClock()
+
+    def run(self, clock: Clock) -> dict[int, Tensor]:
+        """Make every call between two marks; return what is left, the gradients among it."""
+        tensors = dict(self.lasting)
+        for call, released in zip(self.flow.calls, self.flow.released, strict=True):
             inputs = [tensors[number] for number in call.inputs]
             results = self._timed(call.operator, inputs, clock)
             del inputs
@@ -116,15 +114,20 @@ class _Replay:
             del results
             for number in released:
                 tensors.pop(number, None)
-        self._take_gradients(tensors)
-        del tensors
-        clock.mark()
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        clock.mark()
+        return tensors
+
+    def durations_s(self, clock: Clock) -> list[Seconds]:
+        """Of each call, and of whatever was marked in pairs after them. [s]"""
         instants_s = clock.seconds()
         pairs = zip(instants_s[::2], instants_s[1::2], strict=True)
-        return self._collect([end - start for start, end in pairs], times)
+        return [end - start for start, end in pairs]
+
+    def by_operator(self, clock: Clock) -> dict[tuple[int, Phase], list[Seconds]]:
+        """Duration of every call, by operator and phase. [s]"""
+        found: dict[tuple[int, Phase], list[Seconds]] = defaultdict(list)
+        for call, duration_s in zip(self.flow.calls, self.durations_s(clock), strict=False):
+            found[call.operator, call.phase].append(duration_s)
+        return found
 
     def _timed(self, operator: int, inputs: list[Tensor], clock: Clock) -> list[Tensor]:
         """Results of one call between two marks; empty tensors where it cannot be repeated."""
@@ -147,29 +150,84 @@ class _Replay:
             return [made_up(s, self._session.device) for s in replayed.operator.outputs]
         return returned_tensors(replayed.operator, result)
 
+
+class _Replay:
+    """The buffers and calls of one step, its optimizer included."""
+
+    def __init__(self, session: Session, step: TracedStep) -> None:
+        self._step = step
+        self._parameters = [
+            nn.Parameter(made_up(TensorSpec(shape=p.shape, dtype=p.dtype), session.device))
+            for p in step.parameters
+        ]
+        self._optimizer = make_optimizer(
+            self._parameters,
+            name=step.method.optimizer,
+            implementation=step.method.optimizer_implementation,
+        )
+        for group in self._optimizer.param_groups:
+            group["lr"] = 0.0
+        self.passes = Passes(session, step, [parameter.data for parameter in self._parameters])
+        self._rows = _rows(self.passes.flow, step)
+        """Gradients of tables, and the indices of the rows that they were looked up by."""
+
+    @torch.no_grad()
+    def once(self, times: ReplayTimes) -> tuple[Seconds, ...]:
+        """Repeat the step, add its times, and return the phases' sums. [s]"""
+        clock = self.passes.new_clock()
+        self._take_gradients(self.passes.run(clock))
+        clock.mark()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        clock.mark()
+        return self._collect(clock, times)
+
     def _take_gradients(self, tensors: dict[int, Tensor]) -> None:
-        """Give each parameter a result of the backward pass of its shape."""
-        found: dict[Any, list[Tensor]] = defaultdict(list)
-        for number in self._flow.gradients:
+        """Give each parameter a result of the backward pass of its shape, with values as training has.
+
+        What made-up values lead to is not: roots and quotients of zeros, infinities and the like take
+        several times as long. But rows of a table that no index of the batch names have a gradient of
+        exactly 0 in training too.
+        """
+        found: dict[Any, list[int]] = defaultdict(list)
+        for number in self.passes.flow.gradients:
             tensor = tensors.get(number)
             if tensor is not None:
-                found[tuple(tensor.shape), tensor.dtype].append(tensor)
+                found[tuple(tensor.shape), tensor.dtype].append(number)
         for parameter, traced in zip(self._parameters, self._step.parameters, strict=True):
             if traced.ready_after is None:
                 continue
             fitting = found[tuple(parameter.shape), parameter.dtype]
-            gradient = fitting.pop(0) if fitting else torch.empty_like(parameter)
-            # Roots and quotients of zeros and infinities, which made-up values lead to, are slow.
-            parameter.grad = gradient.fill_(_ORDINARY)
+            if not fitting:
+                parameter.grad = torch.full_like(parameter, _ORDINARY)
+                continue
+            gradient = tensors[fitting[0]]
+            rows = self._rows.get(fitting.pop(0))
+            if rows is None:
+                parameter.grad = gradient.fill_(_ORDINARY)
+            else:
+                parameter.grad = gradient.zero_()
+                gradient[tensors[rows].flatten()] = _ORDINARY
 
-    def _collect(self, durations_s: list[Seconds], times: ReplayTimes) -> tuple[Seconds, ...]:
-        sums: dict[tuple[int, Phase], list[Seconds]] = defaultdict(list)
-        phases_s = {Phase.FORWARD: 0.0, Phase.BACKWARD: 0.0, Phase.OPTIMIZER: durations_s[-1]}
-        for call, duration_s in zip(self._flow.calls, durations_s[:-1], strict=True):
-            sums[call.operator, call.phase].append(duration_s)
+    def _collect(self, clock: Clock, times: ReplayTimes) -> tuple[Seconds, ...]:
+        *calls_s, optimizer_s = self.passes.durations_s(clock)
+        phases_s = {Phase.FORWARD: 0.0, Phase.BACKWARD: 0.0, Phase.OPTIMIZER: optimizer_s}
+        for call, duration_s in zip(self.passes.flow.calls, calls_s, strict=True):
             phases_s[call.phase] += duration_s
-        for key, values_s in sums.items():
+        for key, values_s in self.passes.by_operator(clock).items():
             times.calls_s[key].append(sum(values_s) / len(values_s))
         for phase, total_s in phases_s.items():
             times.phases_s[phase].append(total_s)
         return tuple(phases_s.values())
+
+
+def _rows(flow: Dataflow, step: TracedStep) -> dict[int, int]:
+    """Gradients of tables, and views of them, with the indices that the tables were looked up by."""
+    rows: dict[int, int] = {}
+    for call in flow.calls:
+        operator = step.operators[call.operator]
+        if base_name(operator.name) == _LOOKED_UP:
+            rows[call.outputs[0]] = call.inputs[1]
+        elif operator.view and call.inputs[0] in rows:
+            rows[call.outputs[0]] = rows[call.inputs[0]]
+    return rows

@@ -4,6 +4,7 @@ import itertools
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -31,6 +32,8 @@ class Session:
     """Group of the first ``n`` ranks on the backend of the device, by ``n``."""
     models: dict[Any, Any] = field(default_factory=dict)
     """Models and optimizers that were built, by whatever distinguishes them."""
+    observations: Path | None = None
+    """Finished tasks; which layers are timed next depends on them."""
 
     @classmethod
     def open(cls, *, device_kind: str, local_rank: int, group_sizes: Collection[int]) -> "Session":

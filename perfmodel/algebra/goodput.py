@@ -103,26 +103,6 @@ def expected_stops(job: Job) -> float:
     return 0.0 if math.isinf(job.mtbf_s) else expected_elapsed_s(job) / job.mtbf_s
 
 
-def waiting_fraction(job: Job) -> float:
-    """Long-run share of time without a spare node: Erlang's loss formula.
-
-    Nodes under replacement are the busy lines, the spares and one more are the lines: with all of
-    them busy the job stands, and what stands does not fail, as lost calls do not ring. It holds for
-    any distribution of replacement times, if detection takes none and all causes take a node.
-
-    References
-    ----------
-    .. [1] A. K. Erlang, 1917; L. Kleinrock, "Queueing Systems" vol. 1, 1975, section 3.6.
-    """
-    if job.spares is None or math.isinf(job.node_mtbf_s):
-        return 0.0
-    load = job.replacement_s / job.node_mtbf_s
-    blocked = 1.0
-    for lines in range(1, job.spares + 2):
-        blocked = load * blocked / (lines + load * blocked)
-    return blocked
-
-
 def _certain_wait_s(job: Job) -> Seconds:
     if job.maintenance_every_s is not None:
         raise ValueError("the closed form does not hold for jobs with maintenance")

@@ -1,6 +1,7 @@
 """The command line: one sub-command per question."""
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, Final
@@ -9,17 +10,19 @@ import typer
 
 from perfmodel.cli import (
     decide,
+    delivery,
     devices,
     measure,
     memory,
     network,
+    plan_options,
     predict,
     published,
     report,
-    techniques,
     testbed,
     trace,
     validate,
+    whatif,
 )
 from perfmodel.errors import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Interrupted, PerfModelError
 
@@ -33,6 +36,10 @@ perfmodel techniques    checkpointing, offload, streaming ...: time and memory
 perfmodel devices       data sheets of devices that need not be present
 perfmodel predict       speed-up, step time, doubt for any number of devices
 perfmodel explain       what costs the speed-up, and what one change would gain
+perfmodel whatif        change a field: before, after, and why
+perfmodel diff          what changed between two profiles beyond noise
+perfmodel acceptance    clauses for a contract; judge what was delivered
+perfmodel plan options  rank machines and sizes by cost and chance to finish in time
 perfmodel validate      run settings never used before, print the tool's own error
 perfmodel validate testbed   the same with up to 16 ranks on shaped links
 perfmodel batch         time to the target over the batch size, not samples/s alone
@@ -75,11 +82,26 @@ def _root(
     pass
 
 
-def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
+#: What measures runs once per node: under torchrun every rank would run it.
+_MEASURING: Final = frozenset(
+    {
+        measure.calibrate,
+        network.measure,
+        testbed.run_testbed,
+        validate.memory,
+        validate.models,
+        validate.validate,
+    }
+)
+
+
+def _runnable(command: Callable[..., None]) -> Callable[..., None]:
     """Ctrl-C as an error of ours: typer ends without a word, older ones with another exit code."""
 
     @functools.wraps(command)
     def run(*arguments: object, **options: object) -> None:
+        if command in _MEASURING and not _supervises():
+            return
         try:
             command(*arguments, **options)
         except KeyboardInterrupt:
@@ -88,13 +110,19 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def _supervises() -> bool:
+    from calibrate.topology import supervises  # noqa: PLC0415 - keeps --help fast
+
+    return supervises(os.environ)
+
+
 _COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "doctor": measure.doctor,
     "calibrate": measure.calibrate,
     "fit": measure.fit,
     "trace": trace.trace,
     "memory": memory.memory,
-    "techniques": techniques.techniques,
+    "techniques": memory.techniques,
     "devices": devices.devices,
     "predict": predict.predict,
     "explain": predict.explain,
@@ -102,17 +130,19 @@ _COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "goodput": decide.goodput,
     "batch": decide.batch,
     "cost": decide.cost,
+    "whatif": whatif.whatif,
+    "diff": delivery.diff,
 }
 for _name, _command in _COMMANDS.items():
-    app.command(_name)(_interruptible(_command))
+    app.command(_name)(_runnable(_command))
 
 #: Runs on its own, or as one of its sub-commands.
 _validate = typer.Typer(rich_markup_mode=None)
-_validate.callback(invoke_without_command=True)(_interruptible(validate.validate))
-_validate.command("models")(_interruptible(validate.models))
-_validate.command("memory")(_interruptible(validate.memory))
-_validate.command("published")(_interruptible(published.published))
-_validate.command("testbed")(_interruptible(testbed.run_testbed))
+_validate.callback(invoke_without_command=True)(_runnable(validate.validate))
+_validate.command("models")(_runnable(validate.models))
+_validate.command("memory")(_runnable(validate.memory))
+_validate.command("published")(_runnable(published.published))
+_validate.command("testbed")(_runnable(testbed.run_testbed))
 app.add_typer(_validate, name="validate")
 
 _network = typer.Typer(
@@ -120,9 +150,24 @@ _network = typer.Typer(
     help="Collectives alone: measure, or show the fit.",
     rich_markup_mode=None,
 )
-_network.command("measure")(_interruptible(network.measure))
-_network.command("show")(_interruptible(network.show))
+_network.command("measure")(_runnable(network.measure))
+_network.command("show")(_runnable(network.show))
 app.add_typer(_network, name="network")
+
+_plan = typer.Typer(
+    no_args_is_help=True, help="Search for what to buy or rent.", rich_markup_mode=None
+)
+_plan.command("options")(_runnable(plan_options.options))
+app.add_typer(_plan, name="plan")
+
+_acceptance = typer.Typer(
+    no_args_is_help=True,
+    help="Clauses for a contract, and what was delivered.",
+    rich_markup_mode=None,
+)
+_acceptance.command("write")(_runnable(delivery.acceptance_write))
+_acceptance.command("judge")(_runnable(delivery.acceptance_judge))
+app.add_typer(_acceptance, name="acceptance")
 
 
 def main() -> None:
@@ -140,8 +185,8 @@ def main() -> None:
 
 
 def _explain_usage(error: Any) -> int:
-    """One line, as for every other error; without any argument, the help."""
-    if len(sys.argv) == 1:
+    """One line, as for every other error; the help for commands that need a sub-command."""
+    if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
     else:
         command = error.ctx.command_path if error.ctx else "perfmodel"

@@ -2,21 +2,24 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from perfmodel.cli.options import day, numbers, pairs
+from perfmodel.cli.terminal import show_document
 from perfmodel.errors import UsageError
-
-if TYPE_CHECKING:
-    from perfmodel.documents.base import Document
-    from perfmodel.report.grid import Grid
 
 _CAUSE = typer.Option(
     help="NAME=DEVICE_HOURS between failures of one cause, for example gpu=140000; with ,replace "
     "behind it, each takes a node out. Repeat it for every cause."
 )
-_INTERVAL = typer.Option(help="Work between two checkpoints; default: the best by the formula.")
+_MTBF = typer.Option(
+    help="Device hours between two failures, all causes together; inf: nothing ever fails."
+)
+_INTERVAL = typer.Option(
+    help="Work between two checkpoints; default: the best by the formula, which needs --checkpoint-s."
+)
 _STOPS = typer.Option(help="From how many stops the mean times were estimated: widens the answer.")
 _SPARES = typer.Option(help="Idle nodes at the start; default: a replacement is always at hand.")
 _MAINTENANCE = typer.Option(help="Period of planned stops, by the calendar.")
@@ -34,9 +37,7 @@ def goodput(  # noqa: PLR0913 - one parameter per flag
     *,
     devices: Annotated[int, typer.Option(help="Devices of the job; any failure stops all.")],
     work_days: Annotated[float, typer.Option(help="Days of training without any stop.")],
-    mtbf_device_hours: Annotated[
-        float | None, typer.Option(help="Device hours between two failures, all causes together.")
-    ] = None,
+    mtbf_device_hours: Annotated[float | None, _MTBF] = None,
     cause: Annotated[list[str] | None, _CAUSE] = None,
     mtbf_stops: Annotated[int | None, _STOPS] = None,
     checkpoint_s: Annotated[float, typer.Option(help="Training stands still for one write.")] = 0,
@@ -64,6 +65,7 @@ def goodput(  # noqa: PLR0913 - one parameter per flag
     from perfmodel.plan.goodput import Request  # noqa: PLC0415
     from perfmodel.plan.goodput import goodput as use_case  # noqa: PLC0415
     from perfmodel.report.goodput import goodput_grid, goodput_lines  # noqa: PLC0415
+    from perfmodel.report.tables import rich_table  # noqa: PLC0415
 
     flags = JobFlags(
         devices=devices,
@@ -88,7 +90,8 @@ def goodput(  # noqa: PLR0913 - one parameter per flag
         is_search=best_interval,
     )
     document = use_case(request, argv=sys.argv)
-    _show(document, goodput_grid(document), goodput_lines(document), as_json=as_json)
+    table = rich_table(goodput_grid(document))
+    show_document(document, table, goodput_lines(document), as_json=as_json)
 
 
 def batch(
@@ -101,9 +104,9 @@ def batch(
 ) -> None:
     """From runs of some batch sizes, the time to the target with others."""
     from perfmodel.checks import positive  # noqa: PLC0415 - keeps --help fast
-    from perfmodel.cli.pairs import numbers, pairs  # noqa: PLC0415
     from perfmodel.plan.batch import Request, batch_outlook  # noqa: PLC0415
     from perfmodel.report.batch import batch_grid, batch_lines  # noqa: PLC0415
+    from perfmodel.report.tables import rich_table  # noqa: PLC0415
 
     positive("--samples-per-unit:", samples_per_unit)
     given = pairs("--points", points)
@@ -115,7 +118,8 @@ def batch(
         samples_per_s=pairs("--samples-per-s", samples_per_s),
     )
     document = batch_outlook(request, argv=sys.argv)
-    _show(document, batch_grid(document), batch_lines(document), as_json=as_json)
+    table = rich_table(batch_grid(document))
+    show_document(document, table, batch_lines(document), as_json=as_json)
 
 
 def cost(
@@ -126,30 +130,12 @@ def cost(
     as_json: Annotated[bool, typer.Option("--json", help="Print the document.")] = False,
 ) -> None:
     """Compare buying with renting: cost of a useful device-hour, and where they cross."""
-    from datetime import UTC, date, datetime  # noqa: PLC0415 - beside what needs it
-
     from perfmodel.documents.budget import read_budget  # noqa: PLC0415 - keeps --help fast
     from perfmodel.plan.cost import compare_costs  # noqa: PLC0415
     from perfmodel.report.cost import cost_grid, cost_lines  # noqa: PLC0415
-
-    try:
-        day = date.fromisoformat(today) if today else datetime.now(UTC).date()
-    except ValueError:
-        raise UsageError(f"--today: must look like 2026-11-21, got {today!r}") from None
-    document = compare_costs(
-        read_budget(budget, today=day, prices=prices), today=day, argv=sys.argv
-    )
-    _show(document, cost_grid(document), cost_lines(document), as_json=as_json)
-
-
-def _show(document: "Document", table: "Grid", lines: list[str], *, as_json: bool) -> None:
-    from rich.console import Console  # noqa: PLC0415 - slow to import
-
     from perfmodel.report.tables import rich_table  # noqa: PLC0415
 
-    if as_json:
-        typer.echo(document.model_dump_json(indent=1))
-        return
-    Console().print(rich_table(table))
-    for line in lines:
-        typer.echo(line)
+    on = day("--today", today)
+    document = compare_costs(read_budget(budget, today=on, prices=prices), today=on, argv=sys.argv)
+    table = rich_table(cost_grid(document))
+    show_document(document, table, cost_lines(document), as_json=as_json)

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from perfmodel.cli.terminal import show
+
 if TYPE_CHECKING:
     from perfmodel.documents.catalogue import DataSheet
     from perfmodel.documents.profile import ProfileDocument
@@ -20,9 +22,10 @@ def devices(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the data sheets of devices that need not be present, every figure with its source."""
-    from rich.console import Console  # noqa: PLC0415 - keeps --help fast
-
-    from perfmodel.hardware.catalogue import find_device, shipped_catalogue  # noqa: PLC0415
+    from perfmodel.hardware.catalogue import (  # noqa: PLC0415 - keeps --help fast
+        find_device,
+        shipped_catalogue,
+    )
     from perfmodel.report.devices import (  # noqa: PLC0415
         devices_json,
         devices_table,
@@ -33,15 +36,14 @@ def devices(
 
     catalogue = shipped_catalogue()
     sheet = None if name is None else find_device(name, catalogue, flag="DEVICE")
-    console = Console()
     if as_json:
         typer.echo(json.dumps(devices_json(catalogue, sheet), indent=1))
     elif links:
-        console.print(links_table(catalogue))
+        show(links_table(catalogue))
     elif sheet is None:
-        console.print(devices_table(catalogue))
+        show(devices_table(catalogue))
     else:
-        console.print(sheet_table(sheet, catalogue))
+        show(sheet_table(sheet, catalogue))
         for line in sheet_lines(sheet, catalogue):
             typer.echo(line)
 

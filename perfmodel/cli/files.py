@@ -5,15 +5,15 @@ from pathlib import Path
 from typing import Literal
 
 import typer
-from rich.console import Console
 
 from perfmodel.cli.devices import device_sheet, on_device
+from perfmodel.cli.terminal import show
 from perfmodel.documents.base import write_atomically, write_bytes_atomically
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
 from perfmodel.documents.validation import ValidationDocument
-from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.predict import Predictor, StepPrediction
+from perfmodel.forecast import open_workload
+from perfmodel.predictor import Predictor, StepPrediction
 from perfmodel.report.chrome_trace import chrome_trace_text
 from perfmodel.report.tables import prediction_table
 
@@ -37,17 +37,12 @@ def read_inputs(
     earlier = None if validation is None else ValidationDocument.read(validation)
     machine = on_device(ProfileDocument.read(profile), sheet)
     predictor = Predictor(machine, validation=earlier)
-    path = Path(workload)
-    if path.suffix != ".json":
-        return Inputs(predictor=predictor, workload=predictor.workload(workload))
-    document = WorkloadDocument.read(path)
-    traced = predictor.workload(document.workload, document.trace)
-    return Inputs(predictor=predictor, workload=traced)
+    return Inputs(predictor=predictor, workload=open_workload(predictor, workload))
 
 
 def print_prediction(document: PredictionDocument) -> None:
     """Print the table, and what must be known before acting on it."""
-    Console().print(prediction_table(document))
+    show(prediction_table(document))
     for caveat in document.caveats:
         typer.echo(f"caveat: {caveat}")
 

@@ -1,5 +1,6 @@
 """A job over weeks as flags describe it; what is wrong is named by its flag."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -40,12 +41,18 @@ class JobFlags:
             If a flag makes no sense.
         """
         self._check()
+        causes = self._failure_causes()
+        if causes and not self.checkpoint_s and self.checkpoint_interval_s is None:
+            raise UsageError(
+                "--checkpoint-s: must be > 0 for a best interval, got 0: what costs nothing is best done "
+                "all the time; give the time of one write, or --checkpoint-interval-s"
+            )
         job = Job(
             devices=self.devices,
             work_s=self.work_days * DAY_S,
             checkpoint_interval_s=self.checkpoint_interval_s or self.work_days * DAY_S,
             checkpoint_write_s=self.checkpoint_s,
-            causes=self._failure_causes(),
+            causes=causes,
             detection_s=self.detection_s,
             restart_s=self.restart_s,
             spares=self.spares,
@@ -61,8 +68,12 @@ class JobFlags:
         if self.devices < 1:
             raise UsageError(f"--devices: must be >= 1, got {self.devices}")
         positive("--work-days:", self.work_days)
+        if self.mtbf_device_hours is not None and not self.mtbf_device_hours > 0:
+            raise UsageError(
+                "--mtbf-device-hours: must be > 0, or inf if nothing ever fails, got "
+                f"{self.mtbf_device_hours}"
+            )
         for flag, value in (
-            ("--mtbf-device-hours:", self.mtbf_device_hours),
             ("--checkpoint-interval-s:", self.checkpoint_interval_s),
             ("--maintenance-every-days:", self.maintenance_every_days),
         ):
@@ -85,6 +96,13 @@ class JobFlags:
     def _failure_causes(self) -> tuple[FailureCause, ...]:
         if self.causes and self.mtbf_device_hours is not None:
             raise UsageError("--cause: excludes --mtbf-device-hours; give one of the two")
+        if not self.causes and self.mtbf_device_hours is None:
+            raise UsageError(
+                "--mtbf-device-hours: must be given, or --cause for each kind of failure, got neither; "
+                "inf says that nothing ever fails"
+            )
+        if self.mtbf_device_hours == math.inf:
+            return ()
         if self.mtbf_device_hours is not None:
             return (
                 FailureCause(

@@ -1,17 +1,15 @@
 """Commands that measure: doctor, calibrate, fit. They import torch-side code lazily."""
 
-import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from perfmodel.cli.progress import shown_progress
+from perfmodel.cli.options import MasterAddress, MasterPort, NodeRank, Nodes, names, whole_numbers
+from perfmodel.cli.progress import measurement
+from perfmodel.cli.terminal import show
 from perfmodel.errors import UsageError
-
-if TYPE_CHECKING:
-    from calibrate.launch import LaunchFlags
 
 DEFAULT_CALIBRATION = Path("runs/calibration")
 DEFAULT_PROFILE = DEFAULT_CALIBRATION / "profile.json"
@@ -41,7 +39,7 @@ def doctor() -> None:
 def calibrate(  # noqa: PLR0913 - one parameter per flag
     *,
     budget: Annotated[
-        str, typer.Option(help="quick, standard or thorough: about 2, 10 or 30 minutes.")
+        str, typer.Option(help="quick, standard or thorough: about 3, 12 or 33 minutes.")
     ] = "standard",
     out: Annotated[Path, typer.Option(help="Folder for raw observations and the profile.")] = (
         DEFAULT_CALIBRATION
@@ -57,10 +55,10 @@ def calibrate(  # noqa: PLR0913 - one parameter per flag
         bool, typer.Option("--resume", help="Continue an interrupted calibration in the folder.")
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the order of measurements.")] = 0,
-    nnodes: Annotated[int | None, typer.Option(help="Nodes; start the command on each.")] = None,
-    node_rank: Annotated[int | None, typer.Option(help="Rank of this node.")] = None,
-    master_addr: Annotated[str | None, typer.Option(help="Address of node 0.")] = None,
-    master_port: Annotated[int | None, typer.Option(help="Port on node 0.")] = None,
+    nnodes: Nodes = None,
+    node_rank: NodeRank = None,
+    master_addr: MasterAddress = None,
+    master_port: MasterPort = None,
     from_runs: Annotated[Path | None, _FROM_RUNS] = None,
     columns: Annotated[Path | None, _COLUMNS] = None,
     device_type: Annotated[str, _DEVICE_TYPE] = "A100",
@@ -76,27 +74,27 @@ def calibrate(  # noqa: PLR0913 - one parameter per flag
     if columns is not None:
         raise UsageError("--columns: must come with --from-runs, got it alone")
     from calibrate import calibrate as use_case  # noqa: PLC0415 - keeps predict fast
-    from calibrate.launch import (  # noqa: PLC0415
-        TorchrunLauncher,
-        supervises,
-        terminate_as_interrupt,
-    )
+    from calibrate.launch import LaunchFlags, TorchrunLauncher  # noqa: PLC0415
     from perfmodel.report.tables import profile_table  # noqa: PLC0415
 
-    if not supervises(os.environ):
-        return
     request = use_case.CalibrationRequest(
         folder=out,
         budget=budget,
         device=device,
-        models=tuple(name.strip() for name in models.split(",") if name.strip()),
-        flags=_flags(nnodes, nproc, node_rank, master_addr, master_port),
+        models=names(models),
+        flags=LaunchFlags(
+            nnodes=nnodes,
+            nproc_per_node=nproc,
+            node_rank=node_rank,
+            master_addr=master_addr,
+            master_port=master_port,
+        ),
         seed=seed,
         resume=resume,
     )
-    with terminate_as_interrupt(), shown_progress("calibrate") as on_progress:
+    with measurement("calibrate") as on_progress:
         profile = use_case.calibrate(request, TorchrunLauncher(), on_progress=on_progress)
-    _print(profile_table(profile))
+    show(profile_table(profile))
     typer.echo(f"profile: {out / use_case.PROFILE}")
 
 
@@ -108,71 +106,29 @@ def _refuse_both(workload: Path | None, from_runs: Path | None) -> None:
         )
 
 
-def _flags(
-    nnodes: int | None,
-    nproc: int | None,
-    node_rank: int | None,
-    master_addr: str | None,
-    master_port: int | None,
-) -> "LaunchFlags":
-    from calibrate.launch import LaunchFlags  # noqa: PLC0415 - keeps predict fast
-
-    return LaunchFlags(
-        nnodes=nnodes,
-        nproc_per_node=nproc,
-        node_rank=node_rank,
-        master_addr=master_addr,
-        master_port=master_port,
-    )
-
-
 def _calibrate_workload(
     workload: Path | None, out: Path, *, batches: str | None, resume: bool
 ) -> None:
     if workload is None:
         raise UsageError("--batches: must come with --workload, got it alone")
     from calibrate import workloads as use_case  # noqa: PLC0415 - keeps predict fast
-    from calibrate.launch import (  # noqa: PLC0415
-        TorchrunLauncher,
-        supervises,
-        terminate_as_interrupt,
-    )
+    from calibrate.launch import TorchrunLauncher  # noqa: PLC0415
     from perfmodel.documents.profile import ProfileDocument  # noqa: PLC0415
-
-    if not supervises(os.environ):
-        return
 
     path = out / DEFAULT_PROFILE.name
     request = use_case.WorkloadRequest(
         folder=out,
         document=workload,
-        micro_batches=() if batches is None else micro_batches("--batches", batches),
+        micro_batches=() if batches is None else whole_numbers("--batches", batches),
         resume=resume,
     )
     profile = ProfileDocument.read(path)
-    with terminate_as_interrupt(), shown_progress("calibrate") as on_progress:
+    with measurement("calibrate") as on_progress:
         profile = use_case.measure_workload(
             request, TorchrunLauncher(), profile=profile, on_progress=on_progress
         )
     profile.write(path)
     typer.echo(f"profile: {path}")
-
-
-def micro_batches(option: str, text: str) -> tuple[int, ...]:
-    """Whole numbers from 1 on, separated by commas.
-
-    Raises
-    ------
-    UsageError
-        If one of them is not, named by its option.
-    """
-    try:
-        found = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        found = (0,)
-    if min(found) < 1:
-        raise UsageError(f"{option}: must be whole numbers from 1 on, got {text!r}")
-    return found
 
 
 def _infer(table: Path, *, columns: Path | None, device: str, out: Path, seed: int) -> None:
@@ -196,11 +152,5 @@ def fit(
     from calibrate import calibrate as use_case  # noqa: PLC0415 - keeps predict fast
     from perfmodel.report.tables import profile_table  # noqa: PLC0415
 
-    _print(profile_table(use_case.refit(folder)))
+    show(profile_table(use_case.refit(folder)))
     typer.echo(f"profile: {folder / use_case.PROFILE}")
-
-
-def _print(renderable: object) -> None:
-    from rich.console import Console  # noqa: PLC0415 - slow to import
-
-    Console().print(renderable)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfmodel.cli.devices import device_sheet, on_device
+from perfmodel.cli.options import at_least_one, one_of
 from perfmodel.cost.memory import (
     OVERHEADS,
     MemorySetting,
@@ -14,18 +15,19 @@ from perfmodel.cost.memory import (
     overhead_of,
     verdict,
 )
+from perfmodel.cost.operators import OperatorPrices
 from perfmodel.cost.techniques import Basis, HostLink, Question, StepTimes, techniques
 from perfmodel.documents.catalogue import DataSheet
 from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import InvalidDocument, UsageError
+from perfmodel.errors import InvalidDocument
 from perfmodel.parallelism.strategy import Setting, Synchronisation
-from perfmodel.predict import Predictor
+from perfmodel.predictor import Predictor
 from perfmodel.program.operation import Cause
 from perfmodel.report.memory import MemoryReport
 from perfmodel.statistics.critical_path import time_by_cause
-from perfmodel.units import Bytes, format_bytes
+from perfmodel.units import Bytes, Seconds, format_bytes
 from perfmodel.workload.memory import StepMemory
 from perfmodel.workload.operator import Phase
 
@@ -78,13 +80,11 @@ def ask(  # noqa: PLR0913 - one parameter per flag
         )
     batch = micro_batch if micro_batch is not None else document.memory.traced_micro_batches[0]
     for flag, number in (("--micro-batch", batch), ("--devices", devices)):
-        if number < 1:
-            raise UsageError(f"{flag}: must be >= 1, got {number}")
+        at_least_one(flag, number)
     traced_kind = document.trace.method.device_kind
     sheet = None if device is None else device_sheet(device)
     kind = device_kind or (traced_kind if sheet is None or sheet.kind != "cuda" else sheet.kind)
-    if kind not in OVERHEADS:
-        raise UsageError(f"--device-kind: must be {' or '.join(OVERHEADS)}, got {kind!r}")
+    one_of("--device-kind", kind, tuple(OVERHEADS))
     machine = None if profile is None else on_device(ProfileDocument.read(profile), sheet)
     times = _relative_times(document) if machine is None else _times(document, machine, batch)
     question = Question(
@@ -211,7 +211,28 @@ def _times(document: WorkloadDocument, profile: ProfileDocument, batch: int) -> 
         backward_s=causes.get(Cause.BACKWARD, 0.0),
         optimizer_s=causes.get(Cause.OPTIMIZER, 0.0),
         basis=_BASES[weakest],
+        fused_s=_fused_s(document, predictor.profile, batch, causes.get(Cause.OPTIMIZER, 0.0)),
+        graphed_s=sum(float(time_s[0]) for time_s in step.terms.compute_s.values())
+        if predictor.profile.asynchronous
+        else None,
     )
+
+
+def _fused_s(
+    document: WorkloadDocument, profile: ProfileDocument, batch: int, optimizer_s: Seconds
+) -> Seconds | None:
+    """The optimizer's phase, changed as the curves change from its implementation to the fused one. [s]"""
+    if profile.operators is None or document.trace is None:
+        return None
+    step = document.trace.at(micro_batch=batch)
+    method = dataclasses.replace(step.method, optimizer_implementation="fused")
+    prices = OperatorPrices(profile.operators, use_measured=False)
+    own, fused = (
+        prices.optimizer(each) for each in (step, dataclasses.replace(step, method=method))
+    )
+    if Evidence.ASSUMED in (own.evidence, fused.evidence) or own.time_s <= 0:
+        return None
+    return optimizer_s * fused.time_s / own.time_s
 
 
 def _shares(document: WorkloadDocument, batch: int) -> dict[str, float]:

@@ -1,12 +1,13 @@
 """Commands about collectives alone: measure them, or show what was measured and what was fitted."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from perfmodel.cli.progress import shown_progress
+from perfmodel.cli.options import names
+from perfmodel.cli.progress import measurement
+from perfmodel.cli.terminal import show as show_table
 
 
 def measure(
@@ -26,24 +27,17 @@ def measure(
 ) -> None:
     """Measure collectives alone at group sizes 2, 4, 8 ... and message sizes 1 KiB to 16 MiB."""
     from calibrate import network as use_case  # noqa: PLC0415 - keeps predict fast
-    from calibrate.launch import (  # noqa: PLC0415
-        LaunchFlags,
-        TorchrunLauncher,
-        supervises,
-        terminate_as_interrupt,
-    )
+    from calibrate.launch import LaunchFlags, TorchrunLauncher  # noqa: PLC0415
 
     request = use_case.NetworkRequest(
         folder=out,
-        collectives=tuple(name.strip() for name in collectives.split(",") if name.strip()),
+        collectives=names(collectives),
         num_rounds=rounds,
         device=device,
         flags=LaunchFlags(nproc_per_node=nproc),
         resume=resume,
     )
-    if not supervises(os.environ):
-        return
-    with terminate_as_interrupt(), shown_progress("network") as on_progress:
+    with measurement("network") as on_progress:
         use_case.measure_network(request, TorchrunLauncher(), on_progress=on_progress)
     typer.echo(f"collectives: {out / use_case.NETWORK}")
 
@@ -59,12 +53,10 @@ def show(
     """Show algbw, busbw, the fit and its residuals."""
     import json  # noqa: PLC0415 - keeps --help fast
 
-    from rich.console import Console  # noqa: PLC0415
-
     from perfmodel.report.network import curve_rows, curve_table, read_curves  # noqa: PLC0415
 
     rows = curve_rows(read_curves(files, collective=collective))
     if as_json:
         typer.echo(json.dumps({"schema_version": 1, "rows": rows}, indent=1))
     else:
-        Console().print(curve_table(rows))
+        show_table(curve_table(rows))

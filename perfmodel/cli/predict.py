@@ -2,14 +2,16 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import typer
 
 from perfmodel.cli.measure import DEFAULT_PROFILE
+from perfmodel.cli.options import at_least_one, device_counts, one_of
 from perfmodel.errors import UsageError
 
 DEFAULT_DEVICES = "1,2,4,8,16,32,64,128,256,512,1024"
+SCALINGS: Final[tuple[Literal["weak", "strong"], ...]] = ("weak", "strong")
 
 _PROFILE = typer.Option(help="Profile of the machine, from perfmodel calibrate.")
 _WORKLOAD = typer.Option(help="Calibrated workload by name, or a workload file (JSON).")
@@ -63,9 +65,9 @@ def predict(  # noqa: PLR0913 - one parameter per flag
     plot_format = None if plot is None else _plot_format(plot)
     request = Forecast(
         world_sizes=device_counts(devices),
-        scaling=_scaling(scaling),
+        scaling=one_of("--scaling", scaling, SCALINGS),
         batch=batch,
-        accumulation=_at_least_one("--accumulation", accumulation),
+        accumulation=at_least_one("--accumulation", accumulation),
         bucket_cap_mb=bucket_cap_mb,
         loader_samples_per_s=loader_samples_per_s,
     )
@@ -98,15 +100,15 @@ def explain(  # noqa: PLR0913 - one parameter per flag
 ) -> None:
     """Rank what costs the speed-up, and what one change would gain."""
     from perfmodel.cli.files import read_inputs  # noqa: PLC0415 - keeps --help fast
-    from perfmodel.explain import explain as use_case  # noqa: PLC0415
+    from perfmodel.explanation import explain as use_case  # noqa: PLC0415
     from perfmodel.forecast import Forecast, forecast_settings  # noqa: PLC0415
     from perfmodel.report.explanation import explanation_lines  # noqa: PLC0415
 
     request = Forecast(
         world_sizes=(devices,),
-        scaling=_scaling(scaling),
+        scaling=one_of("--scaling", scaling, SCALINGS),
         batch=batch,
-        accumulation=_at_least_one("--accumulation", accumulation),
+        accumulation=at_least_one("--accumulation", accumulation),
         bucket_cap_mb=bucket_cap_mb,
         loader_samples_per_s=loader_samples_per_s,
     )
@@ -121,35 +123,6 @@ def explain(  # noqa: PLR0913 - one parameter per flag
     )
     for line in explanation_lines(explanation):
         typer.echo(line)
-
-
-def device_counts(text: str) -> tuple[int, ...]:
-    """Counts in ascending order, each once."""
-    try:
-        counts = sorted({int(part) for part in text.split(",") if part.strip()})
-    except ValueError:
-        raise UsageError(
-            f"--devices: must be whole numbers separated by commas, got {text!r}"
-        ) from None
-    if not counts:
-        raise UsageError("--devices: must name at least one count, got none")
-    if counts[0] < 1:
-        raise UsageError(f"--devices: must be >= 1, got {counts[0]}")
-    return tuple(counts)
-
-
-def _at_least_one(flag: str, value: int) -> int:
-    if value < 1:
-        raise UsageError(f"{flag}: must be >= 1, got {value}")
-    return value
-
-
-def _scaling(text: str) -> Literal["weak", "strong"]:
-    if text == "weak":
-        return "weak"
-    if text == "strong":
-        return "strong"
-    raise UsageError(f"--scaling: must be weak or strong, got {text!r}")
 
 
 def _plot_format(path: Path) -> Literal["svg", "png"]:

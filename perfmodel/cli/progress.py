@@ -63,13 +63,21 @@ class _Lines:
 
 
 @contextmanager
-def shown_progress(title: str) -> Iterator[Callable[[Counted], None]]:
+def measurement(title: str) -> Iterator[Callable[[Counted], None]]:
+    """Show progress; what ends a process politely ends the measurement as Ctrl-C does."""
+    from calibrate.processes import terminate_as_interrupt  # noqa: PLC0415 - keeps predict fast
+
+    with terminate_as_interrupt(), _shown(title) as on_progress:
+        yield on_progress
+
+
+@contextmanager
+def _shown(title: str) -> Iterator[Callable[[Counted], None]]:
     """Show progress on standard error for as long as the block lasts."""
     if not sys.stderr.isatty():
         yield _Lines(title)
         return
-    # rich is slow to import and only needed here.
-    from rich.console import Console  # noqa: PLC0415
+    from rich.console import Console  # noqa: PLC0415 - slow to import
     from rich.progress import (  # noqa: PLC0415
         BarColumn,
         MofNCompleteColumn,

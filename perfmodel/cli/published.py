@@ -5,6 +5,9 @@ from typing import Annotated
 
 import typer
 
+from perfmodel.cli.options import names
+from perfmodel.cli.terminal import show_document
+
 
 def published(
     *,
@@ -16,18 +19,11 @@ def published(
     output: Annotated[Path | None, typer.Option(help="Write the verdict document.")] = None,
 ) -> None:
     """Fit the small end of published series, predict the large end, beside plain models."""
-    from rich.console import Console  # noqa: PLC0415 - keeps --help fast
-
-    from perfmodel.report.published import published_table  # noqa: PLC0415
+    from perfmodel.report.published import published_table  # noqa: PLC0415 - keeps --help fast
     from validate.published.published import judge_published  # noqa: PLC0415
 
-    names = tuple(name.strip() for name in sources.split(",") if name.strip())
-    document = judge_published(data, names)
+    document = judge_published(data, names(sources))
     if output is not None:
         document.write(output)
-    if as_json:
-        typer.echo(document.model_dump_json(indent=1))
-        return
-    Console().print(published_table(document))
-    for name in document.skipped:
-        typer.echo(f"left out: {name}")
+    left_out = [f"left out: {name}" for name in document.skipped]
+    show_document(document, published_table(document), left_out, as_json=as_json)

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from perfmodel.cli.measure import DEFAULT_PROFILE
-from perfmodel.cli.predict import DEFAULT_DEVICES, device_counts
+from perfmodel.cli.options import device_counts, names
+from perfmodel.cli.predict import DEFAULT_DEVICES
 
 
 def report(
@@ -29,18 +30,17 @@ def report(
     from perfmodel.documents.profile import ProfileDocument  # noqa: PLC0415
     from perfmodel.documents.validation import ValidationDocument  # noqa: PLC0415
     from perfmodel.forecast import Forecast, forecast  # noqa: PLC0415
-    from perfmodel.predict import Predictor  # noqa: PLC0415
+    from perfmodel.predictor import Predictor  # noqa: PLC0415
     from perfmodel.report.figures import figure_bytes, report_figures  # noqa: PLC0415
     from perfmodel.report.html import report_html  # noqa: PLC0415
 
     machine = ProfileDocument.read(profile)
     verdict = None if validation is None else ValidationDocument.read(validation)
     predictor = Predictor(machine, validation=verdict)
-    names = [name.strip() for name in workloads.split(",") if name.strip()]
+    chosen = names(workloads) or [entry.workload.name for entry in machine.workloads]
     request = Forecast(world_sizes=device_counts(devices), scaling="weak")
     predictions = [
-        forecast(predictor, predictor.workload(name), request, argv=sys.argv)[0]
-        for name in names or [entry.workload.name for entry in machine.workloads]
+        forecast(predictor, predictor.workload(name), request, argv=sys.argv)[0] for name in chosen
     ]
     write_atomically(
         out / "report.html", report_html(machine, predictions=predictions, validation=verdict)

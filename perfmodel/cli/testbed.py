@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from perfmodel.cli.progress import shown_progress
-from perfmodel.errors import OutOfTolerance
+from perfmodel.cli.progress import measurement
+from perfmodel.cli.terminal import refuse_failed_gates, show
 
 DEFAULT_TESTBED = Path("runs/testbed")
 _SECONDS_PER_MINUTE = 60
@@ -29,8 +29,7 @@ def run_testbed(
     ] = None,
 ) -> None:
     """Run DDP at 4, 8 and 16 ranks over shaped links and print the model's own error."""
-    from calibrate.processes import terminate_as_interrupt  # noqa: PLC0415 - keeps predict fast
-    from perfmodel import checks  # noqa: PLC0415
+    from perfmodel import checks  # noqa: PLC0415 - keeps --help fast
     from perfmodel.report.tables import rich_table  # noqa: PLC0415
     from perfmodel.report.testbed_grids import (  # noqa: PLC0415
         families_grid,
@@ -48,21 +47,11 @@ def run_testbed(
         resume=resume,
         limit_s=None if minutes is None else minutes * _SECONDS_PER_MINUTE,
     )
-    with terminate_as_interrupt(), shown_progress("testbed") as on_progress:
+    with measurement("testbed") as on_progress:
         document = use_case.validate_testbed(request, on_progress=on_progress)
     for found in (settings_grid(document), families_grid(document)):
-        _print(rich_table(found))
+        show(rich_table(found))
     for line in gate_lines(document):
         typer.echo(line)
     typer.echo(f"testbed: {out / use_case.VERDICT}")
-    if not document.passed:
-        failed = ", ".join(gate.name for gate in document.gates if not gate.passed)
-        raise OutOfTolerance(
-            f"validate testbed: out of tolerance: {failed}; see the table for where"
-        )
-
-
-def _print(renderable: object) -> None:
-    from rich.console import Console  # noqa: PLC0415 - slow to import
-
-    Console().print(renderable)
+    refuse_failed_gates("validate testbed", document.gates)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.errors import UsageError
+from perfmodel.cli.options import at_least_one, one_of
 
 if TYPE_CHECKING:
     from perfmodel.documents.workload import WorkloadDocument
@@ -102,11 +102,10 @@ def _show_and_write(document: "WorkloadDocument", output: Path | None, *, micro_
 
 def _check_choices(chosen: dict[str, str]) -> None:
     for flag, value in chosen.items():
-        if value not in _CHOICES[flag]:
-            raise UsageError(f"{flag}: must be {' or '.join(_CHOICES[flag])}, got {value!r}")
+        one_of(flag, value, _CHOICES[flag])
 
 
 def _check_sizes(sizes: dict[str, int | None]) -> None:
     for flag, number in sizes.items():
-        if number is not None and number < 1:
-            raise UsageError(f"{flag}: must be >= 1, got {number}")
+        if number is not None:
+            at_least_one(flag, number)

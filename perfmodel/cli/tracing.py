@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 
-from perfmodel.documents.base import Provenance
+from perfmodel.documents.base import Provenance, command_line
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UsageError
 from perfmodel.tracing.collection import without_collection
@@ -30,11 +30,7 @@ def traced_document(
     UsageError
         If the model does not exist or cannot be traced, or torch is not installed.
     """
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        raise UsageError(
-            f"trace: needs {' and '.join(missing)}; install perfmodel[calibrate] where models are traced"
-        )
+    _refuse_without_torch("trace")
     with without_collection():
         from perfmodel.tracing.source import SampleSize  # noqa: PLC0415 - torch
         from perfmodel.tracing.sources import find_source  # noqa: PLC0415
@@ -46,7 +42,7 @@ def traced_document(
         schema_version=WorkloadDocument.current_version,
         provenance=Provenance(
             created_utc=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-            command_line=tuple(argv),
+            command_line=command_line(argv),
             git_commit=None,
             seed=0,
             versions={name: version(name) for name in ("perfmodel", *_NEEDED)},
@@ -56,3 +52,27 @@ def traced_document(
         trace=traced.step,
         memory=traced.memory,
     )
+
+
+def refuse_unknown_models(option: str, names: Sequence[str], *, known: Sequence[str]) -> None:
+    """Refuse models that could not be traced, before anything is measured.
+
+    Raises
+    ------
+    UsageError
+        If one does not exist or cannot be read, or torch is not installed.
+    """
+    _refuse_without_torch(option)
+    from perfmodel.tracing.source import SampleSize  # noqa: PLC0415 - torch
+    from perfmodel.tracing.sources import find_source  # noqa: PLC0415
+
+    for name in names:
+        find_source(name, SampleSize(), option=option, others=known)
+
+
+def _refuse_without_torch(where: str) -> None:
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"{where}: needs {' and '.join(missing)}; install perfmodel[calibrate] where models are traced"
+        )

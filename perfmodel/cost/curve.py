@@ -13,7 +13,7 @@ from perfmodel.documents.profile import CurvePoint
 Samples = NDArray[np.float64]
 
 #: Doubt, in log, one e-fold outside the measured range; it grows like a random walk, by the square
-#: root of the distance. Eight validated steps a quarter of an e-fold outside erred by 10 % (RMS).
+#: root of the distance. Eight validated settings a quarter of an e-fold outside erred by up to 19 %.
 _DOUBT_AT_ONE_EFOLD = 0.2
 
 

@@ -54,7 +54,6 @@ def family(operator: Operator) -> str:
     base = base_name(operator.name).removesuffix("_")
     groups = {
         "pointwise": _POINTWISE,
-        "function": _FUNCTIONS,
         "copy": _COPIES,
         "fill": _FILLS,
         "scatter": _SCATTERS,
@@ -64,19 +63,21 @@ def family(operator: Operator) -> str:
     }
     if operator.view:
         return "view"
+    if base in _FUNCTIONS:
+        return f"function {base}"
     if base in ("convolution", "convolution_backward"):
         return f"{base} {_grouping(operator)}"
     return next((name for name, members in groups.items() if base in members), base)
 
 
+def wider_family(name: str) -> str | None:
+    """Where a family without timings of its own is looked up: functions cost about the same."""
+    return "function" if name.startswith("function ") else None
+
+
 def features(operator: Operator) -> tuple[float, ...]:
     """Logarithms of the sizes that decide the cost; as many for every member of a family."""
     return _FEATURES.get(family(operator).partition(" ")[0], _by_size)(operator)
-
-
-def is_pointlike(operator: Operator) -> bool:
-    """Whether an operator without a family of its own may be read as one that streams memory."""
-    return operator.flop == 0
 
 
 def _log(value: float) -> float:
@@ -145,10 +146,23 @@ def _attention(operator: Operator) -> tuple[float, ...]:
 
 
 def _normalisation(operator: Operator) -> tuple[float, ...]:
-    """Elements, and those of the smallest tensor that scales them: channels or the width."""
+    """Elements, and those of the smallest tensor that scales them: the width."""
     largest = max(spec.num_elements for spec in operator.inputs)
-    vectors = [s.num_elements for s in operator.inputs if len(s.shape) == 1] or [1]
-    return (_log(largest), _log(max(vectors)))
+    return (_log(largest), _log(_scaled_by(operator)))
+
+
+def _batch_norm(operator: Operator) -> tuple[float, ...]:
+    """Elements, channels, and pixels: memory is gone through in runs of one channel's pixels."""
+    largest = max(operator.inputs, key=lambda spec: spec.num_elements)
+    return (
+        _log(largest.num_elements),
+        _log(_scaled_by(operator)),
+        _log(math.prod(largest.shape[2:])),
+    )
+
+
+def _scaled_by(operator: Operator) -> int:
+    return max([s.num_elements for s in operator.inputs if len(s.shape) == 1] or [1])
 
 
 def _pool(operator: Operator) -> tuple[float, ...]:
@@ -184,11 +198,11 @@ _FEATURES: Final[dict[str, Callable[[Operator], tuple[float, ...]]]] = {
     "_scaled_dot_product_flash_attention_backward": _attention,
     "_scaled_dot_product_efficient_attention": _attention,
     "_scaled_dot_product_efficient_attention_backward": _attention,
-    "native_batch_norm": _normalisation,
-    "native_batch_norm_backward": _normalisation,
-    "_native_batch_norm_legit": _normalisation,
-    "cudnn_batch_norm": _normalisation,
-    "cudnn_batch_norm_backward": _normalisation,
+    "native_batch_norm": _batch_norm,
+    "native_batch_norm_backward": _batch_norm,
+    "_native_batch_norm_legit": _batch_norm,
+    "cudnn_batch_norm": _batch_norm,
+    "cudnn_batch_norm_backward": _batch_norm,
     "native_layer_norm": _normalisation,
     "native_layer_norm_backward": _normalisation,
     "max_pool2d_with_indices": _pool,

@@ -17,6 +17,7 @@ from perfmodel.documents.profile import (
     WorkloadProfile,
 )
 from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.program.ddp import gradient_buckets
 from perfmodel.program.operation import Cause
 from perfmodel.statistics.stragglers import (
     expected_largest_deviate,
@@ -190,7 +191,10 @@ class CostModel:
             return evidence
         beyond = setting.world_size > self.profile.max_world_size
         assert self._all_reduce is not None
-        evidence["communication"] = self._all_reduce.evidence(setting.world_size)
+        buckets = gradient_buckets(workload.workload, setting)
+        evidence["communication"] = self._all_reduce.evidence(
+            [bucket.size_bytes for bucket in buckets], world_size=setting.world_size
+        )
         evidence["interference"] = (
             (Evidence.EXTRAPOLATED if beyond else Evidence.INTERPOLATED)
             if all(self.profile.ddp.determined)

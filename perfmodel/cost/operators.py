@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from perfmodel.cost.curve import Samples
-from perfmodel.cost.families import family, features
+from perfmodel.cost.families import family, features, wider_family
 from perfmodel.cost.gaussian_process import GaussianProcess
 from perfmodel.cost.rescaling import rescaled_s, rescaled_stream_s
 from perfmodel.documents.prediction import Evidence
@@ -105,7 +105,7 @@ class OperatorPrices:
         prices = {
             phase: self._phase(groups[phase], phase) for phase in (Phase.FORWARD, Phase.BACKWARD)
         }
-        return {**prices, Phase.OPTIMIZER: self._optimizer(step)}
+        return {**prices, Phase.OPTIMIZER: self.optimizer(step)}
 
     def price(self, operators: Iterable[Operator], phase: Phase) -> list[Price]:
         """One call of each operator, without what a step adds per call."""
@@ -150,7 +150,7 @@ class OperatorPrices:
                 self._known[name, phase] = price
 
     def _from_family(self, kind: str, operators: list[Operator]) -> list[Price]:
-        entry = self._families.get(kind)
+        entry = self._families.get(kind) or self._families.get(wider_family(kind) or "")
         if entry is None:
             return [self._unknown(kind, operator) for operator in operators]
         points = np.array([features(operator) for operator in operators])
@@ -267,7 +267,8 @@ class OperatorPrices:
             ),
         )
 
-    def _optimizer(self, step: TracedStep) -> PhasePrice:
+    def optimizer(self, step: TracedStep) -> PhasePrice:
+        """The optimizer of a step, by its name and implementation."""
         wanted = parameters_signature(step)
         measured = [m for m in self.profile.measured if m.parameters == wanted]
         overhead = self.profile.overhead
@@ -282,7 +283,7 @@ class OperatorPrices:
             )
             return self._streamed(found, num_tensors=len(trained))
         method = step.method
-        kind = f"optimizer {method.optimizer} {method.optimizer_implementation}"
+        kind = optimizer_family(method.optimizer, method.optimizer_implementation)
         prices = self._optimizer_prices(kind, method.optimizer, trained)
         summed = self._summed(
             prices,
@@ -346,6 +347,11 @@ def _process(entry: OperatorFamily) -> GaussianProcess:
         spread=entry.spread,
         noise=entry.noise,
     )
+
+
+def optimizer_family(optimizer: str, implementation: str) -> str:
+    """Which timings tell about a step of this optimizer."""
+    return f"optimizer {optimizer} {implementation}"
 
 
 def optimizer_features(size_bytes: Bytes, total_bytes: Bytes) -> tuple[float, float]:

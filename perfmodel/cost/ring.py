@@ -78,9 +78,11 @@ class RingAllReduce:
             time_s = np.minimum(time_s, self._tree_s(size_bytes, world_size=world_size))
         return time_s * self._widening(world_size)
 
-    def evidence(self, world_size: int) -> Evidence:
-        """How well the data support a group size."""
-        if world_size <= self.largest_world_size:
+    def evidence(self, sizes_bytes: Iterable[Bytes], *, world_size: int) -> Evidence:
+        """How well the data support a group size and the messages of all its all-reduces."""
+        smallest, largest = self.message.at[0], self.message.at[-1]
+        inside = all(smallest <= size / world_size <= largest for size in sizes_bytes)
+        if inside and world_size <= self.largest_world_size:
             return Evidence.INTERPOLATED
         return Evidence.EXTRAPOLATED
 

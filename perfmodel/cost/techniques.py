@@ -45,6 +45,10 @@ class StepTimes:
     backward_s: Seconds
     optimizer_s: Seconds
     basis: Basis
+    fused_s: Seconds | None = None
+    """The optimizer's phase if it were fused, where curves tell. [s]"""
+    graphed_s: Seconds | None = None
+    """The step if the host had nothing to issue, on devices that run behind it. [s]"""
 
     @property
     def step_s(self) -> Seconds:
@@ -79,6 +83,10 @@ class Technique:
     memory_basis: Basis
     time_basis: Basis
     note: str
+
+
+def _kept(_moment: Moment, _parts: Parts) -> None:
+    """The memory stays as it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +125,27 @@ class Question:
         parts, moment = max(found, key=lambda candidate: sum(candidate[0].values()))
         return with_overhead(parts, moment, self.overhead)
 
+    def technique(  # noqa: PLR0913 - one per column of the table
+        self,
+        name: str,
+        change: Callable[[Moment, Parts], None] = _kept,
+        *,
+        note: str,
+        step_s: Seconds | None = None,
+        time_basis: Basis = Basis.ASSUMED,
+        memory_basis: Basis = Basis.DERIVED,
+        micro_batch: int | None = None,
+    ) -> Technique:
+        """One row: the highest moment after a change, and a time where it is known."""
+        return Technique(
+            name=name,
+            memory=self.changed(change, micro_batch),
+            step_s=step_s,
+            memory_basis=memory_basis,
+            time_basis=time_basis,
+            note=note,
+        )
+
 
 def techniques(question: Question) -> list[Technique]:
     """Every technique that applies, the plain step first."""
@@ -126,6 +155,8 @@ def techniques(question: Question) -> list[Technique]:
     if question.memory.blocks:
         rows.append(_checkpointing(question))
     rows += [_full_checkpointing(question), _mixed_precision(question), _fused(question)]
+    if question.times.graphed_s is not None:
+        rows.append(_graphs(question))
     if question.setting.devices > 1:
         rows += [_sharded_states(question), _sharded_everything(question)]
     rows.append(_offload(question))
@@ -135,11 +166,9 @@ def techniques(question: Question) -> list[Technique]:
 
 
 def _plain(question: Question) -> Technique:
-    return Technique(
-        name="as it is",
-        memory=question.changed(lambda _moment, _parts: None),
+    return question.technique(
+        "as it is",
         step_s=question.times.step_s,
-        memory_basis=Basis.DERIVED,
         time_basis=question.times.basis,
         note="",
     )
@@ -152,12 +181,11 @@ def _accumulation(question: Question) -> Technique:
         if not question.setting.bucket_view or question.setting.devices == 1:
             parts[_GRADIENTS] = max(parts[_GRADIENTS], question.gradient_bytes)
 
-    return Technique(
-        name="gradient accumulation 2",
-        memory=question.changed(change, micro_batch=-(-question.setting.micro_batch // 2)),
+    return question.technique(
+        "gradient accumulation 2",
+        change,
+        micro_batch=-(-question.setting.micro_batch // 2),
         step_s=question.times.step_s,
-        memory_basis=Basis.DERIVED,
-        time_basis=Basis.ASSUMED,
         note="same samples per step; small kernels run less efficiently, which is not counted",
     )
 
@@ -182,22 +210,19 @@ def _checkpointing(question: Question) -> Technique:
         parts[_ACTIVATIONS] = min(parts[_ACTIVATIONS], kept)
 
     again = sum(question.shares.values())
-    return Technique(
-        name="activation checkpointing per block",
-        memory=question.changed(change),
+    return question.technique(
+        "activation checkpointing per block",
+        change,
         step_s=question.times.step_s + again * question.times.forward_s,
-        memory_basis=Basis.DERIVED,
         time_basis=question.times.basis,
         note="exact figures: perfmodel trace --checkpointing per-block",
     )
 
 
 def _full_checkpointing(question: Question) -> Technique:
-    return Technique(
-        name="activation checkpointing of the whole model",
-        memory=question.changed(lambda _moment, _parts: None),
+    return question.technique(
+        "activation checkpointing of the whole model",
         step_s=question.times.step_s + question.times.forward_s,
-        memory_basis=Basis.DERIVED,
         time_basis=question.times.basis,
         note="everything comes back at once when backward starts: the peak stays",
     )
@@ -208,12 +233,10 @@ def _mixed_precision(question: Question) -> Technique:
         parts[_ACTIVATIONS] = parts[_ACTIVATIONS] // 2 + parts[_PARAMETERS] // 2
         parts[_TEMPORARIES] //= 2
 
-    return Technique(
-        name="mixed precision bf16 (autocast)",
-        memory=question.changed(change),
-        step_s=None,
+    return question.technique(
+        "mixed precision bf16 (autocast)",
+        change,
         memory_basis=Basis.ASSUMED,
-        time_basis=Basis.ASSUMED,
         note="halves activations, keeps a bf16 copy of the weights; a gain in time depends on the device "
         "and is not counted; exact memory: perfmodel trace --precision bf16",
     )
@@ -224,13 +247,26 @@ def _fused(question: Question) -> Technique:
         if moment.phase is Phase.OPTIMIZER:
             parts[_TEMPORARIES] = 0
 
-    return Technique(
-        name="fused optimizer",
-        memory=question.changed(change),
-        step_s=None,
-        memory_basis=Basis.DERIVED,
-        time_basis=Basis.ASSUMED,
-        note="updates in place without temporaries; its gain in time is not counted",
+    times = question.times
+    fused_s = times.fused_s if question.in_seconds else None
+    known = fused_s is not None
+    return question.technique(
+        "fused optimizer",
+        change,
+        step_s=None if fused_s is None else times.forward_s + times.backward_s + fused_s,
+        time_basis=times.basis if known else Basis.ASSUMED,
+        note="updates in place without temporaries"
+        + ("" if known else "; its gain in time is not counted"),
+    )
+
+
+def _graphs(question: Question) -> Technique:
+    return question.technique(
+        "CUDA graphs",
+        step_s=question.times.graphed_s,
+        memory_basis=Basis.ASSUMED,
+        note="the device alone, nothing to issue; shapes must not change; the graph's own memory pool "
+        "is not counted",
     )
 
 
@@ -240,12 +276,9 @@ def _sharded_states(question: Question) -> Technique:
     def change(_moment: Moment, parts: Parts) -> None:
         parts[_OPTIMIZER] //= devices
 
-    return Technique(
-        name=f"optimizer states sharded over {devices} (ZeRO-1)",
-        memory=question.changed(change),
-        step_s=None,
-        memory_basis=Basis.DERIVED,
-        time_basis=Basis.ASSUMED,
+    return question.technique(
+        f"optimizer states sharded over {devices} (ZeRO-1)",
+        change,
         note="as many bytes on the wire as DDP [Rajbhandari et al. 2020]; communication is not counted here",
     )
 
@@ -261,12 +294,9 @@ def _sharded_everything(question: Question) -> Technique:
         parts[_TEMPORARIES] += 3 * gathered
         parts[BUCKETS] = 0
 
-    return Technique(
-        name=f"everything sharded over {devices} (ZeRO-3, FSDP)",
-        memory=question.changed(change),
-        step_s=None,
-        memory_basis=Basis.DERIVED,
-        time_basis=Basis.ASSUMED,
+    return question.technique(
+        f"everything sharded over {devices} (ZeRO-3, FSDP)",
+        change,
         note="1.5 times the bytes of DDP on the wire [Rajbhandari et al. 2020], not counted here",
     )
 
@@ -288,11 +318,10 @@ def _offload(question: Question) -> Technique:
 
     times = question.times
     moved_s = times.forward_s + times.backward_s + offload_s(question.gradient_bytes, question.link)
-    return Technique(
-        name="optimizer offloaded to the host",
-        memory=question.changed(change),
+    return question.technique(
+        "optimizer offloaded to the host",
+        change,
         step_s=moved_s if question.in_seconds else None,
-        memory_basis=Basis.DERIVED,
         time_basis=question.link.basis,
         note="gradients to the host, update by its cores, parameters back; nothing overlaps",
     )
@@ -338,11 +367,10 @@ def _streaming(question: Question) -> Technique:
         parts[_PARAMETERS] = stays + min(streamed, 2 * largest)
 
     streamed_s = streaming_s(blocks, question.shares, question.times, question.link)
-    return Technique(
-        name="layers streamed from host memory",
-        memory=question.changed(change),
+    return question.technique(
+        "layers streamed from host memory",
+        change,
         step_s=streamed_s if question.in_seconds else None,
-        memory_basis=Basis.DERIVED,
         time_basis=question.link.basis,
         note="double-buffered: two blocks on the device at a time, update on the host",
     )

@@ -73,7 +73,7 @@ def traced_profile(
             ),
             phase,
         )
-    priced = {batch: curves.step(step) for batch, step in steps.items()}
+    priced = _rising({batch: curves.step(steps[batch]) for batch in sorted(steps)})
     found = {batch: exact.step(steps[batch]) for batch in batches}
     points = {
         phase: _points(
@@ -135,6 +135,20 @@ def _measured_batches(exact: OperatorPrices, trace: SymbolicStep, own: str) -> t
             for price in exact.step(trace.at(micro_batch=batch)).values()
         )
     )
+
+
+def _rising(
+    priced: Mapping[int, Mapping[Phase, PhasePrice]],
+) -> dict[int, dict[Phase, PhasePrice]]:
+    """Prices by ascending micro-batch without dips: more samples never take less time."""
+    least_s = dict.fromkeys(Phase, 0.0)
+    result = {}
+    for batch, phases in priced.items():
+        least_s = {phase: max(least_s[phase], price.time_s) for phase, price in phases.items()}
+        result[batch] = {
+            phase: replace(price, time_s=least_s[phase]) for phase, price in phases.items()
+        }
+    return result
 
 
 def _points(

@@ -81,6 +81,11 @@ class Document(Record):
         return hashlib.sha256(self.model_dump_json(exclude={"provenance"}).encode()).hexdigest()
 
 
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file, so that results can name what they came from."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def command_line(argv: Sequence[str], *, folder: Path | None = None) -> tuple[str, ...]:
     """A command as records keep it: paths below the working folder are given relative to it.
 

@@ -79,10 +79,10 @@ class Purchase(Record):
 
     @validator(mode="after")
     def _units(self) -> Self:
-        _expect("device_price", self.device_price, PriceUnit.DEVICE)
-        _expect("network_price", self.network_price, PriceUnit.ONCE)
-        _expect("energy_price", self.energy_price, PriceUnit.KILOWATT_HOUR)
-        _expect("staff_price", self.staff_price, PriceUnit.YEAR)
+        expect_unit("device_price", self.device_price, PriceUnit.DEVICE)
+        expect_unit("network_price", self.network_price, PriceUnit.ONCE)
+        expect_unit("energy_price", self.energy_price, PriceUnit.KILOWATT_HOUR)
+        expect_unit("staff_price", self.staff_price, PriceUnit.YEAR)
         return self
 
 
@@ -98,7 +98,7 @@ class Rental(Record):
 
     @validator(mode="after")
     def _units(self) -> Self:
-        _expect("price", self.price, PriceUnit.DEVICE_HOUR)
+        expect_unit("price", self.price, PriceUnit.DEVICE_HOUR)
         if self.kind == "spot" and "effective_fraction" not in self.model_fields_set:
             raise ValueError("effective_fraction of spot devices must be given")
         return self
@@ -112,7 +112,7 @@ class Egress(Record):
 
     @validator(mode="after")
     def _units(self) -> Self:
-        _expect("price", self.price, PriceUnit.GIGABYTE)
+        expect_unit("price", self.price, PriceUnit.GIGABYTE)
         return self
 
 
@@ -127,10 +127,7 @@ class Budget(Record):
 
     @validator(mode="after")
     def _comparable(self) -> Self:
-        currencies = {name: price.currency for name, price in self.prices().items()}
-        if len(set(currencies.values())) > 1:
-            named = ", ".join(f"{name} {currency}" for name, currency in currencies.items())
-            raise ValueError(f"all prices must be in one currency, convert them first: {named}")
+        refuse_mixed_currencies(self.prices())
         names = [rental.name for rental in self.rent]
         if len({"buy", *names}) <= len(names):
             raise ValueError(
@@ -170,15 +167,36 @@ def read_budget(path: Path, *, today: dt.date, prices: Path | None = None) -> Bu
         raise InvalidDocument(f"{path}: budget cannot be read: {error}") from error
     table = {} if prices is None else read_prices(prices)
     try:
-        budget = Budget.model_validate(_with_prices(raw, table, path))
+        budget = Budget.model_validate(with_prices(raw, table, path))
     except ValidationError as error:
         raise InvalidDocument(f"{path}: {first_problem(error)}") from error
-    for name, price in budget.prices().items():
+    refuse_future_prices(budget.prices(), path=path, today=today)
+    return budget
+
+
+def refuse_future_prices(prices: Mapping[str, Price], *, path: Path, today: dt.date) -> None:
+    """Refuse quotes from days to come.
+
+    Raises
+    ------
+    InvalidDocument
+        Naming the first of them.
+    """
+    for name, price in prices.items():
         if price.age_days(today) < 0:
             raise InvalidDocument(
                 f"{path}: {name}: date must not be after {today}, got {price.date}; correct the date"
             )
-    return budget
+
+
+def stale_prices(prices: Mapping[str, Price], *, today: dt.date) -> list[str]:
+    """A sentence for every quote that is too old to be relied on."""
+    return [
+        f"{name}: quoted {price.age_days(today)} days ago ({price.date}); stale after "
+        f"{STALE_AFTER_DAYS}, ask again: {price.source}"
+        for name, price in prices.items()
+        if price.age_days(today) > STALE_AFTER_DAYS
+    ]
 
 
 def read_prices(path: Path) -> dict[str, Price]:
@@ -217,10 +235,16 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
         raise InvalidDocument(f"{path}: prices cannot be read: {error}") from error
 
 
-def _with_prices(raw: Any, table: Mapping[str, Price], path: Path) -> Any:
-    """Replace names of prices by the prices themselves."""
+def with_prices(raw: Any, table: Mapping[str, Price], path: Path) -> Any:
+    """Replace names of prices, under keys that end in ``price``, by the prices themselves.
+
+    Raises
+    ------
+    InvalidDocument
+        If a name is not in the table.
+    """
     if isinstance(raw, list):
-        return [_with_prices(entry, table, path) for entry in raw]
+        return [with_prices(entry, table, path) for entry in raw]
     if not isinstance(raw, dict):
         return raw
     replaced = {}
@@ -233,10 +257,19 @@ def _with_prices(raw: Any, table: Mapping[str, Price], path: Path) -> Any:
                 )
             replaced[key] = table[value].model_dump()
         else:
-            replaced[key] = _with_prices(value, table, path)
+            replaced[key] = with_prices(value, table, path)
     return replaced
 
 
-def _expect(name: str, price: Price, unit: PriceUnit) -> None:
+def refuse_mixed_currencies(prices: Mapping[str, Price]) -> None:
+    """Refuse prices in several currencies with a ``ValueError``."""
+    currencies = {name: price.currency for name, price in prices.items()}
+    if len(set(currencies.values())) > 1:
+        named = ", ".join(f"{name} {currency}" for name, currency in currencies.items())
+        raise ValueError(f"all prices must be in one currency, convert them first: {named}")
+
+
+def expect_unit(name: str, price: Price, unit: PriceUnit) -> None:
+    """Refuse a price of another unit with a ``ValueError``."""
     if price.unit is not unit:
         raise ValueError(f"{name} must be {unit.value}, got {price.unit.value}")

@@ -148,12 +148,17 @@ class ReplayObservation(Record):
 
 
 class IsolatedOperator(Record):
-    """One operator on its own: on tensors that the caches hold, and on evicted ones. [s]"""
+    """One operator of a single layer. [s]"""
 
     operator: Operator
     phase: Phase
-    hot_s: Durations
-    cold_s: Durations
+    times_s: Durations = ()
+    """Inside a step that consists of such layers."""
+    hot_s: Durations = ()
+    """On its own, on tensors that the caches hold, and
+    ..."""
+    cold_s: Durations = ()
+    """... on evicted ones: how early profiles were measured, with nothing in ``times_s``."""
 
 
 class OptimizerPoint(Record):
@@ -163,12 +168,15 @@ class OptimizerPoint(Record):
     implementation: str
     num_tensors: PositiveInt
     tensor_bytes: PositiveInt
-    hot_s: Durations
-    cold_s: Durations
+    times_s: Durations = ()
+    """As it follows a backward pass."""
+    hot_s: Durations = ()
+    cold_s: Durations = ()
+    """As in ``IsolatedOperator``."""
 
 
 class OperatorsObservation(Record):
-    """Operators of some single layers, each on its own."""
+    """Operators of some single layers."""
 
     kind: Literal["operators"] = "operators"
     task: str

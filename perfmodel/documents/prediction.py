@@ -3,6 +3,8 @@
 import enum
 from typing import ClassVar, Literal, Self
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from perfmodel.documents.base import Document, Provenance, Record
@@ -31,6 +33,14 @@ class Interval(Record):
         if not self.p5 <= self.p50 <= self.p95:
             raise ValueError(f"p5 <= p50 <= p95 must hold, got {self.p5}, {self.p50}, {self.p95}")
         return self
+
+    @classmethod
+    def of(cls, draws: NDArray[np.float64], *, nominal: float | None = None) -> Self:
+        """The middle 90 % of draws around their median, or around a nominal value, always inside."""
+        p5, p50, p95 = (float(value) for value in np.quantile(draws, [0.05, 0.5, 0.95]))
+        if nominal is None:
+            return cls(p5=p5, p50=p50, p95=p95)
+        return cls(p5=min(p5, nominal), p50=nominal, p95=max(p95, nominal))
 
 
 class PredictedPoint(Record):

@@ -103,6 +103,8 @@ class ValidationDocument(Document):
     """As the clock showed it."""
     summary_by_workload: dict[str, ErrorSummary]
     speedup_summary: ErrorSummary | None
+    """Inside the calibrated range, as are those as the clock showed them."""
+    speedup_summary_extrapolated: ErrorSummary | None = None
     speedup_summary_raw: ErrorSummary | None
     noise_floor: ErrorSummary | None
     coverage: Annotated[float, Field(ge=0, le=1)]

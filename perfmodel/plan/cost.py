@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from perfmodel.documents.base import command_line
-from perfmodel.documents.budget import STALE_AFTER_DAYS, Budget, Purchase, Rental
+from perfmodel.documents.budget import Budget, Purchase, Rental, stale_prices
 from perfmodel.documents.cost import (
     CostDocument,
     CostOption,
@@ -37,7 +37,7 @@ def compare_costs(budget: Budget, *, today: dt.date, argv: Sequence[str]) -> Cos
         budget=budget,
         items=items,
         options=tuple(sorted(options, key=lambda option: option.yearly)),
-        warnings=tuple(_warnings(budget, today)),
+        warnings=tuple(stale_prices(budget.prices(), today=today)),
     )
 
 
@@ -113,12 +113,3 @@ def _option(cost: YearlyCost, pays: Worthwhile | None, budget: Budget) -> CostOp
         per_useful_device_hour=yearly / useful_hours,
         buying_pays=pays,
     )
-
-
-def _warnings(budget: Budget, today: dt.date) -> list[str]:
-    return [
-        f"{name}: quoted {price.age_days(today)} days ago ({price.date}); stale after "
-        f"{STALE_AFTER_DAYS}, ask again: {price.source}"
-        for name, price in budget.prices().items()
-        if price.age_days(today) > STALE_AFTER_DAYS
-    ]

@@ -77,11 +77,11 @@ def goodput(request: Request, *, argv: Sequence[str]) -> GoodputDocument:
         replicas=request.replicas,
         job=job,
         mtbf_stops=request.mtbf_stops,
-        elapsed_s=_interval(elapsed_s),
+        elapsed_s=Interval.of(elapsed_s),
         elapsed_mean_s=float(elapsed_s.mean()),
         elapsed_mean_error_s=_standard_error(elapsed_s),
-        effective_fraction=_interval(np.array([run.effective_fraction for run in runs])),
-        unplanned_stops=_interval(np.array([run.unplanned_stops for run in runs], dtype=float)),
+        effective_fraction=Interval.of(np.array([run.effective_fraction for run in runs])),
+        unplanned_stops=Interval.of(np.array([run.unplanned_stops for run in runs], dtype=float)),
         stops_mean={
             cause.name: math.fsum(run.stops[cause.name] for run in runs) / len(runs)
             for cause in job.causes
@@ -213,14 +213,11 @@ def _standard_error(values: NDArray[np.float64]) -> float:
     return float(values.std(ddof=1) / math.sqrt(len(values)))
 
 
-def _interval(values: NDArray[np.float64]) -> Interval:
-    p5, p50, p95 = (float(value) for value in np.quantile(values, (0.05, 0.5, 0.95)))
-    return Interval(p5=p5, p50=p50, p95=p95)
-
-
 def _caveats(request: Request) -> list[str]:
+    if not request.job.causes:
+        return ["no failure is drawn, as asked; no job of many devices is so lucky for weeks"]
     caveats = ["failures are drawn as independent and exponential; real ones come in clusters"]
-    if request.job.causes and request.mtbf_stops is None:
+    if request.mtbf_stops is None:
         caveats.append(
             "the mean time between failures is taken as exact: --mtbf-stops says from how many stops "
             "it was estimated"

@@ -1,27 +1,42 @@
 """An explanation as text."""
 
-from perfmodel.explain import Explanation, Loss
+from perfmodel.explanation import Change, Explanation, Loss
 from perfmodel.report.wording import number, percent, short_label
 from perfmodel.units import Seconds, format_duration
 
 
 def explanation_lines(explanation: Explanation) -> list[str]:
-    """Ranked causes with their share of the lost time, and one change to try for each."""
+    """Ranked causes with their share of the lost time, and one change to try for each.
+
+    One device loses nothing to others: its gains are told in samples per second, not as a speed-up.
+    """
     whole_s, of_whole = _whole(explanation)
     lines = [_headline(explanation)]
     for rank, loss in enumerate(explanation.losses, start=1):
-        lines += _loss_lines(rank, loss, whole_s=whole_s, of_whole=of_whole)
-    lines += _tried_lines(explanation)
+        share = percent(loss.lost_s / whole_s)
+        cause = loss.cause.replace("_", " ")
+        lines.append(f"{rank}. {cause}: {_ms(loss.lost_s)}, {share} {of_whole} - {loss.what}")
+        lines.append(_advice(explanation, loss))
+    lines.append("All that was tried, one at a time:")
+    lines += [
+        f"   {change.what}: step {_signed_ms(-change.gain_s)}, {_gain(explanation, change)}"
+        for change in explanation.changes
+    ]
+    against = "samples/s" if _is_alone(explanation) else "speed-ups"
     lines.append(
         "Each cause is removed alone, all else as it was; causes overlap, so that they need not "
-        "add up. Gains are per global batch of the setting, speed-ups over the same baseline."
+        f"add up. Gains are per global batch of the setting, {against} over the same baseline."
     )
     return lines
 
 
+def _is_alone(explanation: Explanation) -> bool:
+    return explanation.ideal_speedup == 1
+
+
 def _whole(explanation: Explanation) -> tuple[Seconds, str]:
     """What shares refer to: the lost time, or the step where nothing is lost to other devices."""
-    if explanation.ideal_speedup > 1 and explanation.lost_s > 0:
+    if not _is_alone(explanation) and explanation.lost_s > 0:
         return explanation.lost_s, "of the lost time"
     return explanation.step_s, "of the step"
 
@@ -29,8 +44,11 @@ def _whole(explanation: Explanation) -> tuple[Seconds, str]:
 def _headline(explanation: Explanation) -> str:
     name = short_label(explanation.setting)
     step = _ms(explanation.step_s)
-    if explanation.ideal_speedup == 1:
-        return f"{name}: a step takes {step}; what could be saved:"
+    if _is_alone(explanation):
+        return (
+            f"{name}: a step takes {step}; one device waits for no other and has no speed-up to lose; "
+            "what could be saved:"
+        )
     return (
         f"{name}: speed-up {number(explanation.speedup)} of {explanation.ideal_speedup}; a step "
         f"takes {step}, ideal would be {_ms(explanation.ideal_step_s)}, "
@@ -38,22 +56,17 @@ def _headline(explanation: Explanation) -> str:
     )
 
 
-def _loss_lines(rank: int, loss: Loss, *, whole_s: Seconds, of_whole: str) -> list[str]:
-    cause = loss.cause.replace("_", " ")
-    share = percent(loss.lost_s / whole_s)
-    found = f"{rank}. {cause}: {_ms(loss.lost_s)}, {share} {of_whole} - {loss.what}"
+def _advice(explanation: Explanation, loss: Loss) -> str:
     if not loss.one_change:
-        return [found, "   nothing that was tried helps"]
-    gain = f"{_ms(loss.gain_s)} less, speed-up {loss.gain_speedup:+.2f}"
-    return [found, f"   try {loss.one_change}: {gain}"]
+        return "   nothing that was tried helps"
+    return f"   try {loss.one_change}: {_ms(loss.gain_s)} less, {_gain(explanation, loss)}"
 
 
-def _tried_lines(explanation: Explanation) -> list[str]:
-    tried = [
-        f"   {change.what}: step {_signed_ms(-change.gain_s)}, speed-up {change.gain_speedup:+.2f}"
-        for change in explanation.changes
-    ]
-    return ["All that was tried, one at a time:", *tried]
+def _gain(explanation: Explanation, found: Loss | Change) -> str:
+    if _is_alone(explanation):
+        faster = explanation.step_s / (explanation.step_s - found.gain_s) - 1
+        return f"samples/s {percent(faster, signed=True)}"
+    return f"speed-up {found.gain_speedup:+.2f}"
 
 
 def _ms(seconds: Seconds) -> str:

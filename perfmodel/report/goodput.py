@@ -3,6 +3,7 @@
 import math
 
 from perfmodel.documents.goodput import CheckpointIntervals, GoodputDocument
+from perfmodel.program.job import Job
 from perfmodel.report.grid import Grid, grid
 from perfmodel.report.wording import duration_interval, interval, number, one_line, percent
 from perfmodel.units import format_duration
@@ -46,7 +47,7 @@ def goodput_lines(document: GoodputDocument) -> list[str]:
             f"Checkpoints: every {format_duration(job.checkpoint_interval_s)} of work, "
             f"{format_duration(job.checkpoint_write_s)} each"
         ),
-        *_interval_lines(document.intervals),
+        *_interval_lines(job, document.intervals),
         _closed_form_line(document),
     ]
     if document.planned_stops_mean:
@@ -66,9 +67,11 @@ def _by_cause(document: GoodputDocument) -> str:
     return f" ({', '.join(causes)})"
 
 
-def _interval_lines(intervals: CheckpointIntervals | None) -> list[str]:
+def _interval_lines(job: Job, intervals: CheckpointIntervals | None) -> list[str]:
+    if math.isinf(job.mtbf_s):
+        return ["Best interval: none, as nothing ever fails"]
     if intervals is None:
-        return []
+        return ["Best interval: the shorter the better, as a checkpoint costs nothing"]
     lines = [
         (
             f"Best interval: {format_duration(intervals.exact_s)} by the exact formula, "

@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from perfmodel.cost.busbw import busbw_factor
 from perfmodel.documents.profile import (
     CollectiveProfile,
     CurvePoint,
@@ -13,7 +14,6 @@ from perfmodel.documents.profile import (
     ProfileDocument,
     WorkloadProfile,
 )
-from perfmodel.report.busbw import busbw_factor
 from perfmodel.report.canvas import (
     COLOURS,
     LINES,

@@ -13,6 +13,7 @@ from perfmodel.cost.collective import CollectiveCost
 from perfmodel.cost.collective_steps import bus_factor
 from perfmodel.documents.collectives import CollectivesDocument, MeasuredCollective
 from perfmodel.documents.nccl_tests import read_nccl_tests
+from perfmodel.errors import InvalidDocument
 from perfmodel.units import format_bytes, format_duration
 
 Curves = Mapping[tuple[str, str], Sequence[MeasuredCollective]]
@@ -26,7 +27,7 @@ def read_curves(files: Sequence[Path], *, collective: str | None) -> Curves:
     Raises
     ------
     InvalidDocument
-        If a file is neither, or breaks a rule.
+        If a file cannot be read, is neither, or breaks a rule.
     """
     curves: dict[tuple[str, str], list[MeasuredCollective]] = defaultdict(list)
     for path in files:
@@ -43,7 +44,12 @@ def read_curves(files: Sequence[Path], *, collective: str | None) -> Curves:
 def _is_ours(path: Path) -> bool:
     try:
         raw = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except OSError as error:
+        raise InvalidDocument(
+            f"{path}: must be a file of perfmodel network measure or a log of nccl-tests, but cannot "
+            f"be read ({error.strerror}); perfmodel network measure writes runs/network/network.json"
+        ) from error
+    except ValueError:
         return False
     return isinstance(raw, dict) and "schema_version" in raw
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from perfmodel.cost.busbw import busbw_factor
 from perfmodel.documents.profile import CollectiveProfile, ProfileDocument, WorkloadProfile
-from perfmodel.report.busbw import busbw_factor
 from perfmodel.report.grid import Grid, grid
 from perfmodel.report.wording import bucket_cap, listed, number, percent
 from perfmodel.units import format_bytes, format_duration, format_rate

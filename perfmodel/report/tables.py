@@ -100,6 +100,7 @@ def summary_lines(validation: ValidationDocument) -> list[str]:
     """Verdict, errors with the noise floor beside them, coverage and gates, one per line."""
     floor, beyond = validation.noise_floor, validation.summary_extrapolated
     speedup, speedup_raw = validation.speedup_summary, validation.speedup_summary_raw
+    speedup_beyond = validation.speedup_summary_extrapolated
     covered = sum(entry.is_covered for entry in validation.settings)
     slowdown = percent(validation.machine_slowdown - 1, signed=True)
     coverage = percent(validation.coverage)
@@ -110,6 +111,7 @@ def summary_lines(validation: ValidationDocument) -> list[str]:
         f"Beyond the range:    {errors(beyond) if beyond else 'not measured'}",
         f"Noise floor:         {errors(floor) if floor else 'not measured'}",
         f"Speed-up:            {errors(speedup) if speedup else 'not measured'}",
+        f"Speed-up, beyond:    {errors(speedup_beyond) if speedup_beyond else 'not measured'}",
         f"Speed-up, raw:       {errors(speedup_raw) if speedup_raw else 'not measured'}",
         *(
             f"{name + ':':20} {errors(part)}"

@@ -100,7 +100,8 @@ def summary_grid(validation: ValidationDocument) -> Grid:
         "In range, raw": validation.summary_raw,
         "Beyond the calibrated range": validation.summary_extrapolated,
         **validation.summary_by_workload,
-        "Speed-ups": validation.speedup_summary,
+        "Speed-ups, in range": validation.speedup_summary,
+        "Speed-ups, beyond": validation.speedup_summary_extrapolated,
         "Noise floor (repeats)": validation.noise_floor,
     }
     slowdown = percent(validation.machine_slowdown - 1, signed=True)

@@ -103,6 +103,8 @@ class VisionTransformer(nn.Module):
         num_patches = (image_size // patch) ** 2
         self.class_token = nn.Parameter(torch.empty(1, 1, shape.width))
         self.positions = nn.Parameter(torch.empty(1, num_patches + 1, shape.width))
+        nn.init.normal_(self.class_token, std=0.02)
+        nn.init.normal_(self.positions, std=0.02)
         self.dropout = nn.Dropout(shape.hidden_dropout) if shape.hidden_dropout else nn.Identity()
         bias = shape.raw.flag("qkv_bias", default=True)
         self.layers = nn.ModuleList(

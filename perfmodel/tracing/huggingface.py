@@ -50,6 +50,22 @@ def huggingface_source(path: Path, size: SampleSize) -> ModelSource:
     return _text_source(name, shape, num_tokens)
 
 
+#: Standard deviation with which these models begin (``initializer_range`` of their configurations).
+_TABLE_SPREAD: Final = 0.02
+
+
+def _small_tables(model: nn.Module) -> nn.Module:
+    """Draw embedding tables as these models begin.
+
+    With torch's spread of 1 a tied head is so sure of itself that every gradient is exactly 0, which no
+    training has, and which is slow to take roots of.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=_TABLE_SPREAD)
+    return model
+
+
 def _text_source(name: str, shape: TransformerShape, num_tokens: int) -> ModelSource:
     bert = shape.family == "bert"
     assignments = num_tokens * shape.experts_per_token
@@ -61,7 +77,7 @@ def _text_source(name: str, shape: TransformerShape, num_tokens: int) -> ModelSo
     return ModelSource(
         name=name,
         sample=f"{num_tokens} tokens",
-        build=lambda: Bert(shape) if bert else CausalLanguageModel(shape),
+        build=lambda: _small_tables(Bert(shape) if bert else CausalLanguageModel(shape)),
         draw_batch=lambda samples: Batch(
             positional=(torch.randint(0, shape.vocabulary, (samples, num_tokens)),),
             keyword={},

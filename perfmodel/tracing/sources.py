@@ -1,6 +1,7 @@
 """Models by what a user types: a name, ``file.py:factory``, or a Hugging Face ``config.json``."""
 
 import difflib
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -16,10 +17,19 @@ from perfmodel.tracing.source import (
 )
 
 
-def find_source(text: str, size: SampleSize) -> ModelSource:
+def find_source(
+    text: str, size: SampleSize, *, option: str = "MODEL", others: Sequence[str] = ()
+) -> ModelSource:
     """The model that a user names.
 
     A reference model hides a model of torchvision of the same name; ``torchvision:NAME`` reaches that.
+
+    Parameters
+    ----------
+    option
+        Where the user named it, for the error.
+    others
+        Names that the option knows besides.
 
     Raises
     ------
@@ -47,16 +57,17 @@ def find_source(text: str, size: SampleSize) -> ModelSource:
 
     name = text.removeprefix("torchvision:")
     if name not in classification_names():
-        raise UsageError(_unknown(text, [*MODELS, *classification_names()]))
+        raise UsageError(_unknown(text, option, [*others, *MODELS, *classification_names()]))
     refuse_sizes(size, "image_size", text=text)
     return torchvision_source(name, size.image_size)
 
 
-def _unknown(text: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(text.removeprefix("torchvision:"), known, n=3, cutoff=0.5)
+def _unknown(text: str, option: str, known: list[str]) -> str:
+    name = text.removeprefix("torchvision:")
+    near = difflib.get_close_matches(name, set(known), n=3, cutoff=0.5)
     meant = f"; did you mean {', '.join(near)}?" if near else ""
     return (
-        f"MODEL: must be a reference model, a classification model of torchvision, FILE.py:FACTORY or a "
+        f"{option}: must be a reference model, a classification model of torchvision, FILE.py:FACTORY or a "
         f"Hugging Face config.json, got {text!r}{meant}"
     )
 

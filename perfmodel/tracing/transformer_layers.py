@@ -34,6 +34,7 @@ class RMSNorm(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
+        nn.init.ones_(self.weight)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Same shape as the input."""
@@ -50,6 +51,8 @@ class TransposedLinear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(inputs, outputs))
         self.bias = nn.Parameter(torch.empty(outputs))
+        nn.init.normal_(self.weight, std=0.02)
+        nn.init.zeros_(self.bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """``(..., out)`` of ``(..., in)``."""
@@ -90,7 +93,8 @@ class Rotary(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.inverse_frequency: Tensor
-        self.register_buffer("inverse_frequency", torch.empty(width // 2), persistent=False)
+        frequency = 10_000.0 ** -(torch.arange(0, width - 1, 2) / width)
+        self.register_buffer("inverse_frequency", frequency, persistent=False)
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Two tensors ``(1, 1, tokens, width)`` of hidden states ``(samples, tokens, ...)``."""

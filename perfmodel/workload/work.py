@@ -45,6 +45,10 @@ _OVERWRITES: Final = frozenset(
         "_foreach_copy_",
     }
 )
+#: Operators that ask a tensor for its shape alone.
+_READS_NOTHING: Final = frozenset(
+    {"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"}
+)
 #: Operators that read as much of their first tensor as they return.
 _READS_WHAT_IT_RETURNS: Final = frozenset({"embedding", "index", "index_select", "gather"})
 #: Operators that write only the part of their first tensor that the last one covers.
@@ -64,6 +68,8 @@ def traffic_bytes(
     if view or base in _MOVES_NOTHING:
         return 0, 0
     written = sum(spec.size_bytes for spec in outputs)
+    if base in _READS_NOTHING:
+        return 0, written
     if base in _READS_WHAT_IT_RETURNS:
         return written + sum(spec.size_bytes for spec in inputs[1:]), written
     if base in _WRITES_A_PART:
@@ -83,11 +89,6 @@ def flop(name: str, inputs: Specs, outputs: Specs, arguments: str) -> Flop:
     return float(
         formula([spec.shape for spec in inputs], [spec.shape for spec in outputs], arguments)
     )
-
-
-def knows_flop(name: str) -> bool:
-    """Whether an operator has a formula of its own here."""
-    return base_name(name) in _FORMULAS
 
 
 Formula: TypeAlias = Callable[[list[Shape], list[Shape], str], int]

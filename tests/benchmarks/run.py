@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ SCHEMA_VERSION: Final = 1
 NUM_REPEATS: Final = 7
 DEVICES: Final = ",".join(str(2**power) for power in range(11))
 RECORDED_PROFILE: Final = Path("docs/records/calibration/profile.json")
+PLAN: Final = "perfmodel plan options, 100,000 candidates"
 DEFAULT_OUTPUT: Final = Path("docs/benchmarks.json")
 NOTHING: Final = "python -c pass"
 HELP: Final = "perfmodel --help"
@@ -38,8 +39,9 @@ _DESCRIBE: Final = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all benchmarks and write one JSON file."""
     options = _options(arguments)
-    commands = _commands(options.profile)
-    processes = measure_processes(commands, num_repeats=options.repeats)
+    with tempfile.TemporaryDirectory() as folder:
+        commands = _commands(options.profile, Path(folder))
+        processes = measure_processes(commands, num_repeats=options.repeats)
     result = {
         "schema_version": SCHEMA_VERSION,
         "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -125,7 +127,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _commands(profile: Path | None) -> dict[str, list[str]]:
+def _commands(profile: Path | None, folder: Path) -> dict[str, list[str]]:
     commands = {
         NOTHING: [sys.executable, "-c", "pass"],
         HELP: [sys.executable, "-m", "perfmodel", "--help"],
@@ -139,7 +141,44 @@ def _commands(profile: Path | None) -> dict[str, list[str]]:
             *("--workload", workload, "--devices", DEVICES),
             *("--scaling", "weak", "--batch", str(batch), "--json"),
         ]
+    plan = folder / "plan.toml"
+    plan.write_text(large_plan(profile.resolve()), encoding="utf-8")
+    commands[PLAN] = [sys.executable, "-m", "perfmodel", "plan", "options", str(plan), "--json"]
     return commands
+
+
+def large_plan(profile: Path) -> str:
+    """5 options x 4 batches x 5,000 sizes, with failures: 100,000 candidates."""
+    soon = datetime.now(UTC).date() + timedelta(days=60)
+    text = f"""
+[work]
+workload = "resnet18"
+samples = 1e9
+scaling = "weak"
+[limits]
+deadline = {soon}
+[failures]
+mtbf_device_hours = 50000
+checkpoint_s = 10
+restart_s = 300
+"""
+    for option in range(5):
+        text += f"""
+[[option]]
+name = "option {option}"
+profile = {json.dumps(str(profile))}
+counts = {{ first = 1, last = 5000 }}
+batches = [2, 4, 5, 6]
+[option.price]
+value = {0.05 * (option + 1)}
+unit = "per device-hour"
+currency = "USD"
+date = 2026-01-01
+region = "nowhere"
+term = "none"
+source = "made up"
+"""
+    return text
 
 
 def _calibrated(profile: Path) -> dict[str, int]:

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibrate.layers import Layer, planned_layers
-from calibrate.probes.layers import is_optimizer, layer_operators
+from calibrate.layers import Layer, is_optimizer, planned_layers
+from calibrate.probes.layers import layer_operators
 from calibrate.probes.operators import ReplayedOperator, made_up, made_up_inputs, returned_tensors
 from perfmodel.cost.families import family, features
 from perfmodel.workload.operator import Operator, TensorSpec

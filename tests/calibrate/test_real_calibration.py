@@ -31,7 +31,7 @@ from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import MeasurementFailed
 from perfmodel.forecast import Forecast, forecast
 from perfmodel.parallelism.strategy import Setting, Synchronisation
-from perfmodel.predict import Predictor
+from perfmodel.predictor import Predictor
 from perfmodel.program.ddp import gradient_buckets
 from perfmodel.workload.workload import Workload
 from tests.calibrate.played import ALONE

@@ -1,9 +1,11 @@
 """A traced step repeated without its model: every call once per pass, and the sums that follow."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from calibrate.probes.replay import measure_replay
+from calibrate.probes.replay import _Replay, measure_replay
 from calibrate.probes.session import Session
 from calibrate.replays import measured_steps
 from perfmodel.documents.observation import ReplayObservation, TimedOperator
@@ -14,18 +16,19 @@ from perfmodel.workload.operator import Phase
 from perfmodel.workload.signature import parameters_signature, signature
 from perfmodel.workload.step import StepMethod, TracedStep
 
+LOOP = StepMethod(
+    optimizer="sgd",
+    optimizer_implementation="loop",
+    precision="fp32",
+    checkpointing="none",
+    device_kind="cpu",
+)
+
 
 @pytest.fixture(scope="module")
 def lenet() -> TracedStep:
-    method = StepMethod(
-        optimizer="sgd",
-        optimizer_implementation="loop",
-        precision="fp32",
-        checkpointing="none",
-        device_kind="cpu",
-    )
     source = find_source("lenet", SampleSize())
-    return trace_model(source, method, micro_batch=2).step.at(micro_batch=2)
+    return trace_model(source, LOOP, micro_batch=2).step.at(micro_batch=2)
 
 
 def test_every_operator_of_a_step_is_repeated(lenet: TracedStep) -> None:
@@ -89,3 +92,34 @@ def test_signatures_tell_operators_and_optimizers_apart(lenet: TracedStep) -> No
     names = {signature(operator) for operator in lenet.operators}
     assert len(names) == len(lenet.operators)
     assert parameters_signature(lenet) == parameters_signature(lenet)
+
+
+LOOKS_UP = """
+import torch
+from torch import nn
+
+
+def make():
+    model = nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(12, 3))
+    return model, torch.randint(0, 50, (2, 3))
+"""
+
+
+def test_rows_of_a_table_that_no_index_names_have_no_gradient(tmp_path: Path) -> None:
+    """2 samples of 3 indices touch at most 6 of 50 rows; every other parameter is touched whole."""
+    file = tmp_path / "looks_up.py"
+    file.write_text(LOOKS_UP)
+    source = find_source(f"{file}:make", SampleSize())
+    step = trace_model(source, LOOP, micro_batch=2).step.at(micro_batch=2)
+    replay = _Replay(
+        Session(rank=0, world_size=1, device=torch.device("cpu"), control={}, data={}), step
+    )
+    with torch.no_grad():
+        replay._take_gradients(replay.passes.run(replay.passes.new_clock()))
+    for parameter in replay._parameters:
+        assert parameter.grad is not None
+        touched = (parameter.grad != 0).reshape(len(parameter), -1).any(dim=1)
+        if tuple(parameter.shape) == (50, 4):
+            assert 1 <= int(touched.sum()) <= 6
+        else:
+            assert bool(touched.all())

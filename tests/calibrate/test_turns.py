@@ -1,12 +1,15 @@
 """Two measurements on one machine take turns."""
 
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from calibrate.turns import machine_to_itself
+from calibrate.turns import LOCK_VARIABLE, lock_path, machine_to_itself
+from tests.turns import machine_is_held
 
 HOLD = """
 import sys
@@ -18,14 +21,17 @@ with machine_to_itself(print, path=Path(sys.argv[1])):
 """
 
 
-def unexpected(words: str) -> None:
-    raise AssertionError(words)
-
-
-def test_a_free_machine_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_free_machine_is_not_waited_for_and_is_free_again_afterwards(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    waits: list[str] = []
+    held = []
     for _ in range(2):
-        with machine_to_itself(unexpected, path=tmp_path / "lock"):
-            pass
+        with machine_to_itself(waits.append, path=path):
+            held.append(machine_is_held(path))
+            assert path.read_text() == f"process {os.getpid()}"
+        held.append(machine_is_held(path))
+    assert held == [True, False, True, False]
+    assert waits == []
 
 
 def test_the_second_waits_until_the_first_has_ended_and_names_it(tmp_path: Path) -> None:
@@ -61,21 +67,46 @@ def test_a_killed_measurement_holds_nothing(tmp_path: Path) -> None:
         text=True,
     ) as first:
         assert first.stdout is not None
-        first.stdout.readline()
+        assert first.stdout.readline() == "held\n"
+        assert machine_is_held(path)
         first.kill()
         first.wait()
-    with machine_to_itself(unexpected, path=path):
-        pass
+    waits: list[str] = []
+    held = []
+    with machine_to_itself(waits.append, path=path):
+        held.append(machine_is_held(path))
+    assert held == [True]
+    assert waits == []
 
 
 def test_a_lock_that_cannot_be_made_is_no_reason_not_to_measure(tmp_path: Path) -> None:
-    with machine_to_itself(unexpected, path=tmp_path / "missing" / "lock"):
-        pass
+    path = tmp_path / "missing" / "lock"
+    waits: list[str] = []
+    ran = []
+    with machine_to_itself(waits.append, path=path):
+        ran.append(path.exists())
+    assert ran == [False]
+    assert waits == []
 
 
-def test_an_error_inside_passes_through(tmp_path: Path) -> None:
+def test_an_error_inside_passes_through_and_frees_the_machine(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    waits: list[str] = []
     with (
         pytest.raises(RuntimeError, match="inside"),
-        machine_to_itself(unexpected, path=tmp_path / "lock"),
+        machine_to_itself(waits.append, path=path),
     ):
         raise RuntimeError("inside")
+    assert waits == []
+    assert not machine_is_held(path)
+
+
+def test_the_lock_of_the_machine_can_be_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(LOCK_VARIABLE)
+    assert lock_path().parent == Path(tempfile.gettempdir())
+    monkeypatch.setenv(LOCK_VARIABLE, str(tmp_path / "lock"))
+    waits: list[str] = []
+    with machine_to_itself(waits.append):
+        assert machine_is_held(tmp_path / "lock")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from perfmodel.documents.prediction import PredictedPoint
 from perfmodel.parallelism.strategy import Setting
-from perfmodel.predict import Predictor, Scaling, scaled_settings
+from perfmodel.predictor import Predictor, Scaling, scaled_settings
 from perfmodel.program.operation import Stream
 from tests.perfmodel.profiles import Machine, profile
 

@@ -69,8 +69,7 @@ def observation(seed: int = 0, noise: float = 0.02) -> OperatorsObservation:
         IsolatedOperator(
             operator=member,
             phase=Phase.FORWARD,
-            hot_s=(true_time_s(member) * math.exp(rng.normal(0, noise)),),
-            cold_s=(true_time_s(member) * math.exp(rng.normal(0, noise)),),
+            times_s=tuple(true_time_s(member) * math.exp(rng.normal(0, noise)) for _ in range(2)),
         )
         for member in members
     )

@@ -17,7 +17,6 @@ from validate.compare import (
     compare_speedup,
     is_extrapolated,
     measured,
-    summarise,
 )
 
 
@@ -131,17 +130,3 @@ def test_a_repeat_compares_then_with_now() -> None:
     row = compare_repeat(single(), 0.011, found(0.010, raw_s=0.022))
     assert row.signed_error == pytest.approx(0.1)
     assert row.signed_error_raw == pytest.approx(-0.5)
-
-
-def test_a_summary_keeps_the_sign_in_the_bias_only() -> None:
-    summary = summarise([0.1, -0.3, 0.02, -0.02])
-    assert summary is not None
-    assert summary.num_settings == 4
-    assert summary.bias == pytest.approx(-0.05)
-    assert summary.mape == pytest.approx(0.11)
-    assert summary.median_absolute == pytest.approx(0.06)
-    assert summary.worst_absolute == pytest.approx(0.3)
-
-
-def test_nothing_has_no_summary() -> None:
-    assert summarise([]) is None

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from perfmodel.errors import PerfModelError
-from validate.memory import MemoryRun, measure, settings, summarise
+from tests.turns import machine_is_held
+from validate.gates import passed
+from validate.memory import MemoryRun, measure, settings, summarise_runs, validate_memory
 
 
 def run(predicted: int, measured: int) -> MemoryRun:
@@ -23,25 +25,37 @@ def run(predicted: int, measured: int) -> MemoryRun:
 
 
 def test_errors_are_signed_and_small_models_counted_apart() -> None:
-    summary = summarise(
+    summary = summarise_runs(
         [run(102_000_000, 100_000_000), run(99_000_000, 100_000_000), run(500_000, 1_000_000)]
     )
-    assert summary.num_large == 2
-    assert summary.bias == pytest.approx(0.005)
-    assert summary.mape == pytest.approx(0.015)
-    assert summary.worst == pytest.approx(0.02)
+    assert summary.large.num_settings == 2
+    assert summary.large.bias == pytest.approx(0.005)
+    assert summary.large.mape == pytest.approx(0.015)
+    assert summary.large.worst_absolute == pytest.approx(0.02)
     assert summary.worst_of_all == pytest.approx(0.5)
 
 
 def test_a_worst_error_above_the_gate_fails() -> None:
     good = [run(100_000_000, 100_000_000)] * 9
-    assert summarise(good).passed
-    assert not summarise([*good, run(106_000_000, 100_000_000)]).passed
+    assert passed(summarise_runs(good).gates)
+    worse = summarise_runs([*good, run(106_000_000, 100_000_000)])
+    assert [gate.passed for gate in worse.gates] == [True, False]
 
 
 def test_only_small_models_prove_nothing() -> None:
     with pytest.raises(ValueError, match="runs must hold a setting above"):
-        summarise([run(1, 1)])
+        summarise_runs([run(1, 1)])
+
+
+def test_nobody_else_measures_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("validate.memory.measure", lambda *_: run(100_000_000, 100_000_000))
+    held: list[bool] = []
+    summary = validate_memory(
+        ["lenet"], [2], out=tmp_path / "out.json", on_line=lambda _: held.append(machine_is_held())
+    )
+    assert held == [True, True]
+    assert summary.num_settings == 2
+    assert not machine_is_held()
 
 
 def test_every_model_runs_at_every_batch_with_both_optimizers() -> None:

@@ -18,6 +18,7 @@ from tests.played_worker import step_observation
 from validate.held_out_models import HELD_OUT, held_out_settings
 from validate.models import BUDGETS, ModelsRequest, judge_models, rounds
 
+FOLDER = Path("runs")
 SETTING = Setting(
     workload=WORKLOAD.name, world_size=1, micro_batch=8, synchronisation=Synchronisation.NONE
 )
@@ -107,14 +108,14 @@ def test_no_held_out_model_is_a_reference_model() -> None:
 
 
 def test_held_out_runs_differ_in_their_names() -> None:
-    labels = [run.setting.label for run in held_out_settings(2)]
+    labels = [run.setting.label for run in held_out_settings(2, FOLDER)]
     assert len(set(labels)) == len(labels)
-    assert {run.setting.world_size for run in held_out_settings(2)} == {1, 2}
-    assert {run.setting.world_size for run in held_out_settings(1)} == {1}
+    assert {run.setting.world_size for run in held_out_settings(2, FOLDER)} == {1, 2}
+    assert {run.setting.world_size for run in held_out_settings(1, FOLDER)} == {1}
 
 
 def test_every_run_on_one_rank_stands_beside_its_replay() -> None:
-    for tasks in rounds(held_out_settings(2), BUDGETS["quick"], seed=1):
+    for tasks in rounds(held_out_settings(2, FOLDER), BUDGETS["quick"], seed=1):
         for task in tasks:
             if isinstance(task, ReplayTask):
                 at = tasks.index(task)

@@ -227,6 +227,12 @@ def test_four_workloads_are_enough_to_judge_both_ends_of_the_coverage(
     assert document.summary_extrapolated is not None
     assert document.summary_extrapolated.num_settings == 8
     assert len(document.settings) == 40
+    assert document.speedup_summary is not None
+    assert document.speedup_summary_extrapolated is not None
+    assert document.speedup_summary_extrapolated.num_settings == 4
+    assert document.speedup_summary.num_settings == len(document.speedups) - 4
+    speedup = next(gate for gate in document.gates if gate.name == "speed-up MAPE")
+    assert speedup.value == document.speedup_summary.mape
     assert coverage.at_most == 0.97
 
 

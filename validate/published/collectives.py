@@ -12,7 +12,7 @@ from perfmodel.documents.collectives import MeasuredCollective
 from perfmodel.documents.profile import CurvePoint
 from perfmodel.documents.published import PublishedSeries
 from validate.published.baselines import alpha_beta_ring, ring_s
-from validate.published.errors import summarise
+from validate.published.errors import compare_predictors
 from validate.published.rows import number, read_rows
 
 SOURCE: Final = "collectives"
@@ -91,7 +91,7 @@ def _judge_one(name: str, op: str, known: list[Row], unknown: list[Row]) -> Publ
         predicted=_ranks(unknown),
         num_fitted=len(known),
         num_predicted=len(unknown),
-        errors=summarise(
+        errors=compare_predictors(
             table[:, 3],
             {
                 "perfmodel": draws_s[:, 0],

@@ -11,7 +11,7 @@ import numpy as np
 
 from perfmodel.documents.published import PublishedSeries
 from perfmodel.statistics.convergence import BatchPoint, fit_convergence
-from validate.published.errors import summarise
+from validate.published.errors import compare_predictors
 from validate.published.rows import number, read_rows
 
 SOURCE: Final = "convergence"
@@ -126,7 +126,7 @@ def _verdict(
         predicted=f"beyond the {split}",
         num_fitted=num_fitted,
         num_predicted=len(predicted),
-        errors=summarise(
+        errors=compare_predictors(
             np.array([p.measured for p in predicted]),
             {
                 "perfmodel": np.array([p.ours for p in predicted]),

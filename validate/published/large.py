@@ -13,7 +13,7 @@ from perfmodel.cost.latents import SHEETS, step_time_priors
 from perfmodel.cost.layout_fit import infer
 from perfmodel.documents.published import PublishedSeries
 from validate.published.baselines import usl
-from validate.published.errors import summarise
+from validate.published.errors import compare_predictors
 from validate.published.large_rows import Runs, foundry_runs, playbook_runs, vtrain_runs
 
 Verdict = tuple[list[PublishedSeries], list[str]]
@@ -138,7 +138,7 @@ def _series(source: str, name: str, judged: list[_Judged]) -> PublishedSeries:
         predicted="all other runs",
         num_fitted=len(judged[0].known),
         num_predicted=len(measured),
-        errors=summarise(measured, predicted, covered=covered.astype(float)),
+        errors=compare_predictors(measured, predicted, covered=covered.astype(float)),
     )
 
 

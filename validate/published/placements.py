@@ -11,7 +11,7 @@ from scipy.optimize import least_squares
 
 from perfmodel.documents.published import PublishedSeries
 from validate.published.baselines import adaptdl, linear_scaling, usl
-from validate.published.errors import summarise
+from validate.published.errors import compare_predictors
 from validate.published.rows import number, read_rows
 
 SOURCE: Final = "steptime_placements"
@@ -97,7 +97,7 @@ def _judge_one(name: str, known: Steps, unknown: Steps) -> PublishedSeries:
         predicted=f"3 to {int(unknown.nodes.max())} nodes",
         num_fitted=len(known.batch),
         num_predicted=len(unknown.batch),
-        errors=summarise(
+        errors=compare_predictors(
             unknown.step_s,
             predicted,
             covered=((low <= unknown.step_s) & (unknown.step_s <= high)).astype(float),

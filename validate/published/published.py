@@ -1,12 +1,12 @@
 """Use case: judge by published tables, one protocol per table."""
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from calibrate.environment import describe_environment
 from calibrate.placement import provenance
+from perfmodel.documents.base import file_sha256
 from perfmodel.documents.published import PublishedDocument, PublishedSeries
 from perfmodel.errors import InvalidDocument, UsageError
 from validate.published import collectives, convergence, large, placements, scaling
@@ -50,9 +50,7 @@ def judge_published(folder: Path, sources: tuple[str, ...]) -> PublishedDocument
         found, too_little = protocol(folder)
         series += found
         skipped += too_little
-        digests[table.removesuffix(".csv")] = hashlib.sha256(
-            (folder / table).read_bytes()
-        ).hexdigest()
+        digests[table.removesuffix(".csv")] = file_sha256(folder / table)
     if not series:
         raise InvalidDocument(
             f"{folder}: must hold series to judge, got none: {'; '.join(skipped) or 'no table'}"

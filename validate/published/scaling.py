@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.documents.published import PublishedSeries
-from validate.published.errors import summarise
+from validate.published.errors import compare_predictors
 from validate.published.rows import number, read_rows
 
 FloatArray = NDArray[np.float64]
@@ -96,7 +96,7 @@ def _judge(source: str, series: list[_Series]) -> PublishedSeries:
         predicted="all larger counts",
         num_fitted=len(series),
         num_predicted=sum(len(one) for one in measured),
-        errors=summarise(
+        errors=compare_predictors(
             np.concatenate(measured),
             {
                 "perfmodel": np.concatenate(ours),

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from perfmodel.cost.shaped import ShapedRing
+from perfmodel.cost.shaped import ShapedRing, message_bytes_of
 from perfmodel.documents.testbed import CollectiveRun, TrainingRun
 from perfmodel.errors import MeasurementFailed
 from perfmodel.statistics.rank_noise import RankNoise
@@ -38,13 +38,21 @@ def calibrate(runs: Sequence[CollectiveRun | TrainingRun], *, seed: int = 0) -> 
         raise MeasurementFailed(
             "testbed: calibration must hold all-reduces and training runs; continue with --resume"
         )
-    ring = ShapedRing.fit(collectives, num_draws=NUM_DRAWS, rng=np.random.default_rng(seed))
+    alone = [run for run in plain if run.setting.fabric.num_ranks == 1]
+    pairs = [run for run in plain if run.setting.fabric.num_ranks == LARGEST_WORLD_SIZE]
+    ring = ShapedRing.fit(
+        collectives,
+        message_bytes=message_bytes_of(pairs),
+        num_draws=NUM_DRAWS,
+        rng=np.random.default_rng(seed),
+    )
     bare = Calibration(
         ring=ring,
         finish_s=0.0,
         finish_s_per_byte=0.0,
         step_cpu_s=0.0,
         layer_cpu_s=0.0,
+        wake_cpu_s=0.0,
         byte_cpu_s=0.0,
         noises=_noises(trainings),
         residual=0.0,
@@ -61,6 +69,7 @@ def calibrate(runs: Sequence[CollectiveRun | TrainingRun], *, seed: int = 0) -> 
         layer_cpu_s=layer_cpu_s,
         byte_cpu_s=byte_cpu_s,
     )
+    full = dataclasses.replace(full, wake_cpu_s=_wake_cpu_s(alone, full))
     return dataclasses.replace(full, residual=_residual(plain, full))
 
 
@@ -93,6 +102,16 @@ def _cpu(runs: Sequence[TrainingRun]) -> tuple[float, float, float]:
     found, _ = nnls(table / scale, np.array(values_s))
     step_s, layer_s, byte_s = found / scale
     return float(step_s), float(layer_s), float(byte_s)
+
+
+def _wake_cpu_s(runs: Sequence[TrainingRun], awake: Calibration) -> float:
+    """CPU time per layer pass that a rank with an idle machine spends on sleeping and waking. [s]"""
+    found = []
+    for run in runs:
+        passes = len(run.setting.model.layers) * run.setting.accumulation
+        awake_s = float(Plan.of(run.setting, awake).cpu_s()[0])
+        found.append((run.host.own_cpu_s / len(run.step_s) - awake_s) / passes)
+    return max(0.0, float(np.median(found)))
 
 
 def _residual(runs: Sequence[TrainingRun], full: Calibration) -> float:

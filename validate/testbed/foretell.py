@@ -20,8 +20,11 @@ from validate.testbed.shapes import as_workload
 
 FloatArray = NDArray[np.float64]
 
-#: Doubt of the step where the machine itself is the limit, as a standard deviation of the logarithm: a prior.
+#: Doubt where the machine itself is the limit, as a standard deviation of the logarithm: a prior. It fades by
+#: the square of the machine's share of the step.
 _HOST_DOUBT: Final = 0.06
+#: The same, of messages that wait for a core, as often as cores are busy: by the share itself. A prior.
+_WAITING_DOUBT: Final = 0.03
 #: What the kernel lets real-time processes have of every second (``sched_rt_runtime_us``).
 _REALTIME_SHARE: Final = 0.95
 #: Doubt that everything else leaves at least: a prior.
@@ -41,6 +44,8 @@ class Calibration:
     """CPU time of one rank per step. [s]"""
     layer_cpu_s: float
     """CPU time of one rank per layer and micro-step. [s]"""
+    wake_cpu_s: float
+    """The same, more, for a layer whose device makes the rank sleep. [s]"""
     byte_cpu_s: float
     """CPU time of one rank per byte of gradient, beside the all-reduce. [s/B]"""
     noises: dict[str, RankNoise]
@@ -107,11 +112,15 @@ class Plan:
         found, setting = self.calibration, self.setting
         num_ranks = setting.fabric.num_ranks
         num_passes = len(setting.model.layers) * setting.accumulation
-        own_s = (
+        awake_s = (
             found.step_cpu_s
             + found.layer_cpu_s * num_passes
             + found.byte_cpu_s * setting.model.gradient_bytes
         )
+        # A rank that waits for a core finds its device done, and need not sleep.
+        device_s = setting.model.compute_s * setting.accumulation
+        core_s = awake_s * max(1.0, num_ranks / found.num_cores)
+        own_s = awake_s + found.wake_cpu_s * num_passes * device_s / (device_s + core_s)
         of_ring_s = sum(found.ring.cpu_s(o.size_bytes, num_ranks) for o in self.all_reduces)
         return np.full(found.num_draws, num_ranks * own_s) + of_ring_s
 
@@ -195,21 +204,23 @@ def foretell(setting: TrainingSetting, calibration: Calibration, *, seed: int = 
     # Shape (num_draws, num_steps): a run in every draw.
     steps_s = np.maximum(_runs(plan, durations_s, rng), host_s[:, np.newaxis])
     nominal_s = _nominal(plan, durations_s, steps_s)
-    share = float(cpu_s[0]) / (calibration.num_cores * nominal_s)
+    share = min(1.0, float(cpu_s[0]) / (calibration.num_cores * nominal_s))
     doublings = max(0.0, np.log2(max(2, setting.fabric.num_ranks) / 2))
     spread = float(
         np.sqrt(
             max(calibration.residual, _LEAST_DOUBT) ** 2 * (1 + doublings)
-            + (_HOST_DOUBT * min(1.0, share) ** 2) ** 2
+            + (_HOST_DOUBT * share**2) ** 2
+            + (_WAITING_DOUBT * share) ** 2
         )
     )
     doubt = np.exp(spread * rng.standard_normal(calibration.num_draws))
     uses = _uses(plan, nominal_s, share)
     return ForetoldStep(
         name=setting.name,
-        step_s=_interval(np.median(steps_s, axis=1) * doubt, nominal_s),
-        p95_s=_interval(np.quantile(steps_s, 0.95, axis=1) * doubt),
-        p99_s=_interval(np.quantile(steps_s, 0.99, axis=1) * doubt),
+        # Draws lie around the fitted parameters; the simulation at these is the prediction.
+        step_s=Interval.of(np.median(steps_s, axis=1) * doubt, nominal=nominal_s),
+        p95_s=Interval.of(np.quantile(steps_s, 0.95, axis=1) * doubt),
+        p99_s=Interval.of(np.quantile(steps_s, 0.99, axis=1) * doubt),
         limit=limit(uses),
         uses=uses,
     )
@@ -281,11 +292,3 @@ def _uses(plan: Plan, step_s: float, host_share: float) -> dict[str, float]:
         HOST: host_share,
         **link_uses(setting.fabric, {link: sent[link] / rates[link] for link in rates}),
     }
-
-
-def _interval(draws: FloatArray, nominal: float | None = None) -> Interval:
-    p5, p50, p95 = (float(value) for value in np.quantile(draws, [0.05, 0.5, 0.95]))
-    if nominal is None:
-        return Interval(p5=p5, p50=p50, p95=p95)
-    # Draws lie around the fitted parameters; the simulation at these is the prediction.
-    return Interval(p5=min(p5, nominal), p50=nominal, p95=max(p95, nominal))

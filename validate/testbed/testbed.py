@@ -14,6 +14,7 @@ from typing import Final
 from calibrate.campaign import Progress
 from calibrate.environment import describe_environment
 from calibrate.placement import provenance
+from calibrate.turns import machine_to_itself
 from perfmodel.documents.base import write_atomically
 from perfmodel.documents.testbed import (
     CollectiveRun,
@@ -116,11 +117,15 @@ def validate_testbed(
         (*plan.short(plan.plain(), request.budget), *plan.short(plan.hard(), request.budget)),
         seed=request.seed,
     )
-    with running_server() as cluster:
+    total = len(first) + len(judged)
+    with (
+        machine_to_itself(lambda words: on_progress(Progress(done=0, total=total, task=words))),
+        running_server() as cluster,
+    ):
         campaign = _Campaign(
             cluster=cluster,
             deadline_s=time.monotonic() + (request.limit_s or float("inf")),
-            total=len(first) + len(judged),
+            total=total,
             on_progress=on_progress,
         )
         campaign.run(first, request.folder / CALIBRATION)

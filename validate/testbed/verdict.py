@@ -13,8 +13,8 @@ from perfmodel.documents.testbed import (
     TrainingRun,
 )
 from perfmodel.documents.validation import Gate
-from validate.compare import summarise
-from validate.gates import gate
+from validate.errors import fraction, summarise
+from validate.gates import gate, step_gates
 from validate.testbed.foretell import Calibration, replayed
 from validate.testbed.resources import HOST, limit, observed_uses
 
@@ -70,13 +70,11 @@ def judge_step(foretold: ForetoldStep, run: TrainingRun, calibration: Calibratio
 
 def group(name: str, steps: Sequence[JudgedStep]) -> JudgedFamily:
     """Sum up settings that are judged together."""
-    summary = summarise([step.signed_error for step in steps])
-    assert summary is not None, "a group holds at least one setting"
     return JudgedFamily(
         name=name,
-        summary=summary,
-        coverage=sum(step.is_covered for step in steps) / len(steps),
-        limits_named=sum(step.limit == step.foretold.limit for step in steps) / len(steps),
+        summary=summarise([step.signed_error for step in steps]),
+        coverage=fraction(step.is_covered for step in steps),
+        limits_named=fraction(step.limit == step.foretold.limit for step in steps),
     )
 
 
@@ -101,14 +99,9 @@ def gates(found: Iterable[JudgedFamily]) -> tuple[Gate, ...]:
     for family in found:
         limits = LIMITS[family.name]
         summary = family.summary
-        verdict += [
-            gate(f"{family.name}: step-time MAPE", summary.mape, at_most=limits["mape"]),
-            gate(
-                f"{family.name}: worst step-time error",
-                summary.worst_absolute,
-                at_most=limits["worst"],
-            ),
-        ]
+        verdict += step_gates(
+            summary, mape=limits["mape"], worst=limits["worst"], of=f"{family.name}: "
+        )
         if family.name == PLAIN:
             verdict += [
                 gate(f"{family.name}: bias", abs(summary.bias), at_most=limits["bias"]),

@@ -17,7 +17,7 @@ from perfmodel.documents.observation import (
     WorkloadObservation,
 )
 from perfmodel.parallelism.strategy import Setting, Synchronisation
-from perfmodel.predict import Predictor
+from perfmodel.predictor import Predictor
 from perfmodel.workload.workload import Workload
 from tests.perfmodel.profiles import (
     HEAVY,

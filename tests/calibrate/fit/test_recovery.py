@@ -14,7 +14,7 @@ from perfmodel.documents.observation import CollectiveObservation, OverlapObserv
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import IncomparableRuns, InvalidDocument, MeasurementFailed
 from perfmodel.parallelism.strategy import Setting
-from perfmodel.predict import Predictor
+from perfmodel.predictor import Predictor
 from tests.calibrate.fit.synthetic import PROBE_S, Calibration, environment, write_lines
 from tests.perfmodel.profiles import MICRO_BATCHES, PHASES, PROVENANCE, Machine, profile
 

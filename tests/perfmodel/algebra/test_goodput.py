@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
 
@@ -12,7 +11,6 @@ from perfmodel.algebra.goodput import (
     daly_interval_s,
     expected_elapsed_s,
     expected_stops,
-    waiting_fraction,
     young_interval_s,
 )
 from perfmodel.program.job import FailureCause, Job
@@ -90,15 +88,6 @@ def test_nothing_fails() -> None:
 
 def test_a_hopeless_job_never_ends() -> None:
     assert expected_elapsed_s(replace(JOB, devices=10**9)) == math.inf
-
-
-def test_erlangs_formula_by_hand() -> None:
-    """One node under replacement on average: with 1, 2, 3 lines 1/2, 1/5, 1/16."""
-    taking = FailureCause(name="any", mtbf_device_s=1000.0, takes_node=True)
-    job = replace(JOB, causes=(taking,), replacement_s=1000.0)
-    shares = [waiting_fraction(replace(job, spares=spares)) for spares in range(3)]
-    np.testing.assert_allclose(shares, [1 / 2, 1 / 5, 1 / 16])
-    assert waiting_fraction(job) == 0
 
 
 @pytest.mark.parametrize(

@@ -297,10 +297,20 @@ def test_arguments_that_cannot_be_parsed_are_one_line(
         assert word in line
 
 
-def test_without_arguments_the_commands_are_listed(run: Run) -> None:
-    result = run()
+@pytest.mark.parametrize("arguments", [(), ("network",)])
+def test_a_group_without_a_command_prints_its_help(run: Run, arguments: tuple[str, ...]) -> None:
+    result = run(*arguments)
+    lines = (result.stdout + result.stderr).splitlines()
     assert result.exit_code == EXIT_USAGE
-    assert "calibrate" in result.stdout + result.stderr
+    assert lines[0] == f"Usage: {' '.join(('perfmodel', *arguments))} [OPTIONS] COMMAND [ARGS]..."
+    assert "Commands:" in lines
+
+
+def test_a_missing_file_of_collectives_is_one_line(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "none.json"
+    line = complaint(run("network", "show", path), EXIT_FAILURE)
+    assert line.startswith(f"perfmodel: {path}: must be a file of perfmodel network measure")
+    assert "(No such file or directory); perfmodel network measure writes" in line
 
 
 def test_the_version_is_printed(run: Run) -> None:

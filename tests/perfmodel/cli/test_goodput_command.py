@@ -8,13 +8,12 @@ from perfmodel.documents.goodput import GoodputDocument
 from perfmodel.errors import EXIT_NOT_FEASIBLE, EXIT_OK, EXIT_USAGE
 from tests.perfmodel.cli.command import Run, complaint
 
-FAILING = ("--devices", 100, "--work-days", 10, "--mtbf-device-hours", 2400, "--replicas", 5)
+JOB = ("--devices", 100, "--work-days", 10, "--replicas", 5)
+FAILING = (*JOB, "--mtbf-device-hours", 2400, "--checkpoint-s", 60)
 
 
 def test_the_table_says_where_the_time_goes(run: Run) -> None:
-    result = run(
-        "goodput", *FAILING, "--checkpoint-s", 60, "--restart-s", 600, "--deadline-days", 99
-    )
+    result = run("goodput", *FAILING, "--restart-s", 600, "--deadline-days", 99)
     assert result.exit_code == EXIT_OK
     for words in ("restart", "Effective training time", "exact formula", "Done within 99 d: 100 %"):
         assert words in result.stdout
@@ -54,6 +53,11 @@ def test_json_is_a_document_with_the_same_job(run: Run) -> None:
             "--cause: must look like gpu=140000",
         ),
         (("--devices", 1, "--work-days", 1, "--cause", "gpu=0"), "got 'gpu=0'"),
+        (JOB, "--mtbf-device-hours: must be given, or --cause for each kind of failure"),
+        ((*JOB, "--mtbf-device-hours", 0), "must be > 0, or inf if nothing ever fails, got 0.0"),
+        ((*JOB, "--mtbf-device-hours", "nan"), "or inf if nothing ever fails, got nan"),
+        ((*JOB, "--mtbf-device-hours", 9), "--checkpoint-s: must be > 0 for a best interval"),
+        ((*JOB, "--cause", "gpu=9"), "give the time of one write, or --checkpoint-interval-s"),
         (
             (*FAILING, "--replacement-hours", 4),
             "--replacement-hours: means nothing without --spares",
@@ -68,5 +72,27 @@ def test_bad_flags_are_one_line(run: Run, arguments: tuple[object, ...], message
 
 
 def test_a_job_that_never_ends_is_not_feasible(run: Run) -> None:
-    line = complaint(run("goodput", "--devices", 10**9, *FAILING[2:]), EXIT_NOT_FEASIBLE)
+    line = complaint(run("goodput", *FAILING, "--devices", 10**9), EXIT_NOT_FEASIBLE)
     assert "fewer devices" in line
+
+
+def test_a_job_that_never_fails_takes_its_work_and_one_checkpoint(run: Run) -> None:
+    arguments = (*JOB, "--mtbf-device-hours", "inf", "--checkpoint-s", 3600)
+    document = GoodputDocument.model_validate(
+        json.loads(run("goodput", *arguments, "--json").stdout)
+    )
+    assert document.elapsed_s.p5 == document.elapsed_s.p95 == 10 * 86400 + 3600
+    assert document.unplanned_stops.p95 == 0
+    told = run("goodput", *arguments).stdout
+    assert "Best interval: none, as nothing ever fails" in told
+    assert "no failure is drawn, as asked" in told
+    assert "clusters" not in told
+
+
+def test_free_checkpoints_have_no_best_interval(run: Run) -> None:
+    arguments = ("--mtbf-device-hours", 2400, "--checkpoint-interval-s", 600, "--best-interval")
+    told = run("goodput", *JOB, *arguments)
+    assert told.exit_code == EXIT_OK
+    assert "Best interval: the shorter the better, as a checkpoint costs nothing" in told.stdout
+    (row,) = [line for line in told.stdout.splitlines() if line.startswith("checkpoint ")]
+    assert row.split() == ["checkpoint", "0", "s", "0.0", "%"]

@@ -126,6 +126,18 @@ def test_a_factory_of_the_users_own(
     assert document.workload.forward_flop == 2 * 4 * 3
 
 
+def test_a_traced_file_does_not_tell_where_it_was_traced(
+    run: Run, factories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in every other document: paths below the working folder are relative to it."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "out.json"
+    run("trace", f"{factories}:good", "--output", path)
+    found = WorkloadDocument.read(path).provenance
+    assert found is not None
+    assert found.command_line == ("perfmodel", "trace", "mine.py:good", "--output", "out.json")
+
+
 def test_parameters_without_gradient_are_told(run: Run, factories: Path, tmp_path: Path) -> None:
     result = run("trace", f"{factories}:choosy", "--output", tmp_path / "out.json")
     assert "2 parameters get no gradient (unused.weight, unused.bias)" in result.stdout

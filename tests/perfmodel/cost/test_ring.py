@@ -88,8 +88,23 @@ def test_doubt_grows_with_every_doubling_beyond_the_data() -> None:
     size_bytes = 16 * 1000
     values = all_reduce.time_s(size_bytes, world_size=16)
     assert np.log(values).std() == pytest.approx(0.15, rel=0.05)
-    assert all_reduce.evidence(2) is Evidence.INTERPOLATED
-    assert all_reduce.evidence(3) is Evidence.EXTRAPOLATED
+
+
+@pytest.mark.parametrize(
+    ("sizes_bytes", "world_size", "expected"),
+    [
+        ([4000], 2, Evidence.INTERPOLATED),
+        ([200, 20_000], 2, Evidence.INTERPOLATED),  # the ends of what was measured
+        ([4000, 199], 2, Evidence.EXTRAPOLATED),
+        ([20_001, 4000], 2, Evidence.EXTRAPOLATED),
+        ([6000], 3, Evidence.EXTRAPOLATED),  # no such group
+    ],
+)
+def test_groups_and_messages_beyond_the_data_are_extrapolated(
+    sizes_bytes: list[int], world_size: int, expected: Evidence
+) -> None:
+    """Two ranks exchange halves: 100 to 10,000 B are 200 to 20,000 B of gradients."""
+    assert ring(measured(2)).evidence(sizes_bytes, world_size=world_size) is expected
 
 
 @pytest.mark.parametrize(("world_size", "rounds"), [(1, 0), (2, 1), (3, 2), (4, 2), (5, 3)])

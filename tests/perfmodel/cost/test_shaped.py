@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from perfmodel.cost.shaped import (
     ShapedRing,
     free_rates,
+    message_bytes_of,
     path,
     ring_bytes,
     ring_crossings,
@@ -16,7 +17,7 @@ from perfmodel.cost.shaped import (
 from perfmodel.documents.testbed import Fabric, Traffic
 from tests.validate.testbed.played import PlayedCluster, known_ring
 from validate.testbed import plan
-from validate.testbed.play import play_collectives
+from validate.testbed.play import play_collectives, play_training
 
 MBIT = 125_000.0
 
@@ -71,11 +72,11 @@ def test_steady_traffic_leaves_the_rest() -> None:
 
 
 def test_the_time_of_a_large_all_reduce_by_hand() -> None:
-    """4 ranks, 10 MB at 100 Mbit/s: 15 MB x 1.01 / 12.5 MB/s + 0.4 ms + 6 x 0.1 ms = 1.2130 s.
+    """4 ranks, 10 MB at 100 Mbit/s: (15 MB x 1.01 + 6 x 698 B) / 12.5 MB/s + 0.4 ms + 6 x 0.1 ms = 1.2133 s.
 
     The host needs 4 x 0.4 ms + 48 x 50 us + 60 MB x 1 ns = 64 ms on two cores: nothing beside it.
     """
-    assert time_s(10_000_000, flat(4, 100)) == pytest.approx(1.2130, abs=1e-6)
+    assert time_s(10_000_000, flat(4, 100)) == pytest.approx(1.213335, abs=1e-6)
 
 
 def test_the_machine_limits_small_all_reduces_of_many_ranks() -> None:
@@ -137,9 +138,27 @@ def test_the_soft_maximum_is_near_the_larger_and_above_both() -> None:
 def test_known_parameters_are_recovered_from_two_ranks() -> None:
     cluster = PlayedCluster()
     runs = [play_collectives(cluster, setting) for setting in plan.collectives()]
-    found = ShapedRing.fit(runs, num_draws=5, rng=np.random.default_rng(0))
+    found = ShapedRing.fit(runs, message_bytes=500.0, num_draws=5, rng=np.random.default_rng(0))
     truth = known_ring().nominal()
     for name, value in found.nominal().items():
         tolerance = 0.15 if name == "launch_s" else 0.05
         assert value == pytest.approx(truth[name], rel=tolerance), name
     assert found.overhead.shape == (5,)
+
+
+def test_what_comes_with_every_message_is_read_off_the_counters() -> None:
+    cluster = PlayedCluster()
+    pairs = [s for s in plan.trainings() if s.fabric.num_ranks == 2][:4]
+    runs = [play_training(cluster, s) for s in pairs]
+    assert message_bytes_of(runs) == pytest.approx(500.0, rel=0.01)
+    with pytest.raises(ValueError, match="must hold training runs of two ranks"):
+        message_bytes_of([])
+
+
+def test_steady_traffic_lets_the_credit_grow_and_makes_it_worth_more() -> None:
+    stream = Traffic(from_node=0, to_node=1, bytes_per_s=75 * MBIT)
+    shared = flat(4, 100).model_copy(update={"background": (stream,)})
+    ring = known_ring()
+    assert float(ring.credit_s(shared)[0]) == pytest.approx(
+        4 * float(ring.credit_s(flat(4, 100))[0])
+    )

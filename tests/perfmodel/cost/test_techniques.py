@@ -1,5 +1,7 @@
 """Techniques, by hand."""
 
+import dataclasses
+
 import pytest
 
 from perfmodel.cost.memory import MemorySetting, Overhead
@@ -27,14 +29,14 @@ SHARES = {"layers.0": 0.25, "layers.1": 0.25}
 
 
 def rows(
-    micro_batch: int = 8, devices: int = 1, *, in_seconds: bool = True
+    micro_batch: int = 8, devices: int = 1, *, in_seconds: bool = True, times: StepTimes = TIMES
 ) -> dict[str, Technique]:
     question = Question(
         memory=step_memory(),
         setting=MemorySetting(micro_batch=micro_batch, devices=devices),
         gradient_bytes=20,
         overhead=BARE,
-        times=TIMES,
+        times=times,
         link=LINK,
         shares=SHARES,
         in_seconds=in_seconds,
@@ -96,3 +98,18 @@ def test_a_fused_optimizer_needs_no_temporaries() -> None:
 def test_a_link_without_bandwidth_is_refused() -> None:
     with pytest.raises(ValueError, match=r"to_host_bytes_per_s must be finite and > 0, got 0"):
         HostLink(to_device_bytes_per_s=1, to_host_bytes_per_s=0, host_memory_bytes_per_s=1)
+
+
+def test_a_fused_optimizer_replaces_its_phase_where_curves_tell() -> None:
+    """4 s forward, 8 s backward, 0.25 s instead of 1 s."""
+    assert rows()["fused optimizer"].step_s is None
+    times = dataclasses.replace(TIMES, fused_s=0.25)
+    row = rows(times=times)["fused optimizer"]
+    assert row.step_s == pytest.approx(12.25)
+    assert row.time_basis is Basis.MEASURED
+
+
+def test_graphs_leave_the_device_alone() -> None:
+    assert "CUDA graphs" not in rows()
+    times = dataclasses.replace(TIMES, graphed_s=9.0)
+    assert rows(times=times)["CUDA graphs"].step_s == pytest.approx(9.0)

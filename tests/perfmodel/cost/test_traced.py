@@ -2,6 +2,7 @@
 
 import pytest
 
+from calibrate.fit.operators import fit_operators
 from perfmodel.cost.operators import OperatorPrices
 from perfmodel.cost.traced import slowdown, traced_profile, with_ready_times
 from perfmodel.documents.prediction import Evidence
@@ -12,10 +13,10 @@ from perfmodel.documents.profile import (
     ProfileDocument,
 )
 from perfmodel.parallelism.strategy import Setting, Synchronisation
-from perfmodel.predict import Predictor, caveats
+from perfmodel.predictor import Predictor, caveats
 from perfmodel.workload.operator import Phase
 from perfmodel.workload.signature import parameters_signature, signature
-from tests.perfmodel.operators import prices_of_the_made_up_machine
+from tests.perfmodel.operators import observation, prices_of_the_made_up_machine
 from tests.perfmodel.profiles import Machine, profile
 from tests.perfmodel.traces import WORKLOAD, traced
 
@@ -122,3 +123,36 @@ def test_a_gradient_is_ready_when_the_priced_backward_pass_is_there(
     forward, gradient = (price.time_s for price in table.price(step.operators, Phase.BACKWARD))
     (parameter,) = with_ready_times(WORKLOAD, step, table).parameters
     assert parameter.ready_fraction == pytest.approx(gradient / (forward + gradient))
+
+
+def test_a_light_model_on_a_fast_device_takes_as_long_as_the_host_needs_to_issue_it(
+    prices: OperatorProfile,
+) -> None:
+    """3 calls of 10 ms on the host, while the device needs a tenth of that; a large batch turns that."""
+    fast = profile(Machine(asynchronous=True, dispatch_s=1e-2))
+    predictor = Predictor(fast.model_copy(update={"operators": prices}))
+    workload = predictor.workload(WORKLOAD, traced())
+    steps = {batch: predictor.step(workload, single(batch)) for batch in (1, 4, 4096)}
+    host_s = 1e-2 * sum(traced().at(micro_batch=2).num_calls(phase) for phase in Phase)
+    device_s = {
+        batch: sum(float(time_s[0]) for time_s in step.terms.compute_s.values())
+        for batch, step in steps.items()
+    }
+    for batch in (1, 4):
+        # What the host issued last may still run when it is done.
+        assert device_s[batch] < host_s / 5
+        assert host_s <= steps[batch].step_s[0] <= host_s + device_s[batch]
+    assert device_s[4096] > 2 * host_s
+    assert steps[4096].step_s[0] == pytest.approx(device_s[4096], rel=0.05)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_more_samples_never_take_less_time(machine: ProfileDocument, seed: int) -> None:
+    noisy = fit_operators(
+        [observation(seed, noise=0.5)], workloads=(), rates=(), speed_probe_s=1e-3
+    )
+    assert noisy is not None
+    workload = traced_profile(machine, noisy, WORKLOAD, traced())
+    for phase in Phase:
+        times_s = [point.time_s for point in getattr(workload.phases[0], phase.value)]
+        assert times_s == sorted(times_s)

@@ -161,6 +161,7 @@ def plain_validation(
         summary_raw=summary(-0.0335),
         summary_by_workload={name: summary(0.0042, num_settings=2) for name in workloads},
         speedup_summary=summary(0.0163, num_settings=1),
+        speedup_summary_extrapolated=summary(0.0211, num_settings=1),
         speedup_summary_raw=summary(0.0219, num_settings=1),
         noise_floor=summary(-0.0106, num_settings=1),
         coverage=0.5,

@@ -90,3 +90,18 @@ def test_optimizers_dispatch_per_parameter_or_for_all_at_once(
     assert len(step.parameters) == 54
     counted = [step.operators[call.operator].name for call in step.calls()].count(name)
     assert counted == calls
+
+
+def test_the_implementation_of_the_optimizer_decides_what_the_host_issues() -> None:
+    calls = {
+        implementation: traced(
+            "lenet", method=replace(SGD, optimizer_implementation=implementation)
+        )
+        .step.at(micro_batch=2)
+        .num_calls(Phase.OPTIMIZER)
+        for implementation in ("loop", "foreach", "fused")
+    }
+    # Ten tensors with three operators each, against a few for all together.
+    assert calls["loop"] >= 30
+    assert calls["loop"] > 5 * calls["foreach"] > 0
+    assert calls["foreach"] > calls["fused"] > 0

@@ -20,6 +20,7 @@ def known_ring() -> ShapedRing:
 
     return ShapedRing(
         overhead=one(1.01),
+        message_bytes=one(500.0),
         credit_bytes=one(70_000.0),
         launch_s=one(4e-4),
         hop_s=one(1e-4),
@@ -36,6 +37,7 @@ def known() -> Calibration:
         finish_s_per_byte=2e-10,
         step_cpu_s=1e-3,
         layer_cpu_s=2e-4,
+        wake_cpu_s=1e-4,
         byte_cpu_s=4e-10,
         noises={},
         residual=0.002,
@@ -106,7 +108,9 @@ def _training_ranks(
     ]
     ends_s = [0.0, *np.cumsum(steps_s).tolist()]
     payload = ring_bytes(setting.model.gradient_bytes, setting.fabric)
-    sent = {link: 1.01 * size * len(steps_s) for link, size in payload.items()}
+    num_messages = 2 * (setting.fabric.num_ranks - 1) * len(plan.all_reduces)
+    message_bytes = num_messages * float(known_ring().message_bytes[0])
+    sent = {link: (1.01 * size + message_bytes) * len(steps_s) for link, size in payload.items()}
     for stream in setting.fabric.background:
         for link in path(setting.fabric, stream.from_node, stream.to_node):
             sent[link] += stream.bytes_per_s * ends_s[-1]

@@ -19,6 +19,7 @@ from perfmodel.errors import (
 from perfmodel.parallelism.strategy import Setting
 from perfmodel.program.ddp import gradient_buckets
 from perfmodel.report import testbed_grids
+from tests.turns import machine_is_held
 from tests.validate.testbed.played import PlayedCluster
 from validate.testbed import calibration, client, plan, shapes, testbed, verdict
 from validate.testbed.foretell import noise_key
@@ -61,6 +62,17 @@ def test_a_cluster_that_obeys_the_model_is_predicted_almost_exactly(
     assert max(abs(error) for error in replays) < 5e-3
     assert TestbedDocument.read(tmp_path / "testbed.json") == document
     assert len(cluster.played) == len(set(cluster.played))
+
+
+def test_nobody_else_measures_meanwhile(cluster: PlayedCluster, tmp_path: Path) -> None:
+    held: list[bool] = []
+    testbed.validate_testbed(
+        testbed.TestbedRequest(folder=tmp_path),
+        on_progress=lambda _: held.append(machine_is_held()),
+    )
+    assert len(held) == len(cluster.played)
+    assert all(held)
+    assert not machine_is_held()
 
 
 def test_tables_name_every_setting_and_mark_what_was_missed(

@@ -1,0 +1,184 @@
+"""Operators of single layers timed inside a made-up step: forward through all layers, then back.
+
+An operator that is repeated on its own finds its data in the caches and its result in memory that it
+has just given back; with the caches emptied it finds nothing. In a step it is neither: what its
+predecessor made was just written, parameters and saved activations were last touched a whole pass
+ago, and results lie in memory that is allocated anew. So layers of all kinds stand in a row, and each
+operator is timed where it stands.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+
+from calibrate.layers import Layer
+from calibrate.probes.layers import RecordedLayer, recorded_layer
+from calibrate.probes.operators import made_up
+from calibrate.probes.optimizers import Evictor
+from calibrate.probes.replay import Passes, without_denormals
+from calibrate.probes.session import Session
+from perfmodel.documents.observation import IsolatedOperator
+from perfmodel.units import Bytes, Seconds
+from perfmodel.workload.operator import Call, Operator, Phase, TensorSpec
+from perfmodel.workload.step import Segment, StepMethod, TracedParameter, TracedStep
+
+_PASSES: Final = 2
+#: Blocks of a network are alike: the second one finds the code of the first at hand, not its data.
+_REPEATS: Final = 3
+#: What a pass makes at most. The C library gives memory above 64 MiB at the end of the heap back as
+#: soon as it is free, and every page of it costs a fault when it is used again; in most training, and
+#: so here, memory is found again.
+_CHAIN_BYTES: Final = 48 * 2**20
+#: Largest result that the C library takes from its heap once it has seen a block of that size freed.
+_LARGEST_BYTES: Final = 31 * 2**20
+#: Every layer has views, and all views cost the same: these layers have every kind.
+_VIEWED: Final = ("rotate", "product")
+_METHOD: Final = StepMethod(
+    optimizer="sgd",
+    optimizer_implementation="loop",
+    precision="fp32",
+    checkpointing="none",
+    device_kind="cpu",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """Layers in a row, as a step."""
+
+    step: TracedStep
+    timed: frozenset[tuple[int, Phase]]
+    """Operators whose times are wanted."""
+    handed: frozenset[int]
+    """Operators that stand in for a layer before."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Composer:
+    operators: list[Operator] = field(default_factory=list)
+    positions: dict[Operator, int] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    timed: set[tuple[int, Phase]] = field(default_factory=set)
+    handed: set[int] = field(default_factory=set)
+
+    def hand_over(self, spec: TensorSpec) -> None:
+        """What the layer before would make: fresh in memory and in the caches."""
+        self.operators.append(_copy(spec))
+        position = len(self.operators) - 1
+        self.handed.add(position)
+        self.calls.append(Call(operator=position, phase=Phase.FORWARD, module=""))
+
+    def run(self, recorded: RecordedLayer, phase: Phase) -> None:
+        for operator, at in recorded.calls:
+            if at is not phase:
+                continue
+            if operator not in self.positions:
+                self.positions[operator] = len(self.operators)
+                self.operators.append(operator)
+            position = self.positions[operator]
+            self.calls.append(Call(operator=position, phase=phase, module=""))
+            if not operator.view or recorded.layer.kind in _VIEWED:
+                self.timed.add((position, phase))
+
+
+def chained(layers: Sequence[RecordedLayer]) -> Chain:
+    """The step that runs the layers forward in order and backward in the opposite one."""
+    composer = _Composer()
+    for layer in layers:
+        for spec in layer.inputs:
+            composer.hand_over(spec)
+        composer.run(layer, Phase.FORWARD)
+    for layer in reversed(layers):
+        composer.run(layer, Phase.BACKWARD)
+    parameters = [spec for layer in reversed(layers) for spec in reversed(layer.parameters)]
+    step = TracedStep(
+        micro_batch=1,
+        sample="made up",
+        method=_METHOD,
+        operators=tuple(composer.operators),
+        segments=(Segment(count=1, calls=tuple(composer.calls)),),
+        parameters=tuple(
+            TracedParameter(name="", shape=spec.shape, dtype=spec.dtype, ready_after=0)
+            for spec in parameters
+        ),
+        saved_bytes=0,
+        buffer_bytes=0,
+        frozen_bytes=0,
+    )
+    return Chain(step=step, timed=frozenset(composer.timed), handed=frozenset(composer.handed))
+
+
+def _copy(spec: TensorSpec) -> Operator:
+    return Operator(
+        name="aten.clone.default",
+        inputs=(spec,),
+        outputs=(spec,),
+        arguments=json.dumps([[{"tensor": 0}], {}]),
+        flop=0.0,
+        read_bytes=spec.size_bytes,
+        written_bytes=spec.size_bytes,
+    )
+
+
+def measure_layers(
+    session: Session, layers: Sequence[Layer], evictor: Evictor
+) -> list[IsolatedOperator]:
+    """Time every operator of some layers inside steps that consist of them."""
+    torch.empty(_LARGEST_BYTES, dtype=torch.uint8)
+    recorded = [recorded_layer(layer, session.device) for layer in layers]
+    return [
+        timed
+        for group in grouped(recorded, most_bytes=_CHAIN_BYTES // _REPEATS)
+        for timed in _measured(session, group, evictor)
+    ]
+
+
+def grouped(layers: Sequence[RecordedLayer], *, most_bytes: Bytes) -> list[list[RecordedLayer]]:
+    """Layers in groups that make at most so much in a pass, or that consist of one alone."""
+    groups: list[list[RecordedLayer]] = []
+    total = 0
+    for layer in layers:
+        made = sum(spec.size_bytes for spec in layer.inputs) + sum(
+            operator.written_bytes for operator, _ in layer.calls
+        )
+        if not groups or total + made > most_bytes:
+            groups.append([])
+            total = 0
+        groups[-1].append(layer)
+        total += made
+    return groups
+
+
+@torch.no_grad()
+def _measured(
+    session: Session, layers: Sequence[RecordedLayer], evictor: Evictor
+) -> list[IsolatedOperator]:
+    chain = chained([layer for layer in layers for _ in range(_REPEATS)])
+    parameters = [
+        made_up(TensorSpec(shape=p.shape, dtype=p.dtype), session.device)
+        for p in chain.step.parameters
+    ]
+    passes = Passes(session, chain.step, parameters)
+    for number, source in passes.flow.sources.items():
+        if source.operator in chain.handed:
+            # What layers hand on is of the size of 1, and some functions take longer then than near 0.
+            passes.lasting[number].normal_()
+    times: dict[tuple[int, Phase], list[Seconds]] = defaultdict(list)
+    with without_denormals():
+        for index in range(_PASSES + 1):
+            # An optimizer that goes over parameters and states leaves nothing else in the caches.
+            evictor.evict()
+            clock = passes.new_clock()
+            passes.run(clock)
+            if index > 0:
+                for key, values_s in passes.by_operator(clock).items():
+                    times[key] += values_s
+    return [
+        IsolatedOperator(operator=chain.step.operators[key[0]], phase=key[1], times_s=tuple(found))
+        for key, found in times.items()
+        if key in chain.timed and key[0] not in passes.failed
+    ]

@@ -1,0 +1,275 @@
+"""What ``import perfmodel as pm`` offers: the use cases of the command line as functions.
+
+Every function takes and returns the documents that the command line reads and writes, so that a
+number in a notebook and one in a terminal come from the same lines.
+"""
+
+import datetime as dt
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from perfmodel.documents.acceptance import AcceptanceTerms
+from perfmodel.documents.plan import PlanDocument
+from perfmodel.documents.plan_file import read_plan
+from perfmodel.documents.prediction import PredictionDocument
+from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
+from perfmodel.documents.validation import ValidationDocument
+from perfmodel.documents.whatif import WhatIfDocument
+from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.explanation import Explanation
+from perfmodel.explanation import explain as explain_setting
+from perfmodel.forecast import Forecast, forecast, forecast_settings, open_workload
+from perfmodel.plan.acceptance import acceptance_terms as terms_of
+from perfmodel.plan.acceptance import judge
+from perfmodel.plan.options import plan_options as ranked_options
+from perfmodel.plan.profile_diff import compare_profiles
+from perfmodel.predictor import Predictor, Scaling
+from perfmodel.scenarios import Scenario, changed, compare_scenarios
+
+#: A document, or the file that holds it.
+AnyProfile: TypeAlias = ProfileDocument | str | os.PathLike[str]
+AnyValidation: TypeAlias = ValidationDocument | str | os.PathLike[str]
+#: Name of a calibrated workload, a workload file, or its document.
+AnyWorkload: TypeAlias = WorkloadDocument | str | os.PathLike[str]
+
+
+def read_profile(path: str | os.PathLike[str]) -> ProfileDocument:
+    """Read a profile, as ``perfmodel calibrate`` writes it.
+
+    Raises
+    ------
+    CalibrationUnavailable
+        If the file is missing, broken or of another version.
+    """
+    return ProfileDocument.read(Path(path))
+
+
+def read_workload(path: str | os.PathLike[str]) -> WorkloadDocument:
+    """Read a workload file, as ``perfmodel trace`` writes it."""
+    return WorkloadDocument.read(Path(path))
+
+
+def read_validation(path: str | os.PathLike[str]) -> ValidationDocument:
+    """Read a validation, as ``perfmodel validate`` writes it."""
+    return ValidationDocument.read(Path(path))
+
+
+def read_prediction(path: str | os.PathLike[str]) -> PredictionDocument:
+    """Read a prediction, as ``perfmodel predict --output`` writes it."""
+    return PredictionDocument.read(Path(path))
+
+
+def predict(  # noqa: PLR0913 - one parameter per part of the question
+    profile: AnyProfile,
+    workload: AnyWorkload,
+    *,
+    devices: Sequence[int] = (1, 2, 4, 8),
+    scaling: Scaling = "weak",
+    batch: int | None = None,
+    accumulation: int = 1,
+    bucket_cap_mb: float | None = None,
+    loader_samples_per_s: float | None = None,
+    validation: AnyValidation | None = None,
+) -> PredictionDocument:
+    """Predict step time, samples per second and speed-up for several numbers of devices.
+
+    Parameters
+    ----------
+    profile
+        The machine: a document, or a path.
+    workload
+        Name of a calibrated workload, path of a workload file (``.json``), or its document.
+    scaling
+        ``"weak"``: the batch of each device is fixed; ``"strong"``: the global batch is.
+    batch
+        Weak: samples per forward pass of each device; strong: samples per step of all. Default: the
+        middle calibrated micro-batch (weak), or the largest (strong).
+    accumulation
+        Forward and backward passes per optimizer step.
+    bucket_cap_mb
+        As DistributedDataParallel takes it, in MiB; default: PyTorch's.
+    loader_samples_per_s
+        What the input pipeline feeds one device; default: no limit.
+    validation
+        Earlier errors on this machine, which widen the intervals.
+
+    Returns
+    -------
+    PredictionDocument
+        One point per device count: every quantity as ``p5``, ``p50``, ``p95``; times in seconds.
+
+    Raises
+    ------
+    UsageError
+        If the workload is unknown.
+    NotFeasible
+        If a global batch cannot be split evenly.
+    CalibrationUnavailable
+        If the profile cannot be read, or holds too little for the question.
+    """
+    predictor, entry = _opened(profile, workload, validation)
+    request = Forecast(
+        world_sizes=tuple(sorted(set(devices))),
+        scaling=scaling,
+        batch=batch,
+        accumulation=accumulation,
+        bucket_cap_mb=bucket_cap_mb,
+        loader_samples_per_s=loader_samples_per_s,
+    )
+    document, _ = forecast(predictor, entry, request, argv=("perfmodel.predict",))
+    return document
+
+
+def explain(  # noqa: PLR0913 - the same
+    profile: AnyProfile,
+    workload: AnyWorkload,
+    *,
+    devices: int,
+    scaling: Scaling = "weak",
+    batch: int | None = None,
+    accumulation: int = 1,
+    bucket_cap_mb: float | None = None,
+    loader_samples_per_s: float | None = None,
+) -> Explanation:
+    """Rank what costs the speed-up on so many devices, with one change for each cause.
+
+    Parameters are those of ``predict``, with one device count. Times are in seconds.
+    """
+    predictor, entry = _opened(profile, workload, None)
+    request = Forecast(
+        world_sizes=(devices,),
+        scaling=scaling,
+        batch=batch,
+        accumulation=accumulation,
+        bucket_cap_mb=bucket_cap_mb,
+        loader_samples_per_s=loader_samples_per_s,
+    )
+    return explain_setting(
+        predictor,
+        workload=entry,
+        setting=forecast_settings(entry, request)[-1],
+        scaling=scaling,
+        loader_samples_per_s=loader_samples_per_s,
+    )
+
+
+def whatif(
+    profile: AnyProfile,
+    workload: AnyWorkload,
+    *scenarios: Mapping[str, str],
+    devices: int = 8,
+    scaling: Scaling = "weak",
+    batch: int | None = None,
+    validation: AnyValidation | None = None,
+) -> WhatIfDocument:
+    """Compare a question with scenarios in which some of its fields are others.
+
+    Parameters
+    ----------
+    scenarios
+        Field to value as text, such as ``{"network.bandwidth": "400Gb/s", "devices": "64"}``; the
+        fields are those of ``perfmodel whatif --fields``.
+    devices, scaling, batch
+        The question as it is; see ``predict``.
+
+    Raises
+    ------
+    UsageError
+        If a field is unknown or a value makes no sense.
+    """
+    predictor, entry = _opened(profile, workload, validation)
+    base = Scenario(
+        profile=predictor.profile,
+        workload=entry,
+        request=Forecast(world_sizes=(devices,), scaling=scaling, batch=batch),
+        machine_digest=predictor.profile.digest,
+        validation=predictor.validation,
+    )
+    return compare_scenarios(
+        [base, *(changed(base, changes) for changes in scenarios)], argv=("perfmodel.whatif",)
+    )
+
+
+def plan_options(
+    plan: str | os.PathLike[str],
+    *,
+    prices: str | os.PathLike[str] | None = None,
+    today: dt.date | None = None,
+    argv: Sequence[str] = ("perfmodel.plan_options",),
+) -> PlanDocument:
+    """Rank the options of a plan file by cost, with the chance to meet its deadline.
+
+    Parameters
+    ----------
+    plan
+        In TOML; paths in it are relative to its folder.
+    prices
+        CSV of prices, used by name.
+    today
+        For the age of prices, and the first day of training if the plan names none; default: today.
+
+    Returns
+    -------
+    PlanDocument
+        ``ranked`` is empty if nothing is feasible; ``options`` then says what comes nearest.
+
+    Raises
+    ------
+    InvalidDocument
+        If the plan breaks a rule, contradicts itself, or its deadline is past.
+    """
+    path, day = Path(plan), today or dt.datetime.now(dt.UTC).date()
+    found = read_plan(path, today=day, prices=None if prices is None else Path(prices))
+    if found.work.workload.endswith(".json"):
+        beside = str(path.parent / found.work.workload)
+        work = found.work.model_copy(update={"workload": beside})
+        found = found.model_copy(update={"work": work})
+    files = {option.profile for option in found.option}
+    machines = {name: read_profile(path.parent / name) for name in files}
+    profiles = {option.name: machines[option.profile] for option in found.option}
+    return ranked_options(found, profiles, today=day, argv=argv)
+
+
+def acceptance_terms(
+    profile: AnyProfile, workloads: Sequence[str] | None = None, *, confidence: float = 0.95
+) -> AcceptanceTerms:
+    """Clauses that a machine like the one of the profile keeps, each with this confidence.
+
+    Parameters
+    ----------
+    workloads
+        Calibrated workloads whose step is a clause; default: all.
+    """
+    machine = profile if isinstance(profile, ProfileDocument) else read_profile(profile)
+    names = [entry.workload.name for entry in machine.workloads]
+    return terms_of(machine, workloads or names, confidence=confidence)
+
+
+def _opened(
+    profile: AnyProfile, workload: AnyWorkload, validation: AnyValidation | None
+) -> tuple[Predictor, WorkloadProfile]:
+    """The machine with earlier errors, and the workload on it."""
+    machine = profile if isinstance(profile, ProfileDocument) else read_profile(profile)
+    if validation is not None and not isinstance(validation, ValidationDocument):
+        validation = read_validation(validation)
+    predictor = Predictor(machine, validation=validation)
+    if isinstance(workload, WorkloadDocument):
+        return predictor, predictor.workload(workload.workload, workload.trace)
+    return predictor, open_workload(predictor, os.fspath(workload))
+
+
+__all__ = (
+    "acceptance_terms",
+    "compare_profiles",
+    "explain",
+    "judge",
+    "plan_options",
+    "predict",
+    "read_prediction",
+    "read_profile",
+    "read_validation",
+    "read_workload",
+    "whatif",
+)

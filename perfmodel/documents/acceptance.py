@@ -1,0 +1,187 @@
+"""Clauses that a delivered machine must keep, and the judgement of one."""
+
+import enum
+import json
+import tomllib
+from pathlib import Path
+from typing import Annotated, ClassVar, Final, Literal, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import model_validator as validator
+
+from perfmodel.documents.base import Document, Record, first_problem
+from perfmodel.errors import InvalidDocument
+
+_Probability = Annotated[float, Field(gt=0.5, lt=1)]
+
+
+class ClauseKind(enum.StrEnum):
+    """What a clause is about."""
+
+    GEMM = "gemm"
+    BUSBW = "busbw"
+    LATENCY = "latency"
+    SPREAD = "spread"
+    STEP = "step"
+
+
+#: Unit of each kind of clause, and whether more is better.
+UNITS: Final = {
+    ClauseKind.GEMM: ("FLOP/s", True),
+    ClauseKind.BUSBW: ("B/s", True),
+    ClauseKind.LATENCY: ("s", False),
+    ClauseKind.SPREAD: ("ratio", False),
+    ClauseKind.STEP: ("s", False),
+}
+
+
+class Clause(Record):
+    """One number with a limit, in SI units."""
+
+    name: Annotated[str, Field(min_length=1)]
+    kind: ClauseKind
+    reference: PositiveFloat
+    """What the machine of the profile reached, or the prediction."""
+    reference_error: Annotated[float, Field(ge=0)]
+    """Standard error of its logarithm."""
+    at_least: PositiveFloat | None = None
+    at_most: PositiveFloat | None = None
+    dtype: str | None = None
+    shape: tuple[PositiveInt, ...] | None = None
+    world_size: PositiveInt | None = None
+    size_bytes: PositiveInt | None = None
+    workload: str | None = None
+    micro_batch: PositiveInt | None = None
+
+    @validator(mode="after")
+    def _is_whole(self) -> Self:
+        _, more_is_better = UNITS[self.kind]
+        wanted, other = (
+            (self.at_least, self.at_most) if more_is_better else (self.at_most, self.at_least)
+        )
+        rule = "at_least" if more_is_better else "at_most"
+        if wanted is None or other is not None:
+            raise ValueError(f"{self.kind} must have {rule} and no other limit")
+        needed = {
+            ClauseKind.GEMM: ("dtype", "shape"),
+            ClauseKind.BUSBW: ("world_size", "size_bytes"),
+            ClauseKind.LATENCY: ("world_size", "size_bytes"),
+            ClauseKind.SPREAD: (),
+            ClauseKind.STEP: ("workload", "world_size", "micro_batch"),
+        }[self.kind]
+        missing = [name for name in needed if getattr(self, name) is None]
+        if missing:
+            raise ValueError(f"{self.kind} must have {', '.join(missing)}")
+        return self
+
+    @property
+    def limit(self) -> float:
+        """The one limit that it has."""
+        limit = self.at_least or self.at_most
+        assert limit is not None
+        return limit
+
+    @property
+    def more_is_better(self) -> bool:
+        """Whether the limit is a floor."""
+        return UNITS[self.kind][1]
+
+    @property
+    def unit(self) -> str:
+        """SI unit of reference and limit."""
+        return UNITS[self.kind][0]
+
+
+class AcceptanceTerms(Document):
+    """Clauses, as they stand in a contract."""
+
+    current_version: ClassVar[int] = 1
+    title: ClassVar[str] = "acceptance terms"
+
+    confidence: _Probability
+    """A machine as good as the reference passes each clause with at least this probability."""
+    device_name: str
+    profile_digest: str
+    created_utc: str
+    clause: Annotated[tuple[Clause, ...], Field(min_length=1)]
+
+    @validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [clause.name for clause in self.clause]
+        if len(set(names)) < len(names):
+            raise ValueError(f"clauses must have different names, got {', '.join(names)}")
+        return self
+
+    @classmethod
+    def read_toml(cls, path: Path) -> Self:
+        """Read clauses.
+
+        Raises
+        ------
+        InvalidDocument
+            If the file cannot be read, or breaks a rule; the place is named.
+        """
+        try:
+            raw = tomllib.loads(path.read_text(encoding="utf-8"))
+            return cls.model_validate(raw)
+        except ValidationError as error:
+            raise InvalidDocument(f"{path}: {first_problem(error)}") from error
+        except (OSError, ValueError) as error:
+            raise InvalidDocument(f"{path}: {cls.title} cannot be read: {error}") from error
+
+    def toml(self) -> str:
+        """The same as text that a person can read and a program can read back."""
+        lines = [
+            "# perfmodel acceptance judge CLAUSES.toml --profile DELIVERED; SI units throughout",
+            *_entries(self.model_dump(mode="json", exclude={"clause"})),
+        ]
+        for clause in self.clause:
+            lines += ["", "[[clause]]", *_entries(clause.model_dump(mode="json"))]
+        return "\n".join(lines) + "\n"
+
+
+class Verdict(enum.StrEnum):
+    """What the doubt of a measurement allows to say."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    CLOSE = "too close to call"
+    NOT_MEASURED = "not measured"
+
+
+class JudgedClause(Record):
+    """A clause and what the delivered machine did."""
+
+    clause: Clause
+    delivered: PositiveFloat | None
+    delivered_error: float
+    """Standard error of its logarithm."""
+    source: Literal["measured", "interpolated", "predicted", ""]
+    probability_kept: float | None
+    """That the true value keeps the limit."""
+    verdict: Verdict
+    culprits: tuple[str, ...]
+    """Which device, rank or group is to blame, where the data say so."""
+
+
+class AcceptanceDocument(Document):
+    """The judgement of a delivered machine."""
+
+    current_version: ClassVar[int] = 1
+    title: ClassVar[str] = "acceptance"
+
+    command_line: tuple[str, ...]
+    terms: AcceptanceTerms
+    delivered_digest: str
+    delivered_name: str
+    judged: tuple[JudgedClause, ...]
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """Names of the clauses that are broken beyond doubt."""
+        return tuple(e.clause.name for e in self.judged if e.verdict is Verdict.FAILED)
+
+
+def _entries(values: dict[str, object]) -> list[str]:
+    # text, numbers and lists of numbers are written alike in JSON and TOML
+    return [f"{key} = {json.dumps(value)}" for key, value in values.items() if value is not None]

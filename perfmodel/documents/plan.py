@@ -1,0 +1,93 @@
+"""Ranked ways to get the work done by a day, for some money."""
+
+import datetime as dt
+from typing import Annotated, ClassVar
+
+from pydantic import Field, PositiveInt
+
+from perfmodel.documents.base import Document, Record
+from perfmodel.documents.plan_file import PlanFile
+from perfmodel.documents.prediction import Evidence, Interval
+
+_Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+class PlanRow(Record):
+    """One option at one size."""
+
+    option: str
+    devices: PositiveInt
+    micro_batch: PositiveInt
+    global_batch: PositiveInt
+    step_s: Interval
+    elapsed_s: Interval
+    """From the start to the end of the job, stops included; p50 is the nominal one. [s]"""
+    cost: Interval
+    """In the currency of the plan."""
+    energy_kwh: float | None
+    """Nominal, with the site's share; None if the plan gives no power. [kWh]"""
+    power_kw: float | None
+    deadline_probability: _Probability
+    probability: _Probability
+    """That deadline and budget are both kept."""
+    expected_stops: float
+    checkpoint_interval_s: float | None
+    evidence: Evidence
+    """The weakest of its terms."""
+
+
+class OptionVerdict(Record):
+    """The best size of an option, and why it was not taken."""
+
+    row: PlanRow
+    """The cheapest that keeps all limits, or the one that comes nearest."""
+    is_feasible: bool
+    reason: str
+    break_even_price: float | None
+    """Per device-hour: below it this row would cost less than the winner; None for the winner, or if
+    no price helps."""
+    smallest_devices: PositiveInt | None
+    """Fewest devices that meet the deadline with the probability asked for, whatever they cost."""
+
+
+class Swing(Record):
+    """One assumption at its low and at its high end, all else nominal."""
+
+    assumption: str
+    low_cost: float
+    high_cost: float
+    low_elapsed_s: float
+    high_elapsed_s: float
+    measurement: str
+    """What would narrow it; empty if no measurement does."""
+    minutes: float | None
+    """About how long that takes."""
+
+
+class PlanDocument(Document):
+    """The answer to a plan."""
+
+    current_version: ClassVar[int] = 1
+    title: ClassVar[str] = "plan"
+
+    command_line: tuple[str, ...]
+    today: dt.date
+    start: dt.date
+    plan: PlanFile
+    profile_digests: dict[str, str]
+    """By option."""
+    num_candidates: int
+    num_feasible: int
+    num_skipped: int
+    """Sizes into which a global batch cannot be split evenly."""
+    ranked: tuple[PlanRow, ...]
+    """The cheapest first; empty if nothing is feasible."""
+    options: Annotated[tuple[OptionVerdict, ...], Field(min_length=1)]
+    """One per option: the winner first, or what comes nearest; then by cost, or by what they lack."""
+    front: tuple[PlanRow, ...]
+    """Feasible, and nothing is both sooner and cheaper; the soonest first."""
+    tornado: tuple[Swing, ...]
+    """Of the first row, or of the nearest; the largest swing of the cost first."""
+    next_measurement: str
+    caveats: tuple[str, ...]
+    warnings: tuple[str, ...]

@@ -1,0 +1,228 @@
+"""A plan as a person writes it: the work, the limits, and the options with their prices, in TOML."""
+
+import datetime as dt
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    Discriminator,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Tag,
+    ValidationError,
+)
+from pydantic import model_validator as validator
+
+from perfmodel.documents.base import Record, first_problem
+from perfmodel.documents.budget import (
+    Price,
+    PriceUnit,
+    expect_unit,
+    read_prices,
+    refuse_future_prices,
+    refuse_mixed_currencies,
+    with_prices,
+)
+from perfmodel.errors import InvalidDocument
+
+_Text = Annotated[str, Field(min_length=1)]
+
+
+class Work(Record):
+    """What has to be trained, given in one of three ways."""
+
+    workload: _Text
+    """Calibrated in every profile by that name, or a workload file beside the plan."""
+    samples: PositiveFloat | None = None
+    epochs: PositiveFloat | None = None
+    samples_per_epoch: PositiveFloat | None = None
+    tokens: PositiveFloat | None = None
+    tokens_per_sample: PositiveFloat | None = None
+    scaling: Literal["weak", "strong"]
+    """Weak: the options' batches are per device; strong: of all devices together."""
+    accumulation: PositiveInt = 1
+
+    @validator(mode="after")
+    def _said_once(self) -> Self:
+        pairs = (
+            ("epochs", self.epochs, "samples_per_epoch", self.samples_per_epoch),
+            ("tokens", self.tokens, "tokens_per_sample", self.tokens_per_sample),
+        )
+        for name, value, partner, other in pairs:
+            if (value is None) != (other is None):
+                raise ValueError(f"{name} and {partner} must be given together")
+        ways = [self.samples is not None, self.epochs is not None, self.tokens is not None]
+        if sum(ways) != 1:
+            raise ValueError(
+                "the work must be given once: samples, or epochs and samples_per_epoch, or tokens and "
+                "tokens_per_sample"
+            )
+        return self
+
+    @property
+    def total_samples(self) -> float:
+        """Samples to train on, repeats included."""
+        if self.epochs is not None and self.samples_per_epoch is not None:
+            return self.epochs * self.samples_per_epoch
+        if self.tokens is not None and self.tokens_per_sample is not None:
+            return self.tokens / self.tokens_per_sample
+        assert self.samples is not None
+        return self.samples
+
+
+class Limits(Record):
+    """What an option has to keep."""
+
+    start: dt.date | None = None
+    """First day of training; default: today."""
+    deadline: dt.date
+    """Training must have ended when this day begins."""
+    probability: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    """With which deadline and budget have to be kept, both together."""
+    budget: PositiveFloat | None = None
+    """In the currency of the prices."""
+    power_kw: PositiveFloat | None = None
+    """Of all devices, with the site's share. [kW]"""
+
+
+class Failures(Record):
+    """What stops the job; see ``perfmodel goodput``."""
+
+    mtbf_device_hours: PositiveFloat
+    checkpoint_s: PositiveFloat
+    detection_s: NonNegativeFloat = 0.0
+    restart_s: NonNegativeFloat = 0.0
+
+
+class CountRange(Record):
+    """Device counts at even steps."""
+
+    first: PositiveInt
+    last: PositiveInt
+    step: PositiveInt = 1
+
+    @validator(mode="after")
+    def _rises(self) -> Self:
+        if self.last < self.first:
+            raise ValueError(f"last must be >= first, got {self.last} and {self.first}")
+        return self
+
+
+def _kind_of_counts(value: object) -> str:
+    return "range" if isinstance(value, dict | CountRange) else "list"
+
+
+Counts = Annotated[
+    Annotated[tuple[PositiveInt, ...], Tag("list")] | Annotated[CountRange, Tag("range")],
+    Discriminator(_kind_of_counts),
+]
+
+
+class Option(Record):
+    """A machine at a price, in any of some sizes."""
+
+    name: _Text
+    profile: _Text
+    """Of the machine, from ``perfmodel calibrate``; beside the plan."""
+    counts: Counts
+    batches: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    price: Price
+    energy_price: Price | None = None
+    """On top, where power is not part of the price."""
+    setup_price: Price | None = None
+    """Once, whatever the number of devices."""
+    power_per_device_w: PositiveFloat | None = None
+    pue: Annotated[float, Field(ge=1, le=5)] = 1.0
+
+    @validator(mode="after")
+    def _units(self) -> Self:
+        expect_unit("price", self.price, PriceUnit.DEVICE_HOUR)
+        if self.energy_price is not None:
+            expect_unit("energy_price", self.energy_price, PriceUnit.KILOWATT_HOUR)
+            if self.power_per_device_w is None:
+                raise ValueError("energy_price must come with power_per_device_w")
+        if self.setup_price is not None:
+            expect_unit("setup_price", self.setup_price, PriceUnit.ONCE)
+        if not self.device_counts:
+            raise ValueError("counts must name at least one number of devices")
+        return self
+
+    @property
+    def device_counts(self) -> tuple[int, ...]:
+        """Ascending, each once."""
+        if isinstance(self.counts, CountRange):
+            return tuple(range(self.counts.first, self.counts.last + 1, self.counts.step))
+        return tuple(sorted(set(self.counts)))
+
+    @property
+    def power_w(self) -> float:
+        """Per device with the site's share; 0 if nothing is said. [W]"""
+        return (self.power_per_device_w or 0.0) * self.pue
+
+
+class PlanFile(Record):
+    """Everything that an answer may depend on."""
+
+    work: Work
+    limits: Limits
+    failures: Failures | None = None
+    option: Annotated[tuple[Option, ...], Field(min_length=1)]
+
+    @validator(mode="after")
+    def _consistent(self) -> Self:
+        names = [option.name for option in self.option]
+        if len(set(names)) < len(names):
+            raise ValueError(f"options must have different names, got {', '.join(names)}")
+        refuse_mixed_currencies(self.prices())
+        silent = [option.name for option in self.option if option.power_per_device_w is None]
+        if self.limits.power_kw is not None and silent:
+            raise ValueError(f"power_kw needs power_per_device_w of {', '.join(silent)}")
+        return self
+
+    @property
+    def currency(self) -> str:
+        """Of all prices."""
+        return self.option[0].price.currency
+
+    def prices(self) -> dict[str, Price]:
+        """Every price by its place in the file."""
+        return {
+            f"{option.name}.{name}": price
+            for option in self.option
+            for name in ("price", "energy_price", "setup_price")
+            if (price := getattr(option, name)) is not None
+        }
+
+
+def read_plan(path: Path, *, today: dt.date, prices: Path | None = None) -> PlanFile:
+    """Read a plan in TOML; a price given as text is a name in the price table.
+
+    Raises
+    ------
+    InvalidDocument
+        If a file cannot be read, a key is unknown or missing, the plan contradicts itself, currencies
+        are mixed, the deadline is not after the start, or the start is in the past.
+    """
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidDocument(f"{path}: plan cannot be read: {error}") from error
+    table = {} if prices is None else read_prices(prices)
+    try:
+        plan = PlanFile.model_validate(with_prices(raw, table, path))
+    except ValidationError as error:
+        raise InvalidDocument(f"{path}: {first_problem(error)}") from error
+    refuse_future_prices(plan.prices(), path=path, today=today)
+    start = plan.limits.start or today
+    if start < today:
+        raise InvalidDocument(
+            f"{path}: limits.start: must not be before {today}, got {start}; give a later one, or none"
+        )
+    if plan.limits.deadline <= start:
+        raise InvalidDocument(
+            f"{path}: limits.deadline: must be after the start ({start}), got {plan.limits.deadline}"
+        )
+    return plan

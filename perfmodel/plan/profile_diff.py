@@ -1,0 +1,177 @@
+"""Use case: two profiles -> what changed beyond noise, and which predictions move."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from scipy.stats import false_discovery_control, t
+
+from perfmodel.documents.base import command_line
+from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
+from perfmodel.documents.profile_diff import Difference, MovedPrediction, ProfileDiffDocument
+from perfmodel.errors import IncomparableRuns
+from perfmodel.plan.parameters import Estimate, estimates
+from perfmodel.predictor import Predictor, interval, scaled_settings
+from perfmodel.statistics.pairing import unpaired
+
+#: Of the parameters that are called changed, this share may be chance.
+FALSE_DISCOVERY_RATE: Final = 0.05
+#: Predictions that are compared, beside all ranks that were measured together.
+_DEVICE_COUNTS: Final = (1, 8, 64)
+#: Facts that differ between any two runs.
+_VOLATILE: Final = (
+    "time_utc",
+    "command_line",
+    "cpu.load_average_1min",
+    "cpu.busy_cores",
+    "cpu.frequency_hz",
+    "memory.available_bytes",
+    "memory.swap_used_bytes",
+    "gpu_processes",
+)
+
+
+def compare_profiles(
+    old: ProfileDocument,
+    new: ProfileDocument,
+    *,
+    argv: Sequence[str] = ("perfmodel.compare_profiles",),
+    false_discovery_rate: float = FALSE_DISCOVERY_RATE,
+) -> ProfileDiffDocument:
+    """Compare every parameter that both hold.
+
+    Differences are judged against the doubt of both sides, by Student's t with the rounds of both
+    less two degrees of freedom, and all together by the rule of Benjamini and Hochberg [1]_: of the
+    parameters called changed, at most this share is chance, on average.
+
+    Raises
+    ------
+    IncomparableRuns
+        If they have no parameter in common.
+
+    References
+    ----------
+    .. [1] Y. Benjamini, Y. Hochberg, "Controlling the false discovery rate", J. R. Stat. Soc. B
+       57(1), 1995.
+    """
+    before, after = estimates(old), estimates(new)
+    shared = [name for name in before if name in after]
+    if not shared:
+        raise IncomparableRuns("diff: the profiles must hold a common parameter, got none")
+    freedom = max(2, old.num_rounds + new.num_rounds - 2)
+    return ProfileDiffDocument(
+        schema_version=ProfileDiffDocument.current_version,
+        command_line=command_line(argv),
+        old_digest=old.digest,
+        new_digest=new.digest,
+        false_discovery_rate=false_discovery_rate,
+        facts=changed_facts(old.environment, new.environment),
+        differences=_differences(before, after, shared, freedom, false_discovery_rate),
+        missing=tuple(
+            [f"only in the old: {name}" for name in before if name not in after]
+            + [f"only in the new: {name}" for name in after if name not in before]
+        ),
+        predictions=tuple(_predictions(old, new)),
+        caveats=tuple(_caveats(old, new)),
+    )
+
+
+def _differences(
+    before: Mapping[str, Estimate],
+    after: Mapping[str, Estimate],
+    names: Sequence[str],
+    freedom: int,
+    false_discovery_rate: float,
+) -> tuple[Difference, ...]:
+    scores = np.array([score(before[name], after[name]) for name in names])
+    adjusted = false_discovery_control(2 * t.sf(np.abs(scores), freedom))
+    found = [
+        Difference(
+            what=name,
+            unit=before[name].unit,
+            old=before[name].value,
+            new=after[name].value,
+            error=math.hypot(before[name].error, after[name].error),
+            is_additive=before[name].is_additive,
+            z=float(z),
+            adjusted_p=float(min(1.0, p)),
+            is_change=bool(p <= false_discovery_rate),
+        )
+        for name, z, p in zip(names, scores, adjusted, strict=True)
+    ]
+    return tuple(sorted(found, key=lambda entry: (entry.adjusted_p, -abs(entry.z))))
+
+
+def score(old: Estimate, new: Estimate) -> float:
+    """Difference over its standard error; positive: more than before."""
+    error = math.hypot(old.error, new.error)
+    difference = (
+        new.value - old.value if old.is_additive else math.log(new.value) - math.log(old.value)
+    )
+    return difference / error if difference else 0.0
+
+
+def changed_facts(
+    old: Mapping[str, object], new: Mapping[str, object]
+) -> dict[str, tuple[str, str]]:
+    """Facts of the environment that differ, by their path; what changes with every run is left out."""
+    before, after = dict(_facts(old)), dict(_facts(new))
+    return {
+        path: (before.get(path, "-"), after.get(path, "-"))
+        for path in dict.fromkeys([*before, *after])
+        if before.get(path) != after.get(path) and not path.startswith(_VOLATILE)
+    }
+
+
+def _facts(tree: object, path: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from _facts(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(tree, list | tuple):
+        for index, value in enumerate(tree):
+            yield from _facts(value, f"{path}.{index}")
+    else:
+        yield path, str(tree)
+
+
+def _predictions(old: ProfileDocument, new: ProfileDocument) -> Iterator[MovedPrediction]:
+    before, after = Predictor(old), Predictor(new)
+    together = min(old.max_world_size, new.max_world_size)
+    counts = sorted({*_DEVICE_COUNTS, together}) if together > 1 else [1]
+    for entry in old.workloads:
+        other = new.workload(entry.workload.name)
+        batch = _shared_batch(entry, other)
+        if other is None or batch is None or other.workload != entry.workload:
+            continue
+        for setting in scaled_settings(entry.workload.name, counts, scaling="weak", batch=batch):
+            old_s = before.step(entry, setting).step_s
+            new_s = after.step(other, setting).step_s
+            ratio = interval(np.divide(*reversed(unpaired(old_s, new_s, seed=setting.label))))
+            yield MovedPrediction(
+                what=f"{setting.workload}, {setting.world_size} x {setting.micro_batch}",
+                old_step_s=interval(old_s),
+                new_step_s=interval(new_s),
+                ratio=ratio,
+                is_moved=not ratio.p5 <= 1 <= ratio.p95,
+            )
+
+
+def _shared_batch(old: WorkloadProfile, new: WorkloadProfile | None) -> int | None:
+    """The middle one of the micro-batches that both calibrated."""
+    if new is None:
+        return None
+    known = {int(point.at) for point in new.phases[0].forward}
+    shared = sorted(int(p.at) for p in old.phases[0].forward if int(p.at) in known)
+    return shared[len(shared) // 2] if shared else None
+
+
+def _caveats(old: ProfileDocument, new: ProfileDocument) -> Iterator[str]:
+    if old.provenance.host_fingerprint != new.provenance.host_fingerprint:
+        yield "the profiles are of different machines"
+    if min(old.num_rounds, new.num_rounds) < 3:
+        yield "a profile of fewer than three rounds hardly knows its own noise"
+    yield (
+        "kernels alone have no error of their own: they are judged by how much the machine's speed "
+        "varied between visits"
+    )

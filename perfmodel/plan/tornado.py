@@ -1,0 +1,161 @@
+"""Which assumption moves the answer most, one at a time, and what would narrow it."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from perfmodel.cost.curve import Samples
+from perfmodel.cost.terms import Terms
+from perfmodel.documents.plan import Swing
+from perfmodel.predictor import StepPrediction, step_times
+from perfmodel.units import Bytes, Seconds
+
+#: Failure rates are rarely known better than within this factor, and prices than within this share.
+FAILURE_FACTOR: Final = 2.0
+PRICE_SHARE: Final = 0.1
+_COMPUTE: Final = ("compute_s", "issue_s", "bucket_s", "bucket_s_per_byte", "load_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """What narrows an assumption."""
+
+    measurement: str
+    minutes: float
+
+
+_REMEDIES: Final[Mapping[str, Remedy]] = {
+    "computing": Remedy(
+        measurement="perfmodel calibrate --budget standard, with this micro-batch among its own",
+        minutes=10,
+    ),
+    "communication": Remedy(
+        measurement="perfmodel calibrate on as many nodes as can be had, at least two", minutes=10
+    ),
+    "interference": Remedy(measurement="perfmodel calibrate --budget thorough", minutes=30),
+    "stragglers": Remedy(
+        measurement="perfmodel calibrate with more ranks at once (--nproc, --nnodes)", minutes=10
+    ),
+    "errors of the model": Remedy(
+        measurement="perfmodel validate --budget quick on that machine: measured errors replace guessed ones",
+        minutes=5,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a plan comes to, nominally."""
+
+    elapsed_s: Seconds
+    cost: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knobs:
+    """What an answer is computed from, relative to what is assumed."""
+
+    step: float = 1.0
+    failures: float = 1.0
+    price: float = 1.0
+
+
+def tornado(
+    step: StepPrediction, answer: Callable[[Knobs], Answer], *, has_failures: bool
+) -> tuple[Swing, ...]:
+    """Swing of every assumption from its 5th to its 95th percentile, the largest first.
+
+    Failure rates are varied by a factor of 2 and prices by 10 %: their doubt is not measured.
+    """
+    swings = [
+        _swing(name, [Knobs(step=factor) for factor in ends], answer)
+        for name, ends in _step_ends(step)
+    ]
+    if has_failures:
+        factors = (1 / FAILURE_FACTOR, FAILURE_FACTOR)
+        swings.append(
+            _swing("failure rate, halved or doubled", [Knobs(failures=f) for f in factors], answer)
+        )
+    shares = (1 - PRICE_SHARE, 1 + PRICE_SHARE)
+    swings.append(_swing("prices, 10 % up or down", [Knobs(price=s) for s in shares], answer))
+    return tuple(sorted(swings, key=lambda swing: swing.low_cost - swing.high_cost))
+
+
+def next_measurement(swings: tuple[Swing, ...]) -> str:
+    """The measurement that bears on the largest swing for its minutes."""
+    measurable = [swing for swing in swings if swing.minutes]
+    best = max(
+        measurable, key=lambda s: (s.high_cost - s.low_cost) / (s.minutes or 1), default=None
+    )
+    if best is None or best.high_cost == best.low_cost:
+        return "none: no measurement moves this answer"
+    return f"{best.measurement} (about {best.minutes:g} minutes; bears on {best.assumption})"
+
+
+def _swing(name: str, ends: list[Knobs], answer: Callable[[Knobs], Answer]) -> Swing:
+    found = [answer(knobs) for knobs in ends]
+    remedy = _REMEDIES.get(name)
+    return Swing(
+        assumption=name,
+        low_cost=min(a.cost for a in found),
+        high_cost=max(a.cost for a in found),
+        low_elapsed_s=min(a.elapsed_s for a in found),
+        high_elapsed_s=max(a.elapsed_s for a in found),
+        measurement=remedy.measurement if remedy else "",
+        minutes=remedy.minutes if remedy else None,
+    )
+
+
+def _step_ends(step: StepPrediction) -> Iterator[tuple[str, tuple[float, float]]]:
+    """Assumptions about the step, and by which factors each alone moves it."""
+    terms = step.terms
+    nominal = _nominal(terms)
+    parts = {
+        "computing": {name: getattr(terms, name) for name in _COMPUTE},
+        "communication": {
+            "all_reduce_s": terms.all_reduce_s,
+            "broadcast_s": terms.broadcast_s,
+        },
+        "interference": {"compute_speed": terms.compute_speed, "comm_speed": terms.comm_speed},
+        "stragglers": {"slowest": terms.slowest},
+    }
+    for name, values in parts.items():
+        alone = dataclasses.replace(nominal, **values)
+        yield name, _ends(_times(step, alone))
+    yield "errors of the model", _ends(step.step_s / _times(step, terms))
+
+
+def _times(step: StepPrediction, terms: Terms) -> Samples:
+    return step_times(step.program, terms, terms.durations(step.program))
+
+
+def _ends(draws: Samples) -> tuple[float, float]:
+    low, high = np.quantile(draws, [0.05, 0.95]) / draws[0]
+    return float(min(low, 1.0)), float(max(high, 1.0))
+
+
+def _nominal(terms: Terms) -> Terms:
+    """The same terms without doubt."""
+
+    def still(draws: Samples) -> Samples:
+        return np.full_like(draws, draws[0])
+
+    def stills(time_s: Callable[[Bytes], Samples]) -> Callable[[Bytes], Samples]:
+        return lambda size_bytes: still(time_s(size_bytes))
+
+    return dataclasses.replace(
+        terms,
+        compute_s={cause: still(draws) for cause, draws in terms.compute_s.items()},
+        issue_s={cause: still(draws) for cause, draws in terms.issue_s.items()},
+        bucket_s=still(terms.bucket_s),
+        bucket_s_per_byte=still(terms.bucket_s_per_byte),
+        all_reduce_s=stills(terms.all_reduce_s),
+        broadcast_s=stills(terms.broadcast_s),
+        load_s=still(terms.load_s),
+        slowest=still(terms.slowest),
+        compute_speed=still(terms.compute_speed),
+        comm_speed=still(terms.comm_speed),
+    )

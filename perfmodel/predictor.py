@@ -1,0 +1,397 @@
+"""Use case: what so many devices would do for a workload, with an interval that has been checked."""
+
+import dataclasses
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from perfmodel import checks
+from perfmodel.algebra.fluid import end_times_with_interference
+from perfmodel.cost.curve import Samples
+from perfmodel.cost.model import CostModel, borrowed_profile
+from perfmodel.cost.terms import Terms
+from perfmodel.cost.traced import origin_caveats, traced_profile
+from perfmodel.documents.prediction import (
+    Evidence,
+    Interval,
+    MeasuredPoint,
+    PredictedPoint,
+)
+from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
+from perfmodel.documents.validation import ValidationDocument
+from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
+from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.program.ddp import compile_step
+from perfmodel.program.interference import Interference
+from perfmodel.program.operation import Cause, StepProgram, Stream
+from perfmodel.program.trace import Trace
+from perfmodel.simulation import simulate
+from perfmodel.statistics.critical_path import time_by_cause
+from perfmodel.workload.step import SymbolicStep
+from perfmodel.workload.workload import Workload
+
+Scaling = Literal["weak", "strong"]
+
+NUM_DRAWS = 400
+_SEED = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepPrediction:
+    """One setting: the simulated step, and random versions of its duration."""
+
+    setting: Setting
+    program: StepProgram
+    terms: Terms
+    trace: Trace
+    """The simulation at nominal parameters, of the slowest rank."""
+    step_s: Samples
+    """Shape ``(num_draws,)``: doubt of the parameters and of the model's form. [s]"""
+    exposed_comm_s: Samples
+
+
+class Predictor:
+    """Predicts settings on one profiled machine.
+
+    Parameters
+    ----------
+    profile
+        The machine.
+    validation
+        Errors of earlier predictions on this machine: they widen the intervals, never shift them.
+    use_measured
+        Whether operators that were measured in place count for traced workloads, or curves alone.
+
+    Raises
+    ------
+    CalibrationUnavailable
+        If the validation was made on another machine.
+    """
+
+    def __init__(
+        self,
+        profile: ProfileDocument,
+        *,
+        validation: ValidationDocument | None = None,
+        num_draws: int = NUM_DRAWS,
+        use_measured: bool = True,
+    ) -> None:
+        self._use_measured = use_measured
+        _refuse_other_machine(profile, validation)
+        self.profile = profile
+        self.validation = validation
+        self._costs = CostModel(profile, num_draws=num_draws, seed=_SEED)
+        self._num_draws = num_draws
+        # One error for all settings: it moves every step, and cancels in every speed-up.
+        common = np.random.default_rng(_SEED).standard_normal(num_draws)
+        common[0] = 0.0
+        self._common: Samples = np.exp(profile.round_error * common)
+
+    def workload(
+        self, workload: str | Workload, trace: SymbolicStep | None = None
+    ) -> WorkloadProfile:
+        """A calibrated workload by name, a traced one by its operators, or any with borrowed curves.
+
+        Raises
+        ------
+        UsageError
+            If a name is not in the profile, a workload takes the name of another one there, or was not
+            traced although the device is not the calibrated one.
+        """
+        if self.profile.rescaling is not None and trace is None:
+            raise UsageError(_needs_trace(workload, self.profile))
+        name = workload if isinstance(workload, str) else workload.name
+        calibrated = self.profile.workload(name)
+        if calibrated is not None:
+            if isinstance(workload, Workload) and workload != calibrated.workload:
+                raise UsageError(
+                    f"--workload: {name!r} in the file differs from the calibrated workload of that "
+                    "name; give it another name"
+                )
+            return calibrated
+        operators = self.profile.operators
+        if isinstance(workload, Workload) and trace is not None and operators is not None:
+            return traced_profile(
+                self.profile, operators, workload, trace, use_measured=self._use_measured
+            )
+        if isinstance(workload, Workload):
+            return borrowed_profile(self.profile, workload)
+        known = ", ".join(entry.workload.name for entry in self.profile.workloads)
+        raise UsageError(
+            f"--workload: must be in the profile ({known}) or a workload file, got {name!r}"
+        )
+
+    def step(
+        self,
+        workload: WorkloadProfile,
+        setting: Setting,
+        *,
+        loader_samples_per_s: float | None = None,
+    ) -> StepPrediction:
+        """Predict one setting.
+
+        Raises
+        ------
+        CalibrationUnavailable
+            If several ranks are asked for and none were measured together.
+        """
+        if setting.world_size > 1 and self.profile.max_world_size == 1:
+            raise CalibrationUnavailable(
+                f"--devices: {setting.world_size} devices need a measured interconnect, but the "
+                "profile holds one rank; calibrate with --nproc 2 or more"
+            )
+        terms = self._costs.terms(workload, setting, loader_samples_per_s=loader_samples_per_s)
+        program = compile_step(workload.workload, setting, asynchronous=self.profile.asynchronous)
+        durations_s = terms.durations(program)
+        trace = simulate(
+            program, durations_s[:, 0][None, :], interference=nominal_interference(terms)
+        )
+        step_s = step_times(program, terms, durations_s)
+        silent_s = step_times(program, terms, silenced(program, durations_s))
+        return StepPrediction(
+            setting=setting,
+            program=program,
+            terms=terms,
+            trace=trace,
+            step_s=step_s * self._common * self._model_form(workload, setting),
+            exposed_comm_s=np.maximum(0.0, step_s - silent_s),
+        )
+
+    def point(self, step: StepPrediction, *, baseline: StepPrediction) -> PredictedPoint:
+        """Quantities with intervals, relative to one device."""
+        world_size = step.setting.world_size
+        batch = step.setting.global_batch
+        ratio = batch / baseline.setting.global_batch
+        # The baseline's own doubt cancels where the two settings are the same.
+        speedup = (
+            np.ones(self._num_draws) if step is baseline else ratio * baseline.step_s / step.step_s
+        )
+        straggler_s = step.trace.step_s - self._without_stragglers(step)
+        return PredictedPoint(
+            setting=step.setting,
+            step_s=interval(step.step_s),
+            samples_per_s=interval(batch / step.step_s),
+            speedup=interval(speedup),
+            scaling_efficiency=interval(speedup / world_size),
+            exposed_comm_s=interval(step.exposed_comm_s),
+            breakdown_s=time_by_cause(step.trace),
+            straggler_s=max(0.0, straggler_s),
+            evidence=dict(step.terms.evidence),
+        )
+
+    def _without_stragglers(self, step: StepPrediction) -> float:
+        terms = dataclasses.replace(step.terms, slowest=np.ones(self._num_draws))
+        return float(step_times(step.program, terms, terms.durations(step.program))[0])
+
+    def _model_form(self, workload: WorkloadProfile, setting: Setting) -> Samples:
+        """Factors by which the model has been wrong before, in either direction.
+
+        Parameter draws already hold the doubt of the measurements, so that the two together are
+        on the safe side.
+        """
+        residual = self.profile.residual
+        is_single = setting.world_size == 1
+        errors = list(residual.single_log_errors if is_single else residual.ddp_log_errors)
+        errors += _earlier_errors(self.validation, setting)
+        known = {entry.workload.name for entry in self.profile.workloads}
+        if workload.workload.name not in known and workload.evidence is None:
+            errors.append(0.3)
+        pool = np.array(errors or [0.05])
+        # Seeded by the setting, so that the order of questions is no matter.
+        rng = np.random.default_rng([_SEED, zlib.crc32(setting.label.encode())])
+        signs = rng.choice([-1, 1], self._num_draws)
+        factors: Samples = np.exp(rng.choice(pool, self._num_draws) * signs)
+        factors[0] = 1.0
+        return factors
+
+
+def _needs_trace(workload: str | Workload, profile: ProfileDocument) -> str:
+    name = workload if isinstance(workload, str) else workload.name
+    return (
+        f"--workload: must be a traced workload file on {profile.device_name}, got {name!r}: whole steps "
+        f"of another device cannot be scaled; perfmodel trace {name}, then give its file"
+    )
+
+
+def _refuse_other_machine(profile: ProfileDocument, validation: ValidationDocument | None) -> None:
+    if validation is None:
+        return
+    ours, theirs = (d.provenance.host_fingerprint for d in (profile, validation))
+    if ours != theirs:
+        raise CalibrationUnavailable(
+            f"--validation: must come from the machine of the profile (fingerprint {ours[:12]}), "
+            f"got {theirs[:12]}; run perfmodel validate there"
+        )
+
+
+def _earlier_errors(validation: ValidationDocument | None, setting: Setting) -> list[float]:
+    """Log errors of earlier fresh runs of the same kind, without those of this very setting."""
+    if validation is None:
+        return []
+    return [
+        float(np.log1p(entry.signed_error))
+        for entry in validation.settings
+        if (entry.setting.world_size == 1) == (setting.world_size == 1) and entry.setting != setting
+    ]
+
+
+def nominal_interference(terms: Terms) -> Interference:
+    """How compute and communication slow each other in the nominal draw."""
+    return Interference(
+        compute_speed=float(terms.compute_speed[0]), comm_speed=float(terms.comm_speed[0])
+    )
+
+
+def step_times(program: StepProgram, terms: Terms, durations_s: Samples) -> Samples:
+    """Duration of the step in every draw, by algebra. [s]"""
+    ends_s = end_times_with_interference(
+        program,
+        durations_s,
+        compute_speed=terms.compute_speed,
+        comm_speed=terms.comm_speed,
+    )
+    result: Samples = ends_s.max(axis=0)
+    return result
+
+
+def silenced(program: StepProgram, durations_s: Samples) -> Samples:
+    """The same durations with communication that costs nothing."""
+    result = durations_s.copy()
+    result[list(program.on_stream(Stream.COMM))] = 0.0
+    return result
+
+
+def interval(draws: Samples) -> Interval:
+    """The nominal draw (the first), and the middle 90 % of all; the nominal is always inside."""
+    return Interval.of(draws, nominal=float(draws[0]))
+
+
+def scaled_settings(
+    workload: str,
+    world_sizes: Sequence[int],
+    *,
+    scaling: Scaling,
+    batch: int,
+    accumulation: int = 1,
+    bucket_cap_mb: float | None = None,
+) -> tuple[Setting, ...]:
+    """One setting per world size.
+
+    Parameters
+    ----------
+    batch
+        Weak scaling: samples per forward pass of each rank, whatever their number. Strong scaling:
+        samples per step of all ranks together.
+
+    Raises
+    ------
+    NotFeasible
+        If the global batch cannot be split evenly.
+    """
+    checks.at_least("batch", batch, 1)
+    checks.at_least("accumulation", accumulation, 1)
+    settings = []
+    for world_size in world_sizes:
+        checks.at_least("devices", world_size, 1)
+        parts = world_size * accumulation if scaling == "strong" else 1
+        if batch % parts:
+            raise NotFeasible(
+                f"--scaling strong: the global batch must be a multiple of devices x accumulation "
+                f"({parts}), got {batch}; choose another --batch or fewer --devices"
+            )
+        settings.append(
+            Setting(
+                workload=workload,
+                world_size=world_size,
+                micro_batch=batch // parts,
+                accumulation=accumulation,
+                synchronisation=(Synchronisation.NONE if world_size == 1 else Synchronisation.DDP),
+                bucket_cap_mb=bucket_cap_mb,
+            )
+        )
+    return tuple(settings)
+
+
+def measured_points(
+    profile: ProfileDocument, workload: str, settings: Sequence[Setting]
+) -> tuple[MeasuredPoint, ...]:
+    """Calibration runs that are the same as one of the settings, with measured speed-ups."""
+    steps_s = {
+        (step.world_size, step.micro_batch, step.synchronisation, step.bucket_cap_mb): step.step_s
+        for step in profile.steps
+        if step.workload == workload
+    }
+    points = []
+    baseline = settings[0]
+    for setting in settings:
+        step_s = steps_s.get(_key(setting))
+        if step_s is None or setting.accumulation != 1:
+            continue
+        single = dataclasses.replace(
+            baseline, world_size=1, synchronisation=Synchronisation.NONE, bucket_cap_mb=None
+        )
+        single_s = steps_s.get(_key(single))
+        speedup = (
+            None
+            if single_s is None
+            else setting.global_batch / single.global_batch * single_s / step_s
+        )
+        points.append(
+            MeasuredPoint(
+                world_size=setting.world_size,
+                micro_batch=setting.micro_batch,
+                step_s=step_s,
+                speedup=speedup,
+            )
+        )
+    return tuple(points)
+
+
+def _key(setting: Setting) -> tuple[int, int, str, float | None]:
+    return (
+        setting.world_size,
+        setting.micro_batch,
+        setting.synchronisation.value,
+        setting.bucket_cap_mb,
+    )
+
+
+def caveats(
+    profile: ProfileDocument, points: Sequence[PredictedPoint], *, workload: WorkloadProfile
+) -> tuple[str, ...]:
+    """What a reader must know before acting on the numbers."""
+    found = [*profile.undetermined, *origin_caveats(profile, workload)]
+    largest = max(point.setting.world_size for point in points)
+    if profile.rescaling is not None:
+        found += profile.rescaling.notes
+        found += profile.rescaling.notes_on_groups if largest > 1 else ()
+    if largest > profile.max_world_size:
+        found.append(
+            f"at most {profile.max_world_size} ranks were measured together; up to {largest} "
+            "devices are extrapolated as one ring of links like the measured ones, with stragglers "
+            "drawn from the measured noise"
+        )
+    outside = sorted(
+        {
+            point.setting.micro_batch
+            for point in points
+            if point.evidence["compute"] is Evidence.EXTRAPOLATED
+        }
+    )
+    if outside:
+        found.append(f"micro-batches outside the calibrated range: {', '.join(map(str, outside))}")
+    return tuple(found)
+
+
+__all__ = (
+    "Cause",
+    "Predictor",
+    "StepPrediction",
+    "caveats",
+    "interval",
+    "measured_points",
+    "scaled_settings",
+)

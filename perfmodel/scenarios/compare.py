@@ -1,0 +1,140 @@
+"""Use case: scenarios side by side, each against the first, draw by draw."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from perfmodel.documents.prediction import Evidence, PredictedPoint
+from perfmodel.documents.whatif import Contrast, ScenarioOutcome, WhatIfDocument
+from perfmodel.explanation import explain
+from perfmodel.forecast import forecast_settings, provenance
+from perfmodel.predictor import Predictor, caveats, interval
+from perfmodel.scenarios.scenario import Scenario
+from perfmodel.statistics.pairing import unpaired
+
+_UNMEASURED: Final = (
+    "what was set is taken as said, without doubt of its own; that the rest stays as measured is "
+    "an assumption"
+)
+
+
+def compare_scenarios(scenarios: Sequence[Scenario], *, argv: Sequence[str]) -> WhatIfDocument:
+    """Predict every scenario; the first is what the others are compared with.
+
+    All draws are seeded by the name of the parameter, so that scenarios of one machine share the
+    errors of everything that was not changed, and a difference is less doubtful than its two sides.
+
+    Raises
+    ------
+    NotFeasible, CalibrationUnavailable
+        As for any prediction.
+    """
+    found = [_outcome(scenario) for scenario in scenarios]
+    outcomes = [outcome for outcome, _ in found]
+    texts = dict.fromkeys(caveat for _, entry in found for caveat in entry)
+    if any(scenario.assumed for scenario in scenarios):
+        texts[_UNMEASURED] = None
+    return WhatIfDocument(
+        schema_version=WhatIfDocument.current_version,
+        provenance=provenance(_predictor(scenarios[0]), argv=argv),
+        scenarios=_contrasted(outcomes),
+        caveats=tuple(texts),
+    )
+
+
+def with_saved(
+    document: WhatIfDocument, saved: Sequence[tuple[str, WhatIfDocument]]
+) -> WhatIfDocument:
+    """Add the scenarios of saved documents, by name of the file, compared with the first one here."""
+    added = [
+        outcome.model_copy(update={"name": f"{name}: {outcome.name}"})
+        for name, other in saved
+        for outcome in other.scenarios
+    ]
+    texts = dict.fromkeys([*document.caveats, *(c for _, other in saved for c in other.caveats)])
+    return document.model_copy(
+        update={
+            "scenarios": _contrasted([*document.scenarios, *added]),
+            "caveats": tuple(texts),
+        }
+    )
+
+
+def _predictor(scenario: Scenario) -> Predictor:
+    return Predictor(scenario.profile, validation=scenario.validation)
+
+
+def _outcome(scenario: Scenario) -> tuple[ScenarioOutcome, tuple[str, ...]]:
+    """What the scenario would do, and its caveats."""
+    predictor, request = _predictor(scenario), scenario.request
+    settings = forecast_settings(scenario.workload, request)
+    steps = [
+        predictor.step(
+            scenario.workload, setting, loader_samples_per_s=request.loader_samples_per_s
+        )
+        for setting in (settings[0], settings[-1])
+    ]
+    baseline = steps[0]
+    asked = baseline if len(settings) == 1 else steps[1]
+    explanation = explain(
+        predictor,
+        workload=scenario.workload,
+        setting=asked.setting,
+        scaling=request.scaling,
+        loader_samples_per_s=request.loader_samples_per_s,
+    )
+    point = _assumed(predictor.point(asked, baseline=baseline), scenario)
+    outcome = ScenarioOutcome(
+        name=scenario.name,
+        changes=dict(scenario.changes),
+        machine_digest=scenario.machine_digest,
+        device_name=scenario.profile.device_name,
+        workload=scenario.workload.workload.name,
+        scaling=request.scaling,
+        point=point,
+        step_draws_s=tuple(asked.step_s.tolist()),
+        lost_s={loss.cause.value: loss.lost_s for loss in explanation.losses},
+        remarks=scenario.remarks,
+        contrast=None,
+    )
+    found = caveats(predictor.profile, [point], workload=scenario.workload)
+    return outcome, (*found, *scenario.remarks)
+
+
+def _assumed(point: PredictedPoint, scenario: Scenario) -> PredictedPoint:
+    """What was typed is no measurement."""
+    terms = {
+        term: Evidence.ASSUMED if term in scenario.assumed else evidence
+        for term, evidence in point.evidence.items()
+    }
+    return point.model_copy(update={"evidence": terms})
+
+
+def _contrasted(outcomes: Sequence[ScenarioOutcome]) -> tuple[ScenarioOutcome, ...]:
+    first = outcomes[0]
+    return (
+        first.model_copy(update={"contrast": None}),
+        *(o.model_copy(update={"contrast": contrast(first, o)}) for o in outcomes[1:]),
+    )
+
+
+def contrast(first: ScenarioOutcome, other: ScenarioOutcome) -> Contrast:
+    """Compare two scenarios draw by draw.
+
+    Draws of different machines are first brought out of step; see ``unpaired``.
+    """
+    is_paired = first.machine_digest == other.machine_digest and len(first.step_draws_s) == len(
+        other.step_draws_s
+    )
+    before_s, after_s = np.array(first.step_draws_s), np.array(other.step_draws_s)
+    if not is_paired:
+        before_s, after_s = unpaired(before_s, after_s, seed=other.machine_digest)
+    batches = other.point.setting.global_batch / first.point.setting.global_batch
+    ratio = batches * before_s / after_s
+    return Contrast(
+        throughput_ratio=interval(ratio),
+        step_difference_s=interval(after_s - before_s),
+        probability_faster=float((ratio[1:] > 1).mean()) if len(ratio) > 1 else float(ratio[0] > 1),
+        is_paired=is_paired,
+    )

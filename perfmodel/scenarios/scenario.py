@@ -1,0 +1,30 @@
+"""A scenario: a machine, a workload and a question, each possibly changed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
+from perfmodel.documents.validation import ValidationDocument
+from perfmodel.forecast import Forecast
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """What a prediction starts from, after some changes."""
+
+    profile: ProfileDocument
+    workload: WorkloadProfile
+    request: Forecast
+    """With one device count."""
+    machine_digest: str
+    """Of the profile before any change."""
+    validation: ValidationDocument | None = None
+    changes: Mapping[str, str] = field(default_factory=dict)
+    assumed: frozenset[str] = frozenset()
+    """Terms that rest on what was typed and not on a measurement, by their name in the evidence."""
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The changes in one line."""
+        return ", ".join(f"{name}={value}" for name, value in self.changes.items()) or "as it is"

@@ -1,0 +1,81 @@
+"""Single layers in a row: each reads what was just made, keeps what backward needs, and is timed."""
+
+import torch
+
+from calibrate.dataflow import linked
+from calibrate.layers import Layer
+from calibrate.probes.chain import chained, grouped, measure_layers
+from calibrate.probes.layers import layer_operators, recorded_layer
+from calibrate.probes.optimizers import Evictor, measure_optimizer
+from calibrate.probes.session import Session
+from perfmodel.workload.operator import Phase
+
+CPU = torch.device("cpu")
+LAYERS = (
+    Layer(kind="convolution", sizes=(2, 8, 9, 16, 3, 1, 1)),
+    Layer(kind="relu", sizes=(2, 8, 5)),
+    Layer(kind="linear", sizes=(4, 8, 16)),
+    Layer(kind="embedding", sizes=(6, 50, 16)),
+    Layer(kind="loss", sizes=(6, 16)),
+)
+
+
+def session() -> Session:
+    return Session(rank=0, world_size=1, device=CPU, control={}, data={})
+
+
+def test_layers_run_forward_in_order_and_backward_in_the_opposite_one() -> None:
+    step = chained([recorded_layer(layer, CPU) for layer in LAYERS[1:3]]).step
+    called = [(step.operators[call.operator], call.phase) for call in step.calls()]
+    names = [
+        (operator.name.split(".")[1], phase) for operator, phase in called if not operator.view
+    ]
+    forward, backward = Phase.FORWARD, Phase.BACKWARD
+    assert names[:3] == [("clone", forward), ("relu", forward), ("clone", forward)]
+    assert [phase for _, phase in names] == sorted(
+        (phase for _, phase in names), key=[forward, backward].index
+    )
+    assert names[-2:] == [("ones_like", backward), ("threshold_backward", backward)]
+
+
+def test_a_layer_reads_what_was_just_made_and_backward_what_forward_kept() -> None:
+    step = chained([recorded_layer(LAYERS[1], CPU)]).step
+    made_by: dict[int, str] = {}
+    read: dict[str, list[str]] = {}
+    for call in linked(step).calls:
+        operator = step.operators[call.operator]
+        name = operator.name.split(".")[1]
+        read[name] = [made_by.get(tensor, "nobody") for tensor in call.inputs]
+        # A view is what it looks at.
+        made_by.update(dict.fromkeys(call.outputs, read[name][0] if operator.view else name))
+    assert read["relu"] == ["clone"]
+    assert sorted(read["threshold_backward"]) == ["ones_like", "relu"]
+
+
+def test_every_operator_is_timed_but_the_copies_that_stand_in_for_a_predecessor() -> None:
+    measured = measure_layers(session(), LAYERS, Evictor(CPU))
+    expected = {
+        (operator.name, phase)
+        for layer in LAYERS
+        for operator, phase in layer_operators(layer, CPU)
+        if not operator.view
+    }
+    assert {(entry.operator.name, entry.phase) for entry in measured} == expected
+    assert all(len(entry.times_s) % 6 == 0 and min(entry.times_s) > 0 for entry in measured)
+
+
+def test_every_implementation_of_an_optimizer_is_timed() -> None:
+    for implementation in ("loop", "foreach", "fused"):
+        layer = Layer(kind=f"adamw {implementation}", sizes=(3, 64))
+        point = measure_optimizer(session(), layer, Evictor(CPU))
+        assert (point.optimizer, point.implementation) == ("adamw", implementation)
+        assert (point.num_tensors, point.tensor_bytes) == (3, 256)
+        assert len(point.times_s) == 3
+
+
+def test_groups_hold_as_many_layers_as_fit() -> None:
+    """A relu of 200 values writes 800 B forward, ones, a gradient, and reads as much from before."""
+    layer = recorded_layer(LAYERS[1], CPU)
+    groups = grouped([layer] * 5, most_bytes=2 * 4 * 2 * 8 * 25 * 4)
+    assert [len(group) for group in groups] == [2, 2, 1]
+    assert [len(group) for group in grouped([layer] * 2, most_bytes=1)] == [1, 1]

@@ -1,0 +1,109 @@
+"""Layers are chosen where they take away most doubt, and the same ones every time."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from calibrate.choose import Places, most_telling, places
+from calibrate.experiment import BUDGETS, Experiment
+from calibrate.layers import planned_layers
+from calibrate.probes.choice import chosen_layers, timed_before
+from calibrate.probes.session import Session
+from calibrate.task import LayersTask
+from perfmodel.documents.profile import OperatorFamily
+from tests.perfmodel.operators import addition, observation
+
+
+def curve(*timed: float, spread: float = 0.5, noise: float = 0.05) -> OperatorFamily:
+    """A family with one feature, timed at these places."""
+    return OperatorFamily(
+        name="f",
+        flop_per_s=0.0,
+        bytes_per_s=1e9,
+        least_s=1e-6,
+        features=tuple((at,) for at in timed),
+        log_ratios=tuple(0.0 for _ in timed),
+        lengths=(1.0,),
+        spread=spread,
+        noise=noise,
+    )
+
+
+def at(*points: float) -> list[Places]:
+    return [(("f", (point,)),) for point in points]
+
+
+def test_what_was_timed_is_not_timed_again() -> None:
+    assert most_telling(at(0.0, 5.0), {"f": curve(0.0)}, count=1) == (1,)
+
+
+def test_a_crowd_tells_more_than_a_hermit() -> None:
+    """Nothing is known at 0 nor at 9, but four of five layers are near 0."""
+    chosen = most_telling(at(9.0, -0.1, 0.0, 0.1, 0.2), {"f": curve(-30.0)}, count=2)
+    assert chosen[0] in (2, 3)
+    assert chosen[1] == 0
+
+
+def test_a_rough_family_is_timed_before_a_smooth_one() -> None:
+    known = {"f": curve(-9.0, spread=0.1), "g": curve(-9.0, spread=0.8)}
+    candidates: list[Places] = [(("f", (0.0,)),), (("g", (0.0,)),)]
+    assert most_telling(candidates, known, count=1) == (1,)
+
+
+def test_the_first_choice_takes_as_much_variance_as_the_formula_says() -> None:
+    """Two points e^-sqrt(3)(1 + sqrt(3)) correlated: by hand for a spread of 1 and a noise of 1."""
+    correlation = (1 + math.sqrt(3)) * math.exp(-math.sqrt(3))
+    far = curve(-1e3, spread=1.0, noise=1.0)
+    best = most_telling(at(0.0, 1.0, 50.0), {"f": far}, count=3)
+    # A neighbour adds what it shares: (1 + c^2) / 2 against 1 / 2 of the one that stands alone.
+    assert best[0] in (0, 1)
+    remaining = 1 - correlation**2 / 2
+    assert remaining**2 / (remaining + 1) < 1 / 2
+    assert best[1] == 2
+
+
+def test_of_everything_all_are_chosen_once() -> None:
+    rng = np.random.default_rng(0)
+    candidates = at(*rng.normal(size=12))
+    assert sorted(most_telling(candidates, {}, count=99)) == list(range(12))
+
+
+def test_views_have_no_place() -> None:
+    called = addition(64)
+    assert len(places([called, called])) == 1
+
+
+def test_a_choice_depends_on_what_is_on_disk_alone(tmp_path: Path) -> None:
+    file = tmp_path / "observations.jsonl"
+    file.write_text(observation().model_dump_json() + "\n" + '{"kind":"operators","task":"cut')
+    session = Session(
+        rank=0, world_size=1, device=torch.device("cpu"), control={}, data={}, observations=file
+    )
+    layers = tuple(
+        layer
+        for layer in planned_layers(share=0.05)
+        if layer.kind in ("linear", "residual", "relu", "sgd loop")
+    )
+    task = LayersTask(name="t", round=0, layers=layers, num_timed=2)
+    assert len(timed_before(file)) == 1
+    chosen = chosen_layers(session, task)
+    assert len(chosen) == 2
+    assert list(chosen) == list(chosen_layers(session, task))
+    assert chosen_layers(session, task.model_copy(update={"num_timed": 99})) == layers
+
+
+@pytest.mark.parametrize("budget", ["quick", "standard"])
+def test_the_first_layers_are_of_every_kind_and_later_ones_are_chosen(budget: str) -> None:
+    experiment = Experiment(device_kind="cpu", world_sizes=(1,), budget=BUDGETS[budget])
+    tasks = [t for tasks in experiment.rounds() for t in tasks if isinstance(t, LayersTask)]
+    tasks.sort(key=lambda task: int(task.name.rpartition(" ")[2]))
+    drawn = [task for task in tasks if task.num_timed == len(task.layers)]
+    assert tasks[: len(drawn)] == drawn
+    assert {layer.kind for task in drawn for layer in task.layers} == {
+        layer.kind for layer in planned_layers()
+    }
+    assert all(task.num_timed == len(task.layers) // 3 for task in tasks[len(drawn) :])
+    assert sum(task.num_timed for task in tasks) > len(drawn[0].layers) * len(drawn)

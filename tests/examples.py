@@ -1,0 +1,109 @@
+"""Worked examples in ``docs/*.md``: run them, and write their real output beside them.
+
+Below a block of ``shell`` (lines that start with ``perfmodel``) or ``python`` stands a block of ``text``
+with exactly what it prints on 80 columns. Where a command ends with another exit code than 0, its
+line says so: ``# exit code 3``. ``python -m tests.examples`` writes the blocks anew; read their diff.
+"""
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+_BLOCK: Final = re.compile(
+    r"^```(shell|python)\n(.*?)^```\n\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
+_EXIT: Final = re.compile(r"#\s*exit code (\d+)\s*$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One block and what stands below it."""
+
+    language: str
+    source: str
+    shown: str
+
+
+def examples(path: Path) -> list[Example]:
+    """All examples of a page, in its order."""
+    return [
+        Example(language=match[1], source=match[2], shown=match[3])
+        for match in _BLOCK.finditer(path.read_text(encoding="utf-8"))
+    ]
+
+
+@contextlib.contextmanager
+def workplace() -> Iterator[Path]:
+    """An empty folder in which ``docs`` is the one of the project; files of one page stay in it."""
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / "docs").symlink_to(ROOT / "docs")
+        yield Path(name)
+
+
+def output(example: Example, folder: Path) -> str:
+    """What the example prints; a wrong exit code raises ``AssertionError``."""
+    if example.language == "python":
+        return _run([sys.executable, "-c", example.source], folder, expected=0)
+    return "".join(
+        _run(
+            [sys.executable, "-m", *shlex.split(line, comments=True)],
+            folder,
+            expected=int(found[1]) if (found := _EXIT.search(line)) else 0,
+        )
+        for line in example.source.replace("\\\n", " ").splitlines()
+    )
+
+
+def _run(command: list[str], folder: Path, *, expected: int) -> str:
+    environ = {
+        **os.environ,
+        "COLUMNS": "80",
+        "NO_COLOR": "1",
+        "TERM": "dumb",
+        "PYTHONPATH": str(ROOT),
+    }
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environ,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == expected, f"{command}: {done.returncode}\n{done.stdout}"
+    return "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())
+
+
+def rewritten(path: Path) -> str:
+    """The page with the output of every example as it is now."""
+    text = path.read_text(encoding="utf-8")
+    parts = io.StringIO()
+    at = 0
+    with workplace() as folder:
+        for match in _BLOCK.finditer(text):
+            example = Example(language=match[1], source=match[2], shown=match[3])
+            parts.write(text[at : match.start(3)])
+            parts.write(output(example, folder))
+            at = match.end(3)
+    return parts.getvalue() + text[at:]
+
+
+def pages() -> list[Path]:
+    """Pages that hold examples."""
+    return sorted(path for path in (ROOT / "docs").glob("*.md") if examples(path))
+
+
+if __name__ == "__main__":
+    for page in sys.argv[1:] or pages():
+        Path(page).write_text(rewritten(Path(page)), encoding="utf-8")

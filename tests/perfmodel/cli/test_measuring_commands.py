@@ -1,0 +1,87 @@
+"""Commands that measure: once per node under torchrun, and never for a model that does not exist."""
+
+import ast
+import inspect
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from perfmodel.cli import app, measure, network, testbed, validate
+from perfmodel.errors import EXIT_CALIBRATION, EXIT_OK, EXIT_USAGE
+from tests.perfmodel.cli.command import Run, complaint
+
+TORCHRUN = {"RANK": "1", "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"}
+COMMANDS = {
+    measure.calibrate: ("calibrate", "--budget", "nonsense"),
+    network.measure: ("network", "measure", "--collectives", "nonsense"),
+    testbed.run_testbed: ("validate", "testbed", "--budget", "nonsense"),
+    validate.memory: ("validate", "memory", "--batches", "nonsense"),
+    validate.models: ("validate", "models", "--mode", "nonsense"),
+    validate.validate: ("validate", "--profile", "missing.json"),
+}
+
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+
+
+def as_rank(monkeypatch: pytest.MonkeyPatch, folder: Path, local_rank: int) -> None:
+    monkeypatch.chdir(folder)
+    for name, value in {**TORCHRUN, "LOCAL_RANK": str(local_rank)}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize("arguments", COMMANDS.values())
+def test_the_second_rank_of_a_node_has_nothing_to_do(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    as_rank(monkeypatch, tmp_path, 1)
+    result = run(*arguments)
+    assert (result.exit_code, result.stdout, result.stderr) == (EXIT_OK, "", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", COMMANDS.values())
+def test_the_first_rank_of_a_node_runs_the_command(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    as_rank(monkeypatch, tmp_path, 0)
+    wrong = arguments[-1]
+    code = EXIT_CALIBRATION if wrong == "missing.json" else EXIT_USAGE
+    assert wrong in complaint(run(*arguments), code)
+
+
+def test_every_command_that_shows_a_measurement_is_known_to_measure() -> None:
+    """A helper measures for the command that calls it."""
+    measuring = {
+        function.name
+        for module in (measure, network, testbed, validate)
+        for function in ast.parse(inspect.getsource(module)).body
+        if isinstance(function, ast.FunctionDef)
+        and "measurement" in {n.id for n in ast.walk(function) if isinstance(n, ast.Name)}
+    }
+    public = {name for name in measuring if not name.startswith("_")}
+    assert public == {command.__name__ for command in app._MEASURING}
+    assert set(COMMANDS) == app._MEASURING
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    ("models", "says"),
+    [
+        ("nope", "--models: must be a reference model"),
+        ("lenet,resnet5", "got 'resnet5'; did you mean resnet50, resnet152, resnet"),
+        ("gpt2-lik", "did you mean gpt2-like"),
+        ("nowhere/config.json", "nowhere/config.json: cannot be read"),
+    ],
+)
+def test_memory_of_an_unknown_model_is_refused_before_anything_runs(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, models: str, says: str
+) -> None:
+    def unexpected(*arguments: object) -> None:
+        raise AssertionError(arguments)
+
+    monkeypatch.setattr("validate.memory.measure", unexpected)
+    out = tmp_path / "memory.json"
+    line = complaint(run("validate", "memory", "--models", models, "--out", out), EXIT_USAGE)
+    assert says in line
+    assert not out.exists()

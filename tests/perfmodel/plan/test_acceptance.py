@@ -1,0 +1,189 @@
+"""Clauses and judgements, by sums that can be done by hand."""
+
+import math
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+
+from perfmodel.documents.acceptance import AcceptanceTerms, Clause, ClauseKind, Verdict
+from perfmodel.documents.observation import RankSteps, StepObservation
+from perfmodel.documents.profile import ComputeRate, ProfileDocument
+from perfmodel.errors import CalibrationUnavailable, InvalidDocument, UsageError
+from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.plan.acceptance import acceptance_terms, judge, probability_kept
+from perfmodel.plan.culprits import rank_ratios
+from perfmodel.plan.quantities import Quantity, quantity
+from tests.perfmodel.profiles import Machine, profile
+
+Z95 = NormalDist().inv_cdf(0.95)
+
+
+def machine(*, gemm: float = 1e12, **changes: float) -> ProfileDocument:
+    rate = ComputeRate(
+        probe="matmul",
+        dtype="fp32",
+        shape=(64, 64, 64),
+        time_s=1e-3,
+        flop_per_s=gemm,
+        bytes_per_s=1e9,
+    )
+    document = profile(Machine(relative_error=0.02, **changes))  # type: ignore[arg-type]
+    return document.model_copy(update={"rates": (rate,), "speed_spread": 0.05})
+
+
+def clause(terms: AcceptanceTerms, kind: ClauseKind) -> Clause:
+    return next(entry for entry in terms.clause if entry.kind is kind)
+
+
+def verdict(terms: AcceptanceTerms, delivered: ProfileDocument, kind: ClauseKind) -> Verdict:
+    return next(e.verdict for e in judge(terms, delivered).judged if e.clause.kind is kind)
+
+
+def test_a_limit_leaves_room_for_the_doubt_of_both_measurements() -> None:
+    found = clause(acceptance_terms(machine(), ["heavy"], confidence=0.95), ClauseKind.GEMM)
+    assert found.reference == 1e12
+    allowance = Z95 * (math.sqrt(2) + 1) * 0.05
+    assert found.at_least == pytest.approx(1e12 * math.exp(-allowance))
+    assert found.at_most is None
+
+
+def test_busbw_and_latency_are_those_of_the_all_reduce() -> None:
+    """Two ranks: two messages of half the size; busbw is size over time."""
+    terms = acceptance_terms(machine(), [], confidence=0.95)
+    busbw = clause(terms, ClauseKind.BUSBW)
+    assert busbw.size_bytes == 4**13
+    assert busbw.reference == pytest.approx(4**13 / (2 * (1e-4 + 4**13 / 2 * 1e-9)))
+    latency = clause(terms, ClauseKind.LATENCY)
+    assert latency.size_bytes == 2**15
+    assert latency.reference == pytest.approx(2 * (1e-4 + 2**14 * 1e-9))
+
+
+def test_a_machine_as_good_passes_with_the_confidence() -> None:
+    """Reference and delivered are drawn around one truth; both have the same error."""
+    rng = np.random.default_rng(5)
+    passed = 0
+    for _ in range(300):
+        reference, delivered = 1e12 * np.exp(0.05 * rng.standard_normal(2))
+        terms = acceptance_terms(machine(gemm=reference), [], confidence=0.9)
+        passed += verdict(terms, machine(gemm=delivered), ClauseKind.GEMM) is Verdict.PASSED
+    assert passed / 300 == pytest.approx(0.9, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("gemm", "expected"),
+    [(1e12, Verdict.PASSED), (0.8e12, Verdict.CLOSE), (0.6e12, Verdict.FAILED)],
+)
+def test_doubt_decides_what_can_be_called(gemm: float, expected: Verdict) -> None:
+    """The limit is at 0.82; 0.05 of error reaches 8 % to either side."""
+    terms = acceptance_terms(machine(), [], confidence=0.95)
+    assert verdict(terms, machine(gemm=gemm), ClauseKind.GEMM) is expected
+
+
+def test_a_slow_network_breaks_its_clauses_and_no_other() -> None:
+    terms = acceptance_terms(machine(), ["heavy"], confidence=0.95)
+    document = judge(terms, machine(s_per_byte=1.5e-9))
+    assert document.failed == ("all-reduce busbw at 64 MiB, 2 ranks",)
+    [broken] = [entry for entry in document.judged if entry.verdict is Verdict.FAILED]
+    assert broken.culprits[0].startswith("link: busbw of the largest all-reduce by group: 2 ranks")
+
+
+def test_probabilities_are_normal_in_log() -> None:
+    terms = acceptance_terms(machine(), ["heavy"], confidence=0.95)
+    step = clause(terms, ClauseKind.STEP)
+    assert step.at_most is not None
+    found = Quantity(value=step.at_most * math.exp(0.1), log_error=0.1, source="measured")
+    assert probability_kept(step, found) == pytest.approx(NormalDist().cdf(-1))
+    exact = Quantity(value=step.at_most, log_error=0.0, source="measured")
+    assert probability_kept(step, exact) == 1.0
+
+
+def test_a_step_is_taken_from_a_run_where_there_is_one() -> None:
+    terms = acceptance_terms(machine(), ["heavy"], confidence=0.95)
+    single, both = (entry for entry in terms.clause if entry.kind is ClauseKind.STEP)
+    found = quantity(machine(), single)
+    assert found is not None
+    assert (found.value, found.source) == (0.25, "measured")
+    predicted = quantity(machine(), both)
+    assert predicted is not None
+    assert predicted.source == "predicted"
+
+
+def visit(*step_s: float) -> StepObservation:
+    return StepObservation(
+        task="t",
+        round=0,
+        started_utc=0.0,
+        setting=Setting(
+            workload="heavy",
+            world_size=len(step_s),
+            micro_batch=4,
+            synchronisation=Synchronisation.NO_SYNC,
+        ),
+        ranks=tuple(
+            RankSteps(
+                rank=rank,
+                step_s=(time_s, time_s),
+                input_s=(0, 0),
+                forward_s=(0, 0),
+                backward_s=(0, 0),
+                optimizer_s=(0, 0),
+                speed_probe_s=(1, 1),
+            )
+            for rank, time_s in enumerate(step_s)
+        ),
+        bucket_bytes=(),
+    )
+
+
+def test_the_slow_rank_is_named() -> None:
+    """The machine was slower at the second visit: what counts is within a visit."""
+    visits = [visit(1.0, 1.0, 1.3, 1.0), visit(2.0, 2.0, 2.6, 2.0)]
+    assert rank_ratios(visits) == pytest.approx({0: 1.0, 1: 1.0, 2: 1.3, 3: 1.0})
+    terms = acceptance_terms(machine(), ["heavy"], confidence=0.95)
+    document = judge(terms, machine(gemm=0.5e12), observations=visits)
+    [broken] = [entry for entry in document.judged if entry.verdict is Verdict.FAILED]
+    assert broken.culprits[0].startswith("rank 2 (node 1, device 0) takes 1.30 times as long")
+
+
+def test_what_was_not_measured_is_not_accepted() -> None:
+    terms = acceptance_terms(machine(), ["heavy"], confidence=0.95)
+    alone = machine(world_size=1)
+    assert verdict(terms, alone, ClauseKind.BUSBW) is Verdict.NOT_MEASURED
+    assert verdict(terms, alone, ClauseKind.SPREAD) is Verdict.NOT_MEASURED
+
+
+def test_clauses_are_read_back(tmp_path: Path) -> None:
+    terms = acceptance_terms(machine(), ["heavy"], confidence=0.95)
+    path = tmp_path / "clauses.toml"
+    path.write_text(terms.toml(), encoding="utf-8")
+    assert AcceptanceTerms.read_toml(path) == terms
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("at_least", "at_most", "must have at_least"),
+        ('kind = "busbw"', 'kind = "wifi"', "kind"),
+        ("size_bytes = 32768", "size_bytes = -1", "size_bytes"),
+        ("confidence = 0.95", "confidence = 2", "confidence"),
+        ("[[clause]]", "[[clause]", "cannot be read"),
+        ("size_bytes = 32768\n", "", "latency must have size_bytes"),
+    ],
+)
+def test_broken_clauses_are_named(tmp_path: Path, old: str, new: str, words: str) -> None:
+    terms = acceptance_terms(machine(), ["heavy"], confidence=0.95)
+    path = tmp_path / "clauses.toml"
+    path.write_text(terms.toml().replace(old, new), encoding="utf-8")
+    with pytest.raises(InvalidDocument, match=words):
+        AcceptanceTerms.read_toml(path)
+
+
+def test_bad_requests_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"--confidence: must be > 0\.5"):
+        acceptance_terms(machine(), [], confidence=0.3)
+    with pytest.raises(UsageError, match="light, heavy"):
+        acceptance_terms(machine(), ["nothing"], confidence=0.9)
+    with pytest.raises(CalibrationUnavailable, match="nothing to write"):
+        acceptance_terms(profile(Machine(world_size=1)), [], confidence=0.9)

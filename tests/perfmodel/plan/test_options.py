@@ -1,0 +1,280 @@
+"""Ranked options against brute force, and what a plan may not say."""
+
+import datetime as dt
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import perfmodel as pm
+from perfmodel.algebra.goodput import best_interval_s, expected_elapsed_s
+from perfmodel.documents.plan import PlanDocument
+from perfmodel.documents.plan_file import Option, PlanFile
+from perfmodel.documents.profile import ProfileDocument
+from perfmodel.errors import InvalidDocument, NotFeasible, UsageError
+from perfmodel.plan.goodput import Request, goodput
+from perfmodel.plan.options import plan_options
+from perfmodel.plan.step_table import MOST_KNOTS, StepTable
+from perfmodel.predictor import Predictor, scaled_settings
+from perfmodel.program.job import FailureCause, Job
+from tests.perfmodel.plan.plans import PLAN, TODAY, plan_of, written
+from tests.perfmodel.profiles import Machine, profile
+
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Brute:
+    """One candidate, one at a time, by the simulated step and the scalar closed form."""
+
+    option: str
+    devices: int
+    micro_batch: int
+    elapsed_s: float
+    cost: float
+
+
+def brute_force(plan: PlanFile, profiles: dict[str, ProfileDocument]) -> list[Brute]:
+    found = []
+    for option in plan.option:
+        predictor = Predictor(profiles[option.name])
+        for batch in option.batches:
+            for count in option.device_counts:
+                elapsed_s = simulated_end_s(plan, predictor, batch, count)
+                found.append(
+                    Brute(option.name, count, batch, elapsed_s, paid(option, count, elapsed_s))
+                )
+    return sorted(found, key=lambda entry: (entry.cost, entry.elapsed_s))
+
+
+def simulated_end_s(plan: PlanFile, predictor: Predictor, batch: int, count: int) -> float:
+    [setting] = scaled_settings("heavy", [count], scaling="weak", batch=batch)
+    step = predictor.step(predictor.workload("heavy"), setting)
+    work_s = float(np.ceil(plan.work.total_samples / setting.global_batch)) * step.trace.step_s
+    return expected_elapsed_s(job(plan, work_s, count))
+
+
+def job(plan: PlanFile, work_s: float, count: int) -> Job:
+    failures = plan.failures
+    assert failures is not None
+    mtbf_s = failures.mtbf_device_hours * HOUR_S
+    best_s = best_interval_s(write_s=failures.checkpoint_s, mtbf_s=mtbf_s / count)
+    return Job(
+        devices=count,
+        work_s=work_s,
+        checkpoint_interval_s=min(best_s, work_s),
+        checkpoint_write_s=failures.checkpoint_s,
+        causes=(FailureCause(name="any", mtbf_device_s=mtbf_s),),
+        detection_s=failures.detection_s,
+        restart_s=failures.restart_s,
+    )
+
+
+def paid(option: Option, count: int, elapsed_s: float) -> float:
+    watts = (option.power_per_device_w or 0) * option.pue
+    energy = option.energy_price.value * watts / 1000 if option.energy_price else 0.0
+    setup = option.setup_price.value if option.setup_price else 0.0
+    return setup + elapsed_s / HOUR_S * count * (option.price.value + energy)
+
+
+def test_the_ranking_is_that_of_brute_force_over_the_simulator(tmp_path: Path) -> None:
+    """All 38 candidates, each simulated, the cheapest first; there is time for any of them."""
+    text = PLAN.replace("budget = 5000\n", "").replace("power_kw = 20", "")
+    plan = plan_of(tmp_path, text.replace("2026-12-21", "2030-01-01"))
+    profiles = {name: pm.read_profile(tmp_path / f"{name}.json") for name in ("slow", "fast")}
+    document = plan_options(plan, profiles, today=TODAY, argv=())
+    assert document.num_candidates == 38
+    assert document.num_feasible == 38
+    feasible = brute_force(plan, profiles)
+    assert len(document.ranked) == 10
+    for ours, theirs in zip(document.ranked, feasible, strict=False):
+        assert (ours.option, ours.devices, ours.micro_batch) == (
+            theirs.option,
+            theirs.devices,
+            theirs.micro_batch,
+        )
+        assert ours.elapsed_s.p50 == pytest.approx(theirs.elapsed_s, rel=1e-9)
+        assert ours.cost.p50 == pytest.approx(theirs.cost, rel=1e-9)
+    best = {row.option: row for row in reversed(feasible)}
+    for verdict in document.options:
+        theirs = best[verdict.row.option]
+        assert verdict.row.devices == theirs.devices
+        assert verdict.row.cost.p50 == pytest.approx(theirs.cost, rel=1e-9)
+    front = [
+        e
+        for e in feasible
+        if not any(o.cost < e.cost and o.elapsed_s < e.elapsed_s for o in feasible)
+    ]
+    assert {(row.option, row.devices) for row in document.front} <= {
+        (e.option, e.devices) for e in front
+    }
+    assert document.front[-1] == document.ranked[0]
+
+
+def test_the_chance_is_that_of_simulated_weeks(tmp_path: Path) -> None:
+    """Without doubt about the step only failures are left, and they are simulated event by event."""
+    plan = plan_of(tmp_path)
+    sure = profile(Machine())
+    document = plan_options(plan, {"slow": sure, "fast": sure}, today=TODAY, argv=())
+    row = document.ranked[0]
+    simulated = goodput(
+        Request(
+            job=job(plan, float(np.ceil(8e8 / row.global_batch)) * row.step_s.p50, row.devices),
+            replicas=400,
+            deadline_s=30 * 86400.0,
+        ),
+        argv=(),
+    )
+    assert simulated.deadline_probability == pytest.approx(row.deadline_probability, abs=0.05)
+    assert simulated.elapsed_mean_s == pytest.approx(row.elapsed_s.p50, rel=0.01)
+    assert simulated.elapsed_s.p95 == pytest.approx(row.elapsed_s.p95, rel=0.02)
+    assert row.expected_stops == pytest.approx(sum(simulated.stops_mean.values()), rel=0.1)
+
+
+def test_break_even_is_the_price_at_which_two_options_cost_the_same(tmp_path: Path) -> None:
+    first = pm.plan_options(written(tmp_path), today=TODAY)
+    loser = next(entry for entry in first.options if entry.break_even_price is not None)
+    name = loser.row.option
+    old = {"slow": "0.5", "fast": "2.5"}[name]
+    text = PLAN.replace(f"value = {old}, unit", f"value = {loser.break_even_price}, unit")
+    again = pm.plan_options(written(tmp_path, text), today=TODAY)
+    costs = {
+        entry.row.option: entry.row.cost.p50
+        for entry in again.options
+        if (entry.row.devices, entry.row.micro_batch)
+        in {(v.row.devices, v.row.micro_batch) for v in first.options}
+    }
+    winner = first.ranked[0].cost.p50
+    assert min(costs.values()) <= winner * (1 + 1e-9)
+    assert costs.get(name, winner) == pytest.approx(winner, rel=1e-9)
+
+
+def test_fewer_devices_than_the_smallest_number_are_too_slow(tmp_path: Path) -> None:
+    document = pm.plan_options(written(tmp_path), today=TODAY)
+    slow = next(entry for entry in document.options if entry.row.option == "slow")
+    fewest = slow.smallest_devices
+    assert fewest is not None
+    assert fewest > 1
+    for count, enough in ((fewest, True), (fewest - 1, False)):
+        text = PLAN.replace("{ first = 1, last = 16 }", f"[{count}]").replace("budget = 5000\n", "")
+        one = pm.plan_options(written(tmp_path, text), today=TODAY)
+        row = next(entry.row for entry in one.options if entry.row.option == "slow")
+        assert (row.deadline_probability >= 0.9) is enough
+
+
+def test_what_is_not_feasible_comes_with_what_is_nearest(tmp_path: Path) -> None:
+    text = PLAN.replace("2026-12-21", "2026-11-23").replace("budget = 5000", "budget = 10")
+    document = pm.plan_options(written(tmp_path, text), today=TODAY)
+    assert document.ranked == ()
+    nearest = document.options[0]
+    assert not nearest.is_feasible
+    assert "for 90 % it needs a deadline of 20" in nearest.reason
+    assert "and a budget of" in nearest.reason
+
+
+def test_the_power_limit_is_kept(tmp_path: Path) -> None:
+    """1.2 x 500 W: 10 devices take 6 kW."""
+    text = PLAN.replace("power_kw = 20", "power_kw = 6").replace("budget = 5000\n", "")
+    document = pm.plan_options(written(tmp_path, text), today=TODAY)
+    rows = [*document.ranked, *document.front]
+    assert rows
+    assert all(row.power_kw is not None and row.power_kw <= 6 for row in rows)
+
+
+def test_the_tornado_is_sorted_and_names_a_measurement(tmp_path: Path) -> None:
+    document = pm.plan_options(written(tmp_path), today=TODAY)
+    swings = [entry.high_cost - entry.low_cost for entry in document.tornado]
+    assert swings == sorted(swings, reverse=True)
+    assert {entry.assumption for entry in document.tornado} >= {"computing", "communication"}
+    assert "minutes" in document.next_measurement
+    winner = document.ranked[0].cost.p50
+    prices = next(e for e in document.tornado if e.assumption.startswith("prices"))
+    assert prices.high_cost - prices.low_cost == pytest.approx(0.2 * (winner - setup(document)))
+
+
+def setup(document: PlanDocument) -> float:
+    option = next(o for o in document.plan.option if o.name == document.ranked[0].option)
+    return option.setup_price.value if option.setup_price else 0.0
+
+
+def test_between_knots_steps_are_read_closely() -> None:
+    machine = profile(Machine(noise=(0.9, 1.0, 1.1, 1.3), residual=0.03, rank_spread=0.02))
+    predictor = Predictor(machine)
+    workload = predictor.workload("heavy")
+    table = StepTable(
+        predictor, workload, scaling="weak", batch=16, accumulation=1, counts=range(1, 2001)
+    )
+    asked = np.array([3, 37, 100, 555, 1234, 1999])
+    read_s = table.step_s(asked)
+    for row, count in zip(read_s, asked.tolist(), strict=True):
+        exact_s = table.step(count).step_s
+        assert row[0] == pytest.approx(exact_s[0], rel=0.003)
+        # the errors of the model are drawn anew for every setting: their size is what can agree
+        assert np.log(row).std() == pytest.approx(np.log(exact_s).std(), rel=0.15)
+    again_s = table.step_s(asked)
+    np.testing.assert_allclose(again_s[2], table.step(100).step_s, rtol=1e-12)
+    assert MOST_KNOTS < 60
+
+
+def test_strong_scaling_leaves_out_what_does_not_split(tmp_path: Path) -> None:
+    text = PLAN.replace('"weak"', '"strong"').replace("[4, 16]", "[64]").replace("[16]", "[64]")
+    document = pm.plan_options(written(tmp_path, text), today=TODAY)
+    assert {row.global_batch for row in document.ranked} == {64}
+    # of 1 to 16, only powers of two divide 64
+    assert document.num_skipped == 16 - 5
+    odd = text.replace("{ first = 1, last = 16 }", "[3]")
+    left_out = pm.plan_options(written(tmp_path, odd), today=TODAY)
+    assert [entry.row.option for entry in left_out.options] == ["fast"]
+    assert any("of slow evenly" in caveat for caveat in left_out.caveats)
+    with pytest.raises(NotFeasible, match="multiple of devices"):
+        pm.plan_options(written(tmp_path, odd.replace("[1, 2, 4, 8, 16, 32]", "[7]")), today=TODAY)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("deadline = 2026-12-21", "deadline = 2026-11-20", "deadline: must be after the start"),
+        (
+            "deadline = 2026-12-21",
+            "deadline = 2026-12-21\nstart = 2026-01-01",
+            "must not be before",
+        ),
+        (
+            "samples = 8e8",
+            "samples = 8e8\nepochs = 3",
+            "epochs and samples_per_epoch must be given",
+        ),
+        ("samples = 8e8", "", "the work must be given once"),
+        ('currency = "EUR"', 'currency = "USD"', "one currency"),
+        ("price = { value = 0.5", "price = { value = -0.5", "price.value"),
+        ('unit = "per kWh"', 'unit = "per year"', "energy_price must be per kWh"),
+        ('name = "fast"', 'name = "slow"', "different names"),
+        ("power_per_device_w = 500\n", "", "power_kw needs power_per_device_w of slow"),
+        ("{ first = 1, last = 16 }", "{ first = 5, last = 1 }", "last must be >= first"),
+        ("date = 2026-11-01", "date = 2027-11-01", "date must not be after"),
+        ("[limits]", "[limit]", "limits"),
+        ("samples = 8e8", "samples = nan", "samples"),
+    ],
+)
+def test_contradictions_are_named(tmp_path: Path, old: str, new: str, words: str) -> None:
+    text = PLAN.replace(old, new, 1)
+    with pytest.raises(InvalidDocument, match=words):
+        plan_of(tmp_path, text)
+
+
+def test_work_can_be_epochs_or_tokens(tmp_path: Path) -> None:
+    for work in (
+        "epochs = 4\nsamples_per_epoch = 2e8",
+        "tokens = 1.6e12\ntokens_per_sample = 2000",
+    ):
+        plan = plan_of(tmp_path, PLAN.replace("samples = 8e8", work))
+        assert plan.work.total_samples == pytest.approx(8e8)
+
+
+def test_a_stale_price_is_said_and_an_unknown_workload_refused(tmp_path: Path) -> None:
+    late = dt.date(2026, 12, 15)
+    document = pm.plan_options(written(tmp_path), today=late)
+    assert len(document.warnings) == 4
+    with pytest.raises(UsageError, match="nothing"):
+        pm.plan_options(written(tmp_path, PLAN.replace('"heavy"', '"nothing"')), today=TODAY)

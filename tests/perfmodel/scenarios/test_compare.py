@@ -1,0 +1,78 @@
+"""Scenarios side by side: paired draws, saved documents."""
+
+import numpy as np
+import pytest
+
+import perfmodel as pm
+from perfmodel.documents.prediction import Evidence
+from perfmodel.scenarios import with_saved
+from perfmodel.statistics.pairing import unpaired
+from tests.perfmodel.profiles import Machine, profile
+
+NOISY = profile(Machine(noise=(0.9, 1.0, 1.1, 1.2), residual=0.05, relative_error=0.05))
+
+
+def test_the_same_scenario_differs_by_nothing() -> None:
+    _, same = pm.whatif(NOISY, "heavy", {"devices": "8"}, devices=8).scenarios
+    assert same.contrast is not None
+    assert same.contrast.is_paired
+    assert same.contrast.throughput_ratio.p5 == same.contrast.throughput_ratio.p95 == 1
+    assert same.contrast.step_difference_s.p95 == 0
+    assert same.contrast.probability_faster == 0
+
+
+def test_a_difference_is_less_doubtful_than_its_sides() -> None:
+    """Errors of what was not changed cancel: the device is twice as fast whatever it is."""
+    before, after = pm.whatif(NOISY, "heavy", {"device.speed": "2x"}, devices=1).scenarios
+    contrast = after.contrast
+    assert contrast is not None
+    ratio, step = contrast.throughput_ratio, before.point.step_s
+    assert ratio.p95 / ratio.p5 < 1.002
+    assert step.p95 / step.p5 > 1.05
+    assert contrast.probability_faster == 1
+    assert after.point.evidence["compute"] is Evidence.ASSUMED
+
+
+def test_changed_causes_come_from_explain() -> None:
+    before, after = pm.whatif(NOISY, "heavy", {"ranks.noise": "0x"}, devices=16).scenarios
+    assert before.lost_s["stragglers"] > 0
+    assert "stragglers" not in after.lost_s
+    explained = pm.explain(NOISY, "heavy", devices=16)
+    assert before.lost_s == {loss.cause.value: loss.lost_s for loss in explained.losses}
+
+
+def test_saved_scenarios_of_the_same_machine_stay_paired() -> None:
+    saved = pm.whatif(NOISY, "heavy", {"device.speed": "2x"}, devices=1)
+    now = pm.whatif(NOISY, "heavy", devices=1)
+    joined = with_saved(now, [("saved", saved)])
+    assert [s.name for s in joined.scenarios] == [
+        "as it is",
+        "saved: as it is",
+        "saved: device.speed=2x",
+    ]
+    contrast = joined.scenarios[2].contrast
+    assert contrast == saved.scenarios[1].contrast
+
+
+def test_another_machine_is_not_paired() -> None:
+    """The same random numbers stand for errors that have nothing to do with each other."""
+    other = profile(
+        Machine(noise=(0.9, 1.0, 1.1, 1.2), residual=0.05, relative_error=0.05, time_scale=0.5)
+    )
+    joined = with_saved(
+        pm.whatif(NOISY, "heavy", devices=1), [("other", pm.whatif(other, "heavy", devices=1))]
+    )
+    contrast = joined.scenarios[1].contrast
+    assert contrast is not None
+    assert not contrast.is_paired
+    assert contrast.throughput_ratio.p50 == pytest.approx(2)
+    assert contrast.throughput_ratio.p95 / contrast.throughput_ratio.p5 > 1.1
+
+
+def test_unpaired_draws_keep_their_nominal_and_lose_their_order() -> None:
+    draws = np.random.default_rng(1).standard_normal(5000)
+    first, other = unpaired(draws, draws[:4000], seed="x")
+    assert len(first) == len(other) == 4000
+    assert first[0] == other[0] == draws[0]
+    assert abs(np.corrcoef(first[1:], other[1:])[0, 1]) < 0.06
+    assert sorted(other) == sorted(draws[:4000])

@@ -1,0 +1,175 @@
+"""What each field does, against machines that really are so."""
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel.errors import CalibrationUnavailable, UsageError
+from perfmodel.explanation import ChangeKind, explain
+from perfmodel.forecast import Forecast, forecast_settings
+from perfmodel.predictor import Predictor
+from perfmodel.scenarios import FIELDS, Scenario, changed, scenarios_of
+from perfmodel.scenarios.machine import link_of
+from tests.perfmodel.profiles import Machine, profile
+
+
+def scenario(machine: Machine, workload: str = "heavy", **request: object) -> Scenario:
+    document = profile(machine)
+    entry = document.workload(workload)
+    assert entry is not None
+    asked = {"world_sizes": (8,), "scaling": "weak", "batch": 16, **request}
+    return Scenario(
+        profile=document,
+        workload=entry,
+        request=Forecast(**asked),  # type: ignore[arg-type]
+        machine_digest=document.digest,
+    )
+
+
+def step_s(scenario: Scenario) -> float:
+    """Nominal step of a scenario. [s]"""
+    setting = forecast_settings(scenario.workload, scenario.request)[-1]
+    predictor = Predictor(scenario.profile, num_draws=2)
+    loader = scenario.request.loader_samples_per_s
+    step = predictor.step(scenario.workload, setting, loader_samples_per_s=loader)
+    return float(step.step_s[0])
+
+
+@given(
+    latency_s=st.floats(1e-6, 1e-2),
+    bytes_per_s=st.floats(1e7, 1e11),
+    devices=st.integers(2, 300),
+)
+def test_a_network_that_is_set_is_as_one_that_was_measured(
+    latency_s: float, bytes_per_s: float, devices: int
+) -> None:
+    was = scenario(Machine(), world_sizes=(devices,))
+    link = link_of(was.profile)
+    assert link.latency_s == pytest.approx(1e-4, rel=0.01)
+    assert link.bytes_per_s == pytest.approx(1e9, rel=1e-3)
+    now = changed(
+        was,
+        {"network.latency": f"{latency_s}s", "network.bandwidth": f"{bytes_per_s}B/s"},
+    )
+    set_link = link_of(now.profile)
+    assert set_link.latency_s == pytest.approx(latency_s)
+    assert set_link.bytes_per_s == pytest.approx(bytes_per_s)
+    # the synthetic latency holds the bytes of the shortest message; the split does not
+    truth = Machine(
+        latency_s=latency_s - 128 / bytes_per_s
+        if latency_s > 1e-5 + 128 / bytes_per_s
+        else latency_s,
+        s_per_byte=1 / bytes_per_s,
+    )
+    if truth.latency_s < latency_s:
+        assert step_s(now) == pytest.approx(
+            step_s(scenario(truth, world_sizes=(devices,))), rel=1e-3
+        )
+
+
+def test_factors_are_of_what_was_measured() -> None:
+    was = scenario(Machine())
+    doubled = link_of(changed(was, {"network.bandwidth": "2x"}).profile)
+    assert doubled.bytes_per_s == pytest.approx(2 * link_of(was.profile).bytes_per_s)
+    assert doubled.latency_s == link_of(was.profile).latency_s
+    same = changed(was, {"network.bandwidth": "1x", "network.latency": "1x", "device.speed": "1x"})
+    assert step_s(same) == pytest.approx(step_s(was), rel=1e-12)
+
+
+def test_a_faster_device_leaves_the_input_as_it_is() -> None:
+    was = scenario(Machine(), world_sizes=(1,))
+    input_s = 0.0002
+    assert step_s(changed(was, {"device.speed": "2x"})) == pytest.approx(
+        input_s + (step_s(was) - input_s) / 2
+    )
+    assert step_s(changed(was, {"host.speed": "2x"})) == pytest.approx(step_s(was) - input_s / 2)
+
+
+def test_gradients_in_16_bit_gain_what_explain_says() -> None:
+    was = scenario(Machine(s_per_byte=1e-7))
+    setting = forecast_settings(was.workload, was.request)[-1]
+    found = explain(Predictor(was.profile), workload=was.workload, setting=setting)
+    [gain_s] = [c.gain_s for c in found.changes if c.kind is ChangeKind.COMPRESSION]
+    assert gain_s > 0.01
+    assert step_s(was) - step_s(changed(was, {"gradients": "bf16"})) == pytest.approx(gain_s)
+    [local_s] = [c.gain_s for c in found.changes if c.kind is ChangeKind.BUFFERS]
+    assert step_s(was) - step_s(changed(was, {"buffers": "local"})) == pytest.approx(local_s)
+
+
+def test_nobody_waits_for_ranks_that_are_alike() -> None:
+    noisy = scenario(Machine(noise=(0.8, 1.0, 1.0, 1.3), rank_spread=0.1))
+    calm = scenario(Machine())
+    assert step_s(noisy) > 1.1 * step_s(calm)
+    assert step_s(changed(noisy, {"ranks.noise": "0x"})) == pytest.approx(step_s(calm))
+
+
+def test_the_question_is_changed_too() -> None:
+    was = scenario(Machine())
+    now = changed(
+        was,
+        {
+            "devices": "64",
+            "batch": "4",
+            "accumulation": "2",
+            "bucket_cap": "5MiB",
+            "loader.samples_per_s": "100",
+            "workload": "light",
+        },
+    )
+    [*_, setting] = forecast_settings(now.workload, now.request)
+    assert (setting.workload, setting.world_size, setting.micro_batch) == ("light", 64, 4)
+    assert (setting.accumulation, setting.bucket_cap_mb) == (2, 5.0)
+    assert step_s(now) == pytest.approx(8 / 100)
+
+
+def test_precision_needs_kernels_in_both_types() -> None:
+    with pytest.raises(CalibrationUnavailable, match="fp32 and in bf16"):
+        changed(scenario(Machine()), {"precision": "bf16"})
+
+
+def test_several_values_are_scenarios_side_by_side() -> None:
+    was = scenario(Machine())
+    found = scenarios_of(was, ["devices=2,4", "network.bandwidth=1x,2x"])
+    assert [entry.name for entry in found] == [
+        "as it is",
+        "devices=2, network.bandwidth=1x",
+        "devices=2, network.bandwidth=2x",
+        "devices=4, network.bandwidth=1x",
+        "devices=4, network.bandwidth=2x",
+    ]
+    assert math.isclose(step_s(found[1]), step_s(changed(was, {"devices": "2"})))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["network.bandwith=1x"], "did you mean network.bandwidth"),
+        (["qqq=1"], "known: workload, devices"),
+        (["devices"], "must look like devices=64"),
+        (["devices=0"], "--set devices: number must be whole and >= 1"),
+        (["devices=2", "devices=4"], "must be given once"),
+        (["network.bandwidth=fast"], "--set network.bandwidth: quantity must look like"),
+        (["network.latency=0s"], "must be > 0"),
+        (["device.speed=2"], "must look like 2x"),
+        (["gradients=int3"], "must be one of fp32"),
+        (["buffers=none"], "must be broadcast or local"),
+        (["workload=nothing"], "light, heavy"),
+        (["devices=1,2,3,4", "batch=1,2,3,4"], "at most 12 combinations"),
+    ],
+)
+def test_what_makes_no_sense_is_named(settings: list[str], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        scenarios_of(scenario(Machine()), settings)
+
+
+def test_every_field_has_its_example() -> None:
+    was = scenario(Machine())
+    for entry in FIELDS:
+        example = entry.example.split(" or ")[0]
+        if entry.name not in ("workload", "precision"):
+            now = changed(was, {entry.name: example})
+            assert dict(now.changes) == {entry.name: example}
+            assert dataclasses.replace(now, changes={}) != was

@@ -1,0 +1,228 @@
+"""Causes of lost time on a machine whose every parameter is known."""
+
+import dataclasses
+
+import pytest
+
+from perfmodel.errors import CalibrationUnavailable
+from perfmodel.explanation import ChangeKind, Explanation, LossCause, explain
+from perfmodel.predictor import Predictor, Scaling, scaled_settings
+from perfmodel.report.explanation import explanation_lines
+from tests.perfmodel.profiles import MIB, Machine, profile
+
+#: The mean of Blom's largest of two is 0.5895: the slowest takes exp(0.0295) = 1.0299 times as long.
+SLOW = Machine(
+    sharing=1.1, bucket_s=1e-3, compute_speed=0.6, comm_speed=0.7, rank_spread=0.05, dispatch_s=1e-5
+)
+
+
+def explained(
+    machine: Machine,
+    *,
+    workload: str = "heavy",
+    world_size: int = 2,
+    scaling: Scaling = "weak",
+    bucket_cap_mb: float | None = 100,
+    loader_samples_per_s: float | None = None,
+) -> Explanation:
+    predictor = Predictor(profile(machine))
+    batch = 8 if scaling == "strong" else 16
+    (setting,) = scaled_settings(
+        workload, [world_size], scaling=scaling, batch=batch, bucket_cap_mb=bucket_cap_mb
+    )
+    return explain(
+        predictor,
+        workload=predictor.workload(workload),
+        setting=setting,
+        scaling=scaling,
+        loader_samples_per_s=loader_samples_per_s,
+    )
+
+
+def lost(explanation: Explanation) -> dict[LossCause, float]:
+    return {loss.cause: loss.lost_s for loss in explanation.losses}
+
+
+def gained(explanation: Explanation) -> dict[ChangeKind, float]:
+    return {change.kind: change.gain_s for change in explanation.changes}
+
+
+def test_lost_time_is_what_the_step_has_beyond_its_share_of_the_baseline() -> None:
+    """One bucket: 247.2 ms alone, 8.588608 + 0.104096 = 8.692704 ms of communication beside it."""
+    explanation = explained(Machine())
+    assert explanation.baseline.world_size == 1
+    assert explanation.baseline_step_s == pytest.approx(0.2472)
+    assert explanation.step_s == pytest.approx(0.255892704)
+    assert explanation.lost_s == pytest.approx(0.008692704)
+    assert explanation.ideal_speedup == 2
+    assert explanation.speedup == pytest.approx(2 * 0.2472 / 0.255892704)
+
+
+def test_each_cause_is_what_the_step_saves_without_it() -> None:
+    """Nothing overlaps with one bucket, so that every cause is its own time."""
+    found = lost(explained(Machine(dispatch_s=1e-5)))
+    assert found == pytest.approx(
+        {
+            LossCause.ALL_REDUCE: 0.0002 + 8 * MIB * 1e-9,
+            LossCause.OPTIMIZER: 0.004,
+            LossCause.DISPATCH: 60 * 1e-5,
+            LossCause.INPUT: 0.0002,
+            LossCause.BROADCAST: 0.0001 + 4096e-9,
+        }
+    )
+
+
+def test_causes_are_ranked() -> None:
+    times_s = list(lost(explained(SLOW, bucket_cap_mb=4)).values())
+    assert times_s == sorted(times_s, reverse=True)
+
+
+def test_sharing_bucket_work_stragglers_and_interference_are_found() -> None:
+    """Two buckets: bucket work 2 ms, times 1.0299 on the slowest rank.
+
+    Sharing: 0.1 of 247.2 ms, times 1.0299. Both hold although overlap hides other things.
+    """
+    found = lost(explained(SLOW, bucket_cap_mb=4))
+    assert set(found) == set(LossCause) - {LossCause.SMALL_BATCH}
+    assert found[LossCause.BUCKET] == pytest.approx(0.002 * 1.0299, rel=1e-3)
+    assert found[LossCause.SHARING] == pytest.approx(0.02472 * 1.0299, rel=1e-3)
+    assert found[LossCause.STRAGGLERS] == pytest.approx((1.1 * 0.2472 + 0.002) * 0.0299, rel=2e-3)
+
+
+def test_interference_is_what_overlap_costs() -> None:
+    """As computed for the prediction: 4.394304 ms with two buckets, both sides at half speed."""
+    machine = Machine(compute_speed=0.5, comm_speed=0.5)
+    found = lost(explained(machine, bucket_cap_mb=4))
+    assert found[LossCause.INTERFERENCE] == pytest.approx(0.004394304)
+
+
+def test_strong_scaling_of_a_light_model_loses_to_work_that_does_not_shrink() -> None:
+    """Forward and backward of 8 samples take 3.024 ms, of 4 samples 3.012 ms instead of 1.512 ms.
+
+    With the input, 0.2 ms instead of 0.1 ms: 3.212 - 1.612 = 1.6 ms are lost to the small batch.
+    """
+    light = explained(Machine(), workload="light", scaling="strong")
+    heavy = explained(Machine(), workload="heavy", scaling="strong")
+    assert light.baseline.micro_batch == 8
+    assert light.speedup < 1
+    assert heavy.speedup > 1.6
+    assert light.losses[0].cause is LossCause.SMALL_BATCH
+    assert light.losses[0].lost_s == pytest.approx(0.0016)
+    assert LossCause.SMALL_BATCH not in lost(explained(Machine()))
+
+
+def test_changes_are_predicted_by_the_same_model() -> None:
+    """Half the bytes: 4.194304 ms less. Two buckets of 5 MiB: 5 MiB hide, 3 MiB remain.
+
+    Caps of 1 MiB leave one gradient exposed: 7 MiB, 7.340032 ms, less.
+    Micro-batch 32: 0.2 + 161 + 322 + 4 + 8.692704 = 495.892704 ms for twice the samples.
+    Accumulation 4: 4 * 243.2 + 4 + 8.692704 = 985.492704 ms for four times the samples.
+    """
+    found = gained(explained(Machine()))
+    assert found[ChangeKind.COMPRESSION] == pytest.approx(0.004194304)
+    assert found[ChangeKind.BUCKET_CAP] == pytest.approx(0.007340032)
+    assert found[ChangeKind.BUFFERS] == pytest.approx(0.000104096)
+    assert found[ChangeKind.MICRO_BATCH] == pytest.approx(0.255892704 - 0.495892704 / 2)
+    assert found[ChangeKind.ACCUMULATION] == pytest.approx(0.255892704 - 0.985492704 / 4)
+
+
+def test_a_gain_in_time_is_a_gain_in_speedup_over_the_same_baseline() -> None:
+    """Without 7.340032 ms of 255.892704 ms: 2 * 247.2 * (1 / 248.552672 - 1 / 255.892704)."""
+    explanation = explained(Machine())
+    cap = next(c for c in explanation.changes if c.kind is ChangeKind.BUCKET_CAP)
+    expected = 2 * 0.2472 * (1 / 0.248552672 - 1 / 0.255892704)
+    assert cap.gain_speedup == pytest.approx(expected)
+
+
+def test_a_change_that_keeps_the_batch_is_named_first_where_it_helps_enough() -> None:
+    explanation = explained(Machine())
+    reduced = next(loss for loss in explanation.losses if loss.cause is LossCause.ALL_REDUCE)
+    assert reduced.one_change.startswith("bucket cap 1 MiB (best of 1, 5, 10, 25, 50)")
+    assert reduced.gain_s == pytest.approx(0.007340032)
+
+
+def test_one_device_can_change_its_batch_alone() -> None:
+    kinds = {change.kind for change in explained(Machine(), world_size=1).changes}
+    assert kinds == {ChangeKind.MICRO_BATCH, ChangeKind.ACCUMULATION}
+
+
+def test_a_cause_without_a_remedy_says_so() -> None:
+    explanation = explained(Machine())
+    helpless = dataclasses.replace(explanation.losses[0], one_change="", gain_s=0.0)
+    lines = explanation_lines(dataclasses.replace(explanation, losses=(helpless,)))
+    assert lines[2] == "   nothing that was tried helps"
+
+
+def test_one_device_has_no_communication_to_lose_to() -> None:
+    explanation = explained(Machine(dispatch_s=1e-5), world_size=1)
+    assert explanation.lost_s == pytest.approx(0.0)
+    assert lost(explanation) == pytest.approx(
+        {LossCause.OPTIMIZER: 0.004, LossCause.DISPATCH: 0.0006, LossCause.INPUT: 0.0002}
+    )
+
+
+def test_a_slow_loader_is_the_largest_loss_and_a_faster_one_the_remedy() -> None:
+    """16 samples at 20 per second last 800 ms, at 40 per second 400 ms; the rest needs 247.2 ms."""
+    explanation = explained(Machine(), world_size=1, loader_samples_per_s=20)
+    first = explanation.losses[0]
+    assert (first.cause, first.one_change) == (LossCause.INPUT, "a loader twice as fast")
+    assert first.lost_s == pytest.approx(0.8 - 0.247)
+    assert first.gain_s == pytest.approx(0.4)
+
+
+def test_dispatch_of_an_asynchronous_device_is_the_hosts() -> None:
+    """The host needs 40.5 ms for the forward pass before the device starts; the input hides in it.
+
+    Without: 0.2 + 247 = 247.2 ms instead of 287.5 ms.
+    """
+    explanation = explained(Machine(asynchronous=True), world_size=1)
+    assert lost(explanation)[LossCause.DISPATCH] == pytest.approx(0.0403)
+
+
+def test_explaining_leaves_the_predictor_as_it_was() -> None:
+    def predicted(*, explains: bool) -> list[float]:
+        predictor = Predictor(profile(Machine(relative_error=0.1, residual=0.1)))
+        workload = predictor.workload("heavy")
+        (setting,) = scaled_settings("heavy", [2], scaling="weak", batch=16)
+        if explains:
+            explain(predictor, workload=workload, setting=setting)
+        return [float(value) for value in predictor.step(workload, setting).step_s]
+
+    assert predicted(explains=True) == predicted(explains=False)
+
+
+def test_several_devices_need_a_measured_interconnect() -> None:
+    with pytest.raises(CalibrationUnavailable, match="measured interconnect"):
+        explained(Machine(world_size=1))
+
+
+def test_the_text_ranks_causes_with_shares_and_a_change_each() -> None:
+    """8.588608 of 8.692704 ms are 98.8 %."""
+    lines = explanation_lines(explained(Machine()))
+    assert lines[0] == (
+        "heavy, 2 x 16 x 1, 100 MiB: speed-up 1.93 of 2; a step takes 256 ms, "
+        "ideal would be 247 ms, 8.69 ms are lost:"
+    )
+    assert lines[1].startswith("1. all reduce: 8.59 ms, 98.8 % of the lost time - ")
+    assert lines[2] == (
+        "   try bucket cap 1 MiB (best of 1, 5, 10, 25, 50): 7.34 ms less, speed-up +0.06"
+    )
+    assert "need not add up" in lines[-1]
+
+
+def test_the_text_of_one_device_shares_out_the_step() -> None:
+    """4 of 247.2 ms are 1.6 %."""
+    lines = explanation_lines(explained(Machine(), world_size=1))
+    assert lines[0] == (
+        "heavy, 1 x 16 x 1, no DDP: a step takes 247 ms; one device waits for no other and has no "
+        "speed-up to lose; what could be saved:"
+    )
+    assert lines[1].startswith("1. optimizer: 4.00 ms, 1.6 % of the step - ")
+
+
+def test_one_device_gains_samples_per_second_and_no_speedup() -> None:
+    """Twice the batch pays the 7.2 ms that no sample adds to once: 3.6 ms less, 247.2 / 243.6 as fast."""
+    lines = explanation_lines(explained(Machine(), world_size=1))
+    tried = [line for line in lines if line.startswith("   micro-batch 32")]
+    assert tried == ["   micro-batch 32 (global batch 16 -> 32): step -3.60 ms, samples/s +1.5 %"]
+    assert not [line for line in lines[1:] if "speed-up" in line]

@@ -1,0 +1,220 @@
+"""Predictions on a machine whose every parameter is known."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from perfmodel.documents.prediction import PredictedPoint
+from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
+from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.predictor import (
+    Predictor,
+    Scaling,
+    caveats,
+    interval,
+    measured_points,
+    scaled_settings,
+)
+from perfmodel.program.operation import Cause
+from tests.perfmodel.profiles import HEAVY, MIB, Machine, profile
+
+
+def points(
+    machine: Machine,
+    *world_sizes: int,
+    workload: str = "heavy",
+    scaling: Scaling = "weak",
+    batch: int = 16,
+    accumulation: int = 1,
+    bucket_cap_mb: float | None = None,
+) -> list[PredictedPoint]:
+    predictor = Predictor(profile(machine))
+    settings = scaled_settings(
+        workload,
+        (1, *world_sizes),
+        scaling=scaling,
+        batch=batch,
+        accumulation=accumulation,
+        bucket_cap_mb=bucket_cap_mb,
+    )
+    steps = [predictor.step(predictor.workload(workload), setting) for setting in settings]
+    found = [predictor.point(step, baseline=steps[0]) for step in steps]
+    return found if not world_sizes else found[1:]
+
+
+def test_a_single_device_takes_the_sum_of_its_phases() -> None:
+    """At 16: 0.2 + (1 + 80) + (2 + 160) + 4 = 247.2 ms."""
+    (point,) = points(Machine())
+    assert point.step_s.p50 == pytest.approx(0.2472)
+    assert point.samples_per_s.p50 == pytest.approx(16 / 0.2472)
+    assert (point.speedup.p5, point.speedup.p50, point.speedup.p95) == (1.0, 1.0, 1.0)
+    assert point.exposed_comm_s.p50 == 0.0
+    assert point.straggler_s == 0.0
+
+
+def test_accumulation_repeats_everything_but_the_optimizer() -> None:
+    """3 * (0.2 + 81 + 162) + 4 = 733.6 ms."""
+    (point,) = points(Machine(), accumulation=3)
+    assert point.step_s.p50 == pytest.approx(0.7336)
+
+
+def test_one_bucket_is_reduced_behind_the_backward_pass() -> None:
+    """A cap of 100 MiB: 8 MiB reduced in 0.2 + 8.388608 ms, a broadcast of 0.104096 ms before.
+
+    247.2 + 8.588608 + 0.104096 = 255.892704 ms; speed-up 2 * 247.2 / 255.892704 = 1.93206.
+    """
+    (point,) = points(Machine(), 2, bucket_cap_mb=100)
+    assert point.step_s.p50 == pytest.approx(0.255892704)
+    assert point.speedup.p50 == pytest.approx(1.93206, abs=1e-5)
+    assert point.scaling_efficiency.p50 == pytest.approx(0.96603, abs=1e-5)
+    assert point.exposed_comm_s.p50 == pytest.approx(0.008692704)
+    assert point.breakdown_s[Cause.ALL_REDUCE] == pytest.approx(0.008588608)
+
+
+def test_only_the_last_of_several_buckets_is_exposed() -> None:
+    """Two buckets of 4 MiB: the first, 4.394304 ms, hides behind 81 ms of backward.
+
+    247.2 + 0.104096 + 0.2 + 4.194304 = 251.6984 ms.
+    """
+    (point,) = points(Machine(), 2, bucket_cap_mb=4)
+    assert point.step_s.p50 == pytest.approx(0.2516984)
+
+
+def test_more_ranks_send_more_messages_of_less() -> None:
+    """4 ranks: 6 messages of 2 MiB, 0.6 + 12.582912 ms, and 2 rounds of 0.104096 ms.
+
+    247.2 + 13.182912 + 0.208192 = 260.591104 ms.
+    """
+    (point,) = points(Machine(), 4, bucket_cap_mb=100)
+    assert point.step_s.p50 == pytest.approx(0.260591104)
+
+
+def test_interference_slows_what_overlaps() -> None:
+    """Cap 4 MiB. The first all-reduce at half speed takes 2 * 4.394304 = 8.788608 ms.
+
+    Backward beside it at half speed does 4.394304 ms of its work in that time, so that it ends
+    4.394304 ms later: 251.6984 + 4.394304 = 256.092704 ms.
+    """
+    (point,) = points(Machine(compute_speed=0.5, comm_speed=0.5), 2, bucket_cap_mb=4)
+    assert point.step_s.p50 == pytest.approx(0.256092704)
+
+
+def test_bucket_work_delays_the_step() -> None:
+    """One bucket of 8 MiB: 1 ms and 0.1 ns per byte, 0.8388608 ms, on top of 255.892704 ms."""
+    machine = Machine(bucket_s=1e-3, bucket_s_per_byte=1e-10)
+    (point,) = points(machine, 2, bucket_cap_mb=100)
+    assert point.step_s.p50 == pytest.approx(0.255892704 + 1e-3 + 8 * MIB * 1e-10)
+
+
+def test_stragglers_are_reported_as_part_of_the_step() -> None:
+    """Ranks that differ by exp(0.1 * 0.5895) = 1.0607 in compute: 247.2 * 0.0607 = 15.0 ms."""
+    (point,) = points(Machine(rank_spread=0.1), 2, bucket_cap_mb=100)
+    assert point.straggler_s == pytest.approx(0.0150, abs=1e-4)
+    assert point.step_s.p50 == pytest.approx(0.255892704 + point.straggler_s)
+
+
+def test_a_step_lasts_as_long_as_the_loader() -> None:
+    """16 samples at 10 per second: 1.6 s."""
+    predictor = Predictor(profile(Machine()))
+    (setting,) = scaled_settings("heavy", [1], scaling="weak", batch=16)
+    step = predictor.step(predictor.workload("heavy"), setting, loader_samples_per_s=10)
+    assert step.step_s[0] == pytest.approx(1.6)
+
+
+def test_an_asynchronous_device_waits_for_its_host_at_the_start_alone() -> None:
+    """The host issues in half the time: forward starts at 40.5 ms and everything follows on.
+
+    40.5 + 81 + 162 + 4 = 287.5 ms.
+    """
+    (point,) = points(Machine(asynchronous=True))
+    assert point.step_s.p50 == pytest.approx(0.2875)
+
+
+def test_the_textbook_pair_small_batches_scale_the_heavy_model_alone() -> None:
+    """Strong scaling of 8 samples, 4 each of two ranks.
+
+    Light alone: 0.2 + 1.008 + 2.016 + 0.5 = 3.724 ms; halved it still takes 3.712 ms, and
+    256 KiB reduced 0.2 + 0.262144 ms: 3.724 / 4.174144 = 0.892, a loss.
+    Heavy alone: 0.2 + 41 + 82 + 4 = 127.2 ms; halved 67.2 ms and, in the default buckets, 7 MiB
+    behind backward 0.2 + 7.340032 ms and the broadcast 0.104096 ms: 127.2 / 74.844128 = 1.6995.
+    """
+    (light,) = points(Machine(), 2, workload="light", scaling="strong", batch=8)
+    (heavy,) = points(Machine(), 2, workload="heavy", scaling="strong", batch=8)
+    assert light.speedup.p50 == pytest.approx(0.892, abs=1e-3)
+    assert heavy.speedup.p50 == pytest.approx(1.6995, abs=1e-3)
+
+
+def test_doubt_of_the_parameters_and_of_the_form_widens_the_interval() -> None:
+    """Errors of the model of 10 % either way: nine draws in ten lie within, at its edges."""
+    (sharp,) = points(Machine())
+    (formed,) = points(Machine(residual=0.1))
+    (noisy,) = points(Machine(relative_error=0.1))
+    assert sharp.step_s.p5 == sharp.step_s.p95
+    assert formed.step_s.p95 == pytest.approx(0.2472 * np.exp(0.1))
+    assert formed.step_s.p5 == pytest.approx(0.2472 * np.exp(-0.1))
+    assert noisy.step_s.p5 < 0.95 * noisy.step_s.p50 < 1.05 * noisy.step_s.p50 < noisy.step_s.p95
+
+
+def test_the_nominal_value_lies_within_its_interval() -> None:
+    draws = np.array([5.0, *np.linspace(1.0, 2.0, 99)])
+    found = interval(draws)
+    assert (found.p50, found.p95) == (5.0, 5.0)
+    assert found.p5 == pytest.approx(1.05, abs=0.01)
+
+
+def test_the_same_inputs_give_the_same_prediction() -> None:
+    machine = Machine(relative_error=0.1, residual=0.1, noise=(0.9, 1.0, 1.1, 1.4))
+    assert points(machine, 2, 8) == points(machine, 2, 8)
+
+
+def test_an_unknown_workload_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(UsageError, match=r"\(light, heavy\).* got 'gpt5'"):
+        Predictor(profile(Machine())).workload("gpt5")
+
+
+def test_a_workload_of_ones_own_borrows_curves() -> None:
+    own = dataclasses.replace(HEAVY, name="own")
+    predictor = Predictor(profile(Machine()))
+    step = predictor.step(
+        predictor.workload(own), Setting(workload="own", world_size=2, micro_batch=16)
+    )
+    assert step.step_s[0] > 0
+
+
+def test_several_devices_need_a_measured_interconnect() -> None:
+    with pytest.raises(CalibrationUnavailable, match="2 devices need a measured interconnect"):
+        points(Machine(world_size=1), 2)
+
+
+@pytest.mark.parametrize(("batch", "accumulation"), [(16, 1), (3, 2)])
+def test_a_global_batch_that_does_not_divide_is_not_feasible(batch: int, accumulation: int) -> None:
+    with pytest.raises(NotFeasible, match=f"got {batch}"):
+        scaled_settings("heavy", [3], scaling="strong", batch=batch, accumulation=accumulation)
+
+
+def test_weak_scaling_fixes_the_micro_batch_and_strong_the_global_batch() -> None:
+    weak = scaled_settings("heavy", [1, 4], scaling="weak", batch=16, accumulation=2)
+    strong = scaled_settings("heavy", [1, 4], scaling="strong", batch=64, accumulation=2)
+    assert [(s.micro_batch, s.global_batch) for s in weak] == [(16, 32), (16, 128)]
+    assert [(s.micro_batch, s.global_batch) for s in strong] == [(32, 64), (8, 64)]
+    assert [s.synchronisation for s in weak] == [Synchronisation.NONE, Synchronisation.DDP]
+
+
+def test_calibration_runs_stand_beside_the_prediction() -> None:
+    """The profile holds one run: heavy alone at 16."""
+    settings = scaled_settings("heavy", [1, 2], scaling="weak", batch=16)
+    (point,) = measured_points(profile(Machine()), "heavy", settings)
+    assert (point.world_size, point.step_s, point.speedup) == (1, 0.25, 1.0)
+
+
+def test_what_was_not_measured_is_said() -> None:
+    found = caveats(
+        profile(Machine()),
+        points(Machine(), 8, batch=100),
+        workload=profile(Machine()).workloads[0],
+    )
+    assert any("up to 8 devices are extrapolated" in line for line in found)
+    assert any("outside the calibrated range: 100" in line for line in found)
+    calibrated = profile(Machine()).workloads[0]
+    assert caveats(profile(Machine()), points(Machine(), 2), workload=calibrated) == ()

@@ -1,0 +1,20 @@
+"""A profile is judged on the machine that it describes."""
+
+from perfmodel.documents.profile import ProfileDocument
+from perfmodel.errors import CalibrationUnavailable
+
+
+def refuse_other_machine(profile: ProfileDocument, fingerprint: str) -> None:
+    """Compare the fingerprint of this machine with that in the profile.
+
+    Raises
+    ------
+    CalibrationUnavailable
+        If they differ.
+    """
+    found = profile.provenance.host_fingerprint
+    if found != fingerprint:
+        raise CalibrationUnavailable(
+            f"--profile: must describe this machine (fingerprint {fingerprint[:12]}), got "
+            f"{found[:12]} ({profile.device_name}); run perfmodel calibrate here"
+        )
