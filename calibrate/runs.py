@@ -1,6 +1,5 @@
 """Use case: latents of large-model steps from a table of runs that somebody made."""
 
-import csv
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
@@ -11,12 +10,13 @@ import numpy as np
 
 from calibrate.environment import describe_environment
 from calibrate.placement import provenance
-from perfmodel.cost.inferred import InferredModel
+from calibrate.run_logs import read_run_rows
+from perfmodel.cost.inferred_profile import inferred_fields
 from perfmodel.cost.jobs import Column, Jobs, jobs_from_rows
 from perfmodel.cost.latents import SHEETS, step_time_priors
 from perfmodel.cost.layout_fit import infer
 from perfmodel.cost.plausible import contradictions, wrong_unit
-from perfmodel.documents.inferred import InferredDocument, InferredLatent
+from perfmodel.documents.inferred import InferredDocument
 from perfmodel.errors import IncomparableRuns, InvalidDocument, UsageError
 from perfmodel.units import parse_duration
 
@@ -30,14 +30,12 @@ _DEFAULTS: Final[dict[str, float]] = {
     **dict.fromkeys(("tied", "fused_attention"), 1.0),
     "devices_per_node": 8.0,
 }
-_KNOWN_BELOW: Final = 0.7
-"""A latent counts as determined if the runs narrowed its prior at least to this share."""
 
 
 def calibrate_from_runs(
     table: Path, *, columns: Path | None, device: str, seed: int = 0
 ) -> InferredDocument:
-    """Latents inferred from a CSV of runs.
+    """Latents inferred from runs: a CSV, traces or logs.
 
     Raises
     ------
@@ -57,44 +55,17 @@ def calibrate_from_runs(
         provenance=provenance(describe_environment(), seed=seed),
         evidence="inferred",
         device=device,
-        num_runs=len(jobs),
-        runs={name: tuple(map(float, getattr(jobs, name))) for name in _NAMES},
         step_s=tuple(map(float, step_s)),
-        latents=_latents(model),
-        stall_s=None if model.disturbance is None else model.disturbance.stall_s,
-        interval_widening=model.widening,
-    )
-
-
-def model_of(document: InferredDocument) -> InferredModel:
-    """The model again: the same runs and seed give the same fit."""
-    jobs = Jobs(**{name: np.array(document.runs[name]) for name in _NAMES})
-    priors = step_time_priors(SHEETS[document.device])
-    return infer(jobs, np.array(document.step_s), priors, seed=document.provenance.seed)
-
-
-def _latents(model: InferredModel) -> tuple[InferredLatent, ...]:
-    return tuple(
-        InferredLatent(
-            name=name,
-            value=model.nominal[name],
-            log_sigma=prior.log_sigma * model.moved[name],
-            prior=prior.median,
-            prior_log_sigma=prior.log_sigma,
-            determined=model.moved[name] < _KNOWN_BELOW,
-            meaning=prior.meaning,
-        )
-        for name, prior in model.priors.items()
+        **inferred_fields(model),
     )
 
 
 def read_runs(table: Path, mapping: Mapping[str, Any]) -> tuple[Jobs, Column]:
-    """Jobs and step times of a CSV file; see ``calibrate_from_runs`` for errors."""
-    try:
-        with table.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InvalidDocument(f"{table}: runs cannot be read: {error}") from error
+    """Jobs and step times of a CSV file, a Kineto trace, an MLPerf log, or a folder of them.
+
+    See ``calibrate_from_runs`` for errors. What traces and logs do not say, the mapping's constants do.
+    """
+    rows = read_run_rows(table)
     if not rows:
         raise InvalidDocument(f"{table}: must hold at least one run, got none")
     names = mapping.get("columns", {})

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from perfmodel import checks
+from perfmodel.context import caveats, measured_points
 from perfmodel.documents.base import Provenance, command_line
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.profile import WorkloadProfile
@@ -16,8 +17,6 @@ from perfmodel.predictor import (
     Predictor,
     Scaling,
     StepPrediction,
-    caveats,
-    measured_points,
     scaled_settings,
 )
 
@@ -107,8 +106,9 @@ def forecast(
         device_name=profile.device_name,
         workload=workload.workload.name,
         scaling=request.scaling,
+        cluster=None if predictor.cluster is None else predictor.cluster.name,
         points=points,
         measured=measured_points(profile, workload.workload.name, settings),
-        caveats=caveats(profile, points, workload=workload),
+        caveats=caveats(profile, points, workload=workload, cluster=predictor.cluster),
     )
     return document, steps[-1]

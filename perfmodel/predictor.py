@@ -2,9 +2,9 @@
 
 import dataclasses
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 
@@ -12,14 +12,10 @@ from perfmodel import checks
 from perfmodel.algebra.fluid import end_times_with_interference
 from perfmodel.cost.curve import Samples
 from perfmodel.cost.model import CostModel, borrowed_profile
+from perfmodel.cost.rescaling import whole_steps_refused
 from perfmodel.cost.terms import Terms
-from perfmodel.cost.traced import origin_caveats, traced_profile
-from perfmodel.documents.prediction import (
-    Evidence,
-    Interval,
-    MeasuredPoint,
-    PredictedPoint,
-)
+from perfmodel.cost.traced import traced_profile
+from perfmodel.documents.prediction import Interval, PredictedPoint
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
 from perfmodel.documents.validation import ValidationDocument
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
@@ -28,8 +24,10 @@ from perfmodel.program.ddp import compile_step
 from perfmodel.program.interference import Interference
 from perfmodel.program.operation import Cause, StepProgram, Stream
 from perfmodel.program.trace import Trace
-from perfmodel.simulation import simulate
+from perfmodel.simulation import simulate, slowdown_by_sharing
 from perfmodel.statistics.critical_path import time_by_cause
+from perfmodel.topology.cluster import Cluster
+from perfmodel.units import Bytes
 from perfmodel.workload.step import SymbolicStep
 from perfmodel.workload.workload import Workload
 
@@ -37,6 +35,8 @@ Scaling = Literal["weak", "strong"]
 
 NUM_DRAWS = 400
 _SEED = 0
+#: Percentiles of the steps of a run that are told beside the median.
+_TAILS: Final = (95, 99)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,6 +51,10 @@ class StepPrediction:
     step_s: Samples
     """Shape ``(num_draws,)``: doubt of the parameters and of the model's form. [s]"""
     exposed_comm_s: Samples
+    tail_s: Mapping[int, Samples]
+    """95 and 99: that percentile over the steps of a run, shape ``(num_draws,)``. [s]"""
+    binding_link: str | None = None
+    """Which link costs most of the largest all-reduce, and why; None without a cluster."""
 
 
 class Predictor:
@@ -64,11 +68,16 @@ class Predictor:
         Errors of earlier predictions on this machine: they widen the intervals, never shift them.
     use_measured
         Whether operators that were measured in place count for traced workloads, or curves alone.
+    cluster
+        Through which links the devices reach each other; without it one ring of links like the
+        measured ones.
 
     Raises
     ------
     CalibrationUnavailable
         If the validation was made on another machine.
+    UsageError
+        If the profile has more ranks per node than the cluster has devices.
     """
 
     def __init__(
@@ -78,12 +87,15 @@ class Predictor:
         validation: ValidationDocument | None = None,
         num_draws: int = NUM_DRAWS,
         use_measured: bool = True,
+        cluster: Cluster | None = None,
     ) -> None:
         self._use_measured = use_measured
         _refuse_other_machine(profile, validation)
+        _refuse_other_nodes(profile, cluster)
+        self.cluster = cluster
         self.profile = profile
         self.validation = validation
-        self._costs = CostModel(profile, num_draws=num_draws, seed=_SEED)
+        self._costs = CostModel(profile, num_draws=num_draws, seed=_SEED, cluster=cluster)
         self._num_draws = num_draws
         # One error for all settings: it moves every step, and cancels in every speed-up.
         common = np.random.default_rng(_SEED).standard_normal(num_draws)
@@ -102,7 +114,8 @@ class Predictor:
             traced although the device is not the calibrated one.
         """
         if self.profile.rescaling is not None and trace is None:
-            raise UsageError(_needs_trace(workload, self.profile))
+            name = workload if isinstance(workload, str) else workload.name
+            raise whole_steps_refused(name, self.profile.device_name)
         name = workload if isinstance(workload, str) else workload.name
         calibrated = self.profile.workload(name)
         if calibrated is not None:
@@ -137,7 +150,10 @@ class Predictor:
         ------
         CalibrationUnavailable
             If several ranks are asked for and none were measured together.
+        NotFeasible
+            If the cluster has fewer devices.
         """
+        _refuse_too_many(self.cluster, setting)
         if setting.world_size > 1 and self.profile.max_world_size == 1:
             raise CalibrationUnavailable(
                 f"--devices: {setting.world_size} devices need a measured interconnect, but the "
@@ -151,13 +167,20 @@ class Predictor:
         )
         step_s = step_times(program, terms, durations_s)
         silent_s = step_times(program, terms, silenced(program, durations_s))
+        sharing = self._sharing(program, durations_s[:, 0], setting.world_size)
+        factor = sharing * self._common * self._model_form(workload, setting)
         return StepPrediction(
             setting=setting,
             program=program,
             terms=terms,
             trace=trace,
-            step_s=step_s * self._common * self._model_form(workload, setting),
-            exposed_comm_s=np.maximum(0.0, step_s - silent_s),
+            step_s=step_s * factor,
+            tail_s={
+                percent: self._tail_s(workload, setting, program, terms, percent) * factor
+                for percent in _TAILS
+            },
+            exposed_comm_s=np.maximum(0.0, step_s * sharing - silent_s),
+            binding_link=self._binding(program, setting.world_size),
         )
 
     def point(self, step: StepPrediction, *, baseline: StepPrediction) -> PredictedPoint:
@@ -180,7 +203,41 @@ class Predictor:
             breakdown_s=time_by_cause(step.trace),
             straggler_s=max(0.0, straggler_s),
             evidence=dict(step.terms.evidence),
+            tail_s={f"p{percent}": interval(tail_s) for percent, tail_s in step.tail_s.items()},
+            binding_link=step.binding_link,
         )
+
+    def _tail_s(
+        self,
+        workload: WorkloadProfile,
+        setting: Setting,
+        program: StepProgram,
+        terms: Terms,
+        percent: int,
+    ) -> Samples:
+        """The step in which the slowest rank is as slow as in so many percent of all steps at most."""
+        slowest = self._costs.slowest(workload, setting, probability=percent / 100)
+        late = dataclasses.replace(terms, slowest=np.maximum(slowest, terms.slowest))
+        return step_times(program, late, late.durations(program))
+
+    def _sharing(self, program: StepProgram, durations_s: Samples, world_size: int) -> float:
+        """Factor on the step by other jobs whose collectives cross the same links."""
+        size_bytes = _largest_all_reduce(program)
+        if self.cluster is None or not size_bytes:
+            return 1.0
+        occupied = self._costs.network.occupancy(size_bytes, world_size=world_size)
+        factors = [
+            slowdown_by_sharing(program, durations_s, num_jobs=1 + jobs, occupied=share)
+            for tier, share in occupied.items()
+            if (jobs := self.cluster.neighbours(tier))
+        ]
+        return max(factors, default=1.0)
+
+    def _binding(self, program: StepProgram, world_size: int) -> str | None:
+        size_bytes = _largest_all_reduce(program)
+        if self.cluster is None or not size_bytes:
+            return None
+        return self._costs.network.binding(size_bytes, world_size=world_size)
 
     def _without_stragglers(self, step: StepPrediction) -> float:
         terms = dataclasses.replace(step.terms, slowest=np.ones(self._num_draws))
@@ -208,12 +265,10 @@ class Predictor:
         return factors
 
 
-def _needs_trace(workload: str | Workload, profile: ProfileDocument) -> str:
-    name = workload if isinstance(workload, str) else workload.name
-    return (
-        f"--workload: must be a traced workload file on {profile.device_name}, got {name!r}: whole steps "
-        f"of another device cannot be scaled; perfmodel trace {name}, then give its file"
-    )
+def _largest_all_reduce(program: StepProgram) -> Bytes:
+    """0 if there is none. [B]"""
+    sizes = (o.size_bytes for o in program.operations if o.cause is Cause.ALL_REDUCE)
+    return max(sizes, default=0)
 
 
 def _refuse_other_machine(profile: ProfileDocument, validation: ValidationDocument | None) -> None:
@@ -224,6 +279,23 @@ def _refuse_other_machine(profile: ProfileDocument, validation: ValidationDocume
         raise CalibrationUnavailable(
             f"--validation: must come from the machine of the profile (fingerprint {ours[:12]}), "
             f"got {theirs[:12]}; run perfmodel validate there"
+        )
+
+
+def _refuse_other_nodes(profile: ProfileDocument, cluster: Cluster | None) -> None:
+    devices = None if cluster is None else cluster.devices_per_node
+    if cluster is not None and devices is not None and profile.ranks_per_node > devices:
+        raise UsageError(
+            f"--cluster: nodes of {cluster.name} must have at least the {profile.ranks_per_node} "
+            f"ranks per node of the profile, got {devices}; correct the counts up to tier node"
+        )
+
+
+def _refuse_too_many(cluster: Cluster | None, setting: Setting) -> None:
+    if cluster is not None and setting.world_size > cluster.num_devices:
+        raise NotFeasible(
+            f"--devices: must be at most {cluster.num_devices}, all that {cluster.name} has, "
+            f"got {setting.world_size}; ask for fewer or enlarge the cluster file"
         )
 
 
@@ -315,83 +387,10 @@ def scaled_settings(
     return tuple(settings)
 
 
-def measured_points(
-    profile: ProfileDocument, workload: str, settings: Sequence[Setting]
-) -> tuple[MeasuredPoint, ...]:
-    """Calibration runs that are the same as one of the settings, with measured speed-ups."""
-    steps_s = {
-        (step.world_size, step.micro_batch, step.synchronisation, step.bucket_cap_mb): step.step_s
-        for step in profile.steps
-        if step.workload == workload
-    }
-    points = []
-    baseline = settings[0]
-    for setting in settings:
-        step_s = steps_s.get(_key(setting))
-        if step_s is None or setting.accumulation != 1:
-            continue
-        single = dataclasses.replace(
-            baseline, world_size=1, synchronisation=Synchronisation.NONE, bucket_cap_mb=None
-        )
-        single_s = steps_s.get(_key(single))
-        speedup = (
-            None
-            if single_s is None
-            else setting.global_batch / single.global_batch * single_s / step_s
-        )
-        points.append(
-            MeasuredPoint(
-                world_size=setting.world_size,
-                micro_batch=setting.micro_batch,
-                step_s=step_s,
-                speedup=speedup,
-            )
-        )
-    return tuple(points)
-
-
-def _key(setting: Setting) -> tuple[int, int, str, float | None]:
-    return (
-        setting.world_size,
-        setting.micro_batch,
-        setting.synchronisation.value,
-        setting.bucket_cap_mb,
-    )
-
-
-def caveats(
-    profile: ProfileDocument, points: Sequence[PredictedPoint], *, workload: WorkloadProfile
-) -> tuple[str, ...]:
-    """What a reader must know before acting on the numbers."""
-    found = [*profile.undetermined, *origin_caveats(profile, workload)]
-    largest = max(point.setting.world_size for point in points)
-    if profile.rescaling is not None:
-        found += profile.rescaling.notes
-        found += profile.rescaling.notes_on_groups if largest > 1 else ()
-    if largest > profile.max_world_size:
-        found.append(
-            f"at most {profile.max_world_size} ranks were measured together; up to {largest} "
-            "devices are extrapolated as one ring of links like the measured ones, with stragglers "
-            "drawn from the measured noise"
-        )
-    outside = sorted(
-        {
-            point.setting.micro_batch
-            for point in points
-            if point.evidence["compute"] is Evidence.EXTRAPOLATED
-        }
-    )
-    if outside:
-        found.append(f"micro-batches outside the calibrated range: {', '.join(map(str, outside))}")
-    return tuple(found)
-
-
 __all__ = (
     "Cause",
     "Predictor",
     "StepPrediction",
-    "caveats",
     "interval",
-    "measured_points",
     "scaled_settings",
 )

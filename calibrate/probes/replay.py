@@ -202,12 +202,13 @@ class _Replay:
                 parameter.grad = torch.full_like(parameter, _ORDINARY)
                 continue
             gradient = tensors[fitting[0]]
-            rows = self._rows.get(fitting.pop(0))
+            # Indices that the step makes itself are positions, which name every row, and are gone by now.
+            rows = tensors.get(self._rows.get(fitting.pop(0), -1))
             if rows is None:
                 parameter.grad = gradient.fill_(_ORDINARY)
             else:
                 parameter.grad = gradient.zero_()
-                gradient[tensors[rows].flatten()] = _ORDINARY
+                gradient[rows.flatten()] = _ORDINARY
 
     def _collect(self, clock: Clock, times: ReplayTimes) -> tuple[Seconds, ...]:
         *calls_s, optimizer_s = self.passes.durations_s(clock)

@@ -20,8 +20,10 @@ class Queues:
     """The operations of each stream, and how many must have ended elsewhere before each."""
 
     def __init__(self, program: StepProgram) -> None:
-        self.streams = program.streams
-        lines = [program.on_stream(stream) for stream in self.streams]
+        self.lanes = program.lanes
+        lines: list[list[int]] = [[] for _ in self.lanes]
+        for position, operation in enumerate(program.operations):
+            lines[self.lanes.index(operation.lane)].append(position)
         # Behind its last operation a stream has one more place, from which nothing ever starts.
         shape = (len(lines), max(map(len, lines)) + 1)
         self.operations = np.zeros(shape, dtype=np.intp)
@@ -39,9 +41,18 @@ class Queues:
                 other, ends = count[dependency]
                 self.awaited[other, row, place] = max(self.awaited[other, row, place], ends)
 
-    def row(self, stream: Stream) -> int | None:
-        """Row of a stream, if the program uses it."""
-        return self.streams.index(stream) if stream in self.streams else None
+    def rows(self, stream: Stream) -> list[int]:
+        """Rows of a stream, one for every stage that uses it."""
+        return [row for row, (_, name) in enumerate(self.lanes) if name is stream]
+
+    def rivals(self) -> list[tuple[int, int]]:
+        """Rows of compute and collectives of the same stage."""
+        return [
+            (compute, comm)
+            for compute in self.rows(Stream.COMPUTE)
+            for comm in self.rows(Stream.COMM)
+            if self.lanes[compute][0] == self.lanes[comm][0]
+        ]
 
 
 class Draws:
@@ -51,8 +62,9 @@ class Draws:
         self._queues = queues
         self._durations_s = durations_s
         self._contended_speed = speeds
-        self._rows = np.arange(len(queues.streams))[:, np.newaxis]
-        self._places = np.zeros((len(queues.streams), durations_s.shape[1]), dtype=np.intp)
+        self._rivals = queues.rivals()
+        self._rows = np.arange(len(queues.lanes))[:, np.newaxis]
+        self._places = np.zeros((len(queues.lanes), durations_s.shape[1]), dtype=np.intp)
         """Which place each stream has come to; as many of its operations have ended."""
         self._left_s = durations_s[queues.operations[:, 0]]
         """What is left, alone, of the operation in that place."""
@@ -79,11 +91,12 @@ class Draws:
         return is_running
 
     def _speeds(self, is_running: BoolArray) -> FloatArray:
-        compute, comm = self._queues.row(Stream.COMPUTE), self._queues.row(Stream.COMM)
-        if compute is None or comm is None:
-            return np.ones(is_running.shape)
-        is_contended = is_running[compute] & is_running[comm]
-        return np.where(is_contended, self._contended_speed, 1.0)
+        speeds = np.ones(is_running.shape)
+        for compute, comm in self._rivals:
+            is_contended = is_running[compute] & is_running[comm]
+            for row in (compute, comm):
+                speeds[row] = np.where(is_contended, self._contended_speed[row], 1.0)
+        return speeds
 
     def _end(self, has_ended: BoolArray) -> None:
         rows, draws = has_ended.nonzero()
@@ -128,13 +141,13 @@ def end_times_with_interference(
     table_s = _checked_durations(program, durations_s)
     num_draws = table_s.shape[1]
     queues = Queues(program)
-    speeds = np.ones((len(queues.streams), num_draws))
+    speeds = np.ones((len(queues.lanes), num_draws))
     for stream, name, speed in (
         (Stream.COMPUTE, "compute_speed", compute_speed),
         (Stream.COMM, "comm_speed", comm_speed),
     ):
         checked = _checked_speed(name, speed, num_draws)
-        if (row := queues.row(stream)) is not None:
+        for row in queues.rows(stream):
             speeds[row] = checked
     draws = Draws(queues, table_s, speeds)
     # Every pass ends at least one operation of every draw that has not ended.

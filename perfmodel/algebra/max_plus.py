@@ -59,7 +59,7 @@ def end_times(program: StepProgram, durations_s: ArrayLike) -> FloatArray:
        Wiley, 1992, chapter 2.
     """
     table_s, batch = _flattened(program, durations_s)
-    awaited = _awaited(program)
+    awaited = program.awaited()
     recursion = Recursion(awaited=awaited, rows=tuple(range(len(awaited))), num_rows=len(awaited))
     ends_s = np.empty_like(table_s)
     for first in range(0, table_s.shape[1], CHUNK):
@@ -91,7 +91,7 @@ def step_times(program: StepProgram, durations_s: ArrayLike) -> FloatArray:
         If the first axis has not one entry for each operation.
     """
     table_s, batch = _flattened(program, durations_s)
-    recursion, last_rows = _with_shared_rows(_awaited(program))
+    recursion, last_rows = _with_shared_rows(program.awaited())
     step_s = np.empty(table_s.shape[1])
     kept_s = np.empty((recursion.num_rows, min(CHUNK, table_s.shape[1])))
     for first in range(0, table_s.shape[1], CHUNK):
@@ -112,14 +112,6 @@ def _flattened(program: StepProgram, durations_s: ArrayLike) -> tuple[FloatArray
         )
     batch = table_s.shape[1:]
     return table_s.reshape(num_operations, int(np.prod(batch))), batch
-
-
-def _awaited(program: StepProgram) -> tuple[tuple[int, ...], ...]:
-    """List for each operation its last predecessor on each stream; others have ended by then."""
-    return tuple(
-        tuple({program.operations[i].stream: i for i in before}.values())
-        for before in program.predecessors()
-    )
 
 
 def _with_shared_rows(

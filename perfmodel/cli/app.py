@@ -12,6 +12,7 @@ from perfmodel.cli import (
     decide,
     delivery,
     devices,
+    layouts,
     measure,
     memory,
     network,
@@ -39,6 +40,7 @@ perfmodel explain       what costs the speed-up, and what one change would gain
 perfmodel whatif        change a field: before, after, and why
 perfmodel diff          what changed between two profiles beyond noise
 perfmodel acceptance    clauses for a contract; judge what was delivered
+perfmodel plan parallelism   all layouts of a large model on a cluster, ranked
 perfmodel plan options  rank machines and sizes by cost and chance to finish in time
 perfmodel validate      run settings never used before, print the tool's own error
 perfmodel validate testbed   the same with up to 16 ranks on shaped links
@@ -147,17 +149,19 @@ app.add_typer(_validate, name="validate")
 
 _network = typer.Typer(
     no_args_is_help=True,
-    help="Collectives alone: measure, or show the fit.",
+    help="Collectives alone: measure, or show the fit; cluster files from logs.",
     rich_markup_mode=None,
 )
 _network.command("measure")(_runnable(network.measure))
 _network.command("show")(_runnable(network.show))
+_network.command("import")(_runnable(network.import_topology))
 app.add_typer(_network, name="network")
 
 _plan = typer.Typer(
-    no_args_is_help=True, help="Search for what to buy or rent.", rich_markup_mode=None
+    no_args_is_help=True, help="Search for what to buy, rent or run.", rich_markup_mode=None
 )
 _plan.command("options")(_runnable(plan_options.options))
+_plan.command("parallelism")(_runnable(layouts.plan_parallelism))
 app.add_typer(_plan, name="plan")
 
 _acceptance = typer.Typer(

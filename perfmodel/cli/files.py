@@ -7,15 +7,19 @@ from typing import Literal
 import typer
 
 from perfmodel.cli.devices import device_sheet, on_device
+from perfmodel.cli.sources import Sources
 from perfmodel.cli.terminal import show
 from perfmodel.documents.base import write_atomically, write_bytes_atomically
+from perfmodel.documents.cluster import read_cluster
+from perfmodel.documents.inferred import is_inferred
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
 from perfmodel.documents.validation import ValidationDocument
+from perfmodel.errors import CalibrationUnavailable
 from perfmodel.forecast import open_workload
 from perfmodel.predictor import Predictor, StepPrediction
 from perfmodel.report.chrome_trace import chrome_trace_text
-from perfmodel.report.tables import prediction_table
+from perfmodel.report.tables import binding_lines, prediction_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,23 +30,36 @@ class Inputs:
     workload: WorkloadProfile
 
 
-def read_inputs(
-    profile: Path, workload: str, validation: Path | None, *, device: str | None = None
-) -> Inputs:
-    """Read a profile, a workload by name or file, and an optional validation.
-
-    A device that is not the calibrated one takes its times from data-sheet ratios.
-    """
-    sheet = None if device is None else device_sheet(device)
+def read_inputs(sources: Sources) -> Inputs:
+    """Read a profile, a workload by name or file, and an optional validation and cluster."""
+    validation, cluster = sources.validation, sources.cluster
     earlier = None if validation is None else ValidationDocument.read(validation)
-    machine = on_device(ProfileDocument.read(profile), sheet)
-    predictor = Predictor(machine, validation=earlier)
-    return Inputs(predictor=predictor, workload=open_workload(predictor, workload))
+    sheet = None if sources.device is None else device_sheet(sources.device)
+    predictor = Predictor(
+        on_device(_read_profile(sources.profile), sheet),
+        validation=earlier,
+        cluster=None if cluster is None else read_cluster(cluster),
+    )
+    return Inputs(predictor=predictor, workload=open_workload(predictor, sources.workload))
+
+
+def _read_profile(path: Path) -> ProfileDocument:
+    try:
+        return ProfileDocument.read(path)
+    except CalibrationUnavailable:
+        if is_inferred(path):
+            raise CalibrationUnavailable(
+                f"{path}: must be the profile of a machine, got a calibration from runs; "
+                "give --layout and --model"
+            ) from None
+        raise
 
 
 def print_prediction(document: PredictionDocument) -> None:
     """Print the table, and what must be known before acting on it."""
     show(prediction_table(document))
+    for line in binding_lines(document):
+        typer.echo(line)
     for caveat in document.caveats:
         typer.echo(f"caveat: {caveat}")
 

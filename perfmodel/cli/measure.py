@@ -19,8 +19,10 @@ _WORKLOAD = typer.Option(
     "and add them to the profile in the folder."
 )
 _MODELS = typer.Option(help="Reference models to run, separated by commas.")
-_FROM_RUNS = typer.Option(help="Measure nothing: infer from the step times of a CSV.")
-_COLUMNS = typer.Option(help="TOML: names, units, constants of that CSV.")
+_FROM_RUNS = typer.Option(
+    help="Measure nothing: infer from step times: CSV, Kineto trace, MLPerf log, or a folder of them."
+)
+_COLUMNS = typer.Option(help="TOML: names, units, constants of those runs.")
 _DEVICE_TYPE = typer.Option(help="Device of those runs: A100, H100, V100 or B200.")
 _BATCHES = typer.Option(
     help="With --workload: micro-batches to measure; default: where it was traced."

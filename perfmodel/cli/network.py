@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from perfmodel.cli.options import names
+from perfmodel.cli.options import at_least_one, bandwidth_bytes_per_s, names
 from perfmodel.cli.progress import measurement
 from perfmodel.cli.terminal import show as show_table
 
@@ -60,3 +60,36 @@ def show(
         typer.echo(json.dumps({"schema_version": 1, "rows": rows}, indent=1))
     else:
         show_table(curve_table(rows))
+
+
+def import_topology(
+    file: Annotated[Path, typer.Argument(help="Output of nvidia-smi topo -m or NCCL_DEBUG=INFO.")],
+    *,
+    output: Annotated[Path, typer.Option(help="Cluster file to write (TOML).")],
+    nodes: Annotated[int | None, typer.Option(help="Nodes like this one.")] = None,
+    link_bandwidth: Annotated[
+        str | None, typer.Option(help="Of a device inside its node, each way, such as 368GB/s.")
+    ] = None,
+    nic_bandwidth: Annotated[
+        str | None, typer.Option(help="Of one network adapter, such as 400Gb/s.")
+    ] = None,
+) -> None:
+    """Write a cluster file from what a machine says about its links."""
+    from perfmodel.documents.base import write_atomically  # noqa: PLC0415 - keeps --help fast
+    from perfmodel.documents.cluster import cluster_text  # noqa: PLC0415
+    from perfmodel.documents.topology_logs import as_cluster, read_topology  # noqa: PLC0415
+
+    def rate(option: str, text: str | None) -> float | None:
+        return None if text is None else bandwidth_bytes_per_s(option, text)
+
+    cluster = as_cluster(
+        read_topology(file),
+        name=file.stem,
+        nodes=None if nodes is None else at_least_one("--nodes", nodes),
+        link_bytes_per_s=rate("--link-bandwidth", link_bandwidth),
+        adapter_bytes_per_s=rate("--nic-bandwidth", nic_bandwidth),
+    )
+    write_atomically(output, cluster_text(cluster, comments=(f"imported from {file.name}",)))
+    typer.echo(f"cluster: {output}, {cluster.num_devices} devices")
+    for tier in cluster.tiers:
+        typer.echo(f"  {tier.name}: {tier.source}")

@@ -1,13 +1,25 @@
 """Commands that predict: predict and explain. They must start fast, so plots are imported lazily."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import typer
 
+from perfmodel.cli.layouts import (
+    LAYOUT,
+    MEMORY,
+    MODEL,
+    PER_NODE,
+    SEQUENCE,
+    Answers,
+    LargeFlags,
+    predict_layout,
+)
 from perfmodel.cli.measure import DEFAULT_PROFILE
 from perfmodel.cli.options import at_least_one, device_counts, one_of
+from perfmodel.cli.sources import Sources
 from perfmodel.errors import UsageError
 
 DEFAULT_DEVICES = "1,2,4,8,16,32,64,128,256,512,1024"
@@ -26,6 +38,9 @@ _BATCH = typer.Option(
 _ACCUMULATION = typer.Option(help="Micro-steps per optimizer step.")
 _BUCKET_CAP = typer.Option(help="DDP's bucket_cap_mb, in MiB; default: PyTorch's.")
 _LOADER = typer.Option(help="Samples per second that the input pipeline feeds one device.")
+_CLUSTER = typer.Option(
+    help="Cluster file (TOML): links between the devices; default: one ring of the measured ones."
+)
 _VALIDATION = typer.Option(help="A validation, whose errors widen the intervals.")
 
 
@@ -42,6 +57,7 @@ def predict(  # noqa: PLR0913 - one parameter per flag
     accumulation: Annotated[int, _ACCUMULATION] = 1,
     bucket_cap_mb: Annotated[float | None, _BUCKET_CAP] = None,
     loader_samples_per_s: Annotated[float | None, _LOADER] = None,
+    cluster: Annotated[Path | None, _CLUSTER] = None,
     validation: Annotated[Path | None, _VALIDATION] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the prediction document.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
@@ -50,8 +66,51 @@ def predict(  # noqa: PLR0913 - one parameter per flag
     trace: Annotated[
         Path | None, typer.Option(help="Write the step at the largest count as a Chrome trace.")
     ] = None,
+    layout: Annotated[str | None, LAYOUT] = None,
+    model: Annotated[str | None, MODEL] = None,
+    sequence_length: Annotated[int | None, SEQUENCE] = None,
+    devices_per_node: Annotated[int | None, PER_NODE] = None,
+    device_memory: Annotated[str | None, MEMORY] = None,
 ) -> None:
-    """Predict speed-up and step time for any number of devices."""
+    """Predict speed-up and step time for any number of devices, or one layout of a large model."""
+    answers = Answers(as_json=as_json, as_csv=as_csv, output=output, plot=plot, trace=trace)
+    large = LargeFlags(model, sequence_length, devices_per_node, device_memory)
+    if layout is not None:
+        if device is not None:
+            raise UsageError(
+                "--device: works for traced workloads, not with --layout; leave it out"
+            )
+        only = None if devices == DEFAULT_DEVICES else device_counts(devices)
+        predict_layout(profile, layout, large, devices=only, batch=batch, answers=answers)
+        return
+    large.refuse_without_layout()
+    request = _Request(
+        devices=devices,
+        scaling=scaling,
+        batch=batch,
+        accumulation=accumulation,
+        bucket_cap_mb=bucket_cap_mb,
+        loader_samples_per_s=loader_samples_per_s,
+    )
+    sources = Sources(
+        profile=profile, workload=workload, validation=validation, cluster=cluster, device=device
+    )
+    _predict_workload(sources, request, answers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """What to predict of a workload, as typed."""
+
+    devices: str
+    scaling: str
+    batch: int | None
+    accumulation: int
+    bucket_cap_mb: float | None
+    loader_samples_per_s: float | None
+
+
+def _predict_workload(sources: Sources, asked: _Request, answers: Answers) -> None:
     # What follows imports numpy and pydantic: too slow for --help.
     from perfmodel.cli.files import (  # noqa: PLC0415
         print_prediction,
@@ -62,29 +121,29 @@ def predict(  # noqa: PLR0913 - one parameter per flag
     from perfmodel.forecast import Forecast, forecast  # noqa: PLC0415
     from perfmodel.report.tables import csv_text  # noqa: PLC0415
 
-    plot_format = None if plot is None else _plot_format(plot)
+    plot_format = None if answers.plot is None else _plot_format(answers.plot)
     request = Forecast(
-        world_sizes=device_counts(devices),
-        scaling=one_of("--scaling", scaling, SCALINGS),
-        batch=batch,
-        accumulation=at_least_one("--accumulation", accumulation),
-        bucket_cap_mb=bucket_cap_mb,
-        loader_samples_per_s=loader_samples_per_s,
+        world_sizes=device_counts(asked.devices),
+        scaling=one_of("--scaling", asked.scaling, SCALINGS),
+        batch=asked.batch,
+        accumulation=at_least_one("--accumulation", asked.accumulation),
+        bucket_cap_mb=asked.bucket_cap_mb,
+        loader_samples_per_s=asked.loader_samples_per_s,
     )
-    inputs = read_inputs(profile, workload, validation, device=device)
+    inputs = read_inputs(sources)
     document, largest = forecast(inputs.predictor, inputs.workload, request, argv=sys.argv)
-    if as_json:
+    if answers.as_json:
         typer.echo(document.model_dump_json(indent=1))
-    elif as_csv:
+    elif answers.as_csv:
         typer.echo(csv_text(document), nl=False)
     else:
         print_prediction(document)
-    if output is not None:
-        document.write(output)
-    if plot is not None and plot_format is not None:
-        write_plot(document, plot, plot_format)
-    if trace is not None:
-        write_trace(largest, trace)
+    if answers.output is not None:
+        document.write(answers.output)
+    if answers.plot is not None and plot_format is not None:
+        write_plot(document, answers.plot, plot_format)
+    if answers.trace is not None:
+        write_trace(largest, answers.trace)
 
 
 def explain(  # noqa: PLR0913 - one parameter per flag
@@ -97,6 +156,7 @@ def explain(  # noqa: PLR0913 - one parameter per flag
     accumulation: Annotated[int, _ACCUMULATION] = 1,
     bucket_cap_mb: Annotated[float | None, _BUCKET_CAP] = None,
     loader_samples_per_s: Annotated[float | None, _LOADER] = None,
+    cluster: Annotated[Path | None, _CLUSTER] = None,
 ) -> None:
     """Rank what costs the speed-up, and what one change would gain."""
     from perfmodel.cli.files import read_inputs  # noqa: PLC0415 - keeps --help fast
@@ -112,7 +172,7 @@ def explain(  # noqa: PLR0913 - one parameter per flag
         bucket_cap_mb=bucket_cap_mb,
         loader_samples_per_s=loader_samples_per_s,
     )
-    inputs = read_inputs(profile, workload, None)
+    inputs = read_inputs(Sources(profile=profile, workload=workload, cluster=cluster))
     settings = forecast_settings(inputs.workload, request)
     explanation = use_case(
         inputs.predictor,

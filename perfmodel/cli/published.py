@@ -14,7 +14,7 @@ def published(
     data: Annotated[Path, typer.Option(help="Folder with the published tables (CSV).")],
     sources: Annotated[
         str, typer.Option(help="Tables to judge by, separated by commas.")
-    ] = "collectives,steptime_placements,vtrain,llm_foundry,playbook,scaling,convergence",
+    ] = "collectives,steptime_placements,vtrain,llm_foundry,playbook,scaling,memory,notebooks,convergence",
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict document.")] = False,
     output: Annotated[Path | None, typer.Option(help="Write the verdict document.")] = None,
 ) -> None:

@@ -9,6 +9,7 @@ import typer
 from perfmodel.cli.measure import DEFAULT_PROFILE
 from perfmodel.cli.options import at_least_one, one_of
 from perfmodel.cli.predict import SCALINGS
+from perfmodel.cli.sources import Sources
 from perfmodel.cli.terminal import show_document
 
 _SET = typer.Option(
@@ -59,7 +60,7 @@ def whatif(  # noqa: PLR0913 - one parameter per flag
         for line in fields_lines([(f.name, f.example, f.meaning) for f in FIELDS]):
             typer.echo(line)
         return
-    inputs = read_inputs(profile, workload, validation)
+    inputs = read_inputs(Sources(profile=profile, workload=workload, validation=validation))
     base = Scenario(
         profile=inputs.predictor.profile,
         workload=inputs.workload,

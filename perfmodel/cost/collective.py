@@ -1,59 +1,38 @@
-"""How long a collective takes, for any size and group, with draws that carry its doubt."""
+"""How long a measured collective takes in any group, inside a node and between nodes."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.linalg import solve_triangular
 
-from perfmodel.cost.collective_fit import FittedLaw, Measured, fit_law
-from perfmodel.cost.collective_law import PARAMETERS, Law, Points
-from perfmodel.cost.collective_priors import beliefs
-from perfmodel.cost.collective_steps import Algorithm, choices
 from perfmodel.cost.curve import Samples
+from perfmodel.cost.levels import PricedLevel, all_reduce_s
+from perfmodel.cost.message import MessageCost, message_bytes, num_messages
 from perfmodel.documents.collectives import MeasuredCollective
-from perfmodel.documents.prediction import Evidence
 from perfmodel.units import Bytes
 
-#: Doubt per doubling of the group beyond the largest one measured, inside one tier and over several
-#: nodes, and per e-fold of size outside the measured ones: priors, on top of what the fit itself
-#: does not know.
-_DOUBT_PER_DOUBLING: Final = 0.05
-_DOUBT_PER_DOUBLING_OF_NODES: Final = 0.15
-_DOUBT_PER_EFOLD: Final = 0.05
-
-#: Sizes at which draws are evaluated; between them they are read linearly, as a sum of latency and
-#: transfer is, and made monotone: a larger message is never faster.
-_GRID_BYTES: Final = np.concatenate([[1.0], 2.0 ** np.arange(5, 36.01, 0.25)])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Regimes:
-    """Where latency ends to decide, and where bandwidth begins to, in one group."""
-
-    latency_until_bytes: float
-    """Below it transfer is less than a tenth of the latency."""
-    bandwidth_from_bytes: float
-    """Above it latency is less than a tenth of the transfer."""
-    algorithm_of: dict[Algorithm, tuple[float, float]]
-    """Sizes, smallest and largest, at which each algorithm is the fastest."""
+#: Doubt per doubling of the group beyond the largest one measured, inside a node and between nodes:
+#: priors.
+DOUBT_PER_DOUBLING: Final = 0.05
+_DOUBT_BETWEEN_NODES: Final = 0.15
+#: Messages between nodes over those inside, where only the latter were measured, and its factor of
+#: doubt: data sheets range from 1 (an adapter of 400 Gb/s for each H100) to 5 (four of 100 Gb/s for
+#: eight A100).
+_BETWEEN_RATIO: Final = 2.0
+_BETWEEN_DOUBT: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CollectiveCost:
-    """A fitted collective and random versions of it that agree with its errors."""
+    """Messages of a collective, of groups inside a node and of groups over several."""
 
-    fitted: FittedLaw
-    parameters: Samples
-    """Shape ``(num_parameters, num_draws)``; draw 0 holds the most probable ones."""
-    weights: Samples
-    """Shape ``(num_points, num_draws)``: the remainder's share of every measured point."""
+    collective: str
+    inside: MessageCost | None
+    between: MessageCost | None
     deviates: Samples
-    """Shape ``(2, num_draws)``: of the remainder and of the doubt outside; draw 0 is 0."""
-    _tables: dict[tuple[int, int], Samples] = field(default_factory=dict)
+    """Of the doubt beyond what was measured, shape ``(num_draws,)``; draw 0 is 0."""
 
     @classmethod
     def sample(
@@ -64,27 +43,37 @@ class CollectiveCost:
         num_draws: int,
         rng: np.random.Generator,
     ) -> "CollectiveCost":
-        """Fit the groups of one collective and draw from what the fit does not know.
+        """Draw from the groups of one collective.
 
         Raises
         ------
         ValueError
             If there is no group, or they are of different collectives.
         """
-        fitted = fit_groups(tuple(groups), library=library)
-        deviates = rng.standard_normal((len(PARAMETERS) + 2, num_draws))
-        deviates[:, 0] = 0.0
-        root = np.linalg.cholesky(fitted.covariance)
-        parameters = fitted.parameters[:, None] + root @ deviates[: len(PARAMETERS)]
-        logs = np.log(fitted.measured.time_s)[:, None]
-        law_logs = fitted.law.log_time(parameters[:, :, None], fitted.measured.at).T
-        factor = fitted.factor
-        white = solve_triangular(factor, logs - law_logs, lower=True)
+        found = tuple(groups)
+        names = {group.collective for group in found}
+        if len(names) != 1:
+            raise ValueError(f"groups must be of one collective, got {sorted(names)}")
+        collective = names.pop()
+
+        def messages(of: Sequence[MeasuredCollective]) -> MessageCost | None:
+            if not of:
+                return None
+            return MessageCost.sample(
+                collective,
+                [(group.world_size, group.num_nodes, group.points) for group in of],
+                library=library,
+                num_draws=num_draws,
+                rng=rng,
+            )
+
+        deviates = rng.standard_normal(num_draws)
+        deviates[0] = 0.0
         return cls(
-            fitted=fitted,
-            parameters=parameters,
-            weights=solve_triangular(factor.T, white, lower=False),
-            deviates=deviates[len(PARAMETERS) :],
+            collective=collective,
+            inside=messages([group for group in found if group.num_nodes == 1]),
+            between=messages([group for group in found if group.num_nodes > 1]),
+            deviates=deviates,
         )
 
     def time_s(self, size_bytes: Bytes, *, world_size: int, num_nodes: int = 1) -> Samples:
@@ -98,102 +87,78 @@ class CollectiveCost:
             Nodes that the group spans.
         """
         if world_size == 1:
-            return np.zeros(self.parameters.shape[1])
-        table_s = self._table(world_size, num_nodes)
-        right = int(np.clip(np.searchsorted(_GRID_BYTES, size_bytes), 1, len(_GRID_BYTES) - 1))
-        low, high = _GRID_BYTES[right - 1], _GRID_BYTES[right]
-        weight = max(0.0, (size_bytes - low) / (high - low))
-        result: Samples = table_s[right - 1] + weight * (table_s[right] - table_s[right - 1])
-        return result
-
-    def evidence(self, world_size: int) -> Evidence:
-        """How well the data support a group size."""
-        if world_size <= self.largest_world_size:
-            return Evidence.INTERPOLATED
-        return Evidence.EXTRAPOLATED
-
-    @property
-    def largest_world_size(self) -> int:
-        """Most ranks that took part in a measured collective."""
-        return int(self.fitted.measured.at.ranks.max())
-
-    def regimes(self, world_size: int, *, num_nodes: int = 1) -> Regimes:
-        """Breakpoints of the most probable law in one group."""
-        law, parameters = self.fitted.law, self.fitted.parameters
-        sizes = 2.0 ** np.arange(0, 40, 0.125)
-        at = Points.of(sizes, ranks=world_size, nodes=num_nodes)
-        taken = law.fastest(parameters, at)
-        sides = [law.sides(parameters, algorithm, at) for algorithm in law.algorithms]
-        ratio = np.choose(taken, [transfer - latency for latency, transfer in sides])
-        small, large = sizes[ratio < -math.log(10)], sizes[ratio < math.log(10)]
-        return Regimes(
-            latency_until_bytes=float(small[-1]) if len(small) else 0.0,
-            bandwidth_from_bytes=float(large[-1]) if len(large) else 0.0,
-            algorithm_of={
-                algorithm: (float(sizes[taken == index].min()), float(sizes[taken == index].max()))
-                for index, algorithm in enumerate(law.algorithms)
-                if (taken == index).any()
-            },
+            return np.zeros_like(self.deviates)
+        own, other = (self.between, self.inside) if num_nodes > 1 else (self.inside, self.between)
+        messages = own or other
+        assert messages is not None, "sample refuses no groups"
+        ratio, doubt = self._unseen(crosses=num_nodes > 1) if own is None else (1.0, 0.0)
+        largest = messages.ranks[-1]
+        per_doubling = _DOUBT_BETWEEN_NODES if num_nodes > 1 else DOUBT_PER_DOUBLING
+        doubt = math.hypot(doubt, per_doubling * max(0.0, math.log2(world_size / largest)))
+        alone_s = grouped_s(
+            messages, size_bytes, self.collective, ranks=world_size, nodes=num_nodes
         )
-
-    def _table(self, world_size: int, num_nodes: int) -> Samples:
-        """Times on the grid, shape ``(len(grid), num_draws)``. [s]"""
-        key = (world_size, num_nodes)
-        if key not in self._tables:
-            at = Points.of(_GRID_BYTES, ranks=world_size, nodes=num_nodes)
-            logs = self.fitted.law.log_time(self.parameters[:, :, None], at).T
-            seen = self.fitted.measured.at
-            shared = self.fitted.remainder.covariance(at, seen)
-            logs = logs + shared @ self.weights + self._spread(shared)[:, None] * self.deviates[0]
-            logs += self._outside(at)[:, None] * self.deviates[1]
-            # Midway between the two monotone envelopes: no single outlier lifts all sizes above it.
-            above = np.maximum.accumulate(logs, axis=0)
-            below = np.minimum.accumulate(logs[::-1], axis=0)[::-1]
-            self._tables[key] = np.exp((above + below) / 2)
-        return self._tables[key]
-
-    def _spread(self, shared: NDArray[np.float64]) -> Samples:
-        """Standard deviation of the remainder where it was not measured."""
-        remainder = self.fitted.remainder
-        explained = solve_triangular(self.fitted.factor, shared.T, lower=True)
-        variance = remainder.persistent**2 + remainder.fading**2 - (explained**2).sum(axis=0)
-        result: Samples = np.sqrt(np.maximum(variance, 0.0))
+        result: Samples = alone_s * ratio * np.exp(doubt * self.deviates)
         return result
 
-    def _outside(self, at: Points) -> Samples:
-        seen = self.fitted.measured.at
-        beyond = np.log2(np.maximum(at.ranks / seen.ranks.max(), 1.0))
-        edge = np.clip(at.size_bytes, seen.size_bytes.min(), seen.size_bytes.max())
-        apart = np.abs(np.log(at.size_bytes / edge))
-        # Below the smallest message latency alone counts: there is nothing more to doubt.
-        apart = np.where(at.size_bytes < edge, 0.0, apart)
-        per_doubling = np.where(at.nodes > 1, _DOUBT_PER_DOUBLING_OF_NODES, _DOUBT_PER_DOUBLING)
-        result: Samples = np.hypot(per_doubling * beyond, _DOUBT_PER_EFOLD * apart)
-        return result
+    @staticmethod
+    def _unseen(*, crosses: bool) -> tuple[float, float]:
+        return (_BETWEEN_RATIO if crosses else 1 / _BETWEEN_RATIO), _BETWEEN_DOUBT
 
 
-def fit_groups(groups: tuple[MeasuredCollective, ...], *, library: str) -> FittedLaw:
-    """Most probable law of one collective, from all groups that were measured."""
-    names = {group.collective for group in groups}
-    if len(names) != 1:
-        raise ValueError(f"groups must be of one collective, got {sorted(names)}")
-    rows = np.array(
-        [
-            (p.at, group.world_size, group.num_nodes, p.time_s, p.relative_error)
-            for group in groups
-            for p in group.points
-        ]
+def grouped_s(
+    messages: MessageCost,
+    size_bytes: float,
+    collective: str,
+    *,
+    ranks: int,
+    nodes: int | None = None,
+    rate: Samples | float = 1.0,
+) -> Samples:
+    """Time of a collective of one tier, shape ``(num_draws,)``. [s]
+
+    Beyond the largest group measured a library may have a better algorithm than the one it took
+    there, but the group is never faster than that one.
+
+    Parameters
+    ----------
+    nodes
+        That the group spans, if known. Inside one node NCCL's trees are chains, no better than rings.
+    rate
+        What-if: bandwidth over what it is.
+    """
+
+    def in_group(members: int) -> Samples:
+        level = single_level(messages, "links", members, rate=rate)
+        sent_bytes = message_bytes(collective, size_bytes, members, min(nodes or 1, members))
+        count = num_messages(collective, members)
+        return count * (level.latency_s + level.transfer_s(sent_bytes))
+
+    own_s, largest = in_group(ranks), messages.ranks[-1]
+    has_tree = collective == "all_reduce" and messages.library != "gloo" and nodes != 1
+    if ranks <= largest or not has_tree:
+        return own_s
+    level = single_level(messages, "links", ranks, rate=rate)
+    other_s = all_reduce_s([level], size_bytes, library=messages.library)
+    result: Samples = np.minimum(own_s, np.maximum(other_s, in_group(largest)))
+    return result
+
+
+def single_level(
+    messages: MessageCost,
+    tier: str,
+    members: int,
+    *,
+    crossings: int | None = None,
+    rate: Samples | float = 1.0,
+) -> PricedLevel:
+    """A tier whose messages were measured; ``rate`` is the part of its bandwidth that is left."""
+    latency_s = messages.latency_s(members)
+    return PricedLevel(
+        tier=tier,
+        members=members,
+        crossings=members - 1 if crossings is None else crossings,
+        latency_s=latency_s,
+        # Below the smallest message measured this is negative: so small ones cost less than it.
+        transfer_s=lambda size: (messages.read(size, members) - latency_s) / rate,
     )
-    name = names.pop()
-    law = Law(
-        collective=name,
-        algorithms=choices(library, name),
-        largest_ranks=float(rows[:, 1].max()),
-        largest_nodes=float(rows[:, 2].max()),
-    )
-    measured = Measured(
-        at=Points.of(rows[:, 0], ranks=rows[:, 1], nodes=rows[:, 2]),
-        time_s=rows[:, 3],
-        relative_error=rows[:, 4],
-    )
-    return fit_law(law, measured, beliefs(library, tiered=law.largest_nodes > 1))

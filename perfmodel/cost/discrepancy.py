@@ -33,6 +33,10 @@ class Discrepancy:
     """Deviations known at the runs, and how they carry over to other jobs."""
 
     runs: Jobs
+    deviations: Column
+    """Of the runs, in log step time."""
+    trust: Column
+    """How far each run is believed, in (0, 1]."""
     spreads: Spreads
     weights: Column
     """Inverse covariance times deviation, shape ``(num_runs,)``."""
@@ -42,9 +46,20 @@ class Discrepancy:
     def at(self, jobs: Jobs) -> tuple[Column, Column]:
         """Expected deviation and its variance, noise of a run included, both in log step time."""
         cross = covariance(jobs, self.runs, self.spreads)
-        explained = np.einsum("ij,jk,ik->i", cross, self.inverse, cross)
+        explained = np.einsum("ij,ij->i", cross @ self.inverse, cross)
         own = self.spreads.shape**2 + self.spreads.layout**2 + self.spreads.noise**2
         return cross @ self.weights, np.maximum(own - explained, self.spreads.noise**2)
+
+    def difference_variance(self, jobs: Jobs, reference: int) -> Column:
+        """Variance of every job's deviation minus that of one of them, noise of a run left out."""
+        cross = covariance(jobs, self.runs, self.spreads)
+        own = self.spreads.shape**2 + self.spreads.layout**2
+        explained = np.einsum("ij,ij->i", cross @ self.inverse, cross)
+        alone = np.maximum(own - explained, 0.0)
+        one = jobs.take(np.array([reference]))
+        both = covariance(jobs, one, self.spreads)[:, 0]
+        both = both - cross @ (self.inverse @ cross[reference])
+        return np.asarray(np.maximum(alone + alone[reference] - 2 * both, 0.0))
 
 
 def layout_distance_squared(first: Jobs, second: Jobs) -> Matrix:
@@ -87,4 +102,11 @@ def condition(runs: Jobs, deviations: Column, trust: Column, spreads: Spreads) -
     """The deviations of runs, each with a trust in (0, 1] that divides its noise variance."""
     own = covariance(runs, runs, spreads) + np.diag(spreads.noise**2 / trust)
     inverse = linalg.inv(own)
-    return Discrepancy(runs=runs, spreads=spreads, weights=inverse @ deviations, inverse=inverse)
+    return Discrepancy(
+        runs=runs,
+        deviations=deviations,
+        trust=trust,
+        spreads=spreads,
+        weights=inverse @ deviations,
+        inverse=inverse,
+    )

@@ -8,35 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from perfmodel.cost.discrepancy import Discrepancy, layout_distance_squared
+from perfmodel.cost.discrepancy import Discrepancy
 from perfmodel.cost.jobs import Column, Jobs
 from perfmodel.cost.latents import Prior
-from perfmodel.cost.layout_time import StepParts, hops_per_micro_batch, step_parts, step_time_s
+from perfmodel.cost.layout_time import StepParts, step_parts, step_time_s
+from perfmodel.cost.stalls import Disturbance, stall_time_s
 
 LOWER, UPPER = 0.05, 0.95
 _BISECTIONS: Final = 40
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Disturbance:
-    """A state in which every hand-over of a pipeline between nodes stalls; some runs were in it."""
-
-    stall_s: float
-    runs: Jobs
-    """The runs that could have shown it."""
-    disturbed: Column
-    """Probability of each of them to have been disturbed."""
-
-    def probability(self, jobs: Jobs) -> Column:
-        """Probability of a job to be disturbed: the share among similar runs, 0 without hand-overs."""
-        near = np.exp(-layout_distance_squared(jobs, self.runs) / 2)
-        base = float(self.disturbed.mean())
-        share = (near @ self.disturbed + base) / (near.sum(axis=1) + 1)
-        return np.where(may_stall(jobs), share, 0.0)
-
-    def stalls_s(self, jobs: Jobs) -> Column:
-        """Time that a disturbed step loses. [s]"""
-        return stall_time_s(jobs, self.stall_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,34 +52,32 @@ class InferredModel:
         """Where the time goes at the fitted latents, without the unexplained deviation."""
         return step_parts(jobs, self.nominal)
 
-    def predict(self, jobs: Jobs) -> StepInterval:
-        """Step times with 90 % intervals."""
-        calm = np.log(step_time_s(jobs, self.nominal))
-        shift, variance = self.discrepancy.at(jobs)
+    def predict(self, jobs: Jobs, *, stalls: bool = True) -> StepInterval:
+        """Step times with 90 % intervals; without ``stalls`` those of runs that nothing disturbs."""
+        centre, disturbed, chance, variance = self._states(jobs)
+        chance = chance if stalls else np.zeros(len(jobs))
         drawn = step_time_s(jobs, {name: values[:, None] for name, values in self.draws.items()})
         spread = np.sqrt(variance + np.log(drawn).var(axis=0)) * self.widening
-        centre = calm + shift
-        if self.disturbance is None:
-            disturbed, chance = centre, np.zeros(len(jobs))
-        else:
-            late = np.exp(calm) + self.disturbance.stalls_s(jobs)
-            disturbed, chance = np.log(late) + shift, self.disturbance.probability(jobs)
         return StepInterval(
             median_s=np.exp(_quantile(0.5, centre, disturbed, chance, spread)),
             lower_s=np.exp(_quantile(LOWER, centre, disturbed, chance, spread)),
             upper_s=np.exp(_quantile(UPPER, centre, disturbed, chance, spread)),
         )
 
+    def looks_disturbed(self, jobs: Jobs, step_s: Column) -> NDArray[np.bool_]:
+        """Whether a measured step is nearer to the stalled than to the calm prediction."""
+        calm, late, _, _ = self._states(jobs)
+        return np.abs(late - np.log(step_s)) < np.abs(calm - np.log(step_s))
 
-def may_stall(jobs: Jobs) -> NDArray[np.bool_]:
-    """Whether a job hands over between nodes."""
-    return jobs.several_nodes & (jobs.pp > 1)
-
-
-def stall_time_s(jobs: Jobs, stall_s: float) -> Column:
-    """Time lost by stalls: one per hand-over of every micro-batch. [s]"""
-    hops = jobs.accumulation * hops_per_micro_batch(jobs)
-    return np.where(may_stall(jobs), stall_s * hops, 0.0)
+    def _states(self, jobs: Jobs) -> tuple[Column, Column, Column, Column]:
+        """Logarithms of the calm and of the stalled step, odds of the latter, variance of both."""
+        calm_s = step_time_s(jobs, self.nominal)
+        shift, variance = self.discrepancy.at(jobs)
+        calm = np.log(calm_s) + shift
+        if self.disturbance is None:
+            return calm, calm, np.zeros(len(jobs)), variance
+        stalled = np.log(calm_s + stall_time_s(jobs, self.disturbance.stall_s)) + shift
+        return calm, stalled, self.disturbance.probability(jobs), variance
 
 
 def _quantile(

@@ -17,15 +17,11 @@ from scipy.optimize import least_squares, minimize
 from scipy.stats import norm
 
 from perfmodel.cost.discrepancy import Spreads, condition, covariance
-from perfmodel.cost.inferred import (
-    Disturbance,
-    InferredModel,
-    may_stall,
-    stall_time_s,
-)
+from perfmodel.cost.inferred import InferredModel
 from perfmodel.cost.jobs import Column, Jobs
 from perfmodel.cost.latents import Prior, stall_prior
 from perfmodel.cost.layout_time import step_time_s
+from perfmodel.cost.stalls import Disturbance, fit_odds, may_stall, stall_time_s
 from perfmodel.errors import NotFeasible
 
 MINIMUM_RUNS: Final = 3
@@ -80,8 +76,8 @@ def infer(
     _require_runs(jobs, step_s)
     fit = _calm_or_disturbed(jobs, step_s, priors, sigma)
     deviation = _deviation(jobs, step_s, fit)
-    trust = _trust(deviation, sigma)
-    spreads = _spreads(jobs, deviation, trust)
+    trust = trust_in(deviation, sigma)
+    spreads = fit_spreads(jobs, deviation, trust)
     names = list(priors)
     return InferredModel(
         priors=dict(priors),
@@ -91,7 +87,7 @@ def infer(
             for index, name in enumerate(names)
         },
         discrepancy=condition(jobs, deviation, trust, spreads),
-        disturbance=_disturbance(jobs, fit),
+        disturbance=_disturbance(jobs, fit) if _STALL in fit.latents else None,
         widening=_widening(jobs, step_s, priors, (fit, spreads), sigma=sigma, seed=seed),
     )
 
@@ -131,7 +127,7 @@ def _responsibility(jobs: Jobs, step_s: Column, fit: _Fit, sigma: float) -> Colu
     """Probability of every run to have been disturbed, given the fit (Cauchy scatter)."""
     calm = step_time_s(jobs, fit.latents)
     stall = stall_time_s(jobs, fit.latents[_STALL])
-    share = np.clip(fit.disturbed[may_stall(jobs)].mean(), 0.02, 0.98)
+    share = np.clip(_disturbance(jobs, fit).probability(jobs), 0.02, 0.98)
     # Runs scatter more around a guess of the state than around a known one.
     width = 2 * sigma
     likely = [
@@ -160,7 +156,7 @@ def _penalised(
         calm = step_time_s(jobs, now)
         late = calm + stall_time_s(jobs, now.get(_STALL, 0.0))
         scatter = [
-            np.sqrt(share) * _heavy_tailed((np.log(time) - log_step) / sigma)
+            np.sqrt(share) * heavy_tailed((np.log(time) - log_step) / sigma)
             for share, time in ((1 - disturbed, calm), (disturbed, late))
         ]
         return np.concatenate([*scatter, z])
@@ -174,7 +170,7 @@ def _penalised(
     )
 
 
-def _heavy_tailed(z: Column) -> Column:
+def heavy_tailed(z: Column) -> Column:
     """Signed root of the Student-like loss 4 log(1 + z^2 / 4): a square near 0, flat far away."""
     return np.asarray(np.sign(z) * np.sqrt(4 * np.log1p(z**2 / 4)))
 
@@ -194,14 +190,11 @@ def _draws(
     }
 
 
-def _disturbance(jobs: Jobs, fit: _Fit) -> Disturbance | None:
-    if _STALL not in fit.latents:
-        return None
+def _disturbance(jobs: Jobs, fit: _Fit) -> Disturbance:
     candidates = may_stall(jobs)
     return Disturbance(
         stall_s=fit.latents[_STALL],
-        runs=jobs.take(candidates),
-        disturbed=fit.disturbed[candidates],
+        weights=fit_odds(jobs.take(candidates), fit.disturbed[candidates]),
     )
 
 
@@ -212,7 +205,7 @@ def _deviation(jobs: Jobs, step_s: Column, fit: _Fit) -> Column:
     return np.asarray(np.log(step_s) - np.log(np.where(fit.disturbed > 0.5, late, calm)))
 
 
-def _trust(deviation: Column, sigma: float) -> Column:
+def trust_in(deviation: Column, sigma: float) -> Column:
     """How far a run is believed, in (0, 1]: odd runs tell little about their neighbours."""
     scale = max(1.4826 * float(np.median(np.abs(deviation))), 0.2 * sigma)
     return 1 / (1 + (deviation / (3 * scale)) ** 2)
@@ -241,7 +234,7 @@ def _widening(
         seen, unseen = jobs.take(rest), jobs.take(left)
         part = _penalised(seen, step_s[rest], known, fit.disturbed[rest], sigma)
         deviation = _deviation(seen, step_s[rest], part)
-        shift, variance = condition(seen, deviation, _trust(deviation, sigma), spreads).at(unseen)
+        shift, variance = condition(seen, deviation, trust_in(deviation, sigma), spreads).at(unseen)
         drawn = _draws(list(priors), priors, part, seed)
         logs = np.log(step_time_s(unseen, {name: v[:, None] for name, v in drawn.items()}))
         state = replace(part, disturbed=fit.disturbed[left])
@@ -251,7 +244,8 @@ def _widening(
     return float(np.clip(np.quantile(scores, rank) / norm.ppf(0.95), 0.3, 5.0))
 
 
-def _spreads(jobs: Jobs, deviation: Column, trust: Column) -> Spreads:
+def fit_spreads(jobs: Jobs, deviation: Column, trust: Column) -> Spreads:
+    """Most probable spreads of deviations in log, each with a trust in (0, 1]."""
     bounds = [*_SPREAD_BOUNDS, _LENGTH_BOUNDS]
 
     def spreads(x: Column) -> Spreads:

@@ -93,9 +93,7 @@ def step_parts(jobs: Jobs, latents: Latents) -> StepParts:
     handing = (jobs.accumulation - 1) * hops_per_micro_batch(jobs) * hop * jobs.interleave
     data = _exposed_s(jobs, latents, hiding_s=count * layer.backward_s)
     optimizer = _optimizer_s(jobs, latents) + latents["step_s"]
-    slower = latents["straggler_share"] * np.log2(
-        np.maximum(jobs.devices / jobs.devices_per_node, 1)
-    )
+    slower = _slower(jobs, latents)
     compute = jobs.accumulation * (pure + ends)
     tensor = jobs.accumulation * collectives
     exposed = jobs.accumulation * gathers + data
@@ -113,6 +111,71 @@ def step_parts(jobs: Jobs, latents: Latents) -> StepParts:
 def step_time_s(jobs: Jobs, latents: Latents) -> Column:
     """Step time of every job. [s]"""
     return step_parts(jobs, latents).total_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepPieces:
+    """What the parts of a step are made of, for programs that put them together; see ``step_parts``. [s]"""
+
+    forward_s: Column
+    """Layers of one device, one micro-batch."""
+    backward_s: Column
+    """The same backward, recomputation included."""
+    tensor_s: Column
+    """Collectives of the same, both passes."""
+    micro_step_s: Column
+    head_s: Column
+    embedding_s: Column
+    hop_s: Column
+    gather_s: Column
+    """Sharded parameters of the same, once."""
+    data_s: Column
+    """Gradients of one step, hidden or not."""
+    contention_s: Column
+    """Beyond perfect overlap: per step for gradients, per micro-batch for sharded parameters."""
+    optimizer_s: Column
+    slower: Column
+    """Factor of slower devices among many."""
+
+
+def step_pieces(jobs: Jobs, latents: Latents) -> StepPieces:
+    """Pieces of the step of every job."""
+    layer = _layer(jobs, latents)
+    count = jobs.layers_per_stage
+    gather = _gather_s(jobs, latents)
+    data = _data_s(jobs, latents)
+    exponent = SHARDED_OVERLAP * np.asarray(latents["overlap"])
+    hiding = count * layer.backward_s
+    replicated = _exposed_s(jobs, latents, hiding_s=hiding) - np.maximum(data - hiding, 0.0)
+    sharded = count * (
+        _contention_s(layer.forward_s, gather, exponent)
+        + _contention_s(layer.backward_s, 2 * gather, exponent)
+    )
+    return StepPieces(
+        forward_s=count * layer.forward_s,
+        backward_s=count * layer.backward_s,
+        tensor_s=count * layer.tensor_s,
+        micro_step_s=np.asarray(latents["micro_step_s"]) * np.ones(len(jobs)),
+        head_s=_head_s(jobs, latents),
+        embedding_s=np.asarray(_embedding_s(jobs, latents)),
+        hop_s=hop_s(jobs, latents),
+        gather_s=count * gather,
+        data_s=data,
+        contention_s=np.where(jobs.zero >= 3, sharded, replicated),
+        optimizer_s=_optimizer_s(jobs, latents) + latents["step_s"],
+        slower=1 + _slower(jobs, latents),
+    )
+
+
+def _contention_s(first: Column, second: Column, exponent: Column) -> Column:
+    """What two that overlap lose against perfect overlap. [s]"""
+    return soft_maximum(first, second, exponent) - np.maximum(first, second)
+
+
+def _slower(jobs: Jobs, latents: Latents) -> Column:
+    """Share by which the slowest of many nodes is behind."""
+    nodes = np.maximum(jobs.devices / jobs.devices_per_node, 1)
+    return np.asarray(latents["straggler_share"] * np.log2(nodes))
 
 
 def hops_per_micro_batch(jobs: Jobs) -> Column:
@@ -158,10 +221,12 @@ def _layer(jobs: Jobs, latents: Latents) -> _Layer:
     )
     passes = 2 + jobs.recompute_full
     collective = 2 * _tensor_collective_s(jobs, latents)
+    # A host that is late hides collectives as well.
+    waiting = soft_maximum(device + collective, host, DEVICE_OR_HOST) - forward
     return _Layer(
         forward_s=np.asarray(forward),
         backward_s=np.asarray(backward),
-        tensor_s=np.asarray(passes * (collective + _context_s(jobs, latents, fused))),
+        tensor_s=np.asarray(passes * (waiting + _context_s(jobs, latents, fused))),
     )
 
 
@@ -237,12 +302,17 @@ def _gather_s(jobs: Jobs, latents: Latents) -> Column:
     return np.where(dp > 1, moved + latents["tensor_latency_s"] * np.log2(dp), 0.0)
 
 
-def _exposed_s(jobs: Jobs, latents: Latents, *, hiding_s: Column) -> Column:
-    """Gradient synchronisation that the last backward pass does not hide. [s]"""
+def _data_s(jobs: Jobs, latents: Latents) -> Column:
+    """Gradient synchronisation of a step, hidden or not; sharded parameters have none of their own. [s]"""
     dp = jobs.dp * jobs.cp
     moved = 2 * (dp - 1) / dp * HALF_BYTES * jobs.stage_parameters / _data_speed(jobs, latents)
     whole = moved + latents["tensor_latency_s"] * np.log2(dp)
-    total = np.where((dp > 1) & (jobs.zero < 3), whole, 0.0)
+    return np.where((dp > 1) & (jobs.zero < 3), whole, 0.0)
+
+
+def _exposed_s(jobs: Jobs, latents: Latents, *, hiding_s: Column) -> Column:
+    """Gradient synchronisation that the last backward pass does not hide. [s]"""
+    total = _data_s(jobs, latents)
     hiding = np.maximum(hiding_s, 1e-9)
     # Exponents below 1 cost more than both in turn: gradients can slow the backward pass down.
     overlap = np.maximum(np.asarray(latents["overlap"]), 0.5)

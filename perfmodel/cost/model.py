@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from perfmodel.cost.curve import CurveDraws, Samples
-from perfmodel.cost.ring import RingAllReduce, tree_broadcast_time
+from perfmodel.cost.network import Network
 from perfmodel.cost.terms import Terms
 from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.profile import (
@@ -19,11 +19,8 @@ from perfmodel.documents.profile import (
 from perfmodel.parallelism.strategy import Setting, Synchronisation
 from perfmodel.program.ddp import gradient_buckets
 from perfmodel.program.operation import Cause
-from perfmodel.statistics.stragglers import (
-    expected_largest_deviate,
-    median_of_slowest,
-    medians_of_slowest,
-)
+from perfmodel.statistics.rank_noise import RankNoise
+from perfmodel.topology.cluster import Cluster
 from perfmodel.units import Bytes
 from perfmodel.workload.workload import Workload
 
@@ -51,13 +48,20 @@ class CostModel:
     then less doubtful than either.
     """
 
-    def __init__(self, profile: ProfileDocument, *, num_draws: int, seed: int) -> None:
+    def __init__(
+        self,
+        profile: ProfileDocument,
+        *,
+        num_draws: int,
+        seed: int,
+        cluster: Cluster | None = None,
+    ) -> None:
         self.profile = profile
+        self._cluster = cluster
         self.num_draws = num_draws
         self._seed = seed
         self._curves: dict[tuple[str, int, str], CurveDraws] = {}
-        self._all_reduce = self._sample_all_reduce()
-        self._broadcast = self._sample_broadcast()
+        self._network = Network.sample(profile, cluster=cluster, num_draws=num_draws, rng=self._rng)
         self._ddp = self._sample_ddp()
         self._device = self._sample_device()
 
@@ -86,10 +90,10 @@ class CostModel:
             issue_s=issue_s,
             bucket_s=self._ddp["bucket_s"],
             bucket_s_per_byte=self._ddp["bucket_s_per_byte"],
-            all_reduce_s=lambda size_bytes: self._all_reduce_s(size_bytes, setting),
-            broadcast_s=lambda size_bytes: self._broadcast_s(size_bytes, setting),
+            all_reduce_s=lambda size_bytes: self.all_reduce_s(size_bytes, setting.world_size),
+            broadcast_s=lambda size_bytes: self.broadcast_s(size_bytes, setting.world_size),
             load_s=self._load_s(setting, loader_samples_per_s),
-            slowest=self._slowest(workload, setting),
+            slowest=self.slowest(workload, setting),
             compute_speed=speeds[0],
             comm_speed=speeds[1],
             evidence=self._evidence(workload, phases, setting),
@@ -98,36 +102,6 @@ class CostModel:
     def _rng(self, name: str) -> np.random.Generator:
         """Randomness of its own for each parameter, so that the order of questions is no matter."""
         return np.random.default_rng([self._seed, zlib.crc32(name.encode())])
-
-    def _sample_all_reduce(self) -> RingAllReduce | None:
-        profiles = [
-            entry
-            for entry in self.profile.collectives
-            if entry.collective == "all_reduce" and entry.world_size > 1
-        ]
-        if not profiles:
-            return None
-        return RingAllReduce.sample(
-            profiles,
-            has_tree=self.profile.backend == "nccl",
-            num_draws=self.num_draws,
-            rng=self._rng("all_reduce"),
-        )
-
-    def _sample_broadcast(self) -> CurveDraws | None:
-        points = [
-            CurvePoint(
-                at=point.at,
-                time_s=point.time_s / math.ceil(math.log2(entry.world_size)),
-                relative_error=point.relative_error,
-            )
-            for entry in self.profile.collectives
-            if entry.collective == "broadcast" and entry.world_size == 2
-            for point in entry.points
-        ]
-        if not points:
-            return None
-        return CurveDraws.sample(points, num_draws=self.num_draws, rng=self._rng("broadcast"))
 
     def _sample_ddp(self) -> Mapping[str, Samples]:
         """Bootstrap draws, repeated as needed; draw 0 is the fitted value."""
@@ -156,32 +130,50 @@ class CostModel:
             )
         return self._curves[key].read(micro_batch)
 
-    def _all_reduce_s(self, size_bytes: Bytes, setting: Setting) -> Samples:
-        assert self._all_reduce is not None, "world_size > 1 is refused without a second rank"
-        alone_s = self._all_reduce.time_s(size_bytes, world_size=setting.world_size)
+    @property
+    def network(self) -> Network:
+        """What collectives cost; several devices are refused where none were measured together."""
+        assert self._network is not None, "world_size > 1 is refused without a second rank"
+        return self._network
+
+    def all_reduce_s(
+        self, size_bytes: Bytes, world_size: int, *, bandwidth: Samples | float = 1.0
+    ) -> Samples:
+        """Time of one all-reduce alone, if links had so many times their bandwidth. [s]"""
+        alone_s = self.network.all_reduce_s(size_bytes, world_size=world_size, rate=bandwidth)
         return alone_s * self._ddp["all_reduce_scale"]
 
-    def _broadcast_s(self, size_bytes: Bytes, setting: Setting) -> Samples:
-        assert self._broadcast is not None, "world_size > 1 is refused without a second rank"
-        return tree_broadcast_time(self._broadcast, size_bytes, world_size=setting.world_size)
+    def broadcast_s(
+        self, size_bytes: Bytes, world_size: int, *, bandwidth: Samples | float = 1.0
+    ) -> Samples:
+        """Time of one broadcast alone, if links had so many times their bandwidth. [s]"""
+        return self.network.broadcast_s(size_bytes, world_size=world_size, rate=bandwidth)
 
     def _load_s(self, setting: Setting, samples_per_s: float | None) -> Samples:
         seconds = 0.0 if samples_per_s is None else setting.local_batch / samples_per_s
         return np.full(self.num_draws, seconds)
 
-    def _slowest(self, workload: WorkloadProfile, setting: Setting) -> Samples:
-        """Slowest rank over the median rank: single steps, and ranks that are always slower."""
-        if setting.synchronisation is not Synchronisation.DDP or setting.world_size == 1:
+    def slowest(
+        self, workload: WorkloadProfile, setting: Setting, *, probability: float = 0.5
+    ) -> Samples:
+        """Slowest rank over the median rank, at a quantile of the steps: ranks differ for good, too."""
+        together = setting.synchronisation is Synchronisation.DDP and setting.world_size > 1
+        if not together and probability == 0.5:
             return np.ones(self.num_draws)
-        ratios = _nearest_noise(workload, setting.micro_batch)
-        persistent = math.exp(workload.rank_spread * expected_largest_deviate(setting.world_size))
-        nominal = median_of_slowest(ratios, world_size=setting.world_size)
-        factors = np.full(self.num_draws, nominal)
-        if len(ratios) > 1:
-            name = f"noise {workload.workload.name} {setting.micro_batch}"
-            resampled = self._rng(name).choice(ratios, (self.num_draws, len(ratios)))
-            factors[1:] = medians_of_slowest(resampled[1:], world_size=setting.world_size)
-        return factors * persistent
+        noise = RankNoise(
+            step_ratios=np.array(_nearest_noise(workload, setting.micro_batch)),
+            level=1.0,
+            rank_spread=workload.rank_spread if together else 0.0,
+            num_ranks=self.profile.max_world_size,
+        )
+        factors = noise.slowest(
+            num_ranks=setting.world_size if together else 1,
+            probability=probability,
+            num_draws=self.num_draws,
+            rng=self._rng(f"noise {workload.workload.name} {setting.micro_batch}"),
+        )
+        known = 1.0 if self._cluster is None else self._cluster.slowest_device(setting.world_size)
+        return np.maximum(factors, known)
 
     def _evidence(
         self, workload: WorkloadProfile, phases: PhaseCurves, setting: Setting
@@ -190,9 +182,8 @@ class CostModel:
         if setting.world_size == 1:
             return evidence
         beyond = setting.world_size > self.profile.max_world_size
-        assert self._all_reduce is not None
         buckets = gradient_buckets(workload.workload, setting)
-        evidence["communication"] = self._all_reduce.evidence(
+        evidence["communication"] = self.network.evidence(
             [bucket.size_bytes for bucket in buckets], world_size=setting.world_size
         )
         evidence["interference"] = (

@@ -55,7 +55,7 @@ class Terms:
                 return self.issue_s[operation.issues] * operation.share
             case Stream.COMM:
                 return self._collective(operation)
-            case Stream.COMPUTE:
+            case _:
                 return self._compute(operation) * self.slowest
 
     def _collective(self, operation: Operation) -> Samples:

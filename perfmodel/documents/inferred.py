@@ -1,10 +1,12 @@
 """Latents of large-model steps that were inferred from runs of others."""
 
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from perfmodel.documents.base import Document, Provenance, Record
+from perfmodel.errors import CalibrationUnavailable, PerfModelError
 
 
 class InferredLatent(Record):
@@ -19,13 +21,35 @@ class InferredLatent(Record):
     determined: bool
     """False: the runs hardly tell, and the prior is kept with its wide doubt."""
     meaning: str
+    draws: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)]
+    """The doubt that the latents share: entry i of all latents belongs together, the first is the fit."""
+
+
+class DeviationSpreads(Record):
+    """Standard deviations of what the formula leaves unexplained, in log step time."""
+
+    shape: PositiveFloat
+    layout: PositiveFloat
+    noise: PositiveFloat
+    length: PositiveFloat
+    """Distance at which layouts stop deviating alike, in doublings."""
+
+
+class StallRecord(Record):
+    """A state in which every exchange between nodes stalls, and the odds of being in it."""
+
+    stall_s: PositiveFloat
+    """Per exchange and micro-batch. [s]"""
+    weights: tuple[float, ...]
+    """Of the logistic regression on the layout that tells how likely a job is disturbed."""
 
 
 class InferredDocument(Document):
-    """A calibration from logs; the runs are kept, so that the fit can be repeated."""
+    """A calibration from logs: everything that a prediction needs, and the runs behind it."""
 
-    current_version: ClassVar[int] = 1
+    current_version: ClassVar[int] = 2
     title: ClassVar[str] = "calibration from runs"
+    unreadable: ClassVar[type[PerfModelError]] = CalibrationUnavailable
 
     provenance: Provenance
     evidence: Literal["inferred"]
@@ -34,6 +58,20 @@ class InferredDocument(Document):
     runs: dict[str, tuple[float, ...]]
     step_s: tuple[PositiveFloat, ...]
     latents: Annotated[tuple[InferredLatent, ...], Field(min_length=1)]
-    stall_s: float | None
-    """Stall per pipeline hop of disturbed runs; None if no run showed it. [s]"""
+    deviations: tuple[float, ...]
+    """What the formula leaves unexplained of every run, log of measured over computed."""
+    trust: tuple[PositiveFloat, ...]
+    """How far every run is believed, in (0, 1]."""
+    spreads: DeviationSpreads
+    stalls: StallRecord | None
+    """None if no run showed it."""
     interval_widening: PositiveFloat
+
+
+def is_inferred(path: Path) -> bool:
+    """Whether a file that is no profile of a machine is a calibration from runs."""
+    try:
+        InferredDocument.read(path)
+    except CalibrationUnavailable:
+        return False
+    return True

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from perfmodel.documents.base import Document, Provenance, Record
 from perfmodel.parallelism.strategy import Setting
@@ -63,6 +63,10 @@ class PredictedPoint(Record):
     """Part of the step spent waiting for the slowest rank. [s]"""
     evidence: dict[str, Evidence]
     """Term of the model to where it comes from."""
+    tail_s: dict[str, Interval] = Field(default_factory=dict)
+    """``p95`` and ``p99`` over the steps of a run, by the measured noise of ranks. [s]"""
+    binding_link: str | None = None
+    """With a cluster: which tier costs most of the largest all-reduce, and why."""
 
 
 class MeasuredPoint(Record):
@@ -87,6 +91,8 @@ class PredictionDocument(Document):
     workload: str
     scaling: Literal["weak", "strong"]
     """Weak: the batch of each rank is fixed; strong: the global batch is."""
+    cluster: str | None = None
+    """Name of the cluster; without it, one ring of links like the measured ones."""
     points: tuple[PredictedPoint, ...]
     measured: tuple[MeasuredPoint, ...]
     caveats: tuple[str, ...]

@@ -128,7 +128,7 @@ def explain(
         If several ranks are asked for and none were measured together.
     """
     # Causes are compared at nominal parameters; the caller's predictor keeps its random state.
-    nominal = Predictor(predictor.profile, num_draws=1)
+    nominal = Predictor(predictor.profile, num_draws=1, cluster=predictor.cluster)
     model = NominalModel(nominal, workload, loader_samples_per_s)
     factor = setting.world_size if scaling == "strong" else 1
     baseline = dataclasses.replace(alone(setting), micro_batch=factor * setting.micro_batch)

@@ -3,9 +3,11 @@
 ``dp=8 tp=4 pp=2 cp=1 ep=1 zero=1 micro_batch=2 recompute=selective schedule=1f1b interleave=2``
 """
 
+import difflib
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Final, TypeVar
 
 from perfmodel import checks
 from perfmodel.errors import NotFeasible, UsageError
@@ -66,6 +68,10 @@ class Layout:
             raise ValueError(f"zero must be 0, 1, 2 or 3, got {self.zero}")
         if self.interleave > 1 and self.pp == 1:
             raise ValueError(f"interleave must be 1 without a pipeline, got {self.interleave}")
+        if self.interleave > 1 and self.schedule is not Schedule.ONE_F_ONE_B:
+            raise ValueError(
+                f"schedule must be {Schedule.ONE_F_ONE_B} with interleave > 1, got {self.schedule}"
+            )
         if self.pp > 1 and self.zero > 1:
             raise ValueError(
                 f"zero must be 0 or 1 in a pipeline (gradients stay until the last micro-batch), "
@@ -111,7 +117,7 @@ def parse_layout(text: str) -> Layout:
         if not equals or key not in _KEYS:
             raise UsageError(
                 f"layout: every word must be KEY=VALUE with KEY one of {', '.join(_KEYS)}, "
-                f"got {word!r}"
+                f"got {word!r}{_near(key)}"
             )
         if key in words:
             raise UsageError(f"layout: {key} must be given once, got it twice in {text!r}")
@@ -119,15 +125,17 @@ def parse_layout(text: str) -> Layout:
     try:
         return Layout(
             **{key: _number(key, words[key]) for key in _NUMBERS if key in words},
-            recompute=Recompute(words.get("recompute", Recompute.NONE)),
-            schedule=Schedule(words.get("schedule", Schedule.ONE_F_ONE_B)),
+            recompute=_choice("recompute", words, Recompute.NONE),
+            schedule=_choice("schedule", words, Schedule.ONE_F_ONE_B),
             sequence_parallel=_yes(words.get("sequence_parallel", "no")),
         )
     except ValueError as error:
         raise UsageError(f"layout: {error}") from error
 
 
-def require_feasible(layout: Layout, *, layers: int, heads: int, world_size: int) -> None:
+def require_feasible(
+    layout: Layout, *, layers: int, heads: int, world_size: int, sequence: int | None = None
+) -> None:
     """Refuse a layout that this model or this number of devices does not allow.
 
     Raises
@@ -135,12 +143,16 @@ def require_feasible(layout: Layout, *, layers: int, heads: int, world_size: int
     NotFeasible
         Naming the first rule that is broken.
     """
-    reason = impossible(layout, layers=layers, heads=heads, world_size=world_size)
+    reason = impossible(
+        layout, layers=layers, heads=heads, world_size=world_size, sequence=sequence
+    )
     if reason is not None:
         raise NotFeasible(f"layout {layout}: {reason}")
 
 
-def impossible(layout: Layout, *, layers: int, heads: int, world_size: int) -> str | None:
+def impossible(
+    layout: Layout, *, layers: int, heads: int, world_size: int, sequence: int | None = None
+) -> str | None:
     """Why a layout cannot be run, or ``None``."""
     stages = layout.pp * layout.interleave
     rules = (
@@ -155,6 +167,10 @@ def impossible(layout: Layout, *, layers: int, heads: int, world_size: int) -> s
         (
             layers % stages != 0,
             f"pp x interleave must divide the {layers} layers, got {stages}",
+        ),
+        (
+            sequence is not None and sequence % (2 * layout.cp) != 0 and layout.cp > 1,
+            f"2 x cp must divide the {sequence} tokens of a sequence, got cp = {layout.cp}",
         ),
         (
             layout.ep != 1,
@@ -182,6 +198,22 @@ def accumulation_for(*, global_batch: int, dp: int, micro_batch: int) -> int:
             f"global batch must be a multiple of dp x micro_batch ({each}), got {global_batch}"
         )
     return global_batch // each
+
+
+_ChoiceT = TypeVar("_ChoiceT", Recompute, Schedule)
+
+
+def _choice(key: str, words: Mapping[str, str], default: _ChoiceT) -> _ChoiceT:
+    kind = type(default)
+    try:
+        return kind(words.get(key, default))
+    except ValueError:
+        raise ValueError(f"{key} must be one of {', '.join(kind)}, got {words[key]!r}") from None
+
+
+def _near(key: str) -> str:
+    close = difflib.get_close_matches(key, _KEYS, n=1)
+    return f"; did you mean {close[0]}?" if close and close[0] != key else ""
 
 
 def _number(key: str, text: str) -> int:

@@ -1,6 +1,7 @@
 """One training step, single device or DDP, as a StepProgram."""
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from perfmodel.parallelism.buckets import assign_buckets
 from perfmodel.parallelism.strategy import Setting, Synchronisation
@@ -8,6 +9,17 @@ from perfmodel.program.operation import Cause, Operation, StepProgram, Stream
 from perfmodel.units import Bytes
 from perfmodel.workload.workload import Workload
 
+#: What a step here consists of.
+DDP_CAUSES: Final = (
+    Cause.INPUT,
+    Cause.DISPATCH,
+    Cause.FORWARD,
+    Cause.BACKWARD,
+    Cause.BUCKET,
+    Cause.ALL_REDUCE,
+    Cause.BROADCAST,
+    Cause.OPTIMIZER,
+)
 #: Compute that consists of many operators, so that the host's time to issue them counts.
 _ISSUED = frozenset({Cause.FORWARD, Cause.BACKWARD, Cause.OPTIMIZER})
 

@@ -1,8 +1,9 @@
 """A training step as ordered operations on named streams; it knows work, never seconds."""
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 
 class Stream(enum.StrEnum):
@@ -12,6 +13,17 @@ class Stream(enum.StrEnum):
     HOST = "host"
     COMPUTE = "compute"
     COMM = "comm"
+    """Data-parallel collectives."""
+    TENSOR = "tensor"
+    """Collectives inside a layer, which compute waits for."""
+    SEND_FORWARD = "send_forward"
+    """Activations to the next pipeline stage."""
+    SEND_BACKWARD = "send_backward"
+    """Gradients to the one before."""
+
+
+Lane: TypeAlias = tuple[int, Stream]
+"""A stream of one pipeline stage."""
 
 
 class Cause(enum.StrEnum):
@@ -26,14 +38,27 @@ class Cause(enum.StrEnum):
     ALL_REDUCE = "all_reduce"
     BROADCAST = "broadcast"
     OPTIMIZER = "optimizer"
+    EMBEDDING = "embedding"
+    HEAD = "head"
+    """Output head and loss, both passes."""
+    WEIGHT_GRADIENT = "weight_gradient"
+    """Of a schedule that computes it apart from the rest of the backward pass."""
+    TENSOR = "tensor"
+    """Collectives of tensor and context parallelism."""
+    HAND_OVER = "hand_over"
+    """Between pipeline stages."""
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    CONTENTION = "contention"
+    """What compute and collectives lose by running beside each other."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
-    """One piece of work of every rank.
+class Operation(NamedTuple):
+    """One piece of work of every rank; a tuple, because a large step has 20,000 and more of them.
 
-    It starts when the operation before it on its stream and all of ``after`` have ended. On the
-    ``COMM`` stream it is a collective: it starts when that holds on every rank, and ends on all at once.
+    It starts when the operation before it on its stream (of its stage) and all of ``after`` have
+    ended. On the ``COMM`` stream it is a collective: it starts when that holds on every rank, and ends
+    on all at once.
     """
 
     name: str
@@ -47,6 +72,13 @@ class Operation:
     """Bytes reduced, broadcast or copied."""
     issues: Cause | None = None
     """On the host stream: which kind of work is being issued to the device."""
+    stage: int = 0
+    """Pipeline stage whose ranks do it."""
+
+    @property
+    def lane(self) -> Lane:
+        """The queue that it stands in."""
+        return self.stage, self.stream
 
     @property
     def is_collective(self) -> bool:
@@ -73,10 +105,11 @@ class StepProgram:
                     )
 
     @property
-    def streams(self) -> tuple[Stream, ...]:
-        """Streams in use, in a fixed order."""
-        used = {operation.stream for operation in self.operations}
-        return tuple(stream for stream in Stream if stream in used)
+    def lanes(self) -> tuple[Lane, ...]:
+        """Streams of all stages in use, in a fixed order."""
+        used = {operation.lane for operation in self.operations}
+        rank = {stream: position for position, stream in enumerate(Stream)}
+        return tuple(sorted(used, key=lambda lane: (lane[0], rank[lane[1]])))
 
     def on_stream(self, stream: Stream) -> tuple[int, ...]:
         """Positions of the operations of one stream, in order."""
@@ -84,10 +117,31 @@ class StepProgram:
 
     def predecessors(self) -> tuple[tuple[int, ...], ...]:
         """For each operation what must end first: the one before it on its stream, and ``after``."""
-        last: dict[Stream, int] = {}
-        result = []
-        for position, operation in enumerate(self.operations):
-            before: Iterable[int] = (last[operation.stream],) if operation.stream in last else ()
-            result.append(tuple(sorted({*before, *operation.after})))
-            last[operation.stream] = position
-        return tuple(result)
+        return _predecessors(self.operations, [operation.lane for operation in self.operations])
+
+    def awaited(self) -> tuple[tuple[int, ...], ...]:
+        """For each operation its last predecessor on each stream: the others have ended before it."""
+        lanes = [operation.lane for operation in self.operations]
+        return tuple(
+            _last_of_lanes(before, lanes) for before in _predecessors(self.operations, lanes)
+        )
+
+
+def _predecessors(
+    operations: Sequence[Operation], lanes: Sequence[Lane]
+) -> tuple[tuple[int, ...], ...]:
+    last: dict[Lane, int] = {}
+    result = []
+    for position, (operation, lane) in enumerate(zip(operations, lanes, strict=True)):
+        before: tuple[int, ...] = (last[lane],) if lane in last else ()
+        if operation.after and operation.after != before:
+            before = tuple(sorted({*before, *operation.after}))
+        result.append(before)
+        last[lane] = position
+    return tuple(result)
+
+
+def _last_of_lanes(before: tuple[int, ...], lanes: Sequence[Lane]) -> tuple[int, ...]:
+    if len(before) < 2 or (len(before) == 2 and lanes[before[0]] != lanes[before[1]]):
+        return before
+    return tuple({lanes[i]: i for i in before}.values())

@@ -17,19 +17,22 @@ CATEGORY: Final[dict[Stream, str]] = {
     Stream.HOST: "cpu_op",
     Stream.COMPUTE: "kernel",
     Stream.COMM: "kernel",
+    Stream.TENSOR: "kernel",
+    Stream.SEND_FORWARD: "kernel",
+    Stream.SEND_BACKWARD: "kernel",
 }
 STEP_TID: Final = len(TID)
 
 
 def chrome_trace(trace: Trace, *, name: str) -> dict[str, object]:
-    """Trace of every operation of every rank: one process per rank, one thread per stream."""
-    num_ranks = len(trace.start_s)
+    """Trace of every operation: one process per rank, or per pipeline stage; one thread per stream."""
+    num_processes = len(trace.start_s) * _num_stages(trace)
     return {
         "schemaVersion": 1,
         "traceName": name,
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": 0,
-        "distributedInfo": {"rank": 0, "world_size": num_ranks, "backend": "simulated"},
+        "distributedInfo": {"rank": 0, "world_size": num_processes, "backend": "simulated"},
         "traceEvents": [*_names(trace, name), *_steps(trace), *_operations(trace)],
     }
 
@@ -41,13 +44,22 @@ def chrome_trace_text(trace: Trace, *, name: str) -> str:
 
 
 def _names(trace: Trace, name: str) -> Iterator[dict[str, object]]:
-    threads = {TID[stream]: stream.value for stream in trace.program.streams} | {STEP_TID: "step"}
+    lanes = trace.program.lanes
+    stages = _num_stages(trace)
     for rank in range(len(trace.start_s)):
-        yield _metadata(rank, 0, "process_name", {"name": f"rank {rank}: {name} (simulated)"})
-        yield _metadata(rank, 0, "process_sort_index", {"sort_index": rank})
-        for tid, label in threads.items():
-            yield _metadata(rank, tid, "thread_name", {"name": label})
-            yield _metadata(rank, tid, "thread_sort_index", {"sort_index": tid})
+        for stage in range(stages):
+            process = rank * stages + stage
+            label = f"rank {rank}" if stages == 1 else f"stage {stage}"
+            threads = {TID[stream]: stream.value for at, stream in lanes if at == stage}
+            yield _metadata(process, 0, "process_name", {"name": f"{label}: {name} (simulated)"})
+            yield _metadata(process, 0, "process_sort_index", {"sort_index": process})
+            for tid, thread in (threads | {STEP_TID: "step"}).items():
+                yield _metadata(process, tid, "thread_name", {"name": thread})
+                yield _metadata(process, tid, "thread_sort_index", {"sort_index": tid})
+
+
+def _num_stages(trace: Trace) -> int:
+    return 1 + max(stage for stage, _ in trace.program.lanes)
 
 
 def _metadata(rank: int, tid: int, name: str, args: dict[str, object]) -> dict[str, object]:
@@ -55,27 +67,29 @@ def _metadata(rank: int, tid: int, name: str, args: dict[str, object]) -> dict[s
 
 
 def _steps(trace: Trace) -> Iterator[dict[str, object]]:
-    for rank, ends_s in enumerate(trace.end_s):
+    stages = _num_stages(trace)
+    for process in range(len(trace.end_s) * stages):
         yield {
             "ph": "X",
             "cat": "user_annotation",
             "name": "ProfilerStep#0",
-            "pid": rank,
+            "pid": process,
             "tid": STEP_TID,
             "ts": 0.0,
-            "dur": float(ends_s.max()) * MICROSECONDS_PER_S,
+            "dur": float(trace.end_s[process // stages].max()) * MICROSECONDS_PER_S,
             "args": {},
         }
 
 
 def _operations(trace: Trace) -> Iterator[dict[str, object]]:
+    stages = _num_stages(trace)
     for span in trace.spans():
         stream = span.operation.stream
         yield {
             "ph": "X",
             "cat": CATEGORY[stream],
             "name": span.operation.name,
-            "pid": span.rank,
+            "pid": span.rank * stages + span.operation.stage,
             "tid": TID[stream],
             "ts": span.start_s * MICROSECONDS_PER_S,
             "dur": (span.end_s - span.start_s) * MICROSECONDS_PER_S,

@@ -10,7 +10,7 @@ import numpy as np
 from rich.table import Table
 
 from perfmodel.cost.collective import CollectiveCost
-from perfmodel.cost.collective_steps import bus_factor
+from perfmodel.cost.message import bus_factor
 from perfmodel.documents.collectives import CollectivesDocument, MeasuredCollective
 from perfmodel.documents.nccl_tests import read_nccl_tests
 from perfmodel.errors import InvalidDocument
@@ -62,7 +62,7 @@ def curve_rows(curves: Curves) -> list[dict[str, object]]:
             groups, library=library, num_draws=_NUM_DRAWS, rng=np.random.default_rng(0)
         )
         for group in groups:
-            factor = float(bus_factor(collective, group.world_size))
+            factor = bus_factor(collective, group.world_size)
             for point in group.points:
                 draws_s = cost.time_s(
                     round(point.at), world_size=group.world_size, num_nodes=group.num_nodes

@@ -11,7 +11,7 @@ from rich.text import Text
 from perfmodel.documents.prediction import PredictedPoint, PredictionDocument
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.validation import ValidationDocument
-from perfmodel.program.operation import Cause
+from perfmodel.program.ddp import DDP_CAUSES
 from perfmodel.report.grid import Grid
 from perfmodel.report.prediction_grids import prediction_grid
 from perfmodel.report.profile_grids import (
@@ -45,6 +45,18 @@ def prediction_table(prediction: PredictionDocument) -> Table:
         )
         table.caption.append(f" Measured (devices x micro-batch): {'; '.join(runs)}.")
     return table
+
+
+def binding_lines(prediction: PredictionDocument) -> list[str]:
+    """With a cluster: which link costs most of an all-reduce, for runs of equal answers."""
+    lines, shown = [], None
+    for point in prediction.points:
+        if point.binding_link not in (None, shown):
+            shown = point.binding_link
+            lines.append(
+                f"from {point.setting.world_size} devices on, all-reduce waits for: {shown}"
+            )
+    return lines
 
 
 def validation_table(validation: ValidationDocument) -> Table:
@@ -164,6 +176,7 @@ def _csv_row(prediction: PredictionDocument, point: PredictedPoint) -> dict[str,
             for part in ("p5", "p50", "p95")
         },
         "straggler_s": point.straggler_s,
-        **{f"breakdown_{cause}_s": point.breakdown_s.get(cause, 0.0) for cause in Cause},
+        **{f"breakdown_{cause}_s": point.breakdown_s.get(cause, 0.0) for cause in DDP_CAUSES},
+        "binding_link": point.binding_link or "",
         "weakest_evidence": weakest_evidence(point).value,
     }

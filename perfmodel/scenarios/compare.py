@@ -5,11 +5,12 @@ from typing import Final
 
 import numpy as np
 
+from perfmodel.context import caveats
 from perfmodel.documents.prediction import Evidence, PredictedPoint
 from perfmodel.documents.whatif import Contrast, ScenarioOutcome, WhatIfDocument
 from perfmodel.explanation import explain
 from perfmodel.forecast import forecast_settings, provenance
-from perfmodel.predictor import Predictor, caveats, interval
+from perfmodel.predictor import Predictor, interval
 from perfmodel.scenarios.scenario import Scenario
 from perfmodel.statistics.pairing import unpaired
 
@@ -98,7 +99,9 @@ def _outcome(scenario: Scenario) -> tuple[ScenarioOutcome, tuple[str, ...]]:
         remarks=scenario.remarks,
         contrast=None,
     )
-    found = caveats(predictor.profile, [point], workload=scenario.workload)
+    found = caveats(
+        predictor.profile, [point], workload=scenario.workload, cluster=predictor.cluster
+    )
     return outcome, (*found, *scenario.remarks)
 
 

@@ -52,11 +52,17 @@ def simulate(
     """
     table_s = _checked(program, durations_s)
     env = Environment()
-    shared = [i for i, operation in enumerate(program.operations) if operation.is_collective]
-    own = [i for i, operation in enumerate(program.operations) if not operation.is_collective]
-    with _collector_paused():
+    # A rank that stands for all shares its collectives with nobody.
+    is_shared = [len(table_s) > 1 and operation.is_collective for operation in program.operations]
+    shared = [position for position, flag in enumerate(is_shared) if flag]
+    own = [position for position, flag in enumerate(is_shared) if not flag]
+    with collector_paused():
         ranks, collectives = assemble(
-            env, program=program, durations_s=table_s.T.tolist(), interference=interference
+            env,
+            program=program,
+            durations_s=table_s.T.tolist(),
+            shared=is_shared,
+            interference=interference,
         )
         ranks.begin(own)
         collectives.begin(shared)
@@ -69,7 +75,7 @@ def simulate(
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """Keep the garbage collector from searching a thousand ranks for garbage that is not there."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -89,10 +95,14 @@ def _checked(program: StepProgram, durations_s: ArrayLike) -> NDArray[np.float64
             f"{num_operations}), got {table_s.shape}"
         )
     _refuse(program, table_s, ~(np.isfinite(table_s) & (table_s >= 0)), "must be finite and >= 0")
-    is_collective = np.array([operation.is_collective for operation in program.operations])
-    _refuse(
-        program, table_s, (table_s != table_s[0]) & is_collective, "must be the same on all ranks"
-    )
+    if len(table_s) > 1:
+        is_collective = np.array([operation.is_collective for operation in program.operations])
+        _refuse(
+            program,
+            table_s,
+            (table_s != table_s[0]) & is_collective,
+            "must be the same on all ranks",
+        )
     return table_s
 
 
@@ -111,5 +121,6 @@ def _table(
     of_ranks: list[list[Seconds]], of_collectives: list[list[Seconds]], shared: Sequence[int]
 ) -> NDArray[np.float64]:
     table_s = np.array(of_ranks)
-    table_s[shared] = np.array(of_collectives)[shared]
+    if shared:
+        table_s[shared] = np.array(of_collectives)[shared]
     return np.ascontiguousarray(table_s.T)

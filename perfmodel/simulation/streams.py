@@ -43,7 +43,7 @@ class Ledger:
     __slots__ = ("durations_s", "ends_s", "outstanding", "starts_s", "streams")
 
     def __init__(self, durations_s: list[list[Seconds]], *, outstanding: Sequence[int]) -> None:
-        num_rows = len(durations_s[0])
+        num_rows = len(durations_s[0]) if durations_s else 0
         self.durations_s = durations_s
         self.outstanding = [[count] * num_rows for count in outstanding]
         """How many ends each operation still awaits."""
@@ -55,9 +55,10 @@ class Ledger:
     def begin(self, positions: Sequence[int]) -> None:
         """Start those operations that await nothing."""
         for position in positions:
-            for stream, count in zip(
-                self.streams[position], self.outstanding[position], strict=True
-            ):
+            counts = self.outstanding[position]
+            if all(counts):
+                continue
+            for stream, count in zip(self.streams[position], counts, strict=True):
                 if not count:
                     stream.start(position, 0.0)
 

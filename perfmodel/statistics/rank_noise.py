@@ -1,5 +1,6 @@
 """How the pace of ranks varies: from a few measured ranks to many."""
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -7,7 +8,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from perfmodel.program.operation import StepProgram, Stream
-from perfmodel.statistics.stragglers import quantile_with_tail
+from perfmodel.statistics.stragglers import (
+    expected_largest_deviate,
+    quantile_with_tail,
+    slowest_of_ranks,
+)
 
 FloatArray = NDArray[np.float64]
 
@@ -75,6 +80,21 @@ class RankNoise:
             rank_spread=self.rank_spread * float(np.sqrt(degrees / rng.chisquare(degrees))),
             num_ranks=self.num_ranks,
         )
+
+    def slowest(
+        self, *, num_ranks: int, probability: float, num_draws: int, rng: np.random.Generator
+    ) -> FloatArray:
+        """Pace of the slowest of so many ranks at a quantile of the steps, shape ``(num_draws,)``.
+
+        The first draw is that of the measured ratios; the others resample them.
+        """
+        persistent = math.exp(self.rank_spread * expected_largest_deviate(num_ranks))
+        count = len(self.step_ratios)
+        rows = [self.step_ratios] * num_draws
+        if count > 1:
+            rows[1:] = rng.choice(self.step_ratios, (num_draws, count))[1:]
+        steps = slowest_of_ranks(np.array(rows), world_size=num_ranks, probability=probability)
+        return np.asarray(self.level * persistent * steps)
 
     def draw(self, *, num_ranks: int, num_steps: int, rng: np.random.Generator) -> FloatArray:
         """Pace of so many ranks in so many steps, shape ``(num_ranks, num_steps)``."""

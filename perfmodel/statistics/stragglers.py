@@ -13,45 +13,35 @@ _TAIL_FRACTION = 0.1
 _MINIMUM_FOR_TAIL = 4
 
 
-def median_of_slowest(ratios: Sequence[float], *, world_size: int) -> float:
-    """Median over steps of the slowest of ``world_size`` ranks, over the median of one rank.
+def slowest_of_ranks(
+    ratios: NDArray[np.float64] | Sequence[float], *, world_size: int, probability: float = 0.5
+) -> NDArray[np.float64]:
+    """Quantile over steps of the slowest of ``world_size`` ranks, over the median of one rank.
 
     The ranks' steps are independent draws from the measured ratios (step over median step), so
-    the median of their maximum is the quantile ``0.5 ** (1 / n)`` of one rank's distribution.
+    the quantile ``p`` of their maximum is the quantile ``p ** (1 / n)`` of one rank's distribution.
     Beyond the sample an exponential tail continues it.
 
     Parameters
     ----------
     ratios
-        Measured steps of one rank over their median.
+        Measured steps of one rank over their median, shape ``(..., num_ratios)``.
+
+    Returns
+    -------
+    NDArray
+        Shape ``(...)``; 1 where nothing was measured, and never below 1 in the median or above.
 
     References
     ----------
     .. [1] H. A. David, H. N. Nagaraja, "Order Statistics", 3rd ed., 2003, section 2.1.
     """
-    if len(ratios) == 0:
-        return 1.0
-    return float(medians_of_slowest(np.asarray(ratios, dtype=float), world_size=world_size))
-
-
-def medians_of_slowest(ratios: NDArray[np.float64], *, world_size: int) -> NDArray[np.float64]:
-    """Do the same for many samples at once.
-
-    Parameters
-    ----------
-    ratios
-        Shape ``(..., num_ratios)``.
-
-    Returns
-    -------
-    NDArray
-        Shape ``(...)``.
-    """
     if world_size < 1:
         raise ValueError(f"world_size must be >= 1, got {world_size}")
-    if world_size == 1:
-        return np.ones(ratios.shape[:-1])
-    return np.maximum(1.0, quantile_with_tail(ratios, 0.5 ** (1 / world_size)))
+    values = np.asarray(ratios, dtype=float)
+    if values.shape[-1] == 0 or (world_size == 1 and probability == 0.5):
+        return np.ones(values.shape[:-1])
+    return np.maximum(1.0, quantile_with_tail(values, probability ** (1 / world_size)))
 
 
 def quantile_with_tail(

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from perfmodel.tracing.huggingface_config import TransformerShape
+from perfmodel.tracing.huggingface_config import LLAMA_FAMILY, TransformerShape
 from perfmodel.tracing.transformer_layers import (
     ACTIVATIONS,
     EvenExperts,
@@ -16,8 +16,6 @@ from perfmodel.tracing.transformer_layers import (
     rotate,
     split_heads,
 )
-
-LLAMA_FAMILY = ("llama", "mistral", "mixtral", "qwen2", "qwen3")
 
 
 class LlamaAttention(nn.Module):

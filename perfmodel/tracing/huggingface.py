@@ -57,8 +57,8 @@ _TABLE_SPREAD: Final = 0.02
 def _small_tables(model: nn.Module) -> nn.Module:
     """Draw embedding tables as these models begin.
 
-    With torch's spread of 1 a tied head is so sure of itself that every gradient is exactly 0, which no
-    training has, and which is slow to take roots of.
+    With torch's spread of 1 a tied head is so sure of itself that every gradient is exactly 0, which
+    no training has, and which is slow to take roots of.
     """
     for module in model.modules():
         if isinstance(module, nn.Embedding):

@@ -7,6 +7,9 @@ from typing import Any, Final
 
 from perfmodel.errors import UntraceableModel
 
+LLAMA_FAMILY: Final = ("llama", "mistral", "mixtral", "qwen2", "qwen3")
+"""Norms without mean, rotary positions, a gated feed-forward part."""
+DECODERS: Final = (*LLAMA_FAMILY, "gpt2", "gpt_neox", "opt")
 _ABSENT: Final = object()
 #: Keys that mean the same, by family and version of transformers.
 _ALIASES: Final[dict[str, tuple[str, ...]]] = {

@@ -132,6 +132,31 @@ def score_bytes(tokens: Number, sequence: Number, heads: Number) -> Number:
     return 6 * HALF_BYTES * tokens * sequence * heads
 
 
+def shared_kept_elements(tokens: Number, hidden: Number) -> Number:
+    """Elements that one layer keeps for its backward pass and only sequence parallelism divides.
+
+    Inputs of both norms and of both blocks of matrices (Korthikanti 2022, arXiv 2205.05198, without
+    dropout masks).
+    """
+    return 4 * tokens * hidden
+
+
+def split_kept_elements(
+    tokens: Number, hidden: Number, inner: Number, gated: Number, kv_share: Number
+) -> Number:
+    """Elements that one layer keeps for its backward pass and tensor parallelism always divides.
+
+    Queries, keys, values, input of the projection; of the feed-forward part the input and output of
+    the activation function, with a gate also the other factor and the product.
+    """
+    return tokens * ((2 + 2 * kv_share) * hidden + (2 + 2 * gated) * inner)
+
+
+def score_kept_elements(tokens: Number, sequence: Number, heads: Number) -> Number:
+    """Elements of attention scores that one layer keeps unless they are fused or computed again."""
+    return SCORE_ACTIVATION_BYTES / HALF_BYTES * tokens * sequence * heads
+
+
 #: Bytes of activations that one layer keeps for its backward pass, per token and hidden unit: (what
 #: tensor parallelism always divides, what only sequence parallelism divides), in 16 bit. Without
 #: recomputation 34 in all, of which 10 are norms, dropouts and inputs (Korthikanti 2022, arXiv

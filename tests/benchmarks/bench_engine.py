@@ -9,15 +9,20 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from perfmodel.algebra.fluid import end_times_with_interference
 from perfmodel.algebra.max_plus import step_times
+from perfmodel.cost.levels import PricedLevel, all_reduce_s
+from perfmodel.documents.cluster import read_cluster
+from perfmodel.documents.profile import ProfileDocument
 from perfmodel.program.interference import Interference
 from perfmodel.program.operation import Cause, Operation, StepProgram, Stream
 from perfmodel.simulation import simulate
+from perfmodel.sweep import Grid, sweep
 
 NUM_RANKS = 1024
 NUM_BUCKETS_SIMULATED = 54
@@ -25,6 +30,8 @@ NUM_BUCKETS_ALGEBRA = 200
 NUM_EVALUATIONS = 65_536
 NUM_BUCKETS_FLUID = 7
 NUM_DRAWS = 2_000
+CLUSTER = Path("docs/clusters/h100-16384.toml")
+PROFILE = Path("docs/records/calibration/profile.json")
 SLOWED = Interference(compute_speed=0.8, comm_speed=0.7)
 
 
@@ -136,12 +143,62 @@ def measure_fluid(*, num_repeats: int = 5) -> dict[str, Any]:
     }
 
 
+def measure_folded(*, num_repeats: int = 5) -> dict[str, Any]:
+    """Price and simulate the step of 200 buckets on 16,384 devices, one rank standing for all."""
+    cluster = read_cluster(CLUSTER)
+    program = ddp_step(NUM_BUCKETS_ALGEBRA)
+    row_s = np.random.default_rng(0).uniform(0.5e-3, 1.5e-3, len(program.operations))
+    levels = [
+        PricedLevel(
+            tier=level.tier,
+            members=level.members,
+            crossings=level.crossings,
+            latency_s=np.array([level.latency_s]),
+            transfer_s=lambda size, rate=level.bytes_per_s: np.array([size / rate]),  # type: ignore[misc]
+        )
+        for level in cluster.levels(cluster.num_devices)
+    ]
+    sizes = {i: 2**20 + i for i in program.on_stream(Stream.COMM)}
+
+    def price() -> None:
+        for position, size_bytes in sizes.items():
+            row_s[position] = all_reduce_s(levels, size_bytes, library="nccl")[0]
+
+    pricing = sample(price, num_repeats=num_repeats)
+    return {
+        "num_ranks": cluster.num_devices,
+        "num_operations": len(program.operations),
+        "pricing": pricing,
+        "steps": sample(lambda: simulate(program, row_s[np.newaxis, :]), num_repeats=num_repeats),
+    }
+
+
+def measure_sweep(*, num_repeats: int = 3) -> dict[str, Any]:
+    """Evaluate 100,000 settings of a recorded machine: devices, batches, bandwidths, bucket caps."""
+    profile = ProfileDocument.read(PROFILE)
+    workload = profile.workload("resnet18")
+    if workload is None:
+        raise SystemExit(f"{PROFILE}: must hold resnet18")
+    grid = Grid(
+        world_sizes=[2 * (index + 1) for index in range(20)],
+        micro_batches=list(range(1, 11)),
+        bandwidths=list(np.geomspace(0.1, 10, 100)),
+        bucket_caps_mb=[5.0, 10.0, 25.0, 50.0, None],
+    )
+    return {
+        "num_settings": int(np.prod(grid.shape)),
+        "steps": sample(lambda: sweep(profile, workload, grid), num_repeats=num_repeats),
+    }
+
+
 def measure(*, num_repeats: int = 5) -> dict[str, Any]:
     """Measure all engines."""
     return {
         "simulation": measure_simulation(num_repeats=num_repeats),
         "algebra": measure_algebra(num_repeats=num_repeats),
         "fluid": measure_fluid(num_repeats=num_repeats),
+        "folded_16384": measure_folded(num_repeats=num_repeats),
+        "sweep": measure_sweep(),
     }
 
 

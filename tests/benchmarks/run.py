@@ -29,6 +29,7 @@ DEFAULT_OUTPUT: Final = Path("docs/benchmarks.json")
 NOTHING: Final = "python -c pass"
 HELP: Final = "perfmodel --help"
 ENGINE: Final = Path(__file__).with_name("bench_engine.py")
+LAYOUTS: Final = Path(__file__).with_name("bench_layouts.py")
 
 _DESCRIBE: Final = (
     "import json; from calibrate.environment import describe_environment as describe; "
@@ -50,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "profile": None if options.profile is None else _identity(options.profile),
         "processes": processes,
         "engine": json.loads(_output_of([sys.executable, str(ENGINE)])),
+        "layouts": json.loads(_output_of([sys.executable, str(LAYOUTS)])),
     }
     write_atomically(options.output, json.dumps(result, indent=1, allow_nan=False) + "\n")
     for name, entry in processes.items():

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.runs import calibrate_from_runs, model_of
+from calibrate.runs import calibrate_from_runs
+from perfmodel.cost.inferred_profile import model_of
 from perfmodel.cost.jobs import Jobs
 from perfmodel.documents.inferred import InferredDocument
 from perfmodel.errors import IncomparableRuns, InvalidDocument, UsageError

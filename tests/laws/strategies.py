@@ -17,7 +17,7 @@ interferences = st.builds(Interference, compute_speed=speeds, comm_speed=speeds)
 
 @st.composite
 def programs(draw: st.DrawFn, *, max_operations: int = 12) -> StepProgram:
-    """Operations on any stream, each after any earlier ones in any order."""
+    """Operations on any stream of two stages, each after any earlier ones in any order."""
     operations = []
     for position in range(draw(st.integers(1, max_operations))):
         after: list[int] = []
@@ -29,6 +29,7 @@ def programs(draw: st.DrawFn, *, max_operations: int = 12) -> StepProgram:
                 stream=draw(st.sampled_from(Stream)),
                 cause=Cause.FORWARD,
                 after=tuple(after),
+                stage=draw(st.integers(0, 1)),
             )
         )
     return StepProgram(tuple(operations))

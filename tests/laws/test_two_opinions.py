@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from perfmodel.algebra.fluid import end_times_with_interference
 from perfmodel.algebra.max_plus import end_times, step_times
 from perfmodel.program.interference import Interference
-from perfmodel.program.operation import StepProgram, Stream
+from perfmodel.program.operation import Lane, StepProgram, Stream
 from perfmodel.simulation import simulate
 from tests.laws.strategies import FloatArray, durations, interferences, programs, speeds
 
@@ -21,12 +21,12 @@ def assert_same(actual: FloatArray, expected: FloatArray) -> None:
 def ends_of_all_ranks(program: StepProgram, durations_s: FloatArray) -> FloatArray:
     """A third opinion, as plain as possible: operation by operation, then rank by rank."""
     ends_s = np.zeros_like(durations_s)
-    latest_of_stream: dict[Stream, int] = {}
+    latest: dict[Lane, int] = {}
     for position, operation in enumerate(program.operations):
         awaited = list(operation.after)
-        if operation.stream in latest_of_stream:
-            awaited.append(latest_of_stream[operation.stream])
-        latest_of_stream[operation.stream] = position
+        if operation.lane in latest:
+            awaited.append(latest[operation.lane])
+        latest[operation.lane] = position
         ready_s = [max([0.0, *rank_s[awaited]]) for rank_s in ends_s]
         if operation.stream is Stream.COMM:
             ready_s = [max(ready_s)] * len(ready_s)

@@ -5,15 +5,14 @@ import dataclasses
 import numpy as np
 import pytest
 
+from perfmodel.context import caveats, measured_points
 from perfmodel.documents.prediction import PredictedPoint
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.parallelism.strategy import Setting, Synchronisation
 from perfmodel.predictor import (
     Predictor,
     Scaling,
-    caveats,
     interval,
-    measured_points,
     scaled_settings,
 )
 from perfmodel.program.operation import Cause
@@ -112,6 +111,18 @@ def test_stragglers_are_reported_as_part_of_the_step() -> None:
     (point,) = points(Machine(rank_spread=0.1), 2, bucket_cap_mb=100)
     assert point.straggler_s == pytest.approx(0.0150, abs=1e-4)
     assert point.step_s.p50 == pytest.approx(0.255892704 + point.straggler_s)
+
+
+def test_the_tail_of_a_run_grows_with_the_ranks() -> None:
+    """One rank: p95 of ratios 0.9 to 1.4; more ranks: the slowest of them; without noise no tail."""
+    noise = tuple(0.9 + 0.5 * i / 99 for i in range(100))
+    found = points(Machine(noise=noise), 1, 2, 64)
+    tails_s = [(p.step_s.p50, p.tail_s["p95"].p50, p.tail_s["p99"].p50) for p in found]
+    assert all(list(tail_s) == sorted(tail_s) for tail_s in tails_s)
+    assert tails_s[0][1] == pytest.approx(0.2472 * 1.375, rel=0.01)
+    assert [tail_s[1] for tail_s in tails_s] == sorted(tail_s[1] for tail_s in tails_s)
+    (quiet,) = points(Machine(), 2)
+    assert quiet.tail_s["p99"].p50 == quiet.step_s.p50
 
 
 def test_a_step_lasts_as_long_as_the_loader() -> None:

@@ -91,6 +91,16 @@ def playbook_runs(folder: Path, *, failed: bool = False) -> tuple[Runs, list[str
     )
 
 
+def memory_runs(folder: Path) -> tuple[Runs, list[str]]:
+    """Runs of ``memory.csv`` whose model is known, and the rows that were left out."""
+    rows = read_rows(folder / "memory.csv", columns=("source", "gpus", "memory_gib"))
+    plot = [r | {"gpus_per_node": "8"} for r in rows if "ultra-scale playbook, " in r["source"]]
+    runs, bad = _runs(plot, _playbook_job, name="memory", timed=False)
+    others = len(rows) - len(plot)
+    told = [f"memory: {others} rows of sources that print no shape or layout"] if others else []
+    return runs.take(np.isfinite(runs.memory_bytes)), [*bad, *told]
+
+
 def _runs(rows: list[Row], job: object, *, name: str, timed: bool = True) -> tuple[Runs, list[str]]:
     assert callable(job)
     good, bad = [], []

@@ -23,6 +23,10 @@ _CALIBRATED_NODES: Final = 2
 _FEWEST: Final = 12
 #: Traffic between two nodes grows with the devices of both; over more nodes that growth is shared.
 _KEPT_GROWTH: Final = 0.5
+_PER_DOUBLING: Final = 0.5
+"""Growth of the doubt per doubling of the nodes."""
+_UNSEEN_NETWORK: Final = 0.08
+"""Doubt of a network between more nodes than were measured, log, per doubling."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +116,27 @@ def predict_steps(known: Steps, unknown: Steps) -> tuple[FloatArray, FloatArray,
     prepares samples and moves gradients; nodes exchange gradients beside the compute.
     """
     batches = np.unique(known.batch)
+    found = _fit(known, batches)
+    logs = _log_step(found, unknown, batches)
+    inside = np.abs(_log_step(found, known, batches) - np.log(known.step_s))
+    spread = max(float(np.quantile(inside, 0.9)), _held_back(known, batches))
+    # Wider with every doubling of the nodes beyond the calibration, whatever the calibration showed.
+    beyond = 1 + np.log2(unknown.nodes / _CALIBRATED_NODES)
+    width = np.hypot(spread * (1 + _PER_DOUBLING * beyond), _UNSEEN_NETWORK * beyond)
+    return np.exp(logs), np.exp(logs - width), np.exp(logs + width)
+
+
+def _held_back(known: Steps, batches: FloatArray) -> float:
+    """90 % quantile of the errors where the smaller half of the calibration predicts its larger half."""
+    small = known.gpus <= np.median(known.gpus)
+    smaller, larger = known.where(small), known.where(~small)
+    if min(len(smaller.batch), len(larger.batch)) < _FEWEST:
+        return 0.0
+    logs = _log_step(_fit(smaller, batches), larger, batches)
+    return float(np.quantile(np.abs(logs - np.log(larger.step_s)), 0.9))
+
+
+def _fit(known: Steps, batches: FloatArray) -> FloatArray:
     start = _start(known, batches)
 
     def residuals(p: FloatArray) -> FloatArray:
@@ -119,12 +144,8 @@ def predict_steps(known: Steps, unknown: Steps) -> tuple[FloatArray, FloatArray,
             [_log_step(p, known, batches) - np.log(known.step_s), 0.05 * (p - start)]
         )
 
-    found = least_squares(residuals, start, loss="soft_l1", f_scale=0.1).x
-    spread = np.abs(_log_step(found, known, batches) - np.log(known.step_s))
-    # Errors on the calibration itself, wider beyond it and with every doubling of the nodes.
-    width = np.quantile(spread, 0.9) * (1.5 + 0.5 * np.log2(unknown.nodes / _CALIBRATED_NODES))
-    logs = _log_step(found, unknown, batches)
-    return np.exp(logs), np.exp(logs - width), np.exp(logs + width)
+    found: FloatArray = least_squares(residuals, start, loss="soft_l1", f_scale=0.1).x
+    return found
 
 
 def _start(known: Steps, batches: FloatArray) -> FloatArray:

@@ -9,7 +9,15 @@ from calibrate.placement import provenance
 from perfmodel.documents.base import file_sha256
 from perfmodel.documents.published import PublishedDocument, PublishedSeries
 from perfmodel.errors import InvalidDocument, UsageError
-from validate.published import collectives, convergence, large, placements, scaling
+from validate.published import (
+    collectives,
+    convergence,
+    large,
+    memory,
+    notebooks,
+    placements,
+    scaling,
+)
 
 Protocol = Callable[[Path], tuple[list[PublishedSeries], list[str]]]
 #: Source -> its table and its protocol.
@@ -20,6 +28,8 @@ PROTOCOLS: Final[dict[str, tuple[str, Protocol]]] = {
     "llm_foundry": ("throughput.csv", large.judge_foundry),
     "playbook": ("throughput.csv", large.judge_playbook),
     "scaling": ("throughput.csv", scaling.judge),
+    memory.SOURCE: ("memory.csv", memory.judge),
+    notebooks.SOURCE: ("throughput.csv", notebooks.judge),
     convergence.SOURCE: ("convergence.csv", convergence.judge),
 }
 

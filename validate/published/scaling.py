@@ -17,15 +17,24 @@ from validate.published.errors import compare_predictors
 from validate.published.rows import number, read_rows
 
 FloatArray = NDArray[np.float64]
-SOURCES: Final = ("tensorflow/tensorflow", "apache/mxnet", "NVIDIA/DeepLearningExamples", "d2l-ai")
+SOURCES: Final = ("tensorflow/tensorflow", "apache/mxnet", "NVIDIA/DeepLearningExamples")
 _CONVOLUTIONAL: Final = ("Classification", "Detection", "Segmentation")
 _CONSTANT: Final = (
     *("path", "table", "hardware", "gpu", "framework", "model", "precision"),
     *("micro_batch", "seq_len", "scaling_kind", "throughput_unit"),
 )
-_PER_DOUBLING: Final = 0.02
-"""Prior loss of the step per doubling of devices in a node, and its doubt."""
-_SPREAD_FLOOR: Final = 0.03
+_NOISE: Final = 0.02
+"""Scatter of one published number; a loss below it is not told from none."""
+_LOSS_PRIOR: Final = (float(np.log(0.04)), 0.7)
+"""What two devices lose, log median and spread, unless enough series tell."""
+_OTHER_SYSTEM: Final = 1.0
+"""More spread of that loss, log, for a series of which two devices were never measured."""
+_GROWTH: Final = 0.25
+"""Doubt of the exponent with which the loss grows with the devices of a node: from a ring, whose work per
+device hardly grows, to a host that serves its devices in turn."""
+_BETWEEN_NODES: Final = 0.05
+"""Doubt per doubling of the nodes: nothing measured inside a node tells of the network between them."""
+_FEWEST: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,15 +46,18 @@ class _Series:
 
 
 def judge(folder: Path) -> tuple[list[PublishedSeries], list[str]]:
-    """Verdict per source: one and two devices predict the others."""
+    """Verdict per source: one and two devices predict the others; so does one device alone."""
     groups = _read(folder)
+    prior = loss_prior([one for found in groups.values() for one in found])
     verdicts, skipped = [], []
     for source in SOURCES:
         series = [one for name, found in groups.items() if source in name for one in found]
         if not series:
             skipped.append(f"scaling: {source} has no series with one device and more")
             continue
-        verdicts.append(_judge(source, series))
+        both = [one for one in series if 2.0 in one.gpus]
+        alone = [one for one in series if 2.0 not in one.gpus]
+        verdicts += [_judge(source, chosen, prior) for chosen in (both, alone) if chosen]
     return verdicts, skipped
 
 
@@ -78,21 +90,22 @@ def _read(folder: Path) -> dict[str, list[_Series]]:
     return found
 
 
-def _judge(source: str, series: list[_Series]) -> PublishedSeries:
+def _judge(source: str, series: list[_Series], prior: tuple[float, float]) -> PublishedSeries:
     measured, ours, linear, law, covered = [], [], [], [], []
     for one in series:
         later = one.gpus > 2
-        low, middle, high = predict_growth(one)
+        low, middle, high = predict_growth(one, prior)
         base = one.step[0]
         measured.append(one.step[later])
         ours.append(base * middle[later])
         linear.append(np.full(int(later.sum()), base))
         law.append(base * _usl_growth(one)[later])
         covered.append((base * low <= one.step)[later] & (one.step <= base * high)[later])
+    both = 2.0 in series[0].gpus
     return PublishedSeries(
         source="scaling",
-        name=source,
-        fitted="1 and, where there is one, 2 devices",
+        name=f"{source}, {'1 and 2 devices' if both else 'one device alone'}",
+        fitted="1 and 2 devices" if both else "1 device",
         predicted="all larger counts",
         num_fitted=len(series),
         num_predicted=sum(len(one) for one in measured),
@@ -108,26 +121,45 @@ def _judge(source: str, series: list[_Series]) -> PublishedSeries:
     )
 
 
-def predict_growth(series: _Series) -> tuple[FloatArray, FloatArray, FloatArray]:
+def loss_prior(series: list[_Series]) -> tuple[float, float]:
+    """Log median and spread of what two devices lose, over all series that measured it."""
+    logs = [np.log(max(_seen(one), _NOISE / 2)) for one in series if 2.0 in one.gpus]
+    if len(logs) < _FEWEST:
+        return _LOSS_PRIOR
+    spread = float(np.quantile(logs, 0.75) - np.quantile(logs, 0.25)) / 1.35
+    return float(np.median(logs)), max(spread, 0.3)
+
+
+def predict_growth(
+    series: _Series, prior: tuple[float, float] = _LOSS_PRIOR
+) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Step over that of one device: 5 %, most probable, 95 %.
 
-    A ring's work per device grows as (n-1)/n, so what two devices lose is half of what many lose; the
-    exposed share at two devices is drawn to a prior of 2 % by the scatter of one published number.
+    A ring's work per device grows as (n-1)/n, so what two devices lose is half of what many lose. The
+    loss seen at two devices is drawn to that of all series by the scatter of one published number.
     """
     n = series.gpus
-    prior, doubt = _PER_DOUBLING, 0.02
-    lost, trust = prior, 0.0
+    log_median, spread = prior
+    lost = float(np.exp(log_median))
     if 2.0 in n:
-        seen = float(series.step[n == 2.0][0] / series.step[0]) - 1
-        trust = doubt**2 / (doubt**2 + (0.6 * doubt) ** 2)
-        lost = max(trust * seen + (1 - trust) * prior, 0.0)
-    ring = 2 * (n - 1) / n
+        doubt = spread * lost
+        trust = doubt**2 / (doubt**2 + _NOISE**2)
+        lost = max(trust * _seen(series) + (1 - trust) * lost, 0.0)
+        wide = np.sqrt(trust) * _NOISE / max(lost, _NOISE)
+    else:
+        wide = float(np.hypot(spread, _OTHER_SYSTEM))
+    inside = np.minimum(n, series.per_node)
     beyond = np.log2(np.maximum(n / series.per_node, 1))
-    middle = 1 + lost * ring + 0.01 * beyond
-    spread = _SPREAD_FLOOR + lost * 0.7 * ring + 0.015 * np.log2(n) * (1 - 0.5 * trust)
-    # Nothing measured inside a node tells of the network between nodes.
-    spread = spread + 0.05 * beyond
-    return middle * (1 - spread), middle, middle * (1 + 1.6 * spread)
+    excess = lost * 2 * (n - 1) / n + 0.01 * beyond
+    log_width = 1.645 * np.hypot(wide, _GROWTH * np.log(np.maximum(inside - 1, 1)))
+    more = 1.645 * np.hypot(_NOISE, _BETWEEN_NODES * beyond)
+    low = 1 + excess * np.exp(-log_width) - more
+    return low, 1 + excess, 1 + excess * np.exp(log_width) + more
+
+
+def _seen(series: _Series) -> float:
+    """Loss of two devices over one, fraction of the step."""
+    return float(series.step[series.gpus == 2.0][0] / series.step[0]) - 1
 
 
 def _usl_growth(series: _Series) -> FloatArray:

@@ -1,10 +1,16 @@
 """Jobs and step times of a machine whose latents are known."""
 
+import functools
+
 import numpy as np
 
+from perfmodel.cost.inferred_profile import inferred_fields
 from perfmodel.cost.jobs import Column, Jobs, jobs_from
 from perfmodel.cost.latents import SHEETS, medians, step_time_priors
+from perfmodel.cost.layout_fit import infer
 from perfmodel.cost.layout_time import step_time_s
+from perfmodel.documents.base import Provenance
+from perfmodel.documents.inferred import InferredDocument
 from perfmodel.parallelism.layout import Layout
 from perfmodel.workload.transformer import gpt
 
@@ -39,3 +45,26 @@ def measured(jobs: Jobs, *, seed: int = 0, noise: float = 0.01) -> Column:
     """Step times with log-normal scatter. [s]"""
     scatter = np.random.default_rng(seed).normal(0, noise, len(jobs))
     return step_time_s(jobs, truth()) * np.exp(scatter)
+
+
+@functools.cache
+def document() -> InferredDocument:
+    """A calibration from runs of that machine."""
+    jobs = some_jobs().take(np.arange(0, len(some_jobs()), 3))
+    step_s = measured(jobs)
+    model = infer(jobs, step_s, step_time_priors(SHEETS["A100"]))
+    return InferredDocument(
+        schema_version=InferredDocument.current_version,
+        provenance=Provenance(
+            created_utc="2026-11-21T08:00:00+00:00",
+            command_line=(),
+            git_commit=None,
+            seed=0,
+            versions={},
+            host_fingerprint="none",
+        ),
+        evidence="inferred",
+        device="A100",
+        step_s=tuple(map(float, step_s)),
+        **inferred_fields(model),
+    )

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from perfmodel.cost.inferred import stall_time_s
 from perfmodel.cost.latents import SHEETS, step_time_priors
 from perfmodel.cost.layout_fit import infer
 from perfmodel.cost.layout_time import step_time_s
+from perfmodel.cost.stalls import Disturbance, fit_odds, stall_time_s
 from perfmodel.errors import NotFeasible
 from tests.perfmodel.cost.large_samples import measured, some_jobs, truth
 
@@ -49,6 +49,30 @@ def test_stalled_runs_are_told_apart_and_do_not_bend_the_fit() -> None:
     calm = ~stalled
     error = step_time_s(jobs, model.nominal)[calm] / step_time_s(jobs, truth())[calm] - 1
     assert np.abs(error).mean() < 0.05
+    seen = model.looks_disturbed(jobs, step_s)
+    assert (seen == stalled)[jobs.several_nodes].mean() > 0.95
+    typical = model.predict(jobs, stalls=False).median_s
+    assert np.abs(typical / step_time_s(jobs, truth()) - 1).mean() < 0.05
+
+
+def test_odds_of_a_stall_follow_the_size_of_the_job() -> None:
+    jobs = some_jobs(most=64)
+    jobs = jobs.take(jobs.several_nodes)
+    large = jobs.devices > 16
+    odds = Disturbance(stall_s=1.0, weights=fit_odds(jobs, large.astype(float)))
+    chance = odds.probability(jobs)
+    assert chance[large].min() > 0.5 > chance[~large].max()
+    alone = some_jobs(most=8)
+    assert odds.probability(alone).max() == 0.0
+    assert stall_time_s(alone, 1.0).max() == 0.0
+
+
+def test_a_stall_counts_once_per_exchange_and_micro_batch() -> None:
+    jobs = some_jobs(most=64)
+    two = jobs.take((jobs.pp == 2) & jobs.several_nodes)
+    four = jobs.take((jobs.pp == 4) & jobs.several_nodes)
+    assert stall_time_s(two, 0.5) == pytest.approx(0.5 * two.accumulation)
+    assert stall_time_s(four, 0.5) == pytest.approx(2 * 0.5 * four.accumulation)
 
 
 def test_bad_runs_are_refused() -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from calibrate.fit.operators import fit_operators
+from perfmodel.context import caveats
 from perfmodel.cost.operators import OperatorPrices
 from perfmodel.cost.traced import slowdown, traced_profile, with_ready_times
 from perfmodel.documents.prediction import Evidence
@@ -13,7 +14,7 @@ from perfmodel.documents.profile import (
     ProfileDocument,
 )
 from perfmodel.parallelism.strategy import Setting, Synchronisation
-from perfmodel.predictor import Predictor, caveats
+from perfmodel.predictor import Predictor
 from perfmodel.workload.operator import Phase
 from perfmodel.workload.signature import parameters_signature, signature
 from tests.perfmodel.operators import observation, prices_of_the_made_up_machine

@@ -69,6 +69,30 @@ def test_bad_logs_are_refused(tmp_path: Path, text: str, problem: str) -> None:
         read_nccl_tests(log(tmp_path, text), collective="all_reduce")
 
 
+@pytest.mark.parametrize(
+    ("side", "problem"),
+    [
+        ({"time": 0.05, "alg_bw": 20.97}, "units must be"),  # ms
+        ({"time": 50.0, "alg_bw": 19.53}, "units must be"),  # GiB/s
+        ({"time": "nan", "alg_bw": "20.97"}, "must be > 0 us, got nan"),
+        ({"alg_bw": 20.97}, "truncated or malformed"),
+    ],
+)
+def test_json_in_other_units_or_without_times_is_refused(
+    tmp_path: Path, side: dict[str, object], problem: str
+) -> None:
+    text = json.dumps(document() | {"results": [{"size": 2**20, "out_of_place": side}]})
+    with pytest.raises(InvalidDocument, match=problem):
+        read_nccl_tests(log(tmp_path, text))
+
+
+def test_numbers_and_booleans_as_text_are_read(tmp_path: Path) -> None:
+    """As some builds write them: every value of the JSON is text."""
+    side = {"time": "50.0", "alg_bw": "20.97", "nwrong": "0"}
+    text = json.dumps(document() | {"results": [{"size": str(2**20), "out_of_place": side}]})
+    assert read_nccl_tests(log(tmp_path, text)).points[0].time_s == pytest.approx(50e-6)
+
+
 def test_a_text_log_needs_to_be_told_its_collective(tmp_path: Path) -> None:
     with pytest.raises(InvalidDocument, match="pass --collective"):
         read_nccl_tests(log(tmp_path, TEXT))

@@ -25,7 +25,7 @@ def test_predecessors_are_the_one_before_on_the_stream_and_after() -> None:
 
 
 def test_only_used_streams_are_listed_in_a_fixed_order() -> None:
-    assert PROGRAM.streams == (Stream.HOST, Stream.COMPUTE, Stream.COMM)
+    assert PROGRAM.lanes == ((0, Stream.HOST), (0, Stream.COMPUTE), (0, Stream.COMM))
 
 
 def test_operations_of_a_stream_keep_their_order() -> None:

@@ -1,0 +1,123 @@
+"""Rows of runs from what trainings leave behind: CSV tables, Kineto traces, MLPerf logs."""
+
+import csv
+import gzip
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from perfmodel.errors import InvalidDocument
+
+Row = dict[str, str]
+
+_MLLOG: Final = ":::MLLOG"
+#: Keys of an MLPerf log that are columns of runs.
+_MLLOG_COLUMNS: Final = {
+    "tensor_parallelism": "tp",
+    "pipeline_parallelism": "pp",
+    "context_parallelism": "cp",
+    "micro_batch_size": "micro_batch",
+    "gradient_accumulation_steps": "accumulation",
+    "max_sequence_length": "sequence",
+}
+_SAMPLES: Final = "samples_count"
+_STEP: Final = "ProfilerStep#"
+
+
+def read_run_rows(path: Path) -> list[Row]:
+    """Rows of a file, or of every file of a folder; step times of traces and logs in seconds.
+
+    Raises
+    ------
+    InvalidDocument
+        If a file cannot be read, or says too little.
+    """
+    if path.is_dir():
+        return [row for file in sorted(path.iterdir()) for row in read_run_rows(file)]
+    try:
+        opener = gzip.open if path.suffix == ".gz" else open
+        with opener(path, "rt", encoding="utf-8", newline="") as file:
+            if ".json" in path.suffixes:
+                return _kineto(path, json.load(file))
+            if path.suffix in {".log", ".txt", ".out"}:
+                return _mlperf(path, file.read().splitlines())
+            return list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error, json.JSONDecodeError) as error:
+        raise InvalidDocument(f"{path}: runs cannot be read: {error}") from error
+
+
+def _kineto(path: Path, trace: Any) -> list[Row]:
+    """One row: the median step that the profiler marked; only rank 0 of a job counts."""
+    events = trace.get("traceEvents") if isinstance(trace, dict) else None
+    if not isinstance(events, list):
+        raise InvalidDocument(f"{path}: must be a Kineto trace with traceEvents, got none")
+    spread = trace.get("distributedInfo", {})
+    if int(spread.get("rank", 0)) != 0:
+        return []
+    steps_us = [
+        float(event["dur"])
+        for event in events
+        if event.get("ph") == "X"
+        and event.get("cat") == "user_annotation"
+        and str(event.get("name", "")).startswith(_STEP)
+    ]
+    if not steps_us:
+        raise InvalidDocument(
+            f"{path}: must hold user annotations {_STEP}N, got none; profile with a schedule"
+        )
+    return [
+        {
+            "step_time_s": repr(median(steps_us) * 1e-6),
+            "dp": str(int(spread.get("world_size", 1))),
+        }
+    ]
+
+
+def _mlperf(path: Path, lines: list[str]) -> list[Row]:
+    """One row: time in training blocks per step of a global batch; evaluation does not count."""
+    events = []
+    for number, line in enumerate(lines, start=1):
+        _, marked, text = line.partition(_MLLOG)
+        if marked:
+            try:
+                events.append(json.loads(text))
+            except json.JSONDecodeError as error:
+                raise InvalidDocument(f"{path}: line {number}: {error}") from error
+    values = {event["key"]: event.get("value") for event in events}
+    if "global_batch_size" not in values:
+        raise InvalidDocument(f"{path}: must hold a {_MLLOG} line with global_batch_size, got none")
+    steps = _samples(path, events) / float(values["global_batch_size"])
+    row = {column: str(values[key]) for key, column in _MLLOG_COLUMNS.items() if values.get(key)}
+    return [row | {"step_time_s": repr(_block_s(path, events) / steps)}]
+
+
+def _block_s(path: Path, events: list[dict[str, Any]]) -> float:
+    total_ms, begun_ms = 0.0, None
+    for event in events:
+        if event["key"] == "block_start":
+            begun_ms = float(event["time_ms"])
+        elif event["key"] == "block_stop" and begun_ms is not None:
+            total_ms, begun_ms = total_ms + float(event["time_ms"]) - begun_ms, None
+    if total_ms <= 0:
+        raise InvalidDocument(
+            f"{path}: must hold block_start and block_stop, got no finished block"
+        )
+    return total_ms * 1e-3
+
+
+def _samples(path: Path, events: list[dict[str, Any]]) -> float:
+    """Samples that were trained by the last finished block, less those before the first."""
+    counted = [
+        (event["key"], float(event["metadata"][_SAMPLES]))
+        for event in events
+        if event["key"] in {"block_start", "block_stop"} and _SAMPLES in event.get("metadata", {})
+    ]
+    first = next((count for key, count in counted if key == "block_start"), 0.0)
+    last = next((count for key, count in reversed(counted) if key == "block_stop"), 0.0)
+    if last <= first:
+        raise InvalidDocument(
+            f"{path}: blocks must say {_SAMPLES} in their metadata, got none that grows; "
+            "give the step time in a CSV"
+        )
+    return last - first

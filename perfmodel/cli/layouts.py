@@ -1,0 +1,188 @@
+"""Commands about layouts of large models: a prediction of one, a search over all."""
+
+import sys
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from perfmodel.cli.options import at_least_one, size_bytes
+from perfmodel.cli.terminal import show, show_document
+from perfmodel.errors import UsageError
+
+if TYPE_CHECKING:
+    from perfmodel.documents.layout import LayoutPredictionDocument
+    from perfmodel.parallelism.layout import Layout
+    from perfmodel.program.trace import Trace
+
+DEFAULT_DEVICES_PER_NODE: Final = 8
+
+INFERRED = typer.Option(help="Calibration from runs, from perfmodel calibrate --from-runs.")
+LAYOUT = typer.Option(
+    help='Layout of a large model, such as "dp=8 tp=4 pp=2 zero=1 micro_batch=2"; with --model and a '
+    "profile from calibrate --from-runs. --batch then counts sequences per step of all devices."
+)
+MODEL = typer.Option(help="Transformer: a Hugging Face config.json, or a name such as llama3-70b.")
+SEQUENCE = typer.Option(
+    help="Tokens per sequence; default: what the model is usually trained with."
+)
+PER_NODE = typer.Option(help="Devices of a node, which share its fast links; default 8.")
+MEMORY = typer.Option(help="Memory of one device, such as 80GiB: says whether a layout fits.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """In which forms a prediction is wanted."""
+
+    as_json: bool
+    as_csv: bool
+    output: Path | None
+    plot: Path | None
+    trace: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class LargeFlags:
+    """Flags that only large models have."""
+
+    model: str | None
+    sequence_length: int | None
+    devices_per_node: int | None
+    device_memory: str | None
+
+    def refuse_without_layout(self) -> None:
+        """Refuse flags that would be ignored."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None:
+                flag = f"--{field.name.replace('_', '-')}"
+                raise UsageError(f"{flag}: must come with --layout, got {value} alone")
+
+
+def predict_layout(
+    profile: Path,
+    text: str,
+    large: LargeFlags,
+    *,
+    devices: tuple[int, ...] | None,
+    batch: int | None,
+    answers: Answers,
+) -> None:
+    """Predict one layout of a large model.
+
+    Raises
+    ------
+    UsageError
+        If a flag makes no sense, or the layout is not in the grammar.
+    NotFeasible
+        If the model or the number of devices does not allow the layout.
+    CalibrationUnavailable
+        If the profile is no calibration from runs.
+    """
+    # What follows imports numpy and pydantic: too slow for --help.
+    from perfmodel.cli.large_models import read_machine, read_model  # noqa: PLC0415
+    from perfmodel.parallelism.layout import parse_layout  # noqa: PLC0415
+    from perfmodel.predict_layout import Training  # noqa: PLC0415
+    from perfmodel.predict_layout import predict_layout as use_case  # noqa: PLC0415
+
+    if large.model is None:
+        raise UsageError("--layout: must come with --model, got it alone")
+    if answers.as_csv or answers.plot is not None:
+        raise UsageError("--layout: excludes --csv and --plot; take --json, --output or --trace")
+    if devices is not None and len(devices) != 1:
+        raise UsageError(f"--devices: must be one count with --layout, got {len(devices)}")
+    layout = _with_batch(parse_layout(text), batch)
+    training = Training(
+        model=read_model(large.model, sequence=large.sequence_length),
+        devices=layout.world_size if devices is None else devices[0],
+        devices_per_node=at_least_one(
+            "--devices-per-node", large.devices_per_node or DEFAULT_DEVICES_PER_NODE
+        ),
+        global_batch=layout.global_batch,
+    )
+    limit = _limit(large.device_memory)
+    machine = read_machine(profile)
+    document, step = use_case(machine, training, layout, capacity_bytes=limit, argv=sys.argv)
+    _print_prediction(document, as_json=answers.as_json)
+    if answers.output is not None:
+        document.write(answers.output)
+    if answers.trace is not None:
+        _write_trace(answers.trace, step, f"{training.model.name} {layout}")
+
+
+def plan_parallelism(  # noqa: PLR0913 - one parameter per flag
+    *,
+    profile: Annotated[Path, INFERRED],
+    model: Annotated[str, MODEL],
+    devices: Annotated[int, typer.Option(help="Devices of the cluster.")],
+    global_batch: Annotated[int, typer.Option(help="Sequences per step of all devices.")],
+    device_memory: Annotated[str, typer.Option(help="Memory of one device.")] = "80GiB",
+    sequence_length: Annotated[int | None, SEQUENCE] = None,
+    devices_per_node: Annotated[int, PER_NODE] = DEFAULT_DEVICES_PER_NODE,
+    interleave: Annotated[int, typer.Option(help="Most pipeline stages per device.")] = 1,
+    top: Annotated[int, typer.Option(help="How many layouts to show.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan document.")] = False,
+    output: Annotated[Path | None, typer.Option(help="Write the plan document.")] = None,
+) -> None:
+    """Rank all layouts of a large model on a cluster; say which ones tie, and why others lose."""
+    from perfmodel.cli.large_models import read_machine, read_model  # noqa: PLC0415
+    from perfmodel.plan.parallelism import Request  # noqa: PLC0415
+    from perfmodel.plan.parallelism import plan_parallelism as use_case  # noqa: PLC0415
+    from perfmodel.predict_layout import Training  # noqa: PLC0415
+    from perfmodel.report.layout import plan_grid, plan_lines  # noqa: PLC0415
+    from perfmodel.report.tables import rich_table  # noqa: PLC0415
+
+    training = Training(
+        model=read_model(model, sequence=sequence_length),
+        devices=at_least_one("--devices", devices),
+        devices_per_node=at_least_one("--devices-per-node", devices_per_node),
+        global_batch=at_least_one("--global-batch", global_batch),
+    )
+    request = Request(
+        training=training,
+        capacity_bytes=size_bytes("--device-memory", device_memory),
+        interleave=at_least_one("--interleave", interleave),
+        top=at_least_one("--top", top),
+    )
+    document = use_case(read_machine(profile), request, argv=sys.argv)
+    if output is not None:
+        document.write(output)
+    table = rich_table(plan_grid(document))
+    show_document(document, table, plan_lines(document), as_json=as_json)
+
+
+def _limit(text: str | None) -> int | None:
+    return None if text is None else size_bytes("--device-memory", text)
+
+
+def _with_batch(layout: "Layout", batch: int | None) -> "Layout":
+    """The layout with the accumulation that makes up the global batch, if that is given."""
+    from perfmodel.parallelism.layout import accumulation_for  # noqa: PLC0415 - beside its use
+
+    if batch is None:
+        return layout
+    needed = accumulation_for(global_batch=batch, dp=layout.dp, micro_batch=layout.micro_batch)
+    if layout.accumulation not in (1, needed):
+        raise UsageError(
+            f"--batch: must be {layout.global_batch} with accumulation={layout.accumulation} in "
+            f"--layout, got {batch}; give one of the two"
+        )
+    return replace(layout, accumulation=needed)
+
+
+def _write_trace(path: Path, step: "Trace", name: str) -> None:
+    from perfmodel.documents.base import write_atomically  # noqa: PLC0415 - keeps --help fast
+    from perfmodel.report.chrome_trace import chrome_trace_text  # noqa: PLC0415
+
+    write_atomically(path, chrome_trace_text(step, name=name))
+
+
+def _print_prediction(document: "LayoutPredictionDocument", *, as_json: bool) -> None:
+    from perfmodel.report.layout import layout_lines, memory_grid, parts_grid  # noqa: PLC0415
+    from perfmodel.report.tables import rich_table  # noqa: PLC0415
+
+    if not as_json:
+        show(rich_table(parts_grid(document)))
+    table = rich_table(memory_grid(document))
+    show_document(document, table, layout_lines(document), as_json=as_json)

@@ -1,0 +1,92 @@
+"""A model inferred from runs as part of a document, and back: predictions need no new fit."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+import numpy as np
+
+from perfmodel.cost.discrepancy import Spreads, condition
+from perfmodel.cost.inferred import InferredModel
+from perfmodel.cost.jobs import Jobs
+from perfmodel.cost.latents import Prior
+from perfmodel.cost.stalls import Disturbance
+from perfmodel.documents.inferred import (
+    DeviationSpreads,
+    InferredDocument,
+    InferredLatent,
+    StallRecord,
+)
+
+KNOWN_BELOW = 0.7
+"""A latent counts as determined if the runs narrowed its prior at least to this share."""
+
+
+def inferred_fields(model: InferredModel) -> Mapping[str, Any]:
+    """What a document keeps of a model, by its fields."""
+    runs = model.discrepancy.runs
+    return {
+        "num_runs": len(runs),
+        "runs": {
+            field.name: tuple(map(float, getattr(runs, field.name))) for field in fields(Jobs)
+        },
+        "latents": tuple(_latent(model, name, prior) for name, prior in model.priors.items()),
+        "deviations": tuple(map(float, model.discrepancy.deviations)),
+        "trust": tuple(map(float, model.discrepancy.trust)),
+        "spreads": DeviationSpreads(**asdict(model.discrepancy.spreads)),
+        "stalls": _stalls(model),
+        "interval_widening": model.widening,
+    }
+
+
+def model_of(document: InferredDocument) -> InferredModel:
+    """The model of a document."""
+    runs = Jobs(**{field.name: np.array(document.runs[field.name]) for field in fields(Jobs)})
+    return InferredModel(
+        priors={
+            latent.name: Prior(
+                median=latent.prior, log_sigma=latent.prior_log_sigma, meaning=latent.meaning
+            )
+            for latent in document.latents
+        },
+        draws={latent.name: np.array(latent.draws) for latent in document.latents},
+        moved={
+            latent.name: latent.log_sigma / latent.prior_log_sigma for latent in document.latents
+        },
+        discrepancy=condition(
+            runs,
+            np.array(document.deviations),
+            np.array(document.trust),
+            Spreads(**document.spreads.model_dump()),
+        ),
+        disturbance=_disturbance(document),
+        widening=document.interval_widening,
+    )
+
+
+def _latent(model: InferredModel, name: str, prior: Prior) -> InferredLatent:
+    return InferredLatent(
+        name=name,
+        value=model.nominal[name],
+        log_sigma=prior.log_sigma * model.moved[name],
+        prior=prior.median,
+        prior_log_sigma=prior.log_sigma,
+        determined=model.moved[name] < KNOWN_BELOW,
+        meaning=prior.meaning,
+        draws=tuple(map(float, model.draws[name])),
+    )
+
+
+def _stalls(model: InferredModel) -> StallRecord | None:
+    if model.disturbance is None:
+        return None
+    return StallRecord(
+        stall_s=model.disturbance.stall_s,
+        weights=tuple(map(float, model.disturbance.weights)),
+    )
+
+
+def _disturbance(document: InferredDocument) -> Disturbance | None:
+    if document.stalls is None:
+        return None
+    return Disturbance(stall_s=document.stalls.stall_s, weights=np.array(document.stalls.weights))

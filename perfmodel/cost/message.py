@@ -1,0 +1,219 @@
+"""The time of one message of a collective, over its size and the size of the group.
+
+Every collective is a number of equal messages one after another; so what was measured in any group
+tells about one message. Links of its own make a message cost the same in every group; processors
+that all ranks share make it cost more with every rank. Which of the two holds is read from the groups.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from scipy.optimize import isotonic_regression
+
+from perfmodel.cost.curve import CurveDraws, Samples
+from perfmodel.documents.profile import CurvePoint
+
+#: Latency of a message where one size was measured, so that nothing tells it from transfer: hops of
+#: NCCL's simple protocol take 3.4 us (NVLink) to 14 us (network) [1]_, of TCP some tens. [s]
+#:
+#: .. [1] NCCL, src/graph/tuning.cc (2026-06-11).
+_LATENCY_S: Final[Mapping[str, float]] = {"gloo": 40e-6, "nccl": 7e-6}
+#: What is believed of the growth of a message with the group, as an exponent: links of their own (0)
+#: or processors that all ranks share (1), each with this spread.
+_GROWTHS: Final = (0.0, 1.0)
+_GROWTH_SPREAD: Final = 0.15
+#: Error of one group as a whole, in log: what the growth is read against.
+_GROUP_ERROR: Final = 0.05
+
+#: Belief in the growth of messages between nodes under NCCL: published bus bandwidths fall by about
+#: 7 % with every doubling of the nodes, from nothing (non-blocking) to a half.
+_GROWTH_BETWEEN_NODES: Final = 0.1
+
+#: Doubt, in log, between measured sizes: it grows by the square root of the distance to the nearest,
+#: in e-folds. Half of the sizes of five published logs, a factor of 4 apart, told the others to 4 %.
+_DOUBT_BETWEEN_SIZES: Final = 0.08
+
+#: One measured group: ranks, nodes, and its points over the size of the whole array.
+Group = tuple[int, int, Sequence[CurvePoint]]
+
+
+def num_messages(collective: str, ranks: int) -> int:
+    """Messages that follow one another.
+
+    References
+    ----------
+    .. [1] P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+       workstations", J. Parallel Distrib. Comput. 69(2):117-124, 2009.
+    """
+    if collective == "broadcast":
+        return math.ceil(math.log2(ranks))
+    if collective == "send_recv":
+        return 1
+    return (ranks - 1) * (2 if collective == "all_reduce" else 1)
+
+
+def message_bytes(collective: str, size_bytes: float, ranks: int, nodes: int = 1) -> float:
+    """Size of one of them; ``size_bytes`` is that of the whole array. [B]
+
+    Over ``m`` nodes the links between them decide, which carry ``(m - 1) / m`` of the array per pass:
+    a half between two nodes, nearly all of it between many. One message is that, shared out over all.
+    """
+    if collective in {"broadcast", "send_recv"}:
+        return size_bytes
+    return size_bytes / ranks if nodes == 1 else size_bytes * (nodes - 1) / nodes / (ranks - 1)
+
+
+def bus_factor(collective: str, ranks: int) -> float:
+    """Bus bandwidth over size per time, as nccl-tests prints it.
+
+    References
+    ----------
+    .. [1] nccl-tests, doc/PERFORMANCE.md, "Bus bandwidth".
+    """
+    if collective in {"broadcast", "send_recv"}:
+        return 1.0
+    return num_messages(collective, ranks) / ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MessageCost:
+    """One curve per measured group; between groups read in log, beyond the largest by its growth."""
+
+    library: str
+    ranks: tuple[int, ...]
+    """Ascending."""
+    curves: tuple[CurveDraws, ...]
+    doubt: Samples
+    """Deviates of what lies between measured sizes, shape ``(num_draws,)``; draw 0 is 0."""
+    growth: Samples
+    """Exponent in the number of ranks, shape ``(num_draws,)``; never below 0."""
+
+    @classmethod
+    def sample(
+        cls,
+        collective: str,
+        groups: Iterable[Group],
+        *,
+        library: str,
+        num_draws: int,
+        rng: np.random.Generator,
+    ) -> "MessageCost":
+        """Draw the messages of a collective from its groups, at least one."""
+        ordered = sorted(groups, key=lambda group: group[0])
+        found = {
+            ranks: _messages(collective, (ranks, nodes, points), library)
+            for ranks, nodes, points in ordered
+        }
+        fabric = library != "gloo" and ordered[0][1] > 1
+        beliefs = (_GROWTH_BETWEEN_NODES,) if fabric else _GROWTHS
+        growth = _growth(found, beliefs, rng.standard_normal(num_draws))
+        doubt = rng.standard_normal(num_draws)
+        doubt[0] = 0.0
+        return cls(
+            library=library,
+            doubt=doubt,
+            ranks=tuple(found),
+            curves=tuple(
+                CurveDraws.sample(points, num_draws=num_draws, rng=rng) for points in found.values()
+            ),
+            growth=growth,
+        )
+
+    @property
+    def sizes_bytes(self) -> tuple[float, float]:
+        """Smallest and largest message measured in any group. [B]"""
+        return (
+            min(float(curve.at[0]) for curve in self.curves),
+            max(float(curve.at[-1]) for curve in self.curves),
+        )
+
+    def read(self, message_bytes: float, ranks: int) -> Samples:
+        """Time of one message in a group, shape ``(num_draws,)``. [s]"""
+        last = self.ranks[-1]
+        if ranks > last:
+            grown = np.exp(self.growth * math.log(ranks / last))
+            beyond: Samples = self._of_group(-1, message_bytes) * grown
+            return beyond
+        right = next(i for i, measured in enumerate(self.ranks) if measured >= ranks)
+        if right == 0 or self.ranks[right] == ranks:
+            return self._of_group(right, message_bytes)
+        left_n, right_n = self.ranks[right - 1], self.ranks[right]
+        weight = math.log(ranks / left_n) / math.log(right_n / left_n)
+        left_s, right_s = (self._of_group(i, message_bytes) for i in (right - 1, right))
+        between: Samples = left_s ** (1 - weight) * right_s**weight
+        return between
+
+    def _of_group(self, group: int, message_bytes: float) -> Samples:
+        curve = self.curves[group]
+        inside = float(np.clip(message_bytes, curve.at[0], curve.at[-1]))
+        distance = float(np.abs(np.log(curve.at / inside)).min())
+        result: Samples = curve.read(message_bytes) * np.exp(
+            _DOUBT_BETWEEN_SIZES * math.sqrt(distance) * self.doubt
+        )
+        return result
+
+    def latency_s(self, ranks: int) -> Samples:
+        """Time of the smallest message measured. [s]"""
+        return self.read(self.sizes_bytes[0], ranks)
+
+
+def _messages(collective: str, group: Group, library: str) -> list[CurvePoint]:
+    """A group's points as messages, ascending; repeated sizes are averaged, a larger one never faster."""
+    ranks, nodes, points = group
+    by_size: dict[float, list[CurvePoint]] = {}
+    for point in points:
+        by_size.setdefault(message_bytes(collective, point.at, ranks, nodes), []).append(point)
+    count = num_messages(collective, ranks)
+    merged = [_merged(size, by_size[size], count) for size in sorted(by_size)]
+    if len(merged) == 1:
+        only = merged[0]
+        latency_s = min(only.time_s, _LATENCY_S.get(library, _LATENCY_S["nccl"]))
+        return [only.model_copy(update={"at": 1.0, "time_s": latency_s}), only]
+    logs: list[float] = isotonic_regression([math.log(p.time_s) for p in merged]).x.tolist()
+    return [
+        point.model_copy(update={"time_s": math.exp(value)})
+        for point, value in zip(merged, logs, strict=True)
+    ]
+
+
+def _merged(size_bytes: float, points: Sequence[CurvePoint], count: int) -> CurvePoint:
+    """Geometric mean of repeated measurements, as one of ``count`` messages."""
+    logs = [math.log(point.time_s) for point in points]
+    errors = [point.relative_error for point in points]
+    return CurvePoint(
+        at=size_bytes,
+        time_s=math.exp(sum(logs) / len(logs)) / count,
+        relative_error=max(max(errors) / math.sqrt(len(errors)), float(np.std(logs))),
+    )
+
+
+def _growth(
+    groups: Mapping[int, Sequence[CurvePoint]], beliefs: Sequence[float], deviates: Samples
+) -> Samples:
+    """Draws of the exponent by which messages grow with the group; the first is nominal.
+
+    The likelier belief is taken and corrected by the slope over the groups, at the ends of the sizes
+    that they share. A negative exponent (larger groups that were faster) ends with the largest group.
+    With one group the doubt per doubling, which callers add, stands for that of the growth.
+    """
+    if len(groups) == 1:
+        return np.full_like(deviates, beliefs[0])
+    low = max(points[0].at for points in groups.values())
+    high = max(low, min(points[-1].at for points in groups.values()))
+    ends = np.log([low, high])
+    logs = [
+        np.interp(ends, np.log([p.at for p in g]), np.log([p.time_s for p in g])).mean()
+        for g in groups.values()
+    ]
+    x = np.log(list(groups)) - np.log(list(groups)).mean()
+    slope = float(x @ np.array(logs)) / float(x @ x)
+    belief = min(beliefs, key=lambda value: abs(slope - value))
+    data, prior = float(x @ x) / _GROUP_ERROR**2, 1 / _GROWTH_SPREAD**2
+    centre = (slope * data + belief * prior) / (data + prior)
+    shifts = deviates / math.sqrt(data + prior)
+    shifts[0] = 0.0
+    result: Samples = np.maximum(centre + shifts, 0.0)
+    return result

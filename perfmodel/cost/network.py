@@ -1,0 +1,202 @@
+"""Collectives on the machine as it was measured, or on a cluster around it."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from perfmodel.cost.collective import DOUBT_PER_DOUBLING, grouped_s, single_level
+from perfmodel.cost.curve import Samples
+from perfmodel.cost.levels import PricedLevel, all_reduce_s, binding, broadcast_s, occupancy
+from perfmodel.cost.message import MessageCost
+from perfmodel.documents.prediction import Evidence
+from perfmodel.documents.profile import CollectiveProfile, ProfileDocument
+from perfmodel.topology.cluster import Cluster, Level
+from perfmodel.units import Bytes
+
+#: Doubt, in log, of rates and latencies that a cluster file gives: a prior. Published all-reduces
+#: reach 50 to 97 % of the line rate that data sheets name.
+_DOUBT_OF_FILE: Final = 0.3
+NOT_MEASURED: Final = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Network:
+    """Which links collectives cross, each with draws of what a message costs on them.
+
+    The tier that was measured takes its messages from the profile; others take latency and rate
+    from the cluster file, with wide doubt.
+    """
+
+    largest_world_size: int
+    """Most ranks that took part in a measured all-reduce."""
+    all_reduce: MessageCost
+    broadcast: MessageCost | None
+    doubt: Samples
+    """Deviates, shape ``(num_draws,)``, of the error beyond the largest group; draw 0 is 0."""
+    cluster: Cluster | None = None
+    measured_tier: int = 0
+    """Place, from the inside, of the tier that the profile tells about, or ``NOT_MEASURED``."""
+    tier_doubts: Samples
+    """Factors on what the file says, shape ``(num_tiers, num_draws)``; draw 0 is 1."""
+
+    @classmethod
+    def sample(
+        cls,
+        profile: ProfileDocument,
+        *,
+        cluster: Cluster | None,
+        num_draws: int,
+        rng: Callable[[str], np.random.Generator],
+    ) -> "Network | None":
+        """Draw message curves from a profile's collectives; None if it holds no all-reduce.
+
+        Parameters
+        ----------
+        rng
+            Randomness of its own by name, so that the order of questions is no matter.
+        """
+        measured_tier, groups = _measured(profile, cluster)
+        largest = max((g.world_size for g in groups if g.collective == "all_reduce"), default=1)
+        if largest == 1:
+            return None
+        deviates = rng("tiers").standard_normal((len(cluster.tiers) if cluster else 1, num_draws))
+        deviates[:, 0] = 0.0
+        doubt = rng("groups").standard_normal(num_draws)
+        doubt[0] = 0.0
+
+        def messages(name: str) -> MessageCost | None:
+            found = [
+                (g.world_size, 1, g.points)
+                for g in groups
+                if g.collective == name and g.world_size > 1
+            ]
+            if not found:
+                return None
+            return MessageCost.sample(
+                name, found, library=profile.backend, num_draws=num_draws, rng=rng(name)
+            )
+
+        all_reduce = messages("all_reduce")
+        assert all_reduce is not None, "largest > 1"
+        return cls(
+            largest_world_size=largest,
+            all_reduce=all_reduce,
+            broadcast=messages("broadcast"),
+            doubt=doubt,
+            cluster=cluster,
+            measured_tier=measured_tier,
+            tier_doubts=np.exp(_DOUBT_OF_FILE * deviates),
+        )
+
+    def all_reduce_s(
+        self, size_bytes: Bytes, *, world_size: int, rate: Samples | float = 1.0
+    ) -> Samples:
+        """Time of one all-reduce alone, shape ``(num_draws,)``. [s]
+
+        Parameters
+        ----------
+        rate
+            What-if: bandwidth of all links over what it is.
+        """
+        if world_size == 1:
+            return np.zeros_like(self.doubt)
+        used = () if self.cluster is None else self.cluster.levels(world_size)
+        if all(level.place == self.measured_tier for level in used):
+            left = rate * math.prod(level.slow_factor for level in used)
+            alone_s = grouped_s(
+                self.all_reduce, size_bytes, "all_reduce", ranks=world_size, rate=left
+            )
+        else:
+            levels = self._levels(self.all_reduce, used, rate)
+            alone_s = all_reduce_s(levels, size_bytes, library=self.all_reduce.library)
+        return alone_s * self._widening(world_size)
+
+    def broadcast_s(
+        self, size_bytes: Bytes, *, world_size: int, rate: Samples | float = 1.0
+    ) -> Samples:
+        """Time of one broadcast alone; parameters as for an all-reduce. [s]"""
+        if world_size == 1:
+            return np.zeros_like(self.doubt)
+        messages = self.broadcast
+        assert messages is not None, "calibration measures broadcasts with all-reduces"
+        if self.cluster is None:
+            return grouped_s(messages, size_bytes, "broadcast", ranks=world_size, rate=rate)
+        levels = self._levels(messages, self.cluster.levels(world_size), rate)
+        return broadcast_s(levels, size_bytes)
+
+    def binding(self, size_bytes: Bytes, *, world_size: int) -> str | None:
+        """Which link costs most of an all-reduce, and why; None without a cluster or a partner."""
+        if self.cluster is None or world_size == 1:
+            return None
+        levels = self._levels(self.all_reduce, self.cluster.levels(world_size))
+        return binding(levels, size_bytes, library=self.all_reduce.library)
+
+    def occupancy(self, size_bytes: Bytes, *, world_size: int) -> dict[str, float]:
+        """For which part of an all-reduce the links of each tier are busy; empty without a cluster."""
+        if self.cluster is None or world_size == 1:
+            return {}
+        levels = self._levels(self.all_reduce, self.cluster.levels(world_size))
+        return occupancy(levels, size_bytes, library=self.all_reduce.library)
+
+    def evidence(self, sizes_bytes: Iterable[Bytes], *, world_size: int) -> Evidence:
+        """How well the data support a group size and the messages of all its all-reduces."""
+        if self.cluster is not None and world_size > 1:
+            places = {level.place for level in self.cluster.levels(world_size)}
+            if places != {self.measured_tier}:
+                return Evidence.ASSUMED
+        smallest, largest = self.all_reduce.sizes_bytes
+        inside = all(smallest <= size / world_size <= largest for size in sizes_bytes)
+        if inside and world_size <= self.largest_world_size:
+            return Evidence.INTERPOLATED
+        return Evidence.EXTRAPOLATED
+
+    def _levels(
+        self, messages: MessageCost, levels: Sequence[Level], rate: Samples | float = 1.0
+    ) -> tuple[PricedLevel, ...]:
+        return tuple(self._priced(messages, level, rate) for level in levels)
+
+    def _priced(self, messages: MessageCost, level: Level, rate: Samples | float) -> PricedLevel:
+        if level.place == self.measured_tier:
+            return single_level(
+                messages,
+                level.tier,
+                level.members,
+                crossings=level.crossings,
+                rate=level.slow_factor * rate,
+            )
+        doubt = self.tier_doubts[level.place]
+        return PricedLevel(
+            tier=level.tier,
+            members=level.members,
+            crossings=level.crossings,
+            latency_s=level.latency_s * doubt,
+            transfer_s=lambda size: size / (level.bytes_per_s * rate) * doubt,
+        )
+
+    def _widening(self, world_size: int) -> Samples:
+        doublings = max(0.0, math.log2(world_size / self.largest_world_size))
+        result: Samples = np.exp(DOUBT_PER_DOUBLING * doublings * self.doubt)
+        return result
+
+
+def _measured(
+    profile: ProfileDocument, cluster: Cluster | None
+) -> tuple[int, Sequence[CollectiveProfile]]:
+    """Place of the tier that was measured, and the groups that stayed inside it.
+
+    Groups that cross nodes mix tiers, unless each node has one rank. Links inside a machine say
+    nothing about a cluster whose machines have one device.
+    """
+    if cluster is None:
+        return 0, profile.collectives
+    if profile.num_nodes == 1 and cluster.devices_per_node is None:
+        return NOT_MEASURED, profile.collectives
+    apart = profile.num_nodes > 1 and profile.ranks_per_node == 1
+    place = min(cluster.first_between_nodes, len(cluster.tiers) - 1) if apart else 0
+    largest = cluster.tiers[place].count
+    if not apart:
+        largest = min(largest, profile.ranks_per_node)
+    return place, [group for group in profile.collectives if group.world_size <= largest]

@@ -1,0 +1,127 @@
+"""All layouts that a model, a cluster and a global batch allow, as columns."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel import checks
+from perfmodel.parallelism.layout import Layout, Recompute
+
+LARGEST_MICRO_BATCH: Final = 64
+LARGEST_CONTEXT: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """What bounds the layouts."""
+
+    layers: int
+    heads: int
+    sequence: int
+    devices: int
+    global_batch: int
+    fused_attention: bool = True
+    """Selective recomputation then saves nothing and is left out."""
+    interleave: int = 1
+    """Most stages per device."""
+
+    def __post_init__(self) -> None:
+        """Refuse empty clusters and batches."""
+        for field in fields(self):
+            if field.type in (int, "int"):
+                checks.at_least(field.name, getattr(self, field.name), 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayoutColumns:
+    """One row per layout, whole numbers; recomputation by its position in ``Recompute``."""
+
+    rows: NDArray[np.int64]
+    """Shape ``(num_layouts, 9)``: dp, tp, pp, cp, zero, micro_batch, accumulation, recompute, interleave."""
+
+    def __len__(self) -> int:
+        """Number of layouts."""
+        return len(self.rows)
+
+    def column(self, name: str) -> NDArray[np.int64]:
+        """One number of every layout."""
+        return self.rows[:, _NAMES.index(name)]
+
+    def layout(self, index: int) -> Layout:
+        """One of them, with the options that are taken for granted."""
+        dp, tp, pp, cp, zero, micro_batch, accumulation, recompute, interleave = map(
+            int, self.rows[index]
+        )
+        return Layout(
+            dp=dp,
+            tp=tp,
+            pp=pp,
+            cp=cp,
+            zero=zero,
+            micro_batch=micro_batch,
+            accumulation=accumulation,
+            recompute=tuple(Recompute)[recompute],
+            interleave=interleave,
+            sequence_parallel=tp > 1,
+        )
+
+
+_NAMES: Final = (
+    "dp", "tp", "pp", "cp", "zero", "micro_batch", "accumulation", "recompute", "interleave"
+)  # fmt: skip
+
+
+def feasible_layouts(space: Space) -> LayoutColumns:
+    """Every layout that ``layout.impossible`` does not refuse, within bounds.
+
+    One forward, one backward in turn; sequence parallelism wherever matrices are shared; sharding only
+    where there is somebody to share with.
+    """
+    rows = list(_rows(space))
+    return LayoutColumns(rows=np.array(rows, dtype=np.int64).reshape(len(rows), len(_NAMES)))
+
+
+def _rows(space: Space) -> Iterator[tuple[int, ...]]:
+    recomputes = (0, 2) if space.fused_attention else (0, 1, 2)
+    for tp, pp, cp in _shares(space):
+        dp = space.devices // (tp * pp * cp)
+        if space.global_batch % dp:
+            continue
+        zeros = (0,) if dp * cp == 1 else (0, 1) if pp > 1 else (0, 1, 2, 3)
+        each = space.global_batch // dp
+        for micro_batch in divisors(each, most=LARGEST_MICRO_BATCH):
+            accumulation = each // micro_batch
+            for interleave in _interleaves(space, pp, accumulation):
+                for zero in zeros:
+                    for recompute in recomputes:
+                        yield (
+                            *(dp, tp, pp, cp, zero),
+                            *(micro_batch, accumulation, recompute, interleave),
+                        )
+
+
+def _shares(space: Space) -> Iterator[tuple[int, int, int]]:
+    """How many ranks share a matrix, the layers and a sequence."""
+    for tp in divisors(space.heads):
+        for pp in divisors(space.layers):
+            cp = 1
+            while cp <= LARGEST_CONTEXT:
+                whole = cp == 1 or space.sequence % (2 * cp) == 0
+                if whole and space.devices % (tp * pp * cp) == 0:
+                    yield tp, pp, cp
+                cp *= 2
+
+
+def _interleaves(space: Space, pp: int, accumulation: int) -> tuple[int, ...]:
+    if pp == 1 or accumulation % pp:
+        return (1,)
+    return divisors(space.layers // pp, most=space.interleave)
+
+
+def divisors(number: int, *, most: int | None = None) -> tuple[int, ...]:
+    """Divisors in ascending order, up to a bound."""
+    bound = number if most is None else min(number, most)
+    return tuple(value for value in range(1, bound + 1) if number % value == 0)

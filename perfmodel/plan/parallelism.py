@@ -1,0 +1,260 @@
+"""Use case: all layouts of a model on a cluster, ranked by inferred step time, ties said."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import norm
+
+from perfmodel.cost.inferred import InferredModel, StepInterval
+from perfmodel.cost.jobs import Column, Jobs
+from perfmodel.cost.layout_memory import fit_probability, fullest_bytes, needed_bytes
+from perfmodel.cost.layout_time import StepParts, step_time_s
+from perfmodel.cost.memory import FITS_ABOVE
+from perfmodel.cost.stalls import stall_time_s
+from perfmodel.documents.layout import ParallelismPlanDocument, RankedLayout
+from perfmodel.documents.prediction import Interval
+from perfmodel.errors import NotFeasible
+from perfmodel.parallelism.layouts import LayoutColumns, Space, feasible_layouts
+from perfmodel.predict_layout import (
+    InferredMachine,
+    Training,
+    layout_caveats,
+    layout_provenance,
+    parts_record,
+    trained_record,
+    work_per_peak_s,
+)
+from perfmodel.units import format_bytes, format_duration
+
+_CANDIDATES: Final = 256
+"""Layouts whose interval is computed: far more than are shown, so that deviations may reorder them."""
+_ERROR_BAR: Final = float(norm.ppf(0.95))
+_TERMS: Final = {
+    "compute_s": "compute",
+    "tensor_s": "tensor and context collectives",
+    "pipeline_s": "pipeline",
+    "data_s": "gradients and sharded parameters",
+    "other_s": "optimizer and fixed costs",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What to search, and how much of it to show."""
+
+    training: Training
+    capacity_bytes: int
+    interleave: int = 1
+    top: int = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Search:
+    layouts: LayoutColumns
+    jobs: Jobs
+    tensors_bytes: Column
+    fit: Column
+
+
+def plan_parallelism(
+    machine: InferredMachine, request: Request, *, argv: Sequence[str]
+) -> ParallelismPlanDocument:
+    """Feasible layouts that fit, fastest first, with what each loses to the first.
+
+    Raises
+    ------
+    NotFeasible
+        If no layout is possible, or none fits.
+    """
+    search = _search(request)
+    fitting = np.flatnonzero(search.fit >= FITS_ABOVE)
+    if not fitting.size:
+        raise NotFeasible(_nothing_fits(search, request))
+    order = _fastest(machine.model, search.jobs.take(fitting))
+    chosen = fitting[order]
+    jobs = search.jobs.take(chosen)
+    found = machine.model.predict(jobs)
+    sort = np.argsort(found.median_s, kind="stable")[: request.top]
+    ranked = _ranked(machine, search, chosen[sort], request)
+    close = np.flatnonzero((search.fit < FITS_ABOVE) & (search.fit > 1 - FITS_ABOVE))
+    return ParallelismPlanDocument(
+        schema_version=ParallelismPlanDocument.current_version,
+        provenance=layout_provenance(machine, argv),
+        profile_digest=machine.document.digest,
+        device_name=machine.document.device,
+        evidence="inferred",
+        trained=trained_record(request.training),
+        capacity_bytes=request.capacity_bytes,
+        num_feasible=len(search.layouts),
+        num_fitting=len(fitting),
+        ranked=ranked,
+        caveats=(
+            *layout_caveats(machine, jobs.take(sort[:1])),
+            *_close(machine.model, search, close, ranked[0].step_s.p50),
+        ),
+    )
+
+
+def _search(request: Request) -> _Search:
+    training = request.training
+    shape = training.model.shape
+    space = Space(
+        layers=shape.layers,
+        heads=shape.heads,
+        sequence=training.model.sequence,
+        devices=training.devices,
+        global_batch=training.global_batch,
+        fused_attention=shape.fused_attention,
+        interleave=request.interleave,
+    )
+    layouts = feasible_layouts(space)
+    if not len(layouts):
+        raise NotFeasible(
+            f"--devices: {training.devices} cannot be split over {shape.layers} layers, {shape.heads} "
+            f"heads and a global batch of {training.global_batch}; change one of them"
+        )
+    jobs = search_jobs(training, layouts)
+    tensors = fullest_bytes(jobs)
+    fit = fit_probability(tensors, request.capacity_bytes)
+    return _Search(layouts=layouts, jobs=jobs, tensors_bytes=tensors, fit=fit)
+
+
+def search_jobs(training: Training, layouts: LayoutColumns) -> Jobs:
+    """The layouts of a search as columns for the closed forms."""
+    shape = training.model.shape
+    constants: dict[str, float] = {
+        "layers": shape.layers,
+        "hidden": shape.hidden,
+        "heads": shape.heads,
+        "kv_heads": shape.kv_heads,
+        "feed_forward": shape.feed_forward,
+        "gated": shape.gated,
+        "vocabulary": shape.vocabulary,
+        "tied": shape.tied,
+        "fused_attention": shape.fused_attention,
+        "sequence": training.model.sequence,
+        "gpipe": 0.0,
+        "zero_bubble": 0.0,
+        "devices_per_node": training.devices_per_node,
+    }
+    recompute = layouts.column("recompute")
+    columns = {
+        "recompute_attention": recompute == 1,
+        "recompute_full": recompute == 2,
+        "sequence_parallel": layouts.column("tp") > 1,
+    }
+    return Jobs(
+        **{
+            field.name: np.full(len(layouts), float(constants[field.name]))
+            if field.name in constants
+            else np.asarray(columns.get(field.name, _whole(layouts, field.name)), dtype=np.float64)
+            for field in fields(Jobs)
+        }
+    )
+
+
+def _whole(layouts: LayoutColumns, name: str) -> NDArray[np.int64] | None:
+    recomputed = name.startswith("recompute") or name == "sequence_parallel"
+    return None if recomputed else layouts.column(name)
+
+
+def _fastest(model: InferredModel, jobs: Jobs) -> NDArray[np.intp]:
+    """Positions of the fastest by the middle of their states, most of them calm."""
+    shift, _ = model.discrepancy.at(jobs)
+    step_s = step_time_s(jobs, model.nominal)
+    logs = np.log(step_s) + shift
+    if model.disturbance is not None:
+        late = np.log1p(stall_time_s(jobs, model.disturbance.stall_s) / step_s)
+        logs = logs + model.disturbance.probability(jobs) * late
+    return np.argsort(logs, kind="stable")[:_CANDIDATES]
+
+
+def _ranked(
+    machine: InferredMachine, search: _Search, chosen: NDArray[np.intp], request: Request
+) -> tuple[RankedLayout, ...]:
+    jobs = search.jobs.take(chosen)
+    found = machine.model.predict(jobs)
+    parts = machine.model.parts(jobs)
+    slower, ties = against_first(machine.model, jobs, found)
+    work = request.training.global_batch * request.training.model.sequence
+    return tuple(
+        RankedLayout(
+            rank=1 if ties[index] else index + 1,
+            layout=str(search.layouts.layout(int(where))),
+            step_s=Interval(
+                p5=float(found.lower_s[index]),
+                p50=float(found.median_s[index]),
+                p95=float(found.upper_s[index]),
+            ),
+            tokens_per_s=float(work / found.median_s[index]),
+            mfu=float(work_per_peak_s(machine, jobs) / found.median_s[index]),
+            needed_bytes=float(needed_bytes(search.tensors_bytes[where])),
+            fit_probability=float(search.fit[where]),
+            slower_probability=float(slower[index]),
+            ties=bool(ties[index]),
+            parts_s=parts_record(parts, index),
+            loses_in=loses[0],
+            loses_by_s=loses[1],
+        )
+        for index, where in enumerate(chosen)
+        for loses in [_loss(parts, index)]
+    )
+
+
+def against_first(
+    model: InferredModel, jobs: Jobs, found: StepInterval
+) -> tuple[Column, NDArray[np.bool_]]:
+    """Probability of every job to be slower than the first, and whether the two tie.
+
+    Both are predicted from the same latents and neighbouring deviations, so that most of their doubt
+    is shared: the doubt of the ratio is what counts.
+    """
+    drawn = step_time_s(jobs, {name: values[:, None] for name, values in model.draws.items()})
+    logs = np.log(drawn)
+    variance = (logs - logs[:, :1]).var(axis=0) + model.discrepancy.difference_variance(jobs, 0)
+    spread = np.maximum(np.sqrt(variance) * model.widening, 1e-9)
+    distance = np.log(found.median_s / found.median_s[0]) / spread
+    return np.asarray(norm.cdf(distance)), np.abs(distance) <= _ERROR_BAR
+
+
+def _loss(parts: StepParts, index: int) -> tuple[str, float]:
+    """The term that is longer than the first layout's by most."""
+    if index == 0:
+        return "", 0.0
+    by_s = {
+        term: float(getattr(parts, name)[index] - getattr(parts, name)[0])
+        for name, term in _TERMS.items()
+    }
+    name = max(by_s, key=lambda term: by_s[term])
+    return name, by_s[name]
+
+
+def _close(
+    model: InferredModel, search: _Search, close: NDArray[np.intp], best_s: float
+) -> list[str]:
+    """Layouts whose memory is too close to call are left out; say if one would be faster."""
+    if not close.size:
+        return []
+    first = close[_fastest(model, search.jobs.take(close))[:1]]
+    step_s = float(model.predict(search.jobs.take(first)).median_s[0])
+    if step_s >= best_s:
+        return []
+    where = int(first[0])
+    return [
+        (
+            f"too close to call by memory and left out: {search.layouts.layout(where)}, "
+            f"{format_duration(step_s)} if it fits (probability {search.fit[where]:.0%})"
+        )
+    ]
+
+
+def _nothing_fits(search: _Search, request: Request) -> str:
+    where = int(np.argmin(search.tensors_bytes))
+    return (
+        f"--device-memory: none of {len(search.layouts)} layouts fits into "
+        f"{format_bytes(request.capacity_bytes)}; the leanest, {search.layouts.layout(where)}, needs "
+        f"{format_bytes(float(needed_bytes(search.tensors_bytes[where])))}: take more or larger devices"
+    )

@@ -1,0 +1,256 @@
+"""One training step under a layout: operations of every pipeline stage on its streams.
+
+One rank stands for all of a stage. Every operation says which share of its cause's work per
+micro-batch and stage it is (per step for gradients and optimizer), so that prices are few.
+"""
+
+from collections import deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from perfmodel.parallelism.layout import Layout, Recompute, Schedule
+from perfmodel.parallelism.pipeline import Pass, Work, stage_order
+from perfmodel.program.operation import Cause, Operation, StepProgram, Stream
+
+BUCKETS: Final = 8
+"""Pieces of a chunk's gradients that are exchanged one by one, unless it has fewer layers."""
+PREFETCHED: Final = 2
+"""Sharded layers that may be whole at once: the one in use and the next (FSDP's rate limit)."""
+
+
+def compile_layout(layout: Layout, *, layers: int) -> StepProgram:
+    """A step of all stages.
+
+    Tensor-parallel collectives are waited for. Hand-overs travel beside compute. Gradients are
+    exchanged in buckets beside the last backward pass of their layers; with a sharded optimizer (ZeRO-1
+    and 2) the updated parameters are gathered beside the first forward pass. Fully sharded parameters
+    (ZeRO-3, FSDP) are gathered layer by layer, one ahead of the compute, in both passes.
+
+    Parameters
+    ----------
+    layout
+        A layout that the model allows.
+    layers
+        Layers of the whole model.
+    """
+    builder = _Builder(layout=layout, pieces=_pieces(layout, layers))
+    queues = [deque(stage_order(layout, stage)) for stage in range(layout.pp)]
+    while any(queues):
+        moved = False
+        for stage, queue in enumerate(queues):
+            while queue and builder.is_ready(stage, queue[0]):
+                builder.add(stage, queue.popleft())
+                moved = True
+        assert moved, f"the schedule of {layout} waits for itself"
+    for stage in range(layout.pp):
+        builder.finish(stage)
+    return StepProgram(tuple(builder.operations))
+
+
+def _pieces(layout: Layout, layers: int) -> int:
+    """Pieces of a chunk that communicate one by one: layers if sharded, else buckets."""
+    held = max(layers // (layout.pp * layout.interleave), 1)
+    return held if layout.zero == 3 else min(held, BUCKETS)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Builder:
+    """Appends operations in an order in which every dependency points backwards."""
+
+    layout: Layout
+    pieces: int
+    operations: list[Operation] = field(default_factory=list)
+    arrived: dict[tuple[int, Work], tuple[int, ...]] = field(default_factory=dict)
+    """What a stage's work waits for, once all of it is in the program."""
+    exchanged: dict[int, list[int]] = field(default_factory=dict)
+    """Exchanges of gradients by stage."""
+    used: list[int] = field(default_factory=list)
+    """Ends of the compute of sharded layers, in order."""
+    awaited: dict[int, int] = field(default_factory=dict)
+    """Collective inside a layer that a stage's next compute waits for."""
+    is_replicated: bool = field(init=False)
+    """Whether there is anybody to exchange gradients with."""
+    is_sharded: bool = field(init=False)
+    """Whether parameters are gathered for every pass."""
+    splits_backward: bool = field(init=False)
+    tensor_shares: Mapping[Cause, float] = field(init=False)
+    """Part of a layer's collectives by pass; empty without any."""
+
+    def __post_init__(self) -> None:
+        """Look up once what every operation asks."""
+        layout = self.layout
+        self.is_replicated = layout.dp * layout.cp > 1
+        self.is_sharded = layout.zero == 3 and self.is_replicated
+        self.splits_backward = layout.schedule is Schedule.ZERO_BUBBLE and layout.pp > 1
+        self.tensor_shares = _tensor_shares(layout)
+
+    def is_ready(self, stage: int, work: Work) -> bool:
+        """Whether everything that the work waits for is in the program."""
+        if work.kind is Pass.FORWARD and stage == 0 and work.chunk == 0:
+            return True
+        return work.kind is Pass.WEIGHT or (stage, work) in self.arrived
+
+    def add(self, stage: int, work: Work) -> None:
+        """Append a pass of a stage and what it hands over."""
+        after = self.arrived.pop((stage, work), ())
+        if work.kind is Pass.FORWARD:
+            self._forward(stage, work, after)
+        elif work.kind is Pass.BACKWARD:
+            self._backward(stage, work, after)
+        else:
+            share = 1 / self.layout.interleave
+            self._put(stage, work, Cause.WEIGHT_GRADIENT, share=share)
+            if work.micro_batch == self.layout.accumulation - 1:
+                self._exchange(stage, work, 0)
+
+    def finish(self, stage: int) -> None:
+        """Append the optimizer of a stage."""
+        waits = tuple(self.exchanged.get(stage, ()))
+        last = Work(Pass.WEIGHT, self.layout.accumulation - 1)
+        if self.is_replicated:
+            waits = (self._put(stage, last, Cause.CONTENTION, after=waits),)
+        self._put(stage, last, Cause.OPTIMIZER, after=waits)
+
+    def _forward(self, stage: int, work: Work, after: tuple[int, ...]) -> None:
+        layout = self.layout
+        if stage == 0 and work.chunk == 0:
+            self._put(stage, work, Cause.EMBEDDING)
+        gathers = self.is_sharded or (
+            self.is_replicated and layout.zero in (1, 2) and work.micro_batch == 0
+        )
+        pieces = self.pieces if gathers else 1
+        for piece in range(pieces):
+            waits = after if piece == 0 else ()
+            if gathers:
+                waits += (self._gather(stage, work, piece),)
+            end = self._compute(stage, work, Cause.FORWARD, pieces=pieces, after=waits)
+        if stage == layout.pp - 1 and work.chunk == layout.interleave - 1:
+            end = self._put(stage, work, Cause.HEAD)
+            self._arrive(stage, Work(Pass.BACKWARD, work.micro_batch, work.chunk), end)
+        else:
+            self._hand_over(stage, work, Stream.SEND_FORWARD, end)
+
+    def _backward(self, stage: int, work: Work, after: tuple[int, ...]) -> None:
+        last = work.micro_batch == self.layout.accumulation - 1
+        exchanges = self.is_sharded or (self.is_replicated and last and not self.splits_backward)
+        pieces = self.pieces if exchanges else 1
+        waits = after
+        if self.is_sharded:
+            waits += (self._gather(stage, work, 0),)
+        for piece in range(pieces):
+            end = self._compute(stage, work, Cause.BACKWARD, pieces=pieces, after=waits)
+            waits = ()
+            if self.is_sharded and piece + 1 < pieces:
+                # Before the gradients of this piece, or the next piece would wait for them.
+                waits = (self._gather(stage, work, piece + 1),)
+            if exchanges:
+                self._exchange(stage, work, piece, pieces=pieces, after=(end,))
+        if stage > 0 or work.chunk > 0:
+            self._hand_over(stage, work, Stream.SEND_BACKWARD, end)
+
+    def _compute(
+        self, stage: int, work: Work, cause: Cause, *, pieces: int, after: tuple[int, ...]
+    ) -> int:
+        """Compute of a piece and its collectives, which the next piece waits for."""
+        share = 1 / (pieces * self.layout.interleave)
+        end = self._put(stage, work, cause, share=share, after=after)
+        if self.is_sharded:
+            self.used.append(end)
+        if not self.tensor_shares:
+            return end
+        self.awaited[stage] = self._put(
+            stage,
+            work,
+            Cause.TENSOR,
+            stream=Stream.TENSOR,
+            share=share * self.tensor_shares[cause],
+            after=(end,),
+        )
+        return self.awaited[stage]
+
+    def _gather(self, stage: int, work: Work, piece: int) -> int:
+        """Parameters of a piece; sharded ones no earlier than the prefetch allows."""
+        after = self.used[-PREFETCHED : -PREFETCHED + 1] if self.is_sharded else []
+        return self._put(
+            stage,
+            work,
+            Cause.ALL_GATHER,
+            stream=Stream.COMM,
+            share=1 / (self.pieces * self.layout.interleave),
+            after=tuple(after),
+            number=piece,
+        )
+
+    def _exchange(
+        self,
+        stage: int,
+        work: Work,
+        piece: int,
+        *,
+        pieces: int = 1,
+        after: tuple[int, ...] = (),
+    ) -> None:
+        if not self.is_replicated:
+            return
+        reduced = self._put(
+            stage,
+            work,
+            Cause.ALL_REDUCE if self.layout.zero == 0 else Cause.REDUCE_SCATTER,
+            stream=Stream.COMM,
+            share=1 / (pieces * self.layout.interleave),
+            after=after or (len(self.operations) - 1,),
+            number=piece,
+        )
+        self.exchanged.setdefault(stage, []).append(reduced)
+
+    def _hand_over(self, stage: int, work: Work, stream: Stream, end: int) -> None:
+        """Send to the neighbour that holds the layers behind, or before."""
+        layout = self.layout
+        step = 1 if stream is Stream.SEND_FORWARD else -1
+        place = work.chunk * layout.pp + stage + step
+        chunk, other = divmod(place, layout.pp)
+        if other != stage:
+            end = self._put(stage, work, Cause.HAND_OVER, stream=stream, after=(end,))
+        self._arrive(other, Work(work.kind, work.micro_batch, chunk), end)
+
+    def _arrive(self, stage: int, work: Work, end: int) -> None:
+        self.arrived[stage, work] = (end,)
+
+    def _put(  # noqa: PLR0913 - an operation has as many properties
+        self,
+        stage: int,
+        work: Work,
+        cause: Cause,
+        *,
+        stream: Stream = Stream.COMPUTE,
+        share: float = 1.0,
+        after: Collection[int] = (),
+        number: int | None = None,
+    ) -> int:
+        if stream is Stream.COMPUTE and stage in self.awaited:
+            after = {*after, self.awaited.pop(stage)}
+        name = f"{cause.value} {work.micro_batch}"
+        if self.layout.interleave > 1:
+            name = f"{name}/{work.chunk}"
+        if number is not None:
+            name = f"{name}.{number}"
+        self.operations.append(
+            Operation(
+                name=name,
+                stream=stream,
+                cause=cause,
+                after=tuple(after),
+                share=share,
+                stage=stage,
+            )
+        )
+        return len(self.operations) - 1
+
+
+def _tensor_shares(layout: Layout) -> Mapping[Cause, float]:
+    """Full recomputation repeats the collectives of the forward pass."""
+    if layout.tp * layout.cp == 1:
+        return {}
+    passes = 3 if layout.recompute is Recompute.FULL else 2
+    return {Cause.FORWARD: 1 / passes, Cause.BACKWARD: (passes - 1) / passes}

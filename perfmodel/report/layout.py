@@ -1,0 +1,144 @@
+"""A predicted layout and a search over layouts as tables and lines."""
+
+from perfmodel.documents.layout import (
+    LayoutPredictionDocument,
+    ParallelismPlanDocument,
+    StageMemory,
+    StepPartsRecord,
+)
+from perfmodel.documents.prediction import Interval
+from perfmodel.report.grid import Grid, grid
+from perfmodel.units import format_bytes, format_duration
+
+_GRANTED = " sequence_parallel=yes"
+"""What a search takes for granted wherever matrices are shared."""
+_PARTS = (
+    ("compute", "compute_s"),
+    ("tensor and context collectives", "tensor_s"),
+    ("pipeline: fill, drain, hand-overs", "pipeline_s"),
+    ("gradients and sharded parameters, exposed", "data_s"),
+    ("optimizer, fixed costs, stragglers", "other_s"),
+)
+_MEMORY = (
+    ("parameters", "parameters_bytes"),
+    ("gradients", "gradients_bytes"),
+    ("optimizer states", "optimizer_bytes"),
+    ("activations", "activations_bytes"),
+    ("logits and loss", "logits_bytes"),
+    ("all, with context and slack", "needed_bytes"),
+)
+
+
+def parts_grid(document: LayoutPredictionDocument) -> Grid:
+    """Where the step goes, at the fitted latents."""
+    trained = document.trained
+    return grid(
+        f"{trained.name} on {trained.devices} x {document.device_name}: {document.layout}",
+        text=("part of the step",),
+        numbers=("time", "share"),
+        rows=_part_rows(document.parts_s, document.formula_step_s),
+    )
+
+
+def memory_grid(document: LayoutPredictionDocument) -> Grid:
+    """Memory of a rank of the first and the last stage."""
+    return grid(
+        "Memory of one rank",
+        text=("what",),
+        numbers=[f"stage {stage.stage}" for stage in document.memory],
+        rows=[
+            (name, *(_size(stage, field) for stage in document.memory)) for name, field in _MEMORY
+        ],
+    )
+
+
+def layout_lines(document: LayoutPredictionDocument) -> list[str]:
+    """The answer in words, evidence and caveats."""
+    step = document.step_s
+    lines = [
+        (
+            f"step: {format_duration(step.p50)} [{format_duration(step.p5)} - "
+            f"{format_duration(step.p95)}], 90 %, evidence {document.evidence}"
+        ),
+        (
+            f"tokens/s: {document.tokens_per_s.p50:,.0f} "
+            f"[{document.tokens_per_s.p5:,.0f} - {document.tokens_per_s.p95:,.0f}]"
+        ),
+        f"MFU: {_percent(document.mfu)}",
+        (
+            f"simulated: {format_duration(document.simulated_step_s)}, closed form: "
+            f"{format_duration(document.formula_step_s)}, both before the deviations that the runs showed"
+        ),
+    ]
+    if document.fit_probability is not None and document.capacity_bytes is not None:
+        lines.append(
+            f"fits into {format_bytes(document.capacity_bytes)} with probability "
+            f"{document.fit_probability:.0%}"
+        )
+    return [*lines, *(f"caveat: {caveat}" for caveat in document.caveats)]
+
+
+def plan_grid(document: ParallelismPlanDocument) -> Grid:
+    """The fastest layouts, each with what it loses to the first."""
+    trained = document.trained
+    return grid(
+        f"{trained.name}, {trained.devices} x {document.device_name} of "
+        f"{format_bytes(document.capacity_bytes)}, {trained.global_batch} sequences of "
+        f"{trained.sequence} tokens per step",
+        numbers=("rank", "step (90 %)", "MFU", "memory", "fits"),
+        notes=("layout", "loses in"),
+        caption="With sequence_parallel=yes wherever tp > 1.",
+        rows=[
+            (
+                f"{entry.rank}{' tie' if entry.ties and entry.loses_in else ''}",
+                (
+                    f"{format_duration(entry.step_s.p50)} ({format_duration(entry.step_s.p5)} - "
+                    f"{format_duration(entry.step_s.p95)})"
+                ),
+                f"{entry.mfu:.0%}",
+                format_bytes(entry.needed_bytes),
+                f"{entry.fit_probability:.0%}",
+                entry.layout.replace(_GRANTED, ""),
+                f"{entry.loses_in} {format_duration(entry.loses_by_s)}" if entry.loses_in else "",
+            )
+            for entry in document.ranked
+        ],
+    )
+
+
+def plan_lines(document: ParallelismPlanDocument) -> list[str]:
+    """How much was searched, why the runner-up lost, caveats."""
+    lines = [
+        (
+            f"{document.num_feasible} layouts are possible, {document.num_fitting} fit; evidence "
+            f"{document.evidence}"
+        )
+    ]
+    lost = next((entry for entry in document.ranked if not entry.ties), None)
+    ties = sum(entry.ties for entry in document.ranked) - 1
+    if ties:
+        lines.append(
+            f"{ties} more of those shown tie with the first: the error bar cannot tell them apart"
+        )
+    if lost is not None:
+        lines.append(
+            f"the first that loses beyond the error bar: {lost.layout}, by "
+            f"{lost.step_s.p50 / document.ranked[0].step_s.p50 - 1:.1%}, most of it in {lost.loses_in} "
+            f"({format_duration(lost.loses_by_s)}); slower with probability {lost.slower_probability:.0%}"
+        )
+    return [*lines, *(f"caveat: {caveat}" for caveat in document.caveats)]
+
+
+def _part_rows(parts: StepPartsRecord, total_s: float) -> list[tuple[str, ...]]:
+    return [
+        (name, format_duration(getattr(parts, field)), f"{getattr(parts, field) / total_s:.1%}")
+        for name, field in _PARTS
+    ]
+
+
+def _size(stage: StageMemory, field: str) -> str:
+    return format_bytes(getattr(stage, field))
+
+
+def _percent(values: Interval) -> str:
+    return f"{values.p50:.1%} [{values.p5:.1%} - {values.p95:.1%}]"

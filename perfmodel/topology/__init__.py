@@ -1,0 +1,1 @@
+"""Which devices there are, and through which links they reach each other."""

@@ -1,0 +1,263 @@
+"""A cluster as tiers of links, from the devices of a node outwards; it knows rates, never seconds of work.
+
+A tier joins equal members: devices to a node, nodes to a pod, sites over a WAN. Each member has its
+own links into the tier: NVLink of a device, adapters ("rails") of a node, the WAN line of a site.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from perfmodel import checks
+from perfmodel.units import BytesPerSecond, Seconds
+
+DEVICE = "device"
+#: The tier of this name, if there is one, joins the devices of a machine.
+NODE = "node"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """Members that reach each other through links of one kind."""
+
+    name: str
+    of: str
+    """What is joined: ``device``, or the name of the tier inside."""
+    count: int
+    """Members of one group of the tier."""
+    link_bytes_per_s: BytesPerSecond
+    """Of one link, each way. [B/s]"""
+    latency_s: Seconds
+    """Of one message through this tier, beyond that of the tiers inside. [s]"""
+    links: int = 1
+    """Of each member into the tier, used together."""
+    oversubscription: float = 1.0
+    """Rate of the members' links over what the tier carries when all of them send."""
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse tiers that cannot be built."""
+        checks.at_least("count", self.count, 1)
+        checks.at_least("links", self.links, 1)
+        checks.positive("bandwidth", self.link_bytes_per_s)
+        checks.non_negative("latency", self.latency_s)
+        checks.positive("oversubscription", self.oversubscription)
+        if self.oversubscription < 1:
+            raise ValueError(f"oversubscription must be >= 1, got {self.oversubscription}")
+
+    @property
+    def bytes_per_s(self) -> BytesPerSecond:
+        """What one member can send while all others do. [B/s]"""
+        return self.links * self.link_bytes_per_s / self.oversubscription
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowLink:
+    """The links of one member of a tier carry only a part of their rate."""
+
+    tier: str
+    member: int
+    """Counted over the whole cluster, from 0."""
+    factor: float
+
+    def __post_init__(self) -> None:
+        """Refuse factors that are no part."""
+        checks.fraction("factor", self.factor)
+        checks.at_least("member", self.member, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowDevice:
+    """One device computes more slowly than the rest."""
+
+    device: int
+    factor: float
+    """Its time over that of the others."""
+
+    def __post_init__(self) -> None:
+        """Refuse factors below 1."""
+        checks.positive("factor", self.factor)
+        checks.at_least("device", self.device, 0)
+        if self.factor < 1:
+            raise ValueError(f"factor of a slow device must be >= 1, got {self.factor}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """What else the links of a tier carry: a steady stream, or other jobs like the predicted one."""
+
+    tier: str
+    bytes_per_s: BytesPerSecond = 0.0
+    """Steady, on the links of every member. [B/s]"""
+    jobs: int = 0
+    """Jobs like this one whose collectives share the same links."""
+
+    def __post_init__(self) -> None:
+        """Refuse negative traffic."""
+        checks.non_negative("bandwidth", self.bytes_per_s)
+        checks.at_least("jobs", self.jobs, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """One tier as a group of devices uses it."""
+
+    tier: str
+    place: int
+    """Of the tier, from the inside."""
+    members: int
+    """Of one group of the tier that take part."""
+    crossings: int
+    """How many edges of a ring through all devices end in another member of this tier."""
+    bytes_per_s: BytesPerSecond
+    """What the slowest member that takes part can send, through all tiers inside as well. [B/s]"""
+    latency_s: Seconds
+    """Of one message between members, through all tiers inside as well. [s]"""
+    slow_factor: float
+    """Part of the tier's rate that slow links and other traffic leave."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Tiers from the inside out, and what is not as it should be."""
+
+    name: str
+    tiers: tuple[Tier, ...]
+    slow_links: tuple[SlowLink, ...] = ()
+    slow_devices: tuple[SlowDevice, ...] = ()
+    traffic: tuple[Traffic, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what does not add up."""
+        _refuse_broken_chain(self.tiers)
+        names = [tier.name for tier in self.tiers]
+        used = [link.tier for link in self.slow_links] + [entry.tier for entry in self.traffic]
+        for name in used:
+            if name not in names:
+                raise ValueError(f"tier must be one of {', '.join(names)}, got {name!r}")
+        for link in self.slow_links:
+            _within(f"member of {link.tier}", link.member, self.num_members(link.tier))
+        for device in self.slow_devices:
+            _within("device", device.device, self.num_devices)
+        for tier in self.tiers:
+            if self._left(tier, self.num_devices) <= 0:
+                raise ValueError(f"traffic must leave something of the links of {tier.name}")
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the whole cluster."""
+        return math.prod(tier.count for tier in self.tiers)
+
+    @property
+    def first_between_nodes(self) -> int:
+        """Place of the tier that joins machines; 0 where a device is one."""
+        names = [tier.name for tier in self.tiers]
+        return names.index(NODE) + 1 if NODE in names else 0
+
+    @property
+    def devices_per_node(self) -> int | None:
+        """Devices of a machine; None if no tier is called ``node``."""
+        inside = self.tiers[: self.first_between_nodes]
+        return math.prod(tier.count for tier in inside) if inside else None
+
+    def num_members(self, tier: str) -> int:
+        """Members that a tier joins in the whole cluster."""
+        inside = [t.name for t in self.tiers].index(tier)
+        return math.prod(t.count for t in self.tiers[inside:])
+
+    def levels(self, num_devices: int) -> tuple[Level, ...]:
+        """Tiers in use by devices that fill the cluster node by node.
+
+        Raises
+        ------
+        ValueError
+            If the cluster has fewer devices.
+        """
+        if not 1 <= num_devices <= self.num_devices:
+            raise ValueError(f"num_devices must be 1 to {self.num_devices}, got {num_devices}")
+        found: list[Level] = []
+        units, latency_s, reach = num_devices, 0.0, math.inf
+        for place, tier in enumerate(self.tiers):
+            members, groups = min(units, tier.count), -(-units // tier.count)
+            latency_s += tier.latency_s
+            left = self._left(tier, num_devices)
+            # A member sends no faster than all that is inside it.
+            reach = min(tier.bytes_per_s * left, reach)
+            if members > 1:
+                level = Level(
+                    tier=tier.name,
+                    place=place,
+                    members=members,
+                    crossings=units - groups,
+                    bytes_per_s=reach,
+                    latency_s=latency_s,
+                    slow_factor=left,
+                )
+                found.append(level)
+            units, reach = groups, reach * members
+        return tuple(found)
+
+    def slowest_device(self, num_devices: int) -> float:
+        """Time of the slowest known device of a group over that of the others."""
+        factors = (slow.factor for slow in self.slow_devices if slow.device < num_devices)
+        return max(factors, default=1.0)
+
+    def neighbours(self, tier: str) -> int:
+        """Jobs that share the links of a tier with this one."""
+        return sum(entry.jobs for entry in self.traffic if entry.tier == tier)
+
+    def _left(self, tier: Tier, num_devices: int) -> float:
+        """Part of the rate that slow links in use and steady traffic leave."""
+        size = math.prod(t.count for t in self.tiers[: self.tiers.index(tier)])
+        in_use = -(-num_devices // size)
+        slow = (s.factor for s in self.slow_links if s.tier == tier.name and s.member < in_use)
+        taken = sum(entry.bytes_per_s for entry in self.traffic if entry.tier == tier.name)
+        return min(slow, default=1.0) - taken / tier.bytes_per_s
+
+
+def chained(tiers: Iterable[Tier]) -> tuple[Tier, ...]:
+    """Tiers in any order, from the inside out.
+
+    Raises
+    ------
+    ValueError
+        If a tier joins something unknown, two join the same, or some go round in a cycle.
+    """
+    given = tuple(tiers)
+    names = [tier.name for tier in given]
+    if len({DEVICE, *names}) <= len(names):
+        raise ValueError(f"tiers must have different names, none of them {DEVICE}, got {names}")
+    left = dict(zip(names, given, strict=True))
+    known = {DEVICE, *left}
+    for tier in left.values():
+        if tier.of not in known:
+            raise ValueError(
+                f"tier {tier.name}: of must be {DEVICE} or another tier, got {tier.of!r}"
+            )
+    found: list[Tier] = []
+    while left:
+        inner = found[-1].name if found else DEVICE
+        joining = [tier for tier in left.values() if tier.of == inner]
+        if len(joining) > 1:
+            several = ", ".join(tier.name for tier in joining)
+            raise ValueError(f"only one tier may join each {inner}, got {several}")
+        if not joining:
+            raise ValueError(
+                f"tiers must lead outwards from {DEVICE}, got a cycle of {', '.join(left)}"
+            )
+        found.append(left.pop(joining[0].name))
+    return tuple(found)
+
+
+def _refuse_broken_chain(tiers: tuple[Tier, ...]) -> None:
+    if not tiers:
+        raise ValueError("a cluster must have at least one tier, got none")
+    if chained(tiers) != tiers:
+        raise ValueError(
+            f"tiers must be in order from the inside out, got {[t.name for t in tiers]}"
+        )
+
+
+def _within(what: str, number: int, count: int) -> None:
+    if not number < count:
+        raise ValueError(f"{what} must be below {count}, got {number}")

@@ -1,0 +1,91 @@
+"""Steps from traces and logs, by hand."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from calibrate.run_logs import read_run_rows
+from calibrate.runs import read_runs
+from perfmodel.errors import InvalidDocument
+
+
+def trace(*steps_us: float, rank: int = 0) -> dict[str, object]:
+    steps = [
+        {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{i}", "ts": 0.0, "dur": us}
+        for i, us in enumerate(steps_us)
+    ]
+    kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 0.0, "dur": 9e9}
+    return {
+        "distributedInfo": {"rank": rank, "world_size": 16},
+        "traceEvents": [*steps, kernel],
+    }
+
+
+def mllog(*events: tuple[str, float, object, dict[str, float]]) -> str:
+    return "\n".join(
+        "rank0: :::MLLOG "
+        + json.dumps({"key": key, "time_ms": ms, "value": value, "metadata": metadata})
+        for key, ms, value, metadata in events
+    )
+
+
+def test_a_trace_gives_its_median_step_in_seconds(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "rank0.json.gz", "wt", encoding="utf-8") as file:
+        json.dump(trace(200_000, 250_000, 900_000), file)
+    (tmp_path / "rank1.json").write_text(json.dumps(trace(1.0, rank=1)))
+    (row,) = read_run_rows(tmp_path)
+    assert float(row["step_time_s"]) == pytest.approx(0.25)
+    assert row["dp"] == "16"
+
+
+def test_the_mapping_says_what_a_trace_does_not(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(trace(2e6)))
+    shape = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 32, "feed_forward": 14336}
+    rest = {"vocabulary": 131_072, "sequence": 4096, "micro_batch": 1}
+    jobs, step_s = read_runs(path, {"constants": shape | rest})
+    assert (float(jobs.dp[0]), float(jobs.hidden[0])) == (16.0, 4096.0)
+    assert step_s == pytest.approx([2.0])
+    with pytest.raises(InvalidDocument, match="column layers: must be a number"):
+        read_runs(path, {})
+
+
+def test_a_trace_without_steps_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(trace()))
+    with pytest.raises(InvalidDocument, match="ProfilerStep#N, got none"):
+        read_run_rows(path)
+
+
+def test_an_mlperf_log_counts_blocks_and_not_evaluation(tmp_path: Path) -> None:
+    path = tmp_path / "result_0.txt"
+    path.write_text(
+        "noise\n"
+        + mllog(
+            ("global_batch_size", 0, 32, {}),
+            ("tensor_parallelism", 0, 4, {}),
+            ("block_start", 1_000, None, {"samples_count": 0}),
+            ("block_stop", 11_000, None, {"samples_count": 320}),
+            ("block_start", 61_000, None, {"samples_count": 320}),
+            ("block_stop", 71_000, None, {"samples_count": 640}),
+        )
+    )
+    (row,) = read_run_rows(path)
+    # 20 s of blocks, 640 samples = 20 steps; the 50 s of evaluation between them do not count.
+    assert float(row["step_time_s"]) == pytest.approx(1.0)
+    assert row["tp"] == "4"
+
+
+def test_an_mlperf_log_without_samples_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "result_0.txt"
+    path.write_text(
+        mllog(
+            ("global_batch_size", 0, 32, {}),
+            ("block_start", 1_000, None, {}),
+            ("block_stop", 11_000, None, {}),
+        )
+    )
+    with pytest.raises(InvalidDocument, match="samples_count"):
+        read_run_rows(path)

@@ -1,0 +1,199 @@
+"""What must hold of any layout: schedules are exact where closed forms are, and never contradict them."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.algebra.max_plus import end_times
+from perfmodel.cost.jobs import Column, Jobs, jobs_from
+from perfmodel.cost.layout_memory import in_flight, rank_memory
+from perfmodel.cost.layout_terms import layout_durations, unit_times
+from perfmodel.cost.layout_time import step_parts
+from perfmodel.parallelism.layout import Layout, Schedule
+from perfmodel.parallelism.pipeline import Pass, Work, stage_order
+from perfmodel.program.layout_step import BUCKETS, compile_layout
+from perfmodel.program.operation import Cause
+from perfmodel.simulation import simulate
+from tests.perfmodel.cost.large_samples import MODEL, truth
+
+seconds = st.floats(1e-3, 10.0)
+LAYERS = 48
+
+
+@st.composite
+def pipelines(draw: st.DrawFn) -> Layout:
+    """Any schedule, with at least as many micro-batches as stages and in multiples where it must be."""
+    stages = draw(st.sampled_from([2, 3, 4, 8]))
+    schedule = draw(st.sampled_from(Schedule))
+    interleaves = schedule is Schedule.ONE_F_ONE_B
+    interleave = draw(st.sampled_from([1, 2, 3])) if interleaves else 1
+    rounds = draw(st.integers(1, 4))
+    rest = draw(st.integers(0, stages - 1)) if interleave == 1 else 0
+    return Layout(
+        pp=stages,
+        interleave=interleave,
+        schedule=schedule,
+        accumulation=rounds * stages + rest,
+    )
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    """Any layout of the sample model that can be run."""
+    pipeline = draw(st.one_of(st.just(Layout(accumulation=3)), pipelines()))
+    if pipeline.pp * pipeline.interleave not in (1, 2, 3, 4, 6, 8, 12, 24):
+        pipeline = replace(pipeline, interleave=1)
+    dp = draw(st.sampled_from([1, 2, 16]))
+    return replace(
+        pipeline,
+        dp=dp,
+        tp=draw(st.sampled_from([1, 4])),
+        zero=draw(st.sampled_from([0, 1] if pipeline.pp > 1 else [0, 1, 2, 3])),
+        micro_batch=draw(st.sampled_from([1, 4])),
+    )
+
+
+def jobs_of(layout: Layout) -> Jobs:
+    return jobs_from([(MODEL, layout)], sequence=1024, devices_per_node=8)
+
+
+def ideal_step_s(layout: Layout, forward_s: float, backward_s: float) -> float:
+    """Simulate a step that consists of the passes alone."""
+    times = dict.fromkeys(Cause, 0.0) | {Cause.FORWARD: forward_s, Cause.BACKWARD: backward_s}
+    if layout.schedule is Schedule.ZERO_BUBBLE and layout.pp > 1:
+        times |= {Cause.BACKWARD: backward_s / 2, Cause.WEIGHT_GRADIENT: backward_s / 2}
+    program = compile_layout(layout, layers=LAYERS)
+    durations_s = layout_durations(program, _arrays(times))
+    return simulate(program, durations_s[np.newaxis]).step_s
+
+
+def _arrays(times: Mapping[Cause, float]) -> dict[Cause, Column]:
+    return {cause: np.array(time_s) for cause, time_s in times.items()}
+
+
+@given(layout=pipelines(), forward_s=seconds, backward_s=seconds)
+@settings(deadline=None)
+def test_an_even_pipeline_takes_what_its_formula_says(
+    layout: Layout, forward_s: float, backward_s: float
+) -> None:
+    """GPipe and 1F1B (m + p - 1)(f + b), v stages per device m (f + b) + (p - 1)(f + b) / v."""
+    if layout.schedule is Schedule.ZERO_BUBBLE:
+        backward_s = 2 * forward_s  # its formula holds for equal passes
+    each_s = forward_s + backward_s
+    left = 1 / 3 if layout.schedule is Schedule.ZERO_BUBBLE else 1
+    expected = each_s * (layout.accumulation + left * (layout.pp - 1) / layout.interleave)
+    assert ideal_step_s(layout, forward_s, backward_s) == pytest.approx(expected, rel=1e-9)
+
+
+@given(layout=pipelines(), forward_s=seconds, backward_s=seconds)
+@settings(deadline=None)
+def test_more_micro_batches_never_raise_the_share_of_the_bubble(
+    layout: Layout, forward_s: float, backward_s: float
+) -> None:
+    def bubble(accumulation: int) -> float:
+        step_s = ideal_step_s(replace(layout, accumulation=accumulation), forward_s, backward_s)
+        return 1 - accumulation * (forward_s + backward_s) / step_s
+
+    more = layout.accumulation + layout.pp
+    assert bubble(more) <= bubble(layout.accumulation) + 1e-9
+
+
+@given(layout=pipelines(), stage=st.integers(0, 7))
+def test_a_stage_does_everything_once_and_keeps_what_the_formula_says(
+    layout: Layout, stage: int
+) -> None:
+    stage %= layout.pp
+    order = stage_order(layout, stage)
+    kinds = [Pass.FORWARD, Pass.BACKWARD]
+    if layout.schedule is Schedule.ZERO_BUBBLE:
+        kinds.append(Pass.WEIGHT)
+    assert len(order) == len(set(order))
+    assert set(order) == {
+        Work(kind, index, chunk)
+        for kind in kinds
+        for index in range(layout.accumulation)
+        for chunk in range(layout.interleave)
+    }
+    changes = {Pass.FORWARD: 1, kinds[-1]: -1}
+    kept = np.cumsum([changes.get(work.kind, 0) for work in order]).max() / layout.interleave
+    assert in_flight(jobs_of(layout), stage)[0] == pytest.approx(kept)
+
+
+@given(layout=layouts())
+@settings(deadline=None, max_examples=30)
+def test_simulation_and_algebra_agree_on_layouts(layout: Layout) -> None:
+    program = compile_layout(layout, layers=MODEL.layers)
+    durations_s = layout_durations(program, unit_times(layout, jobs_of(layout), truth()))
+    trace = simulate(program, durations_s[np.newaxis])
+    np.testing.assert_allclose(trace.end_s[0], end_times(program, durations_s), rtol=1e-9)
+
+
+@given(layout=layouts())
+@settings(deadline=None, max_examples=60)
+def test_simulation_and_closed_form_are_close(layout: Layout) -> None:
+    """They differ by what the formula simplifies.
+
+    It lets every stage wait for the head, rounds hand-overs up to two, hides parameters behind layers
+    without their collectives, and forgets the tail of the last bucket; a third of the bubble is
+    exact for passes of equal length only.
+    """
+    program = compile_layout(layout, layers=MODEL.layers)
+    jobs = jobs_of(layout)
+    durations_s = layout_durations(program, unit_times(layout, jobs, truth()))
+    formula_s = float(step_parts(jobs, truth()).total_s[0])
+    loose = layout.schedule is Schedule.ZERO_BUBBLE or layout.zero == 3 or layout.interleave > 1
+    assert end_times(program, durations_s).max() == pytest.approx(
+        formula_s, rel=0.12 if loose else 0.06
+    )
+
+
+@given(
+    replicas=st.integers(2, 64),
+    accumulation=st.integers(1, 4),
+    forward_s=seconds,
+    backward_s=seconds,
+    exchange_s=st.floats(0, 20),
+)
+def test_replicas_alone_take_what_data_parallelism_takes(
+    replicas: int, accumulation: int, forward_s: float, backward_s: float, exchange_s: float
+) -> None:
+    """The last bucket follows the backward pass, or all of them queue behind the first."""
+    layout = Layout(dp=replicas, accumulation=accumulation)
+    times = dict.fromkeys(Cause, 0.0) | {
+        Cause.FORWARD: forward_s,
+        Cause.BACKWARD: backward_s,
+        Cause.ALL_REDUCE: exchange_s,
+    }
+    program = compile_layout(layout, layers=LAYERS)
+    step_s = end_times(program, layout_durations(program, _arrays(times))).max()
+    last = max(backward_s + exchange_s / BUCKETS, backward_s / BUCKETS + exchange_s)
+    expected = accumulation * forward_s + (accumulation - 1) * backward_s + last
+    assert step_s == pytest.approx(expected, rel=1e-9)
+
+
+@given(layout=layouts(), zero=st.sampled_from([1, 2, 3]))
+@settings(deadline=None, max_examples=30)
+def test_sharding_among_one_changes_nothing(layout: Layout, zero: int) -> None:
+    alone = replace(layout, dp=1, zero=0)
+    sharded = replace(alone, zero=zero if alone.pp == 1 else 1)
+    first, second = jobs_of(alone), jobs_of(sharded)
+    assert step_parts(first, truth()).total_s == pytest.approx(step_parts(second, truth()).total_s)
+    assert rank_memory(first, 0).tensor_bytes == pytest.approx(rank_memory(second, 0).tensor_bytes)
+    programs = [compile_layout(one, layers=MODEL.layers) for one in (alone, sharded)]
+    assert programs[0] == programs[1]
+
+
+@given(layout=layouts())
+def test_sharding_more_never_takes_more_memory(layout: Layout) -> None:
+    stages = range(layout.pp)
+    levels = (0, 1) if layout.pp > 1 else (0, 1, 2)
+    for stage in stages:
+        held = [
+            float(rank_memory(jobs_of(replace(layout, zero=zero)), stage).tensor_bytes[0])
+            for zero in levels
+        ]
+        assert held == sorted(held, reverse=True)

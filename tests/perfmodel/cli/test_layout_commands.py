@@ -1,0 +1,149 @@
+"""The commands about layouts: answers, exit codes, one-line complaints."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perfmodel.documents.layout import LayoutPredictionDocument, ParallelismPlanDocument
+from tests.perfmodel.cli.command import Run, complaint
+from tests.perfmodel.cost.large_samples import document
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 8192,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+}
+
+
+@pytest.fixture
+def inferred(tmp_path: Path) -> Path:
+    path = tmp_path / "inferred.json"
+    document().write(path)
+    return path
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA))
+    return path
+
+
+def test_a_layout_is_predicted_from_a_configuration(
+    run: Run, inferred: Path, config: Path, tmp_path: Path
+) -> None:
+    result = run(
+        *("predict", "--profile", inferred, "--model", config, "--device-memory", "40GiB"),
+        *("--layout", "dp=2 tp=2 pp=2 micro_batch=2 zero=1", "--batch", "32", "--json"),
+        *("--output", tmp_path / "answer.json", "--trace", tmp_path / "trace.json"),
+    )
+    assert result.exit_code == 0, result
+    answer = LayoutPredictionDocument.model_validate_json(result.stdout)
+    assert answer == LayoutPredictionDocument.read(tmp_path / "answer.json")
+    assert answer.trained.devices == 8
+    assert "accumulation=8" in answer.layout
+    assert answer.tokens_per_s.p50 == pytest.approx(32 * 4096 / answer.step_s.p50)
+    assert sum(answer.parts_s.model_dump().values()) == pytest.approx(answer.formula_step_s)
+    assert answer.simulated_step_s == pytest.approx(answer.formula_step_s, rel=0.06)
+    assert [stage.stage for stage in answer.memory] == [0, 1]
+    assert answer.fit_probability is not None
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == {0, 1}
+    spans = [event for event in events if event["ph"] == "X"]
+    assert max(e["ts"] + e["dur"] for e in spans) == pytest.approx(1e6 * answer.simulated_step_s)
+
+
+def test_the_table_says_evidence_and_caveats(run: Run, inferred: Path) -> None:
+    result = run(
+        *("predict", "--profile", inferred, "--model", "gpt2-xl", "--devices", "4096"),
+        *("--layout", "dp=4096 zero=3", "--devices-per-node", "8"),
+    )
+    assert result.exit_code == 0, result
+    assert "evidence inferred" in result.stdout
+    assert "caveat: no run used zero=3" in result.stdout
+    assert "caveat: 4096 devices, more than the 8 of any run" in result.stdout
+
+
+def test_a_cluster_is_searched(run: Run, inferred: Path, config: Path, tmp_path: Path) -> None:
+    flags = ("plan", "parallelism", "--profile", inferred, "--model", config)
+    size = ("--devices", "16", "--global-batch", "64", "--top", "3")
+    result = run(*flags, *size, "--output", tmp_path / "plan.json")
+    assert result.exit_code == 0, result
+    plan = ParallelismPlanDocument.read(tmp_path / "plan.json")
+    assert len(plan.ranked) == 3
+    assert f"{plan.num_feasible} layouts are possible" in result.stdout
+    assert json.loads(run(*flags, *size, "--json").stdout)["ranked"][0]["rank"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("--layout", "tp=3", "--model", "gpt2-xl"), 3, "tp must divide the 25 heads"),
+        (("--layout", "pp=5", "--model", "gpt2-xl"), 3, "must divide the 48 layers"),
+        (("--layout", "dp=4", "--model", "gpt2-xl", "--devices", "8"), 3, "must be 8 devices"),
+        (("--layout", "dp=4", "--model", "gpt2-xl", "--batch", "6"), 3, "global batch"),
+        (("--layout", "micro_bach=2", "--model", "gpt2-xl"), 2, "did you mean micro_batch?"),
+        (("--layout", "recompute=half", "--model", "gpt2-xl"), 2, "none, selective, full"),
+        (("--layout", "schedule=gpipe pp=2 interleave=2", "--model", "gpt2"), 2, "schedule must"),
+        (("--layout", "dp=4", "--model", "gpt3-157b"), 2, "did you mean gpt3-175b?"),
+        (("--layout", "dp=4"), 2, "must come with --model"),
+        (("--model", "gpt2"), 2, "must come with --layout"),
+        (("--device-memory", "80GiB"), 2, "must come with --layout"),
+        (("--layout", "dp=4", "--model", "gpt2", "--csv"), 2, "excludes --csv"),
+        (("--layout", "dp=4", "--model", "gpt2", "--device-memory", "80"), 2, "--device-memory"),
+        (("--layout", "dp=4", "--model", "gpt2", "--devices", "4,8"), 2, "must be one count"),
+        (("--layout", "dp=4", "--model", "missing/config.json"), 2, "cannot be read"),
+        (
+            ("--layout", "dp=2 accumulation=3", "--model", "gpt2", "--batch", "8"),
+            2,
+            "give one of the two",
+        ),
+    ],
+)
+def test_nonsense_is_one_line(
+    run: Run, inferred: Path, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    assert said in complaint(run("predict", "--profile", inferred, *arguments), code)
+
+
+def test_profiles_of_the_other_kind_are_told_apart(run: Run, stored: Path, inferred: Path) -> None:
+    wrong = run("predict", "--profile", stored, "--layout", "dp=2", "--model", "gpt2")
+    assert "calibration from runs" in complaint(wrong, 5)
+    assert "--layout" in complaint(run("predict", "--profile", inferred), 5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model_type": "mixtral"}, "must have no experts"),
+        ({"model_type": "bert"}, "model_type: must be one of"),
+        ({"head_dim": 128}, "head_dim x num_attention_heads"),
+    ],
+)
+def test_models_outside_the_closed_forms_are_refused(
+    run: Run, inferred: Path, config: Path, changes: dict[str, object], said: str
+) -> None:
+    config.write_text(json.dumps(LLAMA | changes))
+    result = run("predict", "--profile", inferred, "--layout", "dp=2", "--model", config)
+    assert said in complaint(result, 2)
+
+
+def test_no_torch_is_needed(inferred: Path, config: Path) -> None:
+    code = (
+        "import sys; from perfmodel.cli.app import main\n"
+        "try: main()\n"
+        "finally: assert 'torch' not in sys.modules"
+    )
+    command = (sys.executable, "-c", code, "predict", "--profile", str(inferred))
+    done = subprocess.run(
+        (*command, "--model", str(config), "--layout", "dp=2"), check=False, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr

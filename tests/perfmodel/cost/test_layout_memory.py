@@ -1,0 +1,119 @@
+"""Memory of a rank: sums by hand, and a traced step as the second opinion."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perfmodel.cost.jobs import Jobs, jobs_from
+from perfmodel.cost.layout_memory import (
+    MIXED,
+    SINGLE,
+    fit_probability,
+    fullest_bytes,
+    needed_bytes,
+    rank_memory,
+)
+from perfmodel.parallelism.layout import Layout, Recompute, parse_layout
+from perfmodel.workload.step import StepMethod
+from perfmodel.workload.transformer import Transformer, gpt
+from perfmodel.workload.transformers import TRANSFORMERS
+
+SMALL = gpt(layers=4, hidden=256, heads=4, vocabulary=2048)
+
+
+def jobs_of(layout: Layout, *, model: Transformer = SMALL, sequence: int = 128) -> Jobs:
+    return jobs_from([(model, layout)], sequence=sequence, devices_per_node=8)
+
+
+def test_states_by_hand() -> None:
+    """2 + 4 + 12 bytes for each of 4 x 12 x 256^2 + 2048 x 256 parameters, in halves by tp."""
+    parameters = 4 * 12 * 256**2 + 2048 * 256
+    found = rank_memory(jobs_of(Layout(tp=2, dp=4, zero=1)), 0)
+    assert found.parameters_bytes[0] == 2 * parameters / 2
+    assert found.gradients_bytes[0] == 4 * parameters / 2
+    assert found.optimizer_bytes[0] == 12 * parameters / 2 / 4
+
+
+def test_activations_by_hand() -> None:
+    """34 bytes per token and unit without its 2 bytes of masks (arXiv 2205.05198): 16 elements."""
+    layout = Layout(micro_batch=2, pp=4, dp=2, accumulation=8)
+    kept = rank_memory(jobs_of(layout), 1).activations_bytes[0]
+    assert kept == 3 * 1 * (2 * 128) * 256 * 16 * 2  # 3 micro-batches in flight, 1 layer each
+    whole = replace(layout, recompute=Recompute.FULL)
+    again = rank_memory(jobs_of(whole), 1).activations_bytes[0]
+    assert again == 3 * (2 * 128) * 256 * 2 + (2 * 128) * 256 * 16 * 2
+
+
+def test_tensor_parallelism_divides_what_it_can() -> None:
+    plain = rank_memory(jobs_of(Layout(dp=2)), 0).activations_bytes[0]
+    split = rank_memory(jobs_of(Layout(dp=2, tp=4)), 0).activations_bytes[0]
+    sequence = replace(Layout(dp=2, tp=4), sequence_parallel=True)
+    assert split == plain * (4 + 12 / 4) / 16
+    assert rank_memory(jobs_of(sequence), 0).activations_bytes[0] == plain / 4
+
+
+def test_fully_sharded_parameters_are_whole_for_two_layers() -> None:
+    layer = 12 * 256**2
+    found = rank_memory(jobs_of(Layout(dp=8, zero=3)), 0)
+    parameters = 4 * layer + 2048 * 256
+    assert found.parameters_bytes[0] == MIXED.parameter * (parameters / 8 + 2 * layer)
+
+
+def test_gpt3_fits_where_it_was_trained() -> None:
+    """Narayanan 2021, table 1: 175B on 96 and more A100 of 80 GB at tp 8 with pipeline 12, full recompute."""
+    layout = parse_layout("tp=8 pp=12 accumulation=128 recompute=full")
+    jobs = jobs_of(layout, model=TRANSFORMERS["gpt3-175b"].shape, sequence=2048)
+    tensors = fullest_bytes(jobs)
+    assert fit_probability(tensors, 80 * 2**30)[0] > 0.95
+    assert fit_probability(tensors, 32 * 2**30)[0] < 0.5
+    assert fit_probability(tensors, float(needed_bytes(tensors)[0]))[0] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("checkpointing", "recompute", "off"),
+    [("none", Recompute.NONE, 0.02), ("per-block", Recompute.FULL, 0.08)],
+)
+@pytest.mark.parametrize("micro_batch", [4, 32])
+def test_a_traced_step_says_the_same(
+    tmp_path: Path, micro_batch: int, checkpointing: str, recompute: Recompute, off: float
+) -> None:
+    """GPT without dropout in single precision; gradients of activations are not in the formula."""
+    from perfmodel.tracing.huggingface import huggingface_source  # noqa: PLC0415 - torch
+    from perfmodel.tracing.source import SampleSize  # noqa: PLC0415
+    from perfmodel.tracing.trace import trace_model  # noqa: PLC0415
+
+    config = {
+        "model_type": "gpt2",
+        "n_embd": 256,
+        "n_layer": 4,
+        "n_head": 4,
+        "vocab_size": 2048,
+        "n_positions": 128,
+        "resid_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "activation_function": "gelu",
+    }
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    source = huggingface_source(path, SampleSize(sequence_length=128))
+    method = StepMethod(
+        optimizer="adamw",
+        optimizer_implementation="fused",
+        precision="fp32",
+        checkpointing=checkpointing,
+        device_kind="cpu",
+    )
+    traced = trace_model(source, method, micro_batch=micro_batch)
+    assert traced.memory is not None
+    layout = Layout(micro_batch=micro_batch, recompute=recompute)
+    closed = fullest_bytes(jobs_of(layout), SINGLE)[0]
+    assert closed == pytest.approx(traced.memory.peak_bytes(micro_batch), rel=off)
+
+
+def test_memory_is_a_column_like_any_other() -> None:
+    one = jobs_of(Layout(dp=2))
+    both = fullest_bytes(one.take(np.array([0, 0])))
+    assert both == pytest.approx(fullest_bytes(one)[[0, 0]])

@@ -1,0 +1,161 @@
+"""All-reduces over tiers: sums by hand, and what must hold on every cluster."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.cost.levels import PricedLevel, all_reduce_s, binding, broadcast_s, occupancy
+from perfmodel.topology.cluster import Cluster, Tier
+
+MS = 1e-3
+LIBRARIES = st.sampled_from(["gloo", "nccl"])
+
+
+def priced(cluster: Cluster, num_devices: int) -> list[PricedLevel]:
+    def transfer(bytes_per_s: float, size: float) -> np.ndarray:
+        return np.array([size / bytes_per_s])
+
+    return [
+        PricedLevel(
+            tier=level.tier,
+            members=level.members,
+            crossings=level.crossings,
+            latency_s=np.array([level.latency_s]),
+            transfer_s=lambda size, rate=level.bytes_per_s: transfer(rate, size),  # type: ignore[misc]
+        )
+        for level in cluster.levels(num_devices)
+    ]
+
+
+def time(cluster: Cluster, num_devices: int, size: float, library: str) -> float:
+    levels = priced(cluster, num_devices)
+    return float(all_reduce_s(levels, size, library=library)[0]) if levels else 0.0
+
+
+def tier(name: str, of: str, count: int, rate: float, latency_s: float) -> Tier:
+    return Tier(name=name, of=of, count=count, link_bytes_per_s=rate, latency_s=latency_s)
+
+
+#: Two nodes of four: 1 MB/s and 1 ms inside; a node sends 0.5 MB/s, 3 ms more between nodes.
+TWO_NODES = Cluster(
+    name="two nodes",
+    tiers=(tier("node", "device", 4, 1e6, MS), tier("fabric", "node", 2, 5e5, 3 * MS)),
+)
+
+
+def test_a_ring_waits_for_the_slowest_tier_in_every_message() -> None:
+    """8 ranks, 8 kB: 12 messages of latency 1 ms, 2 of 4 ms, and 14 of 1 kB at 0.5 MB/s: 48 ms."""
+    assert time(TWO_NODES, 8, 8000, "gloo") == pytest.approx(48 * MS)
+
+
+def test_a_hierarchy_sends_less_between_nodes() -> None:
+    """Inside: 6 messages of 2 kB, 6 * (1 + 2); between: 2 of 4 kB, 2 * (4 + 8); 42 ms in all.
+
+    The tree has 2 * (3 * 1 + 1 * 4) ms of latency and sends 16 kB at 0.368 of 0.5 MB/s: 101 ms.
+    """
+    assert time(TWO_NODES, 8, 8000, "nccl") == pytest.approx(42 * MS)
+    found = binding(priced(TWO_NODES, 8), 8000, library="nccl")
+    assert found == "fabric (bandwidth, hierarchical of 2)"
+
+
+def test_links_of_a_hierarchy_are_busy_one_after_the_other() -> None:
+    """Of 42 ms the links inside are busy for 6 * 2 ms, those between for 2 * 8 ms."""
+    found = occupancy(priced(TWO_NODES, 8), 8000, library="nccl")
+    assert found == pytest.approx({"node": 12 / 42, "fabric": 16 / 42})
+
+
+def test_a_tree_wins_by_latency() -> None:
+    """1 B: 2 * (3 * 1 + 1 * 4) = 14 ms; the ring's latencies are 20 ms, the hierarchy's 14 ms too."""
+    chain = Cluster(
+        name="chain",
+        tiers=(tier("node", "device", 2, 1e6, MS), tier("fabric", "node", 64, 1e6, MS)),
+    )
+    assert time(chain, 128, 1, "nccl") == pytest.approx(2 * (1 + 6 * 2) * MS, rel=1e-3)
+
+
+def test_a_broadcast_doubles_in_every_tier() -> None:
+    """1 kB: 2 rounds of 1 + 1 ms inside, 1 of 4 + 2 ms between."""
+    assert float(broadcast_s(priced(TWO_NODES, 8), 1000)[0]) == pytest.approx(10 * MS)
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> Cluster:
+    tiers, inner = [], "device"
+    for name in ("node", "pod", "site")[: draw(st.integers(1, 3))]:
+        tiers.append(
+            tier(
+                name,
+                inner,
+                draw(st.integers(1, 9)),
+                draw(st.floats(1e5, 1e12)),
+                draw(st.floats(0, 1e-2)),
+            )
+        )
+        inner = name
+    return Cluster(name="any", tiers=tuple(tiers))
+
+
+@settings(max_examples=80, deadline=None)
+@given(cluster=clusters(), size=st.floats(1, 1e10), library=LIBRARIES, data=st.data())
+def test_more_devices_slower_links_and_longer_ways_never_help(
+    cluster: Cluster, size: float, library: str, data: st.DataObject
+) -> None:
+    n = data.draw(st.integers(1, cluster.num_devices))
+    base_s = time(cluster, n, size, library)
+    more = data.draw(st.integers(n, cluster.num_devices))
+    assert time(cluster, more, size, library) >= base_s * (1 - 1e-9)
+    assert time(cluster, n, size * 2, library) >= base_s * (1 - 1e-9)
+    place = data.draw(st.integers(0, len(cluster.tiers) - 1))
+    old = cluster.tiers[place]
+    for worse in (
+        dataclasses.replace(old, link_bytes_per_s=old.link_bytes_per_s / 2),
+        dataclasses.replace(old, latency_s=old.latency_s + 1e-4),
+        dataclasses.replace(old, oversubscription=2.0),
+    ):
+        tiers = (*cluster.tiers[:place], worse, *cluster.tiers[place + 1 :])
+        slower = dataclasses.replace(cluster, tiers=tiers)
+        assert time(slower, n, size, library) >= base_s * (1 - 1e-9)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    counts=st.tuples(st.integers(1, 16), st.integers(1, 16)),
+    rates=st.tuples(st.floats(1e5, 1e12), st.floats(1e5, 1e13)),
+    latencies_s=st.tuples(st.floats(0, 1e-2), st.floats(0, 1e-2)),
+    size=st.floats(1, 1e10),
+)
+def test_one_more_tier_in_between_never_helps(
+    counts: tuple[int, int],
+    rates: tuple[float, float],
+    latencies_s: tuple[float, float],
+    size: float,
+) -> None:
+    """The same ring through the same links, with a switch and uplinks of any rate on its way."""
+    (inner, outer), (rate, uplink), (latency_s, more_s) = counts, rates, latencies_s
+    flat = Cluster(name="flat", tiers=(tier("room", "device", inner * outer, rate, latency_s),))
+    split = Cluster(
+        name="split",
+        tiers=(
+            tier("rack", "device", inner, rate, latency_s),
+            tier("room", "rack", outer, uplink, more_s),
+        ),
+    )
+    n = inner * outer
+    assert time(split, n, size, "gloo") >= time(flat, n, size, "gloo") * (1 - 1e-9)
+
+
+@given(cluster=clusters(), size=st.floats(1, 1e10))
+def test_every_tier_carries_its_part_of_the_bytes(cluster: Cluster, size: float) -> None:
+    """Without latency a hierarchy takes the sum over the tiers of 2 (m - 1) / m of the array."""
+    levels = cluster.levels(cluster.num_devices)
+    free = [
+        dataclasses.replace(level, latency_s=np.zeros(1))
+        for level in priced(cluster, cluster.num_devices)
+    ]
+    if len(free) < 2:
+        return
+    whole_s = sum(2 * (lv.members - 1) / lv.members * size / lv.bytes_per_s for lv in levels)
+    assert float(all_reduce_s(free, size, library="nccl")[0]) <= whole_s * (1 + 1e-9)

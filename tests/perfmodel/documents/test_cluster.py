@@ -1,0 +1,96 @@
+"""Cluster files: the examples, the way back, and what does not add up."""
+
+from pathlib import Path
+
+import pytest
+
+from perfmodel.documents.cluster import cluster_text, read_cluster
+from perfmodel.errors import InvalidDocument
+
+EXAMPLES = sorted((Path(__file__).parents[3] / "docs" / "clusters").glob("*.toml"))
+GOOD = """
+schema_version = 1
+name = "small"
+devices = 16
+
+[[tier]]
+name = "node"
+of = "device"
+count = 8
+bandwidth = "100GB/s"
+latency = "1us"
+source = "test"
+
+[[tier]]
+name = "fabric"
+of = "node"
+count = 2
+bandwidth = "100Gb/s"
+latency = "5us"
+source = "test"
+"""
+
+
+def read(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(text, encoding="utf-8")
+    read_cluster(path)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_examples_are_read_and_written_back_the_same(path: Path, tmp_path: Path) -> None:
+    found = read_cluster(path)
+    assert all(tier.source for tier in found.tiers)
+    copy = tmp_path / "copy.toml"
+    copy.write_text(cluster_text(found), encoding="utf-8")
+    assert read_cluster(copy) == found
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) >= 5
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("devices = 16", "devices = 24", r"product of all counts \(8 x 2 = 16\), got 24"),
+        (
+            'of = "node"',
+            'of = "rack"',
+            "tier fabric: of must be device or another tier, got 'rack'",
+        ),
+        ('of = "device"', 'of = "fabric"', "a cycle of node, fabric"),
+        ('of = "node"', 'of = "device"', "only one tier may join each device, got node, fabric"),
+        ('"100GB/s"', '"0GB/s"', "tier.0.bandwidth: .*greater than 0"),
+        ('"100GB/s"', "100", "must be text with a unit"),
+        ('"1us"', '"1 fortnight"', "unit of '1 fortnight' must be one of"),
+        ("count = 8", "count = 0", "tier.0.count: .*greater than 0"),
+        ("count = 8", "count = 8\nspeed = 3", "tier.0.speed: Extra inputs"),
+        ('source = "test"', "", "tier.0.source: Field required"),
+        ("schema_version = 1", "schema_version = 2", "schema_version: Input should be 1"),
+        ("name =", "name ", "cluster file cannot be read"),
+        ('name = "fabric"', 'name = "node"', "must have different names"),
+    ],
+)
+def test_files_that_do_not_add_up_are_refused(
+    old: str, new: str, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidDocument, match=message):
+        read(tmp_path, GOOD.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("[[override]]\nfactor = 0.5", "must name a device, or a tier and a member"),
+        ('[[override]]\ntier = "x"\nmember = 0\nfactor = 0.5', "tier must be one of node, fabric"),
+        ('[[override]]\ntier = "fabric"\nmember = 2\nfactor = 0.5', "must be below 2, got 2"),
+        ('[[override]]\ntier = "fabric"\nmember = 1\nfactor = 2.0', "factor must be > 0 and <= 1"),
+        ("[[override]]\ndevice = 3\nfactor = 0.5", "must be >= 1, got 0.5"),
+        ('[[traffic]]\ntier = "fabric"', "a bandwidth or a number of jobs"),
+        ('[[traffic]]\ntier = "fabric"\nbandwidth = "100Gb/s"', "must leave something"),
+    ],
+)
+def test_what_ifs_that_make_no_sense_are_refused(more: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidDocument, match=message):
+        read(tmp_path, GOOD + more)

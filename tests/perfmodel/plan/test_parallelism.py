@@ -1,0 +1,132 @@
+"""The search over layouts: complete, ranked as single predictions are, honest about ties."""
+
+import numpy as np
+import pytest
+
+from perfmodel.cost.layout_memory import fit_probability, fullest_bytes
+from perfmodel.cost.memory import FITS_ABOVE
+from perfmodel.documents.layout import ParallelismPlanDocument
+from perfmodel.errors import NotFeasible
+from perfmodel.parallelism.layout import Layout, impossible, parse_layout
+from perfmodel.parallelism.layouts import Space, feasible_layouts
+from perfmodel.plan.parallelism import Request, against_first, plan_parallelism
+from perfmodel.predict_layout import (
+    InferredMachine,
+    Training,
+    inferred_machine,
+    layout_jobs,
+    predict_layout,
+)
+from perfmodel.workload.transformers import NamedTransformer
+from tests.perfmodel.cost.large_samples import MODEL, document
+
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def machine() -> InferredMachine:
+    return inferred_machine(document())
+
+
+def training(*, devices: int = 8, global_batch: int = 16) -> Training:
+    return Training(
+        model=NamedTransformer(name="gpt-1.3b", shape=MODEL, sequence=1024),
+        devices=devices,
+        devices_per_node=8,
+        global_batch=global_batch,
+    )
+
+
+SMALL = Space(layers=4, heads=4, sequence=64, devices=4, global_batch=4, interleave=2)
+
+
+def test_every_layout_of_a_small_space_is_found_once() -> None:
+    """Brute force over all numbers, with the rules of one layout."""
+    found = feasible_layouts(SMALL)
+    layouts = [found.layout(index) for index in range(len(found))]
+    assert len(set(layouts)) == len(layouts)
+    expected = {
+        Layout(
+            dp=4 // (tp * pp * cp),
+            tp=tp,
+            pp=pp,
+            cp=cp,
+            zero=zero,
+            micro_batch=micro_batch,
+            accumulation=4 // (4 // (tp * pp * cp)) // micro_batch,
+            recompute=recompute,
+            interleave=interleave,
+            sequence_parallel=tp > 1,
+        )
+        for tp in (1, 2, 4)
+        for pp in (1, 2, 4)
+        for cp in (1, 2, 4)
+        if tp * pp * cp in (1, 2, 4)
+        for micro_batch in (1, 2, 4)
+        if (4 // (4 // (tp * pp * cp))) % micro_batch == 0
+        for zero in ((0, 1) if pp > 1 else (0, 1, 2, 3))
+        if zero == 0 or (4 // (tp * pp)) > 1
+        for recompute in {layout.recompute for layout in layouts}
+        for interleave in ((1, 2) if pp > 1 else (1,))
+        if interleave == 1 or 4 // (4 // (tp * pp * cp)) // micro_batch % pp == 0
+        if 4 % (pp * interleave) == 0
+    }
+    assert set(layouts) == expected
+    for layout in layouts:
+        assert impossible(layout, layers=4, heads=4, world_size=4, sequence=64) is None
+        assert layout.global_batch == 4
+
+
+def test_the_best_of_a_search_is_the_best_of_single_predictions(machine: InferredMachine) -> None:
+    request = Request(training=training(), capacity_bytes=40 * GIB, top=5)
+    plan = plan_parallelism(machine, request, argv=())
+    found = feasible_layouts(Space(layers=24, heads=16, sequence=1024, devices=8, global_batch=16))
+    assert plan.num_feasible == len(found)
+    times = {}
+    for index in range(len(found)):
+        jobs = layout_jobs(request.training, found.layout(index))
+        if fit_probability(fullest_bytes(jobs), 40 * GIB)[0] >= FITS_ABOVE:
+            times[str(found.layout(index))] = float(machine.model.predict(jobs).median_s[0])
+    assert plan.num_fitting == len(times)
+    ordered = sorted(times.values())[:5]
+    assert [entry.step_s.p50 for entry in plan.ranked] == pytest.approx(ordered)
+    first = plan.ranked[0]
+    alone, _ = predict_layout(machine, request.training, parse_layout(first.layout), argv=())
+    assert alone.step_s.p50 == pytest.approx(first.step_s.p50)
+    assert alone.mfu.p50 == pytest.approx(first.mfu)
+
+
+def test_losers_say_in_which_term_and_ties_share_the_first_rank(machine: InferredMachine) -> None:
+    request = Request(training=training(), capacity_bytes=40 * GIB, top=200)
+    plan = plan_parallelism(machine, request, argv=())
+    first = plan.ranked[0]
+    assert (first.rank, first.ties, first.loses_in) == (1, True, "")
+    losers = [entry for entry in plan.ranked if not entry.ties]
+    assert losers
+    assert {entry.rank for entry in plan.ranked if entry.ties} == {1}
+    for entry in losers:
+        assert entry.rank > 1
+        assert entry.slower_probability > 0.95
+        assert entry.loses_in
+    again = ParallelismPlanDocument.model_validate_json(plan.model_dump_json())
+    assert again == plan
+
+
+def test_shared_doubt_cancels_between_neighbours(machine: InferredMachine) -> None:
+    """The ratio of a layout to itself is certain, however wide its interval."""
+    jobs = layout_jobs(training(), parse_layout("dp=8 accumulation=2"))
+    twice = jobs.take(np.array([0, 0]))
+    found = machine.model.predict(twice)
+    assert found.upper_s[0] > 1.05 * found.lower_s[0]
+    slower, ties = against_first(machine.model, twice, found)
+    assert slower[1] == pytest.approx(0.5)
+    assert ties.all()
+
+
+def test_nothing_fits_or_nothing_is_possible(machine: InferredMachine) -> None:
+    with pytest.raises(NotFeasible, match=r"none of .* layouts fits into 2 GiB"):
+        plan_parallelism(machine, Request(training=training(), capacity_bytes=2 * GIB), argv=())
+    with pytest.raises(NotFeasible, match="7 cannot be split"):
+        plan_parallelism(
+            machine, Request(training=training(devices=7), capacity_bytes=80 * GIB), argv=()
+        )
