@@ -66,7 +66,7 @@ def caveats(
     largest = max(point.setting.world_size for point in points)
     if profile.rescaling is not None:
         found += profile.rescaling.notes
-        found += profile.rescaling.notes_on_groups if largest > 1 else ()
+        found += profile.rescaling.notes_on_groups if largest > 1 and cluster is None else ()
     if largest > profile.max_world_size:
         found.append(_beyond(profile, largest, cluster))
     if cluster is not None and profile.num_nodes > 1 and profile.ranks_per_node > 1:

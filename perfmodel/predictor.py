@@ -12,6 +12,7 @@ from perfmodel import checks
 from perfmodel.algebra.fluid import end_times_with_interference
 from perfmodel.cost.curve import Samples
 from perfmodel.cost.model import CostModel, borrowed_profile
+from perfmodel.cost.rescaling import whole_steps_refused
 from perfmodel.cost.terms import Terms
 from perfmodel.cost.traced import traced_profile
 from perfmodel.documents.prediction import Interval, PredictedPoint
@@ -113,7 +114,8 @@ class Predictor:
             traced although the device is not the calibrated one.
         """
         if self.profile.rescaling is not None and trace is None:
-            raise UsageError(_needs_trace(workload, self.profile))
+            name = workload if isinstance(workload, str) else workload.name
+            raise whole_steps_refused(name, self.profile.device_name)
         name = workload if isinstance(workload, str) else workload.name
         calibrated = self.profile.workload(name)
         if calibrated is not None:
@@ -267,14 +269,6 @@ def _largest_all_reduce(program: StepProgram) -> Bytes:
     """0 if there is none. [B]"""
     sizes = (o.size_bytes for o in program.operations if o.cause is Cause.ALL_REDUCE)
     return max(sizes, default=0)
-
-
-def _needs_trace(workload: str | Workload, profile: ProfileDocument) -> str:
-    name = workload if isinstance(workload, str) else workload.name
-    return (
-        f"--workload: must be a traced workload file on {profile.device_name}, got {name!r}: whole steps "
-        f"of another device cannot be scaled; perfmodel trace {name}, then give its file"
-    )
 
 
 def _refuse_other_machine(profile: ProfileDocument, validation: ValidationDocument | None) -> None:

@@ -62,6 +62,14 @@ def rescaled_stream_s(time_s: Seconds, rescaling: Rescaling, *, num_tensors: int
     return start_s + (time_s - start_s) * ratio
 
 
+def whole_steps_refused(workload: str, device: str) -> UsageError:
+    """What to say where a workload was not traced: nothing tells what binds a whole step."""
+    return UsageError(
+        f"--workload: must be a traced workload file on {device}, got {workload!r}: whole steps of another "
+        f"device cannot be scaled; perfmodel trace {workload}, then give its file"
+    )
+
+
 def _bound_s(operator: Operator, moved_bytes: float, rates: DeviceRates) -> Seconds:
     return max(_products_s(operator, rates), moved_bytes / rates.bytes_per_s)
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfmodel.context import caveats
 from perfmodel.cost.operators import OperatorPrices
 from perfmodel.cost.rescaling import rescaled_s
 from perfmodel.documents.catalogue import DataSheet
@@ -14,7 +15,7 @@ from perfmodel.documents.profile import DeviceRates, OperatorProfile, ProfileDoc
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.hardware.catalogue import find_device, shipped_catalogue
 from perfmodel.hardware.rescale import BETWEEN_GPUS_LOG_ERROR, rescaled_profile
-from perfmodel.predictor import Predictor, caveats, scaled_settings
+from perfmodel.predictor import Predictor, scaled_settings
 from perfmodel.workload.operator import Operator, Phase, TensorSpec
 from tests.perfmodel.operators import (
     BYTES_PER_S,
