@@ -4,7 +4,9 @@ Penalised least squares in log memory over one factor per part, with a heavy-tai
 Gaussian process over layouts, as for step times.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -14,13 +16,31 @@ from scipy.stats import norm
 
 from perfmodel.cost.discrepancy import Discrepancy, condition
 from perfmodel.cost.jobs import Column, Jobs
+from perfmodel.cost.latents import Prior
 from perfmodel.cost.layout_fit import MINIMUM_RUNS, fit_spreads, heavy_tailed, trust_in
-from perfmodel.cost.rank_memory import MEMORY_PRIORS, rank_parts
+from perfmodel.cost.layout_memory import in_flight, rank_memory
 from perfmodel.errors import NotFeasible
+from perfmodel.workload.transformer import HALF_BYTES
 
 _LOG_SIGMA: Final = 0.05
 """Scatter of printed peaks around the formula, log."""
 _Z90: Final = float(norm.ppf(0.95))
+
+#: Factor on every part, and the bytes of the framework itself.
+MEMORY_PRIORS: Final[Mapping[str, Prior]] = MappingProxyType(
+    {
+        "parameters": Prior(median=1.0, log_sigma=0.3, meaning="16-bit parameters"),
+        "gradients": Prior(median=1.0, log_sigma=0.3, meaning="32-bit gradients"),
+        "optimizer": Prior(median=1.0, log_sigma=0.3, meaning="optimizer states"),
+        "activations": Prior(median=1.0, log_sigma=0.5, meaning="what layers keep for backward"),
+        "logits": Prior(median=1.0, log_sigma=0.5, meaning="output head and loss"),
+        "undivided": Prior(
+            median=2.0, log_sigma=1.0, meaning="whole tensors per micro-batch in flight"
+        ),
+        "head": Prior(median=10.0, log_sigma=1.0, meaning="whole tensors around the output head"),
+        "context": Prior(median=0.5 * 2**30, log_sigma=1.0, meaning="framework and libraries [B]"),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -83,6 +103,26 @@ def infer_memory(jobs: Jobs, peak_bytes: Column) -> InferredMemory:
         discrepancy=discrepancy,
         widening=_widening(discrepancy, trust),
     )
+
+
+def rank_parts(jobs: Jobs) -> dict[str, Column]:
+    """Parts of the rank that logs print, by the names of ``MEMORY_PRIORS``; the context is 1 B. [B]
+
+    That is rank 0 in the first stage, which keeps most micro-batches in flight.
+    """
+    first = rank_memory(jobs, 0)
+    whole = HALF_BYTES * jobs.tokens * jobs.hidden
+    alone = jobs.pp == 1
+    return {
+        "parameters": first.parameters_bytes,
+        "gradients": first.gradients_bytes,
+        "optimizer": first.optimizer_bytes,
+        "activations": first.activations_bytes,
+        "logits": first.logits_bytes,
+        "undivided": np.where(alone, 0.0, in_flight(jobs, 0) * whole),
+        "head": np.where(alone, whole, 0.0),
+        "context": np.ones(len(jobs)),
+    }
 
 
 def _widening(discrepancy: Discrepancy, trust: Column) -> float:

@@ -137,24 +137,50 @@ def _is_plain(entry: ComparedSpeedup) -> bool:
 
 
 def _speed(benchmarks: dict[str, Any]) -> Iterator[str]:
-    """One line per target, from the medians of the samples."""
-    simulation, algebra = benchmarks["engine"]["simulation"], benchmarks["engine"]["algebra"]
+    """One row per benchmark, from the medians of the samples."""
+    engine, layouts = benchmarks["engine"], benchmarks["layouts"]
+    simulation, algebra, folded = engine["simulation"], engine["algebra"], engine["folded_16384"]
     processes = benchmarks["processes"]
     slowest = max(
         (entry for name, entry in processes.items() if "predict" in name),
         key=lambda entry: float(entry["median_wall_s"]),
     )
+    plan = next(entry for name, entry in processes.items() if "plan options" in name)
+    prediction, search = layouts["prediction"], layouts["search"]
+    yield "| speed (`make bench`) | median |"
+    yield "|---|---|"
     shape = f"{simulation['num_ranks']:,} ranks of {simulation['num_operations']} operations"
-    yield (
-        f"Speed (`make bench`): {shape} are simulated in "
-        f"{format_duration(simulation['expanded']['median_wall_s'])}, folded in "
-        f"{format_duration(simulation['folded']['median_wall_s'])}; the algebra evaluates "
-        f"{algebra['evaluations_per_s'] / 1e6:.1f} million steps of {algebra['num_operations']} "
-        f"operations per second; `perfmodel --help` takes "
-        f"{format_duration(processes['perfmodel --help']['median_wall_s'])}, `perfmodel predict` "
-        f"to 1,024 devices {format_duration(slowest['median_wall_s'])} and "
-        f"{format_bytes(slowest['median_peak_rss_bytes'])}."
-    )
+    rows = {
+        f"{shape}, all simulated": _time(simulation["expanded"]),
+        "the same, while compute and communication slow each other": _time(
+            simulation["expanded_with_interference"]
+        ),
+        "the same, folded into one rank": _time(simulation["folded"]),
+        f"{folded['num_ranks']:,} ranks of {folded['num_operations']} operations on a cluster, folded": (
+            f"{_time(folded['steps'])}, and {_time(folded['pricing'])} to price its collectives"
+        ),
+        f"algebra, steps of {algebra['num_operations']} operations": (
+            f"{algebra['evaluations_per_s'] / 1e6:.1f} million per second"
+        ),
+        f"sweep of {engine['sweep']['num_settings']:,} settings": _time(engine["sweep"]["steps"]),
+        f"GPT-3 on {prediction['num_devices']:,} devices, {prediction['num_operations']:,} operations": (
+            f"{_time(prediction['simulated'])} simulated, {_time(prediction['predicted'])} predicted"
+        ),
+        f"search of all {search['num_layouts']:,} layouts of 70B on {search['num_devices']} devices": (
+            f"{_time(search['search'])}; closed form alone {search['layouts_per_s']:,.0f} per second"
+        ),
+        "`perfmodel plan options`, 100,000 candidates": _time(plan),
+        "`perfmodel --help`": _time(processes["perfmodel --help"]),
+        "`perfmodel predict` to 1,024 devices": (
+            f"{_time(slowest)}, {format_bytes(slowest['median_peak_rss_bytes'])}"
+        ),
+    }
+    for name, found in rows.items():
+        yield f"| {name} | {found} |"
+
+
+def _time(entry: dict[str, Any]) -> str:
+    return format_duration(entry["median_wall_s"])
 
 
 def _interval(values: Interval) -> str:

@@ -5,32 +5,24 @@ import pytest
 
 from perfmodel.cost.jobs import jobs_from
 from perfmodel.cost.latents import medians
-from perfmodel.cost.memory_fit import infer_memory
-from perfmodel.cost.rank_memory import MEMORY_PRIORS, rank_parts
+from perfmodel.cost.layout_memory import rank_memory
+from perfmodel.cost.memory_fit import MEMORY_PRIORS, infer_memory, rank_parts
 from perfmodel.errors import NotFeasible
 from perfmodel.parallelism.layout import Layout
 from tests.perfmodel.cost.large_samples import MODEL, some_jobs
 
 
-def test_parts_of_one_device_and_of_eight_shards_by_hand() -> None:
-    layouts = [Layout(micro_batch=2), Layout(dp=8, zero=1, micro_batch=2)]
+def test_parts_are_those_of_the_first_stage_and_whole_tensors_beside() -> None:
+    layouts = [Layout(dp=8, zero=1, micro_batch=2), Layout(pp=4, accumulation=2)]
     jobs = jobs_from([(MODEL, x) for x in layouts], sequence=1024, devices_per_node=8)
     parts = rank_parts(jobs)
-    held = MODEL.parameters
-    assert parts["parameters"] == pytest.approx([2 * held, 2 * held])
-    assert parts["gradients"] == pytest.approx([4 * held, 4 * held])
-    assert parts["optimizer"] == pytest.approx([12 * held, 12 * held / 8])
-    assert parts["activations"] == pytest.approx([24 * 34 * 2048 * 2048] * 2)
-    assert parts["logits"] == pytest.approx([10 * 2048 * 51_200] * 2)
-
-
-def test_a_pipeline_keeps_micro_batches_in_flight_but_never_more_than_there_are() -> None:
-    layouts = [Layout(pp=4, accumulation=8), Layout(pp=4, accumulation=2)]
-    jobs = jobs_from([(MODEL, x) for x in layouts], sequence=1024, devices_per_node=8)
-    parts = rank_parts(jobs)
-    assert parts["activations"][0] == pytest.approx(24 * 34 * 1024 * 2048)
-    assert parts["activations"][1] == pytest.approx(parts["activations"][0] / 2)
-    assert parts["logits"] == pytest.approx([0, 0])
+    first = rank_memory(jobs, 0)
+    assert parts["activations"] == pytest.approx(first.activations_bytes)
+    assert parts["optimizer"][0] == pytest.approx(12 * MODEL.parameters / 8)
+    assert parts["logits"][1] == 0
+    assert parts["head"] == pytest.approx([2 * 2048 * 2048, 0])
+    # Two micro-batches are all there are, though the first of four stages could keep four.
+    assert parts["undivided"] == pytest.approx([0, 2 * 2 * 1024 * 2048])
 
 
 def test_factors_of_unseen_jobs_are_recovered() -> None:
