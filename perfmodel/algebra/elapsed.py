@@ -25,7 +25,8 @@ def elapsed_moments(
 ) -> tuple[FloatArray, FloatArray]:
     """Mean and standard deviation of the time from start to end; arrays broadcast. [s]
 
-    The mean is Daly's complete model, see ``algebra.goodput.expected_elapsed_s``.
+    The mean is Daly's complete model, see ``algebra.goodput.expected_elapsed_s``. Infinite, or not a
+    number, where it is beyond floating point.
 
     Parameters
     ----------
@@ -41,11 +42,13 @@ def elapsed_moments(
     mtbf = np.asarray(mtbf_s, dtype=np.float64)
     segments = np.maximum(1.0, np.ceil(work / interval - 1e-9))
     last = work - (segments - 1) * interval
-    mean_last, variance_last = _segment(last + write_s, mtbf, recovery_s)
-    mean_whole, variance_whole = _segment(interval + write_s, mtbf, recovery_s)
-    mean = mean_last + (segments - 1) * mean_whole
-    variance = variance_last + (segments - 1) * variance_whole
-    return mean, np.sqrt(np.maximum(0.0, variance))
+    # What fails far faster than it recovers takes longer than numbers reach.
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean_last, variance_last = _segment(last + write_s, mtbf, recovery_s)
+        mean_whole, variance_whole = _segment(interval + write_s, mtbf, recovery_s)
+        mean = mean_last + (segments - 1) * mean_whole
+        variance = variance_last + (segments - 1) * variance_whole
+        return mean, np.sqrt(np.maximum(0.0, variance))
 
 
 def _segment(

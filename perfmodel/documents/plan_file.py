@@ -3,7 +3,7 @@
 import datetime as dt
 import tomllib
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import (
     Discriminator,
@@ -97,6 +97,10 @@ class Failures(Record):
     restart_s: NonNegativeFloat = 0.0
 
 
+#: Sizes of one option; each is a candidate with every batch.
+MOST_COUNTS: Final = 1_000_000
+
+
 class CountRange(Record):
     """Device counts at even steps."""
 
@@ -108,6 +112,10 @@ class CountRange(Record):
     def _rises(self) -> Self:
         if self.last < self.first:
             raise ValueError(f"last must be >= first, got {self.last} and {self.first}")
+        if (self.last - self.first) // self.step >= MOST_COUNTS:
+            raise ValueError(
+                f"at most {MOST_COUNTS:,} counts, got {self.first} to {self.last} by {self.step}"
+            )
         return self
 
 

@@ -139,12 +139,17 @@ def refuse_hopeless(job: Job, *, rate_factor: float = 1.0) -> None:
 
 
 def _outlook(job: Job, rate_factor: float) -> tuple[float, float]:
-    """Share of the time that is kept, and stops, by the closed form without spares or maintenance."""
+    """Share of the time that is kept, and stops, by the closed form without spares."""
     causes = tuple(
         replace(cause, mtbf_device_s=cause.mtbf_device_s / rate_factor) for cause in job.causes
     )
     simple = replace(job, causes=causes, spares=None, maintenance_every_s=None)
-    return job.work_s / expected_elapsed_s(simple), expected_stops(simple)
+    elapsed_s, stops = expected_elapsed_s(simple), expected_stops(simple)
+    every_s = job.maintenance_every_s
+    if every_s is None:
+        return job.work_s / elapsed_s, stops
+    stretch = every_s / (every_s - job.planned_stop_s)
+    return job.work_s / (elapsed_s * stretch), stops * stretch + elapsed_s * stretch / every_s
 
 
 def _rate_factors(request: Request) -> list[float]:

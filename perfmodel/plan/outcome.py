@@ -17,6 +17,8 @@ from perfmodel.units import Seconds
 Counts: TypeAlias = NDArray[np.int64]
 
 HOUR_S: Final[Seconds] = 3600.0
+#: A thousand years: longer than anybody waits, and still a date. [s]
+NEVER_S: Final = 1000 * 365.25 * 24 * HOUR_S
 _WATTS_PER_KILOWATT: Final = 1000.0
 #: So many candidates are evaluated at once: their draws fit into a cache.
 _CHUNK: Final = 128
@@ -179,6 +181,16 @@ class _Course:
     expected_stops: Samples
 
 
+def _end_s(mean_s: Samples, spread_s: Samples, luck: Samples) -> Samples:
+    with np.errstate(invalid="ignore"):
+        return _at_most_never(mean_s + spread_s * luck)
+
+
+def _at_most_never(elapsed_s: Samples) -> Samples:
+    """Courses that hardly get on end never: far away, but finite. [s]"""
+    return np.minimum(np.where(np.isnan(elapsed_s), NEVER_S, elapsed_s), NEVER_S)
+
+
 def _course(plan: PlanFile, table: StepTable, counts: Counts, step_factor: float) -> _Course:
     steps = np.ceil(plan.work.total_samples / table.global_batches(counts))
     work_s = step_factor * steps[:, None] * table.step_s(counts)
@@ -199,7 +211,7 @@ def _course(plan: PlanFile, table: StepTable, counts: Counts, step_factor: float
     luck: Samples = np.random.default_rng(_SEED).standard_normal((work_s.shape[1],))
     luck[0] = 0.0
     return _Course(
-        elapsed_s=np.maximum(work_s, mean_s + spread_s * luck),
+        elapsed_s=np.maximum(work_s, _end_s(mean_s, spread_s, luck)),
         interval_s=interval_s,
-        expected_stops=mean_s[:, 0] / mtbf_s,
+        expected_stops=_at_most_never(mean_s[:, 0]) / mtbf_s,
     )

@@ -7,7 +7,7 @@ import numpy as np
 from perfmodel.cost.curve import Samples
 from perfmodel.documents.plan import PlanRow
 from perfmodel.documents.plan_file import Option, PlanFile
-from perfmodel.plan.outcome import HOUR_S, Outcome, hourly_price, setup_cost
+from perfmodel.plan.outcome import HOUR_S, NEVER_S, Outcome, hourly_price, setup_cost
 from perfmodel.units import format_duration
 
 
@@ -31,7 +31,9 @@ def nearest_reason(plan: PlanFile, row: PlanRow, found: Outcome, start: dt.date)
     )
     wanted = []
     end = start + dt.timedelta(days=int(np.ceil(needed_s / 86400)))
-    if end > limits.deadline:
+    if needed_s >= NEVER_S:
+        wanted.append("far fewer failures or faster recoveries: it hardly gets on")
+    elif end > limits.deadline:
         wanted.append(f"a deadline of {end}")
     if limits.budget is not None and needed_cost > limits.budget:
         wanted.append(f"a budget of {needed_cost:,.0f} {plan.currency}")

@@ -36,7 +36,7 @@ class Job:
     ------
     ValueError
         If a duration is negative or not finite, if work or interval are zero, if causes share a
-        name, or if maintenance lasts as long as its period.
+        name, or if a planned stop lasts as long as its period.
     """
 
     devices: int
@@ -71,10 +71,11 @@ class Job:
             at_least("spares", self.spares, 0)
         if self.maintenance_every_s is not None:
             positive("maintenance_every_s", self.maintenance_every_s)
-            if not self.maintenance_s + self.restart_s < self.maintenance_every_s:
+            stop_s = self.planned_stop_s
+            if not stop_s < self.maintenance_every_s:
                 raise ValueError(
-                    "maintenance_s + restart_s must be < maintenance_every_s, got "
-                    f"{self.maintenance_s + self.restart_s} and {self.maintenance_every_s}"
+                    "maintenance_s + restart_s + checkpoint_write_s must be < maintenance_every_s, got "
+                    f"{stop_s} and {self.maintenance_every_s}"
                 )
         names = [cause.name for cause in self.causes]
         if len(set(names)) < len(names):
@@ -89,6 +90,11 @@ class Job:
     def node_mtbf_s(self) -> Seconds:
         """The same of the causes that take a node. [s]"""
         return _mtbf_s((cause for cause in self.causes if cause.takes_node), self.devices)
+
+    @property
+    def planned_stop_s(self) -> Seconds:
+        """Training that one planned stop costs: the checkpoint before it, the stop, the restart. [s]"""
+        return self.checkpoint_write_s + self.maintenance_s + self.restart_s
 
     @property
     def recovery_s(self) -> Seconds:

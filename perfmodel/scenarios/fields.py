@@ -300,12 +300,6 @@ FIELDS: Final = (
         apply=_buffers,
     ),
     WhatIfField(
-        name="gradients",
-        meaning="type in which gradients are sent: fp32, bf16, fp16 or fp8; converting is assumed free",
-        example="bf16",
-        apply=_gradients,
-    ),
-    WhatIfField(
         name="precision",
         meaning="type of forward and backward: fp32, bf16 or fp16, by the kernels that were timed in both",
         example="bf16",
@@ -328,6 +322,13 @@ FIELDS: Final = (
         meaning="time of the shortest message between two ranks, or a factor",
         example="10us or 0.5x",
         apply=_latency,
+    ),
+    # After the network: what it carries does not change how fast it is said to be.
+    WhatIfField(
+        name="gradients",
+        meaning="type in which gradients are sent: fp32, bf16, fp16 or fp8; converting is assumed free",
+        example="bf16",
+        apply=_gradients,
     ),
     WhatIfField(
         name="device.speed",

@@ -168,7 +168,9 @@ class _Course:
         assert every_s is not None
         self.planned_stops += 1
         yield from self._idle(self._job.maintenance_s, Activity.MAINTENANCE)
-        self._planned_at_s = every_s * (math.floor(self._env.now / every_s) + 1)
+        periods = math.floor(self._env.now / every_s) + 1
+        # Rounded down, the quotient may name the stop that has just ended.
+        self._planned_at_s = every_s * (periods + (every_s * periods <= self._env.now))
         return (yield from self._exposed_in(Activity.RESTART, self._job.restart_s))
 
     def _recover(self, cause: FailureCause) -> _Process:

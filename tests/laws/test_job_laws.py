@@ -36,7 +36,7 @@ def jobs(draw: st.DrawFn, *, is_failing: bool = True) -> Job:
         restart_s=draw(seconds),
         spares=draw(st.one_of(st.none(), st.integers(0, 3))),
         replacement_s=draw(seconds),
-        maintenance_every_s=draw(st.floats(300.0, 1000.0)) if is_maintained else None,
+        maintenance_every_s=draw(st.floats(310.0, 1000.0)) if is_maintained else None,
         maintenance_s=draw(seconds),
     )
 
@@ -49,6 +49,17 @@ def test_every_second_goes_to_one_activity_and_all_work_gets_done(job: Job, seed
     assert min(run.spent_s.values()) >= -1e-6
     assert run.spent_s[Activity.WORK] == pytest.approx(job.work_s, rel=1e-6)
     assert 0 < run.effective_fraction <= 1 + 1e-9
+
+
+def test_a_planned_stop_that_takes_no_time_ends() -> None:
+    """``floor(7 T / T)`` is 6 for this period: the same stop must not come again."""
+    job = Job(
+        devices=1,
+        work_s=10_000,
+        checkpoint_interval_s=100,
+        maintenance_every_s=756.1150809059341,
+    )
+    assert simulate_job(job, seed=0).planned_stops == 13
 
 
 @given(job=jobs(is_failing=False), seed=seeds)

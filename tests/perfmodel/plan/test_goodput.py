@@ -93,3 +93,8 @@ def test_a_hopeless_job_is_refused_before_it_is_simulated() -> None:
         goodput(Request(job=replace(LLAMA_3, devices=10**9)), argv=[])
     with pytest.raises(NotFeasible, match="save more often, recover faster"):
         goodput(Request(job=replace(LLAMA_3, work_s=1e11)), argv=[])
+    stopped = replace(
+        LLAMA_3, causes=(), maintenance_every_s=3600, maintenance_s=3600 - LLAMA_3.restart_s - 15
+    )
+    with pytest.raises(NotFeasible, match="at least 1% of the time"):
+        goodput(Request(job=stopped), argv=[])

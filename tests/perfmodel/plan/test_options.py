@@ -173,6 +173,13 @@ def test_what_is_not_feasible_comes_with_what_is_nearest(tmp_path: Path) -> None
     assert "and a budget of" in nearest.reason
 
 
+def test_a_job_that_fails_faster_than_it_recovers_hardly_gets_on(tmp_path: Path) -> None:
+    text = PLAN.replace("mtbf_device_hours = 2000", "mtbf_device_hours = 0.001")
+    document = pm.plan_options(written(tmp_path, text), today=TODAY)
+    assert document.ranked == ()
+    assert "hardly gets on" in document.options[0].reason
+
+
 def test_the_power_limit_is_kept(tmp_path: Path) -> None:
     """1.2 x 500 W: 10 devices take 6 kW."""
     text = PLAN.replace("power_kw = 20", "power_kw = 6").replace("budget = 5000\n", "")
@@ -252,6 +259,11 @@ def test_strong_scaling_leaves_out_what_does_not_split(tmp_path: Path) -> None:
         ('name = "fast"', 'name = "slow"', "different names"),
         ("power_per_device_w = 500\n", "", "power_kw needs power_per_device_w of slow"),
         ("{ first = 1, last = 16 }", "{ first = 5, last = 1 }", "last must be >= first"),
+        (
+            "{ first = 1, last = 16 }",
+            "{ first = 1, last = 1000000000 }",
+            "at most 1,000,000 counts",
+        ),
         ("date = 2026-11-01", "date = 2027-11-01", "date must not be after"),
         ("[limits]", "[limit]", "limits"),
         ("samples = 8e8", "samples = nan", "samples"),

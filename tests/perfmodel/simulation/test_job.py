@@ -188,6 +188,10 @@ def test_the_same_seed_gives_the_same_course() -> None:
         ({"spares": -1}, "spares must be >= 0"),
         ({"causes": (ANY, ANY)}, "causes must have different names"),
         ({"maintenance_every_s": 10.0, "maintenance_s": 10.0}, "must be < maintenance_every_s"),
+        (
+            {"maintenance_every_s": 10.0, "checkpoint_write_s": 10.0},
+            "must be < maintenance_every_s",
+        ),
     ],
 )
 def test_a_job_that_makes_no_sense_is_refused(change: dict[str, object], message: str) -> None:
