@@ -1,0 +1,43 @@
+"""Judge recorded runs of the testbed with the model of today: no proof, but shows what a change did.
+
+``python -m tests.benchmarks.rejudge docs/records/testbed/first``
+"""
+
+import gzip
+import sys
+import tempfile
+from pathlib import Path
+
+from perfmodel.documents.testbed import CollectiveRun, TrainingRun, read_runs
+from validate.testbed.calibration import calibrate
+from validate.testbed.foretell import foretell
+from validate.testbed.verdict import families, groups, judge_step
+
+
+def main() -> None:
+    """Print the errors of every family, then of plain and hard settings."""
+    folder = Path(sys.argv[1])
+    calibration = calibrate(_runs(folder / "calibration.jsonl.gz"))
+    steps = [
+        judge_step(foretell(run.setting, calibration), run, calibration)
+        for run in _runs(folder / "runs.jsonl.gz")
+        if isinstance(run, TrainingRun)
+    ]
+    for found in (*families(steps), *groups(steps)):
+        errors = found.summary
+        sys.stdout.write(
+            f"{found.name:12} {errors.num_settings:3d} settings  bias {errors.bias:+.1%}  "
+            f"MAPE {errors.mape:.1%}  worst {errors.worst_absolute:.1%}  "
+            f"inside {found.coverage:.0%}  limit named {found.limits_named:.0%}\n"
+        )
+
+
+def _runs(packed: Path) -> list[CollectiveRun | TrainingRun]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / packed.stem
+        path.write_bytes(gzip.decompress(packed.read_bytes()))
+        return read_runs(path)
+
+
+if __name__ == "__main__":
+    main()
