@@ -113,15 +113,19 @@ def _built(source: ModelSource) -> nn.Module:
 
 def _is_compiled(part: nn.Module) -> bool:
     """Whether torch.compile wraps a module, its call, or a function that it or its class holds."""
-    held = [
-        *vars(part).values(),
-        *(value for kind in type(part).__mro__ for value in vars(kind).values()),
-    ]
+    kinds = type(part).__mro__
+    held = [*vars(part).values(), *(value for kind in kinds for value in vars(kind).values())]
     return (
         type(part).__name__ == "OptimizedModule"
         or getattr(part, "_compiled_call_impl", None) is not None
-        or any(hasattr(value, "_torchdynamo_orig_callable") for value in held if callable(value))
+        or any(_is_compiled_function(value) for value in held if callable(value))
     )
+
+
+def _is_compiled_function(function: Any) -> bool:
+    """Functions that torch only keeps from being compiled carry the same mark, and another one."""
+    marked = hasattr(function, "_torchdynamo_orig_callable")
+    return marked and not getattr(function, "_torchdynamo_disable", False)
 
 
 @contextmanager
