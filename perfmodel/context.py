@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from perfmodel.cost.traced import origin_caveats
 from perfmodel.documents.prediction import Evidence, MeasuredPoint, PredictedPoint
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
+from perfmodel.errors import UsageError
 from perfmodel.parallelism.strategy import Setting, Synchronisation
 from perfmodel.topology.cluster import Cluster
 
@@ -66,7 +67,7 @@ def caveats(
     largest = max(point.setting.world_size for point in points)
     if profile.rescaling is not None:
         found += profile.rescaling.notes
-        found += profile.rescaling.notes_on_groups if largest > 1 and cluster is None else ()
+        found += profile.rescaling.notes_on_groups if largest > 1 else ()
     if largest > profile.max_world_size:
         found.append(_beyond(profile, largest, cluster))
     if cluster is not None and profile.num_nodes > 1 and profile.ranks_per_node > 1:
@@ -84,6 +85,21 @@ def caveats(
     if outside:
         found.append(f"micro-batches outside the calibrated range: {', '.join(map(str, outside))}")
     return tuple(found)
+
+
+def refuse_other_jobs(cluster: Cluster | None, *, by: str) -> None:
+    """Refuse a cluster whose links other jobs share, where only single predictions know of them.
+
+    Raises
+    ------
+    UsageError
+        If the cluster file says that there are such jobs.
+    """
+    if cluster is not None and any(entry.jobs for entry in cluster.traffic):
+        raise UsageError(
+            f"{by}: cluster {cluster.name} must have no [[traffic]] jobs, which predict alone "
+            "simulates; remove them, or give the traffic as a bandwidth"
+        )
 
 
 def _beyond(profile: ProfileDocument, largest: int, cluster: Cluster | None) -> str:

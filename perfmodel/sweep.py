@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel import checks
+from perfmodel.context import refuse_other_jobs
 from perfmodel.cost.curve import Samples
 from perfmodel.cost.model import CostModel
 from perfmodel.cost.terms import Terms
@@ -67,6 +68,8 @@ def sweep(
         If no two ranks were measured together.
     NotFeasible
         If the cluster has fewer devices.
+    UsageError
+        If other jobs share its links.
     """
     if profile.max_world_size == 1:
         raise CalibrationUnavailable(
@@ -78,6 +81,7 @@ def sweep(
             f"sweep: world sizes must be at most {cluster.num_devices}, all that {cluster.name} "
             f"has, got {max(grid.world_sizes)}; enlarge the cluster file"
         )
+    refuse_other_jobs(cluster, by="sweep")
     costs = CostModel(profile, num_draws=1, seed=0, cluster=cluster)
     terms = _terms(costs, workload, grid)
     steps_s = []

@@ -151,14 +151,23 @@ def single_level(
     *,
     crossings: int | None = None,
     rate: Samples | float = 1.0,
+    inside_node: bool = False,
 ) -> PricedLevel:
     """A tier whose messages were measured; ``rate`` is the part of its bandwidth that is left."""
     latency_s = messages.latency_s(members)
+
+    def transfer_s(size_bytes: float) -> Samples:
+        # Below the smallest message measured this is negative, so that small ones cost less than it:
+        # no transfer, which another rate would change.
+        extra_s = messages.read(size_bytes, members) - latency_s
+        result: Samples = np.where(extra_s > 0, extra_s / rate, extra_s)
+        return result
+
     return PricedLevel(
         tier=tier,
         members=members,
         crossings=members - 1 if crossings is None else crossings,
         latency_s=latency_s,
-        # Below the smallest message measured this is negative: so small ones cost less than it.
-        transfer_s=lambda size: (messages.read(size, members) - latency_s) / rate,
+        transfer_s=transfer_s,
+        inside_node=inside_node,
     )

@@ -29,6 +29,8 @@ class PricedLevel:
     latency_s: Samples
     transfer_s: Callable[[float], Samples]
     """Over the bytes that one member sends at once, through all its links. [s]"""
+    inside_node: bool = False
+    """Whether it joins devices of one machine: NCCL's trees are chains there."""
 
 
 class Algorithm(enum.StrEnum):
@@ -38,7 +40,8 @@ class Algorithm(enum.StrEnum):
     """One ring through all ranks, ``2 (n - 1)`` messages of ``size / n``: every message waits for the
     slowest tier, and pays the latency of the tier that it crosses."""
     TREE = "tree"
-    """Up and down a tree of the outer members, above a chain in the innermost of several tiers."""
+    """Up and down a tree of the outer members, above a chain in the innermost of several tiers and in
+    all that are inside a node."""
     HIERARCHICAL = "hierarchical"
     """Reduce-scatter inside, all-reduce across, all-gather inside: a ring in each tier."""
 
@@ -100,10 +103,13 @@ _Part = tuple[str, Samples, PricedLevel]
 
 
 def _choices(levels: Sequence[PricedLevel], library: str) -> tuple[Algorithm, ...]:
-    choices = _CHOICES.get(library, (Algorithm.RING,))
-    return (
-        choices if len(levels) > 1 else tuple(c for c in choices if c is not Algorithm.HIERARCHICAL)
-    )
+    choices = list(_CHOICES.get(library, (Algorithm.RING,)))
+    if len(levels) == 1 and Algorithm.HIERARCHICAL in choices:
+        choices.remove(Algorithm.HIERARCHICAL)
+    # One chain through all ranks of a node is no better than their ring.
+    if all(level.inside_node for level in levels) and Algorithm.TREE in choices:
+        choices.remove(Algorithm.TREE)
+    return tuple(choices)
 
 
 def _total(parts: Sequence[_Part]) -> Samples:
@@ -136,8 +142,10 @@ def _steps(algorithm: Algorithm, levels: Sequence[PricedLevel]) -> list[int]:
         case Algorithm.RING:
             return [2 * level.crossings for level in levels]
         case Algorithm.TREE:
-            inner = levels[0].members - 1 if len(levels) > 1 else _doublings(levels[0])
-            return [2 * inner, *(2 * _doublings(level) for level in levels[1:])]
+            return [
+                2 * (level.members - 1 if chained else _doublings(level))
+                for level, chained in zip(levels, _chained(levels), strict=True)
+            ]
         case Algorithm.HIERARCHICAL:
             return [2 * (level.members - 1) for level in levels]
 
@@ -154,6 +162,12 @@ def _sent(
             return [(2, size_bytes / _TREE_EFFICIENCY)] * len(levels)
         case Algorithm.HIERARCHICAL:
             return [(2 * (level.members - 1), size_bytes / level.members) for level in levels]
+
+
+def _chained(levels: Sequence[PricedLevel]) -> list[bool]:
+    """In which tiers a tree is a chain."""
+    several = len(levels) > 1
+    return [level.inside_node or (several and level is levels[0]) for level in levels]
 
 
 def _doublings(level: PricedLevel) -> int:

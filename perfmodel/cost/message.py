@@ -15,6 +15,7 @@ from scipy.optimize import isotonic_regression
 
 from perfmodel.cost.curve import CurveDraws, Samples
 from perfmodel.documents.profile import CurvePoint
+from perfmodel.errors import UsageError
 
 #: Latency of a message where one size was measured, so that nothing tells it from transfer: hops of
 #: NCCL's simple protocol take 3.4 us (NVLink) to 14 us (network) [1]_, of TCP some tens. [s]
@@ -101,12 +102,15 @@ class MessageCost:
         num_draws: int,
         rng: np.random.Generator,
     ) -> "MessageCost":
-        """Draw the messages of a collective from its groups, at least one."""
-        ordered = sorted(groups, key=lambda group: group[0])
-        found = {
-            ranks: _messages(collective, (ranks, nodes, points), library)
-            for ranks, nodes, points in ordered
-        }
+        """Draw the messages of a collective from its groups, at least one.
+
+        Raises
+        ------
+        UsageError
+            If groups of as many ranks span different numbers of nodes.
+        """
+        ordered = sorted(_joined(collective, groups), key=lambda group: group[0])
+        found = {group[0]: _messages(collective, group, library) for group in ordered}
         fabric = library != "gloo" and ordered[0][1] > 1
         beliefs = (_GROWTH_BETWEEN_NODES,) if fabric else _GROWTHS
         growth = _growth(found, beliefs, rng.standard_normal(num_draws))
@@ -158,6 +162,21 @@ class MessageCost:
     def latency_s(self, ranks: int) -> Samples:
         """Time of the smallest message measured. [s]"""
         return self.read(self.sizes_bytes[0], ranks)
+
+
+def _joined(collective: str, groups: Iterable[Group]) -> list[Group]:
+    """One group for each number of ranks: what was measured again counts as repeated points."""
+    found: dict[int, Group] = {}
+    for ranks, nodes, points in groups:
+        _, spans, known = found.get(ranks, (ranks, nodes, ()))
+        if spans != nodes:
+            raise UsageError(
+                f"{collective}: groups of {ranks} ranks must all span as many nodes, got "
+                f"{min(spans, nodes)} and {max(spans, nodes)}; keep one of them, or read them one "
+                "at a time"
+            )
+        found[ranks] = ranks, nodes, (*known, *points)
+    return list(found.values())
 
 
 def _messages(collective: str, group: Group, library: str) -> list[CurvePoint]:

@@ -16,6 +16,7 @@ from perfmodel.documents.profile import (
     ProfileDocument,
     WorkloadProfile,
 )
+from perfmodel.errors import CalibrationUnavailable
 from perfmodel.parallelism.strategy import Setting, Synchronisation
 from perfmodel.program.ddp import gradient_buckets
 from perfmodel.program.operation import Cause
@@ -132,8 +133,19 @@ class CostModel:
 
     @property
     def network(self) -> Network:
-        """What collectives cost; several devices are refused where none were measured together."""
-        assert self._network is not None, "world_size > 1 is refused without a second rank"
+        """What collectives cost.
+
+        Raises
+        ------
+        CalibrationUnavailable
+            If no group was measured, or none that fits into the tier of the cluster that it tells about.
+        """
+        if self._network is None:
+            place = "" if self._cluster is None else f" inside one tier of {self._cluster.name}"
+            raise CalibrationUnavailable(
+                f"--devices: several devices need an all-reduce measured{place}, but the profile "
+                "holds none; calibrate with --nproc 2 or correct the counts of the cluster file"
+            )
         return self._network
 
     def all_reduce_s(
@@ -158,22 +170,28 @@ class CostModel:
     ) -> Samples:
         """Slowest rank over the median rank, at a quantile of the steps: ranks differ for good, too."""
         together = setting.synchronisation is Synchronisation.DDP and setting.world_size > 1
+        num_ranks = setting.world_size if together else 1
+        known = 1.0 if self._cluster is None else self._cluster.slowest_device(num_ranks)
         if not together and probability == 0.5:
-            return np.ones(self.num_draws)
+            return np.full(self.num_draws, known)
         noise = RankNoise(
             step_ratios=np.array(_nearest_noise(workload, setting.micro_batch)),
             level=1.0,
             rank_spread=workload.rank_spread if together else 0.0,
             num_ranks=self.profile.max_world_size,
         )
-        factors = noise.slowest(
-            num_ranks=setting.world_size if together else 1,
-            probability=probability,
-            num_draws=self.num_draws,
-            rng=self._rng(f"noise {workload.workload.name} {setting.micro_batch}"),
-        )
-        known = 1.0 if self._cluster is None else self._cluster.slowest_device(setting.world_size)
-        return np.maximum(factors, known)
+
+        def slowest_of(count: int) -> Samples:
+            return noise.slowest(
+                num_ranks=count,
+                probability=probability,
+                num_draws=self.num_draws,
+                rng=self._rng(f"noise {workload.workload.name} {setting.micro_batch}"),
+            )
+
+        factors = slowest_of(num_ranks)
+        # A device that is known to be slow has noise of its own.
+        return factors if known == 1.0 else np.maximum(factors, known * slowest_of(1))
 
     def _evidence(
         self, workload: WorkloadProfile, phases: PhaseCurves, setting: Setting

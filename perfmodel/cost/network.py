@@ -51,7 +51,7 @@ class Network:
         num_draws: int,
         rng: Callable[[str], np.random.Generator],
     ) -> "Network | None":
-        """Draw message curves from a profile's collectives; None if it holds no all-reduce.
+        """Draw message curves from a profile's collectives; None if it holds no all-reduce that fits.
 
         Parameters
         ----------
@@ -105,9 +105,13 @@ class Network:
             return np.zeros_like(self.doubt)
         used = () if self.cluster is None else self.cluster.levels(world_size)
         if all(level.place == self.measured_tier for level in used):
-            left = rate * math.prod(level.slow_factor for level in used)
             alone_s = grouped_s(
-                self.all_reduce, size_bytes, "all_reduce", ranks=world_size, rate=left
+                self.all_reduce,
+                size_bytes,
+                "all_reduce",
+                ranks=world_size,
+                nodes=1 if self._inside_node(self.measured_tier) else None,
+                rate=rate * math.prod(level.slow_factor for level in used),
             )
         else:
             levels = self._levels(self.all_reduce, used, rate)
@@ -123,9 +127,11 @@ class Network:
         messages = self.broadcast
         assert messages is not None, "calibration measures broadcasts with all-reduces"
         if self.cluster is None:
-            return grouped_s(messages, size_bytes, "broadcast", ranks=world_size, rate=rate)
-        levels = self._levels(messages, self.cluster.levels(world_size), rate)
-        return broadcast_s(levels, size_bytes)
+            alone_s = grouped_s(messages, size_bytes, "broadcast", ranks=world_size, rate=rate)
+        else:
+            levels = self._levels(messages, self.cluster.levels(world_size), rate)
+            alone_s = broadcast_s(levels, size_bytes)
+        return alone_s * self._widening(world_size)
 
     def binding(self, size_bytes: Bytes, *, world_size: int) -> str | None:
         """Which link costs most of an all-reduce, and why; None without a cluster or a partner."""
@@ -166,6 +172,7 @@ class Network:
                 level.members,
                 crossings=level.crossings,
                 rate=level.slow_factor * rate,
+                inside_node=self._inside_node(level.place),
             )
         doubt = self.tier_doubts[level.place]
         return PricedLevel(
@@ -174,7 +181,12 @@ class Network:
             crossings=level.crossings,
             latency_s=level.latency_s * doubt,
             transfer_s=lambda size: size / (level.bytes_per_s * rate) * doubt,
+            inside_node=self._inside_node(level.place),
         )
+
+    def _inside_node(self, place: int) -> bool:
+        """Whether a tier joins devices of one machine; unknown, and so False, without a cluster."""
+        return self.cluster is not None and place < self.cluster.first_between_nodes
 
     def _widening(self, world_size: int) -> Samples:
         doublings = max(0.0, math.log2(world_size / self.largest_world_size))
@@ -188,14 +200,16 @@ def _measured(
     """Place of the tier that was measured, and the groups that stayed inside it.
 
     Groups that cross nodes mix tiers, unless each node has one rank. Links inside a machine say
-    nothing about a cluster whose machines have one device.
+    nothing about a cluster whose machines have one device, links between machines nothing about a
+    cluster of one machine.
     """
     if cluster is None:
         return 0, profile.collectives
-    if profile.num_nodes == 1 and cluster.devices_per_node is None:
-        return NOT_MEASURED, profile.collectives
     apart = profile.num_nodes > 1 and profile.ranks_per_node == 1
-    place = min(cluster.first_between_nodes, len(cluster.tiers) - 1) if apart else 0
+    place = cluster.first_between_nodes if apart else 0
+    has_tier = place < len(cluster.tiers) if apart else cluster.devices_per_node is not None
+    if not has_tier:
+        return NOT_MEASURED, profile.collectives
     largest = cluster.tiers[place].count
     if not apart:
         largest = min(largest, profile.ranks_per_node)

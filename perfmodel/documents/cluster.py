@@ -81,7 +81,7 @@ class TrafficEntry(Record):
     bandwidth: _Bandwidth | None = None
     """A steady stream on the links of every member."""
     jobs: PositiveInt | None = None
-    """Jobs like the predicted one on the same links."""
+    """Jobs like the predicted one on the same links; at most ``topology.cluster.MOST_JOBS``."""
 
     @model_validator(mode="after")
     def _says_one(self) -> Self:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from perfmodel.context import refuse_other_jobs
 from perfmodel.cost.terms import Terms
 from perfmodel.documents.profile import WorkloadProfile
 from perfmodel.explanation.remedies import (
@@ -126,7 +127,10 @@ def explain(
     ------
     CalibrationUnavailable
         If several ranks are asked for and none were measured together.
+    UsageError
+        If other jobs share the links of the cluster.
     """
+    refuse_other_jobs(predictor.cluster, by="explain")
     # Causes are compared at nominal parameters; the caller's predictor keeps its random state.
     nominal = Predictor(predictor.profile, num_draws=1, cluster=predictor.cluster)
     model = NominalModel(nominal, workload, loader_samples_per_s)

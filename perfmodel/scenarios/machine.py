@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from perfmodel.cost.curve import Samples
+from perfmodel.cost.message import message_bytes, num_messages
 from perfmodel.documents.profile import (
     CollectiveProfile,
     CurvePoint,
@@ -19,7 +20,7 @@ from perfmodel.documents.profile import (
     WorkloadProfile,
 )
 from perfmodel.errors import CalibrationUnavailable
-from perfmodel.units import Bytes, BytesPerSecond, Seconds
+from perfmodel.units import BytesPerSecond, Seconds
 
 DEVICE_PHASES: Final = ("forward", "backward", "optimizer")
 HOST_PHASES: Final = ("input", "dispatch_forward", "dispatch_backward", "dispatch_optimizer")
@@ -162,12 +163,14 @@ def matrix_speed(profile: ProfileDocument, dtype: str) -> float:
 
 
 def _messages(entries: Iterable[CollectiveProfile]) -> Iterable[tuple[float, Seconds]]:
-    """Sizes and times of single ring messages; see ``cost.ring``."""
+    """Sizes and times of single messages."""
     for entry in entries:
         if entry.world_size > 1:
             for point in entry.points:
-                size: Bytes | float = point.at / entry.world_size
-                yield size, point.time_s / (2 * (entry.world_size - 1))
+                yield (
+                    message_bytes(entry.collective, point.at, entry.world_size),
+                    point.time_s / num_messages(entry.collective, entry.world_size),
+                )
 
 
 def _with_times(entry: CollectiveProfile, time: Callable[[Seconds], Seconds]) -> CollectiveProfile:

@@ -14,6 +14,8 @@ from perfmodel.units import Seconds
 #: Starts of the other jobs, as fractions of a step: how jobs lie to each other is nobody's choice.
 _OFFSETS: Final = (0.0, 0.25, 0.5, 0.75)
 _NUM_STEPS: Final = 6
+#: Steps in which not all jobs have begun, or have not yet settled between the others.
+_NUM_SETTLING: Final = 2
 
 _Process = Generator[Event, Any, None]
 
@@ -114,7 +116,7 @@ def simulate_jobs(
 def slowdown_by_sharing(
     program: StepProgram, durations_s: ArrayLike, *, num_jobs: int, occupied: float = 1.0
 ) -> float:
-    """Mean step of a job among equal ones on the same links, over its step alone.
+    """Mean step of a job among equal ones on the same links, all at work, over its step alone.
 
     Parameters
     ----------
@@ -126,7 +128,8 @@ def slowdown_by_sharing(
     alone_s = float(simulate_jobs([program], [durations_s], starts_s=[0.0], num_steps=1)[0, 0])
     means_s = []
     for offset in _OFFSETS:
-        starts_s = [job * offset * alone_s for job in range(num_jobs)]
+        # Within one step: nobody has the links for itself while later jobs are still to begin.
+        starts_s = [job * offset % 1 * alone_s for job in range(num_jobs)]
         steps_s = simulate_jobs(
             [program] * num_jobs,
             [durations_s] * num_jobs,
@@ -134,7 +137,7 @@ def slowdown_by_sharing(
             num_steps=_NUM_STEPS,
             occupied=occupied,
         )
-        means_s.append(float(steps_s[0].mean()))
+        means_s.append(float(steps_s[0, _NUM_SETTLING:].mean()))
     return float(np.mean(means_s)) / alone_s
 
 
@@ -149,7 +152,7 @@ def _job(
     yield env.timeout(ends_s[0])
     for step in range(1, len(ends_s)):
         ended = [env.event() for _ in program.operations]
-        for stream in program.streams:
+        for stream in dict.fromkeys(stream for _, stream in program.lanes):
             env.process(_stream(env, link, stream, program, durations_s, ended))
         yield env.all_of(ended)
         ends_s[step] = env.now

@@ -14,6 +14,8 @@ from perfmodel.units import BytesPerSecond, Seconds
 DEVICE = "device"
 #: The tier of this name, if there is one, joins the devices of a machine.
 NODE = "node"
+#: Jobs beside the predicted one on the links of a tier; simulating them costs their number squared.
+MOST_JOBS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +142,11 @@ class Cluster:
         for device in self.slow_devices:
             _within("device", device.device, self.num_devices)
         for tier in self.tiers:
+            if self.neighbours(tier.name) > MOST_JOBS:
+                raise ValueError(
+                    f"traffic: jobs on {tier.name} must be at most {MOST_JOBS}, got "
+                    f"{self.neighbours(tier.name)}"
+                )
             if self._left(tier, self.num_devices) <= 0:
                 raise ValueError(f"traffic must leave something of the links of {tier.name}")
 

@@ -4,11 +4,14 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from perfmodel.cost.collective import CollectiveCost
-from perfmodel.cost.message import bus_factor, message_bytes, num_messages
+from perfmodel.cost.collective import CollectiveCost, grouped_s
+from perfmodel.cost.message import MessageCost, bus_factor, message_bytes, num_messages
 from perfmodel.documents.collectives import MeasuredCollective
 from perfmodel.documents.profile import CurvePoint
+from perfmodel.errors import UsageError
 
 LATENCY_S = 1e-4
 S_PER_BYTE = 1e-9
@@ -174,3 +177,44 @@ def test_a_tree_is_taken_for_small_arrays_of_many_nodes_where_the_library_has_on
     assert small["nccl"] == pytest.approx(20 * LATENCY_S * 1.866, rel=0.02)
     inside = sampled(measured(2), library="nccl")
     assert float(inside.time_s(1024, world_size=8)[0]) == pytest.approx(14 * LATENCY_S, rel=0.01)
+
+
+def test_groups_of_as_many_ranks_over_other_nodes_are_refused() -> None:
+    with pytest.raises(UsageError, match="16 ranks must all span as many nodes, got 2 and 4"):
+        sampled(measured(16, num_nodes=2), measured(16, num_nodes=4))
+
+
+def test_a_group_that_was_measured_twice_counts_twice() -> None:
+    """Geometric mean of once and four times the time."""
+    whole = measured(2)
+    slow = [p.model_copy(update={"time_s": 4 * p.time_s}) for p in whole.points]
+    cost = sampled(whole, whole.model_copy(update={"points": tuple(slow)}))
+    expected_s = 2 * ring_s(SIZES[3], 2)
+    assert float(cost.time_s(SIZES[3], world_size=2)[0]) == pytest.approx(expected_s)
+
+
+@given(
+    size=st.floats(1, 1e9),
+    ranks=st.integers(2, 4096),
+    rates=st.tuples(st.floats(0.01, 10), st.floats(0.01, 10)),
+    library=st.sampled_from(["gloo", "nccl"]),
+    collective=st.sampled_from(["all_reduce", "broadcast"]),
+)
+def test_less_bandwidth_is_never_faster(
+    size: float, ranks: int, rates: tuple[float, float], library: str, collective: str
+) -> None:
+    """Measured from 64 KiB on: most messages of large groups are smaller than any measured one."""
+    points = tuple(point for point in measured(2).points if point.at >= 2**16)
+    messages = MessageCost.sample(
+        collective,
+        [(2, 1, points)],
+        library=library,
+        num_draws=1,
+        rng=np.random.default_rng(0),
+    )
+    slow_s, fast_s = (
+        float(grouped_s(messages, size, collective, ranks=ranks, rate=rate)[0])
+        for rate in sorted(rates)
+    )
+    assert slow_s >= fast_s * (1 - 1e-9)
+    assert fast_s > 0

@@ -1,13 +1,16 @@
 """Collectives of a profile, alone and on a cluster around it."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from perfmodel.cost.model import CostModel
-from perfmodel.cost.network import Network
+from perfmodel.cost.network import NOT_MEASURED, Network
 from perfmodel.documents.prediction import Evidence
-from perfmodel.errors import NotFeasible, UsageError
-from perfmodel.parallelism.strategy import Setting
+from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
+from perfmodel.explanation import explain
+from perfmodel.parallelism.strategy import Setting, Synchronisation
 from perfmodel.predictor import Predictor
 from perfmodel.sweep import Grid, sweep
 from perfmodel.topology.cluster import Cluster, SlowDevice, SlowLink, Tier, Traffic
@@ -84,6 +87,68 @@ def test_ranks_on_one_machine_say_nothing_about_machines_with_one_device() -> No
     assert found.evidence([MIB], world_size=2) is Evidence.ASSUMED
 
 
+RACK = Tier(name="rack", of="device", count=16, link_bytes_per_s=1e8, latency_s=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "ranks_per_node", "tiers", "place"),
+    [
+        (2, 4, (NODE, FABRIC), 0),  # what stayed inside a node
+        (2, 4, (RACK,), NOT_MEASURED),  # groups inside a node, a cluster of single devices
+        (2, 1, (NODE, FABRIC), 1),
+        (2, 1, (RACK,), 0),
+        (2, 1, (NODE,), NOT_MEASURED),  # Ethernet, and a cluster of one machine
+    ],
+)
+def test_measured_links_stand_only_for_their_like(
+    num_nodes: int, ranks_per_node: int, tiers: tuple[Tier, ...], place: int
+) -> None:
+    document = profile(Machine(world_size=4)).model_copy(
+        update={"num_nodes": num_nodes, "ranks_per_node": ranks_per_node}
+    )
+    of = Cluster(name="any", tiers=tiers)
+    found = CostModel(document, num_draws=1, seed=0, cluster=of).network
+    assert found.measured_tier == place
+
+
+def test_groups_that_fit_into_no_tier_are_no_calibration() -> None:
+    """Measured on 4 ranks, a socket of 2."""
+    whole = profile(Machine(world_size=4))
+    four = [c.model_copy(update={"world_size": 4}) for c in whole.collectives]
+    socket = Tier(name="socket", of="device", count=2, link_bytes_per_s=1e9, latency_s=1e-6)
+    node = Tier(name="node", of="socket", count=2, link_bytes_per_s=1e9, latency_s=1e-6)
+    predictor = Predictor(
+        whole.model_copy(update={"collectives": tuple(four)}),
+        cluster=Cluster(name="sockets", tiers=(socket, node)),
+    )
+    setting = Setting(workload="heavy", world_size=4, micro_batch=16)
+    with pytest.raises(CalibrationUnavailable, match="all-reduce measured inside one tier of sock"):
+        predictor.step(predictor.workload("heavy"), setting)
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2])
+def test_trees_inside_a_node_are_chains(num_nodes: int) -> None:
+    """8 ranks, 64 KiB: 14 messages of 8 KiB, measured inside the node or, between two, as filed."""
+    document = profile(Machine()).model_copy(
+        update={"backend": "nccl", "num_nodes": num_nodes, "ranks_per_node": 2 // num_nodes}
+    )
+    of = Cluster(name="one", tiers=(dataclasses.replace(NODE, count=8),))
+    found = CostModel(document, num_draws=1, seed=0, cluster=of).network
+    ring_s = 14 * (1e-4 + 2**13 * 1e-9)
+    assert float(found.all_reduce_s(2**16, world_size=8)[0]) == pytest.approx(ring_s, rel=1e-3)
+
+
+@pytest.mark.parametrize("of", [None, cluster()])
+def test_broadcasts_are_as_doubtful_beyond_the_largest_group_as_all_reduces(
+    of: Cluster | None,
+) -> None:
+    """Two ranks measured without error; 4 are one doubling, 16 are three."""
+    found = network(Machine(), of, num_draws=2000)
+    for world_size in (2, 4) if of else (2, 4, 16):
+        spread = np.log(found.broadcast_s(MIB, world_size=world_size)).std()
+        assert spread == pytest.approx(0.05 * np.log2(world_size / 2), rel=0.1)
+
+
 def test_what_ifs_lengthen_the_step() -> None:
     plain_s = step_s(cluster())
     slow_link = cluster(slow_links=(SlowLink(tier="fabric", member=3, factor=0.5),))
@@ -95,6 +160,35 @@ def test_what_ifs_lengthen_the_step() -> None:
     assert step_s(None) < plain_s
     # Half the link either way.
     assert step_s(slow_link) == pytest.approx(step_s(busy))
+
+
+def test_what_is_not_simulated_refuses_other_jobs() -> None:
+    shared = cluster(traffic=(Traffic(tier="fabric", jobs=1),))
+    predictor = Predictor(profile(Machine()), cluster=shared)
+    workload = predictor.workload("heavy")
+    with pytest.raises(UsageError, match=r"sweep: cluster small must have no \[\[traffic\]\] jobs"):
+        sweep(predictor.profile, workload, Grid(world_sizes=[2], micro_batches=[4]), cluster=shared)
+    with pytest.raises(UsageError, match=r"explain: cluster small must have no"):
+        explain(predictor, workload=workload, setting=SETTING)
+
+
+def test_a_device_known_to_be_slow_has_noise_of_its_own() -> None:
+    """Alone it is 1.5 times as slow at every quantile; among 16 the others never make it faster."""
+    document = profile(Machine(noise=(0.9, 0.95, 1.0, 1.1, 1.3), rank_spread=0.02))
+    workload = document.workloads[1]
+    slow = cluster(slow_devices=(SlowDevice(device=0, factor=1.5),))
+    one = Setting(
+        workload="heavy", world_size=1, micro_batch=16, synchronisation=Synchronisation.NONE
+    )
+    plain, known = (
+        CostModel(document, num_draws=10, seed=0, cluster=of) for of in (cluster(), slow)
+    )
+    for probability in (0.5, 0.95, 0.99):
+        alone = plain.slowest(workload, one, probability=probability)
+        slowed = known.slowest(workload, one, probability=probability)
+        np.testing.assert_allclose(slowed, 1.5 * alone)
+        group = known.slowest(workload, SETTING, probability=probability)
+        assert (group >= slowed * (1 - 1e-9)).all()
 
 
 def test_more_devices_than_the_cluster_has_are_not_feasible() -> None:

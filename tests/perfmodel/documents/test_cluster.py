@@ -70,6 +70,11 @@ def test_there_are_examples() -> None:
         ("schema_version = 1", "schema_version = 2", "schema_version: Input should be 1"),
         ("name =", "name ", "cluster file cannot be read"),
         ('name = "fabric"', 'name = "node"', "must have different names"),
+        (
+            "[[tier]]",
+            '[[traffic]]\ntier = "fabric"\njobs = 17\n\n[[tier]]',
+            "jobs on fabric must be at most 16, got 17; correct the file",
+        ),
     ],
 )
 def test_files_that_do_not_add_up_are_refused(

@@ -16,6 +16,7 @@ from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.hardware.catalogue import find_device, shipped_catalogue
 from perfmodel.hardware.rescale import BETWEEN_GPUS_LOG_ERROR, rescaled_profile
 from perfmodel.predictor import Predictor, scaled_settings
+from perfmodel.topology.cluster import Cluster, Tier
 from perfmodel.workload.operator import Operator, Phase, TensorSpec
 from tests.perfmodel.operators import (
     BYTES_PER_S,
@@ -235,3 +236,27 @@ def test_a_prediction_for_an_absent_device_is_faster_wider_and_says_so() -> None
     assert absent.step_s.p95 / absent.step_s.p5 > 4 * present.step_s.p95 / present.step_s.p5
     assert absent.evidence["compute"] is Evidence.ASSUMED
     assert any("nothing was run on faster" in caveat for caveat in said)
+
+
+NODE = Tier(name="node", of="device", count=8, link_bytes_per_s=1e9, latency_s=1e-5)
+
+
+@pytest.mark.parametrize("cluster", [None, Cluster(name="one", tiers=(NODE,))])
+def test_whose_links_are_meant_is_said_of_groups_also_on_a_cluster(
+    cluster: Cluster | None,
+) -> None:
+    scaled = rescaled_profile(calibrated(), sheet("faster"), shipped_catalogue())
+    assert scaled.rescaling is not None
+    predictor = Predictor(scaled, cluster=cluster)
+    workload = predictor.workload(WORKLOAD, traced())
+    steps = [
+        predictor.step(workload, setting)
+        for setting in scaled_settings(workload.workload.name, [1, 2], scaling="weak", batch=64)
+    ]
+    points = [predictor.point(step, baseline=steps[0]) for step in steps]
+    alone, together = (
+        caveats(scaled, found, workload=workload, cluster=cluster) for found in (points[:1], points)
+    )
+    (note,) = scaled.rescaling.notes_on_groups
+    assert note in together
+    assert note not in alone
