@@ -72,11 +72,11 @@ def test_missing_column_unknown_device_unknown_key(tmp_path: Path) -> None:
         calibrate_from_runs(table, columns=mapping, device="A100")
 
 
-RUN = (
-    {"layers": 24, "hidden": 2048, "heads": 16, "kv_heads": 16, "feed_forward": 8192}
-    | {"vocabulary": 51200, "sequence": 1024, "dp": 2, "micro_batch": 2}
-    | {"accumulation": 4, "step_time_s": 1.0}
-)
+RUN: dict[str, float] = {
+    **{"layers": 24, "hidden": 2048, "heads": 16, "kv_heads": 16, "feed_forward": 8192},
+    **{"vocabulary": 51200, "sequence": 1024, "dp": 2, "micro_batch": 2},
+    **{"accumulation": 4, "step_time_s": 1.0},
+}
 
 
 def table_of(path: Path, *rows: dict[str, float]) -> Path:
