@@ -73,9 +73,17 @@ def test_missing_column_unknown_device_unknown_key(tmp_path: Path) -> None:
 
 
 RUN: dict[str, float] = {
-    **{"layers": 24, "hidden": 2048, "heads": 16, "kv_heads": 16, "feed_forward": 8192},
-    **{"vocabulary": 51200, "sequence": 1024, "dp": 2, "micro_batch": 2},
-    **{"accumulation": 4, "step_time_s": 1.0},
+    "layers": 24,
+    "hidden": 2048,
+    "heads": 16,
+    "kv_heads": 16,
+    "feed_forward": 8192,
+    "vocabulary": 51200,
+    "sequence": 1024,
+    "dp": 2,
+    "micro_batch": 2,
+    "accumulation": 4,
+    "step_time_s": 1.0,
 }
 
 
