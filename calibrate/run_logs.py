@@ -20,6 +20,7 @@ _MLLOG_COLUMNS: Final = {
     "micro_batch_size": "micro_batch",
     "gradient_accumulation_steps": "accumulation",
     "max_sequence_length": "sequence",
+    "global_batch_size": "global_batch",
 }
 _SAMPLES: Final = "samples_count"
 _STEP: Final = "ProfilerStep#"

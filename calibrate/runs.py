@@ -1,10 +1,9 @@
 """Use case: latents of large-model steps from a table of runs that somebody made."""
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -17,14 +16,19 @@ from perfmodel.cost.latents import SHEETS, step_time_priors
 from perfmodel.cost.layout_fit import infer
 from perfmodel.cost.plausible import contradictions, wrong_unit
 from perfmodel.documents.inferred import InferredDocument
+from perfmodel.documents.run_columns import RunColumns, read_run_columns
 from perfmodel.errors import IncomparableRuns, InvalidDocument, UsageError
 from perfmodel.units import parse_duration
 
 STEP: Final = "step_time_s"
-_NAMES: Final = tuple(field.name for field in fields(Jobs))
+_GLOBAL_BATCH: Final = "global_batch"
+_ACCUMULATION: Final = "accumulation"
+#: What describes a run, with its step time.
+_NEEDED: Final = (*(field.name for field in fields(Jobs)), STEP)
+_NAMES: Final = (*_NEEDED, _GLOBAL_BATCH)
 #: What a table need not say.
 _DEFAULTS: Final[dict[str, float]] = {
-    **dict.fromkeys(("dp", "tp", "pp", "cp", "accumulation", "interleave"), 1.0),
+    **dict.fromkeys(("dp", "tp", "pp", "cp", "interleave"), 1.0),
     **dict.fromkeys(("zero", "recompute_full", "recompute_attention", "gpipe"), 0.0),
     **dict.fromkeys(("zero_bubble", "sequence_parallel", "gated"), 0.0),
     **dict.fromkeys(("tied", "fused_attention"), 1.0),
@@ -48,7 +52,7 @@ def calibrate_from_runs(
     """
     if device not in SHEETS:
         raise UsageError(f"--device-type: must be one of {', '.join(SHEETS)}, got {device!r}")
-    jobs, step_s = read_runs(table, {} if columns is None else _mapping(columns))
+    jobs, step_s = read_runs(table, RunColumns() if columns is None else _mapping(columns))
     model = infer(jobs, step_s, step_time_priors(SHEETS[device]), seed=seed)
     return InferredDocument(
         schema_version=InferredDocument.current_version,
@@ -60,7 +64,7 @@ def calibrate_from_runs(
     )
 
 
-def read_runs(table: Path, mapping: Mapping[str, Any]) -> tuple[Jobs, Column]:
+def read_runs(table: Path, mapping: RunColumns) -> tuple[Jobs, Column]:
     """Jobs and step times of a CSV file, a Kineto trace, an MLPerf log, or a folder of them.
 
     See ``calibrate_from_runs`` for errors. What traces and logs do not say, the mapping's constants do.
@@ -68,19 +72,12 @@ def read_runs(table: Path, mapping: Mapping[str, Any]) -> tuple[Jobs, Column]:
     rows = read_run_rows(table)
     if not rows:
         raise InvalidDocument(f"{table}: must hold at least one run, got none")
-    names = mapping.get("columns", {})
-    constants = mapping.get("constants", {})
-    scale = parse_duration(f"1{mapping.get('units', {}).get(STEP, 's')}")
-    values = [
-        {
-            name: _value(table, number, row, (name, names.get(name, name)), constants)
-            for name in (*_NAMES, STEP)
-        }
-        for number, row in enumerate(rows, start=2)
-    ]
+    values = [_run(table, line, row, mapping) for line, row in enumerate(rows, start=2)]
     jobs = jobs_from_rows(values)
-    step_s = scale * np.array([row[STEP] for row in values])
-    _require_consistent(table, jobs, step_s, str(names.get(STEP, STEP)))
+    step_s = parse_duration(f"1{mapping.units.step_time_s}") * np.array(
+        [row[STEP] for row in values]
+    )
+    _require_consistent(table, jobs, step_s, mapping.columns.get(STEP, STEP))
     return jobs, step_s
 
 
@@ -98,40 +95,72 @@ def _require_consistent(table: Path, jobs: Jobs, step_s: Column, column: str) ->
         )
 
 
-def _value(
-    table: Path,
-    line: int,
-    row: Mapping[str, str],
-    name: tuple[str, str],
-    constants: Mapping[str, float],
-) -> float:
-    field, column = name
-    where = f"{table}: line {line}, column {column}"
-    if field in constants:
-        return float(constants[field])
-    text = row.get(column) or ""
-    if not text and field in _DEFAULTS:
-        return _DEFAULTS[field]
+def _run(table: Path, line: int, row: Mapping[str, str], mapping: RunColumns) -> dict[str, float]:
+    """All numbers of one run; what it need not say has its default."""
+    where = f"{table}: line {line}"
+    said = dict(mapping.constants)
+    for name in _NAMES:
+        column = mapping.columns.get(name, name)
+        text = row.get(column)
+        if name not in said and text:
+            said[name] = _number(f"{where}, column {column}", name, text)
+    batch = said.pop(_GLOBAL_BATCH, None)
+    needed = {name for name in _NEEDED if name not in _DEFAULTS}
+    if batch is not None and _ACCUMULATION not in said:
+        # With a default for dp the derived accumulation would be a guess.
+        needed = needed - {_ACCUMULATION} | {"dp"}
+    missing = [mapping.columns.get(name, name) for name in _NEEDED if name in needed - set(said)]
+    if missing and missing[0] in row:
+        raise InvalidDocument(f"{where}, column {missing[0]}: must be a number, got ''")
+    if missing:
+        listed = (mapping.columns.get(name, name) for name in _NEEDED if name in needed)
+        raise InvalidDocument(
+            f"{table}: column {missing[0]} is missing; needed: {', '.join(listed)} "
+            f"({_GLOBAL_BATCH} and dp may stand for {_ACCUMULATION}); map with --columns FILE"
+        )
+    run = _DEFAULTS | said
+    return run if batch is None else run | {_ACCUMULATION: _accumulation(where, run, batch)}
+
+
+def _accumulation(where: str, run: Mapping[str, float], batch: float) -> float:
+    each = run["dp"] * run["micro_batch"]
+    accumulation = batch / each
+    if not accumulation.is_integer():
+        raise InvalidDocument(
+            f"{where}: {_GLOBAL_BATCH} must be a multiple of dp x micro_batch = {each:g}, got {batch:g}"
+        )
+    if run.get(_ACCUMULATION, accumulation) != accumulation:
+        raise InvalidDocument(
+            f"{where}: {_GLOBAL_BATCH} must be dp x micro_batch x {_ACCUMULATION} = "
+            f"{each * run[_ACCUMULATION]:g} sequences, got {batch:g}"
+        )
+    return accumulation
+
+
+def _number(where: str, name: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         raise InvalidDocument(f"{where}: must be a number, got {text!r}") from None
-    lowest = 0.0 if _DEFAULTS.get(field) == 0 or field in {"tied", "fused_attention"} else 1e-12
-    if not lowest <= value < float("inf"):
-        raise InvalidDocument(f"{where}: must be finite and > 0, got {value}")
+    _require_in_range(where, name, value)
     return value
 
 
-def _mapping(path: Path) -> dict[str, Any]:
-    try:
-        mapping = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InvalidDocument(f"{path}: column mapping cannot be read: {error}") from error
-    unknown = set(mapping) - {"columns", "constants", "units"}
-    unknown |= {name for part in mapping.values() for name in part if name not in (*_NAMES, STEP)}
-    if unknown:
-        raise InvalidDocument(
-            f"{path}: {min(unknown)} is unknown; tables are columns, constants, units, "
-            f"names are {STEP} and {', '.join(_NAMES)}"
-        )
+def _require_in_range(where: str, name: str, value: float) -> None:
+    may_be_0 = _DEFAULTS.get(name) == 0 or name in {"tied", "fused_attention"}
+    if not (0.0 if may_be_0 else 1e-12) <= value < float("inf"):
+        rule = ">= 0" if may_be_0 else "> 0"
+        raise InvalidDocument(f"{where}: must be finite and {rule}, got {value:g}")
+
+
+def _mapping(path: Path) -> RunColumns:
+    mapping = read_run_columns(path)
+    for table, names in (("columns", mapping.columns), ("constants", mapping.constants)):
+        unknown = sorted(set(names) - set(_NAMES))
+        if unknown:
+            raise InvalidDocument(
+                f"{path}: {table}: {unknown[0]} is unknown; names are {', '.join(_NAMES)}"
+            )
+    for name, value in mapping.constants.items():
+        _require_in_range(f"{path}: constants.{name}", name, value)
     return mapping

@@ -11,11 +11,9 @@ from perfmodel.cli.sources import Sources
 from perfmodel.cli.terminal import show
 from perfmodel.documents.base import write_atomically, write_bytes_atomically
 from perfmodel.documents.cluster import read_cluster
-from perfmodel.documents.inferred import is_inferred
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
 from perfmodel.documents.validation import ValidationDocument
-from perfmodel.errors import CalibrationUnavailable
 from perfmodel.forecast import open_workload
 from perfmodel.predictor import Predictor, StepPrediction
 from perfmodel.report.chrome_trace import chrome_trace_text
@@ -38,23 +36,11 @@ def read_inputs(sources: Sources) -> Inputs:
     validation, cluster = sources.validation, sources.cluster
     sheet = None if sources.device is None else device_sheet(sources.device)
     predictor = Predictor(
-        on_device(_read_profile(sources.profile), sheet),
+        on_device(ProfileDocument.read(sources.profile), sheet),
         validation=None if validation is None else ValidationDocument.read(validation),
         cluster=None if cluster is None else read_cluster(cluster),
     )
     return Inputs(predictor=predictor, workload=open_workload(predictor, sources.workload))
-
-
-def _read_profile(path: Path) -> ProfileDocument:
-    try:
-        return ProfileDocument.read(path)
-    except CalibrationUnavailable:
-        if is_inferred(path):
-            raise CalibrationUnavailable(
-                f"{path}: must be the profile of a machine, got a calibration from runs; "
-                "give --layout and --model"
-            ) from None
-        raise
 
 
 def print_prediction(document: PredictionDocument) -> None:

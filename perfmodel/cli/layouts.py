@@ -30,6 +30,18 @@ SEQUENCE = typer.Option(
 PER_NODE = typer.Option(help="Devices of a node, which share its fast links; default 8.")
 MEMORY = typer.Option(help="Memory of one device, such as 80GiB: says whether a layout fits.")
 
+#: Parameters of ``predict`` that layouts do not have, and what to do instead.
+_ONLY_WITHOUT_LAYOUT: Final = {
+    "workload": "--model says what is trained",
+    "device": "a calibration from runs has its device; --device-memory says what fits",
+    "scaling": "--batch counts the sequences of all devices",
+    "accumulation": "write accumulation=N into the layout, or give --batch",
+    "bucket_cap_mb": "leave it out, the closed forms have no buckets",
+    "loader_samples_per_s": "leave it out, the closed forms have no input pipeline",
+    "cluster": "links are inferred from the runs; --devices-per-node says where a node ends",
+    "validation": "leave it out, a calibration from runs has its own intervals",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
@@ -60,6 +72,15 @@ class LargeFlags:
                 raise UsageError(f"{flag}: must come with --layout, got {value} alone")
 
 
+def refuse_with_layout(context: typer.Context) -> None:
+    """Refuse flags of ``predict`` that were typed and would be ignored with ``--layout``."""
+    for name, instead in _ONLY_WITHOUT_LAYOUT.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag}: excludes --layout, got {context.params[name]}; {instead}")
+
+
 def predict_layout(
     profile: Path,
     text: str,
@@ -86,6 +107,8 @@ def predict_layout(
     from perfmodel.predict_layout import Training  # noqa: PLC0415
     from perfmodel.predict_layout import predict_layout as use_case  # noqa: PLC0415
 
+    if not text.strip():
+        raise UsageError('--layout: must be such as "dp=8 tp=4", got nothing; one device is "dp=1"')
     if large.model is None:
         raise UsageError("--layout: must come with --model, got it alone")
     if answers.as_csv or answers.plot is not None:

@@ -16,6 +16,7 @@ from perfmodel.cli.layouts import (
     Answers,
     LargeFlags,
     predict_layout,
+    refuse_with_layout,
 )
 from perfmodel.cli.measure import DEFAULT_PROFILE
 from perfmodel.cli.options import at_least_one, device_counts, one_of
@@ -46,6 +47,7 @@ _VALIDATION = typer.Option(help="A validation, whose errors widen the intervals.
 
 def predict(  # noqa: PLR0913 - one parameter per flag
     *,
+    context: typer.Context,
     profile: Annotated[Path, _PROFILE] = DEFAULT_PROFILE,
     workload: Annotated[str, _WORKLOAD] = "resnet18",
     device: Annotated[str | None, _DEVICE] = None,
@@ -76,11 +78,7 @@ def predict(  # noqa: PLR0913 - one parameter per flag
     answers = Answers(as_json=as_json, as_csv=as_csv, output=output, plot=plot, trace=trace)
     large = LargeFlags(model, sequence_length, devices_per_node, device_memory)
     if layout is not None:
-        if device is not None:
-            raise UsageError(
-                f"--device: excludes --layout, got {device}: a calibration from runs has its device; "
-                "--device-memory says what fits"
-            )
+        refuse_with_layout(context)
         only = None if devices == DEFAULT_DEVICES else device_counts(devices)
         predict_layout(profile, layout, large, devices=only, batch=batch, answers=answers)
         return

@@ -43,6 +43,11 @@ class Document(Record):
     schema_version: int
 
     @classmethod
+    def other_kind(cls, raw: object) -> str | None:  # noqa: ARG003 - for documents that get confused
+        """What a file is that people take for this kind, and what to do with it; None if it is not."""
+        return None
+
+    @classmethod
     def read(cls, path: Path) -> Self:
         """Read a file, or say which rule it breaks and where.
 
@@ -56,6 +61,9 @@ class Document(Record):
             raw = json.loads(path.read_bytes())
         except (OSError, ValueError) as error:
             raise cls.unreadable(f"{path}: {cls.title} cannot be read: {error}") from error
+        other = cls.other_kind(raw)
+        if other is not None:
+            raise cls.unreadable(f"{path}: must be a {cls.title}, got {other}")
         version = raw.get("schema_version") if isinstance(raw, dict) else None
         if version != cls.current_version:
             raise cls.unreadable(

@@ -1,6 +1,5 @@
 """Latents of large-model steps that were inferred from runs of others."""
 
-from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -67,11 +66,9 @@ class InferredDocument(Document):
     """None if no run showed it."""
     interval_widening: PositiveFloat
 
-
-def is_inferred(path: Path) -> bool:
-    """Whether a file that is no profile of a machine is a calibration from runs."""
-    try:
-        InferredDocument.read(path)
-    except CalibrationUnavailable:
-        return False
-    return True
+    @classmethod
+    def other_kind(cls, raw: object) -> str | None:
+        """Profiles of machines, which lie beside calibrations from runs."""
+        if not isinstance(raw, dict) or "device_kind" not in raw:
+            return None
+        return "the profile of a machine; perfmodel calibrate --from-runs makes the other kind"

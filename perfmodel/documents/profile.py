@@ -274,6 +274,13 @@ class ProfileDocument(Document):
     undetermined: tuple[str, ...]
     """What the data could not determine, in words."""
 
+    @classmethod
+    def other_kind(cls, raw: object) -> str | None:
+        """Calibrations from runs, which lie beside profiles."""
+        if not isinstance(raw, dict) or "latents" not in raw:
+            return None
+        return "a calibration from runs; such a file is for perfmodel predict --layout and plan parallelism"
+
     @property
     def max_world_size(self) -> int:
         """Most ranks that were measured together."""

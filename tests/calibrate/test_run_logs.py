@@ -8,6 +8,7 @@ import pytest
 
 from calibrate.run_logs import read_run_rows
 from calibrate.runs import read_runs
+from perfmodel.documents.run_columns import RunColumns
 from perfmodel.errors import InvalidDocument
 
 
@@ -44,12 +45,12 @@ def test_the_mapping_says_what_a_trace_does_not(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(trace(2e6)))
     shape = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 32, "feed_forward": 14336}
-    rest = {"vocabulary": 131_072, "sequence": 4096, "micro_batch": 1}
-    jobs, step_s = read_runs(path, {"constants": shape | rest})
+    rest = {"vocabulary": 131_072, "sequence": 4096, "micro_batch": 1, "accumulation": 1}
+    jobs, step_s = read_runs(path, RunColumns.model_validate({"constants": shape | rest}))
     assert (float(jobs.dp[0]), float(jobs.hidden[0])) == (16.0, 4096.0)
     assert step_s == pytest.approx([2.0])
-    with pytest.raises(InvalidDocument, match="column layers: must be a number"):
-        read_runs(path, {})
+    with pytest.raises(InvalidDocument, match="column layers is missing"):
+        read_runs(path, RunColumns())
 
 
 def test_a_trace_without_steps_is_refused(tmp_path: Path) -> None:
@@ -75,7 +76,7 @@ def test_an_mlperf_log_counts_blocks_and_not_evaluation(tmp_path: Path) -> None:
     (row,) = read_run_rows(path)
     # 20 s of blocks, 640 samples = 20 steps; the 50 s of evaluation between them do not count.
     assert float(row["step_time_s"]) == pytest.approx(1.0)
-    assert row["tp"] == "4"
+    assert (row["tp"], row["global_batch"]) == ("4", "32")
 
 
 def test_an_mlperf_log_without_samples_is_refused(tmp_path: Path) -> None:

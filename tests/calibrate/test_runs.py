@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.runs import calibrate_from_runs
+from calibrate.runs import calibrate_from_runs, read_runs
 from perfmodel.cost.inferred_profile import model_of
 from perfmodel.cost.jobs import Jobs
 from perfmodel.documents.inferred import InferredDocument
+from perfmodel.documents.run_columns import RunColumns
 from perfmodel.errors import IncomparableRuns, InvalidDocument, UsageError
 from tests.perfmodel.cost.large_samples import measured, some_jobs
 
@@ -61,7 +62,7 @@ def test_runs_that_contradict_each_other_are_named(tmp_path: Path) -> None:
 
 def test_missing_column_unknown_device_unknown_key(tmp_path: Path) -> None:
     table = write(tmp_path / "runs.csv", step="seconds")
-    with pytest.raises(InvalidDocument, match="column step_time_s: must be a number"):
+    with pytest.raises(InvalidDocument, match="column step_time_s is missing; needed: layers"):
         calibrate_from_runs(table, columns=None, device="A100")
     with pytest.raises(UsageError, match="--device-type"):
         calibrate_from_runs(table, columns=None, device="abacus")
@@ -69,3 +70,82 @@ def test_missing_column_unknown_device_unknown_key(tmp_path: Path) -> None:
     mapping.write_text("[columns]\nspeed = 'x'\n")
     with pytest.raises(InvalidDocument, match="speed is unknown"):
         calibrate_from_runs(table, columns=mapping, device="A100")
+
+
+RUN: dict[str, float] = {
+    "layers": 24,
+    "hidden": 2048,
+    "heads": 16,
+    "kv_heads": 16,
+    "feed_forward": 8192,
+    "vocabulary": 51200,
+    "sequence": 1024,
+    "dp": 2,
+    "micro_batch": 2,
+    "accumulation": 4,
+    "step_time_s": 1.0,
+}
+
+
+def table_of(path: Path, *rows: dict[str, float]) -> Path:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def without(*names: str, **more: float) -> dict[str, float]:
+    return {key: value for key, value in RUN.items() if key not in names} | more
+
+
+def test_the_global_batch_says_how_often_gradients_are_accumulated(tmp_path: Path) -> None:
+    rows = [
+        without("accumulation", global_batch=batch) | {"step_time_s": batch / 16}
+        for batch in (16, 64)
+    ]
+    # Four times the batch takes four times as long: no contradiction, but another job.
+    jobs, step_s = read_runs(table_of(tmp_path / "runs.csv", *rows), RunColumns())
+    assert jobs.accumulation.tolist() == [4, 16]
+    assert step_s.tolist() == [1, 4]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (without("accumulation"), "column accumulation is missing; needed: layers, "),
+        (without("layers"), "runs.csv: column layers is missing; needed: layers, .*--columns FILE"),
+        (without("accumulation", "dp", global_batch=16), "column dp is missing"),
+        (without("accumulation", global_batch=18), "line 2: .*multiple of dp x .* = 4, got 18"),
+        (without(global_batch=32), "dp x micro_batch x accumulation = 16 sequences, got 32"),
+    ],
+)
+def test_a_run_that_says_too_little_or_contradicts_itself(
+    tmp_path: Path, row: dict[str, float], said: str
+) -> None:
+    with pytest.raises(InvalidDocument, match=said):
+        read_runs(table_of(tmp_path / "runs.csv", row), RunColumns())
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("columns = 5", "columns: .*dictionary, got 5"),
+        ('constants = "abc"', "constants: .*dictionary, got abc"),
+        ("[constants]\nlayers = [1]", r"constants.layers: .*number, got \[1\]"),
+        ('[constants]\nlayers = "x"', "constants.layers: .*number, got x"),
+        ("[constants]\nlayers = nan", "constants.layers: .*finite number, got nan"),
+        ("[constants]\nlayers = -3", "constants.layers: .*got -3"),
+        ("[constants]\nlayers = 0", "constants.layers: must be finite and > 0, got 0"),
+        ('[units]\nlayers = "h"', "units.layers: .*got h"),
+        ('[units]\nstep_time_s = "weeks"', "units.step_time_s: .*got weeks"),
+    ],
+)
+def test_a_mapping_that_makes_no_sense_is_one_line(tmp_path: Path, text: str, said: str) -> None:
+    mapping = tmp_path / "columns.toml"
+    mapping.write_text(text)
+    table = table_of(tmp_path / "runs.csv", RUN)
+    with pytest.raises(InvalidDocument, match=f"columns.toml: {said}") as caught:
+        calibrate_from_runs(table, columns=mapping, device="A100")
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 1

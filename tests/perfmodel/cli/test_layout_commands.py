@@ -98,6 +98,7 @@ def test_a_cluster_is_searched(run: Run, inferred: Path, config: Path, tmp_path:
         (("--model", "gpt2"), 2, "must come with --layout"),
         (("--device-memory", "80GiB"), 2, "must come with --layout"),
         (("--layout", "dp=4", "--model", "gpt2", "--csv"), 2, "excludes --csv"),
+        (("--layout", "", "--model", "gpt2"), 2, '--layout: must be such as "dp=8 tp=4"'),
         (("--layout", "dp=4", "--model", "gpt2", "--device-memory", "80"), 2, "--device-memory"),
         (("--layout", "dp=4", "--model", "gpt2", "--devices", "4,8"), 2, "must be one count"),
         (("--layout", "dp=4", "--model", "missing/config.json"), 2, "cannot be read"),
@@ -114,10 +115,39 @@ def test_nonsense_is_one_line(
     assert said in complaint(run("predict", "--profile", inferred, *arguments), code)
 
 
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--workload", "resnet18"),
+        ("--device", "h100-sxm"),
+        ("--scaling", "weak"),
+        ("--accumulation", "1"),
+        ("--bucket-cap-mb", "25"),
+        ("--loader-samples-per-s", "100"),
+        ("--cluster", "cluster.toml"),
+        ("--validation", "validation.json"),
+    ],
+)
+def test_a_flag_that_a_layout_would_ignore_is_refused(
+    run: Run, inferred: Path, flag: str, value: str
+) -> None:
+    layout = ("--layout", "dp=2", "--model", "gpt2")
+    line = complaint(run("predict", "--profile", inferred, *layout, flag, value), 2)
+    assert f"{flag}: excludes --layout, got {value}" in line
+
+
 def test_profiles_of_the_other_kind_are_told_apart(run: Run, stored: Path, inferred: Path) -> None:
-    wrong = run("predict", "--profile", stored, "--layout", "dp=2", "--model", "gpt2")
-    assert "calibration from runs" in complaint(wrong, 5)
-    assert "--layout" in complaint(run("predict", "--profile", inferred), 5)
+    search = ("plan", "parallelism", "--devices", "2", "--global-batch", "2")
+    for command in (("predict", "--layout", "dp=2"), search):
+        line = complaint(run(*command, "--model", "gpt2", "--profile", stored), 5)
+        assert "got the profile of a machine; perfmodel calibrate --from-runs makes" in line
+    for arguments in (
+        ("predict", "--profile", inferred),
+        ("explain", "--profile", inferred),
+        ("diff", inferred, stored),
+    ):
+        line = complaint(run(*arguments), 5)
+        assert "got a calibration from runs; such a file is for perfmodel predict --layout" in line
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,44 @@
+"""How the columns of a foreign table of runs are read, as a person writes it down in TOML."""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from perfmodel.documents.base import Record, first_problem
+from perfmodel.errors import InvalidDocument
+
+
+class RunUnits(Record):
+    """Units of columns that have one."""
+
+    step_time_s: Literal["ns", "us", "ms", "s", "min", "h", "d"] = "s"
+
+
+class RunColumns(Record):
+    """Names, values and units of what a run is described by."""
+
+    columns: dict[str, Annotated[str, Field(min_length=1)]] = Field(default_factory=dict)
+    """By our name, the heading in the table."""
+    constants: dict[str, Annotated[float, Field(strict=True, ge=0)]] = Field(default_factory=dict)
+    """By our name, the value of all runs; goes before a column."""
+    units: RunUnits = RunUnits()
+
+
+def read_run_columns(path: Path) -> RunColumns:
+    """Read a column mapping in TOML.
+
+    Raises
+    ------
+    InvalidDocument
+        If the file cannot be read, or a table or value is not of its kind.
+    """
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidDocument(f"{path}: column mapping cannot be read: {error}") from error
+    try:
+        return RunColumns.model_validate(raw)
+    except ValidationError as error:
+        raise InvalidDocument(f"{path}: {first_problem(error)}") from error
