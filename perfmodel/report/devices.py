@@ -15,37 +15,38 @@ from perfmodel.documents.catalogue import (
     Rate,
     Size,
 )
+from perfmodel.report.grid import Grid, grid
 from perfmodel.units import PREFIXES, format_bytes, format_rate
 
 
-def devices_table(catalogue: Catalogue) -> Table:
-    """All devices, one line each."""
-    table = Table(
-        box=box.SIMPLE,
-        title="Devices by data sheet",
+def devices_grid(catalogue: Catalogue) -> Grid:
+    """All devices, one line each; readable on 80 columns."""
+    return grid(
+        "Devices by data sheet",
+        text=("Device",),
+        numbers=("GiB", "GB/s", "fp32", "tf32", "16 bit", "fp8", "Link\nGB/s", "W"),
+        rows=[_row(sheet) for sheet in catalogue.devices],
         caption="Dense peaks in TFLOP/s, by the type of the factors; 16 bit: fp16, or else bf16. Links: "
         "one direction. Empty: no usable source. One device with its sources: perfmodel devices NAME",
     )
-    table.add_column("device", no_wrap=True)
-    for name in ("GiB", "GB/s", "fp32", "tf32", "16 bit", "fp8", "link GB/s", "W"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for sheet in catalogue.devices:
-        peaks = sheet.peaks
-        shown = (
-            peaks.get("fp32"),
-            peaks.get("tf32"),
-            peaks.get("fp16", peaks.get("bf16")),
-            peaks.get("fp8"),
-        )
-        table.add_row(
-            sheet.id,
-            f"{sheet.memory.size_bytes / PREFIXES['Gi']:.4g}",
-            _plain(sheet.bandwidth),
-            *("" if peak is None else f"{peak.flop_per_s / PREFIXES['T']:.4g}" for peak in shown),
-            _plain(sheet.link),
-            "" if sheet.power is None else f"{sheet.power.power_w:.0f}",
-        )
-    return table
+
+
+def _row(sheet: DataSheet) -> tuple[str, ...]:
+    peaks = sheet.peaks
+    shown = (
+        peaks.get("fp32"),
+        peaks.get("tf32"),
+        peaks.get("fp16", peaks.get("bf16")),
+        peaks.get("fp8"),
+    )
+    return (
+        sheet.id,
+        f"{sheet.memory.size_bytes / PREFIXES['Gi']:.4g}",
+        _plain(sheet.bandwidth),
+        *("" if peak is None else f"{peak.flop_per_s / PREFIXES['T']:.4g}" for peak in shown),
+        _plain(sheet.link),
+        "" if sheet.power is None else f"{sheet.power.power_w:.0f}",
+    )
 
 
 def _plain(rate: Rate | None) -> str:
