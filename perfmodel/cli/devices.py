@@ -29,9 +29,9 @@ def devices(
     from perfmodel.report.devices import (  # noqa: PLC0415
         devices_grid,
         devices_json,
-        links_table,
+        links_grid,
+        sheet_grid,
         sheet_lines,
-        sheet_table,
     )
     from perfmodel.report.tables import rich_table  # noqa: PLC0415
 
@@ -40,11 +40,11 @@ def devices(
     if as_json:
         typer.echo(json.dumps(devices_json(catalogue, sheet), indent=1))
     elif links:
-        show(links_table(catalogue))
+        show(rich_table(links_grid(catalogue)))
     elif sheet is None:
         show(rich_table(devices_grid(catalogue)))
     else:
-        show(sheet_table(sheet, catalogue))
+        show(rich_table(sheet_grid(sheet, catalogue)))
         show_lines(sheet_lines(sheet, catalogue))
 
 

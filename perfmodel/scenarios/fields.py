@@ -117,7 +117,9 @@ def _ask(scenario: Scenario, **changes: object) -> Scenario:
 
 
 def _workload(scenario: Scenario, value: str) -> Scenario:
-    workload = open_workload(Predictor(scenario.profile, num_draws=1), value)
+    workload = open_workload(
+        Predictor(scenario.profile, num_draws=1), value, where="--set workload"
+    )
     return dataclasses.replace(scenario, workload=workload)
 
 

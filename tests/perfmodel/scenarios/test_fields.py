@@ -157,7 +157,7 @@ def test_several_values_are_scenarios_side_by_side() -> None:
         (["device.speed=2"], "must look like 2x"),
         (["gradients=int3"], "must be one of fp32"),
         (["buffers=none"], "must be broadcast or local"),
-        (["workload=nothing"], "light, heavy"),
+        (["workload=nothing"], "--set workload: must be in the profile .*light, heavy"),
         (["devices=1,2,3,4", "batch=1,2,3,4"], "at most 12 combinations"),
     ],
 )
