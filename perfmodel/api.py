@@ -18,6 +18,7 @@ from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
 from perfmodel.documents.validation import ValidationDocument
 from perfmodel.documents.whatif import WhatIfDocument
 from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.errors import UsageError
 from perfmodel.explanation import Explanation
 from perfmodel.explanation import explain as explain_setting
 from perfmodel.forecast import Forecast, forecast, forecast_settings, open_workload
@@ -229,7 +230,10 @@ def plan_options(
     files = {option.profile for option in found.option}
     machines = {name: read_profile(path.parent / name) for name in files}
     profiles = {option.name: machines[option.profile] for option in found.option}
-    return ranked_options(found, profiles, today=day, argv=argv)
+    try:
+        return ranked_options(found, profiles, today=day, argv=argv)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
 
 
 def acceptance_terms(

@@ -34,3 +34,10 @@ def at_least(name: str, value: int, minimum: int) -> None:
     """Refuse integers below a minimum."""
     if not value >= minimum:
         raise ValueError(f"{name} must be >= {minimum}, got {value}")
+
+
+def within(name: str, value: int, minimum: int, maximum: int) -> None:
+    """Refuse integers below a minimum or above a maximum."""
+    at_least(name, value, minimum)
+    if value > maximum:
+        raise ValueError(f"{name} must be <= {maximum:,}, got {value}")

@@ -4,6 +4,8 @@ The text of every error follows one pattern: where, which rule, which value, wha
 A wrong argument inside the library is a plain ``ValueError``; our own broken invariants are ``assert``.
 """
 
+import difflib
+from collections.abc import Iterable
 from typing import ClassVar, Final
 
 EXIT_OK: Final = 0
@@ -65,3 +67,9 @@ class Interrupted(PerfModelError):
     """The user stopped a measurement; what was measured is kept."""
 
     exit_code = EXIT_INTERRUPTED
+
+
+def did_you_mean(text: str, known: Iterable[str]) -> str:
+    """End of a message: the known name that is nearest to a misspelt one, or nothing."""
+    near = difflib.get_close_matches(text, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""

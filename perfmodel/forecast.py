@@ -12,6 +12,7 @@ from perfmodel.documents.base import Provenance, command_line
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.profile import WorkloadProfile
 from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.errors import UsageError
 from perfmodel.parallelism.strategy import Setting
 from perfmodel.predictor import (
     Predictor,
@@ -38,8 +39,13 @@ class Forecast:
             checks.positive("loader_samples_per_s", self.loader_samples_per_s)
 
 
-def open_workload(predictor: Predictor, name: str) -> WorkloadProfile:
+def open_workload(predictor: Predictor, name: str, *, where: str = "--workload") -> WorkloadProfile:
     """A calibrated workload by name, or the workload file (``.json``) of that name.
+
+    Parameters
+    ----------
+    where
+        The flag, or the key of a file, that gave the name; errors begin with it.
 
     Raises
     ------
@@ -49,10 +55,13 @@ def open_workload(predictor: Predictor, name: str) -> WorkloadProfile:
         If the file cannot be read.
     """
     path = Path(name)
-    if path.suffix != ".json":
-        return predictor.workload(name)
-    document = WorkloadDocument.read(path)
-    return predictor.workload(document.workload, document.trace)
+    document = WorkloadDocument.read(path) if path.suffix == ".json" else None
+    try:
+        if document is None:
+            return predictor.workload(name)
+        return predictor.workload(document.workload, document.trace)
+    except UsageError as error:
+        raise UsageError(f"{where}{str(error).removeprefix('--workload')}") from error
 
 
 def provenance(predictor: Predictor, *, argv: Sequence[str]) -> Provenance:

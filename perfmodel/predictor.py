@@ -18,8 +18,8 @@ from perfmodel.cost.traced import traced_profile
 from perfmodel.documents.prediction import Interval, PredictedPoint
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
 from perfmodel.documents.validation import ValidationDocument
-from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
-from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError, did_you_mean
+from perfmodel.parallelism.strategy import MOST_BATCH, MOST_DEVICES, Setting, Synchronisation
 from perfmodel.program.ddp import compile_step
 from perfmodel.program.interference import Interference
 from perfmodel.program.operation import Cause, StepProgram, Stream
@@ -132,9 +132,10 @@ class Predictor:
             )
         if isinstance(workload, Workload):
             return borrowed_profile(self.profile, workload)
-        known = ", ".join(entry.workload.name for entry in self.profile.workloads)
+        known = [entry.workload.name for entry in self.profile.workloads]
         raise UsageError(
-            f"--workload: must be in the profile ({known}) or a workload file, got {name!r}"
+            f"--workload: must be in the profile or a workload file, got {name!r}"
+            f"{did_you_mean(name, known)} (the profile holds {', '.join(known)})"
         )
 
     def step(
@@ -363,11 +364,11 @@ def scaled_settings(
     NotFeasible
         If the global batch cannot be split evenly.
     """
-    checks.at_least("batch", batch, 1)
-    checks.at_least("accumulation", accumulation, 1)
+    checks.within("batch", batch, 1, MOST_BATCH)
+    checks.within("accumulation", accumulation, 1, MOST_BATCH)
     settings = []
     for world_size in world_sizes:
-        checks.at_least("devices", world_size, 1)
+        checks.within("devices", world_size, 1, MOST_DEVICES)
         parts = world_size * accumulation if scaling == "strong" else 1
         if batch % parts:
             raise NotFeasible(

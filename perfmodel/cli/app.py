@@ -31,25 +31,25 @@ _HELP: Final = """Measure one machine, then predict training on 2 to 16,384 acce
 
 \b
 perfmodel calibrate     measure this machine, write its profile
-perfmodel trace         a model as a workload file, without weights, data or GPU
-perfmodel memory        does a step fit, the largest batch, what to change first
-perfmodel techniques    checkpointing, offload, streaming ...: time and memory
+perfmodel trace         a model as a workload file, without data or GPU
+perfmodel memory        does a step fit, the largest batch, what to change
+perfmodel techniques    checkpointing, offload ...: time and memory
 perfmodel devices       data sheets of devices that need not be present
 perfmodel predict       speed-up, step time, doubt for any number of devices
-perfmodel explain       what costs the speed-up, and what one change would gain
+perfmodel explain       what costs the speed-up, what a change would gain
 perfmodel whatif        change a field: before, after, and why
 perfmodel diff          what changed between two profiles beyond noise
 perfmodel acceptance    clauses for a contract; judge what was delivered
-perfmodel plan parallelism   all layouts of a large model on a cluster, ranked
-perfmodel plan options  rank machines and sizes by cost and chance to finish in time
-perfmodel validate      run settings never used before, print the tool's own error
+perfmodel plan parallelism   all layouts of a large model, ranked
+perfmodel plan options  rank machines by cost and chance to be in time
+perfmodel validate      run settings never used, print the tool's own error
 perfmodel validate testbed   the same with up to 16 ranks on shaped links
-perfmodel batch         time to the target over the batch size, not samples/s alone
-perfmodel cost          buy or rent: cost of a useful device-hour, and where they cross
-perfmodel goodput       weeks of a job that fails: when it ends, how often to save
+perfmodel batch         time to the target over the batch size
+perfmodel cost          buy or rent: cost of a useful device-hour
+perfmodel goodput       weeks of a job that fails: its end, how often to save
 
 \b
-Exit codes: 0 ok, 1 failure, 2 usage, 3 not feasible, 4 validation out of tolerance,
+Exit codes: 0 ok, 1 failure, 2 usage, 3 not feasible, 4 out of tolerance,
 5 calibration missing or stale, 130 interrupted.
 """
 

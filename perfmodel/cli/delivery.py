@@ -74,7 +74,7 @@ def acceptance_judge(
 ) -> None:
     """Judge a delivered machine by the clauses of a contract."""
     from perfmodel.api import judge, read_profile  # noqa: PLC0415 - keeps --help fast
-    from perfmodel.documents.acceptance import AcceptanceTerms  # noqa: PLC0415
+    from perfmodel.documents.acceptance import AcceptanceTerms, Verdict  # noqa: PLC0415
     from perfmodel.documents.observation import read_observations  # noqa: PLC0415
     from perfmodel.report.acceptance import judgement_grid, judgement_lines  # noqa: PLC0415
     from perfmodel.report.tables import rich_table  # noqa: PLC0415
@@ -89,5 +89,10 @@ def acceptance_judge(
     )
     table = rich_table(judgement_grid(document))
     show_document(document, table, judgement_lines(document), as_json=as_json)
-    if document.failed:
-        raise OutOfTolerance(f"acceptance: failed: {'; '.join(document.failed)}")
+    broken = [
+        f"{verdict}: {'; '.join(clauses)}"
+        for verdict in (Verdict.FAILED, Verdict.NOT_MEASURED)
+        if (clauses := document.having(verdict))
+    ]
+    if broken:
+        raise OutOfTolerance(f"acceptance: {'; '.join(broken)}")

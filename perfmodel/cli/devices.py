@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.terminal import show
+from perfmodel.cli.terminal import show, show_lines
 
 if TYPE_CHECKING:
     from perfmodel.documents.catalogue import DataSheet
@@ -27,25 +27,25 @@ def devices(
         shipped_catalogue,
     )
     from perfmodel.report.devices import (  # noqa: PLC0415
+        devices_grid,
         devices_json,
-        devices_table,
-        links_table,
+        links_grid,
+        sheet_grid,
         sheet_lines,
-        sheet_table,
     )
+    from perfmodel.report.tables import rich_table  # noqa: PLC0415
 
     catalogue = shipped_catalogue()
     sheet = None if name is None else find_device(name, catalogue, flag="DEVICE")
     if as_json:
         typer.echo(json.dumps(devices_json(catalogue, sheet), indent=1))
     elif links:
-        show(links_table(catalogue))
+        show(rich_table(links_grid(catalogue)))
     elif sheet is None:
-        show(devices_table(catalogue))
+        show(rich_table(devices_grid(catalogue)))
     else:
-        show(sheet_table(sheet, catalogue))
-        for line in sheet_lines(sheet, catalogue):
-            typer.echo(line)
+        show(rich_table(sheet_grid(sheet, catalogue)))
+        show_lines(sheet_lines(sheet, catalogue))
 
 
 def device_sheet(name: str) -> "DataSheet":

@@ -4,11 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import typer
-
 from perfmodel.cli.devices import device_sheet, on_device
 from perfmodel.cli.sources import Sources
-from perfmodel.cli.terminal import show
+from perfmodel.cli.terminal import show, show_lines
 from perfmodel.documents.base import write_atomically, write_bytes_atomically
 from perfmodel.documents.cluster import read_cluster
 from perfmodel.documents.prediction import PredictionDocument
@@ -46,10 +44,8 @@ def read_inputs(sources: Sources) -> Inputs:
 def print_prediction(document: PredictionDocument) -> None:
     """Print the table, and what must be known before acting on it."""
     show(prediction_table(document))
-    for line in binding_lines(document):
-        typer.echo(line)
-    for caveat in document.caveats:
-        typer.echo(f"caveat: {caveat}")
+    show_lines(binding_lines(document))
+    show_lines(f"caveat: {caveat}" for caveat in document.caveats)
 
 
 def write_plot(

@@ -1,10 +1,9 @@
 """What the commands about layouts read: a transformer and a calibration from runs; no torch."""
 
-import difflib
 from pathlib import Path
 
 from perfmodel.documents.inferred import InferredDocument
-from perfmodel.errors import UsageError
+from perfmodel.errors import UsageError, did_you_mean
 from perfmodel.predict_layout import InferredMachine, inferred_machine
 from perfmodel.tracing.huggingface_config import DECODERS, LLAMA_FAMILY, Config, read_shape
 from perfmodel.workload.transformer import Transformer
@@ -38,8 +37,7 @@ def read_model(text: str, *, sequence: int | None) -> NamedTransformer:
     if path.suffix == ".json" or path.is_dir():
         return _from_config(path / "config.json" if path.is_dir() else path, sequence)
     if text not in TRANSFORMERS:
-        close = difflib.get_close_matches(text, TRANSFORMERS, n=1)
-        near = f"; did you mean {close[0]}?" if close else ""
+        near = did_you_mean(text, TRANSFORMERS)
         raise UsageError(
             f"--model: must be a config.json or one of {', '.join(TRANSFORMERS)}, got {text!r}{near}"
         )

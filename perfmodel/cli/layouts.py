@@ -53,6 +53,10 @@ class Answers:
     plot: Path | None
     trace: Path | None
 
+    def tell(self, what: str, path: Path) -> None:
+        """Say what was written; not among JSON or CSV."""
+        typer.echo(f"{what}: {path}", err=self.as_json or self.as_csv)
+
 
 @dataclass(frozen=True, slots=True)
 class LargeFlags:
@@ -130,8 +134,10 @@ def predict_layout(
     _print_prediction(document, as_json=answers.as_json)
     if answers.output is not None:
         document.write(answers.output)
+        answers.tell("prediction", answers.output)
     if answers.trace is not None:
         _write_trace(answers.trace, step, f"{training.model.name} {layout}")
+        answers.tell("trace", answers.trace)
 
 
 def plan_parallelism(  # noqa: PLR0913 - one parameter per flag

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from perfmodel.cli.options import bandwidth_bytes_per_s, size_bytes
-from perfmodel.cli.terminal import show
+from perfmodel.cli.terminal import show, show_lines
 from perfmodel.errors import NotFeasible, UsageError
 
 if TYPE_CHECKING:
@@ -74,8 +74,7 @@ def memory(  # noqa: PLR0913 - one parameter per flag
         typer.echo(json.dumps(report.as_json(), indent=1))
     else:
         show(memory_table(report))
-        for line in memory_lines(report):
-            typer.echo(line)
+        show_lines(memory_lines(report))
         show(remedies_table(report))
     if report.hopeless:
         raise NotFeasible(
@@ -126,8 +125,7 @@ def techniques(  # noqa: PLR0913 - one parameter per flag
         typer.echo(json.dumps(report.as_json(), indent=1))
     else:
         show(techniques_table(report))
-        for line in technique_lines(report):
-            typer.echo(line)
+        show_lines(technique_lines(report))
     verdicts = {verdict(row.memory.fit_probability(capacity_bytes)) for row in report.techniques}
     if verdicts == {Verdict.DOES_NOT_FIT}:
         raise NotFeasible(

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from perfmodel.cli.options import at_least_one, bandwidth_bytes_per_s, names
+from perfmodel.cli.options import at_least_one, bandwidth_bytes_per_s, names, one_of
 from perfmodel.cli.progress import measurement
 from perfmodel.cli.terminal import show as show_table
 
@@ -53,13 +53,17 @@ def show(
     """Show algbw, busbw, the fit and its residuals."""
     import json  # noqa: PLC0415 - keeps --help fast
 
-    from perfmodel.report.network import curve_rows, curve_table, read_curves  # noqa: PLC0415
+    from perfmodel.documents.nccl_tests import COLLECTIVES  # noqa: PLC0415
+    from perfmodel.report.network import curve_grid, curve_rows, read_curves  # noqa: PLC0415
+    from perfmodel.report.tables import rich_table  # noqa: PLC0415
 
+    if collective is not None:
+        one_of("--collective", collective, COLLECTIVES)
     rows = curve_rows(read_curves(files, collective=collective))
     if as_json:
         typer.echo(json.dumps({"schema_version": 1, "rows": rows}, indent=1))
     else:
-        show_table(curve_table(rows))
+        show_table(rich_table(curve_grid(rows)))
 
 
 def import_topology(

@@ -7,7 +7,7 @@ from typing import Annotated, TypeAlias, TypeVar
 
 import typer
 
-from perfmodel.errors import UsageError
+from perfmodel.errors import UsageError, did_you_mean
 from perfmodel.units import Bytes, BytesPerSecond, parse_bandwidth, parse_bytes
 
 _Choice = TypeVar("_Choice", bound=str)
@@ -35,7 +35,8 @@ def one_of(option: str, text: str, choices: Sequence[_Choice]) -> _Choice:
     for choice in choices:
         if choice == text:
             return choice
-    raise UsageError(f"{option}: must be {' or '.join(choices)}, got {text!r}")
+    near = did_you_mean(text, choices)
+    raise UsageError(f"{option}: must be {' or '.join(choices)}, got {text!r}{near}")
 
 
 def at_least_one(option: str, value: int) -> int:

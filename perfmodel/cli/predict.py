@@ -21,6 +21,7 @@ from perfmodel.cli.layouts import (
 from perfmodel.cli.measure import DEFAULT_PROFILE
 from perfmodel.cli.options import at_least_one, device_counts, one_of
 from perfmodel.cli.sources import Sources
+from perfmodel.cli.terminal import show_lines
 from perfmodel.errors import UsageError
 
 DEFAULT_DEVICES = "1,2,4,8,16,32,64,128,256,512,1024"
@@ -75,6 +76,8 @@ def predict(  # noqa: PLR0913 - one parameter per flag
     device_memory: Annotated[str | None, MEMORY] = None,
 ) -> None:
     """Predict speed-up and step time for any number of devices, or one layout of a large model."""
+    if as_json and as_csv:
+        raise UsageError("--json: excludes --csv, got both; --output writes JSON beside --csv")
     answers = Answers(as_json=as_json, as_csv=as_csv, output=output, plot=plot, trace=trace)
     large = LargeFlags(model, sequence_length, devices_per_node, device_memory)
     if layout is not None:
@@ -143,10 +146,13 @@ def _predict_workload(sources: Sources, asked: _Request, answers: Answers) -> No
         print_prediction(document)
     if answers.output is not None:
         document.write(answers.output)
+        answers.tell("prediction", answers.output)
     if answers.plot is not None and plot_format is not None:
         write_plot(document, answers.plot, plot_format)
+        answers.tell("plot", answers.plot)
     if answers.trace is not None:
         write_trace(largest, answers.trace)
+        answers.tell("trace", answers.trace)
 
 
 def explain(  # noqa: PLR0913 - one parameter per flag
@@ -184,8 +190,7 @@ def explain(  # noqa: PLR0913 - one parameter per flag
         scaling=request.scaling,
         loader_samples_per_s=loader_samples_per_s,
     )
-    for line in explanation_lines(explanation):
-        typer.echo(line)
+    show_lines(explanation_lines(explanation))
 
 
 def _plot_format(path: Path) -> Literal["svg", "png"]:

@@ -1,5 +1,8 @@
 """What commands print, and how a verdict ends them."""
 
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -29,8 +32,29 @@ def show_document(
         typer.echo(document.model_dump_json(indent=1))
         return
     show(table)
+    show_lines(lines)
+
+
+def show_lines(lines: Iterable[str]) -> None:
+    """Print sentences; on a terminal, none is wider than that."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for line in lines:
-        typer.echo(line)
+        typer.echo(line if width is None else wrapped(line, width))
+
+
+def wrapped(line: str, width: int) -> str:
+    """A sentence over several lines, the further ones indented; words stay whole."""
+    if len(line) <= width:
+        return line
+    indent = line[: len(line) - len(line.lstrip())]
+    return textwrap.fill(
+        line.lstrip(),
+        width,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def refuse_failed_gates(

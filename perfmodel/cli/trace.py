@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfmodel.cli.options import at_least_one, one_of
+from perfmodel.cli.terminal import show_lines
 
 if TYPE_CHECKING:
     from perfmodel.documents.workload import WorkloadDocument
@@ -90,8 +91,7 @@ def trace(  # noqa: PLR0913 - one parameter per flag
 def _show_and_write(document: "WorkloadDocument", output: Path | None, *, micro_batch: int) -> None:
     from perfmodel.report.workload import trace_lines  # noqa: PLC0415 - keeps --help fast
 
-    for line in trace_lines(document, micro_batch=micro_batch):
-        typer.echo(line)
+    show_lines(trace_lines(document, micro_batch=micro_batch))
     path = (
         output
         or DEFAULT_FOLDER / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', document.workload.name)}.json"

@@ -10,7 +10,7 @@ from perfmodel.cli.measure import DEFAULT_PROFILE
 from perfmodel.cli.options import at_least_one, one_of
 from perfmodel.cli.predict import SCALINGS
 from perfmodel.cli.sources import Sources
-from perfmodel.cli.terminal import show_document
+from perfmodel.cli.terminal import show_document, show_lines
 
 _SET = typer.Option(
     "--set",
@@ -57,8 +57,7 @@ def whatif(  # noqa: PLR0913 - one parameter per flag
     )
 
     if fields:
-        for line in fields_lines([(f.name, f.example, f.meaning) for f in FIELDS]):
-            typer.echo(line)
+        show_lines(fields_lines([(f.name, f.example, f.meaning) for f in FIELDS]))
         return
     inputs = read_inputs(Sources(profile=profile, workload=workload, validation=validation))
     base = Scenario(

@@ -179,7 +179,11 @@ class AcceptanceDocument(Document):
     @property
     def failed(self) -> tuple[str, ...]:
         """Names of the clauses that are broken beyond doubt."""
-        return tuple(e.clause.name for e in self.judged if e.verdict is Verdict.FAILED)
+        return self.having(Verdict.FAILED)
+
+    def having(self, verdict: Verdict) -> tuple[str, ...]:
+        """Names of the clauses with that verdict."""
+        return tuple(e.clause.name for e in self.judged if e.verdict is verdict)
 
 
 def _entries(values: dict[str, object]) -> list[str]:

@@ -6,13 +6,15 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar, Final, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from perfmodel.errors import InvalidDocument, PerfModelError
+from perfmodel.errors import InvalidDocument, PerfModelError, did_you_mean
 
 STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
+#: Pydantic's name of the error.
+_UNKNOWN_KEY: Final = "extra_forbidden"
 
 
 class Record(BaseModel):
@@ -105,11 +107,26 @@ def command_line(argv: Sequence[str], *, folder: Path | None = None) -> tuple[st
 
 def first_problem(error: ValidationError) -> str:
     """Where in a document the first rule is broken, the rule, and the value."""
-    problem = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in problem["loc"]) or "document"
-    count = error.error_count()
-    more = f" (and {count - 1} more)" if count > 1 else ""
-    return f"{where}: {problem['msg']}, got {str(problem['input'])[:80]}{more}"
+    problems = error.errors(include_url=False)
+    # a misspelt key is also a missing one: what was written says more than what was not
+    problem = min(problems, key=lambda one: one["type"] != _UNKNOWN_KEY)
+    *parent, key = problem["loc"] or ("document",)
+    where = ".".join(map(str, (*parent, key)))
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    if problem["type"] == _UNKNOWN_KEY:
+        missing = [
+            str(one["loc"][-1])
+            for one in problems
+            if one["type"] == "missing" and one["loc"][:-1] == tuple(parent)
+        ]
+        return f"{where}: unknown key{did_you_mean(str(key), missing)}{more}"
+    return f"{where}: {problem['msg']}{_got(problem['input'])}{more}"
+
+
+def _got(value: object) -> str:
+    """The value, unless it is a whole table, or a list of tables."""
+    parts = value if isinstance(value, list | tuple) else (value,)
+    return "" if any(isinstance(part, dict) for part in parts) else f", got {str(value)[:80]}"
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -118,13 +135,16 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def write_bytes_atomically(path: Path, content: bytes) -> None:
-    """Replace a file in one step.
+    """Replace a file in one step; write through links, pipes and devices, which must stay what they are.
 
     Raises
     ------
     PerfModelError
         If the folder cannot be written or the disk is full; the old file is untouched.
     """
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        _write_through(path, content)
+        return
     temporary: str | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -141,4 +161,13 @@ def write_bytes_atomically(path: Path, content: bytes) -> None:
         raise PerfModelError(
             f"{path}: cannot be written: {error.strerror or error}; "
             "free space or choose another folder, nothing was overwritten"
+        ) from error
+
+
+def _write_through(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise PerfModelError(
+            f"{path}: cannot be written: {error.strerror or error}; choose another place"
         ) from error

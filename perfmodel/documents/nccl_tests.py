@@ -28,6 +28,8 @@ _NAMES: Final = {
     "AlltoAll": "all_to_all",
     "SendRecv": "send_recv",
 }
+#: In our words.
+COLLECTIVES: Final = tuple(_NAMES.values())
 _RANK: Final = re.compile(r"^#\s+Rank\s+(\d+)\s.*\son\s+(\S+)\s+device", re.MULTILINE)
 _ROW: Final = re.compile(r"^\s*([\d_]+)\s+([\d_]+)\s+(\w+)\s+(\w+)\s+(-?\d+)\s+([\d.]+)\s+([\d.]+)")
 

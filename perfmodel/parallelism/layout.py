@@ -3,14 +3,14 @@
 ``dp=8 tp=4 pp=2 cp=1 ep=1 zero=1 micro_batch=2 recompute=selective schedule=1f1b interleave=2``
 """
 
-import difflib
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Final, TypeVar
 
 from perfmodel import checks
-from perfmodel.errors import NotFeasible, UsageError
+from perfmodel.errors import NotFeasible, UsageError, did_you_mean
+from perfmodel.parallelism.strategy import MOST_BATCH, MOST_DEVICES
 
 
 class Recompute(enum.StrEnum):
@@ -64,6 +64,8 @@ class Layout:
         """Refuse layouts that no model could have."""
         for name in ("dp", "tp", "pp", "cp", "ep", "micro_batch", "accumulation", "interleave"):
             checks.at_least(name, getattr(self, name), 1)
+        checks.within("dp x tp x pp x cp", self.world_size, 1, MOST_DEVICES)
+        checks.within("dp x micro_batch x accumulation", self.global_batch, 1, MOST_BATCH)
         if self.zero not in (0, 1, 2, 3):
             raise ValueError(f"zero must be 0, 1, 2 or 3, got {self.zero}")
         if self.interleave > 1 and self.pp == 1:
@@ -212,8 +214,7 @@ def _choice(key: str, words: Mapping[str, str], default: _ChoiceT) -> _ChoiceT:
 
 
 def _near(key: str) -> str:
-    close = difflib.get_close_matches(key, _KEYS, n=1)
-    return f"; did you mean {close[0]}?" if close and close[0] != key else ""
+    return "" if key in _KEYS else did_you_mean(key, _KEYS)
 
 
 def _number(key: str, text: str) -> int:

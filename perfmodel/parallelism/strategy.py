@@ -9,6 +9,11 @@ from perfmodel.units import Bytes
 
 MIB: Final = 2**20
 
+#: Ten times the largest machine; beyond, tables and times say nothing.
+MOST_DEVICES: Final = 2**20
+#: Samples per step, of one device or all; float64 still counts them.
+MOST_BATCH: Final = 2**40
+
 #: PyTorch's defaults when ``bucket_cap_mb`` is not given: ``_DEFAULT_FIRST_BUCKET_BYTES`` and 25 MiB
 #: (torch/nn/parallel/distributed.py). An explicit cap applies to the first bucket as well.
 DEFAULT_FIRST_BUCKET_BYTES: Final = 1 * MIB

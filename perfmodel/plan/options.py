@@ -121,7 +121,10 @@ class Planner:
             digest = self._digests[option.name]
             if digest not in machines:
                 predictor = Predictor(profiles[option.name])
-                machines[digest] = (predictor, open_workload(predictor, plan.work.workload))
+                machines[digest] = (
+                    predictor,
+                    open_workload(predictor, plan.work.workload, where="work.workload"),
+                )
             for batch in option.batches:
                 key = (digest, batch, option.device_counts)
                 if key not in shared:

@@ -59,12 +59,12 @@ def judgement_lines(document: AcceptanceDocument) -> list[str]:
     lines = [
         f"{entry.clause.name}: {culprit}" for entry in document.judged for culprit in entry.culprits
     ]
-    close = [e.clause.name for e in document.judged if e.verdict is Verdict.CLOSE]
+    close = document.having(Verdict.CLOSE)
     if close:
         lines.append(f"too close to call: {', '.join(close)}; calibrate with a larger --budget")
-    missing = [e.clause.name for e in document.judged if e.verdict is Verdict.NOT_MEASURED]
+    missing = document.having(Verdict.NOT_MEASURED)
     if missing:
-        lines.append(f"not measured: {', '.join(missing)}; nothing is accepted unmeasured")
+        lines.append(f"not measured, so not accepted: {', '.join(missing)}")
     return lines
 
 

@@ -2,9 +2,6 @@
 
 from typing import Final
 
-from rich import box
-from rich.table import Table
-
 from perfmodel.documents.catalogue import (
     Catalogue,
     DataSheet,
@@ -15,67 +12,81 @@ from perfmodel.documents.catalogue import (
     Rate,
     Size,
 )
+from perfmodel.report.grid import Grid, grid
 from perfmodel.units import PREFIXES, format_bytes, format_rate
 
 
-def devices_table(catalogue: Catalogue) -> Table:
-    """All devices, one line each."""
-    table = Table(
-        box=box.SIMPLE,
-        title="Devices by data sheet",
+def devices_grid(catalogue: Catalogue) -> Grid:
+    """All devices, one line each; readable on 80 columns."""
+    return grid(
+        "Devices by data sheet",
+        text=("Device",),
+        numbers=("GiB", "GB/s", "fp32", "tf32", "16 bit", "fp8", "Link\nGB/s", "W"),
+        rows=[_row(sheet) for sheet in catalogue.devices],
         caption="Dense peaks in TFLOP/s, by the type of the factors; 16 bit: fp16, or else bf16. Links: "
         "one direction. Empty: no usable source. One device with its sources: perfmodel devices NAME",
     )
-    table.add_column("device", no_wrap=True)
-    for name in ("GiB", "GB/s", "fp32", "tf32", "16 bit", "fp8", "link GB/s", "W"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for sheet in catalogue.devices:
-        peaks = sheet.peaks
-        shown = (
-            peaks.get("fp32"),
-            peaks.get("tf32"),
-            peaks.get("fp16", peaks.get("bf16")),
-            peaks.get("fp8"),
-        )
-        table.add_row(
-            sheet.id,
-            f"{sheet.memory.size_bytes / PREFIXES['Gi']:.4g}",
-            _plain(sheet.bandwidth),
-            *("" if peak is None else f"{peak.flop_per_s / PREFIXES['T']:.4g}" for peak in shown),
-            _plain(sheet.link),
-            "" if sheet.power is None else f"{sheet.power.power_w:.0f}",
-        )
-    return table
+
+
+def _row(sheet: DataSheet) -> tuple[str, ...]:
+    peaks = sheet.peaks
+    shown = (
+        peaks.get("fp32"),
+        peaks.get("tf32"),
+        peaks.get("fp16", peaks.get("bf16")),
+        peaks.get("fp8"),
+    )
+    return (
+        sheet.id,
+        f"{sheet.memory.size_bytes / PREFIXES['Gi']:.4g}",
+        _plain(sheet.bandwidth),
+        *("" if peak is None else f"{peak.flop_per_s / PREFIXES['T']:.4g}" for peak in shown),
+        _plain(sheet.link),
+        "" if sheet.power is None else f"{sheet.power.power_w:.0f}",
+    )
 
 
 def _plain(rate: Rate | None) -> str:
     return "" if rate is None else f"{rate.bytes_per_s / PREFIXES['G']:.4g}"
 
 
-def links_table(catalogue: Catalogue) -> Table:
-    """All links, one line each."""
-    table = Table(box=box.SIMPLE, title="Links: one direction, by data sheet")
-    for name in ("link", "name"):
-        table.add_column(name)
-    table.add_column("rate", justify="right")
-    for name in ("of one", "source", "note"):
-        table.add_column(name)
-    for link in catalogue.links:
-        table.add_row(link.id, link.name, _text(link.rate), link.per, link.rate.source, link.note)
-    return table
+def links_grid(catalogue: Catalogue) -> Grid:
+    """All links; notes stand below names."""
+    return grid(
+        "Links: one direction, by data sheet",
+        text=("Link", "Name"),
+        numbers=("Rate",),
+        notes=("Of one", "Source"),
+        rows=[
+            (
+                link.id,
+                f"{link.name}\n({link.note})" if link.note else link.name,
+                _text(link.rate),
+                link.per,
+                link.rate.source,
+            )
+            for link in catalogue.links
+        ],
+    )
 
 
-def sheet_table(sheet: DataSheet, catalogue: Catalogue) -> Table:
+def sheet_grid(sheet: DataSheet, catalogue: Catalogue) -> Grid:
     """Every figure of a device with its source and the source's date."""
-    table = Table(box=box.SIMPLE, title=f"{sheet.name} ({sheet.architecture}, {sheet.form})")
-    table.add_column("figure")
-    table.add_column("value", justify="right")
-    for name in ("source", "its date"):
-        table.add_column(name)
-    for name, figure in sheet.figures():
-        date = catalogue.sources[figure.source].date
-        table.add_row(_LABELS.get(name, name), _text(figure), figure.source, date)
-    return table
+    return grid(
+        f"{sheet.name} ({sheet.architecture}, {sheet.form})",
+        text=("Figure",),
+        numbers=("Value",),
+        notes=("Source", "Its date"),
+        rows=[
+            (
+                _LABELS.get(name, name),
+                _text(figure),
+                figure.source,
+                catalogue.sources[figure.source].date,
+            )
+            for name, figure in sheet.figures()
+        ],
+    )
 
 
 def sheet_lines(sheet: DataSheet, catalogue: Catalogue) -> list[str]:

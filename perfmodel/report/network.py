@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from rich.table import Table
 
 from perfmodel.cost.collective import CollectiveCost
 from perfmodel.cost.message import bus_factor
 from perfmodel.documents.collectives import CollectivesDocument, MeasuredCollective
 from perfmodel.documents.nccl_tests import read_nccl_tests
 from perfmodel.errors import InvalidDocument
-from perfmodel.units import format_bytes, format_duration
+from perfmodel.report.grid import Grid, grid
+from perfmodel.units import format_bytes, format_duration, format_rate
 
 Curves = Mapping[tuple[str, str], Sequence[MeasuredCollective]]
 """Groups by library and collective."""
@@ -86,32 +86,27 @@ def curve_rows(curves: Curves) -> list[dict[str, object]]:
     return rows
 
 
-def curve_table(rows: Sequence[Mapping[str, object]]) -> Table:
-    """As nccl-tests prints it, with the fit beside."""
-    table = Table(title="residual: fit over measured, minus 1")
-    for heading in (
-        "collective",
-        "ranks",
-        "nodes",
-        "size",
-        "time",
-        "algbw",
-        "busbw",
-        "fit",
-        "residual",
-    ):
-        table.add_column(heading, justify="left" if heading == "collective" else "right")
-    for row in rows:
-        value = {name: float(str(row[name])) for name in row if name != "collective"}
-        table.add_row(
-            str(row["collective"]),
-            f"{value['ranks']:.0f}",
-            f"{value['nodes']:.0f}",
-            format_bytes(value["size_bytes"]),
-            format_duration(value["time_s"]),
-            f"{value['algbw_bytes_per_s'] / 1e9:.3g} GB/s",
-            f"{value['busbw_bytes_per_s'] / 1e9:.3g} GB/s",
-            format_duration(value["fit_s"]),
-            f"{value['residual']:+.1%}",
-        )
-    return table
+def curve_grid(rows: Sequence[Mapping[str, object]]) -> Grid:
+    """As nccl-tests prints it, with the fit beside; readable on 80 columns."""
+    return grid(
+        "Collectives: measured and fitted",
+        text=("Collective",),
+        numbers=("Ranks", "Nodes", "Size", "Time", "algbw", "busbw", "Fit", "Residual"),
+        rows=[_cells(row) for row in rows],
+        caption="Residual: fit over measured, minus 1.",
+    )
+
+
+def _cells(row: Mapping[str, object]) -> tuple[str, ...]:
+    value = {name: float(str(row[name])) for name in row if name != "collective"}
+    return (
+        str(row["collective"]),
+        f"{value['ranks']:.0f}",
+        f"{value['nodes']:.0f}",
+        format_bytes(value["size_bytes"]),
+        format_duration(value["time_s"]),
+        format_rate(value["algbw_bytes_per_s"], "B"),
+        format_rate(value["busbw_bytes_per_s"], "B"),
+        format_duration(value["fit_s"]),
+        f"{value['residual']:+.1%}",
+    )

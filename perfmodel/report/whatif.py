@@ -18,6 +18,8 @@ from perfmodel.units import Seconds, format_duration
 
 #: A cause that changes by less than this share of the first scenario's step is not worth a line.
 _SMALLEST_SHARE = 0.001
+#: Characters on one line beside the columns of numbers, on 80 columns.
+_WIDEST_CHANGE = 20
 
 
 def whatif_grid(document: WhatIfDocument) -> Grid:
@@ -37,13 +39,18 @@ def whatif_grid(document: WhatIfDocument) -> Grid:
 def _row(scenario: ScenarioOutcome) -> tuple[str, ...]:
     point, contrast = scenario.point, scenario.contrast
     return (
-        scenario.name.replace(", ", "\n"),
+        "\n".join(map(_scenario_line, scenario.name.split(", "))),
         duration_interval(point.step_s),
         count_interval(point.samples_per_s),
         interval(point.speedup),
         "-" if contrast is None else interval(contrast.throughput_ratio),
         weakest_evidence(point).value,
     )
+
+
+def _scenario_line(change: str) -> str:
+    """A change that leaves room for the numbers; its value stays whole."""
+    return change if len(change) <= _WIDEST_CHANGE else change.replace("=", "=\n", 1)
 
 
 def whatif_lines(document: WhatIfDocument) -> list[str]:

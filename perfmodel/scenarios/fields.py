@@ -117,7 +117,9 @@ def _ask(scenario: Scenario, **changes: object) -> Scenario:
 
 
 def _workload(scenario: Scenario, value: str) -> Scenario:
-    workload = open_workload(Predictor(scenario.profile, num_draws=1), value)
+    workload = open_workload(
+        Predictor(scenario.profile, num_draws=1), value, where="--set workload"
+    )
     return dataclasses.replace(scenario, workload=workload)
 
 
@@ -193,16 +195,35 @@ def _loader(scenario: Scenario, value: str) -> Scenario:
 
 def _bandwidth(scenario: Scenario, value: str) -> Scenario:
     link = machine.link_of(scenario.profile)
-    factor = parse_factor(value)
-    rate = parse_bandwidth(value) if factor is None else link.bytes_per_s * factor
-    return _linked(scenario, dataclasses.replace(link, bytes_per_s=_positive(rate)))
+    rate = _value_or_factor(
+        value,
+        link.bytes_per_s,
+        parse_bandwidth,
+        "a rate such as 400Gb/s above 0, or a factor such as 2x",
+    )
+    return _linked(scenario, dataclasses.replace(link, bytes_per_s=rate))
 
 
 def _latency(scenario: Scenario, value: str) -> Scenario:
     link = machine.link_of(scenario.profile)
-    factor = parse_factor(value)
-    latency_s = parse_duration(value) if factor is None else link.latency_s * factor
-    return _linked(scenario, dataclasses.replace(link, latency_s=_positive(latency_s)))
+    latency_s = _value_or_factor(
+        value,
+        link.latency_s,
+        parse_duration,
+        "a time such as 10us above 0, or a factor such as 0.5x",
+    )
+    return _linked(scenario, dataclasses.replace(link, latency_s=latency_s))
+
+
+def _value_or_factor(text: str, now: float, parse: Callable[[str], float], allowed: str) -> float:
+    try:
+        factor = parse_factor(text)
+        value = parse(text) if factor is None else now * factor
+    except ValueError:
+        value = math.nan
+    if not value > 0:
+        raise ValueError(f"must be {allowed}, got {text!r}")
+    return value
 
 
 def _linked(scenario: Scenario, link: machine.Link) -> Scenario:

@@ -86,11 +86,22 @@ def test_no_count_is_refused(predict: Run, counts: str) -> None:
     )
 
 
-@pytest.mark.parametrize("count", [16_384, 1_000_003, 10**9])
+@pytest.mark.parametrize("count", [16_384, 1_000_003, 2**20])
 def test_a_huge_count_is_fine(predict: Run, count: int) -> None:
     result = predict("--devices", f"1,{count}", "--json")
     assert result.exit_code == EXIT_OK
     assert json.loads(result.stdout)["points"][1]["setting"]["world_size"] == count
+
+
+@pytest.mark.parametrize(
+    ("option", "limit"), [("--devices", "<= 1,048,576"), ("--batch", "<= 1,099,511,627,776")]
+)
+def test_more_than_anybody_has_is_refused(predict: Run, option: str, limit: str) -> None:
+    assert limit in complaint(predict(option, str(10**20)), EXIT_USAGE)
+
+
+def test_two_formats_at_once_are_refused(predict: Run) -> None:
+    assert "--json: excludes --csv" in complaint(predict("--json", "--csv"), EXIT_USAGE)
 
 
 @pytest.mark.parametrize("devices", ["0", "-8"])
@@ -138,8 +149,10 @@ def test_what_the_parser_refuses_is_told_with_the_option(predict: Run, option: s
 
 def test_an_unknown_workload_is_refused_and_the_known_ones_named(run: Run, stored: Path) -> None:
     line = complaint(run("predict", "--profile", stored, "--workload", "gpt5"), EXIT_USAGE)
-    assert "--workload: must be in the profile (light, heavy)" in line
-    assert "got 'gpt5'" in line
+    assert "--workload: must be in the profile" in line
+    assert "got 'gpt5' (the profile holds light, heavy)" in line
+    near = complaint(run("predict", "--profile", stored, "--workload", "lihgt"), EXIT_USAGE)
+    assert "did you mean light?" in near
 
 
 def test_a_missing_workload_file_is_named(predict: Run) -> None:

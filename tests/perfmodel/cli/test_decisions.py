@@ -81,6 +81,11 @@ def test_a_machine_passes_its_own_clauses_and_a_slow_one_fails(run: Run, tmp_pat
     assert passed.exit_code == EXIT_OK
     assert "failed" not in passed.stdout.replace("Passed or failed", "")
     failed = run("acceptance", "judge", clauses, "--profile", slow)
+    light = profile(Machine(relative_error=0.02))
+    light.model_copy(update={"workloads": light.workloads[:1]}).write(slow)
+    unmeasured = run("acceptance", "judge", clauses, "--profile", slow)
+    line = complaint(unmeasured, EXIT_OUT_OF_TOLERANCE)
+    assert "acceptance: not measured: step of heavy, 1 x 16; step of heavy, 2 x 16" in line
     line = complaint(failed, EXIT_OUT_OF_TOLERANCE)
     assert line.startswith("perfmodel: acceptance: failed: all-reduce busbw at 64 MiB, 2 ranks")
     assert "link: busbw of the largest all-reduce by group" in failed.stdout
@@ -120,6 +125,9 @@ def test_bad_plans_are_one_line(run: Run, tmp_path: Path) -> None:
     assert "deadline: must be after" in past
     missing = complaint(run("plan", "options", tmp_path / "none.toml"), EXIT_FAILURE)
     assert "plan cannot be read" in missing
+    other = written(tmp_path, PLAN.replace('workload = "heavy"', 'workload = "heavi"'))
+    line = complaint(run("plan", "options", other, "--today", "2026-11-21"), EXIT_USAGE)
+    assert f"{other}: work.workload: must be in the profile" in line
     lost = written(tmp_path, PLAN.replace("slow.json", "gone.json"))
     line = complaint(run("plan", "options", lost, "--today", "2026-11-21"), EXIT_CALIBRATION)
     assert "gone.json" in line

@@ -90,6 +90,7 @@ def test_a_cluster_is_searched(run: Run, inferred: Path, config: Path, tmp_path:
         (("--layout", "pp=5", "--model", "gpt2-xl"), 3, "must divide the 48 layers"),
         (("--layout", "dp=4", "--model", "gpt2-xl", "--devices", "8"), 3, "must be 8 devices"),
         (("--layout", "dp=4", "--model", "gpt2-xl", "--batch", "6"), 3, "global batch"),
+        (("--layout", f"dp={10**20}", "--model", "gpt2-xl"), 2, "must be <= 1,048,576"),
         (("--layout", "micro_bach=2", "--model", "gpt2-xl"), 2, "did you mean micro_batch?"),
         (("--layout", "recompute=half", "--model", "gpt2-xl"), 2, "none, selective, full"),
         (("--layout", "schedule=gpipe pp=2 interleave=2", "--model", "gpt2"), 2, "schedule must"),

@@ -15,6 +15,7 @@ from tests.perfmodel.cli.command import Run, runner
 from tests.perfmodel.profiles import LIGHT, Machine, profile
 
 Predict = Callable[..., str]
+WRITTEN = ("prediction: ", "plot: ", "trace: ")
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def predict(
     def predict(*arguments: object) -> str:
         result = run("predict", "--profile", stored, "--workload", "light", *arguments)
         assert result.exit_code == 0, result.stderr
-        assert result.stderr == ""
+        assert all(line.startswith(WRITTEN) for line in result.stderr.splitlines())
         return result.stdout
 
     return predict
@@ -63,6 +64,14 @@ def test_the_written_document_is_the_printed_one(predict: Predict, tmp_path: Pat
     path = tmp_path / "deep" / "prediction.json"
     printed = document(predict("--devices", "1,2", "--json", "--output", path))
     assert PredictionDocument.read(path) == printed
+
+
+def test_what_was_written_is_said_beside_csv(run: Run, stored: Path, tmp_path: Path) -> None:
+    paths = {name: tmp_path / f"{name}.json" for name in ("prediction", "trace")}
+    files = ("--output", paths["prediction"], "--trace", paths["trace"])
+    result = run("predict", "--profile", stored, "--workload", "light", "--csv", *files)
+    assert result.stderr.splitlines() == [f"{name}: {path}" for name, path in paths.items()]
+    assert "prediction.json" not in result.stdout
 
 
 def test_csv_holds_the_same_numbers(predict: Predict) -> None:

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def test_a_profile_that_was_written_reads_back_the_same(tmp_path: Path) -> None:
 
 def test_an_unknown_key_is_named_with_its_place(tmp_path: Path) -> None:
     path = written(tmp_path / "p.json", lambda raw: raw["ddp"].update(colour="red"))
-    assert refusal(path) == "ddp.colour: Extra inputs are not permitted, got red"
+    assert refusal(path) == "ddp.colour: unknown key"
 
 
 def test_not_a_number_is_named_with_its_place(tmp_path: Path) -> None:
@@ -84,6 +85,23 @@ def test_more_than_one_problem_is_counted(tmp_path: Path) -> None:
         tmp_path / "p.json", lambda raw: raw.update(dispatch_s=-1, speed_probe_s={"1": 0})
     )
     assert refusal(path).endswith("(and 1 more)")
+
+
+def test_a_pipe_is_written_through_and_stays_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        read = pool.submit(pipe.read_text)
+        write_atomically(pipe, "words")
+        assert read.result(timeout=10) == "words"
+    assert pipe.is_fifo()
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    write_atomically(tmp_path / "link", "words")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_text() == "words"
 
 
 @pytest.mark.parametrize("version", [0, 2, "1", None])
