@@ -1,6 +1,7 @@
 """Use case: what so many devices would do for a workload, with an interval that has been checked."""
 
 import dataclasses
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -97,10 +98,12 @@ class Predictor:
         self.validation = validation
         self._costs = CostModel(profile, num_draws=num_draws, seed=_SEED, cluster=cluster)
         self._num_draws = num_draws
-        # One error for all settings: it moves every step, and cancels in every speed-up.
+        # One error for all settings: it moves every step, and cancels in every speed-up. What is
+        # predicted is one more round, whose own deviation comes beside the error of their mean.
         common = np.random.default_rng(_SEED).standard_normal(num_draws)
         common[0] = 0.0
-        self._common: Samples = np.exp(profile.round_error * common)
+        spread = profile.round_error * math.sqrt(profile.num_rounds + 1)
+        self._common: Samples = np.exp(spread * common)
 
     def workload(
         self, workload: str | Workload, trace: SymbolicStep | None = None

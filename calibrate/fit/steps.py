@@ -25,7 +25,7 @@ from perfmodel.workload.workload import Workload
 _MINIMUM_PAIRS = 8
 #: Fewer rounds do not tell how much they differ; this is assumed instead.
 _MINIMUM_ROUNDS = 3
-_ASSUMED_ROUND_ERROR = 0.05
+_ASSUMED_ROUND_ERROR = 0.03
 #: Points needed before a line through them says more than they do.
 _MINIMUM_LINE = 3
 #: How far true times stray from a line over the micro-batch, as a standard deviation in log.

@@ -10,7 +10,7 @@ from scipy.stats import rankdata
 from perfmodel.cost.jobs import Jobs
 from perfmodel.cost.memory_fit import infer_memory
 from perfmodel.documents.published import PublishedSeries
-from validate.published.errors import summarise
+from validate.published.errors import compare_predictors
 from validate.published.large_rows import memory_runs, playbook_runs
 
 SOURCE: Final = "memory"
@@ -52,7 +52,7 @@ def judge(folder: Path) -> tuple[list[PublishedSeries], list[str]]:
             predicted="the other half",
             num_fitted=len(runs) // 2,
             num_predicted=sum(len(one) for one in peaks),
-            errors=summarise(
+            errors=compare_predictors(
                 np.concatenate(peaks),
                 {
                     "perfmodel": np.concatenate(predicted),

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.documents.published import PublishedSeries
-from validate.published.errors import summarise
+from validate.published.errors import compare_predictors
 from validate.published.rows import number, read_rows
 
 SOURCE: Final = "notebooks"
@@ -81,7 +81,7 @@ def _judge_one(model: str, pairs: FloatArray) -> PublishedSeries:
         predicted="two GPUs of the others",
         num_fitted=len(pairs) // 2,
         num_predicted=sum(len(one) for one in measured),
-        errors=summarise(
+        errors=compare_predictors(
             np.concatenate(measured),
             {
                 "perfmodel": np.concatenate(ours),
