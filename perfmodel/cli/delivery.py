@@ -90,9 +90,9 @@ def acceptance_judge(
     table = rich_table(judgement_grid(document))
     show_document(document, table, judgement_lines(document), as_json=as_json)
     broken = [
-        f"{verdict}: {'; '.join(clauses)}"
+        f"{verdict}: {'; '.join(names)}"
         for verdict in (Verdict.FAILED, Verdict.NOT_MEASURED)
-        if (clauses := document.having(verdict))
+        if (names := document.having(verdict))
     ]
     if broken:
         raise OutOfTolerance(f"acceptance: {'; '.join(broken)}")

@@ -119,7 +119,8 @@ def first_problem(error: ValidationError) -> str:
             for one in problems
             if one["type"] == "missing" and one["loc"][:-1] == tuple(parent)
         ]
-        return f"{where}: unknown key{did_you_mean(str(key), missing)}{more}"
+        near = did_you_mean(str(key), missing)
+        return f"{where}: unknown key{_got(problem['input'])}{near}{more}"
     return f"{where}: {problem['msg']}{_got(problem['input'])}{more}"
 
 

@@ -66,7 +66,11 @@ def test_there_are_examples() -> None:
         ('"1us"', '"1 fortnight"', "unit of '1 fortnight' must be one of"),
         ("count = 8", "count = 0", "tier.0.count: .*greater than 0"),
         ("count = 8", "count = 8\nspeed = 3", "tier.0.speed: unknown key"),
-        ("bandwidth =", "bandwdth =", r"tier\.0\.bandwdth: unknown key; did you mean bandwidth\?"),
+        (
+            "bandwidth =",
+            "bandwdth =",
+            r"tier\.0\.bandwdth: unknown key, got 100GB/s; did you mean bandwidth\?",
+        ),
         ('source = "test"', "", "tier.0.source: Field required"),
         ("schema_version = 1", "schema_version = 2", "schema_version: Input should be 1"),
         ("name =", "name ", "cluster file cannot be read"),

@@ -61,7 +61,7 @@ def test_a_profile_that_was_written_reads_back_the_same(tmp_path: Path) -> None:
 
 def test_an_unknown_key_is_named_with_its_place(tmp_path: Path) -> None:
     path = written(tmp_path / "p.json", lambda raw: raw["ddp"].update(colour="red"))
-    assert refusal(path) == "ddp.colour: unknown key"
+    assert refusal(path) == "ddp.colour: unknown key, got red"
 
 
 def test_not_a_number_is_named_with_its_place(tmp_path: Path) -> None:
@@ -191,7 +191,10 @@ def test_a_last_line_without_its_end_is_dropped(tmp_path: Path) -> None:
     ("broken", "problem"),
     [
         (LINE[:-9], "line 2: "),
-        (LINE.replace('"round":0', '"round":0,"colour":1'), "line 2: collective.colour: Extra"),
+        (
+            LINE.replace('"round":0', '"round":0,"colour":1'),
+            "line 2: collective.colour: unknown key",
+        ),
         (LINE.replace("0.2", "NaN"), r"line 2: collective.durations_s.1.0: .* got nan"),
         (LINE.replace('"collective",', '"rumour",', 1), "line 2: document: .*'rumour'"),
     ],
