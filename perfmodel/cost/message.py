@@ -8,10 +8,10 @@ that all ranks share make it cost more with every rank. Which of the two holds i
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Final
 
 import numpy as np
-from scipy.optimize import isotonic_regression
 
 from perfmodel.cost.curve import CurveDraws, Samples
 from perfmodel.documents.profile import CurvePoint
@@ -179,6 +179,20 @@ def _joined(collective: str, groups: Iterable[Group]) -> list[Group]:
     return list(found.values())
 
 
+def _rising(values: Sequence[float]) -> list[float]:
+    """The nearest sequence that never falls, by pooling neighbours that do (isotonic regression).
+
+    As ``scipy.optimize.isotonic_regression``, whose import takes longer than a whole prediction.
+    """
+    pools: list[list[float]] = []
+    for value in values:
+        pools.append([value])
+        while len(pools) > 1 and fmean(pools[-2]) > fmean(pools[-1]):
+            fallen = pools.pop()
+            pools[-1].extend(fallen)
+    return [fmean(pool) for pool in pools for _ in pool]
+
+
 def _messages(collective: str, group: Group, library: str) -> list[CurvePoint]:
     """A group's points as messages, ascending; repeated sizes are averaged, a larger one never faster."""
     ranks, nodes, points = group
@@ -191,7 +205,7 @@ def _messages(collective: str, group: Group, library: str) -> list[CurvePoint]:
         only = merged[0]
         latency_s = min(only.time_s, _LATENCY_S.get(library, _LATENCY_S["nccl"]))
         return [only.model_copy(update={"at": 1.0, "time_s": latency_s}), only]
-    logs: list[float] = isotonic_regression([math.log(p.time_s) for p in merged]).x.tolist()
+    logs = _rising([math.log(point.time_s) for point in merged])
     return [
         point.model_copy(update={"time_s": math.exp(value)})
         for point, value in zip(merged, logs, strict=True)

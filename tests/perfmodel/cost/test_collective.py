@@ -6,9 +6,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import isotonic_regression
 
 from perfmodel.cost.collective import CollectiveCost, grouped_s
-from perfmodel.cost.message import MessageCost, bus_factor, message_bytes, num_messages
+from perfmodel.cost.message import (
+    MessageCost,
+    _rising,
+    bus_factor,
+    message_bytes,
+    num_messages,
+)
 from perfmodel.documents.collectives import MeasuredCollective
 from perfmodel.documents.profile import CurvePoint
 from perfmodel.errors import UsageError
@@ -218,3 +225,8 @@ def test_less_bandwidth_is_never_faster(
     )
     assert slow_s >= fast_s * (1 - 1e-9)
     assert fast_s > 0
+
+
+@given(st.lists(st.floats(-10, 10), min_size=1, max_size=30))
+def test_pooling_is_isotonic_regression(values: list[float]) -> None:
+    assert _rising(values) == pytest.approx(isotonic_regression(values).x.tolist(), abs=1e-9)
