@@ -32,7 +32,7 @@ class HoldoutBudget:
 
 BUDGETS: Final = {
     "quick": HoldoutBudget(
-        num_batches=1, goes_beyond=False, num_rounds=3, passes_per_round=1, visit_s=0.2
+        num_batches=1, goes_beyond=False, num_rounds=2, passes_per_round=1, visit_s=0.2
     ),
     "standard": HoldoutBudget(
         num_batches=2, goes_beyond=True, num_rounds=6, passes_per_round=2, visit_s=0.4
