@@ -5,8 +5,16 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
+from hypothesis import settings
 
 from calibrate.turns import LOCK_VARIABLE, machine_to_itself
+
+# The same examples in every run, so that a test that fails tells about the change and not about luck.
+# A deadline would measure the machine, not the law.
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+# ``pytest --hypothesis-profile search`` looks for new examples; what it finds becomes a test.
+settings.register_profile("search", deadline=None, max_examples=1000)
+settings.load_profile("repeatable")
 
 
 @pytest.fixture(autouse=True)

@@ -89,9 +89,9 @@ def step_parts(jobs: Jobs, latents: Latents) -> StepParts:
     gathers = count * (forward - layer.forward_s + backward - layer.backward_s)
     ends = _head_s(jobs, latents) + np.where(jobs.pp > 1, 0.0, _embedding_s(jobs, latents))
     hop = hop_s(jobs, latents)
-    fill = _fill(jobs) * (pure + collectives + 2 * hop)
-    handing = (jobs.accumulation - 1) * hops_per_micro_batch(jobs) * hop * jobs.interleave
-    data = _exposed_s(jobs, latents, hiding_s=count * layer.backward_s)
+    fill = _fill(jobs) * (pure + collectives) + 2 * (jobs.pp * jobs.interleave - 1) * hop
+    handing = (jobs.accumulation - 1) * hops_per_micro_batch(jobs) * hop
+    data = _exposed_s(jobs, latents, hiding_s=_hiding_s(jobs, layer))
     optimizer = _optimizer_s(jobs, latents) + latents["step_s"]
     slower = _slower(jobs, latents)
     compute = jobs.accumulation * (pure + ends)
@@ -145,7 +145,7 @@ def step_pieces(jobs: Jobs, latents: Latents) -> StepPieces:
     gather = _gather_s(jobs, latents)
     data = _data_s(jobs, latents)
     exponent = SHARDED_OVERLAP * np.asarray(latents["overlap"])
-    hiding = count * layer.backward_s
+    hiding = _hiding_s(jobs, layer)
     replicated = _exposed_s(jobs, latents, hiding_s=hiding) - np.maximum(data - hiding, 0.0)
     sharded = count * (
         _contention_s(layer.forward_s, gather, exponent)
@@ -179,8 +179,12 @@ def _slower(jobs: Jobs, latents: Latents) -> Column:
 
 
 def hops_per_micro_batch(jobs: Jobs) -> Column:
-    """Hand-overs that a middle stage waits for per micro-batch: two neighbours, or one of two stages."""
-    return np.where(jobs.pp > 2, 2.0, np.where(jobs.pp > 1, 1.0, 0.0))
+    """Hand-overs that a middle stage waits for per micro-batch: two neighbours, or one of two stages.
+
+    An interleaved stage has another chunk to work on meanwhile.
+    """
+    waits = np.where(jobs.pp > 2, 2.0, np.where(jobs.pp > 1, 1.0, 0.0))
+    return np.where(jobs.interleave > 1, 0.0, waits)
 
 
 def hop_s(jobs: Jobs, latents: Latents) -> Column:
@@ -308,6 +312,12 @@ def _data_s(jobs: Jobs, latents: Latents) -> Column:
     moved = 2 * (dp - 1) / dp * HALF_BYTES * jobs.stage_parameters / _data_speed(jobs, latents)
     whole = moved + latents["tensor_latency_s"] * np.log2(dp)
     return np.where((dp > 1) & (jobs.zero < 3), whole, 0.0)
+
+
+def _hiding_s(jobs: Jobs, layer: _Layer) -> Column:
+    """Last pass that gradients leave from, or the half of it that makes those of weights. [s]"""
+    left = np.where(jobs.zero_bubble > 0, 0.5, 1.0)
+    return np.asarray(left * jobs.layers_per_stage * layer.backward_s)
 
 
 def _exposed_s(jobs: Jobs, latents: Latents, *, hiding_s: Column) -> Column:

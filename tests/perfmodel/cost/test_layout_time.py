@@ -39,7 +39,7 @@ def test_the_bubble_is_p_minus_one_stages() -> None:
     assert parts.pipeline_s / parts.compute_s == pytest.approx(share, rel=1e-3)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.sampled_from(sorted(LATENTS)), st.floats(1.05, 3.0))
 def test_a_faster_machine_is_never_slower(name: str, factor: float) -> None:
     jobs = some_jobs(most=64)

@@ -98,7 +98,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
     return Cluster(name="any", tiers=tuple(tiers))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(cluster=clusters(), size=st.floats(1, 1e10), library=LIBRARIES, data=st.data())
 def test_more_devices_slower_links_and_longer_ways_never_help(
     cluster: Cluster, size: float, library: str, data: st.DataObject
@@ -120,7 +120,7 @@ def test_more_devices_slower_links_and_longer_ways_never_help(
         assert time(slower, n, size, library) >= base_s * (1 - 1e-9)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     counts=st.tuples(st.integers(1, 16), st.integers(1, 16)),
     rates=st.tuples(st.floats(1e5, 1e12), st.floats(1e5, 1e13)),
