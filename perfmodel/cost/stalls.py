@@ -39,8 +39,11 @@ def may_stall(jobs: Jobs) -> NDArray[np.bool_]:
 
 
 def stall_time_s(jobs: Jobs, stall_s: float) -> Column:
-    """Time lost by stalls: two exchanges per micro-batch, one in a pipeline of two stages. [s]"""
-    exchanges = jobs.accumulation * np.where(jobs.pp == 2, 1.0, 2.0)
+    """Time lost by stalls: two exchanges per micro-batch, one in a pipeline of two stages. [s]
+
+    A longer pipeline also stalls while it fills and drains, about once per further stage.
+    """
+    exchanges = jobs.accumulation * np.where(jobs.pp == 2, 1.0, 2.0) + np.maximum(jobs.pp - 4, 0.0)
     return np.where(may_stall(jobs), stall_s * exchanges, 0.0)
 
 
