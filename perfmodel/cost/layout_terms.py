@@ -32,6 +32,10 @@ def unit_times(layout: Layout, jobs: Jobs, latents: Latents) -> dict[Cause, Colu
         again = found.forward_s if layout.recompute is Recompute.FULL else 0.0
         weight = (found.backward_s - again) / 2
     sharded = layout.zero == 3
+    reduced = found.reduce_s if sharded else found.data_s
+    gathered = found.gather_s if sharded else found.data_s / 2
+    if layout.one_process:
+        reduced, gathered = found.replicate_s, found.outputs_s
     times = {
         Cause.EMBEDDING: found.embedding_s,
         Cause.FORWARD: found.forward_s + found.micro_step_s / 2,
@@ -40,9 +44,12 @@ def unit_times(layout: Layout, jobs: Jobs, latents: Latents) -> dict[Cause, Colu
         Cause.HEAD: found.head_s,
         Cause.TENSOR: found.tensor_s,
         Cause.HAND_OVER: found.hop_s,
-        Cause.ALL_REDUCE: found.data_s,
-        Cause.ALL_GATHER: found.gather_s if sharded else found.data_s / 2,
-        Cause.REDUCE_SCATTER: found.gather_s if sharded else found.data_s / 2,
+        Cause.BROADCAST: found.replicate_s,
+        Cause.ALL_REDUCE: reduced,
+        Cause.ALL_GATHER: gathered,
+        Cause.REDUCE_SCATTER: gathered,
+        Cause.OFFLOAD: found.offload_s,
+        Cause.SITES: found.sites_s,
         Cause.CONTENTION: found.contention_s * (layout.accumulation if sharded else 1),
         Cause.OPTIMIZER: found.optimizer_s,
     }

@@ -1,7 +1,7 @@
 """Use case: all layouts of a model on a cluster, ranked by inferred step time, ties said."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 
 from perfmodel.cost.inferred import InferredModel, StepInterval
-from perfmodel.cost.jobs import Column, Jobs
+from perfmodel.cost.jobs import Column, Jobs, jobs_from_columns, model_columns
 from perfmodel.cost.layout_memory import fit_probability, fullest_bytes, needed_bytes
 from perfmodel.cost.layout_time import StepParts, step_time_s
 from perfmodel.cost.memory import FITS_ABOVE
@@ -17,7 +17,7 @@ from perfmodel.cost.stalls import stall_time_s
 from perfmodel.documents.layout import ParallelismPlanDocument, RankedLayout
 from perfmodel.documents.prediction import Interval
 from perfmodel.errors import NotFeasible
-from perfmodel.parallelism.layouts import LayoutColumns, Space, feasible_layouts
+from perfmodel.parallelism.layouts import COLUMNS, LayoutColumns, Space, feasible_layouts
 from perfmodel.predict_layout import (
     InferredMachine,
     Training,
@@ -104,6 +104,7 @@ def _search(request: Request) -> _Search:
     space = Space(
         layers=shape.layers,
         heads=shape.heads,
+        experts=shape.experts,
         sequence=training.model.sequence,
         devices=training.devices,
         global_batch=training.global_batch,
@@ -124,41 +125,25 @@ def _search(request: Request) -> _Search:
 
 def search_jobs(training: Training, layouts: LayoutColumns) -> Jobs:
     """The layouts of a search as columns for the closed forms."""
-    shape = training.model.shape
-    constants: dict[str, float] = {
-        "layers": shape.layers,
-        "hidden": shape.hidden,
-        "heads": shape.heads,
-        "kv_heads": shape.kv_heads,
-        "feed_forward": shape.feed_forward,
-        "gated": shape.gated,
-        "vocabulary": shape.vocabulary,
-        "tied": shape.tied,
-        "fused_attention": shape.fused_attention,
-        "sequence": training.model.sequence,
-        "gpipe": 0.0,
-        "zero_bubble": 0.0,
-        "devices_per_node": training.devices_per_node,
-    }
+    each, left = np.divmod(training.model.shape.layers, layouts.column("pp"))
     recompute = layouts.column("recompute")
-    columns = {
-        "recompute_attention": recompute == 1,
-        "recompute_full": recompute == 2,
-        "sequence_parallel": layouts.column("tp") > 1,
-    }
-    return Jobs(
-        **{
-            field.name: np.full(len(layouts), float(constants[field.name]))
-            if field.name in constants
-            else np.asarray(columns.get(field.name, _whole(layouts, field.name)), dtype=np.float64)
-            for field in fields(Jobs)
+    return jobs_from_columns(
+        {
+            **model_columns(training.model.shape),
+            **{name: layouts.column(name) for name in COLUMNS if name != "recompute"},
+            "sequence": training.model.sequence,
+            "devices_per_node": training.devices_per_node,
+            "gpipe": 0.0,
+            "zero_bubble": 0.0,
+            "recompute_attention": recompute == 1,
+            "recompute_full": recompute == 2,
+            "sequence_parallel": layouts.column("tp") > 1,
+            # As ``Layout.stages`` spreads them.
+            "first_layers": np.where(left > 0, each + (left == layouts.column("pp") - 1), 0),
+            "most_layers": np.where(left > 0, each + 1, 0),
+            "last_layers": np.where(left > 0, each, 0),
         }
     )
-
-
-def _whole(layouts: LayoutColumns, name: str) -> NDArray[np.int64] | None:
-    recomputed = name.startswith("recompute") or name == "sequence_parallel"
-    return None if recomputed else layouts.column(name)
 
 
 def _fastest(model: InferredModel, jobs: Jobs) -> NDArray[np.intp]:

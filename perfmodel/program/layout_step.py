@@ -9,14 +9,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from perfmodel.parallelism.layout import Layout, Recompute, Schedule
+from perfmodel.parallelism.layout import Layout, Offload, Recompute, Schedule
 from perfmodel.parallelism.pipeline import Pass, Work, stage_order
 from perfmodel.program.operation import Cause, Operation, StepProgram, Stream
 
 BUCKETS: Final = 8
 """Pieces of a chunk's gradients that are exchanged one by one, unless it has fewer layers."""
-PREFETCHED: Final = 2
-"""Sharded layers that may be whole at once: the one in use and the next (FSDP's rate limit)."""
+#: Work that grows with the layers of a stage; a share of 1 is that of the fullest stage.
+_OF_LAYERS: Final = frozenset({Cause.FORWARD, Cause.BACKWARD, Cause.WEIGHT_GRADIENT, Cause.TENSOR})
 
 
 def compile_layout(layout: Layout, *, layers: int) -> StepProgram:
@@ -25,7 +25,9 @@ def compile_layout(layout: Layout, *, layers: int) -> StepProgram:
     Tensor-parallel collectives are waited for. Hand-overs travel beside compute. Gradients are
     exchanged in buckets beside the last backward pass of their layers; with a sharded optimizer (ZeRO-1
     and 2) the updated parameters are gathered beside the first forward pass. Fully sharded parameters
-    (ZeRO-3, FSDP) are gathered layer by layer, one ahead of the compute, in both passes.
+    (ZeRO-3, FSDP) are gathered layer by layer, ``prefetch`` ahead of the compute, in both passes; HSDP
+    sums the shards of gradients between groups. One process (DataParallel) sends out its parameters before
+    every forward pass, gathers logits and sums gradients, and waits for all of it.
 
     Parameters
     ----------
@@ -34,7 +36,13 @@ def compile_layout(layout: Layout, *, layers: int) -> StepProgram:
     layers
         Layers of the whole model.
     """
-    builder = _Builder(layout=layout, pieces=_pieces(layout, layers))
+    stages = layout.stages(layers)
+    fullest = max(stages)
+    builder = _Builder(
+        layout=layout,
+        pieces=_pieces(layout, layers),
+        filled=tuple(held / fullest for held in stages),
+    )
     queues = [deque(stage_order(layout, stage)) for stage in range(layout.pp)]
     while any(queues):
         moved = False
@@ -60,6 +68,8 @@ class _Builder:
 
     layout: Layout
     pieces: int
+    filled: tuple[float, ...]
+    """Layers of every stage over those of the fullest."""
     operations: list[Operation] = field(default_factory=list)
     arrived: dict[tuple[int, Work], tuple[int, ...]] = field(default_factory=dict)
     """What a stage's work waits for, once all of it is in the program."""
@@ -74,14 +84,19 @@ class _Builder:
     is_sharded: bool = field(init=False)
     """Whether parameters are gathered for every pass."""
     splits_backward: bool = field(init=False)
+    has_threads: bool = field(init=False)
+    """One process with several devices."""
+    summed: tuple[int, ...] = ()
+    """Last gradients of one process, which it waits for before the next micro-batch."""
     tensor_shares: Mapping[Cause, float] = field(init=False)
     """Part of a layer's collectives by pass; empty without any."""
 
     def __post_init__(self) -> None:
         """Look up once what every operation asks."""
         layout = self.layout
-        self.is_replicated = layout.dp * layout.cp > 1
+        self.is_replicated = layout.replicas > 1 and not layout.one_process
         self.is_sharded = layout.zero == 3 and self.is_replicated
+        self.has_threads = layout.one_process and layout.dp > 1
         self.splits_backward = layout.schedule is Schedule.ZERO_BUBBLE and layout.pp > 1
         self.tensor_shares = _tensor_shares(layout)
 
@@ -110,12 +125,20 @@ class _Builder:
         last = Work(Pass.WEIGHT, self.layout.accumulation - 1)
         if self.is_replicated:
             waits = (self._put(stage, last, Cause.CONTENTION, after=waits),)
-        self._put(stage, last, Cause.OPTIMIZER, after=waits)
+        if self.layout.offload is not Offload.NONE:
+            waits = (self._put(stage, last, Cause.OFFLOAD, after=waits),)
+        end = self._put(stage, last, Cause.OPTIMIZER, after=waits)
+        if self.layout.sites > 1:
+            self._put(stage, last, Cause.SITES, stream=Stream.COMM, after=(end,))
 
     def _forward(self, stage: int, work: Work, after: tuple[int, ...]) -> None:
         layout = self.layout
+        if self.has_threads:
+            after += (
+                self._put(stage, work, Cause.BROADCAST, stream=Stream.COMM, after=self.summed),
+            )
         if stage == 0 and work.chunk == 0:
-            self._put(stage, work, Cause.EMBEDDING)
+            self._put(stage, work, Cause.EMBEDDING, after=after)
         gathers = self.is_sharded or (
             self.is_replicated and layout.zero in (1, 2) and work.micro_batch == 0
         )
@@ -126,7 +149,9 @@ class _Builder:
                 waits += (self._gather(stage, work, piece),)
             end = self._compute(stage, work, Cause.FORWARD, pieces=pieces, after=waits)
         if stage == layout.pp - 1 and work.chunk == layout.interleave - 1:
-            end = self._put(stage, work, Cause.HEAD)
+            if self.has_threads:
+                end = self._put(stage, work, Cause.ALL_GATHER, stream=Stream.COMM, after=(end,))
+            end = self._put(stage, work, Cause.HEAD, after=(end,))
             self._arrive(stage, Work(Pass.BACKWARD, work.micro_batch, work.chunk), end)
         else:
             self._hand_over(stage, work, Stream.SEND_FORWARD, end)
@@ -146,6 +171,10 @@ class _Builder:
                 waits = (self._gather(stage, work, piece + 1),)
             if exchanges:
                 self._exchange(stage, work, piece, pieces=pieces, after=(end,))
+        if self.has_threads:
+            end = self._put(stage, work, Cause.ALL_REDUCE, stream=Stream.COMM, after=(end,))
+            self.summed = (end,)
+            self.exchanged[stage] = [end]
         if stage > 0 or work.chunk > 0:
             self._hand_over(stage, work, Stream.SEND_BACKWARD, end)
 
@@ -171,7 +200,8 @@ class _Builder:
 
     def _gather(self, stage: int, work: Work, piece: int) -> int:
         """Parameters of a piece; sharded ones no earlier than the prefetch allows."""
-        after = self.used[-PREFETCHED : -PREFETCHED + 1] if self.is_sharded else []
+        ahead = self.layout.prefetch + 1
+        after = self.used[-ahead:][:1] if self.is_sharded and len(self.used) >= ahead else []
         return self._put(
             stage,
             work,
@@ -202,6 +232,15 @@ class _Builder:
             after=after or (len(self.operations) - 1,),
             number=piece,
         )
+        if self.layout.shard:
+            reduced = self._put(
+                stage,
+                work,
+                Cause.ALL_REDUCE,
+                stream=Stream.COMM,
+                share=1 / (pieces * self.layout.interleave),
+                number=piece,
+            )
         self.exchanged.setdefault(stage, []).append(reduced)
 
     def _hand_over(self, stage: int, work: Work, stream: Stream, end: int) -> None:
@@ -228,6 +267,8 @@ class _Builder:
         after: Collection[int] = (),
         number: int | None = None,
     ) -> int:
+        if cause in _OF_LAYERS:
+            share *= self.filled[stage]
         if stream is Stream.COMPUTE and stage in self.awaited:
             after = {*after, self.awaited.pop(stage)}
         name = f"{cause.value} {work.micro_batch}"
@@ -250,7 +291,7 @@ class _Builder:
 
 def _tensor_shares(layout: Layout) -> Mapping[Cause, float]:
     """Full recomputation repeats the collectives of the forward pass."""
-    if layout.tp * layout.cp == 1:
+    if layout.tp * layout.cp * layout.ep == 1:
         return {}
     passes = 3 if layout.recompute is Recompute.FULL else 2
     return {Cause.FORWARD: 1 / passes, Cause.BACKWARD: (passes - 1) / passes}
