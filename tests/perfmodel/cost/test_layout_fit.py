@@ -20,7 +20,7 @@ def test_step_times_of_unseen_layouts_are_recovered() -> None:
     model = infer(jobs.take(known), measured(jobs)[known], PRIORS)
     predicted = model.predict(jobs.take(unknown))
     exact = step_time_s(jobs, truth())[unknown]
-    assert np.abs(predicted.median_s / exact - 1).mean() < 0.02
+    assert np.abs(predicted.number_s / exact - 1).mean() < 0.02
     inside = (predicted.lower_s <= exact) & (exact <= predicted.upper_s)
     assert inside.mean() > 0.85
     assert model.nominal["layer_host_s"] == pytest.approx(800e-6, rel=0.25)
@@ -51,7 +51,7 @@ def test_stalled_runs_are_told_apart_and_do_not_bend_the_fit() -> None:
     assert np.abs(error).mean() < 0.05
     seen = model.looks_disturbed(jobs, step_s)
     assert (seen == stalled)[jobs.several_nodes].mean() > 0.95
-    typical = model.predict(jobs, stalls=False).median_s
+    typical = model.predict(jobs, stalls=False).number_s
     assert np.abs(typical / step_time_s(jobs, truth()) - 1).mean() < 0.05
 
 
