@@ -25,6 +25,8 @@ class StepInterval:
     number_s: Column
     """The one to name: of all numbers the one with the least expected relative error. Where a run is
     either calm or ten times as long, that is the calm one unless the other is ten times as likely."""
+    mean_s: Column
+    """Geometric mean over the states that a run may be in: what layouts are ranked by."""
     lower_s: Column
     """5 % of outcomes should be below."""
     upper_s: Column
@@ -62,6 +64,7 @@ class InferredModel:
         spread = np.sqrt(variance + np.log(drawn).var(axis=0)) * self.widening
         return StepInterval(
             number_s=_least_error_s(centre, disturbed, chance, spread),
+            mean_s=np.exp((1 - chance) * centre + chance * disturbed),
             lower_s=np.exp(_quantile(LOWER, centre, disturbed, chance, spread)),
             upper_s=np.exp(_quantile(UPPER, centre, disturbed, chance, spread)),
         )

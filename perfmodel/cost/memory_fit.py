@@ -71,9 +71,7 @@ class InferredMemory:
     def fit_probability(self, jobs: Jobs, capacity_bytes: float) -> NDArray[np.float64]:
         """Probability that the fullest rank stays below a capacity."""
         _, half = self.predict(jobs)
-        return np.asarray(
-            norm.cdf(np.log(capacity_bytes / self.fullest_bytes(jobs)) * _Z90 / half)
-        )
+        return np.asarray(norm.cdf(np.log(capacity_bytes / self.fullest_bytes(jobs)) * _Z90 / half))
 
 
 def infer_memory(jobs: Jobs, peak_bytes: Column) -> InferredMemory:

@@ -77,7 +77,7 @@ def plan_parallelism(
     chosen = fitting[order]
     jobs = search.jobs.take(chosen)
     found = machine.model.predict(jobs)
-    sort = np.argsort(found.number_s, kind="stable")[: request.top]
+    sort = np.argsort(found.mean_s, kind="stable")[: request.top]
     ranked = _ranked(machine, search, chosen[sort], request)
     close = np.flatnonzero((search.fit < FITS_ABOVE) & (search.fit > 1 - FITS_ABOVE))
     return ParallelismPlanDocument(
@@ -201,7 +201,7 @@ def against_first(
     logs = np.log(drawn)
     variance = (logs - logs[:, :1]).var(axis=0) + model.discrepancy.difference_variance(jobs, 0)
     spread = np.maximum(np.sqrt(variance) * model.widening, 1e-9)
-    distance = np.log(found.number_s / found.number_s[0]) / spread
+    distance = np.log(found.mean_s / found.mean_s[0]) / spread
     return np.asarray(norm.cdf(distance)), np.abs(distance) <= _ERROR_BAR
 
 

@@ -187,7 +187,7 @@ def _ranking(judged: list[_Judged]) -> tuple[float, float]:
     """Rank correlation of step times, and how much slower the layout predicted best really is."""
     ranks, regrets = [], []
     for one in judged:
-        measured, predicted = one.unknown.step_s, one.interval.number_s
+        measured, predicted = one.unknown.step_s, one.interval.mean_s
         ranks.append(float(spearmanr(predicted, measured).statistic))
         jobs = one.unknown.jobs
         groups = {(h, d) for h, d in zip(jobs.hidden, jobs.devices, strict=True)}

@@ -194,35 +194,39 @@ def _playbook_job(row: Row) -> dict[str, float] | str:
     batch = v["dp"] * v["micro_batch"] * v["grad_accum"]
     if batch != PLAYBOOK_BATCH:
         return f"dp x micro_batch x grad_accum must be {PLAYBOOK_BATCH}, got {batch:g}"
-    return _PLAIN | _balanced_stages(layers, v["pp"], head=131_072 * hidden / layer_cost) | {
-        "layers": layers,
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": heads,
-        "feed_forward": inner,
-        "gated": 1.0,
-        "tied": tied,
-        "vocabulary": 131_072.0,
-        "fused_attention": 1.0,
-        "sequence": v["seq_len"],
-        **{name: v[name] for name in ("dp", "tp", "pp", "micro_batch")},
-        "zero": number(row, "zero_stage") or 0.0,
-        "accumulation": v["grad_accum"],
-        "sequence_parallel": 1.0,
-        "devices_per_node": number(row, "gpus_per_node") or 8.0,
-    }
+    return (
+        _PLAIN
+        | _balanced_stages(layers, v["pp"], head=131_072 * hidden / layer_cost)
+        | {
+            "layers": layers,
+            "hidden": hidden,
+            "heads": heads,
+            "kv_heads": heads,
+            "feed_forward": inner,
+            "gated": 1.0,
+            "tied": tied,
+            "vocabulary": 131_072.0,
+            "fused_attention": 1.0,
+            "sequence": v["seq_len"],
+            **{name: v[name] for name in ("dp", "tp", "pp", "micro_batch")},
+            "zero": number(row, "zero_stage") or 0.0,
+            "accumulation": v["grad_accum"],
+            "sequence_parallel": 1.0,
+            "devices_per_node": number(row, "gpus_per_node") or 8.0,
+        }
+    )
 
 
 def _balanced_stages(layers: int, stages: float, *, head: float) -> dict[str, float]:
     """Layers of the first, the fullest and the last stage with work, where stages balance their work.
 
-    The framework of these runs (nanotron, ``build_model``) fills a stage until the work so far exceeds
+    The framework of these runs (nanotron, ``build_model``) fills a stage until the work so far reaches
     its share of all layers and the output head, here in layers.
     """
     if stages == 1:
         return {}
     share = (layers + head) / stages
-    ends = [min(math.floor(share * (stage + 1)) + 1, layers) for stage in range(int(stages))]
+    ends = [min(math.ceil(share * (stage + 1)), layers) for stage in range(int(stages))]
     with_head = stage_of_head(layers, share)
     before = ends[with_head - 1] if with_head else 0
     return {
