@@ -23,8 +23,8 @@ class StepInterval:
     """Predicted step times, each shape ``(num_jobs,)``. [s]"""
 
     number_s: Column
-    """The one to name: of all numbers the one with the least expected relative error. Where a run is
-    either calm or ten times as long, that is the calm one unless the other is ten times as likely."""
+    """The one to name: of all numbers in the interval the one with the least expected relative error.
+    Where a run is calm or takes ten times as long, the calm one unless the other is ten times as likely."""
     mean_s: Column
     """Geometric mean over the states that a run may be in: what layouts are ranked by."""
     lower_s: Column
@@ -62,11 +62,15 @@ class InferredModel:
         chance = chance if stalls else np.zeros(len(jobs))
         drawn = step_time_s(jobs, {name: values[:, None] for name, values in self.draws.items()})
         spread = np.sqrt(variance + np.log(drawn).var(axis=0)) * self.widening
+        lower_s, upper_s = (
+            np.exp(_quantile(share, centre, disturbed, chance, spread)) for share in (LOWER, UPPER)
+        )
+        named_s = _least_error_s(centre, disturbed, chance, spread)
         return StepInterval(
-            number_s=_least_error_s(centre, disturbed, chance, spread),
+            number_s=np.clip(named_s, lower_s, upper_s),
             mean_s=np.exp((1 - chance) * centre + chance * disturbed),
-            lower_s=np.exp(_quantile(LOWER, centre, disturbed, chance, spread)),
-            upper_s=np.exp(_quantile(UPPER, centre, disturbed, chance, spread)),
+            lower_s=lower_s,
+            upper_s=upper_s,
         )
 
     def looks_disturbed(self, jobs: Jobs, step_s: Column) -> NDArray[np.bool_]:
