@@ -206,8 +206,9 @@ def _on_device(jobs: Jobs, layout: Layout, device: str) -> Jobs:
     if layout.precision is not Precision.BF16:
         peak = sheet.peaks.get(layout.precision.value)
         if peak is None:
+            known = ", ".join(each for each in Precision if each in {"bf16", *sheet.peaks})
             raise NotFeasible(
-                f"layout {layout}: precision must be one of {', '.join(sheet.peaks)} on {device}, "
+                f"layout {layout}: precision must be one of {known} on {device}, "
                 f"got {layout.precision}"
             )
         ratio = peak.flop_per_s / sheet.peaks["fp16"].flop_per_s

@@ -22,6 +22,7 @@ from perfmodel.cost.exchanges import (
     sites_s,
     tensor_collective_s,
     threads_s,
+    upload_s,
 )
 from perfmodel.cost.jobs import Column, Jobs
 from perfmodel.cost.latents import Latents
@@ -105,7 +106,8 @@ def step_parts(jobs: Jobs, latents: Latents) -> StepParts:
     others = others + np.where(ends_last, 0.0, head)
     hop = hop_s(jobs, latents)
     fill = _fill(jobs) * others + 2 * (jobs.pp * jobs.interleave - 1) * hop
-    handing = (jobs.accumulation - 1) * hops_per_micro_batch(jobs) * hop
+    slowest = count * both + fixed + ends
+    handing = (jobs.accumulation - 1) * _waiting_for_hops_s(jobs, hop, slowest, others)
     data = _exposed_s(jobs, latents, hiding_s=_hiding_s(jobs, layer)) + sites_s(jobs)
     optimizer = _optimizer_s(jobs, latents) + offload_s(jobs) + latents["step_s"]
     slower = _slower(jobs, latents)
@@ -128,10 +130,25 @@ def step_time_s(jobs: Jobs, latents: Latents) -> Column:
     return step_parts(jobs, latents).total_s
 
 
+def _waiting_for_hops_s(jobs: Jobs, hop: Column, slowest: Column, others: Column) -> Column:
+    """What the slowest stage waits for hand-overs, per micro-batch. [s]
+
+    Uneven stages have slack, unless the round trip through the whole pipeline, with one micro-batch in
+    flight per stage, is longer.
+    """
+    even = hops_per_micro_batch(jobs) * hop
+    uneven = jobs.most_layers > 0
+    if not uneven.any():
+        return np.asarray(even)
+    trip = (slowest + others + 2 * (jobs.pp - 1) * hop) / jobs.pp
+    return np.where(uneven, np.maximum(trip - slowest, 0.0), even)
+
+
 def _waiting_for_shards_s(jobs: Jobs, latents: Latents, layer: _Layer) -> Column:
     """What a layer's passes wait for sharded parameters and their gradients. [s]"""
-    gather = _gather_s(jobs, latents)
-    leave = gather + replicas_reduce_s(jobs, latents)
+    scatter = _scatter_s(jobs, latents)
+    gather = scatter + upload_s(jobs)
+    leave = scatter + replicas_reduce_s(jobs, latents)
     exponent = SHARDED_OVERLAP * np.asarray(latents["overlap"])
     early = jobs.prefetch > 0
     forward = np.where(
@@ -163,6 +180,8 @@ class StepPieces:
     hop_s: Column
     gather_s: Column
     """Sharded parameters of the same, once."""
+    scatter_s: Column
+    """Their gradients, once."""
     reduce_s: Column
     """Gradients of the same between groups of shards, once."""
     data_s: Column
@@ -185,7 +204,8 @@ def step_pieces(jobs: Jobs, latents: Latents) -> StepPieces:
     """Pieces of the step of every job."""
     layer = _layer(jobs, latents)
     count = jobs.layers_per_stage
-    gather, reduce = _gather_s(jobs, latents), replicas_reduce_s(jobs, latents)
+    scatter, reduce = _scatter_s(jobs, latents), replicas_reduce_s(jobs, latents)
+    gather = scatter + upload_s(jobs)
     data = data_s(jobs, latents)
     exponent = SHARDED_OVERLAP * np.asarray(latents["overlap"])
     hiding = _hiding_s(jobs, layer)
@@ -193,7 +213,7 @@ def step_pieces(jobs: Jobs, latents: Latents) -> StepPieces:
     early = np.where(jobs.prefetch > 0, gather, 0.0)
     sharded = count * (
         np.where(early > 0, _contention_s(layer.forward_s, gather, exponent), 0.0)
-        + _contention_s(layer.backward_s, early + gather + reduce, exponent)
+        + _contention_s(layer.backward_s, early + scatter + reduce, exponent)
     )
     return StepPieces(
         forward_s=count * layer.forward_s,
@@ -204,6 +224,7 @@ def step_pieces(jobs: Jobs, latents: Latents) -> StepPieces:
         embedding_s=np.asarray(_embedding_s(jobs, latents)),
         hop_s=hop_s(jobs, latents),
         gather_s=count * gather,
+        scatter_s=count * scatter,
         reduce_s=count * reduce,
         data_s=data,
         contention_s=np.where(jobs.zero >= 3, sharded, replicated),
@@ -344,15 +365,13 @@ def _fill(jobs: Jobs) -> Column:
     return np.where(jobs.zero_bubble > 0, 1 / 3, 1.0) / jobs.interleave
 
 
-def _gather_s(jobs: Jobs, latents: Latents) -> Column:
-    """All-gather of one layer's sharded parameters, from the host if they live there. [s]"""
+def _scatter_s(jobs: Jobs, latents: Latents) -> Column:
+    """All-gather of one layer's sharded parameters, or reduce-scatter of its gradients. [s]"""
     total = all_gather_s(jobs, latents, jobs.common_parameters, group=jobs.shards)
     if (jobs.ep > 1).any():
         group = jobs.replicas / jobs.ep
         total = total + all_gather_s(jobs, latents, jobs.divided_parameters, group=group)
-    held = (jobs.common_parameters + jobs.divided_parameters * jobs.ep) / jobs.tp / jobs.shards
-    up = jobs.element_bytes * held / jobs.host_bytes_per_s
-    return total + np.where(jobs.parameter_offload > 0, up, 0.0)
+    return total
 
 
 def _hiding_s(jobs: Jobs, layer: _Layer) -> Column:
