@@ -22,7 +22,9 @@ _PICTURES: Final[tuple[Literal["png", "svg", "html"], ...]] = ("png", "svg", "ht
 INFERRED = typer.Option(help="Calibration from runs, from perfmodel calibrate --from-runs.")
 LAYOUT = typer.Option(
     help='Layout of a large model, such as "dp=8 tp=4 pp=2 zero=1 micro_batch=2"; with --model and a '
-    "profile from calibrate --from-runs. --batch then counts sequences per step of all devices."
+    "profile from calibrate --from-runs. --batch then counts sequences per step of all devices. Further "
+    "keys: cp, ep, imbalance, accumulation, interleave, stage_layers, schedule, recompute, "
+    "sequence_parallel, shard, prefetch, offload, precision, one_process, sites, sync_every."
 )
 MODEL = typer.Option(help="Transformer: a Hugging Face config.json, or a name such as llama3-70b.")
 SEQUENCE = typer.Option(

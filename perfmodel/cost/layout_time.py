@@ -26,6 +26,7 @@ from perfmodel.cost.exchanges import (
 )
 from perfmodel.cost.jobs import Column, Jobs
 from perfmodel.cost.latents import Latents
+from perfmodel.cost.pieces import StepPieces
 from perfmodel.workload.transformer import (
     HALF_BYTES,
     attention_flop,
@@ -105,7 +106,7 @@ def step_parts(jobs: Jobs, latents: Latents) -> StepParts:
     others = (jobs.layers - count) * both + (jobs.pp - 1) * fixed
     others = others + np.where(ends_last, 0.0, head)
     hop = hop_s(jobs, latents)
-    fill = _fill(jobs) * others + 2 * (jobs.pp * jobs.interleave - 1) * hop
+    fill = _fill(jobs, layer) * others + 2 * (jobs.pp * jobs.interleave - 1) * hop
     slowest = count * both + fixed + ends
     handing = (jobs.accumulation - 1) * _waiting_for_hops_s(jobs, hop, slowest, others)
     data = _exposed_s(jobs, latents, hiding_s=_hiding_s(jobs, layer)) + sites_s(jobs)
@@ -162,42 +163,6 @@ def _waiting_for_shards_s(jobs: Jobs, latents: Latents, layer: _Layer) -> Column
         gather + soft_maximum(layer.backward_s, leave, exponent) - layer.backward_s,
     )
     return np.where(jobs.zero >= 3, forward + backward, 0.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StepPieces:
-    """What the parts of a step are made of, for programs that put them together; see ``step_parts``. [s]"""
-
-    forward_s: Column
-    """Layers of the fullest device, one micro-batch."""
-    backward_s: Column
-    """The same backward, recomputation included."""
-    tensor_s: Column
-    """Collectives of the same, both passes."""
-    micro_step_s: Column
-    head_s: Column
-    embedding_s: Column
-    hop_s: Column
-    gather_s: Column
-    """Sharded parameters of the same, once."""
-    scatter_s: Column
-    """Their gradients, once."""
-    reduce_s: Column
-    """Gradients of the same between groups of shards, once."""
-    data_s: Column
-    """Gradients of one step, hidden or not."""
-    contention_s: Column
-    """Beyond perfect overlap: per step for gradients, per micro-batch for sharded parameters."""
-    optimizer_s: Column
-    offload_s: Column
-    sites_s: Column
-    """Share of one step in an exchange between sites."""
-    replicate_s: Column
-    """Parameters of one process to its devices, or gradients back."""
-    outputs_s: Column
-    """Logits of one process to the device with the loss."""
-    slower: Column
-    """Factor of slower devices among many."""
 
 
 def step_pieces(jobs: Jobs, latents: Latents) -> StepPieces:
@@ -360,9 +325,14 @@ def _embedding_s(jobs: Jobs, latents: Latents) -> Column:
     return np.asarray(traffic / latents["memory_bytes_per_s"])
 
 
-def _fill(jobs: Jobs) -> Column:
-    """Share of the other stages' work that filling and draining costs: 1 / v [arXiv 2104.04473]."""
-    return np.where(jobs.zero_bubble > 0, 1 / 3, 1.0) / jobs.interleave
+def _fill(jobs: Jobs, layer: _Layer) -> Column:
+    """Share of the other stages' work that filling and draining costs: 1 / v [arXiv 2104.04473].
+
+    Gradients of weights fill it as far as they go (ZB-H1: F + B - W) [arXiv 2401.10241].
+    """
+    weights = (layer.backward_s - jobs.recompute_full * layer.forward_s) / 2
+    each = layer.forward_s + layer.backward_s + layer.tensor_s
+    return np.where(jobs.zero_bubble > 0, 1 - 2 * weights / each, 1.0) / jobs.interleave
 
 
 def _scatter_s(jobs: Jobs, latents: Latents) -> Column:

@@ -86,8 +86,6 @@ class _Builder:
     splits_backward: bool = field(init=False)
     is_uneven: bool = field(init=False)
     """Whether fixed work does not grow with the layers of a stage: it is then an operation of its own."""
-    crowds: bool = field(init=False)
-    """Whether tokens for experts queue behind gradients, whose way they share."""
     has_threads: bool = field(init=False)
     """One process with several devices."""
     summed: tuple[int, ...] = ()
@@ -102,7 +100,6 @@ class _Builder:
         self.is_sharded = layout.zero == 3 and (
             self.is_replicated or layout.offload is Offload.PARAMETERS
         )
-        self.crowds = layout.ep > 1 and not self.is_sharded
         self.is_uneven = min(self.filled) < 1
         self.has_threads = layout.one_process and layout.dp > 1
         self.splits_backward = layout.schedule is Schedule.ZERO_BUBBLE and layout.pp > 1
@@ -204,7 +201,7 @@ class _Builder:
             stage,
             work,
             Cause.TENSOR,
-            stream=Stream.COMM if self.crowds else Stream.TENSOR,
+            stream=Stream.TENSOR,
             share=share * self.tensor_shares[cause],
             after=(end,),
         )

@@ -191,15 +191,15 @@ def test_simulation_and_closed_form_are_close(layout: Layout) -> None:
     """They differ by what the formula simplifies.
 
     It lets every stage wait for the head, gives all stages the gradients of the fullest, rounds hand-overs
-    up to two (none where stages interleave), hides parameters behind layers without their collectives, and
-    forgets the tail of the last bucket; a third of the bubble is exact for passes of equal length only.
+    up to two (none where stages interleave), hides gradients and parameters behind layers without their
+    collectives, forgets the tail of the last bucket, and how well weight gradients fit into bubbles.
     """
     program = compile_layout(layout, layers=MODEL.layers)
     jobs = jobs_of(layout)
     durations_s = layout_durations(program, unit_times(layout, jobs, truth()))
     formula_s = float(step_parts(jobs, truth()).total_s[0])
     loose = layout.schedule is Schedule.ZERO_BUBBLE or layout.zero == 3 or layout.interleave > 1
-    loose = loose or bool(layout.stage_layers)
+    loose = loose or bool(layout.stage_layers) or layout.ep > 1
     assert end_times(program, durations_s).max() == pytest.approx(
         formula_s, rel=0.12 if loose else 0.06
     )

@@ -42,6 +42,8 @@ def test_text_becomes_a_layout_and_text_again() -> None:
         ("pp=2 stage_layers=4,4,4", "layers of 2 stages"),
         ("pp=2 stage_layers=12,0", "stage_layers must be >= 1, got 12,0"),
         ("pp=2 interleave=2 stage_layers=6,6", "stage_layers excludes interleave"),
+        ("dp=8 sequence_parallel=yes", "must come with tp > 1"),
+        ("dp=8 schedule=gpipe", "must come with pp > 1"),
         ("one_process=maybe", "one_process must be yes or no"),
         ("precision=fp4", "precision must be one of bf16, fp8, tf32, fp32"),
         ("imbalance=much", "must be a number"),
@@ -91,7 +93,7 @@ def test_every_option_survives_its_text() -> None:
     texts = (
         "dp=16 zero=3 shard=8 prefetch=2 offload=parameters precision=fp8",
         "dp=16 ep=8 imbalance=1.25 sites=2 sync_every=500",
-        "dp=4 one_process=yes precision=tf32",
+        "dp=4 precision=tf32 one_process=yes",
         "pp=3 accumulation=6 stage_layers=5,4,3",
     )
     for text in texts:
