@@ -36,15 +36,14 @@ def test_forward_passes_are_drawn_where_they_ran() -> None:
     drawn = [c for c in timeline_figure(trace, title="x").axes[0].collections if _has_area(c)]
     # Per stage: idle, forward, backward, then what takes no time.
     forward = drawn[1]
-    starts = sorted(path.vertices[:, 0].min() for path in forward.get_paths())
-    assert starts == pytest.approx([0, 1])
-    widths = [np.ptp(path.vertices[:, 0]) for path in forward.get_paths()]
-    assert widths == pytest.approx([1, 1])
+    edges = [np.asarray(path.vertices)[:, 0] for path in forward.get_paths()]
+    assert sorted(float(edge.min()) for edge in edges) == pytest.approx([0, 1])
+    assert [float(np.ptp(edge)) for edge in edges] == pytest.approx([1, 1])
 
 
 def _has_area(collection: object) -> bool:
     assert isinstance(collection, PolyCollection)
-    return any(np.ptp(path.vertices[:, 0]) > 0 for path in collection.get_paths())
+    return any(np.ptp(np.asarray(path.vertices)[:, 0]) > 0 for path in collection.get_paths())
 
 
 def test_of_many_stages_both_ends_are_shown() -> None:
