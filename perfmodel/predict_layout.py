@@ -204,13 +204,14 @@ def _on_device(jobs: Jobs, layout: Layout, device: str) -> Jobs:
     catalogue = shipped_catalogue()
     sheet = find_device(_CATALOGUED[device], catalogue)
     if layout.precision is not Precision.BF16:
-        peak = sheet.peaks.get(layout.precision.value)
-        if peak is None:
+        peaks = {str(name): peak.flop_per_s for name, peak in sheet.peaks.items()}
+        if layout.precision not in peaks:
+            known = ", ".join(each for each in Precision if each in {Precision.BF16, *peaks})
             raise NotFeasible(
-                f"layout {layout}: precision must be one of {', '.join(sheet.peaks)} on {device}, "
+                f"layout {layout}: precision must be one of {known} on {device}, "
                 f"got {layout.precision}"
             )
-        ratio = peak.flop_per_s / sheet.peaks["fp16"].flop_per_s
+        ratio = peaks[layout.precision] / peaks["fp16"]
         jobs = replace(jobs, matmul_ratio=np.array([ratio]))
     link = host_link_bytes_per_s(sheet, catalogue)
     return jobs if link is None else replace(jobs, host_bytes_per_s=np.array([link]))

@@ -133,6 +133,13 @@ def sites_s(jobs: Jobs) -> Column:
     return np.asarray(crossing / jobs.sync_every)
 
 
+def upload_s(jobs: Jobs) -> Column:
+    """Shards of one layer from the host to the device, before they are gathered. [s]"""
+    held = jobs.common_parameters / jobs.shards + jobs.divided_parameters * jobs.ep / jobs.replicas
+    up = jobs.element_bytes * held / jobs.tp / jobs.host_bytes_per_s
+    return np.where(jobs.parameter_offload > 0, up, 0.0)
+
+
 def offload_s(jobs: Jobs) -> Column:
     """Gradients to the host, its update, new parameters back; nothing of it is hidden. [s]"""
     if not (jobs.offload > 0).any():

@@ -226,11 +226,14 @@ def model_columns(model: Transformer) -> dict[str, float]:
 
 
 def _layout_columns(layout: Layout, layers: int) -> dict[str, float]:
-    same = ("dp", "tp", "pp", "cp", "ep", "zero", "micro_batch", "accumulation", "interleave")
-    same += ("sequence_parallel", "imbalance", "shard", "prefetch", "one_process")
+    same = (
+        *("dp", "tp", "pp", "cp", "ep", "zero", "micro_batch", "accumulation", "interleave"),
+        *("sequence_parallel", "imbalance", "shard", "prefetch", "one_process"),
+        *("sites", "sync_every"),
+    )
     stages = layout.stages(layers) if layout.stage_layers or layers % layout.pp else (0,)
     return {
-        **{name: float(getattr(layout, name)) for name in (*same, "sites", "sync_every")},
+        **{name: float(getattr(layout, name)) for name in same},
         "recompute_full": layout.recompute is Recompute.FULL,
         "recompute_attention": layout.recompute is Recompute.SELECTIVE,
         "gpipe": layout.schedule is Schedule.GPIPE,
@@ -259,7 +262,7 @@ def jobs_from_rows(rows: Sequence[Mapping[str, float]]) -> Jobs:
 
 def jobs_from_columns(columns: Mapping[str, ArrayLike]) -> Jobs:
     """Jobs from arrays by name; single numbers hold for all jobs, and usual columns may be absent."""
-    given = {**USUAL, **columns}
+    given: dict[str, ArrayLike] = {**USUAL, **columns}
     values = [np.asarray(given[field.name], dtype=np.float64) for field in fields(Jobs)]
     spread = np.broadcast_arrays(*values)
     return Jobs(**{field.name: array for field, array in zip(fields(Jobs), spread, strict=True)})

@@ -22,9 +22,11 @@ from perfmodel.cost.exchanges import (
     sites_s,
     tensor_collective_s,
     threads_s,
+    upload_s,
 )
 from perfmodel.cost.jobs import Column, Jobs
 from perfmodel.cost.latents import Latents
+from perfmodel.cost.pieces import StepPieces
 from perfmodel.workload.transformer import (
     HALF_BYTES,
     attention_flop,
@@ -104,8 +106,9 @@ def step_parts(jobs: Jobs, latents: Latents) -> StepParts:
     others = (jobs.layers - count) * both + (jobs.pp - 1) * fixed
     others = others + np.where(ends_last, 0.0, head)
     hop = hop_s(jobs, latents)
-    fill = _fill(jobs) * others + 2 * (jobs.pp * jobs.interleave - 1) * hop
-    handing = (jobs.accumulation - 1) * hops_per_micro_batch(jobs) * hop
+    fill = _fill(jobs, layer) * others + 2 * (jobs.pp * jobs.interleave - 1) * hop
+    slowest = count * both + fixed + ends
+    handing = (jobs.accumulation - 1) * _waiting_for_hops_s(jobs, hop, slowest, others)
     data = _exposed_s(jobs, latents, hiding_s=_hiding_s(jobs, layer)) + sites_s(jobs)
     optimizer = _optimizer_s(jobs, latents) + offload_s(jobs) + latents["step_s"]
     slower = _slower(jobs, latents)
@@ -128,10 +131,25 @@ def step_time_s(jobs: Jobs, latents: Latents) -> Column:
     return step_parts(jobs, latents).total_s
 
 
+def _waiting_for_hops_s(jobs: Jobs, hop: Column, slowest: Column, others: Column) -> Column:
+    """What the slowest stage waits for hand-overs, per micro-batch. [s]
+
+    Uneven stages have slack, unless the round trip through the whole pipeline, with one micro-batch in
+    flight per stage, is longer.
+    """
+    even = hops_per_micro_batch(jobs) * hop
+    uneven = jobs.most_layers > 0
+    if not uneven.any():
+        return np.asarray(even)
+    trip = (slowest + others + 2 * (jobs.pp - 1) * hop) / jobs.pp
+    return np.where(uneven, np.maximum(trip - slowest, 0.0), even)
+
+
 def _waiting_for_shards_s(jobs: Jobs, latents: Latents, layer: _Layer) -> Column:
     """What a layer's passes wait for sharded parameters and their gradients. [s]"""
-    gather = _gather_s(jobs, latents)
-    leave = gather + replicas_reduce_s(jobs, latents)
+    scatter = _scatter_s(jobs, latents)
+    gather = scatter + upload_s(jobs)
+    leave = scatter + replicas_reduce_s(jobs, latents)
     exponent = SHARDED_OVERLAP * np.asarray(latents["overlap"])
     early = jobs.prefetch > 0
     forward = np.where(
@@ -147,45 +165,12 @@ def _waiting_for_shards_s(jobs: Jobs, latents: Latents, layer: _Layer) -> Column
     return np.where(jobs.zero >= 3, forward + backward, 0.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StepPieces:
-    """What the parts of a step are made of, for programs that put them together; see ``step_parts``. [s]"""
-
-    forward_s: Column
-    """Layers of the fullest device, one micro-batch."""
-    backward_s: Column
-    """The same backward, recomputation included."""
-    tensor_s: Column
-    """Collectives of the same, both passes."""
-    micro_step_s: Column
-    head_s: Column
-    embedding_s: Column
-    hop_s: Column
-    gather_s: Column
-    """Sharded parameters of the same, once."""
-    reduce_s: Column
-    """Gradients of the same between groups of shards, once."""
-    data_s: Column
-    """Gradients of one step, hidden or not."""
-    contention_s: Column
-    """Beyond perfect overlap: per step for gradients, per micro-batch for sharded parameters."""
-    optimizer_s: Column
-    offload_s: Column
-    sites_s: Column
-    """Share of one step in an exchange between sites."""
-    replicate_s: Column
-    """Parameters of one process to its devices, or gradients back."""
-    outputs_s: Column
-    """Logits of one process to the device with the loss."""
-    slower: Column
-    """Factor of slower devices among many."""
-
-
 def step_pieces(jobs: Jobs, latents: Latents) -> StepPieces:
     """Pieces of the step of every job."""
     layer = _layer(jobs, latents)
     count = jobs.layers_per_stage
-    gather, reduce = _gather_s(jobs, latents), replicas_reduce_s(jobs, latents)
+    scatter, reduce = _scatter_s(jobs, latents), replicas_reduce_s(jobs, latents)
+    gather = scatter + upload_s(jobs)
     data = data_s(jobs, latents)
     exponent = SHARDED_OVERLAP * np.asarray(latents["overlap"])
     hiding = _hiding_s(jobs, layer)
@@ -193,7 +178,7 @@ def step_pieces(jobs: Jobs, latents: Latents) -> StepPieces:
     early = np.where(jobs.prefetch > 0, gather, 0.0)
     sharded = count * (
         np.where(early > 0, _contention_s(layer.forward_s, gather, exponent), 0.0)
-        + _contention_s(layer.backward_s, early + gather + reduce, exponent)
+        + _contention_s(layer.backward_s, early + scatter + reduce, exponent)
     )
     return StepPieces(
         forward_s=count * layer.forward_s,
@@ -204,6 +189,7 @@ def step_pieces(jobs: Jobs, latents: Latents) -> StepPieces:
         embedding_s=np.asarray(_embedding_s(jobs, latents)),
         hop_s=hop_s(jobs, latents),
         gather_s=count * gather,
+        scatter_s=count * scatter,
         reduce_s=count * reduce,
         data_s=data,
         contention_s=np.where(jobs.zero >= 3, sharded, replicated),
@@ -339,20 +325,23 @@ def _embedding_s(jobs: Jobs, latents: Latents) -> Column:
     return np.asarray(traffic / latents["memory_bytes_per_s"])
 
 
-def _fill(jobs: Jobs) -> Column:
-    """Share of the other stages' work that filling and draining costs: 1 / v [arXiv 2104.04473]."""
-    return np.where(jobs.zero_bubble > 0, 1 / 3, 1.0) / jobs.interleave
+def _fill(jobs: Jobs, layer: _Layer) -> Column:
+    """Share of the other stages' work that filling and draining costs: 1 / v [arXiv 2104.04473].
+
+    Gradients of weights fill it as far as they go (ZB-H1: F + B - W) [arXiv 2401.10241].
+    """
+    weights = (layer.backward_s - jobs.recompute_full * layer.forward_s) / 2
+    each = layer.forward_s + layer.backward_s + layer.tensor_s
+    return np.where(jobs.zero_bubble > 0, 1 - 2 * weights / each, 1.0) / jobs.interleave
 
 
-def _gather_s(jobs: Jobs, latents: Latents) -> Column:
-    """All-gather of one layer's sharded parameters, from the host if they live there. [s]"""
+def _scatter_s(jobs: Jobs, latents: Latents) -> Column:
+    """All-gather of one layer's sharded parameters, or reduce-scatter of its gradients. [s]"""
     total = all_gather_s(jobs, latents, jobs.common_parameters, group=jobs.shards)
     if (jobs.ep > 1).any():
         group = jobs.replicas / jobs.ep
         total = total + all_gather_s(jobs, latents, jobs.divided_parameters, group=group)
-    held = (jobs.common_parameters + jobs.divided_parameters * jobs.ep) / jobs.tp / jobs.shards
-    up = jobs.element_bytes * held / jobs.host_bytes_per_s
-    return total + np.where(jobs.parameter_offload > 0, up, 0.0)
+    return total
 
 
 def _hiding_s(jobs: Jobs, layer: _Layer) -> Column:

@@ -281,7 +281,7 @@ def parse_layout(text: str) -> Layout:
             raise UsageError(f"layout: {key} must be given once, got it twice in {text!r}")
         words[key] = value
     try:
-        return Layout(
+        layout = Layout(
             **{key: _number(key, words[key]) for key in _NUMBERS if key in words},
             recompute=_choice("recompute", words, Recompute.NONE),
             schedule=_choice("schedule", words, Schedule.ONE_F_ONE_B),
@@ -296,8 +296,18 @@ def parse_layout(text: str) -> Layout:
             if "stage_layers" in words
             else (),
         )
+        _require_meaning(layout, words)
     except ValueError as error:
         raise UsageError(f"layout: {error}") from error
+    return layout
+
+
+def _require_meaning(layout: Layout, words: Mapping[str, str]) -> None:
+    """Refuse options that were typed and would change nothing."""
+    if layout.sequence_parallel and layout.tp == 1:
+        raise ValueError("sequence_parallel=yes must come with tp > 1, got tp = 1")
+    if "schedule" in words and layout.pp == 1:
+        raise ValueError(f"schedule must come with pp > 1, got {layout.schedule} with pp = 1")
 
 
 def accumulation_for(*, global_batch: int, dp: int, micro_batch: int) -> int:

@@ -54,9 +54,22 @@ class LayoutColumns:
 
     def layout(self, index: int) -> Layout:
         """One of them, with the options that are taken for granted."""
-        row = dict(zip(COLUMNS, map(int, self.rows[index]), strict=True))
-        recompute = tuple(Recompute)[row.pop("recompute")]
-        return Layout(recompute=recompute, sequence_parallel=row["tp"] > 1, **row)
+        dp, tp, pp, cp, ep, zero, micro_batch, accumulation, recompute, interleave = map(
+            int, self.rows[index]
+        )
+        return Layout(
+            dp=dp,
+            tp=tp,
+            pp=pp,
+            cp=cp,
+            ep=ep,
+            zero=zero,
+            micro_batch=micro_batch,
+            accumulation=accumulation,
+            recompute=tuple(Recompute)[recompute],
+            interleave=interleave,
+            sequence_parallel=tp > 1,
+        )
 
 
 COLUMNS: Final = (

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -9,15 +10,16 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 
 from perfmodel.cost.inferred import InferredModel, StepInterval
-from perfmodel.cost.jobs import Column, Jobs, jobs_from_columns, model_columns
-from perfmodel.cost.layout_memory import fit_probability, fullest_bytes, needed_bytes
+from perfmodel.cost.jobs import Column, Jobs
+from perfmodel.cost.layout_memory import needed_bytes
 from perfmodel.cost.layout_time import StepParts, step_time_s
 from perfmodel.cost.memory import FITS_ABOVE
-from perfmodel.cost.stalls import stall_time_s
 from perfmodel.documents.layout import ParallelismPlanDocument, RankedLayout
 from perfmodel.documents.prediction import Interval
 from perfmodel.errors import NotFeasible
-from perfmodel.parallelism.layouts import COLUMNS, LayoutColumns, Space, feasible_layouts
+from perfmodel.parallelism.layouts import LayoutColumns, Space, feasible_layouts
+from perfmodel.plan.layout_search import Judged, judge_layouts, search_jobs, together
+from perfmodel.plan.spread import Workers, spread
 from perfmodel.predict_layout import (
     InferredMachine,
     Training,
@@ -31,6 +33,9 @@ from perfmodel.units import format_bytes, format_duration
 
 _CANDIDATES: Final = 256
 """Layouts whose interval is computed: far more than are shown, so that deviations may reorder them."""
+_PIECE: Final = 8192
+"""Layouts that are judged at a time."""
+ALONE: Final = Workers()
 _ERROR_BAR: Final = float(norm.ppf(0.95))
 _TERMS: Final = {
     "compute_s": "compute",
@@ -53,14 +58,26 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Search:
+    training: Training
     layouts: LayoutColumns
-    jobs: Jobs
-    tensors_bytes: Column
-    fit: Column
+    judged: Judged
+
+    def jobs(self, chosen: NDArray[np.intp]) -> Jobs:
+        """Some of the layouts as columns."""
+        return search_jobs(self.training, LayoutColumns(rows=self.layouts.rows[chosen]))
+
+    def fastest(self, among: NDArray[np.intp]) -> NDArray[np.intp]:
+        """The candidates among some layouts, in the order of the search."""
+        order = np.argsort(self.judged.log_step[among], kind="stable")[:_CANDIDATES]
+        return among[order]
 
 
 def plan_parallelism(
-    machine: InferredMachine, request: Request, *, argv: Sequence[str]
+    machine: InferredMachine,
+    request: Request,
+    *,
+    argv: Sequence[str],
+    workers: Workers = ALONE,
 ) -> ParallelismPlanDocument:
     """Feasible layouts that fit, fastest first, with what each loses to the first.
 
@@ -68,18 +85,20 @@ def plan_parallelism(
     ------
     NotFeasible
         If no layout is possible, or none fits.
+    UsageError
+        If the workers cannot be reached.
     """
-    search = _search(request)
-    fitting = np.flatnonzero(search.fit >= FITS_ABOVE)
+    search = _search(machine.model, request, workers)
+    fit = search.judged.fit
+    fitting = np.flatnonzero(fit >= FITS_ABOVE)
     if not fitting.size:
         raise NotFeasible(_nothing_fits(search, request))
-    order = _fastest(machine.model, search.jobs.take(fitting))
-    chosen = fitting[order]
-    jobs = search.jobs.take(chosen)
+    chosen = search.fastest(fitting)
+    jobs = search.jobs(chosen)
     found = machine.model.predict(jobs)
     sort = np.argsort(found.mean_s, kind="stable")[: request.top]
     ranked = _ranked(machine, search, chosen[sort], request)
-    close = np.flatnonzero((search.fit < FITS_ABOVE) & (search.fit > 1 - FITS_ABOVE))
+    close = np.flatnonzero((fit < FITS_ABOVE) & (fit > 1 - FITS_ABOVE))
     return ParallelismPlanDocument(
         schema_version=ParallelismPlanDocument.current_version,
         provenance=layout_provenance(machine, argv),
@@ -98,7 +117,7 @@ def plan_parallelism(
     )
 
 
-def _search(request: Request) -> _Search:
+def _search(model: InferredModel, request: Request, workers: Workers) -> _Search:
     training = request.training
     shape = training.model.shape
     space = Space(
@@ -117,50 +136,21 @@ def _search(request: Request) -> _Search:
             f"--devices: {training.devices} cannot be split over {shape.layers} layers, {shape.heads} "
             f"heads and a global batch of {training.global_batch}; change one of them"
         )
-    jobs = search_jobs(training, layouts)
-    tensors = fullest_bytes(jobs)
-    fit = fit_probability(tensors, request.capacity_bytes)
-    return _Search(layouts=layouts, jobs=jobs, tensors_bytes=tensors, fit=fit)
-
-
-def search_jobs(training: Training, layouts: LayoutColumns) -> Jobs:
-    """The layouts of a search as columns for the closed forms."""
-    each, left = np.divmod(training.model.shape.layers, layouts.column("pp"))
-    recompute = layouts.column("recompute")
-    return jobs_from_columns(
-        {
-            **model_columns(training.model.shape),
-            **{name: layouts.column(name) for name in COLUMNS if name != "recompute"},
-            "sequence": training.model.sequence,
-            "devices_per_node": training.devices_per_node,
-            "gpipe": 0.0,
-            "zero_bubble": 0.0,
-            "recompute_attention": recompute == 1,
-            "recompute_full": recompute == 2,
-            "sequence_parallel": layouts.column("tp") > 1,
-            # As ``Layout.stages`` spreads them.
-            "first_layers": np.where(left > 0, each + (left == layouts.column("pp") - 1), 0),
-            "most_layers": np.where(left > 0, each + 1, 0),
-            "last_layers": np.where(left > 0, each, 0),
-        }
-    )
-
-
-def _fastest(model: InferredModel, jobs: Jobs) -> NDArray[np.intp]:
-    """Positions of the fastest by the middle of their states, most of them calm."""
-    shift, _ = model.discrepancy.at(jobs)
-    step_s = step_time_s(jobs, model.nominal)
-    logs = np.log(step_s) + shift
-    if model.disturbance is not None:
-        late = np.log1p(stall_time_s(jobs, model.disturbance.stall_s) / step_s)
-        logs = logs + model.disturbance.probability(jobs) * late
-    return np.argsort(logs, kind="stable")[:_CANDIDATES]
+    judge = partial(judge_layouts, model, training, request.capacity_bytes)
+    # Pieces of one size whoever works, so that all answers are the same to the last bit.
+    pieces = [
+        LayoutColumns(rows=layouts.rows[first : first + _PIECE])
+        for first in range(0, len(layouts), _PIECE)
+    ]
+    judged = spread(judge, pieces, workers)
+    return _Search(training=training, layouts=layouts, judged=together(judged))
 
 
 def _ranked(
     machine: InferredMachine, search: _Search, chosen: NDArray[np.intp], request: Request
 ) -> tuple[RankedLayout, ...]:
-    jobs = search.jobs.take(chosen)
+    jobs = search.jobs(chosen)
+    tensors_bytes, fit = search.judged.tensors_bytes, search.judged.fit
     found = machine.model.predict(jobs)
     parts = machine.model.parts(jobs)
     slower, ties = against_first(machine.model, jobs, found)
@@ -176,8 +166,8 @@ def _ranked(
             ),
             tokens_per_s=float(work / found.number_s[index]),
             mfu=float(work_per_peak_s(machine, jobs) / found.number_s[index]),
-            needed_bytes=float(needed_bytes(search.tensors_bytes[where])),
-            fit_probability=float(search.fit[where]),
+            needed_bytes=float(needed_bytes(tensors_bytes[where])),
+            fit_probability=float(fit[where]),
             slower_probability=float(slower[index]),
             ties=bool(ties[index]),
             parts_s=parts_record(parts, index),
@@ -223,23 +213,24 @@ def _close(
     """Layouts whose memory is too close to call are left out; say if one would be faster."""
     if not close.size:
         return []
-    first = close[_fastest(model, search.jobs.take(close))[:1]]
-    step_s = float(model.predict(search.jobs.take(first)).number_s[0])
+    first = search.fastest(close)[:1]
+    step_s = float(model.predict(search.jobs(first)).number_s[0])
     if step_s >= best_s:
         return []
     where = int(first[0])
     return [
         (
             f"too close to call by memory and left out: {search.layouts.layout(where)}, "
-            f"{format_duration(step_s)} if it fits (probability {search.fit[where]:.0%})"
+            f"{format_duration(step_s)} if it fits (probability {search.judged.fit[where]:.0%})"
         )
     ]
 
 
 def _nothing_fits(search: _Search, request: Request) -> str:
-    where = int(np.argmin(search.tensors_bytes))
+    tensors_bytes = search.judged.tensors_bytes
+    where = int(np.argmin(tensors_bytes))
     return (
         f"--device-memory: none of {len(search.layouts)} layouts fits into "
         f"{format_bytes(request.capacity_bytes)}; the leanest, {search.layouts.layout(where)}, needs "
-        f"{format_bytes(float(needed_bytes(search.tensors_bytes[where])))}: take more or larger devices"
+        f"{format_bytes(float(needed_bytes(tensors_bytes[where])))}: take more or larger devices"
     )

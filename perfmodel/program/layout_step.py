@@ -84,6 +84,8 @@ class _Builder:
     is_sharded: bool = field(init=False)
     """Whether parameters are gathered for every pass."""
     splits_backward: bool = field(init=False)
+    is_uneven: bool = field(init=False)
+    """Whether fixed work does not grow with the layers of a stage: it is then an operation of its own."""
     has_threads: bool = field(init=False)
     """One process with several devices."""
     summed: tuple[int, ...] = ()
@@ -95,7 +97,10 @@ class _Builder:
         """Look up once what every operation asks."""
         layout = self.layout
         self.is_replicated = layout.replicas > 1 and not layout.one_process
-        self.is_sharded = layout.zero == 3 and self.is_replicated
+        self.is_sharded = layout.zero == 3 and (
+            self.is_replicated or layout.offload is Offload.PARAMETERS
+        )
+        self.is_uneven = min(self.filled) < 1
         self.has_threads = layout.one_process and layout.dp > 1
         self.splits_backward = layout.schedule is Schedule.ZERO_BUBBLE and layout.pp > 1
         self.tensor_shares = _tensor_shares(layout)
@@ -123,7 +128,7 @@ class _Builder:
         """Append the optimizer of a stage."""
         waits = tuple(self.exchanged.get(stage, ()))
         last = Work(Pass.WEIGHT, self.layout.accumulation - 1)
-        if self.is_replicated:
+        if self.is_replicated or self.is_sharded:
             waits = (self._put(stage, last, Cause.CONTENTION, after=waits),)
         if self.layout.offload is not Offload.NONE:
             waits = (self._put(stage, last, Cause.OFFLOAD, after=waits),)
@@ -137,6 +142,8 @@ class _Builder:
             after += (
                 self._put(stage, work, Cause.BROADCAST, stream=Stream.COMM, after=self.summed),
             )
+        if self.is_uneven:
+            self._put(stage, work, Cause.DISPATCH, share=1 / 2, after=after)
         if stage == 0 and work.chunk == 0:
             self._put(stage, work, Cause.EMBEDDING, after=after)
         gathers = self.is_sharded or (
@@ -160,6 +167,8 @@ class _Builder:
         last = work.micro_batch == self.layout.accumulation - 1
         exchanges = self.is_sharded or (self.is_replicated and last and not self.splits_backward)
         pieces = self.pieces if exchanges else 1
+        if self.is_uneven:
+            self._put(stage, work, Cause.DISPATCH, share=1 / 2, after=after)
         waits = after
         if self.is_sharded:
             waits += (self._gather(stage, work, 0),)
@@ -196,6 +205,8 @@ class _Builder:
             share=share * self.tensor_shares[cause],
             after=(end,),
         )
+        if self.is_sharded and self.layout.prefetch == 0:
+            self.used[-1] = self.awaited[stage]
         return self.awaited[stage]
 
     def _gather(self, stage: int, work: Work, piece: int) -> int:

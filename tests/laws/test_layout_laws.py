@@ -71,6 +71,8 @@ def options(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
     if layout.dp > 1 and not chosen.get("shard"):
         chosen["sites"] = draw(st.sampled_from([1, 2]))
         chosen["ep"] = draw(st.sampled_from([1, 2, 8]))
+    if layout.pp > 1 and layout.interleave == 1:
+        chosen["stage_layers"] = draw(st.sampled_from([(), _uneven(layout.pp)]))
     replicas = layout.dp // chosen.get("sites", 1)
     if replicas % chosen.get("ep", 1):
         chosen["ep"] = 1
@@ -83,6 +85,26 @@ def options(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
         st.sampled_from([*offloads, Offload.PARAMETERS] if layout.zero == 3 else offloads)
     )
     return chosen
+
+
+def _uneven(stages: int) -> tuple[int, ...]:
+    """Fewer layers at the ends."""
+    ends = max(MODEL.layers // stages - 1, 1)
+    middle, left = divmod(MODEL.layers - 2 * ends, max(stages - 2, 1))
+    if stages == 2:
+        return (MODEL.layers // 2 + 1, MODEL.layers // 2 - 1)
+    return (ends, *(middle + (index < left) for index in range(stages - 2)), ends)
+
+
+@st.composite
+def threaded(draw: st.DrawFn) -> Layout:
+    """One process with several devices."""
+    return Layout(
+        dp=draw(st.sampled_from([1, 2, 4, 8])),
+        one_process=True,
+        micro_batch=draw(st.sampled_from([1, 4])),
+        accumulation=draw(st.integers(1, 3)),
+    )
 
 
 def model_of(layout: Layout) -> Transformer:
@@ -163,20 +185,21 @@ def test_simulation_and_algebra_agree_on_layouts(layout: Layout) -> None:
     np.testing.assert_allclose(trace.end_s[0], end_times(program, durations_s), rtol=1e-9)
 
 
-@given(layout=layouts())
-@settings(max_examples=60)
+@given(layout=st.one_of(layouts(), threaded()))
+@settings(max_examples=120)
 def test_simulation_and_closed_form_are_close(layout: Layout) -> None:
     """They differ by what the formula simplifies.
 
-    It lets every stage wait for the head, rounds hand-overs up to two (none where stages interleave),
-    hides parameters behind layers without their collectives, and forgets the tail of the last
-    bucket; a third of the bubble is exact for passes of equal length only.
+    It lets every stage wait for the head, gives all stages the gradients of the fullest, rounds hand-overs
+    up to two (none where stages interleave), hides gradients and parameters behind layers without their
+    collectives, forgets the tail of the last bucket, and how well weight gradients fit into bubbles.
     """
     program = compile_layout(layout, layers=MODEL.layers)
     jobs = jobs_of(layout)
     durations_s = layout_durations(program, unit_times(layout, jobs, truth()))
     formula_s = float(step_parts(jobs, truth()).total_s[0])
     loose = layout.schedule is Schedule.ZERO_BUBBLE or layout.zero == 3 or layout.interleave > 1
+    loose = loose or bool(layout.stage_layers) or layout.ep > 1
     assert end_times(program, durations_s).max() == pytest.approx(
         formula_s, rel=0.12 if loose else 0.06
     )

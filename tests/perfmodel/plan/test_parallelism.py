@@ -7,7 +7,8 @@ from perfmodel.cost.layout_memory import fit_probability, fullest_bytes
 from perfmodel.cost.memory import FITS_ABOVE
 from perfmodel.documents.layout import ParallelismPlanDocument
 from perfmodel.errors import NotFeasible
-from perfmodel.parallelism.layout import Layout, impossible, parse_layout
+from perfmodel.parallelism.feasibility import Limits, impossible
+from perfmodel.parallelism.layout import Layout, parse_layout
 from perfmodel.parallelism.layouts import Space, feasible_layouts
 from perfmodel.plan.parallelism import Request, against_first, plan_parallelism
 from perfmodel.predict_layout import (
@@ -73,7 +74,7 @@ def test_every_layout_of_a_small_space_is_found_once() -> None:
     }
     assert set(layouts) == expected
     for layout in layouts:
-        assert impossible(layout, layers=4, heads=4, world_size=4, sequence=64) is None
+        assert impossible(layout, Limits(layers=4, heads=4, devices=4, sequence=64)) is None
         assert layout.global_batch == 4
 
 
