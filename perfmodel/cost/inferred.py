@@ -65,7 +65,7 @@ class InferredModel:
         lower_s, upper_s = (
             np.exp(_quantile(share, centre, disturbed, chance, spread)) for share in (LOWER, UPPER)
         )
-        named_s = _least_error_s(centre, disturbed, chance, spread)
+        named_s = _named_s(centre, disturbed, chance, spread)
         return StepInterval(
             number_s=np.clip(named_s, lower_s, upper_s),
             mean_s=np.exp((1 - chance) * centre + chance * disturbed),
@@ -89,16 +89,14 @@ class InferredModel:
         return calm, stalled, self.disturbance.probability(jobs), variance
 
 
-def _least_error_s(calm: Column, disturbed: Column, chance: Column, spread: Column) -> Column:
-    """Number f with the least expected |f / y - 1| of a mixture y, given by logarithms. [s]
+def _named_s(calm: Column, disturbed: Column, chance: Column, spread: Column) -> Column:
+    """Number with the least expected relative error, from the logarithms of the two states. [s]
 
-    The median under weights 1 / y, which shift a lognormal's middle by its variance.
+    |f / y - 1| weighs an outcome y by 1 / y: the median, with each state weighted by one over its time.
     """
-    longer = np.exp(np.minimum(disturbed - calm, 50.0))
-    weight = chance / longer
+    weight = chance * np.exp(np.maximum(calm - disturbed, -50.0))
     late = weight / np.maximum(weight + 1 - chance, 1e-12)
-    shift = spread**2
-    return np.exp(_quantile(0.5, calm - shift, disturbed - shift, late, spread))
+    return np.exp(_quantile(0.5, calm, disturbed, late, spread))
 
 
 def _quantile(
