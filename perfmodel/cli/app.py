@@ -9,6 +9,7 @@ from typing import Any, Final
 import typer
 
 from perfmodel.cli import (
+    batch,
     decide,
     delivery,
     devices,
@@ -130,7 +131,7 @@ _COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "explain": predict.explain,
     "report": report.report,
     "goodput": decide.goodput,
-    "batch": decide.batch,
+    "batch": batch.batch,
     "cost": decide.cost,
     "whatif": whatif.whatif,
     "diff": delivery.diff,

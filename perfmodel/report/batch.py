@@ -30,6 +30,18 @@ def batch_lines(document: BatchDocument) -> list[str]:
             f"Critical batch (twice the samples of a tiny one): "
             f"{one_line(count_interval(document.critical_batch))}"
         ),
+        *(
+            [f"Gradient noise scale: {number(document.noise_scale)} samples"]
+            if document.noise_scale
+            else []
+        ),
+        f"Learning rate of SGD against batch {document.reference_batch:g}: "
+        + ", ".join(
+            f"{entry.batch:g} x{number(entry.learning_rate_factor)}"
+            for entry in document.outlooks
+            if entry.batch != document.reference_batch
+        )
+        + " (Adam: the square roots)",
         *(f"caveat: {caveat}" for caveat in document.caveats),
     ]
 

@@ -6,9 +6,11 @@ References
    arXiv 1812.06162, appendix A.1.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from perfmodel.checks import at_least, non_negative, positive
 
@@ -83,6 +85,61 @@ def noise_scale(steps: Sequence[GradientNorms]) -> NoiseScale | None:
         batch=ratio,
         relative_error=math.sqrt(variance) / ratio if ratio > 0 else math.inf,
         num_steps=len(steps),
+    )
+
+
+#: A training is cut into so many equal parts, of which each has a noise scale of its own.
+MOST_WINDOWS: Final = 8
+#: Fewer steps in a part say little about either norm.
+FEWEST_STEPS: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingNoise:
+    """The one noise scale that stands for a whole training."""
+
+    batch: float
+    """Batch that needs twice the samples of a tiny one. [samples]"""
+    relative_error: float
+    windows: tuple[float, ...]
+    """Noise scales of consecutive parts, of equally many steps. [samples]"""
+
+
+def training_noise_scale(steps: Sequence[GradientNorms]) -> TrainingNoise | None:
+    """Noise scale of a training along which it changes; None where the signal drowns in the noise.
+
+    A part of the training with the scale b that takes n steps at the batch B would take ``n w`` steps
+    of any large batch, with ``w = 1 / (1 + b / B)``, and ``n w (1 + b / B')`` at B' [1]_. Summed
+    over the parts that is the law of one scale, the mean of b weighted by n w: late parts with much
+    noise count less than their share of the steps.
+
+    Parameters
+    ----------
+    steps
+        All steps of the training in their order, at one batch.
+    """
+    for num_windows in range(min(MOST_WINDOWS, len(steps) // FEWEST_STEPS), 0, -1):
+        bounds = [len(steps) * part // num_windows for part in range(num_windows + 1)]
+        found = [noise_scale(steps[low:high]) for low, high in itertools.pairwise(bounds)]
+        scales = [entry for entry in found if entry is not None and entry.batch > 0]
+        if len(scales) == num_windows:
+            return _combined(scales, batch=steps[0].ranks * steps[0].local_batch)
+    return None
+
+
+def _combined(scales: Sequence[NoiseScale], *, batch: int) -> TrainingNoise:
+    weights = [batch / (batch + scale.batch) for scale in scales]
+    total = math.fsum(weights)
+    mean = math.fsum(w * scale.batch for w, scale in zip(weights, scales, strict=True)) / total
+    # d mean / d b = (w + (b - mean) dw/db) / total, with dw/db = -w^2 / batch
+    errors = [
+        (w - (scale.batch - mean) * w**2 / batch) / total * scale.batch * scale.relative_error
+        for w, scale in zip(weights, scales, strict=True)
+    ]
+    return TrainingNoise(
+        batch=mean,
+        relative_error=math.hypot(*errors) / mean,
+        windows=tuple(scale.batch for scale in scales),
     )
 
 
