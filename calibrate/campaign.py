@@ -36,7 +36,9 @@ class Progress:
     done: int
     total: int
     task: str
-    """The task that was finished last."""
+    """The task that was finished last, or what is being waited for."""
+    is_waiting: bool = False
+    """Whether nothing is being measured: such time says nothing about the pace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +79,10 @@ def measure(
     total = sum(len(tasks) for tasks in campaign.rounds)
     num_done = sum(task.name in done for tasks in campaign.rounds for task in tasks)
     with _machine_of(
-        campaign, lambda words: on_progress(Progress(done=num_done, total=total, task=words))
+        campaign,
+        lambda words: on_progress(
+            Progress(done=num_done, total=total, task=words, is_waiting=True)
+        ),
     ):
         for index, tasks in enumerate(campaign.rounds):
             pending = [task for task in tasks if task.name not in done]

@@ -103,8 +103,8 @@ def critical_caveats(
     spent = 1 / statistical_efficiency(largest, reference=reference, noise_batch=scale.noise_scale)
     return [
         (
-            f"global batches up to {largest} pass the critical batch of about {scale.noise_scale:.0f} samples "
-            f"({workload} learning {scale.samples}): by the law of the noise scale {largest} needs about "
+            f"global batches up to {largest} pass the critical batch of about "
+            f"{scale.noise_scale:.0f} samples ({workload} learning {scale.samples}): by the law of the noise scale {largest} needs about "
             f"{spent:.1f} times the samples of {reference} to the same loss; "
             "see perfmodel batch"
         )

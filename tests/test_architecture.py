@@ -143,6 +143,7 @@ COMMAND_LINE = {
         "--seed",
     },
     "validate testbed": {"--budget", "--minutes", "--out", "--resume", "--seed"},
+    "validate batch": {"--budget", "--out", "--profile", "--resume", "--seed", "--workload"},
     "validate memory": {"--batches", "--models", "--out"},
     "validate models": {"--budget", "--mode", "--out", "--profile", "--resume", "--seed"},
     "acceptance": set(),

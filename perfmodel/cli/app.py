@@ -91,6 +91,7 @@ _MEASURING: Final = frozenset(
         measure.calibrate,
         network.measure,
         testbed.run_testbed,
+        validate.batch,
         validate.memory,
         validate.models,
         validate.validate,
@@ -143,6 +144,7 @@ for _name, _command in _COMMANDS.items():
 _validate = typer.Typer(rich_markup_mode=None)
 _validate.callback(invoke_without_command=True)(_runnable(validate.validate))
 _validate.command("models")(_runnable(validate.models))
+_validate.command("batch")(_runnable(validate.batch))
 _validate.command("memory")(_runnable(validate.memory))
 _validate.command("published")(_runnable(published.published))
 _validate.command("testbed")(_runnable(testbed.run_testbed))

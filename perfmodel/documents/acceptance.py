@@ -125,7 +125,7 @@ class AcceptanceTerms(Document):
             raw = tomllib.loads(path.read_text(encoding="utf-8"))
             return cls.model_validate(raw)
         except ValidationError as error:
-            raise InvalidDocument(f"{path}: {first_problem(error)}") from error
+            raise InvalidDocument(f"{path}: {first_problem(error, cls)}") from error
         except (OSError, ValueError) as error:
             raise InvalidDocument(f"{path}: {cls.title} cannot be read: {error}") from error
 

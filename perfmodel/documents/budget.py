@@ -169,7 +169,7 @@ def read_budget(path: Path, *, today: dt.date, prices: Path | None = None) -> Bu
     try:
         budget = Budget.model_validate(with_prices(raw, table, path))
     except ValidationError as error:
-        raise InvalidDocument(f"{path}: {first_problem(error)}") from error
+        raise InvalidDocument(f"{path}: {first_problem(error, Budget)}") from error
     refuse_future_prices(budget.prices(), path=path, today=today)
     return budget
 
@@ -213,7 +213,7 @@ def read_prices(path: Path) -> dict[str, Price]:
         try:
             price = Price.model_validate(row)
         except ValidationError as error:
-            raise InvalidDocument(f"{path}: line {line}: {first_problem(error)}") from error
+            raise InvalidDocument(f"{path}: line {line}: {first_problem(error, Price)}") from error
         if not name or name in found:
             raise InvalidDocument(
                 f"{path}: line {line}: name must be new and not empty, got {name!r}"

@@ -183,6 +183,6 @@ def read_catalogue(path: Path) -> Catalogue:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
         return Catalogue.model_validate(raw)
     except ValidationError as error:
-        raise InvalidDocument(f"{path}: {first_problem(error)}") from error
+        raise InvalidDocument(f"{path}: {first_problem(error, Catalogue)}") from error
     except (OSError, ValueError) as error:
         raise InvalidDocument(f"{path}: catalogue cannot be read: {error}") from error

@@ -165,7 +165,7 @@ def read_cluster(path: Path) -> Cluster:
     try:
         return ClusterFile.model_validate(raw).cluster()
     except ValidationError as error:
-        raise InvalidDocument(f"{path}: {first_problem(error)}") from error
+        raise InvalidDocument(f"{path}: {first_problem(error, ClusterFile)}") from error
     except ValueError as error:
         raise InvalidDocument(f"{path}: {error}; correct the file") from error
 

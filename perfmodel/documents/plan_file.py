@@ -222,7 +222,7 @@ def read_plan(path: Path, *, today: dt.date, prices: Path | None = None) -> Plan
     try:
         plan = PlanFile.model_validate(with_prices(raw, table, path))
     except ValidationError as error:
-        raise InvalidDocument(f"{path}: {first_problem(error)}") from error
+        raise InvalidDocument(f"{path}: {first_problem(error, PlanFile)}") from error
     refuse_future_prices(plan.prices(), path=path, today=today)
     start = plan.limits.start or today
     if start < today:

@@ -41,4 +41,4 @@ def read_run_columns(path: Path) -> RunColumns:
     try:
         return RunColumns.model_validate(raw)
     except ValidationError as error:
-        raise InvalidDocument(f"{path}: {first_problem(error)}") from error
+        raise InvalidDocument(f"{path}: {first_problem(error, RunColumns)}") from error

@@ -90,6 +90,7 @@ class ValidationDocument(Document):
 
     current_version: ClassVar[int] = 1
     title: ClassVar[str] = "validation"
+    remake: ClassVar[str] = "validate again with this version of perfmodel"
 
     provenance: Provenance
     profile_digest: str

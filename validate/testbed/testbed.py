@@ -119,7 +119,9 @@ def validate_testbed(
     )
     total = len(first) + len(judged)
     with (
-        machine_to_itself(lambda words: on_progress(Progress(done=0, total=total, task=words))),
+        machine_to_itself(
+            lambda words: on_progress(Progress(done=0, total=total, task=words, is_waiting=True))
+        ),
         running_server() as cluster,
     ):
         campaign = _Campaign(
