@@ -101,12 +101,12 @@ def critical_caveats(
         return []
     reference = min(scale.batch, largest)
     spent = 1 / statistical_efficiency(largest, reference=reference, noise_batch=scale.noise_scale)
+    task = f"{workload} learning {scale.samples}"
     return [
         (
-            f"global batches up to {largest} pass the critical batch of about "
-            f"{scale.noise_scale:.0f} samples ({workload} learning {scale.samples}): by the law of the noise scale {largest} needs about "
-            f"{spent:.1f} times the samples of {reference} to the same loss; "
-            "see perfmodel batch"
+            f"global batches up to {largest} pass the critical batch of about {scale.noise_scale:.0f} "
+            f"samples ({task}): by the law of the noise scale {largest} needs about {spent:.1f} times the "
+            f"samples of {reference} to the same loss; see perfmodel batch"
         )
     ]
 

@@ -50,7 +50,7 @@ class BatchBudget:
 BUDGETS: Final = {
     "quick": BatchBudget(batches=(16, 64, 256), rates=(0.5, 1.0, 2.0), num_starts=2),
     "standard": BatchBudget(
-        batches=(16, 32, 64, 128, 256, 512), rates=(0.25, 0.5, 1.0, 2.0, 4.0), num_starts=3
+        batches=(16, 32, 64, 128, 256, 512), rates=(0.25, 0.5, 1.0, 2.0), num_starts=3
     ),
 }
 

@@ -93,7 +93,6 @@ def test_a_noise_scale_stands_for_runs_at_other_batches(run: Run, noisy: Path) -
     assert last.steps.p50 == pytest.approx(25, rel=0.1)
     assert last.steps.p5 < 22
     assert last.is_beyond_critical
-    # SGD: (1 + 96 / 32) / (1 + 96 / 384) = 3.2
     assert last.learning_rate_factor == pytest.approx(3.2, rel=0.05)
     assert document.caveats[0].startswith("noise scale and samples are of light learning ten")
 
