@@ -19,7 +19,7 @@ from perfmodel.documents.observation import (
     read_observations,
     tasks_done,
 )
-from perfmodel.errors import IncomparableRuns, InvalidDocument, PerfModelError, UsageError
+from perfmodel.errors import IncomparableRuns, InvalidDocument, PerfModelError, UsageError, why
 from perfmodel.units import Seconds
 
 OBSERVATIONS: Final = "observations.jsonl"
@@ -195,7 +195,7 @@ def read_plan(folder: Path) -> dict[str, Any]:
     try:
         plan = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise InvalidDocument(f"{path}: plan cannot be read: {error}") from error
+        raise InvalidDocument(f"{path}: plan cannot be read: {why(error)}") from error
     if not isinstance(plan, dict):
         raise InvalidDocument(f"{path}: plan must be an object, got {type(plan).__name__}")
     return plan

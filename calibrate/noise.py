@@ -1,6 +1,7 @@
 """Use case: gradient noise scales, measured in real trainings under DDP, added to a profile."""
 
 import json
+import math
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +20,7 @@ from calibrate.visits import estimate
 from perfmodel.documents.observation import TrainingObservation, read_observations
 from perfmodel.documents.profile import NoiseScaleProfile, ProfileDocument
 from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, UsageError, did_you_mean
-from perfmodel.statistics.noise_scale import GradientNorms, training_noise_scale
+from perfmodel.statistics.noise_scale import GradientNorms, TrainingNoise, training_noise_scale
 
 #: Folder, inside that of a calibration, with one folder per model that was trained.
 NOISE: Final = "noise"
@@ -198,10 +199,15 @@ def noise_of(trainings: Sequence[TrainingObservation]) -> NoiseScaleProfile:
         noise_scale=together.value_s,
         # scatter of two or three trainings is itself uncertain: not below what one knows of itself
         relative_error=max(together.relative_error, own_error / len(learned) ** 0.5),
-        at_start=_typical(scale.windows[0] for _, scale in learned),
-        at_end=_typical(scale.windows[-1] for _, scale in learned),
+        at_start=_typical(_told(scale)[0] for _, scale in learned),
+        at_end=_typical(_told(scale)[-1] for _, scale in learned),
         steps_to_target=tuple(training.num_steps for training, _ in learned if training.num_steps),
     )
+
+
+def _told(scale: TrainingNoise) -> list[float]:
+    """Parts whose signal shows above their noise, or the whole if none is clear."""
+    return [batch for batch in scale.windows if 0 < batch < math.inf] or [scale.batch]
 
 
 def _typical(values: Iterable[float]) -> float:

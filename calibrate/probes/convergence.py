@@ -101,7 +101,10 @@ def _observed(session: Session, module: nn.Module, norms: _Norms) -> nn.Module:
     return wrapped
 
 
-def _average_and_note(norms: _Norms, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def _average_and_note(
+    norms: _Norms,
+    bucket: dist.GradBucket,  # type: ignore[name-defined] # only in builds with distributed
+) -> torch.futures.Future[Tensor]:
     """DDP's own average, with the norms before and after it."""
     gradient = bucket.buffer()
     norms.own = norms.own + gradient.square().sum().cpu()

@@ -10,7 +10,7 @@ from typing import ClassVar, Final, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from perfmodel.errors import InvalidDocument, PerfModelError, did_you_mean
+from perfmodel.errors import InvalidDocument, PerfModelError, did_you_mean, why
 
 STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
 #: Pydantic's name of the error.
@@ -44,6 +44,8 @@ class Document(Record):
 
     remake: ClassVar[str] = "make it anew with this version of perfmodel"
     """What to do with a file of another version."""
+    made_by: ClassVar[str] = ""
+    """What writes such a file, for those who have none yet."""
 
     schema_version: int
 
@@ -65,7 +67,10 @@ class Document(Record):
         try:
             raw = json.loads(path.read_bytes())
         except (OSError, ValueError) as error:
-            raise cls.unreadable(f"{path}: {cls.title} cannot be read: {error}") from error
+            hint = f"; {cls.made_by}" if cls.made_by and isinstance(error, OSError) else ""
+            raise cls.unreadable(
+                f"{path}: {cls.title} cannot be read: {why(error)}{hint}"
+            ) from error
         other = cls.other_kind(raw)
         if other is not None:
             raise cls.unreadable(f"{path}: must be a {cls.title}, got {other}")

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from perfmodel.errors import InvalidDocument
+from perfmodel.errors import InvalidDocument, why
 from perfmodel.statistics.noise_scale import FEWEST_STEPS, GradientNorms
 
 COLUMNS: Final = ("ranks", "local_batch", "mean_square", "square_of_mean")
@@ -26,7 +26,7 @@ def read_gradient_norms(path: Path) -> list[GradientNorms]:
             rows = [(reader.line_num, row) for row in reader]
             names = reader.fieldnames or ()
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InvalidDocument(f"{path}: gradient norms cannot be read: {error}") from error
+        raise InvalidDocument(f"{path}: gradient norms cannot be read: {why(error)}") from error
     if missing := [name for name in COLUMNS if name not in names]:
         raise InvalidDocument(
             f"{path}: must have the columns {', '.join(COLUMNS)}, got none named {', '.join(missing)}"

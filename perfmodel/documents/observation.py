@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt, TypeAdapter, ValidationError
 
 from perfmodel.documents.base import Record, first_problem
-from perfmodel.errors import InvalidDocument
+from perfmodel.errors import InvalidDocument, why
 from perfmodel.parallelism.strategy import Setting
 from perfmodel.workload.operator import Operator, Phase
 from perfmodel.workload.step import SymbolicStep
@@ -273,7 +273,7 @@ def read_observations(path: Path) -> list[Observation]:
         # As bytes: text would also be split at the line separators of Unicode.
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
-        raise InvalidDocument(f"{path}: observations cannot be read: {error}") from error
+        raise InvalidDocument(f"{path}: observations cannot be read: {why(error)}") from error
     observations = []
     # What stands after the last line end is empty, or half a line.
     for number, line in enumerate(lines[:-1], start=1):

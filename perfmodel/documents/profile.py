@@ -276,6 +276,7 @@ class ProfileDocument(Document):
 
     current_version: ClassVar[int] = 1
     title: ClassVar[str] = "profile"
+    made_by: ClassVar[str] = "perfmodel calibrate writes one"
     unreadable: ClassVar[type[PerfModelError]] = CalibrationUnavailable
 
     provenance: Provenance

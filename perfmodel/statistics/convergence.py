@@ -23,6 +23,9 @@ from perfmodel.checks import non_negative, positive
 
 #: Equally likely widths of the knee.
 EXPONENTS: Final = (0.6, 0.8, 1.0, 1.3)
+#: With a noise scale that was followed along the training, the changing scale is in it already: the law
+#: of [1]_ is as likely as all others together.
+LAW_OF_ONE_SCALE: Final = 0.5
 #: ln(critical batch / largest batch seen): people go about as far as batches pay.
 LOG_CRITICAL_MEAN: Final = 0.0
 LOG_CRITICAL_SPREAD: Final = 1.0
@@ -154,9 +157,8 @@ def fit_convergence(
     batches = [point.batch for point in points]
     fewest = 2 if critical is None else 1
     if len(batches) < fewest or len(set(batches)) < len(batches):
-        raise ValueError(
-            f"points must be of at least {fewest} different batches, got {batches or 'none'}"
-        )
+        words = "two different batches" if critical is None else "one batch, each named once"
+        raise ValueError(f"points must be of at least {words}, got {batches or 'none'}")
     log_batches = np.log(np.array(batches))
     log_samples = np.log(np.array([point.samples for point in points]))
     offsets, exponents = (
@@ -171,7 +173,7 @@ def fit_convergence(
     log_samples_min = rest.mean(axis=1)
     misfit = ((rest - log_samples_min[:, None]) ** 2).sum(axis=1) / TUNING_SPREAD**2
     distance = (offsets / spread) ** 2
-    log_weights = -0.5 * (misfit + distance)
+    log_weights = -0.5 * (misfit + distance) + _log_prior(exponents, is_told=critical is not None)
     weights = np.exp(log_weights - log_weights.max())
     return Convergence(
         log_samples_min=log_samples_min,
@@ -180,6 +182,13 @@ def fit_convergence(
         weights=weights / weights.sum(),
         num_points=len(points),
     )
+
+
+def _log_prior(exponents: FloatArray, *, is_told: bool) -> FloatArray:
+    if not is_told:
+        return np.zeros_like(exponents)
+    other = (1 - LAW_OF_ONE_SCALE) / (len(EXPONENTS) - 1)
+    return np.log(np.where(exponents == 1.0, LAW_OF_ONE_SCALE, other))
 
 
 def _quantiles(logs: FloatArray, weights: FloatArray) -> Quantiles:

@@ -92,6 +92,7 @@ def noise_scale(steps: Sequence[GradientNorms]) -> NoiseScale | None:
 MOST_WINDOWS: Final = 8
 #: Fewer steps in a part say little about either norm.
 FEWEST_STEPS: Final = 8
+_TINY: Final = 1e-300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,7 @@ class TrainingNoise:
     """Batch that needs twice the samples of a tiny one. [samples]"""
     relative_error: float
     windows: tuple[float, ...]
-    """Noise scales of consecutive parts, of equally many steps. [samples]"""
+    """Noise scales of consecutive parts, of equally many steps; inf where the signal drowns. [samples]"""
 
 
 def training_noise_scale(steps: Sequence[GradientNorms]) -> TrainingNoise | None:
@@ -110,37 +111,46 @@ def training_noise_scale(steps: Sequence[GradientNorms]) -> TrainingNoise | None
 
     A part of the training with the scale b that takes n steps at the batch B would take ``n w`` steps
     of any large batch, with ``w = 1 / (1 + b / B)``, and ``n w (1 + b / B')`` at B' [1]_. Summed
-    over the parts that is the law of one scale, the mean of b weighted by n w: late parts with much
-    noise count less than their share of the steps.
+    over the parts that is the law of one scale, ``B (1 / mean(w) - 1)``: late parts with much noise
+    count less than their share of the steps. As the norm that DDP's average shows is signal plus
+    noise over B, w is the share of the signal in it, which needs no division by a small signal.
 
     Parameters
     ----------
     steps
-        All steps of the training in their order, at one batch.
+        All steps of the training in their order, at one batch; at least eight.
     """
-    for num_windows in range(min(MOST_WINDOWS, len(steps) // FEWEST_STEPS), 0, -1):
-        bounds = [len(steps) * part // num_windows for part in range(num_windows + 1)]
-        found = [noise_scale(steps[low:high]) for low, high in itertools.pairwise(bounds)]
-        scales = [entry for entry in found if entry is not None and entry.batch > 0]
-        if len(scales) == num_windows:
-            return _combined(scales, batch=steps[0].ranks * steps[0].local_batch)
-    return None
-
-
-def _combined(scales: Sequence[NoiseScale], *, batch: int) -> TrainingNoise:
-    weights = [batch / (batch + scale.batch) for scale in scales]
-    total = math.fsum(weights)
-    mean = math.fsum(w * scale.batch for w, scale in zip(weights, scales, strict=True)) / total
-    # d mean / d b = (w + (b - mean) dw/db) / total, with dw/db = -w^2 / batch
-    errors = [
-        (w - (scale.batch - mean) * w**2 / batch) / total * scale.batch * scale.relative_error
-        for w, scale in zip(weights, scales, strict=True)
-    ]
+    num_windows = min(MOST_WINDOWS, len(steps) // FEWEST_STEPS)
+    if num_windows == 0:
+        return None
+    bounds = [len(steps) * part // num_windows for part in range(num_windows + 1)]
+    shares = [_signal_share(steps[low:high]) for low, high in itertools.pairwise(bounds)]
+    share = math.fsum(mean for mean, _ in shares) / num_windows
+    error = math.hypot(*(error for _, error in shares)) / num_windows
+    if not 0 < share < 1:
+        return None
+    batch = steps[0].ranks * steps[0].local_batch
     return TrainingNoise(
-        batch=mean,
-        relative_error=math.hypot(*errors) / mean,
-        windows=tuple(scale.batch for scale in scales),
+        batch=batch * (1 / share - 1),
+        # of the logarithm of 1 / share - 1
+        relative_error=error / (share * (1 - share)),
+        windows=tuple(batch * (1 / mean - 1) if mean > 0 else math.inf for mean, _ in shares),
     )
+
+
+def _signal_share(steps: Sequence[GradientNorms]) -> tuple[float, float]:
+    """Signal over the squared norm of the averaged gradient, in [0, 1]; and its standard error.
+
+    The error is that of leaving steps out one by one.
+    """
+    signal = math.fsum(step.signal for step in steps)
+    total = math.fsum(step.square_of_mean for step in steps)
+    if total <= 0:
+        return 0.0, 0.0
+    left_out = [(signal - step.signal) / max(total - step.square_of_mean, _TINY) for step in steps]
+    center = math.fsum(left_out) / len(left_out)
+    variance = math.fsum((share - center) ** 2 for share in left_out) * (1 - 1 / len(left_out))
+    return min(max(signal / total, 0.0), 1.0), math.sqrt(variance)
 
 
 def statistical_efficiency(batch: float, *, reference: float, noise_batch: float) -> float:

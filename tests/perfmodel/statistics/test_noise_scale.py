@@ -134,6 +134,15 @@ def test_a_training_whose_noise_grows_by_hand() -> None:
         assert parts == pytest.approx(32 * 0.75 * (1 + found.batch / batch))
 
 
+def test_a_part_whose_signal_drowns_takes_as_many_samples_at_any_batch() -> None:
+    """Scale 30 at batch 30 (weight 1/2), then no signal at all (0): 30 (1 / 0.25 - 1) = 90."""
+    drowned = GradientNorms(ranks=2, local_batch=15, mean_square=2.0, square_of_mean=0.9)
+    found = training_noise_scale(exact(30, num_steps=32) + [drowned] * 32)
+    assert found is not None
+    assert found.batch == pytest.approx(90)
+    assert found.windows[-1] == math.inf
+
+
 def test_a_constant_scale_is_that_of_the_training() -> None:
     found = training_noise_scale(exact(70, num_steps=100))
     assert found is not None
