@@ -232,7 +232,7 @@ class Experiment:
         """Of the reference models: files of half a megabyte to ninety."""
         for model in self.models:
             yield CheckpointTask(
-                name=f"{index}: checkpoint {model}", round=index, workload=model, repeats=2
+                name=f"{index}: checkpoint {model}", round=index, workload=model, repeats=1
             )
 
     def _step(self, setting: Setting, index: int) -> Task:

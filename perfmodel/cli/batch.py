@@ -115,7 +115,7 @@ def _noise(workload: str | None, profile: Path, norms: Path | None) -> _Noise:
 
 
 def _recorded(norms: Path) -> _Noise:
-    from perfmodel.documents.gradient_norms import read_gradient_norms  # noqa: PLC0415
+    from perfmodel.plan.gradient_norms import read_gradient_norms  # noqa: PLC0415
     from perfmodel.statistics.convergence import CriticalBatch  # noqa: PLC0415
     from perfmodel.statistics.noise_scale import training_noise_scale  # noqa: PLC0415
 

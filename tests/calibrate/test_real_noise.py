@@ -12,8 +12,8 @@ from calibrate.environment import describe_environment
 from calibrate.launch import TorchrunLauncher, usable_cores
 from calibrate.noise import trainings_in
 from calibrate.task import CheckpointTask, Task, TrainingTask
-from perfmodel.documents.gradient_norms import read_gradient_norms
 from perfmodel.documents.observation import CheckpointObservation, read_observations
+from perfmodel.plan.gradient_norms import read_gradient_norms
 from perfmodel.statistics.noise_scale import noise_scale
 from tests.calibrate.played import ALONE
 
