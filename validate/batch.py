@@ -32,7 +32,7 @@ from validate.machine import refuse_other_machine
 
 VALIDATION: Final = "batch.json"
 #: A rate that needs so many times the predicted steps is a bad one.
-_PATIENCE: Final = 4
+_PATIENCE: Final = 2.5
 #: Starts that must reach the target for a rate to count.
 _ENOUGH: Final = 0.5
 
@@ -50,7 +50,7 @@ class BatchBudget:
 BUDGETS: Final = {
     "quick": BatchBudget(batches=(16, 64, 256), rates=(0.5, 1.0, 2.0), num_starts=2),
     "standard": BatchBudget(
-        batches=(16, 32, 64, 128, 256, 512), rates=(0.25, 0.5, 1.0, 2.0), num_starts=3
+        batches=(16, 32, 64, 128, 256, 512), rates=(0.5, 1.0, 2.0), num_starts=3
     ),
 }
 

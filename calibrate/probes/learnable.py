@@ -1,5 +1,6 @@
 """Samples that can be learned and never repeat, so that training has a true gradient and noise around it."""
 
+import functools
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,6 +54,7 @@ def description(noise: float) -> str:
     )
 
 
+@functools.cache
 def _patterns() -> Tensor:
     """Shape ``(10, 28, 28)``, standard deviation 1 each."""
     generator = torch.Generator().manual_seed(_PATTERN_SEED)

@@ -106,8 +106,8 @@ def _noise(workload: str | None, profile: Path, norms: Path | None) -> _Noise:
                 scale.noise_scale, relative_error=scale.relative_error
             ),
             points={float(scale.batch): scale.samples_to_target},
-            source=f"noise scale and samples are of {workload} learning {scale.samples}, to a loss of "
-            f"{scale.target_loss:g}: another task has others",
+            source=f"the noise scale is of {workload} learning {scale.samples}, to a loss of "
+            f"{scale.target_loss:g}: another task has another, and needs other samples",
         )
     if norms is not None:
         return _recorded(norms)

@@ -1,5 +1,7 @@
 """Progress without a terminal: what the time left is made from."""
 
+import sys
+
 import pytest
 
 from calibrate.campaign import Progress
@@ -11,7 +13,7 @@ def test_waiting_for_the_machine_says_nothing_about_the_pace(
 ) -> None:
     """An hour of waiting, then a task every 20 s: after 7 of 10 about a minute is left."""
     now_s = 0.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
     lines = progress._Lines("calibrate")
     lines(Progress(done=0, total=10, task="waiting for process 7", is_waiting=True))
     now_s = 3600.0
@@ -26,7 +28,7 @@ def test_waiting_for_the_machine_says_nothing_about_the_pace(
 def test_the_bar_measures_its_pace_without_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """With --resume tasks were done before the wait: they must not count as done in it."""
     updates: list[dict[str, object]] = []
-    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr(
         "rich.progress.Progress.update", lambda _self, _row, **values: updates.append(values)
     )
