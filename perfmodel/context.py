@@ -3,12 +3,12 @@
 import dataclasses
 from collections.abc import Iterable, Sequence
 
+from perfmodel.cost.batch_law import calibrated_law
 from perfmodel.cost.traced import origin_caveats
 from perfmodel.documents.prediction import Evidence, MeasuredPoint, PredictedPoint
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
 from perfmodel.errors import UsageError
 from perfmodel.parallelism.strategy import Setting, Synchronisation
-from perfmodel.statistics.noise_scale import statistical_efficiency
 from perfmodel.topology.cluster import Cluster
 
 
@@ -100,7 +100,7 @@ def critical_caveats(
     if scale is None or largest <= scale.noise_scale:
         return []
     reference = min(scale.batch, largest)
-    spent = 1 / statistical_efficiency(largest, reference=reference, noise_batch=scale.noise_scale)
+    spent = calibrated_law(scale).samples_ratio(largest, reference=reference)
     task = f"{workload} learning {scale.samples}"
     return [
         (

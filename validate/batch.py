@@ -15,18 +15,14 @@ from calibrate.launch import Launcher, LaunchFlags
 from calibrate.noise import RECIPES, trainings_in
 from calibrate.placement import place, provenance
 from calibrate.task import TrainingTask
+from perfmodel.cost.batch_law import calibrated_law
 from perfmodel.documents.base import file_sha256
 from perfmodel.documents.batch_validation import BatchValidationDocument, JudgedBatch
 from perfmodel.documents.observation import TrainingObservation
 from perfmodel.documents.prediction import Interval
 from perfmodel.documents.profile import NoiseScaleProfile, ProfileDocument
 from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, UsageError
-from perfmodel.statistics.convergence import (
-    BatchPoint,
-    Convergence,
-    CriticalBatch,
-    fit_convergence,
-)
+from perfmodel.statistics.convergence import BatchPoint, Convergence, fit_convergence
 from validate.errors import fraction, summarise
 from validate.machine import refuse_other_machine
 
@@ -139,16 +135,6 @@ def planned_tasks(
         for start in range(budget.num_starts)
         for batch in budget.batches
         for rate in budget.rates
-    )
-
-
-def calibrated_law(scale: NoiseScaleProfile) -> Convergence:
-    """The law as ``perfmodel batch --workload`` applies it: one batch that was run, and the noise scale."""
-    return fit_convergence(
-        [BatchPoint(batch=scale.batch, samples=scale.samples_to_target)],
-        critical=CriticalBatch.of_noise_scale(
-            scale.noise_scale, relative_error=scale.relative_error
-        ),
     )
 
 

@@ -97,14 +97,12 @@ def _refuse_without_workload(
 
 
 def _noise(workload: str | None, profile: Path, norms: Path | None) -> _Noise:
-    from perfmodel.statistics.convergence import CriticalBatch  # noqa: PLC0415 - numpy
+    from perfmodel.cost.batch_law import critical_batch  # noqa: PLC0415 - numpy
 
     if workload is not None:
         scale = _measured_scale(workload, profile)
         return _Noise(
-            critical=CriticalBatch.of_noise_scale(
-                scale.noise_scale, relative_error=scale.relative_error
-            ),
+            critical=critical_batch(scale),
             points={float(scale.batch): scale.samples_to_target},
             source=f"the noise scale is of {workload} learning {scale.samples}, to a loss of "
             f"{scale.target_loss:g}: another task has another, and needs other samples",

@@ -154,7 +154,7 @@ def test_predict_warns_beyond_the_critical_batch(run: Run, noisy: Path) -> None:
     assert "critical batch" not in run(*asked, 4).stdout
     words = run(*asked, 8).stdout
     assert "global batches up to 128 pass the critical batch of about 96 samples" in words
-    assert "128 needs about 1.8 times the samples of 32" in words
+    assert "128 needs about 1.7 times the samples [1.3 - " in words
     more = run(
         *("whatif", "--profile", noisy, "--workload", "light", "--batch", 16, "--devices", 4),
         *("--set", "devices=8"),
