@@ -105,8 +105,8 @@ def critical_caveats(
     return [
         (
             f"global batches up to {largest} pass the critical batch of about {scale.noise_scale:.0f} "
-            f"samples ({task}): by the law of the noise scale {largest} needs about {spent:.1f} times the "
-            f"samples of {reference} to the same loss; see perfmodel batch"
+            f"samples ({task}): {largest} needs about {spent.p50:.1f} times the samples "
+            f"[{spent.p5:.1f} - {spent.p95:.1f}] of {reference} to the same loss; see perfmodel batch"
         )
     ]
 
