@@ -1,6 +1,7 @@
 """The command line: one sub-command per question."""
 
 import functools
+import itertools
 import os
 import sys
 from collections.abc import Callable
@@ -197,8 +198,20 @@ def _explain_usage(error: Any) -> int:
         error.show()
     else:
         command = error.ctx.command_path if error.ctx else "perfmodel"
-        _complain(f"{error.format_message().rstrip('.')}; see {command} --help", code=EXIT_USAGE)
+        problem = f"{error.format_message().rstrip('.')}{_typed(error)}"
+        _complain(f"{problem}; see {command} --help", code=EXIT_USAGE)
     return EXIT_USAGE
+
+
+def _typed(error: Any) -> str:
+    """What stood behind an option whose value cannot be parsed; typer does not say."""
+    for name in getattr(getattr(error, "param", None), "opts", ()):
+        for argument, following in itertools.zip_longest(sys.argv, sys.argv[1:]):
+            if argument == name and following is not None:
+                return f", got {following!r}"
+            if argument.startswith(f"{name}="):
+                return f", got {argument.partition('=')[2]!r}"
+    return ""
 
 
 def _complain(problem: object, *, code: int) -> int:

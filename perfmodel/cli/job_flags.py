@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from perfmodel.checks import non_negative, positive
+from perfmodel.checks import at_least, non_negative, positive
 from perfmodel.cli.options import at_least_one, size_bytes
 from perfmodel.cost.storage import checkpoint_cost
 from perfmodel.documents.prediction import Evidence, Interval
-from perfmodel.documents.profile import ProfileDocument
+from perfmodel.documents.profile import CheckpointProfile, ProfileDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.plan.goodput import best_interval_or_work_s
 from perfmodel.program.job import FailureCause, Job
@@ -120,24 +120,24 @@ class JobFlags:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Storage:
-    """What a checkpoint costs: as typed, or as a calibration timed one."""
+class CheckpointFigures:
+    """What a checkpoint costs the job."""
 
     write_s: Seconds
     restart_s: Seconds
     notes: tuple[str, ...] = ()
 
-    @classmethod
-    def timed(
-        cls,
-        profile: Path,
-        *,
-        size: str | None,
-        writers: int,
-        write_s: Seconds | None,
-        restart_s: Seconds | None,
-    ) -> "Storage":
-        """Take what was typed; the rest, with a size, from the profile.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """Where the cost of a checkpoint comes from, if it was not typed."""
+
+    profile: Path
+    size: str | None
+    writers: int
+
+    def cost(self, *, write_s: Seconds | None, restart_s: Seconds | None) -> CheckpointFigures:
+        """What was typed; the rest, if a size is given, as the calibration timed it.
 
         Raises
         ------
@@ -146,33 +146,45 @@ class Storage:
         CalibrationUnavailable
             If the profile cannot be read or timed no checkpoint.
         """
-        if size is None:
-            if writers != 1:
+        if self.size is None:
+            if self.writers != 1:
                 raise UsageError("--checkpoint-writers: means nothing without --checkpoint-size")
-            return cls(write_s=write_s or 0.0, restart_s=restart_s or 0.0)
+            return CheckpointFigures(write_s=write_s or 0.0, restart_s=restart_s or 0.0)
         if write_s is not None:
             raise UsageError("--checkpoint-s: excludes --checkpoint-size; give one of the two")
-        total_bytes = size_bytes("--checkpoint-size", size)
-        document = ProfileDocument.read(profile)
-        if document.checkpoint is None:
-            raise CalibrationUnavailable(
-                f"{profile}: must hold the time of a checkpoint, got none; run perfmodel calibrate "
-                "anew, or give --checkpoint-s"
-            )
-        cost = checkpoint_cost(
-            document.checkpoint,
-            total_bytes,
-            writers=at_least_one("--checkpoint-writers", writers),
-        )
+        total_bytes = size_bytes("--checkpoint-size", self.size)
+        writers = at_least_one("--checkpoint-writers", self.writers)
+        cost = checkpoint_cost(self._timed(), total_bytes, writers=writers)
         found = [_timed("written", cost.write_s, cost.evidence, total_bytes, writers)]
         if restart_s is None:
             read = _timed("read", cost.read_s, cost.evidence, total_bytes, writers)
             found.append(f"{read}; starting and warming up are not in it: --restart-s")
-        return cls(
+        return CheckpointFigures(
             write_s=cost.write_s.p50,
             restart_s=cost.read_s.p50 if restart_s is None else restart_s,
             notes=tuple(found),
         )
+
+    def _timed(self) -> CheckpointProfile:
+        found = ProfileDocument.read(self.profile).checkpoint
+        if found is None:
+            raise CalibrationUnavailable(
+                f"{self.profile}: must hold the time of a checkpoint, got none; run perfmodel calibrate "
+                "anew, or give --checkpoint-s"
+            )
+        return found
+
+
+def check_courses(
+    replicas: int, *, seed: int, mtbf_stops: int | None, deadline_days: float | None
+) -> None:
+    """Refuse what cannot be simulated with a ``ValueError`` that names the flag."""
+    at_least("--replicas:", replicas, 2)
+    at_least("--seed:", seed, 0)
+    if mtbf_stops is not None:
+        at_least("--mtbf-stops:", mtbf_stops, 1)
+    if deadline_days is not None:
+        positive("--deadline-days:", deadline_days)
 
 
 def _timed(

@@ -19,6 +19,10 @@ _WORKLOAD = typer.Option(
     help="A traced workload (from perfmodel trace): measure its operators only, on one device, "
     "and add them to the profile in the folder."
 )
+_BUDGET = typer.Option(help="quick, standard or thorough: about 3, 12 or 33 minutes.")
+_OUT = typer.Option(help="Folder for raw observations and the profile.")
+_NPROC = typer.Option(help="Ranks per node; default: every GPU, or every core up to 8.")
+_RESUME = typer.Option("--resume", help="Continue an interrupted calibration in the folder.")
 _NOISE = typer.Option(
     help="Models out of lenet, mlp, resnet18: train them on generated samples under DDP, measure their "
     "gradient noise scale, and add it to the profile in the folder."
@@ -45,23 +49,15 @@ def doctor() -> None:
 
 def calibrate(  # noqa: PLR0913 - one parameter per flag
     *,
-    budget: Annotated[
-        str, typer.Option(help="quick, standard or thorough: about 3, 12 or 33 minutes.")
-    ] = "standard",
-    out: Annotated[Path, typer.Option(help="Folder for raw observations and the profile.")] = (
-        DEFAULT_CALIBRATION
-    ),
+    budget: Annotated[str, _BUDGET] = "standard",
+    out: Annotated[Path, _OUT] = DEFAULT_CALIBRATION,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    nproc: Annotated[
-        int | None, typer.Option(help="Ranks per node; default: every GPU, or every core up to 8.")
-    ] = None,
+    nproc: Annotated[int | None, _NPROC] = None,
     models: Annotated[str, _MODELS] = "lenet,resnet18,mlp,transformer",
     noise_scale: Annotated[str | None, _NOISE] = None,
     workload: Annotated[Path | None, _WORKLOAD] = None,
     batches: Annotated[str | None, _BATCHES] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue an interrupted calibration in the folder.")
-    ] = False,
+    resume: Annotated[bool, _RESUME] = False,
     seed: Annotated[int, typer.Option(help="Seed of the order of measurements.")] = 0,
     nnodes: Nodes = None,
     node_rank: NodeRank = None,

@@ -66,8 +66,9 @@ def test_json_is_a_document_with_the_same_job(run: Run) -> None:
             "--replacement-hours: means nothing without --spares",
         ),
         ((*FAILING, "--maintenance-hours", 4), "--maintenance-hours: means nothing without"),
-        ((*FAILING, "--replicas", 1), "replicas must be >= 2, got 1"),
-        ((*FAILING, "--deadline-days", -1), "deadline_s must be finite and > 0"),
+        ((*FAILING, "--replicas", 1), "--replicas: must be >= 2, got 1"),
+        ((*FAILING, "--deadline-days", -1), "--deadline-days: must be finite and > 0, got -1"),
+        ((*FAILING, "--replicas", "x"), "got 'x'; see perfmodel goodput --help"),
     ],
 )
 def test_bad_flags_are_one_line(run: Run, arguments: tuple[object, ...], message: str) -> None:
