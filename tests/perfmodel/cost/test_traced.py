@@ -100,7 +100,7 @@ def test_ranks_beside_each_other_are_slowed_as_the_reference_models_are(
     workload = traced_profile(machine, prices, WORKLOAD, traced())
     one, two = workload.phases[0], workload.phases[-1]
     for phase in Phase:
-        factor = slowdown(machine, phase, two.world_size).factor
+        factor = slowdown(machine, phase, two.world_size, WORKLOAD.gradient_bytes).factor
         first, second = getattr(one, phase.value)[3], getattr(two, phase.value)[3]
         assert second.time_s == pytest.approx(factor * first.time_s)
 
