@@ -2,6 +2,7 @@
 
 import datetime as dt
 from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib.metadata import version
 from importlib.util import find_spec
 
@@ -9,6 +10,7 @@ from perfmodel.documents.base import Provenance, command_line
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UsageError
 from perfmodel.tracing.collection import without_collection
+from perfmodel.tracing.compiler import without_compiler
 from perfmodel.workload.step import StepMethod
 
 _NEEDED = ("torch", "torchvision")
@@ -31,7 +33,8 @@ def traced_document(
         If the model does not exist or cannot be traced, or torch is not installed.
     """
     _refuse_without_torch("trace")
-    with without_collection():
+    # The code of a factory may ask for the compiler itself, and is told then that it cannot be traced.
+    with without_collection(), nullcontext() if ".py" in model else without_compiler():
         from perfmodel.tracing.source import SampleSize  # noqa: PLC0415 - torch
         from perfmodel.tracing.sources import find_source  # noqa: PLC0415
         from perfmodel.tracing.trace import trace_model  # noqa: PLC0415
