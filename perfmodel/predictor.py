@@ -12,7 +12,7 @@ from perfmodel import checks
 from perfmodel.algebra.fluid import end_times_with_interference
 from perfmodel.cost.curve import Samples
 from perfmodel.cost.model import CostModel, borrowed_profile
-from perfmodel.cost.model_form import model_form
+from perfmodel.cost.model_form import SEED, model_form
 from perfmodel.cost.rescaling import whole_steps_refused
 from perfmodel.cost.terms import Terms
 from perfmodel.cost.traced import traced_profile
@@ -35,7 +35,6 @@ from perfmodel.workload.workload import Workload
 Scaling = Literal["weak", "strong"]
 
 NUM_DRAWS = 400
-_SEED = 0
 #: Percentiles of the steps of a run that are told beside the median.
 _TAILS: Final = (95, 99)
 
@@ -72,6 +71,8 @@ class Predictor:
     cluster
         Through which links the devices reach each other; without it one ring of links like the
         measured ones.
+    num_visits
+        Over how many visits a step of a traced workload is meant as a mean.
 
     Raises
     ------
@@ -89,18 +90,20 @@ class Predictor:
         num_draws: int = NUM_DRAWS,
         use_measured: bool = True,
         cluster: Cluster | None = None,
+        num_visits: int = 1,
     ) -> None:
+        self._num_visits = num_visits
         self._use_measured = use_measured
         _refuse_other_machine(profile, validation)
         _refuse_other_nodes(profile, cluster)
         self.cluster = cluster
         self.profile = profile
         self.validation = validation
-        self._costs = CostModel(profile, num_draws=num_draws, seed=_SEED, cluster=cluster)
+        self._costs = CostModel(profile, num_draws=num_draws, seed=SEED, cluster=cluster)
         self._num_draws = num_draws
         # One error for all settings: it moves every step, and cancels in every speed-up. What is
         # predicted is one more round, whose own deviation comes beside the error of their mean.
-        common = np.random.default_rng(_SEED).standard_normal(num_draws)
+        common = np.random.default_rng(SEED).standard_normal(num_draws)
         common[0] = 0.0
         spread = profile.round_error * math.sqrt(profile.num_rounds + 1)
         self._common: Samples = np.exp(spread * common)
@@ -179,7 +182,7 @@ class Predictor:
             workload,
             setting,
             num_draws=self._num_draws,
-            seed=_SEED,
+            num_visits=self._num_visits,
         )
         return StepPrediction(
             setting=setting,

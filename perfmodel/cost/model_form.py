@@ -1,5 +1,6 @@
 """By how much the model has been wrong before, and what one more run of a traced step adds to that."""
 
+import math
 import zlib
 
 import numpy as np
@@ -9,6 +10,8 @@ from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
 from perfmodel.documents.validation import ValidationDocument
 from perfmodel.parallelism.strategy import Setting
 
+#: Of the draws that are the same whenever the same is asked.
+SEED = 0
 #: Doubt, in log, of a workload whose times are borrowed: a prior.
 _BORROWED_ERROR = 0.3
 #: Of a model that was never compared with anything: a prior.
@@ -22,13 +25,13 @@ def model_form(
     setting: Setting,
     *,
     num_draws: int,
-    seed: int,
+    num_visits: int,
 ) -> Samples:
     """Factors by which the model has been wrong before, in either direction; the first one is 1.
 
     Parameter draws already hold the doubt of the measurements, so that the two together are on the
-    safe side. No residual tells about a step that was traced: what one more visit to a setting is off
-    by comes on top.
+    safe side. No residual tells about a step that was traced: what the mean of so many more visits to a
+    setting is off by comes on top.
     """
     errors = list(
         profile.residual.single_log_errors
@@ -41,11 +44,12 @@ def model_form(
         errors.append(_BORROWED_ERROR)
     pool = np.array(errors or [_UNKNOWN_ERROR])
     # Seeded by the setting, so that the order of questions is no matter.
-    rng = np.random.default_rng([seed, zlib.crc32(setting.label.encode())])
+    rng = np.random.default_rng([SEED, zlib.crc32(setting.label.encode())])
     signs = rng.choice([-1, 1], num_draws)
     logs = rng.choice(pool, num_draws) * signs
     if not is_calibrated:
-        logs = logs + profile.visit_error_of(setting.world_size) * rng.standard_normal(num_draws)
+        error = profile.visit_error_of(setting.world_size) / math.sqrt(num_visits)
+        logs = logs + error * rng.standard_normal(num_draws)
     logs[0] = 0.0
     factors: Samples = np.exp(logs)
     return factors
