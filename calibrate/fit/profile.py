@@ -15,6 +15,7 @@ from calibrate.fit.steps import (
     fit_workload,
     round_error,
     single_steps,
+    visit_errors,
     with_device_streams,
 )
 from calibrate.visits import by_setting, estimate, typical_speed, visit
@@ -85,6 +86,13 @@ def fit_profile(
         rates=draft.rates,
         speed_probe_s=draft.speed_probe_s[min(draft.speed_probe_s)],
     )
+    if operators is not None:
+        off = visit_errors(
+            [visit(entry) for entry in steps],
+            speed_probe_s=draft.speed_probe_s,
+            sensitivities={w.workload.name: w.speed_sensitivity for w in draft.workloads},
+        )
+        operators = operators.model_copy(update={"visit_errors": off})
     return _with_ddp(draft.model_copy(update={"operators": operators}), steps)
 
 

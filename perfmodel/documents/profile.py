@@ -138,8 +138,13 @@ class SingleStep(Record):
     relative_error: RelativeError
 
 
+def _without(written: dict[str, object], **absent: object) -> dict[str, object]:
+    """Profiles from before a field was known read and digest as they did then."""
+    return {key: v for key, v in written.items() if key not in absent or v != absent[key]}
+
+
 class OperatorFamily(Record):
-    """Timings of operators that tell about each other, as ratios to what the machine allows at most."""
+    """Timings of operators that tell about each other, as ratios to the sum of their work's times."""
 
     name: str
     flop_per_s: Annotated[float, Field(ge=0)]
@@ -147,12 +152,18 @@ class OperatorFamily(Record):
     bytes_per_s: PositiveFloat
     least_s: PositiveFloat
     """Fastest member: the price of a call that has nothing to do. [s]"""
+    unit_s: tuple[Annotated[float, Field(ge=0)], ...] = ()
+    """Time per unit of each kind of work; none in early profiles, whose ratios are to the roofline. [s]"""
     features: tuple[tuple[float, ...], ...]
     log_ratios: tuple[float, ...]
-    """Logarithm of time over roofline, one per row of ``features``."""
+    """Logarithm of time over that sum, one per row of ``features``."""
     lengths: tuple[PositiveFloat, ...]
     spread: PositiveFloat
     noise: PositiveFloat
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return _without(write(self), unit_s=())
 
 
 class MeasuredOperator(Record):
@@ -224,15 +235,16 @@ class OperatorProfile(Record):
     overhead: CallOverhead
     curve_log_error: RelativeError
     """Standard deviation, in log, of curve-priced reference phases around the measured ones."""
+    visit_errors: dict[PositiveInt, RelativeError] = Field(default_factory=dict)
+    """By the number of ranks at work, how far one visit to a setting is off, in log; none in early
+    profiles."""
     rescaling: Rescaling | None = None
     """Set where the prices are for another device than the one that was timed; never in a file of a
     calibration."""
 
     @model_serializer(mode="wrap")
-    def _without_absent_rescaling(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Profiles of calibrations read and digest as before there were rescaled ones."""
-        written: dict[str, object] = write(self)
-        return {key: value for key, value in written.items() if (key, value) != ("rescaling", None)}
+    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return _without(write(self), rescaling=None, visit_errors={})
 
 
 class CheckpointProfile(Record):
@@ -317,11 +329,8 @@ class ProfileDocument(Document):
     """What the data could not determine, in words."""
 
     @model_serializer(mode="wrap")
-    def _without_what_is_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Profiles from before these were measured read and digest as they did."""
-        written: dict[str, object] = write(self)
-        absent = [name for name in ("checkpoint", "noise_scales") if not getattr(self, name)]
-        return {key: value for key, value in written.items() if key not in absent}
+    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return _without(write(self), checkpoint=None, noise_scales=())
 
     @classmethod
     def other_kind(cls, raw: object) -> str | None:
@@ -343,6 +352,11 @@ class ProfileDocument(Document):
     def noise_scale(self, workload: str) -> NoiseScaleProfile | None:
         """Gradient noise of a workload by name, if it was measured."""
         return next((entry for entry in self.noise_scales if entry.workload == workload), None)
+
+    def visit_error_of(self, world_size: int) -> float:
+        """How far one visit is off with so many ranks, or with the most below that; 0 if unknown."""
+        known = {} if self.operators is None else self.operators.visit_errors
+        return known.get(max((n for n in known if n <= world_size), default=0), 0.0)
 
     def workload(self, name: str) -> WorkloadProfile | None:
         """A calibrated workload by name, if there is one; its whole steps tell nothing of another device."""
