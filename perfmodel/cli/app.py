@@ -89,6 +89,7 @@ _MEASURING: Final = frozenset(
     {
         measure.calibrate,
         network.measure,
+        testbed.run_network,
         testbed.run_testbed,
         validate.memory,
         validate.models,
@@ -145,6 +146,7 @@ _validate.command("models")(_runnable(validate.models))
 _validate.command("memory")(_runnable(validate.memory))
 _validate.command("published")(_runnable(published.published))
 _validate.command("testbed")(_runnable(testbed.run_testbed))
+_validate.command("network")(_runnable(testbed.run_network))
 app.add_typer(_validate, name="validate")
 
 _network = typer.Typer(
