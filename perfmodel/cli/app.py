@@ -44,6 +44,7 @@ perfmodel plan parallelism   all layouts of a large model, ranked
 perfmodel plan options  rank machines by cost and chance to be in time
 perfmodel validate      run settings never used, print the tool's own error
 perfmodel validate testbed   the same with up to 16 ranks on shaped links
+perfmodel validate network   collectives of 2 to 16 ranks beside their law
 perfmodel batch         time to the target over the batch size
 perfmodel cost          buy or rent: cost of a useful device-hour
 perfmodel goodput       weeks of a job that fails: its end, how often to save

@@ -98,7 +98,7 @@ def occupancy(
     }
 
 
-def broadcast_s(levels: Sequence[PricedLevel], size_bytes: float) -> Samples:
+def broadcast_s(levels: Sequence[PricedLevel], size_bytes: float | Samples) -> Samples:
     """Time of a binomial tree: ``ceil(log2 m)`` rounds in each tier of ``m`` members. [s]"""
     result: Samples = sum(
         (_doublings(level) * (level.latency_s + level.transfer_s(size_bytes)) for level in levels),
