@@ -61,7 +61,7 @@ def run_testbed(
 def run_network(
     *,
     budget: Annotated[
-        str, typer.Option(help="quick or standard: about 4 or 15 minutes.")
+        str, typer.Option(help="quick or standard: about 3 or 6 minutes.")
     ] = "standard",
     out: Annotated[Path, typer.Option(help="Folder for raw times and the verdict.")] = (
         DEFAULT_NETWORK

@@ -132,7 +132,7 @@ def grouped_s(
 
     def in_group(members: int) -> Samples:
         level = single_level(messages, "links", members, rate=rate)
-        sent_bytes = message_bytes(collective, size_bytes, members, min(nodes or 1, members))
+        sent_bytes = size_bytes * message_bytes(collective, 1.0, members, min(nodes or 1, members))
         count = num_messages(collective, members)
         return count * (level.latency_s + level.transfer_s(sent_bytes))
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 
@@ -38,8 +38,6 @@ _GROWTH_BETWEEN_NODES: Final = 0.1
 #: in e-folds. Half of the sizes of five published logs, a factor of 4 apart, told the others to 4 %.
 _DOUBT_BETWEEN_SIZES: Final = 0.08
 
-#: One size, or many at once.
-Sizes = TypeVar("Sizes", float, Samples)
 #: One measured group: ranks, nodes, and its points over the size of the whole array.
 Group = tuple[int, int, Sequence[CurvePoint]]
 
@@ -59,8 +57,8 @@ def num_messages(collective: str, ranks: int) -> int:
     return (ranks - 1) * (2 if collective == "all_reduce" else 1)
 
 
-def message_bytes(collective: str, size_bytes: Sizes, ranks: int, nodes: int = 1) -> Sizes:
-    """Size of one of them; ``size_bytes`` is that of the whole array, or of many. [B]
+def message_bytes(collective: str, size_bytes: float, ranks: int, nodes: int = 1) -> float:
+    """Size of one of them, in proportion to ``size_bytes``, that of the whole array. [B]
 
     Over ``m`` nodes the links between them decide, which carry ``(m - 1) / m`` of the array per pass:
     a half between two nodes, nearly all of it between many. One message is that, shared out over all.

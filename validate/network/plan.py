@@ -27,7 +27,7 @@ BETWEEN: Final = 6
 GROUPS: Final = (*FITTED, LEFT_OUT, BETWEEN)
 
 #: Budget -> rounds over all settings.
-BUDGETS: Final = {"quick": 1, "standard": 3}
+BUDGETS: Final = {"quick": 1, "standard": 2}
 #: Spent on one size of one collective in one group and round. [s]
 _TARGET_S: Final = 0.05
 _MOST_REPEATS: Final = 30
