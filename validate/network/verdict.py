@@ -17,7 +17,7 @@ from validate.errors import summarise
 from validate.gates import gate
 from validate.network.plan import BETWEEN, FITTED, LEFT_OUT
 from validate.published.baselines import alpha_beta_ring, ring_s
-from validate.published.errors import compare_predictors
+from validate.published.errors import FloatArray, compare_predictors
 
 #: What a gate may find, as fractions of the time.
 LIMITS: Final = {"inside": 0.05, "beyond": 0.08}
@@ -167,7 +167,7 @@ def _judge_one(name: str, split: Split, known: list[Point], unknown: list[Point]
 
 def _others(
     collective: str, known: Sequence[Point], unknown: Sequence[Point]
-) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]:
+) -> dict[str, FloatArray]:
     """A plain ring on the same points; and a part of the rounds for the rest, if there are several."""
     fit, table = (
         np.array([(p.size_bytes, p.world_size, p.time_s) for p in of]) for of in (known, unknown)
