@@ -18,7 +18,7 @@ from perfmodel.documents.profile import CurvePoint
 #: and a byte of it; and how much sharper than a sum the larger of the two wins. [s, s/B, s, s/B, 1]
 _BELIEFS: Final = (40e-6, 1e-9, 1e-6, 1e-11, 7.0)
 NUM_PARAMETERS: Final = len(_BELIEFS)
-_SPREADS: Final = (3.0, 3.0, 3.0, 3.0, 0.5)
+_SPREADS: Final = (3.0, 3.0, 3.0, 3.0, 1.0)
 #: Error of a point, in log, against which parameters are read: points of a group err together.
 _POINT_ERROR: Final = 0.05
 #: Keeps the law rising in the size where it is flat to the last digit.
