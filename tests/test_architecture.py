@@ -148,6 +148,7 @@ COMMAND_LINE = {
     },
     "validate testbed": {"--budget", "--minutes", "--out", "--resume", "--seed"},
     "validate batch": {"--budget", "--out", "--profile", "--resume", "--seed", "--workload"},
+    "validate network": {"--budget", "--minutes", "--out", "--resume", "--seed"},
     "validate memory": {"--batches", "--models", "--out"},
     "validate models": {"--budget", "--mode", "--out", "--profile", "--resume", "--seed"},
     "acceptance": set(),

@@ -46,6 +46,7 @@ perfmodel plan parallelism   all layouts of a large model, ranked
 perfmodel plan options  rank machines by cost and chance to be in time
 perfmodel validate      run settings never used, print the tool's own error
 perfmodel validate testbed   the same with up to 16 ranks on shaped links
+perfmodel validate network   collectives of 2 to 16 ranks beside their law
 perfmodel batch         time to the target over the batch size
 perfmodel cost          buy or rent: cost of a useful device-hour
 perfmodel goodput       weeks of a job that fails: its end, how often to save
@@ -91,6 +92,7 @@ _MEASURING: Final = frozenset(
     {
         measure.calibrate,
         network.measure,
+        testbed.run_network,
         testbed.run_testbed,
         validate.batch,
         validate.memory,
@@ -149,6 +151,7 @@ _validate.command("batch")(_runnable(validate.batch))
 _validate.command("memory")(_runnable(validate.memory))
 _validate.command("published")(_runnable(published.published))
 _validate.command("testbed")(_runnable(testbed.run_testbed))
+_validate.command("network")(_runnable(testbed.run_network))
 app.add_typer(_validate, name="validate")
 
 _network = typer.Typer(

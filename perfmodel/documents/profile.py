@@ -138,9 +138,9 @@ class SingleStep(Record):
     relative_error: RelativeError
 
 
-def _without(written: dict[str, object], **absent: object) -> dict[str, object]:
+def _unless_empty(written: dict[str, object], *names: str) -> dict[str, object]:
     """Profiles from before a field was known read and digest as they did then."""
-    return {key: v for key, v in written.items() if key not in absent or v != absent[key]}
+    return {key: value for key, value in written.items() if key not in names or value}
 
 
 class OperatorFamily(Record):
@@ -163,7 +163,7 @@ class OperatorFamily(Record):
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return _without(write(self), unit_s=())
+        return _unless_empty(write(self), "unit_s")
 
 
 class MeasuredOperator(Record):
@@ -244,7 +244,7 @@ class OperatorProfile(Record):
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return _without(write(self), rescaling=None, visit_errors={})
+        return _unless_empty(write(self), "rescaling", "visit_errors")
 
 
 class CheckpointProfile(Record):
@@ -330,7 +330,7 @@ class ProfileDocument(Document):
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return _without(write(self), checkpoint=None, noise_scales=())
+        return _unless_empty(write(self), "checkpoint", "noise_scales")
 
     @classmethod
     def other_kind(cls, raw: object) -> str | None:
