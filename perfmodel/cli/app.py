@@ -20,6 +20,7 @@ from perfmodel.cli import (
     predict,
     published,
     report,
+    strategies,
     testbed,
     trace,
     validate,
@@ -44,6 +45,7 @@ perfmodel plan parallelism   all layouts of a large model, ranked
 perfmodel plan options  rank machines by cost and chance to be in time
 perfmodel validate      run settings never used, print the tool's own error
 perfmodel validate testbed   the same with up to 16 ranks on shaped links
+perfmodel validate strategies   FSDP2, ZeRO, tensor, pipeline for real
 perfmodel batch         time to the target over the batch size
 perfmodel cost          buy or rent: cost of a useful device-hour
 perfmodel goodput       weeks of a job that fails: its end, how often to save
@@ -89,6 +91,7 @@ _MEASURING: Final = frozenset(
     {
         measure.calibrate,
         network.measure,
+        strategies.run_strategies,
         testbed.run_testbed,
         validate.memory,
         validate.models,
@@ -145,6 +148,7 @@ _validate.command("models")(_runnable(validate.models))
 _validate.command("memory")(_runnable(validate.memory))
 _validate.command("published")(_runnable(published.published))
 _validate.command("testbed")(_runnable(testbed.run_testbed))
+_validate.command("strategies")(_runnable(strategies.run_strategies))
 app.add_typer(_validate, name="validate")
 
 _network = typer.Typer(

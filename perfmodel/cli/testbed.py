@@ -51,7 +51,7 @@ def run_testbed(
         document = use_case.validate_testbed(request, on_progress=on_progress)
     for found in (settings_grid(document), families_grid(document)):
         show(rich_table(found))
-    for line in gate_lines(document):
+    for line in gate_lines(document.gates):
         typer.echo(line)
     typer.echo(f"testbed: {out / use_case.VERDICT}")
     refuse_failed_gates("validate testbed", document.gates)

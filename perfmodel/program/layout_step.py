@@ -7,7 +7,7 @@ micro-batch and stage it is (per step for gradients and optimizer), so that pric
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from perfmodel.parallelism.layout import Layout, Recompute, Schedule
 from perfmodel.parallelism.pipeline import Pass, Work, stage_order
@@ -15,11 +15,29 @@ from perfmodel.program.operation import Cause, Operation, StepProgram, Stream
 
 BUCKETS: Final = 8
 """Pieces of a chunk's gradients that are exchanged one by one, unless it has fewer layers."""
-PREFETCHED: Final = 2
-"""Sharded layers that may be whole at once: the one in use and the next (FSDP's rate limit)."""
 
 
-def compile_layout(layout: Layout, *, layers: int) -> StepProgram:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """What compute waits for beyond its input, because of how a library runs collectives."""
+
+    prefetched: int = 2
+    """Sharded layers that may be whole at once: the one in use and the next (FSDP's rate limit); 1 gathers
+    a layer when the one before it is done."""
+    is_blocking: bool = False
+    """Whether the host waits, as with gloo, where a library leaves waiting to a stream: the host gathers
+    nothing ahead over the end of a pass, and computes nothing until the gradients of a sharded layer
+    are reduced. Hand-overs begin when both sides have nothing else to do, those between the same two
+    stages take turns, and a stage that turns from forward to backward passes, or back, waits until what
+    it sent has arrived."""
+
+
+ON_STREAMS: Final = Execution()
+
+
+def compile_layout(
+    layout: Layout, *, layers: int, execution: Execution = ON_STREAMS
+) -> StepProgram:
     """A step of all stages.
 
     Tensor-parallel collectives are waited for. Hand-overs travel beside compute. Gradients are
@@ -33,13 +51,22 @@ def compile_layout(layout: Layout, *, layers: int) -> StepProgram:
         A layout that the model allows.
     layers
         Layers of the whole model.
+    execution
+        How the library runs collectives.
+
+    Raises
+    ------
+    ValueError
+        If stages are interleaved and hand-overs block: they would wait for each other for ever.
     """
-    builder = _Builder(layout=layout, pieces=_pieces(layout, layers))
+    if execution.is_blocking and layout.interleave > 1:
+        raise ValueError(f"interleave must be 1 where the host waits, got {layout.interleave}")
+    builder = _Builder(layout=layout, pieces=_pieces(layout, layers), execution=execution)
     queues = [deque(stage_order(layout, stage)) for stage in range(layout.pp)]
     while any(queues):
         moved = False
         for stage, queue in enumerate(queues):
-            while queue and builder.is_ready(stage, queue[0]):
+            while queue and builder.prepare(stage, queue[0]):
                 builder.add(stage, queue.popleft())
                 moved = True
         assert moved, f"the schedule of {layout} waits for itself"
@@ -60,15 +87,26 @@ class _Builder:
 
     layout: Layout
     pieces: int
+    execution: Execution = ON_STREAMS
     operations: list[Operation] = field(default_factory=list)
     arrived: dict[tuple[int, Work], tuple[int, ...]] = field(default_factory=dict)
     """What a stage's work waits for, once all of it is in the program."""
     exchanged: dict[int, list[int]] = field(default_factory=dict)
     """Exchanges of gradients by stage."""
+    offered: dict[tuple[int, Work], "_Parcel"] = field(default_factory=dict)
+    """What a stage's work will fetch when it has nothing else to do; blocking hand-overs only."""
+    between: dict[tuple[int, int], int] = field(default_factory=dict)
+    """The last blocking hand-over between two stages."""
+    sent: dict[int, list[int]] = field(default_factory=dict)
+    """Blocking hand-overs of a stage since it last turned."""
+    turned: dict[int, bool] = field(default_factory=dict)
+    """Whether a stage's last pass was a forward one."""
+    last: dict[int, int] = field(default_factory=dict)
+    """End of the last compute of a stage."""
     used: list[int] = field(default_factory=list)
-    """Ends of the compute of sharded layers, in order."""
-    awaited: dict[int, int] = field(default_factory=dict)
-    """Collective inside a layer that a stage's next compute waits for."""
+    """Ends of the compute of layers whose parameters are gathered, in order."""
+    awaited: dict[int, list[int]] = field(default_factory=dict)
+    """Collectives that a stage's next compute waits for."""
     is_replicated: bool = field(init=False)
     """Whether there is anybody to exchange gradients with."""
     is_sharded: bool = field(init=False)
@@ -85,8 +123,13 @@ class _Builder:
         self.splits_backward = layout.schedule is Schedule.ZERO_BUBBLE and layout.pp > 1
         self.tensor_shares = _tensor_shares(layout)
 
-    def is_ready(self, stage: int, work: Work) -> bool:
-        """Whether everything that the work waits for is in the program."""
+    def prepare(self, stage: int, work: Work) -> bool:
+        """Fetch what is offered to the stage's next work; say whether all it waits for is there."""
+        parcel = self.offered.pop((stage, work), None)
+        if parcel is not None:
+            self._arrive(stage, work, self._fetch(stage, parcel))
+        if self._turns(stage, work) and any(p.stage == stage for p in self.offered.values()):
+            return False
         if work.kind is Pass.FORWARD and stage == 0 and work.chunk == 0:
             return True
         return work.kind is Pass.WEIGHT or (stage, work) in self.arrived
@@ -94,6 +137,9 @@ class _Builder:
     def add(self, stage: int, work: Work) -> None:
         """Append a pass of a stage and what it hands over."""
         after = self.arrived.pop((stage, work), ())
+        if self._turns(stage, work):
+            self.awaited.setdefault(stage, []).extend(self.sent.pop(stage, ()))
+        self.turned[stage] = work.kind is Pass.FORWARD
         if work.kind is Pass.FORWARD:
             self._forward(stage, work, after)
         elif work.kind is Pass.BACKWARD:
@@ -155,11 +201,10 @@ class _Builder:
         """Compute of a piece and its collectives, which the next piece waits for."""
         share = 1 / (pieces * self.layout.interleave)
         end = self._put(stage, work, cause, share=share, after=after)
-        if self.is_sharded:
-            self.used.append(end)
+        self.used.append(end)
         if not self.tensor_shares:
             return end
-        self.awaited[stage] = self._put(
+        end = self._put(
             stage,
             work,
             Cause.TENSOR,
@@ -167,11 +212,15 @@ class _Builder:
             share=share * self.tensor_shares[cause],
             after=(end,),
         )
-        return self.awaited[stage]
+        self.awaited.setdefault(stage, []).append(end)
+        return end
 
     def _gather(self, stage: int, work: Work, piece: int) -> int:
-        """Parameters of a piece; sharded ones no earlier than the prefetch allows."""
-        after = self.used[-PREFETCHED : -PREFETCHED + 1] if self.is_sharded else []
+        """Parameters of a piece; no earlier than the prefetch allows if sharded, or the host waits."""
+        waits = self.execution.is_blocking
+        ahead = 1 if waits and piece == 0 else self.execution.prefetched
+        is_limited = (self.is_sharded or waits) and len(self.used) >= ahead
+        after = self.used[-ahead:][:1] if is_limited else []
         return self._put(
             stage,
             work,
@@ -203,6 +252,8 @@ class _Builder:
             number=piece,
         )
         self.exchanged.setdefault(stage, []).append(reduced)
+        if self.execution.is_blocking and self.layout.zero > 1:
+            self.awaited.setdefault(stage, []).append(reduced)
 
     def _hand_over(self, stage: int, work: Work, stream: Stream, end: int) -> None:
         """Send to the neighbour that holds the layers behind, or before."""
@@ -210,9 +261,34 @@ class _Builder:
         step = 1 if stream is Stream.SEND_FORWARD else -1
         place = work.chunk * layout.pp + stage + step
         chunk, other = divmod(place, layout.pp)
+        received = Work(work.kind, work.micro_batch, chunk)
+        if self.execution.is_blocking and other != stage:
+            self.offered[other, received] = _Parcel(stage, work, stream, end)
+            return
         if other != stage:
             end = self._put(stage, work, Cause.HAND_OVER, stream=stream, after=(end,))
-        self._arrive(other, Work(work.kind, work.micro_batch, chunk), end)
+        self._arrive(other, received, end)
+
+    def _fetch(self, stage: int, parcel: "_Parcel") -> int:
+        """Hand over when the receiving stage has nothing else to do, one at a time between two stages."""
+        between = (min(stage, parcel.stage), max(stage, parcel.stage))
+        idle = [self.last[stage]] if stage in self.last else []
+        busy = [self.between[between]] if between in self.between else []
+        end = self._put(
+            parcel.stage,
+            parcel.work,
+            Cause.HAND_OVER,
+            stream=parcel.stream,
+            after=(parcel.end, *idle, *busy),
+        )
+        self.between[between] = end
+        self.sent.setdefault(parcel.stage, []).append(end)
+        return end
+
+    def _turns(self, stage: int, work: Work) -> bool:
+        """Whether a stage that blocks goes from forward to backward passes, or back."""
+        before = self.turned.get(stage) if self.execution.is_blocking else None
+        return before is not None and before is not (work.kind is Pass.FORWARD)
 
     def _arrive(self, stage: int, work: Work, end: int) -> None:
         self.arrived[stage, work] = (end,)
@@ -229,7 +305,7 @@ class _Builder:
         number: int | None = None,
     ) -> int:
         if stream is Stream.COMPUTE and stage in self.awaited:
-            after = {*after, self.awaited.pop(stage)}
+            after = {*after, *self.awaited.pop(stage)}
         name = f"{cause.value} {work.micro_batch}"
         if self.layout.interleave > 1:
             name = f"{name}/{work.chunk}"
@@ -245,7 +321,19 @@ class _Builder:
                 stage=stage,
             )
         )
-        return len(self.operations) - 1
+        position = len(self.operations) - 1
+        if stream is Stream.COMPUTE:
+            self.last[stage] = position
+        return position
+
+
+class _Parcel(NamedTuple):
+    """What a stage offers to another until that one fetches it."""
+
+    stage: int
+    work: Work
+    stream: Stream
+    end: int
 
 
 def _tensor_shares(layout: Layout) -> Mapping[Cause, float]:

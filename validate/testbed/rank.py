@@ -94,7 +94,8 @@ def join(place: Place) -> None:
     dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.world_size)
 
 
-def _mark(place: Place) -> dict[str, Any]:
+def mark(place: Place) -> dict[str, Any]:
+    """Counters and clocks, now."""
     counters = place.counters() if place.rank == 0 else {}
     return {"counters": counters, "cpu_s": time.process_time(), "at_s": time.perf_counter()}
 
@@ -119,7 +120,7 @@ def train(place: Place, setting: TrainingSetting, factors: list[float]) -> dict[
     dist.barrier()
     for step, pace in enumerate(paces):
         if step == WARM_UP_STEPS:
-            before = _mark(place)
+            before = mark(place)
             clock.late_s.clear()
         clock.pace = pace
         clock.synchronize()
@@ -136,7 +137,7 @@ def train(place: Place, setting: TrainingSetting, factors: list[float]) -> dict[
         ends_s.append(time.perf_counter())
     return {
         "before": before,
-        "after": _mark(place),
+        "after": mark(place),
         "ends_s": ends_s[WARM_UP_STEPS - 1 :],
         "compute_s": compute_s[WARM_UP_STEPS:],
         "late_s": clock.late_s,
@@ -150,13 +151,13 @@ def _bucket_bytes(ddp: DistributedDataParallel) -> list[int]:
     return [int(size) for size in str(sizes).split(",") if size.strip()]
 
 
-def all_reduce(place: Place, setting: CollectiveSetting) -> dict[str, Any]:
-    """Time all-reduces of every size, one at a time."""
-    before = _mark(place)
+def collective(place: Place, setting: CollectiveSetting) -> dict[str, Any]:
+    """Time collectives of every size, one at a time."""
+    before = mark(place)
     sizes = []
     for size_bytes in setting.sizes_bytes:
-        tensor = torch.ones(max(1, size_bytes // 4))
-        dist.all_reduce(tensor)
+        call = _call(place, setting, max(place.world_size, size_bytes // 4))
+        call()
         starts_s, ends_s = [], []
         cpu_s = 0.0
         for _ in range(setting.repeats):
@@ -165,8 +166,31 @@ def all_reduce(place: Place, setting: CollectiveSetting) -> dict[str, Any]:
                 time.sleep(setting.pause_s)
             cpu_s -= time.process_time()
             starts_s.append(time.perf_counter())
-            dist.all_reduce(tensor)
+            call()
             ends_s.append(time.perf_counter())
             cpu_s += time.process_time()
         sizes.append({"starts_s": starts_s, "ends_s": ends_s, "cpu_s": cpu_s / setting.repeats})
-    return {"before": before, "after": _mark(place), "sizes": sizes}
+    return {"before": before, "after": mark(place), "sizes": sizes}
+
+
+def _call(place: Place, setting: CollectiveSetting, num_elements: int) -> Callable[[], Any]:
+    """The collective, on an array that counts as nccl-tests count: whole, wherever it lies."""
+    whole = torch.ones(num_elements // place.world_size * place.world_size)
+    part = torch.ones(len(whole) // place.world_size)
+    if setting.collective == "all_gather":
+        return lambda: dist.all_gather_into_tensor(whole, part)
+    if setting.collective == "reduce_scatter":
+        return lambda: dist.reduce_scatter_tensor(part, whole)
+    if setting.collective == "broadcast":
+        return lambda: dist.broadcast(whole, src=0)
+    if setting.collective == "send_recv":
+        return lambda: _send_recv(place, whole)
+    return lambda: dist.all_reduce(whole)
+
+
+def _send_recv(place: Place, whole: torch.Tensor) -> None:
+    """From rank 0 to rank 1."""
+    if place.rank == 0:
+        dist.send(whole, dst=1)
+    elif place.rank == 1:
+        dist.recv(whole, src=0)
