@@ -97,7 +97,7 @@ _FIRST: Final = (
         layout="pp=2 accumulation=4 schedule=gpipe",
         mbit=400,
         layers=4,
-        hidden=256,
+        hidden=192,
         layer_ms=10,
         rows=512,
     ),
