@@ -1,7 +1,5 @@
 """Tables of a verdict on strategies."""
 
-from collections.abc import Sequence
-
 from perfmodel.documents.strategies import JudgedStrategy, StrategiesDocument, StrategyFamily
 from perfmodel.report.grid import Grid, grid
 from perfmodel.report.wording import duration_interval, percent
@@ -22,7 +20,7 @@ def settings_grid(document: StrategiesDocument) -> Grid:
     )
 
 
-def _row(setting: JudgedStrategy) -> Sequence[str]:
+def _row(setting: JudgedStrategy) -> tuple[str, ...]:
     return (
         setting.name,
         duration_interval(setting.foretold.step_s),
@@ -44,7 +42,7 @@ def families_grid(document: StrategiesDocument) -> Grid:
     )
 
 
-def _family(family: StrategyFamily) -> Sequence[str]:
+def _family(family: StrategyFamily) -> tuple[str, ...]:
     summary = family.summary
     return (
         family.name,

@@ -63,9 +63,10 @@ def _fsdp(setting: StrategySetting, layout: Layout, clock: DeviceClock) -> Step:
     layers = _layers(model, clock)
     for layer in layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=layout.zero == 3)
-    module = fully_shard(torch.nn.Sequential(*layers), mesh=mesh)
+    module = torch.nn.Sequential(*layers)
+    sharded = fully_shard(module, mesh=mesh)
     if setting.prefetch:
-        module._set_unshard_async_op(True)  # noqa: SLF001 - the only way to gather beside compute on CPU
+        sharded._set_unshard_async_op(True)  # noqa: SLF001 - the only way to gather beside compute on CPU
         for layer, following in itertools.pairwise(layers):
             layer.set_modules_to_forward_prefetch([following])
     x = torch.zeros(1, requires_grad=True)
@@ -218,11 +219,11 @@ def _pipeline(setting: StrategySetting, layout: Layout, clock: DeviceClock) -> S
     kind = ScheduleGPipe if layout.schedule is Schedule.GPIPE else Schedule1F1B
     schedule = kind(stage, layout.accumulation, loss_fn=lambda y, _: y.sum(), scale_grads=False)
     x = torch.zeros(layout.accumulation * model.rows, model.hidden)
-    is_first, is_last = number == 0, number == layout.pp - 1
+    given = (x,) if number == 0 else ()
+    target = x if number == layout.pp - 1 else None
 
     def step() -> None:
-        given = (x,) if is_first else ()
-        schedule.step(*given, **({"target": x} if is_last else {}))
+        schedule.step(*given, target=target)
         clock.run(model.optimizer_s / layout.pp)
         for layer in held:
             layer.zero_grad(set_to_none=True)
