@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from perfmodel.documents.testbed import CollectiveRun, TrainingRun, read_runs
+from perfmodel.documents.testbed import Run, TrainingRun, read_runs
 from validate.testbed.calibration import calibrate
 from validate.testbed.foretell import foretell
 from validate.testbed.verdict import families, groups, judge_step
@@ -32,7 +32,7 @@ def main() -> None:
         )
 
 
-def _runs(packed: Path) -> list[CollectiveRun | TrainingRun]:
+def _runs(packed: Path) -> list[Run]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / packed.stem
         path.write_bytes(gzip.decompress(packed.read_bytes()))

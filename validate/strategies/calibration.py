@@ -51,12 +51,12 @@ def calibrate(runs: Sequence[Run], *, seed: int) -> StrategyCalibration:
         num_cores=first[0].host.num_cores,
         num_draws=NUM_DRAWS,
     )
-    hosts = {
+    hosts: dict[str, HostWork] = {
         family: _host_work([run for run in first if run.setting.family == family], bare)
         for family in FAMILIES
     }
     full = dataclasses.replace(bare, hosts=hosts)
-    residuals = {
+    residuals: dict[str, float] = {
         family: _residual([run for run in first if run.setting.family == family], full)
         for family in FAMILIES
     }

@@ -34,6 +34,7 @@ from validate.strategies import plan
 from validate.strategies.calibration import calibrate
 from validate.strategies.foretell import StrategyCalibration, foretell
 from validate.testbed.campaign import Campaign
+from validate.testbed.campaign import Setting as CampaignSetting
 from validate.testbed.client import refuse_without_rights, running_server
 
 CALIBRATION: Final = "calibration.jsonl"
@@ -77,7 +78,7 @@ def validate_strategies(
             "continue with --resume, or choose another folder"
         )
     refuse_without_rights()
-    first = (*plan.collectives(), *plan.trainings(), *plan.first())
+    first: tuple[CampaignSetting, ...] = (*plan.collectives(), *plan.trainings(), *plan.first())
     judged = plan.judged(seed=request.seed)
     total = len(first) + len(judged)
     with (

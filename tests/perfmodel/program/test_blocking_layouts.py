@@ -1,6 +1,7 @@
 """Steps of layouts where the host waits for collectives, as with gloo: sums by hand, laws."""
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -19,7 +20,9 @@ AT_ONCE = Execution(is_blocking=True, prefetched=1)
 seconds = st.floats(1e-3, 10.0)
 
 
-def step_s(layout: Layout, execution: Execution, *, layers: int = 4, **times: float) -> float:
+def step_s(
+    layout: Layout, execution: Execution, times: Mapping[str, float], *, layers: int = 4
+) -> float:
     table = {cause: np.array(times.get(cause.value, 0.0)) for cause in Cause}
     program = compile_layout(layout, layers=layers, execution=execution)
     durations_s = layout_durations(program, table)
@@ -31,25 +34,25 @@ def step_s(layout: Layout, execution: Execution, *, layers: int = 4, **times: fl
 def test_without_prefetch_sharded_layers_do_one_thing_after_another() -> None:
     """Gather 2, forward 4, gather 2, backward 8, reduce-scatter 6."""
     times = {"forward": 4.0, "backward": 8.0, "all_gather": 2.0, "reduce_scatter": 6.0}
-    assert step_s(Layout(dp=2, zero=3), AT_ONCE, **times) == pytest.approx(22)
+    assert step_s(Layout(dp=2, zero=3), AT_ONCE, times) == pytest.approx(22)
 
 
 def test_prefetched_gathers_hide_but_for_the_first_of_each_pass() -> None:
     """4 layers: 0.5 + 4 forward, 0.5 + 8 backward, and 6 for reductions that compute waits for."""
     times = {"forward": 4.0, "backward": 8.0, "all_gather": 2.0, "reduce_scatter": 6.0}
-    assert step_s(Layout(dp=2, zero=3), WAITING, **times) == pytest.approx(19)
+    assert step_s(Layout(dp=2, zero=3), WAITING, times) == pytest.approx(19)
 
 
 def test_parameters_kept_whole_are_gathered_once() -> None:
     times = {"forward": 4.0, "backward": 8.0, "all_gather": 2.0, "reduce_scatter": 6.0}
-    assert step_s(Layout(dp=2, zero=2), WAITING, **times) == pytest.approx(18.5)
+    assert step_s(Layout(dp=2, zero=2), WAITING, times) == pytest.approx(18.5)
 
 
 @pytest.mark.parametrize("micro_batches", [2, 5])
 def test_two_stages_hand_over_when_both_are_idle(micro_batches: int) -> None:
     """GPipe: (m + 1)(1 + 2) of compute; every hand-over, m each way, keeps the second stage waiting."""
     layout = Layout(pp=2, accumulation=micro_batches, schedule=Schedule.GPIPE)
-    found = step_s(layout, WAITING, forward=1.0, backward=2.0, hand_over=0.5)
+    found = step_s(layout, WAITING, {"forward": 1.0, "backward": 2.0, "hand_over": 0.5})
     assert found == pytest.approx(3 * (micro_batches + 1) + 0.5 * 2 * micro_batches)
 
 
@@ -58,7 +61,9 @@ def test_opposite_hand_overs_of_two_stages_take_turns() -> None:
 
     The first stage's B0 takes 2 after the exchange at 10, beside F1' and B1' that end at 13.
     """
-    found = step_s(Layout(pp=2, accumulation=2), WAITING, forward=1.0, backward=2.0, hand_over=2.0)
+    found = step_s(
+        Layout(pp=2, accumulation=2), WAITING, {"forward": 1.0, "backward": 2.0, "hand_over": 2.0}
+    )
     assert found == pytest.approx(1 + 2 + 3 + 4 + 3 + 2 + 2)
 
 
@@ -91,12 +96,12 @@ def test_waiting_never_makes_a_pipeline_faster(
         "weight_gradient": backward_s,
     }
     waiting, streams = (
-        step_s(layout, execution, layers=stages, **times) for execution in (WAITING, ON_STREAMS)
+        step_s(layout, execution, times, layers=stages) for execution in (WAITING, ON_STREAMS)
     )
     assert waiting >= streams * (1 - 1e-9)
     free = {**times, "hand_over": 0.0}
-    assert step_s(layout, WAITING, layers=stages, **free) == pytest.approx(
-        step_s(layout, ON_STREAMS, layers=stages, **free)
+    assert step_s(layout, WAITING, free, layers=stages) == pytest.approx(
+        step_s(layout, ON_STREAMS, free, layers=stages)
     )
 
 
@@ -119,7 +124,7 @@ def test_waiting_never_makes_sharding_faster_nor_longer_than_everything_in_turn(
         "reduce_scatter": reduce_s,
     }
     streams, waiting, at_once = (
-        step_s(layout, execution, layers=layers, **times)
+        step_s(layout, execution, times, layers=layers)
         for execution in (ON_STREAMS, WAITING, AT_ONCE)
     )
     num_gathers = 2 if zero == 3 else 1

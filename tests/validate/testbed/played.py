@@ -62,6 +62,7 @@ class PlayedCluster:
                 [_collective_rank(job.setting)]
                 * (job.setting.fabric.num_ranks * job.setting.copies)
             )
+        assert isinstance(job.setting, TrainingSetting)
         return _reply(_training_ranks(job.setting, np.array(job.factors)))
 
 
