@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from perfmodel.cli.progress import measurement
-from perfmodel.cli.terminal import refuse_failed_gates, show
+from perfmodel.cli.terminal import refuse_failed_gates, show, show_lines
 
 DEFAULT_STRATEGIES = Path("runs/strategies")
 _SECONDS_PER_MINUTE = 60
@@ -44,7 +44,5 @@ def run_strategies(
         document = use_case.validate_strategies(request, on_progress=on_progress)
     for found in (settings_grid(document), families_grid(document)):
         show(rich_table(found))
-    for line in gate_lines(document.gates):
-        typer.echo(line)
-    typer.echo(f"strategies: {out / use_case.VERDICT}")
+    show_lines([*gate_lines(document.gates), f"strategies: {out / use_case.VERDICT}"])
     refuse_failed_gates("validate strategies", document.gates)

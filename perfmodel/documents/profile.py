@@ -1,5 +1,6 @@
 """The profile: what a calibration says a machine can do, and how sure it is."""
 
+import statistics
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import (
@@ -234,11 +235,48 @@ class OperatorProfile(Record):
         return {key: value for key, value in written.items() if (key, value) != ("rescaling", None)}
 
 
+class CheckpointProfile(Record):
+    """Checkpoints as one process wrote and read them, in the folder of the calibration."""
+
+    write: Curve
+    """Time over the size of the file in bytes, until it is on the disk."""
+    read: Curve
+    """The same back into model and optimizer, past the page cache."""
+
+
+class NoiseScaleProfile(Record):
+    """Gradient noise of a reference model along real trainings under DDP, on generated samples."""
+
+    workload: str
+    samples: str
+    """What was learned: a noise scale belongs to a model and its data."""
+    ranks: PositiveInt
+    batch: PositiveInt
+    """At which it was trained, of all ranks together. [samples]"""
+    learning_rate: PositiveFloat
+    target_loss: PositiveFloat
+    noise_scale: PositiveFloat
+    """Over the whole training: the batch that is said to need twice the samples of a tiny one."""
+    relative_error: RelativeError
+    """Standard error of its logarithm, over trainings with other starts and other samples."""
+    at_start: PositiveFloat
+    """In the first part of the training. [samples]"""
+    at_end: PositiveFloat
+    steps_to_target: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    """Of each training."""
+
+    @property
+    def samples_to_target(self) -> float:
+        """Median over the trainings."""
+        return self.batch * statistics.median(self.steps_to_target)
+
+
 class ProfileDocument(Document):
     """What one machine can do."""
 
     current_version: ClassVar[int] = 1
     title: ClassVar[str] = "profile"
+    made_by: ClassVar[str] = "perfmodel calibrate writes one"
     unreadable: ClassVar[type[PerfModelError]] = CalibrationUnavailable
 
     provenance: Provenance
@@ -271,8 +309,19 @@ class ProfileDocument(Document):
     steps: tuple[SingleStep, ...]
     operators: OperatorProfile | None = None
     """Prices for traced workloads; absent where no operator was timed."""
+    checkpoint: CheckpointProfile | None = None
+    """Absent where no checkpoint was timed."""
+    noise_scales: tuple[NoiseScaleProfile, ...] = ()
+    """By name of the workload; see ``perfmodel calibrate --noise-scale``."""
     undetermined: tuple[str, ...]
     """What the data could not determine, in words."""
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Profiles from before these were measured read and digest as they did."""
+        written: dict[str, object] = write(self)
+        absent = [name for name in ("checkpoint", "noise_scales") if not getattr(self, name)]
+        return {key: value for key, value in written.items() if key not in absent}
 
     @classmethod
     def other_kind(cls, raw: object) -> str | None:
@@ -290,6 +339,10 @@ class ProfileDocument(Document):
     def rescaling(self) -> Rescaling | None:
         """How operators are brought to another device, if they are."""
         return None if self.operators is None else self.operators.rescaling
+
+    def noise_scale(self, workload: str) -> NoiseScaleProfile | None:
+        """Gradient noise of a workload by name, if it was measured."""
+        return next((entry for entry in self.noise_scales if entry.workload == workload), None)
 
     def workload(self, name: str) -> WorkloadProfile | None:
         """A calibrated workload by name, if there is one; its whole steps tell nothing of another device."""

@@ -4,46 +4,45 @@ One rank stands for all of a stage. Every operation says which share of its caus
 micro-batch and stage it is (per step for gradients and optimizer), so that prices are few.
 """
 
+import enum
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from perfmodel.parallelism.layout import Layout, Recompute, Schedule
+from perfmodel.parallelism.layout import Layout, Offload, Recompute, Schedule
 from perfmodel.parallelism.pipeline import Pass, Work, stage_order
 from perfmodel.program.operation import Cause, Operation, StepProgram, Stream
 
 BUCKETS: Final = 8
 """Pieces of a chunk's gradients that are exchanged one by one, unless it has fewer layers."""
+#: Work that grows with the layers of a stage; a share of 1 is that of the fullest stage.
+_OF_LAYERS: Final = frozenset({Cause.FORWARD, Cause.BACKWARD, Cause.WEIGHT_GRADIENT, Cause.TENSOR})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Execution:
+class Execution(enum.StrEnum):
     """What compute waits for beyond its input, because of how a library runs collectives."""
 
-    prefetched: int = 2
-    """Sharded layers that may be whole at once: the one in use and the next (FSDP's rate limit); 1 gathers
-    a layer when the one before it is done."""
-    is_blocking: bool = False
-    """Whether the host waits, as with gloo, where a library leaves waiting to a stream: the host gathers
-    nothing ahead over the end of a pass, and computes nothing until the gradients of a sharded layer
-    are reduced. Hand-overs begin when both sides have nothing else to do, those between the same two
-    stages take turns, and a stage that turns from forward to backward passes, or back, waits until what
-    it sent has arrived."""
-
-
-ON_STREAMS: Final = Execution()
+    ON_STREAMS = "on_streams"
+    """Nothing: streams wait for each other, the host runs ahead."""
+    BLOCKING = "blocking"
+    """The host waits, as with gloo. It gathers nothing ahead over the end of a pass, and computes nothing
+    until the gradients of a sharded layer are reduced. Hand-overs begin when both sides have nothing
+    else to do, those between the same two stages take turns, and a stage that turns from forward to
+    backward passes, or back, waits until what it sent has arrived."""
 
 
 def compile_layout(
-    layout: Layout, *, layers: int, execution: Execution = ON_STREAMS
+    layout: Layout, *, layers: int, execution: Execution = Execution.ON_STREAMS
 ) -> StepProgram:
     """A step of all stages.
 
     Tensor-parallel collectives are waited for. Hand-overs travel beside compute. Gradients are
     exchanged in buckets beside the last backward pass of their layers; with a sharded optimizer (ZeRO-1
     and 2) the updated parameters are gathered beside the first forward pass. Fully sharded parameters
-    (ZeRO-3, FSDP) are gathered layer by layer, one ahead of the compute, in both passes.
+    (ZeRO-3, FSDP) are gathered layer by layer, ``prefetch`` ahead of the compute, in both passes; HSDP
+    sums the shards of gradients between groups. One process (DataParallel) sends out its parameters before
+    every forward pass, gathers logits and sums gradients, and waits for all of it.
 
     Parameters
     ----------
@@ -59,9 +58,16 @@ def compile_layout(
     ValueError
         If stages are interleaved and hand-overs block: they would wait for each other for ever.
     """
-    if execution.is_blocking and layout.interleave > 1:
+    if execution is Execution.BLOCKING and layout.interleave > 1:
         raise ValueError(f"interleave must be 1 where the host waits, got {layout.interleave}")
-    builder = _Builder(layout=layout, pieces=_pieces(layout, layers), execution=execution)
+    stages = layout.stages(layers)
+    fullest = max(stages)
+    builder = _Builder(
+        layout=layout,
+        pieces=_pieces(layout, layers),
+        execution=execution,
+        filled=tuple(held / fullest for held in stages),
+    )
     queues = [deque(stage_order(layout, stage)) for stage in range(layout.pp)]
     while any(queues):
         moved = False
@@ -87,7 +93,9 @@ class _Builder:
 
     layout: Layout
     pieces: int
-    execution: Execution = ON_STREAMS
+    execution: Execution
+    filled: tuple[float, ...]
+    """Layers of every stage over those of the fullest."""
     operations: list[Operation] = field(default_factory=list)
     arrived: dict[tuple[int, Work], tuple[int, ...]] = field(default_factory=dict)
     """What a stage's work waits for, once all of it is in the program."""
@@ -112,14 +120,24 @@ class _Builder:
     is_sharded: bool = field(init=False)
     """Whether parameters are gathered for every pass."""
     splits_backward: bool = field(init=False)
+    is_uneven: bool = field(init=False)
+    """Whether fixed work does not grow with the layers of a stage: it is then an operation of its own."""
+    has_threads: bool = field(init=False)
+    """One process with several devices."""
+    summed: tuple[int, ...] = ()
+    """Last gradients of one process, which it waits for before the next micro-batch."""
     tensor_shares: Mapping[Cause, float] = field(init=False)
     """Part of a layer's collectives by pass; empty without any."""
 
     def __post_init__(self) -> None:
         """Look up once what every operation asks."""
         layout = self.layout
-        self.is_replicated = layout.dp * layout.cp > 1
-        self.is_sharded = layout.zero == 3 and self.is_replicated
+        self.is_replicated = layout.replicas > 1 and not layout.one_process
+        self.is_sharded = layout.zero == 3 and (
+            self.is_replicated or layout.offload is Offload.PARAMETERS
+        )
+        self.is_uneven = min(self.filled) < 1
+        self.has_threads = layout.one_process and layout.dp > 1
         self.splits_backward = layout.schedule is Schedule.ZERO_BUBBLE and layout.pp > 1
         self.tensor_shares = _tensor_shares(layout)
 
@@ -154,14 +172,24 @@ class _Builder:
         """Append the optimizer of a stage."""
         waits = tuple(self.exchanged.get(stage, ()))
         last = Work(Pass.WEIGHT, self.layout.accumulation - 1)
-        if self.is_replicated:
+        if self.is_replicated or self.is_sharded:
             waits = (self._put(stage, last, Cause.CONTENTION, after=waits),)
-        self._put(stage, last, Cause.OPTIMIZER, after=waits)
+        if self.layout.offload is not Offload.NONE:
+            waits = (self._put(stage, last, Cause.OFFLOAD, after=waits),)
+        end = self._put(stage, last, Cause.OPTIMIZER, after=waits)
+        if self.layout.sites > 1:
+            self._put(stage, last, Cause.SITES, stream=Stream.COMM, after=(end,))
 
     def _forward(self, stage: int, work: Work, after: tuple[int, ...]) -> None:
         layout = self.layout
+        if self.has_threads:
+            after += (
+                self._put(stage, work, Cause.BROADCAST, stream=Stream.COMM, after=self.summed),
+            )
+        if self.is_uneven:
+            self._put(stage, work, Cause.DISPATCH, share=1 / 2, after=after)
         if stage == 0 and work.chunk == 0:
-            self._put(stage, work, Cause.EMBEDDING)
+            self._put(stage, work, Cause.EMBEDDING, after=after)
         gathers = self.is_sharded or (
             self.is_replicated and layout.zero in (1, 2) and work.micro_batch == 0
         )
@@ -172,7 +200,9 @@ class _Builder:
                 waits += (self._gather(stage, work, piece),)
             end = self._compute(stage, work, Cause.FORWARD, pieces=pieces, after=waits)
         if stage == layout.pp - 1 and work.chunk == layout.interleave - 1:
-            end = self._put(stage, work, Cause.HEAD)
+            if self.has_threads:
+                end = self._put(stage, work, Cause.ALL_GATHER, stream=Stream.COMM, after=(end,))
+            end = self._put(stage, work, Cause.HEAD, after=(end,))
             self._arrive(stage, Work(Pass.BACKWARD, work.micro_batch, work.chunk), end)
         else:
             self._hand_over(stage, work, Stream.SEND_FORWARD, end)
@@ -181,6 +211,8 @@ class _Builder:
         last = work.micro_batch == self.layout.accumulation - 1
         exchanges = self.is_sharded or (self.is_replicated and last and not self.splits_backward)
         pieces = self.pieces if exchanges else 1
+        if self.is_uneven:
+            self._put(stage, work, Cause.DISPATCH, share=1 / 2, after=after)
         waits = after
         if self.is_sharded:
             waits += (self._gather(stage, work, 0),)
@@ -192,6 +224,10 @@ class _Builder:
                 waits = (self._gather(stage, work, piece + 1),)
             if exchanges:
                 self._exchange(stage, work, piece, pieces=pieces, after=(end,))
+        if self.has_threads:
+            end = self._put(stage, work, Cause.ALL_REDUCE, stream=Stream.COMM, after=(end,))
+            self.summed = (end,)
+            self.exchanged[stage] = [end]
         if stage > 0 or work.chunk > 0:
             self._hand_over(stage, work, Stream.SEND_BACKWARD, end)
 
@@ -213,12 +249,14 @@ class _Builder:
             after=(end,),
         )
         self.awaited.setdefault(stage, []).append(end)
+        if self.is_sharded and self.layout.prefetch == 0:
+            self.used[-1] = end
         return end
 
     def _gather(self, stage: int, work: Work, piece: int) -> int:
         """Parameters of a piece; no earlier than the prefetch allows if sharded, or the host waits."""
-        waits = self.execution.is_blocking
-        ahead = 1 if waits and piece == 0 else self.execution.prefetched
+        waits = self.execution is Execution.BLOCKING
+        ahead = 1 if waits and piece == 0 else self.layout.prefetch + 1
         is_limited = (self.is_sharded or waits) and len(self.used) >= ahead
         after = self.used[-ahead:][:1] if is_limited else []
         return self._put(
@@ -251,8 +289,17 @@ class _Builder:
             after=after or (len(self.operations) - 1,),
             number=piece,
         )
+        if self.layout.shard:
+            reduced = self._put(
+                stage,
+                work,
+                Cause.ALL_REDUCE,
+                stream=Stream.COMM,
+                share=1 / (pieces * self.layout.interleave),
+                number=piece,
+            )
         self.exchanged.setdefault(stage, []).append(reduced)
-        if self.execution.is_blocking and self.layout.zero > 1:
+        if self.execution is Execution.BLOCKING and self.layout.zero > 1:
             self.awaited.setdefault(stage, []).append(reduced)
 
     def _hand_over(self, stage: int, work: Work, stream: Stream, end: int) -> None:
@@ -262,7 +309,7 @@ class _Builder:
         place = work.chunk * layout.pp + stage + step
         chunk, other = divmod(place, layout.pp)
         received = Work(work.kind, work.micro_batch, chunk)
-        if self.execution.is_blocking and other != stage:
+        if self.execution is Execution.BLOCKING and other != stage:
             self.offered[other, received] = _Parcel(stage, work, stream, end)
             return
         if other != stage:
@@ -287,7 +334,7 @@ class _Builder:
 
     def _turns(self, stage: int, work: Work) -> bool:
         """Whether a stage that blocks goes from forward to backward passes, or back."""
-        before = self.turned.get(stage) if self.execution.is_blocking else None
+        before = self.turned.get(stage) if self.execution is Execution.BLOCKING else None
         return before is not None and before is not (work.kind is Pass.FORWARD)
 
     def _arrive(self, stage: int, work: Work, end: int) -> None:
@@ -304,6 +351,8 @@ class _Builder:
         after: Collection[int] = (),
         number: int | None = None,
     ) -> int:
+        if cause in _OF_LAYERS:
+            share *= self.filled[stage]
         if stream is Stream.COMPUTE and stage in self.awaited:
             after = {*after, *self.awaited.pop(stage)}
         name = f"{cause.value} {work.micro_batch}"
@@ -338,7 +387,7 @@ class _Parcel(NamedTuple):
 
 def _tensor_shares(layout: Layout) -> Mapping[Cause, float]:
     """Full recomputation repeats the collectives of the forward pass."""
-    if layout.tp * layout.cp == 1:
+    if layout.tp * layout.cp * layout.ep == 1:
         return {}
     passes = 3 if layout.recompute is Recompute.FULL else 2
     return {Cause.FORWARD: 1 / passes, Cause.BACKWARD: (passes - 1) / passes}

@@ -1,7 +1,7 @@
 """Predict real strategies with the product's step programs and simulation; the testbed prices collectives."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -75,8 +75,9 @@ def compiled(setting: StrategySetting) -> StepProgram:
     layout = parse_layout(setting.layout)
     if setting.family == "zero":
         return _redundant(setting, layout)
-    execution = Execution(is_blocking=True, prefetched=2 if setting.prefetch else 1)
-    return compile_layout(layout, layers=setting.model.num_layers, execution=execution)
+    if layout.zero == 3:
+        layout = replace(layout, prefetch=int(setting.prefetch))
+    return compile_layout(layout, layers=setting.model.num_layers, execution=Execution.BLOCKING)
 
 
 def _redundant(setting: StrategySetting, layout: Layout) -> StepProgram:

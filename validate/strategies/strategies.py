@@ -26,7 +26,7 @@ from perfmodel.documents.strategies import (
 )
 from perfmodel.documents.testbed import StrategyRun, StrategySetting, read_runs
 from perfmodel.documents.validation import Gate
-from perfmodel.errors import InvalidDocument, UsageError
+from perfmodel.errors import InvalidDocument, UsageError, why
 from perfmodel.units import Seconds
 from validate.errors import fraction, summarise
 from validate.gates import gate, passed, step_gates
@@ -82,7 +82,9 @@ def validate_strategies(
     judged = plan.judged(seed=request.seed)
     total = len(first) + len(judged)
     with (
-        machine_to_itself(lambda words: on_progress(Progress(done=0, total=total, task=words))),
+        machine_to_itself(
+            lambda words: on_progress(Progress(done=0, total=total, task=words, is_waiting=True))
+        ),
         running_server() as cluster,
     ):
         campaign = Campaign(
@@ -213,7 +215,7 @@ def _read_plan(path: Path, judged: Sequence[StrategySetting]) -> dict[str, Foret
         raw = json.loads(path.read_bytes())
         entries = [ForetoldStrategy.model_validate(entry) for entry in raw["predicted"]]
     except (ValueError, KeyError) as error:
-        raise InvalidDocument(f"{path}: plan cannot be read: {error}") from error
+        raise InvalidDocument(f"{path}: plan cannot be read: {why(error)}") from error
     foretold = {entry.name: entry for entry in entries}
     if set(foretold) != {setting.name for setting in judged}:
         raise UsageError(

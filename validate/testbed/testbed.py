@@ -23,7 +23,7 @@ from perfmodel.documents.testbed import (
     TrainingSetting,
     read_runs,
 )
-from perfmodel.errors import InvalidDocument, UsageError
+from perfmodel.errors import InvalidDocument, UsageError, why
 from perfmodel.units import Seconds
 from validate.gates import passed
 from validate.testbed import plan, verdict
@@ -78,7 +78,9 @@ def validate_testbed(
     )
     total = len(first) + len(judged)
     with (
-        machine_to_itself(lambda words: on_progress(Progress(done=0, total=total, task=words))),
+        machine_to_itself(
+            lambda words: on_progress(Progress(done=0, total=total, task=words, is_waiting=True))
+        ),
         running_server() as cluster,
     ):
         campaign = Campaign(
@@ -160,7 +162,7 @@ def _read_plan(path: Path, judged: Sequence[TrainingSetting]) -> dict[str, Foret
         raw = json.loads(path.read_bytes())
         entries = [ForetoldStep.model_validate(entry) for entry in raw["predicted"]]
     except (ValueError, KeyError) as error:
-        raise InvalidDocument(f"{path}: plan cannot be read: {error}") from error
+        raise InvalidDocument(f"{path}: plan cannot be read: {why(error)}") from error
     foretold = {entry.name: entry for entry in entries}
     if set(foretold) != {setting.name for setting in judged}:
         raise UsageError(

@@ -87,7 +87,19 @@ def test_a_cluster_is_searched(run: Run, inferred: Path, config: Path, tmp_path:
     ("arguments", "code", "said"),
     [
         (("--layout", "tp=3", "--model", "gpt2-xl"), 3, "tp must divide the 25 heads"),
-        (("--layout", "pp=5", "--model", "gpt2-xl"), 3, "must divide the 48 layers"),
+        (("--layout", "pp=49", "--model", "gpt2-xl"), 3, "at most the 48 layers"),
+        (("--layout", "dp=2 ep=2", "--model", "gpt2-xl"), 3, "without experts"),
+        (
+            ("--layout", "dp=2 precision=fp8", "--model", "gpt2-xl"),
+            3,
+            "must be one of bf16, tf32, fp32 on A100",
+        ),
+        (("--layout", "dp=2 sites=2", "--model", "gpt2-xl"), 2, "must come with --site-link"),
+        (
+            ("--layout", "dp=2", "--model", "gpt2-xl", "--site-link", "10Gbit/s"),
+            2,
+            "must come with sites > 1",
+        ),
         (("--layout", "dp=4", "--model", "gpt2-xl", "--devices", "8"), 3, "must be 8 devices"),
         (("--layout", "dp=4", "--model", "gpt2-xl", "--batch", "6"), 3, "global batch"),
         (("--layout", f"dp={10**20}", "--model", "gpt2-xl"), 2, "must be <= 1,048,576"),
@@ -154,7 +166,6 @@ def test_profiles_of_the_other_kind_are_told_apart(run: Run, stored: Path, infer
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model_type": "mixtral"}, "must have no experts"),
         ({"model_type": "bert"}, "model_type: must be one of"),
         ({"head_dim": 128}, "head_dim x num_attention_heads"),
     ],

@@ -16,6 +16,7 @@ COMMANDS = {
     measure.calibrate: ("calibrate", "--budget", "nonsense"),
     network.measure: ("network", "measure", "--collectives", "nonsense"),
     testbed.run_testbed: ("validate", "testbed", "--budget", "nonsense"),
+    validate.batch: ("validate", "batch", "--profile", "missing.json"),
     validate.memory: ("validate", "memory", "--batches", "nonsense"),
     validate.models: ("validate", "models", "--mode", "nonsense"),
     validate.validate: ("validate", "--profile", "missing.json"),
