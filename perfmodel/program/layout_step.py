@@ -117,6 +117,8 @@ class _Builder:
     """Collectives that a stage's next compute waits for."""
     is_replicated: bool = field(init=False)
     """Whether there is anybody to exchange gradients with."""
+    is_blocking: bool = field(init=False)
+    """Whether the host waits for collectives."""
     is_sharded: bool = field(init=False)
     """Whether parameters are gathered for every pass."""
     splits_backward: bool = field(init=False)
@@ -132,6 +134,7 @@ class _Builder:
     def __post_init__(self) -> None:
         """Look up once what every operation asks."""
         layout = self.layout
+        self.is_blocking = self.execution is Execution.BLOCKING
         self.is_replicated = layout.replicas > 1 and not layout.one_process
         self.is_sharded = layout.zero == 3 and (
             self.is_replicated or layout.offload is Offload.PARAMETERS
@@ -143,11 +146,12 @@ class _Builder:
 
     def prepare(self, stage: int, work: Work) -> bool:
         """Fetch what is offered to the stage's next work; say whether all it waits for is there."""
-        parcel = self.offered.pop((stage, work), None)
-        if parcel is not None:
-            self._arrive(stage, work, self._fetch(stage, parcel))
-        if self._turns(stage, work) and any(p.stage == stage for p in self.offered.values()):
-            return False
+        if self.is_blocking:
+            parcel = self.offered.pop((stage, work), None)
+            if parcel is not None:
+                self._arrive(stage, work, self._fetch(stage, parcel))
+            if self._turns(stage, work) and any(p.stage == stage for p in self.offered.values()):
+                return False
         if work.kind is Pass.FORWARD and stage == 0 and work.chunk == 0:
             return True
         return work.kind is Pass.WEIGHT or (stage, work) in self.arrived
@@ -155,9 +159,10 @@ class _Builder:
     def add(self, stage: int, work: Work) -> None:
         """Append a pass of a stage and what it hands over."""
         after = self.arrived.pop((stage, work), ())
-        if self._turns(stage, work):
-            self.awaited.setdefault(stage, []).extend(self.sent.pop(stage, ()))
-        self.turned[stage] = work.kind is Pass.FORWARD
+        if self.is_blocking:
+            if self._turns(stage, work):
+                self.awaited.setdefault(stage, []).extend(self.sent.pop(stage, ()))
+            self.turned[stage] = work.kind is Pass.FORWARD
         if work.kind is Pass.FORWARD:
             self._forward(stage, work, after)
         elif work.kind is Pass.BACKWARD:
@@ -248,14 +253,14 @@ class _Builder:
             share=share * self.tensor_shares[cause],
             after=(end,),
         )
-        self.awaited.setdefault(stage, []).append(end)
+        self.awaited[stage] = [end]
         if self.is_sharded and self.layout.prefetch == 0:
             self.used[-1] = end
         return end
 
     def _gather(self, stage: int, work: Work, piece: int) -> int:
         """Parameters of a piece; no earlier than the prefetch allows if sharded, or the host waits."""
-        waits = self.execution is Execution.BLOCKING
+        waits = self.is_blocking
         ahead = 1 if waits and piece == 0 else self.layout.prefetch + 1
         is_limited = (self.is_sharded or waits) and len(self.used) >= ahead
         after = self.used[-ahead:][:1] if is_limited else []
@@ -299,7 +304,7 @@ class _Builder:
                 number=piece,
             )
         self.exchanged.setdefault(stage, []).append(reduced)
-        if self.execution is Execution.BLOCKING and self.layout.zero > 1:
+        if self.is_blocking and self.layout.zero > 1:
             self.awaited.setdefault(stage, []).append(reduced)
 
     def _hand_over(self, stage: int, work: Work, stream: Stream, end: int) -> None:
@@ -309,7 +314,7 @@ class _Builder:
         place = work.chunk * layout.pp + stage + step
         chunk, other = divmod(place, layout.pp)
         received = Work(work.kind, work.micro_batch, chunk)
-        if self.execution is Execution.BLOCKING and other != stage:
+        if self.is_blocking and other != stage:
             self.offered[other, received] = _Parcel(stage, work, stream, end)
             return
         if other != stage:
@@ -333,8 +338,8 @@ class _Builder:
         return end
 
     def _turns(self, stage: int, work: Work) -> bool:
-        """Whether a stage that blocks goes from forward to backward passes, or back."""
-        before = self.turned.get(stage) if self.execution is Execution.BLOCKING else None
+        """Whether a stage goes from forward to backward passes, or back."""
+        before = self.turned.get(stage)
         return before is not None and before is not (work.kind is Pass.FORWARD)
 
     def _arrive(self, stage: int, work: Work, end: int) -> None:
@@ -371,7 +376,7 @@ class _Builder:
             )
         )
         position = len(self.operations) - 1
-        if stream is Stream.COMPUTE:
+        if self.is_blocking and stream is Stream.COMPUTE:
             self.last[stage] = position
         return position
 
