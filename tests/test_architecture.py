@@ -147,6 +147,7 @@ COMMAND_LINE = {
         "--seed",
     },
     "validate testbed": {"--budget", "--minutes", "--out", "--resume", "--seed"},
+    "validate strategies": {"--minutes", "--out", "--resume", "--seed"},
     "validate batch": {"--budget", "--out", "--profile", "--resume", "--seed", "--workload"},
     "validate network": {"--budget", "--minutes", "--out", "--resume", "--seed"},
     "validate memory": {"--batches", "--models", "--out"},

@@ -22,6 +22,7 @@ from perfmodel.cli import (
     predict,
     published,
     report,
+    strategies,
     testbed,
     trace,
     validate,
@@ -47,6 +48,7 @@ perfmodel plan options  rank machines by cost and chance to be in time
 perfmodel validate      run settings never used, print the tool's own error
 perfmodel validate testbed   the same with up to 16 ranks on shaped links
 perfmodel validate network   collectives of 2 to 16 ranks beside their law
+perfmodel validate strategies   FSDP2, ZeRO, tensor, pipeline for real
 perfmodel batch         time to the target over the batch size
 perfmodel cost          buy or rent: cost of a useful device-hour
 perfmodel goodput       weeks of a job that fails: its end, how often to save
@@ -92,6 +94,7 @@ _MEASURING: Final = frozenset(
     {
         measure.calibrate,
         network.measure,
+        strategies.run_strategies,
         testbed.run_network,
         testbed.run_testbed,
         validate.batch,
@@ -152,6 +155,7 @@ _validate.command("memory")(_runnable(validate.memory))
 _validate.command("published")(_runnable(published.published))
 _validate.command("testbed")(_runnable(testbed.run_testbed))
 _validate.command("network")(_runnable(testbed.run_network))
+_validate.command("strategies")(_runnable(strategies.run_strategies))
 app.add_typer(_validate, name="validate")
 
 _network = typer.Typer(
