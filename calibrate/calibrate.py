@@ -13,6 +13,7 @@ from calibrate.experiment import BUDGETS, REFERENCE_MODELS, Experiment, doubling
 from calibrate.facts import Environment
 from calibrate.fit.profile import fit_profile, recorded_environment
 from calibrate.launch import Launcher, LaunchFlags
+from calibrate.noise import with_stored_noise
 from calibrate.placement import place, provenance
 from calibrate.workloads import with_stored_workloads
 from perfmodel.documents.observation import read_observations
@@ -102,6 +103,6 @@ def refit(folder: Path) -> ProfileDocument:
         provenance=provenance(environment, seed=int(plan["seed"])),
         num_nodes=int(plan["num_nodes"]),
     )
-    profile = with_stored_workloads(profile, folder)
+    profile = with_stored_noise(with_stored_workloads(profile, folder), folder)
     profile.write(folder / PROFILE)
     return profile

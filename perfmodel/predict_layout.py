@@ -112,7 +112,7 @@ def predict_layout(
     jobs = layout_jobs(training, layout, device=machine.document.device)
     found = machine.model.predict(jobs)
     step_s = Interval(
-        p5=float(found.lower_s[0]), p50=float(found.median_s[0]), p95=float(found.upper_s[0])
+        p5=float(found.lower_s[0]), p50=float(found.number_s[0]), p95=float(found.upper_s[0])
     )
     parts = machine.model.parts(jobs)
     held = layout.stages(training.model.shape.layers)

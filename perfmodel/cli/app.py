@@ -1,6 +1,7 @@
 """The command line: one sub-command per question."""
 
 import functools
+import itertools
 import os
 import sys
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import Any, Final
 import typer
 
 from perfmodel.cli import (
+    batch,
     decide,
     delivery,
     devices,
@@ -44,6 +46,7 @@ perfmodel plan parallelism   all layouts of a large model, ranked
 perfmodel plan options  rank machines by cost and chance to be in time
 perfmodel validate      run settings never used, print the tool's own error
 perfmodel validate testbed   the same with up to 16 ranks on shaped links
+perfmodel validate network   collectives of 2 to 16 ranks beside their law
 perfmodel batch         time to the target over the batch size
 perfmodel cost          buy or rent: cost of a useful device-hour
 perfmodel goodput       weeks of a job that fails: its end, how often to save
@@ -89,7 +92,9 @@ _MEASURING: Final = frozenset(
     {
         measure.calibrate,
         network.measure,
+        testbed.run_network,
         testbed.run_testbed,
+        validate.batch,
         validate.memory,
         validate.models,
         validate.validate,
@@ -130,7 +135,7 @@ _COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "explain": predict.explain,
     "report": report.report,
     "goodput": decide.goodput,
-    "batch": decide.batch,
+    "batch": batch.batch,
     "cost": decide.cost,
     "whatif": whatif.whatif,
     "diff": delivery.diff,
@@ -142,9 +147,11 @@ for _name, _command in _COMMANDS.items():
 _validate = typer.Typer(rich_markup_mode=None)
 _validate.callback(invoke_without_command=True)(_runnable(validate.validate))
 _validate.command("models")(_runnable(validate.models))
+_validate.command("batch")(_runnable(validate.batch))
 _validate.command("memory")(_runnable(validate.memory))
 _validate.command("published")(_runnable(published.published))
 _validate.command("testbed")(_runnable(testbed.run_testbed))
+_validate.command("network")(_runnable(testbed.run_network))
 app.add_typer(_validate, name="validate")
 
 _network = typer.Typer(
@@ -194,8 +201,20 @@ def _explain_usage(error: Any) -> int:
         error.show()
     else:
         command = error.ctx.command_path if error.ctx else "perfmodel"
-        _complain(f"{error.format_message().rstrip('.')}; see {command} --help", code=EXIT_USAGE)
+        problem = f"{error.format_message().rstrip('.')}{_typed(error)}"
+        _complain(f"{problem}; see {command} --help", code=EXIT_USAGE)
     return EXIT_USAGE
+
+
+def _typed(error: Any) -> str:
+    """What stood behind an option whose value cannot be parsed; typer does not say."""
+    for name in getattr(getattr(error, "param", None), "opts", ()):
+        for argument, following in itertools.zip_longest(sys.argv, sys.argv[1:]):
+            if argument == name and following is not None:
+                return f", got {following!r}"
+            if argument.startswith(f"{name}="):
+                return f", got {argument.partition('=')[2]!r}"
+    return ""
 
 
 def _complain(problem: object, *, code: int) -> int:

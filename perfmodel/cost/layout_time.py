@@ -306,7 +306,7 @@ def _host_s(jobs: Jobs, latents: Latents) -> Column:
     return np.asarray(
         latents["layer_host_s"] * (1 + split * latents["tensor_host_share"])
         + latents["tensor_node_s"] * np.maximum(jobs.tp - jobs.devices_per_node, 0)
-        + crowded * latents["crowded_s"] * jobs.tp ** np.asarray(latents["crowded_power"])
+        + crowded * latents["crowded_s"] * jobs.tp
     )
 
 

@@ -48,6 +48,7 @@ class InferredDocument(Document):
 
     current_version: ClassVar[int] = 2
     title: ClassVar[str] = "calibration from runs"
+    made_by: ClassVar[str] = "perfmodel calibrate --from-runs writes one"
     unreadable: ClassVar[type[PerfModelError]] = CalibrationUnavailable
 
     provenance: Provenance

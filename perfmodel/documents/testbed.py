@@ -132,19 +132,32 @@ class TrainingSetting(Record):
     num_steps: PositiveInt = 10
 
 
+CollectiveName = Literal[
+    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv"
+]
+
+
 class CollectiveSetting(Record):
-    """All-reduces of several sizes, one at a time on idle links."""
+    """Collectives of one kind and several sizes, one at a time on idle links."""
 
     kind: Literal["collective"] = "collective"
     name: str
     family: str = "collective"
+    collective: CollectiveName = "all_reduce"
     fabric: Fabric
     sizes_bytes: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    """Of the whole array, as nccl-tests counts it."""
     repeats: PositiveInt = 8
+    """At most, where ``target_s`` is given."""
+    target_s: PositiveFloat | None = None
+    """Repeat each size for about so long, two times at least; None: ``repeats`` times. [s]"""
     pause_s: NonNegativeFloat = 0.03
-    """Before each all-reduce: makes links idle and their credit full; 0 keeps the group warm. [s]"""
+    """Before each collective: makes links idle and their credit full; 0 keeps the group warm. [s]"""
     keep_awake: bool = False
     """Let idle work fill the cores: a core that has dozed off wakes late, a busy one does not."""
+    is_realtime: bool = True
+    """Run before everything else, where that is allowed. Where ranks fill the cores this starves the
+    kernel's threads that move their packets."""
     copies: PositiveInt = 1
     """Groups that do the same at the same time on the same nodes: many saturate the machine."""
 
@@ -198,16 +211,16 @@ class TrainingRun(Record):
 
 
 class CollectiveRun(Record):
-    """What the all-reduces took."""
+    """What the collectives took."""
 
     kind: Literal["collective"] = "collective"
     setting: CollectiveSetting
     started_utc: float
     durations_s: tuple[tuple[PositiveFloat, ...], ...]
-    """Shape ``(num_sizes, repeats)``, of the first group: from the last rank's start to the last
-    rank's end. [s]"""
+    """For each size all repeats of the first group: from the last rank's start to the last rank's
+    end. [s]"""
     cpu_s: tuple[NonNegativeFloat, ...]
-    """CPU time of all ranks of a group per all-reduce, for each size. [s]"""
+    """CPU time of all ranks of a group per collective, for each size. [s]"""
     host: HostUse
 
 

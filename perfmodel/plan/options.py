@@ -6,13 +6,14 @@ probability asked for are ranked by nominal cost, then time, then devices.
 
 import datetime as dt
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.context import critical_caveats
 from perfmodel.cost.curve import Samples
 from perfmodel.documents.base import command_line
 from perfmodel.documents.budget import stale_prices
@@ -113,6 +114,7 @@ class Planner:
         self.plan, self.today = plan, today
         self.start = plan.limits.start or today
         self.available_s: Seconds = (plan.limits.deadline - self.start).days * _DAY_S
+        self._profiles = profiles
         self._digests = {name: profile.digest for name, profile in profiles.items()}
         machines: dict[str, tuple[Predictor, WorkloadProfile]] = {}
         self._tables: dict[tuple[int, int], StepTable] = {}
@@ -252,7 +254,7 @@ class Planner:
             front=tuple(rows[index] for index in named.front),
             tornado=swings,
             next_measurement=next_measurement(swings),
-            caveats=tuple(self._caveats()),
+            caveats=(*self._caveats(), *self._critical(rows.values())),
             warnings=tuple(stale_prices(plan.prices(), today=self.today)),
         )
 
@@ -347,6 +349,16 @@ class Planner:
         if self.plan.failures is None:
             found.append("the plan says nothing about failures: none are assumed")
         return found
+
+    def _critical(self, rows: Iterable[PlanRow]) -> list[str]:
+        """Where rows that are shown pass the critical batch of the workload."""
+        found: dict[str, None] = {}
+        workload = self.plan.work.workload
+        for row in sorted(rows, key=lambda row: -row.global_batch):
+            found |= dict.fromkeys(
+                critical_caveats(self._profiles[row.option], workload, [row.global_batch])
+            )
+        return list(found)[:1]
 
 
 def plan_options(

@@ -96,7 +96,7 @@ def plan_parallelism(
     chosen = search.fastest(fitting)
     jobs = search.jobs(chosen)
     found = machine.model.predict(jobs)
-    sort = np.argsort(found.median_s, kind="stable")[: request.top]
+    sort = np.argsort(found.mean_s, kind="stable")[: request.top]
     ranked = _ranked(machine, search, chosen[sort], request)
     close = np.flatnonzero((fit < FITS_ABOVE) & (fit > 1 - FITS_ABOVE))
     return ParallelismPlanDocument(
@@ -161,11 +161,11 @@ def _ranked(
             layout=str(search.layouts.layout(int(where))),
             step_s=Interval(
                 p5=float(found.lower_s[index]),
-                p50=float(found.median_s[index]),
+                p50=float(found.number_s[index]),
                 p95=float(found.upper_s[index]),
             ),
-            tokens_per_s=float(work / found.median_s[index]),
-            mfu=float(work_per_peak_s(machine, jobs) / found.median_s[index]),
+            tokens_per_s=float(work / found.number_s[index]),
+            mfu=float(work_per_peak_s(machine, jobs) / found.number_s[index]),
             needed_bytes=float(needed_bytes(tensors_bytes[where])),
             fit_probability=float(fit[where]),
             slower_probability=float(slower[index]),
@@ -191,7 +191,7 @@ def against_first(
     logs = np.log(drawn)
     variance = (logs - logs[:, :1]).var(axis=0) + model.discrepancy.difference_variance(jobs, 0)
     spread = np.maximum(np.sqrt(variance) * model.widening, 1e-9)
-    distance = np.log(found.median_s / found.median_s[0]) / spread
+    distance = np.log(found.mean_s / found.mean_s[0]) / spread
     return np.asarray(norm.cdf(distance)), np.abs(distance) <= _ERROR_BAR
 
 
@@ -214,7 +214,7 @@ def _close(
     if not close.size:
         return []
     first = search.fastest(close)[:1]
-    step_s = float(model.predict(search.jobs(first)).median_s[0])
+    step_s = float(model.predict(search.jobs(first)).number_s[0])
     if step_s >= best_s:
         return []
     where = int(first[0])

@@ -49,7 +49,7 @@ def play_training(cluster: Cluster, setting: TrainingSetting) -> TrainingRun:
 
 
 def play_collectives(cluster: Cluster, setting: CollectiveSetting) -> CollectiveRun:
-    """Run one setting of all-reduces."""
+    """Run one setting of collectives."""
     reply = cluster.play(Job(setting=setting, limit_s=_LIMIT_S))
     sizes = list(zip(*(rank["sizes"] for rank in reply["ranks"]), strict=True))
     return CollectiveRun(

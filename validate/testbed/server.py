@@ -159,6 +159,8 @@ class _Player:
         setting = self.job.setting
         group, number = divmod(self.number, setting.fabric.num_ranks)
         enter(named(wiring.node_name(setting.fabric.node_of_rank[number])))
+        if isinstance(setting, CollectiveSetting) and not setting.is_realtime:
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         place = rank.Place(
             rank=number,
             world_size=setting.fabric.num_ranks,
@@ -167,7 +169,7 @@ class _Player:
         )
         rank.join(place)
         if isinstance(setting, CollectiveSetting):
-            return rank.all_reduce(place, setting)
+            return rank.collect(place, setting)
         return rank.train(place, setting, list(self.job.factors[number]))
 
 

@@ -130,6 +130,33 @@ def test_a_tier_never_helps(size: int, num_ranks: int, rate: float, uplink: floa
     assert time_s(size, racks) >= time_s(size, one_switch) * (1 - 1e-12)
 
 
+@given(
+    nodes=st.lists(st.integers(0, 5), min_size=2, max_size=16),
+    racks=st.tuples(*[st.integers(0, 2)] * 6),
+    size=sizes,
+)
+def test_every_byte_that_leaves_a_rank_crosses_each_tier_on_its_way_once(
+    nodes: list[int], racks: tuple[int, ...], size: int
+) -> None:
+    """Conservation of bytes, wherever the ranks stand: edges of the ring, tier by tier."""
+    fabric = Fabric(
+        node_of_rank=tuple(nodes),
+        node_bytes_per_s=(1e6,) * 6,
+        rack_of_node=racks,
+        rack_bytes_per_s=(1e6,) * 3,
+    )
+    edges = list(zip(nodes, (*nodes[1:], nodes[0]), strict=True))
+    of_an_edge = 2 * (len(nodes) - 1) / len(nodes) * size
+    sent = ring_bytes(size, fabric)
+    for tier, ends in (
+        ("node", edges),
+        ("rack", [(racks[source], racks[target]) for source, target in edges]),
+    ):
+        crossing = sum(source != target for source, target in ends)
+        found = sum(value for link, value in sent.items() if link.startswith(f"uplink of {tier}"))
+        assert found == pytest.approx(of_an_edge * crossing)
+
+
 def test_the_soft_maximum_is_near_the_larger_and_above_both() -> None:
     found = soft_maximum(np.array([1.0, 1.0, 0.0]), np.array([0.5, 1.0, 0.0]))
     assert found == pytest.approx([1.000488, 2 ** (1 / 8), 0.0], abs=1e-6)

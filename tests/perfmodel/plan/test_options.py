@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import perfmodel as pm
+from calibrate.noise import with_noise
 from perfmodel.algebra.goodput import best_interval_s, expected_elapsed_s
 from perfmodel.documents.plan import PlanDocument
 from perfmodel.documents.plan_file import Option, PlanFile
@@ -18,6 +19,7 @@ from perfmodel.plan.options import plan_options
 from perfmodel.plan.step_table import MOST_KNOTS, StepTable
 from perfmodel.predictor import Predictor, scaled_settings
 from perfmodel.program.job import FailureCause, Job
+from tests.calibrate.test_noise import training
 from tests.perfmodel.plan.plans import PLAN, TODAY, plan_of, written
 from tests.perfmodel.profiles import Machine, profile
 
@@ -290,3 +292,17 @@ def test_a_stale_price_is_said_and_an_unknown_workload_refused(tmp_path: Path) -
     assert len(document.warnings) == 4
     with pytest.raises(UsageError, match="nothing"):
         pm.plan_options(written(tmp_path, PLAN.replace('"heavy"', '"nothing"')), today=TODAY)
+
+
+def test_rows_beyond_the_critical_batch_are_said_once(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, PLAN.replace("2026-12-21", "2030-01-01"))
+    trainings = [training(seed=seed, name="heavy") for seed in (0, 1)]
+    profiles = {
+        name: with_noise(pm.read_profile(tmp_path / f"{name}.json"), trainings)
+        for name in ("slow", "fast")
+    }
+    document = plan_options(plan, profiles, today=TODAY, argv=())
+    largest = max(row.global_batch for row in (*document.ranked, *document.front))
+    assert largest > 96
+    [caveat] = [text for text in document.caveats if "critical batch" in text]
+    assert caveat.startswith(f"global batches up to {largest} pass the critical batch of about 96")

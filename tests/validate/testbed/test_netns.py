@@ -57,6 +57,37 @@ def test_a_large_all_reduce_takes_the_time_of_its_ring(cluster: Cluster) -> None
     assert np.median(run.durations_s[0]) == pytest.approx(0.168, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("collective", "passes"),
+    [
+        ("all_reduce", 1.0),
+        ("reduce_scatter", 1.0),  # torch's is an all-reduce of which a part is kept
+        ("all_gather", 0.5),
+        ("all_to_all", 0.5),
+        ("broadcast", 1.0),
+        ("send_recv", 1.0),
+    ],
+)
+def test_collectives_send_over_their_links_what_they_are_said_to(
+    cluster: Cluster, collective: str, passes: float
+) -> None:
+    """1 MiB at 200 Mbit/s between two: each link carries this part of the array, and nothing waits long."""
+    setting = CollectiveSetting.model_validate(
+        {
+            "name": collective,
+            "collective": collective,
+            "fabric": plan.flat(2, 200),
+            "sizes_bytes": (1000, 2**20),
+            "target_s": 0.02,
+            "pause_s": 0.0,
+        }
+    )
+    run = play_collectives(cluster, setting)
+    assert [len(durations_s) >= 3 for durations_s in run.durations_s] == [True, True]
+    wire_s = passes * 2**20 / (200 * MBIT)
+    assert 0.85 * wire_s < np.median(run.durations_s[1]) < 1.6 * wire_s
+
+
 def test_ddp_buckets_bytes_and_time_are_those_of_the_model(cluster: Cluster) -> None:
     fabric = plan.flat(4, 100)
     setting = training("ddp", fabric)
