@@ -150,7 +150,7 @@ def test_a_workload_without_a_noise_scale_is_refused(run: Run, noisy: Path) -> N
 
 
 def test_predict_warns_beyond_the_critical_batch(run: Run, noisy: Path) -> None:
-    """Batch 128 at a scale of 96: (128 + 96) / (32 + 96) = 1.75 times the samples, a little less in the median."""
+    """Batch 128 at a scale of 96: (128 + 96) / (32 + 96) = 1.75; a little less in the median."""
     asked = ("predict", "--profile", noisy, "--workload", "light", "--batch", 16, "--devices")
     assert "critical batch" not in run(*asked, 4).stdout
     words = run(*asked, 8).stdout
