@@ -211,13 +211,12 @@ def _explain_usage(error: Any) -> int:
 
 
 def _typed(error: Any) -> str:
-    """What stood behind an option whose value cannot be parsed; typer does not say."""
-    for name in getattr(getattr(error, "param", None), "opts", ()):
-        for argument, following in itertools.zip_longest(sys.argv, sys.argv[1:]):
-            if argument == name and following is not None:
-                return f", got {following!r}"
-            if argument.startswith(f"{name}="):
-                return f", got {argument.partition('=')[2]!r}"
+    """What stood behind an option whose value cannot be parsed, the last time: typer does not say."""
+    names = tuple(getattr(getattr(error, "param", None), "opts", ()))
+    for argument, following in reversed([*itertools.pairwise([*sys.argv, ""])]):
+        name, equals, value = argument.partition("=")
+        if name in names:
+            return f", got {value if equals else following!r}"
     return ""
 
 
