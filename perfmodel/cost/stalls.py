@@ -15,6 +15,10 @@ from scipy.special import expit
 
 from perfmodel.cost.jobs import Column, Jobs
 
+_CROWDED_DOUBLINGS: Final = 5.0
+"""Beyond 32 nodes nearly every run of the published cluster stalls."""
+_ABRUPT: Final = 3.0
+"""So that one doubling beyond them may decide alone."""
 _WEIGHT_SIGMA: Final = 0.7
 """Prior width of the logistic weights: one doubling hardly decides alone."""
 
@@ -72,10 +76,11 @@ def _features(jobs: Jobs) -> NDArray[np.float64]:
         [
             np.ones(len(jobs)),
             nodes - 3,
-            np.maximum(nodes - 4, 0),
+            _ABRUPT * np.maximum(nodes - _CROWDED_DOUBLINGS, 0),
             jobs.zero - 0.5,
             np.log2(jobs.micro_batch) / 2 - 1,
-            np.log2(jobs.pp) / 2 - 1,
+            # Hand-overs between stages and exchanges of gradients stall at different times.
+            jobs.pp == 1,
             np.log2(jobs.tp) / 2 - 1,
             np.log2(jobs.hidden) - 11.5,
         ],
