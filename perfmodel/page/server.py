@@ -9,7 +9,6 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Final
 
-import anyio
 from anyio import CapacityLimiter, to_thread
 from pydantic import ValidationError
 from starlette.applications import Starlette
@@ -20,7 +19,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from perfmodel.documents.base import first_problem
-from perfmodel.documents.page import QUESTION, LayoutQuestion, StepQuestion
+from perfmodel.documents.page import QUESTION, LayoutQuestion, PageAnswer, StepQuestion
 from perfmodel.errors import PerfModelError
 from perfmodel.page.answers import Answers
 from perfmodel.page.assemble import Page, page
@@ -53,12 +52,13 @@ def application(answers: Answers, *, most_in_flight: int = MOST_IN_FLIGHT) -> St
     """
     data = json.dumps({"catalogue": answers.catalogue.model_dump(mode="json")}, allow_nan=False)
     document = page(data, is_served=True)
+    threads = CapacityLimiter(most_in_flight)
 
     async def ask(request: Request) -> Response:
-        return await _answered(request, lambda question: _json(answers.answer(question)))
+        return await _answered(request, threads, lambda asked: _json(answers.answer(asked)))
 
     async def export(request: Request) -> Response:
-        return await _answered(request, lambda question: _file(export_html(answers, question)))
+        return await _answered(request, threads, lambda asked: _file(export_html(answers, asked)))
 
     async def show(request: Request) -> Response:  # noqa: ARG001 - starlette's signature
         return _page(document)
@@ -120,7 +120,9 @@ def serve(answers: Answers, on: socket.socket) -> None:
 
 
 async def _answered(
-    request: Request, answer: Callable[[StepQuestion | LayoutQuestion], Response]
+    request: Request,
+    threads: CapacityLimiter,
+    answer: Callable[[StepQuestion | LayoutQuestion], Response],
 ) -> Response:
     """Read a question, answer it beside the event loop, and turn what is wrong into one line."""
     raw = await body(request)
@@ -131,25 +133,15 @@ async def _answered(
     except ValidationError as error:
         return _refusal(400, first_problem(error))
     try:
-        # of its own: a thread that computes must not keep others of the event loop waiting
-        return await to_thread.run_sync(answer, question, limiter=_limiter(request))
+        return await to_thread.run_sync(answer, question, limiter=threads)
     except PerfModelError as error:
         return _refusal(422, str(error))
     except (ValueError, ArithmeticError) as error:
         return _refusal(422, f"cannot be computed: {error}")
 
 
-def _limiter(request: Request) -> CapacityLimiter:
-    state = request.app.state
-    if not hasattr(state, "limiter"):
-        state.limiter = anyio.CapacityLimiter(MOST_IN_FLIGHT)
-    limiter: CapacityLimiter = state.limiter
-    return limiter
-
-
-def _json(answer: object) -> Response:
-    text = answer.model_dump_json()  # type: ignore[attr-defined]
-    return Response(text, media_type="application/json", headers=_HEADERS)
+def _json(answer: PageAnswer) -> Response:
+    return Response(answer.model_dump_json(), media_type="application/json", headers=_HEADERS)
 
 
 def _file(html: str) -> Response:

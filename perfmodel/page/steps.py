@@ -22,7 +22,8 @@ from perfmodel.scenarios import UNMEASURED, Scenario, changed, contrast_of_draws
 CURVE_UP_TO: Final = 1024
 #: Fields of ``--set`` that stand in the question by themselves, or would open files.
 _ELSEWHERE: Final = frozenset({"workload", "devices", "batch"})
-#: Micro-steps are simulated one by one: more than this takes seconds.
+#: Micro-steps and buckets are simulated one by one: beyond these they take seconds.
+_LEAST_BUCKET_MB: Final = 1
 _MOST_ACCUMULATION: Final = 64
 
 
@@ -96,6 +97,12 @@ class StepDesk:
             validation=self._machine.validation,
         )
         scenario = changed(base, dict(changes))
+        cap_mb = scenario.request.bucket_cap_mb
+        if cap_mb is not None and cap_mb < _LEAST_BUCKET_MB:
+            raise UsageError(
+                f"bucket_cap: must be >= {_LEAST_BUCKET_MB} MiB on the page, got {cap_mb:g}; "
+                "perfmodel whatif takes less"
+            )
         if scenario.request.accumulation > _MOST_ACCUMULATION:
             raise UsageError(
                 f"accumulation: must be <= {_MOST_ACCUMULATION} on the page, got "

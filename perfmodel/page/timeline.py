@@ -23,20 +23,27 @@ _WORDS: Final = {
 
 
 def timeline(trace: Trace) -> tuple[TimelineLane, ...]:
-    """Lanes of the slowest rank, or of the pipeline's stages; at most 24, the last stages left out."""
+    """Lanes of the slowest rank, or of the pipeline's stages: all computing, then all communication.
+
+    At most 24; what a screen cannot show anyway is left out.
+    """
     gap_s = trace.step_s / _PIXELS
     num_stages = 1 + max(stage for stage, _ in trace.program.lanes)
     by_lane: dict[tuple[int, Stream], list[Span]] = {lane: [] for lane in trace.program.lanes}
     for span in trace.spans():
         if span.rank == 0 and span.end_s > span.start_s:
             by_lane[span.operation.lane].append(span)
+    streams = list(Stream)
+    if num_stages > 1:
+        streams.sort(key=lambda stream: stream is not Stream.COMPUTE)
+    ranked = sorted(by_lane, key=lambda lane: (streams.index(lane[1]), lane[0]))
     return tuple(
         TimelineLane(
             name=_WORDS[stream] if num_stages == 1 else f"stage {stage}: {_WORDS[stream]}",
             spans=_merged(spans, gap_s),
         )
-        for (stage, stream), spans in list(by_lane.items())[:_MOST_LANES]
-        if spans
+        for stage, stream in ranked[:_MOST_LANES]
+        if (spans := by_lane[stage, stream])
     )
 
 

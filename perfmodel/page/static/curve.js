@@ -17,6 +17,7 @@ function curveScales(points, width) {
 }
 
 function axisValue(value) {
+  if (Number.isInteger(value) && value <= 2048) return count(value);
   const [prefix, size] = scaleOf(value);
   const text = number(value / size);
   return `${text.includes(".") ? text.replace(/\.?0+$/, "") : text}${prefix && ` ${prefix}`}`;
@@ -78,7 +79,8 @@ function drawPoint(image, point, scales, { answer, devices, choose }) {
   image.append(svg("circle", { class: isChosen ? "chosen" : "dot", cx: x, cy: y, r: isChosen ? 6.5 : 3 }));
   if (isChosen) {
     const right = x < 120;
-    const text = answer.speedup ? ranged(point.value).value : rangedCount(point.value, "").value;
+    const { value, unit } = answer.speedup ? ranged(point.value) : rangedCount(point.value, "");
+    const text = `${value} ${unit}`.trim();
     image.append(svg("text", { class: "strong", x: right ? x + 12 : x - 11, y: right ? y + 16 : y - 9, "text-anchor": right ? "start" : "end" }, text));
   }
   const hit = svg("circle", { class: "hit", cx: x, cy: y, r: 14, "data-devices": point.devices });

@@ -38,6 +38,7 @@ function update() {
 
 async function ask() {
   isAsking = true;
+  document.body.dataset.asking = "yes";
   const started = performance.now();
   try {
     const question = questionOf(state, moneyAsked());
@@ -52,6 +53,8 @@ async function ask() {
   if (isWaiting) {
     isWaiting = false;
     await ask();
+  } else {
+    delete document.body.dataset.asking;
   }
 }
 

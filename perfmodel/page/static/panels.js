@@ -20,7 +20,7 @@ function drawFigures(answer) {
   found.push(figure("efficiency", title, percentRange(answer.efficiency)));
   if (answer.contrast) {
     const sure = Math.round(100 * answer.contrast.probability_faster);
-    found.push(figure("contrast", "Against as measured", { ...ranged(answer.contrast.throughput_ratio), unit: "x samples/s" }, `faster: ${sure} %`));
+    found.push(figure("contrast", "Against measured", { ...ranged(answer.contrast.throughput_ratio), unit: "x as fast" }, `sure: ${sure} %`));
   }
   byId("figures").replaceChildren(...found);
   byId("setting").textContent = answer.setting;

@@ -1,6 +1,6 @@
 // One simulated step: a lane for each stream of the slowest rank, or of each pipeline stage.
 
-const LANE = { height: 26, gap: 6, axis: 24, most: 12 };
+const LANE = { height: 26, gap: 6, axis: 24, most: 16 };
 
 function ticks(most, unitSize, wanted) {
   const rough = most / unitSize / wanted;
@@ -29,8 +29,8 @@ function drawTimeline(answer) {
   place.replaceChildren(image);
   const causes = [...new Set(lanes.flatMap((lane) => lane.spans.map((span) => span.cause)))];
   place.append(html("ul", { class: "keys" }, ...causes.map((cause) => key(cause, words(cause)))));
-  const left_out = answer.timeline.length - lanes.length;
-  const rest = `${duration(answer.timeline_step_s)} at nominal parameters, the slowest rank${left_out > 0 ? `; ${left_out} more lanes` : ""}`;
+  const leftOut = answer.timeline.length - lanes.length;
+  const rest = `${duration(answer.timeline_step_s)} at nominal parameters, the slowest rank${leftOut > 0 ? `; ${leftOut} more lanes` : ""}`;
   byId("timeline-readout").dataset.rest = rest;
   byId("timeline-readout").textContent = rest;
 }

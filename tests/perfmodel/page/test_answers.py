@@ -1,17 +1,21 @@
 """The page's numbers are those of the command line, and its extras follow by hand."""
 
+import json
 import shlex
 from pathlib import Path
 
 import pytest
 
 import perfmodel as pm
+from perfmodel.cli.page_inputs import read_desk
 from perfmodel.documents.layout import LayoutPredictionDocument
 from perfmodel.documents.page import LayoutQuestion, Spending, StepQuestion
 from perfmodel.documents.whatif import WhatIfDocument
 from perfmodel.errors import NotFeasible, UsageError
+from perfmodel.page.answers import Answers
 from perfmodel.page.machines import typed_path
 from tests.perfmodel.cli.command import runner
+from tests.perfmodel.cli.test_memory_command import document as traced
 from tests.perfmodel.cost.large_samples import document
 from tests.perfmodel.page.desks import NOISY, answers
 
@@ -113,6 +117,25 @@ def test_a_layout_is_answered_as_predict_does(
     assert {lane.name.partition(":")[0] for lane in answer.timeline} == {"stage 0", "stage 1"}
 
 
+def test_memory_is_that_of_the_memory_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    profile, workload = tmp_path / "profile.json", tmp_path / "light.json"
+    NOISY.write(profile)
+    traced().write(workload)
+    desk = read_desk([profile], [workload], validation=None, budget=None)
+    [name] = desk.machines
+    changes = {"profile": name, "workload": "light", "devices": 2, "batch": 8}
+    answer = Answers(desk).answer(asked(**changes, capacity_bytes=2**30))
+    words = ("--workload", workload, "--device-memory", "1GiB", "--micro-batch", 8, "--devices", 2)
+    told = json.loads(runner(monkeypatch, capsys)("memory", *words, "--json").stdout)
+    assert answer.memory is not None
+    assert answer.memory.needed_bytes == told["needed_bytes"]
+    assert answer.memory.verdict == told["verdict"] == "fits"
+    assert answer.memory.fit_probability == told["fit_probability"]
+    assert sum(answer.memory.parts_bytes.values()) == answer.memory.needed_bytes
+
+
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
@@ -122,6 +145,7 @@ def test_a_layout_is_answered_as_predict_does(
         ({"changes": {"devices": "3"}}, "devices must be asked by its own field"),
         ({"changes": {"network.speed": "2x"}}, "no field is named"),
         ({"changes": {"accumulation": "1000000"}}, "must be <= 64"),
+        ({"changes": {"bucket_cap": "1B"}}, "must be >= 1 MiB"),
     ],
 )
 def test_what_is_not_on_the_desk_is_refused(changes: dict[str, object], complaint: str) -> None:
