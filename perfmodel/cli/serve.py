@@ -81,7 +81,10 @@ def _serve(answers: "Answers", port: int) -> None:
             f"serve: must have starlette and uvicorn, got no {error.name}; pip install "
             "'perfmodel[page]', or use --export"
         ) from error
+    from perfmodel.page.start import start  # noqa: PLC0415 - keeps --help fast
+
     on = listening(port)
+    answers.answer(start(answers.catalogue))  # so that the first page does not wait for it
     typer.echo(f"http://{HOST}:{on.getsockname()[1]}/ (Ctrl-C ends)")
     try:
         run(answers, on)

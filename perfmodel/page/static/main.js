@@ -151,6 +151,7 @@ function takeOffer() {
 function restart(changed) {
   state = changed;
   showMachine(state);
+  if (data.grid) freeze();
   update();
 }
 

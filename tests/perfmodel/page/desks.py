@@ -37,11 +37,12 @@ def layout_machine() -> LayoutMachine:
 
 @functools.cache
 def answers() -> Answers:
-    return Answers(
-        Desk(
-            machines={"here": step_machine(), "inferred": layout_machine()},
-            prices=(
-                PriceOffer(name="rent", per_device_hour=3.0, currency="EUR", source="budget.toml"),
-            ),
-        )
-    )
+    """Of a calibrated machine."""
+    offer = PriceOffer(name="rent", per_device_hour=3.0, currency="EUR", source="budget.toml")
+    return Answers(Desk(machines={"here": step_machine()}, prices=(offer,)))
+
+
+@functools.cache
+def layout_answers() -> Answers:
+    """Of a machine that was inferred from runs."""
+    return Answers(Desk(machines={"inferred": layout_machine()}))

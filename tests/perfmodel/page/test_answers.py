@@ -17,7 +17,7 @@ from perfmodel.page.machines import typed_path
 from tests.perfmodel.cli.command import runner
 from tests.perfmodel.cli.test_memory_command import document as traced
 from tests.perfmodel.cost.large_samples import document
-from tests.perfmodel.page.desks import NOISY, answers
+from tests.perfmodel.page.desks import NOISY, answers, layout_answers
 
 
 def asked(**changes: object) -> StepQuestion:
@@ -104,7 +104,7 @@ def test_a_layout_is_answered_as_predict_does(
         batch=64,
         capacity_bytes=80 * 2**30,
     )
-    answer = answers().answer(question)
+    answer = layout_answers().answer(question)
     result = runner(monkeypatch, capsys)(*shlex.split(answer.command)[1:], "--json")
     told = LayoutPredictionDocument.model_validate_json(result.stdout)
     assert (answer.step_s, answer.throughput) == (told.step_s, told.tokens_per_s)
@@ -140,7 +140,7 @@ def test_memory_is_that_of_the_memory_command(
     ("changes", "complaint"),
     [
         ({"workload": "nobody"}, "workload: must be one of"),
-        ({"profile": "../../etc/passwd"}, "profile: must be one of here, inferred"),
+        ({"profile": "../../etc/passwd"}, "profile: must be one of here, got"),
         ({"changes": {"workload": "/etc/hosts.json"}}, "workload must be asked by its own field"),
         ({"changes": {"devices": "3"}}, "devices must be asked by its own field"),
         ({"changes": {"network.speed": "2x"}}, "no field is named"),

@@ -16,7 +16,7 @@ from perfmodel.page.assemble import STATIC_FILES, page
 from perfmodel.page.export import export_grid, export_html
 from perfmodel.page.start import question_of, start
 from tests.perfmodel.cli.command import complaint, runner
-from tests.perfmodel.page.desks import answers
+from tests.perfmodel.page.desks import answers, layout_answers
 
 ROOT = Path(__file__).resolve().parents[3]
 STEP = StepQuestion(kind="step", profile="here", workload="light", devices=6, batch=16)
@@ -64,7 +64,7 @@ def test_a_layout_moves_by_replicas() -> None:
     question = LayoutQuestion(
         kind="layout", profile="inferred", workload="gpt2", layout="dp=2 tp=2", batch=64
     )
-    [profile] = [p for p in answers().catalogue.profiles if p.kind == "layout"]
+    [profile] = layout_answers().catalogue.profiles
     grid = export_grid(profile, question)
     assert grid.devices[:3] == (2, 4, 8)
     assert grid.batches == (64,)
