@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import pytest
 
+from perfmodel.documents.prediction import Interval
 from perfmodel.documents.whatif import ScenarioOutcome, WhatIfDocument
 from perfmodel.report.wording import count_interval, duration_interval, interval
 from tests.perfmodel.cost.large_samples import document
@@ -246,6 +247,23 @@ def test_a_saved_file_answers_without_a_server(page: Any, browser: Any, tmp_path
     assert other.locator("#precision").is_disabled()
     assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
     context.close()
+
+
+def test_numbers_are_written_as_the_command_line_writes_them(browser: Any) -> None:
+    """The script rounds and scales by the rules of ``report.wording``, over fourteen decades."""
+    middles = [10 ** (power / 37) for power in range(-260, 261)]
+    edges = [1, 9.995, 99.95, 999.4, 999.5, 0.9995, 59.99, 60, 119.9, 120, 7200, 0.00099951]
+    cases = [Interval(p5=0.83 * m, p50=m, p95=1.37 * m) for m in (*middles, *edges)]
+    source = (ROOT / "perfmodel/page/static/format.js").read_text(encoding="utf-8")
+    script = """cases => {
+        const text = ({value, unit, range}) => `${value}${unit && " " + unit}\n${range}`;
+        return cases.map(c => [ranged(c), rangedDuration(c), rangedCount(c, "")].map(text));
+    }"""
+    page = browser.new_page()
+    page.add_script_tag(content=source)
+    written = page.evaluate(script, [case.model_dump() for case in cases])
+    page.close()
+    assert written == [[interval(c), duration_interval(c), count_interval(c)] for c in cases]
 
 
 @pytest.mark.parametrize(("width", "scheme"), itertools.product((1280, 390), ("light", "dark")))
