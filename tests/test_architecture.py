@@ -211,6 +211,15 @@ COMMAND_LINE = {
     "network import": {"--link-bandwidth", "--nic-bandwidth", "--nodes", "--output", "file"},
     "network show": {"--collective", "--json", "files"},
     "validate published": {"--data", "--json", "--output", "--sources"},
+    "serve": {
+        "--ask",
+        "--budget",
+        "--export",
+        "--port",
+        "--profile",
+        "--validation",
+        "--workload",
+    },
     "report": {"--devices", "--out", "--profile", "--validation", "--workloads"},
 }
 

@@ -22,6 +22,7 @@ from perfmodel.cli import (
     predict,
     published,
     report,
+    serve,
     strategies,
     testbed,
     trace,
@@ -41,6 +42,7 @@ perfmodel devices       data sheets of devices that need not be present
 perfmodel predict       speed-up, step time, doubt for any number of devices
 perfmodel explain       what costs the speed-up, what a change would gain
 perfmodel whatif        change a field: before, after, and why
+perfmodel serve         the same on a page with sliders, on this machine
 perfmodel diff          what changed between two profiles beyond noise
 perfmodel acceptance    clauses for a contract; judge what was delivered
 perfmodel plan parallelism   all layouts of a large model, ranked
@@ -142,6 +144,7 @@ _COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "cost": decide.cost,
     "whatif": whatif.whatif,
     "diff": delivery.diff,
+    "serve": serve.serve,
 }
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_runnable(_command))
