@@ -114,13 +114,13 @@ class LayoutDesk:
         )
         found = self._machine.machine.model.predict(jobs)
         tokens = [entry.global_batch * self._model.sequence for entry in layouts]
-        first = tokens[0] / float(found.median_s[0]) / layouts[0].world_size
+        first = tokens[0] / float(found.number_s[0]) / layouts[0].world_size
         return tuple(
             CurvePoint(
                 devices=entry.world_size,
                 value=Interval(
                     p5=work / float(found.upper_s[i]),
-                    p50=work / float(found.median_s[i]),
+                    p50=work / float(found.number_s[i]),
                     p95=work / float(found.lower_s[i]),
                 ),
                 ideal=first * entry.world_size,
