@@ -36,7 +36,7 @@ Scaling = Literal["weak", "strong"]
 
 NUM_DRAWS = 400
 #: Percentiles of the steps of a run that are told beside the median.
-_TAILS: Final = (95, 99)
+TAILS: Final = (95, 99)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -150,8 +150,15 @@ class Predictor:
         setting: Setting,
         *,
         loader_samples_per_s: float | None = None,
+        tails: Sequence[int] = TAILS,
     ) -> StepPrediction:
         """Predict one setting.
+
+        Parameters
+        ----------
+        tails
+            Percentiles of the steps of a run that are wanted beside the median; each costs as much
+            as the median.
 
         Raises
         ------
@@ -192,7 +199,7 @@ class Predictor:
             step_s=step_s * factor,
             tail_s={
                 percent: self._tail_s(workload, setting, program, terms, percent) * factor
-                for percent in _TAILS
+                for percent in tails
             },
             exposed_comm_s=np.maximum(0.0, step_s * sharing - silent_s),
             binding_link=self._binding(program, setting.world_size),

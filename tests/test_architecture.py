@@ -147,6 +147,7 @@ COMMAND_LINE = {
         "--seed",
     },
     "validate testbed": {"--budget", "--minutes", "--out", "--resume", "--seed"},
+    "validate strategies": {"--minutes", "--out", "--resume", "--seed"},
     "validate batch": {"--budget", "--out", "--profile", "--resume", "--seed", "--workload"},
     "validate network": {"--budget", "--minutes", "--out", "--resume", "--seed"},
     "validate memory": {"--batches", "--models", "--out"},
@@ -210,6 +211,15 @@ COMMAND_LINE = {
     "network import": {"--link-bandwidth", "--nic-bandwidth", "--nodes", "--output", "file"},
     "network show": {"--collective", "--json", "files"},
     "validate published": {"--data", "--json", "--output", "--sources"},
+    "serve": {
+        "--ask",
+        "--budget",
+        "--export",
+        "--port",
+        "--profile",
+        "--validation",
+        "--workload",
+    },
     "report": {"--devices", "--out", "--profile", "--validation", "--workloads"},
 }
 

@@ -22,6 +22,8 @@ from perfmodel.cli import (
     predict,
     published,
     report,
+    serve,
+    strategies,
     testbed,
     trace,
     validate,
@@ -40,6 +42,7 @@ perfmodel devices       data sheets of devices that need not be present
 perfmodel predict       speed-up, step time, doubt for any number of devices
 perfmodel explain       what costs the speed-up, what a change would gain
 perfmodel whatif        change a field: before, after, and why
+perfmodel serve         the same on a page with sliders, on this machine
 perfmodel diff          what changed between two profiles beyond noise
 perfmodel acceptance    clauses for a contract; judge what was delivered
 perfmodel plan parallelism   all layouts of a large model, ranked
@@ -47,6 +50,7 @@ perfmodel plan options  rank machines by cost and chance to be in time
 perfmodel validate      run settings never used, print the tool's own error
 perfmodel validate testbed   the same with up to 16 ranks on shaped links
 perfmodel validate network   collectives of 2 to 16 ranks beside their law
+perfmodel validate strategies   FSDP2, ZeRO, tensor, pipeline for real
 perfmodel batch         time to the target over the batch size
 perfmodel cost          buy or rent: cost of a useful device-hour
 perfmodel goodput       weeks of a job that fails: its end, how often to save
@@ -92,6 +96,7 @@ _MEASURING: Final = frozenset(
     {
         measure.calibrate,
         network.measure,
+        strategies.run_strategies,
         testbed.run_network,
         testbed.run_testbed,
         validate.batch,
@@ -139,6 +144,7 @@ _COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "cost": decide.cost,
     "whatif": whatif.whatif,
     "diff": delivery.diff,
+    "serve": serve.serve,
 }
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_runnable(_command))
@@ -152,6 +158,7 @@ _validate.command("memory")(_runnable(validate.memory))
 _validate.command("published")(_runnable(published.published))
 _validate.command("testbed")(_runnable(testbed.run_testbed))
 _validate.command("network")(_runnable(testbed.run_network))
+_validate.command("strategies")(_runnable(strategies.run_strategies))
 app.add_typer(_validate, name="validate")
 
 _network = typer.Typer(
@@ -207,13 +214,12 @@ def _explain_usage(error: Any) -> int:
 
 
 def _typed(error: Any) -> str:
-    """What stood behind an option whose value cannot be parsed; typer does not say."""
-    for name in getattr(getattr(error, "param", None), "opts", ()):
-        for argument, following in itertools.zip_longest(sys.argv, sys.argv[1:]):
-            if argument == name and following is not None:
-                return f", got {following!r}"
-            if argument.startswith(f"{name}="):
-                return f", got {argument.partition('=')[2]!r}"
+    """What stood behind an option whose value cannot be parsed, the last time: typer does not say."""
+    names = tuple(getattr(getattr(error, "param", None), "opts", ()))
+    for argument, following in reversed([*itertools.pairwise([*sys.argv, ""])]):
+        name, equals, value = argument.partition("=")
+        if name in names:
+            return f", got {value if equals else following!r}"
     return ""
 
 

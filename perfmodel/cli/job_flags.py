@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from perfmodel.checks import at_least, non_negative, positive
+from perfmodel.checks import at_least, non_negative, positive, within
 from perfmodel.cli.options import at_least_one, size_bytes
 from perfmodel.cost.storage import checkpoint_cost
 from perfmodel.documents.prediction import Evidence, Interval
@@ -16,6 +16,8 @@ from perfmodel.plan.goodput import best_interval_or_work_s
 from perfmodel.program.job import FailureCause, Job
 from perfmodel.units import Bytes, Seconds, format_bytes, format_duration
 
+#: More courses take hours and say nothing more.
+MOST_REPLICAS: Final = 1_000_000
 HOUR_S: Final = 3600.0
 DAY_S: Final = 24 * HOUR_S
 
@@ -179,7 +181,7 @@ def check_courses(
     replicas: int, *, seed: int, mtbf_stops: int | None, deadline_days: float | None
 ) -> None:
     """Refuse what cannot be simulated with a ``ValueError`` that names the flag."""
-    at_least("--replicas:", replicas, 2)
+    within("--replicas:", replicas, 2, MOST_REPLICAS)
     at_least("--seed:", seed, 0)
     if mtbf_stops is not None:
         at_least("--mtbf-stops:", mtbf_stops, 1)

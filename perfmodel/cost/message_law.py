@@ -131,7 +131,8 @@ class MessageLaw:
             (least_squares(residuals, start, loss="soft_l1") for start in starts),
             key=lambda found: float(found.cost),
         )
-        covariance = np.linalg.inv(solution.jac.T @ solution.jac)
+        jacobian = np.asarray(solution.jac, dtype=np.float64)
+        covariance = np.linalg.inv(jacobian.T @ jacobian)
         # What the law misses makes its parameters more doubtful than points alone.
         excess = max(1.0, float(np.mean(residuals(solution.x)[: len(logs)] ** 2)))
         spread = np.linalg.cholesky(covariance) * math.sqrt(excess)

@@ -20,7 +20,7 @@ from perfmodel.errors import UsageError
 from perfmodel.units import Seconds
 from validate.gates import passed
 from validate.network import plan, verdict
-from validate.testbed.campaign import RunCampaign
+from validate.testbed.campaign import Campaign
 from validate.testbed.client import refuse_without_rights, running_server
 
 RUNS: Final = "runs.jsonl"
@@ -65,7 +65,7 @@ def validate_network(
             ),
             running_server() as cluster,
         ):
-            RunCampaign(
+            Campaign(
                 command="validate network",
                 cluster=cluster,
                 deadline_s=time.monotonic() + (request.limit_s or float("inf")),

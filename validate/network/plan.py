@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 from typing import Final, get_args
 
-from perfmodel.documents.testbed import CollectiveName, CollectiveSetting, Fabric
+from perfmodel.documents.testbed import CollectiveKind, CollectiveSetting, Fabric
 from validate.testbed.plan import MBIT, UNSHAPED_MBIT, flat
 
 KIB: Final = 2**10
@@ -60,7 +60,7 @@ def settings(budget: str, *, seed: int) -> tuple[CollectiveSetting, ...]:
 
 def _round(number: int) -> Iterator[CollectiveSetting]:
     for links in (LINKS, LOOPBACK):
-        for collective in get_args(CollectiveName):
+        for collective in get_args(CollectiveKind):
             for num_ranks in GROUPS if collective != "send_recv" else (_PAIR,):
                 yield CollectiveSetting(
                     name=f"{number}: {links} {collective} n={num_ranks}",

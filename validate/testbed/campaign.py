@@ -1,15 +1,16 @@
-"""Run settings one after another, each of them on disk before the next begins."""
+"""Run settings one after another; what is on disk is not run again."""
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from calibrate.campaign import Progress
 from perfmodel.documents.testbed import (
-    CollectiveRun,
     CollectiveSetting,
-    TrainingRun,
+    Run,
+    StrategySetting,
     TrainingSetting,
     append_run,
     read_runs,
@@ -17,17 +18,17 @@ from perfmodel.documents.testbed import (
 from perfmodel.errors import Interrupted
 from perfmodel.units import Seconds
 from validate.testbed.client import Cluster
-from validate.testbed.play import play_collectives, play_training
+from validate.testbed.play import play_collectives, play_strategy, play_training
 
-Setting = TrainingSetting | CollectiveSetting
+Setting: TypeAlias = TrainingSetting | CollectiveSetting | StrategySetting
 
 
 @dataclass(slots=True, kw_only=True)
-class RunCampaign:
+class Campaign:
     """Runs settings that are not on disk yet."""
 
     command: str
-    """Whose time it is, for the message that says it is up."""
+    """What the user called, for the message that says its time is up."""
     cluster: Cluster
     deadline_s: Seconds
     total: int
@@ -54,7 +55,9 @@ class RunCampaign:
             self.done += 1
             self.on_progress(Progress(done=self.done, total=self.total, task=setting.name))
 
-    def _play(self, setting: Setting) -> TrainingRun | CollectiveRun:
+    def _play(self, setting: Setting) -> Run:
         if isinstance(setting, CollectiveSetting):
             return play_collectives(self.cluster, setting)
+        if isinstance(setting, StrategySetting):
+            return play_strategy(self.cluster, setting)
         return play_training(self.cluster, setting)

@@ -99,7 +99,8 @@ def join(place: Place) -> None:
     dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.world_size)
 
 
-def _mark(place: Place) -> dict[str, Any]:
+def mark(place: Place) -> dict[str, Any]:
+    """Counters and clocks, now."""
     counters = place.counters() if place.rank == 0 else {}
     return {"counters": counters, "cpu_s": time.process_time(), "at_s": time.perf_counter()}
 
@@ -124,7 +125,7 @@ def train(place: Place, setting: TrainingSetting, factors: list[float]) -> dict[
     dist.barrier()
     for step, pace in enumerate(paces):
         if step == WARM_UP_STEPS:
-            before = _mark(place)
+            before = mark(place)
             clock.late_s.clear()
         clock.pace = pace
         clock.synchronize()
@@ -141,7 +142,7 @@ def train(place: Place, setting: TrainingSetting, factors: list[float]) -> dict[
         ends_s.append(time.perf_counter())
     return {
         "before": before,
-        "after": _mark(place),
+        "after": mark(place),
         "ends_s": ends_s[WARM_UP_STEPS - 1 :],
         "compute_s": compute_s[WARM_UP_STEPS:],
         "late_s": clock.late_s,
@@ -157,7 +158,7 @@ def _bucket_bytes(ddp: DistributedDataParallel) -> list[int]:
 
 def collect(place: Place, setting: CollectiveSetting) -> dict[str, Any]:
     """Time collectives of every size, one at a time."""
-    before = _mark(place)
+    before = mark(place)
     sizes = []
     for size_bytes in setting.sizes_bytes:
         act = _act(place, setting.collective, size_bytes)
@@ -174,7 +175,7 @@ def collect(place: Place, setting: CollectiveSetting) -> dict[str, Any]:
             ends_s.append(time.perf_counter())
             cpu_s += time.process_time()
         sizes.append({"starts_s": starts_s, "ends_s": ends_s, "cpu_s": cpu_s / repeats})
-    return {"before": before, "after": _mark(place), "sizes": sizes}
+    return {"before": before, "after": mark(place), "sizes": sizes}
 
 
 def _repeats(setting: CollectiveSetting, act: Callable[[], object]) -> int:
@@ -196,7 +197,9 @@ def _act(place: Place, collective: str, size_bytes: int) -> Callable[[], object]
     exchanged = torch.zeros_like(whole) if collective == "all_to_all" else shard
 
     def hand_over() -> object:
-        return dist.send(whole, dst=1) if place.rank == 0 else dist.recv(whole, src=0)
+        if place.rank == 0:
+            return dist.send(whole, dst=1)
+        return dist.recv(whole, src=0) if place.rank == 1 else None
 
     acts: dict[str, Callable[[], object]] = {
         "all_reduce": lambda: dist.all_reduce(whole),

@@ -20,10 +20,10 @@ from typing import Any, Final, NoReturn
 
 import torch._dynamo  # noqa: F401 - torch.optim imports it lazily, two CPU seconds in every rank
 
-from perfmodel.documents.testbed import CollectiveSetting, Fabric, Job
+from perfmodel.documents.testbed import CollectiveSetting, Fabric, Job, StrategySetting
 from perfmodel.errors import MeasurementFailed
 from perfmodel.units import Seconds
-from validate.testbed import background, rank, wiring
+from validate.testbed import background, rank, strategy_rank, wiring
 from validate.testbed.counters import CounterReader
 from validate.testbed.namespace import enter, inside, named
 
@@ -170,6 +170,8 @@ class _Player:
         rank.join(place)
         if isinstance(setting, CollectiveSetting):
             return rank.collect(place, setting)
+        if isinstance(setting, StrategySetting):
+            return strategy_rank.train(place, setting)
         return rank.train(place, setting, list(self.job.factors[number]))
 
 

@@ -28,7 +28,7 @@ from perfmodel.units import Seconds
 from validate.gates import passed
 from validate.testbed import plan, verdict
 from validate.testbed.calibration import calibrate
-from validate.testbed.campaign import RunCampaign, Setting
+from validate.testbed.campaign import Campaign, Setting
 from validate.testbed.client import refuse_without_rights, running_server
 from validate.testbed.foretell import Calibration, foretell
 
@@ -83,7 +83,7 @@ def validate_testbed(
         ),
         running_server() as cluster,
     ):
-        campaign = RunCampaign(
+        campaign = Campaign(
             command="validate testbed",
             cluster=cluster,
             deadline_s=time.monotonic() + (request.limit_s or float("inf")),

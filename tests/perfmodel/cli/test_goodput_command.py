@@ -67,6 +67,7 @@ def test_json_is_a_document_with_the_same_job(run: Run) -> None:
         ),
         ((*FAILING, "--maintenance-hours", 4), "--maintenance-hours: means nothing without"),
         ((*FAILING, "--replicas", 1), "--replicas: must be >= 2, got 1"),
+        ((*FAILING, "--replicas", 10**20), "--replicas: must be <= 1,000,000, got 1000000"),
         ((*FAILING, "--deadline-days", -1), "--deadline-days: must be finite and > 0, got -1"),
         ((*FAILING, "--replicas", "x"), "got 'x'; see perfmodel goodput --help"),
     ],

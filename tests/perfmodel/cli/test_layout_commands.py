@@ -72,6 +72,29 @@ def test_the_table_says_evidence_and_caveats(run: Run, inferred: Path) -> None:
     assert "caveat: 4096 devices, more than the 8 of any run" in result.stdout
 
 
+def test_experts_on_two_sites_are_predicted_and_drawn(
+    run: Run, inferred: Path, tmp_path: Path
+) -> None:
+    result = run(
+        *("predict", "--profile", inferred, "--model", "mixtral-8x7b", "--batch", "64"),
+        *("--layout", "dp=16 tp=2 pp=3 ep=8 zero=1 imbalance=1.2 sites=2 sync_every=50"),
+        *("--site-link", "10Gbit/s", "--timeline", tmp_path / "step.html"),
+    )
+    assert result.exit_code == 0, result
+    assert "batch: 64 sequences of 4,096 tokens per step" in result.stdout
+    assert "caveat: uneven stages: 11, 11, 10 layers" in result.stdout
+    assert "caveat: sites drift" in result.stdout
+    assert "stage 2" in (tmp_path / "step.html").read_text()
+
+
+def test_a_search_is_shared_in_one_way(run: Run, inferred: Path) -> None:
+    size = ("--model", "gpt2", "--devices", "4", "--global-batch", "8")
+    search = ("plan", "parallelism", "--profile", inferred, *size)
+    line = complaint(run(*search, "--processes", "2", "--scheduler", "tcp://host:1"), 2)
+    assert "--processes: excludes --scheduler" in line
+    assert "runner-up: " in run(*search).stdout
+
+
 def test_a_cluster_is_searched(run: Run, inferred: Path, config: Path, tmp_path: Path) -> None:
     flags = ("plan", "parallelism", "--profile", inferred, "--model", config)
     size = ("--devices", "16", "--global-batch", "64", "--top", "3")
@@ -94,6 +117,8 @@ def test_a_cluster_is_searched(run: Run, inferred: Path, config: Path, tmp_path:
             3,
             "must be one of bf16, tf32, fp32 on A100",
         ),
+        (("--layout", "dp=2", "--model", "gpt2", "--timeline", "a.gif"), 2, ".png, .svg or .html"),
+        (("--timeline", "a.png"), 2, "must come with --layout"),
         (("--layout", "dp=2 sites=2", "--model", "gpt2-xl"), 2, "must come with --site-link"),
         (
             ("--layout", "dp=2", "--model", "gpt2-xl", "--site-link", "10Gbit/s"),

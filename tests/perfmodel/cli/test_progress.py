@@ -22,7 +22,7 @@ def test_waiting_for_the_machine_says_nothing_about_the_pace(
         now_s += 20
     shown = capsys.readouterr().err.splitlines()
     assert shown[0] == "calibrate: 0/10 (waiting for process 7)"
-    assert shown[-1] == "calibrate: 7/10, about 1 min left (task 7)"
+    assert shown[-1] == "calibrate: 7/10, about 60 s left (task 7)"
 
 
 def test_the_bar_measures_its_pace_without_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:

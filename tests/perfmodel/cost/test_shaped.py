@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from perfmodel.cost.shaped import (
     ShapedRing,
+    copies_in_turn,
     free_rates,
     message_bytes_of,
     path,
@@ -189,3 +190,22 @@ def test_steady_traffic_lets_the_credit_grow_and_makes_it_worth_more() -> None:
     assert float(ring.credit_s(shared)[0]) == pytest.approx(
         4 * float(ring.credit_s(flat(4, 100))[0])
     )
+
+
+def test_copies_of_a_broadcast_that_follow_one_another() -> None:
+    """Root to 1; to 1 and 2; to 1 and 2, then 1 to 3; to 1, 2 and 4, then 1 to 3 and 5, then 3 to 7."""
+    assert [copies_in_turn(n) for n in (1, 2, 3, 4, 8)] == [0, 1, 2, 3, 6]
+
+
+def test_other_collectives_move_what_gloo_moves() -> None:
+    """Per message 1.01 of its size, 500 B and, among 4, 198 B of acknowledgements, at 25 MB/s."""
+    ring, fabric = known_ring(), flat(4, 200)
+    message_s = (1.01 * 1_000_000 + 500 + 198) / 25e6
+    for collective, num_messages in (("all_gather", 3), ("reduce_scatter", 6)):
+        found = ring.wire_s(4_000_000, fabric, collective)  # type: ignore[arg-type]
+        assert found[0] == pytest.approx(4e-4 + num_messages * (message_s + 1e-4))
+    whole_s = (1.01 * 4_000_000 + 500) / 25e6
+    assert ring.wire_s(4_000_000, fabric, "broadcast")[0] == pytest.approx(
+        4e-4 + 3 * (whole_s + 1e-4)
+    )
+    assert ring.wire_s(4_000_000, fabric, "send_recv")[0] == pytest.approx(4e-4 + whole_s + 1e-4)
