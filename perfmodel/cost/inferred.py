@@ -96,7 +96,7 @@ def _named_s(calm: Column, disturbed: Column, chance: Column, spread: Column) ->
     """
     weight = chance * np.exp(np.maximum(calm - disturbed, -50.0))
     late = weight / np.maximum(weight + 1 - chance, 1e-12)
-    return np.exp(_quantile(0.5, calm, disturbed, late, spread))
+    return np.asarray(np.exp(_quantile(0.5, calm, disturbed, late, spread)))
 
 
 def _quantile(
