@@ -21,10 +21,17 @@ def options(
 ) -> None:
     """Rank the options of a plan by cost, with the chance to meet its deadline."""
     from perfmodel.api import plan_options  # noqa: PLC0415 - keeps --help fast
+    from perfmodel.cli.large_models import read_model  # noqa: PLC0415
     from perfmodel.report.plan import infeasible_line, plan_grid, plan_lines  # noqa: PLC0415
     from perfmodel.report.tables import rich_table  # noqa: PLC0415
 
-    document = plan_options(plan, prices=prices, today=day("--today", today), argv=sys.argv)
+    document = plan_options(
+        plan,
+        prices=prices,
+        today=day("--today", today),
+        open_model=lambda name, sequence: read_model(name, sequence=sequence),
+        argv=sys.argv,
+    )
     if output is not None:
         document.write(output)
     show_document(document, rich_table(plan_grid(document)), plan_lines(document), as_json=as_json)

@@ -52,7 +52,9 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Search:
+class Search:
+    """All layouts that are possible, and whether each fits; columns of one length."""
+
     layouts: LayoutColumns
     jobs: Jobs
     tensors_bytes: Column
@@ -69,11 +71,11 @@ def plan_parallelism(
     NotFeasible
         If no layout is possible, or none fits.
     """
-    search = _search(request)
+    search = search_layouts(request)
     fitting = np.flatnonzero(search.fit >= FITS_ABOVE)
     if not fitting.size:
         raise NotFeasible(_nothing_fits(search, request))
-    order = _fastest(machine.model, search.jobs.take(fitting))
+    order = fastest(machine.model, search.jobs.take(fitting))
     chosen = fitting[order]
     jobs = search.jobs.take(chosen)
     found = machine.model.predict(jobs)
@@ -98,7 +100,14 @@ def plan_parallelism(
     )
 
 
-def _search(request: Request) -> _Search:
+def search_layouts(request: Request) -> Search:
+    """Every layout that the model, the devices and the global batch allow.
+
+    Raises
+    ------
+    NotFeasible
+        If there is none.
+    """
     training = request.training
     shape = training.model.shape
     space = Space(
@@ -119,7 +128,7 @@ def _search(request: Request) -> _Search:
     jobs = search_jobs(training, layouts)
     tensors = fullest_bytes(jobs)
     fit = fit_probability(tensors, request.capacity_bytes)
-    return _Search(layouts=layouts, jobs=jobs, tensors_bytes=tensors, fit=fit)
+    return Search(layouts=layouts, jobs=jobs, tensors_bytes=tensors, fit=fit)
 
 
 def search_jobs(training: Training, layouts: LayoutColumns) -> Jobs:
@@ -161,7 +170,7 @@ def _whole(layouts: LayoutColumns, name: str) -> NDArray[np.int64] | None:
     return None if recomputed else layouts.column(name)
 
 
-def _fastest(model: InferredModel, jobs: Jobs) -> NDArray[np.intp]:
+def fastest(model: InferredModel, jobs: Jobs) -> NDArray[np.intp]:
     """Positions of the fastest by the middle of their states, most of them calm."""
     shift, _ = model.discrepancy.at(jobs)
     step_s = step_time_s(jobs, model.nominal)
@@ -173,7 +182,7 @@ def _fastest(model: InferredModel, jobs: Jobs) -> NDArray[np.intp]:
 
 
 def _ranked(
-    machine: InferredMachine, search: _Search, chosen: NDArray[np.intp], request: Request
+    machine: InferredMachine, search: Search, chosen: NDArray[np.intp], request: Request
 ) -> tuple[RankedLayout, ...]:
     jobs = search.jobs.take(chosen)
     found = machine.model.predict(jobs)
@@ -233,12 +242,12 @@ def _loss(parts: StepParts, index: int) -> tuple[str, float]:
 
 
 def _close(
-    model: InferredModel, search: _Search, close: NDArray[np.intp], best_s: float
+    model: InferredModel, search: Search, close: NDArray[np.intp], best_s: float
 ) -> list[str]:
     """Layouts whose memory is too close to call are left out; say if one would be faster."""
     if not close.size:
         return []
-    first = close[_fastest(model, search.jobs.take(close))[:1]]
+    first = close[fastest(model, search.jobs.take(close))[:1]]
     step_s = float(model.predict(search.jobs.take(first)).median_s[0])
     if step_s >= best_s:
         return []
@@ -251,7 +260,7 @@ def _close(
     ]
 
 
-def _nothing_fits(search: _Search, request: Request) -> str:
+def _nothing_fits(search: Search, request: Request) -> str:
     where = int(np.argmin(search.tensors_bytes))
     return (
         f"--device-memory: none of {len(search.layouts)} layouts fits into "

@@ -13,7 +13,7 @@ def plan_grid(document: PlanDocument) -> Grid:
     """The best size of every option, the winner first."""
     limits = document.plan.limits
     return grid(
-        f"{document.plan.work.workload}: {document.plan.work.total_samples:,.0f} samples from "
+        f"{document.plan.work.name}: {document.plan.work.total_samples:,.0f} samples from "
         f"{document.start} to {limits.deadline}",
         text=("Option",),
         numbers=(
@@ -90,7 +90,7 @@ def _winner_lines(row: PlanRow) -> list[str]:
             f"a checkpoint every {format_duration(row.checkpoint_interval_s)}, "
             f"{row.expected_stops:.1f} stops"
         )
-    facts.append(f"weakest evidence: {row.evidence.value}")
+    facts.append(f"weakest evidence: {row.evidence}")
     return [f"the first: {'; '.join(facts)}"]
 
 

@@ -14,6 +14,7 @@ from perfmodel.documents.plan_file import Option, PlanFile
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import InvalidDocument, NotFeasible, UsageError
 from perfmodel.plan.goodput import Request, goodput
+from perfmodel.plan.machines import Sources
 from perfmodel.plan.options import plan_options
 from perfmodel.plan.step_table import MOST_KNOTS, StepTable
 from perfmodel.predictor import Predictor, scaled_settings
@@ -83,7 +84,7 @@ def test_the_ranking_is_that_of_brute_force_over_the_simulator(tmp_path: Path) -
     text = PLAN.replace("budget = 5000\n", "").replace("power_kw = 20", "")
     plan = plan_of(tmp_path, text.replace("2026-12-21", "2030-01-01"))
     profiles = {name: pm.read_profile(tmp_path / f"{name}.json") for name in ("slow", "fast")}
-    document = plan_options(plan, profiles, today=TODAY, argv=())
+    document = plan_options(plan, Sources(profiles=profiles), today=TODAY, argv=())
     assert document.num_candidates == 38
     assert document.num_feasible == 38
     feasible = brute_force(plan, profiles)
@@ -116,7 +117,9 @@ def test_the_chance_is_that_of_simulated_weeks(tmp_path: Path) -> None:
     """Without doubt about the step only failures are left, and they are simulated event by event."""
     plan = plan_of(tmp_path)
     sure = profile(Machine())
-    document = plan_options(plan, {"slow": sure, "fast": sure}, today=TODAY, argv=())
+    document = plan_options(
+        plan, Sources(profiles={"slow": sure, "fast": sure}), today=TODAY, argv=()
+    )
     row = document.ranked[0]
     simulated = goodput(
         Request(
@@ -233,7 +236,7 @@ def test_strong_scaling_leaves_out_what_does_not_split(tmp_path: Path) -> None:
     odd = text.replace("{ first = 1, last = 16 }", "[3]")
     left_out = pm.plan_options(written(tmp_path, odd), today=TODAY)
     assert [entry.row.option for entry in left_out.options] == ["fast"]
-    assert any("of slow evenly" in caveat for caveat in left_out.caveats)
+    assert any("slow is left out: batch 64" in caveat for caveat in left_out.caveats)
     with pytest.raises(NotFeasible, match="multiple of devices"):
         pm.plan_options(written(tmp_path, odd.replace("[1, 2, 4, 8, 16, 32]", "[7]")), today=TODAY)
 
@@ -287,6 +290,7 @@ def test_work_can_be_epochs_or_tokens(tmp_path: Path) -> None:
 def test_a_stale_price_is_said_and_an_unknown_workload_refused(tmp_path: Path) -> None:
     late = dt.date(2026, 12, 15)
     document = pm.plan_options(written(tmp_path), today=late)
-    assert len(document.warnings) == 4
+    assert sum("quoted" in warning for warning in document.warnings) == 4
+    assert sum("calibrate again" in warning for warning in document.warnings) == 2
     with pytest.raises(UsageError, match="nothing"):
         pm.plan_options(written(tmp_path, PLAN.replace('"heavy"', '"nothing"')), today=TODAY)
