@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from perfmodel.documents.acceptance import AcceptanceTerms
+from perfmodel.documents.goodput import GoodputDocument
 from perfmodel.documents.plan import PlanDocument
 from perfmodel.documents.plan_file import read_plan
 from perfmodel.documents.prediction import PredictionDocument
@@ -237,7 +238,11 @@ def plan_options(
 
 
 def acceptance_terms(
-    profile: AnyProfile, workloads: Sequence[str] | None = None, *, confidence: float = 0.95
+    profile: AnyProfile,
+    workloads: Sequence[str] | None = None,
+    *,
+    confidence: float = 0.95,
+    goodput: GoodputDocument | None = None,
 ) -> AcceptanceTerms:
     """Clauses that a machine like the one of the profile keeps, each with this confidence.
 
@@ -245,10 +250,12 @@ def acceptance_terms(
     ----------
     workloads
         Calibrated workloads whose step is a clause; default: all.
+    goodput
+        From ``perfmodel goodput --json``: its share of useful time becomes a clause.
     """
     machine = profile if isinstance(profile, ProfileDocument) else read_profile(profile)
     names = [entry.workload.name for entry in machine.workloads]
-    return terms_of(machine, workloads or names, confidence=confidence)
+    return terms_of(machine, workloads or names, confidence=confidence, goodput=goodput)
 
 
 def _opened(

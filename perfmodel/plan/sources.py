@@ -31,7 +31,7 @@ def named_transformer(name: str, sequence: int | None) -> NamedTransformer:
     """
     if name not in TRANSFORMERS:
         raise UsageError(
-            f"work.model: must be one of {', '.join(TRANSFORMERS)}, got {name!r}"
+            f"--model: must be one of {', '.join(TRANSFORMERS)}, got {name!r}"
             f"{did_you_mean(name, TRANSFORMERS)}"
         )
     known = TRANSFORMERS[name]
@@ -60,7 +60,10 @@ def read_sources(
     if work.model is not None:
         config = folder / work.model
         is_file = config.suffix == ".json" or config.is_dir()
-        model = open_model(str(config) if is_file else work.model, work.sequence_length)
+        try:
+            model = open_model(str(config) if is_file else work.model, work.sequence_length)
+        except UsageError as error:
+            raise UsageError(f"work.model{str(error).removeprefix('--model')}") from error
         work = work.model_copy(update={"sequence_length": model.sequence})
     elif work.name.endswith(".json"):
         workload = WorkloadDocument.read(folder / work.name)

@@ -41,7 +41,8 @@ _REMEDIES: Final[Mapping[str, Remedy]] = {
         measurement="perfmodel calibrate with more ranks at once (--nproc, --nnodes)", minutes=10
     ),
     "errors of the model": Remedy(
-        measurement="perfmodel validate --budget quick on that machine: measured errors replace guessed ones",
+        measurement="perfmodel validate on that machine, named as validation of the option: measured errors "
+        "replace guessed ones",
         minutes=5,
     ),
     "the inferred parameters": Remedy(

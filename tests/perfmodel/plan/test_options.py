@@ -9,6 +9,7 @@ import pytest
 
 import perfmodel as pm
 from perfmodel.algebra.goodput import best_interval_s, expected_elapsed_s
+from perfmodel.documents.cluster import read_cluster
 from perfmodel.documents.plan import PlanDocument
 from perfmodel.documents.plan_file import Option, PlanFile
 from perfmodel.documents.profile import ProfileDocument
@@ -294,3 +295,66 @@ def test_a_stale_price_is_said_and_an_unknown_workload_refused(tmp_path: Path) -
     assert sum("calibrate again" in warning for warning in document.warnings) == 2
     with pytest.raises(UsageError, match="nothing"):
         pm.plan_options(written(tmp_path, PLAN.replace('"heavy"', '"nothing"')), today=TODAY)
+
+
+CLUSTER = """
+schema_version = 1
+name = "pairs on a thin wire"
+devices = 32
+
+[[tier]]
+name = "node"
+of = "device"
+count = 2
+bandwidth = "1GB/s"
+latency = "100us"
+source = "made up"
+
+[[tier]]
+name = "rack"
+of = "node"
+count = 16
+bandwidth = "100MB/s"
+latency = "1ms"
+source = "made up"
+"""
+
+
+def test_the_network_of_an_option_is_that_of_its_cluster_file(tmp_path: Path) -> None:
+    (tmp_path / "thin.toml").write_text(CLUSTER, encoding="utf-8")
+    text = PLAN.replace("2026-12-21", "2030-01-01").replace("budget = 5000\n", "")
+    text = text.replace("[1, 2, 4, 8, 16, 32]", "[8]")
+    ring = pm.plan_options(written(tmp_path, text), today=TODAY)
+    thin = text.replace('profile = "fast.json"', 'profile = "fast.json"\ncluster = "thin.toml"')
+    wired = pm.plan_options(written(tmp_path, thin), today=TODAY)
+    rows = {
+        name: next(e.row for e in document.options if e.row.option == "fast")
+        for name, document in (("ring", ring), ("wired", wired))
+    }
+    predictor = Predictor(
+        pm.read_profile(tmp_path / "fast.json"), cluster=read_cluster(tmp_path / "thin.toml")
+    )
+    [setting] = scaled_settings("heavy", [8], scaling="weak", batch=16)
+    expected_s = predictor.step(predictor.workload("heavy"), setting).step_s[0]
+    assert rows["wired"].step_s.p50 == pytest.approx(expected_s, rel=1e-9)
+    assert rows["wired"].step_s.p50 > 1.05 * rows["ring"].step_s.p50
+
+
+def test_both_kinds_of_scaling_are_those_of_predict(tmp_path: Path) -> None:
+    document = pm.plan_options(written(tmp_path), today=TODAY)
+    row = document.options[0].row
+    machine = tmp_path / f"{row.option}.json"
+    batches = {"weak": row.micro_batch, "strong": row.global_batch}
+    assert {entry.scaling for entry in document.scaling} == set(batches)
+    for entry in document.scaling:
+        assert entry.batch == batches[entry.scaling]
+        predicted = pm.predict(
+            machine, "heavy", devices=(row.devices,), scaling=entry.scaling, batch=entry.batch
+        )
+        assert entry.speedup == predicted.points[0].speedup
+
+
+def test_memory_can_be_asked_of_a_traced_workload_alone(tmp_path: Path) -> None:
+    text = PLAN.replace('"fast.json"', '"fast.json"\ndevice_memory = "80GiB"')
+    with pytest.raises(UsageError, match="device_memory: must come with a workload file"):
+        pm.plan_options(written(tmp_path, text), today=TODAY)
