@@ -11,16 +11,22 @@ from scipy.stats import norm
 
 from perfmodel.cost.curve import Samples
 from perfmodel.cost.inferred import UPPER
-from perfmodel.cost.jobs import Jobs
+from perfmodel.cost.jobs import Jobs, jobs_from
 from perfmodel.cost.layout_memory import fit_probability, fullest_bytes, needed_bytes
 from perfmodel.cost.memory import FITS_ABOVE
 from perfmodel.documents.plan import ScalingStatement
+from perfmodel.documents.prediction import Interval
 from perfmodel.errors import NotFeasible
 from perfmodel.parallelism.layout import Layout, accumulation_for
-from perfmodel.plan.parallelism import Request, fastest, search_layouts
+from perfmodel.plan.parallelism import (
+    Request,
+    fastest,
+    search_layouts,
+    spread_against_first,
+)
 from perfmodel.plan.steps import Ends, Facts, FitInMemory
 from perfmodel.predict_layout import InferredMachine, Training, layout_caveats, layout_jobs
-from perfmodel.predictor import NUM_DRAWS, Scaling, interval
+from perfmodel.predictor import NUM_DRAWS, Scaling
 from perfmodel.units import Bytes, format_bytes
 from perfmodel.workload.transformers import NamedTransformer
 
@@ -67,7 +73,7 @@ class LayoutTable:
         self._chosen: dict[int, _Chosen] = {}
         self.num_skipped = self.num_too_large = 0
         refusals: list[str] = []
-        leanest = np.inf
+        leanest: FitInMemory | None = None
         for count in sorted(set(counts)):
             try:
                 found = self._best(count, self._global_batch(count))
@@ -79,7 +85,9 @@ class LayoutTable:
                 self._chosen[count] = found
             else:
                 self.num_too_large += 1
-                leanest = min(leanest, found.memory.needed_bytes)
+                leanest = min(
+                    leanest or found.memory, found.memory, key=lambda fit: fit.needed_bytes
+                )
         self.counts: NDArray[np.int64] = np.array(sorted(self._chosen), dtype=int)
         self.refusal = "" if self._chosen else self._refusal(refusals, leanest)
 
@@ -153,15 +161,32 @@ class LayoutTable:
                 continue
             if base.memory.probability < FITS_ABOVE:
                 continue
-            ratio = (together / few) * base.step_s / self._chosen[count].step_s
+            ratio = (together / few) * self._ratio(base, self._chosen[count])
             yield ScalingStatement(
                 scaling=scaling,
                 batch=batch,
                 devices=count,
                 from_devices=first,
-                speedup=interval(ratio),
-                efficiency=interval(ratio * first / count),
+                speedup=Interval(p5=ratio[0], p50=ratio[1], p95=ratio[2]),
+                efficiency=Interval(
+                    **{
+                        name: value * first / count
+                        for name, value in zip(("p5", "p50", "p95"), ratio, strict=True)
+                    }
+                ),
             )
+
+    def _ratio(self, slow: _Chosen, fast: _Chosen) -> NDArray[np.float64]:
+        """5th percentile, nominal and 95th of one step over another: layouts deviate each by itself."""
+        jobs = jobs_from(
+            [(self._question.model.shape, chosen.layout) for chosen in (slow, fast)],
+            sequence=self._question.model.sequence,
+            devices_per_node=self._question.devices_per_node,
+        )
+        spread = float(spread_against_first(self._machine.model, jobs)[1])
+        deviates = np.array([-_UPPER_DEVIATE, 0.0, _UPPER_DEVIATE])
+        nominal = float(slow.step_s[0] / fast.step_s[0])
+        return np.asarray(nominal * np.exp(deviates * spread))
 
     def _global_batch(self, count: int) -> int:
         question = self._question
@@ -210,12 +235,13 @@ class LayoutTable:
             ),
         )
 
-    def _refusal(self, refusals: list[str], leanest_bytes: float) -> str:
-        if np.isfinite(leanest_bytes):
+    def _refusal(self, refusals: list[str], leanest: FitInMemory | None) -> str:
+        if leanest is not None:
             return (
                 f"device_memory: no layout of {self._question.model.name} fits into "
                 f"{format_bytes(self._question.capacity_bytes)}; the leanest needs "
-                f"{format_bytes(leanest_bytes)}: take more or larger devices"
+                f"{format_bytes(leanest.needed_bytes)} and fits with {leanest.probability:.0%}, where "
+                f"{FITS_ABOVE:.0%} is asked for: take more or larger devices"
             )
         return refusals[-1]
 

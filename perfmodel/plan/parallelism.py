@@ -221,12 +221,17 @@ def against_first(
     Both are predicted from the same latents and neighbouring deviations, so that most of their doubt
     is shared: the doubt of the ratio is what counts.
     """
+    spread = np.maximum(spread_against_first(model, jobs), 1e-9)
+    distance = np.log(found.median_s / found.median_s[0]) / spread
+    return np.asarray(norm.cdf(distance)), np.abs(distance) <= _ERROR_BAR
+
+
+def spread_against_first(model: InferredModel, jobs: Jobs) -> Column:
+    """Standard deviation of the logarithm of every step over the first, in calm runs."""
     drawn = step_time_s(jobs, {name: values[:, None] for name, values in model.draws.items()})
     logs = np.log(drawn)
     variance = (logs - logs[:, :1]).var(axis=0) + model.discrepancy.difference_variance(jobs, 0)
-    spread = np.maximum(np.sqrt(variance) * model.widening, 1e-9)
-    distance = np.log(found.median_s / found.median_s[0]) / spread
-    return np.asarray(norm.cdf(distance)), np.abs(distance) <= _ERROR_BAR
+    return np.asarray(np.sqrt(np.maximum(variance, 0)) * model.widening)
 
 
 def _loss(parts: StepParts, index: int) -> tuple[str, float]:
