@@ -13,6 +13,7 @@ from calibrate.experiment import BUDGETS, REFERENCE_MODELS, Experiment, doubling
 from calibrate.facts import Environment
 from calibrate.fit.profile import fit_profile, recorded_environment
 from calibrate.launch import Launcher, LaunchFlags
+from calibrate.noise import with_stored_noise
 from calibrate.placement import place, provenance
 from calibrate.workloads import with_stored_workloads
 from perfmodel.documents.observation import read_observations
@@ -77,6 +78,7 @@ def calibrate(
         provenance=provenance(environment, seed=request.seed),
         num_nodes=topology.num_nodes,
     )
+    profile = _with_stored(profile, request.folder)
     # Every node fits the same shared observations; one of them writes.
     if topology.node_rank == 0:
         profile.write(request.folder / PROFILE)
@@ -102,6 +104,11 @@ def refit(folder: Path) -> ProfileDocument:
         provenance=provenance(environment, seed=int(plan["seed"])),
         num_nodes=int(plan["num_nodes"]),
     )
-    profile = with_stored_workloads(profile, folder)
+    profile = _with_stored(profile, folder)
     profile.write(folder / PROFILE)
     return profile
+
+
+def _with_stored(profile: ProfileDocument, folder: Path) -> ProfileDocument:
+    """What was measured in the folder besides, by commands of its own: it must survive a new fit."""
+    return with_stored_noise(with_stored_workloads(profile, folder), folder)

@@ -19,7 +19,7 @@ from perfmodel.documents.observation import (
     read_observations,
     tasks_done,
 )
-from perfmodel.errors import IncomparableRuns, InvalidDocument, PerfModelError, UsageError
+from perfmodel.errors import IncomparableRuns, InvalidDocument, PerfModelError, UsageError, why
 from perfmodel.units import Seconds
 
 OBSERVATIONS: Final = "observations.jsonl"
@@ -36,7 +36,9 @@ class Progress:
     done: int
     total: int
     task: str
-    """The task that was finished last."""
+    """The task that was finished last, or what is being waited for."""
+    is_waiting: bool = False
+    """Whether nothing is being measured: such time says nothing about the pace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +79,10 @@ def measure(
     total = sum(len(tasks) for tasks in campaign.rounds)
     num_done = sum(task.name in done for tasks in campaign.rounds for task in tasks)
     with _machine_of(
-        campaign, lambda words: on_progress(Progress(done=num_done, total=total, task=words))
+        campaign,
+        lambda words: on_progress(
+            Progress(done=num_done, total=total, task=words, is_waiting=True)
+        ),
     ):
         for index, tasks in enumerate(campaign.rounds):
             pending = [task for task in tasks if task.name not in done]
@@ -190,7 +195,7 @@ def read_plan(folder: Path) -> dict[str, Any]:
     try:
         plan = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise InvalidDocument(f"{path}: plan cannot be read: {error}") from error
+        raise InvalidDocument(f"{path}: plan cannot be read: {why(error)}") from error
     if not isinstance(plan, dict):
         raise InvalidDocument(f"{path}: plan must be an object, got {type(plan).__name__}")
     return plan

@@ -8,6 +8,7 @@ from typing import Final, Literal
 from calibrate.layers import Layer, planned_layers
 from calibrate.plan import planned_probes
 from calibrate.task import (
+    CheckpointTask,
     CollectiveTask,
     ComputeTask,
     LayersTask,
@@ -23,6 +24,8 @@ from perfmodel.units import Seconds
 
 DeviceKind = Literal["cpu", "cuda"]
 
+#: Models whose checkpoints are timed, whichever are run: files of half a megabyte, 23 and 90 MB.
+CHECKPOINTED: Final = ("lenet", "mlp", "resnet18")
 REFERENCE_MODELS: Final = ("lenet", "resnet18", "mlp", "transformer")
 
 _KIB: Final = 2**10
@@ -191,8 +194,9 @@ class Experiment:
         collectives = list(self._collectives(index))
         shuffle.shuffle(collectives)
         once: Iterable[Task] = (*self._traces(), *self._compute()) if index == 0 else ()
+        checkpoints = [*self._checkpoints(index)]
         operators = _interleave([*self._layers(index)], [*self._replays(index)])
-        others = _interleave([*collectives, *self._overlaps(index)], operators)
+        others = _interleave([*collectives, *self._overlaps(index), *checkpoints], operators)
         return (*once, *_interleave(steps, others))
 
     def _layers(self, index: int) -> Iterable[Task]:
@@ -225,6 +229,12 @@ class Experiment:
                     micro_batch=micro_batch,
                     target_s=self.budget.visit_s,
                 )
+
+    def _checkpoints(self, index: int) -> Iterable[Task]:
+        for model in CHECKPOINTED:
+            yield CheckpointTask(
+                name=f"{index}: checkpoint {model}", round=index, workload=model, repeats=1
+            )
 
     def _step(self, setting: Setting, index: int) -> Task:
         return StepTask(

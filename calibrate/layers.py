@@ -17,10 +17,11 @@ class Layer:
 
 #: Layers of each kind in a full grid; more where shapes have more dimensions.
 _COUNTS: Final = {
-    "convolution": 180,
+    "convolution": 190,
+    "projection": 80,
     "depthwise": 60,
     "grouped": 12,
-    "linear": 60,
+    "linear": 72,
     "product": 36,
     "attention": 30,
     "batch_norm": 24,
@@ -28,6 +29,7 @@ _COUNTS: Final = {
     "channel_norm": 8,
     "relu": 12,
     "gelu": 16,
+    "gelu_tanh": 8,
     "silu": 8,
     "hardswish": 8,
     "sigmoid": 6,
@@ -101,7 +103,7 @@ def _image(draw: random.Random, *, most: float) -> tuple[int, int, int]:
     """Samples, channels and pixels along a side of an image with at most so many elements."""
     while True:
         samples = _between(draw, 1, 64)
-        channels = _width(draw, 8, 1536)
+        channels = _width(draw, 8, 2048)
         side = _between(draw, 1, 112)
         if 2e3 <= samples * channels * side**2 <= most:
             return samples, channels, side
@@ -123,6 +125,16 @@ def _convolution(kind: str, draw: random.Random) -> Layer:
         flop = 2.0 * samples * channels * out * (kernel * side / stride) ** 2
         if 1e5 <= flop <= 3e9 and samples * out * (side / stride) ** 2 <= 4e6:
             return Layer(kind=kind, sizes=(samples, channels, side, out, kernel, stride, 1))
+
+
+def _projection(kind: str, draw: random.Random) -> Layer:
+    """From channels to channels pixel by pixel, of few samples: a kernel of its own on one thread."""
+    while True:
+        samples, side = _between(draw, 1, 15), _between(draw, 1, 56)
+        channels, out = _width(draw, 16, 2560), _width(draw, 16, 2560)
+        flop = 2.0 * samples * channels * out * side**2
+        if 1e5 <= flop <= 1e9 and samples * max(channels, out) * side**2 <= 3e6:
+            return Layer(kind=kind, sizes=(samples, channels, side, out, 1, 1, 1))
 
 
 def _depthwise(kind: str, draw: random.Random) -> Layer:
@@ -202,11 +214,13 @@ def _tensors(kind: str, draw: random.Random) -> Layer:
 _LAYERS: Final[dict[str, Callable[[str, random.Random], Layer]]] = {
     **dict.fromkeys(_COUNTS, _on_image),
     **dict.fromkeys(("layer_norm", "gelu", "softmax", "loss", "rms_norm", "dropout"), _on_rows),
+    "gelu_tanh": _on_rows,
     "silu": _on_rows,
     "bias": _on_rows,
     "convolution": _convolution,
     "depthwise": _depthwise,
     "grouped": _depthwise,
+    "projection": _projection,
     "linear": _linear,
     "product": _product,
     "attention": _attention,

@@ -1,5 +1,6 @@
 """Replayed steps, summed up: what each operator of a traced step takes in its surroundings."""
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ from perfmodel.workload.operator import Phase
 
 #: Below the resolution of any clock.
 _SMALLEST_S = 1e-8
+#: Sums of a step are no better known than this.
+_SMALLEST_ERROR = 0.01
 
 
 def measured_steps(
@@ -28,11 +31,32 @@ def measured_steps(
     # One factor for all: a single probe is too noisy to correct a single replay by it.
     probes_s = [float(np.median(entry.speed_probe_s)) for entry in replays]
     factor = speed_probe_s / float(np.median(probes_s))
-    return tuple(_measured_step(key, group, factor) for key, group in sorted(groups.items()))
+    deviation = _deviation([*groups.values()])
+    return tuple(
+        _measured_step(key, group, factor, deviation) for key, group in sorted(groups.items())
+    )
+
+
+def _deviation(groups: Sequence[Sequence[ReplayObservation]]) -> float:
+    """How far one replay is off its step's mean, in log: what few rounds of one step cannot tell."""
+    squares = [
+        float(np.var([math.log(_whole_s(entry)) for entry in group], ddof=1))
+        for group in groups
+        if len(group) > 1
+    ]
+    return math.sqrt(sum(squares) / len(squares)) if squares else 0.0
+
+
+def _whole_s(entry: ReplayObservation) -> Seconds:
+    phases_s = (entry.forward_s, entry.backward_s, entry.optimizer_s)
+    return max(_SMALLEST_S, sum(float(np.median(times_s)) for times_s in phases_s))
 
 
 def _measured_step(
-    key: tuple[str, int, str], group: Sequence[ReplayObservation], factor: float
+    key: tuple[str, int, str],
+    group: Sequence[ReplayObservation],
+    factor: float,
+    deviation: float,
 ) -> MeasuredStep:
     totals = {
         phase: estimate(
@@ -65,7 +89,7 @@ def _measured_step(
             for at, time_s in typical.items()
         ),
         optimizer_s=totals["optimizer"].value_s,
-        relative_error=max(total.relative_error for total in totals.values()),
+        relative_error=max(_SMALLEST_ERROR, deviation / math.sqrt(len(group))),
     )
 
 

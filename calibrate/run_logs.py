@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from perfmodel.errors import InvalidDocument
+from perfmodel.errors import InvalidDocument, why
 
 Row = dict[str, str]
 
@@ -45,7 +45,7 @@ def read_run_rows(path: Path) -> list[Row]:
                 return _mlperf(path, file.read().splitlines())
             return list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError, csv.Error, json.JSONDecodeError) as error:
-        raise InvalidDocument(f"{path}: runs cannot be read: {error}") from error
+        raise InvalidDocument(f"{path}: runs cannot be read: {why(error)}") from error
 
 
 def _kineto(path: Path, trace: Any) -> list[Row]:

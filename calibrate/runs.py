@@ -11,7 +11,7 @@ from calibrate.environment import describe_environment
 from calibrate.placement import provenance
 from calibrate.run_logs import read_run_rows
 from perfmodel.cost.inferred_profile import inferred_fields
-from perfmodel.cost.jobs import Column, Jobs, jobs_from_rows
+from perfmodel.cost.jobs import USUAL, Column, Jobs, jobs_from_rows
 from perfmodel.cost.latents import SHEETS, step_time_priors
 from perfmodel.cost.layout_fit import infer
 from perfmodel.cost.plausible import contradictions, wrong_unit
@@ -24,7 +24,7 @@ STEP: Final = "step_time_s"
 _GLOBAL_BATCH: Final = "global_batch"
 _ACCUMULATION: Final = "accumulation"
 #: What describes a run, with its step time.
-_NEEDED: Final = (*(field.name for field in fields(Jobs)), STEP)
+_NEEDED: Final = (*(each.name for each in fields(Jobs) if each.name not in USUAL), STEP)
 _NAMES: Final = (*_NEEDED, _GLOBAL_BATCH)
 #: What a table need not say.
 _DEFAULTS: Final[dict[str, float]] = {

@@ -102,8 +102,43 @@ class OverlapTask(Record):
     target_s: float
 
 
+class CheckpointTask(Record):
+    """Write the model and its optimizer to the folder of the observations, and read them back."""
+
+    kind: Literal["checkpoint"] = "checkpoint"
+    name: str
+    round: int
+    workload: str
+    repeats: int
+
+
+class TrainingTask(Record):
+    """Train a reference model on samples that can be learned, until a loss is reached."""
+
+    kind: Literal["training"] = "training"
+    name: str
+    round: int
+    workload: str
+    world_size: int
+    micro_batch: int
+    learning_rate: float
+    seed: int
+    noise: float
+    """Of the samples, over their patterns: how hard they are."""
+    target_loss: float
+    max_steps: int
+
+
 Task = Annotated[
-    TraceTask | StepTask | CollectiveTask | ComputeTask | OverlapTask | ReplayTask | LayersTask,
+    TraceTask
+    | StepTask
+    | CollectiveTask
+    | ComputeTask
+    | OverlapTask
+    | ReplayTask
+    | LayersTask
+    | CheckpointTask
+    | TrainingTask,
     Field(discriminator="kind"),
 ]
 TASKS: TypeAdapter[list[Task]] = TypeAdapter(list[Task])
@@ -125,5 +160,5 @@ class WorkOrder(Document):
         return frozenset(
             task.setting.world_size if isinstance(task, StepTask) else task.world_size
             for task in self.tasks
-            if isinstance(task, StepTask | CollectiveTask | OverlapTask)
+            if isinstance(task, StepTask | CollectiveTask | OverlapTask | TrainingTask)
         )

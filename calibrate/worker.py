@@ -25,13 +25,17 @@ from calibrate.probes.chain import measure_layers
 from calibrate.probes.choice import chosen_layers
 from calibrate.probes.collectives import measure_collective
 from calibrate.probes.compute import measure_compute
+from calibrate.probes.convergence import measure_training
+from calibrate.probes.learnable import description
 from calibrate.probes.optimizers import Evictor, measure_optimizer
 from calibrate.probes.overlap import measure_overlap
 from calibrate.probes.replay import measure_replay
 from calibrate.probes.session import Session
+from calibrate.probes.storage import measure_checkpoint
 from calibrate.probes.tracing import replayed_step, trace_workload
 from calibrate.probes.training import bucket_bytes, measure_device_streams, measure_steps
 from calibrate.task import (
+    CheckpointTask,
     CollectiveTask,
     ComputeTask,
     LayersTask,
@@ -40,9 +44,11 @@ from calibrate.task import (
     StepTask,
     Task,
     TraceTask,
+    TrainingTask,
     WorkOrder,
 )
 from perfmodel.documents.observation import (
+    CheckpointObservation,
     CollectiveObservation,
     ComputeObservation,
     EnvironmentObservation,
@@ -52,6 +58,7 @@ from perfmodel.documents.observation import (
     ReplayObservation,
     StepObservation,
     TimedOperator,
+    TrainingObservation,
     WorkloadObservation,
 )
 from perfmodel.parallelism.strategy import Synchronisation
@@ -255,6 +262,47 @@ def _compute(session: Session, task: ComputeTask) -> ComputeObservation | None:
     )
 
 
+def _checkpoint(session: Session, task: CheckpointTask) -> CheckpointObservation | None:
+    if session.rank != 0:
+        return None
+    assert session.observations is not None
+    times = measure_checkpoint(
+        task.workload,
+        device=session.device,
+        folder=session.observations.parent,
+        repeats=task.repeats,
+    )
+    return CheckpointObservation(
+        task=task.name,
+        round=task.round,
+        workload=task.workload,
+        size_bytes=times.size_bytes,
+        write_s=tuple(times.write_s),
+        read_s=tuple(times.read_s),
+    )
+
+
+def _training(session: Session, task: TrainingTask) -> TrainingObservation | None:
+    if not session.takes_part(task.world_size):
+        return None
+    found = measure_training(session, task)
+    return TrainingObservation(
+        task=task.name,
+        round=task.round,
+        workload=task.workload,
+        samples=description(task.noise),
+        world_size=task.world_size,
+        micro_batch=task.micro_batch,
+        learning_rate=task.learning_rate,
+        seed=task.seed,
+        target_loss=task.target_loss,
+        mean_squares=tuple(found.mean_squares),
+        squares_of_mean=tuple(found.squares_of_mean),
+        evaluated_steps=tuple(found.evaluated_steps),
+        losses=tuple(found.losses),
+    )
+
+
 _PROBES: Final[dict[type[Any], Callable[[Session, Any], Observation | None]]] = {
     StepTask: _steps,
     CollectiveTask: _collective,
@@ -263,6 +311,8 @@ _PROBES: Final[dict[type[Any], Callable[[Session, Any], Observation | None]]] = 
     ComputeTask: _compute,
     ReplayTask: _replay,
     LayersTask: _layers,
+    CheckpointTask: _checkpoint,
+    TrainingTask: _training,
 }
 
 

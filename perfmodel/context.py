@@ -1,8 +1,9 @@
 """What stands beside a prediction: real runs of the same settings, and caveats."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from perfmodel.cost.batch_law import calibrated_law
 from perfmodel.cost.traced import origin_caveats
 from perfmodel.documents.prediction import Evidence, MeasuredPoint, PredictedPoint
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
@@ -70,6 +71,9 @@ def caveats(
         found += profile.rescaling.notes_on_groups if largest > 1 else ()
     if largest > profile.max_world_size:
         found.append(_beyond(profile, largest, cluster))
+    found += critical_caveats(
+        profile, workload.workload.name, [point.setting.global_batch for point in points]
+    )
     if cluster is not None and profile.num_nodes > 1 and profile.ranks_per_node > 1:
         found.append(
             "collectives that crossed nodes were measured, but through two tiers at once: links "
@@ -85,6 +89,26 @@ def caveats(
     if outside:
         found.append(f"micro-batches outside the calibrated range: {', '.join(map(str, outside))}")
     return tuple(found)
+
+
+def critical_caveats(
+    profile: ProfileDocument, workload: str, global_batches: Iterable[int]
+) -> list[str]:
+    """A sentence where batches pass the critical one, if a noise scale of the workload was measured."""
+    scale = profile.noise_scale(workload)
+    largest = max(global_batches)
+    if scale is None or largest <= scale.noise_scale:
+        return []
+    reference = min(scale.batch, largest)
+    spent = calibrated_law(scale).samples_ratio(largest, reference=reference)
+    task = f"{workload} learning {scale.samples}"
+    return [
+        (
+            f"global batches up to {largest} pass the critical batch of about {scale.noise_scale:.0f} "
+            f"samples ({task}): {largest} needs about {spent.p50:.1f} times the samples "
+            f"[{spent.p5:.1f} - {spent.p95:.1f}] of {reference} to the same loss; see perfmodel batch"
+        )
+    ]
 
 
 def refuse_other_jobs(cluster: Cluster | None, *, by: str) -> None:

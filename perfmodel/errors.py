@@ -69,6 +69,15 @@ class Interrupted(PerfModelError):
     exit_code = EXIT_INTERRUPTED
 
 
+def why(error: Exception) -> str:
+    """Why a file cannot be read, without Python's numbers and without its name once more."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is no text ({error.reason} at byte {error.start})"
+    return str(error)
+
+
 def did_you_mean(text: str, known: Iterable[str]) -> str:
     """End of a message: the known name that is nearest to a misspelt one, or nothing."""
     near = difflib.get_close_matches(text, list(known), n=1)

@@ -2,7 +2,7 @@
 
 import datetime as dt
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Final
 
@@ -25,8 +25,10 @@ from perfmodel.documents.layout import (
     TrainedModel,
 )
 from perfmodel.documents.prediction import Interval
-from perfmodel.errors import CalibrationUnavailable
-from perfmodel.parallelism.layout import Layout, require_feasible
+from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
+from perfmodel.hardware.catalogue import find_device, host_link_bytes_per_s, shipped_catalogue
+from perfmodel.parallelism.feasibility import Limits, require_feasible
+from perfmodel.parallelism.layout import Layout, Precision
 from perfmodel.program.layout_step import compile_layout
 from perfmodel.program.trace import Trace
 from perfmodel.simulation import collector_paused, simulate
@@ -37,6 +39,13 @@ _FAR: Final = 2.0
 _RARE: Final = 0.05
 """Probability of a stall from which on it is said."""
 _PARTS: Final = ("compute_s", "tensor_s", "pipeline_s", "data_s", "other_s")
+#: Devices of calibrations from runs in the catalogue.
+_CATALOGUED: Final = {
+    "A100": "a100-sxm4-80",
+    "H100": "h100-sxm5",
+    "V100": "v100-sxm2-32",
+    "B200": "b200-sxm",
+}
 #: What a job needs of the latents, if the runs did not determine them.
 _RELEVANT: Final = {
     "tp": ("tensor_latency_s", "tensor_bytes_per_s"),
@@ -54,6 +63,8 @@ class Training:
     devices_per_node: int
     global_batch: int
     """Sequences per optimizer step."""
+    site_bytes_per_s: float | None = None
+    """Link between sites, all devices of a site together. [B/s]"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -98,13 +109,14 @@ def predict_layout(
     NotFeasible
         If the model or the number of devices does not allow the layout.
     """
-    jobs = layout_jobs(training, layout)
+    jobs = layout_jobs(training, layout, device=machine.document.device)
     found = machine.model.predict(jobs)
     step_s = Interval(
-        p5=float(found.lower_s[0]), p50=float(found.median_s[0]), p95=float(found.upper_s[0])
+        p5=float(found.lower_s[0]), p50=float(found.number_s[0]), p95=float(found.upper_s[0])
     )
     parts = machine.model.parts(jobs)
-    memory = tuple(_stage(jobs, stage) for stage in sorted({0, layout.pp - 1}))
+    held = layout.stages(training.model.shape.layers)
+    memory = tuple(_stage(jobs, stage, layers) for stage, layers in enumerate(held))
     fullest = max(sum(_tensors(stage)) for stage in memory)
     step = simulated_step(machine, training, layout)
     document = LayoutPredictionDocument(
@@ -126,7 +138,7 @@ def predict_layout(
         fit_probability=None
         if capacity_bytes is None
         else float(fit_probability(np.array(fullest), capacity_bytes)),
-        caveats=tuple(layout_caveats(machine, jobs)),
+        caveats=(*layout_caveats(machine, jobs), *_option_caveats(layout, jobs, held)),
     )
     return document, step
 
@@ -139,34 +151,70 @@ def simulated_step(machine: InferredMachine, training: Training, layout: Layout)
     NotFeasible
         If the model or the number of devices does not allow the layout.
     """
-    jobs = layout_jobs(training, layout)
+    jobs = layout_jobs(training, layout, device=machine.document.device)
     times = unit_times(layout, jobs, machine.model.nominal)
     with collector_paused():
         program = compile_layout(layout, layers=training.model.shape.layers)
         return simulate(program, layout_durations(program, times)[np.newaxis])
 
 
-def layout_jobs(training: Training, layout: Layout) -> Jobs:
+def layout_jobs(training: Training, layout: Layout, *, device: str | None = None) -> Jobs:
     """The columns of one layout, if it is possible.
+
+    Parameters
+    ----------
+    training
+        What is trained.
+    layout
+        How it is spread.
+    device
+        Device of the runs; None: precisions and the link to the host count as usual.
 
     Raises
     ------
     NotFeasible
         Naming the first rule that is broken.
+    UsageError
+        If the layout has several sites, and nothing is known of the link between them.
     """
     shape = training.model.shape
-    require_feasible(
-        layout,
+    limits = Limits(
         layers=shape.layers,
         heads=shape.heads,
-        world_size=training.devices,
+        devices=training.devices,
         sequence=training.model.sequence,
+        experts=shape.experts,
+        devices_per_node=training.devices_per_node,
     )
-    return jobs_from(
+    require_feasible(layout, limits)
+    jobs = jobs_from(
         [(shape, layout)],
         sequence=training.model.sequence,
         devices_per_node=training.devices_per_node,
     )
+    if layout.sites > 1:
+        if training.site_bytes_per_s is None:
+            raise UsageError("--layout: sites > 1 must come with --site-link, such as 10Gbit/s")
+        jobs = replace(jobs, site_bytes_per_s=np.array([training.site_bytes_per_s]))
+    return jobs if device is None else _on_device(jobs, layout, device)
+
+
+def _on_device(jobs: Jobs, layout: Layout, device: str) -> Jobs:
+    """The job with what the data sheet says of the precision and the link to the host."""
+    catalogue = shipped_catalogue()
+    sheet = find_device(_CATALOGUED[device], catalogue)
+    if layout.precision is not Precision.BF16:
+        peaks = {str(name): peak.flop_per_s for name, peak in sheet.peaks.items()}
+        if layout.precision not in peaks:
+            known = ", ".join(each for each in Precision if each in {Precision.BF16, *peaks})
+            raise NotFeasible(
+                f"layout {layout}: precision must be one of {known} on {device}, "
+                f"got {layout.precision}"
+            )
+        ratio = peaks[layout.precision] / peaks["fp16"]
+        jobs = replace(jobs, matmul_ratio=np.array([ratio]))
+    link = host_link_bytes_per_s(sheet, catalogue)
+    return jobs if link is None else replace(jobs, host_bytes_per_s=np.array([link]))
 
 
 def layout_caveats(machine: InferredMachine, jobs: Jobs) -> list[str]:
@@ -191,6 +239,12 @@ def layout_caveats(machine: InferredMachine, jobs: Jobs) -> list[str]:
         ("sequence_parallel", "sequence parallelism"),
         ("recompute_full", "full recomputation"),
         ("zero", f"zero={jobs.zero[0]:.0f}"),
+        ("experts", "experts"),
+        ("ep", "expert parallelism"),
+        ("shard", "shards inside groups (HSDP)"),
+        ("offload", "offload: host memory is assumed to give each device 25 GB/s"),
+        ("one_process", "one process for several devices"),
+        ("sites", "several sites"),
     ):
         if getattr(jobs, name)[0] > getattr(runs, name).max():
             caveats.append(f"no run used {meaning}: the formula's effect of it is untested")
@@ -215,6 +269,27 @@ def layout_caveats(machine: InferredMachine, jobs: Jobs) -> list[str]:
         "any run; context and allocator slack are assumed"
     )
     return caveats
+
+
+def _option_caveats(layout: Layout, jobs: Jobs, held: Sequence[int]) -> tuple[str, ...]:
+    """What some options of a layout mean for its numbers."""
+    said = []
+    if len(set(held)) > 1:
+        said.append(f"uneven stages: {', '.join(map(str, held))} layers")
+    if layout.precision is not Precision.BF16:
+        said.append(
+            f"precision {layout.precision}: products at {jobs.matmul_ratio[0]:.2g} times the runs' "
+            "16-bit speed, the ratio of the data sheet's peaks"
+        )
+    if layout.ep > 1 and layout.imbalance == 1:
+        said.append(
+            "experts are taken as evenly visited; imbalance=1.2 lets the busiest rank decide"
+        )
+    if layout.sync_every > 1:
+        said.append(
+            "sites drift between exchanges: more steps may be needed, which is not predicted"
+        )
+    return tuple(said)
 
 
 def work_per_peak_s(machine: InferredMachine, jobs: Jobs) -> float:
@@ -256,10 +331,11 @@ def _inverse(step_s: Interval, work: float) -> Interval:
     return Interval(p5=work / step_s.p95, p50=work / step_s.p50, p95=work / step_s.p5)
 
 
-def _stage(jobs: Jobs, stage: int) -> StageMemory:
-    found = rank_memory(jobs, stage)
+def _stage(jobs: Jobs, stage: int, layers: int) -> StageMemory:
+    found = rank_memory(replace(jobs, most_layers=np.array([float(layers)])), stage)
     return StageMemory(
         stage=stage,
+        layers=layers,
         parameters_bytes=float(found.parameters_bytes[0]),
         gradients_bytes=float(found.gradients_bytes[0]),
         optimizer_bytes=float(found.optimizer_bytes[0]),

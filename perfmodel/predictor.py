@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -13,6 +12,7 @@ from perfmodel import checks
 from perfmodel.algebra.fluid import end_times_with_interference
 from perfmodel.cost.curve import Samples
 from perfmodel.cost.model import CostModel, borrowed_profile
+from perfmodel.cost.model_form import SEED, model_form
 from perfmodel.cost.rescaling import whole_steps_refused
 from perfmodel.cost.terms import Terms
 from perfmodel.cost.traced import traced_profile
@@ -35,9 +35,8 @@ from perfmodel.workload.workload import Workload
 Scaling = Literal["weak", "strong"]
 
 NUM_DRAWS = 400
-_SEED = 0
 #: Percentiles of the steps of a run that are told beside the median.
-_TAILS: Final = (95, 99)
+TAILS: Final = (95, 99)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,6 +71,8 @@ class Predictor:
     cluster
         Through which links the devices reach each other; without it one ring of links like the
         measured ones.
+    num_visits
+        Over how many visits a step of a traced workload is meant as a mean.
 
     Raises
     ------
@@ -89,18 +90,20 @@ class Predictor:
         num_draws: int = NUM_DRAWS,
         use_measured: bool = True,
         cluster: Cluster | None = None,
+        num_visits: int = 1,
     ) -> None:
+        self._num_visits = num_visits
         self._use_measured = use_measured
         _refuse_other_machine(profile, validation)
         _refuse_other_nodes(profile, cluster)
         self.cluster = cluster
         self.profile = profile
         self.validation = validation
-        self._costs = CostModel(profile, num_draws=num_draws, seed=_SEED, cluster=cluster)
+        self._costs = CostModel(profile, num_draws=num_draws, seed=SEED, cluster=cluster)
         self._num_draws = num_draws
         # One error for all settings: it moves every step, and cancels in every speed-up. What is
         # predicted is one more round, whose own deviation comes beside the error of their mean.
-        common = np.random.default_rng(_SEED).standard_normal(num_draws)
+        common = np.random.default_rng(SEED).standard_normal(num_draws)
         common[0] = 0.0
         spread = profile.round_error * math.sqrt(profile.num_rounds + 1)
         self._common: Samples = np.exp(spread * common)
@@ -147,8 +150,15 @@ class Predictor:
         setting: Setting,
         *,
         loader_samples_per_s: float | None = None,
+        tails: Sequence[int] = TAILS,
     ) -> StepPrediction:
         """Predict one setting.
+
+        Parameters
+        ----------
+        tails
+            Percentiles of the steps of a run that are wanted beside the median; each costs as much
+            as the median.
 
         Raises
         ------
@@ -172,7 +182,15 @@ class Predictor:
         step_s = step_times(program, terms, durations_s)
         silent_s = step_times(program, terms, silenced(program, durations_s))
         sharing = self._sharing(program, durations_s[:, 0], setting.world_size)
-        factor = sharing * self._common * self._model_form(workload, setting)
+        factor = sharing * self._common
+        factor *= model_form(
+            self.profile,
+            self.validation,
+            workload,
+            setting,
+            num_draws=self._num_draws,
+            num_visits=self._num_visits,
+        )
         return StepPrediction(
             setting=setting,
             program=program,
@@ -181,7 +199,7 @@ class Predictor:
             step_s=step_s * factor,
             tail_s={
                 percent: self._tail_s(workload, setting, program, terms, percent) * factor
-                for percent in _TAILS
+                for percent in tails
             },
             exposed_comm_s=np.maximum(0.0, step_s * sharing - silent_s),
             binding_link=self._binding(program, setting.world_size),
@@ -247,27 +265,6 @@ class Predictor:
         terms = dataclasses.replace(step.terms, slowest=np.ones(self._num_draws))
         return float(step_times(step.program, terms, terms.durations(step.program))[0])
 
-    def _model_form(self, workload: WorkloadProfile, setting: Setting) -> Samples:
-        """Factors by which the model has been wrong before, in either direction.
-
-        Parameter draws already hold the doubt of the measurements, so that the two together are
-        on the safe side.
-        """
-        residual = self.profile.residual
-        is_single = setting.world_size == 1
-        errors = list(residual.single_log_errors if is_single else residual.ddp_log_errors)
-        errors += _earlier_errors(self.validation, setting)
-        known = {entry.workload.name for entry in self.profile.workloads}
-        if workload.workload.name not in known and workload.evidence is None:
-            errors.append(0.3)
-        pool = np.array(errors or [0.05])
-        # Seeded by the setting, so that the order of questions is no matter.
-        rng = np.random.default_rng([_SEED, zlib.crc32(setting.label.encode())])
-        signs = rng.choice([-1, 1], self._num_draws)
-        factors: Samples = np.exp(rng.choice(pool, self._num_draws) * signs)
-        factors[0] = 1.0
-        return factors
-
 
 def _largest_all_reduce(program: StepProgram) -> Bytes:
     """0 if there is none. [B]"""
@@ -301,17 +298,6 @@ def _refuse_too_many(cluster: Cluster | None, setting: Setting) -> None:
             f"--devices: must be at most {cluster.num_devices}, all that {cluster.name} has, "
             f"got {setting.world_size}; ask for fewer or enlarge the cluster file"
         )
-
-
-def _earlier_errors(validation: ValidationDocument | None, setting: Setting) -> list[float]:
-    """Log errors of earlier fresh runs of the same kind, without those of this very setting."""
-    if validation is None:
-        return []
-    return [
-        float(np.log1p(entry.signed_error))
-        for entry in validation.settings
-        if (entry.setting.world_size == 1) == (setting.world_size == 1) and entry.setting != setting
-    ]
 
 
 def nominal_interference(terms: Terms) -> Interference:

@@ -120,16 +120,18 @@ def _terms(costs: CostModel, workload: WorkloadProfile, grid: Grid) -> Terms:
         return np.repeat(np.concatenate(values), num_rates)
 
     def of_groups(times_s: Sequence[Samples]) -> Samples:
-        shape = (num_sizes, num_batches, num_rates)
-        rows = np.stack(times_s)[:, np.newaxis, :]
-        return np.broadcast_to(rows, shape).reshape(-1)
+        # Of each group one row, or one for each size.
+        rows = np.stack(np.broadcast_arrays(*times_s), axis=-2)[..., :, np.newaxis, :]
+        many = rows.shape[:-3]
+        shape = (*many, num_sizes, num_batches, num_rates)
+        return np.broadcast_to(rows, shape).reshape(*many, -1)
 
-    def all_reduce_s(size_bytes: Bytes) -> Samples:
+    def all_reduce_s(size_bytes: Bytes | Samples) -> Samples:
         return of_groups(
             [costs.all_reduce_s(size_bytes, n, bandwidth=rates) for n in grid.world_sizes]
         )
 
-    def broadcast_s(size_bytes: Bytes) -> Samples:
+    def broadcast_s(size_bytes: Bytes | Samples) -> Samples:
         return of_groups(
             [costs.broadcast_s(size_bytes, n, bandwidth=rates) for n in grid.world_sizes]
         )

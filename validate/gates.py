@@ -96,5 +96,10 @@ def judge_models(
     """Compare errors on held-out models with what was promised."""
     return (
         *step_gates(summary, mape=tolerances.step_mape, worst=tolerances.step_worst),
-        gate("coverage of 90 % intervals", coverage, at_least=Tolerances().coverage_at_least),
+        gate(
+            "coverage of 90 % intervals",
+            coverage,
+            at_least=Tolerances().coverage_at_least,
+            at_most=Tolerances().coverage_at_most,
+        ),
     )

@@ -17,7 +17,7 @@ from perfmodel.documents.base import write_atomically
 from perfmodel.documents.validation import ErrorSummary, Gate
 from perfmodel.errors import PerfModelError
 from perfmodel.units import Bytes, format_bytes
-from validate.errors import summarise
+from validate.errors import summarise_any
 from validate.gates import gate
 from validate.language_models import Config, bert, gpt2, llama, write_config
 
@@ -74,12 +74,15 @@ class MemorySummary:
     """Errors over settings above ``LARGE_BYTES``, and over all of them."""
 
     num_settings: int
-    large: ErrorSummary
+    large: ErrorSummary | None
+    """None if no setting is that large: then nothing is promised, and no gate judges."""
     worst_of_all: float
 
     @property
     def gates(self) -> tuple[Gate, ...]:
         """Errors beside what was promised."""
+        if self.large is None:
+            return ()
         return (
             gate("memory MAPE", self.large.mape, at_most=MAPE_AT_MOST),
             gate("worst memory error", self.large.worst_absolute, at_most=WORST_AT_MOST),
@@ -87,19 +90,11 @@ class MemorySummary:
 
 
 def summarise_runs(runs: Sequence[MemoryRun]) -> MemorySummary:
-    """Signed, mean absolute and worst relative error.
-
-    Raises
-    ------
-    ValueError
-        If no setting is above ``LARGE_BYTES``.
-    """
+    """Signed, mean absolute and worst relative error of at least one run."""
     errors = [run.relative_error for run in runs if run.measured_bytes > LARGE_BYTES]
-    if not errors:
-        raise ValueError(f"runs must hold a setting above {format_bytes(LARGE_BYTES)}, got none")
     return MemorySummary(
         num_settings=len(runs),
-        large=summarise(errors),
+        large=summarise_any(errors),
         worst_of_all=max(abs(run.relative_error) for run in runs),
     )
 
@@ -152,14 +147,27 @@ def validate_memory(
     return summarise_runs(runs)
 
 
-def verdict(summary: MemorySummary) -> str:
-    """Errors beside their gates, in one line."""
-    large = summary.large
-    return (
-        f"{large.num_settings} settings above {format_bytes(LARGE_BYTES)}: bias {large.bias:+.2%}, "
-        f"MAPE {large.mape:.2%} (at most {MAPE_AT_MOST:.1%}), worst {large.worst_absolute:.2%} "
-        f"(at most {WORST_AT_MOST:.0%}); all {summary.num_settings}: worst {summary.worst_of_all:.2%}"
+def verdict(summary: MemorySummary) -> list[str]:
+    """Errors beside their gates."""
+    large, of_all = (
+        summary.large,
+        f"all {summary.num_settings}: worst {summary.worst_of_all:.2%}",
     )
+    if large is None:
+        return [
+            of_all,
+            (
+                f"caveat: no setting was above {format_bytes(LARGE_BYTES)}, below which nothing is promised: "
+                "no gate was judged; name larger models or batches"
+            ),
+        ]
+    return [
+        (
+            f"{large.num_settings} settings above {format_bytes(LARGE_BYTES)}: bias {large.bias:+.2%}, "
+            f"MAPE {large.mape:.2%} (at most {MAPE_AT_MOST:.1%}), worst {large.worst_absolute:.2%} "
+            f"(at most {WORST_AT_MOST:.0%}); {of_all}"
+        )
+    ]
 
 
 def _line(run: MemoryRun) -> str:

@@ -188,7 +188,8 @@ def judge_models(
     uses_replays = request.mode == "measured"
     if uses_replays:
         profile = with_replays(profile, replays)
-    predictor = Predictor(profile, use_measured=uses_replays)
+    num_visits = round(float(np.median([len(entry.visits) for entry in found.values()] or [1])))
+    predictor = Predictor(profile, use_measured=uses_replays, num_visits=num_visits)
     traced = _traced(predictor, replays)
     rows = tuple(
         _compared(setting, found[setting], predictor, traced[setting.workload], request.mode)

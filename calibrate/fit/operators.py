@@ -6,17 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.optimize import nnls
 
 from calibrate.fit.gaussian_process import fit_gaussian_process
 from calibrate.replays import measured_steps
 from perfmodel.cost.curve import CurveDraws
-from perfmodel.cost.families import family, features, wider_family
+from perfmodel.cost.families import family, features, optimizer_work, wider_family, work
 from perfmodel.cost.operators import (
     OPTIMIZER_TRAFFIC,
     OperatorPrices,
     optimizer_family,
     optimizer_features,
-    roofline_s,
+    work_s,
 )
 from perfmodel.documents.observation import (
     IsolatedOperator,
@@ -46,6 +47,8 @@ _STREAMING = ("pointwise", "copy", "function")
 _SMALLEST_S = 1e-8
 #: Share of repeats that are not believed.
 _INTERRUPTED = 1 / 6
+#: Until the costs of the work stand still.
+_REWEIGHTINGS = 7
 #: Sums over reference models are no better known than this, whatever few of them say.
 _SMALLEST_ERROR = 0.02
 #: What is assumed of sums that no reference model was compared with.
@@ -60,6 +63,8 @@ class _Timing:
     time_s: Seconds
     flop: float
     moved_bytes: float
+    units: tuple[float, ...]
+    """Of each kind of work."""
 
 
 def fit_operators(
@@ -147,6 +152,7 @@ def _timings(
                 time_s=factor * typical_s(timed, host_s=host_s),
                 flop=operator.flop,
                 moved_bytes=operator.read_bytes + operator.written_bytes,
+                units=work(operator),
             )
             name = family(operator)
             groups[name].append(timing)
@@ -198,13 +204,14 @@ def _optimizer_timing(point: OptimizerPoint, factor: float) -> _Timing:
         time_s=factor * typical_s(point, host_s=0.0) / point.num_tensors,
         flop=0.0,
         moved_bytes=OPTIMIZER_TRAFFIC[point.optimizer] * point.tensor_bytes,
+        units=optimizer_work(point.tensor_bytes),
     )
 
 
 def fit_family(
     name: str, timings: Sequence[_Timing], *, most_points: int = _MOST_POINTS
 ) -> OperatorFamily:
-    """A curve through the ratios of a family's times to its roofline."""
+    """A curve through the ratios of a family's times to those of the work."""
     width = max((len(timing.features) for timing in timings), default=0)
     members = [timing for timing in timings if len(timing.features) == width]
     if len(members) > most_points:
@@ -213,18 +220,9 @@ def fit_family(
     flop_per_s = max(timing.flop / timing.time_s for timing in members)
     bytes_per_s = max(timing.moved_bytes / timing.time_s for timing in members) or 1e9
     least_s = min(timing.time_s for timing in members)
+    unit_s = unit_costs(members)
     ratios = np.log(
-        [
-            timing.time_s
-            / roofline_s(
-                timing.flop,
-                timing.moved_bytes,
-                flop_per_s=flop_per_s,
-                bytes_per_s=bytes_per_s,
-                least_s=least_s,
-            )
-            for timing in members
-        ]
+        [timing.time_s / work_s(timing.units, unit_s, least_s=least_s) for timing in members]
     )
     points = np.array([timing.features for timing in members])
     process = fit_gaussian_process(points, ratios)
@@ -233,12 +231,30 @@ def fit_family(
         flop_per_s=flop_per_s,
         bytes_per_s=bytes_per_s,
         least_s=least_s,
+        unit_s=unit_s,
         features=tuple(timing.features for timing in members),
         log_ratios=tuple(float(ratio) for ratio in ratios),
         lengths=tuple(float(length) for length in process.lengths),
         spread=process.spread,
         noise=process.noise,
     )
+
+
+def unit_costs(timings: Sequence[_Timing]) -> tuple[Seconds, ...]:
+    """Time per unit of each kind of work, none negative, that comes closest in log. [s]
+
+    Squares of ``sum - time`` over ``sum * time``, which are those of logarithms as far as both are close.
+    """
+    units = np.array([timing.units for timing in timings])
+    time_s = np.array([timing.time_s for timing in timings])
+    scale = np.maximum(units.max(axis=0), 1.0)
+    expected_s = time_s
+    found = np.zeros(units.shape[1])
+    for _ in range(_REWEIGHTINGS):
+        weights = 1 / np.sqrt(time_s * expected_s)
+        found, _ = nnls(units / scale * weights[:, None], time_s * weights)
+        expected_s = np.maximum(units / scale @ found, 0.1 * time_s)
+    return tuple(float(value) for value in found / scale)
 
 
 def fit_overhead(

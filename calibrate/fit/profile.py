@@ -15,11 +15,13 @@ from calibrate.fit.steps import (
     fit_workload,
     round_error,
     single_steps,
+    visit_errors,
     with_device_streams,
 )
 from calibrate.visits import by_setting, estimate, typical_speed, visit
 from perfmodel.documents.base import Provenance, file_sha256
 from perfmodel.documents.observation import (
+    CheckpointObservation,
     CollectiveObservation,
     ComputeObservation,
     EnvironmentObservation,
@@ -30,6 +32,7 @@ from perfmodel.documents.observation import (
     read_observations,
 )
 from perfmodel.documents.profile import (
+    CheckpointProfile,
     CollectiveProfile,
     ComputeRate,
     CurvePoint,
@@ -83,6 +86,13 @@ def fit_profile(
         rates=draft.rates,
         speed_probe_s=draft.speed_probe_s[min(draft.speed_probe_s)],
     )
+    if operators is not None:
+        off = visit_errors(
+            [visit(entry) for entry in steps],
+            speed_probe_s=draft.speed_probe_s,
+            sensitivities={w.workload.name: w.speed_sensitivity for w in draft.workloads},
+        )
+        operators = operators.model_copy(update={"visit_errors": off})
     return _with_ddp(draft.model_copy(update={"operators": operators}), steps)
 
 
@@ -136,6 +146,7 @@ def _draft(
         steps=single_steps(
             by_setting(visits), speed_probe_s=speed_probe_s, sensitivities=sensitivities
         ),
+        checkpoint=checkpoint_profile(_of(observations, CheckpointObservation)),
         undetermined=(),
     )
 
@@ -200,13 +211,13 @@ def collective_profiles(
         groups[entry.collective, entry.world_size][entry.size_bytes].append(slowest_s)
     return tuple(
         CollectiveProfile(
-            collective=collective, world_size=world_size, points=_collective_points(sizes)
+            collective=collective, world_size=world_size, points=_monotone_points(sizes)
         )
         for (collective, world_size), sizes in sorted(groups.items())
     )
 
 
-def _collective_points(sizes: dict[int, list[float]]) -> tuple[CurvePoint, ...]:
+def _monotone_points(sizes: dict[int, list[float]]) -> tuple[CurvePoint, ...]:
     """Times over size, made monotone: a larger message is never faster."""
     results = [(size_bytes, estimate(values_s)) for size_bytes, values_s in sorted(sizes.items())]
     logs = np.log([result.value_s for _, result in results])
@@ -216,6 +227,22 @@ def _collective_points(sizes: dict[int, list[float]]) -> tuple[CurvePoint, ...]:
         CurvePoint(at=size_bytes, time_s=float(time_s), relative_error=result.relative_error)
         for (size_bytes, result), time_s in zip(results, monotone_s, strict=True)
     )
+
+
+def checkpoint_profile(
+    observations: Sequence[CheckpointObservation],
+) -> CheckpointProfile | None:
+    """Median of every visit, their typical value over visits, by size; None if there is none."""
+    if not observations:
+        return None
+    curves: dict[str, dict[int, list[float]]] = {
+        "write": defaultdict(list),
+        "read": defaultdict(list),
+    }
+    for entry in observations:
+        curves["write"][entry.size_bytes].append(float(np.median(entry.write_s)))
+        curves["read"][entry.size_bytes].append(float(np.median(entry.read_s)))
+    return CheckpointProfile(**{name: _monotone_points(sizes) for name, sizes in curves.items()})
 
 
 def _overlaps(observations: Sequence[OverlapObservation]) -> tuple[OverlapProfile, ...]:

@@ -90,16 +90,8 @@ def round_error(
     round's mean deviation from the settings' own means is one draw of it.
     """
     deviations: dict[int, list[float]] = defaultdict(list)
-    for setting, group in by_setting(visits).items():
-        logs = {
-            v.round: math.log(v.step_s)
-            + math.log(
-                to_speed(
-                    v, speed_probe_s=speed_probe_s, sensitivity=sensitivities[setting.workload]
-                )
-            )
-            for v in group
-        }
+    for group in by_setting(visits).values():
+        logs = _logs(group, speed_probe_s, sensitivities)
         mean = sum(logs.values()) / len(logs)
         for index, value in logs.items():
             deviations[index].append(value - mean)
@@ -107,6 +99,43 @@ def round_error(
     if len(rounds) < _MINIMUM_ROUNDS:
         return _ASSUMED_ROUND_ERROR
     return float(np.std(rounds, ddof=1) / math.sqrt(len(rounds)))
+
+
+def visit_errors(
+    visits: Sequence[Visit],
+    *,
+    speed_probe_s: Mapping[int, Seconds],
+    sensitivities: Mapping[str, float],
+) -> dict[int, float]:
+    """By the number of ranks at work, how far one visit is off its setting's mean, in log.
+
+    Root mean square over settings; without settings that were visited twice, nothing is known.
+    """
+    squares: dict[int, list[float]] = defaultdict(list)
+    for setting, group in by_setting(visits).items():
+        logs = _logs(group, speed_probe_s, sensitivities)
+        if len(logs) > 1:
+            squares[setting.world_size].append(float(np.var([*logs.values()], ddof=1)))
+    return {n: math.sqrt(sum(found) / len(found)) for n, found in sorted(squares.items())}
+
+
+def _logs(
+    group: Sequence[Visit],
+    speed_probe_s: Mapping[int, Seconds],
+    sensitivities: Mapping[str, float],
+) -> dict[int, float]:
+    """Logarithm of a setting's step at the typical machine speed, by round."""
+    return {
+        v.round: math.log(v.step_s)
+        + math.log(
+            to_speed(
+                v,
+                speed_probe_s=speed_probe_s,
+                sensitivity=sensitivities[v.setting.workload],
+            )
+        )
+        for v in group
+    }
 
 
 def with_device_streams(

@@ -35,6 +35,9 @@ _REPEATS: Final = 3
 _CHAIN_BYTES: Final = 48 * 2**20
 #: Largest result that the C library takes from its heap once it has seen a block of that size freed.
 _LARGEST_BYTES: Final = 31 * 2**20
+#: Read and written between layers: weights of other layers go through the second cache, and push out
+#: what the interpreter and light operators have there.
+_BETWEEN: Final = TensorSpec(shape=(2**20,), dtype="bool")
 #: Every layer has views, and all views cost the same: these layers have every kind.
 _VIEWED: Final = ("rotate", "product")
 _METHOD: Final = StepMethod(
@@ -72,6 +75,11 @@ class _Composer:
         self.handed.add(position)
         self.calls.append(Call(operator=position, phase=Phase.FORWARD, module=""))
 
+    def pass_weights(self, phase: Phase) -> None:
+        """What the weights of a heavier layer leave of the caches."""
+        self.operators.append(_copy(_BETWEEN))
+        self.calls.append(Call(operator=len(self.operators) - 1, phase=phase, module=""))
+
     def run(self, recorded: RecordedLayer, phase: Phase) -> None:
         for operator, at in recorded.calls:
             if at is not phase:
@@ -89,10 +97,12 @@ def chained(layers: Sequence[RecordedLayer]) -> Chain:
     """The step that runs the layers forward in order and backward in the opposite one."""
     composer = _Composer()
     for layer in layers:
+        composer.pass_weights(Phase.FORWARD)
         for spec in layer.inputs:
             composer.hand_over(spec)
         composer.run(layer, Phase.FORWARD)
     for layer in reversed(layers):
+        composer.pass_weights(Phase.BACKWARD)
         composer.run(layer, Phase.BACKWARD)
     parameters = [spec for layer in reversed(layers) for spec in reversed(layer.parameters)]
     step = TracedStep(

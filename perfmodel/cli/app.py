@@ -1,6 +1,7 @@
 """The command line: one sub-command per question."""
 
 import functools
+import itertools
 import os
 import sys
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import Any, Final
 import typer
 
 from perfmodel.cli import (
+    batch,
     decide,
     delivery,
     devices,
@@ -20,6 +22,8 @@ from perfmodel.cli import (
     predict,
     published,
     report,
+    serve,
+    strategies,
     testbed,
     trace,
     validate,
@@ -38,12 +42,15 @@ perfmodel devices       data sheets of devices that need not be present
 perfmodel predict       speed-up, step time, doubt for any number of devices
 perfmodel explain       what costs the speed-up, what a change would gain
 perfmodel whatif        change a field: before, after, and why
+perfmodel serve         the same on a page with sliders, on this machine
 perfmodel diff          what changed between two profiles beyond noise
 perfmodel acceptance    clauses for a contract; judge what was delivered
 perfmodel plan parallelism   all layouts of a large model, ranked
 perfmodel plan options  rank machines by cost and chance to be in time
 perfmodel validate      run settings never used, print the tool's own error
 perfmodel validate testbed   the same with up to 16 ranks on shaped links
+perfmodel validate network   collectives of 2 to 16 ranks beside their law
+perfmodel validate strategies   FSDP2, ZeRO, tensor, pipeline for real
 perfmodel batch         time to the target over the batch size
 perfmodel cost          buy or rent: cost of a useful device-hour
 perfmodel goodput       weeks of a job that fails: its end, how often to save
@@ -89,7 +96,10 @@ _MEASURING: Final = frozenset(
     {
         measure.calibrate,
         network.measure,
+        strategies.run_strategies,
+        testbed.run_network,
         testbed.run_testbed,
+        validate.batch,
         validate.memory,
         validate.models,
         validate.validate,
@@ -130,10 +140,11 @@ _COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "explain": predict.explain,
     "report": report.report,
     "goodput": decide.goodput,
-    "batch": decide.batch,
+    "batch": batch.batch,
     "cost": decide.cost,
     "whatif": whatif.whatif,
     "diff": delivery.diff,
+    "serve": serve.serve,
 }
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_runnable(_command))
@@ -142,9 +153,12 @@ for _name, _command in _COMMANDS.items():
 _validate = typer.Typer(rich_markup_mode=None)
 _validate.callback(invoke_without_command=True)(_runnable(validate.validate))
 _validate.command("models")(_runnable(validate.models))
+_validate.command("batch")(_runnable(validate.batch))
 _validate.command("memory")(_runnable(validate.memory))
 _validate.command("published")(_runnable(published.published))
 _validate.command("testbed")(_runnable(testbed.run_testbed))
+_validate.command("network")(_runnable(testbed.run_network))
+_validate.command("strategies")(_runnable(strategies.run_strategies))
 app.add_typer(_validate, name="validate")
 
 _network = typer.Typer(
@@ -194,8 +208,19 @@ def _explain_usage(error: Any) -> int:
         error.show()
     else:
         command = error.ctx.command_path if error.ctx else "perfmodel"
-        _complain(f"{error.format_message().rstrip('.')}; see {command} --help", code=EXIT_USAGE)
+        problem = f"{error.format_message().rstrip('.')}{_typed(error)}"
+        _complain(f"{problem}; see {command} --help", code=EXIT_USAGE)
     return EXIT_USAGE
+
+
+def _typed(error: Any) -> str:
+    """What stood behind an option whose value cannot be parsed, the last time: typer does not say."""
+    names = tuple(getattr(getattr(error, "param", None), "opts", ()))
+    for argument, following in reversed([*itertools.pairwise([*sys.argv, ""])]):
+        name, equals, value = argument.partition("=")
+        if name in names:
+            return f", got {value if equals else following!r}"
+    return ""
 
 
 def _complain(problem: object, *, code: int) -> int:

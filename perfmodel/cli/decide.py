@@ -2,13 +2,16 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.options import day, numbers, pairs
+from perfmodel.cli.measure import DEFAULT_PROFILE
+from perfmodel.cli.options import day
 from perfmodel.cli.terminal import show_document
-from perfmodel.errors import UsageError
+
+if TYPE_CHECKING:
+    from perfmodel.plan.goodput import Request
 
 _CAUSE = typer.Option(
     help="NAME=DEVICE_HOURS between failures of one cause, for example gpu=140000; with ,replace "
@@ -20,17 +23,20 @@ _MTBF = typer.Option(
 _INTERVAL = typer.Option(
     help="Work between two checkpoints; default: the best by the formula, which needs --checkpoint-s."
 )
+_WRITE = typer.Option(help="Training stands still for one write; default: see --checkpoint-size.")
+_SIZE = typer.Option(
+    help="Size of all parts, such as 980GB: its write and read take what the calibration timed."
+)
+_WRITERS = typer.Option(help="Processes that write an equal part of it each, at the same time.")
+_RESTART = typer.Option(
+    help="Start, read the checkpoint, warm up; default: reading alone, if its size is given."
+)
 _STOPS = typer.Option(help="From how many stops the mean times were estimated: widens the answer.")
 _SPARES = typer.Option(help="Idle nodes at the start; default: a replacement is always at hand.")
+_REPLACEMENT = typer.Option(help="Until a failed node is back as a spare.")
+_DEADLINE = typer.Option(help="Print the chance to make it.")
+_BEST = typer.Option("--best-interval", help="Search the best interval by simulation too.")
 _MAINTENANCE = typer.Option(help="Period of planned stops, by the calendar.")
-
-
-_POINTS = typer.Option(
-    help="BATCH=SAMPLES to the target for at least two batch sizes, such as 1024=58.4,2048=56.5; "
-    "with --samples-per-unit, epochs or tokens instead of samples."
-)
-_RATES = typer.Option(help="BATCH=SAMPLES per second, separated by commas, as predicted or timed.")
-_UNIT = typer.Option(help="Samples per unit of --points: the size of the data set for epochs.")
 
 
 def goodput(  # noqa: PLR0913 - one parameter per flag
@@ -40,42 +46,44 @@ def goodput(  # noqa: PLR0913 - one parameter per flag
     mtbf_device_hours: Annotated[float | None, _MTBF] = None,
     cause: Annotated[list[str] | None, _CAUSE] = None,
     mtbf_stops: Annotated[int | None, _STOPS] = None,
-    checkpoint_s: Annotated[float, typer.Option(help="Training stands still for one write.")] = 0,
+    checkpoint_s: Annotated[float | None, _WRITE] = None,
+    checkpoint_size: Annotated[str | None, _SIZE] = None,
+    checkpoint_writers: Annotated[int, _WRITERS] = 1,
+    profile: Annotated[Path, typer.Option(help="With --checkpoint-size.")] = DEFAULT_PROFILE,
     checkpoint_interval_s: Annotated[float | None, _INTERVAL] = None,
     detection_s: Annotated[float, typer.Option(help="From a failure to the end of the job.")] = 0,
-    restart_s: Annotated[float, typer.Option(help="Start, read the checkpoint, warm up.")] = 0,
+    restart_s: Annotated[float | None, _RESTART] = None,
     spares: Annotated[int | None, _SPARES] = None,
-    replacement_hours: Annotated[
-        float, typer.Option(help="Until a failed node is back as a spare.")
-    ] = 0,
+    replacement_hours: Annotated[float, _REPLACEMENT] = 0,
     maintenance_every_days: Annotated[float | None, _MAINTENANCE] = None,
     maintenance_hours: Annotated[float, typer.Option(help="Length of a planned stop.")] = 0,
-    deadline_days: Annotated[float | None, typer.Option(help="Print the chance to make it.")] = (
-        None
-    ),
-    best_interval: Annotated[
-        bool, typer.Option("--best-interval", help="Search the best interval by simulation too.")
-    ] = False,
+    deadline_days: Annotated[float | None, _DEADLINE] = None,
+    best_interval: Annotated[bool, _BEST] = False,
     replicas: Annotated[int, typer.Option(help="Simulated courses.")] = 200,
     seed: Annotated[int, typer.Option(help="Seed of the failures.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the goodput document.")] = False,
 ) -> None:
     """Simulate weeks of a job that fails: when it ends, and how often to write checkpoints."""
-    from perfmodel.cli.job_flags import JobFlags, days  # noqa: PLC0415 - keeps --help fast
+    from perfmodel.cli.job_flags import (  # noqa: PLC0415 - keeps --help fast
+        JobFlags,
+        Storage,
+        check_courses,
+        days,
+    )
     from perfmodel.plan.goodput import Request  # noqa: PLC0415
-    from perfmodel.plan.goodput import goodput as use_case  # noqa: PLC0415
-    from perfmodel.report.goodput import goodput_grid, goodput_lines  # noqa: PLC0415
-    from perfmodel.report.tables import rich_table  # noqa: PLC0415
 
+    check_courses(replicas, seed=seed, mtbf_stops=mtbf_stops, deadline_days=deadline_days)
+    sized = Storage(profile=profile, size=checkpoint_size, writers=checkpoint_writers)
+    checkpoint = sized.cost(write_s=checkpoint_s, restart_s=restart_s)
     flags = JobFlags(
         devices=devices,
         work_days=work_days,
         mtbf_device_hours=mtbf_device_hours,
         causes=cause or (),
-        checkpoint_s=checkpoint_s,
+        checkpoint_s=checkpoint.write_s,
         checkpoint_interval_s=checkpoint_interval_s,
         detection_s=detection_s,
-        restart_s=restart_s,
+        restart_s=checkpoint.restart_s,
         spares=spares,
         replacement_hours=replacement_hours,
         maintenance_every_days=maintenance_every_days,
@@ -88,38 +96,19 @@ def goodput(  # noqa: PLR0913 - one parameter per flag
         mtbf_stops=mtbf_stops,
         deadline_s=days(deadline_days),
         is_search=best_interval,
+        notes=checkpoint.notes,
     )
+    _show_goodput(request, as_json=as_json)
+
+
+def _show_goodput(request: "Request", *, as_json: bool) -> None:
+    from perfmodel.plan.goodput import goodput as use_case  # noqa: PLC0415 - keeps --help fast
+    from perfmodel.report.goodput import goodput_grid, goodput_lines  # noqa: PLC0415
+    from perfmodel.report.tables import rich_table  # noqa: PLC0415
+
     document = use_case(request, argv=sys.argv)
     table = rich_table(goodput_grid(document))
     show_document(document, table, goodput_lines(document), as_json=as_json)
-
-
-def batch(
-    *,
-    points: Annotated[str, _POINTS],
-    batches: Annotated[str, typer.Option(help="Further batches, separated by commas.")] = "",
-    samples_per_s: Annotated[str, _RATES] = "",
-    samples_per_unit: Annotated[float, _UNIT] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the document.")] = False,
-) -> None:
-    """From runs of some batch sizes, the time to the target with others."""
-    from perfmodel.checks import positive  # noqa: PLC0415 - keeps --help fast
-    from perfmodel.plan.batch import Request, batch_outlook  # noqa: PLC0415
-    from perfmodel.report.batch import batch_grid, batch_lines  # noqa: PLC0415
-    from perfmodel.report.tables import rich_table  # noqa: PLC0415
-
-    positive("--samples-per-unit:", samples_per_unit)
-    given = pairs("--points", points)
-    if len(given) < 2:
-        raise UsageError(f"--points: must name at least two batches, got {points!r}")
-    request = Request(
-        samples_to_target={size: units * samples_per_unit for size, units in given.items()},
-        batches=numbers("--batches", batches),
-        samples_per_s=pairs("--samples-per-s", samples_per_s),
-    )
-    document = batch_outlook(request, argv=sys.argv)
-    table = rich_table(batch_grid(document))
-    show_document(document, table, batch_lines(document), as_json=as_json)
 
 
 def cost(

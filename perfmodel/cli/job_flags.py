@@ -3,14 +3,21 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
-from perfmodel.checks import non_negative, positive
-from perfmodel.errors import UsageError
+from perfmodel.checks import at_least, non_negative, positive, within
+from perfmodel.cli.options import at_least_one, size_bytes
+from perfmodel.cost.storage import checkpoint_cost
+from perfmodel.documents.prediction import Evidence, Interval
+from perfmodel.documents.profile import CheckpointProfile, ProfileDocument
+from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.plan.goodput import best_interval_or_work_s
 from perfmodel.program.job import FailureCause, Job
-from perfmodel.units import Seconds
+from perfmodel.units import Bytes, Seconds, format_bytes, format_duration
 
+#: More courses take hours and say nothing more.
+MOST_REPLICAS: Final = 1_000_000
 HOUR_S: Final = 3600.0
 DAY_S: Final = 24 * HOUR_S
 
@@ -45,7 +52,7 @@ class JobFlags:
         if causes and not self.checkpoint_s and self.checkpoint_interval_s is None:
             raise UsageError(
                 "--checkpoint-s: must be > 0 for a best interval, got 0: what costs nothing is best done "
-                "all the time; give the time of one write, or --checkpoint-interval-s"
+                "all the time; give the time of one write, --checkpoint-size, or --checkpoint-interval-s"
             )
         job = Job(
             devices=self.devices,
@@ -112,6 +119,86 @@ class JobFlags:
                 ),
             )
         return tuple(_cause(text) for text in self.causes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFigures:
+    """What a checkpoint costs the job."""
+
+    write_s: Seconds
+    restart_s: Seconds
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """Where the cost of a checkpoint comes from, if it was not typed."""
+
+    profile: Path
+    size: str | None
+    writers: int
+
+    def cost(self, *, write_s: Seconds | None, restart_s: Seconds | None) -> CheckpointFigures:
+        """What was typed; the rest, if a size is given, as the calibration timed it.
+
+        Raises
+        ------
+        UsageError
+            If both a size and a time of a write are given, or writers without a size.
+        CalibrationUnavailable
+            If the profile cannot be read or timed no checkpoint.
+        """
+        if self.size is None:
+            if self.writers != 1:
+                raise UsageError("--checkpoint-writers: means nothing without --checkpoint-size")
+            return CheckpointFigures(write_s=write_s or 0.0, restart_s=restart_s or 0.0)
+        if write_s is not None:
+            raise UsageError("--checkpoint-s: excludes --checkpoint-size; give one of the two")
+        total_bytes = size_bytes("--checkpoint-size", self.size)
+        writers = at_least_one("--checkpoint-writers", self.writers)
+        cost = checkpoint_cost(self._timed(), total_bytes, writers=writers)
+        found = [_timed("written", cost.write_s, cost.evidence, total_bytes, writers)]
+        if restart_s is None:
+            read = _timed("read", cost.read_s, cost.evidence, total_bytes, writers)
+            found.append(f"{read}; starting and warming up are not in it: --restart-s")
+        return CheckpointFigures(
+            write_s=cost.write_s.p50,
+            restart_s=cost.read_s.p50 if restart_s is None else restart_s,
+            notes=tuple(found),
+        )
+
+    def _timed(self) -> CheckpointProfile:
+        found = ProfileDocument.read(self.profile).checkpoint
+        if found is None:
+            raise CalibrationUnavailable(
+                f"{self.profile}: must hold the time of a checkpoint, got none; run perfmodel calibrate "
+                "anew, or give --checkpoint-s"
+            )
+        return found
+
+
+def check_courses(
+    replicas: int, *, seed: int, mtbf_stops: int | None, deadline_days: float | None
+) -> None:
+    """Refuse what cannot be simulated with a ``ValueError`` that names the flag."""
+    within("--replicas:", replicas, 2, MOST_REPLICAS)
+    at_least("--seed:", seed, 0)
+    if mtbf_stops is not None:
+        at_least("--mtbf-stops:", mtbf_stops, 1)
+    if deadline_days is not None:
+        positive("--deadline-days:", deadline_days)
+
+
+def _timed(
+    done: str, found_s: Interval, evidence: Evidence, total_bytes: Bytes, writers: int
+) -> str:
+    """A sentence about one direction."""
+    by = "one process" if writers == 1 else f"{writers} processes, said not to slow each other"
+    return (
+        f"a checkpoint of {format_bytes(total_bytes)} is {done} in {format_duration(found_s.p50)} "
+        f"[{format_duration(found_s.p5)} - {format_duration(found_s.p95)}] by {by} ({evidence.value}): "
+        "the storage of the calibration, which need not be that of the job"
+    )
 
 
 def days(value: float | None) -> Seconds | None:

@@ -50,11 +50,6 @@ def read_model(text: str, *, sequence: int | None) -> NamedTransformer:
 def _from_config(path: Path, sequence: int | None) -> NamedTransformer:
     config = Config.read(path)
     shape = read_shape(config, families=DECODERS)
-    if shape.num_experts > 1:
-        raise UsageError(
-            f"{path}: must have no experts for --layout, got {shape.num_experts}; "
-            "the closed forms cover dense decoders"
-        )
     if shape.head_width * shape.num_heads != shape.width:
         raise UsageError(
             f"{path}: head_dim x num_attention_heads must be hidden_size = {shape.width} for --layout, "
@@ -75,6 +70,8 @@ def _from_config(path: Path, sequence: int | None) -> NamedTransformer:
             gated=shape.family in LLAMA_FAMILY,
             vocabulary=shape.vocabulary,
             tied=shape.tied,
+            experts=max(shape.num_experts, 1),
+            experts_per_token=shape.experts_per_token if shape.num_experts > 1 else 1,
         ),
         sequence=min(shape.num_positions, _LONGEST_DEFAULT) if sequence is None else sequence,
     )

@@ -3,11 +3,11 @@
 import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from perfmodel.cli.options import at_least_one, size_bytes
+from perfmodel.cli.options import at_least_one, bandwidth_bytes_per_s, size_bytes
 from perfmodel.cli.terminal import show, show_document
 from perfmodel.errors import UsageError
 
@@ -17,17 +17,31 @@ if TYPE_CHECKING:
     from perfmodel.program.trace import Trace
 
 DEFAULT_DEVICES_PER_NODE: Final = 8
+_PICTURES: Final[tuple[Literal["png", "svg", "html"], ...]] = ("png", "svg", "html")
 
 INFERRED = typer.Option(help="Calibration from runs, from perfmodel calibrate --from-runs.")
 LAYOUT = typer.Option(
     help='Layout of a large model, such as "dp=8 tp=4 pp=2 zero=1 micro_batch=2"; with --model and a '
-    "profile from calibrate --from-runs. --batch then counts sequences per step of all devices."
+    "profile from calibrate --from-runs. --batch then counts sequences per step of all devices. Further "
+    "keys: cp, ep, imbalance, accumulation, interleave, stage_layers, schedule, recompute, "
+    "sequence_parallel, shard, prefetch, offload, precision, one_process, sites, sync_every."
 )
 MODEL = typer.Option(help="Transformer: a Hugging Face config.json, or a name such as llama3-70b.")
 SEQUENCE = typer.Option(
     help="Tokens per sequence; default: what the model is usually trained with."
 )
 PER_NODE = typer.Option(help="Devices of a node, which share its fast links; default 8.")
+SCHEDULER = typer.Option(
+    help="Dask scheduler whose workers share the search, such as tcp://host:8786; needs the extra "
+    "distributed."
+)
+SITE_LINK = typer.Option(
+    help="Bandwidth between sites, all devices of a site together, such as 10Gbit/s; with sites=2 in "
+    "--layout."
+)
+TIMELINE = typer.Option(
+    help="Draw the simulated step of --layout, .png, .svg or .html: lanes per stage, bubbles grey."
+)
 MEMORY = typer.Option(help="Memory of one device, such as 80GiB: says whether a layout fits.")
 
 #: Parameters of ``predict`` that layouts do not have, and what to do instead.
@@ -66,6 +80,8 @@ class LargeFlags:
     sequence_length: int | None
     devices_per_node: int | None
     device_memory: str | None
+    site_link: str | None
+    timeline: Path | None
 
     def refuse_without_layout(self) -> None:
         """Refuse flags that would be ignored."""
@@ -116,9 +132,12 @@ def predict_layout(
     if large.model is None:
         raise UsageError("--layout: must come with --model, got it alone")
     if answers.as_csv or answers.plot is not None:
-        raise UsageError("--layout: excludes --csv and --plot; take --json, --output or --trace")
+        raise UsageError(
+            "--layout: excludes --csv and --plot; take --json, --output, --trace or --timeline"
+        )
     if devices is not None and len(devices) != 1:
         raise UsageError(f"--devices: must be one count with --layout, got {len(devices)}")
+    timeline_form = None if large.timeline is None else _picture_form(large.timeline)
     layout = _with_batch(parse_layout(text), batch)
     training = Training(
         model=read_model(large.model, sequence=large.sequence_length),
@@ -127,6 +146,7 @@ def predict_layout(
             "--devices-per-node", large.devices_per_node or DEFAULT_DEVICES_PER_NODE
         ),
         global_batch=layout.global_batch,
+        site_bytes_per_s=_site_link(large.site_link, layout),
     )
     limit = _limit(large.device_memory)
     machine = read_machine(profile)
@@ -138,6 +158,9 @@ def predict_layout(
     if answers.trace is not None:
         _write_trace(answers.trace, step, f"{training.model.name} {layout}")
         answers.tell("trace", answers.trace)
+    if large.timeline is not None and timeline_form is not None:
+        _write_timeline(large.timeline, step, f"{training.model.name} {layout}", timeline_form)
+        answers.tell("timeline", large.timeline)
 
 
 def plan_parallelism(  # noqa: PLR0913 - one parameter per flag
@@ -151,6 +174,8 @@ def plan_parallelism(  # noqa: PLR0913 - one parameter per flag
     devices_per_node: Annotated[int, PER_NODE] = DEFAULT_DEVICES_PER_NODE,
     interleave: Annotated[int, typer.Option(help="Most pipeline stages per device.")] = 1,
     top: Annotated[int, typer.Option(help="How many layouts to show.")] = 10,
+    processes: Annotated[int, typer.Option(help="Processes that share the search.")] = 1,
+    scheduler: Annotated[str | None, SCHEDULER] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan document.")] = False,
     output: Annotated[Path | None, typer.Option(help="Write the plan document.")] = None,
 ) -> None:
@@ -158,6 +183,7 @@ def plan_parallelism(  # noqa: PLR0913 - one parameter per flag
     from perfmodel.cli.large_models import read_machine, read_model  # noqa: PLC0415
     from perfmodel.plan.parallelism import Request  # noqa: PLC0415
     from perfmodel.plan.parallelism import plan_parallelism as use_case  # noqa: PLC0415
+    from perfmodel.plan.spread import Workers  # noqa: PLC0415
     from perfmodel.predict_layout import Training  # noqa: PLC0415
     from perfmodel.report.layout import plan_grid, plan_lines  # noqa: PLC0415
     from perfmodel.report.tables import rich_table  # noqa: PLC0415
@@ -174,11 +200,24 @@ def plan_parallelism(  # noqa: PLR0913 - one parameter per flag
         interleave=at_least_one("--interleave", interleave),
         top=at_least_one("--top", top),
     )
-    document = use_case(read_machine(profile), request, argv=sys.argv)
+    if scheduler is not None and processes != 1:
+        raise UsageError(f"--processes: excludes --scheduler, got {processes} beside {scheduler}")
+    workers = Workers(processes=at_least_one("--processes", processes), scheduler=scheduler)
+    document = use_case(read_machine(profile), request, argv=sys.argv, workers=workers)
     if output is not None:
         document.write(output)
     table = rich_table(plan_grid(document))
     show_document(document, table, plan_lines(document), as_json=as_json)
+
+
+def _site_link(text: str | None, layout: "Layout") -> float | None:
+    if text is None:
+        return None
+    if layout.sites == 1:
+        raise UsageError(
+            f"--site-link: must come with sites > 1 in --layout, got {text} on one site"
+        )
+    return bandwidth_bytes_per_s("--site-link", text)
 
 
 def _limit(text: str | None) -> int | None:
@@ -205,6 +244,22 @@ def _write_trace(path: Path, step: "Trace", name: str) -> None:
     from perfmodel.report.chrome_trace import chrome_trace_text  # noqa: PLC0415
 
     write_atomically(path, chrome_trace_text(step, name=name))
+
+
+def _picture_form(path: Path) -> Literal["png", "svg", "html"]:
+    for form in _PICTURES:
+        if path.suffix == f".{form}":
+            return form
+    raise UsageError(f"--timeline: must end in .png, .svg or .html, got {str(path)!r}")
+
+
+def _write_timeline(
+    path: Path, step: "Trace", name: str, form: Literal["png", "svg", "html"]
+) -> None:
+    from perfmodel.documents.base import write_bytes_atomically  # noqa: PLC0415
+    from perfmodel.report.timeline import timeline_bytes  # noqa: PLC0415 - matplotlib
+
+    write_bytes_atomically(path, timeline_bytes(step, title=name, form=form))
 
 
 def _print_prediction(document: "LayoutPredictionDocument", *, as_json: bool) -> None:

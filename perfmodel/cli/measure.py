@@ -1,5 +1,6 @@
 """Commands that measure: doctor, calibrate, fit. They import torch-side code lazily."""
 
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +18,14 @@ DEFAULT_PROFILE = DEFAULT_CALIBRATION / "profile.json"
 _WORKLOAD = typer.Option(
     help="A traced workload (from perfmodel trace): measure its operators only, on one device, "
     "and add them to the profile in the folder."
+)
+_BUDGET = typer.Option(help="quick, standard or thorough: about 3, 12 or 33 minutes.")
+_OUT = typer.Option(help="Folder for raw observations and the profile.")
+_NPROC = typer.Option(help="Ranks per node; default: every GPU, or every core up to 8.")
+_RESUME = typer.Option("--resume", help="Continue an interrupted calibration in the folder.")
+_NOISE = typer.Option(
+    help="Models out of lenet, mlp, resnet18: train them on generated samples under DDP, measure their "
+    "gradient noise scale, and add it to the profile in the folder."
 )
 _MODELS = typer.Option(help="Reference models to run, separated by commas.")
 _FROM_RUNS = typer.Option(
@@ -40,22 +49,15 @@ def doctor() -> None:
 
 def calibrate(  # noqa: PLR0913 - one parameter per flag
     *,
-    budget: Annotated[
-        str, typer.Option(help="quick, standard or thorough: about 3, 12 or 33 minutes.")
-    ] = "standard",
-    out: Annotated[Path, typer.Option(help="Folder for raw observations and the profile.")] = (
-        DEFAULT_CALIBRATION
-    ),
+    budget: Annotated[str, _BUDGET] = "standard",
+    out: Annotated[Path, _OUT] = DEFAULT_CALIBRATION,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    nproc: Annotated[
-        int | None, typer.Option(help="Ranks per node; default: every GPU, or every core up to 8.")
-    ] = None,
+    nproc: Annotated[int | None, _NPROC] = None,
     models: Annotated[str, _MODELS] = "lenet,resnet18,mlp,transformer",
+    noise_scale: Annotated[str | None, _NOISE] = None,
     workload: Annotated[Path | None, _WORKLOAD] = None,
     batches: Annotated[str | None, _BATCHES] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue an interrupted calibration in the folder.")
-    ] = False,
+    resume: Annotated[bool, _RESUME] = False,
     seed: Annotated[int, typer.Option(help="Seed of the order of measurements.")] = 0,
     nnodes: Nodes = None,
     node_rank: NodeRank = None,
@@ -66,8 +68,13 @@ def calibrate(  # noqa: PLR0913 - one parameter per flag
     device_type: Annotated[str, _DEVICE_TYPE] = "A100",
 ) -> None:
     """Measure this machine by real training and write its profile."""
+    _refuse_several(
+        {"--workload": workload, "--from-runs": from_runs, "--noise-scale": noise_scale}
+    )
+    if noise_scale is not None:
+        _calibrate_noise(noise_scale, out, resume=resume)
+        return
     if workload is not None or batches is not None:
-        _refuse_both(workload, from_runs)
         _calibrate_workload(workload, out, batches=batches, resume=resume)
         return
     if from_runs is not None:
@@ -100,12 +107,32 @@ def calibrate(  # noqa: PLR0913 - one parameter per flag
     typer.echo(f"profile: {out / use_case.PROFILE}")
 
 
-def _refuse_both(workload: Path | None, from_runs: Path | None) -> None:
-    if from_runs is not None:
+def _refuse_several(flags: Mapping[str, object]) -> None:
+    given = {flag: value for flag, value in flags.items() if value is not None}
+    if len(given) > 1:
+        first, *others = given
         raise UsageError(
-            f"--workload: must come without --from-runs, got {workload} and {from_runs}; "
-            "run the command once for each"
+            f"{first}: must come without {' and '.join(others)}, got "
+            f"{' and '.join(map(str, given.values()))}; run the command once for each"
         )
+
+
+def _calibrate_noise(models: str, out: Path, *, resume: bool) -> None:
+    from calibrate import noise as use_case  # noqa: PLC0415 - keeps predict fast
+    from calibrate.launch import TorchrunLauncher  # noqa: PLC0415
+    from perfmodel.documents.profile import ProfileDocument  # noqa: PLC0415
+    from perfmodel.report.tables import profile_table  # noqa: PLC0415
+
+    path = out / DEFAULT_PROFILE.name
+    request = use_case.NoiseRequest(folder=out, models=names(models), resume=resume)
+    profile = ProfileDocument.read(path)
+    with measurement("calibrate") as on_progress:
+        profile = use_case.measure_noise(
+            request, TorchrunLauncher(), profile=profile, on_progress=on_progress
+        )
+    profile.write(path)
+    show(profile_table(profile))
+    typer.echo(f"profile: {path}")
 
 
 def _calibrate_workload(

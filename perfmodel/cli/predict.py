@@ -13,6 +13,8 @@ from perfmodel.cli.layouts import (
     MODEL,
     PER_NODE,
     SEQUENCE,
+    SITE_LINK,
+    TIMELINE,
     Answers,
     LargeFlags,
     predict_layout,
@@ -74,12 +76,14 @@ def predict(  # noqa: PLR0913 - one parameter per flag
     sequence_length: Annotated[int | None, SEQUENCE] = None,
     devices_per_node: Annotated[int | None, PER_NODE] = None,
     device_memory: Annotated[str | None, MEMORY] = None,
+    site_link: Annotated[str | None, SITE_LINK] = None,
+    timeline: Annotated[Path | None, TIMELINE] = None,
 ) -> None:
     """Predict speed-up and step time for any number of devices, or one layout of a large model."""
     if as_json and as_csv:
         raise UsageError("--json: excludes --csv, got both; --output writes JSON beside --csv")
     answers = Answers(as_json=as_json, as_csv=as_csv, output=output, plot=plot, trace=trace)
-    large = LargeFlags(model, sequence_length, devices_per_node, device_memory)
+    large = LargeFlags(model, sequence_length, devices_per_node, device_memory, site_link, timeline)
     if layout is not None:
         refuse_with_layout(context)
         only = None if devices == DEFAULT_DEVICES else device_counts(devices)

@@ -28,7 +28,11 @@ class Counted(Protocol):
 
     @property
     def task(self) -> str:
-        """The task that was finished last."""
+        """The task that was finished last, or what is being waited for."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether nothing is being measured: such time says nothing about the pace."""
 
 
 @dataclass(slots=True)
@@ -42,7 +46,7 @@ class _Lines:
 
     def __call__(self, progress: Counted) -> None:
         now_s = time.monotonic()
-        if self.started_s is None:
+        if self.started_s is None and not progress.is_waiting:
             # Starting the workers says nothing about the pace of the tasks.
             self.started_s, self.first_done = now_s, progress.done
         if now_s - self.last_line_s < _LINE_INTERVAL_S and progress.done < progress.total:
@@ -98,7 +102,11 @@ def _shown(title: str) -> Iterator[Callable[[Counted], None]]:
 
         def show(progress: Counted) -> None:
             bar.update(
-                row, completed=progress.done, total=progress.total, description=progress.task
+                row,
+                # the pace is read off the times of what was completed
+                completed=None if progress.is_waiting else progress.done,
+                total=progress.total,
+                description=progress.task,
             )
 
         yield show

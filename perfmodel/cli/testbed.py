@@ -1,4 +1,4 @@
-"""``perfmodel validate testbed``: many ranks for real, on shaped links between emulated devices."""
+"""Commands that run many ranks for real, on shaped links: training, and collectives alone."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,9 +6,10 @@ from typing import Annotated
 import typer
 
 from perfmodel.cli.progress import measurement
-from perfmodel.cli.terminal import refuse_failed_gates, show
+from perfmodel.cli.terminal import refuse_failed_gates, show, show_lines
 
 DEFAULT_TESTBED = Path("runs/testbed")
+DEFAULT_NETWORK = Path("runs/network-verdict")
 _SECONDS_PER_MINUTE = 60
 
 
@@ -51,7 +52,43 @@ def run_testbed(
         document = use_case.validate_testbed(request, on_progress=on_progress)
     for found in (settings_grid(document), families_grid(document)):
         show(rich_table(found))
-    for line in gate_lines(document):
-        typer.echo(line)
-    typer.echo(f"testbed: {out / use_case.VERDICT}")
+    show_lines([*gate_lines(document.gates), f"testbed: {out / use_case.VERDICT}"])
     refuse_failed_gates("validate testbed", document.gates)
+
+
+def run_network(
+    *,
+    budget: Annotated[
+        str, typer.Option(help="quick or standard: about 3 or 6 minutes.")
+    ] = "standard",
+    out: Annotated[Path, typer.Option(help="Folder for raw times and the verdict.")] = (
+        DEFAULT_NETWORK
+    ),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue in the folder, or judge it again.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the order of runs.")] = 1,
+    minutes: Annotated[
+        float | None, typer.Option(help="Stop after so long; continue with --resume.")
+    ] = None,
+) -> None:
+    """Measure collectives of 2 to 16 ranks on shaped links and on loopback; fit some, judge by the rest."""
+    from perfmodel import checks  # noqa: PLC0415 - keeps --help fast
+    from perfmodel.report.published import network_table  # noqa: PLC0415
+    from perfmodel.report.testbed_grids import gate_lines  # noqa: PLC0415
+    from validate.network import network as use_case  # noqa: PLC0415
+
+    if minutes is not None:
+        checks.positive("--minutes", minutes)
+    request = use_case.NetworkRequest(
+        folder=out,
+        budget=budget,
+        seed=seed,
+        resume=resume,
+        limit_s=None if minutes is None else minutes * _SECONDS_PER_MINUTE,
+    )
+    with measurement("network") as on_progress:
+        document = use_case.validate_network(request, on_progress=on_progress)
+    show(network_table(document))
+    show_lines([*gate_lines(document.gates), f"network: {out / use_case.VERDICT}"])
+    refuse_failed_gates("validate network", document.gates)

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perfmodel.cli.options import at_least_one, one_of
+from perfmodel.checks import within
+from perfmodel.cli.options import one_of
 from perfmodel.cli.terminal import show_lines
 
 if TYPE_CHECKING:
     from perfmodel.documents.workload import WorkloadDocument
 
+#: Far beyond any device; sizes of tensors must fit into 64 bits.
+MOST_OF_A_SIZE = 2**24
 DEFAULT_FOLDER = Path("runs/workloads")
 
 _MODEL = typer.Argument(
@@ -108,4 +111,4 @@ def _check_choices(chosen: dict[str, str]) -> None:
 def _check_sizes(sizes: dict[str, int | None]) -> None:
     for flag, number in sizes.items():
         if number is not None:
-            at_least_one(flag, number)
+            within(f"{flag}:", number, 1, MOST_OF_A_SIZE)

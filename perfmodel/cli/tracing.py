@@ -2,14 +2,20 @@
 
 import datetime as dt
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from perfmodel.documents.base import Provenance, command_line
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import UsageError
+from perfmodel.errors import UntraceableModel, UsageError
 from perfmodel.tracing.collection import without_collection
+from perfmodel.tracing.compiler import without_compiler
 from perfmodel.workload.step import StepMethod
+
+if TYPE_CHECKING:
+    from perfmodel.tracing.trace import TracedModel
 
 _NEEDED = ("torch", "torchvision")
 
@@ -32,12 +38,7 @@ def traced_document(
     """
     _refuse_without_torch("trace")
     with without_collection():
-        from perfmodel.tracing.source import SampleSize  # noqa: PLC0415 - torch
-        from perfmodel.tracing.sources import find_source  # noqa: PLC0415
-        from perfmodel.tracing.trace import trace_model  # noqa: PLC0415
-
-        size = SampleSize(image_size=image_size, sequence_length=sequence_length)
-        traced = trace_model(find_source(model, size), method, micro_batch=micro_batch)
+        traced = _traced(model, method, micro_batch, image_size, sequence_length)
     return WorkloadDocument(
         schema_version=WorkloadDocument.current_version,
         provenance=Provenance(
@@ -52,6 +53,29 @@ def traced_document(
         trace=traced.step,
         memory=traced.memory,
     )
+
+
+def _traced(
+    model: str,
+    method: StepMethod,
+    micro_batch: int,
+    image_size: int | None,
+    sequence_length: int | None,
+) -> "TracedModel":
+    """Without the compiler where that works; the code of a factory may ask for it."""
+
+    def trace() -> "TracedModel":
+        from perfmodel.tracing.source import SampleSize  # noqa: PLC0415 - torch
+        from perfmodel.tracing.sources import find_source  # noqa: PLC0415
+        from perfmodel.tracing.trace import trace_model  # noqa: PLC0415
+
+        size = SampleSize(image_size=image_size, sequence_length=sequence_length)
+        return trace_model(find_source(model, size), method, micro_batch=micro_batch)
+
+    if ".py" not in model:
+        with suppress(UntraceableModel, ImportError), without_compiler():
+            return trace()
+    return trace()
 
 
 def refuse_unknown_models(option: str, names: Sequence[str], *, known: Sequence[str]) -> None:

@@ -16,9 +16,10 @@ from perfmodel.cli.options import (
     whole_numbers,
 )
 from perfmodel.cli.progress import measurement
-from perfmodel.cli.terminal import refuse_failed_gates, show
+from perfmodel.cli.terminal import refuse_failed_gates, show, show_lines
 
 DEFAULT_VALIDATION = Path("runs/validation")
+DEFAULT_BATCH_VALIDATION = Path("runs/batch")
 DEFAULT_MODELS_VALIDATION = Path("runs/models")
 DEFAULT_MEMORY_VALIDATION = Path("runs/memory/validation.json")
 
@@ -66,9 +67,7 @@ def validate(  # noqa: PLR0913 - one parameter per flag
     with measurement("validate") as on_progress:
         document = use_case.validate(request, TorchrunLauncher(), on_progress=on_progress)
     show(validation_table(document))
-    for line in summary_lines(document):
-        typer.echo(line)
-    typer.echo(f"validation: {out / use_case.VALIDATION}")
+    show_lines([*summary_lines(document), f"validation: {out / use_case.VALIDATION}"])
     refuse_failed_gates(
         "validate",
         document.gates,
@@ -116,10 +115,46 @@ def models(
     with measurement("validate") as on_progress:
         document = use_case.validate_models(request, TorchrunLauncher(), on_progress=on_progress)
     show(models_table(document))
-    for line in models_lines(document):
-        typer.echo(line)
-    typer.echo(f"validation: {out / use_case.file_name(request.mode)}")
+    show_lines([*models_lines(document), f"validation: {out / use_case.file_name(request.mode)}"])
     refuse_failed_gates("validate models", document.gates)
+
+
+def batch(
+    *,
+    profile: Annotated[Path, typer.Option(help="Profile to judge.")] = DEFAULT_PROFILE,
+    workload: Annotated[
+        str, typer.Option(help="Model whose noise scale was calibrated.")
+    ] = "lenet",
+    budget: Annotated[
+        str, typer.Option(help="quick or standard: about 2 or 20 minutes for lenet.")
+    ] = "standard",
+    out: Annotated[Path, typer.Option(help="Folder for observations and the verdict.")] = (
+        DEFAULT_BATCH_VALIDATION
+    ),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue an interrupted campaign in the folder.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the trainings.")] = 1,
+) -> None:
+    """Train to a target at several batches and print the error of predicted steps."""
+    from calibrate.launch import TorchrunLauncher  # noqa: PLC0415 - keeps predict fast
+    from perfmodel.documents.profile import ProfileDocument  # noqa: PLC0415
+    from perfmodel.report.batch import judged_grid, judged_lines  # noqa: PLC0415
+    from perfmodel.report.tables import rich_table  # noqa: PLC0415
+    from validate import batch as use_case  # noqa: PLC0415
+
+    request = use_case.BatchRequest(
+        profile=ProfileDocument.read(profile),
+        folder=out,
+        workload=workload,
+        budget=budget,
+        seed=seed,
+        resume=resume,
+    )
+    with measurement("validate") as on_progress:
+        document = use_case.validate_batch(request, TorchrunLauncher(), on_progress=on_progress)
+    show(rich_table(judged_grid(document)))
+    show_lines([*judged_lines(document), f"validation: {out / use_case.VALIDATION}"])
 
 
 def memory(
@@ -141,7 +176,8 @@ def memory(
 
         refuse_unknown_models("--models", unfamiliar, known=MODELS)
     with measurement("validate memory"):
-        summary = validate_memory(chosen, micro_batches, out=out, on_line=typer.echo)
-    typer.echo(verdict(summary))
-    typer.echo(f"validation: {out}")
+        summary = validate_memory(
+            chosen, micro_batches, out=out, on_line=lambda line: show_lines([line])
+        )
+    show_lines([*verdict(summary), f"validation: {out}"])
     refuse_failed_gates("validate memory", summary.gates, see="the lines above for where")

@@ -108,20 +108,22 @@ class CollectiveCost:
 
 def grouped_s(
     messages: MessageCost,
-    size_bytes: float,
+    size_bytes: float | Samples,
     collective: str,
     *,
     ranks: int,
     nodes: int | None = None,
     rate: Samples | float = 1.0,
 ) -> Samples:
-    """Time of a collective of one tier, shape ``(num_draws,)``. [s]
+    """Time of a collective of one tier, shape ``(num_draws,)``; of many at once, one row for each. [s]
 
     Beyond the largest group measured a library may have a better algorithm than the one it took
     there, but the group is never faster than that one.
 
     Parameters
     ----------
+    size_bytes
+        One size, or many of shape ``(num_sizes, 1)``.
     nodes
         That the group spans, if known. Inside one node NCCL's trees are chains, no better than rings.
     rate
@@ -130,7 +132,7 @@ def grouped_s(
 
     def in_group(members: int) -> Samples:
         level = single_level(messages, "links", members, rate=rate)
-        sent_bytes = message_bytes(collective, size_bytes, members, min(nodes or 1, members))
+        sent_bytes = size_bytes * message_bytes(collective, 1.0, members, min(nodes or 1, members))
         count = num_messages(collective, members)
         return count * (level.latency_s + level.transfer_s(sent_bytes))
 
@@ -156,10 +158,14 @@ def single_level(
     """A tier whose messages were measured; ``rate`` is the part of its bandwidth that is left."""
     latency_s = messages.latency_s(members)
 
-    def transfer_s(size_bytes: float) -> Samples:
+    def transfer_s(size_bytes: float | Samples) -> Samples:
+        if isinstance(size_bytes, np.ndarray):
+            whole_s = messages.read_many(size_bytes[:, 0], members)
+        else:
+            whole_s = messages.read(size_bytes, members)
         # Below the smallest message measured this is negative, so that small ones cost less than it:
         # no transfer, which another rate would change.
-        extra_s = messages.read(size_bytes, members) - latency_s
+        extra_s = whole_s - latency_s
         result: Samples = np.where(extra_s > 0, extra_s / rate, extra_s)
         return result
 

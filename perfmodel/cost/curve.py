@@ -1,6 +1,5 @@
 """A measured quantity over one abscissa, read between and beyond its points."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,11 +53,17 @@ class CurveDraws:
 
     def read(self, at: float) -> Samples:
         """Time at an abscissa, shape ``(num_draws,)``. [s]"""
+        result: Samples = self.read_many(np.array([at]))[0]
+        return result
+
+    def read_many(self, at: Samples) -> Samples:
+        """Times at many abscissas of shape ``(num_readings,)``, one row each. [s]"""
+        column = at[:, np.newaxis]
         if len(self.at) == 1:
-            values_s = self.time_s[0] * (at / self.at[0] if at > self.at[0] else 1.0)
+            values_s = self.time_s[0] * np.maximum(column / self.at[0], 1.0)
         else:
             values_s = self._line(at)
-        result: Samples = values_s * self._widening(at)
+        result: Samples = values_s * self._widening(column)
         return result
 
     def evidence(self, at: float) -> Evidence:
@@ -68,24 +73,26 @@ class CurveDraws:
         inside = self.at[0] < at < self.at[-1]
         return Evidence.INTERPOLATED if inside else Evidence.EXTRAPOLATED
 
-    def _line(self, at: float) -> Samples:
-        right = int(np.clip(np.searchsorted(self.at, at), 1, len(self.at) - 1))
+    def _line(self, at: Samples) -> Samples:
+        right = np.clip(np.searchsorted(self.at, at), 1, len(self.at) - 1)
         left = right - 1
-        weight = (at - self.at[left]) / (self.at[right] - self.at[left])
+        weight = ((at - self.at[left]) / (self.at[right] - self.at[left]))[:, np.newaxis]
         values_s: Samples = self.time_s[left] + weight * (self.time_s[right] - self.time_s[left])
-        if at < self.at[0]:
-            first_s = self.time_s[0]
-            values_s = np.minimum(np.maximum(values_s, first_s * (at / self.at[0])), first_s)
-        elif at > self.at[-1]:
-            values_s = np.maximum(values_s, self.time_s[-1])
+        column, first_s = at[:, np.newaxis], self.time_s[0]
+        if at.min() < self.at[0]:
+            rising_s = np.minimum(np.maximum(values_s, first_s * (column / self.at[0])), first_s)
+            values_s = np.where(column < self.at[0], rising_s, values_s)
+        if at.max() > self.at[-1]:
+            beyond = column > self.at[-1]
+            values_s = np.where(beyond, np.maximum(values_s, self.time_s[-1]), values_s)
         return values_s
 
-    def _widening(self, at: float) -> Samples:
-        """Factors, shape ``(num_draws,)``; all 1 inside the measured range."""
-        edge = float(np.clip(at, self.at[0], self.at[-1]))
-        if at in (edge, 0.0):
-            return np.ones_like(self.doubt)
-        result: Samples = np.exp(
-            _DOUBT_AT_ONE_EFOLD * math.sqrt(abs(math.log(at / edge))) * self.doubt
-        )
+    def _widening(self, at: Samples) -> Samples | float:
+        """Factors, shape ``(num_readings, num_draws)``; all 1 inside the measured range and at nothing."""
+        edge = np.clip(at, self.at[0], self.at[-1])
+        outside = (at != edge) & (at != 0.0)
+        if not outside.any():
+            return 1.0
+        distance = np.abs(np.log(np.where(outside, at, 1.0) / np.where(outside, edge, 1.0)))
+        result: Samples = np.exp(_DOUBT_AT_ONE_EFOLD * np.sqrt(distance) * self.doubt)
         return result

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from typing import Final
 
+from perfmodel.units import Bytes
 from perfmodel.workload.operator import Operator, TensorSpec
 from perfmodel.workload.work import base_name
 
@@ -47,6 +48,13 @@ _SCATTERS: Final = frozenset(
 _REDUCTIONS: Final = frozenset({"sum", "mean", "amax", "amin", "var", "std", "norm"})
 _MATMULS: Final = frozenset({"mm", "addmm", "linear", "_addmm_activation"})
 _BATCHED: Final = frozenset({"bmm", "baddbmm"})
+#: Two ways to convolve without groups.
+_DENSE: Final = "dense"
+_PATCHES: Final = "patches"
+#: Limits of PyTorch's rule between them.
+_MANY_SAMPLES: Final = 16
+_SMALL_KERNEL: Final = 3
+_FEW_ELEMENTS: Final = 20_480
 
 
 def family(operator: Operator) -> str:
@@ -64,7 +72,7 @@ def family(operator: Operator) -> str:
     if operator.view:
         return "view"
     if base in _FUNCTIONS:
-        return f"function {base}"
+        return f"function {base}{_approximation(operator)}"
     if base in ("convolution", "convolution_backward"):
         return f"{base} {_grouping(operator)}"
     return next((name for name, members in groups.items() if base in members), base)
@@ -72,12 +80,37 @@ def family(operator: Operator) -> str:
 
 def wider_family(name: str) -> str | None:
     """Where a family without timings of its own is looked up: functions cost about the same."""
-    return "function" if name.startswith("function ") else None
+    if name.startswith("function "):
+        return "function"
+    return name.replace(_PATCHES, _DENSE) if name.endswith(_PATCHES) else None
 
 
 def features(operator: Operator) -> tuple[float, ...]:
     """Logarithms of the sizes that decide the cost; as many for every member of a family."""
     return _FEATURES.get(family(operator).partition(" ")[0], _by_size)(operator)
+
+
+def work(operator: Operator) -> tuple[float, ...]:
+    """What takes time in an operator: the call, FLOP, and bytes of three parts; whatever adds up.
+
+    The parts are image, weight and result of a convolution, both factors and the result of a product,
+    and otherwise the largest input, the other inputs, and what is written.
+    """
+    kind = family(operator).partition(" ")[0]
+    if kind in ("convolution", "convolution_backward"):
+        parts = [4.0 * math.prod(shape) for shape in _convolved(operator)]
+    elif kind in ("matmul", "batched"):
+        parts = [float(spec.size_bytes) for spec in _factors(operator)] + [operator.written_bytes]
+    else:
+        largest = max((spec.size_bytes for spec in operator.inputs), default=0)
+        first = min(float(largest), operator.read_bytes)
+        parts = [first, operator.read_bytes - first, operator.written_bytes]
+    return (1.0, operator.flop, *parts)
+
+
+def optimizer_work(size_bytes: Bytes) -> tuple[float, ...]:
+    """The same of an optimizer's step over one tensor."""
+    return (1.0, float(size_bytes))
 
 
 def _log(value: float) -> float:
@@ -88,8 +121,36 @@ def _grouping(operator: Operator) -> str:
     weight = operator.inputs[_weight_position(operator)].shape
     groups = _groups(operator)
     if groups == 1:
-        return "dense"
+        return _DENSE if _in_blocks(operator) else _PATCHES
     return "depthwise" if weight[1] == 1 else "grouped"
+
+
+def _in_blocks(operator: Operator) -> bool:
+    """Whether one thread on a CPU convolves in oneDNN's blocks, not sample by sample over patches.
+
+    The rule is PyTorch's own: ``ConvParams::use_mkldnn`` in ``aten/src/ATen/native/Convolution.cpp``.
+    """
+    image, weight, _ = _convolved(operator)
+    positional = json.loads(operator.arguments)[0]
+    at = 4 if "backward" in operator.name else 3
+    moved = any(step != 1 for step in (*positional[at], *positional[at + 2]))
+    kernel = weight[2:]
+    worthwhile = moved or image[0] >= _MANY_SAMPLES or any(size != 1 for size in kernel)
+    large = min(kernel) > _SMALL_KERNEL or image[0] > 1 or math.prod(image) > _FEW_ELEMENTS
+    return worthwhile and large
+
+
+def _convolved(operator: Operator) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Shapes of image, weight and result."""
+    at = _weight_position(operator)
+    result = operator.inputs[0] if at > 1 else operator.outputs[0]
+    return operator.inputs[at - 1].shape, operator.inputs[at].shape, result.shape
+
+
+def _approximation(operator: Operator) -> str:
+    """Of a function with several kernels, which one; nothing for the exact one."""
+    kind = json.loads(operator.arguments)[1].get("approximate", "none")
+    return "" if kind == "none" else f" {kind}"
 
 
 def _weight_position(operator: Operator) -> int:
@@ -103,8 +164,7 @@ def _groups(operator: Operator) -> int:
 
 def _convolution(operator: Operator) -> tuple[float, ...]:
     at = _weight_position(operator)
-    image, weight = operator.inputs[at - 1].shape, operator.inputs[at].shape
-    result = operator.inputs[0].shape if at > 1 else operator.outputs[0].shape
+    image, weight, result = _convolved(operator)
     groups = _groups(operator)
     mask = json.loads(operator.arguments)[0][10] if at > 1 else [True]
     return (
@@ -121,9 +181,7 @@ def _convolution(operator: Operator) -> tuple[float, ...]:
 
 def _matmul(operator: Operator) -> tuple[float, ...]:
     """Rows, inner size, columns, and which of the two factors is transposed in memory."""
-    first, second = operator.inputs[-2:] if len(operator.inputs) > 1 else operator.inputs * 2
-    if "linear" in operator.name:
-        first, second = operator.inputs[:2]
+    first, second = _factors(operator)
     batch = math.prod(first.shape[:-2])
     return (
         _log(batch),
@@ -133,6 +191,14 @@ def _matmul(operator: Operator) -> tuple[float, ...]:
         float(_transposed(first)),
         float(_transposed(second)),
     )
+
+
+def _factors(operator: Operator) -> tuple[TensorSpec, TensorSpec]:
+    if "linear" in operator.name:
+        first, second = operator.inputs[:2]
+    else:
+        first, second = operator.inputs[-2:] if len(operator.inputs) > 1 else operator.inputs * 2
+    return first, second
 
 
 def _transposed(spec: TensorSpec) -> bool:

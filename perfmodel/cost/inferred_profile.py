@@ -8,7 +8,7 @@ import numpy as np
 
 from perfmodel.cost.discrepancy import Spreads, condition
 from perfmodel.cost.inferred import InferredModel
-from perfmodel.cost.jobs import Jobs
+from perfmodel.cost.jobs import USUAL, Jobs, jobs_from_columns
 from perfmodel.cost.latents import Prior
 from perfmodel.cost.stalls import Disturbance
 from perfmodel.documents.inferred import (
@@ -27,9 +27,7 @@ def inferred_fields(model: InferredModel) -> Mapping[str, Any]:
     runs = model.discrepancy.runs
     return {
         "num_runs": len(runs),
-        "runs": {
-            field.name: tuple(map(float, getattr(runs, field.name))) for field in fields(Jobs)
-        },
+        "runs": _said(runs),
         "latents": tuple(_latent(model, name, prior) for name, prior in model.priors.items()),
         "deviations": tuple(map(float, model.discrepancy.deviations)),
         "trust": tuple(map(float, model.discrepancy.trust)),
@@ -41,7 +39,7 @@ def inferred_fields(model: InferredModel) -> Mapping[str, Any]:
 
 def model_of(document: InferredDocument) -> InferredModel:
     """The model of a document."""
-    runs = Jobs(**{field.name: np.array(document.runs[field.name]) for field in fields(Jobs)})
+    runs = jobs_from_columns(document.runs)
     return InferredModel(
         priors={
             latent.name: Prior(
@@ -62,6 +60,16 @@ def model_of(document: InferredDocument) -> InferredModel:
         disturbance=_disturbance(document),
         widening=document.interval_widening,
     )
+
+
+def _said(runs: Jobs) -> dict[str, tuple[float, ...]]:
+    """Columns of the runs; what is as usual in all of them is left out."""
+    columns = {field.name: getattr(runs, field.name) for field in fields(runs)}
+    return {
+        name: tuple(map(float, values))
+        for name, values in columns.items()
+        if name not in USUAL or (values != USUAL[name]).any()
+    }
 
 
 def _latent(model: InferredModel, name: str, prior: Prior) -> InferredLatent:

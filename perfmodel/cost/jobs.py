@@ -1,16 +1,38 @@
 """Training jobs as columns: one row per (transformer, layout, machine), for vectorised costs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Self, TypeAlias
+from types import MappingProxyType
+from typing import Final, Self, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from perfmodel.parallelism.layout import Layout, Recompute, Schedule
-from perfmodel.workload.transformer import Transformer, layer_parameters
+from perfmodel.parallelism.layout import Layout, Offload, Precision, Recompute, Schedule
+from perfmodel.workload.transformer import (
+    HALF_BYTES,
+    Transformer,
+    attention_parameters,
+    feed_forward_parameters,
+)
 
 Column: TypeAlias = NDArray[np.float64]
+
+SINGLE_BYTES: Final = 4.0
+"""Bytes of an activation in 32 bit."""
+
+#: Columns that a job need not say, and what they are then. Layers of a stage: 0 means an even split.
+USUAL: Final[Mapping[str, float]] = MappingProxyType(
+    {
+        **dict.fromkeys(("experts", "experts_per_token", "ep", "imbalance"), 1.0),
+        **dict.fromkeys(("prefetch", "sites", "sync_every", "matmul_ratio"), 1.0),
+        **dict.fromkeys(("shard", "one_process", "offload", "parameter_offload"), 0.0),
+        **dict.fromkeys(("first_layers", "most_layers", "last_layers"), 0.0),
+        "element_bytes": HALF_BYTES,
+        "site_bytes_per_s": 1.25e9,
+        "host_bytes_per_s": 25e9,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,6 +64,30 @@ class Jobs:
     interleave: Column
     sequence_parallel: Column
     devices_per_node: Column
+    experts: Column
+    experts_per_token: Column
+    ep: Column
+    imbalance: Column
+    shard: Column
+    prefetch: Column
+    offload: Column
+    """Optimizer in the memory of the host."""
+    parameter_offload: Column
+    element_bytes: Column
+    """Of activations, weights in use and messages. [B]"""
+    matmul_ratio: Column
+    """Peak of matrix products over that of the runs' 16 bit."""
+    one_process: Column
+    sites: Column
+    sync_every: Column
+    site_bytes_per_s: Column
+    """Of the link between sites, all devices together. [B/s]"""
+    host_bytes_per_s: Column
+    """Between a device and the memory of its host, each direction. [B/s]"""
+    first_layers: Column
+    most_layers: Column
+    """Of the fullest stage but the last."""
+    last_layers: Column
 
     def __len__(self) -> int:
         """Number of jobs."""
@@ -69,29 +115,80 @@ class Jobs:
         return self.devices > self.devices_per_node
 
     @property
+    def replicas(self) -> Column:
+        """Ranks of one site that hold the same layers before any sharding."""
+        return self.dp * self.cp / self.sites
+
+    @property
+    def shards(self) -> Column:
+        """Ranks among which states are divided, if they are."""
+        return np.where(self.shard > 0, self.shard, self.replicas)
+
+    @property
+    def attention_parameters(self) -> Column:
+        """Of one layer, all tensor-parallel ranks together."""
+        return np.asarray(attention_parameters(self.hidden, self.kv_heads / self.heads))
+
+    @property
+    def expert_parameters(self) -> Column:
+        """Of one feed-forward part, all tensor-parallel ranks together."""
+        return np.asarray(feed_forward_parameters(self.hidden, self.feed_forward, self.gated))
+
+    @property
     def layer_parameters(self) -> Column:
-        """Parameters of one layer, all tensor-parallel ranks together."""
-        return np.asarray(
-            layer_parameters(self.hidden, self.feed_forward, self.gated, self.kv_heads / self.heads)
-        )
+        """Parameters of one layer, all ranks that share it together."""
+        return self.attention_parameters + self.experts * self.expert_parameters
+
+    @property
+    def divided_parameters(self) -> Column:
+        """Parameters of a layer's experts on one expert-parallel rank; 0 unless they are divided."""
+        held = self.experts / self.ep * self.expert_parameters
+        return np.where(self.ep > 1, held, 0.0)
+
+    @property
+    def common_parameters(self) -> Column:
+        """Parameters of a layer that every replica holds."""
+        whole = np.where(self.ep > 1, 0.0, self.experts) * self.expert_parameters
+        return self.attention_parameters + whole
 
     @property
     def layers_per_stage(self) -> Column:
-        """Layers that one device holds."""
-        return self.layers / self.pp
+        """Layers that the fullest device holds."""
+        return np.maximum(self.middle_layers, self.end_layers)
+
+    @property
+    def middle_layers(self) -> Column:
+        """Layers of the fullest stage but the last."""
+        return np.where(self.most_layers > 0, self.most_layers, self.layers / self.pp)
+
+    @property
+    def end_layers(self) -> Column:
+        """Layers of the last stage."""
+        return np.where(self.last_layers > 0, self.last_layers, self.layers / self.pp)
 
     @property
     def stage_parameters(self) -> Column:
         """Parameters that one rank of the fullest stage computes with."""
+        return self.common_stage_parameters + self.divided_stage_parameters
+
+    @property
+    def common_stage_parameters(self) -> Column:
+        """Of these, what every replica holds."""
         tables = np.where(self.pp > 1, 1.0, 2.0 - self.tied)
         table = tables * self.vocabulary * self.hidden
-        return (self.layers_per_stage * self.layer_parameters + table) / self.tp
+        return (self.layers_per_stage * self.common_parameters + table) / self.tp
+
+    @property
+    def divided_stage_parameters(self) -> Column:
+        """Of these, experts that are divided."""
+        return self.layers_per_stage * self.divided_parameters / self.tp
 
     @property
     def model_flop(self) -> Column:
         """FLOP per step of all devices, three forward passes, nothing recomputed."""
         tokens = self.tokens * self.cp * self.dp * self.accumulation
-        matrices = self.layers * self.layer_parameters + self.vocabulary * self.hidden
+        visited = self.attention_parameters + self.experts_per_token * self.expert_parameters
+        matrices = self.layers * visited + self.vocabulary * self.hidden
         scores = self.layers * 4 * self.sequence * self.hidden
         return 3 * tokens * (2 * matrices + scores)
 
@@ -113,29 +210,9 @@ def jobs_from(
     return jobs_from_rows(
         [
             {
-                "layers": model.layers,
-                "hidden": model.hidden,
-                "heads": model.heads,
-                "kv_heads": model.kv_heads,
-                "feed_forward": model.feed_forward,
-                "gated": model.gated,
-                "vocabulary": model.vocabulary,
-                "tied": model.tied,
-                "fused_attention": model.fused_attention,
+                **model_columns(model),
+                **_layout_columns(layout, model.layers),
                 "sequence": sequence,
-                "dp": layout.dp,
-                "tp": layout.tp,
-                "pp": layout.pp,
-                "cp": layout.cp,
-                "zero": layout.zero,
-                "micro_batch": layout.micro_batch,
-                "accumulation": layout.accumulation,
-                "recompute_full": layout.recompute is Recompute.FULL,
-                "recompute_attention": layout.recompute is Recompute.SELECTIVE,
-                "gpipe": layout.schedule is Schedule.GPIPE,
-                "zero_bubble": layout.schedule is Schedule.ZERO_BUBBLE,
-                "interleave": layout.interleave,
-                "sequence_parallel": layout.sequence_parallel,
                 "devices_per_node": devices_per_node,
             }
             for model, layout in rows
@@ -143,8 +220,49 @@ def jobs_from(
     )
 
 
-def jobs_from_rows(rows: Sequence[dict[str, float]]) -> Jobs:
-    """Columns of rows that hold a number for every column."""
-    return Jobs(
-        **{field.name: np.array([float(row[field.name]) for row in rows]) for field in fields(Jobs)}
+def model_columns(model: Transformer) -> dict[str, float]:
+    """What the columns of a job say of its model."""
+    return {field.name: float(getattr(model, field.name)) for field in fields(model)}
+
+
+def _layout_columns(layout: Layout, layers: int) -> dict[str, float]:
+    same = (
+        *("dp", "tp", "pp", "cp", "ep", "zero", "micro_batch", "accumulation", "interleave"),
+        *("sequence_parallel", "imbalance", "shard", "prefetch", "one_process"),
+        *("sites", "sync_every"),
     )
+    stages = layout.stages(layers) if layout.stage_layers or layers % layout.pp else (0,)
+    return {
+        **{name: float(getattr(layout, name)) for name in same},
+        "recompute_full": layout.recompute is Recompute.FULL,
+        "recompute_attention": layout.recompute is Recompute.SELECTIVE,
+        "gpipe": layout.schedule is Schedule.GPIPE,
+        "zero_bubble": layout.schedule is Schedule.ZERO_BUBBLE,
+        "offload": layout.offload is not Offload.NONE,
+        "parameter_offload": layout.offload is Offload.PARAMETERS,
+        "element_bytes": SINGLE_BYTES
+        if layout.precision in {Precision.TF32, Precision.FP32}
+        else HALF_BYTES,
+        "first_layers": stages[0],
+        "most_layers": max(stages[:-1], default=stages[0]),
+        "last_layers": stages[-1],
+    }
+
+
+def jobs_from_rows(rows: Sequence[Mapping[str, float]]) -> Jobs:
+    """Columns of rows that hold a number for every column but the usual ones."""
+    columns = [field.name for field in fields(Jobs)]
+    return Jobs(
+        **{
+            name: np.array([float(row[name] if name in row else USUAL[name]) for row in rows])
+            for name in columns
+        }
+    )
+
+
+def jobs_from_columns(columns: Mapping[str, ArrayLike]) -> Jobs:
+    """Jobs from arrays by name; single numbers hold for all jobs, and usual columns may be absent."""
+    given: dict[str, ArrayLike] = {**USUAL, **columns}
+    values = [np.asarray(given[field.name], dtype=np.float64) for field in fields(Jobs)]
+    spread = np.broadcast_arrays(*values)
+    return Jobs(**{field.name: array for field, array in zip(fields(Jobs), spread, strict=True)})

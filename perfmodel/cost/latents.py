@@ -154,10 +154,7 @@ def _communication_priors(sheet: DeviceSheet) -> dict[str, Prior]:
         "crowded_s": Prior(
             median=300e-6,
             log_sigma=2.0,
-            meaning="tensor parallelism beside a pipeline across nodes: per layer, 1 rank",
-        ),
-        "crowded_power": Prior(
-            median=1.0, log_sigma=0.3, meaning="growth of the same with the ranks"
+            meaning="tensor parallelism beside a pipeline across nodes: per layer and rank",
         ),
         "node_bytes_per_s": Prior(
             median=0.7 * sheet.node_bytes_per_s,

@@ -22,12 +22,12 @@ from perfmodel.workload.transformer import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBytes:
-    """Bytes per parameter, and per element of an activation."""
+    """Bytes per parameter, and per element of an activation; numbers or columns."""
 
-    parameter: float
-    gradient: float
-    optimizer: float
-    element: float
+    parameter: Column | float
+    gradient: Column | float
+    optimizer: Column | float
+    element: Column | float
 
 
 #: 16-bit weights and activations, 32-bit gradients, Adam's two moments and master weights in 32 bit
@@ -38,8 +38,8 @@ SINGLE: Final = StateBytes(parameter=4.0, gradient=4.0, optimizer=8.0, element=4
 
 LOGIT_COPIES_BYTES: Final = 12.0
 """Beside the logits their log-softmax, its gradient and their own in 32 bit, as eager torch has. [B]"""
-GATHERED_LAYERS: Final = 2.0
-"""Sharded parameters: the layer in use and the one that is prefetched are whole."""
+OUTER_BYTES: Final = 8.0
+"""Per parameter of a site that seldom meets others: last common weights and momentum (arXiv 2311.08105)."""
 
 #: Peaks of 1,018 published runs of one framework (nanotron, playbook) against this formula: within 3 %
 #: without tensor and pipeline parallelism, spread by 0.2 to 0.25 in log with them.
@@ -68,20 +68,37 @@ class RankMemory:
         )
 
 
-def rank_memory(jobs: Jobs, stage: Column | int, states: StateBytes = MIXED) -> RankMemory:
-    """Memory of a rank of a pipeline stage, counted from 0.
+def states_of(jobs: Jobs) -> StateBytes:
+    """Bytes per parameter by the precision of the jobs."""
+    single = jobs.element_bytes > MIXED.element
+    if not single.any():
+        return MIXED
+    return StateBytes(
+        parameter=np.where(single, SINGLE.parameter, MIXED.parameter),
+        gradient=np.where(single, SINGLE.gradient, MIXED.gradient),
+        optimizer=np.where(single, SINGLE.optimizer, MIXED.optimizer),
+        element=np.where(single, SINGLE.element, MIXED.element),
+    )
+
+
+def rank_memory(jobs: Jobs, stage: Column | int, states: StateBytes | None = None) -> RankMemory:
+    """Memory of a rank of a pipeline stage, counted from 0; bytes by precision unless they are given.
+
+    Between the ends every stage counts as the fullest of them.
 
     Gradients live beside all kept activations if they are accumulated or exchanged; on a single
     device with one micro-batch they grow while activations shrink, and the higher end counts.
     """
-    last = np.asarray(stage) == jobs.pp - 1
-    held = _held_parameters(jobs, np.asarray(stage) == 0, last)
-    replicas = jobs.dp * jobs.cp
-    own = [held / np.where(jobs.zero >= level, replicas, 1.0) for level in (3, 2, 1)]
-    whole = np.where((jobs.zero >= 3) & (replicas > 1), _layer_share(jobs), 0.0)
+    states = states_of(jobs) if states is None else states
+    first, last = np.asarray(stage) == 0, np.asarray(stage) == jobs.pp - 1
+    layers = _layers_at(jobs, first, last)
+    own = _own_parameters(jobs, layers, np.where(jobs.pp > 1, 1.0 * first + last, 2.0 - jobs.tied))
+    replicas = jobs.replicas
+    sharded = (jobs.zero >= 3) & ((replicas > 1) | (jobs.parameter_offload > 0))
+    whole = np.where(sharded, (jobs.common_parameters + jobs.divided_parameters) / jobs.tp, 0.0)
     kept = _layer_bytes(jobs, states)
     working = kept["none"]
-    waiting = in_flight(jobs, stage) * jobs.layers_per_stage * _chosen(jobs, kept)
+    waiting = in_flight(jobs, stage) * layers * _chosen(jobs, kept)
     # A layer is computed again after the loss: its activations and the logits never meet.
     again = jobs.recompute_full * working
     logits = np.where(last, _logits_bytes(jobs, states), 0.0)
@@ -90,10 +107,13 @@ def rank_memory(jobs: Jobs, stage: Column | int, states: StateBytes = MIXED) -> 
     gradients = states.gradient * own[1]
     alone = (replicas == 1) & (jobs.pp == 1) & (jobs.accumulation == 1)
     ends_full = alone & (gradients + working > waiting + logits)
+    outer = np.where(jobs.sync_every > 1, OUTER_BYTES, 0.0)
+    device = 1 - jobs.parameter_offload
+    gathered = (1 + jobs.prefetch) * whole
     return RankMemory(
-        parameters_bytes=states.parameter * (own[0] + GATHERED_LAYERS * whole),
+        parameters_bytes=states.parameter * (device * own[0] + gathered),
         gradients_bytes=np.where(alone & ~ends_full, 0.0, gradients + states.gradient * whole),
-        optimizer_bytes=states.optimizer * own[2],
+        optimizer_bytes=states.optimizer * (1 - jobs.offload) * own[2] + outer * own[2],
         activations_bytes=np.where(ends_full, working, waiting),
         logits_bytes=np.where(ends_full, 0.0, logits),
     )
@@ -113,10 +133,17 @@ def in_flight(jobs: Jobs, stage: Column | int) -> Column:
     return np.where(jobs.gpipe > 0, jobs.accumulation, np.minimum(most, jobs.accumulation))
 
 
-def fullest_bytes(jobs: Jobs, states: StateBytes = MIXED) -> Column:
-    """Tensors of the fullest rank: the first stage keeps most activations, the last the logits. [B]"""
+def fullest_bytes(jobs: Jobs, states: StateBytes | None = None) -> Column:
+    """Tensors of the fullest rank: the first stage keeps most activations, the last the logits. [B]
+
+    Of uneven stages the second may hold more layers than the first.
+    """
     first = rank_memory(jobs, 0, states).tensor_bytes
-    return np.maximum(first, rank_memory(jobs, jobs.pp - 1, states).tensor_bytes)
+    both = np.maximum(first, rank_memory(jobs, jobs.pp - 1, states).tensor_bytes)
+    uneven = (jobs.most_layers > jobs.first_layers) & (jobs.pp > 2)
+    if not uneven.any():
+        return both
+    return np.where(uneven, np.maximum(both, rank_memory(jobs, 1, states).tensor_bytes), both)
 
 
 def needed_bytes(tensor_bytes: Column, overhead: Overhead = OVERHEADS["cuda"]) -> Column:
@@ -134,17 +161,29 @@ def fit_probability(
     return np.asarray(norm.cdf((capacity_bytes - needed) / spread))
 
 
-def _held_parameters(
+def _layers_at(
     jobs: Jobs, first: NDArray[np.bool_], last: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """Parameters of a stage on one tensor-parallel rank; in a pipeline tied tables exist twice."""
-    tables = np.where(jobs.pp > 1, 1.0 * first + last, 2.0 - jobs.tied)
+    """Layers of a stage."""
+    start = np.where(jobs.first_layers > 0, jobs.first_layers, jobs.layers / jobs.pp)
+    return np.where(last, jobs.end_layers, np.where(first, start, jobs.middle_layers))
+
+
+def _own_parameters(
+    jobs: Jobs, layers: NDArray[np.float64], tables: NDArray[np.float64]
+) -> list[NDArray[np.float64]]:
+    """Parameters whose weights, gradients and optimizer states one tensor-parallel rank of a stage holds.
+
+    In a pipeline tied tables exist twice. Divided experts have fewer replicas to be sharded among.
+    """
     table = tables * jobs.vocabulary * jobs.hidden
-    return np.asarray((jobs.layers_per_stage * jobs.layer_parameters + table) / jobs.tp)
-
-
-def _layer_share(jobs: Jobs) -> Column:
-    return jobs.layer_parameters / jobs.tp
+    common = (layers * jobs.common_parameters + table) / jobs.tp
+    divided = layers * jobs.divided_parameters / jobs.tp
+    return [
+        common / np.where(jobs.zero >= level, jobs.shards, 1.0)
+        + divided / np.where(jobs.zero >= level, jobs.replicas / jobs.ep, 1.0)
+        for level in (3, 2, 1)
+    ]
 
 
 def _layer_bytes(jobs: Jobs, states: StateBytes) -> dict[str, Column]:
@@ -153,6 +192,7 @@ def _layer_bytes(jobs: Jobs, states: StateBytes) -> dict[str, Column]:
     shared = shared_kept_elements(jobs.tokens, jobs.hidden) / shared_by
     kv_share = jobs.kv_heads / jobs.heads
     split = split_kept_elements(jobs.tokens, jobs.hidden, jobs.feed_forward, jobs.gated, kv_share)
+    split = split + _expert_kept_elements(jobs)
     scores = (1 - jobs.fused_attention) * score_kept_elements(
         jobs.tokens, jobs.sequence, jobs.heads
     )
@@ -164,9 +204,18 @@ def _layer_bytes(jobs: Jobs, states: StateBytes) -> dict[str, Column]:
     }
 
 
+def _expert_kept_elements(jobs: Jobs) -> Column:
+    """What the busiest rank keeps of visited experts beyond one dense part: inner parts, sorted tokens."""
+    visits = jobs.tokens * jobs.experts_per_token * jobs.imbalance
+    more = (visits - jobs.tokens) * (2 + 2 * jobs.gated) * jobs.feed_forward
+    return np.where(jobs.experts > 1, more + 2 * visits * jobs.hidden, 0.0)
+
+
 def _logits_bytes(jobs: Jobs, states: StateBytes) -> Column:
-    """Logits with their copies, input and output of the last norm. [B]"""
+    """Logits with their copies, input and output of the last norm; one process gathers them on one. [B]"""
+    gathered = np.where(jobs.one_process > 0, jobs.dp, 1.0)
     logits = (states.element + LOGIT_COPIES_BYTES) * jobs.tokens * jobs.vocabulary / jobs.tp
+    logits = logits * gathered
     shared_by = np.where(jobs.sequence_parallel > 0, jobs.tp, 1.0)
     return np.asarray(logits + 2 * states.element * jobs.tokens * jobs.hidden / shared_by)
 

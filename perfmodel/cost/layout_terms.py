@@ -31,18 +31,28 @@ def unit_times(layout: Layout, jobs: Jobs, latents: Latents) -> dict[Cause, Colu
         # belongs to the first.
         again = found.forward_s if layout.recompute is Recompute.FULL else 0.0
         weight = (found.backward_s - again) / 2
+    fixed = found.micro_step_s
+    uneven = len(set(layout.stages(int(jobs.layers[0])))) > 1
     sharded = layout.zero == 3
+    reduced = found.reduce_s if sharded else found.data_s
+    gathered = found.gather_s if sharded else found.data_s / 2
+    if layout.one_process:
+        reduced, gathered = found.replicate_s, found.outputs_s
     times = {
         Cause.EMBEDDING: found.embedding_s,
-        Cause.FORWARD: found.forward_s + found.micro_step_s / 2,
-        Cause.BACKWARD: found.backward_s - weight + found.micro_step_s / 2,
+        Cause.FORWARD: found.forward_s + (0.0 if uneven else fixed / 2),
+        Cause.BACKWARD: found.backward_s - weight + (0.0 if uneven else fixed / 2),
+        Cause.DISPATCH: fixed,
         Cause.WEIGHT_GRADIENT: weight,
         Cause.HEAD: found.head_s,
         Cause.TENSOR: found.tensor_s,
         Cause.HAND_OVER: found.hop_s,
-        Cause.ALL_REDUCE: found.data_s,
-        Cause.ALL_GATHER: found.gather_s if sharded else found.data_s / 2,
-        Cause.REDUCE_SCATTER: found.gather_s if sharded else found.data_s / 2,
+        Cause.BROADCAST: found.replicate_s,
+        Cause.ALL_REDUCE: reduced,
+        Cause.ALL_GATHER: gathered,
+        Cause.REDUCE_SCATTER: found.scatter_s if sharded else found.data_s / 2,
+        Cause.OFFLOAD: found.offload_s,
+        Cause.SITES: found.sites_s,
         Cause.CONTENTION: found.contention_s * (layout.accumulation if sharded else 1),
         Cause.OPTIMIZER: found.optimizer_s,
     }

@@ -9,8 +9,24 @@ from typing import Final
 
 import numpy as np
 
+from perfmodel.cost.exchanges import (
+    all_gather_s,
+    all_to_all_s,
+    context_s,
+    data_s,
+    hop_s,
+    offload_s,
+    outputs_s,
+    replicas_reduce_s,
+    replicate_s,
+    sites_s,
+    tensor_collective_s,
+    threads_s,
+    upload_s,
+)
 from perfmodel.cost.jobs import Column, Jobs
 from perfmodel.cost.latents import Latents
+from perfmodel.cost.pieces import StepPieces
 from perfmodel.workload.transformer import (
     HALF_BYTES,
     attention_flop,
@@ -37,9 +53,9 @@ class StepParts:
     pipeline_s: Column
     """Filling and draining the pipeline, hand-overs between stages."""
     data_s: Column
-    """Gradients and sharded parameters, as far as they are not hidden."""
+    """Gradients and sharded parameters, as far as they are not hidden; exchanges of sites and threads."""
     other_s: Column
-    """Optimizer, fixed costs, slower devices among many."""
+    """Optimizer, its way to the host and back, fixed costs, slower devices among many."""
 
     @property
     def total_s(self) -> Column:
@@ -76,27 +92,29 @@ def step_parts(jobs: Jobs, latents: Latents) -> StepParts:
         Values by the names of ``step_time_priors``.
     """
     layer = _layer(jobs, latents)
-    gather = _gather_s(jobs, latents)
-    sharded = jobs.zero >= 3
-    exponent = SHARDED_OVERLAP * np.asarray(latents["overlap"])
-    forward = np.where(sharded, soft_maximum(layer.forward_s, gather, exponent), layer.forward_s)
-    backward = np.where(
-        sharded, soft_maximum(layer.backward_s, 2 * gather, exponent), layer.backward_s
-    )
-    count = jobs.layers_per_stage
-    pure = count * (layer.forward_s + layer.backward_s) + latents["micro_step_s"]
+    head = _head_s(jobs, latents)
+    fixed = latents["micro_step_s"]
+    each = layer.forward_s + layer.backward_s
+    both = each + layer.tensor_s
+    # The slowest stage sets the pace: the last one with the head, or a fuller one before it.
+    ends_last = jobs.end_layers * both + head >= jobs.middle_layers * both
+    count = np.where(ends_last, jobs.end_layers, jobs.middle_layers)
+    ends = np.where(ends_last, head, 0.0)
+    ends = ends + np.where(jobs.pp > 1, 0.0, _embedding_s(jobs, latents))
     collectives = count * layer.tensor_s
-    gathers = count * (forward - layer.forward_s + backward - layer.backward_s)
-    ends = _head_s(jobs, latents) + np.where(jobs.pp > 1, 0.0, _embedding_s(jobs, latents))
+    gathers = count * _waiting_for_shards_s(jobs, latents, layer)
+    others = (jobs.layers - count) * both + (jobs.pp - 1) * fixed
+    others = others + np.where(ends_last, 0.0, head)
     hop = hop_s(jobs, latents)
-    fill = _fill(jobs) * (pure + collectives) + 2 * (jobs.pp * jobs.interleave - 1) * hop
-    handing = (jobs.accumulation - 1) * hops_per_micro_batch(jobs) * hop
-    data = _exposed_s(jobs, latents, hiding_s=_hiding_s(jobs, layer))
-    optimizer = _optimizer_s(jobs, latents) + latents["step_s"]
+    fill = _fill(jobs, layer) * others + 2 * (jobs.pp * jobs.interleave - 1) * hop
+    slowest = count * both + fixed + ends
+    handing = (jobs.accumulation - 1) * _waiting_for_hops_s(jobs, hop, slowest, others)
+    data = _exposed_s(jobs, latents, hiding_s=_hiding_s(jobs, layer)) + sites_s(jobs)
+    optimizer = _optimizer_s(jobs, latents) + offload_s(jobs) + latents["step_s"]
     slower = _slower(jobs, latents)
-    compute = jobs.accumulation * (pure + ends)
+    compute = jobs.accumulation * (count * each + fixed + ends)
     tensor = jobs.accumulation * collectives
-    exposed = jobs.accumulation * gathers + data
+    exposed = jobs.accumulation * (gathers + threads_s(jobs, latents)) + data
     pipeline = fill + handing
     waiting = slower * (compute + tensor + pipeline + exposed + optimizer)
     return StepParts(
@@ -113,43 +131,54 @@ def step_time_s(jobs: Jobs, latents: Latents) -> Column:
     return step_parts(jobs, latents).total_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StepPieces:
-    """What the parts of a step are made of, for programs that put them together; see ``step_parts``. [s]"""
+def _waiting_for_hops_s(jobs: Jobs, hop: Column, slowest: Column, others: Column) -> Column:
+    """What the slowest stage waits for hand-overs, per micro-batch. [s]
 
-    forward_s: Column
-    """Layers of one device, one micro-batch."""
-    backward_s: Column
-    """The same backward, recomputation included."""
-    tensor_s: Column
-    """Collectives of the same, both passes."""
-    micro_step_s: Column
-    head_s: Column
-    embedding_s: Column
-    hop_s: Column
-    gather_s: Column
-    """Sharded parameters of the same, once."""
-    data_s: Column
-    """Gradients of one step, hidden or not."""
-    contention_s: Column
-    """Beyond perfect overlap: per step for gradients, per micro-batch for sharded parameters."""
-    optimizer_s: Column
-    slower: Column
-    """Factor of slower devices among many."""
+    Uneven stages have slack, unless the round trip through the whole pipeline, with one micro-batch in
+    flight per stage, is longer.
+    """
+    even = hops_per_micro_batch(jobs) * hop
+    uneven = jobs.most_layers > 0
+    if not uneven.any():
+        return np.asarray(even)
+    trip = (slowest + others + 2 * (jobs.pp - 1) * hop) / jobs.pp
+    return np.where(uneven, np.maximum(trip - slowest, 0.0), even)
+
+
+def _waiting_for_shards_s(jobs: Jobs, latents: Latents, layer: _Layer) -> Column:
+    """What a layer's passes wait for sharded parameters and their gradients. [s]"""
+    scatter = _scatter_s(jobs, latents)
+    gather = scatter + upload_s(jobs)
+    leave = scatter + replicas_reduce_s(jobs, latents)
+    exponent = SHARDED_OVERLAP * np.asarray(latents["overlap"])
+    early = jobs.prefetch > 0
+    forward = np.where(
+        early,
+        soft_maximum(layer.forward_s, gather, exponent) - layer.forward_s,
+        gather,
+    )
+    backward = np.where(
+        early,
+        soft_maximum(layer.backward_s, gather + leave, exponent) - layer.backward_s,
+        gather + soft_maximum(layer.backward_s, leave, exponent) - layer.backward_s,
+    )
+    return np.where(jobs.zero >= 3, forward + backward, 0.0)
 
 
 def step_pieces(jobs: Jobs, latents: Latents) -> StepPieces:
     """Pieces of the step of every job."""
     layer = _layer(jobs, latents)
     count = jobs.layers_per_stage
-    gather = _gather_s(jobs, latents)
-    data = _data_s(jobs, latents)
+    scatter, reduce = _scatter_s(jobs, latents), replicas_reduce_s(jobs, latents)
+    gather = scatter + upload_s(jobs)
+    data = data_s(jobs, latents)
     exponent = SHARDED_OVERLAP * np.asarray(latents["overlap"])
     hiding = _hiding_s(jobs, layer)
     replicated = _exposed_s(jobs, latents, hiding_s=hiding) - np.maximum(data - hiding, 0.0)
+    early = np.where(jobs.prefetch > 0, gather, 0.0)
     sharded = count * (
-        _contention_s(layer.forward_s, gather, exponent)
-        + _contention_s(layer.backward_s, 2 * gather, exponent)
+        np.where(early > 0, _contention_s(layer.forward_s, gather, exponent), 0.0)
+        + _contention_s(layer.backward_s, early + scatter + reduce, exponent)
     )
     return StepPieces(
         forward_s=count * layer.forward_s,
@@ -160,9 +189,15 @@ def step_pieces(jobs: Jobs, latents: Latents) -> StepPieces:
         embedding_s=np.asarray(_embedding_s(jobs, latents)),
         hop_s=hop_s(jobs, latents),
         gather_s=count * gather,
+        scatter_s=count * scatter,
+        reduce_s=count * reduce,
         data_s=data,
         contention_s=np.where(jobs.zero >= 3, sharded, replicated),
         optimizer_s=_optimizer_s(jobs, latents) + latents["step_s"],
+        offload_s=offload_s(jobs),
+        sites_s=sites_s(jobs),
+        replicate_s=replicate_s(jobs, latents),
+        outputs_s=outputs_s(jobs, latents),
         slower=1 + _slower(jobs, latents),
     )
 
@@ -187,50 +222,76 @@ def hops_per_micro_batch(jobs: Jobs) -> Column:
     return np.where(jobs.interleave > 1, 0.0, waits)
 
 
-def hop_s(jobs: Jobs, latents: Latents) -> Column:
-    """One hand-over of activations to the next stage. [s]"""
-    size = HALF_BYTES * jobs.tokens * jobs.hidden
-    size = size / np.where(jobs.sequence_parallel > 0, jobs.tp, 1.0)
-    leaves = jobs.tp * jobs.cp * jobs.dp >= jobs.devices_per_node
-    speed = np.where(leaves, latents["node_bytes_per_s"], latents["tensor_bytes_per_s"])
-    return np.where(jobs.pp > 1, latents["hop_latency_s"] + size / speed, 0.0)
-
-
-def _speed(jobs: Jobs, latents: Latents) -> Column:
+def _speed(jobs: Jobs, latents: Latents, tokens: Column, ratio: Column) -> Column:
     """Speed of matrix products of this size, saturating in tokens and in width. [FLOP/s]"""
-    slow = (1 + latents["half_tokens"] / jobs.tokens) * (
+    slow = (1 + latents["half_tokens"] / tokens) * (
         1 + latents["half_width"] * jobs.tp / jobs.hidden
     )
-    return np.asarray(latents["matmul_flop_per_s"] / slow)
+    return np.asarray(latents["matmul_flop_per_s"] * ratio / slow)
+
+
+def _products_s(jobs: Jobs, latents: Latents) -> Column:
+    """Matrix products of one layer, forward; the busiest experts decide. [s]"""
+    tokens = jobs.tokens
+    speed = _speed(jobs, latents, tokens, jobs.matmul_ratio)
+    dense = layer_matmul_flop(tokens, jobs.layer_parameters) / jobs.tp / speed
+    is_mixed = jobs.experts > 1
+    if not is_mixed.any():
+        return np.asarray(dense)
+    each = tokens * jobs.experts_per_token * jobs.ep / jobs.experts
+    shared = layer_matmul_flop(tokens, jobs.attention_parameters) / speed
+    visits = tokens * jobs.experts_per_token * jobs.imbalance
+    mixed = layer_matmul_flop(visits, jobs.expert_parameters)
+    mixed = mixed / _speed(jobs, latents, each, jobs.matmul_ratio)
+    return np.where(is_mixed, (shared + mixed) / jobs.tp, dense)
+
+
+def _traffic_bytes(jobs: Jobs) -> Column:
+    """Memory traffic of one layer, forward, beside its matrix products. [B]"""
+    tokens, tp = jobs.tokens, jobs.tp
+    more = jobs.experts_per_token * jobs.imbalance - 1
+    split = split_bytes(tokens, jobs.hidden, jobs.feed_forward, jobs.gated)
+    inner = split - split_bytes(tokens, jobs.hidden, 0.0, jobs.gated)
+    traffic = (
+        shared_bytes(tokens, jobs.hidden) / np.where(jobs.sequence_parallel > 0, tp, 1.0)
+        + (split + more * inner) / tp
+        + (1 - jobs.fused_attention) * score_bytes(tokens, jobs.sequence, jobs.heads) / tp
+    )
+    return np.asarray(traffic * jobs.element_bytes / HALF_BYTES)
 
 
 def _layer(jobs: Jobs, latents: Latents) -> _Layer:
-    tokens, tp, speed = jobs.tokens, jobs.tp, _speed(jobs, latents)
-    products = layer_matmul_flop(tokens, jobs.layer_parameters) / tp / speed
+    tokens, tp = jobs.tokens, jobs.tp
+    # Attention has no 8-bit products here; those of 32 bit are slower.
+    ratio = np.minimum(jobs.matmul_ratio, 1.0)
     scores = attention_flop(tokens, jobs.sequence, jobs.hidden) / tp
-    fused = scores * latents["attention_cost"] / latents["matmul_flop_per_s"]
-    attention = np.where(jobs.fused_attention > 0, fused, scores / speed)
-    traffic = (
-        shared_bytes(tokens, jobs.hidden) / np.where(jobs.sequence_parallel > 0, tp, 1.0)
-        + split_bytes(tokens, jobs.hidden, jobs.feed_forward, jobs.gated) / tp
-        + (1 - jobs.fused_attention) * score_bytes(tokens, jobs.sequence, jobs.heads) / tp
-    )
-    device = products + attention + traffic / latents["memory_bytes_per_s"]
+    fused = scores * latents["attention_cost"] / (latents["matmul_flop_per_s"] * ratio)
+    written = scores / _speed(jobs, latents, tokens, ratio)
+    attention = np.where(jobs.fused_attention > 0, fused, written)
+    traffic = _traffic_bytes(jobs) / latents["memory_bytes_per_s"]
+    device = _products_s(jobs, latents) + attention + traffic
     host = _host_s(jobs, latents)
-    forward = soft_maximum(device, host, DEVICE_OR_HOST)
+    alone = soft_maximum(device, host, DEVICE_OR_HOST)
+    forward = alone
+    if (jobs.one_process > 0).any():
+        # Threads of one process take turns to issue a forward pass; autograd's are no Python.
+        threads = np.where(jobs.one_process > 0, jobs.dp, 1.0)
+        forward = soft_maximum(device, threads * host, DEVICE_OR_HOST)
     backward = (
-        latents["backward_ratio"] * forward
+        latents["backward_ratio"] * alone
         + jobs.recompute_full * forward
         + jobs.recompute_attention * attention
     )
     passes = 2 + jobs.recompute_full
-    collective = 2 * _tensor_collective_s(jobs, latents)
+    collective = 2 * (tensor_collective_s(jobs, latents) + all_to_all_s(jobs, latents))
     # A host that is late hides collectives as well.
-    waiting = soft_maximum(device + collective, host, DEVICE_OR_HOST) - forward
+    waiting = soft_maximum(device + collective, host, DEVICE_OR_HOST) - alone
+    ring = context_s(jobs, latents)
+    unhidden = np.where(ring > 0, soft_maximum(ring, fused, DEVICE_OR_HOST) - fused, 0.0)
     return _Layer(
         forward_s=np.asarray(forward),
         backward_s=np.asarray(backward),
-        tensor_s=np.asarray(passes * (waiting + _context_s(jobs, latents, fused))),
+        tensor_s=np.asarray(passes * (waiting + unhidden)),
     )
 
 
@@ -245,73 +306,42 @@ def _host_s(jobs: Jobs, latents: Latents) -> Column:
     return np.asarray(
         latents["layer_host_s"] * (1 + split * latents["tensor_host_share"])
         + latents["tensor_node_s"] * np.maximum(jobs.tp - jobs.devices_per_node, 0)
-        + crowded * latents["crowded_s"] * jobs.tp ** np.asarray(latents["crowded_power"])
+        + crowded * latents["crowded_s"] * jobs.tp
     )
 
 
-def _tensor_collective_s(jobs: Jobs, latents: Latents) -> Column:
-    """One all-reduce of activations, or the reduce-scatter and all-gather of the same bytes. [s]"""
-    tp = np.maximum(jobs.tp, 1.0)
-    inside = np.asarray(latents["tensor_bytes_per_s"])
-    outside = np.minimum(np.asarray(latents["node_bytes_per_s"]) * jobs.devices_per_node, inside)
-    speed = np.where(tp > jobs.devices_per_node, outside, inside)
-    size = HALF_BYTES * jobs.tokens * jobs.hidden
-    moved = 2 * (tp - 1) / tp * size / speed
-    return np.where(tp > 1, latents["tensor_latency_s"] * np.log2(tp) + moved, 0.0)
-
-
-def _context_s(jobs: Jobs, latents: Latents, attention_s: Column) -> Column:
-    """Ring exchange of keys and values, as far as attention does not hide it. [s]"""
-    cp = np.maximum(jobs.cp, 1.0)
-    inside = jobs.tp * cp <= jobs.devices_per_node
-    speed = np.where(inside, latents["tensor_bytes_per_s"], latents["node_bytes_per_s"])
-    width = 2 * jobs.hidden * jobs.kv_heads / jobs.heads / jobs.tp
-    ring = (cp - 1) * (latents["hop_latency_s"] + HALF_BYTES * jobs.tokens * width / speed)
-    return np.where(cp > 1, soft_maximum(ring, attention_s, DEVICE_OR_HOST) - attention_s, 0.0)
-
-
 def _head_s(jobs: Jobs, latents: Latents) -> Column:
-    """Output head and loss, both passes. [s]"""
+    """Output head and loss, both passes; one process computes the loss of all its devices on one. [s]"""
     logits = jobs.tokens * jobs.vocabulary / jobs.tp
     product = latents["head_cost"] * (1 + latents["backward_ratio"]) * 2 * logits * jobs.hidden
+    speed = _speed(jobs, latents, jobs.tokens, np.minimum(jobs.matmul_ratio, 1.0))
+    gathered = logits * np.where(jobs.one_process > 0, jobs.dp, 1.0)
     # The loss reads and writes the logits in 32 bit, forward and backward: three passes of 8 bytes.
-    return np.asarray(product / _speed(jobs, latents) + 24 * logits / latents["memory_bytes_per_s"])
+    return np.asarray(product / speed + 24 * gathered / latents["memory_bytes_per_s"])
 
 
 def _embedding_s(jobs: Jobs, latents: Latents) -> Column:
-    traffic = 9 * HALF_BYTES * jobs.tokens * jobs.hidden
+    traffic = 9 * jobs.element_bytes * jobs.tokens * jobs.hidden
     return np.asarray(traffic / latents["memory_bytes_per_s"])
 
 
-def _fill(jobs: Jobs) -> Column:
-    """Micro-batches' worth of waiting while a pipeline fills and drains: (p - 1) / v [arXiv 2104.04473]."""
-    left = np.where(jobs.zero_bubble > 0, 1 / 3, 1.0)
-    return (jobs.pp - 1) / jobs.interleave * left
+def _fill(jobs: Jobs, layer: _Layer) -> Column:
+    """Share of the other stages' work that filling and draining costs: 1 / v [arXiv 2104.04473].
+
+    Gradients of weights fill it as far as they go (ZB-H1: F + B - W) [arXiv 2401.10241].
+    """
+    weights = (layer.backward_s - jobs.recompute_full * layer.forward_s) / 2
+    each = layer.forward_s + layer.backward_s + layer.tensor_s
+    return np.where(jobs.zero_bubble > 0, 1 - 2 * weights / each, 1.0) / jobs.interleave
 
 
-def _data_speed(jobs: Jobs, latents: Latents) -> Column:
-    """Bus bandwidth of a data-parallel group, whose members of one node share its adapters. [B/s]"""
-    dp = jobs.dp * jobs.cp
-    members = np.clip(np.floor(jobs.devices_per_node / jobs.tp), 1, dp)
-    inside = np.asarray(latents["data_bytes_per_s"])
-    outside = np.minimum(inside, np.asarray(latents["node_bytes_per_s"]) * members)
-    return np.where(dp > members, outside, inside)
-
-
-def _gather_s(jobs: Jobs, latents: Latents) -> Column:
-    """All-gather of one layer's sharded parameters. [s]"""
-    dp = jobs.dp * jobs.cp
-    size = HALF_BYTES * jobs.layer_parameters / jobs.tp
-    moved = (dp - 1) / dp * size / _data_speed(jobs, latents)
-    return np.where(dp > 1, moved + latents["tensor_latency_s"] * np.log2(dp), 0.0)
-
-
-def _data_s(jobs: Jobs, latents: Latents) -> Column:
-    """Gradient synchronisation of a step, hidden or not; sharded parameters have none of their own. [s]"""
-    dp = jobs.dp * jobs.cp
-    moved = 2 * (dp - 1) / dp * HALF_BYTES * jobs.stage_parameters / _data_speed(jobs, latents)
-    whole = moved + latents["tensor_latency_s"] * np.log2(dp)
-    return np.where((dp > 1) & (jobs.zero < 3), whole, 0.0)
+def _scatter_s(jobs: Jobs, latents: Latents) -> Column:
+    """All-gather of one layer's sharded parameters, or reduce-scatter of its gradients. [s]"""
+    total = all_gather_s(jobs, latents, jobs.common_parameters, group=jobs.shards)
+    if (jobs.ep > 1).any():
+        group = jobs.replicas / jobs.ep
+        total = total + all_gather_s(jobs, latents, jobs.divided_parameters, group=group)
+    return total
 
 
 def _hiding_s(jobs: Jobs, layer: _Layer) -> Column:
@@ -322,7 +352,7 @@ def _hiding_s(jobs: Jobs, layer: _Layer) -> Column:
 
 def _exposed_s(jobs: Jobs, latents: Latents, *, hiding_s: Column) -> Column:
     """Gradient synchronisation that the last backward pass does not hide. [s]"""
-    total = _data_s(jobs, latents)
+    total = data_s(jobs, latents)
     hiding = np.maximum(hiding_s, 1e-9)
     # Exponents below 1 cost more than both in turn: gradients can slow the backward pass down.
     overlap = np.maximum(np.asarray(latents["overlap"]), 0.5)
@@ -330,6 +360,9 @@ def _exposed_s(jobs: Jobs, latents: Latents, *, hiding_s: Column) -> Column:
 
 
 def _optimizer_s(jobs: Jobs, latents: Latents) -> Column:
-    shards = np.where(jobs.zero >= 1, jobs.dp * jobs.cp, 1.0)
-    traffic = latents["optimizer_bytes"] * jobs.stage_parameters / shards
+    """Update on the device; nothing if that is the host's business. [s]"""
+    common = jobs.common_stage_parameters / np.where(jobs.zero >= 1, jobs.shards, 1.0)
+    divided = jobs.divided_stage_parameters
+    divided = divided / np.where(jobs.zero >= 1, jobs.replicas / jobs.ep, 1.0)
+    traffic = latents["optimizer_bytes"] * (common + divided) * (1 - jobs.offload)
     return np.asarray(traffic / latents["memory_bytes_per_s"])

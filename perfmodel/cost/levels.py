@@ -27,8 +27,9 @@ class PricedLevel:
     crossings: int
     """Edges of a chain through all ranks that end in another member of this tier."""
     latency_s: Samples
-    transfer_s: Callable[[float], Samples]
-    """Over the bytes that one member sends at once, through all its links. [s]"""
+    transfer_s: Callable[[float | Samples], Samples]
+    """Over the bytes that one member sends at once, through all its links; sizes of shape
+    ``(num_sizes, 1)`` give one row each. [s]"""
     inside_node: bool = False
     """Whether it joins devices of one machine: NCCL's trees are chains there."""
 
@@ -55,8 +56,16 @@ _CHOICES: Final[Mapping[str, tuple[Algorithm, ...]]] = MappingProxyType(
 )
 
 
-def all_reduce_s(levels: Sequence[PricedLevel], size_bytes: float, *, library: str) -> Samples:
-    """Time of one all-reduce alone, shape ``(num_draws,)``. [s]"""
+def all_reduce_s(
+    levels: Sequence[PricedLevel], size_bytes: float | Samples, *, library: str
+) -> Samples:
+    """Time of one all-reduce alone, shape ``(num_draws,)``; of many at once, one row for each. [s]
+
+    Parameters
+    ----------
+    size_bytes
+        One size, or many of shape ``(num_sizes, 1)``.
+    """
     result: Samples = np.minimum.reduce(
         [_total(_parts(name, levels, size_bytes)) for name in _choices(levels, library)]
     )
@@ -89,7 +98,7 @@ def occupancy(
     }
 
 
-def broadcast_s(levels: Sequence[PricedLevel], size_bytes: float) -> Samples:
+def broadcast_s(levels: Sequence[PricedLevel], size_bytes: float | Samples) -> Samples:
     """Time of a binomial tree: ``ceil(log2 m)`` rounds in each tier of ``m`` members. [s]"""
     result: Samples = sum(
         (_doublings(level) * (level.latency_s + level.transfer_s(size_bytes)) for level in levels),
@@ -118,7 +127,9 @@ def _total(parts: Sequence[_Part]) -> Samples:
     return result
 
 
-def _parts(algorithm: Algorithm, levels: Sequence[PricedLevel], size_bytes: float) -> list[_Part]:
+def _parts(
+    algorithm: Algorithm, levels: Sequence[PricedLevel], size_bytes: float | Samples
+) -> list[_Part]:
     sent = _sent(algorithm, levels, size_bytes)
     transfers: list[_Part] = [
         ("bandwidth", count * level.transfer_s(sent_bytes), level)
@@ -131,9 +142,9 @@ def _parts(algorithm: Algorithm, levels: Sequence[PricedLevel], size_bytes: floa
     if algorithm is Algorithm.HIERARCHICAL:
         return [*latencies, *transfers]
     # Of a pipeline through all tiers the slowest one decides, in every draw on its own.
-    times = np.stack([seconds for _, seconds, _ in transfers])
-    worst = levels[int(np.argmax(times[:, 0]))]
-    return [*latencies, ("bandwidth", times.max(axis=0), worst)]
+    times = [seconds for _, seconds, _ in transfers]
+    worst = levels[int(np.argmax([seconds.flat[0] for seconds in times]))]
+    return [*latencies, ("bandwidth", np.maximum.reduce(times), worst)]
 
 
 def _steps(algorithm: Algorithm, levels: Sequence[PricedLevel]) -> list[int]:
@@ -151,8 +162,8 @@ def _steps(algorithm: Algorithm, levels: Sequence[PricedLevel]) -> list[int]:
 
 
 def _sent(
-    algorithm: Algorithm, levels: Sequence[PricedLevel], size_bytes: float
-) -> list[tuple[int, float]]:
+    algorithm: Algorithm, levels: Sequence[PricedLevel], size_bytes: float | Samples
+) -> list[tuple[int, float | Samples]]:
     """How many messages of how many bytes a member of each tier sends."""
     match algorithm:
         case Algorithm.RING:

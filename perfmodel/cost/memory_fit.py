@@ -59,10 +59,19 @@ class InferredMemory:
             variance
         )
 
+    def fullest_bytes(self, jobs: Jobs) -> Column:
+        """Most probable peak of the fullest rank: the first stage's, or the last's with the logits. [B]
+
+        Logs print the first stage, so that the last one carries the same deviation.
+        """
+        shift, _ = self.discrepancy.at(jobs)
+        last = _peak_bytes(jobs, self.factors, stage=jobs.pp - 1)
+        return np.maximum(_peak_bytes(jobs, self.factors), last) * np.exp(shift)
+
     def fit_probability(self, jobs: Jobs, capacity_bytes: float) -> NDArray[np.float64]:
-        """Probability that the peak stays below a capacity."""
-        peak, half = self.predict(jobs)
-        return np.asarray(norm.cdf(np.log(capacity_bytes / peak) * _Z90 / half))
+        """Probability that the fullest rank stays below a capacity."""
+        _, half = self.predict(jobs)
+        return np.asarray(norm.cdf(np.log(capacity_bytes / self.fullest_bytes(jobs)) * _Z90 / half))
 
 
 def infer_memory(jobs: Jobs, peak_bytes: Column) -> InferredMemory:
@@ -105,21 +114,21 @@ def infer_memory(jobs: Jobs, peak_bytes: Column) -> InferredMemory:
     )
 
 
-def rank_parts(jobs: Jobs) -> dict[str, Column]:
-    """Parts of the rank that logs print, by the names of ``MEMORY_PRIORS``; the context is 1 B. [B]
+def rank_parts(jobs: Jobs, stage: Column | int = 0) -> dict[str, Column]:
+    """Parts of a rank of a stage, by the names of ``MEMORY_PRIORS``; the context is 1 B. [B]
 
-    That is rank 0 in the first stage, which keeps most micro-batches in flight.
+    Logs print rank 0 in the first stage, which keeps most micro-batches in flight.
     """
-    first = rank_memory(jobs, 0)
+    rank = rank_memory(jobs, stage)
     whole = HALF_BYTES * jobs.tokens * jobs.hidden
     alone = jobs.pp == 1
     return {
-        "parameters": first.parameters_bytes,
-        "gradients": first.gradients_bytes,
-        "optimizer": first.optimizer_bytes,
-        "activations": first.activations_bytes,
-        "logits": first.logits_bytes,
-        "undivided": np.where(alone, 0.0, in_flight(jobs, 0) * whole),
+        "parameters": rank.parameters_bytes,
+        "gradients": rank.gradients_bytes,
+        "optimizer": rank.optimizer_bytes,
+        "activations": rank.activations_bytes,
+        "logits": rank.logits_bytes,
+        "undivided": np.where(alone, 0.0, in_flight(jobs, stage) * whole),
         "head": np.where(alone, whole, 0.0),
         "context": np.ones(len(jobs)),
     }
@@ -138,6 +147,6 @@ def _widening(discrepancy: Discrepancy, trust: Column) -> float:
     return float(np.clip(np.quantile(scores, rank) / _Z90, 0.5, 5.0))
 
 
-def _peak_bytes(jobs: Jobs, factors: dict[str, float]) -> Column:
-    parts = rank_parts(jobs)
+def _peak_bytes(jobs: Jobs, factors: dict[str, float], stage: Column | int = 0) -> Column:
+    parts = rank_parts(jobs, stage)
     return np.asarray(sum(factors[name] * parts[name] for name in factors), dtype=float)

@@ -7,13 +7,14 @@ that all ranks share make it cost more with every rank. Which of the two holds i
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Final
 
 import numpy as np
 
 from perfmodel.cost.curve import CurveDraws, Samples
+from perfmodel.cost.message_law import NUM_PARAMETERS, MessageLaw, Work, work
 from perfmodel.documents.profile import CurvePoint
 from perfmodel.errors import UsageError
 
@@ -57,7 +58,7 @@ def num_messages(collective: str, ranks: int) -> int:
 
 
 def message_bytes(collective: str, size_bytes: float, ranks: int, nodes: int = 1) -> float:
-    """Size of one of them; ``size_bytes`` is that of the whole array. [B]
+    """Size of one of them, in proportion to ``size_bytes``, that of the whole array. [B]
 
     Over ``m`` nodes the links between them decide, which carry ``(m - 1) / m`` of the array per pass:
     a half between two nodes, nearly all of it between many. One message is that, shared out over all.
@@ -81,16 +82,25 @@ def bus_factor(collective: str, ranks: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MessageCost:
-    """One curve per measured group; between groups read in log, beyond the largest by its growth."""
+    """One curve per measured group; other groups follow by a law of gloo, or by their growth alone.
 
+    What was measured comes out as it was. The law tells where between two measured sizes a message
+    becomes dearer, how groups between two measured ones lie, and how those beyond the largest grow.
+    """
+
+    collective: str
     library: str
     ranks: tuple[int, ...]
     """Ascending."""
     curves: tuple[CurveDraws, ...]
+    """Over the size of a message."""
     doubt: Samples
     """Deviates of what lies between measured sizes, shape ``(num_draws,)``; draw 0 is 0."""
     growth: Samples
-    """Exponent in the number of ranks, shape ``(num_draws,)``; never below 0."""
+    """Exponent in the number of ranks, shape ``(num_draws,)``, never below 0: without a law."""
+    law: MessageLaw | None
+    """Of gloo, where several groups tell it."""
+    _by_ranks: dict[int, "_Group"] = field(default_factory=dict)
 
     @classmethod
     def sample(
@@ -116,14 +126,21 @@ class MessageCost:
         growth = _growth(found, beliefs, rng.standard_normal(num_draws))
         doubt = rng.standard_normal(num_draws)
         doubt[0] = 0.0
+        curves = tuple(
+            CurveDraws.sample(points, num_draws=num_draws, rng=rng) for points in found.values()
+        )
+        law = None
+        if library == "gloo" and len(found) > 1:
+            works = {ranks: _work(collective, ranks) for ranks in found}
+            law = MessageLaw.fit(found, works, rng.standard_normal((NUM_PARAMETERS, num_draws)))
         return cls(
+            collective=collective,
             library=library,
             doubt=doubt,
             ranks=tuple(found),
-            curves=tuple(
-                CurveDraws.sample(points, num_draws=num_draws, rng=rng) for points in found.values()
-            ),
+            curves=curves,
             growth=growth,
+            law=law,
         )
 
     @property
@@ -136,32 +153,83 @@ class MessageCost:
 
     def read(self, message_bytes: float, ranks: int) -> Samples:
         """Time of one message in a group, shape ``(num_draws,)``. [s]"""
-        last = self.ranks[-1]
-        if ranks > last:
-            grown = np.exp(self.growth * math.log(ranks / last))
-            beyond: Samples = self._of_group(-1, message_bytes) * grown
-            return beyond
-        right = next(i for i, measured in enumerate(self.ranks) if measured >= ranks)
-        if right == 0 or self.ranks[right] == ranks:
-            return self._of_group(right, message_bytes)
-        left_n, right_n = self.ranks[right - 1], self.ranks[right]
-        weight = math.log(ranks / left_n) / math.log(right_n / left_n)
-        left_s, right_s = (self._of_group(i, message_bytes) for i in (right - 1, right))
-        between: Samples = left_s ** (1 - weight) * right_s**weight
-        return between
+        result: Samples = self.read_many(np.array([message_bytes]), ranks)[0]
+        return result
 
-    def _of_group(self, group: int, message_bytes: float) -> Samples:
-        curve = self.curves[group]
-        inside = float(np.clip(message_bytes, curve.at[0], curve.at[-1]))
-        distance = float(np.abs(np.log(curve.at / inside)).min())
-        result: Samples = curve.read(message_bytes) * np.exp(
-            _DOUBT_BETWEEN_SIZES * math.sqrt(distance) * self.doubt
-        )
+    def read_many(self, message_bytes: Samples, ranks: int) -> Samples:
+        """Times of messages of many sizes, shape ``(num_sizes,)``, one row each. [s]"""
+        group = self._group(ranks)
+        logs = np.log(group.sizes_bytes)
+        inside = np.log(np.clip(message_bytes, group.sizes_bytes[0], group.sizes_bytes[-1]))
+        distance = np.abs(inside[:, np.newaxis] - logs).min(axis=1)[:, np.newaxis]
+        found_s = group.curve.read_many(self._abscissa(message_bytes, ranks))
+        result: Samples = found_s * np.exp(_DOUBT_BETWEEN_SIZES * np.sqrt(distance) * self.doubt)
         return result
 
     def latency_s(self, ranks: int) -> Samples:
         """Time of the smallest message measured. [s]"""
         return self.read(self.sizes_bytes[0], ranks)
+
+    def _group(self, ranks: int) -> "_Group":
+        if ranks not in self._by_ranks:
+            sizes, time_s, doubt = self._times(ranks)
+            curve = CurveDraws(self._abscissa(sizes, ranks), time_s, doubt)
+            self._by_ranks[ranks] = _Group(sizes_bytes=sizes, curve=curve)
+        return self._by_ranks[ranks]
+
+    def _times(self, ranks: int) -> tuple[Samples, Samples, Samples]:
+        """Sizes, times of messages of these sizes, and deviates of the doubt beyond them."""
+        right = next((i for i, n in enumerate(self.ranks) if n >= ranks), len(self.ranks) - 1)
+        curve, nearest = self.curves[right], self.ranks[right]
+        if ranks > nearest:
+            return curve.at, curve.time_s * self._grown(curve.at, nearest, ranks), curve.doubt
+        if ranks == nearest or right == 0:
+            return curve.at, curve.time_s, curve.doubt
+        left_n = self.ranks[right - 1]
+        weight = math.log(ranks / left_n) / math.log(nearest / left_n)
+        sizes = np.union1d(self.curves[right - 1].at, curve.at)
+        left_s, right_s = (
+            self._group(n).curve.read_many(self._abscissa(sizes, n)) for n in (left_n, nearest)
+        )
+        time_s = (left_s * self._grown(sizes, left_n, ranks)) ** (1 - weight) * (
+            right_s * self._grown(sizes, nearest, ranks)
+        ) ** weight
+        return sizes, np.maximum.accumulate(time_s, axis=0), curve.doubt
+
+    def _grown(self, sizes_bytes: Samples, measured: int, ranks: int) -> Samples:
+        """Messages of a group over those of a measured one.
+
+        Without a law groups between two measured ones lie on a straight line, in logarithms.
+        """
+        if self.law is None:
+            beyond = ranks > self.ranks[-1]
+            return np.exp(self.growth * math.log(ranks / measured)) if beyond else np.ones(1)
+        sizes = sizes_bytes[:, np.newaxis]
+        own_s, other_s = (
+            self.law.message_s(sizes, _work(self.collective, n)) for n in (measured, ranks)
+        )
+        ratio: Samples = other_s / own_s
+        return ratio
+
+    def _abscissa(self, sizes_bytes: Samples, ranks: int) -> Samples:
+        """What a curve is linear in: the size, or what the law says."""
+        if self.law is None:
+            return sizes_bytes
+        law = self.law.nominal()
+        return law.message_s(sizes_bytes[:, np.newaxis], _work(self.collective, ranks))[:, 0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Group:
+    """Messages of a group of one size."""
+
+    sizes_bytes: Samples
+    curve: CurveDraws
+    """Over the abscissa of the group."""
+
+
+def _work(collective: str, ranks: int) -> Work:
+    return work(collective, ranks, num_messages(collective, ranks))
 
 
 def _joined(collective: str, groups: Iterable[Group]) -> list[Group]:

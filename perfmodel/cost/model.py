@@ -149,14 +149,14 @@ class CostModel:
         return self._network
 
     def all_reduce_s(
-        self, size_bytes: Bytes, world_size: int, *, bandwidth: Samples | float = 1.0
+        self, size_bytes: Bytes | Samples, world_size: int, *, bandwidth: Samples | float = 1.0
     ) -> Samples:
         """Time of one all-reduce alone, if links had so many times their bandwidth. [s]"""
         alone_s = self.network.all_reduce_s(size_bytes, world_size=world_size, rate=bandwidth)
         return alone_s * self._ddp["all_reduce_scale"]
 
     def broadcast_s(
-        self, size_bytes: Bytes, world_size: int, *, bandwidth: Samples | float = 1.0
+        self, size_bytes: Bytes | Samples, world_size: int, *, bandwidth: Samples | float = 1.0
     ) -> Samples:
         """Time of one broadcast alone, if links had so many times their bandwidth. [s]"""
         return self.network.broadcast_s(size_bytes, world_size=world_size, rate=bandwidth)

@@ -92,12 +92,14 @@ class Network:
         )
 
     def all_reduce_s(
-        self, size_bytes: Bytes, *, world_size: int, rate: Samples | float = 1.0
+        self, size_bytes: Bytes | Samples, *, world_size: int, rate: Samples | float = 1.0
     ) -> Samples:
-        """Time of one all-reduce alone, shape ``(num_draws,)``. [s]
+        """Time of one all-reduce alone, shape ``(num_draws,)``; of many at once, one row for each. [s]
 
         Parameters
         ----------
+        size_bytes
+            One size, or many of shape ``(num_sizes, 1)``.
         rate
             What-if: bandwidth of all links over what it is.
         """
@@ -119,7 +121,7 @@ class Network:
         return alone_s * self._widening(world_size)
 
     def broadcast_s(
-        self, size_bytes: Bytes, *, world_size: int, rate: Samples | float = 1.0
+        self, size_bytes: Bytes | Samples, *, world_size: int, rate: Samples | float = 1.0
     ) -> Samples:
         """Time of one broadcast alone; parameters as for an all-reduce. [s]"""
         if world_size == 1:

@@ -3,13 +3,13 @@
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from perfmodel.cost.curve import Samples
-from perfmodel.cost.families import family, features, wider_family
+from perfmodel.cost.families import family, features, optimizer_work, wider_family, work
 from perfmodel.cost.gaussian_process import GaussianProcess
 from perfmodel.cost.rescaling import rescaled_s, rescaled_stream_s
 from perfmodel.documents.prediction import Evidence
@@ -49,7 +49,7 @@ class _Reading:
     """A point of a family's curve."""
 
     ratio: float
-    """Time over roofline."""
+    """Mean time over that of the work."""
     log_error: float
     evidence: Evidence
 
@@ -74,6 +74,11 @@ def roofline_s(
     return least_s + max(compute_s, moved_bytes / bytes_per_s)
 
 
+def work_s(units: Sequence[float], unit_s: Sequence[Seconds], *, least_s: Seconds) -> Seconds:
+    """Time of so many units of each kind of work, one after another, at least that of a call. [s]"""
+    return max(least_s, sum(n * each_s for n, each_s in zip(units, unit_s, strict=True)))
+
+
 @dataclass(slots=True)
 class OperatorPrices:
     """Prices of any operator on one machine."""
@@ -96,6 +101,12 @@ class OperatorPrices:
                 for step in sorted(self.profile.measured, key=lambda s: s.parameters == self.own)
                 for operator in step.operators
             }
+
+    @property
+    def _replay_error(self) -> float:
+        """How far a step is off whose operators were timed in place, in log."""
+        known = [m.relative_error for m in self.profile.measured if m.parameters == self.own]
+        return max(known, default=0.0) if self.use_measured else 0.0
 
     def step(self, step: TracedStep) -> dict[Phase, PhasePrice]:
         """Forward, backward and optimizer of a step."""
@@ -170,7 +181,8 @@ class OperatorPrices:
         known = errors < _FAR_INSIDE * entry.spread
         return [
             _Reading(
-                ratio=math.exp(float(mean)),
+                # Prices are added up: the mean of what scatters around the curve in log.
+                ratio=math.exp(float(mean) + entry.noise**2 / 2),
                 log_error=math.hypot(float(error), _DOUBT_PER_EFOLD * float(beyond)),
                 evidence=Evidence.INTERPOLATED
                 if is_known and beyond < _FAR_OUTSIDE
@@ -180,14 +192,9 @@ class OperatorPrices:
         ]
 
     def _from_curve(self, operator: Operator, entry: OperatorFamily, reading: _Reading) -> Price:
-        bound_s = roofline_s(
-            operator.flop,
-            operator.read_bytes + operator.written_bytes,
-            flop_per_s=entry.flop_per_s,
-            bytes_per_s=entry.bytes_per_s,
-            least_s=entry.least_s,
-        )
-        time_s = max(self._floor_s(operator), bound_s * reading.ratio)
+        moved_bytes = operator.read_bytes + operator.written_bytes
+        expected_s = _expected_s(entry, work(operator), operator.flop, moved_bytes)
+        time_s = max(self._floor_s(operator), expected_s * reading.ratio)
         return Price(
             time_s=time_s,
             log_error=reading.log_error,
@@ -249,9 +256,10 @@ class OperatorPrices:
             by_family[price.family] += count * price.time_s * price.log_error
             by_evidence[price.evidence] += count * price.time_s
         own = math.sqrt(sum(value**2 for value in by_family.values())) / max(total_s, 1e-12)
-        model = log_error
         if by_evidence[Evidence.MEASURED] < 0.5 * total_s:
-            model = max(model, self.profile.curve_log_error)
+            model = max(log_error, self.profile.curve_log_error)
+        else:
+            model = math.hypot(log_error, self._replay_error)
         return PhasePrice(
             time_s=max(0.0, total_s + extra_s),
             relative_error=math.hypot(own, model),
@@ -277,7 +285,7 @@ class OperatorPrices:
             time_s = float(np.median([entry.optimizer_s for entry in measured]))
             found = PhasePrice(
                 time_s=time_s + overhead.optimizer_s * len(trained),
-                relative_error=overhead.optimizer_log_error,
+                relative_error=math.hypot(overhead.optimizer_log_error, self._replay_error),
                 evidence=Evidence.MEASURED,
                 unpriced=(),
             )
@@ -322,19 +330,28 @@ class OperatorPrices:
         return [
             Price(
                 time_s=reading.ratio
-                * roofline_s(
-                    0.0,
-                    traffic * size,
-                    flop_per_s=0.0,
-                    bytes_per_s=entry.bytes_per_s,
-                    least_s=entry.least_s,
-                ),
+                * _expected_s(entry, optimizer_work(size), 0.0, traffic * size),
                 log_error=reading.log_error,
                 evidence=reading.evidence,
                 family=kind,
             )
             for size, reading in zip(sizes, self._readings(entry, points), strict=True)
         ]
+
+
+def _expected_s(
+    entry: OperatorFamily, units: Sequence[float], flop: Flop, moved_bytes: float
+) -> Seconds:
+    """What the curve of a family is relative to. [s]"""
+    if entry.unit_s:
+        return work_s(units, entry.unit_s, least_s=entry.least_s)
+    return roofline_s(
+        flop,
+        moved_bytes,
+        flop_per_s=entry.flop_per_s,
+        bytes_per_s=entry.bytes_per_s,
+        least_s=entry.least_s,
+    )
 
 
 @functools.lru_cache(maxsize=256)

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from perfmodel.cost.curve import Samples
-from perfmodel.documents.testbed import CollectiveRun, Fabric, TrainingRun
+from perfmodel.documents.testbed import CollectiveKind, CollectiveRun, Fabric, TrainingRun
 from perfmodel.units import Bytes, BytesPerSecond
 
 _PAIR: Final = 2
@@ -21,6 +21,10 @@ _SHARPNESS: Final = 8
 
 #: Messages of a ring: each rank sends and receives two segments in each of ``2 (n - 1)`` steps.
 _MESSAGES_PER_STEP: Final = 2
+
+#: How often gloo's rings move the array past every rank; its reduce-scatter is an all-reduce of which each
+#: rank keeps its part, by the counters of links and by its duration.
+_PASSES: Final[Mapping[str, int]] = {"all_reduce": 2, "reduce_scatter": 2, "all_gather": 1}
 
 #: Between two ranks acknowledgements ride on the data that goes back. In a larger ring nothing goes
 #: back to the sender, so that each of a message's parts is acknowledged by a frame of its own
@@ -96,14 +100,23 @@ class ShapedRing:
         """Fitted values by name."""
         return {field.name: float(getattr(self, field.name)[0]) for field in fields(self)}
 
-    def wire_s(self, size_bytes: Bytes, fabric: Fabric) -> Samples:
-        """Time that the busiest link needs for one all-reduce, without credit. [s]"""
+    def wire_s(
+        self, size_bytes: Bytes, fabric: Fabric, collective: CollectiveKind = "all_reduce"
+    ) -> Samples:
+        """Time that the busiest link needs for one collective, without credit. [s]"""
         num_ranks = fabric.num_ranks
         if num_ranks == 1:
             return np.zeros_like(self.overhead)
+        if collective not in _PASSES:
+            copies = copies_in_turn(num_ranks) if collective == "broadcast" else 1
+            each_s = (size_bytes * self.overhead + self.message_bytes) / min(
+                free_rates(fabric).values()
+            )
+            copied: Samples = self.launch_s + copies * (each_s + self.hop_s)
+            return copied
         apart_bytes = _ACKNOWLEDGED_PARTS * _ACKNOWLEDGEMENT_BYTES if num_ranks > _PAIR else 0
         message_bytes = size_bytes / num_ranks * self.overhead + self.message_bytes + apart_bytes
-        edge_bytes = 2 * (num_ranks - 1) * message_bytes
+        edge_bytes = _PASSES[collective] * (num_ranks - 1) * message_bytes
         seconds_per_byte = max(
             crossings / free
             for crossings, free in zip(
@@ -111,12 +124,12 @@ class ShapedRing:
             )
         )
         sending_s = edge_bytes * seconds_per_byte
-        result: Samples = sending_s + self.latency_s(num_ranks)
+        result: Samples = sending_s + self.latency_s(num_ranks, collective)
         return result
 
-    def latency_s(self, num_ranks: int) -> Samples:
+    def latency_s(self, num_ranks: int, collective: CollectiveKind = "all_reduce") -> Samples:
         """Time in which the first message goes all the way round, whatever its size. [s]"""
-        result: Samples = self.launch_s + 2 * (num_ranks - 1) * self.hop_s
+        result: Samples = self.launch_s + _PASSES.get(collective, 1) * (num_ranks - 1) * self.hop_s
         return result
 
     def credit_s(self, fabric: Fabric) -> Samples:
@@ -129,15 +142,18 @@ class ShapedRing:
         result: Samples = self.credit_bytes / free[busiest]
         return result
 
-    def cpu_s(self, size_bytes: Bytes, num_ranks: int) -> Samples:
-        """CPU time of all ranks for one all-reduce. [s]"""
+    def cpu_s(
+        self, size_bytes: Bytes, num_ranks: int, collective: CollectiveKind = "all_reduce"
+    ) -> Samples:
+        """CPU time of all ranks for one collective. [s]"""
         if num_ranks == 1:
             return np.zeros_like(self.overhead)
-        num_messages = 2 * _MESSAGES_PER_STEP * num_ranks * (num_ranks - 1)
+        passes = _PASSES.get(collective, 1)
+        per_pass = _MESSAGES_PER_STEP * num_ranks if collective in _PASSES else 1
         result: Samples = (
             num_ranks * self.launch_cpu_s
-            + num_messages * self.message_cpu_s
-            + 2 * (num_ranks - 1) * size_bytes * self.byte_cpu_s
+            + passes * per_pass * (num_ranks - 1) * self.message_cpu_s
+            + passes * (num_ranks - 1) * size_bytes * self.byte_cpu_s
         )
         return result
 
@@ -149,11 +165,14 @@ class ShapedRing:
         num_cores: int,
         credit_s: Samples,
         head_start_s: Samples | float = 0.0,
+        collective: CollectiveKind = "all_reduce",
     ) -> Samples:
-        """Time of one all-reduce from the moment on which the links are its own. [s]
+        """Time of one collective from the moment on which the links are its own. [s]
 
         Parameters
         ----------
+        size_bytes
+            Whole array, as nccl-tests counts it.
         credit_s
             What the credit of idle links saves.
         head_start_s
@@ -161,9 +180,10 @@ class ShapedRing:
             machine busy.
         """
         num_ranks = fabric.num_ranks
-        hidden_s = np.minimum(self.latency_s(num_ranks), head_start_s)
-        wire_s = np.maximum(self.wire_s(size_bytes, fabric) - credit_s - hidden_s, 0.0)
-        host_s = self.cpu_s(size_bytes, num_ranks) / num_cores
+        hidden_s = np.minimum(self.latency_s(num_ranks, collective), head_start_s)
+        whole_s = self.wire_s(size_bytes, fabric, collective)
+        wire_s = np.maximum(whole_s - credit_s - hidden_s, 0.0)
+        host_s = self.cpu_s(size_bytes, num_ranks, collective) / num_cores
         return soft_maximum(wire_s, np.maximum(host_s - head_start_s, 0.0))
 
 
@@ -174,6 +194,19 @@ def soft_maximum(first: Samples, second: Samples) -> Samples:
     ratio = np.divide(smallest, largest, out=np.zeros_like(largest), where=largest > 0)
     result: Samples = largest * (1 + ratio**_SHARPNESS) ** (1 / _SHARPNESS)
     return result
+
+
+def copies_in_turn(num_ranks: int) -> int:
+    """Copies of an array that follow one another in gloo's broadcast until the last rank has it.
+
+    Rank v sends to v + 2^k for every 2^k > v, all at once over one link (gloo/broadcast.cc).
+    """
+    done = {0: 0}
+    for rank in range(num_ranks):
+        steps = [2**k for k in range(num_ranks.bit_length()) if 2**k > rank]
+        children = [rank + step for step in steps if rank + step < num_ranks]
+        done |= dict.fromkeys(children, done[rank] + len(children))
+    return max(done.values())
 
 
 def link_rates(fabric: Fabric) -> dict[str, BytesPerSecond]:

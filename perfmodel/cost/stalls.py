@@ -15,6 +15,10 @@ from scipy.special import expit
 
 from perfmodel.cost.jobs import Column, Jobs
 
+_CROWDED_DOUBLINGS: Final = 5.0
+"""Beyond 32 nodes nearly every run of the published cluster stalls."""
+_ABRUPT: Final = 3.0
+"""So that one doubling beyond them may decide alone."""
 _WEIGHT_SIGMA: Final = 0.7
 """Prior width of the logistic weights: one doubling hardly decides alone."""
 
@@ -24,7 +28,7 @@ class Disturbance:
     """The stall of disturbed runs, and the odds of being one."""
 
     stall_s: float
-    """Time lost per exchange and micro-batch. [s]"""
+    """Time lost per exchange. [s]"""
     weights: Column
     """Of a logistic regression on the layout; the first is the constant."""
 
@@ -39,8 +43,16 @@ def may_stall(jobs: Jobs) -> NDArray[np.bool_]:
 
 
 def stall_time_s(jobs: Jobs, stall_s: float) -> Column:
-    """Time lost by stalls: two exchanges per micro-batch, one in a pipeline of two stages. [s]"""
-    exchanges = jobs.accumulation * np.where(jobs.pp == 2, 1.0, 2.0)
+    """Time lost by stalls: so much per exchange between nodes. [s]
+
+    In a pipeline a micro-batch waits for both neighbours, for one in a pipeline of two stages; while a
+    longer one fills and drains it stalls about once per further stage. Without a pipeline disturbed
+    runs exchange gradients after every micro-batch: twice to sum and spread them, once where the
+    optimizer is sharded and summing is enough.
+    """
+    alone = np.where(jobs.zero == 0, 2.0, 1.0)
+    each = np.where(jobs.pp == 1, alone, np.where(jobs.pp == 2, 1.0, 2.0))
+    exchanges = jobs.accumulation * each + np.maximum(jobs.pp - 4, 0.0)
     return np.where(may_stall(jobs), stall_s * exchanges, 0.0)
 
 
@@ -64,10 +76,11 @@ def _features(jobs: Jobs) -> NDArray[np.float64]:
         [
             np.ones(len(jobs)),
             nodes - 3,
-            np.maximum(nodes - 4, 0),
+            _ABRUPT * np.maximum(nodes - _CROWDED_DOUBLINGS, 0),
             jobs.zero - 0.5,
             np.log2(jobs.micro_batch) / 2 - 1,
-            np.log2(jobs.pp) / 2 - 1,
+            # Hand-overs between stages and exchanges of gradients stall at different times.
+            jobs.pp == 1,
             np.log2(jobs.tp) / 2 - 1,
             np.log2(jobs.hidden) - 11.5,
         ],

@@ -10,6 +10,9 @@ from perfmodel.documents.prediction import Evidence
 from perfmodel.program.operation import Cause, Operation, StepProgram, Stream
 from perfmodel.units import Bytes
 
+#: Time of a collective over its size; of many of shape ``(num_sizes, 1)`` at once, one row for each. [s]
+Price = Callable[[Bytes | Samples], Samples]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Terms:
@@ -25,8 +28,8 @@ class Terms:
     """Host time to issue forward, backward, optimizer; empty on synchronous devices. [s]"""
     bucket_s: Samples
     bucket_s_per_byte: Samples
-    all_reduce_s: Callable[[Bytes], Samples]
-    broadcast_s: Callable[[Bytes], Samples]
+    all_reduce_s: Price
+    broadcast_s: Price
     load_s: Samples
     """Time in which the input pipeline prepares one step's samples. [s]"""
     slowest: Samples
@@ -44,7 +47,30 @@ class Terms:
         Samples
             Shape ``(num_operations, num_draws)``.
         """
-        return np.stack([self._duration(operation) for operation in program.operations])
+        collectives = self._collectives(program)
+        return np.stack(
+            [
+                collectives[position] if position in collectives else self._duration(operation)
+                for position, operation in enumerate(program.operations)
+            ]
+        )
+
+    def _collectives(self, program: StepProgram) -> dict[int, Samples]:
+        """Times of all collectives by position, priced together: apart they take a hundred times as long."""
+        found: dict[int, Samples] = {}
+        positions = program.on_stream(Stream.COMM)
+        broadcasts = {i for i in positions if program.operations[i].cause is Cause.BROADCAST}
+        for price, chosen in (
+            (self.broadcast_s, [i for i in positions if i in broadcasts]),
+            (self.all_reduce_s, [i for i in positions if i not in broadcasts]),
+        ):
+            if chosen:
+                sizes = np.array([program.operations[i].size_bytes for i in chosen], np.float64)
+                rows = price(sizes[:, np.newaxis])
+                found |= zip(
+                    chosen, np.broadcast_to(rows, (len(chosen), rows.shape[-1])), strict=True
+                )
+        return found
 
     def _duration(self, operation: Operation) -> Samples:
         match operation.stream:
@@ -53,15 +79,8 @@ class Terms:
             case Stream.HOST:
                 assert operation.issues is not None, operation
                 return self.issue_s[operation.issues] * operation.share
-            case Stream.COMM:
-                return self._collective(operation)
             case _:
                 return self._compute(operation) * self.slowest
-
-    def _collective(self, operation: Operation) -> Samples:
-        if operation.cause is Cause.BROADCAST:
-            return self.broadcast_s(operation.size_bytes)
-        return self.all_reduce_s(operation.size_bytes)
 
     def _compute(self, operation: Operation) -> Samples:
         if operation.cause is Cause.BUCKET:

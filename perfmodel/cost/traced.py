@@ -16,7 +16,7 @@ from perfmodel.documents.profile import (
     StepNoise,
     WorkloadProfile,
 )
-from perfmodel.units import Seconds
+from perfmodel.units import Bytes, Seconds
 from perfmodel.workload.operator import Phase
 from perfmodel.workload.signature import parameters_signature
 from perfmodel.workload.step import SymbolicStep, TracedStep
@@ -30,6 +30,8 @@ _DOUBT_PER_EFOLD = 0.05
 _DISPATCH_ERROR = 0.3
 #: Smallest spread of how ranks slow each other down, in log.
 _SMALLEST_SPREAD = 0.02
+#: How much more, in log, ranks slow each other down per e-fold of the parameters: a prior's width.
+_SLOPE_PER_EFOLD = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +88,7 @@ def traced_profile(
     noise, rank_spread = _borrowed_noise(profile, points[Phase.BACKWARD])
     return WorkloadProfile(
         workload=with_ready_times(workload, trace.at(micro_batch=_middle(batches)), exact),
-        phases=_phases(profile, trace, points),
+        phases=_phases(profile, trace, points, workload.gradient_bytes),
         noise=noise,
         rank_spread=rank_spread,
         speed_sensitivity=1.0,
@@ -191,7 +193,10 @@ def _evidence(priced: Mapping[int, Mapping[Phase, PhasePrice]], *, has_measured:
 
 
 def _phases(
-    profile: ProfileDocument, trace: SymbolicStep, points: Mapping[Phase, tuple[CurvePoint, ...]]
+    profile: ProfileDocument,
+    trace: SymbolicStep,
+    points: Mapping[Phase, tuple[CurvePoint, ...]],
+    heavy_bytes: Bytes,
 ) -> tuple[PhaseCurves, ...]:
     """One set of curves per number of ranks that were measured together."""
     nothing = tuple(_point(int(point.at), 0.0, 0.0) for point in points[Phase.FORWARD])
@@ -202,7 +207,9 @@ def _phases(
             world_size=world_size,
             input=nothing,
             **{
-                phase.value: _slowed(points[phase], slowdown(profile, phase, world_size))
+                phase.value: _slowed(
+                    points[phase], slowdown(profile, phase, world_size, heavy_bytes)
+                )
                 for phase in Phase
             },
             **dispatch,
@@ -225,10 +232,16 @@ def _dispatch(
     }
 
 
-def slowdown(profile: ProfileDocument, phase: Phase, world_size: int) -> _Slowdown:
-    """Ratio of a phase with so many ranks at work to one alone, over the reference models."""
-    logs = [
-        math.log(many.time_s / one.time_s)
+def slowdown(
+    profile: ProfileDocument, phase: Phase, world_size: int, gradient_bytes: Bytes
+) -> _Slowdown:
+    """Ratio of a phase with so many ranks at work to one alone, for a model of a size.
+
+    Ranks share the path to memory: how much that costs is read along the sizes of the reference
+    models, by a line whose slope is drawn towards none, and is the more doubtful the farther away.
+    """
+    found = [
+        (math.log(max(1, workload.workload.gradient_bytes)), math.log(many.time_s / one.time_s))
         for workload in profile.workloads
         for phases in workload.phases
         if phases.world_size == world_size
@@ -237,11 +250,20 @@ def slowdown(profile: ProfileDocument, phase: Phase, world_size: int) -> _Slowdo
         )
         if one.at == many.at and min(one.time_s, many.time_s) > 0
     ]
-    if world_size == 1 or not logs:
+    if world_size == 1 or not found:
         return _Slowdown(factor=1.0, log_error=0.0)
+    sizes, logs = (np.array(column) for column in zip(*found, strict=True))
+    # Points of one model tell about one size: they count as one.
+    per_model = len(logs) / len(set(sizes.tolist()))
+    away = sizes - sizes.mean()
+    spread = max(_SMALLEST_SPREAD, float(logs.std()))
+    weight = float(away @ away) / per_model + (spread / _SLOPE_PER_EFOLD) ** 2
+    slope = float(away @ (logs - logs.mean())) / per_model / weight
+    rest = max(_SMALLEST_SPREAD, float(np.std(logs - logs.mean() - slope * away)))
+    distance = math.log(max(1, gradient_bytes)) - float(sizes.mean())
     return _Slowdown(
-        factor=math.exp(float(np.median(logs))),
-        log_error=max(_SMALLEST_SPREAD, float(np.std(logs))),
+        factor=math.exp(max(0.0, float(logs.mean()) + slope * distance)),
+        log_error=math.hypot(rest, distance * spread / math.sqrt(weight)),
     )
 
 

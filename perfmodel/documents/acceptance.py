@@ -10,7 +10,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
 from pydantic import model_validator as validator
 
 from perfmodel.documents.base import Document, Record, first_problem
-from perfmodel.errors import InvalidDocument
+from perfmodel.errors import InvalidDocument, why
 
 _Probability = Annotated[float, Field(gt=0.5, lt=1)]
 
@@ -129,9 +129,9 @@ class AcceptanceTerms(Document):
             raw = tomllib.loads(path.read_text(encoding="utf-8"))
             return cls.model_validate(raw)
         except ValidationError as error:
-            raise InvalidDocument(f"{path}: {first_problem(error)}") from error
+            raise InvalidDocument(f"{path}: {first_problem(error, cls)}") from error
         except (OSError, ValueError) as error:
-            raise InvalidDocument(f"{path}: {cls.title} cannot be read: {error}") from error
+            raise InvalidDocument(f"{path}: {cls.title} cannot be read: {why(error)}") from error
 
     def toml(self) -> str:
         """The same as text that a person can read and a program can read back."""

@@ -6,11 +6,11 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Final, Self
+from typing import ClassVar, Final, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from perfmodel.errors import InvalidDocument, PerfModelError, did_you_mean
+from perfmodel.errors import InvalidDocument, PerfModelError, did_you_mean, why
 
 STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
 #: Pydantic's name of the error.
@@ -42,6 +42,11 @@ class Document(Record):
     unreadable: ClassVar[type[PerfModelError]] = InvalidDocument
     """Which error a missing or broken file raises."""
 
+    remake: ClassVar[str] = "make it anew with this version of perfmodel"
+    """What to do with a file of another version."""
+    made_by: ClassVar[str] = ""
+    """What writes such a file, for those who have none yet."""
+
     schema_version: int
 
     @classmethod
@@ -62,7 +67,10 @@ class Document(Record):
         try:
             raw = json.loads(path.read_bytes())
         except (OSError, ValueError) as error:
-            raise cls.unreadable(f"{path}: {cls.title} cannot be read: {error}") from error
+            hint = f"; {cls.made_by}" if cls.made_by and isinstance(error, OSError) else ""
+            raise cls.unreadable(
+                f"{path}: {cls.title} cannot be read: {why(error)}{hint}"
+            ) from error
         other = cls.other_kind(raw)
         if other is not None:
             raise cls.unreadable(f"{path}: must be a {cls.title}, got {other}")
@@ -70,12 +78,14 @@ class Document(Record):
         if version != cls.current_version:
             raise cls.unreadable(
                 f"{path}: schema_version of a {cls.title} must be {cls.current_version}, "
-                f"got {version!r}; make it anew with this version of perfmodel"
+                f"got {version!r}; {cls.remake}"
             )
         try:
             return cls.model_validate(raw)
         except ValidationError as error:
-            raise cls.unreadable(f"{path}: {first_problem(error)}") from error
+            is_older = any(one["type"] == "missing" for one in error.errors(include_url=False))
+            hint = f"; if an older version wrote it, {cls.remake}" if is_older else ""
+            raise cls.unreadable(f"{path}: {first_problem(error, cls)}{hint}") from error
 
     def write(self, path: Path) -> None:
         """Write the whole file or nothing: a reader never sees half of it."""
@@ -105,8 +115,14 @@ def command_line(argv: Sequence[str], *, folder: Path | None = None) -> tuple[st
     return tuple(argument.removeprefix(start) for argument in argv)
 
 
-def first_problem(error: ValidationError) -> str:
-    """Where in a document the first rule is broken, the rule, and the value."""
+def first_problem(error: ValidationError, model: type[BaseModel] | None = None) -> str:
+    """Where in a document the first rule is broken, the rule, and the value.
+
+    Parameters
+    ----------
+    model
+        What was to be read: a misspelt key may be one that need not be there.
+    """
     problems = error.errors(include_url=False)
     # a misspelt key is also a missing one: what was written says more than what was not
     problem = min(problems, key=lambda one: one["type"] != _UNKNOWN_KEY)
@@ -119,9 +135,32 @@ def first_problem(error: ValidationError) -> str:
             for one in problems
             if one["type"] == "missing" and one["loc"][:-1] == tuple(parent)
         ]
-        near = did_you_mean(str(key), missing)
+        optional = () if model is None else _keys_at(model, parent)
+        near = did_you_mean(str(key), missing) or did_you_mean(str(key), optional)
         return f"{where}: unknown key{_got(problem['input'])}{near}{more}"
     return f"{where}: {problem['msg']}{_got(problem['input'])}{more}"
+
+
+def _keys_at(model: type[BaseModel], place: Sequence[int | str]) -> list[str]:
+    """Every key that may stand at a place of a document."""
+    models = [model]
+    for part in place:
+        found = [
+            inner
+            for outer in models
+            if part in outer.model_fields
+            for inner in _models_in(outer.model_fields[str(part)].annotation)
+        ]
+        # positions in lists, keys of maps and tags of unions lead no deeper
+        models = found or models
+    return sorted({name for one in models for name in one.model_fields})
+
+
+def _models_in(annotation: object) -> list[type[BaseModel]]:
+    """Kinds of records somewhere in a type such as ``tuple[Record, ...] | None``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models_in(part)]
 
 
 def _got(value: object) -> str:
@@ -143,7 +182,10 @@ def write_bytes_atomically(path: Path, content: bytes) -> None:
     PerfModelError
         If the folder cannot be written or the disk is full; the old file is untouched.
     """
-    if path.is_symlink() or (path.exists() and not path.is_file()):
+    if path.is_symlink() and (target := _plain_target(path)) is not None:
+        # beside the target: the link stays one, and its readers too never see half a file
+        path = target
+    elif path.is_symlink() or (path.exists() and not path.is_file()):
         _write_through(path, content)
         return
     temporary: str | None = None
@@ -163,6 +205,13 @@ def write_bytes_atomically(path: Path, content: bytes) -> None:
             f"{path}: cannot be written: {error.strerror or error}; "
             "free space or choose another folder, nothing was overwritten"
         ) from error
+
+
+def _plain_target(link: Path) -> Path | None:
+    """The file that a link leads to, or would; None for pipes, devices, and links in a circle."""
+    target = Path(os.path.realpath(link))
+    is_plain = target.is_file() or not (target.exists() or target.is_symlink())
+    return target if is_plain else None
 
 
 def _write_through(path: Path, content: bytes) -> None:

@@ -22,6 +22,8 @@ class BatchOutlook(Record):
     throughput_speedup: PositiveFloat | None
     target_speedup: Interval | None
     """Time to the target of the reference batch over that of this one: the speed-up that counts."""
+    learning_rate_factor: PositiveFloat
+    """Best learning rate of SGD over that of the reference batch; for Adam its square root."""
     time_to_target_s: Interval | None
     is_beyond_critical: bool
     """Larger than the median critical batch."""
@@ -39,6 +41,8 @@ class BatchDocument(Document):
     points: dict[PositiveFloat, PositiveFloat]
     """Batch to samples to the target, as they were given, in samples."""
     reference_batch: PositiveFloat
+    noise_scale: PositiveFloat | None
+    """Gradient noise scale that the critical batch was expected at; None without one. [samples]"""
     critical_batch: Interval
     """Batch that needs twice the samples of a tiny one."""
     outlooks: tuple[BatchOutlook, ...]

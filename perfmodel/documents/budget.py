@@ -12,7 +12,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, Valida
 from pydantic import model_validator as validator
 
 from perfmodel.documents.base import Record, first_problem
-from perfmodel.errors import InvalidDocument
+from perfmodel.errors import InvalidDocument, why
 
 #: A price older than this is said to be stale.
 STALE_AFTER_DAYS: Final = 30
@@ -164,12 +164,12 @@ def read_budget(path: Path, *, today: dt.date, prices: Path | None = None) -> Bu
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InvalidDocument(f"{path}: budget cannot be read: {error}") from error
+        raise InvalidDocument(f"{path}: budget cannot be read: {why(error)}") from error
     table = {} if prices is None else read_prices(prices)
     try:
         budget = Budget.model_validate(with_prices(raw, table, path))
     except ValidationError as error:
-        raise InvalidDocument(f"{path}: {first_problem(error)}") from error
+        raise InvalidDocument(f"{path}: {first_problem(error, Budget)}") from error
     refuse_future_prices(budget.prices(), path=path, today=today)
     return budget
 
@@ -213,7 +213,7 @@ def read_prices(path: Path) -> dict[str, Price]:
         try:
             price = Price.model_validate(row)
         except ValidationError as error:
-            raise InvalidDocument(f"{path}: line {line}: {first_problem(error)}") from error
+            raise InvalidDocument(f"{path}: line {line}: {first_problem(error, Price)}") from error
         if not name or name in found:
             raise InvalidDocument(
                 f"{path}: line {line}: name must be new and not empty, got {name!r}"
@@ -232,7 +232,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
                     {key: value for key, value in row.items() if value is not None},
                 )
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InvalidDocument(f"{path}: prices cannot be read: {error}") from error
+        raise InvalidDocument(f"{path}: prices cannot be read: {why(error)}") from error
 
 
 def with_prices(raw: Any, table: Mapping[str, Price], path: Path) -> Any:

@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from perfmodel.documents.base import Record, first_problem
-from perfmodel.errors import InvalidDocument
+from perfmodel.errors import InvalidDocument, why
 from perfmodel.units import parse_bandwidth, parse_bytes, parse_flop_rate, parse_power
 
 Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8"]
@@ -183,6 +183,6 @@ def read_catalogue(path: Path) -> Catalogue:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
         return Catalogue.model_validate(raw)
     except ValidationError as error:
-        raise InvalidDocument(f"{path}: {first_problem(error)}") from error
+        raise InvalidDocument(f"{path}: {first_problem(error, Catalogue)}") from error
     except (OSError, ValueError) as error:
-        raise InvalidDocument(f"{path}: catalogue cannot be read: {error}") from error
+        raise InvalidDocument(f"{path}: catalogue cannot be read: {why(error)}") from error

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BeforeValidator, Field, PositiveInt, ValidationError, model_validator
 
 from perfmodel.documents.base import Record, first_problem
-from perfmodel.errors import InvalidDocument
+from perfmodel.errors import InvalidDocument, why
 from perfmodel.topology.cluster import (
     DEVICE,
     Cluster,
@@ -161,11 +161,11 @@ def read_cluster(path: Path) -> Cluster:
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InvalidDocument(f"{path}: cluster file cannot be read: {error}") from error
+        raise InvalidDocument(f"{path}: cluster file cannot be read: {why(error)}") from error
     try:
         return ClusterFile.model_validate(raw).cluster()
     except ValidationError as error:
-        raise InvalidDocument(f"{path}: {first_problem(error)}") from error
+        raise InvalidDocument(f"{path}: {first_problem(error, ClusterFile)}") from error
     except ValueError as error:
         raise InvalidDocument(f"{path}: {error}; correct the file") from error
 

@@ -38,7 +38,7 @@ class StallRecord(Record):
     """A state in which every exchange between nodes stalls, and the odds of being in it."""
 
     stall_s: PositiveFloat
-    """Per exchange and micro-batch. [s]"""
+    """Per exchange. [s]"""
     weights: tuple[float, ...]
     """Of the logistic regression on the layout that tells how likely a job is disturbed."""
 
@@ -46,8 +46,9 @@ class StallRecord(Record):
 class InferredDocument(Document):
     """A calibration from logs: everything that a prediction needs, and the runs behind it."""
 
-    current_version: ClassVar[int] = 2
+    current_version: ClassVar[int] = 3
     title: ClassVar[str] = "calibration from runs"
+    made_by: ClassVar[str] = "perfmodel calibrate --from-runs writes one"
     unreadable: ClassVar[type[PerfModelError]] = CalibrationUnavailable
 
     provenance: Provenance

@@ -35,6 +35,7 @@ class StageMemory(Record):
     """The fullest moment of a rank of one pipeline stage. [B]"""
 
     stage: NonNegativeInt
+    layers: PositiveInt
     parameters_bytes: NonNegativeFloat
     gradients_bytes: NonNegativeFloat
     optimizer_bytes: NonNegativeFloat
@@ -47,7 +48,7 @@ class StageMemory(Record):
 class LayoutPredictionDocument(Document):
     """One layout: step, throughput, utilisation, memory, doubt."""
 
-    current_version: ClassVar[int] = 1
+    current_version: ClassVar[int] = 2
     title: ClassVar[str] = "prediction of a layout"
 
     provenance: Provenance
@@ -69,7 +70,7 @@ class LayoutPredictionDocument(Document):
     formula_step_s: PositiveFloat
     """The closed form of the same. [s]"""
     memory: Annotated[tuple[StageMemory, ...], Field(min_length=1)]
-    """First and last stage; those between hold less."""
+    """Every pipeline stage, in order."""
     capacity_bytes: PositiveInt | None
     fit_probability: Annotated[float, Field(ge=0, le=1)] | None
     """That the fullest rank runs within the capacity; None if none was given."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from perfmodel.documents.collectives import MeasuredCollective
 from perfmodel.documents.profile import CurvePoint
-from perfmodel.errors import InvalidDocument
+from perfmodel.errors import InvalidDocument, why
 
 #: A log tells no spread; single figures are means of some twenty iterations.
 IMPORTED_ERROR: Final = 0.02
@@ -50,7 +50,7 @@ def read_nccl_tests(path: Path, *, collective: str | None = None) -> MeasuredCol
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidDocument(f"{path}: nccl-tests log cannot be read: {error}") from error
+        raise InvalidDocument(f"{path}: nccl-tests log cannot be read: {why(error)}") from error
     if text.lstrip().startswith("{"):
         return _from_json(path, text, collective)
     return _from_text(path, text, collective)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt, TypeAdapter, ValidationError
 
 from perfmodel.documents.base import Record, first_problem
-from perfmodel.errors import InvalidDocument
+from perfmodel.errors import InvalidDocument, why
 from perfmodel.parallelism.strategy import Setting
 from perfmodel.workload.operator import Operator, Phase
 from perfmodel.workload.step import SymbolicStep
@@ -186,6 +186,54 @@ class OperatorsObservation(Record):
     speed_probe_s: Durations
 
 
+class CheckpointObservation(Record):
+    """Model and optimizer written to disk, and read back past the page cache. [s]"""
+
+    kind: Literal["checkpoint"] = "checkpoint"
+    task: str
+    round: int
+    workload: str
+    size_bytes: PositiveInt
+    write_s: Durations
+    """Until the file is on the disk, not in its cache."""
+    read_s: Durations
+    """Until model and optimizer hold what was written."""
+
+
+class TrainingObservation(Record):
+    """A training on samples that can be learned: norms of its gradients, and what it reached."""
+
+    kind: Literal["training"] = "training"
+    task: str
+    round: int
+    workload: str
+    samples: str
+    """What was learned."""
+    world_size: PositiveInt
+    micro_batch: PositiveInt
+    learning_rate: Annotated[float, Field(gt=0)]
+    seed: int
+    target_loss: Annotated[float, Field(gt=0)]
+    mean_squares: tuple[Annotated[float, Field(ge=0)], ...]
+    """By step, the mean over ranks of the squared norm of a rank's gradient; empty with one rank."""
+    squares_of_mean: tuple[Annotated[float, Field(ge=0)], ...]
+    """By step, the squared norm of the gradient averaged over the ranks."""
+    evaluated_steps: tuple[PositiveInt, ...]
+    losses: tuple[Annotated[float, Field(ge=0)], ...]
+    """On samples that were not trained on, after those steps; ends before a loss that is not finite."""
+
+    @property
+    def num_steps(self) -> int | None:
+        """Optimizer steps until the target; ``None`` if it was not reached."""
+        reached = bool(self.losses) and self.losses[-1] <= self.target_loss
+        return self.evaluated_steps[-1] if reached else None
+
+    @property
+    def batch(self) -> int:
+        """Samples per optimizer step, of all ranks together."""
+        return self.world_size * self.micro_batch
+
+
 class EnvironmentObservation(Record):
     """What the machine was; free-form facts, see ``calibrate/environment.py``."""
 
@@ -203,6 +251,8 @@ Observation = Annotated[
     | OverlapObservation
     | ReplayObservation
     | OperatorsObservation
+    | CheckpointObservation
+    | TrainingObservation
     | EnvironmentObservation,
     Field(discriminator="kind"),
 ]
@@ -223,7 +273,7 @@ def read_observations(path: Path) -> list[Observation]:
         # As bytes: text would also be split at the line separators of Unicode.
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
-        raise InvalidDocument(f"{path}: observations cannot be read: {error}") from error
+        raise InvalidDocument(f"{path}: observations cannot be read: {why(error)}") from error
     observations = []
     # What stands after the last line end is empty, or half a line.
     for number, line in enumerate(lines[:-1], start=1):

@@ -26,7 +26,7 @@ from perfmodel.documents.budget import (
     refuse_mixed_currencies,
     with_prices,
 )
-from perfmodel.errors import InvalidDocument, UsageError
+from perfmodel.errors import InvalidDocument, UsageError, why
 from perfmodel.parallelism.layout import Layout, parse_layout
 from perfmodel.units import Bytes, parse_bytes
 
@@ -305,12 +305,12 @@ def read_plan(path: Path, *, today: dt.date, prices: Path | None = None) -> Plan
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InvalidDocument(f"{path}: plan cannot be read: {error}") from error
+        raise InvalidDocument(f"{path}: plan cannot be read: {why(error)}") from error
     table = {} if prices is None else read_prices(prices)
     try:
         plan = PlanFile.model_validate(with_prices(raw, table, path))
     except ValidationError as error:
-        raise InvalidDocument(f"{path}: {first_problem(error)}") from error
+        raise InvalidDocument(f"{path}: {first_problem(error, PlanFile)}") from error
     refuse_future_prices(plan.prices(), path=path, today=today)
     start = plan.limits.start or today
     if start < today:

@@ -1,5 +1,6 @@
 """The profile: what a calibration says a machine can do, and how sure it is."""
 
+import statistics
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import (
@@ -137,8 +138,13 @@ class SingleStep(Record):
     relative_error: RelativeError
 
 
+def _unless_empty(written: dict[str, object], *names: str) -> dict[str, object]:
+    """Profiles from before a field was known read and digest as they did then."""
+    return {key: value for key, value in written.items() if key not in names or value}
+
+
 class OperatorFamily(Record):
-    """Timings of operators that tell about each other, as ratios to what the machine allows at most."""
+    """Timings of operators that tell about each other, as ratios to the sum of their work's times."""
 
     name: str
     flop_per_s: Annotated[float, Field(ge=0)]
@@ -146,12 +152,18 @@ class OperatorFamily(Record):
     bytes_per_s: PositiveFloat
     least_s: PositiveFloat
     """Fastest member: the price of a call that has nothing to do. [s]"""
+    unit_s: tuple[Annotated[float, Field(ge=0)], ...] = ()
+    """Time per unit of each kind of work; none in early profiles, whose ratios are to the roofline. [s]"""
     features: tuple[tuple[float, ...], ...]
     log_ratios: tuple[float, ...]
-    """Logarithm of time over roofline, one per row of ``features``."""
+    """Logarithm of time over that sum, one per row of ``features``."""
     lengths: tuple[PositiveFloat, ...]
     spread: PositiveFloat
     noise: PositiveFloat
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return _unless_empty(write(self), "unit_s")
 
 
 class MeasuredOperator(Record):
@@ -223,15 +235,52 @@ class OperatorProfile(Record):
     overhead: CallOverhead
     curve_log_error: RelativeError
     """Standard deviation, in log, of curve-priced reference phases around the measured ones."""
+    visit_errors: dict[PositiveInt, RelativeError] = Field(default_factory=dict)
+    """By the number of ranks at work, how far one visit to a setting is off, in log; none in early
+    profiles."""
     rescaling: Rescaling | None = None
     """Set where the prices are for another device than the one that was timed; never in a file of a
     calibration."""
 
     @model_serializer(mode="wrap")
-    def _without_absent_rescaling(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Profiles of calibrations read and digest as before there were rescaled ones."""
-        written: dict[str, object] = write(self)
-        return {key: value for key, value in written.items() if (key, value) != ("rescaling", None)}
+    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return _unless_empty(write(self), "rescaling", "visit_errors")
+
+
+class CheckpointProfile(Record):
+    """Checkpoints as one process wrote and read them, in the folder of the calibration."""
+
+    write: Curve
+    """Time over the size of the file in bytes, until it is on the disk."""
+    read: Curve
+    """The same back into model and optimizer, past the page cache."""
+
+
+class NoiseScaleProfile(Record):
+    """Gradient noise of a reference model along real trainings under DDP, on generated samples."""
+
+    workload: str
+    samples: str
+    """What was learned: a noise scale belongs to a model and its data."""
+    ranks: PositiveInt
+    batch: PositiveInt
+    """At which it was trained, of all ranks together. [samples]"""
+    learning_rate: PositiveFloat
+    target_loss: PositiveFloat
+    noise_scale: PositiveFloat
+    """Over the whole training: the batch that is said to need twice the samples of a tiny one."""
+    relative_error: RelativeError
+    """Standard error of its logarithm, over trainings with other starts and other samples."""
+    at_start: PositiveFloat
+    """In the first part of the training. [samples]"""
+    at_end: PositiveFloat
+    steps_to_target: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    """Of each training."""
+
+    @property
+    def samples_to_target(self) -> float:
+        """Median over the trainings."""
+        return self.batch * statistics.median(self.steps_to_target)
 
 
 class ProfileDocument(Document):
@@ -239,6 +288,7 @@ class ProfileDocument(Document):
 
     current_version: ClassVar[int] = 1
     title: ClassVar[str] = "profile"
+    made_by: ClassVar[str] = "perfmodel calibrate writes one"
     unreadable: ClassVar[type[PerfModelError]] = CalibrationUnavailable
 
     provenance: Provenance
@@ -271,8 +321,16 @@ class ProfileDocument(Document):
     steps: tuple[SingleStep, ...]
     operators: OperatorProfile | None = None
     """Prices for traced workloads; absent where no operator was timed."""
+    checkpoint: CheckpointProfile | None = None
+    """Absent where no checkpoint was timed."""
+    noise_scales: tuple[NoiseScaleProfile, ...] = ()
+    """By name of the workload; see ``perfmodel calibrate --noise-scale``."""
     undetermined: tuple[str, ...]
     """What the data could not determine, in words."""
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return _unless_empty(write(self), "checkpoint", "noise_scales")
 
     @classmethod
     def other_kind(cls, raw: object) -> str | None:
@@ -290,6 +348,15 @@ class ProfileDocument(Document):
     def rescaling(self) -> Rescaling | None:
         """How operators are brought to another device, if they are."""
         return None if self.operators is None else self.operators.rescaling
+
+    def noise_scale(self, workload: str) -> NoiseScaleProfile | None:
+        """Gradient noise of a workload by name, if it was measured."""
+        return next((entry for entry in self.noise_scales if entry.workload == workload), None)
+
+    def visit_error_of(self, world_size: int) -> float:
+        """How far one visit is off with so many ranks, or with the most below that; 0 if unknown."""
+        known = {} if self.operators is None else self.operators.visit_errors
+        return known.get(max((n for n in known if n <= world_size), default=0), 0.0)
 
     def workload(self, name: str) -> WorkloadProfile | None:
         """A calibrated workload by name, if there is one; its whole steps tell nothing of another device."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from perfmodel.documents.base import Record, first_problem
-from perfmodel.errors import InvalidDocument
+from perfmodel.errors import InvalidDocument, why
 
 
 class RunUnits(Record):
@@ -37,8 +37,8 @@ def read_run_columns(path: Path) -> RunColumns:
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InvalidDocument(f"{path}: column mapping cannot be read: {error}") from error
+        raise InvalidDocument(f"{path}: column mapping cannot be read: {why(error)}") from error
     try:
         return RunColumns.model_validate(raw)
     except ValidationError as error:
-        raise InvalidDocument(f"{path}: {first_problem(error)}") from error
+        raise InvalidDocument(f"{path}: {first_problem(error, RunColumns)}") from error

@@ -132,27 +132,82 @@ class TrainingSetting(Record):
     num_steps: PositiveInt = 10
 
 
+CollectiveKind = Literal[
+    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv"
+]
+
+
 class CollectiveSetting(Record):
-    """All-reduces of several sizes, one at a time on idle links."""
+    """Collectives of one kind and several sizes, one at a time on idle links."""
 
     kind: Literal["collective"] = "collective"
     name: str
+    collective: CollectiveKind = "all_reduce"
     family: str = "collective"
     fabric: Fabric
     sizes_bytes: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    """Of the whole array, as nccl-tests counts it."""
     repeats: PositiveInt = 8
+    """At most, where ``target_s`` is given."""
+    target_s: PositiveFloat | None = None
+    """Repeat each size for about so long, two times at least; None: ``repeats`` times. [s]"""
     pause_s: NonNegativeFloat = 0.03
-    """Before each all-reduce: makes links idle and their credit full; 0 keeps the group warm. [s]"""
+    """Before each collective: makes links idle and their credit full; 0 keeps the group warm. [s]"""
     keep_awake: bool = False
     """Let idle work fill the cores: a core that has dozed off wakes late, a busy one does not."""
+    is_realtime: bool = True
+    """Run before everything else, where that is allowed. Where ranks fill the cores this starves the
+    kernel's threads that move their packets."""
     copies: PositiveInt = 1
     """Groups that do the same at the same time on the same nodes: many saturate the machine."""
+
+
+class EmulatedStack(Record):
+    """Equal layers of a transformer, undivided: times of one layer and micro-batch on one device."""
+
+    num_layers: PositiveInt
+    hidden: PositiveInt
+    rows: PositiveInt
+    """Tokens of a micro-batch."""
+    forward_s: PositiveFloat
+    backward_s: PositiveFloat
+    optimizer_s: NonNegativeFloat = 0.0
+    """Of all layers. [s]"""
+
+    @property
+    def layer_elements(self) -> int:
+        """Parameters of a layer: attention 4, the multi-layer perceptron 8 times the width squared."""
+        return 12 * self.hidden**2
+
+    @property
+    def activation_bytes(self) -> int:
+        """What a layer hands to the next for one micro-batch. [B]"""
+        return 4 * self.rows * self.hidden
+
+
+class StrategySetting(Record):
+    """One run of a layout with a library's own classes, on emulated devices."""
+
+    kind: Literal["strategy"] = "strategy"
+    name: str
+    family: Literal["fsdp", "zero", "tensor", "pipeline"]
+    model: EmulatedStack
+    fabric: Fabric
+    layout: str
+    """In the grammar of layouts."""
+    bucket_cap_mb: PositiveFloat | None = None
+    """ZeroRedundancyOptimizer: of the DDP beside it."""
+    prefetch: bool = False
+    """FSDP: gather the next layer beside the compute of this one."""
+    num_steps: PositiveInt = 6
 
 
 class Job(Record):
     """What the process that plays the cluster is asked for."""
 
-    setting: Annotated[TrainingSetting | CollectiveSetting, Field(discriminator="kind")]
+    setting: Annotated[
+        TrainingSetting | CollectiveSetting | StrategySetting, Field(discriminator="kind")
+    ]
     factors: tuple[tuple[PositiveFloat, ...], ...] = ()
     """Shape ``(num_ranks, num_steps)``: pace of each device; empty for collectives."""
     limit_s: PositiveFloat
@@ -198,20 +253,33 @@ class TrainingRun(Record):
 
 
 class CollectiveRun(Record):
-    """What the all-reduces took."""
+    """What the collectives took."""
 
     kind: Literal["collective"] = "collective"
     setting: CollectiveSetting
     started_utc: float
     durations_s: tuple[tuple[PositiveFloat, ...], ...]
-    """Shape ``(num_sizes, repeats)``, of the first group: from the last rank's start to the last
-    rank's end. [s]"""
+    """For each size all repeats of the first group: from the last rank's start to the last rank's
+    end. [s]"""
     cpu_s: tuple[NonNegativeFloat, ...]
-    """CPU time of all ranks of a group per all-reduce, for each size. [s]"""
+    """CPU time of all ranks of a group per collective, for each size. [s]"""
     host: HostUse
 
 
-Run = Annotated[TrainingRun | CollectiveRun, Field(discriminator="kind")]
+class StrategyRun(Record):
+    """What one strategy did."""
+
+    kind: Literal["strategy"] = "strategy"
+    setting: StrategySetting
+    started_utc: float
+    step_s: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)]
+    """From the end of one step of the last rank to the end of the next. [s]"""
+    link_bytes: dict[str, NonNegativeInt]
+    """Sent during the timed steps over each shaped link. [B]"""
+    host: HostUse
+
+
+Run = Annotated[TrainingRun | CollectiveRun | StrategyRun, Field(discriminator="kind")]
 RUN_ADAPTER: TypeAdapter[Run] = TypeAdapter(Run)
 
 
@@ -236,7 +304,7 @@ def read_runs(path: Path) -> list[Run]:
     return runs
 
 
-def append_run(path: Path, run: TrainingRun | CollectiveRun) -> None:
+def append_run(path: Path, run: Run) -> None:
     """Add one line, on disk when this returns; first remove what an interruption left of a line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as file:

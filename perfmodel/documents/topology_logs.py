@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from perfmodel.errors import InvalidDocument, UsageError
+from perfmodel.errors import InvalidDocument, UsageError, why
 from perfmodel.topology.cluster import DEVICE, NODE, Cluster, Tier
 
 _ESCAPES: Final = re.compile(r"\x1b\[[0-9;]*m")
@@ -60,7 +60,7 @@ def read_topology(path: Path) -> Found:
     try:
         text = _ESCAPES.sub("", path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidDocument(f"{path}: topology log cannot be read: {error}") from error
+        raise InvalidDocument(f"{path}: topology log cannot be read: {why(error)}") from error
     if "NCCL INFO" in text:
         return _from_nccl(path, text)
     return _from_matrix(path, text)

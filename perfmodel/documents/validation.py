@@ -90,6 +90,8 @@ class ValidationDocument(Document):
 
     current_version: ClassVar[int] = 1
     title: ClassVar[str] = "validation"
+    made_by: ClassVar[str] = "perfmodel validate writes one"
+    remake: ClassVar[str] = "validate again with this version of perfmodel"
 
     provenance: Provenance
     profile_digest: str

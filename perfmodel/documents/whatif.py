@@ -47,6 +47,7 @@ class WhatIfDocument(Document):
 
     current_version: ClassVar[int] = 1
     title: ClassVar[str] = "what-if"
+    made_by: ClassVar[str] = "perfmodel whatif --output writes one"
 
     provenance: Provenance
     scenarios: Annotated[tuple[ScenarioOutcome, ...], Field(min_length=1)]

@@ -13,6 +13,7 @@ class WorkloadDocument(Document):
 
     current_version: ClassVar[int] = 2
     title: ClassVar[str] = "workload"
+    made_by: ClassVar[str] = "perfmodel trace writes one"
 
     provenance: Provenance | None = None
     workload: Workload

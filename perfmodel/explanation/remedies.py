@@ -73,7 +73,7 @@ def nominal_step_time(step: StepPrediction, terms: Terms) -> Seconds:
     return float(step_times(step.program, terms, terms.durations(step.program))[0])
 
 
-def nothing(_size_bytes: Bytes) -> Samples:
+def nothing(_size_bytes: Bytes | Samples) -> Samples:
     """Communication that costs nothing. [s]"""
     return np.zeros(1)
 

@@ -1,4 +1,4 @@
-"""How DistributedDataParallel groups gradients into buckets."""
+"""How gradients become DDP's buckets, and parameters the shards of ZeroRedundancyOptimizer."""
 
 from collections.abc import Sequence
 
@@ -43,3 +43,16 @@ def assign_buckets(
     if current:
         buckets.append(tuple(current))
     return tuple(buckets)
+
+
+def assign_shards(sizes_bytes: Sequence[Bytes], *, num_ranks: int) -> tuple[Bytes, ...]:
+    """Bytes of the parameters that each rank updates: the largest goes to whoever has least.
+
+    References
+    ----------
+    .. [1] ``ZeroRedundancyOptimizer._partition_parameters`` in torch/distributed/optim.
+    """
+    shards = [0] * num_ranks
+    for size_bytes in sorted(sizes_bytes, reverse=True):
+        shards[shards.index(min(shards))] += size_bytes
+    return tuple(shards)

@@ -1,6 +1,7 @@
-"""How a large model is spread over devices: one grammar for every parallelism, and what is impossible.
+"""How a large model is spread over devices: one grammar for every parallelism, and what contradicts.
 
-``dp=8 tp=4 pp=2 cp=1 ep=1 zero=1 micro_batch=2 recompute=selective schedule=1f1b interleave=2``
+``dp=8 tp=4 pp=2 cp=1 ep=1 zero=1 micro_batch=2 recompute=selective schedule=1f1b interleave=2``; what a
+model or a cluster does not allow is in ``parallelism.feasibility``.
 """
 
 import enum
@@ -33,6 +34,27 @@ class Schedule(enum.StrEnum):
     """Weight gradients fill the bubble; a third of it is left (Qi 2023, arXiv 2401.10241)."""
 
 
+class Precision(enum.StrEnum):
+    """Type of the factors of matrix products; a calibration's runs used 16 bit."""
+
+    BF16 = "bf16"
+    FP8 = "fp8"
+    """Products in 8 bit; weights, activations and messages stay in 16 bit."""
+    TF32 = "tf32"
+    """Products of 32-bit numbers on tensor cores; all else is 32 bit."""
+    FP32 = "fp32"
+
+
+class Offload(enum.StrEnum):
+    """What lives in the memory of the host."""
+
+    NONE = "none"
+    OPTIMIZER = "optimizer"
+    """States and update: gradients go down, new parameters come up (arXiv 2101.06840)."""
+    PARAMETERS = "parameters"
+    """Sharded parameters as well: they come up for every gather."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """One way to spread a transformer over ``world_size`` devices."""
@@ -59,26 +81,57 @@ class Layout:
     """Stages per device (virtual pipeline)."""
     sequence_parallel: bool = False
     """Norms and dropouts are divided over tp as well."""
+    imbalance: float = 1.0
+    """Tokens of the rank with the busiest experts over the mean."""
+    shard: int = 0
+    """Ranks among which zero=3 shards, replicated across such groups (HSDP); 0: all."""
+    prefetch: int = 1
+    """Sharded layers that are gathered ahead of the one in use; 0: each waits for its own."""
+    offload: Offload = Offload.NONE
+    precision: Precision = Precision.BF16
+    one_process: bool = False
+    """torch's DataParallel: threads of one process behind one interpreter lock."""
+    sites: int = 1
+    """Places with a thin link between them, over which the replicas are divided."""
+    sync_every: int = 1
+    """Steps between two exchanges of sites (local SGD)."""
+    stage_layers: tuple[int, ...] = ()
+    """Layers of each pipeline stage; empty: as even as possible, fewer at the ends."""
 
     def __post_init__(self) -> None:
         """Refuse layouts that no model could have."""
-        for name in ("dp", "tp", "pp", "cp", "ep", "micro_batch", "accumulation", "interleave"):
+        for name in _AT_LEAST_ONE:
             checks.at_least(name, getattr(self, name), 1)
         checks.within("dp x tp x pp x cp", self.world_size, 1, MOST_DEVICES)
         checks.within("dp x micro_batch x accumulation", self.global_batch, 1, MOST_BATCH)
-        if self.zero not in (0, 1, 2, 3):
-            raise ValueError(f"zero must be 0, 1, 2 or 3, got {self.zero}")
-        if self.interleave > 1 and self.pp == 1:
-            raise ValueError(f"interleave must be 1 without a pipeline, got {self.interleave}")
-        if self.interleave > 1 and self.schedule is not Schedule.ONE_F_ONE_B:
-            raise ValueError(
-                f"schedule must be {Schedule.ONE_F_ONE_B} with interleave > 1, got {self.schedule}"
-            )
-        if self.pp > 1 and self.zero > 1:
-            raise ValueError(
-                f"zero must be 0 or 1 in a pipeline (gradients stay until the last micro-batch), "
-                f"got {self.zero}"
-            )
+        checks.at_least("shard", self.shard, 0)
+        checks.at_least("prefetch", self.prefetch, 0)
+        checks.finite("imbalance", self.imbalance)
+        for broken, reason in _contradictions(self):
+            if broken:
+                raise ValueError(reason)
+
+    @property
+    def replicas(self) -> int:
+        """Ranks of one site that hold the same layers before any sharding."""
+        return self.dp * self.cp // self.sites
+
+    @property
+    def shards(self) -> int:
+        """Ranks among which states are divided, if they are."""
+        return self.shard or self.replicas
+
+    def stages(self, layers: int) -> tuple[int, ...]:
+        """Layers of every pipeline stage.
+
+        What is left of an even split goes to the middle: the embedding and the head are at the ends.
+        """
+        if self.stage_layers:
+            return self.stage_layers
+        each, left = divmod(layers, self.pp)
+        order = (*range(1, self.pp - 1), 0)
+        more = set(order[:left])
+        return tuple(each + (stage in more) for stage in range(self.pp))
 
     @property
     def world_size(self) -> int:
@@ -99,10 +152,113 @@ class Layout:
         )
 
 
+def _contradictions(layout: Layout) -> tuple[tuple[bool, str], ...]:
+    """Rules that no model and no cluster is needed for, with what to say of each."""
+    return (*_pipeline_rules(layout), *_sharding_rules(layout), *_other_rules(layout))
+
+
+def _pipeline_rules(layout: Layout) -> tuple[tuple[bool, str], ...]:
+    stages = layout.stage_layers
+    return (
+        (
+            layout.interleave > 1 and layout.pp == 1,
+            f"interleave must be 1 without a pipeline, got {layout.interleave}",
+        ),
+        (
+            layout.interleave > 1 and layout.schedule is not Schedule.ONE_F_ONE_B,
+            f"schedule must be {Schedule.ONE_F_ONE_B} with interleave > 1, got {layout.schedule}",
+        ),
+        (
+            layout.pp > 1 and layout.zero > 1,
+            (
+                f"zero must be 0 or 1 in a pipeline (gradients stay until the last micro-batch), "
+                f"got {layout.zero}"
+            ),
+        ),
+        (
+            bool(stages) and len(stages) != layout.pp,
+            f"stage_layers must name the layers of {layout.pp} stages (pp), got {len(stages)}",
+        ),
+        (any(each < 1 for each in stages), f"stage_layers must be >= 1, got {_text(stages)}"),
+        (
+            bool(stages) and layout.interleave > 1,
+            f"stage_layers excludes interleave > 1, got {layout.interleave}",
+        ),
+    )
+
+
+def _sharding_rules(layout: Layout) -> tuple[tuple[bool, str], ...]:
+    replicas = layout.replicas
+    return (
+        (layout.zero not in (0, 1, 2, 3), f"zero must be 0, 1, 2 or 3, got {layout.zero}"),
+        (layout.shard > 0 and layout.zero != 3, f"shard must come with zero=3, got {layout.zero}"),
+        (
+            layout.shard > 0 and replicas % layout.shard != 0,
+            f"shard must divide the {replicas} replicas (dp x cp of one site), got {layout.shard}",
+        ),
+        (
+            layout.shard > 0 and layout.ep > 1,
+            f"shard excludes expert parallelism, got ep = {layout.ep}",
+        ),
+        (
+            layout.prefetch != 1 and layout.zero != 3,
+            f"prefetch must come with zero=3, got zero = {layout.zero}",
+        ),
+        (
+            layout.offload is Offload.PARAMETERS and layout.zero != 3,
+            f"offload={Offload.PARAMETERS} must come with zero=3, got zero = {layout.zero}",
+        ),
+        (
+            replicas % layout.ep != 0,
+            f"ep must divide the {replicas} replicas (dp x cp of one site), got {layout.ep}",
+        ),
+        (layout.imbalance < 1, f"imbalance must be >= 1, got {layout.imbalance:g}"),
+        (
+            layout.imbalance > 1 and layout.ep == 1,
+            f"imbalance must be 1 without expert parallelism (ep), got {layout.imbalance:g}",
+        ),
+    )
+
+
+def _other_rules(layout: Layout) -> tuple[tuple[bool, str], ...]:
+    alone = layout.tp * layout.pp * layout.cp * layout.ep * layout.sites == 1
+    threads = "one_process=yes (DataParallel)"
+    return (
+        (
+            layout.dp % layout.sites != 0,
+            f"sites must divide the {layout.dp} replicas (dp), got {layout.sites}",
+        ),
+        (
+            layout.sync_every > 1 and layout.sites == 1,
+            f"sync_every must be 1 on one site, got {layout.sync_every}; add sites=2",
+        ),
+        (
+            layout.one_process and not alone,
+            (
+                f"{threads} excludes tp, pp, cp, ep and sites above 1, got {layout.tp}, {layout.pp}, "
+                f"{layout.cp}, {layout.ep} and {layout.sites}"
+            ),
+        ),
+        (
+            layout.one_process and layout.zero != 0,
+            f"{threads} excludes sharding, got zero = {layout.zero}",
+        ),
+        (
+            layout.one_process and layout.offload is not Offload.NONE,
+            f"{threads} excludes offload, got {layout.offload}",
+        ),
+    )
+
+
 _NUMBERS: Final = (
-    "dp", "tp", "pp", "cp", "ep", "zero", "micro_batch", "accumulation", "interleave"
+    "dp", "tp", "pp", "cp", "ep", "zero", "micro_batch", "accumulation", "interleave",
+    "shard", "prefetch", "sites", "sync_every",
 )  # fmt: skip
-_KEYS: Final = (*_NUMBERS, "recompute", "schedule", "sequence_parallel")
+_AT_LEAST_ONE: Final = tuple(name for name in _NUMBERS if name not in {"zero", "shard", "prefetch"})
+_KEYS: Final = (
+    *_NUMBERS, "recompute", "schedule", "offload", "precision",
+    "sequence_parallel", "one_process", "imbalance", "stage_layers",
+)  # fmt: skip
 
 
 def parse_layout(text: str) -> Layout:
@@ -125,65 +281,33 @@ def parse_layout(text: str) -> Layout:
             raise UsageError(f"layout: {key} must be given once, got it twice in {text!r}")
         words[key] = value
     try:
-        return Layout(
+        layout = Layout(
             **{key: _number(key, words[key]) for key in _NUMBERS if key in words},
             recompute=_choice("recompute", words, Recompute.NONE),
             schedule=_choice("schedule", words, Schedule.ONE_F_ONE_B),
-            sequence_parallel=_yes(words.get("sequence_parallel", "no")),
+            offload=_choice("offload", words, Offload.NONE),
+            precision=_choice("precision", words, Precision.BF16),
+            sequence_parallel=_yes("sequence_parallel", words),
+            one_process=_yes("one_process", words),
+            imbalance=_decimal("imbalance", words.get("imbalance", "1")),
+            stage_layers=tuple(
+                _number("stage_layers", each) for each in words["stage_layers"].split(",")
+            )
+            if "stage_layers" in words
+            else (),
         )
+        _require_meaning(layout, words)
     except ValueError as error:
         raise UsageError(f"layout: {error}") from error
+    return layout
 
 
-def require_feasible(
-    layout: Layout, *, layers: int, heads: int, world_size: int, sequence: int | None = None
-) -> None:
-    """Refuse a layout that this model or this number of devices does not allow.
-
-    Raises
-    ------
-    NotFeasible
-        Naming the first rule that is broken.
-    """
-    reason = impossible(
-        layout, layers=layers, heads=heads, world_size=world_size, sequence=sequence
-    )
-    if reason is not None:
-        raise NotFeasible(f"layout {layout}: {reason}")
-
-
-def impossible(
-    layout: Layout, *, layers: int, heads: int, world_size: int, sequence: int | None = None
-) -> str | None:
-    """Why a layout cannot be run, or ``None``."""
-    stages = layout.pp * layout.interleave
-    rules = (
-        (
-            layout.world_size != world_size,
-            f"dp x tp x pp x cp must be {world_size} devices, got {layout.world_size}",
-        ),
-        (
-            heads % layout.tp != 0,
-            f"tp must divide the {heads} heads, got {layout.tp}",
-        ),
-        (
-            layers % stages != 0,
-            f"pp x interleave must divide the {layers} layers, got {stages}",
-        ),
-        (
-            sequence is not None and sequence % (2 * layout.cp) != 0 and layout.cp > 1,
-            f"2 x cp must divide the {sequence} tokens of a sequence, got cp = {layout.cp}",
-        ),
-        (
-            layout.ep != 1,
-            f"ep must be 1 for a model without experts, got {layout.ep}",
-        ),
-        (
-            layout.interleave > 1 and layout.accumulation % layout.pp != 0,
-            f"accumulation must be a multiple of pp = {layout.pp}, got {layout.accumulation}",
-        ),
-    )
-    return next((reason for broken, reason in rules if broken), None)
+def _require_meaning(layout: Layout, words: Mapping[str, str]) -> None:
+    """Refuse options that were typed and would change nothing."""
+    if layout.sequence_parallel and layout.tp == 1:
+        raise ValueError("sequence_parallel=yes must come with tp > 1, got tp = 1")
+    if "schedule" in words and layout.pp == 1:
+        raise ValueError(f"schedule must come with pp > 1, got {layout.schedule} with pp = 1")
 
 
 def accumulation_for(*, global_batch: int, dp: int, micro_batch: int) -> int:
@@ -202,7 +326,7 @@ def accumulation_for(*, global_batch: int, dp: int, micro_batch: int) -> int:
     return global_batch // each
 
 
-_ChoiceT = TypeVar("_ChoiceT", Recompute, Schedule)
+_ChoiceT = TypeVar("_ChoiceT", Recompute, Schedule, Offload, Precision)
 
 
 def _choice(key: str, words: Mapping[str, str], default: _ChoiceT) -> _ChoiceT:
@@ -224,11 +348,23 @@ def _number(key: str, text: str) -> int:
         raise ValueError(f"{key} must be a whole number, got {text!r}") from None
 
 
-def _yes(text: str) -> bool:
+def _decimal(key: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{key} must be a number, got {text!r}") from None
+
+
+def _yes(key: str, words: Mapping[str, str]) -> bool:
+    text = words.get(key, "no")
     if text not in {"yes", "no"}:
-        raise ValueError(f"sequence_parallel must be yes or no, got {text!r}")
+        raise ValueError(f"{key} must be yes or no, got {text!r}")
     return text == "yes"
 
 
 def _text(value: object) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    if isinstance(value, float):
+        return f"{value:g}"
     return "yes" if value is True else str(value)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from itertools import product
 from typing import Final
 
 import numpy as np
@@ -23,6 +24,7 @@ class Space:
     sequence: int
     devices: int
     global_batch: int
+    experts: int = 1
     fused_attention: bool = True
     """Selective recomputation then saves nothing and is left out."""
     interleave: int = 1
@@ -40,7 +42,7 @@ class LayoutColumns:
     """One row per layout, whole numbers; recomputation by its position in ``Recompute``."""
 
     rows: NDArray[np.int64]
-    """Shape ``(num_layouts, 9)``: dp, tp, pp, cp, zero, micro_batch, accumulation, recompute, interleave."""
+    """Shape ``(num_layouts, 10)``: the numbers of ``COLUMNS``."""
 
     def __len__(self) -> int:
         """Number of layouts."""
@@ -48,11 +50,11 @@ class LayoutColumns:
 
     def column(self, name: str) -> NDArray[np.int64]:
         """One number of every layout."""
-        return self.rows[:, _NAMES.index(name)]
+        return self.rows[:, COLUMNS.index(name)]
 
     def layout(self, index: int) -> Layout:
         """One of them, with the options that are taken for granted."""
-        dp, tp, pp, cp, zero, micro_batch, accumulation, recompute, interleave = map(
+        dp, tp, pp, cp, ep, zero, micro_batch, accumulation, recompute, interleave = map(
             int, self.rows[index]
         )
         return Layout(
@@ -60,6 +62,7 @@ class LayoutColumns:
             tp=tp,
             pp=pp,
             cp=cp,
+            ep=ep,
             zero=zero,
             micro_batch=micro_batch,
             accumulation=accumulation,
@@ -69,19 +72,19 @@ class LayoutColumns:
         )
 
 
-_NAMES: Final = (
-    "dp", "tp", "pp", "cp", "zero", "micro_batch", "accumulation", "recompute", "interleave"
+COLUMNS: Final = (
+    "dp", "tp", "pp", "cp", "ep", "zero", "micro_batch", "accumulation", "recompute", "interleave"
 )  # fmt: skip
 
 
 def feasible_layouts(space: Space) -> LayoutColumns:
-    """Every layout that ``layout.impossible`` does not refuse, within bounds.
+    """Every layout that ``feasibility.impossible`` does not refuse, within bounds.
 
     One forward, one backward in turn; sequence parallelism wherever matrices are shared; sharding only
-    where there is somebody to share with.
+    where there is somebody to share with. Stages may be uneven by one layer.
     """
     rows = list(_rows(space))
-    return LayoutColumns(rows=np.array(rows, dtype=np.int64).reshape(len(rows), len(_NAMES)))
+    return LayoutColumns(rows=np.array(rows, dtype=np.int64).reshape(len(rows), len(COLUMNS)))
 
 
 def _rows(space: Space) -> Iterator[tuple[int, ...]]:
@@ -92,21 +95,21 @@ def _rows(space: Space) -> Iterator[tuple[int, ...]]:
             continue
         zeros = (0,) if dp * cp == 1 else (0, 1) if pp > 1 else (0, 1, 2, 3)
         each = space.global_batch // dp
+        eps = [ep for ep in divisors(space.experts) if dp * cp % ep == 0]
         for micro_batch in divisors(each, most=LARGEST_MICRO_BATCH):
             accumulation = each // micro_batch
             for interleave in _interleaves(space, pp, accumulation):
-                for zero in zeros:
-                    for recompute in recomputes:
-                        yield (
-                            *(dp, tp, pp, cp, zero),
-                            *(micro_batch, accumulation, recompute, interleave),
-                        )
+                for ep, zero, recompute in product(eps, zeros, recomputes):
+                    yield (
+                        *(dp, tp, pp, cp, ep, zero),
+                        *(micro_batch, accumulation, recompute, interleave),
+                    )
 
 
 def _shares(space: Space) -> Iterator[tuple[int, int, int]]:
     """How many ranks share a matrix, the layers and a sequence."""
     for tp in divisors(space.heads):
-        for pp in divisors(space.layers):
+        for pp in divisors(space.devices, most=space.layers):
             cp = 1
             while cp <= LARGEST_CONTEXT:
                 whole = cp == 1 or space.sequence % (2 * cp) == 0
@@ -116,7 +119,7 @@ def _shares(space: Space) -> Iterator[tuple[int, int, int]]:
 
 
 def _interleaves(space: Space, pp: int, accumulation: int) -> tuple[int, ...]:
-    if pp == 1 or accumulation % pp:
+    if pp == 1 or accumulation % pp or space.layers % pp:
         return (1,)
     return divisors(space.layers // pp, most=space.interleave)
 

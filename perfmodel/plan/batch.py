@@ -7,7 +7,13 @@ from perfmodel.checks import positive
 from perfmodel.documents.base import command_line
 from perfmodel.documents.batch import BatchDocument, BatchOutlook
 from perfmodel.documents.prediction import Interval
-from perfmodel.statistics.convergence import BatchPoint, Convergence, Quantiles, fit_convergence
+from perfmodel.statistics.convergence import (
+    BatchPoint,
+    Convergence,
+    CriticalBatch,
+    Quantiles,
+    fit_convergence,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +21,11 @@ class Request:
     """What is asked about a task."""
 
     samples_to_target: Mapping[float, float]
-    """Batch to samples to the target; at least two batches."""
+    """Batch to samples to the target; at least two batches, with a critical batch one."""
+    critical: CriticalBatch | None = None
+    """What a gradient noise scale says of it."""
+    source: str = ""
+    """Where that, and what was not typed, comes from."""
     batches: Sequence[float] = ()
     """Further batches to look at; those that were run are always shown."""
     samples_per_s: Mapping[float, float] = field(default_factory=dict)
@@ -35,7 +45,9 @@ def batch_outlook(request: Request, *, argv: Sequence[str]) -> BatchDocument:
     Ratios are against the smallest batch that was run. Raises ``ValueError`` with fewer than two points.
     """
     run = request.samples_to_target
-    law = fit_convergence([BatchPoint(batch=batch, samples=run[batch]) for batch in run])
+    law = fit_convergence(
+        [BatchPoint(batch=batch, samples=run[batch]) for batch in run], critical=request.critical
+    )
     batches = sorted({*run, *request.batches, *request.samples_per_s})
     outlooks = tuple(_outlook(law, batch, request) for batch in batches)
     return BatchDocument(
@@ -43,9 +55,10 @@ def batch_outlook(request: Request, *, argv: Sequence[str]) -> BatchDocument:
         command_line=command_line(argv),
         points=dict(run),
         reference_batch=min(run),
+        noise_scale=None if request.critical is None else request.critical.batch,
         critical_batch=_interval(law.critical_batch),
         outlooks=outlooks,
-        caveats=tuple(_caveats(outlooks, len(run), max(run))),
+        caveats=tuple(_caveats(outlooks, request)),
     )
 
 
@@ -68,20 +81,27 @@ def _outlook(law: Convergence, batch: float, request: Request) -> BatchOutlook:
             if faster is None
             else Interval(p5=faster / ratio.p95, p50=faster / ratio.p50, p95=faster / ratio.p5)
         ),
+        learning_rate_factor=_learning_rate(law, batch) / _learning_rate(law, reference),
         time_to_target_s=None if rate is None else _divided(samples, rate),
         is_beyond_critical=batch > law.critical_batch.p50,
         is_extrapolated=batch > max(request.samples_to_target),
     )
 
 
-def _caveats(outlooks: Sequence[BatchOutlook], num_points: int, largest_run: float) -> list[str]:
-    caveats = []
+def _learning_rate(law: Convergence, batch: float) -> float:
+    """Best rate of SGD over that of an endless batch [McCandlish et al., arXiv 1812.06162, section 2.2]."""
+    return 1 / (1 + law.critical_batch.p50 / batch)
+
+
+def _caveats(outlooks: Sequence[BatchOutlook], request: Request) -> list[str]:
+    num_points, largest_run = len(request.samples_to_target), max(request.samples_to_target)
+    caveats = [request.source] if request.source else []
     beyond = [f"{entry.batch:g}" for entry in outlooks if entry.is_beyond_critical]
     if beyond:
         caveats.append(
             f"beyond the critical batch: {', '.join(beyond)}; each device more adds little but samples"
         )
-    if num_points == 2:
+    if num_points == 2 and request.critical is None:
         caveats.append("two batches cannot tell the law; the answer is mostly the prior's")
     unseen = [f"{entry.batch:g}" for entry in outlooks if entry.is_extrapolated]
     if unseen:
@@ -89,8 +109,8 @@ def _caveats(outlooks: Sequence[BatchOutlook], num_points: int, largest_run: flo
             f"beyond the largest batch that was run ({largest_run:g}): {', '.join(unseen)}"
         )
     caveats.append(
-        "every batch is assumed to be tuned: learning rate scaled (linearly for SGD, by the square root "
-        "for Adam, up to the critical batch) and warmed up"
+        "every batch is assumed to be tuned: learning rate scaled (nearly linearly for SGD below the "
+        "critical batch, by the square root of that for Adam) and warmed up"
     )
     return caveats
 

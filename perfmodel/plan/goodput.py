@@ -43,6 +43,8 @@ class Request:
     mtbf_stops: int | None = None
     """From how many stops the rates were estimated: each course then draws its own rates."""
     deadline_s: Seconds | None = None
+    notes: tuple[str, ...] = ()
+    """What else a reader must know of the job's figures."""
     is_search: bool = False
     """Whether to look for the best checkpoint interval by simulation too."""
 
@@ -98,7 +100,7 @@ def goodput(request: Request, *, argv: Sequence[str]) -> GoodputDocument:
         deadline_probability=(
             None if deadline_s is None else float((elapsed_s <= deadline_s).mean())
         ),
-        caveats=tuple(_caveats(request)),
+        caveats=(*request.notes, *_caveats(request)),
     )
 
 

@@ -20,7 +20,6 @@ from perfmodel.errors import NotFeasible
 from perfmodel.parallelism.layout import Layout, accumulation_for
 from perfmodel.plan.parallelism import (
     Request,
-    fastest,
     search_layouts,
     spread_against_first,
 )
@@ -132,7 +131,7 @@ class LayoutTable:
         if doubt.stall_probability[0] > _RARE:
             # the nominal step lies between the calm and the stalled one
             found = self._chosen[count]
-            calm_s = float(self._machine.model.predict(found.jobs, stalls=False).median_s[0])
+            calm_s = float(self._machine.model.predict(found.jobs, stalls=False).number_s[0])
             nominal_s = float(found.step_s[0])
             late_s = calm_s * float(doubt.stalled_ratio[0])
             low, high = min(calm_s, nominal_s), max(late_s, nominal_s)
@@ -209,19 +208,16 @@ class LayoutTable:
         if self._question.fixed is not None:
             layout = _completed(self._question.fixed, count, global_batch)
             return self._measured(layout, layout_jobs(training, layout))
-        search = search_layouts(
-            Request(training=training, capacity_bytes=self._question.capacity_bytes)
-        )
-        fitting = np.flatnonzero(search.fit >= FITS_ABOVE)
-        if not fitting.size:
-            leanest = int(np.argmin(search.tensors_bytes))
-            return self._measured(
-                search.layouts.layout(leanest), search.jobs.take(np.array([leanest]))
-            )
         model = self._machine.model
-        near = fitting[fastest(model, search.jobs.take(fitting))]
-        place = int(near[np.argmin(model.predict(search.jobs.take(near)).median_s)])
-        return self._measured(search.layouts.layout(place), search.jobs.take(np.array([place])))
+        request = Request(training=training, capacity_bytes=self._question.capacity_bytes)
+        search = search_layouts(model, request)
+        fitting = np.flatnonzero(search.judged.fit >= FITS_ABOVE)
+        if not fitting.size:
+            leanest = int(np.argmin(search.judged.tensors_bytes))
+            return self._measured(search.layouts.layout(leanest), search.jobs(np.array([leanest])))
+        near = search.fastest(fitting)
+        place = int(near[np.argmin(model.predict(search.jobs(near)).mean_s)])
+        return self._measured(search.layouts.layout(place), search.jobs(np.array([place])))
 
     def _measured(self, layout: Layout, jobs: Jobs) -> _Chosen:
         tensors = fullest_bytes(jobs)

@@ -6,15 +6,17 @@ probability asked for are ranked by nominal cost, then time, then devices.
 
 import datetime as dt
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
+from perfmodel.context import critical_caveats
 from perfmodel.documents.base import command_line
 from perfmodel.documents.budget import stale_prices
 from perfmodel.documents.plan import OptionVerdict, PlanDocument, PlanRow, Swing
 from perfmodel.documents.plan_file import PlanFile
+from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import NotFeasible
 from perfmodel.plan.candidates import Candidate, Named, Pool, name_candidates, pool_of
 from perfmodel.plan.machines import Sources, machine_records, open_tables
@@ -69,6 +71,7 @@ class Planner:
         self.plan, self.today = plan, today
         self.start = plan.limits.start or today
         self.available_s: Seconds = (plan.limits.deadline - self.start).days * _DAY_S
+        self._sources = sources
         self._machines = machine_records(plan, sources)
         self._tables = open_tables(plan, sources)
         if not any(len(table.counts) for table in self._tables.values()):
@@ -150,7 +153,11 @@ class Planner:
             scaling=tuple(self._table(winner).scaling(winner.count)),
             tornado=swings,
             next_measurement=next_measurement(swings),
-            caveats=(*plan_caveats(plan, self._tables), *self._table(winner).caveats(winner.count)),
+            caveats=(
+                *plan_caveats(plan, self._tables),
+                *self._table(winner).caveats(winner.count),
+                *self._critical(rows.values()),
+            ),
             warnings=(
                 *stale_prices(plan.prices(), today=self.today),
                 *stale_machines(self._machines, today=self.today),
@@ -229,6 +236,16 @@ class Planner:
 
         ends = table.ends(candidate.count)
         return tornado(ends, answer, has_failures=plan.failures is not None)
+
+    def _critical(self, rows: Iterable[PlanRow]) -> list[str]:
+        """Where rows that are shown pass the critical batch of the workload."""
+        found: dict[str, None] = {}
+        workload = self.plan.work.workload
+        for row in sorted(rows, key=lambda row: -row.global_batch):
+            profile = self._sources.profiles[row.option]
+            if isinstance(profile, ProfileDocument) and workload is not None:
+                found |= dict.fromkeys(critical_caveats(profile, workload, [row.global_batch]))
+        return list(found)[:1]
 
 
 def plan_options(

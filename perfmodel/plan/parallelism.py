@@ -1,7 +1,8 @@
 """Use case: all layouts of a model on a cluster, ranked by inferred step time, ties said."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -10,14 +11,15 @@ from scipy.stats import norm
 
 from perfmodel.cost.inferred import InferredModel, StepInterval
 from perfmodel.cost.jobs import Column, Jobs
-from perfmodel.cost.layout_memory import fit_probability, fullest_bytes, needed_bytes
+from perfmodel.cost.layout_memory import needed_bytes
 from perfmodel.cost.layout_time import StepParts, step_time_s
 from perfmodel.cost.memory import FITS_ABOVE
-from perfmodel.cost.stalls import stall_time_s
 from perfmodel.documents.layout import ParallelismPlanDocument, RankedLayout
 from perfmodel.documents.prediction import Interval
 from perfmodel.errors import NotFeasible
 from perfmodel.parallelism.layouts import LayoutColumns, Space, feasible_layouts
+from perfmodel.plan.layout_search import Judged, judge_layouts, search_jobs, together
+from perfmodel.plan.spread import Workers, spread
 from perfmodel.predict_layout import (
     InferredMachine,
     Training,
@@ -31,6 +33,9 @@ from perfmodel.units import format_bytes, format_duration
 
 _CANDIDATES: Final = 256
 """Layouts whose interval is computed: far more than are shown, so that deviations may reorder them."""
+_PIECE: Final = 8192
+"""Layouts that are judged at a time."""
+ALONE: Final = Workers()
 _ERROR_BAR: Final = float(norm.ppf(0.95))
 _TERMS: Final = {
     "compute_s": "compute",
@@ -53,16 +58,28 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Search:
-    """All layouts that are possible, and whether each fits; columns of one length."""
+    """All layouts that are possible, with verdicts on them."""
 
+    training: Training
     layouts: LayoutColumns
-    jobs: Jobs
-    tensors_bytes: Column
-    fit: Column
+    judged: Judged
+
+    def jobs(self, chosen: NDArray[np.intp]) -> Jobs:
+        """Some of the layouts as columns."""
+        return search_jobs(self.training, LayoutColumns(rows=self.layouts.rows[chosen]))
+
+    def fastest(self, among: NDArray[np.intp]) -> NDArray[np.intp]:
+        """The candidates among some layouts, in the order of the search."""
+        order = np.argsort(self.judged.log_step[among], kind="stable")[:_CANDIDATES]
+        return among[order]
 
 
 def plan_parallelism(
-    machine: InferredMachine, request: Request, *, argv: Sequence[str]
+    machine: InferredMachine,
+    request: Request,
+    *,
+    argv: Sequence[str],
+    workers: Workers = ALONE,
 ) -> ParallelismPlanDocument:
     """Feasible layouts that fit, fastest first, with what each loses to the first.
 
@@ -70,18 +87,20 @@ def plan_parallelism(
     ------
     NotFeasible
         If no layout is possible, or none fits.
+    UsageError
+        If the workers cannot be reached.
     """
-    search = search_layouts(request)
-    fitting = np.flatnonzero(search.fit >= FITS_ABOVE)
+    search = search_layouts(machine.model, request, workers)
+    fit = search.judged.fit
+    fitting = np.flatnonzero(fit >= FITS_ABOVE)
     if not fitting.size:
         raise NotFeasible(_nothing_fits(search, request))
-    order = fastest(machine.model, search.jobs.take(fitting))
-    chosen = fitting[order]
-    jobs = search.jobs.take(chosen)
+    chosen = search.fastest(fitting)
+    jobs = search.jobs(chosen)
     found = machine.model.predict(jobs)
-    sort = np.argsort(found.median_s, kind="stable")[: request.top]
+    sort = np.argsort(found.mean_s, kind="stable")[: request.top]
     ranked = _ranked(machine, search, chosen[sort], request)
-    close = np.flatnonzero((search.fit < FITS_ABOVE) & (search.fit > 1 - FITS_ABOVE))
+    close = np.flatnonzero((fit < FITS_ABOVE) & (fit > 1 - FITS_ABOVE))
     return ParallelismPlanDocument(
         schema_version=ParallelismPlanDocument.current_version,
         provenance=layout_provenance(machine, argv),
@@ -100,19 +119,22 @@ def plan_parallelism(
     )
 
 
-def search_layouts(request: Request) -> Search:
+def search_layouts(model: InferredModel, request: Request, workers: Workers = ALONE) -> Search:
     """Every layout that the model, the devices and the global batch allow.
 
     Raises
     ------
     NotFeasible
         If there is none.
+    UsageError
+        If the workers cannot be reached.
     """
     training = request.training
     shape = training.model.shape
     space = Space(
         layers=shape.layers,
         heads=shape.heads,
+        experts=shape.experts,
         sequence=training.model.sequence,
         devices=training.devices,
         global_batch=training.global_batch,
@@ -125,66 +147,21 @@ def search_layouts(request: Request) -> Search:
             f"--devices: {training.devices} cannot be split over {shape.layers} layers, {shape.heads} "
             f"heads and a global batch of {training.global_batch}; change one of them"
         )
-    jobs = search_jobs(training, layouts)
-    tensors = fullest_bytes(jobs)
-    fit = fit_probability(tensors, request.capacity_bytes)
-    return Search(layouts=layouts, jobs=jobs, tensors_bytes=tensors, fit=fit)
-
-
-def search_jobs(training: Training, layouts: LayoutColumns) -> Jobs:
-    """The layouts of a search as columns for the closed forms."""
-    shape = training.model.shape
-    constants: dict[str, float] = {
-        "layers": shape.layers,
-        "hidden": shape.hidden,
-        "heads": shape.heads,
-        "kv_heads": shape.kv_heads,
-        "feed_forward": shape.feed_forward,
-        "gated": shape.gated,
-        "vocabulary": shape.vocabulary,
-        "tied": shape.tied,
-        "fused_attention": shape.fused_attention,
-        "sequence": training.model.sequence,
-        "gpipe": 0.0,
-        "zero_bubble": 0.0,
-        "devices_per_node": training.devices_per_node,
-    }
-    recompute = layouts.column("recompute")
-    columns = {
-        "recompute_attention": recompute == 1,
-        "recompute_full": recompute == 2,
-        "sequence_parallel": layouts.column("tp") > 1,
-    }
-    return Jobs(
-        **{
-            field.name: np.full(len(layouts), float(constants[field.name]))
-            if field.name in constants
-            else np.asarray(columns.get(field.name, _whole(layouts, field.name)), dtype=np.float64)
-            for field in fields(Jobs)
-        }
-    )
-
-
-def _whole(layouts: LayoutColumns, name: str) -> NDArray[np.int64] | None:
-    recomputed = name.startswith("recompute") or name == "sequence_parallel"
-    return None if recomputed else layouts.column(name)
-
-
-def fastest(model: InferredModel, jobs: Jobs) -> NDArray[np.intp]:
-    """Positions of the fastest by the middle of their states, most of them calm."""
-    shift, _ = model.discrepancy.at(jobs)
-    step_s = step_time_s(jobs, model.nominal)
-    logs = np.log(step_s) + shift
-    if model.disturbance is not None:
-        late = np.log1p(stall_time_s(jobs, model.disturbance.stall_s) / step_s)
-        logs = logs + model.disturbance.probability(jobs) * late
-    return np.argsort(logs, kind="stable")[:_CANDIDATES]
+    judge = partial(judge_layouts, model, training, request.capacity_bytes)
+    # Pieces of one size whoever works, so that all answers are the same to the last bit.
+    pieces = [
+        LayoutColumns(rows=layouts.rows[first : first + _PIECE])
+        for first in range(0, len(layouts), _PIECE)
+    ]
+    judged = spread(judge, pieces, workers)
+    return Search(training=training, layouts=layouts, judged=together(judged))
 
 
 def _ranked(
     machine: InferredMachine, search: Search, chosen: NDArray[np.intp], request: Request
 ) -> tuple[RankedLayout, ...]:
-    jobs = search.jobs.take(chosen)
+    jobs = search.jobs(chosen)
+    tensors_bytes, fit = search.judged.tensors_bytes, search.judged.fit
     found = machine.model.predict(jobs)
     parts = machine.model.parts(jobs)
     slower, ties = against_first(machine.model, jobs, found)
@@ -195,13 +172,13 @@ def _ranked(
             layout=str(search.layouts.layout(int(where))),
             step_s=Interval(
                 p5=float(found.lower_s[index]),
-                p50=float(found.median_s[index]),
+                p50=float(found.number_s[index]),
                 p95=float(found.upper_s[index]),
             ),
-            tokens_per_s=float(work / found.median_s[index]),
-            mfu=float(work_per_peak_s(machine, jobs) / found.median_s[index]),
-            needed_bytes=float(needed_bytes(search.tensors_bytes[where])),
-            fit_probability=float(search.fit[where]),
+            tokens_per_s=float(work / found.number_s[index]),
+            mfu=float(work_per_peak_s(machine, jobs) / found.number_s[index]),
+            needed_bytes=float(needed_bytes(tensors_bytes[where])),
+            fit_probability=float(fit[where]),
             slower_probability=float(slower[index]),
             ties=bool(ties[index]),
             parts_s=parts_record(parts, index),
@@ -221,8 +198,8 @@ def against_first(
     Both are predicted from the same latents and neighbouring deviations, so that most of their doubt
     is shared: the doubt of the ratio is what counts.
     """
-    spread = np.maximum(spread_against_first(model, jobs), 1e-9)
-    distance = np.log(found.median_s / found.median_s[0]) / spread
+    deviation = np.maximum(spread_against_first(model, jobs), 1e-9)
+    distance = np.log(found.mean_s / found.mean_s[0]) / deviation
     return np.asarray(norm.cdf(distance)), np.abs(distance) <= _ERROR_BAR
 
 
@@ -252,23 +229,24 @@ def _close(
     """Layouts whose memory is too close to call are left out; say if one would be faster."""
     if not close.size:
         return []
-    first = close[fastest(model, search.jobs.take(close))[:1]]
-    step_s = float(model.predict(search.jobs.take(first)).median_s[0])
+    first = search.fastest(close)[:1]
+    step_s = float(model.predict(search.jobs(first)).number_s[0])
     if step_s >= best_s:
         return []
     where = int(first[0])
     return [
         (
             f"too close to call by memory and left out: {search.layouts.layout(where)}, "
-            f"{format_duration(step_s)} if it fits (probability {search.fit[where]:.0%})"
+            f"{format_duration(step_s)} if it fits (probability {search.judged.fit[where]:.0%})"
         )
     ]
 
 
 def _nothing_fits(search: Search, request: Request) -> str:
-    where = int(np.argmin(search.tensors_bytes))
+    tensors_bytes = search.judged.tensors_bytes
+    where = int(np.argmin(tensors_bytes))
     return (
         f"--device-memory: none of {len(search.layouts)} layouts fits into "
         f"{format_bytes(request.capacity_bytes)}; the leanest, {search.layouts.layout(where)}, needs "
-        f"{format_bytes(float(needed_bytes(search.tensors_bytes[where])))}: take more or larger devices"
+        f"{format_bytes(float(needed_bytes(tensors_bytes[where])))}: take more or larger devices"
     )

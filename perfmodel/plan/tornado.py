@@ -8,11 +8,11 @@ from typing import Final
 import numpy as np
 
 from perfmodel.cost.curve import Samples
-from perfmodel.cost.terms import Terms
+from perfmodel.cost.terms import Price, Terms
 from perfmodel.documents.plan import Swing
 from perfmodel.plan.steps import Ends
 from perfmodel.predictor import StepPrediction, step_times
-from perfmodel.units import Bytes, Seconds
+from perfmodel.units import Seconds
 
 #: Failure rates are rarely known better than within this factor, and prices than within this share.
 FAILURE_FACTOR: Final = 2.0
@@ -161,9 +161,9 @@ def _nominal(terms: Terms) -> Terms:
     """The same terms without doubt."""
 
     def still(draws: Samples) -> Samples:
-        return np.full_like(draws, draws[0])
+        return np.broadcast_to(draws[..., :1], draws.shape)
 
-    def stills(time_s: Callable[[Bytes], Samples]) -> Callable[[Bytes], Samples]:
+    def stills(time_s: Price) -> Price:
         return lambda size_bytes: still(time_s(size_bytes))
 
     return dataclasses.replace(

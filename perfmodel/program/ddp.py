@@ -1,5 +1,6 @@
 """One training step, single device or DDP, as a StepProgram."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -52,12 +53,28 @@ def gradient_buckets(workload: Workload, setting: Setting) -> tuple[GradientBuck
     )
 
 
-def compile_step(workload: Workload, setting: Setting, *, asynchronous: bool) -> StepProgram:
+#: Collectives that gloo works on at a time (its default number of threads).
+_IN_FLIGHT: Final = 2
+
+
+def compile_step(
+    workload: Workload,
+    setting: Setting,
+    *,
+    asynchronous: bool,
+    shards_bytes: Sequence[Bytes] = (),
+) -> StepProgram:
     """One optimizer step of every rank.
 
     On asynchronous devices each piece of compute is first issued by the host; on synchronous ones
     the host and the device are the same, and dispatch is part of the compute. The input of the
     next step is prepared beside this one, so that a step lasts at least as long as the loader.
+
+    Parameters
+    ----------
+    shards_bytes
+        Parameters that each rank updates for all, as ZeroRedundancyOptimizer divides them: their
+        owners then broadcast them, two at a time, and the step ends when all have arrived. [B]
     """
     builder = _Builder(asynchronous=asynchronous)
     builder.add(Operation(name="load batch", stream=Stream.LOADER, cause=Cause.INPUT))
@@ -76,7 +93,10 @@ def compile_step(workload: Workload, setting: Setting, *, asynchronous: bool) ->
             )
         else:
             builder.compute(f"backward {micro_step}", Cause.BACKWARD)
-    builder.compute("optimizer", Cause.OPTIMIZER)
+    largest = max(shards_bytes) / sum(shards_bytes) if shards_bytes else 1.0
+    updated = builder.compute("optimizer", Cause.OPTIMIZER, share=largest)
+    for first in range(0, len(shards_bytes), _IN_FLIGHT):
+        builder.send_shards(shards_bytes[first : first + _IN_FLIGHT], updated)
     return StepProgram(tuple(builder.operations))
 
 
@@ -129,6 +149,18 @@ class _Builder:
                 )
             )
             for size_bytes in buffer_bytes
+        )
+
+    def send_shards(self, shards_bytes: Sequence[Bytes], updated: int) -> None:
+        """Ranks send what they have updated to all others, each over its own link."""
+        self.add(
+            Operation(
+                name="broadcast shards",
+                stream=Stream.COMM,
+                cause=Cause.BROADCAST,
+                after=(updated,),
+                size_bytes=max(shards_bytes),
+            )
         )
 
     def synchronised_backward(

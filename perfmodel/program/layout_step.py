@@ -4,28 +4,45 @@ One rank stands for all of a stage. Every operation says which share of its caus
 micro-batch and stage it is (per step for gradients and optimizer), so that prices are few.
 """
 
+import enum
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
-from perfmodel.parallelism.layout import Layout, Recompute, Schedule
+from perfmodel.parallelism.layout import Layout, Offload, Recompute, Schedule
 from perfmodel.parallelism.pipeline import Pass, Work, stage_order
 from perfmodel.program.operation import Cause, Operation, StepProgram, Stream
 
 BUCKETS: Final = 8
 """Pieces of a chunk's gradients that are exchanged one by one, unless it has fewer layers."""
-PREFETCHED: Final = 2
-"""Sharded layers that may be whole at once: the one in use and the next (FSDP's rate limit)."""
+#: Work that grows with the layers of a stage; a share of 1 is that of the fullest stage.
+_OF_LAYERS: Final = frozenset({Cause.FORWARD, Cause.BACKWARD, Cause.WEIGHT_GRADIENT, Cause.TENSOR})
 
 
-def compile_layout(layout: Layout, *, layers: int) -> StepProgram:
+class Execution(enum.StrEnum):
+    """What compute waits for beyond its input, because of how a library runs collectives."""
+
+    ON_STREAMS = "on_streams"
+    """Nothing: streams wait for each other, the host runs ahead."""
+    BLOCKING = "blocking"
+    """The host waits, as with gloo. It gathers nothing ahead over the end of a pass, and computes nothing
+    until the gradients of a sharded layer are reduced. Hand-overs begin when both sides have nothing
+    else to do, those between the same two stages take turns, and a stage that turns from forward to
+    backward passes, or back, waits until what it sent has arrived."""
+
+
+def compile_layout(
+    layout: Layout, *, layers: int, execution: Execution = Execution.ON_STREAMS
+) -> StepProgram:
     """A step of all stages.
 
     Tensor-parallel collectives are waited for. Hand-overs travel beside compute. Gradients are
     exchanged in buckets beside the last backward pass of their layers; with a sharded optimizer (ZeRO-1
     and 2) the updated parameters are gathered beside the first forward pass. Fully sharded parameters
-    (ZeRO-3, FSDP) are gathered layer by layer, one ahead of the compute, in both passes.
+    (ZeRO-3, FSDP) are gathered layer by layer, ``prefetch`` ahead of the compute, in both passes; HSDP
+    sums the shards of gradients between groups. One process (DataParallel) sends out its parameters before
+    every forward pass, gathers logits and sums gradients, and waits for all of it.
 
     Parameters
     ----------
@@ -33,13 +50,29 @@ def compile_layout(layout: Layout, *, layers: int) -> StepProgram:
         A layout that the model allows.
     layers
         Layers of the whole model.
+    execution
+        How the library runs collectives.
+
+    Raises
+    ------
+    ValueError
+        If stages are interleaved and hand-overs block: they would wait for each other for ever.
     """
-    builder = _Builder(layout=layout, pieces=_pieces(layout, layers))
+    if execution is Execution.BLOCKING and layout.interleave > 1:
+        raise ValueError(f"interleave must be 1 where the host waits, got {layout.interleave}")
+    stages = layout.stages(layers)
+    fullest = max(stages)
+    builder = _Builder(
+        layout=layout,
+        pieces=_pieces(layout, layers),
+        execution=execution,
+        filled=tuple(held / fullest for held in stages),
+    )
     queues = [deque(stage_order(layout, stage)) for stage in range(layout.pp)]
     while any(queues):
         moved = False
         for stage, queue in enumerate(queues):
-            while queue and builder.is_ready(stage, queue[0]):
+            while queue and builder.prepare(stage, queue[0]):
                 builder.add(stage, queue.popleft())
                 moved = True
         assert moved, f"the schedule of {layout} waits for itself"
@@ -60,33 +93,65 @@ class _Builder:
 
     layout: Layout
     pieces: int
+    execution: Execution
+    filled: tuple[float, ...]
+    """Layers of every stage over those of the fullest."""
     operations: list[Operation] = field(default_factory=list)
     arrived: dict[tuple[int, Work], tuple[int, ...]] = field(default_factory=dict)
     """What a stage's work waits for, once all of it is in the program."""
     exchanged: dict[int, list[int]] = field(default_factory=dict)
     """Exchanges of gradients by stage."""
+    offered: dict[tuple[int, Work], "_Parcel"] = field(default_factory=dict)
+    """What a stage's work will fetch when it has nothing else to do; blocking hand-overs only."""
+    between: dict[tuple[int, int], int] = field(default_factory=dict)
+    """The last blocking hand-over between two stages."""
+    sent: dict[int, list[int]] = field(default_factory=dict)
+    """Blocking hand-overs of a stage since it last turned."""
+    turned: dict[int, bool] = field(default_factory=dict)
+    """Whether a stage's last pass was a forward one."""
+    last: dict[int, int] = field(default_factory=dict)
+    """End of the last compute of a stage."""
     used: list[int] = field(default_factory=list)
-    """Ends of the compute of sharded layers, in order."""
-    awaited: dict[int, int] = field(default_factory=dict)
-    """Collective inside a layer that a stage's next compute waits for."""
+    """Ends of the compute of layers whose parameters are gathered, in order."""
+    awaited: dict[int, list[int]] = field(default_factory=dict)
+    """Collectives that a stage's next compute waits for."""
     is_replicated: bool = field(init=False)
     """Whether there is anybody to exchange gradients with."""
+    is_blocking: bool = field(init=False)
+    """Whether the host waits for collectives."""
     is_sharded: bool = field(init=False)
     """Whether parameters are gathered for every pass."""
     splits_backward: bool = field(init=False)
+    is_uneven: bool = field(init=False)
+    """Whether fixed work does not grow with the layers of a stage: it is then an operation of its own."""
+    has_threads: bool = field(init=False)
+    """One process with several devices."""
+    summed: tuple[int, ...] = ()
+    """Last gradients of one process, which it waits for before the next micro-batch."""
     tensor_shares: Mapping[Cause, float] = field(init=False)
     """Part of a layer's collectives by pass; empty without any."""
 
     def __post_init__(self) -> None:
         """Look up once what every operation asks."""
         layout = self.layout
-        self.is_replicated = layout.dp * layout.cp > 1
-        self.is_sharded = layout.zero == 3 and self.is_replicated
+        self.is_blocking = self.execution is Execution.BLOCKING
+        self.is_replicated = layout.replicas > 1 and not layout.one_process
+        self.is_sharded = layout.zero == 3 and (
+            self.is_replicated or layout.offload is Offload.PARAMETERS
+        )
+        self.is_uneven = min(self.filled) < 1
+        self.has_threads = layout.one_process and layout.dp > 1
         self.splits_backward = layout.schedule is Schedule.ZERO_BUBBLE and layout.pp > 1
         self.tensor_shares = _tensor_shares(layout)
 
-    def is_ready(self, stage: int, work: Work) -> bool:
-        """Whether everything that the work waits for is in the program."""
+    def prepare(self, stage: int, work: Work) -> bool:
+        """Fetch what is offered to the stage's next work; say whether all it waits for is there."""
+        if self.is_blocking:
+            parcel = self.offered.pop((stage, work), None)
+            if parcel is not None:
+                self._arrive(stage, work, self._fetch(stage, parcel))
+            if self._turns(stage, work) and any(p.stage == stage for p in self.offered.values()):
+                return False
         if work.kind is Pass.FORWARD and stage == 0 and work.chunk == 0:
             return True
         return work.kind is Pass.WEIGHT or (stage, work) in self.arrived
@@ -94,6 +159,10 @@ class _Builder:
     def add(self, stage: int, work: Work) -> None:
         """Append a pass of a stage and what it hands over."""
         after = self.arrived.pop((stage, work), ())
+        if self.is_blocking:
+            if self._turns(stage, work):
+                self.awaited.setdefault(stage, []).extend(self.sent.pop(stage, ()))
+            self.turned[stage] = work.kind is Pass.FORWARD
         if work.kind is Pass.FORWARD:
             self._forward(stage, work, after)
         elif work.kind is Pass.BACKWARD:
@@ -108,14 +177,24 @@ class _Builder:
         """Append the optimizer of a stage."""
         waits = tuple(self.exchanged.get(stage, ()))
         last = Work(Pass.WEIGHT, self.layout.accumulation - 1)
-        if self.is_replicated:
+        if self.is_replicated or self.is_sharded:
             waits = (self._put(stage, last, Cause.CONTENTION, after=waits),)
-        self._put(stage, last, Cause.OPTIMIZER, after=waits)
+        if self.layout.offload is not Offload.NONE:
+            waits = (self._put(stage, last, Cause.OFFLOAD, after=waits),)
+        end = self._put(stage, last, Cause.OPTIMIZER, after=waits)
+        if self.layout.sites > 1:
+            self._put(stage, last, Cause.SITES, stream=Stream.COMM, after=(end,))
 
     def _forward(self, stage: int, work: Work, after: tuple[int, ...]) -> None:
         layout = self.layout
+        if self.has_threads:
+            after += (
+                self._put(stage, work, Cause.BROADCAST, stream=Stream.COMM, after=self.summed),
+            )
+        if self.is_uneven:
+            self._put(stage, work, Cause.DISPATCH, share=1 / 2, after=after)
         if stage == 0 and work.chunk == 0:
-            self._put(stage, work, Cause.EMBEDDING)
+            self._put(stage, work, Cause.EMBEDDING, after=after)
         gathers = self.is_sharded or (
             self.is_replicated and layout.zero in (1, 2) and work.micro_batch == 0
         )
@@ -126,7 +205,9 @@ class _Builder:
                 waits += (self._gather(stage, work, piece),)
             end = self._compute(stage, work, Cause.FORWARD, pieces=pieces, after=waits)
         if stage == layout.pp - 1 and work.chunk == layout.interleave - 1:
-            end = self._put(stage, work, Cause.HEAD)
+            if self.has_threads:
+                end = self._put(stage, work, Cause.ALL_GATHER, stream=Stream.COMM, after=(end,))
+            end = self._put(stage, work, Cause.HEAD, after=(end,))
             self._arrive(stage, Work(Pass.BACKWARD, work.micro_batch, work.chunk), end)
         else:
             self._hand_over(stage, work, Stream.SEND_FORWARD, end)
@@ -135,6 +216,8 @@ class _Builder:
         last = work.micro_batch == self.layout.accumulation - 1
         exchanges = self.is_sharded or (self.is_replicated and last and not self.splits_backward)
         pieces = self.pieces if exchanges else 1
+        if self.is_uneven:
+            self._put(stage, work, Cause.DISPATCH, share=1 / 2, after=after)
         waits = after
         if self.is_sharded:
             waits += (self._gather(stage, work, 0),)
@@ -146,6 +229,10 @@ class _Builder:
                 waits = (self._gather(stage, work, piece + 1),)
             if exchanges:
                 self._exchange(stage, work, piece, pieces=pieces, after=(end,))
+        if self.has_threads:
+            end = self._put(stage, work, Cause.ALL_REDUCE, stream=Stream.COMM, after=(end,))
+            self.summed = (end,)
+            self.exchanged[stage] = [end]
         if stage > 0 or work.chunk > 0:
             self._hand_over(stage, work, Stream.SEND_BACKWARD, end)
 
@@ -155,11 +242,10 @@ class _Builder:
         """Compute of a piece and its collectives, which the next piece waits for."""
         share = 1 / (pieces * self.layout.interleave)
         end = self._put(stage, work, cause, share=share, after=after)
-        if self.is_sharded:
-            self.used.append(end)
+        self.used.append(end)
         if not self.tensor_shares:
             return end
-        self.awaited[stage] = self._put(
+        end = self._put(
             stage,
             work,
             Cause.TENSOR,
@@ -167,11 +253,17 @@ class _Builder:
             share=share * self.tensor_shares[cause],
             after=(end,),
         )
-        return self.awaited[stage]
+        self.awaited[stage] = [end]
+        if self.is_sharded and self.layout.prefetch == 0:
+            self.used[-1] = end
+        return end
 
     def _gather(self, stage: int, work: Work, piece: int) -> int:
-        """Parameters of a piece; sharded ones no earlier than the prefetch allows."""
-        after = self.used[-PREFETCHED : -PREFETCHED + 1] if self.is_sharded else []
+        """Parameters of a piece; no earlier than the prefetch allows if sharded, or the host waits."""
+        waits = self.is_blocking
+        ahead = 1 if waits and piece == 0 else self.layout.prefetch + 1
+        is_limited = (self.is_sharded or waits) and len(self.used) >= ahead
+        after = self.used[-ahead:][:1] if is_limited else []
         return self._put(
             stage,
             work,
@@ -202,7 +294,18 @@ class _Builder:
             after=after or (len(self.operations) - 1,),
             number=piece,
         )
+        if self.layout.shard:
+            reduced = self._put(
+                stage,
+                work,
+                Cause.ALL_REDUCE,
+                stream=Stream.COMM,
+                share=1 / (pieces * self.layout.interleave),
+                number=piece,
+            )
         self.exchanged.setdefault(stage, []).append(reduced)
+        if self.is_blocking and self.layout.zero > 1:
+            self.awaited.setdefault(stage, []).append(reduced)
 
     def _hand_over(self, stage: int, work: Work, stream: Stream, end: int) -> None:
         """Send to the neighbour that holds the layers behind, or before."""
@@ -210,9 +313,34 @@ class _Builder:
         step = 1 if stream is Stream.SEND_FORWARD else -1
         place = work.chunk * layout.pp + stage + step
         chunk, other = divmod(place, layout.pp)
+        received = Work(work.kind, work.micro_batch, chunk)
+        if self.is_blocking and other != stage:
+            self.offered[other, received] = _Parcel(stage, work, stream, end)
+            return
         if other != stage:
             end = self._put(stage, work, Cause.HAND_OVER, stream=stream, after=(end,))
-        self._arrive(other, Work(work.kind, work.micro_batch, chunk), end)
+        self._arrive(other, received, end)
+
+    def _fetch(self, stage: int, parcel: "_Parcel") -> int:
+        """Hand over when the receiving stage has nothing else to do, one at a time between two stages."""
+        between = (min(stage, parcel.stage), max(stage, parcel.stage))
+        idle = [self.last[stage]] if stage in self.last else []
+        busy = [self.between[between]] if between in self.between else []
+        end = self._put(
+            parcel.stage,
+            parcel.work,
+            Cause.HAND_OVER,
+            stream=parcel.stream,
+            after=(parcel.end, *idle, *busy),
+        )
+        self.between[between] = end
+        self.sent.setdefault(parcel.stage, []).append(end)
+        return end
+
+    def _turns(self, stage: int, work: Work) -> bool:
+        """Whether a stage goes from forward to backward passes, or back."""
+        before = self.turned.get(stage)
+        return before is not None and before is not (work.kind is Pass.FORWARD)
 
     def _arrive(self, stage: int, work: Work, end: int) -> None:
         self.arrived[stage, work] = (end,)
@@ -228,8 +356,10 @@ class _Builder:
         after: Collection[int] = (),
         number: int | None = None,
     ) -> int:
+        if cause in _OF_LAYERS:
+            share *= self.filled[stage]
         if stream is Stream.COMPUTE and stage in self.awaited:
-            after = {*after, self.awaited.pop(stage)}
+            after = {*after, *self.awaited.pop(stage)}
         name = f"{cause.value} {work.micro_batch}"
         if self.layout.interleave > 1:
             name = f"{name}/{work.chunk}"
@@ -245,12 +375,24 @@ class _Builder:
                 stage=stage,
             )
         )
-        return len(self.operations) - 1
+        position = len(self.operations) - 1
+        if self.is_blocking and stream is Stream.COMPUTE:
+            self.last[stage] = position
+        return position
+
+
+class _Parcel(NamedTuple):
+    """What a stage offers to another until that one fetches it."""
+
+    stage: int
+    work: Work
+    stream: Stream
+    end: int
 
 
 def _tensor_shares(layout: Layout) -> Mapping[Cause, float]:
     """Full recomputation repeats the collectives of the forward pass."""
-    if layout.tp * layout.cp == 1:
+    if layout.tp * layout.cp * layout.ep == 1:
         return {}
     passes = 3 if layout.recompute is Recompute.FULL else 2
     return {Cause.FORWARD: 1 / passes, Cause.BACKWARD: (passes - 1) / passes}

@@ -44,13 +44,17 @@ class Cause(enum.StrEnum):
     WEIGHT_GRADIENT = "weight_gradient"
     """Of a schedule that computes it apart from the rest of the backward pass."""
     TENSOR = "tensor"
-    """Collectives of tensor and context parallelism."""
+    """Collectives of tensor, context and expert parallelism."""
     HAND_OVER = "hand_over"
     """Between pipeline stages."""
     ALL_GATHER = "all_gather"
     REDUCE_SCATTER = "reduce_scatter"
     CONTENTION = "contention"
     """What compute and collectives lose by running beside each other."""
+    OFFLOAD = "offload"
+    """Gradients to the host, its update, parameters back."""
+    SITES = "sites"
+    """Exchange between sites, the share of one step."""
 
 
 class Operation(NamedTuple):

@@ -1,8 +1,17 @@
 """The law of the batch as a table and sentences."""
 
 from perfmodel.documents.batch import BatchDocument, BatchOutlook
+from perfmodel.documents.batch_validation import BatchValidationDocument, JudgedBatch
 from perfmodel.report.grid import Grid, grid
-from perfmodel.report.wording import count_interval, duration_interval, interval, number, one_line
+from perfmodel.report.wording import (
+    count_interval,
+    duration_interval,
+    errors,
+    interval,
+    number,
+    one_line,
+    percent,
+)
 
 
 def batch_grid(document: BatchDocument) -> Grid:
@@ -30,6 +39,18 @@ def batch_lines(document: BatchDocument) -> list[str]:
             f"Critical batch (twice the samples of a tiny one): "
             f"{one_line(count_interval(document.critical_batch))}"
         ),
+        *(
+            [f"Gradient noise scale: {number(document.noise_scale)} samples"]
+            if document.noise_scale
+            else []
+        ),
+        f"Learning rate of SGD against batch {document.reference_batch:g}: "
+        + ", ".join(
+            f"{entry.batch:g} x{number(entry.learning_rate_factor)}"
+            for entry in document.outlooks
+            if entry.batch != document.reference_batch
+        )
+        + " (Adam: the square roots)",
         *(f"caveat: {caveat}" for caveat in document.caveats),
     ]
 
@@ -43,4 +64,52 @@ def _row(entry: BatchOutlook) -> tuple[str, ...]:
         "-" if entry.throughput_speedup is None else number(entry.throughput_speedup),
         "-" if entry.target_speedup is None else interval(entry.target_speedup),
         "-" if entry.time_to_target_s is None else duration_interval(entry.time_to_target_s),
+    )
+
+
+def judged_grid(document: BatchValidationDocument) -> Grid:
+    """One row per batch that was trained; readable on 80 columns."""
+    return grid(
+        f"{document.workload} to its target, predicted from batch {document.reference_batch}",
+        numbers=(
+            "Batch",
+            "Learning\nrate",
+            "Steps\nmeasured",
+            "Of each\nstart",
+            "Steps\npredicted",
+        ),
+        notes=("Error",),
+        rows=[_judged(row, document.reference_batch) for row in document.batches],
+        caption="Learning rate: the best that was tried. Error: predicted over measured minus 1.",
+    )
+
+
+def judged_lines(document: BatchValidationDocument) -> list[str]:
+    """Errors of the law beside those of plain rules, and how often intervals held."""
+    edges = [str(row.batch) for row in document.batches if row.is_rate_at_edge]
+    lines = [
+        (
+            f"Noise scale as calibrated: {number(document.noise_scale)} samples; critical batch of the "
+            f"measured steps: {one_line(count_interval(document.measured_critical_batch))}"
+        ),
+        f"Law of the noise scale: {errors(document.summary)}",
+        f"As many samples at any batch: {errors(document.same_samples)}",
+        f"As many steps at any batch: {errors(document.same_steps)}",
+        f"Coverage: {percent(document.coverage)} inside the 90 % interval",
+    ]
+    if edges:
+        lines.append(f"caveat: the best rate was the highest or lowest tried at {', '.join(edges)}")
+    if document.not_reached:
+        lines.append(f"caveat: target not reached at {', '.join(map(str, document.not_reached))}")
+    return lines
+
+
+def _judged(row: JudgedBatch, reference: int) -> tuple[str, ...]:
+    return (
+        f"{row.batch}",
+        f"{row.learning_rate:.3g}",
+        number(row.measured_steps),
+        " ".join(map(str, row.steps)),
+        count_interval(row.predicted_steps),
+        "reference" if row.batch == reference else percent(row.signed_error, signed=True),
     )

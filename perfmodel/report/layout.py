@@ -3,7 +3,6 @@
 from perfmodel.documents.layout import (
     LayoutPredictionDocument,
     ParallelismPlanDocument,
-    StageMemory,
     StepPartsRecord,
 )
 from perfmodel.documents.prediction import Interval
@@ -20,12 +19,12 @@ _PARTS = (
     ("optimizer, fixed costs, stragglers", "other_s"),
 )
 _MEMORY = (
-    ("parameters", "parameters_bytes"),
+    ("weights", "parameters_bytes"),
     ("gradients", "gradients_bytes"),
-    ("optimizer states", "optimizer_bytes"),
+    ("optimizer", "optimizer_bytes"),
     ("activations", "activations_bytes"),
-    ("logits and loss", "logits_bytes"),
-    ("all, with context and slack", "needed_bytes"),
+    ("logits", "logits_bytes"),
+    ("all", "needed_bytes"),
 )
 
 
@@ -41,21 +40,31 @@ def parts_grid(document: LayoutPredictionDocument) -> Grid:
 
 
 def memory_grid(document: LayoutPredictionDocument) -> Grid:
-    """Memory of a rank of the first and the last stage."""
+    """Memory of a rank of every stage."""
     return grid(
         "Memory of one rank",
-        text=("what",),
-        numbers=[f"stage {stage.stage}" for stage in document.memory],
+        numbers=("stage", "layers", *(name for name, _ in _MEMORY)),
         rows=[
-            (name, *(_size(stage, field) for stage in document.memory)) for name, field in _MEMORY
+            (
+                str(stage.stage),
+                str(stage.layers),
+                *(format_bytes(getattr(stage, field)) for _, field in _MEMORY),
+            )
+            for stage in document.memory
         ],
+        caption="All: with the framework's context and the allocator's slack.",
     )
 
 
 def layout_lines(document: LayoutPredictionDocument) -> list[str]:
     """The answer in words, evidence and caveats."""
     step = document.step_s
+    trained = document.trained
     lines = [
+        (
+            f"batch: {trained.global_batch:,} sequences of {trained.sequence:,} tokens per step of all "
+            "devices"
+        ),
         (
             f"step: {format_duration(step.p50)} [{format_duration(step.p5)} - "
             f"{format_duration(step.p95)}], 90 %, evidence {document.evidence}"
@@ -114,13 +123,15 @@ def plan_lines(document: ParallelismPlanDocument) -> list[str]:
             f"{document.evidence}"
         )
     ]
+    if len(document.ranked) > 1:
+        lines.append(_runner_up(document))
     lost = next((entry for entry in document.ranked if not entry.ties), None)
     ties = sum(entry.ties for entry in document.ranked) - 1
     if ties:
         lines.append(
             f"{ties} more of those shown tie with the first: the error bar cannot tell them apart"
         )
-    if lost is not None:
+    if lost is not None and lost is not document.ranked[1]:
         lines.append(
             f"the first that loses beyond the error bar: {lost.layout}, by "
             f"{lost.step_s.p50 / document.ranked[0].step_s.p50 - 1:.1%}, most of it in {lost.loses_in} "
@@ -129,15 +140,27 @@ def plan_lines(document: ParallelismPlanDocument) -> list[str]:
     return [*lines, *(f"caveat: {caveat}" for caveat in document.caveats)]
 
 
+def _runner_up(document: ParallelismPlanDocument) -> str:
+    """Why the second is not the first."""
+    first, second = document.ranked[:2]
+    verdict = "a tie" if second.ties else "behind"
+    share = second.step_s.p50 / first.step_s.p50 - 1
+    where = (
+        f", most of it in {second.loses_in} ({format_duration(second.loses_by_s)})"
+        if second.loses_by_s > 0
+        else ""
+    )
+    return (
+        f"runner-up: {second.layout}, {verdict}: {share:+.1%}{where}; slower with probability "
+        f"{second.slower_probability:.0%}"
+    )
+
+
 def _part_rows(parts: StepPartsRecord, total_s: float) -> list[tuple[str, ...]]:
     return [
         (name, format_duration(getattr(parts, field)), f"{getattr(parts, field) / total_s:.1%}")
         for name, field in _PARTS
     ]
-
-
-def _size(stage: StageMemory, field: str) -> str:
-    return format_bytes(getattr(stage, field))
 
 
 def _percent(values: Interval) -> str:

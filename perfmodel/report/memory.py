@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
-from rich import box
 from rich.table import Table
 
 from perfmodel.cost.memory import DeviceMemory, MemorySetting, verdict
 from perfmodel.cost.techniques import Technique
+from perfmodel.report.grid import grid
+from perfmodel.report.tables import rich_table
 from perfmodel.units import Bytes, format_bytes, format_duration
 
 
@@ -80,23 +81,23 @@ class MemoryReport:
 
 def memory_table(report: MemoryReport) -> Table:
     """One row per part, at the highest moment of the step."""
-    moment = report.found.moment
-    table = Table(
-        title=f"{report.name}, micro-batch {report.setting.micro_batch}, {report.setting.devices} device(s)",
-        caption=(
-            f"Highest in {moment.phase.value}, {moment.module or 'outside modules'}, {moment.operator}."
-        ),
-        box=box.SIMPLE,
+    moment, needed_bytes = report.found.moment, report.found.needed_bytes
+    rows = [
+        (name, format_bytes(size_bytes), f"{size_bytes / needed_bytes:.1%}")
+        for name, size_bytes in report.found.parts.items()
+        if size_bytes
+    ]
+    return rich_table(
+        grid(
+            f"{report.name}, micro-batch {report.setting.micro_batch}, "
+            f"{report.setting.devices} device(s)",
+            text=("Part",),
+            numbers=("Memory", "Share"),
+            rows=[*rows, ("all", format_bytes(needed_bytes), "")],
+            caption=f"Highest in {moment.phase.value}, {moment.module or 'outside modules'}, "
+            f"{moment.operator}.",
+        )
     )
-    table.add_column("part")
-    table.add_column("memory", justify="right")
-    table.add_column("share", justify="right")
-    for name, size_bytes in report.found.parts.items():
-        if size_bytes:
-            share = size_bytes / report.found.needed_bytes
-            table.add_row(name, format_bytes(size_bytes), f"{share:.1%}")
-    table.add_row("all", format_bytes(report.found.needed_bytes), "", style="bold")
-    return table
 
 
 def memory_lines(report: MemoryReport) -> list[str]:
@@ -117,42 +118,53 @@ def memory_lines(report: MemoryReport) -> list[str]:
 def remedies_table(report: MemoryReport) -> Table:
     """What to change first: the largest saving on top, with its price in time."""
     plain = report.techniques[0]
-    rows = sorted(report.techniques[1:], key=lambda row: row.memory.needed_bytes)
-    table = Table(title="What to change first", box=box.SIMPLE)
-    for name in ("change", "memory", "saves", "time", "fits"):
-        table.add_column(name, justify="left" if name == "change" else "right")
-    for row in rows:
-        saved = plain.memory.needed_bytes - row.memory.needed_bytes
-        if saved > 0:
-            table.add_row(
-                row.name,
-                format_bytes(row.memory.needed_bytes),
-                format_bytes(saved),
-                _ratio(report, row),
-                verdict(row.memory.fit_probability(report.capacity_bytes)).value,
-            )
-    return table
+    found = sorted(report.techniques[1:], key=lambda row: row.memory.needed_bytes)
+    rows = [
+        (
+            row.name,
+            format_bytes(row.memory.needed_bytes),
+            format_bytes(plain.memory.needed_bytes - row.memory.needed_bytes),
+            _ratio(report, row),
+            verdict(row.memory.fit_probability(report.capacity_bytes)).value,
+        )
+        for row in found
+        if row.memory.needed_bytes < plain.memory.needed_bytes
+    ]
+    return rich_table(
+        grid(
+            "What to change first",
+            text=("Change",),
+            numbers=("Memory", "Saves", "Time"),
+            notes=("Fits",),
+            rows=rows,
+        )
+    )
 
 
 def techniques_table(report: MemoryReport) -> Table:
     """Time, memory, gain and evidence of every technique."""
-    plain = report.techniques[0]
-    table = Table(title=f"{report.name}, micro-batch {report.setting.micro_batch}", box=box.SIMPLE)
-    for name in ("technique", "step", "memory", "saves", "evidence (memory; time)"):
-        table.add_column(name, justify="right" if name in {"step", "memory", "saves"} else "left")
-    for row in report.techniques:
-        saved = plain.memory.needed_bytes - row.memory.needed_bytes
-        ratio = _ratio(report, row)
-        table.add_row(
+    plain_bytes = report.techniques[0].memory.needed_bytes
+    rows = [
+        (
             row.name,
-            f"{format_duration(row.step_s)} ({ratio})"
+            f"{format_duration(row.step_s)} ({_ratio(report, row)})"
             if report.in_seconds and row.step_s
-            else ratio,
+            else _ratio(report, row),
             format_bytes(row.memory.needed_bytes),
-            f"{saved / plain.memory.needed_bytes:.0%}",
+            f"{(plain_bytes - row.memory.needed_bytes) / plain_bytes:.0%}",
             f"{row.memory_basis.value}; {row.time_basis.value}",
         )
-    return table
+        for row in report.techniques
+    ]
+    return rich_table(
+        grid(
+            f"{report.name}, micro-batch {report.setting.micro_batch}",
+            text=("Technique",),
+            numbers=("Step", "Memory", "Saves"),
+            notes=("Evidence (memory; time)",),
+            rows=rows,
+        )
+    )
 
 
 def technique_lines(report: MemoryReport) -> list[str]:

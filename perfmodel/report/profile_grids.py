@@ -1,9 +1,19 @@
 """Tables of a profile."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from perfmodel.cost.busbw import busbw_factor
-from perfmodel.documents.profile import CollectiveProfile, ProfileDocument, WorkloadProfile
+from perfmodel.cost.storage import rate_bytes_per_s
+from perfmodel.documents.profile import (
+    CheckpointProfile,
+    CollectiveProfile,
+    CurvePoint,
+    NoiseScaleProfile,
+    ProfileDocument,
+    WorkloadProfile,
+)
 from perfmodel.report.grid import Grid, grid
 from perfmodel.report.wording import bucket_cap, listed, number, percent
 from perfmodel.units import format_bytes, format_duration, format_rate
@@ -26,7 +36,31 @@ def machine_grid(profile: ProfileDocument) -> Grid:
         "Fit, one device": _residual(profile.residual.single_log_errors),
         "Fit, DDP": _residual(profile.residual.ddp_log_errors),
     }
+    if profile.checkpoint is not None:
+        facts["Checkpoint"] = _checkpoint(profile.checkpoint)
+    facts |= {f"Noise scale, {entry.workload}": _noise(entry) for entry in profile.noise_scales}
     return grid("Machine", text=("What", "Value"), rows=facts.items())
+
+
+def _checkpoint(profile: CheckpointProfile) -> str:
+    largest = max(profile.write, key=lambda point: point.at)
+    write, read = (
+        f"{format_rate(rate_bytes_per_s(points), 'B')} +- {percent(_error_of_largest(points))}"
+        for points in (profile.write, profile.read)
+    )
+    return f"{format_bytes(round(largest.at))} written at {write}, read at {read}"
+
+
+def _error_of_largest(points: Sequence[CurvePoint]) -> float:
+    return max(points, key=lambda point: point.at).relative_error
+
+
+def _noise(entry: NoiseScaleProfile) -> str:
+    return (
+        f"{number(entry.noise_scale)} samples +- {percent(entry.relative_error)}, "
+        f"{number(entry.at_start)} at the start, {number(entry.at_end)} at the end of "
+        f"{len(entry.steps_to_target)} trainings ({entry.samples})"
+    )
 
 
 def _residual(log_errors: tuple[float, ...]) -> str:

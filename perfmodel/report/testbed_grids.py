@@ -1,6 +1,9 @@
 """Tables of a testbed verdict."""
 
+from collections.abc import Iterable
+
 from perfmodel.documents.testbed import JudgedFamily, JudgedStep, TestbedDocument
+from perfmodel.documents.validation import Gate
 from perfmodel.report.grid import Grid, grid
 from perfmodel.report.wording import duration_interval, gate_rule, gate_value, percent
 from perfmodel.units import format_duration
@@ -65,10 +68,10 @@ def _family(family: JudgedFamily) -> tuple[str, ...]:
     )
 
 
-def gate_lines(document: TestbedDocument) -> list[str]:
+def gate_lines(gates: Iterable[Gate]) -> list[str]:
     """Each gate on a line."""
     return [
         f"{'pass' if gate.passed else 'FAIL'}  {gate.name}: "
         f"{gate_value(gate, gate.value)}, {gate_rule(gate)}"
-        for gate in document.gates
+        for gate in gates
     ]

@@ -6,6 +6,7 @@ from typing import Final
 import numpy as np
 
 from perfmodel.context import caveats
+from perfmodel.cost.curve import Samples
 from perfmodel.documents.prediction import Evidence, PredictedPoint
 from perfmodel.documents.whatif import Contrast, ScenarioOutcome, WhatIfDocument
 from perfmodel.explanation import explain
@@ -14,7 +15,8 @@ from perfmodel.predictor import Predictor, interval
 from perfmodel.scenarios.scenario import Scenario
 from perfmodel.statistics.pairing import unpaired
 
-_UNMEASURED: Final = (
+#: Said wherever something was set.
+UNMEASURED: Final = (
     "what was set is taken as said, without doubt of its own; that the rest stays as measured is "
     "an assumption"
 )
@@ -35,7 +37,7 @@ def compare_scenarios(scenarios: Sequence[Scenario], *, argv: Sequence[str]) -> 
     outcomes = [outcome for outcome, _ in found]
     texts = dict.fromkeys(caveat for _, entry in found for caveat in entry)
     if any(scenario.assumed for scenario in scenarios):
-        texts[_UNMEASURED] = None
+        texts[UNMEASURED] = None
     return WhatIfDocument(
         schema_version=WhatIfDocument.current_version,
         provenance=provenance(_predictor(scenarios[0]), argv=argv),
@@ -134,6 +136,19 @@ def contrast(first: ScenarioOutcome, other: ScenarioOutcome) -> Contrast:
     if not is_paired:
         before_s, after_s = unpaired(before_s, after_s, seed=other.machine_digest)
     batches = other.point.setting.global_batch / first.point.setting.global_batch
+    return contrast_of_draws(before_s, after_s, batches=batches, is_paired=is_paired)
+
+
+def contrast_of_draws(
+    before_s: Samples, after_s: Samples, *, batches: float, is_paired: bool
+) -> Contrast:
+    """Compare the draws of two steps, which are paired or were brought out of step before.
+
+    Parameters
+    ----------
+    batches
+        Global batch of the second over that of the first.
+    """
     ratio = batches * before_s / after_s
     return Contrast(
         throughput_ratio=interval(ratio),

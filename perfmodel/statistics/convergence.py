@@ -19,16 +19,22 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.checks import positive
+from perfmodel.checks import non_negative, positive
 
 #: Equally likely widths of the knee.
 EXPONENTS: Final = (0.6, 0.8, 1.0, 1.3)
+#: With a noise scale that was followed along the training, the changing scale is in it already: the law
+#: of [1]_ is as likely as all others together.
+LAW_OF_ONE_SCALE: Final = 0.5
 #: ln(critical batch / largest batch seen): people go about as far as batches pay.
 LOG_CRITICAL_MEAN: Final = 0.0
 LOG_CRITICAL_SPREAD: Final = 1.0
 #: How far, in log, separately tuned runs of one task scatter around any law of the batch: learning
 #: rates, schedules and evaluation intervals differ between them.
 TUNING_SPREAD: Final = 0.06
+#: ln(critical batch of tuned runs / gradient noise scale of one): the scale leaves the curvature of the
+#: loss out (McCandlish et al. call it the simple one, and find it within a small factor).
+NOISE_SCALE_SPREAD: Final = 0.7
 
 _LOG_CRITICAL_GRID: Final = np.linspace(-5.0, 6.0, 111)
 #: A normal deviate in slices of equal probability.
@@ -55,6 +61,26 @@ class BatchPoint:
     def __post_init__(self) -> None:
         positive("batch", self.batch)
         positive("samples", self.samples)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticalBatch:
+    """What is known of the critical batch before any run at several batches, as a log-normal."""
+
+    batch: float
+    """Median. [samples]"""
+    log_error: float
+    """Standard deviation of its logarithm."""
+
+    def __post_init__(self) -> None:
+        positive("batch", self.batch)
+        positive("log_error", self.log_error)
+
+    @classmethod
+    def of_noise_scale(cls, batch: float, *, relative_error: float) -> "CriticalBatch":
+        """A measured noise scale as a critical batch: its own error and that of the law."""
+        non_negative("relative_error", relative_error)
+        return cls(batch=batch, log_error=math.hypot(relative_error, NOISE_SCALE_SPREAD))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,33 +136,44 @@ def log_growth(log_over_critical: FloatArray, exponents: FloatArray) -> FloatArr
     return np.asarray(np.logaddexp(0.0, exponents * log_over_critical), dtype=np.float64)
 
 
-def fit_convergence(points: Sequence[BatchPoint]) -> Convergence:
+def fit_convergence(
+    points: Sequence[BatchPoint], *, critical: CriticalBatch | None = None
+) -> Convergence:
     """Weigh laws of the batch by how well they pass through points.
 
     Parameters
     ----------
     points
-        At least two different batches. With two the answer is mostly the prior's.
+        At least two different batches, with a critical batch at least one. With two the answer is
+        mostly the prior's.
+    critical
+        Its prior; by default people are taken to go about as far as batches pay.
 
     Raises
     ------
     ValueError
-        If there are fewer than two batches, or a batch is named twice.
+        If there are too few batches, or a batch is named twice.
     """
     batches = [point.batch for point in points]
-    if len(batches) < 2 or len(set(batches)) < len(batches):
-        raise ValueError(f"points must be of at least two different batches, got {batches}")
+    fewest = 2 if critical is None else 1
+    if len(batches) < fewest or len(set(batches)) < len(batches):
+        words = "two different batches" if critical is None else "one batch, each named once"
+        raise ValueError(f"points must be of at least {words}, got {batches or 'none'}")
     log_batches = np.log(np.array(batches))
     log_samples = np.log(np.array([point.samples for point in points]))
     offsets, exponents = (
         grid.ravel() for grid in np.meshgrid(_LOG_CRITICAL_GRID, np.array(EXPONENTS))
     )
-    log_critical = offsets + log_batches.max()
+    if critical is None:
+        center, spread = float(log_batches.max()) + LOG_CRITICAL_MEAN, LOG_CRITICAL_SPREAD
+    else:
+        center, spread = math.log(critical.batch), critical.log_error
+    log_critical = offsets + center
     rest = log_samples - log_growth(log_batches - log_critical[:, None], exponents[:, None])
     log_samples_min = rest.mean(axis=1)
     misfit = ((rest - log_samples_min[:, None]) ** 2).sum(axis=1) / TUNING_SPREAD**2
-    distance = ((offsets - LOG_CRITICAL_MEAN) / LOG_CRITICAL_SPREAD) ** 2
-    log_weights = -0.5 * (misfit + distance)
+    distance = (offsets / spread) ** 2
+    log_weights = -0.5 * (misfit + distance) + _log_prior(exponents, is_told=critical is not None)
     weights = np.exp(log_weights - log_weights.max())
     return Convergence(
         log_samples_min=log_samples_min,
@@ -145,6 +182,13 @@ def fit_convergence(points: Sequence[BatchPoint]) -> Convergence:
         weights=weights / weights.sum(),
         num_points=len(points),
     )
+
+
+def _log_prior(exponents: FloatArray, *, is_told: bool) -> FloatArray:
+    if not is_told:
+        return np.zeros_like(exponents)
+    other = (1 - LAW_OF_ONE_SCALE) / (len(EXPONENTS) - 1)
+    return np.log(np.where(exponents == 1.0, LAW_OF_ONE_SCALE, other))
 
 
 def _quantiles(logs: FloatArray, weights: FloatArray) -> Quantiles:

@@ -1,11 +1,15 @@
 """Classification models of torchvision, without weights."""
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torchvision import models
+from torchvision.models import regnet
 
 from perfmodel.tracing.source import Batch, ModelSource
 
@@ -48,8 +52,25 @@ def _build(name: str, pixels: int) -> nn.Module:
     if name in _AUXILIARY_SHARE:
         options["init_weights"] = False  # its normal distribution comes from scipy, value by value
         options["aux_logits"] = True
-    model: nn.Module = models.get_model(name, weights=None, **options)
+    with _counted_blocks() if name.startswith("regnet_") else nullcontext():
+        model: nn.Module = models.get_model(name, weights=None, **options)
     return model
+
+
+@contextmanager
+def _counted_blocks() -> Iterator[None]:
+    """RegNets count their blocks with tensors, which must have a content while they do."""
+    original = vars(regnet.BlockParams)["from_init_params"]
+
+    def counted(kind: type, *sizes: Any, **others: Any) -> Any:
+        with unset_fake_temporarily(), torch.device("cpu"):
+            return original.__func__(kind, *sizes, **others)
+
+    regnet.BlockParams.from_init_params = classmethod(counted)
+    try:
+        yield
+    finally:
+        regnet.BlockParams.from_init_params = original
 
 
 def _loss(outputs: Any, targets: Tensor | None, share: float) -> Tensor:

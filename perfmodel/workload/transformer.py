@@ -38,11 +38,22 @@ class Transformer:
     """Embedding and head are one matrix."""
     fused_attention: bool = True
     """Scores never reach memory (FlashAttention)."""
+    experts: int = 1
+    """Feed-forward parts per layer, of which each token visits a few; 1: a dense model."""
+    experts_per_token: int = 1
 
     def __post_init__(self) -> None:
         """Refuse shapes that cannot be built."""
-        for name in ("layers", "hidden", "heads", "kv_heads", "feed_forward", "vocabulary"):
+        for name in (
+            *("layers", "hidden", "heads", "kv_heads", "feed_forward", "vocabulary"),
+            *("experts", "experts_per_token"),
+        ):
             checks.at_least(name, getattr(self, name), 1)
+        if self.experts_per_token > self.experts:
+            raise ValueError(
+                f"experts_per_token must be at most experts ({self.experts}), "
+                f"got {self.experts_per_token}"
+            )
         if self.hidden % self.heads:
             raise ValueError(
                 f"hidden must be a multiple of heads ({self.heads}), got {self.hidden}"
@@ -54,16 +65,16 @@ class Transformer:
 
     @property
     def parameters(self) -> float:
-        """Number of parameters, norms and biases left out (below 0.1 %)."""
+        """Number of parameters, norms, biases and routers left out (below 0.1 %)."""
         return float(self.layers * self.layer_parameters + (2 - self.tied) * self.table_parameters)
 
     @property
     def layer_parameters(self) -> float:
         """Parameters of the matrices of one layer."""
         return float(
-            layer_parameters(
-                self.hidden, self.feed_forward, float(self.gated), self.kv_heads / self.heads
-            )
+            attention_parameters(self.hidden, self.kv_heads / self.heads)
+            + self.experts
+            * feed_forward_parameters(self.hidden, self.feed_forward, float(self.gated))
         )
 
     @property
@@ -89,9 +100,14 @@ def gpt(
     )
 
 
-def layer_parameters(hidden: Number, inner: Number, gated: Number, kv_share: Number) -> Number:
-    """Parameters of the matrices of one layer: queries, keys, values, projection, feed-forward."""
-    return 2 * hidden**2 * (1 + kv_share) + (2 + gated) * hidden * inner
+def attention_parameters(hidden: Number, kv_share: Number) -> Number:
+    """Parameters of queries, keys, values and projection of one layer."""
+    return 2 * hidden**2 * (1 + kv_share)
+
+
+def feed_forward_parameters(hidden: Number, inner: Number, gated: Number) -> Number:
+    """Parameters of one feed-forward part, or of one expert."""
+    return (2 + gated) * hidden * inner
 
 
 def layer_matmul_flop(tokens: Number, parameters: Number) -> Number:

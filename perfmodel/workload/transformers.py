@@ -18,8 +18,16 @@ class NamedTransformer:
     """Tokens per sequence."""
 
 
-def _llama(
-    *, layers: int, hidden: int, heads: int, kv_heads: int, feed_forward: int, vocabulary: int
+def _llama(  # noqa: PLR0913 - a shape has as many numbers
+    *,
+    layers: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    feed_forward: int,
+    vocabulary: int,
+    experts: int = 1,
+    experts_per_token: int = 1,
 ) -> Transformer:
     return Transformer(
         layers=layers,
@@ -30,11 +38,14 @@ def _llama(
         gated=True,
         vocabulary=vocabulary,
         tied=False,
+        experts=experts,
+        experts_per_token=experts_per_token,
     )
 
 
 #: GPT-2: Radford 2019; GPT-3: Brown 2020 (arXiv 2005.14165), vocabulary padded to 51,200 as in
-#: Narayanan 2021 (arXiv 2104.04473); Llama 2: arXiv 2307.09288; Llama 3: arXiv 2407.21783.
+#: Narayanan 2021 (arXiv 2104.04473); Llama 2: arXiv 2307.09288; Llama 3: arXiv 2407.21783; Mixtral:
+#: arXiv 2401.04088 and the config.json of mistralai/Mixtral-8x22B-v0.1.
 _SHAPES: Final[Mapping[str, tuple[Transformer, int]]] = {
     "gpt2": (gpt(layers=12, hidden=768, heads=12, vocabulary=50_257), 1024),
     "gpt2-xl": (gpt(layers=48, hidden=1600, heads=25, vocabulary=50_257), 1024),
@@ -81,6 +92,32 @@ _SHAPES: Final[Mapping[str, tuple[Transformer, int]]] = {
             vocabulary=128_256,
         ),
         8192,
+    ),
+    "mixtral-8x7b": (
+        _llama(
+            layers=32,
+            hidden=4096,
+            heads=32,
+            kv_heads=8,
+            feed_forward=14_336,
+            vocabulary=32_000,
+            experts=8,
+            experts_per_token=2,
+        ),
+        4096,
+    ),
+    "mixtral-8x22b": (
+        _llama(
+            layers=56,
+            hidden=6144,
+            heads=48,
+            kv_heads=8,
+            feed_forward=16_384,
+            vocabulary=32_768,
+            experts=8,
+            experts_per_token=2,
+        ),
+        4096,
     ),
 }
 TRANSFORMERS: Final[Mapping[str, NamedTransformer]] = MappingProxyType(

@@ -16,7 +16,7 @@ import numpy as np
 
 from perfmodel.algebra.fluid import end_times_with_interference
 from perfmodel.algebra.max_plus import step_times
-from perfmodel.cost.levels import PricedLevel, all_reduce_s
+from perfmodel.cost.model import CostModel
 from perfmodel.documents.cluster import read_cluster
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.program.interference import Interference
@@ -148,21 +148,12 @@ def measure_folded(*, num_repeats: int = 5) -> dict[str, Any]:
     cluster = read_cluster(CLUSTER)
     program = ddp_step(NUM_BUCKETS_ALGEBRA)
     row_s = np.random.default_rng(0).uniform(0.5e-3, 1.5e-3, len(program.operations))
-    levels = [
-        PricedLevel(
-            tier=level.tier,
-            members=level.members,
-            crossings=level.crossings,
-            latency_s=np.array([level.latency_s]),
-            transfer_s=lambda size, rate=level.bytes_per_s: np.array([size / rate]),  # type: ignore[misc]
-        )
-        for level in cluster.levels(cluster.num_devices)
-    ]
-    sizes = {i: 2**20 + i for i in program.on_stream(Stream.COMM)}
+    costs = CostModel(ProfileDocument.read(PROFILE), num_draws=1, seed=0, cluster=cluster)
+    positions = np.array(program.on_stream(Stream.COMM))
+    sizes_bytes = 2.0**20 + positions[:, np.newaxis]
 
     def price() -> None:
-        for position, size_bytes in sizes.items():
-            row_s[position] = all_reduce_s(levels, size_bytes, library="nccl")[0]
+        row_s[positions] = costs.all_reduce_s(sizes_bytes, cluster.num_devices)[:, 0]
 
     pricing = sample(price, num_repeats=num_repeats)
     return {

@@ -10,7 +10,8 @@ from typing import Any
 from perfmodel.cost.layout_time import step_time_s
 from perfmodel.parallelism.layout import parse_layout
 from perfmodel.parallelism.layouts import Space, feasible_layouts
-from perfmodel.plan.parallelism import Request, plan_parallelism, search_jobs
+from perfmodel.plan.layout_search import search_jobs
+from perfmodel.plan.parallelism import Request, plan_parallelism
 from perfmodel.predict_layout import (
     InferredMachine,
     Training,

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from perfmodel.documents.testbed import CollectiveRun, TrainingRun, read_runs
+from perfmodel.documents.testbed import Run, TrainingRun, read_runs
 from validate.testbed.calibration import calibrate
 from validate.testbed.foretell import foretell
 from validate.testbed.verdict import families, groups, judge_step
@@ -17,10 +17,10 @@ from validate.testbed.verdict import families, groups, judge_step
 def main() -> None:
     """Print the errors of every family, then of plain and hard settings."""
     folder = Path(sys.argv[1])
-    calibration = calibrate(_runs(folder / "calibration.jsonl.gz"))
+    calibration = calibrate(recorded_runs(folder / "calibration.jsonl.gz"))
     steps = [
         judge_step(foretell(run.setting, calibration), run, calibration)
-        for run in _runs(folder / "runs.jsonl.gz")
+        for run in recorded_runs(folder / "runs.jsonl.gz")
         if isinstance(run, TrainingRun)
     ]
     for found in (*families(steps), *groups(steps)):
@@ -32,7 +32,8 @@ def main() -> None:
         )
 
 
-def _runs(packed: Path) -> list[CollectiveRun | TrainingRun]:
+def recorded_runs(packed: Path) -> list[Run]:
+    """Runs of a compressed record."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / packed.stem
         path.write_bytes(gzip.decompress(packed.read_bytes()))

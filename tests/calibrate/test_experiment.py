@@ -7,12 +7,13 @@ import pytest
 
 from calibrate.experiment import (
     BUDGETS,
+    CHECKPOINTED,
     REFERENCE_MODELS,
     DeviceKind,
     Experiment,
     doubling_sizes,
 )
-from calibrate.task import CollectiveTask, OverlapTask, StepTask, Task
+from calibrate.task import CheckpointTask, CollectiveTask, OverlapTask, StepTask, Task
 from perfmodel.errors import UsageError
 
 
@@ -121,3 +122,14 @@ def test_an_unknown_model_is_refused_and_the_known_ones_named() -> None:
 def test_no_model_and_one_model_twice_are_refused(models: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match="--models: must name"):
         Experiment(device_kind="cpu", world_sizes=(1,), models=models)
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_checkpoints_of_several_sizes_are_timed_once_a_round_whatever_is_run(budget: str) -> None:
+    experiment = Experiment(
+        device_kind="cpu", world_sizes=(1,), models=("transformer",), budget=BUDGETS[budget]
+    )
+    for tasks in experiment.rounds():
+        timed = [task for task in tasks if isinstance(task, CheckpointTask)]
+        assert Counter(task.workload for task in timed) == Counter(CHECKPOINTED)
+        assert {task.repeats for task in timed} == {1}

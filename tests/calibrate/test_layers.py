@@ -1,5 +1,7 @@
 """Grids of single layers, and operators that are repeated from their record."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import given
@@ -24,6 +26,8 @@ SMALL = (
     Layer(kind="layer_norm", sizes=(6, 16)),
     Layer(kind="channel_norm", sizes=(2, 8, 5)),
     Layer(kind="gelu", sizes=(6, 16)),
+    Layer(kind="gelu_tanh", sizes=(6, 16)),
+    Layer(kind="projection", sizes=(2, 8, 5, 16, 1, 1, 1)),
     Layer(kind="softmax", sizes=(6, 16)),
     Layer(kind="dropout", sizes=(6, 16)),
     Layer(kind="global_pool", sizes=(2, 8, 5)),
@@ -105,3 +109,47 @@ def test_an_argument_that_was_not_kept_is_refused() -> None:
     )
     with pytest.raises(ValueError, match="Generator was not kept"):
         ReplayedOperator(operator, CPU).bound([])
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(
+    ("samples", "side", "kernel", "stride"),
+    [
+        (2, 4, 1, 1),
+        (15, 2, 1, 1),
+        (16, 4, 1, 1),
+        (2, 4, 1, 2),
+        (2, 4, 3, 1),
+        (1, 4, 3, 1),
+        (1, 8, 3, 2),
+        (1, 8, 5, 1),
+        (1, 64, 3, 1),
+        (1, 64, 1, 1),
+    ],
+)
+def test_the_way_to_convolve_is_the_one_that_pytorch_takes(
+    samples: int, side: int, kernel: int, stride: int
+) -> None:
+    layer = Layer(kind="convolution", sizes=(samples, 8, side, 16, kernel, stride, 1))
+    taken = torch._C._select_conv_backend(
+        torch.empty(samples, 8, side, side),
+        torch.empty(16, 8, kernel, kernel),
+        None,
+        [stride, stride],
+        [kernel // 2, kernel // 2],
+        [1, 1],
+        False,
+        [0, 0],
+        1,
+    )
+    kind = "dense" if "Mkldnn" in str(taken) else "patches"
+    found = {family(o) for o, _ in layer_operators(layer, CPU) if "convolution" in o.name}
+    assert found == {f"convolution {kind}", f"convolution_backward {kind}"}

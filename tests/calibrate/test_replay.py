@@ -1,5 +1,6 @@
 """A traced step repeated without its model: every call once per pass, and the sums that follow."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,15 @@ def test_times_of_operators_add_up_to_the_typical_sum() -> None:
 def test_times_are_brought_to_the_machine_speed_of_the_calibration() -> None:
     (step,) = measured_steps([replayed(0.02, probe_s=2e-3)], 1e-3)
     assert step.optimizer_s == pytest.approx(0.25)
+
+
+def test_how_far_a_replay_is_off_is_pooled_over_steps() -> None:
+    """Logs of one step are 0.2 apart, of the other equal: 0.1 rms, by the root of two rounds."""
+    first, second = (0.5 * math.expm1(x) / 7 for x in (0.2, 0.4))
+    steps = [replayed(first), replayed(second), *(replayed(first),) * 2]
+    renamed = [s.model_copy(update={"workload": f"{i // 2}"}) for i, s in enumerate(steps)]
+    for step in measured_steps(renamed, 1e-3):
+        assert step.relative_error == pytest.approx(0.1 / math.sqrt(2))
 
 
 def test_signatures_tell_operators_and_optimizers_apart(lenet: TracedStep) -> None:

@@ -1,11 +1,13 @@
 """From the steps of ranks to one number per visit, by hand."""
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
 
 import pytest
 
+from calibrate.fit.steps import visit_errors
 from calibrate.visits import by_setting, estimate, to_speed, typical_speed, visit
 from perfmodel.documents.observation import RankSteps, StepObservation
 from perfmodel.parallelism.strategy import Setting
@@ -131,3 +133,18 @@ def test_one_visit_alone_is_trusted_to_a_tenth() -> None:
 
 def test_visits_that_agree_by_chance_are_not_certain() -> None:
     assert estimate([0.3] * 10).relative_error == pytest.approx(0.01)
+
+
+def test_how_far_one_visit_is_off_is_pooled_over_settings_of_as_many_ranks(
+    observation: StepObservation,
+) -> None:
+    """Steps of 1 s and e^0.2 s in one setting, equal ones in another: variances 0.02 and 0."""
+    first = visit(observation)
+    slower = dataclasses.replace(first, step_s=first.step_s * math.exp(0.2), round=8)
+    other = dataclasses.replace(first, setting=dataclasses.replace(PAIR, micro_batch=8))
+    found = visit_errors(
+        [first, slower, other, dataclasses.replace(other, round=8)],
+        speed_probe_s={2: first.speed_probe_s},
+        sensitivities={"light": 1.0},
+    )
+    assert found == pytest.approx({2: 0.1})

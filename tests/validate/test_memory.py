@@ -7,7 +7,7 @@ import pytest
 from perfmodel.errors import PerfModelError
 from tests.turns import machine_is_held
 from validate.gates import passed
-from validate.memory import MemoryRun, measure, settings, summarise_runs, validate_memory
+from validate.memory import MemoryRun, measure, settings, summarise_runs, validate_memory, verdict
 
 
 def run(predicted: int, measured: int) -> MemoryRun:
@@ -28,6 +28,7 @@ def test_errors_are_signed_and_small_models_counted_apart() -> None:
     summary = summarise_runs(
         [run(102_000_000, 100_000_000), run(99_000_000, 100_000_000), run(500_000, 1_000_000)]
     )
+    assert summary.large is not None
     assert summary.large.num_settings == 2
     assert summary.large.bias == pytest.approx(0.005)
     assert summary.large.mape == pytest.approx(0.015)
@@ -42,9 +43,12 @@ def test_a_worst_error_above_the_gate_fails() -> None:
     assert [gate.passed for gate in worse.gates] == [True, False]
 
 
-def test_only_small_models_prove_nothing() -> None:
-    with pytest.raises(ValueError, match="runs must hold a setting above"):
-        summarise_runs([run(1, 1)])
+def test_only_small_models_pass_no_gate_and_say_so() -> None:
+    summary = summarise_runs([run(3, 2)])
+    assert summary.gates == ()
+    errors, caveat = verdict(summary)
+    assert errors == "all 1: worst 50.00%"
+    assert "no gate was judged; name larger models or batches" in caveat
 
 
 def test_nobody_else_measures_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

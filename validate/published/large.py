@@ -133,12 +133,12 @@ def _series(source: str, name: str, judged: list[_Judged]) -> PublishedSeries:
         ]
     )
     predicted = {
-        "perfmodel": np.concatenate([one.interval.median_s for one in judged]),
+        "perfmodel": np.concatenate([one.interval.number_s for one in judged]),
         "one efficiency per device": np.concatenate([_one_efficiency(one) for one in judged]),
         "linear scaling": np.concatenate([_linear(one) for one in judged]),
         "USL": np.concatenate([_usl(one) for one in judged]),
     }
-    calm = np.concatenate([one.calm.median_s for one in judged])
+    calm = np.concatenate([one.calm.number_s for one in judged])
     if (calm != predicted["perfmodel"]).any():
         predicted["perfmodel, if nothing stalls"] = calm
     return PublishedSeries(
@@ -187,7 +187,7 @@ def _ranking(judged: list[_Judged]) -> tuple[float, float]:
     """Rank correlation of step times, and how much slower the layout predicted best really is."""
     ranks, regrets = [], []
     for one in judged:
-        measured, predicted = one.unknown.step_s, one.interval.median_s
+        measured, predicted = one.unknown.step_s, one.interval.mean_s
         ranks.append(float(spearmanr(predicted, measured).statistic))
         jobs = one.unknown.jobs
         groups = {(h, d) for h, d in zip(jobs.hidden, jobs.devices, strict=True)}

@@ -1,5 +1,6 @@
 """Published runs of large models as jobs: reading, units, rows that cannot be right."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.jobs import Column, Jobs, jobs_from_rows
 from perfmodel.cost.plausible import wrong_unit
+from perfmodel.workload.transformer import Number
 from validate.published.rows import number, read_rows
 
 Row = dict[str, str]
@@ -34,6 +36,8 @@ _LLAMA: Final = {
     "Llama-like 8B": (32, 4096, 32, 14336, 0),
     "Llama-like 80B": (80, 8192, 64, 28672, 0),
 }
+_BEHIND_HEAD: Final = 2
+"""Pieces of the model behind the output head, each of which a stage can hold: cast and loss."""
 PLAYBOOK_BATCH: Final = 256
 """Sequences per step of every playbook run, by its text."""
 _PLAIN: Final = dict.fromkeys(
@@ -186,26 +190,63 @@ def _playbook_job(row: Row) -> dict[str, float] | str:
     if problem := _missing(values):
         return problem
     v = {name: value for name, value in values.items() if value is not None}
+    layer_cost = 4 * hidden**2 + 3 * hidden * inner
     batch = v["dp"] * v["micro_batch"] * v["grad_accum"]
     if batch != PLAYBOOK_BATCH:
         return f"dp x micro_batch x grad_accum must be {PLAYBOOK_BATCH}, got {batch:g}"
-    return _PLAIN | {
-        "layers": layers,
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": heads,
-        "feed_forward": inner,
-        "gated": 1.0,
-        "tied": tied,
-        "vocabulary": 131_072.0,
-        "fused_attention": 1.0,
-        "sequence": v["seq_len"],
-        **{name: v[name] for name in ("dp", "tp", "pp", "micro_batch")},
-        "zero": number(row, "zero_stage") or 0.0,
-        "accumulation": v["grad_accum"],
-        "sequence_parallel": 1.0,
-        "devices_per_node": number(row, "gpus_per_node") or 8.0,
+    return (
+        _PLAIN
+        | _balanced_stages(layers, v["pp"], head=131_072 * hidden / layer_cost)
+        | {
+            "layers": layers,
+            "hidden": hidden,
+            "heads": heads,
+            "kv_heads": heads,
+            "feed_forward": inner,
+            "gated": 1.0,
+            "tied": tied,
+            "vocabulary": 131_072.0,
+            "fused_attention": 1.0,
+            "sequence": v["seq_len"],
+            **{name: v[name] for name in ("dp", "tp", "pp", "micro_batch")},
+            "zero": number(row, "zero_stage") or 0.0,
+            "accumulation": v["grad_accum"],
+            "sequence_parallel": 1.0,
+            "devices_per_node": number(row, "gpus_per_node") or 8.0,
+        }
+    )
+
+
+def _balanced_stages(layers: int, stages: float, *, head: float) -> dict[str, float]:
+    """Layers of the first, the fullest and the last stage with work, where stages balance their work.
+
+    The framework of these runs (nanotron, ``build_model``) fills a stage until the work so far reaches
+    its share of all layers and the output head, here in layers.
+    """
+    if stages == 1:
+        return {}
+    share = (layers + head) / stages
+    ends = [min(math.ceil(share * (stage + 1)), layers) for stage in range(int(stages))]
+    with_head = stage_of_head(layers, share)
+    before = ends[with_head - 1] if with_head else 0
+    return {
+        "first_layers": float(ends[0]),
+        "most_layers": float(max(np.diff([0, *ends]))),
+        # 0 would mean an even split.
+        "last_layers": max(float(layers - before), 1e-9),
     }
+
+
+def stage_of_head(layers: Number, share: Number) -> NDArray[np.int64]:
+    """Stage, counted from 0, that gets the output head if a stage gets this share of layers and head."""
+    return np.ceil(layers / np.asarray(share)).astype(np.int64) - 1
+
+
+def starves_a_stage(jobs: Jobs) -> NDArray[np.bool_]:
+    """Whether that balance leaves stages with nothing: behind the head come only a cast and the loss."""
+    head = jobs.vocabulary * jobs.hidden / jobs.layer_parameters
+    found = stage_of_head(jobs.layers, (jobs.layers + head) / jobs.pp)
+    return (jobs.pp > 1) & (jobs.pp - 1 - found > _BEHIND_HEAD)
 
 
 def _gpt(layers: float, hidden: float, heads: float) -> dict[str, float]:

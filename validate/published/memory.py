@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from perfmodel.cost.jobs import Jobs
-from perfmodel.cost.memory_fit import infer_memory
+from perfmodel.cost.memory_fit import InferredMemory, infer_memory
 from perfmodel.documents.published import PublishedSeries
 from validate.published.errors import compare_predictors
-from validate.published.large_rows import memory_runs, playbook_runs
+from validate.published.large_rows import memory_runs, playbook_runs, starves_a_stage
 
 SOURCE: Final = "memory"
 DRAWS: Final = 3
@@ -37,9 +37,9 @@ def judge(folder: Path) -> tuple[list[PublishedSeries], list[str]]:
         plain.append(_BYTES_PER_PARAMETER * unknown.jobs.stage_parameters)
         covered.append(np.abs(np.log(unknown.memory_bytes / peak)) <= half)
         if failed is not None:
-            scores = model.predict(failed)[0]
+            ran, scores = (_demand(model, jobs) for jobs in (unknown.jobs, failed))
             certain = ~_smaller_than_one_that_ran(failed, runs.jobs)
-            areas.append((area_under_curve(peak, scores), area_under_curve(peak, scores[certain])))
+            areas.append((area_under_curve(ran, scores), area_under_curve(ran, scores[certain])))
     told = ""
     if areas:
         every, some = np.mean(areas, axis=0)
@@ -62,6 +62,11 @@ def judge(folder: Path) -> tuple[list[PublishedSeries], list[str]]:
             ),
         )
     ], bad
+
+
+def _demand(model: InferredMemory, jobs: Jobs) -> NDArray[np.float64]:
+    """What ranks jobs by their chance to fail: the fullest rank, or a stage left without work. [B]"""
+    return np.where(starves_a_stage(jobs), np.inf, model.fullest_bytes(jobs))
 
 
 def area_under_curve(fit: NDArray[np.float64], failed: NDArray[np.float64]) -> float:

@@ -3,7 +3,7 @@
 import csv
 from pathlib import Path
 
-from perfmodel.errors import InvalidDocument
+from perfmodel.errors import InvalidDocument, why
 
 
 def read_rows(path: Path, *, columns: tuple[str, ...]) -> list[dict[str, str]]:
@@ -18,7 +18,7 @@ def read_rows(path: Path, *, columns: tuple[str, ...]) -> list[dict[str, str]]:
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InvalidDocument(f"{path}: table cannot be read: {error}") from error
+        raise InvalidDocument(f"{path}: table cannot be read: {why(error)}") from error
     missing = [name for name in columns if not rows or name not in rows[0]]
     if missing:
         raise InvalidDocument(f"{path}: must have rows with column {missing[0]!r}, got none")

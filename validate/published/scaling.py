@@ -29,9 +29,9 @@ _LOSS_PRIOR: Final = (float(np.log(0.04)), 0.7)
 """What two devices lose, log median and spread, unless enough series tell."""
 _OTHER_SYSTEM: Final = 1.0
 """More spread of that loss, log, for a series of which two devices were never measured."""
-_GROWTH: Final = 0.25
-"""Doubt of the exponent with which the loss grows with the devices of a node: from a ring, whose work per
-device hardly grows, to a host that serves its devices in turn."""
+_GROWTH: Final = 0.45
+"""Doubt of the exponent with which the loss grows with the devices of a node: a host that serves its
+devices in turn, instead of a ring whose work per device hardly grows, is at the end of the interval."""
 _BETWEEN_NODES: Final = 0.05
 """Doubt per doubling of the nodes: nothing measured inside a node tells of the network between them."""
 _FEWEST: Final = 5

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from perfmodel.cost.shaped import ShapedRing, message_bytes_of
-from perfmodel.documents.testbed import CollectiveRun, TrainingRun
+from perfmodel.documents.testbed import CollectiveRun, Run, TrainingRun
 from perfmodel.errors import MeasurementFailed
 from perfmodel.statistics.rank_noise import RankNoise
 from validate.testbed.foretell import Calibration, Plan, is_noisy, noise_key, simulated_step
@@ -19,7 +19,7 @@ NUM_DRAWS: Final = 100
 LARGEST_WORLD_SIZE: Final = 2
 
 
-def calibrate(runs: Sequence[CollectiveRun | TrainingRun], *, seed: int = 0) -> Calibration:
+def calibrate(runs: Sequence[Run], *, seed: int = 0) -> Calibration:
     """Fit the ring on collectives, then what a rank does besides on training runs.
 
     Raises

@@ -10,6 +10,8 @@ from perfmodel.documents.testbed import (
     CollectiveSetting,
     HostUse,
     Job,
+    StrategyRun,
+    StrategySetting,
     TrainingRun,
     TrainingSetting,
 )
@@ -30,17 +32,14 @@ def play_training(cluster: Cluster, setting: TrainingSetting) -> TrainingRun:
     table = tuple(tuple(float(factor) for factor in row) for row in factors)
     reply = cluster.play(Job(setting=setting, factors=table, limit_s=_LIMIT_S))
     ranks = reply["ranks"]
-    # A step has ended when it has ended on every rank; their clocks are one clock.
-    ends_s = np.max([rank["ends_s"] for rank in ranks], axis=0)
     late_s = np.concatenate([rank["late_s"] for rank in ranks])
-    before, after = (ranks[0][moment]["counters"] for moment in ("before", "after"))
     return TrainingRun(
         setting=setting,
         started_utc=reply["started_utc"],
-        step_s=tuple(float(step_s) for step_s in np.diff(ends_s)),
+        step_s=_steps(reply),
         factors=table,
         compute_s=tuple(tuple(rank["compute_s"]) for rank in ranks),
-        link_bytes={link: int(after[link] - before[link]) for link in before if link != BUSY},
+        link_bytes=_link_bytes(reply),
         bucket_bytes=tuple(ranks[0]["bucket_bytes"]),
         host=_host(reply),
         late_mean_s=float(late_s.mean()),
@@ -48,8 +47,31 @@ def play_training(cluster: Cluster, setting: TrainingSetting) -> TrainingRun:
     )
 
 
+def play_strategy(cluster: Cluster, setting: StrategySetting) -> StrategyRun:
+    """Run one strategy."""
+    reply = cluster.play(Job(setting=setting, limit_s=_LIMIT_S))
+    return StrategyRun(
+        setting=setting,
+        started_utc=reply["started_utc"],
+        step_s=_steps(reply),
+        link_bytes=_link_bytes(reply),
+        host=_host(reply),
+    )
+
+
+def _steps(reply: dict[str, Any]) -> tuple[Seconds, ...]:
+    """A step has ended when it has ended on every rank; their clocks are one clock."""
+    ends_s = np.max([rank["ends_s"] for rank in reply["ranks"]], axis=0)
+    return tuple(float(step_s) for step_s in np.diff(ends_s))
+
+
+def _link_bytes(reply: dict[str, Any]) -> dict[str, int]:
+    before, after = (reply["ranks"][0][moment]["counters"] for moment in ("before", "after"))
+    return {link: int(after[link] - before[link]) for link in before if link != BUSY}
+
+
 def play_collectives(cluster: Cluster, setting: CollectiveSetting) -> CollectiveRun:
-    """Run one setting of all-reduces."""
+    """Run one setting of collectives."""
     reply = cluster.play(Job(setting=setting, limit_s=_LIMIT_S))
     sizes = list(zip(*(rank["sizes"] for rank in reply["ranks"]), strict=True))
     return CollectiveRun(

@@ -1,6 +1,7 @@
 """One rank: real DistributedDataParallel on a device that is a clock."""
 
 import contextlib
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +17,10 @@ from perfmodel.units import Seconds
 
 #: The first step has other buckets, the second rebuilds them, the third settles.
 WARM_UP_STEPS = 3
+
+#: Collectives whose root is done before the others, so that it would begin the next one early.
+_ONE_WAY = frozenset({"broadcast", "send_recv"})
+_FEWEST_REPEATS = 3
 
 
 @dataclass(slots=True)
@@ -94,7 +99,8 @@ def join(place: Place) -> None:
     dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.world_size)
 
 
-def _mark(place: Place) -> dict[str, Any]:
+def mark(place: Place) -> dict[str, Any]:
+    """Counters and clocks, now."""
     counters = place.counters() if place.rank == 0 else {}
     return {"counters": counters, "cpu_s": time.process_time(), "at_s": time.perf_counter()}
 
@@ -119,7 +125,7 @@ def train(place: Place, setting: TrainingSetting, factors: list[float]) -> dict[
     dist.barrier()
     for step, pace in enumerate(paces):
         if step == WARM_UP_STEPS:
-            before = _mark(place)
+            before = mark(place)
             clock.late_s.clear()
         clock.pace = pace
         clock.synchronize()
@@ -136,7 +142,7 @@ def train(place: Place, setting: TrainingSetting, factors: list[float]) -> dict[
         ends_s.append(time.perf_counter())
     return {
         "before": before,
-        "after": _mark(place),
+        "after": mark(place),
         "ends_s": ends_s[WARM_UP_STEPS - 1 :],
         "compute_s": compute_s[WARM_UP_STEPS:],
         "late_s": clock.late_s,
@@ -150,23 +156,57 @@ def _bucket_bytes(ddp: DistributedDataParallel) -> list[int]:
     return [int(size) for size in str(sizes).split(",") if size.strip()]
 
 
-def all_reduce(place: Place, setting: CollectiveSetting) -> dict[str, Any]:
-    """Time all-reduces of every size, one at a time."""
-    before = _mark(place)
+def collect(place: Place, setting: CollectiveSetting) -> dict[str, Any]:
+    """Time collectives of every size, one at a time."""
+    before = mark(place)
     sizes = []
     for size_bytes in setting.sizes_bytes:
-        tensor = torch.ones(max(1, size_bytes // 4))
-        dist.all_reduce(tensor)
+        act = _act(place, setting.collective, size_bytes)
+        repeats = _repeats(setting, act)
         starts_s, ends_s = [], []
         cpu_s = 0.0
-        for _ in range(setting.repeats):
-            if setting.pause_s:
+        for _ in range(repeats):
+            if setting.pause_s or setting.collective in _ONE_WAY:
                 dist.barrier()
                 time.sleep(setting.pause_s)
             cpu_s -= time.process_time()
             starts_s.append(time.perf_counter())
-            dist.all_reduce(tensor)
+            act()
             ends_s.append(time.perf_counter())
             cpu_s += time.process_time()
-        sizes.append({"starts_s": starts_s, "ends_s": ends_s, "cpu_s": cpu_s / setting.repeats})
-    return {"before": before, "after": _mark(place), "sizes": sizes}
+        sizes.append({"starts_s": starts_s, "ends_s": ends_s, "cpu_s": cpu_s / repeats})
+    return {"before": before, "after": mark(place), "sizes": sizes}
+
+
+def _repeats(setting: CollectiveSetting, act: Callable[[], object]) -> int:
+    """Warm the group up; say how often to repeat, the same on all ranks."""
+    started_s = time.perf_counter()
+    act()
+    if setting.target_s is None:
+        return setting.repeats
+    elapsed_s = torch.tensor([time.perf_counter() - started_s])
+    dist.all_reduce(elapsed_s, op=dist.ReduceOp.MAX)
+    wanted = setting.target_s / float(elapsed_s)
+    return max(_FEWEST_REPEATS, min(setting.repeats, math.ceil(wanted)))
+
+
+def _act(place: Place, collective: str, size_bytes: int) -> Callable[[], object]:
+    """One collective over the whole array, ready to be called again and again."""
+    shard = torch.ones(max(1, size_bytes // 4 // place.world_size))
+    whole = torch.ones(shard.numel() * place.world_size)
+    exchanged = torch.zeros_like(whole) if collective == "all_to_all" else shard
+
+    def hand_over() -> object:
+        if place.rank == 0:
+            return dist.send(whole, dst=1)
+        return dist.recv(whole, src=0) if place.rank == 1 else None
+
+    acts: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "all_gather": lambda: dist.all_gather_into_tensor(whole, shard),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(shard, whole),
+        "broadcast": lambda: dist.broadcast(whole, src=0),
+        "all_to_all": lambda: dist.all_to_all_single(exchanged, whole),
+        "send_recv": hand_over,
+    }
+    return acts[collective]

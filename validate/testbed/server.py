@@ -20,10 +20,10 @@ from typing import Any, Final, NoReturn
 
 import torch._dynamo  # noqa: F401 - torch.optim imports it lazily, two CPU seconds in every rank
 
-from perfmodel.documents.testbed import CollectiveSetting, Fabric, Job
+from perfmodel.documents.testbed import CollectiveSetting, Fabric, Job, StrategySetting
 from perfmodel.errors import MeasurementFailed
 from perfmodel.units import Seconds
-from validate.testbed import background, rank, wiring
+from validate.testbed import background, rank, strategy_rank, wiring
 from validate.testbed.counters import CounterReader
 from validate.testbed.namespace import enter, inside, named
 
@@ -159,6 +159,8 @@ class _Player:
         setting = self.job.setting
         group, number = divmod(self.number, setting.fabric.num_ranks)
         enter(named(wiring.node_name(setting.fabric.node_of_rank[number])))
+        if isinstance(setting, CollectiveSetting) and not setting.is_realtime:
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         place = rank.Place(
             rank=number,
             world_size=setting.fabric.num_ranks,
@@ -167,7 +169,9 @@ class _Player:
         )
         rank.join(place)
         if isinstance(setting, CollectiveSetting):
-            return rank.all_reduce(place, setting)
+            return rank.collect(place, setting)
+        if isinstance(setting, StrategySetting):
+            return strategy_rank.train(place, setting)
         return rank.train(place, setting, list(self.job.factors[number]))
 
 

@@ -17,23 +17,20 @@ from calibrate.placement import provenance
 from calibrate.turns import machine_to_itself
 from perfmodel.documents.base import write_atomically
 from perfmodel.documents.testbed import (
-    CollectiveRun,
-    CollectiveSetting,
     ForetoldStep,
     TestbedDocument,
     TrainingRun,
     TrainingSetting,
-    append_run,
     read_runs,
 )
-from perfmodel.errors import Interrupted, InvalidDocument, UsageError
+from perfmodel.errors import InvalidDocument, UsageError, why
 from perfmodel.units import Seconds
 from validate.gates import passed
 from validate.testbed import plan, verdict
 from validate.testbed.calibration import calibrate
-from validate.testbed.client import Cluster, refuse_without_rights, running_server
+from validate.testbed.campaign import Campaign, Setting
+from validate.testbed.client import refuse_without_rights, running_server
 from validate.testbed.foretell import Calibration, foretell
-from validate.testbed.play import play_collectives, play_training
 
 CALIBRATION: Final = "calibration.jsonl"
 PLAN: Final = "plan.json"
@@ -41,8 +38,6 @@ RUNS: Final = "runs.jsonl"
 VERDICT: Final = "testbed.json"
 
 BUDGETS: Final = ("quick", "standard")
-
-Setting = TrainingSetting | CollectiveSetting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,42 +53,6 @@ class TestbedRequest:
     resume: bool = False
     limit_s: Seconds | None = None
     """Stop, to be continued, when this much time has passed. [s]"""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Campaign:
-    """Runs settings that are not on disk yet."""
-
-    cluster: Cluster
-    deadline_s: Seconds
-    total: int
-    on_progress: Callable[[Progress], None]
-    done: int = 0
-
-    def run(self, settings: Sequence[Setting], output: Path) -> None:
-        """Run what is missing, one line each.
-
-        Raises
-        ------
-        Interrupted
-            When the time is up.
-        """
-        finished = {run.setting.name for run in read_runs(output)}
-        for setting in settings:
-            if setting.name not in finished:
-                if time.monotonic() > self.deadline_s:
-                    raise Interrupted(
-                        f"validate testbed: time is up after {self.done} of {self.total} settings; "
-                        "continue with --resume"
-                    )
-                append_run(output, self._play(setting))
-            self.done += 1
-            self.on_progress(Progress(done=self.done, total=self.total, task=setting.name))
-
-    def _play(self, setting: Setting) -> TrainingRun | CollectiveRun:
-        if isinstance(setting, CollectiveSetting):
-            return play_collectives(self.cluster, setting)
-        return play_training(self.cluster, setting)
 
 
 def validate_testbed(
@@ -119,10 +78,13 @@ def validate_testbed(
     )
     total = len(first) + len(judged)
     with (
-        machine_to_itself(lambda words: on_progress(Progress(done=0, total=total, task=words))),
+        machine_to_itself(
+            lambda words: on_progress(Progress(done=0, total=total, task=words, is_waiting=True))
+        ),
         running_server() as cluster,
     ):
-        campaign = _Campaign(
+        campaign = Campaign(
+            command="validate testbed",
             cluster=cluster,
             deadline_s=time.monotonic() + (request.limit_s or float("inf")),
             total=total,
@@ -200,7 +162,7 @@ def _read_plan(path: Path, judged: Sequence[TrainingSetting]) -> dict[str, Foret
         raw = json.loads(path.read_bytes())
         entries = [ForetoldStep.model_validate(entry) for entry in raw["predicted"]]
     except (ValueError, KeyError) as error:
-        raise InvalidDocument(f"{path}: plan cannot be read: {error}") from error
+        raise InvalidDocument(f"{path}: plan cannot be read: {why(error)}") from error
     foretold = {entry.name: entry for entry in entries}
     if set(foretold) != {setting.name for setting in judged}:
         raise UsageError(

@@ -1,10 +1,18 @@
 """What a step adds to its operators is recovered; what cannot be known is assumed."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibrate.fit.operators import _per_call, cold_host_s, fit_operators, middle_s
+from calibrate.fit.operators import (
+    _per_call,
+    _Timing,
+    cold_host_s,
+    fit_operators,
+    middle_s,
+    unit_costs,
+)
 from perfmodel.documents.observation import IsolatedOperator, OperatorsObservation
 from perfmodel.workload.operator import Phase
 from tests.perfmodel.operators import operator, spec
@@ -47,3 +55,24 @@ def test_what_a_cold_view_costs_is_the_host() -> None:
 
 def test_without_timings_there_are_no_prices() -> None:
     assert fit_operators([], workloads=(), rates=(), speed_probe_s=1e-3) is None
+
+
+@given(
+    costs_s=st.tuples(st.floats(1e-6, 1e-4), st.floats(1e-12, 1e-10), st.floats(1e-11, 1e-9)),
+    seed=st.integers(0, 100),
+)
+def test_what_a_unit_of_work_costs_is_recovered(
+    costs_s: tuple[float, float, float], seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    timings = [
+        _Timing(
+            features=(0.0,),
+            time_s=float(np.dot(units, costs_s)),
+            flop=units[1],
+            moved_bytes=units[2],
+            units=units,
+        )
+        for units in ((1.0, *map(float, 10 ** rng.uniform(3, 9, 2))) for _ in range(30))
+    ]
+    assert unit_costs(timings) == pytest.approx(costs_s, rel=1e-3)

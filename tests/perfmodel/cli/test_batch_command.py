@@ -1,12 +1,16 @@
 """perfmodel batch: what it prints, and what it refuses."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from calibrate.noise import with_noise
 from perfmodel.documents.batch import BatchDocument
-from perfmodel.errors import EXIT_OK, EXIT_USAGE
-from tests.perfmodel.cli.command import Run, complaint
+from perfmodel.errors import EXIT_CALIBRATION, EXIT_OK, EXIT_USAGE
+from tests.calibrate.test_noise import training
+from tests.perfmodel.cli.command import Result, Run, complaint
+from tests.perfmodel.profiles import Machine, profile
 
 #: 100 (1 + B / 1000) epochs.
 POINTS = "250=125,500=150,1000=200,2000=300"
@@ -62,3 +66,98 @@ def test_two_points_are_said_to_tell_little(run: Run) -> None:
 )
 def test_bad_flags_are_one_line(run: Run, arguments: tuple[object, ...], message: str) -> None:
     assert message in complaint(run("batch", *arguments), EXIT_USAGE)
+
+
+@pytest.fixture
+def noisy(tmp_path: Path) -> Path:
+    """A profile with a noise scale of 96 for its workload light, trained at batch 32 in 80 steps."""
+    path = tmp_path / "profile.json"
+    trainings = [training(seed=seed, name="light") for seed in (0, 1)]
+    with_noise(profile(Machine()), trainings).write(path)
+    return path
+
+
+def document_of(result: Result) -> BatchDocument:
+    assert result.exit_code == EXIT_OK, result
+    return BatchDocument.model_validate(json.loads(result.stdout))
+
+
+def test_a_noise_scale_stands_for_runs_at_other_batches(run: Run, noisy: Path) -> None:
+    """80 steps of 32 samples at a scale of 96: 20 steps at least, 20 (1 + 96 / 384) = 25 at 384."""
+    document = document_of(
+        run("batch", "--workload", "light", "--profile", noisy, "--batches", 384, "--json")
+    )
+    assert document.noise_scale == pytest.approx(96)
+    first, last = document.outlooks
+    assert first.batch == 32
+    assert first.samples.p50 == pytest.approx(2560, rel=0.01)
+    # the exponent is a nuisance: the median law is a little flatter than this one
+    assert last.steps.p50 == pytest.approx(25, rel=0.15)
+    assert last.steps.p5 < 22
+    assert last.is_beyond_critical
+    assert last.learning_rate_factor == pytest.approx(3.2, rel=0.05)
+    assert document.caveats[0].startswith("the noise scale is of light learning ten")
+
+
+def test_devices_are_priced_by_the_profile(run: Run, noisy: Path) -> None:
+    """Samples per second are those of predict; the speed-up that counts is smaller."""
+    document = document_of(
+        run(
+            *("batch", "--workload", "light", "--profile", noisy, "--devices", "2,8"),
+            *("--micro-batch", 16, "--json"),
+        )
+    )
+    assert [entry.batch for entry in document.outlooks] == [32, 128]
+    last = document.outlooks[-1]
+    assert last.throughput_speedup is not None
+    assert last.target_speedup is not None
+    assert last.throughput_speedup > 1.5 * last.target_speedup.p50
+    assert last.time_to_target_s is not None
+
+
+def test_norms_of_a_training_give_its_scale(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "norms.csv"
+    rows = f"2,16,{1 + 96 / 16},{1 + 96 / 32}\n" * 40
+    path.write_text(f"ranks,local_batch,mean_square,square_of_mean\n{rows}")
+    document = document_of(
+        run("batch", "--gradient-norms", path, "--points", "32=10", "--batches", 96, "--json")
+    )
+    assert document.noise_scale == pytest.approx(96)
+    assert document.outlooks[-1].samples_ratio.p50 == pytest.approx(1.5, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "--points: must name at least two batches, got 'none'"),
+        (("--devices", "2"), "--devices: must come with --workload, got it alone"),
+        (("--points", POINTS, "--micro-batch", 4), "--micro-batch: must come with --devices"),
+        (
+            ("--workload", "light", "--gradient-norms", "norms.csv"),
+            "--gradient-norms: excludes --workload",
+        ),
+    ],
+)
+def test_flags_that_do_not_go_together(
+    run: Run, arguments: tuple[object, ...], message: str
+) -> None:
+    assert message in complaint(run("batch", *arguments), EXIT_USAGE)
+
+
+def test_a_workload_without_a_noise_scale_is_refused(run: Run, noisy: Path) -> None:
+    line = complaint(run("batch", "--workload", "lihgt", "--profile", noisy), EXIT_CALIBRATION)
+    assert "must hold the noise scale of 'lihgt', got that of light; did you mean light?" in line
+
+
+def test_predict_warns_beyond_the_critical_batch(run: Run, noisy: Path) -> None:
+    """Batch 128 at a scale of 96: (128 + 96) / (32 + 96) = 1.75; a little less in the median."""
+    asked = ("predict", "--profile", noisy, "--workload", "light", "--batch", 16, "--devices")
+    assert "critical batch" not in run(*asked, 4).stdout
+    words = run(*asked, 8).stdout
+    assert "global batches up to 128 pass the critical batch of about 96 samples" in words
+    assert "128 needs about 1.6 times the samples [1.3 - " in words
+    more = run(
+        *("whatif", "--profile", noisy, "--workload", "light", "--batch", 16, "--devices", 4),
+        *("--set", "devices=8"),
+    )
+    assert "critical batch of about 96" in more.stdout

@@ -1,12 +1,15 @@
 """perfmodel goodput: what it prints, and what it refuses."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from perfmodel.documents.goodput import GoodputDocument
-from perfmodel.errors import EXIT_NOT_FEASIBLE, EXIT_OK, EXIT_USAGE
+from perfmodel.documents.profile import CheckpointProfile, CurvePoint
+from perfmodel.errors import EXIT_CALIBRATION, EXIT_NOT_FEASIBLE, EXIT_OK, EXIT_USAGE
 from tests.perfmodel.cli.command import Run, complaint
+from tests.perfmodel.profiles import Machine, profile
 
 JOB = ("--devices", 100, "--work-days", 10, "--replicas", 5)
 FAILING = (*JOB, "--mtbf-device-hours", 2400, "--checkpoint-s", 60)
@@ -57,14 +60,16 @@ def test_json_is_a_document_with_the_same_job(run: Run) -> None:
         ((*JOB, "--mtbf-device-hours", 0), "must be > 0, or inf if nothing ever fails, got 0.0"),
         ((*JOB, "--mtbf-device-hours", "nan"), "or inf if nothing ever fails, got nan"),
         ((*JOB, "--mtbf-device-hours", 9), "--checkpoint-s: must be > 0 for a best interval"),
-        ((*JOB, "--cause", "gpu=9"), "give the time of one write, or --checkpoint-interval-s"),
+        ((*JOB, "--cause", "gpu=9"), "give the time of one write, --checkpoint-size, or"),
         (
             (*FAILING, "--replacement-hours", 4),
             "--replacement-hours: means nothing without --spares",
         ),
         ((*FAILING, "--maintenance-hours", 4), "--maintenance-hours: means nothing without"),
-        ((*FAILING, "--replicas", 1), "replicas must be >= 2, got 1"),
-        ((*FAILING, "--deadline-days", -1), "deadline_s must be finite and > 0"),
+        ((*FAILING, "--replicas", 1), "--replicas: must be >= 2, got 1"),
+        ((*FAILING, "--replicas", 10**20), "--replicas: must be <= 1,000,000, got 1000000"),
+        ((*FAILING, "--deadline-days", -1), "--deadline-days: must be finite and > 0, got -1"),
+        ((*FAILING, "--replicas", "x"), "got 'x'; see perfmodel goodput --help"),
     ],
 )
 def test_bad_flags_are_one_line(run: Run, arguments: tuple[object, ...], message: str) -> None:
@@ -96,3 +101,52 @@ def test_free_checkpoints_have_no_best_interval(run: Run) -> None:
     assert "Best interval: the shorter the better, as a checkpoint costs nothing" in told.stdout
     (row,) = [line for line in told.stdout.splitlines() if line.startswith("checkpoint ")]
     assert row.split() == ["checkpoint", "0", "s", "0.0", "%"]
+
+
+@pytest.fixture
+def timed(tmp_path: Path) -> Path:
+    """A profile whose storage takes 0.1 s and 10 ns per byte to write, half of it to read."""
+    points = tuple(
+        CurvePoint(at=size, time_s=0.1 + size * 1e-8, relative_error=0.02) for size in (1e6, 1e8)
+    )
+    halves = tuple(p.model_copy(update={"time_s": p.time_s / 2}) for p in points)
+    path = tmp_path / "profile.json"
+    document = profile(Machine())
+    checkpoint = CheckpointProfile(write=points, read=halves)
+    document.model_copy(update={"checkpoint": checkpoint}).write(path)
+    return path
+
+
+def test_a_checkpoint_costs_what_the_calibration_timed(run: Run, timed: Path) -> None:
+    """800 GB by 8: 0.1 s + 100 GB at 100 MB/s = 1,000.1 s to write, 500.05 s to read."""
+    asked = (*JOB, "--mtbf-device-hours", 24000, "--profile", timed, "--json")
+    sized = (*asked, "--checkpoint-size", "800GB", "--checkpoint-writers", 8)
+    document = GoodputDocument.model_validate(json.loads(run("goodput", *sized).stdout))
+    assert document.job.checkpoint_write_s == pytest.approx(1000.1)
+    assert document.job.restart_s == pytest.approx(500.05)
+    assert "by 8 processes, said not to slow each other (assumed)" in document.caveats[0]
+    restarted = run("goodput", *sized, "--restart-s", 70)
+    assert GoodputDocument.model_validate(json.loads(restarted.stdout)).job.restart_s == 70
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--checkpoint-size", "1GB", "--checkpoint-s", 3), "--checkpoint-s: excludes"),
+        (("--checkpoint-size", "1"), "--checkpoint-size: "),
+        (("--checkpoint-size", "-1GB"), "--checkpoint-size: "),
+        (("--checkpoint-writers", 2), "means nothing without --checkpoint-size"),
+        (("--checkpoint-size", "1GB", "--checkpoint-writers", 0), "must be >= 1, got 0"),
+    ],
+)
+def test_sizes_that_make_no_sense(
+    run: Run, timed: Path, arguments: tuple[object, ...], message: str
+) -> None:
+    asked = (*JOB, "--mtbf-device-hours", 24000, "--profile", timed)
+    assert message in complaint(run("goodput", *asked, *arguments), EXIT_USAGE)
+
+
+def test_a_profile_that_timed_no_checkpoint_is_refused(run: Run, stored: Path) -> None:
+    asked = (*JOB, "--mtbf-device-hours", 24000, "--profile", stored, "--checkpoint-size", "1GB")
+    line = complaint(run("goodput", *asked), EXIT_CALIBRATION)
+    assert "must hold the time of a checkpoint, got none; run perfmodel calibrate anew" in line

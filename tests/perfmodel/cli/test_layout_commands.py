@@ -72,6 +72,29 @@ def test_the_table_says_evidence_and_caveats(run: Run, inferred: Path) -> None:
     assert "caveat: 4096 devices, more than the 8 of any run" in result.stdout
 
 
+def test_experts_on_two_sites_are_predicted_and_drawn(
+    run: Run, inferred: Path, tmp_path: Path
+) -> None:
+    result = run(
+        *("predict", "--profile", inferred, "--model", "mixtral-8x7b", "--batch", "64"),
+        *("--layout", "dp=16 tp=2 pp=3 ep=8 zero=1 imbalance=1.2 sites=2 sync_every=50"),
+        *("--site-link", "10Gbit/s", "--timeline", tmp_path / "step.html"),
+    )
+    assert result.exit_code == 0, result
+    assert "batch: 64 sequences of 4,096 tokens per step" in result.stdout
+    assert "caveat: uneven stages: 11, 11, 10 layers" in result.stdout
+    assert "caveat: sites drift" in result.stdout
+    assert "stage 2" in (tmp_path / "step.html").read_text()
+
+
+def test_a_search_is_shared_in_one_way(run: Run, inferred: Path) -> None:
+    size = ("--model", "gpt2", "--devices", "4", "--global-batch", "8")
+    search = ("plan", "parallelism", "--profile", inferred, *size)
+    line = complaint(run(*search, "--processes", "2", "--scheduler", "tcp://host:1"), 2)
+    assert "--processes: excludes --scheduler" in line
+    assert "runner-up: " in run(*search).stdout
+
+
 def test_a_cluster_is_searched(run: Run, inferred: Path, config: Path, tmp_path: Path) -> None:
     flags = ("plan", "parallelism", "--profile", inferred, "--model", config)
     size = ("--devices", "16", "--global-batch", "64", "--top", "3")
@@ -87,7 +110,21 @@ def test_a_cluster_is_searched(run: Run, inferred: Path, config: Path, tmp_path:
     ("arguments", "code", "said"),
     [
         (("--layout", "tp=3", "--model", "gpt2-xl"), 3, "tp must divide the 25 heads"),
-        (("--layout", "pp=5", "--model", "gpt2-xl"), 3, "must divide the 48 layers"),
+        (("--layout", "pp=49", "--model", "gpt2-xl"), 3, "at most the 48 layers"),
+        (("--layout", "dp=2 ep=2", "--model", "gpt2-xl"), 3, "without experts"),
+        (
+            ("--layout", "dp=2 precision=fp8", "--model", "gpt2-xl"),
+            3,
+            "must be one of bf16, tf32, fp32 on A100",
+        ),
+        (("--layout", "dp=2", "--model", "gpt2", "--timeline", "a.gif"), 2, ".png, .svg or .html"),
+        (("--timeline", "a.png"), 2, "must come with --layout"),
+        (("--layout", "dp=2 sites=2", "--model", "gpt2-xl"), 2, "must come with --site-link"),
+        (
+            ("--layout", "dp=2", "--model", "gpt2-xl", "--site-link", "10Gbit/s"),
+            2,
+            "must come with sites > 1",
+        ),
         (("--layout", "dp=4", "--model", "gpt2-xl", "--devices", "8"), 3, "must be 8 devices"),
         (("--layout", "dp=4", "--model", "gpt2-xl", "--batch", "6"), 3, "global batch"),
         (("--layout", f"dp={10**20}", "--model", "gpt2-xl"), 2, "must be <= 1,048,576"),
@@ -154,7 +191,6 @@ def test_profiles_of_the_other_kind_are_told_apart(run: Run, stored: Path, infer
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model_type": "mixtral"}, "must have no experts"),
         ({"model_type": "bert"}, "model_type: must be one of"),
         ({"head_dim": 128}, "head_dim x num_attention_heads"),
     ],

@@ -15,7 +15,9 @@ TORCHRUN = {"RANK": "1", "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE
 COMMANDS = {
     measure.calibrate: ("calibrate", "--budget", "nonsense"),
     network.measure: ("network", "measure", "--collectives", "nonsense"),
+    testbed.run_network: ("validate", "network", "--budget", "nonsense"),
     testbed.run_testbed: ("validate", "testbed", "--budget", "nonsense"),
+    validate.batch: ("validate", "batch", "--profile", "missing.json"),
     validate.memory: ("validate", "memory", "--batches", "nonsense"),
     validate.models: ("validate", "models", "--mode", "nonsense"),
     validate.validate: ("validate", "--profile", "missing.json"),

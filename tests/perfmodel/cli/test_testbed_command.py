@@ -1,4 +1,4 @@
-"""``perfmodel validate testbed`` where it cannot run, or is asked for nonsense."""
+"""``perfmodel validate testbed`` and ``network`` where they cannot run, or are asked for nonsense."""
 
 from pathlib import Path
 
@@ -8,25 +8,27 @@ from perfmodel.errors import EXIT_NOT_FEASIBLE, EXIT_USAGE
 from tests.perfmodel.cli.command import Run, complaint
 
 
+@pytest.mark.parametrize("command", ["testbed", "network"])
 def test_without_rights_one_line_says_what_is_missing(
-    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
 ) -> None:
     monkeypatch.setattr(
         "validate.testbed.client.obstacle", lambda: "unshare: Operation not permitted"
     )
-    line = complaint(run("validate", "testbed", "--out", tmp_path / "testbed"), EXIT_NOT_FEASIBLE)
+    line = complaint(run("validate", command, "--out", tmp_path / "testbed"), EXIT_NOT_FEASIBLE)
     assert "Operation not permitted; run as root, or where user namespaces are allowed" in line
     assert not (tmp_path / "testbed").exists()
 
 
+@pytest.mark.parametrize("command", ["testbed", "network"])
 @pytest.mark.parametrize(
     ("option", "value", "words"),
     [("--budget", "thorough", "quick, standard"), ("--minutes", "0", "must be finite and > 0")],
 )
 def test_options_that_make_no_sense(
-    run: Run, tmp_path: Path, option: str, value: str, words: str
+    run: Run, tmp_path: Path, command: str, option: str, value: str, words: str
 ) -> None:
-    line = complaint(run("validate", "testbed", "--out", tmp_path, option, value), EXIT_USAGE)
+    line = complaint(run("validate", command, "--out", tmp_path, option, value), EXIT_USAGE)
     assert words in line
     assert option in line
 

@@ -206,6 +206,7 @@ def test_an_unknown_operator_is_traced_and_priced_with_doubt(
         (("resnet5o",), "did you mean resnet50"),
         (("lenet", "--image-size", 32), "--image-size: lenet does not take it"),
         (("lenet", "--micro-batch", 0), "--micro-batch: must be >= 1, got 0"),
+        (("lenet", "--micro-batch", 10**20), "--micro-batch: must be <= 16,777,216, got 1000"),
         (("lenet", "--optimizer", "lion"), "--optimizer: must be sgd or adamw, got 'lion'"),
         (("lenet", "--precision", "int8"), "--precision: must be fp32 or bf16 or fp16"),
         (("lenet", "--checkpointing", "per-block"), "holds no blocks"),

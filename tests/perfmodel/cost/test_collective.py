@@ -97,12 +97,18 @@ def test_a_ring_of_any_size_follows_from_two_ranks(size_bytes: int, world_size: 
     assert found_s == pytest.approx(ring_s(size_bytes, world_size))
 
 
-@pytest.mark.parametrize("power", [0.0, 1.0, 0.9])
-def test_ranks_that_share_processors_are_recognised_by_their_groups(power: float) -> None:
-    """2, 4 and 8 ranks whose messages grow by a power of n; predicted at 16."""
+@pytest.mark.parametrize(("power", "error"), [(0.0, 0.001), (1.0, 0.001), (0.9, 0.07)])
+def test_ranks_that_share_processors_are_recognised_by_their_groups(
+    power: float, error: float
+) -> None:
+    """2, 4 and 8 ranks whose messages grow by a power of n; predicted at 16.
+
+    The law knows links of their own (0) and processors that all share (1); what lies between is
+    read as a sum of both.
+    """
     cost = sampled(*(measured(n, power=power, error=0.01) for n in (2, 4, 8)))
     found_s = float(cost.time_s(2**20, world_size=16)[0])
-    assert found_s == pytest.approx(8**power * ring_s(2**20, 16), rel=0.05)
+    assert found_s == pytest.approx(8**power * ring_s(2**20, 16), rel=error)
 
 
 def test_what_was_measured_comes_out_as_it_was() -> None:

@@ -1,5 +1,7 @@
 """Known latents are recovered; what runs cannot tell is said."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -20,7 +22,7 @@ def test_step_times_of_unseen_layouts_are_recovered() -> None:
     model = infer(jobs.take(known), measured(jobs)[known], PRIORS)
     predicted = model.predict(jobs.take(unknown))
     exact = step_time_s(jobs, truth())[unknown]
-    assert np.abs(predicted.median_s / exact - 1).mean() < 0.02
+    assert np.abs(predicted.number_s / exact - 1).mean() < 0.02
     inside = (predicted.lower_s <= exact) & (exact <= predicted.upper_s)
     assert inside.mean() > 0.85
     assert model.nominal["layer_host_s"] == pytest.approx(800e-6, rel=0.25)
@@ -51,7 +53,7 @@ def test_stalled_runs_are_told_apart_and_do_not_bend_the_fit() -> None:
     assert np.abs(error).mean() < 0.05
     seen = model.looks_disturbed(jobs, step_s)
     assert (seen == stalled)[jobs.several_nodes].mean() > 0.95
-    typical = model.predict(jobs, stalls=False).median_s
+    typical = model.predict(jobs, stalls=False).number_s
     assert np.abs(typical / step_time_s(jobs, truth()) - 1).mean() < 0.05
 
 
@@ -73,6 +75,31 @@ def test_a_stall_counts_once_per_exchange_and_micro_batch() -> None:
     four = jobs.take((jobs.pp == 4) & jobs.several_nodes)
     assert stall_time_s(two, 0.5) == pytest.approx(0.5 * two.accumulation)
     assert stall_time_s(four, 0.5) == pytest.approx(2 * 0.5 * four.accumulation)
+    alone = jobs.take((jobs.pp == 1) & jobs.several_nodes)
+    each = np.where(alone.zero == 0, 2.0, 1.0)
+    assert stall_time_s(alone, 0.5) == pytest.approx(each * 0.5 * alone.accumulation)
+    eight = replace(four, pp=np.full(len(four), 8.0))
+    more = stall_time_s(eight, 0.5) - stall_time_s(four, 0.5)
+    assert more == pytest.approx(np.full(len(four), 4 * 0.5))
+
+
+def test_the_number_to_name_is_that_with_the_least_relative_error() -> None:
+    jobs = some_jobs(most=64)
+    jobs = jobs.take(jobs.several_nodes & (jobs.pp > 1))
+    stalled = np.arange(len(jobs)) % 3 > 0
+    step_s = measured(jobs) + np.where(stalled, stall_time_s(jobs, 0.5), 0.0)
+    model = infer(jobs, step_s, PRIORS)
+    assert model.disturbance is not None
+    calm_s = model.predict(jobs, stalls=False).number_s
+    late_s = calm_s + stall_time_s(jobs, model.disturbance.stall_s)
+    chance = model.disturbance.probability(jobs)
+    ratio = late_s / calm_s
+    loss_calm, loss_late = chance * (1 - 1 / ratio), (1 - chance) * (ratio - 1)
+    clear = np.abs(np.log(loss_calm / loss_late)) > 1.0
+    assert clear.any()
+    named = model.predict(jobs).number_s
+    best_s = np.where(loss_calm < loss_late, calm_s, late_s)
+    assert named[clear] == pytest.approx(best_s[clear], rel=0.2)
 
 
 def test_bad_runs_are_refused() -> None:

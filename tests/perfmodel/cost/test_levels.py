@@ -15,8 +15,8 @@ LIBRARIES = st.sampled_from(["gloo", "nccl"])
 
 
 def priced(cluster: Cluster, num_devices: int) -> list[PricedLevel]:
-    def transfer(bytes_per_s: float, size: float) -> np.ndarray:
-        return np.array([size / bytes_per_s])
+    def transfer(bytes_per_s: float, size: float | np.ndarray) -> np.ndarray:
+        return np.atleast_1d(size / bytes_per_s)
 
     return [
         PricedLevel(
@@ -159,3 +159,35 @@ def test_every_tier_carries_its_part_of_the_bytes(cluster: Cluster, size: float)
         return
     whole_s = sum(2 * (lv.members - 1) / lv.members * size / lv.bytes_per_s for lv in levels)
     assert float(all_reduce_s(free, size, library="nccl")[0]) <= whole_s * (1 + 1e-9)
+
+
+@settings(max_examples=80)
+@given(cluster=clusters(), size=st.floats(1, 1e10), library=LIBRARIES)
+def test_no_algorithm_sends_less_over_a_tier_than_its_members_have_to_learn(
+    cluster: Cluster, size: float, library: str
+) -> None:
+    """Conservation of bytes: of m members each sends (m - 1) / m of the array, and as much again.
+
+    The bound of every all-reduce in a tier that joins m members, whatever happens inside them.
+    """
+    found_s = time(cluster, cluster.num_devices, size, library)
+    for level in cluster.levels(cluster.num_devices):
+        least_bytes = 2 * (level.members - 1) / level.members * size
+        assert found_s >= least_bytes / level.bytes_per_s * (1 - 1e-9)
+
+
+@settings(max_examples=80)
+@given(
+    cluster=clusters(),
+    sizes=st.lists(st.floats(1, 1e10), min_size=1, max_size=8),
+    library=LIBRARIES,
+)
+def test_many_sizes_at_once_cost_what_each_costs_alone(
+    cluster: Cluster, sizes: list[float], library: str
+) -> None:
+    levels = priced(cluster, cluster.num_devices)
+    if levels:
+        column = np.array(sizes)[:, np.newaxis]
+        together_s = all_reduce_s(levels, column, library=library)[:, 0]
+        alone_s = [float(all_reduce_s(levels, size, library=library)[0]) for size in sizes]
+        assert together_s.tolist() == pytest.approx(alone_s, rel=1e-12)

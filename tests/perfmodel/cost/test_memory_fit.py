@@ -43,6 +43,22 @@ def test_factors_of_unseen_jobs_are_recovered() -> None:
     assert fit[peak > 30 * 2**30].max() < 0.05
 
 
+def test_the_fullest_rank_may_be_the_last_that_holds_the_logits() -> None:
+    layouts = [Layout(pp=2, micro_batch=8, accumulation=1), Layout(pp=4, accumulation=8)]
+    jobs = jobs_from([(MODEL, x) for x in layouts], sequence=1024, devices_per_node=8)
+    known = some_jobs(most=64)
+    truth = medians(MEMORY_PRIORS)
+    parts = rank_parts(known)
+    peak = np.asarray(sum(truth[name] * parts[name] for name in truth))
+    model = infer_memory(known, peak)
+    first, last = rank_memory(jobs, 0).tensor_bytes, rank_memory(jobs, jobs.pp - 1).tensor_bytes
+    assert list(last > first) == [True, False]
+    fullest = model.fullest_bytes(jobs)
+    printed, _ = model.predict(jobs)
+    assert fullest[0] > 1.1 * printed[0]
+    assert fullest[1] == pytest.approx(printed[1])
+
+
 def test_too_few_peaks_are_refused() -> None:
     with pytest.raises(NotFeasible, match="at least 3"):
         infer_memory(some_jobs().take(np.arange(2)), np.ones(2))

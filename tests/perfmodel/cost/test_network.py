@@ -69,6 +69,20 @@ def test_groups_and_messages_beyond_the_data_are_extrapolated(
     assert network(Machine()).evidence(sizes_bytes, world_size=world_size) is expected
 
 
+@pytest.mark.parametrize("of", [None, cluster()])
+@pytest.mark.parametrize("world_size", [1, 2, 4, 16])
+def test_collectives_priced_together_cost_what_each_costs_alone(
+    of: Cluster | None, world_size: int
+) -> None:
+    found = network(Machine(relative_error=0.05), of, num_draws=7)
+    sizes = [64, 1000, MIB, 100 * MIB]
+    column = np.array(sizes, np.float64)[:, np.newaxis]
+    for price in (found.all_reduce_s, found.broadcast_s):
+        together_s = price(column, world_size=world_size)
+        alone_s = np.stack([price(size, world_size=world_size) for size in sizes])
+        assert np.broadcast_to(together_s, alone_s.shape) == pytest.approx(alone_s, rel=1e-12)
+
+
 def test_links_that_only_a_file_tells_are_more_doubtful() -> None:
     machine = Machine(relative_error=0.01)
     measured, assumed = (

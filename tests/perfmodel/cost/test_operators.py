@@ -1,12 +1,13 @@
 """Prices of operators: recovered from timings, bounded by physics, never zero."""
 
+import dataclasses
 import functools
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.cost.families import family, features
+from perfmodel.cost.families import family, features, wider_family, work
 from perfmodel.cost.operators import UNKNOWN_LOG_ERROR, OperatorPrices
 from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.profile import MeasuredOperator, MeasuredStep, OperatorProfile
@@ -112,3 +113,20 @@ def test_convolutions_are_told_apart_by_their_groups(groups: int, kind: str) -> 
     )
     assert family(called) == f"convolution {kind}"
     assert len(features(called)) == 8
+    assert work(called)[1:] == (
+        called.flop,
+        4 * 2 * 8 * 14**2,
+        4 * 64 // groups * 9,
+        4 * 2 * 8 * 14**2,
+    )
+
+
+def test_a_kernel_by_patches_is_looked_up_beside_the_others_where_it_was_not_timed() -> None:
+    assert wider_family("convolution_backward patches") == "convolution_backward dense"
+    assert wider_family("convolution dense") is None
+
+
+def test_both_kernels_of_gelu_are_told_apart() -> None:
+    exact = operator("aten.gelu.default", (spec(4),), (spec(4),))
+    fast = dataclasses.replace(exact, arguments='[[{"tensor": 0}], {"approximate": "tanh"}]')
+    assert (family(exact), family(fast)) == ("function gelu", "function gelu tanh")

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from perfmodel.cost.shaped import (
     ShapedRing,
+    copies_in_turn,
     free_rates,
     message_bytes_of,
     path,
@@ -130,6 +131,33 @@ def test_a_tier_never_helps(size: int, num_ranks: int, rate: float, uplink: floa
     assert time_s(size, racks) >= time_s(size, one_switch) * (1 - 1e-12)
 
 
+@given(
+    nodes=st.lists(st.integers(0, 5), min_size=2, max_size=16),
+    racks=st.tuples(*[st.integers(0, 2)] * 6),
+    size=sizes,
+)
+def test_every_byte_that_leaves_a_rank_crosses_each_tier_on_its_way_once(
+    nodes: list[int], racks: tuple[int, ...], size: int
+) -> None:
+    """Conservation of bytes, wherever the ranks stand: edges of the ring, tier by tier."""
+    fabric = Fabric(
+        node_of_rank=tuple(nodes),
+        node_bytes_per_s=(1e6,) * 6,
+        rack_of_node=racks,
+        rack_bytes_per_s=(1e6,) * 3,
+    )
+    edges = list(zip(nodes, (*nodes[1:], nodes[0]), strict=True))
+    of_an_edge = 2 * (len(nodes) - 1) / len(nodes) * size
+    sent = ring_bytes(size, fabric)
+    for tier, ends in (
+        ("node", edges),
+        ("rack", [(racks[source], racks[target]) for source, target in edges]),
+    ):
+        crossing = sum(source != target for source, target in ends)
+        found = sum(value for link, value in sent.items() if link.startswith(f"uplink of {tier}"))
+        assert found == pytest.approx(of_an_edge * crossing)
+
+
 def test_the_soft_maximum_is_near_the_larger_and_above_both() -> None:
     found = soft_maximum(np.array([1.0, 1.0, 0.0]), np.array([0.5, 1.0, 0.0]))
     assert found == pytest.approx([1.000488, 2 ** (1 / 8), 0.0], abs=1e-6)
@@ -162,3 +190,22 @@ def test_steady_traffic_lets_the_credit_grow_and_makes_it_worth_more() -> None:
     assert float(ring.credit_s(shared)[0]) == pytest.approx(
         4 * float(ring.credit_s(flat(4, 100))[0])
     )
+
+
+def test_copies_of_a_broadcast_that_follow_one_another() -> None:
+    """Root to 1; to 1 and 2; to 1 and 2, then 1 to 3; to 1, 2 and 4, then 1 to 3 and 5, then 3 to 7."""
+    assert [copies_in_turn(n) for n in (1, 2, 3, 4, 8)] == [0, 1, 2, 3, 6]
+
+
+def test_other_collectives_move_what_gloo_moves() -> None:
+    """Per message 1.01 of its size, 500 B and, among 4, 198 B of acknowledgements, at 25 MB/s."""
+    ring, fabric = known_ring(), flat(4, 200)
+    message_s = (1.01 * 1_000_000 + 500 + 198) / 25e6
+    for collective, num_messages in (("all_gather", 3), ("reduce_scatter", 6)):
+        found = ring.wire_s(4_000_000, fabric, collective)  # type: ignore[arg-type]
+        assert found[0] == pytest.approx(4e-4 + num_messages * (message_s + 1e-4))
+    whole_s = (1.01 * 4_000_000 + 500) / 25e6
+    assert ring.wire_s(4_000_000, fabric, "broadcast")[0] == pytest.approx(
+        4e-4 + 3 * (whole_s + 1e-4)
+    )
+    assert ring.wire_s(4_000_000, fabric, "send_recv")[0] == pytest.approx(4e-4 + whole_s + 1e-4)

@@ -1,5 +1,7 @@
 """A traced workload as phase curves: sums of prices, evidence, ranks that slow each other down."""
 
+import math
+
 import pytest
 
 from calibrate.fit.operators import fit_operators
@@ -11,10 +13,12 @@ from perfmodel.documents.profile import (
     MeasuredOperator,
     MeasuredStep,
     OperatorProfile,
+    PhaseCurves,
     ProfileDocument,
+    WorkloadProfile,
 )
 from perfmodel.parallelism.strategy import Setting, Synchronisation
-from perfmodel.predictor import Predictor
+from perfmodel.predictor import Predictor, interval
 from perfmodel.workload.operator import Phase
 from perfmodel.workload.signature import parameters_signature, signature
 from tests.perfmodel.operators import observation, prices_of_the_made_up_machine
@@ -100,9 +104,57 @@ def test_ranks_beside_each_other_are_slowed_as_the_reference_models_are(
     workload = traced_profile(machine, prices, WORKLOAD, traced())
     one, two = workload.phases[0], workload.phases[-1]
     for phase in Phase:
-        factor = slowdown(machine, phase, two.world_size).factor
+        factor = slowdown(machine, phase, two.world_size, WORKLOAD.gradient_bytes).factor
         first, second = getattr(one, phase.value)[3], getattr(two, phase.value)[3]
         assert second.time_s == pytest.approx(factor * first.time_s)
+
+
+def with_sharing(machine: ProfileDocument, slopes: dict[str, float]) -> ProfileDocument:
+    """Two ranks slow each other by so much, by workload."""
+    return machine.model_copy(
+        update={
+            "workloads": tuple(
+                entry.model_copy(update={"phases": (entry.phases[0], _slowed(entry, slopes))})
+                for entry in machine.workloads
+            )
+        }
+    )
+
+
+def _slowed(entry: WorkloadProfile, slopes: dict[str, float]) -> PhaseCurves:
+    factor = slopes[entry.workload.name]
+    points = tuple(
+        p.model_copy(update={"time_s": p.time_s * factor}) for p in entry.phases[0].backward
+    )
+    return entry.phases[1].model_copy(update={"backward": points})
+
+
+def test_heavier_models_are_slowed_as_the_reference_models_rise(machine: ProfileDocument) -> None:
+    sizes = {w.workload.name: w.workload.gradient_bytes for w in machine.workloads}
+    light, heavy = sorted(sizes, key=sizes.__getitem__)
+    shared = with_sharing(machine, {light: 1.0, heavy: 1.2})
+    factors = [
+        slowdown(shared, Phase.BACKWARD, 2, size)
+        for size in (sizes[light], sizes[heavy], 100 * sizes[heavy])
+    ]
+    at_light, at_heavy, beyond = (found.factor for found in factors)
+    # Drawn towards none: between flat and the line through both.
+    assert 1.0 <= at_light < at_heavy < 1.2 < beyond
+    assert factors[0].log_error < factors[2].log_error
+    level = with_sharing(machine, {light: 1.1, heavy: 1.1})
+    assert slowdown(level, Phase.BACKWARD, 2, 10**12).factor == pytest.approx(1.1)
+
+
+def test_one_more_visit_widens_what_is_said_of_a_traced_step(machine: ProfileDocument) -> None:
+    assert machine.operators is not None
+    restless = machine.operators.model_copy(update={"visit_errors": {1: 0.2}})
+    widths = []
+    for known in (machine, machine.model_copy(update={"operators": restless})):
+        predictor = Predictor(known)
+        found = interval(predictor.step(predictor.workload(WORKLOAD, traced()), single(8)).step_s)
+        widths.append(math.log(found.p95 / found.p5))
+    # 3.29 standard deviations lie between the two ends.
+    assert math.hypot(widths[0], 3.29 * 0.2) == pytest.approx(widths[1], rel=0.15)
 
 
 def test_an_operator_that_nothing_tells_about_is_named(machine: ProfileDocument) -> None:

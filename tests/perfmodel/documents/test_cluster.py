@@ -98,6 +98,10 @@ def test_files_that_do_not_add_up_are_refused(
         ('[[override]]\ntier = "fabric"\nmember = 1\nfactor = 2.0', "factor must be > 0 and <= 1"),
         ("[[override]]\ndevice = 3\nfactor = 0.5", "must be >= 1, got 0.5"),
         ('[[traffic]]\ntier = "fabric"', "a bandwidth or a number of jobs"),
+        (
+            '[[traffic]]\ntier = "fabric"\nbandwdth = "1GB/s"',
+            r"traffic\.0\.bandwdth: unknown key, got 1GB/s; did you mean bandwidth\?",
+        ),
         ('[[traffic]]\ntier = "fabric"\nbandwidth = "100Gb/s"', "must leave something"),
     ],
 )

@@ -104,6 +104,48 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "words"
 
 
+def test_the_target_of_a_link_is_replaced_in_one_step(tmp_path: Path) -> None:
+    """A reader that opened the old file reads it to its end."""
+    target, link = tmp_path / "elsewhere" / "file", tmp_path / "link"
+    target.parent.mkdir()
+    target.write_text("old words")
+    link.symlink_to(Path("elsewhere") / "file")
+    with target.open() as reader:
+        write_atomically(link, "new")
+        assert reader.read() == "old words"
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+    assert [entry.name for entry in target.parent.iterdir()] == ["file"]
+
+
+def test_links_in_a_circle_are_refused(tmp_path: Path) -> None:
+    for name, other in (("a", "b"), ("b", "a")):
+        (tmp_path / name).symlink_to(tmp_path / other)
+    with pytest.raises(PerfModelError, match="cannot be written"):
+        write_atomically(tmp_path / "a", "words")
+
+
+def test_a_validation_of_an_older_version_says_to_validate_again(tmp_path: Path) -> None:
+    path = tmp_path / "validation.json"
+    path.write_text('{"schema_version": 1, "gates": []}', encoding="utf-8")
+    with pytest.raises(InvalidDocument) as caught:
+        ValidationDocument.read(path)
+    assert str(caught.value).endswith(
+        "if an older version wrote it, validate again with this version of perfmodel"
+    )
+
+
+def test_a_misspelt_key_that_need_not_be_there_is_recognised(tmp_path: Path) -> None:
+    path = written(tmp_path / "p.json", lambda raw: raw["ddp"].update(nmaes=["bucket_s"]))
+    assert refusal(path).endswith("; did you mean names?")
+
+
+def test_profiles_without_what_is_measured_since_digest_as_they_did(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    profile(Machine()).write(path)
+    assert {"checkpoint", "noise_scales"}.isdisjoint(json.loads(path.read_text()))
+
+
 @pytest.mark.parametrize("version", [0, 2, "1", None])
 def test_another_schema_version_is_refused_with_what_to_do(tmp_path: Path, version: object) -> None:
     path = written(tmp_path / "p.json", lambda raw: raw.update(schema_version=version))
@@ -132,7 +174,9 @@ def test_a_list_is_not_a_document(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    assert "No such file" in refusal(tmp_path / "none.json")
+    assert refusal(tmp_path / "none.json") == (
+        "profile cannot be read: No such file or directory; perfmodel calibrate writes one"
+    )
 
 
 @pytest.mark.parametrize("kind", [PredictionDocument, ValidationDocument])

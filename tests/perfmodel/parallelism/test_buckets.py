@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from perfmodel.parallelism.buckets import assign_buckets
+from perfmodel.parallelism.buckets import assign_buckets, assign_shards
 from perfmodel.parallelism.strategy import MIB, Setting
 
 
@@ -67,3 +67,9 @@ def test_torch_forms_the_same_buckets(bucket_cap_mb: float | None) -> None:
         expected, _ = distributed._compute_bucket_assignment_by_size(gradients, list(limits))
         actual = assign_buckets([4 * size for size in num_elements], limits_bytes=limits)
         assert [list(bucket) for bucket in actual] == expected
+
+
+def test_the_largest_parameter_goes_to_the_rank_that_has_least() -> None:
+    """5 to rank 0, 4 to 1, 3 to 1 (4 < 5), 2 to 0: both have 7."""
+    assert assign_shards([2, 3, 4, 5], num_ranks=2) == (7, 7)
+    assert assign_shards([4, 4, 4, 4], num_ranks=3) == (8, 4, 4)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import perfmodel as pm
+from calibrate.noise import with_noise
 from perfmodel.algebra.goodput import best_interval_s, expected_elapsed_s
 from perfmodel.documents.cluster import read_cluster
 from perfmodel.documents.plan import PlanDocument
@@ -20,6 +21,7 @@ from perfmodel.plan.options import plan_options
 from perfmodel.plan.step_table import MOST_KNOTS, StepTable
 from perfmodel.predictor import Predictor, scaled_settings
 from perfmodel.program.job import FailureCause, Job
+from tests.calibrate.test_noise import training
 from tests.perfmodel.plan.plans import PLAN, TODAY, plan_of, written
 from tests.perfmodel.profiles import Machine, profile
 
@@ -358,3 +360,17 @@ def test_memory_can_be_asked_of_a_traced_workload_alone(tmp_path: Path) -> None:
     text = PLAN.replace('"fast.json"', '"fast.json"\ndevice_memory = "80GiB"')
     with pytest.raises(UsageError, match="device_memory: must come with a workload file"):
         pm.plan_options(written(tmp_path, text), today=TODAY)
+
+
+def test_rows_beyond_the_critical_batch_are_said_once(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, PLAN.replace("2026-12-21", "2030-01-01"))
+    trainings = [training(seed=seed, name="heavy") for seed in (0, 1)]
+    profiles = {
+        name: with_noise(pm.read_profile(tmp_path / f"{name}.json"), trainings)
+        for name in ("slow", "fast")
+    }
+    document = plan_options(plan, Sources(profiles=profiles), today=TODAY, argv=())
+    largest = max(row.global_batch for row in (*document.ranked, *document.front))
+    assert largest > 96
+    [caveat] = [text for text in document.caveats if "critical batch" in text]
+    assert caveat.startswith(f"global batches up to {largest} pass the critical batch of about 96")

@@ -115,8 +115,8 @@ def test_both_kinds_of_scaling_are_stated_from_the_smallest_size() -> None:
     for entry in kinds.values():
         assert (entry.from_devices, entry.devices) == (4, 16)
         assert entry.efficiency.p50 == pytest.approx(entry.speedup.p50 / 4)
-        # two layouts deviate from the formula each by itself: their ratio is in doubt
-        assert entry.speedup.p95 > 1.01 * entry.speedup.p50
+        # the ratio of two layouts is in doubt even where the latents cancel
+        assert entry.speedup.p5 < entry.speedup.p50 < entry.speedup.p95
 
 
 def test_what_does_not_fit_is_no_candidate_and_says_what_it_needs(tmp_path: Path) -> None:

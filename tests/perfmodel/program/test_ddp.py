@@ -150,3 +150,15 @@ def test_asynchronous_compute_is_issued_by_the_host_first() -> None:
 
 def test_synchronous_devices_have_no_host_of_their_own() -> None:
     assert program(TWO).on_stream(Stream.HOST) == ()
+
+
+def test_shards_are_broadcast_two_at_a_time_after_the_slowest_optimizer() -> None:
+    """Shards of 3, 1 and 2: half of the work is the largest's; first 3 beside 1, then 2."""
+    step = compile_step(HEAVY, TWO, asynchronous=False, shards_bytes=(3, 1, 2))
+    (position,) = (i for i, o in enumerate(step.operations) if o.cause is Cause.OPTIMIZER)
+    assert step.operations[position].share == 0.5
+    last = step.operations[position + 1 :]
+    assert [(o.cause, o.size_bytes, o.after) for o in last] == [
+        (Cause.BROADCAST, 3, (position,)),
+        (Cause.BROADCAST, 2, (position,)),
+    ]

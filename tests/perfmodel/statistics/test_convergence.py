@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from perfmodel.statistics.convergence import (
     TUNING_SPREAD,
     BatchPoint,
+    CriticalBatch,
     fit_convergence,
     log_growth,
 )
@@ -94,3 +95,28 @@ def test_fewer_than_two_batches_tell_nothing(batches: list[int]) -> None:
 def test_points_that_make_no_sense_are_refused(batch: float, samples: float) -> None:
     with pytest.raises(ValueError, match="must be finite and > 0"):
         BatchPoint(batch=batch, samples=samples)
+
+
+def test_a_noise_scale_and_one_run_tell_the_law() -> None:
+    """Scale 100, 1,000 samples at batch 25: 800 at least, 800 (1 + 400 / 100) = 4,000 at 400."""
+    told = CriticalBatch.of_noise_scale(100, relative_error=0.1)
+    law = fit_convergence([BatchPoint(batch=25, samples=1000)], critical=told)
+    assert law.critical_batch.p50 == pytest.approx(100, rel=0.05)
+    assert law.samples(25).p50 == pytest.approx(1000, rel=0.02)
+    large = law.samples(400)
+    # the exponent is a nuisance: the median law is a little flatter than this one
+    assert large.p50 == pytest.approx(4000, rel=0.15)
+    assert large.p5 < 2600
+    assert large.p95 > 6000
+
+
+def test_runs_overrule_a_noise_scale_that_is_wrong() -> None:
+    points = [BatchPoint(batch=b, samples=1000 * (1 + b / 500)) for b in (25, 100, 400, 1600)]
+    told = CriticalBatch.of_noise_scale(100, relative_error=0.1)
+    assert fit_convergence(points, critical=told).critical_batch.p50 == pytest.approx(500, rel=0.15)
+
+
+def test_without_a_run_a_noise_scale_tells_no_samples() -> None:
+    told = CriticalBatch.of_noise_scale(100, relative_error=0.1)
+    with pytest.raises(ValueError, match="at least one batch"):
+        fit_convergence([], critical=told)

@@ -10,6 +10,7 @@ from perfmodel.statistics.noise_scale import (
     GradientNorms,
     noise_scale,
     statistical_efficiency,
+    training_noise_scale,
 )
 
 
@@ -107,6 +108,65 @@ def test_without_noise_the_scale_is_zero() -> None:
     found = noise_scale([clean, clean])
     assert found is not None
     assert found.batch == 0
+
+
+def exact(scale: float, *, num_steps: int) -> list[GradientNorms]:
+    """Steps of 2 ranks with 15 samples, |G|^2 = 1, and exactly so much noise."""
+    # mean square = |G|^2 + tr / local batch, square of the mean = |G|^2 + tr / batch
+    step = GradientNorms(
+        ranks=2, local_batch=15, mean_square=1 + scale / 15, square_of_mean=1 + scale / 30
+    )
+    return [step] * num_steps
+
+
+def test_a_training_whose_noise_grows_by_hand() -> None:
+    """Scales 30, then 90, at batch 30: weights 1/2 and 1/4, (15 + 22.5) / 0.75 = 50.
+
+    Steps at any batch, n (1/2 (1 + 30 / B) + 1/4 (1 + 90 / B)), are those of one scale of 50.
+    """
+    steps = exact(30, num_steps=32) + exact(90, num_steps=32)
+    found = training_noise_scale(steps)
+    assert found is not None
+    assert found.windows == pytest.approx((30,) * 4 + (90,) * 4)
+    assert found.batch == pytest.approx(50)
+    for batch in (1, 30, 1000):
+        parts = 32 * (0.5 * (1 + 30 / batch) + 0.25 * (1 + 90 / batch))
+        assert parts == pytest.approx(32 * 0.75 * (1 + found.batch / batch))
+
+
+def test_a_part_whose_signal_drowns_takes_as_many_samples_at_any_batch() -> None:
+    """Scale 30 at batch 30 (weight 1/2), then no signal at all (0): 30 (1 / 0.25 - 1) = 90."""
+    drowned = GradientNorms(ranks=2, local_batch=15, mean_square=2.0, square_of_mean=0.9)
+    found = training_noise_scale(exact(30, num_steps=32) + [drowned] * 32)
+    assert found is not None
+    assert found.batch == pytest.approx(90)
+    assert found.windows[-1] == math.inf
+
+
+def test_a_constant_scale_is_that_of_the_training() -> None:
+    found = training_noise_scale(exact(70, num_steps=100))
+    assert found is not None
+    assert found.batch == pytest.approx(70)
+
+
+def test_the_error_of_a_training_is_as_large_as_repetitions_scatter() -> None:
+    rng = np.random.default_rng(3)
+    found = [
+        training_noise_scale(
+            [measured(rng, ranks=4, local_batch=16, noise=50.0) for _ in range(160)]
+        )
+        for _ in range(100)
+    ]
+    scales = np.array([entry.batch for entry in found if entry is not None])
+    errors = np.array([entry.batch * entry.relative_error for entry in found if entry is not None])
+    assert len(scales) == 100
+    assert errors.mean() == pytest.approx(scales.std(), rel=0.25)
+
+
+def test_a_training_without_enough_steps_or_signal_has_no_scale() -> None:
+    noisy = GradientNorms(ranks=2, local_batch=1, mean_square=1.0, square_of_mean=0.4)
+    assert training_noise_scale(exact(30, num_steps=7)) is None
+    assert training_noise_scale([noisy] * 50) is None
 
 
 def test_efficiency_by_hand() -> None:

@@ -52,7 +52,16 @@ def test_grouped_convolutions_count_their_groups_backward_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["alexnet", "resnet50", "vgg11", "efficientnet_b0", "shufflenet_v2_x1_0", "vit_b_32"]
+    "name",
+    [
+        "alexnet",
+        "resnet50",
+        "vgg11",
+        "efficientnet_b0",
+        "shufflenet_v2_x1_0",
+        "vit_b_32",
+        "regnet_y_400mf",
+    ],
 )
 def test_forward_passes_compute_what_torchvision_publishes(name: str) -> None:
     weights: Any = next(iter(get_model_weights(name)))

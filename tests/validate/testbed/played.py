@@ -62,6 +62,7 @@ class PlayedCluster:
                 [_collective_rank(job.setting)]
                 * (job.setting.fabric.num_ranks * job.setting.copies)
             )
+        assert isinstance(job.setting, TrainingSetting)
         return _reply(_training_ranks(job.setting, np.array(job.factors)))
 
 
@@ -69,7 +70,7 @@ def _reply(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     return {"started_utc": 0.0, "is_realtime": True, "ranks": ranks}
 
 
-def _moments(
+def moments(
     window_s: float, cpu_s: float, sent: dict[str, float]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     nothing = dict.fromkeys(sent, 0.0)
@@ -80,7 +81,7 @@ def _moments(
 
 def _collective_rank(setting: CollectiveSetting) -> dict[str, Any]:
     ring, fabric = known_ring(), setting.fabric
-    before, after = _moments(1.0, 0.1, dict.fromkeys(link_rates(fabric), 0.0))
+    before, after = moments(1.0, 0.1, dict.fromkeys(link_rates(fabric), 0.0))
     sizes = []
     for size_bytes in setting.sizes_bytes:
         duration_s = float(
@@ -115,7 +116,7 @@ def _training_ranks(
         for link in path(setting.fabric, stream.from_node, stream.to_node):
             sent[link] += stream.bytes_per_s * ends_s[-1]
     cpu_s = cpu_step_s * len(steps_s) / setting.fabric.num_ranks
-    before, after = _moments(ends_s[-1], cpu_s, sent)
+    before, after = moments(ends_s[-1], cpu_s, sent)
     nominal_s = setting.model.compute_s * setting.accumulation
     return [
         {

@@ -1,0 +1,228 @@
+"""Use case: gradient noise scales, measured in real trainings under DDP, added to a profile."""
+
+import json
+import math
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure
+from calibrate.environment import describe_environment
+from calibrate.launch import Launcher, LaunchFlags
+from calibrate.placement import place
+from calibrate.task import TrainingTask
+from calibrate.visits import estimate
+from perfmodel.documents.observation import TrainingObservation, read_observations
+from perfmodel.documents.profile import NoiseScaleProfile, ProfileDocument
+from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, UsageError, did_you_mean
+from perfmodel.statistics.noise_scale import GradientNorms, TrainingNoise, training_noise_scale
+
+#: Folder, inside that of a calibration, with one folder per model that was trained.
+NOISE: Final = "noise"
+#: Trainings of one model, each with a start and samples of its own.
+NUM_TRAININGS: Final = 3
+#: Samples per step of all ranks together: near the noise scales of these tasks, where both are well seen.
+BATCH: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How a reference model learns the samples of ``calibrate/probes/learnable.py``."""
+
+    learning_rate: float
+    """Of plain SGD, at ``BATCH``."""
+    noise: float
+    """Of the samples, over their patterns: the more parameters, the harder they must be."""
+    target_loss: float
+    most_steps: int
+
+
+#: Models that take 28x28 images of ten classes.
+RECIPES: Final = {
+    "lenet": Recipe(learning_rate=1.0, noise=1.5, target_loss=0.4, most_steps=2000),
+    "mlp": Recipe(learning_rate=0.1, noise=5.0, target_loss=0.4, most_steps=1000),
+    "resnet18": Recipe(learning_rate=0.05, noise=3.0, target_loss=0.4, most_steps=100),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseRequest:
+    """What the user asked for."""
+
+    folder: Path
+    """Of the calibration that is added to."""
+    models: tuple[str, ...]
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse models that have no recipe, and none at all."""
+        if not self.models:
+            raise UsageError("--noise-scale: must name at least one model, got none")
+        for model in self.models:
+            if model not in RECIPES:
+                raise UsageError(
+                    f"--noise-scale: must be among {', '.join(RECIPES)}, got {model!r}"
+                    f"{did_you_mean(model, RECIPES)}"
+                )
+
+
+def measure_noise(
+    request: NoiseRequest,
+    launcher: Launcher,
+    *,
+    profile: ProfileDocument,
+    on_progress: Callable[[Progress], None],
+) -> ProfileDocument:
+    """Train each model a few times and return the profile with their noise scales.
+
+    Raises
+    ------
+    UsageError
+        If the profile is of one rank: noise shows only as a difference between ranks.
+    CalibrationUnavailable
+        If the profile describes another machine.
+    MeasurementFailed
+        If no training of a model learns.
+    """
+    fingerprint = describe_environment()["host"]["fingerprint"]
+    if profile.provenance.host_fingerprint != fingerprint:
+        raise CalibrationUnavailable(
+            f"{request.folder}: must hold a profile of this machine; run perfmodel calibrate first"
+        )
+    if profile.ranks_per_node < 2:
+        raise UsageError(
+            "--noise-scale: must have a profile of at least two ranks, got one; noise shows only as a "
+            "difference between ranks"
+        )
+    topology, device_kind = place(
+        profile.device_kind, LaunchFlags(nproc_per_node=profile.ranks_per_node), os.environ
+    )
+    for model in request.models:
+        tasks = _tasks(model, topology.world_size)
+        plan = {"stage": "noise", "tasks": [task.model_dump() for task in tasks]}
+        observations = measure(
+            Campaign(
+                folder=request.folder / NOISE / model,
+                plan=json.dumps(plan, indent=1) + "\n",
+                rounds=(tasks,),
+                device_kind=device_kind,
+                topology=topology,
+                fingerprint=fingerprint,
+            ),
+            launcher,
+            resume=request.resume,
+            on_progress=on_progress,
+        )
+        profile = with_noise(profile, trainings_in(observations))
+    return profile
+
+
+def _tasks(model: str, world_size: int) -> tuple[TrainingTask, ...]:
+    recipe = RECIPES[model]
+    return tuple(
+        TrainingTask(
+            name=f"training {model} seed={seed}",
+            round=0,
+            workload=model,
+            world_size=world_size,
+            micro_batch=max(1, BATCH // world_size),
+            learning_rate=recipe.learning_rate,
+            seed=seed,
+            noise=recipe.noise,
+            target_loss=recipe.target_loss,
+            max_steps=recipe.most_steps,
+        )
+        for seed in range(NUM_TRAININGS)
+    )
+
+
+def trainings_in(path: Path) -> list[TrainingObservation]:
+    """Trainings among the observations of a file."""
+    return [e for e in read_observations(path) if isinstance(e, TrainingObservation)]
+
+
+def with_noise(
+    profile: ProfileDocument, trainings: Sequence[TrainingObservation]
+) -> ProfileDocument:
+    """The profile with the noise scales of these trainings, in place of those it had of their models."""
+    groups: dict[str, list[TrainingObservation]] = defaultdict(list)
+    for training in trainings:
+        groups[training.workload].append(training)
+    kept = [entry for entry in profile.noise_scales if entry.workload not in groups]
+    found = [noise_of(group) for group in groups.values()]
+    ordered = sorted((*kept, *found), key=lambda entry: entry.workload)
+    return profile.model_copy(update={"noise_scales": tuple(ordered)})
+
+
+def with_stored_noise(profile: ProfileDocument, folder: Path) -> ProfileDocument:
+    """The profile with every noise scale that was measured in the folder of its calibration."""
+    for observations in sorted((folder / NOISE).glob(f"*/{OBSERVATIONS}")):
+        profile = with_noise(profile, trainings_in(observations))
+    return profile
+
+
+def noise_of(trainings: Sequence[TrainingObservation]) -> NoiseScaleProfile:
+    """What several trainings of one model at one batch say together.
+
+    Raises
+    ------
+    MeasurementFailed
+        If fewer than two reached their target with a noise scale.
+    """
+    first = trainings[0]
+    learned = [
+        (training, scale)
+        for training in trainings
+        if training.num_steps is not None
+        and (scale := training_noise_scale(_norms(training))) is not None
+    ]
+    if len(learned) < 2:
+        raise MeasurementFailed(
+            f"noise scale of {first.workload}: at least two trainings must reach the loss "
+            f"{first.target_loss:g} with a signal above their noise, got {len(learned)} of "
+            f"{len(trainings)}; delete the folder of its observations and repeat"
+        )
+    together = estimate([scale.batch for _, scale in learned])
+    own_error = float(np.mean([scale.relative_error for _, scale in learned]))
+    return NoiseScaleProfile(
+        workload=first.workload,
+        samples=first.samples,
+        ranks=first.world_size,
+        batch=first.batch,
+        learning_rate=first.learning_rate,
+        target_loss=first.target_loss,
+        noise_scale=together.value_s,
+        # scatter of two or three trainings is itself uncertain: not below what one knows of itself
+        relative_error=max(together.relative_error, own_error / len(learned) ** 0.5),
+        at_start=_typical(_told(scale)[0] for _, scale in learned),
+        at_end=_typical(_told(scale)[-1] for _, scale in learned),
+        steps_to_target=tuple(training.num_steps for training, _ in learned if training.num_steps),
+    )
+
+
+def _told(scale: TrainingNoise) -> list[float]:
+    """Parts whose signal shows above their noise, or the whole if none is clear."""
+    return [batch for batch in scale.windows if 0 < batch < math.inf] or [scale.batch]
+
+
+def _typical(values: Iterable[float]) -> float:
+    return float(np.exp(np.mean(np.log(list(values)))))
+
+
+def _norms(training: TrainingObservation) -> list[GradientNorms]:
+    return [
+        GradientNorms(
+            ranks=training.world_size,
+            local_batch=training.micro_batch,
+            mean_square=mean_square,
+            square_of_mean=square_of_mean,
+        )
+        for mean_square, square_of_mean in zip(
+            training.mean_squares, training.squares_of_mean, strict=True
+        )
+    ]

@@ -1,0 +1,152 @@
+"""Trainings to a target loss, with the norms that tell the gradient noise scale."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from calibrate.probes.learnable import samples
+from calibrate.probes.session import Session
+from calibrate.task import TrainingTask
+from perfmodel.tracing.reference import MODELS
+
+_EVALUATED_SAMPLES: Final = 512
+_EVALUATION_SEED: Final = 7
+#: Seeds of training lie above that of the evaluation, whatever the task's own seed.
+_FIRST_SEED: Final = 1000
+#: The loss is read whenever the steps have grown by so much: its resolution of steps to the target.
+_GROWTH: Final = 1.04
+#: Steps over which the learning rate rises to its value.
+_WARM_UP: Final = 10
+
+
+@dataclass(slots=True, kw_only=True)
+class Training:
+    """What one training showed."""
+
+    mean_squares: list[float] = field(default_factory=list)
+    squares_of_mean: list[float] = field(default_factory=list)
+    evaluated_steps: list[int] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Norms:
+    """Squared norms of one step, summed over the buckets that DDP reduces."""
+
+    group: dist.ProcessGroup
+    world_size: int
+    own: Tensor = field(default_factory=lambda: torch.zeros(()))
+    mean: Tensor = field(default_factory=lambda: torch.zeros(()))
+
+    def reset(self) -> None:
+        self.own, self.mean = torch.zeros(()), torch.zeros(())
+
+
+def measure_training(session: Session, task: TrainingTask) -> Training:
+    """Train until the loss is reached or the steps are used up; all ranks of the task must call it."""
+    module = _built(session, task)
+    norms = None
+    if task.world_size > 1:
+        norms = _Norms(group=session.data[task.world_size], world_size=task.world_size)
+        module = _observed(session, module, norms)
+    optimizer = torch.optim.SGD(module.parameters(), lr=task.learning_rate)
+    schedule = torch.optim.lr_scheduler.LinearLR(
+        optimizer, start_factor=1 / _WARM_UP, total_iters=_WARM_UP
+    )
+    stream = samples(_FIRST_SEED + task.seed * session.world_size + session.rank, noise=task.noise)
+    held_out = samples(_EVALUATION_SEED, noise=task.noise).draw(_EVALUATED_SAMPLES)
+    found = Training()
+    next_look = 1
+    for step in range(1, task.max_steps + 1):
+        _step(session, module, optimizer, stream.draw(task.micro_batch))
+        schedule.step()
+        if norms is not None:
+            _note(session, norms, found)
+        if step < next_look:
+            continue
+        next_look = max(step + 1, int(step * _GROWTH) + 1)
+        loss = session.agree(_loss_of(session, module, held_out), world_size=task.world_size)
+        if not math.isfinite(loss):
+            break
+        found.evaluated_steps.append(step)
+        found.losses.append(loss)
+        if loss <= task.target_loss:
+            break
+    return found
+
+
+def _built(session: Session, task: TrainingTask) -> nn.Module:
+    torch.manual_seed(task.seed)
+    module = MODELS[task.workload].build().to(session.device)
+    for parameter in module.parameters():
+        if parameter.ndim > 1:
+            # LeNet's sigmoids hardly learn from torch's own start [Zhang et al., Dive into Deep
+            # Learning, section 7.6].
+            nn.init.xavier_uniform_(parameter)
+    return module
+
+
+def _observed(session: Session, module: nn.Module, norms: _Norms) -> nn.Module:
+    wrapped = DistributedDataParallel(
+        module,
+        device_ids=[session.device.index] if session.asynchronous else None,
+        process_group=norms.group,
+    )
+    wrapped.register_comm_hook(norms, _average_and_note)
+    return wrapped
+
+
+def _average_and_note(
+    norms: _Norms,
+    bucket: dist.GradBucket,  # type: ignore[name-defined] # only in builds with distributed
+) -> torch.futures.Future[Tensor]:
+    """DDP's own average, with the norms before and after it."""
+    gradient = bucket.buffer()
+    norms.own = norms.own + gradient.square().sum().cpu()
+    gradient.div_(norms.world_size)
+    work = dist.all_reduce(gradient, group=norms.group, async_op=True)
+    assert work is not None
+
+    def note(future: torch.futures.Future[list[Tensor]]) -> Tensor:
+        averaged = future.value()[0]
+        norms.mean = norms.mean + averaged.square().sum().cpu()
+        return averaged
+
+    return work.get_future().then(note)
+
+
+def _step(
+    session: Session,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    drawn: tuple[Tensor, Tensor],
+) -> None:
+    images, labels = (part.to(session.device) for part in drawn)
+    nn.functional.cross_entropy(module(images), labels).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _note(session: Session, norms: _Norms, found: Training) -> None:
+    own = norms.own.to(torch.float64).reshape(1)
+    dist.all_reduce(own, group=session.control[norms.world_size])
+    mean_square, square_of_mean = float(own) / norms.world_size, float(norms.mean)
+    norms.reset()
+    if math.isfinite(mean_square) and math.isfinite(square_of_mean):
+        found.mean_squares.append(mean_square)
+        found.squares_of_mean.append(square_of_mean)
+
+
+def _loss_of(session: Session, module: nn.Module, held_out: tuple[Tensor, Tensor]) -> float:
+    plain = module.module if isinstance(module, DistributedDataParallel) else module
+    images, labels = (part.to(session.device) for part in held_out)
+    plain.eval()
+    with torch.no_grad():
+        loss = float(nn.functional.cross_entropy(plain(images), labels))
+    plain.train()
+    return loss

@@ -1,0 +1,178 @@
+"""Seconds of every kind of exchange between the ranks of a large model, vectorised over jobs.
+
+Latents may be numbers or columns, as in ``cost.layout_time``.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from perfmodel.cost.jobs import Column, Jobs
+from perfmodel.cost.latents import Latents
+
+SITE_BYTES: Final = 4.0
+"""Bytes per parameter that sites exchange: differences of weights in 32 bit (arXiv 2311.08105)."""
+HOST_GRADIENT_BYTES: Final = 4.0
+"""Bytes per gradient on the way to the host."""
+HOST_UPDATE_BYTES: Final = 28.0
+"""Host memory that Adam reads and writes per parameter: gradient, master weight, two moments."""
+HOST_MEMORY_BYTES_PER_S: Final = 25e9
+"""Assumed share of one device in the memory bandwidth of its host. [B/s]"""
+LOGIT_BYTES: Final = 4.0
+"""Bytes per gathered logit of one process."""
+
+
+def tensor_collective_s(jobs: Jobs, latents: Latents) -> Column:
+    """One all-reduce of activations, or the reduce-scatter and all-gather of the same bytes. [s]"""
+    tp = np.maximum(jobs.tp, 1.0)
+    inside = np.asarray(latents["tensor_bytes_per_s"])
+    outside = np.minimum(np.asarray(latents["node_bytes_per_s"]) * jobs.devices_per_node, inside)
+    speed = np.where(tp > jobs.devices_per_node, outside, inside)
+    size = jobs.element_bytes * jobs.tokens * jobs.hidden
+    moved = 2 * (tp - 1) / tp * size / speed
+    return np.where(tp > 1, latents["tensor_latency_s"] * np.log2(tp) + moved, 0.0)
+
+
+def all_to_all_s(jobs: Jobs, latents: Latents) -> Column:
+    """Tokens to the ranks of their experts, or back; the busiest rank decides. [s]
+
+    What stays in the node and what leaves it travel beside each other.
+    """
+    if not (jobs.ep > 1).any():
+        return np.zeros(len(jobs))
+    ep = jobs.ep
+    members = np.clip(np.floor(jobs.devices_per_node / jobs.tp), 1, ep)
+    size = jobs.element_bytes * jobs.tokens * jobs.hidden * jobs.experts_per_token * jobs.imbalance
+    size = size / np.where(jobs.sequence_parallel > 0, jobs.tp, 1.0)
+    inside = size * (members - 1) / ep / latents["tensor_bytes_per_s"]
+    outside = size * (ep - members) / ep / latents["node_bytes_per_s"]
+    moved = np.maximum(inside, outside)
+    return np.where(ep > 1, latents["tensor_latency_s"] * np.log2(ep) + moved, 0.0)
+
+
+def context_s(jobs: Jobs, latents: Latents) -> Column:
+    """Ring exchange of keys and values, hidden by attention or not. [s]"""
+    cp = np.maximum(jobs.cp, 1.0)
+    inside = jobs.tp * cp <= jobs.devices_per_node
+    speed = np.where(inside, latents["tensor_bytes_per_s"], latents["node_bytes_per_s"])
+    width = 2 * jobs.hidden * jobs.kv_heads / jobs.heads / jobs.tp
+    each = latents["hop_latency_s"] + jobs.element_bytes * jobs.tokens * width / speed
+    return np.asarray((cp - 1) * each)
+
+
+def hop_s(jobs: Jobs, latents: Latents) -> Column:
+    """One hand-over of activations to the next stage. [s]"""
+    size = jobs.element_bytes * jobs.tokens * jobs.hidden
+    size = size / np.where(jobs.sequence_parallel > 0, jobs.tp, 1.0)
+    leaves = jobs.tp * jobs.cp * jobs.dp >= jobs.devices_per_node
+    speed = np.where(leaves, latents["node_bytes_per_s"], latents["tensor_bytes_per_s"])
+    return np.where(jobs.pp > 1, latents["hop_latency_s"] + size / speed, 0.0)
+
+
+def all_gather_s(jobs: Jobs, latents: Latents, parameters: Column, *, group: Column) -> Column:
+    """All-gather of some parameters of one layer among neighbouring replicas. [s]"""
+    moved = _moved_s(jobs, latents, parameters / jobs.tp, group=group, stride=jobs.tp)
+    return moved + _latency_s(latents, group)
+
+
+def replicas_reduce_s(jobs: Jobs, latents: Latents) -> Column:
+    """All-reduce of one layer's sharded gradients between groups of shards (HSDP). [s]"""
+    if not (jobs.shard > 0).any():
+        return np.zeros(len(jobs))
+    group = jobs.replicas / jobs.shards
+    size = jobs.common_parameters / jobs.tp / jobs.shards
+    stride = jobs.tp * jobs.shards
+    moved = 2 * _moved_s(jobs, latents, size, group=group, stride=stride)
+    return moved + _latency_s(latents, group)
+
+
+def data_s(jobs: Jobs, latents: Latents) -> Column:
+    """Gradient synchronisation of a step, hidden or not; sharded parameters have none of their own. [s]"""
+    group = jobs.replicas
+    size = jobs.common_stage_parameters
+    total = 2 * _moved_s(jobs, latents, size, group=group, stride=jobs.tp)
+    total = total + _latency_s(latents, group)
+    if (jobs.ep > 1).any():
+        group = jobs.replicas / jobs.ep
+        size = jobs.divided_stage_parameters
+        total = total + 2 * _moved_s(jobs, latents, size, group=group, stride=jobs.tp * jobs.ep)
+        total = total + np.where(jobs.ep > 1, _latency_s(latents, group), 0.0)
+    return np.where((jobs.zero < 3) & (jobs.one_process == 0), total, 0.0)
+
+
+def replicate_s(jobs: Jobs, latents: Latents) -> Column:
+    """Parameters of one process to all its devices; its gradients come back in the same time. [s]"""
+    size = jobs.element_bytes * jobs.stage_parameters
+    return _threads_s(jobs, latents, size)
+
+
+def outputs_s(jobs: Jobs, latents: Latents) -> Column:
+    """Logits of one process from all devices to the one that computes the loss. [s]"""
+    return _threads_s(jobs, latents, (jobs.dp - 1) * LOGIT_BYTES * jobs.tokens * jobs.vocabulary)
+
+
+def threads_s(jobs: Jobs, latents: Latents) -> Column:
+    """What one process adds to every micro-batch: parameters out, logits and gradients in. [s]
+
+    Nothing of it is hidden: the module is replicated before its forward pass, outputs are gathered
+    after it, and one node of the graph sums the gradients of all parameters at the end.
+    """
+    if not (jobs.one_process > 0).any():
+        return np.zeros(len(jobs))
+    return 2 * replicate_s(jobs, latents) + outputs_s(jobs, latents)
+
+
+def sites_s(jobs: Jobs) -> Column:
+    """Share of one step in the exchange between sites, which nothing hides. [s]
+
+    Every parameter crosses the link once each way of a ring, in 32 bit; all devices of a site share it.
+    """
+    model = jobs.layers * jobs.layer_parameters
+    model = model + (2 - jobs.tied) * jobs.vocabulary * jobs.hidden
+    crossing = 2 * (jobs.sites - 1) / jobs.sites * SITE_BYTES * model / jobs.site_bytes_per_s
+    return np.asarray(crossing / jobs.sync_every)
+
+
+def upload_s(jobs: Jobs) -> Column:
+    """Shards of one layer from the host to the device, before they are gathered. [s]"""
+    held = jobs.common_parameters / jobs.shards + jobs.divided_parameters * jobs.ep / jobs.replicas
+    up = jobs.element_bytes * held / jobs.tp / jobs.host_bytes_per_s
+    return np.where(jobs.parameter_offload > 0, up, 0.0)
+
+
+def offload_s(jobs: Jobs) -> Column:
+    """Gradients to the host, its update, new parameters back; nothing of it is hidden. [s]"""
+    if not (jobs.offload > 0).any():
+        return np.zeros(len(jobs))
+    common = jobs.common_stage_parameters / np.where(jobs.zero >= 1, jobs.shards, 1.0)
+    divided = jobs.divided_stage_parameters
+    divided = divided / np.where(jobs.zero >= 1, jobs.replicas / jobs.ep, 1.0)
+    up = np.where(jobs.parameter_offload > 0, 0.0, jobs.element_bytes)
+    each = (HOST_GRADIENT_BYTES + up) / jobs.host_bytes_per_s
+    each = each + HOST_UPDATE_BYTES / HOST_MEMORY_BYTES_PER_S
+    return np.where(jobs.offload > 0, (common + divided) * each, 0.0)
+
+
+def _threads_s(jobs: Jobs, latents: Latents, size_bytes: Column) -> Column:
+    """Bytes between the first device of a process and the others. [s]"""
+    moved = size_bytes / np.asarray(latents["data_bytes_per_s"])
+    whole = moved + _latency_s(latents, jobs.dp)
+    return np.where((jobs.one_process > 0) & (jobs.dp > 1), whole, 0.0)
+
+
+def _latency_s(latents: Latents, group: Column) -> Column:
+    return np.asarray(latents["tensor_latency_s"] * np.log2(group))
+
+
+def _moved_s(
+    jobs: Jobs, latents: Latents, parameters: Column, *, group: Column, stride: Column
+) -> Column:
+    """Time of one pass of a ring over a group whose members are ``stride`` devices apart. [s]
+
+    Members of one node share its adapters.
+    """
+    members = np.clip(np.floor(jobs.devices_per_node / stride), 1, group)
+    inside = np.asarray(latents["data_bytes_per_s"])
+    outside = np.minimum(inside, np.asarray(latents["node_bytes_per_s"]) * members)
+    speed = np.where(group > members, outside, inside)
+    return np.asarray((group - 1) / group * jobs.element_bytes * parameters / speed)

@@ -1,0 +1,180 @@
+"""What the what-if page asks and what it is answered; limits stand here, because anybody may ask."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, TypeAdapter
+
+from perfmodel.documents.base import Record
+from perfmodel.documents.prediction import Evidence, Interval
+from perfmodel.documents.whatif import Contrast
+
+_Text = Annotated[str, Field(min_length=1, max_length=200)]
+_Value = Annotated[str, Field(min_length=1, max_length=40)]
+_Batch = Annotated[int, Field(ge=1, le=2**40)]
+_Bytes = Annotated[int, Field(ge=1, le=2**60)]
+
+
+class Spending(Record):
+    """What a device-hour costs and how much is to be trained."""
+
+    per_device_hour: Annotated[float, Field(ge=0, le=1e6)]
+    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")]
+    work: Annotated[float, Field(gt=0, le=1e18)]
+    """Samples, or tokens of a large model."""
+
+
+class StepQuestion(Record):
+    """A workload on a calibrated machine, as ``perfmodel whatif`` asks."""
+
+    kind: Literal["step"]
+    profile: _Text
+    """Name on the page, never a path."""
+    workload: _Text
+    """The same."""
+    scaling: Literal["weak", "strong"] = "weak"
+    devices: Annotated[int, Field(ge=1, le=2**20)]
+    batch: _Batch | None = None
+    changes: Annotated[dict[_Text, _Value], Field(max_length=16)] = Field(default_factory=dict)
+    """Fields of ``--set``, values as typed there."""
+    capacity_bytes: _Bytes | None = None
+    """Memory of one device. [B]"""
+    spending: Spending | None = None
+
+
+class LayoutQuestion(Record):
+    """A large model under a layout, as ``perfmodel predict --layout`` asks."""
+
+    kind: Literal["layout"]
+    profile: _Text
+    workload: _Text
+    """A transformer by name."""
+    layout: _Text
+    """In the grammar of ``--layout``."""
+    batch: _Batch | None = None
+    """Sequences per step of all devices."""
+    capacity_bytes: _Bytes | None = None
+    spending: Spending | None = None
+
+
+Question = Annotated[StepQuestion | LayoutQuestion, Field(discriminator="kind")]
+QUESTION: TypeAdapter[StepQuestion | LayoutQuestion] = TypeAdapter(Question)
+
+
+class CurvePoint(Record):
+    """One device count of the curve."""
+
+    devices: PositiveInt
+    value: Interval
+    """Speed-up, or tokens per second of a layout."""
+    ideal: PositiveFloat
+    """If nothing were lost."""
+
+
+class TimelineSpan(Record):
+    """Work of one cause on a lane; neighbours too close to be told apart on a screen are one span."""
+
+    cause: str
+    name: str
+    start_s: NonNegativeFloat
+    end_s: NonNegativeFloat
+
+
+class TimelineLane(Record):
+    """One stream of a rank, or of a pipeline stage."""
+
+    name: str
+    spans: tuple[TimelineSpan, ...]
+
+
+class MemoryAnswer(Record):
+    """Memory of the fullest device at the highest moment of a step."""
+
+    parts_bytes: dict[str, NonNegativeFloat]
+    needed_bytes: PositiveFloat
+    capacity_bytes: PositiveInt
+    fit_probability: Annotated[float, Field(ge=0, le=1)]
+    verdict: str
+
+
+class Spent(Record):
+    """Time and money of the work; failures and idle hours come on top."""
+
+    hours: Interval
+    device_hours: Interval
+    cost: Interval
+    currency: str
+
+
+class PageAnswer(Record):
+    """Everything that the page shows for one question."""
+
+    setting: str
+    """What was predicted, in words."""
+    step_s: Interval
+    throughput: Interval
+    throughput_unit: Literal["samples/s", "tokens/s"]
+    speedup: Interval | None
+    """None for a layout: a large model does not run on one device."""
+    efficiency: Interval
+    """Scaling efficiency, or MFU of a layout."""
+    efficiency_name: Literal["scaling efficiency", "MFU"]
+    exposed_comm_s: Interval | None
+    straggler_s: NonNegativeFloat | None
+    contrast: Contrast | None
+    """Against the same question on the machine as measured; None if nothing was changed."""
+    breakdown_s: dict[str, float]
+    evidence: dict[str, Evidence | Literal["inferred"]]
+    curve: tuple[CurvePoint, ...]
+    timeline_step_s: PositiveFloat
+    """The simulated step at nominal parameters. [s]"""
+    timeline: tuple[TimelineLane, ...]
+    memory: MemoryAnswer | None
+    no_memory: str
+    """Why memory is not known; empty if it is."""
+    spent: Spent | None
+    command: str
+    """What prints the same numbers on the command line."""
+    caveats: tuple[str, ...]
+
+
+class CatalogueEntry(Record):
+    """A workload of a profile with what its sliders can reach."""
+
+    name: str
+    batches: tuple[PositiveInt, ...] = ()
+    """Micro-batches that were measured or traced; the middle one is where the page starts."""
+    refused: dict[str, str] = Field(default_factory=dict)
+    """Precision to the reason why it cannot be chosen."""
+    layers: PositiveInt | None = None
+    """Of a transformer: pipeline stages divide them."""
+    heads: PositiveInt | None = None
+
+
+class CatalogueProfile(Record):
+    """A machine that the page can ask about."""
+
+    name: str
+    kind: Literal["step", "layout"]
+    device: str
+    bandwidth_bytes_per_s: PositiveFloat | None = None
+    """Of the measured ring; None if one rank was measured, or links were inferred. [B/s]"""
+    latency_s: PositiveFloat | None = None
+    workloads: tuple[CatalogueEntry, ...]
+
+
+class PriceOffer(Record):
+    """A price per useful device-hour from a budget file."""
+
+    name: str
+    per_device_hour: NonNegativeFloat
+    currency: str
+    source: str
+
+
+class Catalogue(Record):
+    """What can be chosen on a page."""
+
+    version: str
+    profiles: Annotated[tuple[CatalogueProfile, ...], Field(min_length=1)]
+    prices: tuple[PriceOffer, ...] = ()
+    price_warnings: tuple[str, ...] = ()

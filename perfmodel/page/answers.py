@@ -1,0 +1,119 @@
+"""One question in, one answer out; what the server, the export and the tests call."""
+
+import functools
+import threading
+from importlib.metadata import version
+
+from perfmodel.documents.page import (
+    Catalogue,
+    CatalogueEntry,
+    CatalogueProfile,
+    LayoutQuestion,
+    PageAnswer,
+    StepQuestion,
+)
+from perfmodel.errors import PerfModelError
+from perfmodel.forecast import Forecast
+from perfmodel.page.layouts import LayoutDesk
+from perfmodel.page.machines import Desk, LayoutMachine, OpenedWorkload, StepMachine
+from perfmodel.page.steps import StepDesk
+from perfmodel.scenarios import Scenario, changed
+from perfmodel.scenarios.machine import link_of
+
+PRECISIONS = ("bf16", "fp16")
+
+
+class Answers:
+    """Answers questions one at a time, and remembers the last ones."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self.catalogue = _catalogue(desk)
+        self._one_at_a_time = threading.Lock()
+        self._step_desk = functools.lru_cache(maxsize=4)(self._open_step_desk)
+        self._layout_desk = functools.lru_cache(maxsize=4)(self._open_layout_desk)
+
+    def answer(self, question: StepQuestion | LayoutQuestion) -> PageAnswer:
+        """The prediction that is asked for.
+
+        Raises
+        ------
+        PerfModelError
+            What the user can mend: an unknown name, a batch that cannot be split, and the like.
+        ValueError
+            If a number makes no sense together with the others.
+        """
+        with self._one_at_a_time:
+            if isinstance(question, StepQuestion):
+                return self._step_desk(question.profile, question.workload).answer(question)
+            return self._layout_desk(question.profile, question.workload).answer(question)
+
+    def _open_step_desk(self, profile: str, workload: str) -> StepDesk:
+        return StepDesk(self.desk.step_machine(profile), workload)
+
+    def _open_layout_desk(self, profile: str, workload: str) -> LayoutDesk:
+        return LayoutDesk(self.desk.layout_machine(profile), workload)
+
+
+def _catalogue(desk: Desk) -> Catalogue:
+    return Catalogue(
+        version=version("perfmodel"),
+        profiles=tuple(
+            _of_steps(machine) if isinstance(machine, StepMachine) else _of_layouts(machine)
+            for machine in desk.machines.values()
+        ),
+        prices=desk.prices,
+        price_warnings=desk.price_warnings,
+    )
+
+
+def _of_steps(machine: StepMachine) -> CatalogueProfile:
+    try:
+        link = link_of(machine.profile)
+    except PerfModelError:
+        link = None
+    return CatalogueProfile(
+        name=machine.name,
+        kind="step",
+        device=machine.profile.device_name,
+        bandwidth_bytes_per_s=None if link is None else link.bytes_per_s,
+        latency_s=None if link is None else link.latency_s,
+        workloads=tuple(_entry(machine, name, w) for name, w in machine.workloads.items()),
+    )
+
+
+def _entry(machine: StepMachine, name: str, workload: OpenedWorkload) -> CatalogueEntry:
+    batches = sorted(int(point.at) for point in workload.entry.phases[0].forward)
+    refused = {
+        precision: reason
+        for precision in PRECISIONS
+        if (reason := _why_not(machine, workload, precision))
+    }
+    return CatalogueEntry(name=name, batches=tuple(batches), refused=refused)
+
+
+def _why_not(machine: StepMachine, workload: OpenedWorkload, precision: str) -> str:
+    """Why a precision cannot be asked for; empty if it can."""
+    base = Scenario(
+        profile=machine.profile,
+        workload=workload.entry,
+        request=Forecast(world_sizes=(1,), scaling="weak"),
+        machine_digest=machine.digest,
+    )
+    try:
+        changed(base, {"precision": precision})
+    except PerfModelError as error:
+        return str(error).removeprefix("--set precision: ")
+    return ""
+
+
+def _of_layouts(machine: LayoutMachine) -> CatalogueProfile:
+    return CatalogueProfile(
+        name=machine.name,
+        kind="layout",
+        device=machine.machine.document.device,
+        workloads=tuple(
+            CatalogueEntry(name=name, layers=model.shape.layers, heads=model.shape.heads)
+            for name, model in machine.models.items()
+        ),
+    )

@@ -1,0 +1,142 @@
+"""The page as one file for somebody who has no perfmodel: a grid of answers instead of a server."""
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+from perfmodel.documents.page import (
+    CatalogueProfile,
+    LayoutQuestion,
+    PageAnswer,
+    StepQuestion,
+)
+from perfmodel.errors import PerfModelError
+from perfmodel.page.answers import Answers
+from perfmodel.page.assemble import page
+from perfmodel.parallelism.layout import parse_layout
+
+#: Values of each slider that moves in the file, beside the chosen one.
+_DEVICES: Final = tuple(2**power for power in range(11))
+_BANDWIDTHS: Final = ("0.25x", "", "4x", "16x", "64x")
+BANDWIDTH: Final = "network.bandwidth"
+_MOST_BATCHES: Final = 5
+_DIGITS: Final = 6
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """Which values each slider of the file can take."""
+
+    devices: tuple[int, ...]
+    batches: tuple[int, ...]
+    bandwidths: tuple[str, ...]
+    """Texts of ``--set network.bandwidth``; empty: as measured."""
+
+
+def export_html(answers: Answers, question: StepQuestion | LayoutQuestion) -> str:
+    """One file with answers for every combination of devices, batch and bandwidth of a grid.
+
+    All else stays as in the question. What is not feasible is in the file as its reason.
+
+    Raises
+    ------
+    PerfModelError
+        If the question itself cannot be answered.
+    """
+    answers.answer(question)
+    [profile] = [p for p in answers.catalogue.profiles if p.name == question.profile]
+    grid = export_grid(profile, question)
+    curves: list[Any] = []
+    found: dict[str, Any] = {}
+    for key, asked in _questions(grid, question):
+        found[key] = _answered(answers, asked, curves)
+    workloads = tuple(w for w in profile.workloads if w.name == question.workload)
+    only = profile.model_copy(update={"workloads": workloads})
+    catalogue = answers.catalogue.model_copy(update={"profiles": (only,), "prices": ()})
+    data = {
+        "catalogue": catalogue.model_dump(mode="json"),
+        "question": question.model_dump(mode="json"),
+        "grid": dataclasses.asdict(grid),
+        "curves": curves,
+        "answers": found,
+    }
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return page(text, is_served=False).html
+
+
+def export_grid(profile: CatalogueProfile, question: StepQuestion | LayoutQuestion) -> Grid:
+    """What can be moved in the file; it always holds the question itself."""
+    if isinstance(question, LayoutQuestion):
+        layout = parse_layout(question.layout)
+        each = layout.world_size // layout.dp
+        counts = {layout.world_size, *(n * each for n in _DEVICES if n * each <= _DEVICES[-1])}
+        batch = question.batch or layout.global_batch
+        return Grid(devices=tuple(sorted(counts)), batches=(batch,), bandwidths=("",))
+    [entry] = [w for w in profile.workloads if w.name == question.workload]
+    middle = entry.batches[len(entry.batches) // 2]
+    if question.scaling == "strong":
+        chosen = question.batch or entry.batches[-1]
+        batches = {chosen, 2 * chosen, 4 * chosen}
+    else:
+        chosen = question.batch or middle
+        near = sorted(entry.batches, key=lambda batch: abs(batch - chosen))
+        batches = {chosen, *near[: _MOST_BATCHES - 1]}
+    bandwidths = [*_BANDWIDTHS] if profile.bandwidth_bytes_per_s else [""]
+    typed = question.changes.get(BANDWIDTH, "")
+    if typed and not typed.endswith("x"):  # a rate, which no slider reaches
+        bandwidths = [typed]
+    elif typed not in bandwidths:
+        bandwidths.append(typed)
+    counts = {question.devices, *(_DEVICES if profile.bandwidth_bytes_per_s else (1,))}
+    return Grid(
+        devices=tuple(sorted(counts)),
+        batches=tuple(sorted(batches)),
+        bandwidths=tuple(bandwidths),
+    )
+
+
+def _questions(
+    grid: Grid, question: StepQuestion | LayoutQuestion
+) -> Iterator[tuple[str, StepQuestion | LayoutQuestion]]:
+    """Every question of the grid under the key by which the page finds its answer."""
+    for bandwidth, batch, devices in itertools.product(grid.bandwidths, grid.batches, grid.devices):
+        key = f"{devices}|{batch}|{bandwidth}"
+        if isinstance(question, LayoutQuestion):
+            layout = parse_layout(question.layout)
+            dp = devices * layout.dp // layout.world_size
+            text = str(dataclasses.replace(layout, dp=dp)) or "dp=1"
+            yield key, question.model_copy(update={"layout": text, "batch": batch})
+        else:
+            changes = {name: v for name, v in question.changes.items() if name != BANDWIDTH}
+            if bandwidth:
+                changes[BANDWIDTH] = bandwidth
+            update = {"devices": devices, "batch": batch, "changes": changes}
+            yield key, question.model_copy(update=update)
+
+
+def _answered(
+    answers: Answers, question: StepQuestion | LayoutQuestion, curves: list[Any]
+) -> dict[str, Any]:
+    """An answer, or the reason why there is none; curves are kept once."""
+    try:
+        answer: PageAnswer = answers.answer(question)
+    except PerfModelError as error:
+        return {"error": str(error)}
+    dumped: dict[str, Any] = _rounded(answer.model_dump(mode="json"))
+    curve = dumped.pop("curve")
+    if curve not in curves:
+        curves.append(curve)
+    return {**dumped, "curve_at": curves.index(curve)}
+
+
+def _rounded(value: Any) -> Any:
+    """Six digits: twice as many as the page shows."""
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}")
+    if isinstance(value, dict):
+        return {key: _rounded(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_rounded(entry) for entry in value]
+    return value

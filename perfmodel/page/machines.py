@@ -1,0 +1,135 @@
+"""Machines that the page can ask about, each under a name; paths stay with whoever started it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from perfmodel.documents.base import command_line
+from perfmodel.documents.page import PriceOffer
+from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
+from perfmodel.documents.validation import ValidationDocument
+from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.errors import UsageError, did_you_mean
+from perfmodel.predict_layout import InferredMachine
+from perfmodel.workload.transformers import NamedTransformer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedWorkload:
+    """A workload on a calibrated machine."""
+
+    entry: WorkloadProfile
+    typed: str
+    """As ``--workload`` takes it."""
+    document: WorkloadDocument | None = None
+    """With its memory, where the workload came as a file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMachine:
+    """A machine that was calibrated by running on it."""
+
+    name: str
+    typed: str
+    """As ``--profile`` takes it."""
+    profile: ProfileDocument
+    digest: str
+    workloads: Mapping[str, OpenedWorkload]
+    validation: ValidationDocument | None = None
+    validation_typed: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutMachine:
+    """A machine whose latents were inferred from runs."""
+
+    name: str
+    typed: str
+    machine: InferredMachine
+    models: Mapping[str, NamedTransformer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desk:
+    """All that one page can be asked."""
+
+    machines: Mapping[str, StepMachine | LayoutMachine]
+    """By the name on the page; at least one."""
+    prices: tuple[PriceOffer, ...] = ()
+    price_warnings: tuple[str, ...] = field(default=())
+
+    def step_machine(self, name: str) -> StepMachine:
+        """A calibrated machine by name.
+
+        Raises
+        ------
+        UsageError
+            If there is none of that name.
+        """
+        found = self.machines.get(name)
+        if not isinstance(found, StepMachine):
+            raise _unknown("profile", name, self.machines)
+        return found
+
+    def layout_machine(self, name: str) -> LayoutMachine:
+        """A machine that was inferred from runs, by name.
+
+        Raises
+        ------
+        UsageError
+            If there is none of that name.
+        """
+        found = self.machines.get(name)
+        if not isinstance(found, LayoutMachine):
+            raise _unknown("profile", name, self.machines)
+        return found
+
+
+def opened(machine: StepMachine, name: str) -> OpenedWorkload:
+    """A workload by its name on the page.
+
+    Raises
+    ------
+    UsageError
+        If there is none of that name.
+    """
+    if name not in machine.workloads:
+        raise _unknown("workload", name, machine.workloads)
+    return machine.workloads[name]
+
+
+def named_model(machine: LayoutMachine, name: str) -> NamedTransformer:
+    """A transformer by its name on the page.
+
+    Raises
+    ------
+    UsageError
+        If there is none of that name.
+    """
+    if name not in machine.models:
+        raise _unknown("workload", name, machine.models)
+    return machine.models[name]
+
+
+def typed_path(path: Path) -> str:
+    """A path that may be shown: relative to the working folder, or the name of the file alone."""
+    shown = Path(command_line((path.absolute().as_posix(),))[0])
+    return shown.name if shown.is_absolute() else shown.as_posix()
+
+
+def unique_name(path: Path, taken: Mapping[str, object]) -> str:
+    """What a file is called on the page: its name, with its folder's where several share it."""
+    name = path.stem
+    if name in taken or name == "profile":
+        name = f"{path.absolute().parent.name}/{path.stem}"
+    number = 2
+    while name in taken:
+        name = f"{path.stem} {number}"
+        number += 1
+    return name
+
+
+def _unknown(what: str, name: str, known: Mapping[str, object]) -> UsageError:
+    return UsageError(
+        f"{what}: must be one of {', '.join(known)}, got {name!r}{did_you_mean(name, known)}"
+    )

@@ -1,0 +1,171 @@
+// What is chosen, and the question that follows from it.
+
+const FACTORS = {
+  bandwidth: [0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256],
+  latency: [0.015625, 0.0625, 0.125, 0.25, 0.5, 1, 2, 4],
+  speed: [0.25, 0.5, 1, 1.5, 2, 3, 4, 6, 8],
+};
+const FIELDS = { bandwidth: "network.bandwidth", latency: "network.latency", speed: "device.speed" };
+const PLAIN = { precision: ["precision", "fp32"], gradients: ["gradients", "fp32"], accumulation: ["accumulation", "1"], bucket: ["bucket_cap", ""] };
+const LAYOUT = { tp: "1", pp: "1", zero: "0", micro: "1", recompute: "none" };
+
+const ladders = {};
+
+function powers(first, last, withThirds = true) {
+  const found = [];
+  for (let size = first; size <= last; size *= 2) {
+    found.push(size);
+    if (withThirds && Number.isInteger(size * 1.5) && size * 1.5 <= last) found.push(size * 1.5);
+  }
+  return found.sort((a, b) => a - b);
+}
+
+function setLadder(id, values, chosen) {
+  const slider = byId(id);
+  const sorted = [...new Set(values)];
+  ladders[id] = sorted;
+  slider.min = 0;
+  slider.max = sorted.length - 1;
+  slider.step = 1;
+  moveTo(id, chosen);
+}
+
+// The nearest place of a slider; a number that was typed stays what it is.
+function moveTo(id, chosen) {
+  const values = ladders[id];
+  const exact = values.indexOf(chosen);
+  const distance = (value) => Math.abs(Math.log(value / chosen));
+  const near = values.reduce((best, value, i) => (distance(value) < distance(values[best]) ? i : best), 0);
+  byId(id).value = exact >= 0 ? exact : near;
+}
+
+function profileOf(state) {
+  return data.catalogue.profiles.find((profile) => profile.name === state.profile) ?? data.catalogue.profiles[0];
+}
+
+function workloadOf(state) {
+  const { workloads } = profileOf(state);
+  return workloads.find((workload) => workload.name === state.workload) ?? workloads[0];
+}
+
+// What a page starts with, for a machine and a workload.
+function fresh(profileName, workloadName, scaling = "weak") {
+  const profile = profileOf({ profile: profileName });
+  const workload = workloadOf({ profile: profile.name, workload: workloadName });
+  const state = { profile: profile.name, workload: workload.name, scaling, factors: { bandwidth: 1, latency: 1, speed: 1 }, plain: {}, layout: { ...LAYOUT }, others: {} };
+  for (const [id, [, usual]] of Object.entries(PLAIN)) state.plain[id] = usual;
+  if (profile.kind === "layout") return { ...state, devices: 8, batch: 64 };
+  const { batches } = workload;
+  const batch = scaling === "strong" ? batches.at(-1) : batches[Math.floor(batches.length / 2)];
+  return { ...state, devices: profile.bandwidth_bytes_per_s ? 8 : 1, batch };
+}
+
+function questionOf(state, money) {
+  const profile = profileOf(state);
+  const common = { profile: state.profile, workload: state.workload, batch: state.batch, ...money };
+  if (profile.kind === "layout") {
+    const { tp, pp, zero, micro, recompute } = state.layout;
+    const dp = state.devices / (tp * pp);
+    if (!Number.isInteger(dp)) throw new Error(`tensor parallel x pipeline stages (${tp * pp}) must divide the devices, got ${state.devices}`);
+    return { kind: "layout", ...common, layout: `dp=${dp} tp=${tp} pp=${pp} zero=${zero} micro_batch=${micro} recompute=${recompute}` };
+  }
+  const changes = { ...state.others };
+  for (const [id, field] of Object.entries(FIELDS)) if (state.factors[id] !== 1) changes[field] = factor(state.factors[id]);
+  for (const [id, [field, usual]] of Object.entries(PLAIN)) if (state.plain[id] !== usual) changes[field] = state.plain[id];
+  return { kind: "step", ...common, scaling: state.scaling, devices: state.devices, changes };
+}
+
+// The other way round: a question from the address or a file. Changes without a control are kept.
+function stateOf(question) {
+  const state = fresh(question.profile, question.workload, question.scaling ?? "weak");
+  if (question.batch) state.batch = question.batch;
+  if (question.kind === "layout") {
+    const found = Object.fromEntries(question.layout.split(" ").map((word) => word.split("=")));
+    const { dp = "1", tp = "1", pp = "1", zero = "0", micro_batch: micro = "1", recompute = "none" } = found;
+    return { ...state, layout: { tp, pp, zero, micro, recompute }, devices: dp * tp * pp };
+  }
+  state.devices = question.devices;
+  for (const [field, value] of Object.entries(question.changes ?? {})) {
+    const slider = Object.keys(FIELDS).find((id) => FIELDS[id] === field);
+    const plain = Object.keys(PLAIN).find((id) => PLAIN[id][0] === field);
+    if (slider && /^[\d.]+x$/.test(value)) state.factors[slider] = Number(value.slice(0, -1));
+    else if (plain) state.plain[plain] = value;
+    else state.others[field] = value;
+  }
+  return state;
+}
+
+function options(select, entries, chosen) {
+  select.replaceChildren(...entries.map(([value, text, disabled = false]) => {
+    const option = html("option", { value }, text);
+    option.disabled = disabled;
+    return option;
+  }));
+  select.value = chosen;
+}
+
+function showMachine(state) {
+  const [profile, workload] = [profileOf(state), workloadOf(state)];
+  const isLayout = profile.kind === "layout";
+  document.querySelectorAll(".step-only").forEach((part) => { part.hidden = isLayout; });
+  document.querySelectorAll(".layout-only").forEach((part) => { part.hidden = !isLayout; });
+  options(byId("profile"), data.catalogue.profiles.map(({ name }) => [name, name]), profile.name);
+  options(byId("workload"), profile.workloads.map(({ name }) => [name, name]), workload.name);
+  byId("workload-word").textContent = isLayout ? "Model" : "Workload";
+  byId("work-word").textContent = isLayout ? "Tokens to train" : "Samples to train";
+  const where = data.grid ? "computed beforehand" : "predicted on this machine, offline";
+  byId("about").textContent = `${workload.name} on ${profile.device}, ${where}`;
+  const byScaling = state.scaling === "strong" ? "Batch of all devices" : "Batch of each device";
+  byId("batch-word").textContent = isLayout ? "Global batch (sequences)" : byScaling;
+  byId(state.scaling).checked = true;
+  if (isLayout) showLayout(state, workload);
+  else showStep(state, profile, workload);
+  setLadder("devices", data.grid?.devices ?? powers(1, 16384, !isLayout && state.scaling === "weak"), state.devices);
+  setLadder("batch", data.grid?.batches ?? batchLadder(state, workload, isLayout), state.batch);
+}
+
+function batchLadder(state, workload, isLayout) {
+  if (isLayout) return powers(8, 16384, false);
+  const most = workload.batches.at(-1);
+  if (state.scaling === "strong") return powers(1, 65536);
+  return [...new Set([...powers(1, 4 * most), ...workload.batches])].sort((a, b) => a - b);
+}
+
+function showStep(state, profile, workload) {
+  const known = profile.bandwidth_bytes_per_s;
+  for (const id of Object.keys(FACTORS)) {
+    const isStored = id === "bandwidth" && data.grid?.bandwidths.length > 1;
+    const times = isStored ? data.grid.bandwidths.map((text) => (text ? Number(text.slice(0, -1)) : 1)) : FACTORS[id];
+    setLadder(id, times.toSorted((a, b) => a - b), state.factors[id]);
+    byId(id).disabled = id !== "speed" && !known;
+  }
+  byId("link-hint").textContent = known ? "" : "One rank was measured: nothing is known of the network. Calibrate with --nproc 2 or more.";
+  const refused = Object.entries(workload.refused);
+  options(byId("precision"), ["fp32", "bf16", "fp16"].map((name) => [name, name, name in workload.refused]), state.plain.precision);
+  byId("precision-hint").textContent = refused.length ? `${refused.map(([name]) => name).join(", ")}: ${refused[0][1]}` : "";
+  for (const id of Object.keys(PLAIN)) byId(id).value = state.plain[id];
+}
+
+function showLayout(state, workload) {
+  const allowed = (numbers, divides) => numbers.map((n) => [String(n), String(n), divides % n !== 0]);
+  options(byId("tp"), allowed([1, 2, 4, 8, 16], workload.heads), state.layout.tp);
+  options(byId("pp"), allowed([1, 2, 4, 5, 8, 10, 16, 20, 32], workload.layers), state.layout.pp);
+  for (const id of ["zero", "micro", "recompute"]) byId(id).value = state.layout[id];
+}
+
+function showNumbers(state) {
+  const profile = profileOf(state);
+  for (const id of ["devices", "batch"]) {
+    if (document.activeElement !== byId(`${id}-number`)) byId(`${id}-number`).value = state[id];
+    byId(id).setAttribute("aria-valuetext", count(state[id]));
+  }
+  const base = { bandwidth: profile.bandwidth_bytes_per_s, latency: profile.latency_s, speed: null };
+  for (const id of Object.keys(FACTORS)) {
+    const times = state.factors[id];
+    const absolute = base[id] && (id === "bandwidth" ? rate(times * base[id]) : duration(times * base[id]));
+    const moved = [absolute, times === 1 ? "as measured" : `${Number(times.toPrecision(3))}x`].filter(Boolean).join(", ");
+    const text = state.others[FIELDS[id]] ?? moved;
+    byId(`${id}-text`).textContent = text;
+    byId(id).setAttribute("aria-valuetext", text);
+  }
+}

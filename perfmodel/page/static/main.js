@@ -1,0 +1,203 @@
+// From what is moved to what is shown: at most one question under way, and the newest next.
+
+const data = JSON.parse(byId("data").textContent);
+let state = first();
+let latest = null;
+let isAsking = false;
+let isWaiting = false;
+
+function first() {
+  if (data.question) return stateOf(data.question);
+  try {
+    return stateOf(JSON.parse(decodeURIComponent(location.hash.slice(1))));
+  } catch {
+    return fresh();
+  }
+}
+
+function moneyAsked() {
+  const capacity = Number(byId("capacity").value);
+  const [price, work] = [byId("price").value, Number(byId("work").value) * Number(byId("work-unit").value)];
+  const currency = byId("currency").value.toUpperCase();
+  const asked = capacity > 0 ? { capacity_bytes: Math.round(capacity * 2 ** 30) } : {};
+  if (price === "" || !(work > 0) || !/^[A-Z]{3}$/.test(currency)) return asked;
+  return { ...asked, spending: { per_device_hour: Number(price), currency, work } };
+}
+
+function complain(text) {
+  byId("problem").textContent = text;
+  byId("problem").hidden = !text;
+  document.body.classList.toggle("stale", Boolean(text));
+}
+
+function update() {
+  showNumbers(state);
+  if (isAsking) isWaiting = true;
+  else void ask();
+}
+
+async function ask() {
+  isAsking = true;
+  document.body.dataset.asking = "yes";
+  const started = performance.now();
+  try {
+    const question = questionOf(state, moneyAsked());
+    if (!data.grid) history.replaceState(null, "", `#${encodeURIComponent(JSON.stringify(question))}`);
+    show(data.grid ? stored() : await fetched(question), started);
+  } catch (error) {
+    complain(error.message);
+  } finally {
+    isAsking = false;
+    document.body.dataset.answered = String(Number(document.body.dataset.answered ?? 0) + 1);
+  }
+  if (isWaiting) {
+    isWaiting = false;
+    await ask();
+  } else {
+    delete document.body.dataset.asking;
+  }
+}
+
+function stored() {
+  const times = state.factors.bandwidth;
+  const moved = times === 1 ? "" : factor(times);
+  const bandwidth = data.grid.bandwidths.length > 1 ? moved : data.grid.bandwidths[0];
+  const found = data.answers[`${state.devices}|${state.batch}|${bandwidth}`];
+  if (!found) throw new Error("This file holds no answer for that; move devices, batch or bandwidth by their sliders.");
+  if (found.error) throw new Error(found.error);
+  return { ...found, curve: data.curves[found.curve_at] };
+}
+
+async function fetched(question) {
+  for (let attempt = 0; ; attempt += 1) {
+    const response = await post("answer", question);
+    if (response.ok) return response.json();
+    if (response.status !== 429 || attempt === 5) throw new Error((await response.json()).error);
+    await new Promise((resolve) => { setTimeout(resolve, 200 * (attempt + 1)); });
+  }
+}
+
+async function post(address, question) {
+  try {
+    return await fetch(address, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(question) });
+  } catch {
+    throw new Error("perfmodel serve does not answer any more: start it again.");
+  }
+}
+
+function show(answer, started) {
+  latest = answer;
+  complain("");
+  draw();
+  const spent = performance.now() - started;
+  document.body.dataset.updateMs = spent.toFixed(1);
+  byId("footer").textContent = `perfmodel ${data.catalogue.version}; ${data.grid ? "stored answer" : "answered"} and drawn in ${Math.max(1, Math.round(spent))} ms`;
+}
+
+function draw() {
+  drawFigures(latest);
+  drawCurve(latest, state.devices, (devices) => { choose("devices", devices); });
+  drawTimeline(latest);
+  drawBreakdown(latest);
+  drawMemory(latest);
+  drawMoney(latest);
+  drawBasis(latest);
+}
+
+function choose(id, value) {
+  state[id] = value;
+  moveTo(id, value);
+  update();
+}
+
+function listenSliders() {
+  for (const id of ["devices", "batch"]) {
+    byId(id).addEventListener("input", () => { choose(id, ladders[id][Number(byId(id).value)]); });
+    const field = byId(`${id}-number`);
+    field.addEventListener("input", () => { if (field.value && field.validity.valid) choose(id, Number(field.value)); });
+    field.addEventListener("change", () => { field.value = state[id]; });
+  }
+  for (const id of Object.keys(FACTORS)) {
+    byId(id).addEventListener("input", () => {
+      state.factors[id] = ladders[id][Number(byId(id).value)];
+      delete state.others[FIELDS[id]];
+      update();
+    });
+  }
+}
+
+function listenChoices() {
+  for (const id of Object.keys(PLAIN)) byId(id).addEventListener("change", () => { state.plain[id] = byId(id).value; update(); });
+  for (const id of Object.keys(LAYOUT)) byId(id).addEventListener("change", () => { state.layout[id] = byId(id).value; update(); });
+  for (const id of ["weak", "strong"]) byId(id).addEventListener("change", () => { restart({ ...fresh(state.profile, state.workload, id), devices: state.devices, factors: state.factors, plain: state.plain }); });
+  byId("profile").addEventListener("change", () => { restart(fresh(byId("profile").value)); });
+  byId("workload").addEventListener("change", () => { restart({ ...fresh(state.profile, byId("workload").value, state.scaling), devices: state.devices, factors: state.factors }); });
+  byId("reset").addEventListener("click", () => { restart(data.question ? stateOf(data.question) : fresh(state.profile, state.workload)); });
+  for (const id of ["capacity", "price", "work", "currency", "work-unit"]) byId(id).addEventListener("input", update);
+  byId("offer").addEventListener("change", takeOffer);
+  byId("export").addEventListener("click", () => { void save(); });
+  byId("controls").addEventListener("submit", (event) => { event.preventDefault(); });
+}
+
+function takeOffer() {
+  const offer = data.catalogue.prices[Number(byId("offer").value)];
+  if (!offer) return;
+  byId("price").value = Number(offer.per_device_hour.toPrecision(6));
+  byId("currency").value = offer.currency;
+  byId("money-hint").textContent = [`Per useful device-hour, from ${offer.source}.`, ...data.catalogue.price_warnings].join(" ");
+  update();
+}
+
+function restart(changed) {
+  state = changed;
+  showMachine(state);
+  if (data.grid) freeze();
+  update();
+}
+
+async function save() {
+  const button = byId("export");
+  button.disabled = true;
+  byId("export-hint").textContent = "Computing every combination of devices, batch and bandwidth ...";
+  try {
+    const response = await post("export", questionOf(state, moneyAsked()));
+    if (!response.ok) throw new Error((await response.json()).error);
+    const link = html("a", { href: URL.createObjectURL(await response.blob()), download: "perfmodel-what-if.html" });
+    link.click();
+    byId("export-hint").textContent = "Saved: devices, batch and bandwidth can be moved in the file, all else is fixed.";
+  } catch (error) {
+    byId("export-hint").textContent = error.message;
+  } finally {
+    button.disabled = false;
+  }
+}
+
+// In a file there is nobody to ask: what it holds can be moved, the rest shows what was chosen.
+function freeze() {
+  const free = new Set(["devices", "batch", "reset", ...(data.grid.bandwidths.length > 1 ? ["bandwidth"] : [])]);
+  document.querySelectorAll("form input, form select, form button").forEach((part) => { part.disabled = !free.has(part.id); });
+  byId("export").hidden = true;
+  byId("export-hint").textContent = `One file with ${Object.keys(data.answers).length} answers: devices, batch and bandwidth can be moved; for the rest, perfmodel serve.`;
+  const { capacity_bytes: capacity, spending } = data.question;
+  byId("capacity").value = capacity ? capacity / 2 ** 30 : "";
+  byId("price").value = spending?.per_device_hour ?? "";
+  if (!spending) return;
+  byId("currency").value = spending.currency;
+  byId("work-unit").value = ["1e12", "1e9", "1e6"].find((unit) => spending.work >= Number(unit)) ?? "1e6";
+  byId("work").value = spending.work / Number(byId("work-unit").value);
+}
+
+function begin() {
+  const { prices } = data.catalogue;
+  byId("offer-row").hidden = prices.length === 0;
+  options(byId("offer"), [["", "choose"], ...prices.map(({ name }, i) => [String(i), name])], "");
+  showMachine(state);
+  if (data.grid) freeze();
+  listenSliders();
+  listenChoices();
+  let width = innerWidth;
+  addEventListener("resize", () => { if (latest && innerWidth !== width) { width = innerWidth; draw(); } });
+  update();
+}
+
+begin();

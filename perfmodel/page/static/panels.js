@@ -1,0 +1,96 @@
+// Figures, bars, memory, money and what they rest on.
+
+function figure(id, title, { value, unit = "", range }, note = "") {
+  const shown = html("div", { class: "value", id: `${id}-value` }, value);
+  if (unit) shown.append(html("small", {}, ` ${unit}`));
+  return html("div", { class: "figure", id }, html("h3", {}, title), shown, html("div", { class: "range" }, `${range}${note && ` ${note}`}`));
+}
+
+function percentRange(interval) {
+  const [low, high] = [interval.p5, interval.p95].map((value) => (100 * value).toFixed(1));
+  return { value: (100 * interval.p50).toFixed(1), unit: "%", range: `[${low}-${high}]` };
+}
+
+function drawFigures(answer) {
+  const found = [];
+  if (answer.speedup) found.push(figure("speedup", "Speed-up", ranged(answer.speedup)));
+  found.push(figure("step", "Step", rangedDuration(answer.step_s)));
+  found.push(figure("throughput", "Throughput", rangedCount(answer.throughput, answer.throughput_unit)));
+  const title = answer.efficiency_name === "MFU" ? "MFU" : "Scaling efficiency";
+  found.push(figure("efficiency", title, percentRange(answer.efficiency)));
+  if (answer.contrast) {
+    const sure = Math.round(100 * answer.contrast.probability_faster);
+    found.push(figure("contrast", "Against measured", { ...ranged(answer.contrast.throughput_ratio), unit: "x as fast" }, `sure: ${sure} %`));
+  }
+  byId("figures").replaceChildren(...found);
+  byId("setting").textContent = answer.setting;
+}
+
+// A bar of parts, and its key with numbers.
+function bar(place, parts, total, { label, text, mark = null }) {
+  const { image, width } = picture(place, 30, label);
+  image.append(svg("rect", { class: "lane", x: 0, y: 0, width, height: 30, rx: 4 }));
+  let from = 0;
+  for (const [name, size, colour = name] of parts) {
+    const wide = (size / total) * width;
+    image.append(coloured(svg("rect", { class: "span", x: from, y: 0, width: Math.max(wide, 0.5), height: 30 }), colour));
+    from += wide;
+  }
+  if (mark !== null) image.append(svg("line", { x1: mark * width, x2: mark * width, y1: -4, y2: 34, stroke: "currentColor", "stroke-width": 2 }));
+  const keys = parts.map(([name, size, colour = name]) => key(colour, `${words(name)} `, html("b", {}, text(size))));
+  place.replaceChildren(image, html("ul", { class: "keys" }, ...keys));
+}
+
+function drawBreakdown(answer) {
+  const parts = Object.entries(answer.breakdown_s).filter(([, time]) => time > 0);
+  const total = parts.reduce((sum, [, time]) => sum + time, 0);
+  const text = (time) => `${duration(time)} (${percent(time / total)})`;
+  bar(byId("breakdown"), parts, total, { label: "Parts of the step on its critical path", text });
+  const notes = [];
+  if (answer.exposed_comm_s) notes.push(`Communication that is not hidden: ${Object.values(rangedDuration(answer.exposed_comm_s)).join(" ")}.`);
+  if (answer.straggler_s > 0) notes.push(`Waiting for the slowest rank, within these: ${duration(answer.straggler_s)}.`);
+  byId("breakdown-note").textContent = notes.join(" ");
+}
+
+const MEMORY_COLOURS = ["backward", "all_reduce", "optimizer", "forward", "input", "broadcast", "head", "contention", "dispatch", "bucket"];
+
+function drawMemory(answer) {
+  const [place, memory] = [byId("memory"), answer.memory];
+  if (!memory) {
+    place.replaceChildren(html("p", { class: "note" }, answer.no_memory));
+    return;
+  }
+  const parts = Object.entries(memory.parts_bytes).filter(([, size]) => size > 0);
+  const total = Math.max(memory.needed_bytes, memory.capacity_bytes);
+  bar(place, parts.map(([name, size], i) => [name, size, MEMORY_COLOURS[i % MEMORY_COLOURS.length]]), total, {
+    label: `${bytes(memory.needed_bytes)} of ${bytes(memory.capacity_bytes)}`, text: bytes, mark: Math.min(1, memory.capacity_bytes / total),
+  });
+  const kind = { fits: "fits", "does not fit": "misses" }[memory.verdict] ?? "close";
+  const text = `${memory.verdict}: ${bytes(memory.needed_bytes)} of ${bytes(memory.capacity_bytes)}, fits with probability ${Math.round(100 * memory.fit_probability)} %`;
+  place.prepend(html("p", { class: `verdict ${kind}`, id: "memory-verdict" }, text[0].toUpperCase() + text.slice(1)));
+}
+
+function drawMoney(answer) {
+  const [place, spent] = [byId("money"), answer.spent];
+  if (!spent) {
+    place.replaceChildren(html("p", { class: "note" }, "Give a price per device-hour. None is built in."));
+    return;
+  }
+  const line = (name, id, { value, unit, range }) => [name, html("span", { id }, `${grouped(value)} ${unit}`.trim()), range];
+  const seconds = Object.fromEntries(Object.entries(spent.hours).map(([name, hours]) => [name, 3600 * hours]));
+  place.replaceChildren(
+    table(["", "", "90 % interval"], [
+      line("Cost", "cost", rangedCount(spent.cost, spent.currency)),
+      line("Time", "time", rangedDuration(seconds)),
+      line("Device-hours", "device-hours", rangedCount(spent.device_hours, "")),
+    ]),
+    html("p", { class: "note" }, "At a steady rate: failures, restarts and idle hours come on top (perfmodel plan options)."),
+  );
+}
+
+function drawBasis(answer) {
+  const terms = Object.entries(answer.evidence).map(([term, evidence]) => `${words(term)} ${evidence}`);
+  byId("evidence").textContent = `Evidence: ${terms.join(", ")}.`;
+  byId("caveats").replaceChildren(...answer.caveats.map((text) => html("li", {}, text)));
+  byId("command").textContent = answer.command;
+}

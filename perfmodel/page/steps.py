@@ -1,0 +1,248 @@
+"""Answers about calibrated machines: the same steps, points and contrasts as ``perfmodel whatif``."""
+
+import functools
+import shlex
+from typing import Final
+
+from perfmodel.context import caveats
+from perfmodel.cost.memory import MemorySetting, device_memory, overhead_of, verdict
+from perfmodel.documents.page import CurvePoint, MemoryAnswer, PageAnswer, StepQuestion
+from perfmodel.documents.prediction import Evidence
+from perfmodel.documents.whatif import Contrast
+from perfmodel.errors import NotFeasible, UsageError
+from perfmodel.forecast import Forecast, forecast_settings
+from perfmodel.page.machines import OpenedWorkload, StepMachine, opened
+from perfmodel.page.money import spent
+from perfmodel.page.timeline import timeline
+from perfmodel.parallelism.strategy import Setting
+from perfmodel.predictor import TAILS, Predictor, StepPrediction, interval, scaled_settings
+from perfmodel.scenarios import UNMEASURED, Scenario, changed, contrast_of_draws
+
+#: Where the curve is drawn at least, as far as ``perfmodel predict`` goes without being asked.
+CURVE_UP_TO: Final = 1024
+#: Fields of ``--set`` that stand in the question by themselves, or would open files.
+_ELSEWHERE: Final = frozenset({"workload", "devices", "batch"})
+#: Micro-steps and buckets are simulated one by one: beyond these they take seconds.
+_LEAST_BUCKET_MB: Final = 1
+_MOST_ACCUMULATION: Final = 64
+
+
+class StepDesk:
+    """Answers questions about one machine and one workload, and keeps steps for the next one."""
+
+    def __init__(self, machine: StepMachine, workload: str) -> None:
+        self._machine = machine
+        self._workload: OpenedWorkload = opened(machine, workload)
+        self._scenario = functools.lru_cache(maxsize=16)(self._scenario_of)
+        self._predictor = functools.lru_cache(maxsize=8)(self._predictor_of)
+        self._step = functools.lru_cache(maxsize=512)(self._step_of)
+
+    def answer(self, question: StepQuestion) -> PageAnswer:
+        """Predict what is asked, the curve around it, and what the changes change.
+
+        Raises
+        ------
+        UsageError
+            If a change makes no sense here.
+        NotFeasible
+            If a global batch cannot be split evenly.
+        CalibrationUnavailable
+            If the profile holds too little for the question.
+        """
+        changes = _changes(question)
+        scenario = self._scenario(changes)
+        settings = self._settings(scenario, question)
+        single, asked = (self._step(changes, setting, TAILS) for setting in settings)
+        predictor = self._predictor(changes)
+        point = predictor.point(asked, baseline=single)
+        evidence = {
+            term: Evidence.ASSUMED if term in scenario.assumed else found
+            for term, found in point.evidence.items()
+        }
+        memory, no_memory = _memory(self._workload, question, asked.setting)
+        notes = [
+            *caveats(scenario.profile, [point], workload=scenario.workload),
+            *scenario.remarks,
+            *((UNMEASURED,) if scenario.assumed else ()),
+        ]
+        return PageAnswer(
+            setting=_words(asked.setting, question.scaling),
+            step_s=point.step_s,
+            throughput=point.samples_per_s,
+            throughput_unit="samples/s",
+            speedup=point.speedup,
+            efficiency=point.scaling_efficiency,
+            efficiency_name="scaling efficiency",
+            exposed_comm_s=point.exposed_comm_s,
+            straggler_s=point.straggler_s,
+            contrast=self._contrast(question, asked),
+            breakdown_s={cause.value: time_s for cause, time_s in point.breakdown_s.items()},
+            evidence=dict(evidence),
+            curve=self._curve(question, asked.setting),
+            timeline_step_s=asked.trace.step_s,
+            timeline=timeline(asked.trace),
+            memory=memory,
+            no_memory=no_memory,
+            spent=spent(question.spending, point.samples_per_s, devices=question.devices),
+            command=_command(self._machine, self._workload, question),
+            caveats=tuple(dict.fromkeys(notes)),
+        )
+
+    def _scenario_of(self, changes: tuple[tuple[str, str], ...]) -> Scenario:
+        base = Scenario(
+            profile=self._machine.profile,
+            workload=self._workload.entry,
+            request=Forecast(world_sizes=(1,), scaling="weak"),
+            machine_digest=self._machine.digest,
+            validation=self._machine.validation,
+        )
+        scenario = changed(base, dict(changes))
+        cap_mb = scenario.request.bucket_cap_mb
+        if cap_mb is not None and cap_mb < _LEAST_BUCKET_MB:
+            raise UsageError(
+                f"bucket_cap: must be >= {_LEAST_BUCKET_MB} MiB on the page, got {cap_mb:g}; "
+                "perfmodel whatif takes less"
+            )
+        if scenario.request.accumulation > _MOST_ACCUMULATION:
+            raise UsageError(
+                f"accumulation: must be <= {_MOST_ACCUMULATION} on the page, got "
+                f"{scenario.request.accumulation}; perfmodel whatif takes more"
+            )
+        return scenario
+
+    def _predictor_of(self, changes: tuple[tuple[str, str], ...]) -> Predictor:
+        return Predictor(self._scenario(changes).profile, validation=self._machine.validation)
+
+    def _step_of(
+        self, changes: tuple[tuple[str, str], ...], setting: Setting, tails: tuple[int, ...]
+    ) -> StepPrediction:
+        scenario = self._scenario(changes)
+        return self._predictor(changes).step(
+            scenario.workload,
+            setting,
+            loader_samples_per_s=scenario.request.loader_samples_per_s,
+            tails=tails,
+        )
+
+    def _settings(self, scenario: Scenario, question: StepQuestion) -> tuple[Setting, Setting]:
+        """One device, which the speed-up refers to, and what is asked."""
+        request = scenario.request
+        found = forecast_settings(
+            scenario.workload,
+            Forecast(
+                world_sizes=(question.devices,),
+                scaling=question.scaling,
+                batch=question.batch,
+                accumulation=request.accumulation,
+                bucket_cap_mb=request.bucket_cap_mb,
+            ),
+        )
+        return found[0], found[-1]
+
+    def _contrast(self, question: StepQuestion, asked: StepPrediction) -> Contrast | None:
+        """Against the machine and the strategy as they are, draw by draw."""
+        if not question.changes:
+            return None
+        try:
+            _, setting = self._settings(self._scenario(()), question)
+        except NotFeasible:  # the batch may need the changed accumulation to be split evenly
+            return None
+        before = self._step((), setting, TAILS)
+        batches = asked.setting.global_batch / setting.global_batch
+        return contrast_of_draws(before.step_s, asked.step_s, batches=batches, is_paired=True)
+
+    def _curve(self, question: StepQuestion, asked: Setting) -> tuple[CurvePoint, ...]:
+        """Speed-ups of powers of two and of the count asked for, where the batch can be split."""
+        changes = _changes(question)
+        most = CURVE_UP_TO
+        while most < question.devices:
+            most *= 2
+        counts = {question.devices, *(2**power for power in range(most.bit_length()))}
+        batch = asked.micro_batch if question.scaling == "weak" else asked.global_batch
+        parts = asked.accumulation
+        single: StepPrediction | None = None
+        points = []
+        for count in sorted(counts | {1}):
+            if question.scaling == "strong" and batch % (count * parts):
+                continue
+            if count > 1 and self._machine.profile.max_world_size == 1:
+                break
+            [setting] = scaled_settings(
+                asked.workload,
+                (count,),
+                scaling=question.scaling,
+                batch=batch,
+                accumulation=parts,
+                bucket_cap_mb=asked.bucket_cap_mb,
+            )
+            step = self._step(changes, setting, TAILS if count == question.devices else ())
+            single = single or step
+            ratio = setting.global_batch / single.setting.global_batch
+            draws = ratio * single.step_s / step.step_s
+            points.append(CurvePoint(devices=count, value=interval(draws), ideal=count))
+        return tuple(points)
+
+
+def _changes(question: StepQuestion) -> tuple[tuple[str, str], ...]:
+    """Changes that ``--set`` knows and the page may make, in a fixed order.
+
+    Raises
+    ------
+    UsageError
+        If one would open a file, or stands in the question by itself.
+    """
+    for name in question.changes:
+        if name in _ELSEWHERE:
+            raise UsageError(f"changes: {name} must be asked by its own field, got a change")
+    return tuple(sorted(question.changes.items()))
+
+
+def _memory(
+    workload: OpenedWorkload, question: StepQuestion, setting: Setting
+) -> tuple[MemoryAnswer | None, str]:
+    document = workload.document
+    if document is None or document.memory is None or document.trace is None:
+        return None, (
+            "Not known: this workload was not traced. perfmodel trace writes a file that can be given "
+            "to perfmodel serve --workload."
+        )
+    if question.capacity_bytes is None:
+        return None, "Give the memory of one device."
+    found = device_memory(
+        document.memory,
+        MemorySetting(micro_batch=setting.micro_batch, devices=setting.world_size),
+        gradient_bytes=document.workload.gradient_bytes,
+        overhead=overhead_of(document.memory, document.trace.method.device_kind),
+    )
+    probability = found.fit_probability(question.capacity_bytes)
+    return MemoryAnswer(
+        parts_bytes={name: float(size) for name, size in found.parts.items()},
+        needed_bytes=found.needed_bytes,
+        capacity_bytes=question.capacity_bytes,
+        fit_probability=probability,
+        verdict=verdict(probability).value,
+    ), ""
+
+
+def _words(setting: Setting, scaling: str) -> str:
+    parts = f"{setting.world_size:,} x {setting.micro_batch:,}"
+    if setting.accumulation > 1:
+        parts += f" x {setting.accumulation}"
+    return (
+        f"{setting.workload}, devices x micro-batch{' x accumulation' * (setting.accumulation > 1)} "
+        f"{parts}, global batch {setting.global_batch:,}, {scaling} scaling"
+    )
+
+
+def _command(machine: StepMachine, workload: OpenedWorkload, question: StepQuestion) -> str:
+    words = [
+        *("perfmodel", "whatif", "--profile", machine.typed, "--workload", workload.typed),
+        *("--devices", str(question.devices), "--scaling", question.scaling),
+    ]
+    if question.batch is not None:
+        words += ["--batch", str(question.batch)]
+    if machine.validation_typed:
+        words += ["--validation", machine.validation_typed]
+    for name, value in _changes(question):
+        words += ["--set", f"{name}={value}"]
+    return shlex.join(words)

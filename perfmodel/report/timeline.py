@@ -1,0 +1,194 @@
+"""A simulated step as a picture: lanes per pipeline stage, compute above communication, bubbles grey."""
+
+import html
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from numpy.typing import NDArray
+
+from perfmodel.program.operation import Cause, Operation, Stream
+from perfmodel.program.trace import Trace
+from perfmodel.report.canvas import (
+    COLOURS,
+    GREY,
+    figure_bytes,
+    finish,
+    new_figure,
+    plain,
+    time_unit,
+)
+from perfmodel.report.html import inline_svg
+
+MOST_LANES: Final = 32
+"""Stages or ranks in one picture; of more, evenly chosen ones are drawn."""
+MOST_LABELS: Final = 256
+"""Passes that still have room for the number of their micro-batch."""
+_BUBBLE: Final = "#e6e6e6"
+#: Compute that looks alike; everything else is communication.
+_COMPUTE: Final = {
+    "forward": (COLOURS[0], {Cause.FORWARD, Cause.INPUT, Cause.DISPATCH}),
+    "backward": (COLOURS[2], {Cause.BACKWARD}),
+    "weight gradients": (COLOURS[5], {Cause.WEIGHT_GRADIENT}),
+    "embedding, head, loss": (COLOURS[4], {Cause.EMBEDDING, Cause.HEAD}),
+    "optimizer": (COLOURS[3], {Cause.OPTIMIZER, Cause.OFFLOAD, Cause.BUCKET}),
+    "contention": (GREY, {Cause.CONTENTION}),
+}
+_COMMUNICATION: Final = {
+    "tensor, context, experts": (COLOURS[6], {Cause.TENSOR}),
+    "gradients, parameters": (
+        COLOURS[1],
+        {Cause.ALL_REDUCE, Cause.ALL_GATHER, Cause.REDUCE_SCATTER, Cause.BROADCAST, Cause.SITES},
+    ),
+    "hand-over": ("#8C564B", {Cause.HAND_OVER}),
+}
+_KINDS: Final = {**_COMPUTE, **_COMMUNICATION}
+
+
+def timeline_figure(trace: Trace, *, title: str) -> Figure:
+    """Figure of a step: one pair of lanes per pipeline stage, or per rank if there are no stages."""
+    lanes = _lanes(trace)
+    shown = _chosen(len(lanes))
+    figure = new_figure(width_in=10.5, height_in=1.9 + 0.42 * len(shown))
+    axes = figure.subplots()
+    unit, scale = time_unit(trace.step_s)
+    used: set[str] = set()
+    for position, index in enumerate(shown):
+        rank, stage = lanes[index]
+        used |= _draw_lane(axes, trace, rank, stage, position, scale)
+    kind = "stage" if _num_stages(trace) > 1 else "rank"
+    finish(axes, title=title, x=f"Time since the start of the step [{unit}]", y="")
+    axes.set_yticks(
+        range(len(shown)),
+        [f"{kind} {index}\nidle {_idle_share(trace, *lanes[index]):.0%}" for index in shown],
+        fontsize="small",
+    )
+    axes.set_ylim(len(shown) - 0.5, -0.5)
+    axes.set_xlim(0, trace.step_s / scale)
+    axes.grid(visible=False, axis="y")
+    _legend(figure, used)
+    return figure
+
+
+def timeline_bytes(trace: Trace, *, title: str, form: Literal["png", "svg", "html"]) -> bytes:
+    """Content of a file with the picture."""
+    figure = timeline_figure(trace, title=title)
+    if form != "html":
+        return figure_bytes(figure, format=form)
+    svg = inline_svg(figure, prefix="timeline", title=title)
+    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title>'
+    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>\n{svg}\n</body></html>\n'.encode()
+
+
+def _lanes(trace: Trace) -> list[tuple[int, int]]:
+    """Pairs of rank and stage."""
+    ranks = range(len(trace.start_s))
+    return [(rank, stage) for rank in ranks for stage in range(_num_stages(trace))]
+
+
+def _num_stages(trace: Trace) -> int:
+    return 1 + max(stage for stage, _ in trace.program.lanes)
+
+
+def _chosen(count: int) -> list[int]:
+    """Evenly spread positions, both ends among them."""
+    if count <= MOST_LANES:
+        return list(range(count))
+    return [round(at) for at in np.linspace(0, count - 1, MOST_LANES)]
+
+
+def _draw_lane(
+    axes: Axes, trace: Trace, rank: int, stage: int, position: int, scale: float
+) -> set[str]:
+    """Draw compute in the upper part of a lane, communication in the lower; return what was drawn."""
+    axes.broken_barh(
+        [(0, trace.step_s / scale)], (position - 0.4, 0.5), facecolors=_BUBBLE, linewidth=0
+    )
+    used = set()
+    for name, (colour, causes) in _KINDS.items():
+        where = _positions(trace, stage, causes)
+        if not where.size:
+            continue
+        used.add(name)
+        starts = trace.start_s[rank, where] / scale
+        widths = trace.end_s[rank, where] / scale - starts
+        above = name in _COMPUTE
+        axes.broken_barh(
+            list(zip(starts, widths, strict=True)),
+            (position - 0.4, 0.5) if above else (position + 0.13, 0.24),
+            facecolors=colour,
+            edgecolors="white" if above else colour,
+            linewidth=0.3 if _is_roomy(trace) or not above else 0.0,
+        )
+        if name in {"forward", "backward"} and _is_roomy(trace):
+            _label(axes, trace, where, position, rank, scale)
+    return used
+
+
+def _label(
+    axes: Axes, trace: Trace, where: NDArray[np.intp], position: int, rank: int, scale: float
+) -> None:
+    """Number the micro-batches, once for all pieces of a pass."""
+    pieces: dict[str, list[int]] = {}
+    for index in map(int, where):
+        pieces.setdefault(trace.program.operations[index].name, []).append(index)
+    for name, parts in pieces.items():
+        middle = (trace.start_s[rank, parts[0]] + trace.end_s[rank, parts[-1]]) / 2 / scale
+        axes.text(
+            float(middle),
+            position - 0.15,
+            name.split(" ")[-1],
+            ha="center",
+            va="center",
+            fontsize=6,
+            color="white",
+            clip_on=True,
+        )
+
+
+def _is_roomy(trace: Trace) -> bool:
+    """Whether single passes can be told apart."""
+    passes = [op for op in trace.program.operations if op.cause in {Cause.FORWARD, Cause.BACKWARD}]
+    return len(passes) * len(trace.start_s) <= MOST_LABELS
+
+
+def _positions(trace: Trace, stage: int, causes: set[Cause]) -> NDArray[np.intp]:
+    operations: Sequence[Operation] = trace.program.operations
+    return np.array(
+        [
+            index
+            for index, operation in enumerate(operations)
+            if operation.stage == stage and operation.cause in causes
+        ],
+        dtype=np.intp,
+    )
+
+
+def _idle_share(trace: Trace, rank: int, stage: int) -> float:
+    """Share of the step in which the device of a lane computes nothing."""
+    busy = sum(
+        float(trace.end_s[rank, index] - trace.start_s[rank, index])
+        for index, operation in enumerate(trace.program.operations)
+        if operation.stage == stage
+        and operation.stream is Stream.COMPUTE
+        and operation.cause is not Cause.CONTENTION
+    )
+    return 1 - busy / trace.step_s
+
+
+def _legend(figure: Figure, used: set[str]) -> None:
+    handles = [
+        Patch(facecolor=colour, label=plain(name))
+        for name, (colour, _) in _KINDS.items()
+        if name in used
+    ]
+    figure.legend(
+        handles=[*handles, Patch(facecolor=_BUBBLE, label="idle: bubbles and waiting")],
+        loc="outside lower center",
+        ncols=5,
+        fontsize="small",
+        frameon=False,
+    )

@@ -1,0 +1,98 @@
+"""Real ranks under torchrun: trainings with their gradient norms, and checkpoints on a real disk."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from calibrate.campaign import Campaign, measure
+from calibrate.environment import describe_environment
+from calibrate.launch import TorchrunLauncher, usable_cores
+from calibrate.noise import trainings_in
+from calibrate.task import CheckpointTask, Task, TrainingTask
+from perfmodel.documents.observation import CheckpointObservation, read_observations
+from perfmodel.plan.gradient_norms import read_gradient_norms
+from perfmodel.statistics.noise_scale import noise_scale
+from tests.calibrate.played import ALONE
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
+    pytest.mark.skipif(usable_cores() < 2, reason="two ranks need two usable cores"),
+]
+ROOT = Path(__file__).resolve().parent.parent.parent
+STEPS = 40
+#: Weights and biases of LeNet; SGD with momentum keeps another copy.
+LENET_BYTES = 4 * 61_706
+
+
+def training(name: str, *, world_size: int, seed: int = 0) -> TrainingTask:
+    return TrainingTask(
+        name=name,
+        round=0,
+        workload="mlp",
+        world_size=world_size,
+        micro_batch=32 // world_size,
+        learning_rate=0.03,
+        seed=seed,
+        noise=1.5,
+        target_loss=1e-6,
+        max_steps=STEPS,
+    )
+
+
+@pytest.fixture(scope="module")
+def observations(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tasks: tuple[Task, ...] = (
+        training("two", world_size=2),
+        training("again", world_size=2),
+        training("one", world_size=1),
+        CheckpointTask(name="checkpoint", round=0, workload="lenet", repeats=3),
+    )
+    return measure(
+        Campaign(
+            folder=tmp_path_factory.mktemp("noise"),
+            plan="a plan",
+            rounds=(tasks,),
+            device_kind="cpu",
+            topology=ALONE,
+            fingerprint=describe_environment()["host"]["fingerprint"],
+        ),
+        TorchrunLauncher(),
+        resume=False,
+        on_progress=lambda _: None,
+    )
+
+
+def test_norms_are_seen_at_every_step_and_the_model_learns(observations: Path) -> None:
+    two, again, one = trainings_in(observations)
+    assert len(two.mean_squares) == len(two.squares_of_mean) == STEPS
+    # a mean is never longer than what it is the mean of
+    assert all(own > mean for own, mean in zip(two.mean_squares, two.squares_of_mean, strict=True))
+    assert one.mean_squares == ()
+    for found in (two, again, one):
+        assert found.losses[-1] < 0.7 * found.losses[0]
+        assert found.num_steps is None
+    assert two.losses == pytest.approx(again.losses, rel=1e-3)
+
+
+def test_a_checkpoint_holds_model_and_momentum_and_leaves_no_file(observations: Path) -> None:
+    [found] = [e for e in read_observations(observations) if isinstance(e, CheckpointObservation)]
+    assert found.size_bytes == pytest.approx(2 * LENET_BYTES, rel=0.05)
+    assert len(found.write_s) == len(found.read_s) == 3
+    assert min(*found.write_s, *found.read_s) > 0
+    assert not list(observations.parent.glob(".checkpoint*"))
+
+
+def test_the_example_for_own_trainings_writes_what_the_command_reads(tmp_path: Path) -> None:
+    script = ROOT / "docs" / "log_gradient_norms.py"
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script))
+    subprocess.run((sys.executable, *launch), cwd=tmp_path, check=True, capture_output=True)
+    steps = read_gradient_norms(tmp_path / "norms.csv")
+    assert len(steps) == 100
+    # a distance of 1 along each of 20 axes shrinks while the noise of the targets stays
+    first, last = (noise_scale(part) for part in (steps[:20], steps[-20:]))
+    assert first is not None
+    assert last is None or last.batch > first.batch

@@ -1,0 +1,153 @@
+"""Exchanges and options by hand: experts, groups of shards, sites, offload, one process, precision."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from perfmodel.cost.exchanges import (
+    all_to_all_s,
+    data_s,
+    offload_s,
+    outputs_s,
+    replicas_reduce_s,
+    replicate_s,
+    sites_s,
+)
+from perfmodel.cost.jobs import Jobs, jobs_from
+from perfmodel.cost.latents import SHEETS, medians, step_time_priors
+from perfmodel.cost.layout_memory import rank_memory
+from perfmodel.cost.layout_time import step_parts
+from perfmodel.parallelism.layout import parse_layout
+from perfmodel.workload.transformer import gpt
+from perfmodel.workload.transformers import TRANSFORMERS
+
+MODEL = gpt(layers=4, hidden=256, heads=4, vocabulary=2048)
+MIXED = replace(MODEL, experts=8, experts_per_token=2)
+LAYER = 12 * 256**2
+TABLE = 2048 * 256
+ALL = 4 * LAYER + TABLE
+LATENTS = medians(step_time_priors(SHEETS["A100"])) | {
+    "tensor_latency_s": 0.0,
+    "tensor_bytes_per_s": 100e9,
+    "data_bytes_per_s": 80e9,
+    "node_bytes_per_s": 10e9,
+}
+
+
+def jobs_of(text: str) -> Jobs:
+    layout = parse_layout(text)
+    model = MIXED if layout.ep > 1 else MODEL
+    return jobs_from([(model, layout)], sequence=128, devices_per_node=8)
+
+
+def test_mixtral_has_the_parameters_of_its_paper() -> None:
+    """46.7 G in all, 12.9 G of them visited by a token (arXiv 2401.04088)."""
+    shape = TRANSFORMERS["mixtral-8x7b"].shape
+    assert shape.parameters == pytest.approx(46.7e9, rel=1e-3)
+    assert replace(shape, experts=2).parameters == pytest.approx(12.9e9, rel=2e-3)
+    jobs = jobs_from([(shape, parse_layout("dp=8"))], sequence=1, devices_per_node=8)
+    assert jobs.model_flop[0] == pytest.approx(6 * 8 * 12.75e9, rel=1e-2)
+
+
+def test_tokens_travel_to_experts_inside_and_between_nodes() -> None:
+    """256 tokens x 256 x 2 bytes x 2 experts, an eighth stays, or half of 16 ranks leaves the node."""
+    size = 256 * 256 * 2 * 2
+    inside = all_to_all_s(jobs_of("dp=8 ep=8 micro_batch=2"), LATENTS)
+    assert inside[0] == pytest.approx(size * 7 / 8 / 100e9)
+    jobs = replace(jobs_of("dp=8 ep=8 micro_batch=2"), devices_per_node=np.array([4.0]))
+    assert all_to_all_s(jobs, LATENTS)[0] == pytest.approx(size * 4 / 8 / 10e9)
+    crowded = jobs_of("dp=8 ep=8 micro_batch=2 imbalance=1.5")
+    assert all_to_all_s(crowded, LATENTS)[0] == pytest.approx(1.5 * inside[0])
+
+
+def test_divided_experts_have_fewer_replicas() -> None:
+    """Attention and tables of all 16 replicas, one of 8 experts of two."""
+    jobs = jobs_of("dp=16 ep=8")
+    common = 4 * 4 * 256**2 + TABLE
+    experts = 4 * 8 * 256**2
+    assert jobs.stage_parameters[0] == common + experts
+    bus = 80e9  # Eight members share a node's eight adapters: as fast as inside.
+    expected = 2 * (15 / 16 * 2 * common / bus + 1 / 2 * 2 * experts / 10e9)
+    assert data_s(jobs, LATENTS)[0] == pytest.approx(expected)
+
+
+def test_groups_of_shards_sum_their_pieces_between_nodes() -> None:
+    """Two groups of eight: every rank exchanges an eighth of a layer over its own adapter."""
+    jobs = jobs_of("dp=16 zero=3 shard=8")
+    assert replicas_reduce_s(jobs, LATENTS)[0] == pytest.approx(2 * 1 / 2 * 2 * LAYER / 8 / 10e9)
+    assert replicas_reduce_s(jobs_of("dp=16 zero=3"), LATENTS)[0] == 0
+    held = rank_memory(jobs, 0)
+    assert held.optimizer_bytes[0] == 12 * ALL / 8
+    assert held.parameters_bytes[0] == 2 * (ALL / 8 + 2 * LAYER)
+
+
+def test_sites_exchange_all_parameters_now_and_then() -> None:
+    jobs = replace(jobs_of("dp=16 sites=2 sync_every=100"), site_bytes_per_s=np.array([1.25e9]))
+    assert sites_s(jobs)[0] == pytest.approx(2 * 1 / 2 * 4 * ALL / 1.25e9 / 100)
+    parts = step_parts(jobs, LATENTS)
+    alone = step_parts(jobs_of("dp=8"), LATENTS)
+    assert parts.data_s[0] - alone.data_s[0] == pytest.approx(sites_s(jobs)[0])
+    extra = rank_memory(jobs, 0).optimizer_bytes - rank_memory(jobs_of("dp=8"), 0).optimizer_bytes
+    assert extra[0] == 8 * ALL
+
+
+def test_states_move_to_the_host() -> None:
+    jobs = jobs_of("dp=8 zero=1 offload=optimizer")
+    assert rank_memory(jobs, 0).optimizer_bytes[0] == 0
+    expected = ALL / 8 * ((4 + 2) / 25e9 + 28 / 25e9)
+    assert offload_s(jobs)[0] == pytest.approx(expected)
+    whole = rank_memory(jobs_of("dp=8 zero=3 offload=parameters prefetch=2"), 0)
+    assert whole.parameters_bytes[0] == 2 * 3 * LAYER
+    assert whole.optimizer_bytes[0] == 0
+
+
+def test_one_process_sends_everything_from_its_first_device() -> None:
+    jobs = jobs_of("dp=4 one_process=yes")
+    assert replicate_s(jobs, LATENTS)[0] == pytest.approx(2 * ALL / 80e9)
+    assert outputs_s(jobs, LATENTS)[0] == pytest.approx(3 * 4 * 128 * 2048 / 80e9)
+    gathered = rank_memory(jobs, 0).logits_bytes - rank_memory(jobs_of("dp=4"), 0).logits_bytes
+    assert gathered[0] == 3 * 14 * 128 * 2048
+
+
+def test_threads_take_turns_to_issue_forward_passes() -> None:
+    """Work of no size: four forward passes wait for one lock, the backward pass does not."""
+    free = LATENTS | {
+        "matmul_flop_per_s": 1e30,
+        "memory_bytes_per_s": 1e30,
+        "micro_step_s": 0.0,
+        "layer_host_s": 1e-3,
+        "backward_ratio": 2.0,
+    }
+    one = step_parts(jobs_of("dp=4"), free).compute_s[0]
+    four = step_parts(jobs_of("dp=4 one_process=yes"), free).compute_s[0]
+    assert one == pytest.approx(4 * 3e-3)
+    assert four == pytest.approx(4 * (4 + 2) * 1e-3)
+
+
+def test_32_bit_doubles_bytes_and_slows_products() -> None:
+    half, single = jobs_of("dp=8"), jobs_of("dp=8 precision=tf32")
+    assert data_s(single, LATENTS)[0] == pytest.approx(2 * data_s(half, LATENTS)[0])
+    assert rank_memory(single, 0).parameters_bytes[0] == 4 * ALL
+    assert rank_memory(single, 0).optimizer_bytes[0] == 8 * ALL
+    slow = replace(half, matmul_ratio=np.array([0.5]))
+    wide = LATENTS | {"layer_host_s": 1e-12, "memory_bytes_per_s": 1e30, "micro_step_s": 1e-12}
+    ratio = step_parts(slow, wide).compute_s / step_parts(half, wide).compute_s
+    assert ratio[0] == pytest.approx(2, rel=1e-3)
+
+
+def test_uneven_stages_wait_for_the_fullest() -> None:
+    """(m - 1) times the fullest of 1, 2 and 1 layers, and once through all, without a head."""
+    free = LATENTS | {
+        "head_cost": 1e-30,
+        "memory_bytes_per_s": 1e30,
+        "micro_step_s": 0.0,
+        "hop_latency_s": 0.0,
+        "tensor_bytes_per_s": 1e30,
+        "node_bytes_per_s": 1e30,
+        "step_s": 0.0,
+    }
+    jobs = jobs_of("pp=3 accumulation=6 stage_layers=1,2,1")
+    each = step_parts(jobs_of("dp=1"), free).compute_s[0] / 4
+    assert step_parts(jobs, free).total_s[0] == pytest.approx((5 * 2 + 4) * each, rel=1e-6)
+    assert rank_memory(jobs, 1).parameters_bytes[0] == 2 * 2 * LAYER

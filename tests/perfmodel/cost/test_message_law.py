@@ -1,0 +1,145 @@
+"""What gloo does in a group of any size, by hand; laws; and recovery of known parameters."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.cost.curve import Samples
+from perfmodel.cost.message import message_bytes, num_messages
+from perfmodel.cost.message_law import NUM_PARAMETERS, MessageLaw, work
+from perfmodel.documents.profile import CurvePoint
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
+SIZES = tuple(4.0**power for power in range(5, 13))
+#: Hop, byte of a link, handling a message, a byte of it, sharpness.
+KNOWN = (1e-4, 4e-8, 3e-5, 1e-10, 7.0)
+
+
+def law(*parameters: float) -> MessageLaw:
+    return MessageLaw(logs=np.log(parameters)[:, np.newaxis])
+
+
+def whole_s(of: MessageLaw, collective: str, size_bytes: float, ranks: int) -> float:
+    count = num_messages(collective, ranks)
+    sent = np.array([[message_bytes(collective, size_bytes, ranks)]])
+    return count * float(of.message_s(sent, work(collective, ranks, count))[0, 0])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "loads"),
+    [
+        (2, 1),
+        (4, 3),  # 0 sends to 1 and 2 at once: both have it after two; then 1 sends to 3
+        (5, 4),  # 0 to 1, 2 and 4: after three; then 1 to 3
+        (6, 5),  # 0 to 1, 2 and 4: after three; 1 to 3 and 5: after two more
+        (8, 6),
+        (16, 10),
+    ],
+)
+def test_a_broadcast_waits_for_links_that_its_branches_share(ranks: int, loads: int) -> None:
+    """All bandwidth: a copy of the array takes 1 s on a link."""
+    wire = law(1e-12, 1e-3, 1e-12, 1e-15, 50.0)
+    assert whole_s(wire, "broadcast", 1000, ranks) == pytest.approx(loads, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("collective", "handled"),
+    [
+        ("all_reduce", 2 * 8 * 7),
+        ("reduce_scatter", 2 * 8 * 7),
+        ("all_gather", 8 * 7),
+        ("all_to_all", 8 * 7),
+        ("broadcast", 7),
+    ],
+)
+def test_messages_that_processors_handle(collective: str, handled: int) -> None:
+    """8 ranks, all handling at 1 ms each: every message is handled one after another."""
+    busy = law(1e-12, 1e-18, 1e-3, 1e-18, 50.0)
+    assert whole_s(busy, collective, 8, 8) == pytest.approx(handled * 1e-3, rel=1e-4)
+
+
+@settings(max_examples=200)
+@given(
+    collective=st.sampled_from(COLLECTIVES),
+    parameters=st.tuples(
+        st.floats(1e-6, 1e-2),
+        st.floats(1e-11, 1e-6),
+        st.floats(1e-7, 1e-3),
+        st.floats(1e-12, 1e-8),
+        st.floats(0.1, 20),
+    ),
+    size=st.floats(1, 1e9),
+    ranks=st.integers(2, 64),
+    place=st.integers(0, 3),
+)
+def test_more_ranks_more_bytes_and_slower_parts_never_help(
+    collective: str,
+    parameters: tuple[float, ...],
+    size: float,
+    ranks: int,
+    place: int,
+) -> None:
+    base_s = whole_s(law(*parameters), collective, size, ranks)
+    assert whole_s(law(*parameters), collective, size * 2, ranks) >= base_s * (1 - 1e-9)
+    slower = [value * (2 if i == place else 1) for i, value in enumerate(parameters)]
+    assert whole_s(law(*slower), collective, size, ranks) >= base_s * (1 - 1e-9)
+    # A smaller message is rounded up to the same steps of the law by a part in a hundred thousand.
+    assert whole_s(law(*parameters), collective, size, ranks + 1) >= base_s * (1 - 1e-4)
+
+
+def measured(
+    ranks: int, collective: str, rng: np.random.Generator, error: float
+) -> list[CurvePoint]:
+    count = num_messages(collective, ranks)
+    return [
+        CurvePoint(
+            at=message_bytes(collective, size, ranks),
+            time_s=whole_s(law(*KNOWN), collective, size, ranks)
+            / count
+            * float(np.exp(error * rng.standard_normal())),
+            relative_error=error,
+        )
+        for size in SIZES
+    ]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_sixteen_ranks_follow_from_two_four_and_eight(collective: str, seed: int) -> None:
+    """Links decide nearly everything up to 8 ranks; processors most of the small ones at 16."""
+    rng = np.random.default_rng(seed)
+    groups = {ranks: measured(ranks, collective, rng, 0.01) for ranks in (2, 4, 8)}
+    works = {ranks: work(collective, ranks, num_messages(collective, ranks)) for ranks in groups}
+    deviates: Samples = rng.standard_normal((NUM_PARAMETERS, 400))
+    found = MessageLaw.fit(groups, works, deviates)
+    errors = [
+        whole_s(found.nominal(), collective, size, 16) / whole_s(law(*KNOWN), collective, size, 16)
+        for size in SIZES
+    ]
+    assert np.abs(np.log(errors)).mean() < 0.02
+    assert np.abs(np.log(errors)).max() < 0.08
+
+
+def test_what_stays_hidden_behind_links_stays_doubtful() -> None:
+    """Handling a byte costs a hundredth of what its link takes: its draws spread, the link's do not."""
+    rng = np.random.default_rng(0)
+    groups = {ranks: measured(ranks, "all_reduce", rng, 0.01) for ranks in (2, 4)}
+    works = {
+        ranks: work("all_reduce", ranks, num_messages("all_reduce", ranks)) for ranks in groups
+    }
+    found = MessageLaw.fit(groups, works, rng.standard_normal((NUM_PARAMETERS, 400)))
+    _, link, _, handled, _ = found.logs.std(axis=1)
+    assert link < 0.05
+    assert handled > 1.0
+
+
+def test_the_law_rises_with_the_size_even_where_nothing_moves() -> None:
+    """So that curves over it have one abscissa for each size."""
+    flat = law(1e-3, 1e-30, 1e-9, 1e-30, 7.0)
+    sizes = np.geomspace(1, 1e9, 50)[:, np.newaxis]
+    found = flat.message_s(sizes, work("all_reduce", 4, 6))[:, 0]
+    assert all(a < b for a, b in itertools.pairwise(found))
+    assert found[-1] == pytest.approx(found[0], rel=1e-4)

@@ -1,0 +1,295 @@
+"""The page in a real Chromium: moved by mouse and by keyboard, its numbers those of the command line."""
+
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from perfmodel.documents.prediction import Interval
+from perfmodel.documents.whatif import ScenarioOutcome, WhatIfDocument
+from perfmodel.report.wording import count_interval, duration_interval, interval
+from tests.perfmodel.cost.large_samples import document
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM: Final = next(
+    (
+        found
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (found := shutil.which(name))
+    ),
+    None,
+)
+ROOT: Final = Path(__file__).resolve().parents[3]
+PROFILE: Final = "docs/records/calibration/profile.json"
+WAIT_MS: Final = 30_000
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome"),
+]
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of its own process."""
+    inferred = tmp_path_factory.mktemp("runs") / "inferred.json"
+    document().write(inferred)
+    command = [
+        *(sys.executable, "-m", "perfmodel", "serve", "--port", "0", "--profile", PROFILE),
+        *("--profile", str(inferred), "--budget", "docs/budget.example.toml"),
+    ]
+    environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        found = re.match(r"(http://127\.0\.0\.1:\d+/)", server.stdout.readline())
+        assert found is not None
+        yield found[1]
+        server.terminate()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def page(browser: Any, address: str) -> Iterator[Any]:
+    """A page that complains of nothing and asks nobody but its server."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, accept_downloads=True)
+    found = context.new_page()
+    problems: list[str] = []
+    found.on("pageerror", lambda error: problems.append(str(error)))
+    found.on("request", lambda asked: problems.extend(foreign(asked.url, address)))
+    found.set_default_timeout(WAIT_MS)
+    found.goto(address)
+    settled(found)
+    yield found
+    context.close()
+    assert problems == []
+
+
+def foreign(url: str, address: str) -> list[str]:
+    """The address of a request, if it goes anywhere else than to the server."""
+    return [] if url.startswith((address, "data:", "blob:")) else [url]
+
+
+def settled(page: Any) -> None:
+    """Wait until the newest question is answered."""
+    page.wait_for_selector("body[data-answered]:not([data-asking])")
+
+
+def told(page: Any) -> ScenarioOutcome:
+    """What the command below the answer prints."""
+    words = page.locator("#command").text_content().split()
+    done = subprocess.run(
+        [sys.executable, "-m", *words, "--json"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return WhatIfDocument.model_validate_json(done.stdout).scenarios[-1]
+
+
+def shown(page: Any, name: str) -> tuple[str, str]:
+    """Middle and range of a main figure, without the unit of the page's own."""
+    value = page.locator(f"#{name}-value").text_content()
+    return value, page.locator(f"#{name} .range").text_content()
+
+
+def same_as_the_command_line(page: Any) -> None:
+    point = told(page).point
+    assert shown(page, "speedup") == tuple(interval(point.speedup).split("\n"))
+    assert shown(page, "step") == tuple(duration_interval(point.step_s).split("\n"))
+    middle, bounds = count_interval(point.samples_per_s).split("\n")
+    value, bounds_shown = shown(page, "throughput")
+    assert value.removesuffix("samples/s").strip() == middle
+    assert bounds_shown == bounds
+
+
+def test_numbers_are_those_of_the_command_line(page: Any) -> None:
+    page.select_option("#workload", "resnet18")
+    page.select_option("#gradients", "bf16")
+    page.fill("#devices-number", "12")
+    settled(page)
+    assert "--set gradients=bf16" in page.locator("#command").text_content()
+    same_as_the_command_line(page)
+
+
+def test_a_slider_follows_the_mouse(page: Any) -> None:
+    before = shown(page, "speedup")
+    box = page.locator("#devices").bounding_box()
+    middle = box["y"] + box["height"] / 2
+    start = page.evaluate("devices => devices.value / devices.max", page.query_selector("#devices"))
+    page.mouse.move(box["x"] + 8 + start * (box["width"] - 16), middle)
+    page.mouse.down()
+    for part in range(1, 11):
+        page.mouse.move(box["x"] + box["width"] * (start + (0.6 - start) * part / 10), middle)
+    page.mouse.up()
+    settled(page)
+    assert int(page.input_value("#devices-number")) > 64
+    assert shown(page, "speedup") != before
+    same_as_the_command_line(page)
+
+
+def test_everything_is_reached_and_moved_by_keyboard(page: Any) -> None:
+    page.focus("#bandwidth")
+    page.keyboard.press("ArrowRight")
+    settled(page)
+    assert "--set network.bandwidth=2x" in page.locator("#command").text_content()
+    assert page.locator("#contrast-value").text_content().endswith("x as fast")
+    assert "2x" in page.get_attribute("#bandwidth", "aria-valuetext")
+    same_as_the_command_line(page)
+    page.focus("#profile")
+    reached = {page.evaluate("document.activeElement.id")}
+    for _ in range(24):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.id"))
+    assert {
+        "workload",
+        "devices",
+        "batch",
+        "latency",
+        "speed",
+        "precision",
+        "price",
+        "export",
+    } <= reached
+
+
+def test_a_click_on_the_curve_chooses_its_devices(page: Any) -> None:
+    page.locator('circle[data-devices="64"]').click()
+    settled(page)
+    assert page.input_value("#devices-number") == "64"
+    same_as_the_command_line(page)
+
+
+def test_what_is_not_feasible_is_said_and_mended(page: Any) -> None:
+    page.check("#strong")
+    page.fill("#devices-number", "7")
+    page.wait_for_selector("#problem:not([hidden])")
+    assert "multiple of devices" in page.text_content("#problem")
+    page.fill("#batch-number", "700")
+    page.wait_for_selector("#problem", state="hidden")
+    same_as_the_command_line(page)
+
+
+def test_a_price_gives_the_cost(page: Any) -> None:
+    """Price times 8 devices times the hours that a million samples take."""
+    page.select_option("#offer", index=1)
+    settled(page)
+    price = float(page.input_value("#price"))
+    throughput = told(page).point.samples_per_s.p50
+    text = page.locator("#cost").text_content()
+    number = float(re.sub(r"[^\d.]", "", text))
+    scale = 1000 if " k " in text else 1
+    assert number * scale == pytest.approx(8 * 1e6 / throughput / 3600 * price, rel=0.01, abs=0.005)
+
+
+def test_a_layout_is_chosen_by_its_parts(page: Any) -> None:
+    page.select_option("#profile", "inferred")
+    settled(page)
+    assert page.locator("#bandwidth").is_hidden()
+    page.select_option("#tp", "2")
+    page.select_option("#pp", "2")
+    settled(page)
+    assert "tp=2 pp=2" in page.locator("#command").text_content()
+    assert page.locator("#timeline svg text", has_text="stage 1: compute").count() == 1
+    assert "of 80" in page.text_content("#memory-verdict")
+    page.fill("#devices-number", "6")
+    page.wait_for_selector("#problem:not([hidden])")
+    assert "must divide the devices" in page.text_content("#problem")
+
+
+def test_the_address_keeps_what_was_chosen(page: Any, browser: Any) -> None:
+    page.fill("#devices-number", "24")
+    settled(page)
+    other = browser.new_page()
+    other.goto(page.url)
+    settled(other)
+    assert other.input_value("#devices-number") == "24"
+    assert shown(other, "step") == shown(page, "step")
+    other.close()
+
+
+def test_a_saved_file_answers_without_a_server(page: Any, browser: Any, tmp_path: Path) -> None:
+    with page.expect_download(timeout=120_000) as download:
+        page.click("#export")
+    path = tmp_path / "shared.html"
+    download.value.save_as(path)
+    before = shown(page, "speedup")
+    context = browser.new_context(offline=True)
+    other = context.new_page()
+    asked: list[str] = []
+    other.on("request", lambda request: asked.append(request.url))
+    other.goto(path.as_uri())
+    settled(other)
+    assert shown(other, "speedup") == before
+    other.focus("#devices")
+    other.keyboard.press("ArrowRight")
+    settled(other)
+    assert other.input_value("#devices-number") == "16"
+    page.fill("#devices-number", "16")
+    settled(page)
+    assert shown(other, "speedup") == shown(page, "speedup")
+    assert other.locator("#precision").is_disabled()
+    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+    context.close()
+
+
+def test_numbers_are_written_as_the_command_line_writes_them(browser: Any) -> None:
+    """The script rounds and scales by the rules of ``report.wording``, over fourteen decades."""
+    middles = [10 ** (power / 37) for power in range(-260, 261)]
+    edges = [1, 9.995, 99.95, 999.4, 999.5, 0.9995, 59.99, 60, 119.9, 120, 7200, 0.00099951]
+    cases = [Interval(p5=0.83 * m, p50=m, p95=1.37 * m) for m in (*middles, *edges)]
+    source = (ROOT / "perfmodel/page/static/format.js").read_text(encoding="utf-8")
+    script = """cases => {
+        const text = ({value, unit, range}) => `${value}${unit && " " + unit}\n${range}`;
+        return cases.map(c => [ranged(c), rangedDuration(c), rangedCount(c, "")].map(text));
+    }"""
+    page = browser.new_page()
+    page.add_script_tag(content=source)
+    written = page.evaluate(script, [case.model_dump() for case in cases])
+    page.close()
+    assert written == [[interval(c), duration_interval(c), count_interval(c)] for c in cases]
+
+
+@pytest.mark.parametrize(("width", "scheme"), itertools.product((1280, 390), ("light", "dark")))
+def test_it_fits_and_can_be_read(browser: Any, address: str, width: int, scheme: str) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
+    page = context.new_page()
+    page.goto(address)
+    settled(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    ground, ink = page.evaluate(
+        "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
+    )
+    assert contrast_ratio(ground, ink) >= 7
+    soft = page.evaluate("getComputedStyle(document.getElementById('setting')).color")
+    assert contrast_ratio(ground, soft) >= 4.5
+    assert (luminance(ground) < 0.2) == (scheme == "dark")
+    context.close()
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance (WCAG 2.2)."""
+    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast_ratio(first: str, second: str) -> float:
+    low, high = sorted((luminance(first), luminance(second)))
+    return (high + 0.05) / (low + 0.05)

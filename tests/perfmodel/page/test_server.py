@@ -1,0 +1,229 @@
+"""The page over HTTP: what is served, and everything that is refused."""
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from perfmodel.documents.page import StepQuestion
+from perfmodel.errors import PerfModelError
+from perfmodel.page.guards import MOST_BODY_BYTES
+from perfmodel.page.server import HOST, application, listening
+from tests.perfmodel.page.desks import answers
+
+QUESTION: dict[str, Any] = {
+    "kind": "step",
+    "profile": "here",
+    "workload": "light",
+    "devices": 2,
+    "batch": 16,
+}
+ORIGIN = "http://127.0.0.1:8765"
+
+
+@pytest.fixture
+def client() -> Iterator[TestClient]:
+    with TestClient(application(answers()), base_url=ORIGIN) as found:
+        yield found
+
+
+def test_an_answer_is_that_of_the_function(client: TestClient) -> None:
+    response = client.post("/answer", json=QUESTION)
+    assert response.status_code == 200
+    expected = answers().answer(StepQuestion.model_validate(QUESTION))
+    assert response.json() == json.loads(expected.model_dump_json())
+
+
+def test_the_page_loads_nothing_and_may_load_nothing(client: TestClient) -> None:
+    response = client.get("/")
+    policy = response.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy
+    assert response.headers["cache-control"] == "no-store"
+    assert response.text.count("http") == response.text.count("http-equiv") + response.text.count(
+        "http://www.w3.org/2000/svg"
+    )
+    assert "src=" not in response.text
+    assert "style=" not in response.text  # the policy would refuse it
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/etc/passwd",
+        "/static/page.css",
+        "/../../../../etc/passwd",
+        "/%2e%2e/%2e%2e/etc/passwd",
+        "/answer/../../etc/passwd",
+        "/runs/profile.json",
+        "/docs",
+        "/openapi.json",
+    ],
+)
+def test_no_file_has_an_address(client: TestClient, path: str) -> None:
+    assert client.get(path).status_code in {404, 405}
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "169.254.169.254", "[::1]", ""]
+)
+def test_other_names_of_this_machine_are_refused(client: TestClient, host: str) -> None:
+    """DNS rebinding: a site of the attacker resolves to 127.0.0.1, and the browser says its name."""
+    for response in (
+        client.get("/", headers={"Host": host}),
+        client.post("/answer", json=QUESTION, headers={"Host": host}),
+    ):
+        assert response.status_code == 400
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1:9999"},
+        {"Sec-Fetch-Site": "cross-site"},
+    ],
+)
+def test_other_sites_may_not_ask(client: TestClient, headers: dict[str, str]) -> None:
+    assert client.post("/answer", json=QUESTION, headers=headers).status_code == 403
+    assert client.post("/answer", json=QUESTION, headers={"Origin": ORIGIN}).status_code == 200
+
+
+def test_forms_of_other_sites_cannot_ask(client: TestClient) -> None:
+    """A form sends text/plain without asking first; JSON needs a permission that nobody gives."""
+    text = json.dumps(QUESTION)
+    response = client.post("/answer", content=text, headers={"Content-Type": "text/plain"})
+    assert response.status_code == 415
+    preflight = client.options("/answer", headers={"Origin": "http://evil.example"})
+    assert "access-control-allow-origin" not in preflight.headers
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"unknown": 1},
+        {"kind": "file"},
+        {"devices": 0},
+        {"devices": 2**21},
+        {"devices": 10**400},
+        {"devices": "many"},
+        {"batch": -1},
+        {"batch": 1e300},
+        {"scaling": "sideways"},
+        {"profile": "x" * 10_000},
+        {"changes": {"network.bandwidth": "9" * 1000}},
+        {"changes": {str(i): "1" for i in range(100)}},
+        {"spending": {"per_device_hour": -1, "currency": "EUR", "work": 1}},
+        {"spending": {"per_device_hour": 1, "currency": "<script>", "work": 1}},
+        {"capacity_bytes": 0},
+    ],
+)
+def test_what_breaks_the_schema_is_one_line(client: TestClient, change: dict[str, Any]) -> None:
+    response = client.post("/answer", json=QUESTION | change)
+    assert response.status_code == 400
+    told = response.json()["error"]
+    assert "\n" not in told
+    assert len(told) <= 500
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"kind": NaN}', "[" * 9000, "\x00", '{"a":1,"a":2}']
+)
+def test_what_is_no_question_is_refused(client: TestClient, text: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    assert client.post("/answer", content=text, headers=headers).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ranks.noise": "1e300x"},
+        {"network.bandwidth": "1e308PB/s"},
+        {"network.latency": "1e-300x"},
+        {"device.speed": "1e-300x"},
+        {"bucket_cap": "1e300B"},
+        {"accumulation": "9" * 40},
+        {"network.bandwidth": "fast"},
+        {"workload": "/etc/hosts.json"},
+        {"loader.samples_per_s": "1e-300"},
+    ],
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_numbers_that_make_no_sense_are_refused_or_answered(
+    client: TestClient, changes: dict[str, str]
+) -> None:
+    response = client.post("/answer", json=QUESTION | {"changes": changes})
+    assert response.status_code in {200, 422}
+    assert "NaN" not in response.text
+    assert "Traceback" not in response.text
+
+
+def test_a_long_body_is_not_read_to_its_end(client: TestClient) -> None:
+    read = []
+
+    def parts() -> Iterator[bytes]:
+        for _ in range(1000):
+            read.append(1)
+            yield b" " * 1024
+
+    headers = {"Content-Type": "application/json"}
+    assert client.post("/answer", content=parts(), headers=headers).status_code == 413
+    exact = json.dumps(QUESTION).ljust(MOST_BODY_BYTES)
+    assert client.post("/answer", content=exact, headers=headers).status_code == 200
+    assert client.post("/answer", content=f"{exact} ", headers=headers).status_code == 413
+
+
+def test_a_flood_is_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two may be under way; while they wait a third is refused, and afterwards taken again."""
+    found = answers()
+    free, under_way = threading.Event(), threading.Semaphore(0)
+    real = found.answer
+
+    def slow(question: StepQuestion) -> object:
+        under_way.release()
+        assert free.wait(30)
+        return real(question)
+
+    monkeypatch.setattr(found, "answer", slow)
+    with TestClient(application(found, most_in_flight=2), base_url=ORIGIN) as client:
+        statuses: list[int] = []
+
+        def ask() -> None:
+            statuses.append(client.post("/answer", json=QUESTION).status_code)
+
+        threads = [threading.Thread(target=ask) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for _ in threads:
+            assert under_way.acquire(timeout=30)
+        refused = client.post("/answer", json=QUESTION)
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"] == "1"
+        free.set()
+        for thread in threads:
+            thread.join(30)
+        assert statuses == [200, 200]
+        assert client.post("/answer", json=QUESTION).status_code == 200
+
+
+def test_it_listens_on_this_machine_alone() -> None:
+    with listening(0) as on:
+        host, port = on.getsockname()
+        assert host == HOST == "127.0.0.1"
+        on.listen()
+        with pytest.raises(PerfModelError, match=r"--port: must be free, got \d+"):
+            listening(port)
+
+
+def test_an_export_is_a_file_that_holds_the_question(client: TestClient) -> None:
+    response = client.post("/export", json=QUESTION | {"workload": "light"})
+    assert response.status_code == 200
+    assert response.headers["content-disposition"].startswith("attachment")
+    assert "connect-src 'none'" in response.text
+    refused = client.post("/export", json=QUESTION | {"scaling": "strong", "devices": 3})
+    assert refused.status_code == 422

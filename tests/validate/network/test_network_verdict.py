@@ -1,0 +1,151 @@
+"""Collectives measured here and judged: what is fitted, what is predicted, what a folder is good for."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfmodel.cost.message import message_bytes, num_messages
+from perfmodel.cost.message_law import MessageLaw, work
+from perfmodel.documents.network_verdict import NetworkVerdict
+from perfmodel.documents.testbed import CollectiveSetting, Job
+from perfmodel.errors import Interrupted, NotFeasible, UsageError
+from tests.turns import machine_is_held
+from validate.network import network, plan, verdict
+from validate.testbed.counters import BUSY
+
+#: Links of 25 MB/s; a message costs 30 us of CPU time that all ranks share.
+LAW = MessageLaw(logs=np.log([[1e-4], [4e-8], [3e-5], [1e-10], [7.0]]))
+
+
+@dataclass(slots=True)
+class LawfulCluster:
+    """Plays collectives by the law."""
+
+    played: list[str] = field(default_factory=list)
+
+    def play(self, job: Job) -> dict[str, Any]:
+        setting = job.setting
+        assert isinstance(setting, CollectiveSetting)
+        self.played.append(setting.name)
+        sizes = []
+        for size in setting.sizes_bytes:
+            duration_s = lawful_s(setting.collective, size, setting.fabric.num_ranks)
+            starts_s = [1.0, 2.0, 3.0]
+            ends_s = [start_s + duration_s for start_s in starts_s]
+            sizes.append({"starts_s": starts_s, "ends_s": ends_s, "cpu_s": 1e-4})
+        before, after = (
+            {"counters": {BUSY: at_s}, "cpu_s": at_s / 10, "at_s": at_s} for at_s in (0.0, 1.0)
+        )
+        rank = {"before": before, "after": after, "sizes": sizes}
+        ranks = [rank] * setting.fabric.num_ranks
+        return {"started_utc": 0.0, "is_realtime": True, "ranks": ranks}
+
+
+def lawful_s(collective: str, size_bytes: float, ranks: int) -> float:
+    count = num_messages(collective, ranks)
+    sent = np.array([[message_bytes(collective, size_bytes, ranks)]])
+    return count * float(LAW.message_s(sent, work(collective, ranks, count))[0, 0])
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> LawfulCluster:
+    lawful = LawfulCluster()
+
+    @contextmanager
+    def server() -> Iterator[LawfulCluster]:
+        yield lawful
+
+    monkeypatch.setattr(network, "running_server", server)
+    monkeypatch.setattr(network, "refuse_without_rights", lambda: None)
+    return lawful
+
+
+def run(folder: Path, **changes: object) -> NetworkVerdict:
+    request = network.NetworkRequest(folder=folder, budget="quick", **changes)  # type: ignore[arg-type]
+    return network.validate_network(request, on_progress=lambda _: None)
+
+
+def test_collectives_that_obey_the_law_are_predicted_almost_exactly(
+    cluster: LawfulCluster, tmp_path: Path
+) -> None:
+    document = run(tmp_path)
+    assert document.passed
+    assert len(document.gates) == 4
+    for series in document.series:
+        ours, plain = series.errors
+        assert ours.mape < 0.03, series.name
+        assert ours.mape < plain.mape, series.name
+    assert NetworkVerdict.read(tmp_path / "network.json") == document
+    assert len(cluster.played) == len(set(cluster.played))
+
+
+def test_nothing_is_judged_that_was_fitted() -> None:
+    """Six sizes: three fitted, three between; 6 and 16 ranks are predicted whole."""
+    sizes = plan.sizes_bytes(plan.LINKS)[:6]
+    points = [
+        verdict.Point(world_size=n, size_bytes=size, rounds_s=(1.0,))
+        for n in plan.GROUPS
+        for size in sizes
+    ]
+    found = {
+        split.name: (
+            {(p.world_size, p.size_bytes) for p in points if split.is_fitted(p)},
+            {(p.world_size, p.size_bytes) for p in points if split.is_predicted(p)},
+        )
+        for split in verdict.splits(sizes)
+    }
+    assert all(not fitted & predicted for fitted, predicted in found.values())
+    assert {n for n, _ in found["the largest group"][0]} == {2, 4, 8}
+    assert {n for n, _ in found["the largest group"][1]} == {16}
+    assert {n for n, _ in found["a group between"][1]} == {6}
+    assert {size for _, size in found["every second size"][1]} == set(sizes[1::2])
+
+
+def test_rounds_are_medians_and_their_spread_is_the_error() -> None:
+    """Three rounds of 1, 2 and 4 s: median 2, standard deviation ln 2, of the median 1.25 / sqrt 3 of it."""
+    point = verdict.Point(world_size=2, size_bytes=1024, rounds_s=(4.0, 1.0, 2.0))
+    assert point.time_s == 2.0
+    assert point.relative_error == pytest.approx(1.25 * np.log(2) / np.sqrt(3))
+
+
+def test_a_campaign_continues_and_is_judged_again_without_a_server(
+    cluster: LawfulCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Interrupted, match="validate network: time is up after 0 of"):
+        run(tmp_path, limit_s=1e-9)
+    first = run(tmp_path, resume=True)
+    num_played = len(cluster.played)
+
+    def refuse() -> None:
+        raise NotFeasible("no namespaces here")
+
+    monkeypatch.setattr(network, "refuse_without_rights", refuse)
+    again = run(tmp_path, resume=True)
+    assert again.series == first.series
+    assert len(cluster.played) == num_played
+    with pytest.raises(NotFeasible, match="no namespaces"):
+        run(tmp_path / "empty")
+
+
+def test_nobody_else_measures_meanwhile(cluster: LawfulCluster, tmp_path: Path) -> None:
+    held: list[bool] = []
+    request = network.NetworkRequest(folder=tmp_path, budget="quick")
+    network.validate_network(request, on_progress=lambda _: held.append(machine_is_held()))
+    assert len(held) == len(cluster.played)
+    assert all(held)
+
+
+def test_what_makes_no_sense_is_refused(cluster: LawfulCluster, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="quick, standard, got 'thorough'"):
+        network.validate_network(
+            network.NetworkRequest(folder=tmp_path, budget="thorough"), on_progress=lambda _: None
+        )
+    (tmp_path / "runs.jsonl").write_text("")
+    with pytest.raises(UsageError, match="continue with --resume"):
+        run(tmp_path)
+    assert not cluster.played

@@ -1,0 +1,58 @@
+"""Stages that balance their work, against filling them piece by piece."""
+
+import pytest
+
+from perfmodel.cost.jobs import jobs_from
+from perfmodel.parallelism.layout import Layout
+from perfmodel.workload.transformer import Transformer
+from validate.published.large_rows import _balanced_stages, starves_a_stage
+
+#: Layers, and the output head in layers: Llama-like 1B and 8B with 131,072 words.
+SHAPES = ((16, 4.0), (32, 131_072 * 4096 / (4 * 4096**2 + 3 * 4096 * 14336)))
+
+
+def filled(layers: int, stages: int, head: float) -> list[list[str]]:
+    """Pieces of every stage: layers, head, cast, loss; the next stage begins once a share is reached."""
+    share = (layers + head) / stages
+    pieces = [("layer", 1.0)] * layers + [("head", head), ("cast", 0.0), ("loss", 0.0)]
+    result: list[list[str]] = [[] for _ in range(stages)]
+    stage, done = 0, 0.0
+    for name, work in pieces:
+        result[stage].append(name)
+        done += work
+        if done >= share * (stage + 1) and stage + 1 < stages:
+            stage += 1
+    return result
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("stages", [2, 4, 8, 16, 32])
+def test_stages_hold_what_filling_them_in_turn_gives(shape: tuple[int, float], stages: int) -> None:
+    layers, head = shape
+    pieces = filled(layers, stages, head)
+    counts = [stage.count("layer") for stage in pieces]
+    found = _balanced_stages(layers, stages, head=head)
+    with_head = next(index for index, stage in enumerate(pieces) if "head" in stage)
+    assert found["first_layers"] == counts[0]
+    assert found["most_layers"] == max(counts)
+    assert found["last_layers"] == pytest.approx(counts[with_head], abs=1e-6)
+
+
+@pytest.mark.parametrize("stages", [2, 4, 8, 16])
+def test_a_stage_starves_if_pieces_run_out(stages: int) -> None:
+    model = Transformer(
+        layers=16,
+        hidden=2048,
+        heads=32,
+        kv_heads=32,
+        feed_forward=8192,
+        gated=True,
+        vocabulary=131_072,
+        tied=True,
+    )
+    jobs = jobs_from([(model, Layout(pp=stages))], sequence=4096, devices_per_node=8)
+    assert bool(starves_a_stage(jobs)[0]) == any(not x for x in filled(16, stages, 4.0))
+
+
+def test_without_a_pipeline_nothing_is_said() -> None:
+    assert _balanced_stages(16, 1, head=4.0) == {}

@@ -1,0 +1,233 @@
+"""Use case: train to a target at several batches, each at its best rate, and judge the law of the batch."""
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from calibrate.campaign import Campaign, Progress, measure
+from calibrate.environment import describe_environment
+from calibrate.launch import Launcher, LaunchFlags
+from calibrate.noise import RECIPES, trainings_in
+from calibrate.placement import place, provenance
+from calibrate.task import TrainingTask
+from perfmodel.cost.batch_law import calibrated_law
+from perfmodel.documents.base import file_sha256
+from perfmodel.documents.batch_validation import BatchValidationDocument, JudgedBatch
+from perfmodel.documents.observation import TrainingObservation
+from perfmodel.documents.prediction import Interval
+from perfmodel.documents.profile import NoiseScaleProfile, ProfileDocument
+from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, UsageError
+from perfmodel.statistics.convergence import BatchPoint, Convergence, fit_convergence
+from validate.errors import fraction, summarise
+from validate.machine import refuse_other_machine
+
+VALIDATION: Final = "batch.json"
+#: A rate that needs so many times the predicted steps is a bad one.
+_PATIENCE: Final = 2.5
+#: Starts that must reach the target for a rate to count.
+_ENOUGH: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchBudget:
+    """What is tried."""
+
+    batches: tuple[int, ...]
+    rates: tuple[float, ...]
+    """Learning rates, over that of the recipe times the square root of the batch over the reference."""
+    num_starts: int
+
+
+BUDGETS: Final = {
+    "quick": BatchBudget(batches=(16, 64, 256), rates=(0.5, 1.0, 2.0), num_starts=2),
+    "standard": BatchBudget(
+        batches=(16, 32, 64, 128, 256, 512), rates=(0.5, 1.0, 2.0), num_starts=3
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRequest:
+    """What the user asked for."""
+
+    profile: ProfileDocument
+    folder: Path
+    workload: str = "lenet"
+    budget: str = "standard"
+    seed: int = 1
+    resume: bool = False
+
+
+def validate_batch(
+    request: BatchRequest, launcher: Launcher, *, on_progress: Callable[[Progress], None]
+) -> BatchValidationDocument:
+    """Train at every batch and rate on one rank, and compare steps to the target.
+
+    How a batch is split over ranks changes the time of a step and not what it learns, so one rank tells.
+
+    Raises
+    ------
+    UsageError
+        If the budget is unknown.
+    CalibrationUnavailable
+        If the profile is of another machine, or lacks the noise scale of the workload.
+    """
+    if request.budget not in BUDGETS:
+        raise UsageError(f"--budget: must be one of {', '.join(BUDGETS)}, got {request.budget!r}")
+    environment = describe_environment()
+    refuse_other_machine(request.profile, environment["host"]["fingerprint"])
+    tasks = planned_tasks(_scale(request), BUDGETS[request.budget], seed=request.seed)
+    topology, device_kind = place(
+        request.profile.device_kind, LaunchFlags(nproc_per_node=1), os.environ
+    )
+    plan = {"stage": "validate batch", "tasks": [task.model_dump() for task in tasks]}
+    observations = measure(
+        Campaign(
+            folder=request.folder,
+            plan=json.dumps(plan, indent=1) + "\n",
+            rounds=(tasks,),
+            device_kind=device_kind,
+            topology=topology,
+            fingerprint=environment["host"]["fingerprint"],
+        ),
+        launcher,
+        resume=request.resume,
+        on_progress=on_progress,
+    )
+    document = judge_batches(request, trainings_in(observations), observations)
+    document.write(request.folder / VALIDATION)
+    return document
+
+
+def _scale(request: BatchRequest) -> NoiseScaleProfile:
+    scale = request.profile.noise_scale(request.workload)
+    if scale is None or request.workload not in RECIPES:
+        raise CalibrationUnavailable(
+            f"--profile: must hold the noise scale of {request.workload!r}, got none; "
+            f"run perfmodel calibrate --noise-scale {request.workload}"
+        )
+    return scale
+
+
+def planned_tasks(
+    scale: NoiseScaleProfile, budget: BatchBudget, *, seed: int
+) -> tuple[TrainingTask, ...]:
+    """Every batch at every rate from every start; starts differ from those of the calibration."""
+    law, recipe = calibrated_law(scale), RECIPES[scale.workload]
+    return tuple(
+        TrainingTask(
+            name=f"training {scale.workload} batch={batch} rate x{rate:g} seed={seed}-{start}",
+            round=0,
+            workload=scale.workload,
+            world_size=1,
+            micro_batch=batch,
+            learning_rate=rate * scale.learning_rate * (batch / scale.batch) ** 0.5,
+            seed=1000 * seed + start,
+            noise=recipe.noise,
+            target_loss=scale.target_loss,
+            max_steps=int(_PATIENCE * law.samples(batch).p50 / batch),
+        )
+        for start in range(budget.num_starts)
+        for batch in budget.batches
+        for rate in budget.rates
+    )
+
+
+def judge_batches(
+    request: BatchRequest, trainings: Sequence[TrainingObservation], path: Path
+) -> BatchValidationDocument:
+    """Put every prediction beside what was measured; measures nothing.
+
+    Raises
+    ------
+    MeasurementFailed
+        If fewer than two batches reached the target.
+    """
+    scale = _scale(request)
+    by_batch: dict[int, list[TrainingObservation]] = defaultdict(list)
+    for training in trainings:
+        by_batch[training.batch].append(training)
+    law = calibrated_law(scale)
+    rows = {
+        batch: _judged(batch, best, group, law)
+        for batch, group in sorted(by_batch.items())
+        if (best := _best_rate(group)) is not None
+    }
+    others = [row for batch, row in rows.items() if batch != scale.batch]
+    if not others or len(rows) < 2:
+        raise MeasurementFailed(
+            f"{path}: must hold at least two batches that reached the target, got {len(rows)}; "
+            "continue with --resume"
+        )
+    steps = median(scale.steps_to_target)
+    fitted = fit_convergence(
+        [
+            BatchPoint(batch=row.batch, samples=row.batch * row.measured_steps)
+            for row in rows.values()
+        ]
+    )
+    return BatchValidationDocument(
+        schema_version=BatchValidationDocument.current_version,
+        provenance=provenance(describe_environment(), seed=request.seed),
+        profile_digest=request.profile.digest,
+        observations_sha256=file_sha256(path),
+        workload=scale.workload,
+        samples=scale.samples,
+        reference_batch=scale.batch,
+        noise_scale=scale.noise_scale,
+        measured_critical_batch=Interval(
+            p5=fitted.critical_batch.p5,
+            p50=fitted.critical_batch.p50,
+            p95=fitted.critical_batch.p95,
+        ),
+        batches=tuple(rows.values()),
+        not_reached=tuple(sorted(set(by_batch) - set(rows))),
+        summary=summarise([row.signed_error for row in others]),
+        same_samples=summarise(
+            [steps * scale.batch / row.batch / row.measured_steps - 1 for row in others]
+        ),
+        same_steps=summarise([steps / row.measured_steps - 1 for row in others]),
+        coverage=fraction(row.is_covered for row in others),
+    )
+
+
+def _best_rate(group: Sequence[TrainingObservation]) -> float | None:
+    """Rate with the fewest steps in the median over its starts, where half of them reach the target."""
+    medians = {
+        rate: median(steps)
+        for rate, found in _by_rate(group).items()
+        if len(steps := [n for n in found if n is not None]) > _ENOUGH * len(found)
+    }
+    return min(medians, key=lambda rate: medians[rate]) if medians else None
+
+
+def _by_rate(group: Sequence[TrainingObservation]) -> Mapping[float, list[int | None]]:
+    found: dict[float, list[int | None]] = defaultdict(list)
+    for training in group:
+        found[training.learning_rate].append(training.num_steps)
+    return found
+
+
+def _judged(
+    batch: int, best: float, group: Sequence[TrainingObservation], law: Convergence
+) -> JudgedBatch:
+    found = _by_rate(group)
+    steps = tuple(n for n in found[best] if n is not None)
+    measured = float(median(steps))
+    samples = law.samples(batch)
+    predicted = Interval(p5=samples.p5 / batch, p50=samples.p50 / batch, p95=samples.p95 / batch)
+    return JudgedBatch(
+        batch=batch,
+        learning_rate=best,
+        is_rate_at_edge=best in (min(found), max(found)),
+        steps=steps,
+        measured_steps=measured,
+        predicted_steps=predicted,
+        signed_error=predicted.p50 / measured - 1,
+        is_covered=predicted.p5 <= measured <= predicted.p95,
+    )

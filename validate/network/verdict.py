@@ -1,0 +1,222 @@
+"""Fit a part of the measured collectives, predict the rest, judge."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from perfmodel.cost.collective import CollectiveCost
+from perfmodel.documents.collectives import MeasuredCollective
+from perfmodel.documents.profile import CurvePoint
+from perfmodel.documents.published import PublishedSeries
+from perfmodel.documents.testbed import CollectiveRun
+from perfmodel.documents.validation import Gate
+from validate.errors import summarise
+from validate.gates import gate
+from validate.network.plan import BETWEEN, FITTED, LEFT_OUT
+from validate.published.baselines import alpha_beta_ring, ring_s
+from validate.published.errors import FloatArray, compare_predictors
+
+#: What a gate may find, as fractions of the time.
+LIMITS: Final = {"inside": 0.05, "beyond": 0.08}
+_NUM_DRAWS: Final = 300
+#: Of a point that was measured in one round, when nothing tells how rounds differ.
+_ERROR_OF_ONE_ROUND: Final = 0.05
+#: Asymptotic error of a median over that of a mean, for errors that are normal.
+_MEDIAN_OVER_MEAN: Final = 1.25
+
+Key = tuple[str, str]
+"""Links and collective."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One collective of one size in one group."""
+
+    world_size: int
+    size_bytes: float
+    rounds_s: tuple[float, ...]
+    """Median of each round. [s]"""
+
+    @property
+    def time_s(self) -> float:
+        """Median over the rounds. [s]"""
+        return float(np.median(self.rounds_s))
+
+    @property
+    def relative_error(self) -> float:
+        """Of the median."""
+        if len(self.rounds_s) == 1:
+            return _ERROR_OF_ONE_ROUND
+        spread = float(np.std(np.log(self.rounds_s), ddof=1))
+        return _MEDIAN_OVER_MEAN * spread / float(np.sqrt(len(self.rounds_s)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """Which points are fitted, and which of the others are predicted."""
+
+    name: str
+    limit: str
+    """Gate that it counts for: inside what is fitted, or beyond."""
+    is_fitted: Callable[[Point], bool]
+    is_predicted: Callable[[Point], bool]
+
+
+def splits(sizes_bytes: Iterable[float]) -> tuple[Split, ...]:
+    """Sizes between others, a group between others, and the largest group."""
+    ordered = sorted(set(sizes_bytes))
+    fitted, between = set(ordered[::2]), set(ordered[1::2])
+    groups = {*FITTED, LEFT_OUT}
+    return (
+        Split(
+            name="every second size",
+            limit="inside",
+            is_fitted=lambda p: p.world_size in groups and p.size_bytes in fitted,
+            is_predicted=lambda p: p.world_size in groups and p.size_bytes in between,
+        ),
+        Split(
+            name="a group between",
+            limit="inside",
+            is_fitted=lambda p: p.world_size in groups,
+            is_predicted=lambda p: p.world_size == BETWEEN,
+        ),
+        Split(
+            name="the largest group",
+            limit="beyond",
+            is_fitted=lambda p: p.world_size in FITTED,
+            is_predicted=lambda p: p.world_size == LEFT_OUT,
+        ),
+    )
+
+
+def points(runs: Iterable[CollectiveRun]) -> dict[Key, list[Point]]:
+    """All rounds of the same collective, links, group and size together."""
+    rounds: dict[Key, dict[tuple[int, int], list[float]]] = defaultdict(lambda: defaultdict(list))
+    for run in runs:
+        setting = run.setting
+        of_one = rounds[setting.family, setting.collective]
+        for size, durations_s in zip(setting.sizes_bytes, run.durations_s, strict=True):
+            of_one[setting.fabric.num_ranks, size].append(float(np.median(durations_s)))
+    return {
+        key: [
+            Point(world_size=n, size_bytes=size, rounds_s=tuple(found_s))
+            for (n, size), found_s in sorted(of_one.items())
+        ]
+        for key, of_one in rounds.items()
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """One split of one collective."""
+
+    links: str
+    limit: str
+    series: PublishedSeries
+    signed_errors: tuple[float, ...]
+
+
+def judge(found: Mapping[Key, Sequence[Point]]) -> list[Judged]:
+    """Every split that has something to fit and something to predict."""
+    judged = []
+    for (links, collective), all_points in found.items():
+        for split in splits(point.size_bytes for point in all_points):
+            known = [point for point in all_points if split.is_fitted(point)]
+            unknown = [point for point in all_points if split.is_predicted(point)]
+            if known and unknown:
+                judged.append(_judge_one(f"{links}: {collective}", split, known, unknown))
+    return judged
+
+
+def _judge_one(name: str, split: Split, known: list[Point], unknown: list[Point]) -> Judged:
+    links, _, collective = name.partition(": ")
+    cost = CollectiveCost.sample(
+        _groups(collective, known),
+        library="gloo",
+        num_draws=_NUM_DRAWS,
+        rng=np.random.default_rng(0),
+    )
+    draws_s = np.stack([cost.time_s(round(p.size_bytes), world_size=p.world_size) for p in unknown])
+    measured_s = np.array([point.time_s for point in unknown])
+    errors = np.array([point.relative_error for point in unknown])[:, np.newaxis]
+    shaken_s = draws_s * np.exp(errors * np.random.default_rng(1).standard_normal(draws_s.shape))
+    low, high = np.quantile(shaken_s, [0.05, 0.95], axis=1)
+    predicted = {"perfmodel": draws_s[:, 0]} | _others(collective, known, unknown)
+    return Judged(
+        links=links,
+        limit=split.limit,
+        signed_errors=tuple(float(e) for e in draws_s[:, 0] / measured_s - 1),
+        series=PublishedSeries(
+            source=links,
+            name=f"{name}: {split.name}",
+            fitted=_ranks(known),
+            predicted=_ranks(unknown),
+            num_fitted=len(known),
+            num_predicted=len(unknown),
+            errors=compare_predictors(
+                measured_s,
+                predicted,
+                covered=((low <= measured_s) & (measured_s <= high)).astype(float),
+            ),
+        ),
+    )
+
+
+def _others(
+    collective: str, known: Sequence[Point], unknown: Sequence[Point]
+) -> dict[str, FloatArray]:
+    """A plain ring on the same points; and a part of the rounds for the rest, if there are several."""
+    fit, table = (
+        np.array([(p.size_bytes, p.world_size, p.time_s) for p in of]) for of in (known, unknown)
+    )
+    passes = 2.0 if collective == "all_reduce" else 1.0
+    plain = alpha_beta_ring(fit[:, 0], fit[:, 1], fit[:, 2], passes=passes)
+    found = {"alpha-beta ring": ring_s(table[:, 0], table[:, 1], plain, passes=passes)}
+    if all(len(point.rounds_s) > 1 for point in unknown):
+        # Measured twice: what no model can do better. Errors of halves are those of a median, twice.
+        halves = [
+            np.median(p.rounds_s[::2]) / np.median(p.rounds_s[1::2]) * p.time_s for p in unknown
+        ]
+        found["half of the rounds, by the others"] = np.array(halves)
+    return found
+
+
+def _ranks(of: Iterable[Point]) -> str:
+    return "ranks " + ", ".join(str(count) for count in sorted({p.world_size for p in of}))
+
+
+def _groups(collective: str, known: Sequence[Point]) -> list[MeasuredCollective]:
+    return [
+        MeasuredCollective(
+            collective=collective,
+            world_size=n,
+            num_nodes=1,
+            points=tuple(
+                CurvePoint(at=p.size_bytes, time_s=p.time_s, relative_error=p.relative_error)
+                for p in known
+                if p.world_size == n
+            ),
+        )
+        for n in sorted({point.world_size for point in known})
+    ]
+
+
+def gates(judged: Sequence[Judged]) -> tuple[Gate, ...]:
+    """All collectives of the same links together."""
+    verdict = []
+    for links in dict.fromkeys(entry.links for entry in judged):
+        for limit, words in (("inside", "inside the range"), ("beyond", "16 ranks from 2, 4, 8")):
+            errors = [
+                error
+                for entry in judged
+                if (entry.links, entry.limit) == (links, limit)
+                for error in entry.signed_errors
+            ]
+            if errors:
+                verdict.append(
+                    gate(f"{links}: {words}, MAPE", summarise(errors).mape, at_most=LIMITS[limit])
+                )
+    return tuple(verdict)

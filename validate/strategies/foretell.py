@@ -1,0 +1,248 @@
+"""Predict real strategies with the product's step programs and simulation; the testbed prices collectives."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.algebra.max_plus import end_times
+from perfmodel.cost.shaped import ShapedRing
+from perfmodel.documents.prediction import Interval
+from perfmodel.documents.strategies import ForetoldStrategy
+from perfmodel.documents.testbed import CollectiveKind, StrategySetting
+from perfmodel.parallelism.buckets import assign_shards
+from perfmodel.parallelism.layout import Layout, parse_layout
+from perfmodel.parallelism.strategy import Setting
+from perfmodel.program.ddp import compile_step
+from perfmodel.program.layout_step import Execution, compile_layout
+from perfmodel.program.operation import Cause, Operation, StepProgram, Stream
+from perfmodel.simulation import simulate
+from perfmodel.workload.workload import Parameter, Workload
+
+FloatArray = NDArray[np.float64]
+
+_ELEMENT_BYTES: Final = 4
+_PAIR: Final = 2
+#: All-reduces of a layer in a micro-batch: attention and perceptron have one each way [arXiv 1909.08053].
+_ALL_REDUCES: Final = 4
+#: Doubt that calibration leaves at least, as a standard deviation of the logarithm: priors, of the size of
+#: the errors on the runs with which the programs were developed.
+_LEAST_DOUBT: Final = {"fsdp": 0.02, "zero": 0.025, "tensor": 0.025, "pipeline": 0.015}
+#: The same, more, beyond two ranks. Programs leave out how broadcasts of several ranks share links, and that
+#: a stage that is sending announces late, through the same link, what it is ready to receive.
+_DOUBT_BEYOND_PAIRS: Final = {"fsdp": 0.015, "zero": 0.04, "tensor": 0.015, "pipeline": 0.06}
+
+_KINDS: Final[dict[Cause, CollectiveKind]] = {
+    Cause.ALL_REDUCE: "all_reduce",
+    Cause.TENSOR: "all_reduce",
+    Cause.ALL_GATHER: "all_gather",
+    Cause.REDUCE_SCATTER: "reduce_scatter",
+    Cause.BROADCAST: "broadcast",
+    Cause.HAND_OVER: "send_recv",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostWork:
+    """What a strategy's own code costs beside the device, which waits for it."""
+
+    pass_s: float = 0.0
+    """Per pass of a layer. [s]"""
+    byte_s: float = 0.0
+    """The same, per byte that the layer communicates. [s/B]"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StrategyCalibration:
+    """All that runs of two ranks have told."""
+
+    ring: ShapedRing
+    pair_gather: float
+    """All-gather between two ranks over what its ring would take: both directions share a connection, in
+    which the word that one may send waits behind what the other sends."""
+    hosts: dict[str, HostWork]
+    """By family."""
+    residuals: dict[str, float]
+    """Standard deviation of the logarithm of measured over predicted steps, by family."""
+    num_cores: int
+    num_draws: int
+
+
+def compiled(setting: StrategySetting) -> StepProgram:
+    """The step as the product sees it; gloo makes the host wait."""
+    layout = parse_layout(setting.layout)
+    if setting.family == "zero":
+        return _redundant(setting, layout)
+    if layout.zero == 3:
+        layout = replace(layout, prefetch=int(setting.prefetch))
+    return compile_layout(layout, layers=setting.model.num_layers, execution=Execution.BLOCKING)
+
+
+def _redundant(setting: StrategySetting, layout: Layout) -> StepProgram:
+    """DDP, then an optimizer that is divided by parameters."""
+    model = setting.model
+    sizes = [_ELEMENT_BYTES * model.layer_elements] * model.num_layers
+    workload = Workload(
+        name=setting.name,
+        sample="one emulated sample",
+        parameters=tuple(
+            Parameter(
+                name=f"layer {number}",
+                num_elements=model.layer_elements,
+                ready_fraction=(number + 1) / model.num_layers,
+            )
+            for number in range(model.num_layers)
+        ),
+        forward_flop=0.0,
+        backward_flop=0.0,
+        num_operators=model.num_layers,
+    )
+    step = Setting(
+        workload=setting.name,
+        world_size=layout.dp,
+        micro_batch=1,
+        accumulation=layout.accumulation,
+        bucket_cap_mb=setting.bucket_cap_mb,
+    )
+    shards = assign_shards(sizes, num_ranks=layout.dp)
+    return compile_step(workload, step, asynchronous=False, shards_bytes=shards)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prices:
+    """Seconds for the operations of one setting."""
+
+    setting: StrategySetting
+    layout: Layout
+    calibration: StrategyCalibration
+    program: StepProgram
+
+    @classmethod
+    def of(cls, setting: StrategySetting, calibration: StrategyCalibration) -> "Prices":
+        """Compile and be ready to price."""
+        return cls(
+            setting=setting,
+            layout=parse_layout(setting.layout),
+            calibration=calibration,
+            program=compiled(setting),
+        )
+
+    def durations(self) -> FloatArray:
+        """Time of each operation, shape ``(num_operations, num_draws)``. [s]
+
+        A link that had time to rest lets the next collective start with credit.
+        """
+        nothing = np.zeros(self.calibration.num_draws)
+        without = self._priced(lambda _: nothing)
+        credit = self._credits(without)
+        return self._priced(lambda position: credit.get(position, nothing))
+
+    def _priced(self, credit_s: Callable[[int], FloatArray]) -> FloatArray:
+        return np.stack(
+            [
+                self._collective(operation, credit_s(position))
+                if operation.cause in _KINDS
+                else np.full(self.calibration.num_draws, self._compute(operation))
+                for position, operation in enumerate(self.program.operations)
+            ]
+        )
+
+    def _collective(self, operation: Operation, credit_s: FloatArray) -> FloatArray:
+        kind, size_bytes = _KINDS[operation.cause], self._size_bytes(operation)
+        found, fabric = self.calibration, self.setting.fabric
+        time_s = found.ring.time_s(
+            size_bytes, fabric, num_cores=found.num_cores, credit_s=credit_s, collective=kind
+        )
+        if kind == "all_gather" and fabric.num_ranks == _PAIR:
+            time_s = time_s * found.pair_gather
+        if operation.cause is Cause.TENSOR:
+            time_s = time_s * self._all_reduces(operation)
+        return time_s
+
+    def _all_reduces(self, operation: Operation) -> float:
+        return _ALL_REDUCES * self._layers_per_stage * operation.share
+
+    @property
+    def _layers_per_stage(self) -> float:
+        return self.setting.model.num_layers / self.layout.pp
+
+    def _size_bytes(self, operation: Operation) -> int:
+        model = self.setting.model
+        if operation.cause in (Cause.TENSOR, Cause.HAND_OVER):
+            return model.activation_bytes
+        layers = self._layers_per_stage * operation.share
+        return operation.size_bytes or round(_ELEMENT_BYTES * model.layer_elements * layers)
+
+    def _compute(self, operation: Operation) -> float:
+        model, layout = self.setting.model, self.layout
+        if operation.cause is Cause.OPTIMIZER:
+            others = layout.tp * layout.pp
+            # A program that divides the optimizer itself says its largest part.
+            divided = layout.dp if layout.zero > 1 else 1
+            return model.optimizer_s * operation.share / others / divided
+        if operation.cause not in (Cause.FORWARD, Cause.BACKWARD):
+            return 0.0
+        is_forward = operation.cause is Cause.FORWARD
+        layer_s = (model.forward_s if is_forward else model.backward_s) / layout.tp
+        return (layer_s + self._host_s()) * self._layers_per_stage * operation.share
+
+    def _host_s(self) -> float:
+        model, work = self.setting.model, self.calibration.hosts[self.setting.family]
+        sharded = self.setting.family in ("fsdp", "zero")
+        moved = _ELEMENT_BYTES * model.layer_elements if sharded else model.activation_bytes
+        return work.pass_s + work.byte_s * moved
+
+    def _credits(self, durations_s: FloatArray) -> dict[int, FloatArray]:
+        """What the rest before each collective saves: it grows while its link is idle. [s]"""
+        full_s = self.calibration.ring.credit_s(self.setting.fabric)
+        ends_s = end_times(self.program, durations_s)
+        state: dict[tuple[int, Stream], tuple[FloatArray, FloatArray]] = {}
+        found = {}
+        for position, operation in enumerate(self.program.operations):
+            if operation.cause not in _KINDS:
+                continue
+            if operation.cause is Cause.TENSOR:
+                found[position] = np.minimum(full_s, self._rest_s(operation, durations_s))
+                continue
+            credit_s, free_s = state.get(operation.lane, (full_s, np.zeros_like(full_s)))
+            starts_s = ends_s[position] - durations_s[position]
+            credit_s = np.minimum(full_s, credit_s + np.maximum(starts_s - free_s, 0.0))
+            found[position] = credit_s
+            left_s = np.maximum(credit_s - durations_s[position], 0.0)
+            state[operation.lane] = (left_s, ends_s[position])
+        return found
+
+    def _rest_s(self, operation: Operation, durations_s: FloatArray) -> FloatArray:
+        """Compute between two all-reduces of a layer."""
+        (before,) = operation.after
+        rest_s: FloatArray = durations_s[before] / self._all_reduces(operation)
+        return rest_s
+
+
+def simulated_step(setting: StrategySetting, calibration: StrategyCalibration) -> float:
+    """One step at the fitted parameters. [s]"""
+    prices = Prices.of(setting, calibration)
+    return simulate(prices.program, prices.durations()[:, :1].T).step_s
+
+
+def foretell(
+    setting: StrategySetting, calibration: StrategyCalibration, *, seed: int
+) -> ForetoldStrategy:
+    """Predict one setting with its interval."""
+    prices = Prices.of(setting, calibration)
+    durations_s = prices.durations()
+    steps_s = end_times(prices.program, durations_s).max(axis=0)
+    beyond = _DOUBT_BEYOND_PAIRS[setting.family] if setting.fabric.num_ranks > _PAIR else 0.0
+    spread = np.sqrt(
+        calibration.residuals[setting.family] ** 2 + _LEAST_DOUBT[setting.family] ** 2 + beyond**2
+    )
+    rng = np.random.default_rng([seed, *setting.name.encode()])
+    doubt = np.exp(spread * rng.standard_normal(calibration.num_draws))
+    return ForetoldStrategy(
+        name=setting.name,
+        step_s=Interval.of(
+            steps_s * doubt, nominal=simulate(prices.program, durations_s[:, :1].T).step_s
+        ),
+    )
