@@ -36,7 +36,6 @@ Scaling = Literal["weak", "strong"]
 
 NUM_DRAWS = 400
 _SEED = 0
-#: Percentiles of the steps of a run that are told beside the median.
 TAILS: Final = (95, 99)
 
 
