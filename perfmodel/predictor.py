@@ -152,13 +152,7 @@ class Predictor:
         loader_samples_per_s: float | None = None,
         tails: Sequence[int] = TAILS,
     ) -> StepPrediction:
-        """Predict one setting.
-
-        Parameters
-        ----------
-        tails
-            Percentiles of the steps of a run that are wanted beside the median; each costs as much
-            as the median.
+        """Predict one setting, with these percentiles of the steps of a run beside the median.
 
         Raises
         ------
