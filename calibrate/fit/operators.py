@@ -156,7 +156,8 @@ def _timings(
             )
             name = family(operator)
             groups[name].append(timing)
-            if wider := wider_family(name):
+            # Only functions stand for each other; ways to convolve are told apart.
+            if name.startswith("function ") and (wider := wider_family(name)):
                 groups[wider].append(timing)
         for point in entry.optimizers:
             name = optimizer_family(point.optimizer, point.implementation)
