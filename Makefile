@@ -24,7 +24,7 @@ INSTALLED_DEV := $(VENV)/.installed-dev
 .DELETE_ON_ERROR:
 # Two measurements at once would measure each other.
 .NOTPARALLEL:
-.PHONY: help quickstart install doctor calibrate validate testbed report test check bench record clean
+.PHONY: help quickstart install doctor calibrate validate testbed report reference test check bench record clean
 
 help: ## list these targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -80,6 +80,9 @@ testbed: $(INSTALLED) ## judge the model of many ranks on shaped links; needs ro
 report: $(INSTALLED) ## write OUT/report/report.html and its figures
 	$(RUN) perfmodel report --profile $(PROFILE) --out $(OUT)/report \
 		$$(test -f $(VALIDATION) && echo --validation $(VALIDATION))
+
+reference: $(INSTALLED_DEV) ## write the reference of the Python interface from its docstrings -> OUT/reference
+	$(RUN) pdoc --docformat numpy --no-show-source -o $(OUT)/reference perfmodel.api perfmodel.documents perfmodel.errors
 
 test: $(INSTALLED_DEV) ## run all tests
 	$(RUN) pytest $(PYTEST_FLAGS)

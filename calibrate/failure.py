@@ -4,8 +4,10 @@ import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
+_FAILURES: Final = "Failures:"
 _ROOT_CAUSE: Final = "Root Cause (first observed failure)"
 _RANK: Final = re.compile(r"^\s*rank\s*:\s*(\d+)")
 _EXIT_CODE: Final = re.compile(r"^\s*exitcode\s*:\s*(-?\d+)")
@@ -46,7 +48,7 @@ class Failure:
 
 def first_failure(stderr_lines: Sequence[str], *, exit_code: int) -> Failure:
     """Find the first failed rank, its exit code and its last useful words."""
-    report = _root_cause(stderr_lines)
+    report = _first_section(stderr_lines)
     rank = _first_number(_RANK, report)
     rank_code = _first_number(_EXIT_CODE, report)
     words = [match[1] for line in report if (match := _EXCEPTION.match(line))]
@@ -71,6 +73,25 @@ def exit_text(exit_code: int) -> str:
 def _root_cause(lines: Sequence[str]) -> Sequence[str]:
     starts = [index for index, line in enumerate(lines) if _ROOT_CAUSE in line]
     return lines[starts[-1] :] if starts else ()
+
+
+def _first_section(lines: Sequence[str]) -> Sequence[str]:
+    """Part of torchrun's report on the rank that failed first.
+
+    torchrun ends the others with SIGTERM. Where it sees all of them end at once, it takes the
+    lowest rank for the first; one that nobody ended by SIGTERM is the likelier cause.
+    """
+    root_cause = _root_cause(lines)
+    starts = [index for index, line in enumerate(lines) if line.strip() == _FAILURES]
+    others = lines[starts[-1] : len(lines) - len(root_cause)] if starts and root_cause else ()
+    ranks = [index for index, line in enumerate(others) if _RANK.match(line)]
+    sections = [others[i:j] for i, j in pairwise([*ranks, len(others)])]
+    sections = [root_cause, *sections]
+    return next((found for found in sections if not _was_ended(found)), root_cause)
+
+
+def _was_ended(section: Sequence[str]) -> bool:
+    return _first_number(_EXIT_CODE, section) == -signal.SIGTERM
 
 
 def _first_number(pattern: re.Pattern[str], lines: Sequence[str]) -> int | None:

@@ -46,7 +46,6 @@ class Recipe:
 RECIPES: Final = {
     "lenet": Recipe(learning_rate=1.0, noise=1.5, target_loss=0.4, most_steps=2000),
     "mlp": Recipe(learning_rate=0.1, noise=5.0, target_loss=0.4, most_steps=1000),
-    "resnet18": Recipe(learning_rate=0.05, noise=3.0, target_loss=0.4, most_steps=100),
 }
 
 

@@ -6,11 +6,12 @@ number in a notebook and one in a terminal come from the same lines.
 
 import datetime as dt
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 from perfmodel.documents.acceptance import AcceptanceTerms
+from perfmodel.documents.goodput import GoodputDocument
 from perfmodel.documents.plan import PlanDocument
 from perfmodel.documents.plan_file import read_plan
 from perfmodel.documents.prediction import PredictionDocument
@@ -26,8 +27,10 @@ from perfmodel.plan.acceptance import acceptance_terms as terms_of
 from perfmodel.plan.acceptance import judge
 from perfmodel.plan.options import plan_options as ranked_options
 from perfmodel.plan.profile_diff import compare_profiles
+from perfmodel.plan.sources import named_transformer, read_sources
 from perfmodel.predictor import Predictor, Scaling
 from perfmodel.scenarios import Scenario, changed, compare_scenarios
+from perfmodel.workload.transformers import NamedTransformer
 
 #: A document, or the file that holds it.
 AnyProfile: TypeAlias = ProfileDocument | str | os.PathLike[str]
@@ -198,6 +201,7 @@ def plan_options(
     *,
     prices: str | os.PathLike[str] | None = None,
     today: dt.date | None = None,
+    open_model: Callable[[str, int | None], NamedTransformer] = named_transformer,
     argv: Sequence[str] = ("perfmodel.plan_options",),
 ) -> PlanDocument:
     """Rank the options of a plan file by cost, with the chance to meet its deadline.
@@ -210,6 +214,8 @@ def plan_options(
         CSV of prices, used by name.
     today
         For the age of prices, and the first day of training if the plan names none; default: today.
+    open_model
+        Large model by name and tokens per sequence; the command line also reads Hugging Face configs.
 
     Returns
     -------
@@ -223,21 +229,20 @@ def plan_options(
     """
     path, day = Path(plan), today or dt.datetime.now(dt.UTC).date()
     found = read_plan(path, today=day, prices=None if prices is None else Path(prices))
-    if found.work.workload.endswith(".json"):
-        beside = str(path.parent / found.work.workload)
-        work = found.work.model_copy(update={"workload": beside})
-        found = found.model_copy(update={"work": work})
-    files = {option.profile for option in found.option}
-    machines = {name: read_profile(path.parent / name) for name in files}
-    profiles = {option.name: machines[option.profile] for option in found.option}
     try:
-        return ranked_options(found, profiles, today=day, argv=argv)
+        return ranked_options(
+            *read_sources(found, path, open_model=open_model), today=day, argv=argv
+        )
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
 
 
 def acceptance_terms(
-    profile: AnyProfile, workloads: Sequence[str] | None = None, *, confidence: float = 0.95
+    profile: AnyProfile,
+    workloads: Sequence[str] | None = None,
+    *,
+    confidence: float = 0.95,
+    goodput: GoodputDocument | None = None,
 ) -> AcceptanceTerms:
     """Clauses that a machine like the one of the profile keeps, each with this confidence.
 
@@ -245,10 +250,12 @@ def acceptance_terms(
     ----------
     workloads
         Calibrated workloads whose step is a clause; default: all.
+    goodput
+        From ``perfmodel goodput --json``: its share of useful time becomes a clause.
     """
     machine = profile if isinstance(profile, ProfileDocument) else read_profile(profile)
     names = [entry.workload.name for entry in machine.workloads]
-    return terms_of(machine, workloads or names, confidence=confidence)
+    return terms_of(machine, workloads or names, confidence=confidence, goodput=goodput)
 
 
 def _opened(

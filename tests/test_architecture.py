@@ -153,8 +153,8 @@ COMMAND_LINE = {
     "validate memory": {"--batches", "--models", "--out"},
     "validate models": {"--budget", "--mode", "--out", "--profile", "--resume", "--seed"},
     "acceptance": set(),
-    "acceptance judge": {"--json", "--observations", "--profile", "clauses"},
-    "acceptance write": {"--confidence", "--out", "--profile", "--workload"},
+    "acceptance judge": {"--goodput", "--json", "--observations", "--profile", "clauses"},
+    "acceptance write": {"--confidence", "--goodput", "--out", "--profile", "--workload"},
     "batch": {
         "--batches",
         "--devices",
@@ -169,7 +169,7 @@ COMMAND_LINE = {
     },
     "cost": {"--json", "--prices", "--today", "budget"},
     "diff": {"--json", "new", "old"},
-    "plan options": {"--json", "--output", "--prices", "--today", "plan"},
+    "plan options": {"--json", "--output", "--prices", "--report", "--today", "plan"},
     "whatif": {
         "--against",
         "--batch",

@@ -20,6 +20,12 @@ _STEPS = typer.Option(
 _OBSERVATIONS = typer.Option(
     help="Raw times of the delivered machine, which name a slow rank; default: beside the profile."
 )
+_GOODPUT = typer.Option(
+    help="From perfmodel goodput --json for the job that is meant: adds a clause on its useful time."
+)
+_DELIVERED_GOODPUT = typer.Option(
+    help="From perfmodel goodput --json with the stops that the delivered machine showed (--mtbf-stops)."
+)
 
 
 def diff(
@@ -51,15 +57,22 @@ def acceptance_write(
     confidence: Annotated[
         float, typer.Option(help="With which a machine as good passes each clause.")
     ] = 0.95,
+    goodput: Annotated[Path | None, _GOODPUT] = None,
     out: Annotated[Path, typer.Option(help="Where to write the clauses.")] = DEFAULT_CLAUSES,
 ) -> None:
     """Write clauses for a contract: what a machine like the one of the profile does."""
     from perfmodel.api import acceptance_terms, read_profile  # noqa: PLC0415 - keeps --help fast
     from perfmodel.documents.base import write_atomically  # noqa: PLC0415
+    from perfmodel.documents.goodput import GoodputDocument  # noqa: PLC0415
     from perfmodel.report.acceptance import terms_grid  # noqa: PLC0415
     from perfmodel.report.tables import rich_table  # noqa: PLC0415
 
-    terms = acceptance_terms(read_profile(profile), workload, confidence=confidence)
+    terms = acceptance_terms(
+        read_profile(profile),
+        workload,
+        confidence=confidence,
+        goodput=None if goodput is None else GoodputDocument.read(goodput),
+    )
     write_atomically(out, terms.toml())
     show(rich_table(terms_grid(terms)))
     typer.echo(f"written: {out}")
@@ -70,11 +83,13 @@ def acceptance_judge(
     *,
     profile: Annotated[Path, typer.Option(help="Profile of the delivered machine.")],
     observations: Annotated[Path | None, _OBSERVATIONS] = None,
+    goodput: Annotated[Path | None, _DELIVERED_GOODPUT] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the document.")] = False,
 ) -> None:
     """Judge a delivered machine by the clauses of a contract."""
     from perfmodel.api import judge, read_profile  # noqa: PLC0415 - keeps --help fast
     from perfmodel.documents.acceptance import AcceptanceTerms, Verdict  # noqa: PLC0415
+    from perfmodel.documents.goodput import GoodputDocument  # noqa: PLC0415
     from perfmodel.documents.observation import read_observations  # noqa: PLC0415
     from perfmodel.report.acceptance import judgement_grid, judgement_lines  # noqa: PLC0415
     from perfmodel.report.tables import rich_table  # noqa: PLC0415
@@ -85,6 +100,7 @@ def acceptance_judge(
         AcceptanceTerms.read_toml(clauses),
         read_profile(profile),
         observations=() if source is None else read_observations(source),
+        goodput=None if goodput is None else GoodputDocument.read(goodput),
         argv=sys.argv,
     )
     table = rich_table(judgement_grid(document))

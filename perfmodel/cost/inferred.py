@@ -34,6 +34,19 @@ class StepInterval:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepDoubt:
+    """What the doubt of predicted steps consists of, each shape ``(num_jobs,)``."""
+
+    latents: Column
+    """Standard deviation of the logarithm, by the inferred latents."""
+    formula: Column
+    """The same, by what the formula does not explain."""
+    stall_probability: Column
+    stalled_ratio: Column
+    """Stalled step over calm step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class InferredModel:
     """Latents inferred from end-to-end step times, with their doubt."""
 
@@ -60,8 +73,7 @@ class InferredModel:
         """Step times with 90 % intervals; without ``stalls`` those of runs that nothing disturbs."""
         centre, disturbed, chance, variance = self._states(jobs)
         chance = chance if stalls else np.zeros(len(jobs))
-        drawn = step_time_s(jobs, {name: values[:, None] for name, values in self.draws.items()})
-        spread = np.sqrt(variance + np.log(drawn).var(axis=0)) * self.widening
+        spread = np.sqrt(variance + self._latent_variance(jobs)) * self.widening
         lower_s, upper_s = (
             np.exp(_quantile(share, centre, disturbed, chance, spread)) for share in (LOWER, UPPER)
         )
@@ -72,6 +84,36 @@ class InferredModel:
             lower_s=lower_s,
             upper_s=upper_s,
         )
+
+    def step_draws(self, jobs: Jobs, *, num_draws: int, seed: int = 0) -> Column:
+        """Draws of what ``predict`` gives quantiles of, shape ``(num_jobs, num_draws)``. [s]
+
+        The first is the number to name. All jobs share their random numbers, so that they compare in pairs.
+        """
+        centre, disturbed, chance, variance = self._states(jobs)
+        spread = np.sqrt(variance + self._latent_variance(jobs)) * self.widening
+        rng = np.random.default_rng(seed)
+        normal, uniform = rng.standard_normal(num_draws), rng.random(num_draws)
+        stalled = uniform < chance[:, None]
+        logs = np.where(stalled, disturbed[:, None], centre[:, None]) + spread[:, None] * normal
+        draws_s: Column = np.exp(logs)
+        draws_s[:, 0] = self.predict(jobs).number_s
+        return draws_s
+
+    def doubt(self, jobs: Jobs) -> StepDoubt:
+        """What the intervals of some jobs consist of."""
+        centre, disturbed, chance, variance = self._states(jobs)
+        return StepDoubt(
+            latents=np.sqrt(self._latent_variance(jobs)) * self.widening,
+            formula=np.sqrt(variance) * self.widening,
+            stall_probability=chance,
+            stalled_ratio=np.exp(disturbed - centre),
+        )
+
+    def _latent_variance(self, jobs: Jobs) -> Column:
+        """Variance of the logarithm over the draws of the latents."""
+        drawn = step_time_s(jobs, {name: values[:, None] for name, values in self.draws.items()})
+        return np.asarray(np.log(drawn).var(axis=0))
 
     def looks_disturbed(self, jobs: Jobs, step_s: Column) -> NDArray[np.bool_]:
         """Whether a measured step is nearer to the stalled than to the calm prediction."""
@@ -96,7 +138,7 @@ def _named_s(calm: Column, disturbed: Column, chance: Column, spread: Column) ->
     """
     weight = chance * np.exp(np.maximum(calm - disturbed, -50.0))
     late = weight / np.maximum(weight + 1 - chance, 1e-12)
-    return np.exp(_quantile(0.5, calm, disturbed, late, spread))
+    return np.asarray(np.exp(_quantile(0.5, calm, disturbed, late, spread)))
 
 
 def _quantile(

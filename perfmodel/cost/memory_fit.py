@@ -66,7 +66,7 @@ class InferredMemory:
         """
         shift, _ = self.discrepancy.at(jobs)
         last = _peak_bytes(jobs, self.factors, stage=jobs.pp - 1)
-        return np.maximum(_peak_bytes(jobs, self.factors), last) * np.exp(shift)
+        return np.asarray(np.maximum(_peak_bytes(jobs, self.factors), last) * np.exp(shift))
 
     def fit_probability(self, jobs: Jobs, capacity_bytes: float) -> NDArray[np.float64]:
         """Probability that the fullest rank stays below a capacity."""

@@ -23,6 +23,8 @@ class ClauseKind(enum.StrEnum):
     LATENCY = "latency"
     SPREAD = "spread"
     STEP = "step"
+    GOODPUT = "goodput"
+    """Training that is kept over all time, from ``perfmodel goodput``."""
 
 
 #: Unit of each kind of clause, and whether more is better.
@@ -32,6 +34,7 @@ UNITS: Final = {
     ClauseKind.LATENCY: ("s", False),
     ClauseKind.SPREAD: ("ratio", False),
     ClauseKind.STEP: ("s", False),
+    ClauseKind.GOODPUT: ("share", True),
 }
 
 
@@ -67,6 +70,7 @@ class Clause(Record):
             ClauseKind.BUSBW: ("world_size", "size_bytes"),
             ClauseKind.LATENCY: ("world_size", "size_bytes"),
             ClauseKind.SPREAD: (),
+            ClauseKind.GOODPUT: (),
             ClauseKind.STEP: ("workload", "world_size", "micro_batch"),
         }[self.kind]
         missing = [name for name in needed if getattr(self, name) is None]
@@ -167,7 +171,7 @@ class JudgedClause(Record):
 class AcceptanceDocument(Document):
     """The judgement of a delivered machine."""
 
-    current_version: ClassVar[int] = 1
+    current_version: ClassVar[int] = 2
     title: ClassVar[str] = "acceptance"
 
     command_line: tuple[str, ...]
@@ -175,6 +179,8 @@ class AcceptanceDocument(Document):
     delivered_digest: str
     delivered_name: str
     judged: tuple[JudgedClause, ...]
+    unmeasured_links: tuple[str, ...]
+    """Links of the delivered machine that no group crossed, so that nothing is said about them."""
 
     @property
     def failed(self) -> tuple[str, ...]:

@@ -26,7 +26,9 @@ from perfmodel.documents.budget import (
     refuse_mixed_currencies,
     with_prices,
 )
-from perfmodel.errors import InvalidDocument, why
+from perfmodel.errors import InvalidDocument, UsageError, why
+from perfmodel.parallelism.layout import Layout, parse_layout
+from perfmodel.units import Bytes, parse_bytes
 
 _Text = Annotated[str, Field(min_length=1)]
 
@@ -34,8 +36,13 @@ _Text = Annotated[str, Field(min_length=1)]
 class Work(Record):
     """What has to be trained, given in one of three ways."""
 
-    workload: _Text
+    workload: _Text | None = None
     """Calibrated in every profile by that name, or a workload file beside the plan."""
+    model: _Text | None = None
+    """Instead: a large model by name or Hugging Face config beside the plan, spread by layouts; the
+    profiles are then those of ``calibrate --from-runs``, and a sample is a sequence."""
+    sequence_length: PositiveInt | None = None
+    """Of a large model; default: what it is usually trained with. [tokens]"""
     samples: PositiveFloat | None = None
     epochs: PositiveFloat | None = None
     samples_per_epoch: PositiveFloat | None = None
@@ -46,10 +53,23 @@ class Work(Record):
     accumulation: PositiveInt = 1
 
     @validator(mode="after")
+    def _one_kind(self) -> Self:
+        if (self.workload is None) == (self.model is None):
+            raise ValueError("either workload or model must be given")
+        if self.model is None and self.sequence_length is not None:
+            raise ValueError("sequence_length must come with model")
+        if self.model is not None and self.tokens_per_sample is not None:
+            raise ValueError("tokens_per_sample of a model must be given as sequence_length")
+        if self.model is not None and self.accumulation != 1:
+            raise ValueError("accumulation of a model must be left to its layouts")
+        return self
+
+    @validator(mode="after")
     def _said_once(self) -> Self:
+        tokens = self.tokens if self.model is None else None
         pairs = (
             ("epochs", self.epochs, "samples_per_epoch", self.samples_per_epoch),
-            ("tokens", self.tokens, "tokens_per_sample", self.tokens_per_sample),
+            ("tokens", tokens, "tokens_per_sample", self.tokens_per_sample),
         )
         for name, value, partner, other in pairs:
             if (value is None) != (other is None):
@@ -67,10 +87,18 @@ class Work(Record):
         """Samples to train on, repeats included."""
         if self.epochs is not None and self.samples_per_epoch is not None:
             return self.epochs * self.samples_per_epoch
-        if self.tokens is not None and self.tokens_per_sample is not None:
-            return self.tokens / self.tokens_per_sample
+        length = self.tokens_per_sample or self.sequence_length
+        if self.tokens is not None and length is not None:
+            return self.tokens / length
         assert self.samples is not None
         return self.samples
+
+    @property
+    def name(self) -> str:
+        """The workload or the model."""
+        name = self.workload or self.model
+        assert name is not None
+        return name
 
 
 class Limits(Record):
@@ -99,6 +127,8 @@ class Failures(Record):
 
 #: Sizes of one option; each is a candidate with every batch.
 MOST_COUNTS: Final = 1_000_000
+#: The same of a large model, whose layouts are searched for every size and batch.
+MOST_SEARCHED: Final = 256
 
 
 class CountRange(Record):
@@ -135,6 +165,18 @@ class Option(Record):
     name: _Text
     profile: _Text
     """Of the machine, from ``perfmodel calibrate``; beside the plan."""
+    validation: _Text | None = None
+    """Of that machine: earlier errors enter the intervals; beside the plan."""
+    device: _Text | None = None
+    """Another device by its data sheet, to which the profile is scaled with wide doubt."""
+    cluster: _Text | None = None
+    """Links between the devices, beside the plan; default: one ring of links like the measured ones."""
+    device_memory: _Text | None = None
+    """Of one device, such as 80GiB: what does not fit is no candidate. Default: nobody asks."""
+    layout: _Text | None = None
+    """Of a large model, such as "tp=8 pp=2 zero=1 micro_batch=1"; default: every layout is tried."""
+    devices_per_node: PositiveInt | None = None
+    """Of a large model: devices that share fast links; default 8."""
     counts: Counts
     batches: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
     price: Price
@@ -157,6 +199,32 @@ class Option(Record):
         if not self.device_counts:
             raise ValueError("counts must name at least one number of devices")
         return self
+
+    @validator(mode="after")
+    def _parsed(self) -> Self:
+        if self.device_memory is not None:
+            parse_bytes(self.device_memory)
+        fixed = self.fixed_layout
+        if fixed is not None and (fixed.dp, fixed.accumulation) != (1, 1):
+            raise ValueError(
+                "dp and accumulation of layout must be left out: counts and batches say them"
+            )
+        return self
+
+    @property
+    def capacity_bytes(self) -> Bytes | None:
+        """Memory of one device; None if nobody asks. [B]"""
+        return None if self.device_memory is None else parse_bytes(self.device_memory)
+
+    @property
+    def fixed_layout(self) -> Layout | None:
+        """The layout that was written down, with dp and accumulation of 1; None: all are tried."""
+        if self.layout is None:
+            return None
+        try:
+            return parse_layout(self.layout)
+        except UsageError as error:
+            raise ValueError(str(error)) from error
 
     @property
     def device_counts(self) -> tuple[int, ...]:
@@ -188,6 +256,8 @@ class PlanFile(Record):
         silent = [option.name for option in self.option if option.power_per_device_w is None]
         if self.limits.power_kw is not None and silent:
             raise ValueError(f"power_kw needs power_per_device_w of {', '.join(silent)}")
+        for option in self.option:
+            _refuse_foreign_keys(option, is_large=self.work.model is not None)
         return self
 
     @property
@@ -203,6 +273,24 @@ class PlanFile(Record):
             for name in ("price", "energy_price", "setup_price")
             if (price := getattr(option, name)) is not None
         }
+
+
+def _refuse_foreign_keys(option: Option, *, is_large: bool) -> None:
+    """Refuse with a ``ValueError`` what an option says in vain, or leaves out."""
+    foreign = ("validation", "device", "cluster") if is_large else ("layout", "devices_per_node")
+    for name in foreign:
+        if getattr(option, name) is not None:
+            kind = "work.workload" if is_large else "work.model"
+            raise ValueError(f"{name} of {option.name} must come with {kind}")
+    if not is_large:
+        return
+    if option.device_memory is None:
+        raise ValueError(f"device_memory of {option.name} must be given with work.model")
+    searched = len(option.device_counts) * len(option.batches)
+    if searched > MOST_SEARCHED:
+        raise ValueError(
+            f"counts x batches of {option.name} must be <= {MOST_SEARCHED} with work.model, got {searched}"
+        )
 
 
 def read_plan(path: Path, *, today: dt.date, prices: Path | None = None) -> PlanFile:

@@ -22,6 +22,9 @@ class InFlight:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Count a request for as long as it is under way."""
+        if scope["type"] != "http":  # a lifespan is under way from start to end
+            await self._app(scope, receive, send)
+            return
         if self._now >= self._most:
             response = JSONResponse(
                 {"error": f"at most {self._most} questions at a time; ask again"},

@@ -13,6 +13,7 @@ from statistics import NormalDist
 from typing import Final
 
 from perfmodel.documents.acceptance import (
+    UNITS,
     AcceptanceDocument,
     AcceptanceTerms,
     Clause,
@@ -21,10 +22,11 @@ from perfmodel.documents.acceptance import (
     Verdict,
 )
 from perfmodel.documents.base import command_line
+from perfmodel.documents.goodput import GoodputDocument
 from perfmodel.documents.observation import Observation
 from perfmodel.documents.profile import CollectiveProfile, ProfileDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError
-from perfmodel.plan.culprits import culprits
+from perfmodel.plan.culprits import culprits, unmeasured_links
 from perfmodel.plan.quantities import Quantity, quantity
 from perfmodel.units import Bytes, format_bytes
 
@@ -35,7 +37,11 @@ SMALL_BYTES: Final[Bytes] = 2**15
 
 
 def acceptance_terms(
-    profile: ProfileDocument, workloads: Sequence[str], *, confidence: float
+    profile: ProfileDocument,
+    workloads: Sequence[str],
+    *,
+    confidence: float,
+    goodput: GoodputDocument | None = None,
 ) -> AcceptanceTerms:
     """Clauses that a machine like the one of the profile keeps.
 
@@ -45,6 +51,8 @@ def acceptance_terms(
         Calibrated workloads whose step is a clause, on all ranks that were measured together.
     confidence
         Between 0.5 and 1: see the head of this module.
+    goodput
+        Of the job that the machine is for: its share of useful time becomes a clause.
 
     Raises
     ------
@@ -56,8 +64,13 @@ def acceptance_terms(
     if not 0.5 < confidence < 1:
         raise UsageError(f"--confidence: must be > 0.5 and < 1, got {confidence:g}")
     clauses = []
-    for clause in _wanted(profile, workloads):
-        found = quantity(profile, clause)
+    wanted = list(_wanted(profile, workloads))
+    if goodput is not None:
+        wanted.append(
+            _clause(ClauseKind.GOODPUT, f"effective training time on {goodput.job.devices} devices")
+        )
+    for clause in wanted:
+        found = quantity(profile, clause, goodput=goodput)
         if found is not None:
             clauses.append(_with_limit(clause, found, confidence))
     if not clauses:
@@ -79,6 +92,7 @@ def judge(
     delivered: ProfileDocument,
     *,
     observations: Sequence[Observation] = (),
+    goodput: GoodputDocument | None = None,
     argv: Sequence[str] = ("perfmodel.judge",),
 ) -> AcceptanceDocument:
     """Judge every clause with the doubt of the delivered machine's measurement.
@@ -87,6 +101,8 @@ def judge(
     ----------
     observations
         Raw times of the delivered machine, which say which rank is slow.
+    goodput
+        The same job at the rates of failures that the delivered machine showed.
     """
     return AcceptanceDocument(
         schema_version=AcceptanceDocument.current_version,
@@ -95,18 +111,21 @@ def judge(
         delivered_digest=delivered.digest,
         delivered_name=delivered.device_name,
         judged=tuple(
-            _judged(clause, delivered, terms.confidence, observations) for clause in terms.clause
+            _judged(clause, delivered, goodput, terms.confidence, observations)
+            for clause in terms.clause
         ),
+        unmeasured_links=unmeasured_links(delivered),
     )
 
 
 def _judged(
     clause: Clause,
     delivered: ProfileDocument,
+    goodput: GoodputDocument | None,
     confidence: float,
     observations: Sequence[Observation],
 ) -> JudgedClause:
-    found = quantity(delivered, clause)
+    found = quantity(delivered, clause, goodput=goodput)
     if found is None:
         return JudgedClause(
             clause=clause,
@@ -214,7 +233,7 @@ def large_size(entry: CollectiveProfile) -> Bytes:
 
 def _clause(kind: ClauseKind, name: str, **where: object) -> Clause:
     # a clause needs a limit to be one: 1 stands there until the reference is known
-    limit = "at_least" if kind in (ClauseKind.GEMM, ClauseKind.BUSBW) else "at_most"
+    limit = "at_least" if UNITS[kind][1] else "at_most"
     return Clause.model_validate(
         {"kind": kind, "name": name, "reference": 1.0, "reference_error": 0.0, limit: 1.0, **where}
     )

@@ -25,8 +25,26 @@ def culprits(
             return tuple(_slow_ranks(profile, observations))
         case ClauseKind.BUSBW | ClauseKind.LATENCY:
             return tuple(_groups(profile))
+        case ClauseKind.GOODPUT:
+            return ()
         case ClauseKind.GEMM:
             return (*_slow_ranks(profile, observations), f"device: {profile.device_name}")
+
+
+def unmeasured_links(profile: ProfileDocument) -> tuple[str, ...]:
+    """Links that no measured all-reduce crossed, in sentences."""
+    sizes = [entry.world_size for entry in profile.collectives if entry.collective == "all_reduce"]
+    if not sizes:
+        return ("no all-reduce was measured: nothing is said about any link",)
+    found = []
+    if max(sizes) <= profile.ranks_per_node:
+        found.append("no group crossed nodes: nothing is said about the network between them")
+    if max(sizes) < profile.max_world_size:
+        found.append(
+            f"the largest group had {max(sizes)} of {profile.max_world_size} ranks: the links of the "
+            "others are in no collective"
+        )
+    return tuple(found)
 
 
 def rank_ratios(observations: Sequence[Observation]) -> dict[int, float]:

@@ -11,7 +11,7 @@ from perfmodel.algebra.elapsed import elapsed_moments
 from perfmodel.algebra.goodput import best_interval_s
 from perfmodel.cost.curve import Samples
 from perfmodel.documents.plan_file import Option, PlanFile
-from perfmodel.plan.step_table import StepTable
+from perfmodel.plan.steps import Steps
 from perfmodel.units import Seconds
 
 Counts: TypeAlias = NDArray[np.int64]
@@ -54,7 +54,7 @@ class Summary:
 def outcome(
     plan: PlanFile,
     option: Option,
-    table: StepTable,
+    table: Steps,
     counts: Counts,
     *,
     step_factor: float = 1.0,
@@ -95,7 +95,7 @@ def power_kw(option: Option, count: int | Counts) -> Samples:
 
 
 def summaries(
-    plan: PlanFile, options: Sequence[Option], table: StepTable, *, available_s: Seconds
+    plan: PlanFile, options: Sequence[Option], table: Steps, *, available_s: Seconds
 ) -> list[Summary]:
     """Evaluate all counts of a table, a few at a time, for every option that shares it.
 
@@ -191,7 +191,7 @@ def _at_most_never(elapsed_s: Samples) -> Samples:
     return np.minimum(np.where(np.isnan(elapsed_s), NEVER_S, elapsed_s), NEVER_S)
 
 
-def _course(plan: PlanFile, table: StepTable, counts: Counts, step_factor: float) -> _Course:
+def _course(plan: PlanFile, table: Steps, counts: Counts, step_factor: float) -> _Course:
     steps = np.ceil(plan.work.total_samples / table.global_batches(counts))
     work_s = step_factor * steps[:, None] * table.step_s(counts)
     failures = plan.failures

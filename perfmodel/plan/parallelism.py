@@ -57,7 +57,9 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Search:
+class Search:
+    """All layouts that are possible, with verdicts on them."""
+
     training: Training
     layouts: LayoutColumns
     judged: Judged
@@ -88,7 +90,7 @@ def plan_parallelism(
     UsageError
         If the workers cannot be reached.
     """
-    search = _search(machine.model, request, workers)
+    search = search_layouts(machine.model, request, workers)
     fit = search.judged.fit
     fitting = np.flatnonzero(fit >= FITS_ABOVE)
     if not fitting.size:
@@ -117,7 +119,16 @@ def plan_parallelism(
     )
 
 
-def _search(model: InferredModel, request: Request, workers: Workers) -> _Search:
+def search_layouts(model: InferredModel, request: Request, workers: Workers = ALONE) -> Search:
+    """Every layout that the model, the devices and the global batch allow.
+
+    Raises
+    ------
+    NotFeasible
+        If there is none.
+    UsageError
+        If the workers cannot be reached.
+    """
     training = request.training
     shape = training.model.shape
     space = Space(
@@ -143,11 +154,11 @@ def _search(model: InferredModel, request: Request, workers: Workers) -> _Search
         for first in range(0, len(layouts), _PIECE)
     ]
     judged = spread(judge, pieces, workers)
-    return _Search(training=training, layouts=layouts, judged=together(judged))
+    return Search(training=training, layouts=layouts, judged=together(judged))
 
 
 def _ranked(
-    machine: InferredMachine, search: _Search, chosen: NDArray[np.intp], request: Request
+    machine: InferredMachine, search: Search, chosen: NDArray[np.intp], request: Request
 ) -> tuple[RankedLayout, ...]:
     jobs = search.jobs(chosen)
     tensors_bytes, fit = search.judged.tensors_bytes, search.judged.fit
@@ -187,12 +198,17 @@ def against_first(
     Both are predicted from the same latents and neighbouring deviations, so that most of their doubt
     is shared: the doubt of the ratio is what counts.
     """
+    deviation = np.maximum(spread_against_first(model, jobs), 1e-9)
+    distance = np.log(found.mean_s / found.mean_s[0]) / deviation
+    return np.asarray(norm.cdf(distance)), np.abs(distance) <= _ERROR_BAR
+
+
+def spread_against_first(model: InferredModel, jobs: Jobs) -> Column:
+    """Standard deviation of the logarithm of every step over the first, in calm runs."""
     drawn = step_time_s(jobs, {name: values[:, None] for name, values in model.draws.items()})
     logs = np.log(drawn)
     variance = (logs - logs[:, :1]).var(axis=0) + model.discrepancy.difference_variance(jobs, 0)
-    spread = np.maximum(np.sqrt(variance) * model.widening, 1e-9)
-    distance = np.log(found.mean_s / found.mean_s[0]) / spread
-    return np.asarray(norm.cdf(distance)), np.abs(distance) <= _ERROR_BAR
+    return np.asarray(np.sqrt(np.maximum(variance, 0)) * model.widening)
 
 
 def _loss(parts: StepParts, index: int) -> tuple[str, float]:
@@ -208,7 +224,7 @@ def _loss(parts: StepParts, index: int) -> tuple[str, float]:
 
 
 def _close(
-    model: InferredModel, search: _Search, close: NDArray[np.intp], best_s: float
+    model: InferredModel, search: Search, close: NDArray[np.intp], best_s: float
 ) -> list[str]:
     """Layouts whose memory is too close to call are left out; say if one would be faster."""
     if not close.size:
@@ -226,7 +242,7 @@ def _close(
     ]
 
 
-def _nothing_fits(search: _Search, request: Request) -> str:
+def _nothing_fits(search: Search, request: Request) -> str:
     tensors_bytes = search.judged.tensors_bytes
     where = int(np.argmin(tensors_bytes))
     return (

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Final, Literal
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from perfmodel.cost.busbw import busbw_factor
 from perfmodel.cost.curve import CurveDraws
 from perfmodel.documents.acceptance import Clause, ClauseKind
+from perfmodel.documents.goodput import GoodputDocument
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.parallelism.strategy import Synchronisation
 from perfmodel.predictor import Predictor, scaled_settings
@@ -28,8 +30,16 @@ class Quantity:
     source: Literal["measured", "interpolated", "predicted"]
 
 
-def quantity(profile: ProfileDocument, clause: Clause) -> Quantity | None:
-    """What the machine does about a clause; None if nothing was measured about it."""
+def quantity(
+    profile: ProfileDocument, clause: Clause, *, goodput: GoodputDocument | None = None
+) -> Quantity | None:
+    """What the machine does about a clause; None if nothing was measured about it.
+
+    Parameters
+    ----------
+    goodput
+        Of a job on that machine, at its rates of failures.
+    """
     match clause.kind:
         case ClauseKind.GEMM:
             return _kernel(profile, clause)
@@ -41,6 +51,8 @@ def quantity(profile: ProfileDocument, clause: Clause) -> Quantity | None:
             return _spread(profile)
         case ClauseKind.STEP:
             return _step(profile, clause)
+        case ClauseKind.GOODPUT:
+            return None if goodput is None else _goodput(goodput)
 
 
 def _kernel(profile: ProfileDocument, clause: Clause) -> Quantity | None:
@@ -99,8 +111,22 @@ def _spread(profile: ProfileDocument) -> Quantity | None:
     return Quantity(value=math.exp(spread * deviate), log_error=error * deviate, source="measured")
 
 
+def _goodput(goodput: GoodputDocument) -> Quantity:
+    """Half of the 90 % interval is 1.645 standard errors, which hold the doubt of the failure rates."""
+    share = goodput.effective_fraction
+    return Quantity(
+        value=share.p50,
+        log_error=math.log(share.p95 / share.p5) / (2 * NormalDist().inv_cdf(0.95)),
+        source="predicted",
+    )
+
+
+def _has_all_reduce(profile: ProfileDocument) -> bool:
+    return any(entry.collective == "all_reduce" for entry in profile.collectives)
+
+
 def _step(profile: ProfileDocument, clause: Clause) -> Quantity | None:
-    """As it ran, or as the model has it. [s]"""
+    """As it ran, or as the model has it, which needs an all-reduce for several ranks. [s]"""
     assert clause.workload is not None
     assert clause.world_size is not None
     assert clause.micro_batch is not None
@@ -116,7 +142,7 @@ def _step(profile: ProfileDocument, clause: Clause) -> Quantity | None:
         if known == (*asked, setting.synchronisation.value) and step.bucket_cap_mb is None:
             error = math.hypot(step.relative_error, profile.round_error)
             return Quantity(value=step.step_s, log_error=error, source="measured")
-    if setting.synchronisation is Synchronisation.DDP and profile.max_world_size == 1:
+    if setting.synchronisation is Synchronisation.DDP and not _has_all_reduce(profile):
         return None
     draws_s = Predictor(profile).step(workload, setting).step_s
     return Quantity(

@@ -1,14 +1,20 @@
 """Why an option of a plan was not taken, and what would have to change."""
 
 import datetime as dt
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
 
 import numpy as np
 
 from perfmodel.cost.curve import Samples
-from perfmodel.documents.plan import PlanRow
+from perfmodel.documents.plan import PlanMachine, PlanRow
 from perfmodel.documents.plan_file import Option, PlanFile
 from perfmodel.plan.outcome import HOUR_S, NEVER_S, Outcome, hourly_price, setup_cost
+from perfmodel.plan.steps import Steps
 from perfmodel.units import format_duration
+
+#: Drivers, libraries and neighbours change: a profile older than this is said to be old.
+PROFILE_STALE_AFTER_DAYS: Final = 180
 
 
 def reason(row: PlanRow, winner: PlanRow, currency: str) -> str:
@@ -58,3 +64,36 @@ def smallest_devices(counts: Samples, in_time: Samples, probability: float) -> i
     """Fewest devices that meet the deadline with a probability; None if no count does."""
     enough = counts[in_time >= probability]
     return int(enough.min()) if len(enough) else None
+
+
+def plan_caveats(plan: PlanFile, tables: Mapping[tuple[int, int], Steps]) -> Iterator[str]:
+    """What must be known of a plan, whatever machine its answer names."""
+    kind = "of each device" if plan.work.scaling == "weak" else "of all devices together"
+    yield (
+        f"{plan.work.scaling} scaling: the batches are those {kind}; the samples are taken to be as many "
+        "whatever the global batch, see perfmodel batch"
+    )
+    yield "every device-hour is paid for from the start to the end of the job, stops included"
+    refused: dict[str, list[str]] = {}
+    for (index, batch), table in tables.items():
+        if table.refusal:
+            refused.setdefault(plan.option[index].name, []).append(
+                f"batch {batch}: {table.refusal}"
+            )
+    for index, option in enumerate(plan.option):
+        if all(tables[index, batch].refusal for batch in option.batches):
+            yield f"{option.name} is left out: {refused[option.name][0]}"
+    if plan.failures is None:
+        yield "the plan says nothing about failures: none are assumed"
+
+
+def stale_machines(machines: Iterable[PlanMachine], *, today: dt.date) -> Iterator[str]:
+    """A sentence for every profile that is too old to be relied on."""
+    for machine in machines:
+        made = dt.datetime.fromisoformat(machine.made_utc).date()
+        age_days = (today - made).days
+        if age_days > PROFILE_STALE_AFTER_DAYS:
+            yield (
+                f"{machine.profile}: made {age_days} days ago ({made}); old after "
+                f"{PROFILE_STALE_AFTER_DAYS}, calibrate again: drivers and libraries change"
+            )

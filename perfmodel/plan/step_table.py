@@ -1,16 +1,23 @@
 """Step times over the number of devices: predicted at some counts, read between them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.context import caveats
 from perfmodel.cost.curve import Samples
+from perfmodel.cost.memory import FITS_ABOVE
+from perfmodel.documents.plan import ScalingStatement
+from perfmodel.documents.prediction import Evidence, PredictedPoint
 from perfmodel.documents.profile import WorkloadProfile
 from perfmodel.errors import NotFeasible
-from perfmodel.parallelism.strategy import Setting
+from perfmodel.parallelism.strategy import MOST_BATCH, Setting
+from perfmodel.plan.steps import Ends, Facts, FitInMemory
+from perfmodel.plan.tornado import step_ends
 from perfmodel.predictor import Predictor, Scaling, StepPrediction, scaled_settings
+from perfmodel.units import format_bytes
 
 #: With more counts than this, steps are predicted at as many, evenly in log, and read linearly in log
 #: between them.
@@ -23,10 +30,13 @@ class StepTable:
     Parameters
     ----------
     counts
-        Candidates. With strong scaling those into which the batch cannot be split are left out.
+        Candidates. Those into which the batch cannot be split, with strong scaling, are left out, and
+        those that do not fit.
+    memory
+        Whether a setting fits into a device; None if nobody asks.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one parameter per part of the question
         self,
         predictor: Predictor,
         workload: WorkloadProfile,
@@ -35,12 +45,18 @@ class StepTable:
         batch: int,
         accumulation: int,
         counts: Iterable[int],
+        memory: Callable[[Setting], FitInMemory] | None = None,
     ) -> None:
+        self._memory = memory
         self._predictor, self._workload = predictor, workload
         self._scaling, self._batch, self._accumulation = scaling, batch, accumulation
         asked = sorted(set(counts))
-        self.counts: NDArray[np.int64] = np.array([n for n in asked if self._fits(n)], dtype=int)
-        self.num_skipped = len(asked) - len(self.counts)
+        split = [count for count in asked if self._splits(count)]
+        fitting = [count for count in split if self._fits(self.setting(count))]
+        self.counts: NDArray[np.int64] = np.array(fitting, dtype=int)
+        self.num_skipped = len(asked) - len(split)
+        self.num_too_large = len(split) - len(fitting)
+        self.refusal = "" if fitting else self._refusal(split)
         self._steps: dict[int, StepPrediction] = {}
         self._knots: tuple[Samples, Samples] | None = None
         self.predict(self._first_knots())
@@ -102,12 +118,87 @@ class StepTable:
             self._knots = (np.log(counts), logs)
         return self._knots
 
-    def _fits(self, count: int) -> bool:
+    def facts(self, count: int) -> Facts:
+        """One size."""
+        step = self.step(count)
+        order = list(Evidence)
+        weakest: Evidence = max(step.terms.evidence.values(), key=order.index)
+        return Facts(
+            micro_batch=step.setting.micro_batch,
+            global_batch=step.setting.global_batch,
+            step_s=step.step_s,
+            evidence=weakest,
+            memory=None if self._memory is None else self._memory(step.setting),
+        )
+
+    def ends(self, count: int) -> list[Ends]:
+        """Assumptions about the step, and by which factors each alone moves it."""
+        return list(step_ends(self.step(count)))
+
+    def scaling(self, count: int) -> list[ScalingStatement]:
+        """Weak and strong scaling from one device, as ``perfmodel predict`` has them."""
+        return [] if count == 1 else list(self._scaling_of(self.step(count)))
+
+    def caveats(self, count: int) -> list[str]:
+        """Those of a prediction of that size."""
+        step = self.step(count)
+        point = self._predictor.point(step, baseline=self._alone(step.setting, "weak"))
+        return list(caveats(self._predictor.profile, [point], workload=self._workload))
+
+    def _scaling_of(self, step: StepPrediction) -> Iterator[ScalingStatement]:
+        setting = step.setting
+        batches: dict[Scaling, int] = {
+            "weak": setting.micro_batch,
+            "strong": setting.global_batch,
+        }
+        for scaling, batch in batches.items():
+            if batch > MOST_BATCH:
+                continue
+            baseline = self._alone(setting, scaling)
+            point: PredictedPoint = self._predictor.point(step, baseline=baseline)
+            yield ScalingStatement(
+                scaling=scaling,
+                batch=batch,
+                devices=setting.world_size,
+                from_devices=1,
+                speedup=point.speedup,
+                efficiency=point.scaling_efficiency,
+            )
+
+    def _alone(self, setting: Setting, scaling: Scaling) -> StepPrediction:
+        [alone] = scaled_settings(
+            setting.workload,
+            [1],
+            scaling=scaling,
+            batch=setting.micro_batch if scaling == "weak" else setting.global_batch,
+            accumulation=setting.accumulation,
+        )
+        return self._predictor.step(self._workload, alone)
+
+    def _splits(self, count: int) -> bool:
         try:
             self.setting(count)
         except NotFeasible:
             return False
         return True
+
+    def _fits(self, setting: Setting) -> bool:
+        return self._memory is None or self._memory(setting).probability >= FITS_ABOVE
+
+    def _refusal(self, split: Sequence[int]) -> str:
+        if not split:
+            return (
+                "scaling strong: each batch must be a multiple of devices x accumulation, got none "
+                "that is; choose other batches or counts"
+            )
+        assert self._memory is not None
+        least = min(
+            (self._memory(self.setting(n)) for n in split), key=lambda fit: fit.needed_bytes
+        )
+        return (
+            f"device_memory: batch {self._batch} needs {format_bytes(least.needed_bytes)} of each device; "
+            "take smaller batches or larger devices"
+        )
 
     def _first_knots(self) -> Sequence[int]:
         if len(self.counts) <= MOST_KNOTS:

@@ -1,7 +1,7 @@
 """Which assumption moves the answer most, one at a time, and what would narrow it."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,6 +10,7 @@ import numpy as np
 from perfmodel.cost.curve import Samples
 from perfmodel.cost.terms import Price, Terms
 from perfmodel.documents.plan import Swing
+from perfmodel.plan.steps import Ends
 from perfmodel.predictor import StepPrediction, step_times
 from perfmodel.units import Seconds
 
@@ -40,8 +41,22 @@ _REMEDIES: Final[Mapping[str, Remedy]] = {
         measurement="perfmodel calibrate with more ranks at once (--nproc, --nnodes)", minutes=10
     ),
     "errors of the model": Remedy(
-        measurement="perfmodel validate --budget quick on that machine: measured errors replace guessed ones",
+        measurement="perfmodel validate on that machine, named as validation of the option: measured errors "
+        "replace guessed ones",
         minutes=5,
+    ),
+    "the inferred parameters": Remedy(
+        measurement="more runs of that machine into the table of perfmodel calibrate --from-runs",
+        minutes=30,
+    ),
+    "what the formula of layouts misses": Remedy(
+        measurement="some steps of this very layout on that machine, added to the table of "
+        "perfmodel calibrate --from-runs",
+        minutes=20,
+    ),
+    "stalls between nodes": Remedy(
+        measurement="some steps of this layout on as many nodes, repeated on another day",
+        minutes=40,
     ),
 }
 
@@ -64,15 +79,19 @@ class Knobs:
 
 
 def tornado(
-    step: StepPrediction, answer: Callable[[Knobs], Answer], *, has_failures: bool
+    ends: Iterable[Ends], answer: Callable[[Knobs], Answer], *, has_failures: bool
 ) -> tuple[Swing, ...]:
     """Swing of every assumption from its 5th to its 95th percentile, the largest first.
 
     Failure rates are varied by a factor of 2 and prices by 10 %: their doubt is not measured.
+
+    Parameters
+    ----------
+    ends
+        By which factors each assumption about the step moves it.
     """
     swings = [
-        _swing(name, [Knobs(step=factor) for factor in ends], answer)
-        for name, ends in _step_ends(step)
+        _swing(name, [Knobs(step=factor) for factor in factors], answer) for name, factors in ends
     ]
     if has_failures:
         factors = (1 / FAILURE_FACTOR, FAILURE_FACTOR)
@@ -109,7 +128,7 @@ def _swing(name: str, ends: list[Knobs], answer: Callable[[Knobs], Answer]) -> S
     )
 
 
-def _step_ends(step: StepPrediction) -> Iterator[tuple[str, tuple[float, float]]]:
+def step_ends(step: StepPrediction) -> Iterator[Ends]:
     """Assumptions about the step, and by which factors each alone moves it."""
     terms = step.terms
     nominal = _nominal(terms)
@@ -124,15 +143,16 @@ def _step_ends(step: StepPrediction) -> Iterator[tuple[str, tuple[float, float]]
     }
     for name, values in parts.items():
         alone = dataclasses.replace(nominal, **values)
-        yield name, _ends(_times(step, alone))
-    yield "errors of the model", _ends(step.step_s / _times(step, terms))
+        yield name, draws_ends(_times(step, alone))
+    yield "errors of the model", draws_ends(step.step_s / _times(step, terms))
 
 
 def _times(step: StepPrediction, terms: Terms) -> Samples:
     return step_times(step.program, terms, terms.durations(step.program))
 
 
-def _ends(draws: Samples) -> tuple[float, float]:
+def draws_ends(draws: Samples) -> tuple[float, float]:
+    """5th and 95th percentile over the nominal draw, the first; 1 is always inside."""
     low, high = np.quantile(draws, [0.05, 0.95]) / draws[0]
     return float(min(low, 1.0)), float(max(high, 1.0))
 

@@ -65,7 +65,7 @@ def judgement_lines(document: AcceptanceDocument) -> list[str]:
     missing = document.having(Verdict.NOT_MEASURED)
     if missing:
         lines.append(f"not measured, so not accepted: {', '.join(missing)}")
-    return lines
+    return lines + [f"unmeasured links: {sentence}" for sentence in document.unmeasured_links]
 
 
 def clause_value(clause: Clause, value: float) -> str:
@@ -73,6 +73,8 @@ def clause_value(clause: Clause, value: float) -> str:
     match clause.unit:
         case "s":
             return format_duration(value)
+        case "share":
+            return percent(value)
         case "ratio":
             return f"{number(value)} x"
         case unit:

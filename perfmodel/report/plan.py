@@ -1,10 +1,22 @@
 """Ranked options as tables and sentences."""
 
-from perfmodel.documents.plan import OptionVerdict, PlanDocument, PlanRow, Swing
+from perfmodel.documents.plan import (
+    OptionVerdict,
+    PlanDocument,
+    PlanRow,
+    ScalingStatement,
+    Swing,
+)
 from perfmodel.documents.prediction import Interval
 from perfmodel.report.grid import Grid, grid
-from perfmodel.report.wording import count_interval, duration_interval, percent
-from perfmodel.units import format_duration
+from perfmodel.report.wording import (
+    count_interval,
+    duration_interval,
+    interval,
+    one_line,
+    percent,
+)
+from perfmodel.units import format_bytes, format_duration
 
 _ROWS_SHOWN = 5
 
@@ -13,7 +25,7 @@ def plan_grid(document: PlanDocument) -> Grid:
     """The best size of every option, the winner first."""
     limits = document.plan.limits
     return grid(
-        f"{document.plan.work.workload}: {document.plan.work.total_samples:,.0f} samples from "
+        f"{document.plan.work.name}: {document.plan.work.total_samples:,.0f} samples from "
         f"{document.start} to {limits.deadline}",
         text=("Option",),
         numbers=(
@@ -56,6 +68,7 @@ def plan_lines(document: PlanDocument) -> list[str]:
     lines = []
     for entry in document.options:
         lines.append(f"{entry.row.option}: {entry.reason}{_break_even(entry, document)}")
+        lines += _layout_lines(entry.row)
         fewest = entry.smallest_devices
         lines.append(
             f"  fewest devices for the deadline with {percent(document.plan.limits.probability)}: "
@@ -63,12 +76,15 @@ def plan_lines(document: PlanDocument) -> list[str]:
         )
     if document.ranked:
         lines += _winner_lines(document.ranked[0])
+    lines += [_scaling_line(entry) for entry in document.scaling]
     lines += _row_lines("ranked", document.ranked[:_ROWS_SHOWN])
     lines += _row_lines("sooner for more money", document.front[:_ROWS_SHOWN])
     lines += [_swing_line(swing, document.plan.currency) for swing in document.tornado]
     lines.append(f"next measurement: {document.next_measurement}")
     if document.num_skipped:
         lines.append(f"caveat: {document.num_skipped} sizes do not split the global batch evenly")
+    if document.num_too_large:
+        lines.append(f"caveat: {document.num_too_large} sizes do not fit into memory")
     lines += [f"caveat: {caveat}" for caveat in document.caveats]
     return lines + [f"warning: {warning}" for warning in document.warnings]
 
@@ -90,8 +106,27 @@ def _winner_lines(row: PlanRow) -> list[str]:
             f"a checkpoint every {format_duration(row.checkpoint_interval_s)}, "
             f"{row.expected_stops:.1f} stops"
         )
-    facts.append(f"weakest evidence: {row.evidence.value}")
+    facts.append(f"weakest evidence: {row.evidence}")
     return [f"the first: {'; '.join(facts)}"]
+
+
+def _layout_lines(row: PlanRow) -> list[str]:
+    lines = [] if row.layout is None else [f"  layout: {row.layout}"]
+    if row.needed_bytes is not None and row.fit_probability is not None:
+        lines.append(
+            f"  memory: {format_bytes(row.needed_bytes)} of each device, fits with "
+            f"{percent(row.fit_probability)}"
+        )
+    return lines
+
+
+def _scaling_line(entry: ScalingStatement) -> str:
+    fixed = "of each device" if entry.scaling == "weak" else "of all together"
+    return (
+        f"{entry.scaling} scaling, batch {entry.batch:,} {fixed}: from {entry.from_devices:,} to "
+        f"{entry.devices:,} devices {one_line(interval(entry.speedup))} times as fast, efficiency "
+        f"{percent(entry.efficiency.p50)}"
+    )
 
 
 def _row_lines(name: str, rows: tuple[PlanRow, ...]) -> list[str]:

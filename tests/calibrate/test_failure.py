@@ -59,6 +59,15 @@ def test_a_killed_rank_has_a_signal_and_no_words() -> None:
     assert str(failure) == "rank 9 must exit with 0, got SIGKILL (out of memory?)"
 
 
+def test_a_rank_that_torchrun_ended_is_not_the_first() -> None:
+    """Seen on a busy machine: both ended between two looks, and the lower one was called the cause."""
+    text = REPORT.format(words="peer is gone", exit_code="-15 (pid: 3)", traceback="Signal 15")
+    swapped = text.replace("exitcode  : -15 (pid: 3446)  (SIGTERM)", "exitcode  : -9 (pid: 3446)")
+    failure = first_failure(swapped.splitlines(), exit_code=1)
+    assert (failure.rank, failure.exit_code) == (0, -9)
+    assert first_failure(text.splitlines(), exit_code=1).rank == 9
+
+
 def test_a_torchrun_that_never_started_says_its_last_line() -> None:
     failure = first_failure(["usage: run.py", "run.py: no such option: --x"], exit_code=2)
     expected = "torchrun must exit with 0, got exit code 2: run.py: no such option: --x"

@@ -227,7 +227,7 @@ def _balanced_stages(layers: int, stages: float, *, head: float) -> dict[str, fl
         return {}
     share = (layers + head) / stages
     ends = [min(math.ceil(share * (stage + 1)), layers) for stage in range(int(stages))]
-    with_head = stage_of_head(layers, share)
+    with_head = int(stage_of_head(layers, share))
     before = ends[with_head - 1] if with_head else 0
     return {
         "first_layers": float(ends[0]),

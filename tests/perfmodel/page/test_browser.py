@@ -266,7 +266,7 @@ def test_numbers_are_written_as_the_command_line_writes_them(browser: Any) -> No
     assert written == [[interval(c), duration_interval(c), count_interval(c)] for c in cases]
 
 
-@pytest.mark.parametrize(("width", "scheme"), itertools.product((1280, 390), ("light", "dark")))
+@pytest.mark.parametrize(("width", "scheme"), [*itertools.product((1280, 390), ("light", "dark"))])
 def test_it_fits_and_can_be_read(browser: Any, address: str, width: int, scheme: str) -> None:
     context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
     page = context.new_page()

@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 
 from perfmodel.documents.acceptance import AcceptanceTerms, Clause, ClauseKind, Verdict
+from perfmodel.documents.goodput import GoodputDocument
 from perfmodel.documents.observation import RankSteps, StepObservation
 from perfmodel.documents.profile import ComputeRate, ProfileDocument
 from perfmodel.errors import CalibrationUnavailable, InvalidDocument, UsageError
 from perfmodel.parallelism.strategy import Setting, Synchronisation
 from perfmodel.plan.acceptance import acceptance_terms, judge, probability_kept
 from perfmodel.plan.culprits import rank_ratios
+from perfmodel.plan.goodput import Request, goodput
 from perfmodel.plan.quantities import Quantity, quantity
+from perfmodel.program.job import FailureCause, Job
 from tests.perfmodel.profiles import Machine, profile
 
 Z95 = NormalDist().inv_cdf(0.95)
@@ -187,3 +190,52 @@ def test_bad_requests_are_refused() -> None:
         acceptance_terms(machine(), ["nothing"], confidence=0.9)
     with pytest.raises(CalibrationUnavailable, match="nothing to write"):
         acceptance_terms(profile(Machine(world_size=1)), [], confidence=0.9)
+
+
+def test_several_ranks_without_a_collective_are_not_measured_and_said() -> None:
+    terms = acceptance_terms(machine(), ["heavy"], confidence=0.95)
+    silent = machine().model_copy(update={"collectives": (), "steps": ()})
+    document = judge(terms, silent)
+    together = [entry for entry in document.judged if (entry.clause.world_size or 0) > 1]
+    assert len(together) == 3
+    assert {entry.verdict for entry in together} == {Verdict.NOT_MEASURED}
+    assert document.unmeasured_links == (
+        "no all-reduce was measured: nothing is said about any link",
+    )
+    [across] = judge(terms, machine()).unmeasured_links
+    assert "no group crossed nodes" in across
+
+
+def test_useful_time_is_a_clause_and_is_judged_from_the_stops_that_were_seen() -> None:
+    def job(mtbf_hours: float) -> GoodputDocument:
+        cause = FailureCause(name="any", mtbf_device_s=3600 * mtbf_hours)
+        asked = Job(
+            devices=512,
+            work_s=30 * 86400.0,
+            checkpoint_interval_s=900.0,
+            checkpoint_write_s=20.0,
+            causes=(cause,),
+            detection_s=60.0,
+            restart_s=300.0,
+        )
+        return goodput(Request(job=asked, replicas=60, mtbf_stops=100), argv=())
+
+    good = job(2000)
+    terms = acceptance_terms(machine(), [], confidence=0.95, goodput=good)
+    found = clause(terms, ClauseKind.GOODPUT)
+    assert found.reference == good.effective_fraction.p50
+    assert found.at_least is not None
+    assert 0 < found.at_least < found.reference < 1
+    judged = {
+        name: next(
+            e.verdict
+            for e in judge(terms, machine(), goodput=delivered).judged
+            if e.clause.kind is ClauseKind.GOODPUT
+        )
+        for name, delivered in (("same", good), ("often", job(300)), ("unknown", None))
+    }
+    assert judged == {
+        "same": Verdict.PASSED,
+        "often": Verdict.FAILED,
+        "unknown": Verdict.NOT_MEASURED,
+    }

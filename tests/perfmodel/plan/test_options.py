@@ -10,11 +10,13 @@ import pytest
 import perfmodel as pm
 from calibrate.noise import with_noise
 from perfmodel.algebra.goodput import best_interval_s, expected_elapsed_s
+from perfmodel.documents.cluster import read_cluster
 from perfmodel.documents.plan import PlanDocument
 from perfmodel.documents.plan_file import Option, PlanFile
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import InvalidDocument, NotFeasible, UsageError
 from perfmodel.plan.goodput import Request, goodput
+from perfmodel.plan.machines import Sources
 from perfmodel.plan.options import plan_options
 from perfmodel.plan.step_table import MOST_KNOTS, StepTable
 from perfmodel.predictor import Predictor, scaled_settings
@@ -85,7 +87,7 @@ def test_the_ranking_is_that_of_brute_force_over_the_simulator(tmp_path: Path) -
     text = PLAN.replace("budget = 5000\n", "").replace("power_kw = 20", "")
     plan = plan_of(tmp_path, text.replace("2026-12-21", "2030-01-01"))
     profiles = {name: pm.read_profile(tmp_path / f"{name}.json") for name in ("slow", "fast")}
-    document = plan_options(plan, profiles, today=TODAY, argv=())
+    document = plan_options(plan, Sources(profiles=profiles), today=TODAY, argv=())
     assert document.num_candidates == 38
     assert document.num_feasible == 38
     feasible = brute_force(plan, profiles)
@@ -118,7 +120,9 @@ def test_the_chance_is_that_of_simulated_weeks(tmp_path: Path) -> None:
     """Without doubt about the step only failures are left, and they are simulated event by event."""
     plan = plan_of(tmp_path)
     sure = profile(Machine())
-    document = plan_options(plan, {"slow": sure, "fast": sure}, today=TODAY, argv=())
+    document = plan_options(
+        plan, Sources(profiles={"slow": sure, "fast": sure}), today=TODAY, argv=()
+    )
     row = document.ranked[0]
     simulated = goodput(
         Request(
@@ -235,7 +239,7 @@ def test_strong_scaling_leaves_out_what_does_not_split(tmp_path: Path) -> None:
     odd = text.replace("{ first = 1, last = 16 }", "[3]")
     left_out = pm.plan_options(written(tmp_path, odd), today=TODAY)
     assert [entry.row.option for entry in left_out.options] == ["fast"]
-    assert any("of slow evenly" in caveat for caveat in left_out.caveats)
+    assert any("slow is left out: batch 64" in caveat for caveat in left_out.caveats)
     with pytest.raises(NotFeasible, match="multiple of devices"):
         pm.plan_options(written(tmp_path, odd.replace("[1, 2, 4, 8, 16, 32]", "[7]")), today=TODAY)
 
@@ -289,9 +293,73 @@ def test_work_can_be_epochs_or_tokens(tmp_path: Path) -> None:
 def test_a_stale_price_is_said_and_an_unknown_workload_refused(tmp_path: Path) -> None:
     late = dt.date(2026, 12, 15)
     document = pm.plan_options(written(tmp_path), today=late)
-    assert len(document.warnings) == 4
+    assert sum("quoted" in warning for warning in document.warnings) == 4
+    assert sum("calibrate again" in warning for warning in document.warnings) == 2
     with pytest.raises(UsageError, match="nothing"):
         pm.plan_options(written(tmp_path, PLAN.replace('"heavy"', '"nothing"')), today=TODAY)
+
+
+CLUSTER = """
+schema_version = 1
+name = "pairs on a thin wire"
+devices = 32
+
+[[tier]]
+name = "node"
+of = "device"
+count = 2
+bandwidth = "1GB/s"
+latency = "100us"
+source = "made up"
+
+[[tier]]
+name = "rack"
+of = "node"
+count = 16
+bandwidth = "100MB/s"
+latency = "1ms"
+source = "made up"
+"""
+
+
+def test_the_network_of_an_option_is_that_of_its_cluster_file(tmp_path: Path) -> None:
+    (tmp_path / "thin.toml").write_text(CLUSTER, encoding="utf-8")
+    text = PLAN.replace("2026-12-21", "2030-01-01").replace("budget = 5000\n", "")
+    text = text.replace("[1, 2, 4, 8, 16, 32]", "[8]")
+    ring = pm.plan_options(written(tmp_path, text), today=TODAY)
+    thin = text.replace('profile = "fast.json"', 'profile = "fast.json"\ncluster = "thin.toml"')
+    wired = pm.plan_options(written(tmp_path, thin), today=TODAY)
+    rows = {
+        name: next(e.row for e in document.options if e.row.option == "fast")
+        for name, document in (("ring", ring), ("wired", wired))
+    }
+    predictor = Predictor(
+        pm.read_profile(tmp_path / "fast.json"), cluster=read_cluster(tmp_path / "thin.toml")
+    )
+    [setting] = scaled_settings("heavy", [8], scaling="weak", batch=16)
+    expected_s = predictor.step(predictor.workload("heavy"), setting).step_s[0]
+    assert rows["wired"].step_s.p50 == pytest.approx(expected_s, rel=1e-9)
+    assert rows["wired"].step_s.p50 > 1.05 * rows["ring"].step_s.p50
+
+
+def test_both_kinds_of_scaling_are_those_of_predict(tmp_path: Path) -> None:
+    document = pm.plan_options(written(tmp_path), today=TODAY)
+    row = document.options[0].row
+    machine = tmp_path / f"{row.option}.json"
+    batches = {"weak": row.micro_batch, "strong": row.global_batch}
+    assert {entry.scaling for entry in document.scaling} == set(batches)
+    for entry in document.scaling:
+        assert entry.batch == batches[entry.scaling]
+        predicted = pm.predict(
+            machine, "heavy", devices=(row.devices,), scaling=entry.scaling, batch=entry.batch
+        )
+        assert entry.speedup == predicted.points[0].speedup
+
+
+def test_memory_can_be_asked_of_a_traced_workload_alone(tmp_path: Path) -> None:
+    text = PLAN.replace('"fast.json"', '"fast.json"\ndevice_memory = "80GiB"')
+    with pytest.raises(UsageError, match="device_memory: must come with a workload file"):
+        pm.plan_options(written(tmp_path, text), today=TODAY)
 
 
 def test_rows_beyond_the_critical_batch_are_said_once(tmp_path: Path) -> None:
@@ -301,7 +369,7 @@ def test_rows_beyond_the_critical_batch_are_said_once(tmp_path: Path) -> None:
         name: with_noise(pm.read_profile(tmp_path / f"{name}.json"), trainings)
         for name in ("slow", "fast")
     }
-    document = plan_options(plan, profiles, today=TODAY, argv=())
+    document = plan_options(plan, Sources(profiles=profiles), today=TODAY, argv=())
     largest = max(row.global_batch for row in (*document.ranked, *document.front))
     assert largest > 96
     [caveat] = [text for text in document.caveats if "critical batch" in text]

@@ -1,0 +1,81 @@
+"""What a plan asks of a way to train: steps over device counts, whatever predicts them."""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.curve import Samples
+from perfmodel.documents.plan import ScalingStatement
+from perfmodel.documents.prediction import Evidence
+from perfmodel.units import Bytes
+
+#: An assumption, and the factors on the step at its low and at its high end.
+Ends = tuple[str, tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitInMemory:
+    """Whether a step fits into a device."""
+
+    needed_bytes: float
+    probability: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Facts:
+    """One size at one batch."""
+
+    micro_batch: int
+    global_batch: int
+    step_s: Samples
+    """Draws; the first is nominal, shape ``(num_draws,)``. [s]"""
+    evidence: Evidence | Literal["inferred"]
+    memory: FitInMemory | None
+    layout: str | None = None
+
+
+class Steps(Protocol):
+    """Steps of one workload at one batch on one machine, over device counts."""
+
+    counts: NDArray[np.int64]
+    """Ascending: sizes that split the batch and fit into memory."""
+    num_skipped: int
+    """Sizes that do not split the batch."""
+    num_too_large: int
+    """Sizes that do not fit into memory."""
+    refusal: str
+    """Why there is no size at all; empty if there is one."""
+
+    def global_batches(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Samples per step of all devices together, one per count."""
+
+    def step_s(self, counts: NDArray[np.int64]) -> Samples:
+        """Draws of the step at any counts, shape ``(len(counts), num_draws)``. [s]"""
+
+    def predict(self, counts: list[int]) -> None:
+        """Predict these counts, so that they are read exactly from now on."""
+
+    def has(self, count: int) -> bool:
+        """Whether a count was predicted, and not only read between others."""
+
+    def facts(self, count: int) -> Facts:
+        """One size."""
+
+    def ends(self, count: int) -> list[Ends]:
+        """Assumptions about the step, and by which factors each alone moves it."""
+
+    def scaling(self, count: int) -> list[ScalingStatement]:
+        """Weak and strong scaling up to a size."""
+
+    def caveats(self, count: int) -> list[str]:
+        """What must be known before acting on a size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLimit:
+    """Memory of one device, and what its kind takes beside tensors."""
+
+    capacity_bytes: Bytes
+    device_kind: str

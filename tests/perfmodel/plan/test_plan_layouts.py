@@ -1,0 +1,162 @@
+"""Plans of large models: the fastest layout that fits, against the search it came from."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perfmodel.documents.plan import PlanDocument
+from perfmodel.documents.plan_file import PlanFile, read_plan
+from perfmodel.errors import InvalidDocument, NotFeasible, UsageError
+from perfmodel.parallelism.layout import parse_layout
+from perfmodel.plan.layout_table import LayoutQuestion, LayoutTable
+from perfmodel.plan.machines import Sources
+from perfmodel.plan.options import plan_options
+from perfmodel.plan.parallelism import Request, plan_parallelism
+from perfmodel.plan.sources import named_transformer, read_sources
+from perfmodel.predict_layout import Training, inferred_machine
+from perfmodel.workload.transformers import NamedTransformer
+from tests.perfmodel.cost.large_samples import MODEL, document
+from tests.perfmodel.plan.plans import REST, TODAY
+
+TRAINED = NamedTransformer(name="gpt-1.3b", shape=MODEL, sequence=1024)
+TEXT = f"""
+[work]
+model = "gpt-1.3b"
+tokens = 1e10
+sequence_length = 1024
+scaling = "strong"
+
+[limits]
+deadline = 2027-12-21
+
+[[option]]
+name = "free"
+profile = "inferred.json"
+counts = [4, 8, 16]
+batches = [64]
+device_memory = "80GiB"
+price = {{ value = 2.0, unit = "per device-hour", {REST} }}
+
+[[option]]
+name = "fixed"
+profile = "inferred.json"
+counts = [4, 8, 16]
+batches = [64]
+device_memory = "80GiB"
+layout = "tp=2 micro_batch=2"
+price = {{ value = 2.0, unit = "per device-hour", {REST} }}
+"""
+
+
+def plan_file(folder: Path, text: str = TEXT) -> PlanFile:
+    path = folder / "plan.toml"
+    path.write_text(text, encoding="utf-8")
+    return read_plan(path, today=TODAY)
+
+
+def answer(folder: Path, text: str = TEXT) -> PlanDocument:
+    plan = plan_file(folder, text)
+    sources = Sources(profiles={option.name: document() for option in plan.option}, model=TRAINED)
+    return plan_options(plan, sources, today=TODAY, argv=())
+
+
+def test_a_free_layout_is_the_first_of_the_search_and_a_fixed_one_is_kept(tmp_path: Path) -> None:
+    found = answer(tmp_path)
+    assert found.num_candidates == 6
+    rows = {(row.option, row.devices): row for row in found.ranked}
+    for count in (4, 8, 16):
+        training = Training(model=TRAINED, devices=count, devices_per_node=8, global_batch=64)
+        searched = plan_parallelism(
+            inferred_machine(document()),
+            Request(training=training, capacity_bytes=80 * 2**30, top=1),
+            argv=(),
+        ).ranked[0]
+        row = rows["free", count]
+        assert row.layout == searched.layout
+        assert row.step_s.p50 == pytest.approx(searched.step_s.p50)
+        # draws against quantiles of the distribution that they are drawn from
+        assert np.log(row.step_s.p95 / searched.step_s.p95) == pytest.approx(0, abs=0.1)
+        assert row.needed_bytes == pytest.approx(searched.needed_bytes)
+        assert row.evidence == "inferred"
+        fixed = rows["fixed", count]
+        assert fixed.layout is not None
+        layout = parse_layout(fixed.layout)
+        assert (layout.tp, layout.pp, layout.micro_batch) == (2, 1, 2)
+        assert (layout.dp, layout.global_batch) == (count // 2, 64)
+        assert row.step_s.p50 <= fixed.step_s.p50 * (1 + 1e-9)
+    steps = np.ceil(1e10 / 1024 / 64)
+    best = found.ranked[0]
+    assert best.elapsed_s.p50 == pytest.approx(steps * best.step_s.p50)
+    assert best.cost.p50 == pytest.approx(best.elapsed_s.p50 / 3600 * best.devices * 2.0)
+
+
+def test_both_kinds_of_scaling_are_stated_from_the_smallest_size() -> None:
+    question = LayoutQuestion(
+        model=TRAINED,
+        scaling="strong",
+        batch=64,
+        capacity_bytes=80 * 2**30,
+        devices_per_node=8,
+        fixed=None,
+    )
+    table = LayoutTable(inferred_machine(document()), question, counts=[4, 8, 16])
+    assert table.scaling(4) == []
+    kinds = {entry.scaling: entry for entry in table.scaling(16)}
+    assert {name: entry.batch for name, entry in kinds.items()} == {"strong": 64, "weak": 4}
+    alone, together = (table.facts(count).step_s for count in (4, 16))
+    assert kinds["strong"].speedup.p50 == pytest.approx(alone[0] / together[0])
+    small = LayoutTable(
+        inferred_machine(document()), dataclasses.replace(question, batch=16), counts=[4]
+    )
+    ratio = 4 * small.facts(4).step_s[0] / together[0]
+    assert kinds["weak"].speedup.p50 == pytest.approx(ratio)
+    for entry in kinds.values():
+        assert (entry.from_devices, entry.devices) == (4, 16)
+        assert entry.efficiency.p50 == pytest.approx(entry.speedup.p50 / 4)
+        # the ratio of two layouts is in doubt even where the latents cancel
+        assert entry.speedup.p5 < entry.speedup.p50 < entry.speedup.p95
+
+
+def test_what_does_not_fit_is_no_candidate_and_says_what_it_needs(tmp_path: Path) -> None:
+    tight = answer(tmp_path, TEXT.replace('"80GiB"', '"8GiB"', 1))
+    assert tight.num_too_large + tight.num_candidates + tight.num_skipped == 6
+    assert tight.num_too_large > 0
+    with pytest.raises(
+        NotFeasible, match=r"no layout of gpt-1.3b fits into 1 GiB; the leanest needs"
+    ):
+        answer(tmp_path, TEXT.replace('"80GiB"', '"1GiB"'))
+    with pytest.raises(NotFeasible, match="must divide the devices, got 16"):
+        answer(
+            tmp_path,
+            TEXT[: TEXT.index("[[option]]")]
+            + TEXT[TEXT.rindex("[[option]]") :].replace("tp=2", "tp=32"),
+        )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('model = "gpt-1.3b"', 'model = "a"\nworkload = "b"', "either workload or model"),
+        ("sequence_length = 1024", "tokens_per_sample = 1024", "given as sequence_length"),
+        ('scaling = "strong"', 'scaling = "strong"\naccumulation = 2', "left to its layouts"),
+        ('device_memory = "80GiB"\n', "", "device_memory of free must be given"),
+        ('"80GiB"', '"80 lots"', "unit of '80 lots'"),
+        ('"tp=2 micro_batch=2"', '"tp=2 dp=2"', "counts and batches say them"),
+        ('"tp=2 micro_batch=2"', '"tp=two"', "tp must be a whole number"),
+        ("batches = [64]", "batches = [64]\ncluster = 'x.toml'", "cluster of free must come with"),
+        ("[4, 8, 16]", "{ first = 1, last = 300 }", "must be <= 256 with work.model"),
+    ],
+)
+def test_contradictions_about_large_models_are_named(
+    tmp_path: Path, old: str, new: str, words: str
+) -> None:
+    with pytest.raises(InvalidDocument, match=words):
+        plan_file(tmp_path, TEXT.replace(old, new, 1))
+
+
+def test_a_model_that_nobody_knows_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
+    plan = plan_file(tmp_path, TEXT.replace("gpt-1.3b", "llama3-70"))
+    with pytest.raises(UsageError, match="did you mean llama3-70b"):
+        read_sources(plan, tmp_path / "plan.toml", open_model=named_transformer)
