@@ -15,6 +15,7 @@ TORCHRUN = {"RANK": "1", "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE
 COMMANDS = {
     measure.calibrate: ("calibrate", "--budget", "nonsense"),
     network.measure: ("network", "measure", "--collectives", "nonsense"),
+    strategies.run_strategies: ("validate", "strategies", "--minutes", "-1"),
     testbed.run_network: ("validate", "network", "--budget", "nonsense"),
     testbed.run_testbed: ("validate", "testbed", "--budget", "nonsense"),
     validate.batch: ("validate", "batch", "--profile", "missing.json"),
