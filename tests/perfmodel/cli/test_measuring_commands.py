@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.cli import app, measure, network, testbed, validate
+from perfmodel.cli import app, measure, network, strategies, testbed, validate
 from perfmodel.errors import EXIT_CALIBRATION, EXIT_OK, EXIT_USAGE
 from tests.perfmodel.cli.command import Run, complaint
 
@@ -15,6 +15,7 @@ TORCHRUN = {"RANK": "1", "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE
 COMMANDS = {
     measure.calibrate: ("calibrate", "--budget", "nonsense"),
     network.measure: ("network", "measure", "--collectives", "nonsense"),
+    strategies.run_strategies: ("validate", "strategies", "--minutes", "-1"),
     testbed.run_network: ("validate", "network", "--budget", "nonsense"),
     testbed.run_testbed: ("validate", "testbed", "--budget", "nonsense"),
     validate.batch: ("validate", "batch", "--profile", "missing.json"),
@@ -56,7 +57,7 @@ def test_every_command_that_shows_a_measurement_is_known_to_measure() -> None:
     """A helper measures for the command that calls it."""
     measuring = {
         function.name
-        for module in (measure, network, testbed, validate)
+        for module in (measure, network, strategies, testbed, validate)
         for function in ast.parse(inspect.getsource(module)).body
         if isinstance(function, ast.FunctionDef)
         and "measurement" in {n.id for n in ast.walk(function) if isinstance(n, ast.Name)}
