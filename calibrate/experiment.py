@@ -75,7 +75,7 @@ BUDGETS: Final = {
         visit_s=0.2,
         num_batches=2,
         collective_sizes=_SIZES[::2],
-        layer_share=0.15,
+        layer_share=0.1,
         minutes=2.7,
     ),
     "standard": Budget(
