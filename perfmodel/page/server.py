@@ -80,6 +80,8 @@ def application(answers: Answers, *, most_in_flight: int = MOST_IN_FLIGHT) -> St
 def listening(port: int) -> socket.socket:
     """A socket of this machine alone; port 0 takes any that is free.
 
+    Who reads its address before the server is up waits instead of being refused.
+
     Raises
     ------
     PerfModelError
@@ -89,6 +91,7 @@ def listening(port: int) -> socket.socket:
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((HOST, port))
+        found.listen()
     except OSError as error:
         found.close()
         raise PerfModelError(
