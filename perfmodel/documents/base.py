@@ -109,10 +109,20 @@ def file_sha256(path: Path) -> str:
 def command_line(argv: Sequence[str], *, folder: Path | None = None) -> tuple[str, ...]:
     """A command as records keep it: paths below the working folder are given relative to it.
 
-    Where somebody's checkout lies says nothing about a measurement, and records are shared.
+    A program elsewhere is given by its name alone: where somebody's checkout lies says nothing about
+    a measurement, and records are shared.
     """
     start = f"{(folder or Path.cwd()).as_posix().rstrip('/')}/"
-    return tuple(argument.removeprefix(start) for argument in argv)
+    relative = [argument.removeprefix(start) for argument in argv]
+    return (*map(_program, relative[:1]), *relative[1:])
+
+
+def _program(called: str) -> str:
+    """What was called, as a person would write it: ``python -m`` passes the path of ``__main__``."""
+    path = Path(called)
+    if not path.is_absolute():
+        return called
+    return path.parent.name if path.name == "__main__.py" else path.name
 
 
 def first_problem(error: ValidationError, model: type[BaseModel] | None = None) -> str:

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from perfmodel.documents.base import command_line
 from perfmodel.documents.page import PriceOffer
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
 from perfmodel.documents.validation import ValidationDocument
@@ -113,8 +112,8 @@ def named_model(machine: LayoutMachine, name: str) -> NamedTransformer:
 
 def typed_path(path: Path) -> str:
     """A path that may be shown: relative to the working folder, or the name of the file alone."""
-    shown = Path(command_line((path.absolute().as_posix(),))[0])
-    return shown.name if shown.is_absolute() else shown.as_posix()
+    here, there = Path.cwd(), path.absolute()
+    return there.relative_to(here).as_posix() if there.is_relative_to(here) else there.name
 
 
 def unique_name(path: Path, taken: Mapping[str, object]) -> str:
