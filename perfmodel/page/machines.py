@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from perfmodel.documents.page import PriceOffer
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
 from perfmodel.documents.validation import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import UsageError, did_you_mean
+from perfmodel.errors import refuse_unknown
 from perfmodel.predict_layout import InferredMachine
 from perfmodel.workload.transformers import NamedTransformer
 
@@ -48,6 +49,9 @@ class LayoutMachine:
     models: Mapping[str, NamedTransformer]
 
 
+_Machine = TypeVar("_Machine", StepMachine, LayoutMachine)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Desk:
     """All that one page can be asked."""
@@ -65,10 +69,7 @@ class Desk:
         UsageError
             If there is none of that name.
         """
-        found = self.machines.get(name)
-        if not isinstance(found, StepMachine):
-            raise _unknown("profile", name, self.machines)
-        return found
+        return _named(name, self.machines, StepMachine)
 
     def layout_machine(self, name: str) -> LayoutMachine:
         """A machine that was inferred from runs, by name.
@@ -78,10 +79,7 @@ class Desk:
         UsageError
             If there is none of that name.
         """
-        found = self.machines.get(name)
-        if not isinstance(found, LayoutMachine):
-            raise _unknown("profile", name, self.machines)
-        return found
+        return _named(name, self.machines, LayoutMachine)
 
 
 def opened(machine: StepMachine, name: str) -> OpenedWorkload:
@@ -92,8 +90,7 @@ def opened(machine: StepMachine, name: str) -> OpenedWorkload:
     UsageError
         If there is none of that name.
     """
-    if name not in machine.workloads:
-        raise _unknown("workload", name, machine.workloads)
+    refuse_unknown("workload", name, machine.workloads)
     return machine.workloads[name]
 
 
@@ -105,8 +102,7 @@ def named_model(machine: LayoutMachine, name: str) -> NamedTransformer:
     UsageError
         If there is none of that name.
     """
-    if name not in machine.models:
-        raise _unknown("workload", name, machine.models)
+    refuse_unknown("workload", name, machine.models)
     return machine.models[name]
 
 
@@ -128,7 +124,10 @@ def unique_name(path: Path, taken: Mapping[str, object]) -> str:
     return name
 
 
-def _unknown(what: str, name: str, known: Mapping[str, object]) -> UsageError:
-    return UsageError(
-        f"{what}: must be one of {', '.join(known)}, got {name!r}{did_you_mean(name, known)}"
-    )
+def _named(
+    name: str, machines: Mapping[str, StepMachine | LayoutMachine], kind: type[_Machine]
+) -> _Machine:
+    """A machine of one kind; one of the other kind answers other questions."""
+    of_kind = {other: found for other, found in machines.items() if isinstance(found, kind)}
+    refuse_unknown("profile", name, of_kind)
+    return of_kind[name]
