@@ -14,12 +14,10 @@ from perfmodel.documents.profile import CheckpointProfile, ProfileDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.plan.goodput import best_interval_or_work_s
 from perfmodel.program.job import FailureCause, Job
-from perfmodel.units import Bytes, Seconds, format_bytes, format_duration
+from perfmodel.units import DAY_S, HOUR_S, Bytes, Seconds, format_bytes, format_duration
 
 #: More courses take hours and say nothing more.
 MOST_REPLICAS: Final = 1_000_000
-HOUR_S: Final = 3600.0
-DAY_S: Final = 24 * HOUR_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
