@@ -92,7 +92,7 @@ def open_campaign(
     NotFeasible
         If the machine does not allow network namespaces.
     """
-    refuse_without_rights()
+    refuse_without_rights(command)
     with (
         machine_to_itself(
             lambda words: on_progress(Progress(done=0, total=total, task=words, is_waiting=True))

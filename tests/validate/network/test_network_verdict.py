@@ -118,14 +118,14 @@ def test_a_campaign_continues_and_is_judged_again_without_a_server(
     first = run(tmp_path, resume=True)
     num_played = len(cluster.played)
 
-    def refuse() -> None:
-        raise NotFeasible("no namespaces here")
+    def refuse(command: str) -> None:
+        raise NotFeasible(f"{command}: no namespaces here")
 
     monkeypatch.setattr(campaign, "refuse_without_rights", refuse)
     again = run(tmp_path, resume=True)
     assert again.series == first.series
     assert len(cluster.played) == num_played
-    with pytest.raises(NotFeasible, match="no namespaces"):
+    with pytest.raises(NotFeasible, match="validate network: no namespaces"):
         run(tmp_path / "empty")
 
 

@@ -27,7 +27,7 @@ def serve(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
         yield cluster
 
     monkeypatch.setattr(campaign, "running_server", server)
-    monkeypatch.setattr(campaign, "refuse_without_rights", lambda: None)
+    monkeypatch.setattr(campaign, "refuse_without_rights", lambda _: None)
 
 
 def known_ring() -> ShapedRing:
