@@ -21,7 +21,7 @@ from perfmodel.documents.strategies import (
 from perfmodel.documents.testbed import StrategyRun, StrategySetting, read_runs
 from perfmodel.documents.validation import Gate
 from validate.errors import fraction, summarise
-from validate.gates import gate, passed, step_gates
+from validate.gates import coverage_gate, gate, passed, step_gates
 from validate.strategies import plan
 from validate.strategies.calibration import calibrate
 from validate.strategies.foretell import StrategyCalibration, foretell
@@ -139,13 +139,7 @@ def judge_families(families: Sequence[StrategyFamily]) -> tuple[Gate, ...]:
         gates += step_gates(
             family.summary, mape=LIMITS["mape"], worst=LIMITS["worst"], of=f"{ALL}: "
         )
-        gates.append(
-            gate(
-                f"{ALL}: coverage of 90 % intervals",
-                family.coverage,
-                at_least=LIMITS["covered_from"],
-            )
-        )
+        gates.append(coverage_gate(family.coverage, at_least=LIMITS["covered_from"], of=f"{ALL}: "))
     return tuple(gates)
 
 
