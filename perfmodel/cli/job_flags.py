@@ -70,8 +70,7 @@ class JobFlags:
         return replace(job, checkpoint_interval_s=best_interval_or_work_s(job))
 
     def _check(self) -> None:
-        if self.devices < 1:
-            raise UsageError(f"--devices: must be >= 1, got {self.devices}")
+        at_least_one("--devices", self.devices)
         positive("--work-days:", self.work_days)
         if self.mtbf_device_hours is not None and not self.mtbf_device_hours > 0:
             raise UsageError(
