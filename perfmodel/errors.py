@@ -94,5 +94,6 @@ def refuse_unknown(where: str, name: str, known: Collection[str]) -> None:
     """
     if name not in known:
         raise UsageError(
-            f"{where}: must be one of {', '.join(known)}, got {name!r}{did_you_mean(name, known)}"
+            f"{where}: must be one of {', '.join(known) or 'none'}, got {name!r}"
+            f"{did_you_mean(name, known)}"
         )
