@@ -18,7 +18,7 @@ from calibrate.placement import place, provenance
 from calibrate.workloads import with_stored_workloads
 from perfmodel.documents.observation import read_observations
 from perfmodel.documents.profile import ProfileDocument
-from perfmodel.errors import UsageError
+from perfmodel.errors import refuse_unknown
 
 PROFILE: Final = "profile.json"
 
@@ -40,8 +40,7 @@ def calibrate(
     request: CalibrationRequest, launcher: Launcher, *, on_progress: Callable[[Progress], None]
 ) -> ProfileDocument:
     """Measure, fit, and write the profile beside the raw observations."""
-    if request.budget not in BUDGETS:
-        raise UsageError(f"--budget: must be one of {', '.join(BUDGETS)}, got {request.budget!r}")
+    refuse_unknown("--budget", request.budget, BUDGETS)
     environment = describe_environment()
     topology, device_kind = place(request.device, request.flags, os.environ)
     experiment = Experiment(

@@ -17,7 +17,7 @@ from perfmodel.cost.layout_fit import infer
 from perfmodel.cost.plausible import contradictions, wrong_unit
 from perfmodel.documents.inferred import InferredDocument
 from perfmodel.documents.run_columns import RunColumns, read_run_columns
-from perfmodel.errors import IncomparableRuns, InvalidDocument, UsageError
+from perfmodel.errors import IncomparableRuns, InvalidDocument, refuse_unknown
 from perfmodel.units import parse_duration
 
 STEP: Final = "step_time_s"
@@ -50,8 +50,7 @@ def calibrate_from_runs(
     IncomparableRuns
         If two rows are the same job and differ by more than scatter.
     """
-    if device not in SHEETS:
-        raise UsageError(f"--device-type: must be one of {', '.join(SHEETS)}, got {device!r}")
+    refuse_unknown("--device-type", device, SHEETS)
     jobs, step_s = read_runs(table, RunColumns() if columns is None else _mapping(columns))
     model = infer(jobs, step_s, step_time_priors(SHEETS[device]), seed=seed)
     return InferredDocument(

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from calibrate.layers import Layer
 from perfmodel.documents.base import Document, Record
@@ -141,7 +141,6 @@ Task = Annotated[
     | TrainingTask,
     Field(discriminator="kind"),
 ]
-TASKS: TypeAdapter[list[Task]] = TypeAdapter(list[Task])
 
 
 class WorkOrder(Document):

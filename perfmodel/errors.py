@@ -5,7 +5,7 @@ A wrong argument inside the library is a plain ``ValueError``; our own broken in
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import ClassVar, Final
 
 EXIT_OK: Final = 0
@@ -82,3 +82,18 @@ def did_you_mean(text: str, known: Iterable[str]) -> str:
     """End of a message: the known name that is nearest to a misspelt one, or nothing."""
     near = difflib.get_close_matches(text, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+def refuse_unknown(where: str, name: str, known: Collection[str]) -> None:
+    """Refuse a name that is none of those known.
+
+    Raises
+    ------
+    UsageError
+        With all of them, and the nearest.
+    """
+    if name not in known:
+        raise UsageError(
+            f"{where}: must be one of {', '.join(known) or 'none'}, got {name!r}"
+            f"{did_you_mean(name, known)}"
+        )

@@ -30,14 +30,17 @@ PREFIXES: Final[dict[str, float]] = {
     "Ti": 2.0**40,
     "Pi": 2.0**50,
 }
+MINUTE_S: Final = 60.0
+HOUR_S: Final = 60 * MINUTE_S
+DAY_S: Final = 24 * HOUR_S
 _SECONDS: Final[dict[str, float]] = {
     "ns": 1e-9,
     "us": 1e-6,
     "ms": 1e-3,
     "s": 1.0,
-    "min": 60.0,
-    "h": 3600.0,
-    "d": 86400.0,
+    "min": MINUTE_S,
+    "h": HOUR_S,
+    "d": DAY_S,
 }
 _QUANTITY: Final = re.compile(r"^\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)\s*$")
 

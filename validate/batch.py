@@ -20,11 +20,11 @@ from perfmodel.documents.base import file_sha256
 from perfmodel.documents.batch_validation import BatchValidationDocument, JudgedBatch
 from perfmodel.documents.observation import TrainingObservation
 from perfmodel.documents.prediction import Interval
-from perfmodel.documents.profile import NoiseScaleProfile, ProfileDocument
-from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, UsageError
+from perfmodel.documents.profile import NoiseScaleProfile
+from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, refuse_unknown
 from perfmodel.statistics.convergence import BatchPoint, Convergence, fit_convergence
 from validate.errors import fraction, summarise
-from validate.machine import refuse_other_machine
+from validate.machine import ProfileRequest, refuse_other_machine
 
 VALIDATION: Final = "batch.json"
 #: A rate that needs so many times the predicted steps is a bad one.
@@ -52,15 +52,10 @@ BUDGETS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchRequest:
+class BatchRequest(ProfileRequest):
     """What the user asked for."""
 
-    profile: ProfileDocument
-    folder: Path
     workload: str = "lenet"
-    budget: str = "standard"
-    seed: int = 1
-    resume: bool = False
 
 
 def validate_batch(
@@ -77,8 +72,7 @@ def validate_batch(
     CalibrationUnavailable
         If the profile is of another machine, or lacks the noise scale of the workload.
     """
-    if request.budget not in BUDGETS:
-        raise UsageError(f"--budget: must be one of {', '.join(BUDGETS)}, got {request.budget!r}")
+    refuse_unknown("--budget", request.budget, BUDGETS)
     environment = describe_environment()
     refuse_other_machine(request.profile, environment["host"]["fingerprint"])
     tasks = planned_tasks(_scale(request), BUDGETS[request.budget], seed=request.seed)

@@ -34,12 +34,7 @@ def judge(
     )
     gates = [
         *step_gates(summary, mape=tolerances.step_mape, worst=tolerances.step_worst),
-        gate(
-            "coverage of 90 % intervals",
-            coverage,
-            at_least=tolerances.coverage_at_least,
-            at_most=upper,
-        ),
+        coverage_gate(coverage, at_least=tolerances.coverage_at_least, at_most=upper),
     ]
     if speedups is not None:
         gates.append(gate("speed-up MAPE", speedups.mape, at_most=tolerances.speedup_mape))
@@ -52,6 +47,13 @@ def step_gates(summary: ErrorSummary, *, mape: float, worst: float, of: str = ""
         gate(f"{of}{STEP_MAPE}", summary.mape, at_most=mape),
         gate(f"{of}worst step-time error", summary.worst_absolute, at_most=worst),
     ]
+
+
+def coverage_gate(
+    coverage: float, *, at_least: float, at_most: float | None = None, of: str = ""
+) -> Gate:
+    """The gate on the share of intervals that held, of a group if it is named."""
+    return gate(f"{of}coverage of 90 % intervals", coverage, at_least=at_least, at_most=at_most)
 
 
 def passed(gates: Sequence[Gate]) -> bool:
@@ -96,8 +98,7 @@ def judge_models(
     """Compare errors on held-out models with what was promised."""
     return (
         *step_gates(summary, mape=tolerances.step_mape, worst=tolerances.step_worst),
-        gate(
-            "coverage of 90 % intervals",
+        coverage_gate(
             coverage,
             at_least=Tolerances().coverage_at_least,
             at_most=Tolerances().coverage_at_most,

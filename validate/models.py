@@ -26,7 +26,7 @@ from perfmodel.documents.observation import (
     read_observations,
 )
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
-from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, UsageError
+from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, refuse_unknown
 from perfmodel.parallelism.strategy import Setting
 from perfmodel.predictor import Predictor, StepPrediction, interval
 from perfmodel.program.operation import Cause
@@ -34,7 +34,7 @@ from perfmodel.units import Seconds
 from validate import gates
 from validate.errors import fraction, summarise, summarise_any
 from validate.held_out_models import HeldOutSetting, held_out_settings, write_configs
-from validate.machine import refuse_other_machine
+from validate.machine import ProfileRequest, refuse_other_machine
 
 Mode = Literal["measured", "curves"]
 
@@ -61,15 +61,10 @@ BUDGETS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelsRequest:
+class ModelsRequest(ProfileRequest):
     """What the user asked for."""
 
-    profile: ProfileDocument
-    folder: Path
     mode: Mode = "measured"
-    budget: str = "standard"
-    seed: int = 1
-    resume: bool = False
 
 
 def validate_models(
@@ -82,8 +77,7 @@ def validate_models(
     CalibrationUnavailable
         If the profile describes another machine, or has no prices of operators.
     """
-    if request.budget not in BUDGETS:
-        raise UsageError(f"--budget: must be one of {', '.join(BUDGETS)}, got {request.budget!r}")
+    refuse_unknown("--budget", request.budget, BUDGETS)
     environment = describe_environment()
     profile = request.profile
     refuse_other_machine(profile, environment["host"]["fingerprint"])

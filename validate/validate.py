@@ -27,26 +27,21 @@ from perfmodel.documents.validation import (
     Repeat,
     ValidationDocument,
 )
-from perfmodel.errors import MeasurementFailed, UsageError
+from perfmodel.errors import MeasurementFailed, UsageError, refuse_unknown
 from perfmodel.parallelism.strategy import Setting
 from perfmodel.predictor import Predictor, interval
 from validate import compare, gates
 from validate.errors import fraction, summarise, summarise_any
 from validate.holdout import BUDGETS, holdout_settings, repeated_settings, rounds
-from validate.machine import refuse_other_machine
+from validate.machine import ProfileRequest, refuse_other_machine
 
 VALIDATION: Final = "validation.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ValidationRequest:
+class ValidationRequest(ProfileRequest):
     """What the user asked for."""
 
-    profile: ProfileDocument
-    folder: Path
-    budget: str = "standard"
-    seed: int = 1
-    resume: bool = False
     flags: LaunchFlags = field(default_factory=LaunchFlags)
     """Nodes, where the profile is of several; ranks per node are those of the profile."""
     earlier: ValidationDocument | None = None
@@ -71,8 +66,7 @@ def validate(
     CalibrationUnavailable
         If the profile describes another machine.
     """
-    if request.budget not in BUDGETS:
-        raise UsageError(f"--budget: must be one of {', '.join(BUDGETS)}, got {request.budget!r}")
+    refuse_unknown("--budget", request.budget, BUDGETS)
     budget = BUDGETS[request.budget]
     profile = request.profile
     environment = describe_environment()

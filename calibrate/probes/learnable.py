@@ -13,10 +13,6 @@ _COARSE: Final = 7
 _LARGEST_SHIFT: Final = 3
 _PATTERN_SEED: Final = 1234
 
-DESCRIPTION: Final = (
-    "10 smooth 28x28 patterns, shifted by up to 3 pixels, noise 1.5 times the pattern"
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:

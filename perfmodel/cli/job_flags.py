@@ -14,12 +14,10 @@ from perfmodel.documents.profile import CheckpointProfile, ProfileDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.plan.goodput import best_interval_or_work_s
 from perfmodel.program.job import FailureCause, Job
-from perfmodel.units import Bytes, Seconds, format_bytes, format_duration
+from perfmodel.units import DAY_S, HOUR_S, Bytes, Seconds, format_bytes, format_duration
 
 #: More courses take hours and say nothing more.
 MOST_REPLICAS: Final = 1_000_000
-HOUR_S: Final = 3600.0
-DAY_S: Final = 24 * HOUR_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +70,7 @@ class JobFlags:
         return replace(job, checkpoint_interval_s=best_interval_or_work_s(job))
 
     def _check(self) -> None:
-        if self.devices < 1:
-            raise UsageError(f"--devices: must be >= 1, got {self.devices}")
+        at_least_one("--devices", self.devices)
         positive("--work-days:", self.work_days)
         if self.mtbf_device_hours is not None and not self.mtbf_device_hours > 0:
             raise UsageError(

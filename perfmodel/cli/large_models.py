@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from perfmodel.cli.options import at_least_one
 from perfmodel.documents.inferred import InferredDocument
 from perfmodel.errors import UsageError, did_you_mean
 from perfmodel.predict_layout import InferredMachine, inferred_machine
@@ -31,8 +32,8 @@ def read_model(text: str, *, sequence: int | None) -> NamedTransformer:
     UsageError
         If there is no such name or file, or the closed forms do not cover the model.
     """
-    if sequence is not None and sequence < 1:
-        raise UsageError(f"--sequence-length: must be >= 1, got {sequence}")
+    if sequence is not None:
+        at_least_one("--sequence-length", sequence)
     path = Path(text)
     if path.suffix == ".json" or path.is_dir():
         return _from_config(path / "config.json" if path.is_dir() else path, sequence)

@@ -3,12 +3,14 @@
 import datetime as dt
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, TypeAlias, TypeVar
 
 import typer
 
+from perfmodel import checks
 from perfmodel.errors import UsageError, did_you_mean
-from perfmodel.units import Bytes, BytesPerSecond, parse_bandwidth, parse_bytes
+from perfmodel.units import MINUTE_S, Bytes, BytesPerSecond, Seconds, parse_bandwidth, parse_bytes
 
 _Choice = TypeVar("_Choice", bound=str)
 _Quantity = TypeVar("_Quantity", int, float)
@@ -17,6 +19,29 @@ Nodes: TypeAlias = Annotated[int | None, typer.Option(help="Nodes; start the com
 NodeRank: TypeAlias = Annotated[int | None, typer.Option(help="Rank of this node.")]
 MasterAddress: TypeAlias = Annotated[str | None, typer.Option(help="Address of node 0.")]
 MasterPort: TypeAlias = Annotated[int | None, typer.Option(help="Port on node 0.")]
+
+Resume: TypeAlias = Annotated[
+    bool, typer.Option("--resume", help="Continue an interrupted campaign in the folder.")
+]
+OrderSeed: TypeAlias = Annotated[int, typer.Option(help="Seed of the order of runs.")]
+Minutes: TypeAlias = Annotated[
+    float | None, typer.Option(help="Stop after so long; continue with --resume.")
+]
+ProfileToJudge: TypeAlias = Annotated[Path, typer.Option(help="Profile to judge.")]
+
+
+def limit_s(minutes: float | None) -> Seconds | None:
+    """Time after which a campaign stops, of ``--minutes``. [s]
+
+    Raises
+    ------
+    ValueError
+        If it is not above zero.
+    """
+    if minutes is None:
+        return None
+    checks.positive("--minutes", minutes)
+    return minutes * MINUTE_S
 
 
 def names(text: str) -> tuple[str, ...]:

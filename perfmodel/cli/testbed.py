@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
+from perfmodel.cli.options import Minutes, OrderSeed, Resume, limit_s
 from perfmodel.cli.progress import measurement
 from perfmodel.cli.terminal import refuse_failed_gates, show, show_lines
 
 DEFAULT_TESTBED = Path("runs/testbed")
 DEFAULT_NETWORK = Path("runs/network-verdict")
-_SECONDS_PER_MINUTE = 60
 
 
 def run_testbed(
@@ -21,16 +21,11 @@ def run_testbed(
     out: Annotated[Path, typer.Option(help="Folder for runs, predictions and the verdict.")] = (
         DEFAULT_TESTBED
     ),
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue an interrupted campaign in the folder.")
-    ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the order of runs.")] = 1,
-    minutes: Annotated[
-        float | None, typer.Option(help="Stop after so long; continue with --resume.")
-    ] = None,
+    resume: Resume = False,
+    seed: OrderSeed = 1,
+    minutes: Minutes = None,
 ) -> None:
     """Run DDP at 4, 8 and 16 ranks over shaped links and print the model's own error."""
-    from perfmodel import checks  # noqa: PLC0415 - keeps --help fast
     from perfmodel.report.tables import rich_table  # noqa: PLC0415
     from perfmodel.report.testbed_grids import (  # noqa: PLC0415
         families_grid,
@@ -39,14 +34,12 @@ def run_testbed(
     )
     from validate.testbed import testbed as use_case  # noqa: PLC0415
 
-    if minutes is not None:
-        checks.positive("--minutes", minutes)
     request = use_case.TestbedRequest(
         folder=out,
         budget=budget,
         seed=seed,
         resume=resume,
-        limit_s=None if minutes is None else minutes * _SECONDS_PER_MINUTE,
+        limit_s=limit_s(minutes),
     )
     with measurement("testbed") as on_progress:
         document = use_case.validate_testbed(request, on_progress=on_progress)
@@ -67,25 +60,20 @@ def run_network(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue in the folder, or judge it again.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the order of runs.")] = 1,
-    minutes: Annotated[
-        float | None, typer.Option(help="Stop after so long; continue with --resume.")
-    ] = None,
+    seed: OrderSeed = 1,
+    minutes: Minutes = None,
 ) -> None:
     """Measure collectives of 2 to 16 ranks on shaped links and on loopback; fit some, judge by the rest."""
-    from perfmodel import checks  # noqa: PLC0415 - keeps --help fast
     from perfmodel.report.published import network_table  # noqa: PLC0415
     from perfmodel.report.testbed_grids import gate_lines  # noqa: PLC0415
     from validate.network import network as use_case  # noqa: PLC0415
 
-    if minutes is not None:
-        checks.positive("--minutes", minutes)
     request = use_case.NetworkRequest(
         folder=out,
         budget=budget,
         seed=seed,
         resume=resume,
-        limit_s=None if minutes is None else minutes * _SECONDS_PER_MINUTE,
+        limit_s=limit_s(minutes),
     )
     with measurement("network") as on_progress:
         document = use_case.validate_network(request, on_progress=on_progress)

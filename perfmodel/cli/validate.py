@@ -11,6 +11,9 @@ from perfmodel.cli.options import (
     MasterPort,
     NodeRank,
     Nodes,
+    OrderSeed,
+    ProfileToJudge,
+    Resume,
     names,
     one_of,
     whole_numbers,
@@ -27,15 +30,13 @@ DEFAULT_MEMORY_VALIDATION = Path("runs/memory/validation.json")
 def validate(  # noqa: PLR0913 - one parameter per flag
     context: typer.Context,
     *,
-    profile: Annotated[Path, typer.Option(help="Profile to judge.")] = DEFAULT_PROFILE,
+    profile: ProfileToJudge = DEFAULT_PROFILE,
     budget: Annotated[str, typer.Option(help="quick or standard.")] = "standard",
     out: Annotated[Path, typer.Option(help="Folder for observations and the verdict.")] = (
         DEFAULT_VALIDATION
     ),
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue an interrupted validation in the folder.")
-    ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the order of runs.")] = 1,
+    resume: Resume = False,
+    seed: OrderSeed = 1,
     earlier: Annotated[
         Path | None, typer.Option(help="An earlier validation, whose errors widen the intervals.")
     ] = None,
@@ -77,7 +78,7 @@ def validate(  # noqa: PLR0913 - one parameter per flag
 
 def models(
     *,
-    profile: Annotated[Path, typer.Option(help="Profile to judge.")] = DEFAULT_PROFILE,
+    profile: ProfileToJudge = DEFAULT_PROFILE,
     mode: Annotated[
         str,
         typer.Option(
@@ -95,7 +96,7 @@ def models(
             help="Continue, or judge again what was measured, such as in the other mode.",
         ),
     ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the order of runs.")] = 1,
+    seed: OrderSeed = 1,
 ) -> None:
     """Run models that no fit has seen and print the error of what their traces predict."""
     from calibrate.launch import TorchrunLauncher  # noqa: PLC0415 - keeps predict fast
@@ -121,7 +122,7 @@ def models(
 
 def batch(
     *,
-    profile: Annotated[Path, typer.Option(help="Profile to judge.")] = DEFAULT_PROFILE,
+    profile: ProfileToJudge = DEFAULT_PROFILE,
     workload: Annotated[
         str, typer.Option(help="Model whose noise scale was calibrated.")
     ] = "lenet",
@@ -131,9 +132,7 @@ def batch(
     out: Annotated[Path, typer.Option(help="Folder for observations and the verdict.")] = (
         DEFAULT_BATCH_VALIDATION
     ),
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue an interrupted campaign in the folder.")
-    ] = False,
+    resume: Resume = False,
     seed: Annotated[int, typer.Option(help="Seed of the trainings.")] = 1,
 ) -> None:
     """Train to a target at several batches and print the error of predicted steps."""

@@ -2,15 +2,13 @@
 
 import enum
 import json
-import tomllib
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import Field, PositiveFloat, PositiveInt
 from pydantic import model_validator as validator
 
-from perfmodel.documents.base import Document, Record, first_problem
-from perfmodel.errors import InvalidDocument, why
+from perfmodel.documents.base import Document, Record, checked, read_toml
 
 _Probability = Annotated[float, Field(gt=0.5, lt=1)]
 
@@ -125,13 +123,7 @@ class AcceptanceTerms(Document):
         InvalidDocument
             If the file cannot be read, or breaks a rule; the place is named.
         """
-        try:
-            raw = tomllib.loads(path.read_text(encoding="utf-8"))
-            return cls.model_validate(raw)
-        except ValidationError as error:
-            raise InvalidDocument(f"{path}: {first_problem(error, cls)}") from error
-        except (OSError, ValueError) as error:
-            raise InvalidDocument(f"{path}: {cls.title} cannot be read: {why(error)}") from error
+        return checked(read_toml(path, what=cls.title), cls, where=path)
 
     def toml(self) -> str:
         """The same as text that a person can read and a program can read back."""

@@ -4,13 +4,17 @@ import hashlib
 import json
 import os
 import tempfile
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Final, Self, get_args
+from typing import Any, ClassVar, Final, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from perfmodel.errors import InvalidDocument, PerfModelError, did_you_mean, why
+
+_Line = TypeVar("_Line")
+_Model = TypeVar("_Model", bound=BaseModel)
 
 STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
 #: Pydantic's name of the error.
@@ -109,10 +113,75 @@ def file_sha256(path: Path) -> str:
 def command_line(argv: Sequence[str], *, folder: Path | None = None) -> tuple[str, ...]:
     """A command as records keep it: paths below the working folder are given relative to it.
 
-    Where somebody's checkout lies says nothing about a measurement, and records are shared.
+    A program elsewhere is given by its name alone: where somebody's checkout lies says nothing about
+    a measurement, and records are shared.
     """
     start = f"{(folder or Path.cwd()).as_posix().rstrip('/')}/"
-    return tuple(argument.removeprefix(start) for argument in argv)
+    relative = [argument.removeprefix(start) for argument in argv]
+    return (*map(_program, relative[:1]), *relative[1:])
+
+
+def _program(called: str) -> str:
+    """What was called, as a person would write it: ``python -m`` passes the path of ``__main__``."""
+    path = Path(called)
+    if not path.is_absolute():
+        return called
+    return path.parent.name if path.name == "__main__.py" else path.name
+
+
+def read_toml(path: Path, *, what: str) -> dict[str, Any]:
+    """What a person wrote in TOML.
+
+    Raises
+    ------
+    InvalidDocument
+        If the file, named by its kind, cannot be read.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidDocument(f"{path}: {what} cannot be read: {why(error)}") from error
+
+
+def checked(raw: object, model: type[_Model], *, where: object) -> _Model:
+    """A file's content as a record.
+
+    Raises
+    ------
+    InvalidDocument
+        If it breaks a rule; the place, the rule and the value are named.
+    """
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        raise InvalidDocument(f"{where}: {first_problem(error, model)}") from error
+
+
+def read_lines(path: Path, kind: TypeAdapter[_Line], *, what: str) -> list[_Line]:
+    """All complete lines of a file with a JSON value on each.
+
+    A last line without its end is what an interrupted writer leaves: it is dropped.
+
+    Raises
+    ------
+    InvalidDocument
+        If the file cannot be read, or any other line breaks the schema.
+    """
+    try:
+        # As bytes: text would also be split at the line separators of Unicode.
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise InvalidDocument(f"{path}: {what} cannot be read: {why(error)}") from error
+    found = []
+    # What stands after the last line end is empty, or half a line.
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            found.append(kind.validate_python(json.loads(line)))
+        except ValidationError as error:
+            raise InvalidDocument(f"{path}: line {number}: {first_problem(error)}") from error
+        except ValueError as error:
+            raise InvalidDocument(f"{path}: line {number}: {error}") from error
+    return found
 
 
 def first_problem(error: ValidationError, model: type[BaseModel] | None = None) -> str:

@@ -3,15 +3,14 @@
 import csv
 import datetime as dt
 import enum
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from pydantic import model_validator as validator
 
-from perfmodel.documents.base import Record, first_problem
+from perfmodel.documents.base import Record, checked, read_toml
 from perfmodel.errors import InvalidDocument, why
 
 #: A price older than this is said to be stale.
@@ -161,15 +160,8 @@ def read_budget(path: Path, *, today: dt.date, prices: Path | None = None) -> Bu
         If a file cannot be read, a price is missing, negative, unknown or from the future, currencies
         are mixed, or a key is unknown.
     """
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidDocument(f"{path}: budget cannot be read: {why(error)}") from error
-    table = {} if prices is None else read_prices(prices)
-    try:
-        budget = Budget.model_validate(with_prices(raw, table, path))
-    except ValidationError as error:
-        raise InvalidDocument(f"{path}: {first_problem(error, Budget)}") from error
+    raw = read_priced(path, what="budget", prices=prices)
+    budget = checked(raw, Budget, where=path)
     refuse_future_prices(budget.prices(), path=path, today=today)
     return budget
 
@@ -210,10 +202,7 @@ def read_prices(path: Path) -> dict[str, Price]:
     found: dict[str, Price] = {}
     for line, row in _rows(path):
         name = row.pop("name", None)
-        try:
-            price = Price.model_validate(row)
-        except ValidationError as error:
-            raise InvalidDocument(f"{path}: line {line}: {first_problem(error, Price)}") from error
+        price = checked(row, Price, where=f"{path}: line {line}")
         if not name or name in found:
             raise InvalidDocument(
                 f"{path}: line {line}: name must be new and not empty, got {name!r}"
@@ -235,16 +224,22 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
         raise InvalidDocument(f"{path}: prices cannot be read: {why(error)}") from error
 
 
-def with_prices(raw: Any, table: Mapping[str, Price], path: Path) -> Any:
-    """Replace names of prices, under keys that end in ``price``, by the prices themselves.
+def read_priced(path: Path, *, what: str, prices: Path | None) -> Any:
+    """A file in TOML in which names of a table of prices stand for prices.
 
     Raises
     ------
     InvalidDocument
-        If a name is not in the table.
+        If a file cannot be read, or a name is not in the table.
     """
+    raw = read_toml(path, what=what)
+    return _with_prices(raw, {} if prices is None else read_prices(prices), path)
+
+
+def _with_prices(raw: Any, table: Mapping[str, Price], path: Path) -> Any:
+    """Replace names of prices, under keys that end in ``price``, by the prices themselves."""
     if isinstance(raw, list):
-        return [with_prices(entry, table, path) for entry in raw]
+        return [_with_prices(entry, table, path) for entry in raw]
     if not isinstance(raw, dict):
         return raw
     replaced = {}
@@ -257,7 +252,7 @@ def with_prices(raw: Any, table: Mapping[str, Price], path: Path) -> Any:
                 )
             replaced[key] = table[value].model_dump()
         else:
-            replaced[key] = with_prices(value, table, path)
+            replaced[key] = _with_prices(value, table, path)
     return replaced
 
 

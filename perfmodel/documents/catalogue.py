@@ -1,6 +1,5 @@
 """The catalogue: data sheets of devices and links, every figure with its unit and its source."""
 
-import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -10,12 +9,10 @@ from pydantic import (
     Field,
     PositiveFloat,
     PositiveInt,
-    ValidationError,
     model_validator,
 )
 
-from perfmodel.documents.base import Record, first_problem
-from perfmodel.errors import InvalidDocument, why
+from perfmodel.documents.base import Record, checked, read_toml
 from perfmodel.units import parse_bandwidth, parse_bytes, parse_flop_rate, parse_power
 
 Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8"]
@@ -179,10 +176,4 @@ def read_catalogue(path: Path) -> Catalogue:
         If the file cannot be read, a figure lacks its unit or source, a key is unknown, or two devices
         share a name.
     """
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-        return Catalogue.model_validate(raw)
-    except ValidationError as error:
-        raise InvalidDocument(f"{path}: {first_problem(error, Catalogue)}") from error
-    except (OSError, ValueError) as error:
-        raise InvalidDocument(f"{path}: catalogue cannot be read: {why(error)}") from error
+    return checked(read_toml(path, what="catalogue"), Catalogue, where=path)

@@ -1,14 +1,13 @@
 """A cluster as a person writes it down: tiers with their sources, overrides, other traffic."""
 
 import json
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field, PositiveInt, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
-from perfmodel.documents.base import Record, first_problem
-from perfmodel.errors import InvalidDocument, why
+from perfmodel.documents.base import Record, checked, read_toml
+from perfmodel.errors import InvalidDocument
 from perfmodel.topology.cluster import (
     DEVICE,
     Cluster,
@@ -158,14 +157,9 @@ def read_cluster(path: Path) -> Cluster:
         If the file cannot be read, a key is unknown or missing, a rate is zero or has no unit, or the
         tiers do not add up.
     """
+    file = checked(read_toml(path, what="cluster file"), ClusterFile, where=path)
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidDocument(f"{path}: cluster file cannot be read: {why(error)}") from error
-    try:
-        return ClusterFile.model_validate(raw).cluster()
-    except ValidationError as error:
-        raise InvalidDocument(f"{path}: {first_problem(error, ClusterFile)}") from error
+        return file.cluster()
     except ValueError as error:
         raise InvalidDocument(f"{path}: {error}; correct the file") from error
 

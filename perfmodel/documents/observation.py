@@ -1,14 +1,12 @@
 """Raw observations: one line of JSON per measurement, exactly as the workers saw it."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, TypeAdapter, ValidationError
+from pydantic import Field, PositiveInt, TypeAdapter
 
-from perfmodel.documents.base import Record, first_problem
-from perfmodel.errors import InvalidDocument, why
+from perfmodel.documents.base import Record, read_lines
 from perfmodel.parallelism.strategy import Setting
 from perfmodel.workload.operator import Operator, Phase
 from perfmodel.workload.step import SymbolicStep
@@ -269,21 +267,7 @@ def read_observations(path: Path) -> list[Observation]:
     InvalidDocument
         If any other line breaks the schema.
     """
-    try:
-        # As bytes: text would also be split at the line separators of Unicode.
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise InvalidDocument(f"{path}: observations cannot be read: {why(error)}") from error
-    observations = []
-    # What stands after the last line end is empty, or half a line.
-    for number, line in enumerate(lines[:-1], start=1):
-        try:
-            observations.append(_ADAPTER.validate_python(json.loads(line)))
-        except ValidationError as error:
-            raise InvalidDocument(f"{path}: line {number}: {first_problem(error)}") from error
-        except ValueError as error:
-            raise InvalidDocument(f"{path}: line {number}: {error}") from error
-    return observations
+    return read_lines(path, _ADAPTER, what="observations")
 
 
 def tasks_done(observations: Iterable[Observation]) -> frozenset[str]:

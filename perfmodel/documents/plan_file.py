@@ -1,7 +1,6 @@
 """A plan as a person writes it: the work, the limits, and the options with their prices, in TOML."""
 
 import datetime as dt
-import tomllib
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
@@ -12,21 +11,19 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     Tag,
-    ValidationError,
 )
 from pydantic import model_validator as validator
 
-from perfmodel.documents.base import Record, first_problem
+from perfmodel.documents.base import Record, checked
 from perfmodel.documents.budget import (
     Price,
     PriceUnit,
     expect_unit,
-    read_prices,
+    read_priced,
     refuse_future_prices,
     refuse_mixed_currencies,
-    with_prices,
 )
-from perfmodel.errors import InvalidDocument, UsageError, why
+from perfmodel.errors import InvalidDocument, UsageError
 from perfmodel.parallelism.layout import Layout, parse_layout
 from perfmodel.units import Bytes, parse_bytes
 
@@ -302,15 +299,7 @@ def read_plan(path: Path, *, today: dt.date, prices: Path | None = None) -> Plan
         If a file cannot be read, a key is unknown or missing, the plan contradicts itself, currencies
         are mixed, the deadline is not after the start, or the start is in the past.
     """
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidDocument(f"{path}: plan cannot be read: {why(error)}") from error
-    table = {} if prices is None else read_prices(prices)
-    try:
-        plan = PlanFile.model_validate(with_prices(raw, table, path))
-    except ValidationError as error:
-        raise InvalidDocument(f"{path}: {first_problem(error, PlanFile)}") from error
+    plan = checked(read_priced(path, what="plan", prices=prices), PlanFile, where=path)
     refuse_future_prices(plan.prices(), path=path, today=today)
     start = plan.limits.start or today
     if start < today:

@@ -1,13 +1,11 @@
 """How the columns of a foreign table of runs are read, as a person writes it down in TOML."""
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from perfmodel.documents.base import Record, first_problem
-from perfmodel.errors import InvalidDocument, why
+from perfmodel.documents.base import Record, checked, read_toml
 
 
 class RunUnits(Record):
@@ -34,11 +32,4 @@ def read_run_columns(path: Path) -> RunColumns:
     InvalidDocument
         If the file cannot be read, or a table or value is not of its kind.
     """
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidDocument(f"{path}: column mapping cannot be read: {why(error)}") from error
-    try:
-        return RunColumns.model_validate(raw)
-    except ValidationError as error:
-        raise InvalidDocument(f"{path}: {first_problem(error, RunColumns)}") from error
+    return checked(read_toml(path, what="column mapping"), RunColumns, where=path)

@@ -1,6 +1,5 @@
 """The testbed: what runs on which links, what was seen, and how far the model was off."""
 
-import json
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -11,14 +10,12 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     TypeAdapter,
-    ValidationError,
     model_validator,
 )
 
-from perfmodel.documents.base import Document, Provenance, Record, first_problem
+from perfmodel.documents.base import Document, Provenance, Record, read_lines
 from perfmodel.documents.prediction import Interval
 from perfmodel.documents.validation import ErrorSummary, Gate
-from perfmodel.errors import InvalidDocument
 
 
 class Traffic(Record):
@@ -280,7 +277,7 @@ class StrategyRun(Record):
 
 
 Run = Annotated[TrainingRun | CollectiveRun | StrategyRun, Field(discriminator="kind")]
-RUN_ADAPTER: TypeAdapter[Run] = TypeAdapter(Run)
+_RUN: TypeAdapter[Run] = TypeAdapter(Run)
 
 
 def read_runs(path: Path) -> list[Run]:
@@ -291,17 +288,7 @@ def read_runs(path: Path) -> list[Run]:
     InvalidDocument
         If any other line breaks the schema.
     """
-    if not path.exists():
-        return []
-    runs = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
-        try:
-            runs.append(RUN_ADAPTER.validate_python(json.loads(line)))
-        except ValidationError as error:
-            raise InvalidDocument(f"{path}: line {number}: {first_problem(error)}") from error
-        except ValueError as error:
-            raise InvalidDocument(f"{path}: line {number}: {error}") from error
-    return runs
+    return read_lines(path, _RUN, what="runs") if path.exists() else []
 
 
 def append_run(path: Path, run: Run) -> None:

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
-from perfmodel.documents.base import command_line
 from perfmodel.documents.page import PriceOffer
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
 from perfmodel.documents.validation import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import UsageError, did_you_mean
+from perfmodel.errors import refuse_unknown
 from perfmodel.predict_layout import InferredMachine
 from perfmodel.workload.transformers import NamedTransformer
 
@@ -49,6 +49,9 @@ class LayoutMachine:
     models: Mapping[str, NamedTransformer]
 
 
+_Machine = TypeVar("_Machine", StepMachine, LayoutMachine)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Desk:
     """All that one page can be asked."""
@@ -66,10 +69,7 @@ class Desk:
         UsageError
             If there is none of that name.
         """
-        found = self.machines.get(name)
-        if not isinstance(found, StepMachine):
-            raise _unknown("profile", name, self.machines)
-        return found
+        return _named(name, self.machines, StepMachine)
 
     def layout_machine(self, name: str) -> LayoutMachine:
         """A machine that was inferred from runs, by name.
@@ -79,10 +79,7 @@ class Desk:
         UsageError
             If there is none of that name.
         """
-        found = self.machines.get(name)
-        if not isinstance(found, LayoutMachine):
-            raise _unknown("profile", name, self.machines)
-        return found
+        return _named(name, self.machines, LayoutMachine)
 
 
 def opened(machine: StepMachine, name: str) -> OpenedWorkload:
@@ -93,8 +90,7 @@ def opened(machine: StepMachine, name: str) -> OpenedWorkload:
     UsageError
         If there is none of that name.
     """
-    if name not in machine.workloads:
-        raise _unknown("workload", name, machine.workloads)
+    refuse_unknown("workload", name, machine.workloads)
     return machine.workloads[name]
 
 
@@ -106,15 +102,14 @@ def named_model(machine: LayoutMachine, name: str) -> NamedTransformer:
     UsageError
         If there is none of that name.
     """
-    if name not in machine.models:
-        raise _unknown("workload", name, machine.models)
+    refuse_unknown("workload", name, machine.models)
     return machine.models[name]
 
 
 def typed_path(path: Path) -> str:
     """A path that may be shown: relative to the working folder, or the name of the file alone."""
-    shown = Path(command_line((path.absolute().as_posix(),))[0])
-    return shown.name if shown.is_absolute() else shown.as_posix()
+    here, there = Path.cwd(), path.absolute()
+    return there.relative_to(here).as_posix() if there.is_relative_to(here) else there.name
 
 
 def unique_name(path: Path, taken: Mapping[str, object]) -> str:
@@ -129,7 +124,10 @@ def unique_name(path: Path, taken: Mapping[str, object]) -> str:
     return name
 
 
-def _unknown(what: str, name: str, known: Mapping[str, object]) -> UsageError:
-    return UsageError(
-        f"{what}: must be one of {', '.join(known)}, got {name!r}{did_you_mean(name, known)}"
-    )
+def _named(
+    name: str, machines: Mapping[str, StepMachine | LayoutMachine], kind: type[_Machine]
+) -> _Machine:
+    """A machine of one kind; one of the other kind answers other questions."""
+    of_kind = {other: found for other, found in machines.items() if isinstance(found, kind)}
+    refuse_unknown("profile", name, of_kind)
+    return of_kind[name]

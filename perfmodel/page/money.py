@@ -2,7 +2,7 @@
 
 from perfmodel.documents.page import Spending, Spent
 from perfmodel.documents.prediction import Interval
-from perfmodel.plan.outcome import HOUR_S
+from perfmodel.units import HOUR_S
 
 
 def spent(spending: Spending | None, throughput: Interval, *, devices: int) -> Spent | None:

@@ -21,7 +21,6 @@ from perfmodel.errors import NotFeasible
 from perfmodel.plan.candidates import Candidate, Named, Pool, name_candidates, pool_of
 from perfmodel.plan.machines import Sources, machine_records, open_tables
 from perfmodel.plan.outcome import (
-    HOUR_S,
     Outcome,
     Summary,
     chances,
@@ -42,9 +41,8 @@ from perfmodel.plan.reasons import (
 from perfmodel.plan.steps import Steps
 from perfmodel.plan.tornado import Answer, Knobs, next_measurement, tornado
 from perfmodel.predictor import interval
-from perfmodel.units import Seconds
+from perfmodel.units import DAY_S, HOUR_S, Seconds
 
-_DAY_S: Final[Seconds] = 86400.0
 #: Rows that are named are predicted, not read between others, which may change who is named.
 _MOST_ROUNDS: Final = 8
 
@@ -70,7 +68,7 @@ class Planner:
     def __init__(self, plan: PlanFile, sources: Sources, *, today: dt.date) -> None:
         self.plan, self.today = plan, today
         self.start = plan.limits.start or today
-        self.available_s: Seconds = (plan.limits.deadline - self.start).days * _DAY_S
+        self.available_s: Seconds = (plan.limits.deadline - self.start).days * DAY_S
         self._sources = sources
         self._machines = machine_records(plan, sources)
         self._tables = open_tables(plan, sources)
@@ -195,7 +193,7 @@ class Planner:
         )
 
     def _day_after(self, elapsed_s: Seconds) -> dt.date:
-        return self.start + dt.timedelta(days=math.floor(elapsed_s / _DAY_S))
+        return self.start + dt.timedelta(days=math.floor(elapsed_s / DAY_S))
 
     def _verdict(
         self, pool: Pool, rows: Mapping[int, PlanRow], index: int, first: int

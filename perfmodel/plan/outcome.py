@@ -12,11 +12,10 @@ from perfmodel.algebra.goodput import best_interval_s
 from perfmodel.cost.curve import Samples
 from perfmodel.documents.plan_file import Option, PlanFile
 from perfmodel.plan.steps import Steps
-from perfmodel.units import Seconds
+from perfmodel.units import HOUR_S, Seconds
 
 Counts: TypeAlias = NDArray[np.int64]
 
-HOUR_S: Final[Seconds] = 3600.0
 #: A thousand years: longer than anybody waits, and still a date. [s]
 NEVER_S: Final = 1000 * 365.25 * 24 * HOUR_S
 _WATTS_PER_KILOWATT: Final = 1000.0

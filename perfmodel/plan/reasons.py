@@ -9,9 +9,9 @@ import numpy as np
 from perfmodel.cost.curve import Samples
 from perfmodel.documents.plan import PlanMachine, PlanRow
 from perfmodel.documents.plan_file import Option, PlanFile
-from perfmodel.plan.outcome import HOUR_S, NEVER_S, Outcome, hourly_price, setup_cost
+from perfmodel.plan.outcome import NEVER_S, Outcome, hourly_price, setup_cost
 from perfmodel.plan.steps import Steps
-from perfmodel.units import format_duration
+from perfmodel.units import DAY_S, HOUR_S, format_duration
 
 #: Drivers, libraries and neighbours change: a profile older than this is said to be old.
 PROFILE_STALE_AFTER_DAYS: Final = 180
@@ -36,7 +36,7 @@ def nearest_reason(plan: PlanFile, row: PlanRow, found: Outcome, start: dt.date)
         for draws in (found.elapsed_s, found.cost)
     )
     wanted = []
-    end = start + dt.timedelta(days=int(np.ceil(needed_s / 86400)))
+    end = start + dt.timedelta(days=int(np.ceil(needed_s / DAY_S)))
     if needed_s >= NEVER_S:
         wanted.append("far fewer failures or faster recoveries: it hardly gets on")
     elif end > limits.deadline:

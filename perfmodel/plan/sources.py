@@ -11,7 +11,7 @@ from perfmodel.documents.plan_file import Option, PlanFile
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.validation import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import UsageError, did_you_mean
+from perfmodel.errors import UsageError, refuse_unknown
 from perfmodel.hardware.catalogue import find_device, shipped_catalogue
 from perfmodel.hardware.rescale import rescaled_profile
 from perfmodel.plan.machines import Sources
@@ -29,11 +29,7 @@ def named_transformer(name: str, sequence: int | None) -> NamedTransformer:
     UsageError
         If there is none of that name.
     """
-    if name not in TRANSFORMERS:
-        raise UsageError(
-            f"--model: must be one of {', '.join(TRANSFORMERS)}, got {name!r}"
-            f"{did_you_mean(name, TRANSFORMERS)}"
-        )
+    refuse_unknown("--model", name, TRANSFORMERS)
     known = TRANSFORMERS[name]
     return NamedTransformer(name=name, shape=known.shape, sequence=sequence or known.sequence)
 

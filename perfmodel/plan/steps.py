@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from perfmodel.cost.curve import Samples
 from perfmodel.documents.plan import ScalingStatement
 from perfmodel.documents.prediction import Evidence
-from perfmodel.units import Bytes
 
 #: An assumption, and the factors on the step at its low and at its high end.
 Ends = tuple[str, tuple[float, float]]
@@ -71,11 +70,3 @@ class Steps(Protocol):
 
     def caveats(self, count: int) -> list[str]:
         """What must be known before acting on a size."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryLimit:
-    """Memory of one device, and what its kind takes beside tensors."""
-
-    capacity_bytes: Bytes
-    device_kind: str

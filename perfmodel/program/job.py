@@ -1,7 +1,6 @@
 """A training job over weeks: what has to be done, and what interrupts it."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from perfmodel.checks import at_least, non_negative, positive
@@ -84,12 +83,8 @@ class Job:
     @property
     def mtbf_s(self) -> Seconds:
         """Mean time between failures of the whole job, infinite without causes. [s]"""
-        return _mtbf_s(self.causes, self.devices)
-
-    @property
-    def node_mtbf_s(self) -> Seconds:
-        """The same of the causes that take a node. [s]"""
-        return _mtbf_s((cause for cause in self.causes if cause.takes_node), self.devices)
+        rate_per_s = self.devices * math.fsum(1 / cause.mtbf_device_s for cause in self.causes)
+        return 1 / rate_per_s if rate_per_s > 0 else math.inf
 
     @property
     def planned_stop_s(self) -> Seconds:
@@ -100,8 +95,3 @@ class Job:
     def recovery_s(self) -> Seconds:
         """Detection and restart; the wait for a node comes on top. [s]"""
         return self.detection_s + self.restart_s
-
-
-def _mtbf_s(causes: Iterable[FailureCause], devices: int) -> Seconds:
-    rate_per_s = devices * math.fsum(1 / cause.mtbf_device_s for cause in causes)
-    return 1 / rate_per_s if rate_per_s > 0 else math.inf

@@ -5,8 +5,7 @@ from matplotlib.figure import Figure
 
 from perfmodel.documents.plan import PlanDocument, PlanRow
 from perfmodel.report.canvas import COLOURS, GREY, MARKERS, finish, legend_below, new_figure, plain
-
-_DAY_S = 86400.0
+from perfmodel.units import DAY_S
 
 
 def front_figure(document: PlanDocument) -> Figure:
@@ -18,7 +17,7 @@ def front_figure(document: PlanDocument) -> Figure:
         own = {(row.devices, row.micro_batch): row for row in rows if row.option == option.name}
         if own:
             axes.plot(
-                [row.elapsed_s.p50 / _DAY_S for row in own.values()],
+                [row.elapsed_s.p50 / DAY_S for row in own.values()],
                 [row.cost.p50 for row in own.values()],
                 linestyle="",
                 label=plain(option.name),
@@ -46,11 +45,11 @@ def front_figure(document: PlanDocument) -> Figure:
 def _mark_first(axes: Axes, row: PlanRow) -> None:
     """The interval of the first row, both ways."""
     axes.errorbar(
-        row.elapsed_s.p50 / _DAY_S,
+        row.elapsed_s.p50 / DAY_S,
         row.cost.p50,
         xerr=[
-            [(row.elapsed_s.p50 - row.elapsed_s.p5) / _DAY_S],
-            [(row.elapsed_s.p95 - row.elapsed_s.p50) / _DAY_S],
+            [(row.elapsed_s.p50 - row.elapsed_s.p5) / DAY_S],
+            [(row.elapsed_s.p95 - row.elapsed_s.p50) / DAY_S],
         ],
         yerr=[[row.cost.p50 - row.cost.p5], [row.cost.p95 - row.cost.p50]],
         color="black",

@@ -2,7 +2,7 @@
 
 from perfmodel.documents.strategies import JudgedStrategy, StrategiesDocument, StrategyFamily
 from perfmodel.report.grid import Grid, grid
-from perfmodel.report.wording import duration_interval, percent
+from perfmodel.report.wording import duration_interval, error_cells, percent
 from perfmodel.units import format_duration
 
 
@@ -43,12 +43,4 @@ def families_grid(document: StrategiesDocument) -> Grid:
 
 
 def _family(family: StrategyFamily) -> tuple[str, ...]:
-    summary = family.summary
-    return (
-        family.name,
-        str(summary.num_settings),
-        percent(summary.bias, signed=True),
-        percent(summary.mape),
-        percent(summary.worst_absolute),
-        percent(family.coverage),
-    )
+    return (family.name, *error_cells(family.summary), percent(family.coverage))

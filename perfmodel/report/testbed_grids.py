@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from perfmodel.documents.testbed import JudgedFamily, JudgedStep, TestbedDocument
 from perfmodel.documents.validation import Gate
 from perfmodel.report.grid import Grid, grid
-from perfmodel.report.wording import duration_interval, gate_rule, gate_value, percent
+from perfmodel.report.wording import duration_interval, error_cells, gate_rule, gate_value, percent
 from perfmodel.units import format_duration
 
 
@@ -56,16 +56,8 @@ def families_grid(document: TestbedDocument) -> Grid:
 
 
 def _family(family: JudgedFamily) -> tuple[str, ...]:
-    summary = family.summary
-    return (
-        family.name,
-        str(summary.num_settings),
-        percent(summary.bias, signed=True),
-        percent(summary.mape),
-        percent(summary.worst_absolute),
-        percent(family.coverage),
-        percent(family.limits_named),
-    )
+    shares = (family.coverage, family.limits_named)
+    return (family.name, *error_cells(family.summary), *map(percent, shares))
 
 
 def gate_lines(gates: Iterable[Gate]) -> list[str]:

@@ -128,6 +128,16 @@ def errors(summary: ErrorSummary) -> str:
     )
 
 
+def error_cells(summary: ErrorSummary) -> tuple[str, ...]:
+    """Settings, bias, MAPE and worst as cells of a table."""
+    return (
+        str(summary.num_settings),
+        percent(summary.bias, signed=True),
+        percent(summary.mape),
+        percent(summary.worst_absolute),
+    )
+
+
 def gate_value(gate: Gate, value: float) -> str:
     """Text of a value or threshold of a gate in its unit."""
     return percent(value) if gate.unit == "fraction" else f"{number(value)} {gate.unit}"

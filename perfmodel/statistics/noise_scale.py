@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from perfmodel.checks import at_least, non_negative, positive
+from perfmodel.checks import at_least, non_negative
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,15 +151,3 @@ def _signal_share(steps: Sequence[GradientNorms]) -> tuple[float, float]:
     center = math.fsum(left_out) / len(left_out)
     variance = math.fsum((share - center) ** 2 for share in left_out) * (1 - 1 / len(left_out))
     return min(max(signal / total, 0.0), 1.0), math.sqrt(variance)
-
-
-def statistical_efficiency(batch: float, *, reference: float, noise_batch: float) -> float:
-    """Progress per sample at a batch over that at a reference: ``(B_ref + B_noise) / (B + B_noise)``.
-
-    The same as Pollux' ``(var + sqr) / (var / scale + sqr) / scale`` with ``scale = B / B_ref`` and
-    ``B_noise = B_ref var / sqr`` (Qiao et al., OSDI 2021, eq. 6).
-    """
-    positive("batch", batch)
-    positive("reference", reference)
-    non_negative("noise_batch", noise_batch)
-    return (reference + noise_batch) / (batch + noise_batch)

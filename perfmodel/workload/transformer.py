@@ -4,9 +4,7 @@ The same formulas serve one model and columns of models: every argument is a num
 GPT-like models have two matrices in the feed-forward part, Llama-like ones three (gated).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -173,12 +171,5 @@ def score_kept_elements(tokens: Number, sequence: Number, heads: Number) -> Numb
     return SCORE_ACTIVATION_BYTES / HALF_BYTES * tokens * sequence * heads
 
 
-#: Bytes of activations that one layer keeps for its backward pass, per token and hidden unit: (what
-#: tensor parallelism always divides, what only sequence parallelism divides), in 16 bit. Without
-#: recomputation 34 in all, of which 10 are norms, dropouts and inputs (Korthikanti 2022, arXiv
-#: 2205.05198); full recomputation keeps the input, 2.
-ACTIVATION_BYTES: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
-    {"none": (24.0, 10.0), "selective": (24.0, 10.0), "full": (0.0, 2.0)}
-)
 SCORE_ACTIVATION_BYTES: Final = 5.0
 """Bytes per token, key and head kept without recomputation (arXiv 2205.05198)."""

@@ -1,6 +1,6 @@
 """Transformers by name: shapes that their makers published."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -18,111 +18,56 @@ class NamedTransformer:
     """Tokens per sequence."""
 
 
-def _llama(  # noqa: PLR0913 - a shape has as many numbers
-    *,
-    layers: int,
-    hidden: int,
-    heads: int,
-    kv_heads: int,
-    feed_forward: int,
-    vocabulary: int,
-    experts: int = 1,
-    experts_per_token: int = 1,
-) -> Transformer:
-    return Transformer(
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        feed_forward=feed_forward,
-        gated=True,
-        vocabulary=vocabulary,
-        tied=False,
-        experts=experts,
-        experts_per_token=experts_per_token,
-    )
-
-
-#: GPT-2: Radford 2019; GPT-3: Brown 2020 (arXiv 2005.14165), vocabulary padded to 51,200 as in
-#: Narayanan 2021 (arXiv 2104.04473); Llama 2: arXiv 2307.09288; Llama 3: arXiv 2407.21783; Mixtral:
-#: arXiv 2401.04088 and the config.json of mistralai/Mixtral-8x22B-v0.1.
-_SHAPES: Final[Mapping[str, tuple[Transformer, int]]] = {
-    "gpt2": (gpt(layers=12, hidden=768, heads=12, vocabulary=50_257), 1024),
-    "gpt2-xl": (gpt(layers=48, hidden=1600, heads=25, vocabulary=50_257), 1024),
-    "gpt3-6.7b": (gpt(layers=32, hidden=4096, heads=32, vocabulary=51_200), 2048),
-    "gpt3-13b": (gpt(layers=40, hidden=5120, heads=40, vocabulary=51_200), 2048),
-    "gpt3-175b": (gpt(layers=96, hidden=12_288, heads=96, vocabulary=51_200), 2048),
-    "llama2-7b": (
-        _llama(
-            layers=32, hidden=4096, heads=32, kv_heads=32, feed_forward=11_008, vocabulary=32_000
-        ),
-        4096,
-    ),
-    "llama2-13b": (
-        _llama(
-            layers=40, hidden=5120, heads=40, kv_heads=40, feed_forward=13_824, vocabulary=32_000
-        ),
-        4096,
-    ),
-    "llama2-70b": (
-        _llama(
-            layers=80, hidden=8192, heads=64, kv_heads=8, feed_forward=28_672, vocabulary=32_000
-        ),
-        4096,
-    ),
-    "llama3-8b": (
-        _llama(
-            layers=32, hidden=4096, heads=32, kv_heads=8, feed_forward=14_336, vocabulary=128_256
-        ),
-        8192,
-    ),
-    "llama3-70b": (
-        _llama(
-            layers=80, hidden=8192, heads=64, kv_heads=8, feed_forward=28_672, vocabulary=128_256
-        ),
-        8192,
-    ),
-    "llama3-405b": (
-        _llama(
-            layers=126,
-            hidden=16_384,
-            heads=128,
-            kv_heads=8,
-            feed_forward=53_248,
-            vocabulary=128_256,
-        ),
-        8192,
-    ),
-    "mixtral-8x7b": (
-        _llama(
-            layers=32,
-            hidden=4096,
-            heads=32,
-            kv_heads=8,
-            feed_forward=14_336,
-            vocabulary=32_000,
-            experts=8,
-            experts_per_token=2,
-        ),
-        4096,
-    ),
-    "mixtral-8x22b": (
-        _llama(
-            layers=56,
-            hidden=6144,
-            heads=48,
-            kv_heads=8,
-            feed_forward=16_384,
-            vocabulary=32_768,
-            experts=8,
-            experts_per_token=2,
-        ),
-        4096,
-    ),
+#: Layers, width, heads, vocabulary, tokens per sequence. GPT-2: Radford 2019; GPT-3: Brown 2020
+#: (arXiv 2005.14165), vocabulary padded to 51,200 as in Narayanan 2021 (arXiv 2104.04473).
+_GPT: Final[Mapping[str, tuple[int, int, int, int, int]]] = {
+    "gpt2": (12, 768, 12, 50_257, 1024),
+    "gpt2-xl": (48, 1600, 25, 50_257, 1024),
+    "gpt3-6.7b": (32, 4096, 32, 51_200, 2048),
+    "gpt3-13b": (40, 5120, 40, 51_200, 2048),
+    "gpt3-175b": (96, 12_288, 96, 51_200, 2048),
 }
+#: Layers, width, heads, heads of keys and values, inner width, vocabulary, tokens per sequence. Llama 2:
+#: arXiv 2307.09288; Llama 3: arXiv 2407.21783; Mixtral: arXiv 2401.04088 and the config.json of
+#: mistralai/Mixtral-8x22B-v0.1.
+_LLAMA: Final[Mapping[str, tuple[int, int, int, int, int, int, int]]] = {
+    "llama2-7b": (32, 4096, 32, 32, 11_008, 32_000, 4096),
+    "llama2-13b": (40, 5120, 40, 40, 13_824, 32_000, 4096),
+    "llama2-70b": (80, 8192, 64, 8, 28_672, 32_000, 4096),
+    "llama3-8b": (32, 4096, 32, 8, 14_336, 128_256, 8192),
+    "llama3-70b": (80, 8192, 64, 8, 28_672, 128_256, 8192),
+    "llama3-405b": (126, 16_384, 128, 8, 53_248, 128_256, 8192),
+    "mixtral-8x7b": (32, 4096, 32, 8, 14_336, 32_000, 4096),
+    "mixtral-8x22b": (56, 6144, 48, 8, 16_384, 32_768, 4096),
+}
+#: Experts per layer, and those that a token visits; one of one in all others.
+_EXPERTS: Final[Mapping[str, tuple[int, int]]] = {"mixtral-8x7b": (8, 2), "mixtral-8x22b": (8, 2)}
+
+
+def _gpts() -> Iterator[NamedTransformer]:
+    for name, (layers, hidden, heads, vocabulary, sequence) in _GPT.items():
+        shape = gpt(layers=layers, hidden=hidden, heads=heads, vocabulary=vocabulary)
+        yield NamedTransformer(name=name, shape=shape, sequence=sequence)
+
+
+def _llamas() -> Iterator[NamedTransformer]:
+    for name, (layers, hidden, heads, kv_heads, inner, vocabulary, sequence) in _LLAMA.items():
+        experts, experts_per_token = _EXPERTS.get(name, (1, 1))
+        shape = Transformer(
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            kv_heads=kv_heads,
+            feed_forward=inner,
+            gated=True,
+            vocabulary=vocabulary,
+            tied=False,
+            experts=experts,
+            experts_per_token=experts_per_token,
+        )
+        yield NamedTransformer(name=name, shape=shape, sequence=sequence)
+
+
 TRANSFORMERS: Final[Mapping[str, NamedTransformer]] = MappingProxyType(
-    {
-        name: NamedTransformer(name=name, shape=shape, sequence=sequence)
-        for name, (shape, sequence) in _SHAPES.items()
-    }
+    {named.name: named for named in (*_gpts(), *_llamas())}
 )

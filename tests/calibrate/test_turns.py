@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,20 @@ with machine_to_itself(print, path=Path(sys.argv[1])):
 """
 
 
+@contextmanager
+def holder(path: Path) -> Iterator["subprocess.Popen[str]"]:
+    """A process that holds the machine until its standard input ends."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+
+
 def test_a_free_machine_is_not_waited_for_and_is_free_again_afterwards(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     waits: list[str] = []
@@ -36,15 +52,7 @@ def test_a_free_machine_is_not_waited_for_and_is_free_again_afterwards(tmp_path:
 
 def test_the_second_waits_until_the_first_has_ended_and_names_it(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as first:
-        assert first.stdout is not None
-        assert first.stdin is not None
-        assert first.stdout.readline() == "held\n"
+    with holder(path) as first:
         seen = []
 
         def on_wait(words: str) -> None:
@@ -60,14 +68,7 @@ def test_the_second_waits_until_the_first_has_ended_and_names_it(tmp_path: Path)
 
 def test_a_killed_measurement_holds_nothing(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as first:
-        assert first.stdout is not None
-        assert first.stdout.readline() == "held\n"
+    with holder(path) as first:
         assert machine_is_held(path)
         first.kill()
         first.wait()

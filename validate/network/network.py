@@ -4,39 +4,33 @@ Every finished setting is one line on disk before the next begins, so that an in
 continues where it stopped, and a complete one can be judged again without measuring.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from calibrate.campaign import Progress
 from calibrate.environment import describe_environment
 from calibrate.placement import provenance
-from calibrate.turns import machine_to_itself
 from perfmodel.documents.network_verdict import NetworkVerdict
 from perfmodel.documents.testbed import CollectiveRun, read_runs
-from perfmodel.errors import UsageError
-from perfmodel.units import Seconds
+from perfmodel.errors import refuse_unknown
 from validate.gates import passed
 from validate.network import plan, verdict
-from validate.testbed.campaign import Campaign
-from validate.testbed.client import refuse_without_rights, running_server
+from validate.testbed.campaign import (
+    RUNS,
+    CampaignRequest,
+    open_campaign,
+    refuse_earlier_runs,
+)
 
-RUNS: Final = "runs.jsonl"
 VERDICT: Final = "network.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkRequest:
+class NetworkRequest(CampaignRequest):
     """What the user asked for."""
 
-    folder: Path
     budget: str = "standard"
-    seed: int = 1
-    resume: bool = False
-    limit_s: Seconds | None = None
-    """Stop, to be continued, when this much time has passed. [s]"""
 
 
 def validate_network(
@@ -53,25 +47,19 @@ def validate_network(
     Interrupted
         If the time is up; what was measured is kept.
     """
-    _check(request)
+    refuse_unknown("--budget", request.budget, plan.BUDGETS)
+    refuse_earlier_runs(request, RUNS)
     settings = plan.settings(request.budget, seed=request.seed)
     output = request.folder / RUNS
     finished = {run.setting.name for run in read_runs(output)}
     if not finished.issuperset(setting.name for setting in settings):
-        refuse_without_rights()
-        with (
-            machine_to_itself(
-                lambda words: on_progress(Progress(done=0, total=len(settings), task=words))
-            ),
-            running_server() as cluster,
-        ):
-            Campaign(
-                command="validate network",
-                cluster=cluster,
-                deadline_s=time.monotonic() + (request.limit_s or float("inf")),
-                total=len(settings),
-                on_progress=on_progress,
-            ).run(settings, output)
+        with open_campaign(
+            request,
+            command="validate network",
+            total=len(settings),
+            on_progress=on_progress,
+        ) as campaign:
+            campaign.run(settings, output)
     return conclude(request)
 
 
@@ -89,15 +77,3 @@ def conclude(request: NetworkRequest) -> NetworkVerdict:
     )
     document.write(request.folder / VERDICT)
     return document
-
-
-def _check(request: NetworkRequest) -> None:
-    if request.budget not in plan.BUDGETS:
-        raise UsageError(
-            f"--budget: must be one of {', '.join(plan.BUDGETS)}, got {request.budget!r}"
-        )
-    if not request.resume and (request.folder / RUNS).exists():
-        raise UsageError(
-            f"--out: must hold no runs yet, got {request.folder / RUNS}; "
-            "continue with --resume, or choose another folder"
-        )

@@ -4,11 +4,7 @@ Gates and predictions are on disk before the first run that they judge; every fi
 line on disk before the next begins, so that an interrupted campaign continues where it stopped.
 """
 
-import json
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -16,8 +12,6 @@ import numpy as np
 from calibrate.campaign import Progress
 from calibrate.environment import describe_environment
 from calibrate.placement import provenance
-from calibrate.turns import machine_to_itself
-from perfmodel.documents.base import write_atomically
 from perfmodel.documents.strategies import (
     ForetoldStrategy,
     JudgedStrategy,
@@ -26,20 +20,21 @@ from perfmodel.documents.strategies import (
 )
 from perfmodel.documents.testbed import StrategyRun, StrategySetting, read_runs
 from perfmodel.documents.validation import Gate
-from perfmodel.errors import InvalidDocument, UsageError, why
-from perfmodel.units import Seconds
 from validate.errors import fraction, summarise
-from validate.gates import gate, passed, step_gates
+from validate.gates import coverage_gate, gate, passed, step_gates
 from validate.strategies import plan
 from validate.strategies.calibration import calibrate
 from validate.strategies.foretell import StrategyCalibration, foretell
-from validate.testbed.campaign import Campaign
-from validate.testbed.campaign import Setting as CampaignSetting
-from validate.testbed.client import refuse_without_rights, running_server
+from validate.testbed.campaign import (
+    CALIBRATION,
+    RUNS,
+    CampaignRequest,
+    Setting,
+    open_campaign,
+    refuse_earlier_runs,
+)
+from validate.testbed.predictions import foretell_once
 
-CALIBRATION: Final = "calibration.jsonl"
-PLAN: Final = "plan.json"
-RUNS: Final = "runs.jsonl"
 VERDICT: Final = "strategies.json"
 ALL: Final = "all"
 
@@ -47,19 +42,8 @@ ALL: Final = "all"
 LIMITS: Final = {"mape": 0.10, "worst": 0.20, "covered_from": 0.85, "family_mape": 0.10}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StrategiesRequest:
-    """What the user asked for."""
-
-    folder: Path
-    seed: int = 1
-    resume: bool = False
-    limit_s: Seconds | None = None
-    """Stop, to be continued, when this much time has passed. [s]"""
-
-
 def validate_strategies(
-    request: StrategiesRequest, *, on_progress: Callable[[Progress], None]
+    request: CampaignRequest, *, on_progress: Callable[[Progress], None]
 ) -> StrategiesDocument:
     """Carry out the whole campaign.
 
@@ -72,28 +56,13 @@ def validate_strategies(
     Interrupted
         If the time is up; what was measured is kept.
     """
-    if not request.resume and (request.folder / CALIBRATION).exists():
-        raise UsageError(
-            f"--out: must hold no runs yet, got {request.folder / CALIBRATION}; "
-            "continue with --resume, or choose another folder"
-        )
-    refuse_without_rights()
-    first: tuple[CampaignSetting, ...] = (*plan.collectives(), *plan.trainings(), *plan.first())
+    refuse_earlier_runs(request, CALIBRATION)
+    first: tuple[Setting, ...] = (*plan.collectives(), *plan.trainings(), *plan.first())
     judged = plan.judged(seed=request.seed)
     total = len(first) + len(judged)
-    with (
-        machine_to_itself(
-            lambda words: on_progress(Progress(done=0, total=total, task=words, is_waiting=True))
-        ),
-        running_server() as cluster,
-    ):
-        campaign = Campaign(
-            command="validate strategies",
-            cluster=cluster,
-            deadline_s=time.monotonic() + (request.limit_s or float("inf")),
-            total=total,
-            on_progress=on_progress,
-        )
+    with open_campaign(
+        request, command="validate strategies", total=total, on_progress=on_progress
+    ) as campaign:
         campaign.run(first, request.folder / CALIBRATION)
         calibration = calibrate(read_runs(request.folder / CALIBRATION), seed=request.seed)
         foretold = _foretold(request, judged, calibration)
@@ -102,7 +71,7 @@ def validate_strategies(
 
 
 def conclude(
-    request: StrategiesRequest,
+    request: CampaignRequest,
     calibration: StrategyCalibration,
     foretold: dict[str, ForetoldStrategy],
 ) -> StrategiesDocument:
@@ -170,13 +139,7 @@ def judge_families(families: Sequence[StrategyFamily]) -> tuple[Gate, ...]:
         gates += step_gates(
             family.summary, mape=LIMITS["mape"], worst=LIMITS["worst"], of=f"{ALL}: "
         )
-        gates.append(
-            gate(
-                f"{ALL}: coverage of 90 % intervals",
-                family.coverage,
-                at_least=LIMITS["covered_from"],
-            )
-        )
+        gates.append(coverage_gate(family.coverage, at_least=LIMITS["covered_from"], of=f"{ALL}: "))
     return tuple(gates)
 
 
@@ -191,35 +154,16 @@ def law(calibration: StrategyCalibration) -> dict[str, float]:
 
 
 def _foretold(
-    request: StrategiesRequest,
+    request: CampaignRequest,
     judged: Sequence[StrategySetting],
     calibration: StrategyCalibration,
 ) -> dict[str, ForetoldStrategy]:
     """Predictions on disk: those of an earlier start, or new ones, written before the first run."""
-    path = request.folder / PLAN
-    if path.exists():
-        return _read_plan(path, judged)
-    foretold = {s.name: foretell(s, calibration, seed=request.seed) for s in judged}
-    content = {
-        "seed": request.seed,
-        "gates": LIMITS,
-        "law": law(calibration),
-        "predicted": [entry.model_dump() for entry in foretold.values()],
-    }
-    write_atomically(path, json.dumps(content, indent=1) + "\n")
-    return foretold
-
-
-def _read_plan(path: Path, judged: Sequence[StrategySetting]) -> dict[str, ForetoldStrategy]:
-    try:
-        raw = json.loads(path.read_bytes())
-        entries = [ForetoldStrategy.model_validate(entry) for entry in raw["predicted"]]
-    except (ValueError, KeyError) as error:
-        raise InvalidDocument(f"{path}: plan cannot be read: {why(error)}") from error
-    foretold = {entry.name: entry for entry in entries}
-    if set(foretold) != {setting.name for setting in judged}:
-        raise UsageError(
-            f"--seed: must be that of {path} (seed {raw.get('seed')}) and the settings those of this "
-            "version; repeat it, or choose another folder"
-        )
-    return foretold
+    return foretell_once(
+        request.folder,
+        judged,
+        lambda setting: foretell(setting, calibration, seed=request.seed),
+        kind=ForetoldStrategy,
+        options={"seed": request.seed},
+        terms={"gates": LIMITS, "law": law(calibration)},
+    )

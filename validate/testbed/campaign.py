@@ -1,12 +1,14 @@
 """Run settings one after another; what is on disk is not run again."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from calibrate.campaign import Progress
+from calibrate.turns import machine_to_itself
 from perfmodel.documents.testbed import (
     CollectiveSetting,
     Run,
@@ -15,12 +17,28 @@ from perfmodel.documents.testbed import (
     append_run,
     read_runs,
 )
-from perfmodel.errors import Interrupted
+from perfmodel.errors import Interrupted, UsageError
 from perfmodel.units import Seconds
-from validate.testbed.client import Cluster
+from validate.testbed.client import Cluster, refuse_without_rights, running_server
 from validate.testbed.play import play_collectives, play_strategy, play_training
 
+#: Settings that the model is fitted on.
+CALIBRATION: Final = "calibration.jsonl"
+#: Settings that judge it.
+RUNS: Final = "runs.jsonl"
+
 Setting: TypeAlias = TrainingSetting | CollectiveSetting | StrategySetting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CampaignRequest:
+    """What the user asked for."""
+
+    folder: Path
+    seed: int = 1
+    resume: bool = False
+    limit_s: Seconds | None = None
+    """Stop, to be continued, when this much time has passed. [s]"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,3 +79,51 @@ class Campaign:
         if isinstance(setting, StrategySetting):
             return play_strategy(self.cluster, setting)
         return play_training(self.cluster, setting)
+
+
+@contextmanager
+def open_campaign(
+    request: CampaignRequest, *, command: str, total: int, on_progress: Callable[[Progress], None]
+) -> Iterator[Campaign]:
+    """Ranks that are ready to run, on a machine that nobody else measures meanwhile.
+
+    Raises
+    ------
+    NotFeasible
+        If the machine does not allow network namespaces.
+    """
+    refuse_without_rights(command)
+    with (
+        machine_to_itself(
+            lambda words: on_progress(Progress(done=0, total=total, task=words, is_waiting=True))
+        ),
+        running_server() as cluster,
+    ):
+        yield Campaign(
+            command=command,
+            cluster=cluster,
+            deadline_s=time.monotonic() + (request.limit_s or float("inf")),
+            total=total,
+            on_progress=on_progress,
+        )
+
+
+def refuse_earlier_runs(request: CampaignRequest, first: str) -> None:
+    """Refuse a folder with runs that the user did not say to continue.
+
+    Parameters
+    ----------
+    first
+        Name of the file that a campaign writes first.
+
+    Raises
+    ------
+    UsageError
+        If there are runs and ``resume`` is not given.
+    """
+    output = request.folder / first
+    if not request.resume and output.exists():
+        raise UsageError(
+            f"--out: must hold no runs yet, got {output}; "
+            "continue with --resume, or choose another folder"
+        )

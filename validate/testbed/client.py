@@ -22,7 +22,7 @@ _START_LIMIT_S: Final = 120.0
 #: Beyond the time that a job gives its ranks: wiring and tidying up.
 _MARGIN_S: Final = 30.0
 _REFUSAL: Final = (
-    "validate testbed: network namespaces with shaped links must be allowed here, got {found}; "
+    "{command}: network namespaces with shaped links must be allowed here, got {found}; "
     "run as root, or where user namespaces are allowed, on Linux with iproute2 and util-linux"
 )
 
@@ -73,8 +73,8 @@ def obstacle() -> str | None:
     return words[:200]
 
 
-def refuse_without_rights() -> None:
-    """Say politely that the testbed cannot run here.
+def refuse_without_rights(command: str) -> None:
+    """Say politely that a command cannot run here.
 
     Raises
     ------
@@ -83,7 +83,7 @@ def refuse_without_rights() -> None:
     """
     found = obstacle()
     if found is not None:
-        raise NotFeasible(_REFUSAL.format(found=found))
+        raise NotFeasible(_REFUSAL.format(command=command, found=found))
 
 
 @contextmanager

@@ -93,7 +93,6 @@ _SHAPES: Final[dict[str, Callable[[], Sequence[Shape]]]] = {
     "vgg-like": _vgg_like,
     "embedding": _head_light,
 }
-NAMES: Final = tuple(_SHAPES)
 
 #: No layer is shorter: a sleeping host cannot keep a device busy with less.
 _SHORTEST_PASS_S: Final = 2e-4

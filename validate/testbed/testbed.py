@@ -4,18 +4,13 @@ Gates and predictions are on disk before the first run that they judge; every fi
 line on disk before the next begins, so that an interrupted campaign continues where it stopped.
 """
 
-import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from calibrate.campaign import Progress
 from calibrate.environment import describe_environment
 from calibrate.placement import provenance
-from calibrate.turns import machine_to_itself
-from perfmodel.documents.base import write_atomically
 from perfmodel.documents.testbed import (
     ForetoldStep,
     TestbedDocument,
@@ -23,36 +18,34 @@ from perfmodel.documents.testbed import (
     TrainingSetting,
     read_runs,
 )
-from perfmodel.errors import InvalidDocument, UsageError, why
-from perfmodel.units import Seconds
+from perfmodel.errors import refuse_unknown
 from validate.gates import passed
 from validate.testbed import plan, verdict
 from validate.testbed.calibration import calibrate
-from validate.testbed.campaign import Campaign, Setting
-from validate.testbed.client import refuse_without_rights, running_server
+from validate.testbed.campaign import (
+    CALIBRATION,
+    RUNS,
+    CampaignRequest,
+    Setting,
+    open_campaign,
+    refuse_earlier_runs,
+)
 from validate.testbed.foretell import Calibration, foretell
+from validate.testbed.predictions import foretell_once
 
-CALIBRATION: Final = "calibration.jsonl"
-PLAN: Final = "plan.json"
-RUNS: Final = "runs.jsonl"
 VERDICT: Final = "testbed.json"
 
 BUDGETS: Final = ("quick", "standard")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TestbedRequest:
+class TestbedRequest(CampaignRequest):
     """What the user asked for."""
 
     # pytest must not take it for a test.
     __test__ = False
 
-    folder: Path
     budget: str = "standard"
-    seed: int = 1
-    resume: bool = False
-    limit_s: Seconds | None = None
-    """Stop, to be continued, when this much time has passed. [s]"""
 
 
 def validate_testbed(
@@ -69,27 +62,17 @@ def validate_testbed(
     Interrupted
         If the time is up; what was measured is kept.
     """
-    _check(request)
-    refuse_without_rights()
+    refuse_unknown("--budget", request.budget, BUDGETS)
+    refuse_earlier_runs(request, CALIBRATION)
     first: tuple[Setting, ...] = (*plan.collectives(), *plan.trainings())
     judged = plan.shuffled(
         (*plan.short(plan.plain(), request.budget), *plan.short(plan.hard(), request.budget)),
         seed=request.seed,
     )
     total = len(first) + len(judged)
-    with (
-        machine_to_itself(
-            lambda words: on_progress(Progress(done=0, total=total, task=words, is_waiting=True))
-        ),
-        running_server() as cluster,
-    ):
-        campaign = Campaign(
-            command="validate testbed",
-            cluster=cluster,
-            deadline_s=time.monotonic() + (request.limit_s or float("inf")),
-            total=total,
-            on_progress=on_progress,
-        )
+    with open_campaign(
+        request, command="validate testbed", total=total, on_progress=on_progress
+    ) as campaign:
         campaign.run(first, request.folder / CALIBRATION)
         calibration = calibrate(read_runs(request.folder / CALIBRATION), seed=request.seed)
         foretold = _foretold(request, judged, calibration)
@@ -122,16 +105,6 @@ def conclude(
     return document
 
 
-def _check(request: TestbedRequest) -> None:
-    if request.budget not in BUDGETS:
-        raise UsageError(f"--budget: must be one of {', '.join(BUDGETS)}, got {request.budget!r}")
-    if not request.resume and (request.folder / CALIBRATION).exists():
-        raise UsageError(
-            f"--out: must hold no runs yet, got {request.folder / CALIBRATION}; "
-            "continue with --resume, or choose another folder"
-        )
-
-
 def _law(calibration: Calibration) -> dict[str, float]:
     names = ("finish_s", "finish_s_per_byte", "step_cpu_s", "layer_cpu_s", "byte_cpu_s", "residual")
     own = {f"rank_{name}": float(getattr(calibration, name)) for name in names}
@@ -142,31 +115,11 @@ def _foretold(
     request: TestbedRequest, judged: Sequence[TrainingSetting], calibration: Calibration
 ) -> dict[str, ForetoldStep]:
     """Predictions on disk: those of an earlier start, or new ones, written before the first run."""
-    path = request.folder / PLAN
-    if path.exists():
-        return _read_plan(path, judged)
-    foretold = {s.name: foretell(s, calibration, seed=request.seed) for s in judged}
-    content = {
-        "budget": request.budget,
-        "seed": request.seed,
-        "gates": verdict.LIMITS,
-        "law": _law(calibration),
-        "predicted": [entry.model_dump() for entry in foretold.values()],
-    }
-    write_atomically(path, json.dumps(content, indent=1) + "\n")
-    return foretold
-
-
-def _read_plan(path: Path, judged: Sequence[TrainingSetting]) -> dict[str, ForetoldStep]:
-    try:
-        raw = json.loads(path.read_bytes())
-        entries = [ForetoldStep.model_validate(entry) for entry in raw["predicted"]]
-    except (ValueError, KeyError) as error:
-        raise InvalidDocument(f"{path}: plan cannot be read: {why(error)}") from error
-    foretold = {entry.name: entry for entry in entries}
-    if set(foretold) != {setting.name for setting in judged}:
-        raise UsageError(
-            f"--budget and --seed: must be those of {path} (budget {raw['budget']}, "
-            f"seed {raw['seed']}); repeat them, or choose another folder"
-        )
-    return foretold
+    return foretell_once(
+        request.folder,
+        judged,
+        lambda setting: foretell(setting, calibration, seed=request.seed),
+        kind=ForetoldStep,
+        options={"budget": request.budget, "seed": request.seed},
+        terms={"gates": verdict.LIMITS, "law": _law(calibration)},
+    )

@@ -14,7 +14,7 @@ from perfmodel.documents.testbed import (
 )
 from perfmodel.documents.validation import Gate
 from validate.errors import fraction, summarise
-from validate.gates import gate, step_gates
+from validate.gates import coverage_gate, gate, step_gates
 from validate.testbed.foretell import Calibration, replayed
 from validate.testbed.resources import HOST, limit, observed_uses
 
@@ -105,11 +105,11 @@ def gates(found: Iterable[JudgedFamily]) -> tuple[Gate, ...]:
         if family.name == PLAIN:
             verdict += [
                 gate(f"{family.name}: bias", abs(summary.bias), at_most=limits["bias"]),
-                gate(
-                    f"{family.name}: coverage of 90 % intervals",
+                coverage_gate(
                     family.coverage,
                     at_least=limits["covered_from"],
                     at_most=limits["covered_to"],
+                    of=f"{family.name}: ",
                 ),
             ]
         else:

@@ -280,3 +280,18 @@ def test_a_recorded_command_does_not_say_where_the_checkout_lies() -> None:
     folder = Path("/home/me/perfmodel")
     assert command_line(argv, folder=folder) == (".venv/bin/perfmodel", "fit", "runs/a", "/data/b")
     assert command_line(argv, folder=Path("/")) == tuple(word.removeprefix("/") for word in argv)
+
+
+@pytest.mark.parametrize(
+    ("called", "name"),
+    [
+        ("/home/me/perfmodel/perfmodel/__main__.py", "perfmodel"),
+        ("/home/me/.venv/bin/perfmodel", "perfmodel"),
+        ("/usr/lib/python3/site-packages/pytest/__main__.py", "pytest"),
+        ("perfmodel/__main__.py", "perfmodel/__main__.py"),
+    ],
+)
+def test_a_recorded_command_does_not_say_where_its_program_lies(called: str, name: str) -> None:
+    folder = Path("/home/me/elsewhere")
+    assert command_line((called, "fit", "/data/b"), folder=folder) == (name, "fit", "/data/b")
+    assert command_line((), folder=folder) == ()

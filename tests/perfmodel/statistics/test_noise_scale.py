@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from perfmodel.statistics.noise_scale import (
     GradientNorms,
     noise_scale,
-    statistical_efficiency,
     training_noise_scale,
 )
 
@@ -167,15 +166,6 @@ def test_a_training_without_enough_steps_or_signal_has_no_scale() -> None:
     noisy = GradientNorms(ranks=2, local_batch=1, mean_square=1.0, square_of_mean=0.4)
     assert training_noise_scale(exact(30, num_steps=7)) is None
     assert training_noise_scale([noisy] * 50) is None
-
-
-def test_efficiency_by_hand() -> None:
-    """From 32 to 128 at a noise scale of 96: (32 + 96) / (128 + 96) = 4/7.
-
-    Pollux writes it with var / sqr = 96 / 32 = 3 and scale 4: (3 + 1) / (3/4 + 1) / 4 = 4/7.
-    """
-    assert statistical_efficiency(128, reference=32, noise_batch=96) == pytest.approx(4 / 7)
-    assert pytest.approx(4 / 7) == (3 + 1) / (3 / 4 + 1) / 4
 
 
 @pytest.mark.parametrize(

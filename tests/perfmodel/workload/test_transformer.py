@@ -2,7 +2,8 @@
 
 import pytest
 
-from perfmodel.workload.transformer import Transformer, gpt, layer_matmul_flop
+from perfmodel.workload.transformer import gpt, layer_matmul_flop
+from perfmodel.workload.transformers import TRANSFORMERS
 
 
 def test_gpt3_has_175_billion_parameters() -> None:
@@ -12,26 +13,7 @@ def test_gpt3_has_175_billion_parameters() -> None:
 
 
 def test_llama2_7b_and_70b() -> None:
-    small = Transformer(
-        layers=32,
-        hidden=4096,
-        heads=32,
-        kv_heads=32,
-        feed_forward=11_008,
-        gated=True,
-        vocabulary=32_000,
-        tied=False,
-    )
-    large = Transformer(
-        layers=80,
-        hidden=8192,
-        heads=64,
-        kv_heads=8,
-        feed_forward=28_672,
-        gated=True,
-        vocabulary=32_000,
-        tied=False,
-    )
+    small, large = (TRANSFORMERS[name].shape for name in ("llama2-7b", "llama2-70b"))
     assert small.parameters == pytest.approx(6.738e9, rel=0.001)
     assert large.parameters == pytest.approx(68.98e9, rel=0.001)
 

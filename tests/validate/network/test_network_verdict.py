@@ -1,7 +1,6 @@
 """Collectives measured here and judged: what is fitted, what is predicted, what a folder is good for."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import fcntl
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,13 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from calibrate.campaign import Progress
+from calibrate.turns import lock_path
 from perfmodel.cost.message import message_bytes, num_messages
 from perfmodel.cost.message_law import MessageLaw, work
 from perfmodel.documents.network_verdict import NetworkVerdict
 from perfmodel.documents.testbed import CollectiveSetting, Job
 from perfmodel.errors import Interrupted, NotFeasible, UsageError
 from tests.turns import machine_is_held
+from tests.validate.testbed.played import serve
 from validate.network import network, plan, verdict
+from validate.testbed import campaign
 from validate.testbed.counters import BUSY
 
 #: Links of 25 MB/s; a message costs 30 us of CPU time that all ranks share.
@@ -55,13 +58,7 @@ def lawful_s(collective: str, size_bytes: float, ranks: int) -> float:
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> LawfulCluster:
     lawful = LawfulCluster()
-
-    @contextmanager
-    def server() -> Iterator[LawfulCluster]:
-        yield lawful
-
-    monkeypatch.setattr(network, "running_server", server)
-    monkeypatch.setattr(network, "refuse_without_rights", lambda: None)
+    serve(lawful, monkeypatch)
     return lawful
 
 
@@ -121,14 +118,14 @@ def test_a_campaign_continues_and_is_judged_again_without_a_server(
     first = run(tmp_path, resume=True)
     num_played = len(cluster.played)
 
-    def refuse() -> None:
-        raise NotFeasible("no namespaces here")
+    def refuse(command: str) -> None:
+        raise NotFeasible(f"{command}: no namespaces here")
 
-    monkeypatch.setattr(network, "refuse_without_rights", refuse)
+    monkeypatch.setattr(campaign, "refuse_without_rights", refuse)
     again = run(tmp_path, resume=True)
     assert again.series == first.series
     assert len(cluster.played) == num_played
-    with pytest.raises(NotFeasible, match="no namespaces"):
+    with pytest.raises(NotFeasible, match="validate network: no namespaces"):
         run(tmp_path / "empty")
 
 
@@ -138,6 +135,24 @@ def test_nobody_else_measures_meanwhile(cluster: LawfulCluster, tmp_path: Path) 
     network.validate_network(request, on_progress=lambda _: held.append(machine_is_held()))
     assert len(held) == len(cluster.played)
     assert all(held)
+
+
+def test_waiting_for_another_measurement_says_nothing_about_the_pace(
+    cluster: LawfulCluster, tmp_path: Path
+) -> None:
+    told: list[Progress] = []
+
+    def on_progress(progress: Progress) -> None:
+        told.append(progress)
+        fcntl.flock(other, fcntl.LOCK_UN)
+
+    with lock_path().open("a+") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        network.validate_network(
+            network.NetworkRequest(folder=tmp_path, budget="quick"), on_progress=on_progress
+        )
+    assert told[0].task.startswith("waiting for another measurement")
+    assert [progress.is_waiting for progress in told] == [True] + [False] * len(cluster.played)
 
 
 def test_what_makes_no_sense_is_refused(cluster: LawfulCluster, tmp_path: Path) -> None:

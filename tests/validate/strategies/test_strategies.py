@@ -1,8 +1,6 @@
 """The campaign of strategies: calibrated on two ranks, predictions before runs, resumable, judged."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,25 +10,21 @@ from perfmodel.errors import InvalidDocument, MeasurementFailed, UsageError
 from perfmodel.parallelism.layout import parse_layout
 from perfmodel.report import strategies_grids
 from tests.validate.strategies.played import PAIR_GATHER, WORK, PlayedStrategies
+from tests.validate.testbed.played import serve
 from validate.strategies import calibration, plan, strategies
+from validate.testbed.campaign import CampaignRequest
 
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> PlayedStrategies:
     played = PlayedStrategies()
-
-    @contextmanager
-    def server() -> Iterator[PlayedStrategies]:
-        yield played
-
-    monkeypatch.setattr(strategies, "running_server", server)
-    monkeypatch.setattr(strategies, "refuse_without_rights", lambda: None)
+    serve(played, monkeypatch)
     monkeypatch.setattr(calibration, "NUM_DRAWS", 20)
     return played
 
 
 def run(folder: Path, **changes: object) -> StrategiesDocument:
-    request = strategies.StrategiesRequest(folder=folder, **changes)  # type: ignore[arg-type]
+    request = CampaignRequest(folder=folder, **changes)  # type: ignore[arg-type]
     return strategies.validate_strategies(request, on_progress=lambda _: None)
 
 

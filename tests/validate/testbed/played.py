@@ -1,17 +1,33 @@
 """A cluster that answers at once, from a known law and the product's own simulation."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 
 from perfmodel.cost.shaped import ShapedRing, link_rates, path, ring_bytes
 from perfmodel.documents.testbed import CollectiveSetting, Job, TrainingSetting
 from perfmodel.errors import MeasurementFailed
+from validate.testbed import campaign
+from validate.testbed.client import Cluster
 from validate.testbed.counters import BUSY
 from validate.testbed.foretell import Calibration, Plan, simulated_step
 
 NUM_CORES = 2
+
+
+def serve(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Campaigns run on a played cluster, with the rights that it needs."""
+
+    @contextmanager
+    def server() -> Iterator[Cluster]:
+        yield cluster
+
+    monkeypatch.setattr(campaign, "running_server", server)
+    monkeypatch.setattr(campaign, "refuse_without_rights", lambda _: None)
 
 
 def known_ring() -> ShapedRing:

@@ -1,8 +1,6 @@
 """The campaign: calibrated on two ranks, predictions before runs, resumable, judged."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +18,7 @@ from perfmodel.parallelism.strategy import Setting
 from perfmodel.program.ddp import gradient_buckets
 from perfmodel.report import testbed_grids
 from tests.turns import machine_is_held
-from tests.validate.testbed.played import PlayedCluster
+from tests.validate.testbed.played import PlayedCluster, serve
 from validate.testbed import calibration, client, plan, shapes, testbed, verdict
 from validate.testbed.foretell import noise_key
 from validate.testbed.noise import draw_factors
@@ -30,13 +28,7 @@ from validate.testbed.resources import limit, link_uses
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> PlayedCluster:
     played = PlayedCluster()
-
-    @contextmanager
-    def server() -> Iterator[PlayedCluster]:
-        yield played
-
-    monkeypatch.setattr(testbed, "running_server", server)
-    monkeypatch.setattr(testbed, "refuse_without_rights", lambda: None)
+    serve(played, monkeypatch)
     # A few settings of each kind are enough to see the campaign work.
     monkeypatch.setattr(plan, "short", lambda settings, _budget: settings[::12])
     monkeypatch.setattr(calibration, "NUM_DRAWS", 10)
