@@ -173,6 +173,7 @@ COMMAND_LINE = {
     "whatif": {
         "--against",
         "--batch",
+        "--cluster",
         "--devices",
         "--fields",
         "--json",

@@ -8,7 +8,7 @@ import typer
 
 from perfmodel.cli.measure import DEFAULT_PROFILE
 from perfmodel.cli.options import at_least_one, one_of
-from perfmodel.cli.predict import SCALINGS
+from perfmodel.cli.predict import CLUSTER, SCALINGS
 from perfmodel.cli.sources import Sources
 from perfmodel.cli.terminal import show_document, show_lines
 
@@ -37,6 +37,7 @@ def whatif(  # noqa: PLR0913 - one parameter per flag
     validation: Annotated[
         Path | None, typer.Option(help="A validation, whose errors widen the intervals.")
     ] = None,
+    cluster: Annotated[Path | None, CLUSTER] = None,
     against: Annotated[list[Path] | None, _AGAINST] = None,
     output: Annotated[Path | None, typer.Option(help="Write the scenarios.")] = None,
     fields: Annotated[bool, typer.Option("--fields", help="List what can be set.")] = False,
@@ -59,22 +60,25 @@ def whatif(  # noqa: PLR0913 - one parameter per flag
     if fields:
         show_lines(fields_lines([(f.name, f.example, f.meaning) for f in FIELDS]))
         return
-    inputs = read_inputs(Sources(profile=profile, workload=workload, validation=validation))
+    sources = Sources(profile=profile, workload=workload, validation=validation, cluster=cluster)
+    inputs = read_inputs(sources)
+    request = Forecast(
+        world_sizes=(at_least_one("--devices", devices),),
+        scaling=one_of("--scaling", scaling, SCALINGS),
+        batch=batch,
+    )
     base = Scenario(
         profile=inputs.predictor.profile,
         workload=inputs.workload,
-        request=Forecast(
-            world_sizes=(at_least_one("--devices", devices),),
-            scaling=one_of("--scaling", scaling, SCALINGS),
-            batch=batch,
-        ),
+        request=request,
         machine_digest=inputs.predictor.profile.digest,
         validation=inputs.predictor.validation,
+        document=inputs.document,
+        cluster=inputs.predictor.cluster,
     )
     document = compare_scenarios(scenarios_of(base, settings or ()), argv=sys.argv)
     if output is not None:
         document.write(output)
     saved = [(path.stem, WhatIfDocument.read(path)) for path in against or ()]
     shown = with_saved(document, saved) if saved else document
-    table = rich_table(whatif_grid(shown))
-    show_document(shown, table, whatif_lines(shown), as_json=as_json)
+    show_document(shown, rich_table(whatif_grid(shown)), whatif_lines(shown), as_json=as_json)

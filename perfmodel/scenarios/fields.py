@@ -9,15 +9,16 @@ import difflib
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from perfmodel.documents.profile import WorkloadProfile
 from perfmodel.errors import UsageError
-from perfmodel.forecast import open_workload
+from perfmodel.forecast import open_workload, workload_document
 from perfmodel.parallelism.strategy import MIB
 from perfmodel.predictor import Predictor
 from perfmodel.scenarios import machine
+from perfmodel.scenarios.field import WhatIfField
+from perfmodel.scenarios.hardware_fields import CLUSTER_FIELDS, DEVICE_FIELD, LINK_FIELD
 from perfmodel.scenarios.scenario import Scenario
 from perfmodel.units import (
     parse_bandwidth,
@@ -34,17 +35,6 @@ _MATRIX_SHARES: Final = (0.5, 1.0)
 _GRADIENT_BITS: Final = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8}
 #: More scenarios than this are not a table any more.
 MOST_SCENARIOS: Final = 12
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIfField:
-    """One thing that can be changed."""
-
-    name: str
-    meaning: str
-    example: str
-    apply: Callable[[Scenario, str], Scenario]
-    """Raises ``ValueError`` or a user error for a value that makes no sense."""
 
 
 def scenarios_of(base: Scenario, settings: Sequence[str]) -> tuple[Scenario, ...]:
@@ -117,10 +107,9 @@ def _ask(scenario: Scenario, **changes: object) -> Scenario:
 
 
 def _workload(scenario: Scenario, value: str) -> Scenario:
-    workload = open_workload(
-        Predictor(scenario.profile, num_draws=1), value, where="--set workload"
-    )
-    return dataclasses.replace(scenario, workload=workload)
+    predictor = Predictor(scenario.profile, num_draws=1)
+    workload = open_workload(predictor, value, where="--set workload")
+    return dataclasses.replace(scenario, workload=workload, document=workload_document(value))
 
 
 def _devices(scenario: Scenario, value: str) -> Scenario:
@@ -295,6 +284,7 @@ FIELDS: Final = (
         example="transformer",
         apply=_workload,
     ),
+    DEVICE_FIELD,
     WhatIfField(name="devices", meaning="number of devices", example="64", apply=_devices),
     WhatIfField(
         name="batch",
@@ -332,6 +322,7 @@ FIELDS: Final = (
         example="2000",
         apply=_loader,
     ),
+    LINK_FIELD,
     WhatIfField(
         name="network.bandwidth",
         meaning="busbw that a large all-reduce reaches (less than the nominal rate), or a factor",
@@ -369,5 +360,6 @@ FIELDS: Final = (
         example="0x",
         apply=_rank_noise,
     ),
+    *CLUSTER_FIELDS,
 )
 _BY_NAME: Final = {entry.name: entry for entry in FIELDS}
