@@ -215,6 +215,7 @@ COMMAND_LINE = {
     "serve": {
         "--ask",
         "--budget",
+        "--cluster",
         "--export",
         "--port",
         "--profile",
