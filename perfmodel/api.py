@@ -4,23 +4,20 @@ Every function takes and returns the documents that the command line reads and w
 number in a notebook and one in a terminal come from the same lines.
 """
 
-import datetime as dt
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from perfmodel.decisions import compare_costs, goodput, plan_options, predict_large_model
 from perfmodel.documents.acceptance import AcceptanceTerms
 from perfmodel.documents.cluster import read_cluster
 from perfmodel.documents.goodput import GoodputDocument
-from perfmodel.documents.plan import PlanDocument
-from perfmodel.documents.plan_file import read_plan
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
 from perfmodel.documents.validation import ValidationDocument
 from perfmodel.documents.whatif import WhatIfDocument
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import UsageError
 from perfmodel.explanation import Explanation
 from perfmodel.explanation import explain as explain_setting
 from perfmodel.forecast import (
@@ -32,13 +29,11 @@ from perfmodel.forecast import (
 )
 from perfmodel.plan.acceptance import acceptance_terms as terms_of
 from perfmodel.plan.acceptance import judge
-from perfmodel.plan.options import plan_options as ranked_options
 from perfmodel.plan.profile_diff import compare_profiles
-from perfmodel.plan.sources import named_transformer, read_sources
 from perfmodel.predictor import Predictor, Scaling
+from perfmodel.program.job import FailureCause, Job
 from perfmodel.scenarios import Scenario, changed, compare_scenarios
 from perfmodel.topology.cluster import Cluster
-from perfmodel.workload.transformers import NamedTransformer
 
 #: A document, or the file that holds it.
 AnyProfile: TypeAlias = ProfileDocument | str | os.PathLike[str]
@@ -210,47 +205,6 @@ def whatif(  # noqa: PLR0913 - the same
     )
 
 
-def plan_options(
-    plan: str | os.PathLike[str],
-    *,
-    prices: str | os.PathLike[str] | None = None,
-    today: dt.date | None = None,
-    open_model: Callable[[str, int | None], NamedTransformer] = named_transformer,
-    argv: Sequence[str] = ("perfmodel.plan_options",),
-) -> PlanDocument:
-    """Rank the options of a plan file by cost, with the chance to meet its deadline.
-
-    Parameters
-    ----------
-    plan
-        In TOML; paths in it are relative to its folder.
-    prices
-        CSV of prices, used by name.
-    today
-        For the age of prices, and the first day of training if the plan names none; default: today.
-    open_model
-        Large model by name and tokens per sequence; the command line also reads Hugging Face configs.
-
-    Returns
-    -------
-    PlanDocument
-        ``ranked`` is empty if nothing is feasible; ``options`` then says what comes nearest.
-
-    Raises
-    ------
-    InvalidDocument
-        If the plan breaks a rule, contradicts itself, or its deadline is past.
-    """
-    path, day = Path(plan), today or dt.datetime.now(dt.UTC).date()
-    found = read_plan(path, today=day, prices=None if prices is None else Path(prices))
-    try:
-        return ranked_options(
-            *read_sources(found, path, open_model=open_model), today=day, argv=argv
-        )
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from error
-
-
 def acceptance_terms(
     profile: AnyProfile,
     workloads: Sequence[str] | None = None,
@@ -298,12 +252,17 @@ def _opened(
 
 
 __all__ = (
+    "FailureCause",
+    "Job",
     "acceptance_terms",
+    "compare_costs",
     "compare_profiles",
     "explain",
+    "goodput",
     "judge",
     "plan_options",
     "predict",
+    "predict_large_model",
     "read_prediction",
     "read_profile",
     "read_validation",
