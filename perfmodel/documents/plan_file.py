@@ -332,6 +332,7 @@ def read_plan(path: Path, *, today: dt.date, prices: Path | None = None) -> Plan
         )
     if plan.limits.deadline <= start:
         raise InvalidDocument(
-            f"{path}: limits.deadline: must be after the start ({start}), got {plan.limits.deadline}"
+            f"{path}: limits.deadline: must be after the start ({start}), got {plan.limits.deadline}; "
+            "give a later one"
         )
     return plan
