@@ -81,8 +81,8 @@ def _link(scenario: Scenario, value: str) -> Scenario:
         remarks=(
             *scenario.remarks,
             (
-                f"{sheet.name}: a large all-reduce is assumed to reach {format_rate(rate, 'B/s')}, "
-                f"{LINK_SHARE:.0%} of its data sheet; its latency is taken to be the measured one"
+                f"{sheet.name}: a large all-reduce is assumed to reach {format_rate(rate, 'B')}, "
+                f"{100 * LINK_SHARE:g} % of its data sheet; its latency is taken to be the measured one"
             ),
         ),
     )
@@ -140,7 +140,7 @@ DEVICE_FIELD: Final = WhatIfField(
 )
 LINK_FIELD: Final = WhatIfField(
     name="network.link",
-    meaning=f"link of the catalogue (perfmodel devices --links) at {LINK_SHARE:.0%} of its data sheet",
+    meaning=f"link of the catalogue (perfmodel devices --links) at {100 * LINK_SHARE:g} % of its data sheet",
     example="eth-400",
     apply=_link,
 )

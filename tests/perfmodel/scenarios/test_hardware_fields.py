@@ -73,7 +73,8 @@ def test_a_link_of_the_catalogue_carries_its_share_and_says_so() -> None:
     _, now = scenarios_of(base, ["network.link=eth-400"])
     assert link_of(now.profile).bytes_per_s == pytest.approx(LINK_SHARE * 50e9)
     assert link_of(now.profile).latency_s == link_of(base.profile).latency_s
-    assert any("80% of its data sheet" in remark for remark in now.remarks)
+    [remark] = now.remarks
+    assert "is assumed to reach 40 GB/s, 80 % of its data sheet" in remark
     assert "communication" in now.assumed
     found = pm.whatif(base.profile, "heavy", {"network.link": "nvlink4"})
     assert found.scenarios[1].point.evidence["communication"] is Evidence.ASSUMED
