@@ -166,15 +166,21 @@ class CatalogueProfile(Record):
     workloads: tuple[CatalogueEntry, ...]
 
 
+class CatalogueTier(Record):
+    """A tier of a cluster, whose links can be changed."""
+
+    name: str
+    bytes_per_s: PositiveFloat
+    """Of one link, as the file says. [B/s]"""
+
+
 class CatalogueCluster(Record):
     """A cluster file that can be chosen."""
 
     name: str
     devices: PositiveInt
-    outer: str
-    """Its outermost tier, whose links can be changed."""
-    outer_bytes_per_s: PositiveFloat
-    """Of one link there, as the file says. [B/s]"""
+    tiers: tuple[CatalogueTier, ...]
+    """From the inside out."""
 
 
 class CatalogueLink(Record):

@@ -11,6 +11,7 @@ from perfmodel.documents.page import (
     CatalogueEntry,
     CatalogueLink,
     CatalogueProfile,
+    CatalogueTier,
     LayoutQuestion,
     PageAnswer,
     StepQuestion,
@@ -94,8 +95,10 @@ def _clusters(desk: Desk) -> tuple[CatalogueCluster, ...]:
         CatalogueCluster(
             name=name,
             devices=cluster.num_devices,
-            outer=cluster.tiers[-1].name,
-            outer_bytes_per_s=cluster.tiers[-1].link_bytes_per_s,
+            tiers=tuple(
+                CatalogueTier(name=tier.name, bytes_per_s=tier.link_bytes_per_s)
+                for tier in cluster.tiers
+            ),
         )
         for name, cluster in known.items()
     )

@@ -155,16 +155,16 @@ function showHardware(state, workload, known) {
   options(byId("device"), [["", "as calibrated"], ...devices.map(({ id, name }) => [id, name])], state.plain.device);
   byId("device").disabled = workload.no_devices !== "";
   byId("device-hint").textContent = workload.no_devices && `Another device: ${workload.no_devices}.`;
-  options(byId("link"), [["", "as measured"], ...links.map(({ id, name, bytes_per_s: each }) => [id, `${name}: ${rate(each)}`])], state.plain.link);
+  options(byId("link"), [["", "as measured"], ...links.map(({ id, bytes_per_s: each }) => [id, `${id}: ${rate(each)}`])], state.plain.link);
   byId("link").disabled = !known;
   options(byId("cluster"), [["", "one ring of such links"], ...clusters.map(({ name, devices: most }) => [name, `${name} (${count(most)})`])], state.cluster);
   byId("cluster-row").hidden = clusters.length === 0;
   const chosen = clusters.find(({ name }) => name === state.cluster);
   byId("uplink-row").hidden = !chosen;
   if (!chosen) return;
-  byId("uplink-word").textContent = `Each link of ${chosen.outer}`;
-  const rates = ["100Gb/s", "200Gb/s", "400Gb/s", "800Gb/s"];
-  options(byId("uplink"), [["", `as the file says: ${rate(chosen.outer_bytes_per_s)}`], ...rates.map((text) => [text, text])], state.plain.uplink);
+  byId("link-hint").textContent = `Each link: ${chosen.tiers.map(({ name, bytes_per_s: each }) => `${name} ${rate(each)}`).join(", ")}. Link, bandwidth and latency are those inside a node, if the cluster has such a tier.`;
+  const rates = chosen.tiers.flatMap(({ name }) => ["100Gb/s", "200Gb/s", "400Gb/s", "800Gb/s"].map((each) => `${name}:${each}`));
+  options(byId("uplink"), [["", "as the file says"], ...rates.map((text) => [text, text.replace(":", ": ")])], state.plain.uplink);
 }
 
 function showLayout(state, workload) {
@@ -185,7 +185,7 @@ function showNumbers(state) {
   for (const id of Object.keys(FACTORS)) {
     const times = state.factors[id];
     const absolute = base[id] && (id === "bandwidth" ? rate(times * base[id]) : duration(times * base[id]));
-    const moved = [absolute, times === 1 ? (id === "bandwidth" && link ? "as assumed of it" : "as measured") : `${Number(times.toPrecision(3))}x`].filter(Boolean).join(", ");
+    const moved = [absolute, times === 1 ? (id === "bandwidth" && link ? "assumed" : "as measured") : `${Number(times.toPrecision(3))}x`].filter(Boolean).join(", ");
     const text = state.others[FIELDS[id]] ?? moved;
     byId(`${id}-text`).textContent = text;
     byId(id).setAttribute("aria-valuetext", text);

@@ -180,11 +180,11 @@ def test_links_and_clusters_are_chosen_from_lists(page: Any) -> None:
     page.fill("#devices-number", "32")
     settled(page)
     page.select_option("#link", "eth-400")
-    page.select_option("#uplink", "100Gb/s")
+    page.select_option("#uplink", "rack:100Gb/s")
     settled(page)
     command = page.locator("#command").text_content()
     assert "--set cluster=docs/clusters/ethernet.toml" in command
-    assert "--set cluster.bandwidth=100Gb/s" in command
+    assert "--set cluster.bandwidth=rack:100Gb/s" in command
     assert shown(page, "step") != before
     same_as_the_command_line(page)
     page.fill("#devices-number", "64")
