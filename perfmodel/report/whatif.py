@@ -52,7 +52,12 @@ def _row(scenario: ScenarioOutcome) -> tuple[str, ...]:
 
 def _scenario_line(change: str) -> str:
     """A change that leaves room for the numbers; its value stays whole."""
-    return change if len(change) <= _WIDEST_CHANGE else change.replace("=", "=\n", 1)
+    if len(change) <= _WIDEST_CHANGE:
+        return change
+    name, _, value = change.partition("=")
+    if len(name) >= _WIDEST_CHANGE:
+        name = name.replace(".", ".\n", 1)
+    return f"{name}=\n{value}"
 
 
 def whatif_lines(document: WhatIfDocument) -> list[str]:
