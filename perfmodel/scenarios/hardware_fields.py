@@ -9,7 +9,7 @@ from typing import Final
 from perfmodel.context import refuse_other_jobs
 from perfmodel.documents.catalogue import LinkSheet
 from perfmodel.documents.cluster import read_cluster
-from perfmodel.errors import CalibrationUnavailable, UsageError, did_you_mean
+from perfmodel.errors import CalibrationUnavailable, UsageError, did_you_mean, refuse_unknown
 from perfmodel.hardware.catalogue import LINK_SHARE, find_device, shipped_catalogue
 from perfmodel.hardware.rescale import rescaled_profile
 from perfmodel.predictor import Predictor
@@ -116,11 +116,7 @@ def _tier_value(name: str) -> Callable[[Scenario, str], Scenario]:
         tier_name, colon, text = value.rpartition(":")
         tiers = {tier.name: tier for tier in cluster.tiers}
         wanted = tier_name if colon else cluster.tiers[-1].name
-        if wanted not in tiers:
-            raise ValueError(
-                f"tier must be one of {', '.join(tiers)}, got {wanted!r}"
-                f"{did_you_mean(wanted, tiers)}"
-            )
+        refuse_unknown(f"--set cluster.{name}: tier", wanted, tiers)
         changed: Tier = dataclasses.replace(
             tiers[wanted],
             **{attribute: parse(text)},  # type: ignore[arg-type]
