@@ -68,7 +68,7 @@ def compare_layouts(
         name = ", ".join(f"{key}={value}" for key, value in changes.items())
         questions.append((name, *_changed(base, changes)))
     first = _jobs(base, *questions[0][1:])
-    scenarios = []
+    scenarios: list[LayoutScenario] = []
     for name, training, layout in questions:
         prediction, _ = predict_layout(
             base.machine, training, layout, capacity_bytes=base.capacity_bytes, argv=argv
