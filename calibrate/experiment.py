@@ -38,6 +38,7 @@ _SHARE_OF_OPTIMIZERS: Final = 0.4
 #: From how many each of the other layers is chosen.
 _CHOICES: Final = 3
 _MIB: Final = 2**20
+_GIB: Final = 2**30
 
 
 def doubling_sizes(world_size: int) -> tuple[int, ...]:
@@ -266,7 +267,7 @@ class Experiment:
             for collective in names if world_size > 1 else ():
                 if collective == "send_recv" and world_size != 2:
                     continue
-                for size_bytes in self.budget.collective_sizes:
+                for size_bytes in self._sizes(collective):
                     yield CollectiveTask(
                         name=f"{index}: {collective} n={world_size} {size_bytes}",
                         round=index,
@@ -275,6 +276,11 @@ class Experiment:
                         size_bytes=size_bytes,
                         target_s=self.budget.visit_s / 3,
                     )
+
+    def _sizes(self, collective: str) -> tuple[int, ...]:
+        """Of one collective; what a contract promises is an all-reduce of a gigabyte between GPUs."""
+        is_promised = self.device_kind == "cuda" and collective == "all_reduce"
+        return (*self.budget.collective_sizes, *((_GIB,) if is_promised else ()))
 
     def _overlaps(self, index: int) -> Iterable[Task]:
         for world_size in self.world_sizes:

@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from perfmodel.api import (
+        FailureCause,
+        Job,
         acceptance_terms,
+        compare_costs,
         compare_profiles,
         explain,
+        goodput,
         judge,
         plan_options,
         predict,
+        predict_large_model,
         read_prediction,
         read_profile,
         read_validation,
@@ -23,12 +28,17 @@ if TYPE_CHECKING:
     )
 
 __all__ = (
+    "FailureCause",
+    "Job",
     "acceptance_terms",
+    "compare_costs",
     "compare_profiles",
     "explain",
+    "goodput",
     "judge",
     "plan_options",
     "predict",
+    "predict_large_model",
     "read_prediction",
     "read_profile",
     "read_validation",

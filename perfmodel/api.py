@@ -4,39 +4,44 @@ Every function takes and returns the documents that the command line reads and w
 number in a notebook and one in a terminal come from the same lines.
 """
 
-import datetime as dt
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from perfmodel.decisions import compare_costs, goodput, plan_options, predict_large_model
 from perfmodel.documents.acceptance import AcceptanceTerms
+from perfmodel.documents.cluster import read_cluster
 from perfmodel.documents.goodput import GoodputDocument
-from perfmodel.documents.plan import PlanDocument
-from perfmodel.documents.plan_file import read_plan
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
 from perfmodel.documents.validation import ValidationDocument
 from perfmodel.documents.whatif import WhatIfDocument
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import UsageError
 from perfmodel.explanation import Explanation
 from perfmodel.explanation import explain as explain_setting
-from perfmodel.forecast import Forecast, forecast, forecast_settings, open_workload
+from perfmodel.forecast import (
+    Forecast,
+    forecast,
+    forecast_settings,
+    open_workload,
+    workload_document,
+)
 from perfmodel.plan.acceptance import acceptance_terms as terms_of
 from perfmodel.plan.acceptance import judge
-from perfmodel.plan.options import plan_options as ranked_options
 from perfmodel.plan.profile_diff import compare_profiles
-from perfmodel.plan.sources import named_transformer, read_sources
 from perfmodel.predictor import Predictor, Scaling
+from perfmodel.program.job import FailureCause, Job
 from perfmodel.scenarios import Scenario, changed, compare_scenarios
-from perfmodel.workload.transformers import NamedTransformer
+from perfmodel.topology.cluster import Cluster
 
 #: A document, or the file that holds it.
 AnyProfile: TypeAlias = ProfileDocument | str | os.PathLike[str]
 AnyValidation: TypeAlias = ValidationDocument | str | os.PathLike[str]
 #: Name of a calibrated workload, a workload file, or its document.
 AnyWorkload: TypeAlias = WorkloadDocument | str | os.PathLike[str]
+#: A cluster, or the file that describes it.
+AnyCluster: TypeAlias = Cluster | str | os.PathLike[str]
 
 
 def read_profile(path: str | os.PathLike[str]) -> ProfileDocument:
@@ -76,6 +81,7 @@ def predict(  # noqa: PLR0913 - one parameter per part of the question
     bucket_cap_mb: float | None = None,
     loader_samples_per_s: float | None = None,
     validation: AnyValidation | None = None,
+    cluster: AnyCluster | None = None,
 ) -> PredictionDocument:
     """Predict step time, samples per second and speed-up for several numbers of devices.
 
@@ -98,6 +104,8 @@ def predict(  # noqa: PLR0913 - one parameter per part of the question
         What the input pipeline feeds one device; default: no limit.
     validation
         Earlier errors on this machine, which widen the intervals.
+    cluster
+        Links between the devices; default: one ring of links like the measured ones.
 
     Returns
     -------
@@ -106,14 +114,11 @@ def predict(  # noqa: PLR0913 - one parameter per part of the question
 
     Raises
     ------
-    UsageError
-        If the workload is unknown.
-    NotFeasible
-        If a global batch cannot be split evenly.
-    CalibrationUnavailable
-        If the profile cannot be read, or holds too little for the question.
+    UsageError, NotFeasible, CalibrationUnavailable
+        If the workload is unknown, a global batch cannot be split evenly or a cluster is too small, or
+        the profile holds too little for the question.
     """
-    predictor, entry = _opened(profile, workload, validation)
+    predictor, entry = _opened(profile, workload, validation, cluster)
     request = Forecast(
         world_sizes=tuple(sorted(set(devices))),
         scaling=scaling,
@@ -136,12 +141,13 @@ def explain(  # noqa: PLR0913 - the same
     accumulation: int = 1,
     bucket_cap_mb: float | None = None,
     loader_samples_per_s: float | None = None,
+    cluster: AnyCluster | None = None,
 ) -> Explanation:
     """Rank what costs the speed-up on so many devices, with one change for each cause.
 
     Parameters are those of ``predict``, with one device count. Times are in seconds.
     """
-    predictor, entry = _opened(profile, workload, None)
+    predictor, entry = _opened(profile, workload, None, cluster)
     request = Forecast(
         world_sizes=(devices,),
         scaling=scaling,
@@ -159,7 +165,7 @@ def explain(  # noqa: PLR0913 - the same
     )
 
 
-def whatif(
+def whatif(  # noqa: PLR0913 - the same
     profile: AnyProfile,
     workload: AnyWorkload,
     *scenarios: Mapping[str, str],
@@ -167,6 +173,7 @@ def whatif(
     scaling: Scaling = "weak",
     batch: int | None = None,
     validation: AnyValidation | None = None,
+    cluster: AnyCluster | None = None,
 ) -> WhatIfDocument:
     """Compare a question with scenarios in which some of its fields are others.
 
@@ -175,7 +182,7 @@ def whatif(
     scenarios
         Field to value as text, such as ``{"network.bandwidth": "400Gb/s", "devices": "64"}``; the
         fields are those of ``perfmodel whatif --fields``.
-    devices, scaling, batch
+    devices, scaling, batch, cluster
         The question as it is; see ``predict``.
 
     Raises
@@ -183,58 +190,19 @@ def whatif(
     UsageError
         If a field is unknown or a value makes no sense.
     """
-    predictor, entry = _opened(profile, workload, validation)
+    predictor, entry = _opened(profile, workload, validation, cluster)
     base = Scenario(
         profile=predictor.profile,
         workload=entry,
         request=Forecast(world_sizes=(devices,), scaling=scaling, batch=batch),
         machine_digest=predictor.profile.digest,
         validation=predictor.validation,
+        document=_document(workload),
+        cluster=predictor.cluster,
     )
     return compare_scenarios(
         [base, *(changed(base, changes) for changes in scenarios)], argv=("perfmodel.whatif",)
     )
-
-
-def plan_options(
-    plan: str | os.PathLike[str],
-    *,
-    prices: str | os.PathLike[str] | None = None,
-    today: dt.date | None = None,
-    open_model: Callable[[str, int | None], NamedTransformer] = named_transformer,
-    argv: Sequence[str] = ("perfmodel.plan_options",),
-) -> PlanDocument:
-    """Rank the options of a plan file by cost, with the chance to meet its deadline.
-
-    Parameters
-    ----------
-    plan
-        In TOML; paths in it are relative to its folder.
-    prices
-        CSV of prices, used by name.
-    today
-        For the age of prices, and the first day of training if the plan names none; default: today.
-    open_model
-        Large model by name and tokens per sequence; the command line also reads Hugging Face configs.
-
-    Returns
-    -------
-    PlanDocument
-        ``ranked`` is empty if nothing is feasible; ``options`` then says what comes nearest.
-
-    Raises
-    ------
-    InvalidDocument
-        If the plan breaks a rule, contradicts itself, or its deadline is past.
-    """
-    path, day = Path(plan), today or dt.datetime.now(dt.UTC).date()
-    found = read_plan(path, today=day, prices=None if prices is None else Path(prices))
-    try:
-        return ranked_options(
-            *read_sources(found, path, open_model=open_model), today=day, argv=argv
-        )
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from error
 
 
 def acceptance_terms(
@@ -258,26 +226,43 @@ def acceptance_terms(
     return terms_of(machine, workloads or names, confidence=confidence, goodput=goodput)
 
 
+def _document(workload: AnyWorkload) -> WorkloadDocument | None:
+    """The workload file, if it was given or named."""
+    if isinstance(workload, WorkloadDocument):
+        return workload
+    return workload_document(os.fspath(workload))
+
+
 def _opened(
-    profile: AnyProfile, workload: AnyWorkload, validation: AnyValidation | None
+    profile: AnyProfile,
+    workload: AnyWorkload,
+    validation: AnyValidation | None,
+    cluster: AnyCluster | None,
 ) -> tuple[Predictor, WorkloadProfile]:
-    """The machine with earlier errors, and the workload on it."""
+    """The machine with earlier errors, in a cluster, and the workload on it."""
     machine = profile if isinstance(profile, ProfileDocument) else read_profile(profile)
     if validation is not None and not isinstance(validation, ValidationDocument):
         validation = read_validation(validation)
-    predictor = Predictor(machine, validation=validation)
+    if cluster is not None and not isinstance(cluster, Cluster):
+        cluster = read_cluster(Path(cluster))
+    predictor = Predictor(machine, validation=validation, cluster=cluster)
     if isinstance(workload, WorkloadDocument):
         return predictor, predictor.workload(workload.workload, workload.trace)
     return predictor, open_workload(predictor, os.fspath(workload))
 
 
 __all__ = (
+    "FailureCause",
+    "Job",
     "acceptance_terms",
+    "compare_costs",
     "compare_profiles",
     "explain",
+    "goodput",
     "judge",
     "plan_options",
     "predict",
+    "predict_large_model",
     "read_prediction",
     "read_profile",
     "read_validation",

@@ -54,14 +54,25 @@ def open_workload(predictor: Predictor, name: str, *, where: str = "--workload")
     InvalidDocument
         If the file cannot be read.
     """
-    path = Path(name)
-    document = WorkloadDocument.read(path) if path.suffix == ".json" else None
+    document = workload_document(name)
     try:
         if document is None:
             return predictor.workload(name)
         return predictor.workload(document.workload, document.trace)
     except UsageError as error:
         raise UsageError(f"{where}{str(error).removeprefix('--workload')}") from error
+
+
+def workload_document(name: str) -> WorkloadDocument | None:
+    """The workload file of that name; None if the name is that of a calibrated workload.
+
+    Raises
+    ------
+    InvalidDocument
+        If the file cannot be read.
+    """
+    path = Path(name)
+    return WorkloadDocument.read(path) if path.suffix == ".json" else None
 
 
 def provenance(predictor: Predictor, *, argv: Sequence[str]) -> Provenance:

@@ -41,12 +41,13 @@ class BatchBudget:
     rates: tuple[float, ...]
     """Learning rates, over that of the recipe times the square root of the batch over the reference."""
     num_starts: int
+    """Their median is judged: starts of one batch differ by up to a factor of two."""
 
 
 BUDGETS: Final = {
-    "quick": BatchBudget(batches=(16, 64, 256), rates=(0.5, 1.0, 2.0), num_starts=2),
+    "quick": BatchBudget(batches=(16, 64, 256), rates=(0.25, 0.5, 1.0), num_starts=2),
     "standard": BatchBudget(
-        batches=(16, 32, 64, 128, 256, 512), rates=(0.5, 1.0, 2.0), num_starts=3
+        batches=(16, 32, 64, 128, 256, 512), rates=(0.125, 0.25, 0.5, 1.0), num_starts=6
     ),
 }
 

@@ -19,9 +19,9 @@ def elapsed_moments(
     work_s: ArrayLike,
     *,
     interval_s: ArrayLike,
-    write_s: float,
+    write_s: ArrayLike,
     mtbf_s: ArrayLike,
-    recovery_s: float,
+    recovery_s: ArrayLike,
 ) -> tuple[FloatArray, FloatArray]:
     """Mean and standard deviation of the time from start to end; arrays broadcast. [s]
 
@@ -40,19 +40,21 @@ def elapsed_moments(
     work = np.asarray(work_s, dtype=np.float64)
     interval = np.asarray(interval_s, dtype=np.float64)
     mtbf = np.asarray(mtbf_s, dtype=np.float64)
+    write = np.asarray(write_s, dtype=np.float64)
+    recovery = np.asarray(recovery_s, dtype=np.float64)
     segments = np.maximum(1.0, np.ceil(work / interval - 1e-9))
     last = work - (segments - 1) * interval
     # What fails far faster than it recovers takes longer than numbers reach.
     with np.errstate(over="ignore", invalid="ignore"):
-        mean_last, variance_last = _segment(last + write_s, mtbf, recovery_s)
-        mean_whole, variance_whole = _segment(interval + write_s, mtbf, recovery_s)
+        mean_last, variance_last = _segment(last + write, mtbf, recovery)
+        mean_whole, variance_whole = _segment(interval + write, mtbf, recovery)
         mean = mean_last + (segments - 1) * mean_whole
         variance = variance_last + (segments - 1) * variance_whole
         return mean, np.sqrt(np.maximum(0.0, variance))
 
 
 def _segment(
-    length_s: FloatArray, mtbf_s: FloatArray, recovery_s: float
+    length_s: FloatArray, mtbf_s: FloatArray, recovery_s: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Mean and variance of the time until a segment has passed: a sum over a geometric number.
 

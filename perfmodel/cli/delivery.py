@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from perfmodel.cli.terminal import show, show_document
+from perfmodel.cli.terminal import show, show_document, show_lines
 from perfmodel.errors import OutOfTolerance
 
 DEFAULT_CLAUSES = Path("clauses.toml")
@@ -64,7 +64,7 @@ def acceptance_write(
     from perfmodel.api import acceptance_terms, read_profile  # noqa: PLC0415 - keeps --help fast
     from perfmodel.documents.base import write_atomically  # noqa: PLC0415
     from perfmodel.documents.goodput import GoodputDocument  # noqa: PLC0415
-    from perfmodel.report.acceptance import terms_grid  # noqa: PLC0415
+    from perfmodel.report.acceptance import terms_grid, terms_lines  # noqa: PLC0415
     from perfmodel.report.tables import rich_table  # noqa: PLC0415
 
     terms = acceptance_terms(
@@ -75,6 +75,7 @@ def acceptance_write(
     )
     write_atomically(out, terms.toml())
     show(rich_table(terms_grid(terms)))
+    show_lines(terms_lines(terms))
     typer.echo(f"written: {out}")
 
 

@@ -12,7 +12,8 @@ from perfmodel.documents.cluster import read_cluster
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
 from perfmodel.documents.validation import ValidationDocument
-from perfmodel.forecast import open_workload
+from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.forecast import open_workload, workload_document
 from perfmodel.predictor import Predictor, StepPrediction
 from perfmodel.report.chrome_trace import chrome_trace_text
 from perfmodel.report.tables import binding_lines, prediction_table
@@ -24,6 +25,8 @@ class Inputs:
 
     predictor: Predictor
     workload: WorkloadProfile
+    document: WorkloadDocument | None = None
+    """The workload file, if there was one."""
 
 
 def read_inputs(sources: Sources) -> Inputs:
@@ -38,7 +41,11 @@ def read_inputs(sources: Sources) -> Inputs:
         validation=None if validation is None else ValidationDocument.read(validation),
         cluster=None if cluster is None else read_cluster(cluster),
     )
-    return Inputs(predictor=predictor, workload=open_workload(predictor, sources.workload))
+    return Inputs(
+        predictor=predictor,
+        workload=open_workload(predictor, sources.workload),
+        document=workload_document(sources.workload),
+    )
 
 
 def print_prediction(document: PredictionDocument) -> None:

@@ -9,12 +9,12 @@ from typing import Final
 from perfmodel.checks import at_least, non_negative, positive, within
 from perfmodel.cli.options import at_least_one, size_bytes
 from perfmodel.cost.storage import checkpoint_cost
-from perfmodel.documents.prediction import Evidence, Interval
 from perfmodel.documents.profile import CheckpointProfile, ProfileDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.plan.goodput import best_interval_or_work_s
+from perfmodel.plan.stops import timed_words
 from perfmodel.program.job import FailureCause, Job
-from perfmodel.units import DAY_S, HOUR_S, Bytes, Seconds, format_bytes, format_duration
+from perfmodel.units import DAY_S, HOUR_S, Seconds
 
 #: More courses take hours and say nothing more.
 MOST_REPLICAS: Final = 1_000_000
@@ -154,9 +154,9 @@ class Storage:
         total_bytes = size_bytes("--checkpoint-size", self.size)
         writers = at_least_one("--checkpoint-writers", self.writers)
         cost = checkpoint_cost(self._timed(), total_bytes, writers=writers)
-        found = [_timed("written", cost.write_s, cost.evidence, total_bytes, writers)]
+        found = [timed_words("written", cost.write_s, cost.evidence, total_bytes, writers)]
         if restart_s is None:
-            read = _timed("read", cost.read_s, cost.evidence, total_bytes, writers)
+            read = timed_words("read", cost.read_s, cost.evidence, total_bytes, writers)
             found.append(f"{read}; starting and warming up are not in it: --restart-s")
         return CheckpointFigures(
             write_s=cost.write_s.p50,
@@ -184,18 +184,6 @@ def check_courses(
         at_least("--mtbf-stops:", mtbf_stops, 1)
     if deadline_days is not None:
         positive("--deadline-days:", deadline_days)
-
-
-def _timed(
-    done: str, found_s: Interval, evidence: Evidence, total_bytes: Bytes, writers: int
-) -> str:
-    """A sentence about one direction."""
-    by = "one process" if writers == 1 else f"{writers} processes, said not to slow each other"
-    return (
-        f"a checkpoint of {format_bytes(total_bytes)} is {done} in {format_duration(found_s.p50)} "
-        f"[{format_duration(found_s.p5)} - {format_duration(found_s.p95)}] by {by} ({evidence.value}): "
-        "the storage of the calibration, which need not be that of the job"
-    )
 
 
 def days(value: float | None) -> Seconds | None:

@@ -14,6 +14,7 @@ from perfmodel.errors import UsageError
 if TYPE_CHECKING:
     from perfmodel.documents.layout import LayoutPredictionDocument
     from perfmodel.parallelism.layout import Layout
+    from perfmodel.predict_layout import Training
     from perfmodel.program.trace import Trace
 
 DEFAULT_DEVICES_PER_NODE: Final = 8
@@ -122,15 +123,9 @@ def predict_layout(
         If the profile is no calibration from runs.
     """
     # What follows imports numpy and pydantic: too slow for --help.
-    from perfmodel.cli.large_models import read_machine, read_model  # noqa: PLC0415
-    from perfmodel.parallelism.layout import parse_layout  # noqa: PLC0415
-    from perfmodel.predict_layout import Training  # noqa: PLC0415
+    from perfmodel.cli.large_models import read_machine  # noqa: PLC0415
     from perfmodel.predict_layout import predict_layout as use_case  # noqa: PLC0415
 
-    if not text.strip():
-        raise UsageError('--layout: must be such as "dp=8 tp=4", got nothing; one device is "dp=1"')
-    if large.model is None:
-        raise UsageError("--layout: must come with --model, got it alone")
     if answers.as_csv or answers.plot is not None:
         raise UsageError(
             "--layout: excludes --csv and --plot; take --json, --output, --trace or --timeline"
@@ -138,17 +133,8 @@ def predict_layout(
     if devices is not None and len(devices) != 1:
         raise UsageError(f"--devices: must be one count with --layout, got {len(devices)}")
     timeline_form = None if large.timeline is None else _picture_form(large.timeline)
-    layout = _with_batch(parse_layout(text), batch)
-    training = Training(
-        model=read_model(large.model, sequence=large.sequence_length),
-        devices=layout.world_size if devices is None else devices[0],
-        devices_per_node=at_least_one(
-            "--devices-per-node", large.devices_per_node or DEFAULT_DEVICES_PER_NODE
-        ),
-        global_batch=layout.global_batch,
-        site_bytes_per_s=_site_link(large.site_link, layout),
-    )
-    limit = _limit(large.device_memory)
+    layout, training = asked_training(text, large, devices=devices, batch=batch)
+    limit = capacity_bytes(large.device_memory)
     machine = read_machine(profile)
     document, step = use_case(machine, training, layout, capacity_bytes=limit, argv=sys.argv)
     _print_prediction(document, as_json=answers.as_json)
@@ -161,6 +147,30 @@ def predict_layout(
     if large.timeline is not None and timeline_form is not None:
         _write_timeline(large.timeline, step, f"{training.model.name} {layout}", timeline_form)
         answers.tell("timeline", large.timeline)
+
+
+def asked_training(
+    text: str, large: LargeFlags, *, devices: tuple[int, ...] | None, batch: int | None
+) -> "tuple[Layout, Training]":
+    """The layout with its batch, and what is trained on which devices."""
+    from perfmodel.cli.large_models import read_model  # noqa: PLC0415 - keeps --help fast
+    from perfmodel.parallelism.layout import parse_layout  # noqa: PLC0415
+    from perfmodel.predict_layout import Training  # noqa: PLC0415
+
+    if not text.strip():
+        raise UsageError('--layout: must be such as "dp=8 tp=4", got nothing; one device is "dp=1"')
+    if large.model is None:
+        raise UsageError("--layout: must come with --model, got it alone")
+    layout = _with_batch(parse_layout(text), batch)
+    return layout, Training(
+        model=read_model(large.model, sequence=large.sequence_length),
+        devices=layout.world_size if devices is None else devices[0],
+        devices_per_node=at_least_one(
+            "--devices-per-node", large.devices_per_node or DEFAULT_DEVICES_PER_NODE
+        ),
+        global_batch=layout.global_batch,
+        site_bytes_per_s=_site_link(large.site_link, layout),
+    )
 
 
 def plan_parallelism(  # noqa: PLR0913 - one parameter per flag
@@ -220,7 +230,8 @@ def _site_link(text: str | None, layout: "Layout") -> float | None:
     return bandwidth_bytes_per_s("--site-link", text)
 
 
-def _limit(text: str | None) -> int | None:
+def capacity_bytes(text: str | None) -> int | None:
+    """Memory of one device as ``--device-memory`` says it; None if nothing was typed. [B]"""
     return None if text is None else size_bytes("--device-memory", text)
 
 

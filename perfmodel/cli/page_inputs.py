@@ -1,11 +1,14 @@
 """What perfmodel serve reads; imported late, because numpy comes with it."""
 
+import dataclasses
 import datetime as dt
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from perfmodel.context import refuse_other_jobs
 from perfmodel.documents.budget import read_budget
+from perfmodel.documents.cluster import read_cluster
 from perfmodel.documents.inferred import InferredDocument
 from perfmodel.documents.page import PriceOffer
 from perfmodel.documents.profile import ProfileDocument
@@ -15,6 +18,7 @@ from perfmodel.errors import UsageError
 from perfmodel.page.machines import (
     Desk,
     LayoutMachine,
+    OpenedCluster,
     OpenedWorkload,
     StepMachine,
     typed_path,
@@ -32,6 +36,7 @@ def read_desk(
     *,
     validation: Path | None,
     budget: Path | None,
+    clusters: Sequence[Path] = (),
 ) -> Desk:
     """All that a page can be asked, read once.
 
@@ -43,6 +48,7 @@ def read_desk(
     documents = [(path, WorkloadDocument.read(path)) for path in workloads]
     judged = None if validation is None else ValidationDocument.read(validation)
     machines: dict[str, StepMachine | LayoutMachine] = {}
+    known = _clusters(clusters)
     for path in profiles:
         name = unique_name(path, machines)
         if _is_inferred(path):
@@ -53,7 +59,9 @@ def read_desk(
                 models=TRANSFORMERS,
             )
         else:
-            machines[name] = _step_machine(name, path, documents, judged, validation)
+            machines[name] = dataclasses.replace(
+                _step_machine(name, path, documents, judged, validation), clusters=known
+            )
     used = any(isinstance(m, StepMachine) and m.validation for m in machines.values())
     if validation is not None and not used:
         raise UsageError(
@@ -61,6 +69,22 @@ def read_desk(
         )
     prices, warnings = ((), ()) if budget is None else _prices(budget)
     return Desk(machines=machines, prices=prices, price_warnings=warnings)
+
+
+def _clusters(paths: Sequence[Path]) -> Mapping[str, OpenedCluster]:
+    """Cluster files under names of their own.
+
+    Raises
+    ------
+    UsageError
+        If other jobs share the links of one: no what-if simulates them.
+    """
+    found: dict[str, OpenedCluster] = {}
+    for path in paths:
+        cluster = read_cluster(path)
+        refuse_other_jobs(cluster, by="--cluster")
+        found[unique_name(path, found)] = OpenedCluster(cluster=cluster, typed=typed_path(path))
+    return found
 
 
 def _is_inferred(path: Path) -> bool:

@@ -42,7 +42,7 @@ _BATCH = typer.Option(
 _ACCUMULATION = typer.Option(help="Micro-steps per optimizer step.")
 _BUCKET_CAP = typer.Option(help="DDP's bucket_cap_mb, in MiB; default: PyTorch's.")
 _LOADER = typer.Option(help="Samples per second that the input pipeline feeds one device.")
-_CLUSTER = typer.Option(
+CLUSTER = typer.Option(
     help="Cluster file (TOML): links between the devices; default: one ring of the measured ones."
 )
 _VALIDATION = typer.Option(help="A validation, whose errors widen the intervals.")
@@ -62,7 +62,7 @@ def predict(  # noqa: PLR0913 - one parameter per flag
     accumulation: Annotated[int, _ACCUMULATION] = 1,
     bucket_cap_mb: Annotated[float | None, _BUCKET_CAP] = None,
     loader_samples_per_s: Annotated[float | None, _LOADER] = None,
-    cluster: Annotated[Path | None, _CLUSTER] = None,
+    cluster: Annotated[Path | None, CLUSTER] = None,
     validation: Annotated[Path | None, _VALIDATION] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the prediction document.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
@@ -169,7 +169,7 @@ def explain(  # noqa: PLR0913 - one parameter per flag
     accumulation: Annotated[int, _ACCUMULATION] = 1,
     bucket_cap_mb: Annotated[float | None, _BUCKET_CAP] = None,
     loader_samples_per_s: Annotated[float | None, _LOADER] = None,
-    cluster: Annotated[Path | None, _CLUSTER] = None,
+    cluster: Annotated[Path | None, CLUSTER] = None,
 ) -> None:
     """Rank what costs the speed-up, and what one change would gain."""
     from perfmodel.cli.files import read_inputs  # noqa: PLC0415 - keeps --help fast

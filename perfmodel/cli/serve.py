@@ -22,6 +22,9 @@ _WORKLOAD = typer.Option(
     help="Workload file from perfmodel trace, whose memory is then known; repeatable. Calibrated "
     "workloads are always there."
 )
+_CLUSTER = typer.Option(
+    help="Cluster file, whose links between devices can then be chosen; repeatable."
+)
 _VALIDATION = typer.Option(help="A validation, whose errors widen the intervals of its machine.")
 _BUDGET = typer.Option(help="Budget file, as for perfmodel cost: its prices can be chosen.")
 _PORT = typer.Option(help="Port on 127.0.0.1; 0 takes any that is free.")
@@ -38,6 +41,7 @@ def serve(  # noqa: PLR0913 - one parameter per flag
     *,
     profile: Annotated[list[Path] | None, _PROFILE] = None,
     workload: Annotated[list[Path] | None, _WORKLOAD] = None,
+    cluster: Annotated[list[Path] | None, _CLUSTER] = None,
     validation: Annotated[Path | None, _VALIDATION] = None,
     budget: Annotated[Path | None, _BUDGET] = None,
     port: Annotated[int, _PORT] = DEFAULT_PORT,
@@ -53,7 +57,11 @@ def serve(  # noqa: PLR0913 - one parameter per flag
     from perfmodel.page.answers import Answers  # noqa: PLC0415
 
     desk = read_desk(
-        profile or [DEFAULT_PROFILE], workload or [], validation=validation, budget=budget
+        profile or [DEFAULT_PROFILE],
+        workload or [],
+        validation=validation,
+        budget=budget,
+        clusters=cluster or [],
     )
     answers = Answers(desk)
     if export is not None:

@@ -1,29 +1,44 @@
 """perfmodel whatif: some fields changed, side by side."""
 
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
+from perfmodel.cli.layouts import (
+    LAYOUT,
+    MEMORY,
+    MODEL,
+    PER_NODE,
+    SEQUENCE,
+    LargeFlags,
+)
 from perfmodel.cli.measure import DEFAULT_PROFILE
 from perfmodel.cli.options import at_least_one, one_of
-from perfmodel.cli.predict import SCALINGS
+from perfmodel.cli.predict import CLUSTER, SCALINGS
 from perfmodel.cli.sources import Sources
 from perfmodel.cli.terminal import show_document, show_lines
+from perfmodel.cli.whatif_layouts import whatif_layouts
+from perfmodel.errors import UsageError
 
 _SET = typer.Option(
     "--set",
     help="FIELD=VALUE, such as network.bandwidth=400Gb/s or devices=64. Several make one scenario; "
-    "FIELD=A,B makes one for each value.",
+    "FIELD=A,B makes one for each value. With --layout: its keys, such as tp=4,8, and model.",
 )
 _AGAINST = typer.Option(
     help="Scenarios saved with --output, of this or another machine; repeatable."
 )
+#: Parameters that layouts do not have.
+_ONLY_WITHOUT_LAYOUT: Final = ("workload", "devices", "scaling", "validation", "cluster", "against")
 
 
 def whatif(  # noqa: PLR0913 - one parameter per flag
     *,
+    context: typer.Context,
     settings: Annotated[list[str] | None, _SET] = None,
     profile: Annotated[Path, typer.Option(help="Profile of the machine.")] = DEFAULT_PROFILE,
     workload: Annotated[
@@ -37,44 +52,97 @@ def whatif(  # noqa: PLR0913 - one parameter per flag
     validation: Annotated[
         Path | None, typer.Option(help="A validation, whose errors widen the intervals.")
     ] = None,
+    cluster: Annotated[Path | None, CLUSTER] = None,
     against: Annotated[list[Path] | None, _AGAINST] = None,
     output: Annotated[Path | None, typer.Option(help="Write the scenarios.")] = None,
     fields: Annotated[bool, typer.Option("--fields", help="List what can be set.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the document.")] = False,
+    layout: Annotated[str | None, LAYOUT] = None,
+    model: Annotated[str | None, MODEL] = None,
+    sequence_length: Annotated[int | None, SEQUENCE] = None,
+    devices_per_node: Annotated[int | None, PER_NODE] = None,
+    device_memory: Annotated[str | None, MEMORY] = None,
 ) -> None:
     """Change fields of the machine, the workload or the strategy: before, after, and why."""
-    from perfmodel.cli.files import read_inputs  # noqa: PLC0415 - keeps --help fast
+    if fields:
+        _show_fields()
+        return
+    large = LargeFlags(model, sequence_length, devices_per_node, device_memory, None, None)
+    if layout is not None:
+        _refuse_with_layout(context)
+        whatif_layouts(
+            profile, layout, large, batch=batch, settings=settings or (), saved=(output, as_json)
+        )
+        return
+    large.refuse_without_layout()
+    sources = Sources(profile=profile, workload=workload, validation=validation, cluster=cluster)
+    asked = _Asked(settings=settings or (), devices=devices, scaling=scaling, batch=batch)
+    _compare(sources, asked, against=against or (), output=output, as_json=as_json)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """The question, as typed."""
+
+    settings: Sequence[str]
+    devices: int
+    scaling: str
+    batch: int | None
+
+
+def _show_fields() -> None:
+    from perfmodel.report.whatif import fields_lines  # noqa: PLC0415 - keeps --help fast
+    from perfmodel.scenarios import FIELDS  # noqa: PLC0415
+
+    show_lines(fields_lines([(f.name, f.example, f.meaning) for f in FIELDS]))
+
+
+def _refuse_with_layout(context: typer.Context) -> None:
+    """Refuse flags that were typed and would be ignored with ``--layout``."""
+    for name in _ONLY_WITHOUT_LAYOUT:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise UsageError(f"--{name}: excludes --layout; leave it out")
+
+
+def _compare(
+    sources: Sources,
+    asked: _Asked,
+    *,
+    against: Sequence[Path],
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    # What follows imports numpy and pydantic: too slow for --help.
+    from perfmodel.cli.files import read_inputs  # noqa: PLC0415
     from perfmodel.documents.whatif import WhatIfDocument  # noqa: PLC0415
     from perfmodel.forecast import Forecast  # noqa: PLC0415
     from perfmodel.report.tables import rich_table  # noqa: PLC0415
-    from perfmodel.report.whatif import fields_lines, whatif_grid, whatif_lines  # noqa: PLC0415
+    from perfmodel.report.whatif import whatif_grid, whatif_lines  # noqa: PLC0415
     from perfmodel.scenarios import (  # noqa: PLC0415
-        FIELDS,
         Scenario,
         compare_scenarios,
         scenarios_of,
         with_saved,
     )
 
-    if fields:
-        show_lines(fields_lines([(f.name, f.example, f.meaning) for f in FIELDS]))
-        return
-    inputs = read_inputs(Sources(profile=profile, workload=workload, validation=validation))
+    inputs = read_inputs(sources)
     base = Scenario(
         profile=inputs.predictor.profile,
         workload=inputs.workload,
         request=Forecast(
-            world_sizes=(at_least_one("--devices", devices),),
-            scaling=one_of("--scaling", scaling, SCALINGS),
-            batch=batch,
+            world_sizes=(at_least_one("--devices", asked.devices),),
+            scaling=one_of("--scaling", asked.scaling, SCALINGS),
+            batch=asked.batch,
         ),
         machine_digest=inputs.predictor.profile.digest,
         validation=inputs.predictor.validation,
+        document=inputs.document,
+        cluster=inputs.predictor.cluster,
     )
-    document = compare_scenarios(scenarios_of(base, settings or ()), argv=sys.argv)
+    document = compare_scenarios(scenarios_of(base, asked.settings), argv=sys.argv)
     if output is not None:
         document.write(output)
-    saved = [(path.stem, WhatIfDocument.read(path)) for path in against or ()]
+    saved = [(path.stem, WhatIfDocument.read(path)) for path in against]
     shown = with_saved(document, saved) if saved else document
-    table = rich_table(whatif_grid(shown))
-    show_document(shown, table, whatif_lines(shown), as_json=as_json)
+    show_document(shown, rich_table(whatif_grid(shown)), whatif_lines(shown), as_json=as_json)

@@ -14,6 +14,15 @@ from perfmodel.units import Bytes
 _NUM_DRAWS: Final = 1000
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CheckpointDraws:
+    """Time of one checkpoint, draw by draw; the first is nominal, shape ``(num_draws,)``. [s]"""
+
+    write_s: Samples
+    read_s: Samples
+    evidence: Evidence
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointCost:
     """Time of one checkpoint and its doubt. [s]"""
@@ -26,6 +35,16 @@ class CheckpointCost:
 def checkpoint_cost(
     profile: CheckpointProfile, size_bytes: Bytes, *, writers: int = 1
 ) -> CheckpointCost:
+    """Time of a checkpoint and its doubt; see ``checkpoint_draws``."""
+    found = checkpoint_draws(profile, size_bytes, writers=writers, num_draws=_NUM_DRAWS)
+    return CheckpointCost(
+        write_s=_interval(found.write_s), read_s=_interval(found.read_s), evidence=found.evidence
+    )
+
+
+def checkpoint_draws(
+    profile: CheckpointProfile, size_bytes: Bytes, *, writers: int = 1, num_draws: int
+) -> CheckpointDraws:
     """Time of a checkpoint that so many processes write and read in equal parts, at the same time.
 
     Each part takes as long as a file of its size did with one process: that storage and network carry
@@ -41,12 +60,12 @@ def checkpoint_cost(
     part_bytes = size_bytes / writers
     rng = np.random.default_rng(0)
     write, read = (
-        CurveDraws.sample(points, num_draws=_NUM_DRAWS, rng=rng)
+        CurveDraws.sample(points, num_draws=num_draws, rng=rng)
         for points in (profile.write, profile.read)
     )
-    return CheckpointCost(
-        write_s=_interval(write.read(part_bytes)),
-        read_s=_interval(read.read(part_bytes)),
+    return CheckpointDraws(
+        write_s=write.read(part_bytes),
+        read_s=read.read(part_bytes),
         evidence=Evidence.ASSUMED if writers > 1 else write.evidence(part_bytes),
     )
 

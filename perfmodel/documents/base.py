@@ -207,7 +207,8 @@ def first_problem(error: ValidationError, model: type[BaseModel] | None = None) 
         optional = () if model is None else _keys_at(model, parent)
         near = did_you_mean(str(key), missing) or did_you_mean(str(key), optional)
         return f"{where}: unknown key{_got(problem['input'])}{near}{more}"
-    return f"{where}: {problem['msg']}{_got(problem['input'])}{more}"
+    rule = problem["msg"].removeprefix("Value error, ")
+    return f"{where}: {rule}{_got(problem['input'])}{more}"
 
 
 def _keys_at(model: type[BaseModel], place: Sequence[int | str]) -> list[str]:

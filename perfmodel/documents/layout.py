@@ -77,6 +77,27 @@ class LayoutPredictionDocument(Document):
     caveats: tuple[str, ...]
 
 
+class LayoutScenario(Record):
+    """One layout of a comparison."""
+
+    name: str
+    """What was changed, as typed."""
+    prediction: LayoutPredictionDocument
+    throughput_ratio: Interval | None
+    """Tokens per second over those of the first layout; None for the first."""
+    probability_faster: Annotated[float, Field(ge=0, le=1)] | None
+
+
+class LayoutWhatIfDocument(Document):
+    """Layouts side by side, the first of which the others are compared with."""
+
+    current_version: ClassVar[int] = 1
+    title: ClassVar[str] = "what-if of layouts"
+
+    provenance: Provenance
+    scenarios: Annotated[tuple[LayoutScenario, ...], Field(min_length=1)]
+
+
 class RankedLayout(Record):
     """One feasible layout of a search."""
 

@@ -36,6 +36,8 @@ class StepQuestion(Record):
     batch: _Batch | None = None
     changes: Annotated[dict[_Text, _Value], Field(max_length=16)] = Field(default_factory=dict)
     """Fields of ``--set``, values as typed there."""
+    cluster: _Text | None = None
+    """Name on the page, never a path; None: one ring of links like the measured ones."""
     capacity_bytes: _Bytes | None = None
     """Memory of one device. [B]"""
     spending: Spending | None = None
@@ -145,6 +147,8 @@ class CatalogueEntry(Record):
     """Micro-batches that were measured or traced; the middle one is where the page starts."""
     refused: dict[str, str] = Field(default_factory=dict)
     """Precision to the reason why it cannot be chosen."""
+    no_devices: str = ""
+    """Why no other device can be chosen; empty if one can."""
     layers: PositiveInt | None = None
     """Of a transformer: pipeline stages divide them."""
     heads: PositiveInt | None = None
@@ -162,6 +166,39 @@ class CatalogueProfile(Record):
     workloads: tuple[CatalogueEntry, ...]
 
 
+class CatalogueTier(Record):
+    """A tier of a cluster, whose links can be changed."""
+
+    name: str
+    bytes_per_s: PositiveFloat
+    """Of one link, as the file says. [B/s]"""
+
+
+class CatalogueCluster(Record):
+    """A cluster file that can be chosen."""
+
+    name: str
+    devices: PositiveInt
+    tiers: tuple[CatalogueTier, ...]
+    """From the inside out."""
+
+
+class CatalogueLink(Record):
+    """A link of the catalogue that can stand for the measured one."""
+
+    id: str
+    name: str
+    bytes_per_s: PositiveFloat
+    """What a large all-reduce is assumed to reach. [B/s]"""
+
+
+class CatalogueDevice(Record):
+    """A device that need not be present."""
+
+    id: str
+    name: str
+
+
 class PriceOffer(Record):
     """A price per useful device-hour from a budget file."""
 
@@ -176,5 +213,8 @@ class Catalogue(Record):
 
     version: str
     profiles: Annotated[tuple[CatalogueProfile, ...], Field(min_length=1)]
+    clusters: tuple[CatalogueCluster, ...] = ()
+    links: tuple[CatalogueLink, ...] = ()
+    devices: tuple[CatalogueDevice, ...] = ()
     prices: tuple[PriceOffer, ...] = ()
     price_warnings: tuple[str, ...] = ()

@@ -36,6 +36,8 @@ class PlanRow(Record):
     """Day on which the p95 of the time ends."""
     expected_stops: float
     checkpoint_interval_s: float | None
+    checkpoint_s: Interval | None = None
+    """Of one write, where a calibration timed it; None if the plan says it, or nothing fails. [s]"""
     evidence: Evidence | Literal["inferred"]
     """The weakest of its terms; inferred: from runs of others, no part measured alone."""
     layout: str | None = None

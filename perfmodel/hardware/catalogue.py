@@ -11,7 +11,7 @@ from perfmodel.errors import UsageError
 
 _SHIPPED: Final = Path(__file__).with_name("catalogue.toml")
 #: Share of a link's rate that copies are assumed to reach (8 H200: 87 and 88 % of PCIe 5).
-_LINK_SHARE: Final = 0.8
+LINK_SHARE: Final = 0.8
 
 
 @functools.cache
@@ -59,7 +59,7 @@ def host_link(sheet: DataSheet, catalogue: Catalogue) -> LinkSheet | None:
 def host_link_bytes_per_s(sheet: DataSheet, catalogue: Catalogue) -> float | None:
     """What copies between host and device are assumed to reach, one direction. [B/s]"""
     link = host_link(sheet, catalogue)
-    return None if link is None else link.rate.bytes_per_s * _LINK_SHARE
+    return None if link is None else link.rate.bytes_per_s * LINK_SHARE
 
 
 def _names(sheet: DataSheet) -> set[str]:

@@ -6,18 +6,23 @@ from importlib.metadata import version
 
 from perfmodel.documents.page import (
     Catalogue,
+    CatalogueCluster,
+    CatalogueDevice,
     CatalogueEntry,
+    CatalogueLink,
     CatalogueProfile,
+    CatalogueTier,
     LayoutQuestion,
     PageAnswer,
     StepQuestion,
 )
 from perfmodel.errors import PerfModelError
 from perfmodel.forecast import Forecast
+from perfmodel.hardware.catalogue import LINK_SHARE, shipped_catalogue
 from perfmodel.page.layouts import LayoutDesk
 from perfmodel.page.machines import Desk, LayoutMachine, OpenedWorkload, StepMachine
 from perfmodel.page.steps import StepDesk
-from perfmodel.scenarios import Scenario, changed
+from perfmodel.scenarios import Scenario, changed, usable_links
 from perfmodel.scenarios.machine import link_of
 
 PRECISIONS = ("bf16", "fp16")
@@ -62,8 +67,40 @@ def _catalogue(desk: Desk) -> Catalogue:
             _of_steps(machine) if isinstance(machine, StepMachine) else _of_layouts(machine)
             for machine in desk.machines.values()
         ),
+        clusters=_clusters(desk),
+        links=tuple(
+            CatalogueLink(
+                id=link.id, name=link.name, bytes_per_s=LINK_SHARE * link.rate.bytes_per_s
+            )
+            for link in usable_links()
+        ),
+        devices=tuple(
+            CatalogueDevice(id=sheet.id, name=sheet.name)
+            for sheet in shipped_catalogue().devices
+            if sheet.bandwidth is not None
+        ),
         prices=desk.prices,
         price_warnings=desk.price_warnings,
+    )
+
+
+def _clusters(desk: Desk) -> tuple[CatalogueCluster, ...]:
+    known = {
+        name: entry.cluster
+        for machine in desk.machines.values()
+        if isinstance(machine, StepMachine)
+        for name, entry in machine.clusters.items()
+    }
+    return tuple(
+        CatalogueCluster(
+            name=name,
+            devices=cluster.num_devices,
+            tiers=tuple(
+                CatalogueTier(name=tier.name, bytes_per_s=tier.link_bytes_per_s)
+                for tier in cluster.tiers
+            ),
+        )
+        for name, cluster in known.items()
     )
 
 
@@ -89,7 +126,23 @@ def _entry(machine: StepMachine, name: str, workload: OpenedWorkload) -> Catalog
         for precision in PRECISIONS
         if (reason := _why_not(machine, workload, precision))
     }
-    return CatalogueEntry(name=name, batches=tuple(batches), refused=refused)
+    return CatalogueEntry(
+        name=name,
+        batches=tuple(batches),
+        refused=refused,
+        no_devices=_why_no_device(machine, workload),
+    )
+
+
+def _why_no_device(machine: StepMachine, workload: OpenedWorkload) -> str:
+    """Why the workload cannot be scaled to a device that is not present; empty if it can."""
+    if machine.profile.operators is None:
+        return "this profile prices no operators: calibrate again with this version"
+    if workload.document is None or workload.document.trace is None:
+        return (
+            "whole steps of another device cannot be scaled: perfmodel trace, then --workload FILE"
+        )
+    return ""
 
 
 def _why_not(machine: StepMachine, workload: OpenedWorkload, precision: str) -> str:

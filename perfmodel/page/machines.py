@@ -11,6 +11,7 @@ from perfmodel.documents.validation import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import refuse_unknown
 from perfmodel.predict_layout import InferredMachine
+from perfmodel.topology.cluster import Cluster
 from perfmodel.workload.transformers import NamedTransformer
 
 
@@ -26,6 +27,15 @@ class OpenedWorkload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedCluster:
+    """A cluster file."""
+
+    cluster: Cluster
+    typed: str
+    """As ``--set cluster=`` takes it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepMachine:
     """A machine that was calibrated by running on it."""
 
@@ -35,6 +45,8 @@ class StepMachine:
     profile: ProfileDocument
     digest: str
     workloads: Mapping[str, OpenedWorkload]
+    clusters: Mapping[str, OpenedCluster] = field(default_factory=dict)
+    """In which its devices may stand, by name on the page."""
     validation: ValidationDocument | None = None
     validation_typed: str = ""
 
@@ -92,6 +104,18 @@ def opened(machine: StepMachine, name: str) -> OpenedWorkload:
     """
     refuse_unknown("workload", name, machine.workloads)
     return machine.workloads[name]
+
+
+def named_cluster(machine: StepMachine, name: str) -> OpenedCluster:
+    """A cluster by its name on the page.
+
+    Raises
+    ------
+    UsageError
+        If there is none of that name.
+    """
+    refuse_unknown("cluster", name, machine.clusters)
+    return machine.clusters[name]
 
 
 def named_model(machine: LayoutMachine, name: str) -> NamedTransformer:

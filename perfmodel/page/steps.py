@@ -11,17 +11,24 @@ from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.whatif import Contrast
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.forecast import Forecast, forecast_settings
-from perfmodel.page.machines import OpenedWorkload, StepMachine, opened
+from perfmodel.page.machines import OpenedWorkload, StepMachine, named_cluster, opened
 from perfmodel.page.money import spent
 from perfmodel.page.timeline import timeline
 from perfmodel.parallelism.strategy import Setting
 from perfmodel.predictor import TAILS, Predictor, StepPrediction, interval, scaled_settings
-from perfmodel.scenarios import UNMEASURED, Scenario, changed, contrast_of_draws
+from perfmodel.scenarios import (
+    UNMEASURED,
+    Scenario,
+    changed,
+    contrast_of_draws,
+    in_cluster,
+)
 
 #: Where the curve is drawn at least, as far as ``perfmodel predict`` goes without being asked.
 CURVE_UP_TO: Final = 1024
+_CLUSTER: Final = "cluster"
 #: Fields of ``--set`` that stand in the question by themselves, or would open files.
-_ELSEWHERE: Final = frozenset({"workload", "devices", "batch"})
+_ELSEWHERE: Final = frozenset({"workload", "devices", "batch", _CLUSTER})
 #: Micro-steps and buckets are simulated one by one: beyond these they take seconds.
 _LEAST_BUCKET_MB: Final = 1
 _MOST_ACCUMULATION: Final = 64
@@ -61,7 +68,9 @@ class StepDesk:
         }
         memory, no_memory = _memory(self._workload, question, asked.setting)
         notes = [
-            *caveats(scenario.profile, [point], workload=scenario.workload),
+            *caveats(
+                scenario.profile, [point], workload=scenario.workload, cluster=scenario.cluster
+            ),
             *scenario.remarks,
             *((UNMEASURED,) if scenario.assumed else ()),
         ]
@@ -95,8 +104,13 @@ class StepDesk:
             request=Forecast(world_sizes=(1,), scaling="weak"),
             machine_digest=self._machine.digest,
             validation=self._machine.validation,
+            document=self._workload.document,
         )
-        scenario = changed(base, dict(changes))
+        fields = dict(changes)
+        name = fields.pop(_CLUSTER, None)
+        if name is not None:
+            base = in_cluster(base, named_cluster(self._machine, name).cluster)
+        scenario = changed(base, fields)
         cap_mb = scenario.request.bucket_cap_mb
         if cap_mb is not None and cap_mb < _LEAST_BUCKET_MB:
             raise UsageError(
@@ -111,7 +125,8 @@ class StepDesk:
         return scenario
 
     def _predictor_of(self, changes: tuple[tuple[str, str], ...]) -> Predictor:
-        return Predictor(self._scenario(changes).profile, validation=self._machine.validation)
+        scenario = self._scenario(changes)
+        return Predictor(scenario.profile, validation=scenario.validation, cluster=scenario.cluster)
 
     def _step_of(
         self, changes: tuple[tuple[str, str], ...], setting: Setting, tails: tuple[int, ...]
@@ -141,7 +156,7 @@ class StepDesk:
 
     def _contrast(self, question: StepQuestion, asked: StepPrediction) -> Contrast | None:
         """Against the machine and the strategy as they are, draw by draw."""
-        if not question.changes:
+        if not _changes(question):
             return None
         try:
             _, setting = self._settings(self._scenario(()), question)
@@ -158,6 +173,9 @@ class StepDesk:
         while most < question.devices:
             most *= 2
         counts = {question.devices, *(2**power for power in range(most.bit_length()))}
+        cluster = self._scenario(changes).cluster
+        if cluster is not None:
+            counts = {count for count in counts if count <= cluster.num_devices}
         batch = asked.micro_batch if question.scaling == "weak" else asked.global_batch
         parts = asked.accumulation
         single: StepPrediction | None = None
@@ -194,7 +212,8 @@ def _changes(question: StepQuestion) -> tuple[tuple[str, str], ...]:
     for name in question.changes:
         if name in _ELSEWHERE:
             raise UsageError(f"changes: {name} must be asked by its own field, got a change")
-    return tuple(sorted(question.changes.items()))
+    cluster = {} if question.cluster is None else {_CLUSTER: question.cluster}
+    return tuple(sorted((question.changes | cluster).items()))
 
 
 def _memory(
@@ -244,5 +263,7 @@ def _command(machine: StepMachine, workload: OpenedWorkload, question: StepQuest
     if machine.validation_typed:
         words += ["--validation", machine.validation_typed]
     for name, value in _changes(question):
-        words += ["--set", f"{name}={value}"]
+        is_cluster = name == _CLUSTER
+        typed = named_cluster(machine, value).typed if is_cluster else value
+        words += ["--set", f"{name}={typed}"]
     return shlex.join(words)

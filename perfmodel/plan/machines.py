@@ -8,7 +8,7 @@ from perfmodel.cost.memory import MemorySetting, device_memory, overhead_of
 from perfmodel.documents.inferred import InferredDocument
 from perfmodel.documents.plan import PlanAccuracy, PlanMachine
 from perfmodel.documents.plan_file import Option, PlanFile
-from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
+from perfmodel.documents.profile import CheckpointProfile, ProfileDocument, WorkloadProfile
 from perfmodel.documents.validation import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UsageError
@@ -38,6 +38,8 @@ class Sources:
     """The workload file, if the plan names one."""
     model: NamedTransformer | None = None
     """The large model, if the plan names one."""
+    checkpoints: Mapping[str, tuple[str, CheckpointProfile]] = field(default_factory=dict)
+    """Where the plan gives the size of a checkpoint: the file that timed some, and their times."""
 
 
 def open_tables(plan: PlanFile, sources: Sources) -> Tables:

@@ -39,6 +39,7 @@ from perfmodel.plan.reasons import (
     stale_machines,
 )
 from perfmodel.plan.steps import Steps
+from perfmodel.plan.stops import Stops, stops_of
 from perfmodel.plan.tornado import Answer, Knobs, next_measurement, tornado
 from perfmodel.predictor import interval
 from perfmodel.units import DAY_S, HOUR_S, Seconds
@@ -72,6 +73,7 @@ class Planner:
         self._sources = sources
         self._machines = machine_records(plan, sources)
         self._tables = open_tables(plan, sources)
+        self._stops = {option.name: _stops(plan, sources, option.name) for option in plan.option}
         if not any(len(table.counts) for table in self._tables.values()):
             refusals = dict.fromkeys(
                 f"{plan.option[index].name}, {table.refusal}"
@@ -103,7 +105,13 @@ class Planner:
     def outcome(self, candidate: Candidate) -> Outcome:
         """Draws of one candidate."""
         option = self.plan.option[candidate.option]
-        return outcome(self.plan, option, self._table(candidate), np.array([candidate.count]))
+        return outcome(
+            self.plan,
+            option,
+            self._table(candidate),
+            np.array([candidate.count]),
+            stops=self._stops[option.name],
+        )
 
     def _table(self, candidate: Candidate) -> Steps:
         return self._tables[candidate.option, candidate.batch]
@@ -119,6 +127,8 @@ class Planner:
                     self.plan,
                     [self.plan.option[index] for index, _ in places],
                     table,
+                    # options that share a table share the profile, and thereby its checkpoints
+                    stops=self._stops[self.plan.option[places[0][0]].name],
                     available_s=self.available_s,
                 )
             for (index, batch), entry in zip(places, self._summaries[id(table)], strict=True):
@@ -153,6 +163,7 @@ class Planner:
             next_measurement=next_measurement(swings),
             caveats=(
                 *plan_caveats(plan, self._tables),
+                *dict.fromkeys(n for s in self._stops.values() if s is not None for n in s.notes),
                 *self._table(winner).caveats(winner.count),
                 *self._critical(rows.values()),
             ),
@@ -169,6 +180,7 @@ class Planner:
         in_time, kept = chances(self.plan, found, self.available_s)
         power = float(power_kw(option, candidate.count)) if option.power_per_device_w else None
         checkpoint_s = float(found.interval_s[0])
+        stops = self._stops[option.name]
         elapsed_s = interval(found.elapsed_s[0])
         return PlanRow(
             option=option.name,
@@ -186,6 +198,7 @@ class Planner:
             latest_end=self._day_after(elapsed_s.p95),
             expected_stops=float(found.expected_stops[0]),
             checkpoint_interval_s=checkpoint_s if math.isfinite(checkpoint_s) else None,
+            checkpoint_s=interval(stops.write_s) if stops is not None and stops.is_timed else None,
             evidence=facts.evidence,
             layout=facts.layout,
             needed_bytes=None if facts.memory is None else facts.memory.needed_bytes,
@@ -220,20 +233,21 @@ class Planner:
     def _tornado(self, candidate: Candidate) -> tuple[Swing, ...]:
         option, plan = self.plan.option[candidate.option], self.plan
         table, count = self._table(candidate), np.array([candidate.count])
+        stops = self._stops[option.name]
 
         def answer(knobs: Knobs) -> Answer:
-            failures = plan.failures
-            if failures is not None:
-                hours = failures.mtbf_device_hours / knobs.failures
-                failures = failures.model_copy(update={"mtbf_device_hours": hours})
-            other = plan.model_copy(update={"failures": failures})
-            found = outcome(other, option, table, count, step_factor=knobs.step)
+            other = (
+                None
+                if stops is None
+                else stops.scaled(failures=knobs.failures, checkpoint=knobs.checkpoint)
+            )
+            found = outcome(plan, option, table, count, stops=other, step_factor=knobs.step)
             elapsed_s = float(found.elapsed_s[0, 0])
             running = elapsed_s / HOUR_S * candidate.count * hourly_price(option) * knobs.price
             return Answer(elapsed_s=elapsed_s, cost=setup_cost(option) + running)
 
         ends = table.ends(candidate.count)
-        return tornado(ends, answer, has_failures=plan.failures is not None)
+        return tornado(ends, answer, stops=stops)
 
     def _critical(self, rows: Iterable[PlanRow]) -> list[str]:
         """Where rows that are shown pass the critical batch of the workload."""
@@ -244,6 +258,14 @@ class Planner:
             if isinstance(profile, ProfileDocument) and workload is not None:
                 found |= dict.fromkeys(critical_caveats(profile, workload, [row.global_batch]))
         return list(found)[:1]
+
+
+def _stops(plan: PlanFile, sources: Sources, option: str) -> Stops | None:
+    """What stops cost an option; None if the plan says nothing about failures."""
+    if plan.failures is None:
+        return None
+    where, timed = sources.checkpoints.get(option, ("", None))
+    return stops_of(plan.failures, timed, where=where)
 
 
 def plan_options(

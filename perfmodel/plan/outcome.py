@@ -12,6 +12,7 @@ from perfmodel.algebra.goodput import best_interval_s
 from perfmodel.cost.curve import Samples
 from perfmodel.documents.plan_file import Option, PlanFile
 from perfmodel.plan.steps import Steps
+from perfmodel.plan.stops import Stops
 from perfmodel.units import HOUR_S, Seconds
 
 Counts: TypeAlias = NDArray[np.int64]
@@ -56,6 +57,7 @@ def outcome(
     table: Steps,
     counts: Counts,
     *,
+    stops: Stops | None,
     step_factor: float = 1.0,
 ) -> Outcome:
     """Simulate nothing: closed forms over the draws of the step.
@@ -68,7 +70,7 @@ def outcome(
     step_factor
         By how much steps take longer than predicted.
     """
-    course = _course(plan, table, counts, step_factor)
+    course = _course(plan, table, counts, stops, step_factor)
     return Outcome(
         elapsed_s=course.elapsed_s,
         cost=_cost(option, counts[:, None], course.elapsed_s),
@@ -94,7 +96,12 @@ def power_kw(option: Option, count: int | Counts) -> Samples:
 
 
 def summaries(
-    plan: PlanFile, options: Sequence[Option], table: Steps, *, available_s: Seconds
+    plan: PlanFile,
+    options: Sequence[Option],
+    table: Steps,
+    *,
+    stops: Stops | None,
+    available_s: Seconds,
 ) -> list[Summary]:
     """Evaluate all counts of a table, a few at a time, for every option that shares it.
 
@@ -108,7 +115,7 @@ def summaries(
     kept = np.empty((len(options), len(counts)))
     for start in range(0, len(counts), _CHUNK):
         part = slice(start, start + _CHUNK)
-        draws_s = _course(plan, table, counts[part], 1.0).elapsed_s
+        draws_s = _course(plan, table, counts[part], stops, 1.0).elapsed_s
         elapsed_s[part] = draws_s[:, 0]
         in_time[part] = (draws_s[:, 1:] <= available_s).mean(axis=1)
         for row, option in enumerate(options):
@@ -190,22 +197,24 @@ def _at_most_never(elapsed_s: Samples) -> Samples:
     return np.minimum(np.where(np.isnan(elapsed_s), NEVER_S, elapsed_s), NEVER_S)
 
 
-def _course(plan: PlanFile, table: Steps, counts: Counts, step_factor: float) -> _Course:
+def _course(
+    plan: PlanFile, table: Steps, counts: Counts, stops: Stops | None, step_factor: float
+) -> _Course:
     steps = np.ceil(plan.work.total_samples / table.global_batches(counts))
     work_s = step_factor * steps[:, None] * table.step_s(counts)
-    failures = plan.failures
-    if failures is None:
+    if stops is None:
         never, none = np.full(len(counts), np.inf), np.zeros(len(counts))
         return _Course(elapsed_s=work_s, interval_s=never, expected_stops=none)
-    mtbf_s = failures.mtbf_device_hours * HOUR_S / counts
-    best_s = [best_interval_s(write_s=failures.checkpoint_s, mtbf_s=each) for each in mtbf_s]
+    mtbf_s = stops.mtbf_device_s / counts
+    write_s = float(stops.write_s[0])
+    best_s = [best_interval_s(write_s=write_s, mtbf_s=each) for each in mtbf_s]
     interval_s = np.minimum(best_s, work_s[:, 0])
     mean_s, spread_s = elapsed_moments(
         work_s,
         interval_s=interval_s[:, None],
-        write_s=failures.checkpoint_s,
+        write_s=stops.write_s,
         mtbf_s=mtbf_s[:, None],
-        recovery_s=failures.detection_s + failures.restart_s,
+        recovery_s=stops.recovery_s,
     )
     luck: Samples = np.random.default_rng(_SEED).standard_normal((work_s.shape[1],))
     luck[0] = 0.0

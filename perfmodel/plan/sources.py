@@ -1,6 +1,6 @@
 """The files that a plan names, relative to its folder."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -8,10 +8,10 @@ from perfmodel.context import refuse_other_jobs
 from perfmodel.documents.cluster import read_cluster
 from perfmodel.documents.inferred import InferredDocument
 from perfmodel.documents.plan_file import Option, PlanFile
-from perfmodel.documents.profile import ProfileDocument
+from perfmodel.documents.profile import CheckpointProfile, ProfileDocument
 from perfmodel.documents.validation import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import UsageError, refuse_unknown
+from perfmodel.errors import CalibrationUnavailable, UsageError, refuse_unknown
 from perfmodel.hardware.catalogue import find_device, shipped_catalogue
 from perfmodel.hardware.rescale import rescaled_profile
 from perfmodel.plan.machines import Sources
@@ -49,7 +49,7 @@ def read_sources(
     Raises
     ------
     UsageError, InvalidDocument, CalibrationUnavailable
-        If a name is unknown, or a file cannot be read.
+        If a name is unknown, a file cannot be read, or no checkpoint was timed where its size is given.
     """
     folder, work = path.parent, plan.work
     workload, model = None, None
@@ -65,10 +65,12 @@ def read_sources(
         workload = WorkloadDocument.read(folder / work.name)
         work = work.model_copy(update={"workload": str(folder / work.name)})
     found = plan.model_copy(update={"work": work})
+    profiles = {
+        option.name: _profile(option, folder, is_large=bool(model)) for option in plan.option
+    }
     return found, Sources(
-        profiles={
-            option.name: _profile(option, folder, is_large=bool(model)) for option in plan.option
-        },
+        profiles=profiles,
+        checkpoints=_checkpoints(plan, profiles, folder),
         validations=_named(plan, "validation", folder, ValidationDocument.read),
         clusters=_named(plan, "cluster", folder, _cluster),
         workload=workload,
@@ -86,6 +88,33 @@ def _profile(option: Option, folder: Path, *, is_large: bool) -> ProfileDocument
     catalogue = shipped_catalogue()
     sheet = find_device(option.device, catalogue, flag="option.device")
     return rescaled_profile(profile, sheet, catalogue)
+
+
+def _checkpoints(
+    plan: PlanFile, profiles: Mapping[str, ProfileDocument | InferredDocument], folder: Path
+) -> dict[str, tuple[str, CheckpointProfile]]:
+    """By option, the profile that timed checkpoints and their times, where the plan gives their size."""
+    failures = plan.failures
+    if failures is None or failures.checkpoint_size is None:
+        return {}
+    name = failures.checkpoint_profile
+    shared = None if name is None else ProfileDocument.read(folder / name)
+    found = {}
+    for option in plan.option:
+        document = shared or profiles[option.name]
+        path = name or option.profile
+        if isinstance(document, InferredDocument):
+            raise UsageError(
+                f"failures.checkpoint_profile: must be given with work.model, because {path} was "
+                "inferred from runs and timed no checkpoint"
+            )
+        if document.checkpoint is None:
+            raise CalibrationUnavailable(
+                f"{path}: must hold the time of a checkpoint, got none; run perfmodel calibrate anew, "
+                "or give failures.checkpoint_s"
+            )
+        found[option.name] = (path, document.checkpoint)
+    return found
 
 
 def _named(plan: PlanFile, key: str, folder: Path, read: Callable[[Path], _T]) -> dict[str, _T]:

@@ -11,12 +11,14 @@ from perfmodel.cost.curve import Samples
 from perfmodel.cost.terms import Price, Terms
 from perfmodel.documents.plan import Swing
 from perfmodel.plan.steps import Ends
+from perfmodel.plan.stops import Stops
 from perfmodel.predictor import StepPrediction, step_times
 from perfmodel.units import Seconds
 
 #: Failure rates are rarely known better than within this factor, and prices than within this share.
 FAILURE_FACTOR: Final = 2.0
 PRICE_SHARE: Final = 0.1
+_CHECKPOINT: Final = "the time of a checkpoint"
 _COMPUTE: Final = ("compute_s", "issue_s", "bucket_s", "bucket_s_per_byte", "load_s")
 
 
@@ -54,6 +56,10 @@ _REMEDIES: Final[Mapping[str, Remedy]] = {
         "perfmodel calibrate --from-runs",
         minutes=20,
     ),
+    _CHECKPOINT: Remedy(
+        measurement="perfmodel calibrate in a folder on the storage of the job, which times checkpoints",
+        minutes=12,
+    ),
     "stalls between nodes": Remedy(
         measurement="some steps of this layout on as many nodes, repeated on another day",
         minutes=40,
@@ -76,10 +82,11 @@ class Knobs:
     step: float = 1.0
     failures: float = 1.0
     price: float = 1.0
+    checkpoint: float = 1.0
 
 
 def tornado(
-    ends: Iterable[Ends], answer: Callable[[Knobs], Answer], *, has_failures: bool
+    ends: Iterable[Ends], answer: Callable[[Knobs], Answer], *, stops: Stops | None
 ) -> tuple[Swing, ...]:
     """Swing of every assumption from its 5th to its 95th percentile, the largest first.
 
@@ -93,10 +100,14 @@ def tornado(
     swings = [
         _swing(name, [Knobs(step=factor) for factor in factors], answer) for name, factors in ends
     ]
-    if has_failures:
+    if stops is not None:
         factors = (1 / FAILURE_FACTOR, FAILURE_FACTOR)
         swings.append(
             _swing("failure rate, halved or doubled", [Knobs(failures=f) for f in factors], answer)
+        )
+    if stops is not None and stops.is_timed:
+        swings.append(
+            _swing(_CHECKPOINT, [Knobs(checkpoint=f) for f in draws_ends(stops.write_s)], answer)
         )
     shares = (1 - PRICE_SHARE, 1 + PRICE_SHARE)
     swings.append(_swing("prices, 10 % up or down", [Knobs(price=s) for s in shares], answer))

@@ -4,11 +4,13 @@ from perfmodel.documents.acceptance import (
     AcceptanceDocument,
     AcceptanceTerms,
     Clause,
+    ClauseKind,
     Verdict,
 )
+from perfmodel.plan.acceptance import LARGE_BYTES
 from perfmodel.report.grid import Grid, grid
 from perfmodel.report.wording import number, percent
-from perfmodel.units import format_duration, format_rate
+from perfmodel.units import format_bytes, format_duration, format_rate
 
 
 def terms_grid(terms: AcceptanceTerms) -> Grid:
@@ -29,6 +31,18 @@ def terms_grid(terms: AcceptanceTerms) -> Grid:
         caption=f"A machine as good as the reference, measured as well, passes each clause with "
         f"{percent(terms.confidence)} probability. Doubt: standard error.",
     )
+
+
+def terms_lines(terms: AcceptanceTerms) -> list[str]:
+    """What the person who signs must know of the clauses."""
+    sizes = [clause.size_bytes for clause in terms.clause if clause.kind is ClauseKind.BUSBW]
+    largest = max((size for size in sizes if size is not None), default=None)
+    if largest is None or largest >= LARGE_BYTES:
+        return []
+    size = format_bytes(LARGE_BYTES)
+    return [
+        f"caveat: no all-reduce of {size} was measured: its bandwidth is promised at {format_bytes(largest)}"
+    ]
 
 
 def judgement_grid(document: AcceptanceDocument) -> Grid:

@@ -4,6 +4,9 @@ from perfmodel.explanation import Change, Explanation, Loss
 from perfmodel.report.wording import number, percent, short_label
 from perfmodel.units import Seconds, format_duration
 
+#: Less than this share of a step is rounding.
+_SMALLEST_SHARE = 1e-6
+
 
 def explanation_lines(explanation: Explanation) -> list[str]:
     """Ranked causes with their share of the lost time, and one change to try for each.
@@ -18,10 +21,7 @@ def explanation_lines(explanation: Explanation) -> list[str]:
         lines.append(f"{rank}. {cause}: {_ms(loss.lost_s)}, {share} {of_whole} - {loss.what}")
         lines.append(_advice(explanation, loss))
     lines.append("All that was tried, one at a time:")
-    lines += [
-        f"   {change.what}: step {_signed_ms(-change.gain_s)}, {_gain(explanation, change)}"
-        for change in explanation.changes
-    ]
+    lines += [f"   {change.what}: {_effect(explanation, change)}" for change in explanation.changes]
     against = "samples/s" if _is_alone(explanation) else "speed-ups"
     lines.append(
         "Each cause is removed alone, all else as it was; causes overlap, so that they need not "
@@ -60,6 +60,12 @@ def _advice(explanation: Explanation, loss: Loss) -> str:
     if not loss.one_change:
         return "   nothing that was tried helps"
     return f"   try {loss.one_change}: {_ms(loss.gain_s)} less, {_gain(explanation, loss)}"
+
+
+def _effect(explanation: Explanation, change: Change) -> str:
+    if abs(change.gain_s) < _SMALLEST_SHARE * explanation.step_s:
+        return "no difference"
+    return f"step {_signed_ms(-change.gain_s)}, {_gain(explanation, change)}"
 
 
 def _gain(explanation: Explanation, found: Loss | Change) -> str:

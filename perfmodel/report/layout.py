@@ -11,7 +11,7 @@ from perfmodel.units import format_bytes, format_duration
 
 _GRANTED = " sequence_parallel=yes"
 """What a search takes for granted wherever matrices are shared."""
-_PARTS = (
+PARTS = (
     ("compute", "compute_s"),
     ("tensor and context collectives", "tensor_s"),
     ("pipeline: fill, drain, hand-overs", "pipeline_s"),
@@ -159,7 +159,7 @@ def _runner_up(document: ParallelismPlanDocument) -> str:
 def _part_rows(parts: StepPartsRecord, total_s: float) -> list[tuple[str, ...]]:
     return [
         (name, format_duration(getattr(parts, field)), f"{getattr(parts, field) / total_s:.1%}")
-        for name, field in _PARTS
+        for name, field in PARTS
     ]
 
 

@@ -102,12 +102,17 @@ def _winner_lines(row: PlanRow) -> list[str]:
     if row.power_kw is not None and row.energy_kwh is not None:
         facts.append(f"{row.power_kw:,.1f} kW, {row.energy_kwh:,.0f} kWh")
     if row.checkpoint_interval_s is not None:
+        written = "" if row.checkpoint_s is None else _written(row.checkpoint_s)
         facts.append(
-            f"a checkpoint every {format_duration(row.checkpoint_interval_s)}, "
+            f"a checkpoint every {format_duration(row.checkpoint_interval_s)}{written}, "
             f"{row.expected_stops:.1f} stops"
         )
     facts.append(f"weakest evidence: {row.evidence}")
     return [f"the first: {'; '.join(facts)}"]
+
+
+def _written(checkpoint_s: Interval) -> str:
+    return f" (written in {one_line(duration_interval(checkpoint_s))}, as timed)"
 
 
 def _layout_lines(row: PlanRow) -> list[str]:

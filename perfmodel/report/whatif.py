@@ -18,6 +18,8 @@ from perfmodel.units import Seconds, format_duration
 
 #: A cause that changes by less than this share of the first scenario's step is not worth a line.
 _SMALLEST_SHARE = 0.001
+#: Nor is a ratio of samples per second that is nearer to 1.
+_SMALLEST_RATIO = 0.001
 #: Characters on one line beside the columns of numbers, on 80 columns.
 _WIDEST_CHANGE = 20
 
@@ -50,7 +52,12 @@ def _row(scenario: ScenarioOutcome) -> tuple[str, ...]:
 
 def _scenario_line(change: str) -> str:
     """A change that leaves room for the numbers; its value stays whole."""
-    return change if len(change) <= _WIDEST_CHANGE else change.replace("=", "=\n", 1)
+    if len(change) <= _WIDEST_CHANGE:
+        return change
+    name, _, value = change.partition("=")
+    if len(name) >= _WIDEST_CHANGE:
+        name = name.replace(".", ".\n", 1)
+    return f"{name}=\n{value}"
 
 
 def whatif_lines(document: WhatIfDocument) -> list[str]:
@@ -72,6 +79,8 @@ def _cause_lines(first: ScenarioOutcome, scenario: ScenarioOutcome) -> list[str]
     ratio = contrast.throughput_ratio
     if ratio.p5 == ratio.p95 == 1 and contrast.step_difference_s.p50 == 0:
         return ["  no difference"]
+    if max(abs(ratio.p5 - 1), abs(ratio.p95 - 1)) < _SMALLEST_RATIO:
+        return [f"  samples/s differ by less than {100 * _SMALLEST_RATIO:g} %"]
     samples = first.point.setting.global_batch
     share = samples / scenario.point.setting.global_batch
     same = "" if share == 1 else f" (for the same {samples} samples)"

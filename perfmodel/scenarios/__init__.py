@@ -7,6 +7,7 @@ from perfmodel.scenarios.compare import (
     with_saved,
 )
 from perfmodel.scenarios.fields import FIELDS, changed, scenarios_of
+from perfmodel.scenarios.hardware_fields import in_cluster, usable_links
 from perfmodel.scenarios.scenario import Scenario
 
 __all__ = (
@@ -16,6 +17,8 @@ __all__ = (
     "changed",
     "compare_scenarios",
     "contrast_of_draws",
+    "in_cluster",
     "scenarios_of",
+    "usable_links",
     "with_saved",
 )

@@ -65,7 +65,7 @@ def with_saved(
 
 
 def _predictor(scenario: Scenario) -> Predictor:
-    return Predictor(scenario.profile, validation=scenario.validation)
+    return Predictor(scenario.profile, validation=scenario.validation, cluster=scenario.cluster)
 
 
 def _outcome(scenario: Scenario) -> tuple[ScenarioOutcome, tuple[str, ...]]:

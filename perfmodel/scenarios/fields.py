@@ -6,19 +6,20 @@ trained, then how, then the machine.
 
 import dataclasses
 import difflib
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from perfmodel.documents.profile import WorkloadProfile
 from perfmodel.errors import UsageError
-from perfmodel.forecast import open_workload
+from perfmodel.forecast import open_workload, workload_document
 from perfmodel.parallelism.strategy import MIB
 from perfmodel.predictor import Predictor
 from perfmodel.scenarios import machine
+from perfmodel.scenarios.field import WhatIfField
+from perfmodel.scenarios.hardware_fields import CLUSTER_FIELDS, DEVICE_FIELD, LINK_FIELD
 from perfmodel.scenarios.scenario import Scenario
+from perfmodel.scenarios.settings import combinations
 from perfmodel.units import (
     parse_bandwidth,
     parse_bytes,
@@ -32,19 +33,6 @@ from perfmodel.units import (
 #: and no operator was traced: an assumption, the whole range of which is in the interval.
 _MATRIX_SHARES: Final = (0.5, 1.0)
 _GRADIENT_BITS: Final = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8}
-#: More scenarios than this are not a table any more.
-MOST_SCENARIOS: Final = 12
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIfField:
-    """One thing that can be changed."""
-
-    name: str
-    meaning: str
-    example: str
-    apply: Callable[[Scenario, str], Scenario]
-    """Raises ``ValueError`` or a user error for a value that makes no sense."""
 
 
 def scenarios_of(base: Scenario, settings: Sequence[str]) -> tuple[Scenario, ...]:
@@ -55,30 +43,10 @@ def scenarios_of(base: Scenario, settings: Sequence[str]) -> tuple[Scenario, ...
     UsageError
         If a field is unknown or given twice, a value makes no sense, or there are too many combinations.
     """
-    given: dict[str, list[str]] = {}
-    for setting in settings:
-        name, equals, values = setting.partition("=")
-        name = name.strip()
-        if not equals or not values.strip():
-            raise UsageError(f"--set: must look like devices=64, got {setting!r}")
+    asked = combinations(settings)
+    for name in asked[0] if asked else ():
         _field(name)
-        if name in given:
-            raise UsageError(f"--set {name}: must be given once; values side by side: {name}=A,B")
-        given[name] = [value.strip() for value in values.split(",") if value.strip()]
-    combinations = math.prod(map(len, given.values())) if given else 0
-    if combinations > MOST_SCENARIOS:
-        raise UsageError(
-            f"--set: at most {MOST_SCENARIOS} combinations fit side by side, got {combinations}"
-        )
-    if not given:
-        return (base,)
-    return (
-        base,
-        *(
-            changed(base, dict(zip(given, values, strict=True)))
-            for values in itertools.product(*given.values())
-        ),
-    )
+    return (base, *(changed(base, changes) for changes in asked))
 
 
 def changed(base: Scenario, changes: Mapping[str, str]) -> Scenario:
@@ -117,10 +85,9 @@ def _ask(scenario: Scenario, **changes: object) -> Scenario:
 
 
 def _workload(scenario: Scenario, value: str) -> Scenario:
-    workload = open_workload(
-        Predictor(scenario.profile, num_draws=1), value, where="--set workload"
-    )
-    return dataclasses.replace(scenario, workload=workload)
+    predictor = Predictor(scenario.profile, num_draws=1)
+    workload = open_workload(predictor, value, where="--set workload")
+    return dataclasses.replace(scenario, workload=workload, document=workload_document(value))
 
 
 def _devices(scenario: Scenario, value: str) -> Scenario:
@@ -295,6 +262,7 @@ FIELDS: Final = (
         example="transformer",
         apply=_workload,
     ),
+    DEVICE_FIELD,
     WhatIfField(name="devices", meaning="number of devices", example="64", apply=_devices),
     WhatIfField(
         name="batch",
@@ -332,6 +300,7 @@ FIELDS: Final = (
         example="2000",
         apply=_loader,
     ),
+    LINK_FIELD,
     WhatIfField(
         name="network.bandwidth",
         meaning="busbw that a large all-reduce reaches (less than the nominal rate), or a factor",
@@ -369,5 +338,6 @@ FIELDS: Final = (
         example="0x",
         apply=_rank_noise,
     ),
+    *CLUSTER_FIELDS,
 )
 _BY_NAME: Final = {entry.name: entry for entry in FIELDS}

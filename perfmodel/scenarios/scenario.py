@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
 from perfmodel.documents.validation import ValidationDocument
+from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.forecast import Forecast
+from perfmodel.topology.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +21,9 @@ class Scenario:
     machine_digest: str
     """Of the profile before any change."""
     validation: ValidationDocument | None = None
+    document: WorkloadDocument | None = None
+    """What was traced, where the workload came as a file: another device prices it anew."""
+    cluster: Cluster | None = None
     changes: Mapping[str, str] = field(default_factory=dict)
     assumed: frozenset[str] = frozenset()
     """Terms that rest on what was typed and not on a measurement, by their name in the evidence."""

@@ -99,6 +99,18 @@ def test_collectives_are_spread_over_the_round() -> None:
             assert {"step", "collective"} <= {task.kind for task in half}
 
 
+def test_gpus_are_measured_at_the_size_that_contracts_promise() -> None:
+    """A gigabyte between GPUs, for the all-reduce alone; 256 MiB is enough for processor cores."""
+    largest = {}
+    for kind in ("cpu", "cuda"):
+        experiment = Experiment(device_kind=kind, world_sizes=(1, 2))
+        tasks = [t for tasks in experiment.rounds() for t in tasks if isinstance(t, CollectiveTask)]
+        for name in ("all_reduce", "broadcast"):
+            largest[kind, name] = max(t.size_bytes for t in tasks if t.collective == name)
+    assert largest["cuda", "all_reduce"] == 2**30
+    assert largest["cuda", "broadcast"] == largest["cpu", "all_reduce"] == 2**28
+
+
 def test_models_are_traced_and_kernels_timed_in_the_first_round_only() -> None:
     first, second = an_experiment().rounds()
     assert {"trace", "compute"} <= {task.kind for task in first}

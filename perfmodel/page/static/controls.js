@@ -6,7 +6,7 @@ const FACTORS = {
   speed: [0.25, 0.5, 1, 1.5, 2, 3, 4, 6, 8],
 };
 const FIELDS = { bandwidth: "network.bandwidth", latency: "network.latency", speed: "device.speed" };
-const PLAIN = { precision: ["precision", "fp32"], gradients: ["gradients", "fp32"], accumulation: ["accumulation", "1"], bucket: ["bucket_cap", ""] };
+const PLAIN = { device: ["device", ""], link: ["network.link", ""], uplink: ["cluster.bandwidth", ""], precision: ["precision", "fp32"], gradients: ["gradients", "fp32"], accumulation: ["accumulation", "1"], bucket: ["bucket_cap", ""] };
 const LAYOUT = { tp: "1", pp: "1", zero: "0", micro: "1", recompute: "none" };
 
 const ladders = {};
@@ -52,7 +52,7 @@ function workloadOf(state) {
 function fresh(profileName, workloadName, scaling = "weak") {
   const profile = profileOf({ profile: profileName });
   const workload = workloadOf({ profile: profile.name, workload: workloadName });
-  const state = { profile: profile.name, workload: workload.name, scaling, factors: { bandwidth: 1, latency: 1, speed: 1 }, plain: {}, layout: { ...LAYOUT }, others: {} };
+  const state = { profile: profile.name, workload: workload.name, scaling, factors: { bandwidth: 1, latency: 1, speed: 1 }, plain: {}, cluster: "", layout: { ...LAYOUT }, others: {} };
   for (const [id, [, usual]] of Object.entries(PLAIN)) state.plain[id] = usual;
   if (profile.kind === "layout") return { ...state, devices: 8, batch: 64 };
   const { batches } = workload;
@@ -72,7 +72,8 @@ function questionOf(state, money) {
   const changes = { ...state.others };
   for (const [id, field] of Object.entries(FIELDS)) if (state.factors[id] !== 1) changes[field] = factor(state.factors[id]);
   for (const [id, [field, usual]] of Object.entries(PLAIN)) if (state.plain[id] !== usual) changes[field] = state.plain[id];
-  return { kind: "step", ...common, scaling: state.scaling, devices: state.devices, changes };
+  const cluster = state.cluster ? { cluster: state.cluster } : {};
+  return { kind: "step", ...common, ...cluster, scaling: state.scaling, devices: state.devices, changes };
 }
 
 // The other way round: a question from the address or a file. Changes without a control are kept.
@@ -85,6 +86,7 @@ function stateOf(question) {
     return { ...state, layout: { tp, pp, zero, micro, recompute }, devices: dp * tp * pp };
   }
   state.devices = question.devices;
+  state.cluster = question.cluster ?? "";
   for (const [field, value] of Object.entries(question.changes ?? {})) {
     const slider = Object.keys(FIELDS).find((id) => FIELDS[id] === field);
     const plain = Object.keys(PLAIN).find((id) => PLAIN[id][0] === field);
@@ -140,10 +142,29 @@ function showStep(state, profile, workload) {
     byId(id).disabled = id !== "speed" && !known;
   }
   byId("link-hint").textContent = known ? "" : "One rank was measured: nothing is known of the network. Calibrate with --nproc 2 or more.";
+  showHardware(state, workload, known);
   const refused = Object.entries(workload.refused);
   options(byId("precision"), ["fp32", "bf16", "fp16"].map((name) => [name, name, name in workload.refused]), state.plain.precision);
   byId("precision-hint").textContent = refused.length ? `${refused.map(([name]) => name).join(", ")}: ${refused[0][1]}` : "";
   for (const id of Object.keys(PLAIN)) byId(id).value = state.plain[id];
+}
+
+// Hardware that is not here: a device and a link of the catalogue, cluster files, rates between nodes.
+function showHardware(state, workload, known) {
+  const { clusters, devices, links } = data.catalogue;
+  options(byId("device"), [["", "as calibrated"], ...devices.map(({ id, name }) => [id, name])], state.plain.device);
+  byId("device").disabled = workload.no_devices !== "";
+  byId("device-hint").textContent = workload.no_devices && `Another device: ${workload.no_devices}.`;
+  options(byId("link"), [["", "as measured"], ...links.map(({ id, bytes_per_s: each }) => [id, `${id}: ${rate(each)}`])], state.plain.link);
+  byId("link").disabled = !known;
+  options(byId("cluster"), [["", "one ring of such links"], ...clusters.map(({ name, devices: most }) => [name, `${name} (${count(most)})`])], state.cluster);
+  byId("cluster-row").hidden = clusters.length === 0;
+  const chosen = clusters.find(({ name }) => name === state.cluster);
+  byId("uplink-row").hidden = !chosen;
+  if (!chosen) return;
+  byId("link-hint").textContent = `Each link: ${chosen.tiers.map(({ name, bytes_per_s: each }) => `${name} ${rate(each)}`).join(", ")}. Link, bandwidth and latency are those inside a node, if the cluster has such a tier.`;
+  const rates = chosen.tiers.flatMap(({ name }) => ["100Gb/s", "200Gb/s", "400Gb/s", "800Gb/s"].map((each) => `${name}:${each}`));
+  options(byId("uplink"), [["", "as the file says"], ...rates.map((text) => [text, text.replace(":", ": ")])], state.plain.uplink);
 }
 
 function showLayout(state, workload) {
@@ -159,11 +180,12 @@ function showNumbers(state) {
     if (document.activeElement !== byId(`${id}-number`)) byId(`${id}-number`).value = state[id];
     byId(id).setAttribute("aria-valuetext", count(state[id]));
   }
-  const base = { bandwidth: profile.bandwidth_bytes_per_s, latency: profile.latency_s, speed: null };
+  const link = data.catalogue.links.find(({ id }) => id === state.plain.link);
+  const base = { bandwidth: link?.bytes_per_s ?? profile.bandwidth_bytes_per_s, latency: profile.latency_s, speed: null };
   for (const id of Object.keys(FACTORS)) {
     const times = state.factors[id];
     const absolute = base[id] && (id === "bandwidth" ? rate(times * base[id]) : duration(times * base[id]));
-    const moved = [absolute, times === 1 ? "as measured" : `${Number(times.toPrecision(3))}x`].filter(Boolean).join(", ");
+    const moved = [absolute, times === 1 ? (id === "bandwidth" && link ? "assumed" : "as measured") : `${Number(times.toPrecision(3))}x`].filter(Boolean).join(", ");
     const text = state.others[FIELDS[id]] ?? moved;
     byId(`${id}-text`).textContent = text;
     byId(id).setAttribute("aria-valuetext", text);

@@ -128,10 +128,11 @@ function listenSliders() {
 
 function listenChoices() {
   for (const id of Object.keys(PLAIN)) byId(id).addEventListener("change", () => { state.plain[id] = byId(id).value; update(); });
+  byId("cluster").addEventListener("change", () => { restart({ ...state, cluster: byId("cluster").value, plain: { ...state.plain, uplink: "" } }); });
   for (const id of Object.keys(LAYOUT)) byId(id).addEventListener("change", () => { state.layout[id] = byId(id).value; update(); });
-  for (const id of ["weak", "strong"]) byId(id).addEventListener("change", () => { restart({ ...fresh(state.profile, state.workload, id), devices: state.devices, factors: state.factors, plain: state.plain }); });
+  for (const id of ["weak", "strong"]) byId(id).addEventListener("change", () => { restart({ ...fresh(state.profile, state.workload, id), devices: state.devices, cluster: state.cluster, factors: state.factors, plain: state.plain }); });
   byId("profile").addEventListener("change", () => { restart(fresh(byId("profile").value)); });
-  byId("workload").addEventListener("change", () => { restart({ ...fresh(state.profile, byId("workload").value, state.scaling), devices: state.devices, factors: state.factors }); });
+  byId("workload").addEventListener("change", () => { restart({ ...fresh(state.profile, byId("workload").value, state.scaling), devices: state.devices, cluster: state.cluster, factors: state.factors }); });
   byId("reset").addEventListener("click", () => { restart(data.question ? stateOf(data.question) : fresh(state.profile, state.workload)); });
   for (const id of ["capacity", "price", "work", "currency", "work-unit"]) byId(id).addEventListener("input", update);
   byId("offer").addEventListener("change", takeOffer);

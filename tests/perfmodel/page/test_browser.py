@@ -44,6 +44,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     command = [
         *(sys.executable, "-m", "perfmodel", "serve", "--port", "0", "--profile", PROFILE),
         *("--profile", str(inferred), "--budget", "docs/budget.example.toml"),
+        *("--cluster", "docs/clusters/ethernet.toml"),
     ]
     environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
@@ -154,7 +155,7 @@ def test_everything_is_reached_and_moved_by_keyboard(page: Any) -> None:
     same_as_the_command_line(page)
     page.focus("#profile")
     reached = {page.evaluate("document.activeElement.id")}
-    for _ in range(24):
+    for _ in range(28):
         page.keyboard.press("Tab")
         reached.add(page.evaluate("document.activeElement.id"))
     assert {
@@ -164,9 +165,33 @@ def test_everything_is_reached_and_moved_by_keyboard(page: Any) -> None:
         "latency",
         "speed",
         "precision",
+        "link",
+        "cluster",
         "price",
         "export",
     } <= reached
+
+
+def test_links_and_clusters_are_chosen_from_lists(page: Any) -> None:
+    before = shown(page, "step")
+    assert page.locator("#uplink-row").is_hidden()
+    page.select_option("#cluster", "ethernet")
+    settled(page)
+    page.fill("#devices-number", "32")
+    settled(page)
+    page.select_option("#link", "eth-400")
+    page.select_option("#uplink", "rack:100Gb/s")
+    settled(page)
+    command = page.locator("#command").text_content()
+    assert "--set cluster=docs/clusters/ethernet.toml" in command
+    assert "--set cluster.bandwidth=rack:100Gb/s" in command
+    assert shown(page, "step") != before
+    same_as_the_command_line(page)
+    page.fill("#devices-number", "64")
+    page.wait_for_selector("#problem:not([hidden])")
+    assert "at most 32" in page.text_content("#problem")
+    assert page.locator("#device").is_disabled()
+    assert "perfmodel trace" in page.text_content("#device-hint")
 
 
 def test_a_click_on_the_curve_chooses_its_devices(page: Any) -> None:

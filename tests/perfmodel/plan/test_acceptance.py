@@ -18,6 +18,7 @@ from perfmodel.plan.culprits import rank_ratios
 from perfmodel.plan.goodput import Request, goodput
 from perfmodel.plan.quantities import Quantity, quantity
 from perfmodel.program.job import FailureCause, Job
+from perfmodel.report.acceptance import terms_lines
 from tests.perfmodel.profiles import Machine, profile
 
 Z95 = NormalDist().inv_cdf(0.95)
@@ -61,6 +62,18 @@ def test_busbw_and_latency_are_those_of_the_all_reduce() -> None:
     latency = clause(terms, ClauseKind.LATENCY)
     assert latency.size_bytes == 2**15
     assert latency.reference == pytest.approx(2 * (1e-4 + 2**14 * 1e-9))
+
+
+def test_a_floor_below_a_gigabyte_is_said_to_be_one() -> None:
+    terms = acceptance_terms(machine(), [], confidence=0.95)
+    [said] = terms_lines(terms)
+    assert said.startswith("caveat: no all-reduce of 1 GiB was measured")
+    assert said.endswith("64 MiB")
+    large = [
+        entry.model_copy(update={"size_bytes": 2**30}) if entry.size_bytes == 4**13 else entry
+        for entry in terms.clause
+    ]
+    assert terms_lines(terms.model_copy(update={"clause": tuple(large)})) == []
 
 
 def test_a_machine_as_good_passes_with_the_confidence() -> None:

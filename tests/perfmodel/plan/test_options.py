@@ -62,6 +62,7 @@ def simulated_end_s(plan: PlanFile, predictor: Predictor, batch: int, count: int
 def job(plan: PlanFile, work_s: float, count: int) -> Job:
     failures = plan.failures
     assert failures is not None
+    assert failures.checkpoint_s is not None
     mtbf_s = failures.mtbf_device_hours * HOUR_S
     best_s = best_interval_s(write_s=failures.checkpoint_s, mtbf_s=mtbf_s / count)
     return Job(
@@ -71,7 +72,7 @@ def job(plan: PlanFile, work_s: float, count: int) -> Job:
         checkpoint_write_s=failures.checkpoint_s,
         causes=(FailureCause(name="any", mtbf_device_s=mtbf_s),),
         detection_s=failures.detection_s,
-        restart_s=failures.restart_s,
+        restart_s=failures.restart_s or 0.0,
     )
 
 

@@ -11,8 +11,9 @@ from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.explanation import ChangeKind, explain
 from perfmodel.forecast import Forecast, forecast_settings
 from perfmodel.predictor import Predictor
-from perfmodel.scenarios import FIELDS, Scenario, changed, scenarios_of
+from perfmodel.scenarios import FIELDS, Scenario, changed, in_cluster, scenarios_of
 from perfmodel.scenarios.machine import link_of
+from perfmodel.topology.cluster import Cluster, Tier
 from tests.perfmodel.profiles import Machine, profile
 
 
@@ -147,7 +148,7 @@ def test_several_values_are_scenarios_side_by_side() -> None:
     ("settings", "words"),
     [
         (["network.bandwith=1x"], "did you mean network.bandwidth"),
-        (["qqq=1"], "known: workload, devices"),
+        (["qqq=1"], "known: workload, device, devices"),
         (["devices"], "must look like devices=64"),
         (["devices=0"], "--set devices: number must be whole and >= 1"),
         (["devices=2", "devices=4"], "must be given once"),
@@ -166,11 +167,18 @@ def test_what_makes_no_sense_is_named(settings: list[str], words: str) -> None:
         scenarios_of(scenario(Machine()), settings)
 
 
+def cluster() -> Cluster:
+    node = Tier(name="node", of="device", count=8, link_bytes_per_s=1e10, latency_s=1e-6)
+    outer = Tier(name="fabric", of="node", count=8, link_bytes_per_s=1e9, latency_s=1e-5)
+    return Cluster(name="made up", tiers=(node, outer))
+
+
 def test_every_field_has_its_example() -> None:
-    was = scenario(Machine())
+    was = in_cluster(scenario(Machine()), cluster())
     for entry in FIELDS:
         example = entry.example.split(" or ")[0]
-        if entry.name not in ("workload", "precision"):
+        # these name a file, kernels or operators that the synthetic machine lacks
+        if entry.name not in ("workload", "precision", "device", "cluster"):
             now = changed(was, {entry.name: example})
             assert dict(now.changes) == {entry.name: example}
             assert dataclasses.replace(now, changes={}) != was

@@ -1,0 +1,147 @@
+"""Use case: one layout of a large model beside others, each against the first."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from scipy.stats import norm
+
+from perfmodel.cost.jobs import Jobs, jobs_from_columns
+from perfmodel.documents.layout import (
+    LayoutPredictionDocument,
+    LayoutScenario,
+    LayoutWhatIfDocument,
+)
+from perfmodel.documents.prediction import Interval
+from perfmodel.errors import NotFeasible
+from perfmodel.parallelism.layout import Layout, accumulation_for, parse_layout
+from perfmodel.plan.parallelism import spread_against_first
+from perfmodel.predict_layout import (
+    InferredMachine,
+    Training,
+    layout_jobs,
+    layout_provenance,
+    predict_layout,
+)
+from perfmodel.scenarios.settings import combinations
+from perfmodel.units import Bytes
+from perfmodel.workload.transformers import NamedTransformer
+
+#: Deviates that bound 90 % of a normal distribution.
+_Z90: Final = float(norm.ppf(0.95))
+_MODEL: Final = "model"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutBase:
+    """The question as it is."""
+
+    machine: InferredMachine
+    training: Training
+    text: str
+    """The layout as typed."""
+    layout: Layout
+    """The same, with its batch."""
+    capacity_bytes: Bytes | None = None
+    open_model: Callable[[str], NamedTransformer]
+    """Of a model by name, for ``model=``."""
+
+
+def compare_layouts(
+    base: LayoutBase, settings: Sequence[str], *, argv: Sequence[str]
+) -> LayoutWhatIfDocument:
+    """Predict a layout, and one more for every combination of ``KEY=VALUE[,VALUE...]``.
+
+    Devices and sequences per step stay: ``dp`` and ``accumulation`` follow, unless they are set. Both sides
+    are predicted from the same latents and neighbouring deviations, so that much of their doubt cancels.
+
+    Raises
+    ------
+    UsageError
+        If a key is not in the grammar, or a value makes no sense.
+    NotFeasible
+        If the model or the number of devices does not allow a layout.
+    """
+    questions = [("as it is", base.training, base.layout)]
+    for changes in combinations(settings):
+        name = ", ".join(f"{key}={value}" for key, value in changes.items())
+        questions.append((name, *_changed(base, changes)))
+    first = _jobs(base, *questions[0][1:])
+    scenarios: list[LayoutScenario] = []
+    for name, training, layout in questions:
+        prediction, _ = predict_layout(
+            base.machine, training, layout, capacity_bytes=base.capacity_bytes, argv=argv
+        )
+        ratio, faster = None, None
+        if scenarios:
+            both = _joined(first, _jobs(base, training, layout))
+            ratio, faster = _contrast(base, both, scenarios[0].prediction, prediction)
+        scenarios.append(
+            LayoutScenario(
+                name=name, prediction=prediction, throughput_ratio=ratio, probability_faster=faster
+            )
+        )
+    return LayoutWhatIfDocument(
+        schema_version=LayoutWhatIfDocument.current_version,
+        provenance=layout_provenance(base.machine, argv),
+        scenarios=tuple(scenarios),
+    )
+
+
+def _changed(base: LayoutBase, changes: Mapping[str, str]) -> tuple[Training, Layout]:
+    training = base.training
+    if _MODEL in changes:
+        training = dataclasses.replace(training, model=base.open_model(changes[_MODEL]))
+    set_here = {key: value for key, value in changes.items() if key != _MODEL}
+    words = dict(word.split("=", 1) for word in base.text.split()) | set_here
+    if "dp" not in set_here:
+        words.pop("dp", None)
+    if "accumulation" not in set_here:
+        words.pop("accumulation", None)
+    layout = parse_layout(" ".join(f"{key}={value}" for key, value in words.items()))
+    if "dp" not in set_here:
+        devices, others = base.layout.world_size, layout.world_size
+        if devices % others:
+            raise NotFeasible(
+                f"--set: tp x pp x cp ({others}) must divide the {devices} devices; set dp as well"
+            )
+        layout = dataclasses.replace(layout, dp=devices // others)
+    if "accumulation" not in set_here:
+        parts = accumulation_for(
+            global_batch=base.layout.global_batch, dp=layout.dp, micro_batch=layout.micro_batch
+        )
+        layout = dataclasses.replace(layout, accumulation=parts)
+    return (
+        dataclasses.replace(training, devices=layout.world_size, global_batch=layout.global_batch),
+        layout,
+    )
+
+
+def _jobs(base: LayoutBase, training: Training, layout: Layout) -> Jobs:
+    return layout_jobs(training, layout, device=base.machine.document.device)
+
+
+def _joined(first: Jobs, other: Jobs) -> Jobs:
+    names = [field.name for field in dataclasses.fields(Jobs)]
+    return jobs_from_columns(
+        {name: np.concatenate([getattr(first, name), getattr(other, name)]) for name in names}
+    )
+
+
+def _contrast(
+    base: LayoutBase, both: Jobs, first: LayoutPredictionDocument, other: LayoutPredictionDocument
+) -> tuple[Interval, float]:
+    """Ratio of tokens per second, and the probability that it is above 1.
+
+    The ratio is that of the numbers that are named; its doubt is that of calm runs, without stalls.
+    """
+    ratio = other.tokens_per_s.p50 / first.tokens_per_s.p50
+    spread = float(spread_against_first(base.machine.model, both)[1])
+    if spread == 0:
+        return Interval(p5=ratio, p50=ratio, p95=ratio), float(ratio > 1)
+    far = float(np.exp(_Z90 * spread))
+    return (
+        Interval(p5=ratio / far, p50=ratio, p95=ratio * far),
+        float(norm.cdf(np.log(ratio) / spread)),
+    )

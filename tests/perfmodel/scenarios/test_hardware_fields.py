@@ -1,0 +1,139 @@
+"""Other links, clusters and devices as a what-if, against the commands that predict them directly."""
+
+from pathlib import Path
+
+import pytest
+
+import perfmodel as pm
+from perfmodel.documents.prediction import Evidence
+from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.errors import NotFeasible, PerfModelError, UsageError
+from perfmodel.hardware.catalogue import LINK_SHARE, find_device, shipped_catalogue
+from perfmodel.hardware.rescale import rescaled_profile
+from perfmodel.scenarios import scenarios_of, usable_links
+from perfmodel.scenarios.machine import link_of
+from tests.perfmodel.hardware.test_rescale import calibrated
+from tests.perfmodel.profiles import Machine, profile
+from tests.perfmodel.scenarios.test_fields import scenario
+from tests.perfmodel.traces import WORKLOAD, traced
+
+CLUSTERS = Path(__file__).parents[3] / "docs/clusters"
+ETHERNET = str(CLUSTERS / "ethernet.toml")
+SITES = str(CLUSTERS / "two-sites.toml")
+
+
+def test_a_cluster_that_is_set_is_that_of_predict() -> None:
+    machine = profile(Machine(noise=(0.9, 1.0, 1.1), relative_error=0.02))
+    found = pm.whatif(machine, "heavy", {"cluster": ETHERNET}, devices=32, batch=16)
+    [direct] = pm.predict(machine, "heavy", devices=(32,), batch=16, cluster=ETHERNET).points
+    assert found.scenarios[1].point == direct
+    assert any("links that were not measured" in caveat for caveat in found.caveats)
+
+
+def test_the_cluster_of_the_question_is_that_of_every_scenario_but_where_it_is_taken_away() -> None:
+    machine = profile(Machine())
+    changes = ({"gradients": "bf16"}, {"cluster": "none"})
+    first, halved, ring = pm.whatif(
+        machine, "heavy", *changes, devices=32, batch=16, cluster=ETHERNET
+    ).scenarios
+    assert first.point.binding_link is not None
+    assert halved.point.binding_link is not None
+    assert ring.point.binding_link is None
+
+
+def test_a_faster_uplink_is_what_its_file_would_say(tmp_path: Path) -> None:
+    """100 Gb/s at an uplink that had 94, by hand in the file and by ``--set``."""
+    text = Path(ETHERNET).read_text(encoding="utf-8")
+    mended = tmp_path / "mended.toml"
+    mended.write_text(
+        text.replace('"94Gb/s"', '"10Gb/s"').replace("links = 4", "links = 1"), encoding="utf-8"
+    )
+    machine = profile(Machine(s_per_byte=1e-10, latency_s=1e-5))
+    changes = {"cluster.bandwidth": "10Gb/s", "cluster.links": "1"}
+    _, slow = pm.whatif(machine, "heavy", changes, devices=32, cluster=ETHERNET).scenarios
+    [by_file] = pm.whatif(machine, "heavy", devices=32, cluster=mended).scenarios
+    assert slow.point.step_s == by_file.point.step_s
+    named = {"cluster.bandwidth": "uplink:10Gb/s", "cluster.links": "uplink:1"}
+    _, same = pm.whatif(machine, "heavy", named, devices=32, cluster=ETHERNET).scenarios
+    assert same.point.step_s == slow.point.step_s
+
+
+def test_a_faster_line_is_never_slower() -> None:
+    machine = profile(Machine(s_per_byte=1e-11, latency_s=1e-5))
+    rates = [{"cluster.bandwidth": f"wan:{rate}Gb/s"} for rate in (0.1, 1, 10, 100, 400, 800)]
+    _, *found = pm.whatif(machine, "heavy", *rates, devices=64, cluster=SITES).scenarios
+    steps_s = [entry.point.step_s.p50 for entry in found]
+    assert steps_s == sorted(steps_s, reverse=True)
+    assert steps_s[0] > 2 * steps_s[-1]
+
+
+def test_a_link_of_the_catalogue_carries_its_share_and_says_so() -> None:
+    """400 GbE is 50 GB/s by its name."""
+    base = scenario(Machine())
+    _, now = scenarios_of(base, ["network.link=eth-400"])
+    assert link_of(now.profile).bytes_per_s == pytest.approx(LINK_SHARE * 50e9)
+    assert link_of(now.profile).latency_s == link_of(base.profile).latency_s
+    [remark] = now.remarks
+    assert "is assumed to reach 40 GB/s, 80 % of its data sheet" in remark
+    assert "communication" in now.assumed
+    found = pm.whatif(base.profile, "heavy", {"network.link": "nvlink4"})
+    assert found.scenarios[1].point.evidence["communication"] is Evidence.ASSUMED
+
+
+def test_a_device_that_is_not_present_is_that_of_predict() -> None:
+    catalogue, machine = shipped_catalogue(), calibrated()
+    traced_file = WorkloadDocument(
+        schema_version=WorkloadDocument.current_version, workload=WORKLOAD, trace=traced()
+    )
+    here, there = pm.whatif(
+        machine, traced_file, {"device": "h100-sxm"}, devices=1, batch=64
+    ).scenarios
+    scaled = rescaled_profile(machine, find_device("h100-sxm", catalogue), catalogue)
+    [direct] = pm.predict(scaled, traced_file, devices=(1,), batch=64).points
+    assert there.point.step_s == direct.step_s
+    assert there.point.step_s.p50 < here.point.step_s.p50
+    assert there.point.evidence["compute"] is Evidence.ASSUMED
+    assert "H100" in there.device_name
+    contrast = there.contrast
+    assert contrast is not None
+    assert contrast.throughput_ratio.p95 > 1.5 * contrast.throughput_ratio.p5
+
+
+def test_links_of_a_whole_node_are_not_those_of_a_device() -> None:
+    known = {link.id for link in usable_links()}
+    assert {"nvlink4", "pcie4-x16", "eth-100", "eth-200", "eth-400", "eth-800"} <= known
+    assert "efa-v2-p5" not in known
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["cluster.bandwidth=400Gb/s"], "--set cluster.bandwidth: needs a cluster file"),
+        ([f"cluster={ETHERNET}", "cluster.latency=rak:1us"], "did you mean rack?"),
+        ([f"cluster={ETHERNET}", "cluster.latency=-1us"], "--set cluster.latency: "),
+        ([f"cluster={ETHERNET}", "cluster.links=0"], "--set cluster.links: "),
+        ([f"cluster={ETHERNET}", "cluster.oversubscription=0.5"], "must be >= 1"),
+        (["network.link=nvlink44"], "--set network.link: must be a link"),
+        (["network.link=efa-v2-p5"], "--set network.link: must be a link"),
+        (["device=h100"], "may mean"),
+        (["device=h100-sxm"], "--set device=h100-sxm: "),
+    ],
+)
+def test_what_makes_no_sense_is_one_line(settings: list[str], message: str) -> None:
+    with pytest.raises(PerfModelError) as raised:
+        scenarios_of(scenario(Machine()), settings)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_more_devices_than_the_cluster_has_are_not_feasible() -> None:
+    with pytest.raises(NotFeasible, match="at most 32"):
+        pm.whatif(profile(Machine()), "heavy", {"devices": "64"}, cluster=ETHERNET)
+
+
+def test_links_that_other_jobs_share_are_refused(tmp_path: Path) -> None:
+    shared = tmp_path / "shared.toml"
+    text = Path(ETHERNET).read_text(encoding="utf-8")
+    shared.write_text(text + '\n[[traffic]]\ntier = "uplink"\njobs = 1\n', encoding="utf-8")
+    with pytest.raises(UsageError, match="which predict alone simulates"):
+        pm.whatif(profile(Machine()), "heavy", {"cluster": str(shared)})

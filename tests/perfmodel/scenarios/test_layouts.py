@@ -1,0 +1,144 @@
+"""Layouts side by side: each that of ``predict --layout``, compared with the first."""
+
+from pathlib import Path
+
+import pytest
+
+from perfmodel.documents.inferred import InferredDocument
+from perfmodel.documents.layout import LayoutWhatIfDocument
+from perfmodel.errors import NotFeasible, UsageError
+from perfmodel.parallelism.layout import parse_layout
+from perfmodel.plan.sources import named_transformer
+from perfmodel.predict_layout import Training, inferred_machine, predict_layout
+from perfmodel.report.layout_whatif import layout_whatif_grid, layout_whatif_lines
+from perfmodel.scenarios.layouts import LayoutBase, compare_layouts
+from tests.perfmodel.cli.command import runner
+
+PROFILE = Path(__file__).parents[3] / "docs/records/inferred/h100.json"
+MACHINE = inferred_machine(InferredDocument.read(PROFILE))
+TEXT = "dp=64 zero=1 micro_batch=1 accumulation=16"
+
+
+def base() -> LayoutBase:
+    layout = parse_layout(TEXT)
+    training = Training(
+        model=named_transformer("llama2-7b", None),
+        devices=64,
+        devices_per_node=8,
+        global_batch=layout.global_batch,
+    )
+    return LayoutBase(
+        machine=MACHINE,
+        training=training,
+        text=TEXT,
+        layout=layout,
+        capacity_bytes=80 * 2**30,
+        open_model=lambda name: named_transformer(name, None),
+    )
+
+
+def compared(*settings: str) -> LayoutWhatIfDocument:
+    return compare_layouts(base(), settings, argv=())
+
+
+def test_every_layout_is_that_of_predict_and_devices_and_batch_stay() -> None:
+    """dp x tp stays 64, dp x micro_batch x accumulation 1,024."""
+    found = compared("tp=2,4", "micro_batch=2").scenarios
+    assert [entry.prediction.layout for entry in found] == [
+        "dp=64 zero=1 accumulation=16",
+        "dp=32 tp=2 zero=1 micro_batch=2 accumulation=16",
+        "dp=16 tp=4 zero=1 micro_batch=2 accumulation=32",
+    ]
+    assert {entry.prediction.trained.devices for entry in found} == {64}
+    assert {entry.prediction.trained.global_batch for entry in found} == {1024}
+    direct, _ = predict_layout(
+        MACHINE, base().training, parse_layout(found[1].prediction.layout), argv=()
+    )
+    assert found[1].prediction.step_s == direct.step_s
+    ratio = found[1].throughput_ratio
+    assert ratio is not None
+    tokens = [entry.prediction.tokens_per_s.p50 for entry in found]
+    assert ratio.p50 == pytest.approx(tokens[1] / tokens[0])
+
+
+def test_a_comparison_is_less_doubtful_than_its_sides() -> None:
+    first, same, other = compared("zero=1,2").scenarios
+    assert first.throughput_ratio is None
+    assert same.throughput_ratio is not None
+    assert same.throughput_ratio.p5 == pytest.approx(1)
+    assert same.throughput_ratio.p95 == pytest.approx(1)
+    ratio, step = other.throughput_ratio, other.prediction.step_s
+    assert ratio is not None
+    assert ratio.p95 / ratio.p5 < step.p95 / step.p5
+
+
+def test_what_is_set_is_not_made_to_follow() -> None:
+    [_, wider, longer] = compared("dp=128").scenarios + compared("accumulation=32").scenarios[1:]
+    assert wider.prediction.trained.devices == 128
+    assert wider.prediction.trained.global_batch == 1024
+    assert longer.prediction.trained.devices == 64
+    assert longer.prediction.trained.global_batch == 2048
+
+
+def test_a_larger_model_takes_longer_and_more_memory() -> None:
+    small, large = compared("model=llama2-13b").scenarios
+    assert large.prediction.trained.name == "llama2-13b"
+    assert large.prediction.step_s.p50 > 1.5 * small.prediction.step_s.p50
+    assert large.prediction.memory[0].needed_bytes > small.prediction.memory[0].needed_bytes
+    assert large.throughput_ratio is not None
+    assert large.throughput_ratio.p95 < 1
+    assert large.probability_faster is not None
+    assert large.probability_faster < 0.05
+
+
+def test_the_table_and_its_lines_name_what_changed() -> None:
+    document = compared("tp=4")
+    rows = layout_whatif_grid(document).rows
+    assert [row[0] for row in rows] == ["as it is", "tp=4"]
+    assert rows[0][-1] == "-"
+    text = "\n".join(layout_whatif_lines(document))
+    assert "tensor and context collectives: 0 s -> " in text
+    assert text.count("caveat: inferred from end-to-end step times") == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("tpp=4", "layout: every word must be KEY=VALUE"),
+        ("tp=three", "layout: tp"),
+        ("zero=7", "layout: "),
+        ("model=llama2-7bb", "did you mean llama2-7b"),
+    ],
+)
+def test_what_is_not_in_the_grammar_is_named(setting: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        compared(setting)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("tp=3", r"tp x pp x cp \(3\) must divide the 64 devices"),
+        ("micro_batch=3", "global batch must be a multiple of dp x micro_batch"),
+    ],
+)
+def test_what_cannot_be_split_is_not_feasible(setting: str, message: str) -> None:
+    with pytest.raises(NotFeasible, match=message):
+        compared(setting)
+
+
+def test_the_command_writes_what_it_prints(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run = runner(monkeypatch, capsys)
+    large = ("--profile", PROFILE, "--model", "llama2-7b", "--layout", TEXT)
+    printed = run("whatif", *large, "--set", "tp=2", "--output", tmp_path / "it.json", "--json")
+    told = LayoutWhatIfDocument.model_validate_json(printed.stdout)
+    assert told == LayoutWhatIfDocument.read(tmp_path / "it.json")
+    assert told.scenarios[1].throughput_ratio == compared("tp=2").scenarios[1].throughput_ratio
+    refused = run("whatif", *large, "--workload", "resnet18")
+    assert refused.exit_code == 2
+    assert "--workload: excludes --layout" in refused.stderr
+    alone = run("whatif", "--model", "llama2-7b")
+    assert alone.exit_code == 2
+    assert "--model: must come with --layout" in alone.stderr
