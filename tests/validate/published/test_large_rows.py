@@ -5,6 +5,7 @@ import pytest
 from perfmodel.cost.jobs import jobs_from
 from perfmodel.parallelism.layout import Layout
 from perfmodel.workload.transformer import Transformer
+from validate.published.large import twins
 from validate.published.large_rows import _balanced_stages, starves_a_stage
 
 #: Layers, and the output head in layers: Llama-like 1B and 8B with 131,072 words.
@@ -56,3 +57,20 @@ def test_a_stage_starves_if_pieces_run_out(stages: int) -> None:
 
 def test_without_a_pipeline_nothing_is_said() -> None:
     assert _balanced_stages(16, 1, head=4.0) == {}
+
+
+def test_twins_differ_in_the_sharding_of_the_optimizer_alone() -> None:
+    model = Transformer(
+        layers=16,
+        hidden=2048,
+        heads=32,
+        kv_heads=32,
+        feed_forward=8192,
+        gated=True,
+        vocabulary=131_072,
+        tied=True,
+    )
+    layouts = [Layout(dp=8), Layout(dp=4, tp=2), Layout(dp=8, zero=1), Layout(dp=8, micro_batch=2)]
+    jobs = jobs_from([(model, one) for one in layouts], sequence=4096, devices_per_node=8)
+    first, second = twins(jobs)
+    assert [set(pair) for pair in zip(first, second, strict=True)] == [{0, 2}]
