@@ -147,7 +147,8 @@ def _waiting_for_hops_s(jobs: Jobs, hop: Column, slowest: Column, others: Column
 
 
 def _waiting_for_shards_s(jobs: Jobs, latents: Latents, layer: _Layer) -> Column:
-    """What a layer's passes wait for sharded parameters and their gradients. [s]"""
+    """What a layer's passes with their collectives wait for sharded parameters and gradients. [s]"""
+    ahead, back = _passes(jobs, layer)
     scatter = _scatter_s(jobs, latents)
     gather = scatter + upload_s(jobs)
     leave = scatter + replicas_reduce_s(jobs, latents)
@@ -155,13 +156,13 @@ def _waiting_for_shards_s(jobs: Jobs, latents: Latents, layer: _Layer) -> Column
     early = jobs.prefetch > 0
     forward = np.where(
         early,
-        soft_maximum(layer.forward_s, gather, exponent) - layer.forward_s,
+        soft_maximum(ahead, gather, exponent) - ahead,
         gather,
     )
     backward = np.where(
         early,
-        soft_maximum(layer.backward_s, gather + leave, exponent) - layer.backward_s,
-        gather + soft_maximum(layer.backward_s, leave, exponent) - layer.backward_s,
+        soft_maximum(back, gather + leave, exponent) - back,
+        gather + soft_maximum(back, leave, exponent) - back,
     )
     return np.where(jobs.zero >= 3, forward + backward, 0.0)
 
@@ -177,9 +178,10 @@ def step_pieces(jobs: Jobs, latents: Latents) -> StepPieces:
     hiding = _hiding_s(jobs, layer)
     replicated = _exposed_s(jobs, latents, hiding_s=hiding) - np.maximum(data - hiding, 0.0)
     early = np.where(jobs.prefetch > 0, gather, 0.0)
+    ahead, back = _passes(jobs, layer)
     sharded = count * (
-        np.where(early > 0, _contention_s(layer.forward_s, gather, exponent), 0.0)
-        + _contention_s(layer.backward_s, early + scatter + reduce, exponent)
+        np.where(early > 0, _contention_s(ahead, gather, exponent), 0.0)
+        + _contention_s(back, early + scatter + reduce, exponent)
     )
     return StepPieces(
         forward_s=count * layer.forward_s,
