@@ -33,8 +33,8 @@ _KERNEL_QUEUE_BYTES: Final = 200_000
 #: Doubt that calibration leaves at least, as a standard deviation of the logarithm: priors, of the size of
 #: the errors on the runs with which the programs were developed.
 _LEAST_DOUBT: Final = {"fsdp": 0.02, "zero": 0.025, "tensor": 0.025, "pipeline": 0.015}
-#: The same, more, beyond two ranks. Programs leave out how broadcasts of several ranks share links, and whether
-#: what a stage announces really meets its own data on the link.
+#: The same, more, beyond two ranks. Programs leave out how broadcasts of several ranks share links, and
+#: whether what a stage announces really meets its own data on the link.
 _DOUBT_BEYOND_PAIRS: Final = {"fsdp": 0.015, "zero": 0.04, "tensor": 0.015, "pipeline": 0.04}
 
 _KINDS: Final[dict[Cause, CollectiveKind]] = {
