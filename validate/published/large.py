@@ -97,7 +97,11 @@ def judge_playbook(folder: Path) -> Verdict:
         _series(
             "playbook", f"random 10 % of layouts, {PLAYBOOK_DRAWS} draws; {_told(judged)}", judged
         ),
-        _series("playbook", f"the same without the {likely:.0%} that are likely to stall", safe),
+        _series(
+            "playbook",
+            f"the same without the {likely:.0%} whose odds of a stall are {_UNLIKELY:.0%} and more",
+            safe,
+        ),
         _series("playbook", f"the same without the {disturbed:.0%} disturbed; {_told(calm)}", calm),
         *filter(None, [judge_twins(runs)]),
     ], bad
