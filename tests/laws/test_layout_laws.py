@@ -200,7 +200,7 @@ def test_simulation_and_closed_form_are_close(layout: Layout) -> None:
     It lets every stage wait for the head, gives all stages the gradients of the fullest, rounds hand-overs
     up to two (none where stages interleave), hides gradients behind layers without their collectives,
     forgets the tail of the last bucket, and how well weight gradients fit into bubbles of uneven work. Of
-    1,400 layouts none was more than 10 % off, of those without such a trait none more than 5 %.
+    1,400 layouts drawn like this the farthest was 10.3 % off, of those without such a trait 4.2 %.
     """
     program = compile_layout(layout, layers=MODEL.layers)
     jobs = jobs_of(layout)
