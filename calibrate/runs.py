@@ -14,7 +14,7 @@ from perfmodel.cost.inferred_profile import inferred_fields
 from perfmodel.cost.jobs import USUAL, Column, Jobs, jobs_from_rows
 from perfmodel.cost.latents import SHEETS, step_time_priors
 from perfmodel.cost.layout_fit import infer
-from perfmodel.cost.plausible import contradictions, wrong_unit
+from perfmodel.cost.plausible import contradictions, slow_for_device, wrong_unit
 from perfmodel.documents.inferred import InferredDocument
 from perfmodel.documents.run_columns import RunColumns, read_run_columns
 from perfmodel.errors import IncomparableRuns, InvalidDocument, refuse_unknown
@@ -51,7 +51,11 @@ def calibrate_from_runs(
         If two rows are the same job and differ by more than scatter.
     """
     refuse_unknown("--device-type", device, SHEETS)
-    jobs, step_s = read_runs(table, RunColumns() if columns is None else _mapping(columns))
+    mapping = RunColumns() if columns is None else _mapping(columns)
+    jobs, step_s = read_runs(table, mapping)
+    problem = slow_for_device(jobs, step_s, SHEETS[device].matmul_flop_per_s)
+    if problem is not None:
+        raise InvalidDocument(f"{table}: column {mapping.columns.get(STEP, STEP)}: {problem}")
     model = infer(jobs, step_s, step_time_priors(SHEETS[device]), seed=seed)
     return InferredDocument(
         schema_version=InferredDocument.current_version,
@@ -150,6 +154,8 @@ def _require_in_range(where: str, name: str, value: float) -> None:
     if not (0.0 if may_be_0 else 1e-12) <= value < float("inf"):
         rule = ">= 0" if may_be_0 else "> 0"
         raise InvalidDocument(f"{where}: must be finite and {rule}, got {value:g}")
+    if name != STEP and not value.is_integer():
+        raise InvalidDocument(f"{where}: must be a whole number, got {value:g}")
 
 
 def _mapping(path: Path) -> RunColumns:

@@ -27,6 +27,7 @@ from perfmodel.cost.exchanges import (
 from perfmodel.cost.jobs import Column, Jobs
 from perfmodel.cost.latents import Latents
 from perfmodel.cost.pieces import StepPieces
+from perfmodel.program.layout_step import HEAD_FORWARD
 from perfmodel.workload.transformer import (
     HALF_BYTES,
     attention_flop,
@@ -115,7 +116,7 @@ def step_parts(jobs: Jobs, latents: Latents) -> StepParts:
     compute = jobs.accumulation * (count * each + fixed + ends)
     tensor = jobs.accumulation * collectives
     exposed = jobs.accumulation * (gathers + threads_s(jobs, latents)) + data
-    pipeline = fill + handing
+    pipeline = fill + handing + (jobs.accumulation - 1) * _changing_pace_s(jobs, layer, head)
     waiting = slower * (compute + tensor + pipeline + exposed + optimizer)
     return StepParts(
         compute_s=np.asarray(compute),
@@ -146,7 +147,8 @@ def _waiting_for_hops_s(jobs: Jobs, hop: Column, slowest: Column, others: Column
 
 
 def _waiting_for_shards_s(jobs: Jobs, latents: Latents, layer: _Layer) -> Column:
-    """What a layer's passes wait for sharded parameters and their gradients. [s]"""
+    """What a layer's passes with their collectives wait for sharded parameters and gradients. [s]"""
+    ahead, back = _passes(jobs, layer)
     scatter = _scatter_s(jobs, latents)
     gather = scatter + upload_s(jobs)
     leave = scatter + replicas_reduce_s(jobs, latents)
@@ -154,13 +156,13 @@ def _waiting_for_shards_s(jobs: Jobs, latents: Latents, layer: _Layer) -> Column
     early = jobs.prefetch > 0
     forward = np.where(
         early,
-        soft_maximum(layer.forward_s, gather, exponent) - layer.forward_s,
+        soft_maximum(ahead, gather, exponent) - ahead,
         gather,
     )
     backward = np.where(
         early,
-        soft_maximum(layer.backward_s, gather + leave, exponent) - layer.backward_s,
-        gather + soft_maximum(layer.backward_s, leave, exponent) - layer.backward_s,
+        soft_maximum(back, gather + leave, exponent) - back,
+        gather + soft_maximum(back, leave, exponent) - back,
     )
     return np.where(jobs.zero >= 3, forward + backward, 0.0)
 
@@ -176,9 +178,10 @@ def step_pieces(jobs: Jobs, latents: Latents) -> StepPieces:
     hiding = _hiding_s(jobs, layer)
     replicated = _exposed_s(jobs, latents, hiding_s=hiding) - np.maximum(data - hiding, 0.0)
     early = np.where(jobs.prefetch > 0, gather, 0.0)
+    ahead, back = _passes(jobs, layer)
     sharded = count * (
-        np.where(early > 0, _contention_s(layer.forward_s, gather, exponent), 0.0)
-        + _contention_s(layer.backward_s, early + scatter + reduce, exponent)
+        np.where(early > 0, _contention_s(ahead, gather, exponent), 0.0)
+        + _contention_s(back, early + scatter + reduce, exponent)
     )
     return StepPieces(
         forward_s=count * layer.forward_s,
@@ -328,11 +331,39 @@ def _embedding_s(jobs: Jobs, latents: Latents) -> Column:
 def _fill(jobs: Jobs, layer: _Layer) -> Column:
     """Share of the other stages' work that filling and draining costs: 1 / v [arXiv 2104.04473].
 
-    Gradients of weights fill it as far as they go (ZB-H1: F + B - W) [arXiv 2401.10241].
+    Gradients of weights (W) fill what other stages leave idle (ZB-H1) [arXiv 2401.10241]: the first
+    min(m, p) - 1 stages cost B and as much of F as W does not fill; further stages find no W to fill F + B.
+    Exact for even stages, as B takes at least as long as W.
     """
+    if not (jobs.zero_bubble > 0).any():
+        return np.asarray(1 / jobs.interleave)
     weights = (layer.backward_s - jobs.recompute_full * layer.forward_s) / 2
-    each = layer.forward_s + layer.backward_s + layer.tensor_s
-    return np.where(jobs.zero_bubble > 0, 1 - 2 * weights / each, 1.0) / jobs.interleave
+    forward, backward = _passes(jobs, layer)
+    filled = np.minimum(jobs.accumulation, jobs.pp) - 1
+    filled = filled / np.maximum(jobs.pp - 1, 1)
+    idle = backward - weights + filled * np.maximum(forward - weights, 0.0) + (1 - filled) * forward
+    return np.where(jobs.zero_bubble > 0, idle / (forward + backward), 1.0) / jobs.interleave
+
+
+def _passes(jobs: Jobs, layer: _Layer) -> tuple[Column, Column]:
+    """Forward and backward pass of a layer with their collectives. [s]"""
+    ahead = layer.tensor_s / (2 + jobs.recompute_full)
+    return layer.forward_s + ahead, layer.backward_s + layer.tensor_s - ahead
+
+
+def _changing_pace_s(jobs: Jobs, layer: _Layer, head: Column) -> Column:
+    """What GPipe loses per micro-batch if one stage is slowest forward and another one backward. [s]"""
+    gpipe = (jobs.gpipe > 0) & (jobs.pp > 1)
+    if not gpipe.any():
+        return np.zeros(len(jobs))
+    middle, end = jobs.middle_layers, jobs.end_layers
+    shares = (HEAD_FORWARD, 1 - HEAD_FORWARD)
+    paces = [
+        np.maximum(middle * each, end * each + share * head)
+        for each, share in zip(_passes(jobs, layer), shares, strict=True)
+    ]
+    both = sum(_passes(jobs, layer))
+    return np.where(gpipe, sum(paces) - np.maximum(middle * both, end * both + head), 0.0)
 
 
 def _scatter_s(jobs: Jobs, latents: Latents) -> Column:

@@ -11,6 +11,8 @@ FASTEST_FLOP_PER_S: Final = 2.5e15
 """Above the dense bf16 peak of every device sold by 2026 (B200: 2.25e15, its data sheet)."""
 SLOWEST_FLOP_PER_S: Final = 1e10
 """One core of a CPU is faster; slower steps are waiting, or not in the unit that is claimed."""
+LEAST_SHARE_OF_PEAK: Final = 1e-3
+"""Half of all runs of a table are above: calm published ones reach 3 to 60 % of the peak, stalled 0.1 %."""
 CONTRADICTION: Final = 1.5
 """Ratio of two step times of the same job from which on they contradict each other."""
 
@@ -31,6 +33,17 @@ def wrong_unit(jobs: Jobs, step_s: Column) -> dict[int, str]:
         for i in np.flatnonzero(speed < SLOWEST_FLOP_PER_S)
     }
     return fast | slow
+
+
+def slow_for_device(jobs: Jobs, step_s: Column, peak_flop_per_s: float) -> str | None:
+    """Why all step times together cannot be in seconds on a device with this peak, if so."""
+    share = float(np.median(jobs.model_flop / jobs.devices / step_s)) / peak_flop_per_s
+    if share >= LEAST_SHARE_OF_PEAK:
+        return None
+    return (
+        f"half of the step times mean less than {share:.2g} of the device's peak; the column looks 1000x "
+        "too large (seconds are not milliseconds: give its unit), or sequences 1000x too short"
+    )
 
 
 def contradictions(jobs: Jobs, step_s: Column) -> list[tuple[int, int]]:

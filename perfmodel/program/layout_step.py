@@ -8,14 +8,17 @@ import enum
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from perfmodel.parallelism.layout import Layout, Offload, Recompute, Schedule
 from perfmodel.parallelism.pipeline import Pass, Work, stage_order
 from perfmodel.program.operation import Cause, Operation, StepProgram, Stream
+from perfmodel.program.waiting import Parcel, WaitingHandOvers
 
 BUCKETS: Final = 8
 """Pieces of a chunk's gradients that are exchanged one by one, unless it has fewer layers."""
+HEAD_FORWARD: Final = 1 / 3
+"""Part of the output head's work in the forward pass: one of three products."""
 #: Work that grows with the layers of a stage; a share of 1 is that of the fullest stage.
 _OF_LAYERS: Final = frozenset({Cause.FORWARD, Cause.BACKWARD, Cause.WEIGHT_GRADIENT, Cause.TENSOR})
 
@@ -27,13 +30,15 @@ class Execution(enum.StrEnum):
     """Nothing: streams wait for each other, the host runs ahead."""
     BLOCKING = "blocking"
     """The host waits, as with gloo. It gathers nothing ahead over the end of a pass, and computes nothing
-    until the gradients of a sharded layer are reduced. Hand-overs begin when both sides have nothing
-    else to do, those between the same two stages take turns, and a stage that turns from forward to
-    backward passes, or back, waits until what it sent has arrived."""
+    until the gradients of a sharded layer are reduced. Hand-overs are ``program.waiting``'s."""
 
 
 def compile_layout(
-    layout: Layout, *, layers: int, execution: Execution = Execution.ON_STREAMS
+    layout: Layout,
+    *,
+    layers: int,
+    execution: Execution = Execution.ON_STREAMS,
+    queued: float = 0.0,
 ) -> StepProgram:
     """A step of all stages.
 
@@ -52,6 +57,8 @@ def compile_layout(
         Layers of the whole model.
     execution
         How the library runs collectives.
+    queued
+        Share of a hand-over that the kernel of its sender holds, where the host waits.
 
     Raises
     ------
@@ -66,6 +73,7 @@ def compile_layout(
         layout=layout,
         pieces=_pieces(layout, layers),
         execution=execution,
+        waiting=WaitingHandOvers(queued=queued),
         filled=tuple(held / fullest for held in stages),
     )
     queues = [deque(stage_order(layout, stage)) for stage in range(layout.pp)]
@@ -94,6 +102,7 @@ class _Builder:
     layout: Layout
     pieces: int
     execution: Execution
+    waiting: WaitingHandOvers
     filled: tuple[float, ...]
     """Layers of every stage over those of the fullest."""
     operations: list[Operation] = field(default_factory=list)
@@ -101,16 +110,6 @@ class _Builder:
     """What a stage's work waits for, once all of it is in the program."""
     exchanged: dict[int, list[int]] = field(default_factory=dict)
     """Exchanges of gradients by stage."""
-    offered: dict[tuple[int, Work], "_Parcel"] = field(default_factory=dict)
-    """What a stage's work will fetch when it has nothing else to do; blocking hand-overs only."""
-    between: dict[tuple[int, int], int] = field(default_factory=dict)
-    """The last blocking hand-over between two stages."""
-    sent: dict[int, list[int]] = field(default_factory=dict)
-    """Blocking hand-overs of a stage since it last turned."""
-    turned: dict[int, bool] = field(default_factory=dict)
-    """Whether a stage's last pass was a forward one."""
-    last: dict[int, int] = field(default_factory=dict)
-    """End of the last compute of a stage."""
     used: list[int] = field(default_factory=list)
     """Ends of the compute of layers whose parameters are gathered, in order."""
     awaited: dict[int, list[int]] = field(default_factory=dict)
@@ -124,6 +123,8 @@ class _Builder:
     splits_backward: bool = field(init=False)
     is_uneven: bool = field(init=False)
     """Whether fixed work does not grow with the layers of a stage: it is then an operation of its own."""
+    head_forward: float = field(init=False)
+    """Share of the head that comes before all backward passes; all of it where they follow at once."""
     has_threads: bool = field(init=False)
     """One process with several devices."""
     summed: tuple[int, ...] = ()
@@ -140,6 +141,8 @@ class _Builder:
             self.is_replicated or layout.offload is Offload.PARAMETERS
         )
         self.is_uneven = min(self.filled) < 1
+        parted = layout.schedule is Schedule.GPIPE and layout.pp > 1
+        self.head_forward = HEAD_FORWARD if parted else 1.0
         self.has_threads = layout.one_process and layout.dp > 1
         self.splits_backward = layout.schedule is Schedule.ZERO_BUBBLE and layout.pp > 1
         self.tensor_shares = _tensor_shares(layout)
@@ -147,10 +150,10 @@ class _Builder:
     def prepare(self, stage: int, work: Work) -> bool:
         """Fetch what is offered to the stage's next work; say whether all it waits for is there."""
         if self.is_blocking:
-            parcel = self.offered.pop((stage, work), None)
-            if parcel is not None:
-                self._arrive(stage, work, self._fetch(stage, parcel))
-            if self._turns(stage, work) and any(p.stage == stage for p in self.offered.values()):
+            end = self.waiting.fetch(stage, work, self._put)
+            if end is not None:
+                self._arrive(stage, work, end)
+            if self.waiting.must_wait(stage, work):
                 return False
         if work.kind is Pass.FORWARD and stage == 0 and work.chunk == 0:
             return True
@@ -160,18 +163,16 @@ class _Builder:
         """Append a pass of a stage and what it hands over."""
         after = self.arrived.pop((stage, work), ())
         if self.is_blocking:
-            if self._turns(stage, work):
-                self.awaited.setdefault(stage, []).extend(self.sent.pop(stage, ()))
-            self.turned[stage] = work.kind is Pass.FORWARD
+            self.awaited.setdefault(stage, []).extend(self.waiting.begin(stage, work))
         if work.kind is Pass.FORWARD:
             self._forward(stage, work, after)
         elif work.kind is Pass.BACKWARD:
+            if stage == self.layout.pp - 1 and self.head_forward < 1:
+                left = 1 - self.head_forward
+                after = (self._put(stage, work, Cause.HEAD, share=left, after=after),)
             self._backward(stage, work, after)
         else:
-            share = 1 / self.layout.interleave
-            self._put(stage, work, Cause.WEIGHT_GRADIENT, share=share)
-            if work.micro_batch == self.layout.accumulation - 1:
-                self._exchange(stage, work, 0)
+            self._weight_gradients(stage, work)
 
     def finish(self, stage: int) -> None:
         """Append the optimizer of a stage."""
@@ -207,7 +208,7 @@ class _Builder:
         if stage == layout.pp - 1 and work.chunk == layout.interleave - 1:
             if self.has_threads:
                 end = self._put(stage, work, Cause.ALL_GATHER, stream=Stream.COMM, after=(end,))
-            end = self._put(stage, work, Cause.HEAD, after=(end,))
+            end = self._put(stage, work, Cause.HEAD, share=self.head_forward, after=(end,))
             self._arrive(stage, Work(Pass.BACKWARD, work.micro_batch, work.chunk), end)
         else:
             self._hand_over(stage, work, Stream.SEND_FORWARD, end)
@@ -235,6 +236,14 @@ class _Builder:
             self.exchanged[stage] = [end]
         if stage > 0 or work.chunk > 0:
             self._hand_over(stage, work, Stream.SEND_BACKWARD, end)
+
+    def _weight_gradients(self, stage: int, work: Work) -> None:
+        exchanges = self.is_replicated and work.micro_batch == self.layout.accumulation - 1
+        pieces = self.pieces if exchanges else 1
+        for piece in range(pieces):
+            end = self._put(stage, work, Cause.WEIGHT_GRADIENT, share=1 / pieces)
+            if exchanges:
+                self._exchange(stage, work, piece, pieces=pieces, after=(end,))
 
     def _compute(
         self, stage: int, work: Work, cause: Cause, *, pieces: int, after: tuple[int, ...]
@@ -280,8 +289,8 @@ class _Builder:
         work: Work,
         piece: int,
         *,
-        pieces: int = 1,
-        after: tuple[int, ...] = (),
+        pieces: int,
+        after: tuple[int, ...],
     ) -> None:
         if not self.is_replicated:
             return
@@ -291,7 +300,7 @@ class _Builder:
             Cause.ALL_REDUCE if self.layout.zero == 0 else Cause.REDUCE_SCATTER,
             stream=Stream.COMM,
             share=1 / (pieces * self.layout.interleave),
-            after=after or (len(self.operations) - 1,),
+            after=after,
             number=piece,
         )
         if self.layout.shard:
@@ -315,32 +324,11 @@ class _Builder:
         chunk, other = divmod(place, layout.pp)
         received = Work(work.kind, work.micro_batch, chunk)
         if self.is_blocking and other != stage:
-            self.offered[other, received] = _Parcel(stage, work, stream, end)
+            self.waiting.offer(Parcel(stage, work, stream, end), other, received)
             return
         if other != stage:
             end = self._put(stage, work, Cause.HAND_OVER, stream=stream, after=(end,))
         self._arrive(other, received, end)
-
-    def _fetch(self, stage: int, parcel: "_Parcel") -> int:
-        """Hand over when the receiving stage has nothing else to do, one at a time between two stages."""
-        between = (min(stage, parcel.stage), max(stage, parcel.stage))
-        idle = [self.last[stage]] if stage in self.last else []
-        busy = [self.between[between]] if between in self.between else []
-        end = self._put(
-            parcel.stage,
-            parcel.work,
-            Cause.HAND_OVER,
-            stream=parcel.stream,
-            after=(parcel.end, *idle, *busy),
-        )
-        self.between[between] = end
-        self.sent.setdefault(parcel.stage, []).append(end)
-        return end
-
-    def _turns(self, stage: int, work: Work) -> bool:
-        """Whether a stage goes from forward to backward passes, or back."""
-        before = self.turned.get(stage)
-        return before is not None and before is not (work.kind is Pass.FORWARD)
 
     def _arrive(self, stage: int, work: Work, end: int) -> None:
         self.arrived[stage, work] = (end,)
@@ -377,17 +365,8 @@ class _Builder:
         )
         position = len(self.operations) - 1
         if self.is_blocking and stream is Stream.COMPUTE:
-            self.last[stage] = position
+            self.waiting.last[stage] = position
         return position
-
-
-class _Parcel(NamedTuple):
-    """What a stage offers to another until that one fetches it."""
-
-    stage: int
-    work: Work
-    stream: Stream
-    end: int
 
 
 def _tensor_shares(layout: Layout) -> Mapping[Cause, float]:

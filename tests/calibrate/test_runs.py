@@ -47,7 +47,10 @@ def test_milliseconds_under_another_name(tmp_path: Path) -> None:
     assert model_of(again).nominal["layer_host_s"] == fitted["layer_host_s"].value
 
 
-@pytest.mark.parametrize(("scale", "said"), [(1e-3, "1000x too small"), (1e5, "1000x too large")])
+@pytest.mark.parametrize(
+    ("scale", "said"),
+    [(1e-3, "1000x too small"), (1e3, "1000x too large"), (1e5, "1000x too large")],
+)
 def test_a_column_in_the_wrong_unit_is_named(tmp_path: Path, scale: float, said: str) -> None:
     table = write(tmp_path / "runs.csv", scale=scale)
     with pytest.raises(InvalidDocument, match=f"column step_time_s.*{said}"):
@@ -117,6 +120,7 @@ def test_the_global_batch_says_how_often_gradients_are_accumulated(tmp_path: Pat
         (without("layers"), "runs.csv: column layers is missing; needed: layers, .*--columns FILE"),
         (without("accumulation", "dp", global_batch=16), "column dp is missing"),
         (without("accumulation", global_batch=18), "line 2: .*multiple of dp x .* = 4, got 18"),
+        (without("sequence", sequence=8.192), "sequence: must be a whole number, got 8.192"),
         (without(global_batch=32), "dp x micro_batch x accumulation = 16 sequences, got 32"),
     ],
 )

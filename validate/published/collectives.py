@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from scipy.optimize import isotonic_regression
 
 from perfmodel.cost.collective import CollectiveCost
 from perfmodel.documents.collectives import MeasuredCollective
@@ -78,7 +79,8 @@ def _judge_one(name: str, op: str, known: list[Row], unknown: list[Row]) -> Publ
     draws_s = np.stack(
         [cost.time_s(round(size), world_size=n, num_nodes=m) for size, n, m, _ in unknown]
     )
-    shaken_s = draws_s * np.exp(_ERROR * np.random.default_rng(1).standard_normal(draws_s.shape))
+    error = max(_ERROR, log_scatter(known))
+    shaken_s = draws_s * np.exp(error * np.random.default_rng(1).standard_normal(draws_s.shape))
     low, high = np.quantile(shaken_s, [0.05, 0.95], axis=1)
     fit, table = np.array(known), np.array(unknown)
     passes = 2.0 if op == "all_reduce" else 1.0
@@ -99,6 +101,18 @@ def _judge_one(name: str, op: str, known: list[Row], unknown: list[Row]) -> Publ
             covered=((low <= table[:, 3]) & (table[:, 3] <= high)).astype(float),
         ),
     )
+
+
+def log_scatter(rows: list[Row]) -> float:
+    """Scatter of a log's own timings, as a standard deviation of the logarithm.
+
+    More bytes never take less time: how far timings are from the nearest rising ones is scatter.
+    """
+    away = []
+    for group in sorted({row[1:3] for row in rows}):
+        logs = np.log([row[3] for row in sorted(rows) if row[1:3] == group])
+        away.append(logs - isotonic_regression(logs).x)
+    return float(np.sqrt(np.mean(np.concatenate(away) ** 2)))
 
 
 def _ranks(rows: list[Row]) -> str:

@@ -11,7 +11,7 @@ from perfmodel.cost.jobs import Jobs
 from perfmodel.cost.memory_fit import InferredMemory, infer_memory
 from perfmodel.documents.published import PublishedSeries
 from validate.published.errors import compare_predictors
-from validate.published.large_rows import memory_runs, playbook_runs, starves_a_stage
+from validate.published.large_rows import Runs, memory_runs, playbook_runs, starves_a_stage
 
 SOURCE: Final = "memory"
 DRAWS: Final = 3
@@ -40,6 +40,7 @@ def judge(folder: Path) -> tuple[list[PublishedSeries], list[str]]:
             ran, scores = (_demand(model, jobs) for jobs in (unknown.jobs, failed))
             certain = ~_smaller_than_one_that_ran(failed, runs.jobs)
             areas.append((area_under_curve(ran, scores), area_under_curve(ran, scores[certain])))
+    scatter = judge_repeats(runs)
     told = ""
     if areas:
         every, some = np.mean(areas, axis=0)
@@ -60,8 +61,48 @@ def judge(folder: Path) -> tuple[list[PublishedSeries], list[str]]:
                 },
                 covered=np.concatenate(covered).astype(float),
             ),
-        )
+        ),
+        *filter(None, [scatter]),
     ], bad
+
+
+def judge_repeats(runs: Runs) -> PublishedSeries | None:
+    """How far peaks are apart that must be the same: all others of a group predict each of its runs."""
+    measured, others = [], []
+    groups = same_tensors(runs.jobs)
+    for group in groups:
+        peaks = runs.memory_bytes[group]
+        measured.append(peaks)
+        others.append([float(np.median(np.delete(peaks, one))) for one in range(len(peaks))])
+    if len(groups) < _FEWEST:
+        return None
+    return PublishedSeries(
+        source=SOURCE,
+        name=f"scatter: {len(groups)} groups of runs that hold the same tensors",
+        fitted="the other runs of a group",
+        predicted="each run",
+        num_fitted=len(groups),
+        num_predicted=sum(map(len, measured)),
+        errors=compare_predictors(
+            np.concatenate(measured),
+            {"runs of the same tensors": np.concatenate(others)},
+            covered=None,
+        ),
+    )
+
+
+def same_tensors(jobs: Jobs) -> list[NDArray[np.int64]]:
+    """Positions of runs whose ranks hold the same tensors, where there are several.
+
+    Nothing is sharded over replicas, and enough micro-batches fill the pipeline and sum gradients.
+    """
+    full = (jobs.zero == 0) & (jobs.accumulation >= np.maximum(jobs.pp, 2))
+    names = ("layers", "hidden", "tp", "pp", "micro_batch")
+    rows = np.stack([getattr(jobs, name) for name in names], axis=1)
+    found = np.flatnonzero(full)
+    _, group = np.unique(rows[found], axis=0, return_inverse=True)
+    members = [found[group == one] for one in range(int(group.max(initial=-1)) + 1)]
+    return [each for each in members if len(each) > 1]
 
 
 def _demand(model: InferredMemory, jobs: Jobs) -> NDArray[np.float64]:

@@ -27,12 +27,15 @@ _ELEMENT_BYTES: Final = 4
 _PAIR: Final = 2
 #: All-reduces of a layer in a micro-batch: attention and perceptron have one each way [arXiv 1909.08053].
 _ALL_REDUCES: Final = 4
+#: What a kernel holds of a message that the program has sent: two parts of 64 KiB and their book-keeping
+#: (TCP small queues), as seen in the timelines of two runs.
+_KERNEL_QUEUE_BYTES: Final = 200_000
 #: Doubt that calibration leaves at least, as a standard deviation of the logarithm: priors, of the size of
 #: the errors on the runs with which the programs were developed.
 _LEAST_DOUBT: Final = {"fsdp": 0.02, "zero": 0.025, "tensor": 0.025, "pipeline": 0.015}
-#: The same, more, beyond two ranks. Programs leave out how broadcasts of several ranks share links, and that
-#: a stage that is sending announces late, through the same link, what it is ready to receive.
-_DOUBT_BEYOND_PAIRS: Final = {"fsdp": 0.015, "zero": 0.04, "tensor": 0.015, "pipeline": 0.06}
+#: The same, more, beyond two ranks. Programs leave out how broadcasts of several ranks share links, and
+#: whether what a stage announces really meets its own data on the link.
+_DOUBT_BEYOND_PAIRS: Final = {"fsdp": 0.015, "zero": 0.04, "tensor": 0.015, "pipeline": 0.04}
 
 _KINDS: Final[dict[Cause, CollectiveKind]] = {
     Cause.ALL_REDUCE: "all_reduce",
@@ -77,7 +80,12 @@ def compiled(setting: StrategySetting) -> StepProgram:
         return _redundant(setting, layout)
     if layout.zero == 3:
         layout = replace(layout, prefetch=int(setting.prefetch))
-    return compile_layout(layout, layers=setting.model.num_layers, execution=Execution.BLOCKING)
+    return compile_layout(
+        layout,
+        layers=setting.model.num_layers,
+        execution=Execution.BLOCKING,
+        queued=_KERNEL_QUEUE_BYTES / setting.model.activation_bytes,
+    )
 
 
 def _redundant(setting: StrategySetting, layout: Layout) -> StepProgram:
@@ -170,8 +178,10 @@ class Prices:
 
     def _size_bytes(self, operation: Operation) -> int:
         model = self.setting.model
-        if operation.cause in (Cause.TENSOR, Cause.HAND_OVER):
+        if operation.cause is Cause.TENSOR:
             return model.activation_bytes
+        if operation.cause is Cause.HAND_OVER:
+            return round(model.activation_bytes * operation.share)
         layers = self._layers_per_stage * operation.share
         return operation.size_bytes or round(_ELEMENT_BYTES * model.layer_elements * layers)
 

@@ -21,10 +21,15 @@ seconds = st.floats(1e-3, 10.0)
 
 
 def step_s(
-    layout: Layout, execution: Execution, times: Mapping[str, float], *, layers: int = 4
+    layout: Layout,
+    execution: Execution,
+    times: Mapping[str, float],
+    *,
+    layers: int = 4,
+    queued: float = 0.0,
 ) -> float:
     table = {cause: np.array(times.get(cause.value, 0.0)) for cause in Cause}
-    program = compile_layout(layout, layers=layers, execution=execution)
+    program = compile_layout(layout, layers=layers, execution=execution, queued=queued)
     durations_s = layout_durations(program, table)
     simulated_s = simulate(program, durations_s[np.newaxis]).step_s
     assert end_times(program, durations_s).max() == pytest.approx(simulated_s, rel=1e-9)
@@ -67,6 +72,34 @@ def test_opposite_hand_overs_of_two_stages_take_turns() -> None:
     assert found == pytest.approx(1 + 2 + 3 + 4 + 3 + 2 + 2)
 
 
+def test_a_stage_that_sends_announces_late_what_it_can_receive() -> None:
+    """GPipe, 3 stages, 2 micro-batches; the middle one announces once forward and once backward.
+
+    Forward 1, over 2, backward 2: F0 at 0, 3, 6; F1 fetched at 4, done at 7; B0 at 10, 14, 18; B1 fetched at
+    16, at 18 and 22, until 24. A quarter of a hand-over in the kernel delays both fetches by 0.5.
+    """
+    layout = Layout(pp=3, accumulation=2, schedule=Schedule.GPIPE)
+    times = {"forward": 1.0, "backward": 2.0, "hand_over": 2.0}
+    assert step_s(layout, WAITING, times, layers=3) == pytest.approx(24)
+    assert step_s(layout, WAITING, times, layers=3, queued=0.25) == pytest.approx(25)
+
+
+@pytest.mark.parametrize("queued", [0.4, 1.0, 3.0])
+def test_two_stages_have_nobody_else_to_send_to(queued: float) -> None:
+    layout = Layout(pp=2, accumulation=5, schedule=Schedule.GPIPE)
+    times = {"forward": 1.0, "backward": 2.0, "hand_over": 0.5}
+    assert step_s(layout, WAITING, times, queued=queued) == step_s(layout, WAITING, times)
+
+
+def test_a_stage_turns_when_the_kernel_has_taken_what_it_sent() -> None:
+    """1F1B: what is left in the kernel arrives while the sender already works backward."""
+    layout = Layout(pp=3, accumulation=6)
+    times = {"forward": 1.0, "backward": 2.0, "hand_over": 2.0}
+    found = [step_s(layout, WAITING, times, layers=3, queued=q) for q in (0.0, 0.1, 0.2)]
+    assert found == sorted(found, reverse=True)
+    assert found[2] < found[0]
+
+
 def test_interleaved_stages_would_wait_for_ever() -> None:
     with pytest.raises(ValueError, match="interleave must be 1"):
         compile_layout(Layout(pp=2, interleave=2, accumulation=2), layers=4, execution=WAITING)
@@ -79,14 +112,16 @@ def test_interleaved_stages_would_wait_for_ever() -> None:
     forward_s=seconds,
     backward_s=seconds,
     hand_over_s=seconds,
+    queued=st.sampled_from([0.0, 0.3, 1.0]),
 )
-def test_waiting_never_makes_a_pipeline_faster(
+def test_waiting_never_makes_a_pipeline_faster(  # noqa: PLR0913, PLR0917 - one per number of a pipeline
     stages: int,
     rounds: int,
     schedule: Schedule,
     forward_s: float,
     backward_s: float,
     hand_over_s: float,
+    queued: float,
 ) -> None:
     layout = Layout(pp=stages, accumulation=rounds, schedule=schedule)
     times = {
@@ -95,9 +130,8 @@ def test_waiting_never_makes_a_pipeline_faster(
         "hand_over": hand_over_s,
         "weight_gradient": backward_s,
     }
-    waiting, streams = (
-        step_s(layout, execution, times, layers=stages) for execution in (WAITING, ON_STREAMS)
-    )
+    waiting = step_s(layout, WAITING, times, layers=stages, queued=queued)
+    streams = step_s(layout, ON_STREAMS, times, layers=stages)
     assert waiting >= streams * (1 - 1e-9)
     free = {**times, "hand_over": 0.0}
     assert step_s(layout, WAITING, free, layers=stages) == pytest.approx(

@@ -5,8 +5,20 @@ import pytest
 from perfmodel.cost.jobs import jobs_from
 from perfmodel.parallelism.layout import Layout
 from perfmodel.workload.transformer import Transformer
+from validate.published.large import twins
 from validate.published.large_rows import _balanced_stages, starves_a_stage
+from validate.published.memory import same_tensors
 
+MODEL = Transformer(
+    layers=16,
+    hidden=2048,
+    heads=32,
+    kv_heads=32,
+    feed_forward=8192,
+    gated=True,
+    vocabulary=131_072,
+    tied=True,
+)
 #: Layers, and the output head in layers: Llama-like 1B and 8B with 131,072 words.
 SHAPES = ((16, 4.0), (32, 131_072 * 4096 / (4 * 4096**2 + 3 * 4096 * 14336)))
 
@@ -40,19 +52,30 @@ def test_stages_hold_what_filling_them_in_turn_gives(shape: tuple[int, float], s
 
 @pytest.mark.parametrize("stages", [2, 4, 8, 16])
 def test_a_stage_starves_if_pieces_run_out(stages: int) -> None:
-    model = Transformer(
-        layers=16,
-        hidden=2048,
-        heads=32,
-        kv_heads=32,
-        feed_forward=8192,
-        gated=True,
-        vocabulary=131_072,
-        tied=True,
-    )
-    jobs = jobs_from([(model, Layout(pp=stages))], sequence=4096, devices_per_node=8)
+    jobs = jobs_from([(MODEL, Layout(pp=stages))], sequence=4096, devices_per_node=8)
     assert bool(starves_a_stage(jobs)[0]) == any(not x for x in filled(16, stages, 4.0))
 
 
 def test_without_a_pipeline_nothing_is_said() -> None:
     assert _balanced_stages(16, 1, head=4.0) == {}
+
+
+def test_only_runs_that_hold_the_same_tensors_are_compared() -> None:
+    """Replicas do not matter without sharding; too few micro-batches, and sharding, do."""
+    layouts = [
+        Layout(dp=8, accumulation=4),
+        Layout(dp=4, accumulation=2),
+        Layout(dp=8, accumulation=1),
+        Layout(dp=8, accumulation=4, zero=1),
+        Layout(dp=4, pp=4, accumulation=4),
+        Layout(dp=4, pp=4, accumulation=2),
+    ]
+    jobs = jobs_from([(MODEL, one) for one in layouts], sequence=4096, devices_per_node=8)
+    assert [group.tolist() for group in same_tensors(jobs)] == [[0, 1]]
+
+
+def test_twins_differ_in_the_sharding_of_the_optimizer_alone() -> None:
+    layouts = [Layout(dp=8), Layout(dp=4, tp=2), Layout(dp=8, zero=1), Layout(dp=8, micro_batch=2)]
+    jobs = jobs_from([(MODEL, one) for one in layouts], sequence=4096, devices_per_node=8)
+    first, second = twins(jobs)
+    assert [set(pair) for pair in zip(first, second, strict=True)] == [{0, 2}]
