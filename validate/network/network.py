@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from calibrate.campaign import PLAN, Progress
+from calibrate.campaign import PLAN, Progress, read_plan
 from calibrate.environment import describe_environment
 from calibrate.placement import provenance
 from perfmodel.documents.base import write_atomically
@@ -59,6 +59,7 @@ def validate_network(
             f"measure at {plan.LINK_MBIT:g} Mbit/s"
         )
     refuse_earlier_runs(request, RUNS)
+    _refuse_another_rate(request)
     parts = plan.settings(request.budget, seed=request.seed, mbit=request.mbit)
     settings = [setting for part in parts for setting in part]
     output = request.folder / RUNS
@@ -79,6 +80,14 @@ def validate_network(
 
 def _runs(request: NetworkRequest) -> list[CollectiveRun]:
     return [run for run in read_runs(request.folder / RUNS) if isinstance(run, CollectiveRun)]
+
+
+def _refuse_another_rate(request: NetworkRequest) -> None:
+    path = request.folder / PLAN
+    if path.exists() and read_plan(request.folder).get("mbit") != request.mbit:
+        raise UsageError(
+            f"--mbit: must be as in {path}, got {request.mbit:g}; or choose another folder"
+        )
 
 
 def _foretell(request: NetworkRequest, part: Sequence[CollectiveSetting]) -> None:

@@ -21,7 +21,7 @@ from validate.testbed.shapes import as_workload
 FloatArray = NDArray[np.float64]
 
 #: Doubt where the machine itself is the limit, as a standard deviation of the logarithm: six such settings of
-#: two recorded campaigns took 5 to 35 % longer in one than in the other. It fades by the square of the
+#: two recorded campaigns took 5 to 42 % longer in one than in the other. It fades by the square of the
 #: machine's share of the step.
 _HOST_DOUBT: Final = 0.1
 #: The same, of messages that wait for a core, as often as cores are busy: by the share itself. A prior.

@@ -211,5 +211,7 @@ def test_a_blind_campaign_is_judged_by_what_was_not_fitted(
     others = {(s.collective, s.fabric.num_ranks, size) for s in judged for size in s.sizes_bytes}
     assert not points & others
     assert sum(series.num_predicted for series in document.series) == len(others)
+    with pytest.raises(UsageError, match=r"--mbit: must be as in .*plan.json, got 50"):
+        run(tmp_path, plan.BLIND, mbit=50.0, resume=True)
     with pytest.raises(UsageError, match="--budget blind"):
         run(tmp_path / "other", mbit=100.0)
