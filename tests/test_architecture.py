@@ -149,7 +149,7 @@ COMMAND_LINE = {
     "validate testbed": {"--budget", "--minutes", "--out", "--resume", "--seed"},
     "validate strategies": {"--minutes", "--out", "--resume", "--seed"},
     "validate batch": {"--budget", "--out", "--profile", "--resume", "--seed", "--workload"},
-    "validate network": {"--budget", "--minutes", "--out", "--resume", "--seed"},
+    "validate network": {"--budget", "--mbit", "--minutes", "--out", "--resume", "--seed"},
     "validate memory": {"--batches", "--models", "--out"},
     "validate models": {"--budget", "--mode", "--out", "--profile", "--resume", "--seed"},
     "acceptance": set(),

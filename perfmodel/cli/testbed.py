@@ -52,8 +52,14 @@ def run_testbed(
 def run_network(
     *,
     budget: Annotated[
-        str, typer.Option(help="quick or standard: about 3 or 6 minutes.")
+        str,
+        typer.Option(
+            help="quick or standard: about 3 or 6 minutes; blind: predictions on disk before runs."
+        ),
     ] = "standard",
+    mbit: Annotated[
+        float, typer.Option(help="Rate of the links of a blind campaign. [Mbit/s]")
+    ] = 200.0,
     out: Annotated[Path, typer.Option(help="Folder for raw times and the verdict.")] = (
         DEFAULT_NETWORK
     ),
@@ -64,13 +70,16 @@ def run_network(
     minutes: Minutes = None,
 ) -> None:
     """Measure collectives of 2 to 16 ranks on shaped links and on loopback; fit some, judge by the rest."""
+    from perfmodel import checks  # noqa: PLC0415 - keeps --help fast
     from perfmodel.report.published import network_table  # noqa: PLC0415
     from perfmodel.report.testbed_grids import gate_lines  # noqa: PLC0415
     from validate.network import network as use_case  # noqa: PLC0415
 
+    checks.positive("--mbit", mbit)
     request = use_case.NetworkRequest(
         folder=out,
         budget=budget,
+        mbit=mbit,
         seed=seed,
         resume=resume,
         limit_s=limit_s(minutes),

@@ -218,6 +218,8 @@ class HostUse(Record):
     """CPU time of all ranks. [s]"""
     foreign_cpu_s: NonNegativeFloat
     """CPU time of everything else on the machine. [s]"""
+    stolen_cpu_s: NonNegativeFloat = 0.0
+    """What the hypervisor gave to other guests while cores here had work; 0 in earlier runs. [s]"""
     num_cores: PositiveInt
     is_realtime: bool
     """Whether the ranks ran before everything else (``SCHED_RR``)."""
@@ -226,6 +228,11 @@ class HostUse(Record):
     def own_share(self) -> float:
         """CPU time of the ranks over what the cores could give."""
         return self.own_cpu_s / (self.window_s * self.num_cores)
+
+    @property
+    def stolen_share(self) -> float:
+        """Time that other guests took, over what the cores could give."""
+        return self.stolen_cpu_s / (self.window_s * self.num_cores)
 
 
 class TrainingRun(Record):
@@ -247,6 +254,8 @@ class TrainingRun(Record):
     late_mean_s: NonNegativeFloat
     """By how much emulated layers ended after their time. [s]"""
     late_p99_s: NonNegativeFloat
+    attempts: PositiveInt = 1
+    """Runs until other guests left the machine alone; the calmest is kept."""
 
 
 class CollectiveRun(Record):
@@ -261,6 +270,8 @@ class CollectiveRun(Record):
     cpu_s: tuple[NonNegativeFloat, ...]
     """CPU time of all ranks of a group per collective, for each size. [s]"""
     host: HostUse
+    attempts: PositiveInt = 1
+    """Runs until other guests left the machine alone; the calmest is kept."""
 
 
 class StrategyRun(Record):

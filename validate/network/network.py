@@ -1,19 +1,22 @@
 """Use case: measure collectives of 2 to 16 ranks here, fit some, predict the others, judge.
 
 Every finished setting is one line on disk before the next begins, so that an interrupted campaign
-continues where it stopped, and a complete one can be judged again without measuring.
+continues where it stopped, and a complete one can be judged again without measuring. Of a blind
+campaign gates and predictions are on disk before the first collective that they judge.
 """
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from calibrate.campaign import Progress
+from calibrate.campaign import PLAN, Progress, read_plan
 from calibrate.environment import describe_environment
 from calibrate.placement import provenance
+from perfmodel.documents.base import write_atomically
 from perfmodel.documents.network_verdict import NetworkVerdict
-from perfmodel.documents.testbed import CollectiveRun, read_runs
-from perfmodel.errors import refuse_unknown
+from perfmodel.documents.testbed import CollectiveRun, CollectiveSetting, read_runs
+from perfmodel.errors import UsageError, refuse_unknown
 from validate.gates import passed
 from validate.network import plan, verdict
 from validate.testbed.campaign import (
@@ -31,6 +34,8 @@ class NetworkRequest(CampaignRequest):
     """What the user asked for."""
 
     budget: str = "standard"
+    mbit: float = plan.LINK_MBIT
+    """Rate of the links of a blind campaign. [Mbit/s]"""
 
 
 def validate_network(
@@ -48,8 +53,15 @@ def validate_network(
         If the time is up; what was measured is kept.
     """
     refuse_unknown("--budget", request.budget, plan.BUDGETS)
+    if request.budget != plan.BLIND and request.mbit != plan.LINK_MBIT:
+        raise UsageError(
+            f"--mbit: must be given with --budget blind, got --budget {request.budget}; the others "
+            f"measure at {plan.LINK_MBIT:g} Mbit/s"
+        )
     refuse_earlier_runs(request, RUNS)
-    settings = plan.settings(request.budget, seed=request.seed)
+    _refuse_another_rate(request)
+    parts = plan.settings(request.budget, seed=request.seed, mbit=request.mbit)
+    settings = [setting for part in parts for setting in part]
     output = request.folder / RUNS
     finished = {run.setting.name for run in read_runs(output)}
     if not finished.issuperset(setting.name for setting in settings):
@@ -59,14 +71,44 @@ def validate_network(
             total=len(settings),
             on_progress=on_progress,
         ) as campaign:
-            campaign.run(settings, output)
+            campaign.run(parts[0], output)
+            for part in parts[1:]:
+                _foretell(request, part)
+                campaign.run(part, output)
     return conclude(request)
+
+
+def _runs(request: NetworkRequest) -> list[CollectiveRun]:
+    return [run for run in read_runs(request.folder / RUNS) if isinstance(run, CollectiveRun)]
+
+
+def _refuse_another_rate(request: NetworkRequest) -> None:
+    path = request.folder / PLAN
+    if path.exists() and read_plan(request.folder).get("mbit") != request.mbit:
+        raise UsageError(
+            f"--mbit: must be as in {path}, got {request.mbit:g}; or choose another folder"
+        )
+
+
+def _foretell(request: NetworkRequest, part: Sequence[CollectiveSetting]) -> None:
+    """Write gates and predictions, unless an earlier start has."""
+    path = request.folder / PLAN
+    if path.exists():
+        return
+    content = {
+        "budget": request.budget,
+        "mbit": request.mbit,
+        "seed": request.seed,
+        "gates": verdict.LIMITS,
+        "predicted": verdict.foretell(verdict.points(_runs(request)), part),
+    }
+    write_atomically(path, json.dumps(content, indent=1) + "\n")
 
 
 def conclude(request: NetworkRequest) -> NetworkVerdict:
     """Judge what is on disk, and write the verdict."""
-    runs = [run for run in read_runs(request.folder / RUNS) if isinstance(run, CollectiveRun)]
-    judged = verdict.judge(verdict.points(runs))
+    split_by = verdict.blind_splits if request.budget == plan.BLIND else verdict.splits
+    judged = verdict.judge(verdict.points(_runs(request)), split_by)
     gates = verdict.gates(judged)
     document = NetworkVerdict(
         schema_version=NetworkVerdict.current_version,

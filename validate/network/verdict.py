@@ -11,11 +11,11 @@ from perfmodel.cost.collective import CollectiveCost
 from perfmodel.documents.collectives import MeasuredCollective
 from perfmodel.documents.profile import CurvePoint
 from perfmodel.documents.published import PublishedSeries
-from perfmodel.documents.testbed import CollectiveRun
+from perfmodel.documents.testbed import CollectiveRun, CollectiveSetting
 from perfmodel.documents.validation import Gate
 from validate.errors import summarise
 from validate.gates import gate
-from validate.network.plan import BETWEEN, FITTED, LEFT_OUT
+from validate.network.plan import BETWEEN, FITTED, LEFT_OUT, fitted_sizes
 from validate.published.baselines import alpha_beta_ring, ring_s
 from validate.published.errors import FloatArray, compare_predictors
 
@@ -67,8 +67,9 @@ class Split:
 
 def splits(sizes_bytes: Iterable[float]) -> tuple[Split, ...]:
     """Sizes between others, a group between others, and the largest group."""
-    ordered = sorted(set(sizes_bytes))
-    fitted, between = set(ordered[::2]), set(ordered[1::2])
+    every = set(sizes_bytes)
+    fitted = set(fitted_sizes(every))
+    between = every - fitted
     groups = {*FITTED, LEFT_OUT}
     return (
         Split(
@@ -87,6 +88,35 @@ def splits(sizes_bytes: Iterable[float]) -> tuple[Split, ...]:
             name="the largest group",
             limit="beyond",
             is_fitted=lambda p: p.world_size in FITTED,
+            is_predicted=lambda p: p.world_size == LEFT_OUT,
+        ),
+    )
+
+
+def blind_splits(sizes_bytes: Iterable[float]) -> tuple[Split, ...]:
+    """The same three, all from every second size in the groups to fit on."""
+    fitted = set(fitted_sizes(sizes_bytes))
+
+    def is_fitted(point: Point) -> bool:
+        return point.world_size in FITTED and point.size_bytes in fitted
+
+    return (
+        Split(
+            name="every second size",
+            limit="inside",
+            is_fitted=is_fitted,
+            is_predicted=lambda p: p.world_size in FITTED and p.size_bytes not in fitted,
+        ),
+        Split(
+            name="a group between",
+            limit="inside",
+            is_fitted=is_fitted,
+            is_predicted=lambda p: p.world_size == BETWEEN,
+        ),
+        Split(
+            name="the largest group",
+            limit="beyond",
+            is_fitted=is_fitted,
             is_predicted=lambda p: p.world_size == LEFT_OUT,
         ),
     )
@@ -119,11 +149,14 @@ class Judged:
     signed_errors: tuple[float, ...]
 
 
-def judge(found: Mapping[Key, Sequence[Point]]) -> list[Judged]:
+def judge(
+    found: Mapping[Key, Sequence[Point]],
+    split_by: Callable[[Iterable[float]], tuple[Split, ...]] = splits,
+) -> list[Judged]:
     """Every split that has something to fit and something to predict."""
     judged = []
     for (links, collective), all_points in found.items():
-        for split in splits(point.size_bytes for point in all_points):
+        for split in split_by([point.size_bytes for point in all_points]):
             known = [point for point in all_points if split.is_fitted(point)]
             unknown = [point for point in all_points if split.is_predicted(point)]
             if known and unknown:
@@ -133,13 +166,7 @@ def judge(found: Mapping[Key, Sequence[Point]]) -> list[Judged]:
 
 def _judge_one(name: str, split: Split, known: list[Point], unknown: list[Point]) -> Judged:
     links, _, collective = name.partition(": ")
-    cost = CollectiveCost.sample(
-        _groups(collective, known),
-        library="gloo",
-        num_draws=_NUM_DRAWS,
-        rng=np.random.default_rng(0),
-    )
-    draws_s = np.stack([cost.time_s(round(p.size_bytes), world_size=p.world_size) for p in unknown])
+    draws_s = _draws_s(collective, known, [(p.world_size, p.size_bytes) for p in unknown])
     measured_s = np.array([point.time_s for point in unknown])
     errors = np.array([point.relative_error for point in unknown])[:, np.newaxis]
     shaken_s = draws_s * np.exp(errors * np.random.default_rng(1).standard_normal(draws_s.shape))
@@ -163,6 +190,43 @@ def _judge_one(name: str, split: Split, known: list[Point], unknown: list[Point]
             ),
         ),
     )
+
+
+def _draws_s(
+    collective: str, known: Sequence[Point], where: Iterable[tuple[int, float]]
+) -> FloatArray:
+    """Predictions at group and array sizes, shape ``(num_points, num_draws)``. [s]"""
+    cost = CollectiveCost.sample(
+        _groups(collective, known),
+        library="gloo",
+        num_draws=_NUM_DRAWS,
+        rng=np.random.default_rng(0),
+    )
+    return np.stack([cost.time_s(round(size), world_size=n) for n, size in where])
+
+
+def foretell(
+    known: Mapping[Key, Sequence[Point]], settings: Iterable[CollectiveSetting]
+) -> list[dict[str, object]]:
+    """What settings that nobody has run yet will take, from points that are known."""
+    rows: list[dict[str, object]] = []
+    for setting in {(s.collective, s.fabric.num_ranks): s for s in settings}.values():
+        n, sizes = setting.fabric.num_ranks, setting.sizes_bytes
+        points_of = known[setting.family, setting.collective]
+        draws_s = _draws_s(setting.collective, points_of, [(n, size) for size in sizes])
+        for size, of_one in zip(sizes, draws_s, strict=True):
+            low_s, high_s = np.quantile(of_one, [0.05, 0.95])
+            rows.append(
+                {
+                    "collective": setting.collective,
+                    "ranks": n,
+                    "size_bytes": size,
+                    "time_s": float(of_one[0]),
+                    "p5_s": float(low_s),
+                    "p95_s": float(high_s),
+                }
+            )
+    return rows
 
 
 def _others(

@@ -1,4 +1,4 @@
-"""What the kernel counts: bytes of every link, CPU time of the machine."""
+"""What the kernel counts: bytes of every link, CPU time of the machine, and what was taken from it."""
 
 import os
 from dataclasses import dataclass
@@ -11,9 +11,12 @@ from validate.testbed.wiring import sent_bytes
 
 #: Key of the machine's busy CPU time among the counters. [s]
 BUSY: Final = "busy cpu"
+#: Key of the CPU time that the hypervisor gave to other guests. [s]
+STOLEN: Final = "stolen cpu"
 
 #: Fields of the first line of /proc/stat that count as busy: user, nice, system, irq, softirq.
 _BUSY_FIELDS: Final = (1, 2, 3, 6, 7)
+_STOLEN_FIELDS: Final = (8,)
 _LARGEST_TEXT_BYTES: Final = 65536
 
 
@@ -38,12 +41,13 @@ class CounterReader:
         return cls(files)
 
     def read(self) -> dict[str, float]:
-        """Bytes sent by each link, and busy seconds of the machine."""
+        """Bytes sent by each link, and busy and stolen seconds of the machine."""
         found: dict[str, float] = {
             link: sent_bytes(os.pread(file, _LARGEST_TEXT_BYTES, 0).decode(), device)
             for link, (file, device) in self.files.items()
         }
-        return found | {BUSY: busy_s(Path("/proc/stat").read_text(encoding="ascii"))}
+        text = Path("/proc/stat").read_text(encoding="ascii")
+        return found | {BUSY: busy_s(text), STOLEN: stolen_s(text)}
 
     def close(self) -> None:
         """Close the files."""
@@ -53,5 +57,14 @@ class CounterReader:
 
 def busy_s(text: str) -> Seconds:
     """Busy CPU time of all cores, from the text of ``/proc/stat``. [s]"""
+    return _seconds(text, _BUSY_FIELDS)
+
+
+def stolen_s(text: str) -> Seconds:
+    """Time in which cores had work but other guests of the host ran, from ``/proc/stat``. [s]"""
+    return _seconds(text, _STOLEN_FIELDS)
+
+
+def _seconds(text: str, fields: tuple[int, ...]) -> Seconds:
     ticks = text.split("\n", 1)[0].split()
-    return sum(int(ticks[field]) for field in _BUSY_FIELDS) / os.sysconf("SC_CLK_TCK")
+    return sum(int(ticks[field]) for field in fields) / os.sysconf("SC_CLK_TCK")

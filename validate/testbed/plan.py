@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from perfmodel.documents.testbed import (
+    CollectiveKind,
     CollectiveSetting,
     Fabric,
     Noise,
@@ -80,7 +81,7 @@ class Recipe:
 
 
 def collectives() -> tuple[CollectiveSetting, ...]:
-    """All-reduces between two ranks."""
+    """Between two ranks: all-reduces on idle shaped links, and what messages cost the machine."""
     sizes = (1024, 262_144, MIB, 4 * MIB)
     shaped = tuple(
         CollectiveSetting(
@@ -88,24 +89,49 @@ def collectives() -> tuple[CollectiveSetting, ...]:
         )
         for mbit in (50, 100, 200, 400)
     )
+    return (*shaped, *_messages(0))
+
+
+def _messages(turn: int) -> tuple[CollectiveSetting, ...]:
+    """What messages and bytes cost the machine."""
     # Many ranks keep the cores awake; so must two, for the price of a message.
-    warm = CollectiveSetting(
-        name="all-reduce warm",
-        fabric=flat(2, 200),
-        sizes_bytes=(1024,),
-        repeats=200,
-        pause_s=0.0,
-        keep_awake=True,
+    kinds: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather")
+    warm = tuple(
+        CollectiveSetting(
+            name=f"{kind} warm {turn}",
+            collective=kind,
+            fabric=flat(2, 200),
+            sizes_bytes=(1024,),
+            repeats=200,
+            pause_s=0.0,
+            keep_awake=True,
+        )
+        for kind in kinds
     )
     crowded = CollectiveSetting(
-        name="all-reduce crowded",
+        name=f"all_reduce crowded {turn}",
         fabric=flat(2, UNSHAPED_MBIT),
         sizes_bytes=(1024, 4 * MIB),
         repeats=25,
         pause_s=0.0,
         copies=8,
     )
-    return (*shaped, warm, crowded)
+    return (*warm, crowded)
+
+
+def calibration() -> tuple[CollectiveSetting | TrainingSetting, ...]:
+    """All that runs with one and two ranks; prices of the machine at three moments, as hosts slow down."""
+    steps = trainings()
+    middle = len(steps) // 2
+    return (
+        *collectives(),
+        *steps[:middle],
+        *_messages(1),
+        *_rushes(1),
+        *steps[middle:],
+        *_messages(2),
+        *_rushes(2),
+    )
 
 
 def trainings() -> tuple[TrainingSetting, ...]:
@@ -133,7 +159,7 @@ def trainings() -> tuple[TrainingSetting, ...]:
         )
     ]
     settings = [recipe.setting(number) for number, recipe in enumerate(recipes)]
-    settings += [_rush(shape) for shape in ("lenet", "transformer", "squeezenet", "perceptron")]
+    settings += _rushes(0)
     for noise in NOISES:
         # What stays with a rank shows in many ranks, what changes in many steps.
         num_runs = 5 if noise.rank_spread else 1
@@ -151,14 +177,19 @@ def trainings() -> tuple[TrainingSetting, ...]:
     return tuple(settings)
 
 
-def _rush(shape: str) -> TrainingSetting:
+def _rushes(turn: int) -> tuple[TrainingSetting, ...]:
+    shapes = ("lenet", "transformer", "squeezenet", "perceptron")
+    return tuple(_rush(shape, turn) for shape in shapes)
+
+
+def _rush(shape: str, turn: int) -> TrainingSetting:
     """One rank whose device needs no time: what is left is the price of its steps on a busy core."""
     model = emulated(shape, compute_s=1.0)
     layers = tuple(
         layer.model_copy(update={"forward_s": 1e-9, "backward_s": 1e-9}) for layer in model.layers
     )
     return TrainingSetting(
-        name=f"{RUSH}: {shape}",
+        name=f"{RUSH} {turn}: {shape}",
         family=RUSH,
         model=model.model_copy(update={"layers": layers}),
         fabric=flat(1, 200),
@@ -325,11 +356,11 @@ def _background() -> Iterator[Recipe]:
 def _host_limited() -> Iterator[Recipe]:
     for num_ranks, mbit, shape, cap in (
         (8, 10_000, "transformer", None),
-        (8, 10_000, "perceptron", None),
-        (16, 10_000, "transformer", 4.0),
-        (16, 10_000, "perceptron", 4.0),
+        (8, 2_000, "perceptron", None),
+        (16, 2_000, "transformer", 4.0),
+        (16, 1_000, "perceptron", 4.0),
         (16, 5_000, "squeezenet", None),
-        (16, 5_000, "vgg-like", None),
+        (16, 1_000, "vgg-like", None),
     ):
         yield Recipe(
             family="host",
@@ -338,6 +369,8 @@ def _host_limited() -> Iterator[Recipe]:
             ratio=0.1,
             mbit=1000,
             bucket_cap_mb=cap,
+            # Steps of 0.1 s: a second in which the kernel holds real-time processes back is many.
+            num_steps=25,
         )
 
 
@@ -353,6 +386,3 @@ def shuffled(settings: tuple[TrainingSetting, ...], *, seed: int) -> tuple[Train
     order = list(settings)
     random.Random(seed).shuffle(order)  # noqa: S311 - an order, no secret
     return tuple(order)
-
-
-__all__ = ("Recipe", "collectives", "hard", "plain", "short", "shuffled", "trainings")

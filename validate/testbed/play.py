@@ -1,6 +1,7 @@
 """Play a setting and turn what the ranks saw into a run."""
 
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -17,15 +18,37 @@ from perfmodel.documents.testbed import (
 )
 from perfmodel.units import Seconds
 from validate.testbed.client import Cluster
-from validate.testbed.counters import BUSY
+from validate.testbed.counters import BUSY, STOLEN
 from validate.testbed.noise import draw_factors
 
 #: Ranks may take this long, whatever they do: nothing in the plan comes near.
 _LIMIT_S: Final = 120.0
 
+#: A run from which other guests of the host took more than this share of the cores is repeated, so
+#: often at most. Decided by the hypervisor's counter alone: no duration and no prediction is looked at.
+_STOLEN_LIMIT: Final = 0.02
+_MOST_ATTEMPTS: Final = 3
+
+R = TypeVar("R", TrainingRun, CollectiveRun)
+
 
 def play_training(cluster: Cluster, setting: TrainingSetting) -> TrainingRun:
-    """Run one training setting."""
+    """Run one training setting, again where other guests disturbed it."""
+    return calmest(lambda: _train(cluster, setting))
+
+
+def calmest(play: Callable[[], R]) -> R:
+    """The first undisturbed run, or of several disturbed ones that with the least stolen time."""
+    runs: list[R] = []
+    while len(runs) < _MOST_ATTEMPTS:
+        runs.append(play())
+        if runs[-1].host.stolen_share <= _STOLEN_LIMIT:
+            break
+    kept = min(runs, key=lambda run: run.host.stolen_share)
+    return kept.model_copy(update={"attempts": len(runs)})
+
+
+def _train(cluster: Cluster, setting: TrainingSetting) -> TrainingRun:
     factors = draw_factors(
         setting.noise, num_ranks=setting.fabric.num_ranks, num_steps=setting.num_steps
     )
@@ -67,11 +90,15 @@ def _steps(reply: dict[str, Any]) -> tuple[Seconds, ...]:
 
 def _link_bytes(reply: dict[str, Any]) -> dict[str, int]:
     before, after = (reply["ranks"][0][moment]["counters"] for moment in ("before", "after"))
-    return {link: int(after[link] - before[link]) for link in before if link != BUSY}
+    return {link: int(after[link] - before[link]) for link in before if link not in {BUSY, STOLEN}}
 
 
 def play_collectives(cluster: Cluster, setting: CollectiveSetting) -> CollectiveRun:
-    """Run one setting of collectives."""
+    """Run one setting of collectives, again where other guests disturbed it."""
+    return calmest(lambda: _collect(cluster, setting))
+
+
+def _collect(cluster: Cluster, setting: CollectiveSetting) -> CollectiveRun:
     reply = cluster.play(Job(setting=setting, limit_s=_LIMIT_S))
     sizes = list(zip(*(rank["sizes"] for rank in reply["ranks"]), strict=True))
     return CollectiveRun(
@@ -94,11 +121,12 @@ def _host(reply: dict[str, Any]) -> HostUse:
     ranks = reply["ranks"]
     first, last = ranks[0]["before"], ranks[0]["after"]
     own_s = sum(rank["after"]["cpu_s"] - rank["before"]["cpu_s"] for rank in ranks)
-    busy_s = last["counters"][BUSY] - first["counters"][BUSY]
+    busy_s, stolen_s = (last["counters"][of] - first["counters"][of] for of in (BUSY, STOLEN))
     return HostUse(
         window_s=last["at_s"] - first["at_s"],
         own_cpu_s=own_s,
         foreign_cpu_s=max(0.0, busy_s - own_s),
+        stolen_cpu_s=max(0.0, stolen_s),
         num_cores=usable_cores(),
         is_realtime=reply["is_realtime"],
     )

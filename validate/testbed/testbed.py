@@ -64,7 +64,7 @@ def validate_testbed(
     """
     refuse_unknown("--budget", request.budget, BUDGETS)
     refuse_earlier_runs(request, CALIBRATION)
-    first: tuple[Setting, ...] = (*plan.collectives(), *plan.trainings())
+    first: tuple[Setting, ...] = plan.calibration()
     judged = plan.shuffled(
         (*plan.short(plan.plain(), request.budget), *plan.short(plan.hard(), request.budget)),
         seed=request.seed,

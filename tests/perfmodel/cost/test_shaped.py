@@ -75,14 +75,14 @@ def test_steady_traffic_leaves_the_rest() -> None:
 def test_the_time_of_a_large_all_reduce_by_hand() -> None:
     """4 ranks, 10 MB at 100 Mbit/s: (15 MB x 1.01 + 6 x 698 B) / 12.5 MB/s + 0.4 ms + 6 x 0.1 ms = 1.2133 s.
 
-    The host needs 4 x 0.4 ms + 48 x 50 us + 60 MB x 1 ns = 64 ms on two cores: nothing beside it.
+    The host needs 4 x 0.4 ms + 48 x 37.5 us + 60 MB x 1 ns = 63 ms on two cores: nothing beside it.
     """
     assert time_s(10_000_000, flat(4, 100)) == pytest.approx(1.213335, abs=1e-6)
 
 
 def test_the_machine_limits_small_all_reduces_of_many_ranks() -> None:
-    """16 ranks: (16 x 0.4 ms + 960 x 50 us + 30 x 1 kB x 1 ns) / 2 = 27.2 ms, far above the wire."""
-    assert time_s(1000, flat(16, 1000)) == pytest.approx(27.215e-3, abs=1e-6)
+    """16 ranks: (16 x 0.4 ms + 960 x 37.5 us + 30 x 1 kB x 1 ns) / 2 = 21.2 ms, far above the wire."""
+    assert time_s(1000, flat(16, 1000)) == pytest.approx(21.215e-3, abs=1e-6)
 
 
 def test_the_slowest_link_rules() -> None:

@@ -1,6 +1,8 @@
 """Collectives measured here and judged: what is fitted, what is predicted, what a folder is good for."""
 
 import fcntl
+import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from tests.turns import machine_is_held
 from tests.validate.testbed.played import serve
 from validate.network import network, plan, verdict
 from validate.testbed import campaign
-from validate.testbed.counters import BUSY
+from validate.testbed.counters import BUSY, STOLEN
 
 #: Links of 25 MB/s; a message costs 30 us of CPU time that all ranks share.
 LAW = MessageLaw(logs=np.log([[1e-4], [4e-8], [3e-5], [1e-10], [7.0]]))
@@ -42,7 +44,8 @@ class LawfulCluster:
             ends_s = [start_s + duration_s for start_s in starts_s]
             sizes.append({"starts_s": starts_s, "ends_s": ends_s, "cpu_s": 1e-4})
         before, after = (
-            {"counters": {BUSY: at_s}, "cpu_s": at_s / 10, "at_s": at_s} for at_s in (0.0, 1.0)
+            {"counters": {BUSY: at_s, STOLEN: 0.0}, "cpu_s": at_s / 10, "at_s": at_s}
+            for at_s in (0.0, 1.0)
         )
         rank = {"before": before, "after": after, "sizes": sizes}
         ranks = [rank] * setting.fabric.num_ranks
@@ -62,8 +65,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> LawfulCluster:
     return lawful
 
 
-def run(folder: Path, **changes: object) -> NetworkVerdict:
-    request = network.NetworkRequest(folder=folder, budget="quick", **changes)  # type: ignore[arg-type]
+def run(folder: Path, budget: str = "quick", **changes: object) -> NetworkVerdict:
+    request = network.NetworkRequest(folder=folder, budget=budget, **changes)  # type: ignore[arg-type]
     return network.validate_network(request, on_progress=lambda _: None)
 
 
@@ -156,7 +159,7 @@ def test_waiting_for_another_measurement_says_nothing_about_the_pace(
 
 
 def test_what_makes_no_sense_is_refused(cluster: LawfulCluster, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="quick, standard, got 'thorough'"):
+    with pytest.raises(UsageError, match="quick, standard, blind, got 'thorough'"):
         network.validate_network(
             network.NetworkRequest(folder=tmp_path, budget="thorough"), on_progress=lambda _: None
         )
@@ -164,3 +167,51 @@ def test_what_makes_no_sense_is_refused(cluster: LawfulCluster, tmp_path: Path) 
     with pytest.raises(UsageError, match="continue with --resume"):
         run(tmp_path)
     assert not cluster.played
+
+
+def test_a_blind_campaign_predicts_before_it_measures(
+    cluster: LawfulCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(plan.BUDGETS, plan.BLIND, 1)
+    known, judged = plan.settings(plan.BLIND, seed=1, mbit=100)
+    with pytest.raises(Interrupted):
+        run(tmp_path, plan.BLIND, mbit=100.0, limit_s=1e-9)
+    # Known settings alone: the predictions are there, and no run that they judge.
+    monkeypatch.setattr(network, "_foretell", _stop_after(network._foretell))
+    with pytest.raises(StopIteration):
+        run(tmp_path, plan.BLIND, mbit=100.0, resume=True)
+    assert set(cluster.played) == {setting.name for setting in known}
+    content = json.loads((tmp_path / "plan.json").read_text())
+    assert content["gates"] == verdict.LIMITS
+    assert len(content["predicted"]) == sum(len(setting.sizes_bytes) for setting in judged)
+    for row in content["predicted"]:
+        truth_s = lawful_s(row["collective"], row["size_bytes"], row["ranks"])
+        assert row["time_s"] == pytest.approx(truth_s, rel=0.2), row
+
+
+def _stop_after(act: Callable[..., None]) -> Callable[..., None]:
+    def stop(*arguments: object) -> None:
+        act(*arguments)
+        raise StopIteration
+
+    return stop
+
+
+def test_a_blind_campaign_is_judged_by_what_was_not_fitted(
+    cluster: LawfulCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(plan.BUDGETS, plan.BLIND, 1)
+    document = run(tmp_path, plan.BLIND, mbit=100.0)
+    assert document.passed
+    assert len(document.gates) == 2
+    assert len(cluster.played) == len(set(cluster.played))
+    known, judged = plan.settings(plan.BLIND, seed=1, mbit=100)
+    assert not {s.name for s in known} & {s.name for s in judged}
+    points = {(s.collective, s.fabric.num_ranks, size) for s in known for size in s.sizes_bytes}
+    others = {(s.collective, s.fabric.num_ranks, size) for s in judged for size in s.sizes_bytes}
+    assert not points & others
+    assert sum(series.num_predicted for series in document.series) == len(others)
+    with pytest.raises(UsageError, match=r"--mbit: must be as in .*plan.json, got 50"):
+        run(tmp_path, plan.BLIND, mbit=50.0, resume=True)
+    with pytest.raises(UsageError, match="--budget blind"):
+        run(tmp_path / "other", mbit=100.0)

@@ -13,7 +13,7 @@ from perfmodel.documents.testbed import CollectiveSetting, Job, TrainingSetting
 from perfmodel.errors import MeasurementFailed
 from validate.testbed import campaign
 from validate.testbed.client import Cluster
-from validate.testbed.counters import BUSY
+from validate.testbed.counters import BUSY, STOLEN
 from validate.testbed.foretell import Calibration, Plan, simulated_step
 
 NUM_CORES = 2
@@ -41,7 +41,7 @@ def known_ring() -> ShapedRing:
         launch_s=one(4e-4),
         hop_s=one(1e-4),
         launch_cpu_s=one(4e-4),
-        message_cpu_s=one(5e-5),
+        message_cpu_s=one(3.75e-5),
         byte_cpu_s=one(1e-9),
     )
 
@@ -90,8 +90,8 @@ def moments(
     window_s: float, cpu_s: float, sent: dict[str, float]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     nothing = dict.fromkeys(sent, 0.0)
-    before = {"counters": nothing | {BUSY: 0.0}, "cpu_s": 0.0, "at_s": 0.0}
-    after = {"counters": sent | {BUSY: window_s}, "cpu_s": cpu_s, "at_s": window_s}
+    before = {"counters": nothing | {BUSY: 0.0, STOLEN: 0.0}, "cpu_s": 0.0, "at_s": 0.0}
+    after = {"counters": sent | {BUSY: window_s, STOLEN: 0.0}, "cpu_s": cpu_s, "at_s": window_s}
     return before, after
 
 
@@ -106,7 +106,9 @@ def _collective_rank(setting: CollectiveSetting) -> dict[str, Any]:
         num_ranks = fabric.num_ranks
         cpu_s = float(ring.cpu_s(size_bytes, num_ranks)[0])
         if setting.pause_s == 0:
-            duration_s = float(2 * ring.hop_s[0])
+            # A quarter of a warm all-reduce is its call; an all-gather has half of the messages.
+            hops = 2.0 if setting.collective == "all_reduce" else 2.0 * (0.25 + 0.75 / 2)
+            duration_s = float(hops * ring.hop_s[0])
         starts_s = [float(number) for number in range(setting.repeats)]
         ends_s = [start_s + duration_s for start_s in starts_s]
         sizes.append({"starts_s": starts_s, "ends_s": ends_s, "cpu_s": cpu_s / num_ranks})

@@ -1,12 +1,14 @@
 """The campaign: calibrated on two ranks, predictions before runs, resumable, judged."""
 
+import dataclasses
 import json
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from perfmodel.documents.testbed import Noise, TestbedDocument, read_runs
+from perfmodel.documents.testbed import Noise, TestbedDocument, TrainingRun, read_runs
 from perfmodel.errors import (
     Interrupted,
     InvalidDocument,
@@ -18,8 +20,18 @@ from perfmodel.parallelism.strategy import Setting
 from perfmodel.program.ddp import gradient_buckets
 from perfmodel.report import testbed_grids
 from tests.turns import machine_is_held
-from tests.validate.testbed.played import PlayedCluster, serve
-from validate.testbed import calibration, client, plan, shapes, testbed, verdict
+from tests.validate.testbed.played import PlayedCluster, known, serve
+from validate.testbed import (
+    calibration,
+    client,
+    counters,
+    foretell,
+    plan,
+    play,
+    shapes,
+    testbed,
+    verdict,
+)
 from validate.testbed.foretell import noise_key
 from validate.testbed.noise import draw_factors
 from validate.testbed.resources import limit, link_uses
@@ -87,7 +99,7 @@ def test_tables_name_every_setting_and_mark_what_was_missed(
 def test_predictions_and_gates_are_on_disk_before_the_first_judged_run(
     cluster: PlayedCluster, tmp_path: Path
 ) -> None:
-    cluster.at_most = len(plan.collectives()) + len(plan.trainings())
+    cluster.at_most = len(plan.calibration())
     with pytest.raises(MeasurementFailed):
         run(tmp_path)
     content = json.loads((tmp_path / "plan.json").read_text())
@@ -99,7 +111,7 @@ def test_predictions_and_gates_are_on_disk_before_the_first_judged_run(
 def test_an_interrupted_campaign_continues_where_it_stopped(
     cluster: PlayedCluster, tmp_path: Path
 ) -> None:
-    cluster.at_most = len(plan.collectives()) + len(plan.trainings()) + 2
+    cluster.at_most = len(plan.calibration()) + 2
     with pytest.raises(MeasurementFailed):
         run(tmp_path)
     # What a killed writer leaves of a line is measured again.
@@ -164,8 +176,7 @@ def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_calibration_never_sees_more_than_two_ranks() -> None:
-    assert {setting.fabric.num_ranks for setting in plan.collectives()} == {2}
-    assert {setting.fabric.num_ranks for setting in plan.trainings()} == {1, 2}
+    assert {setting.fabric.num_ranks for setting in plan.calibration()} == {1, 2}
     judged = (*plan.plain(), *plan.hard())
     assert {setting.fabric.num_ranks for setting in judged} == {4, 8, 16}
 
@@ -173,8 +184,7 @@ def test_calibration_never_sees_more_than_two_ranks() -> None:
 def test_there_are_enough_settings_and_all_have_names_of_their_own() -> None:
     assert len(plan.plain()) >= 40
     assert len(plan.hard()) >= 40
-    names = [s.name for s in (*plan.trainings(), *plan.plain(), *plan.hard())]
-    names += [setting.name for setting in plan.collectives()]
+    names = [s.name for s in (*plan.calibration(), *plan.plain(), *plan.hard())]
     assert len(names) == len(set(names))
     calibrated = {noise_key(setting.noise) for setting in plan.trainings()}
     assert {noise_key(setting.noise) for setting in plan.hard()} <= calibrated | {
@@ -230,3 +240,48 @@ def test_gates_are_those_that_were_promised() -> None:
         "covered_to": 0.97,
     }
     assert verdict.LIMITS["hard"] == {"mape": 0.04, "worst": 0.12, "limits_named": 1.0}
+
+
+def test_what_other_guests_disturbed_is_run_again_and_the_calmest_is_kept() -> None:
+    cluster = PlayedCluster()
+    run = play.play_training(cluster, plan.plain()[0])
+
+    def stolen(seconds: float) -> TrainingRun:
+        return run.model_copy(
+            update={
+                "host": run.host.model_copy(update={"stolen_cpu_s": seconds * run.host.window_s})
+            }
+        )
+
+    twice = iter([stolen(0.5), stolen(0.01)])
+    found = play.calmest(lambda: next(twice))
+    assert found.attempts == 2
+    assert found.host.stolen_share == pytest.approx(0.005)
+    always = iter([stolen(0.5), stolen(0.3), stolen(0.4)])
+    found = play.calmest(lambda: next(always))
+    assert found.attempts == 3
+    assert found.host.stolen_share == pytest.approx(0.15)
+
+
+def test_stolen_time_is_the_eighth_field() -> None:
+    ticks = os.sysconf("SC_CLK_TCK")
+    text = f"cpu  {ticks} 0 {ticks} 9 9 0 0 {3 * ticks} 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n"
+    assert counters.stolen_s(text) == pytest.approx(3.0)
+    assert counters.busy_s(text) == pytest.approx(2.0)
+
+
+def test_on_a_saturated_machine_nobody_sleeps() -> None:
+    """Waking is paid for as far as devices, and not cores, keep a rank waiting."""
+    calibration = dataclasses.replace(known(), wake_cpu_s=1e-2)
+    awake = dataclasses.replace(known(), wake_cpu_s=0.0)
+
+    def waking_s(ratio: float) -> float:
+        recipe = plan.Recipe(
+            family="plain", shape="lenet", fabric=plan.flat(16, 200), ratio=ratio, mbit=200
+        )
+        setting = recipe.setting(0)
+        of_both = [float(foretell.Plan.of(setting, c).cpu_s()[0]) for c in (calibration, awake)]
+        return (of_both[0] - of_both[1]) / (16 * len(setting.model.layers) * 1e-2)
+
+    assert waking_s(1000) == pytest.approx(1.0, abs=0.02)
+    assert waking_s(0.01) < 0.2
