@@ -94,7 +94,7 @@ check: $(INSTALLED_DEV) ## format, lint, types, import contracts, tests: what CI
 	$(VENV)/bin/lint-imports
 	$(RUN) pytest $(PYTEST_FLAGS)
 
-bench: $(INSTALLED_DEV) ## time the engine and the command line -> docs/benchmarks.json
+bench: $(INSTALLED_DEV) ## time the engine, the command line, traces and the page -> docs/benchmarks.json
 	$(RUN) tests.benchmarks.run --output docs/benchmarks.json
 
 record: $(INSTALLED_DEV) ## keep OUT as docs/records, and write the README's figures from there

@@ -27,10 +27,11 @@ from perfmodel.forecast import (
     open_workload,
     workload_document,
 )
+from perfmodel.parallelism.strategy import Scaling
 from perfmodel.plan.acceptance import acceptance_terms as terms_of
 from perfmodel.plan.acceptance import judge
 from perfmodel.plan.profile_diff import compare_profiles
-from perfmodel.predictor import Predictor, Scaling
+from perfmodel.predictor import Predictor
 from perfmodel.program.job import FailureCause, Job
 from perfmodel.scenarios import Scenario, changed, compare_scenarios
 from perfmodel.topology.cluster import Cluster

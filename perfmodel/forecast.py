@@ -13,13 +13,8 @@ from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.profile import WorkloadProfile
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UsageError
-from perfmodel.parallelism.strategy import Setting
-from perfmodel.predictor import (
-    Predictor,
-    Scaling,
-    StepPrediction,
-    scaled_settings,
-)
+from perfmodel.parallelism.strategy import Scaling, Setting, scaled_settings
+from perfmodel.predictor import Predictor, StepPrediction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,7 +116,7 @@ def predict_layout(
     )
     parts = machine.model.parts(jobs)
     held = layout.stages(training.model.shape.layers)
-    memory = tuple(_stage(jobs, stage, layers) for stage, layers in enumerate(held))
+    memory = _stages(jobs, held)
     fullest = max(sum(_tensors(stage)) for stage in memory)
     step = simulated_step(machine, training, layout)
     document = LayoutPredictionDocument(
@@ -331,17 +331,27 @@ def _inverse(step_s: Interval, work: float) -> Interval:
     return Interval(p5=work / step_s.p95, p50=work / step_s.p50, p95=work / step_s.p5)
 
 
-def _stage(jobs: Jobs, stage: int, layers: int) -> StageMemory:
-    found = rank_memory(replace(jobs, most_layers=np.array([float(layers)])), stage)
-    return StageMemory(
-        stage=stage,
-        layers=layers,
-        parameters_bytes=float(found.parameters_bytes[0]),
-        gradients_bytes=float(found.gradients_bytes[0]),
-        optimizer_bytes=float(found.optimizer_bytes[0]),
-        activations_bytes=float(found.activations_bytes[0]),
-        logits_bytes=float(found.logits_bytes[0]),
-        needed_bytes=float(needed_bytes(found.tensor_bytes)[0]),
+def _stages(jobs: Jobs, held: Sequence[int]) -> tuple[StageMemory, ...]:
+    """Memory of every stage of the first job, which hold so many layers."""
+    stages = np.arange(len(held), dtype=np.float64)
+    first = np.zeros(len(held), dtype=np.intp)
+    each = replace(jobs.take(first), most_layers=np.array(held, dtype=np.float64))
+    found = rank_memory(each, stages)
+    columns = {
+        "parameters_bytes": found.parameters_bytes,
+        "gradients_bytes": found.gradients_bytes,
+        "optimizer_bytes": found.optimizer_bytes,
+        "activations_bytes": found.activations_bytes,
+        "logits_bytes": found.logits_bytes,
+        "needed_bytes": needed_bytes(found.tensor_bytes),
+    }
+    return tuple(
+        StageMemory(
+            stage=stage,
+            layers=layers,
+            **{name: float(column[stage]) for name, column in columns.items()},
+        )
+        for stage, layers in enumerate(held)
     )
 
 

@@ -1,26 +1,24 @@
 """Use case: what so many devices would do for a workload, with an interval that has been checked."""
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from perfmodel import checks
 from perfmodel.algebra.fluid import end_times_with_interference
 from perfmodel.cost.curve import Samples
 from perfmodel.cost.model import CostModel, borrowed_profile
 from perfmodel.cost.model_form import SEED, model_form
 from perfmodel.cost.rescaling import whole_steps_refused
-from perfmodel.cost.terms import Terms
+from perfmodel.cost.terms import Terms, paced
 from perfmodel.cost.traced import traced_profile
 from perfmodel.documents.prediction import Interval, PredictedPoint
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
 from perfmodel.documents.validation import ValidationDocument
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError, did_you_mean
-from perfmodel.parallelism.strategy import MOST_BATCH, MOST_DEVICES, Setting, Synchronisation
+from perfmodel.parallelism.strategy import Setting
 from perfmodel.program.ddp import compile_step
 from perfmodel.program.interference import Interference
 from perfmodel.program.operation import Cause, StepProgram, Stream
@@ -28,11 +26,9 @@ from perfmodel.program.trace import Trace
 from perfmodel.simulation import simulate, slowdown_by_sharing
 from perfmodel.statistics.critical_path import time_by_cause
 from perfmodel.topology.cluster import Cluster
-from perfmodel.units import Bytes
+from perfmodel.units import Bytes, Seconds
 from perfmodel.workload.step import SymbolicStep
 from perfmodel.workload.workload import Workload
-
-Scaling = Literal["weak", "strong"]
 
 NUM_DRAWS = 400
 #: Percentiles of the steps of a run that are told beside the median.
@@ -48,6 +44,8 @@ class StepPrediction:
     terms: Terms
     trace: Trace
     """The simulation at nominal parameters, of the slowest rank."""
+    straggler_s: Seconds
+    """Nominally, the part of it that ranks as fast as the median one would not take. [s]"""
     step_s: Samples
     """Shape ``(num_draws,)``: doubt of the parameters and of the model's form. [s]"""
     exposed_comm_s: Samples
@@ -55,6 +53,15 @@ class StepPrediction:
     """95 and 99: that percentile over the steps of a run, shape ``(num_draws,)``. [s]"""
     binding_link: str | None = None
     """Which link costs most of the largest all-reduce, and why; None without a cluster."""
+
+
+class _Priced(NamedTuple):
+    """What a setting does, and how long each operation takes, on the median and on the slowest rank."""
+
+    program: StepProgram
+    terms: Terms
+    median_s: Samples
+    durations_s: Samples
 
 
 class Predictor:
@@ -161,43 +168,64 @@ class Predictor:
         NotFeasible
             If the cluster has fewer devices.
         """
-        _refuse_too_many(self.cluster, setting)
-        if setting.world_size > 1 and self.profile.max_world_size == 1:
-            raise CalibrationUnavailable(
-                f"--devices: {setting.world_size} devices need a measured interconnect, but the "
-                "profile holds one rank; calibrate with --nproc 2 or more"
-            )
-        terms = self._costs.terms(workload, setting, loader_samples_per_s=loader_samples_per_s)
-        program = compile_step(workload.workload, setting, asynchronous=self.profile.asynchronous)
-        durations_s = terms.durations(program)
+        priced = self._priced(workload, setting, loader_samples_per_s)
+        program, terms, median_s, durations_s = priced
         trace = simulate(
             program, durations_s[:, 0][None, :], interference=nominal_interference(terms)
         )
-        step_s = step_times(program, terms, durations_s)
-        silent_s = step_times(program, terms, silenced(program, durations_s))
-        sharing = self._sharing(program, durations_s[:, 0], setting.world_size)
-        factor = sharing * self._common
-        factor *= model_form(
-            self.profile,
-            self.validation,
-            workload,
-            setting,
-            num_draws=self._num_draws,
-            num_visits=self._num_visits,
+        late = [
+            paced(program, median_s, self._slowest(workload, setting, terms, percent))
+            for percent in tails
+        ]
+        cases_s = [durations_s, silenced(program, durations_s), median_s, *late]
+        step_s, silent_s, even_s, *tails_s = all_step_times(
+            program, [(terms, case_s) for case_s in cases_s]
         )
+        sharing = self._sharing(program, durations_s[:, 0], setting.world_size)
+        doubt = self._doubt(workload, setting)
         return StepPrediction(
             setting=setting,
             program=program,
             terms=terms,
             trace=trace,
-            step_s=step_s * factor,
+            straggler_s=max(0.0, trace.step_s - float(even_s[0])),
+            step_s=step_s * sharing * doubt,
             tail_s={
-                percent: self._tail_s(workload, setting, program, terms, percent) * factor
-                for percent in tails
+                percent: tail_s * sharing * doubt
+                for percent, tail_s in zip(tails, tails_s, strict=True)
             },
             exposed_comm_s=np.maximum(0.0, step_s * sharing - silent_s),
             binding_link=self._binding(program, setting.world_size),
         )
+
+    def step_draws(
+        self,
+        workload: WorkloadProfile,
+        settings: Sequence[Setting],
+        *,
+        loader_samples_per_s: float | None = None,
+    ) -> list[Samples]:
+        """The ``step_s`` of many settings and nothing else: by algebra, equal programs together. [s]
+
+        Raises
+        ------
+        CalibrationUnavailable, NotFeasible
+            As for one step.
+        """
+        priced = [self._priced(workload, each, loader_samples_per_s) for each in settings]
+        alike: dict[StepProgram, list[int]] = {}
+        for index, of_one in enumerate(priced):
+            alike.setdefault(of_one.program, []).append(index)
+        draws_s: dict[int, Samples] = {}
+        for program, chosen in alike.items():
+            cases = [(priced[index].terms, priced[index].durations_s) for index in chosen]
+            draws_s |= zip(chosen, all_step_times(program, cases), strict=True)
+        return [
+            draws_s[index]
+            * self._sharing(of_one.program, of_one.durations_s[:, 0], setting.world_size)
+            * self._doubt(workload, setting)
+            for index, (of_one, setting) in enumerate(zip(priced, settings, strict=True))
+        ]
 
     def point(self, step: StepPrediction, *, baseline: StepPrediction) -> PredictedPoint:
         """Quantities with intervals, relative to one device."""
@@ -208,7 +236,6 @@ class Predictor:
         speedup = (
             np.ones(self._num_draws) if step is baseline else ratio * baseline.step_s / step.step_s
         )
-        straggler_s = step.trace.step_s - self._without_stragglers(step)
         return PredictedPoint(
             setting=step.setting,
             step_s=interval(step.step_s),
@@ -217,24 +244,44 @@ class Predictor:
             scaling_efficiency=interval(speedup / world_size),
             exposed_comm_s=interval(step.exposed_comm_s),
             breakdown_s=time_by_cause(step.trace),
-            straggler_s=max(0.0, straggler_s),
+            straggler_s=step.straggler_s,
             evidence=dict(step.terms.evidence),
             tail_s={f"p{percent}": interval(tail_s) for percent, tail_s in step.tail_s.items()},
             binding_link=step.binding_link,
         )
 
-    def _tail_s(
-        self,
-        workload: WorkloadProfile,
-        setting: Setting,
-        program: StepProgram,
-        terms: Terms,
-        percent: int,
+    def _priced(
+        self, workload: WorkloadProfile, setting: Setting, loader_samples_per_s: float | None
+    ) -> _Priced:
+        """The program of a setting and what its operations cost."""
+        _refuse_too_many(self.cluster, setting)
+        if setting.world_size > 1 and self.profile.max_world_size == 1:
+            raise CalibrationUnavailable(
+                f"--devices: {setting.world_size} devices need a measured interconnect, but the "
+                "profile holds one rank; calibrate with --nproc 2 or more"
+            )
+        terms = self._costs.terms(workload, setting, loader_samples_per_s=loader_samples_per_s)
+        program = compile_step(workload.workload, setting, asynchronous=self.profile.asynchronous)
+        median_s = terms.median_durations(program)
+        return _Priced(program, terms, median_s, paced(program, median_s, terms.slowest))
+
+    def _slowest(
+        self, workload: WorkloadProfile, setting: Setting, terms: Terms, percent: int
     ) -> Samples:
-        """The step in which the slowest rank is as slow as in so many percent of all steps at most."""
+        """How slow the slowest rank is in so many percent of all steps at most."""
         slowest = self._costs.slowest(workload, setting, probability=percent / 100)
-        late = dataclasses.replace(terms, slowest=np.maximum(slowest, terms.slowest))
-        return step_times(program, late, late.durations(program))
+        return np.maximum(slowest, terms.slowest)
+
+    def _doubt(self, workload: WorkloadProfile, setting: Setting) -> Samples:
+        """Factors of what parameters do not tell: one more round, and the form of the model."""
+        return self._common * model_form(
+            self.profile,
+            self.validation,
+            workload,
+            setting,
+            num_draws=self._num_draws,
+            num_visits=self._num_visits,
+        )
 
     def _sharing(self, program: StepProgram, durations_s: Samples, world_size: int) -> float:
         """Factor on the step by other jobs whose collectives cross the same links."""
@@ -254,10 +301,6 @@ class Predictor:
         if self.cluster is None or not size_bytes:
             return None
         return self._costs.network.binding(size_bytes, world_size=world_size)
-
-    def _without_stragglers(self, step: StepPrediction) -> float:
-        terms = dataclasses.replace(step.terms, slowest=np.ones(self._num_draws))
-        return float(step_times(step.program, terms, terms.durations(step.program))[0])
 
 
 def _largest_all_reduce(program: StepProgram) -> Bytes:
@@ -303,14 +346,22 @@ def nominal_interference(terms: Terms) -> Interference:
 
 def step_times(program: StepProgram, terms: Terms, durations_s: Samples) -> Samples:
     """Duration of the step in every draw, by algebra. [s]"""
+    [result] = all_step_times(program, [(terms, durations_s)])
+    return result
+
+
+def all_step_times(program: StepProgram, cases: Sequence[tuple[Terms, Samples]]) -> list[Samples]:
+    """Durations of a step in many cases, all draws of all cases together. [s]
+
+    A few thousand draws take hardly longer than a few hundred.
+    """
     ends_s = end_times_with_interference(
         program,
-        durations_s,
-        compute_speed=terms.compute_speed,
-        comm_speed=terms.comm_speed,
+        np.concatenate([durations_s for _, durations_s in cases], axis=1),
+        compute_speed=np.concatenate([terms.compute_speed for terms, _ in cases]),
+        comm_speed=np.concatenate([terms.comm_speed for terms, _ in cases]),
     )
-    result: Samples = ends_s.max(axis=0)
-    return result
+    return np.split(ends_s.max(axis=0), len(cases))
 
 
 def silenced(program: StepProgram, durations_s: Samples) -> Samples:
@@ -323,58 +374,3 @@ def silenced(program: StepProgram, durations_s: Samples) -> Samples:
 def interval(draws: Samples) -> Interval:
     """The nominal draw (the first), and the middle 90 % of all; the nominal is always inside."""
     return Interval.of(draws, nominal=float(draws[0]))
-
-
-def scaled_settings(
-    workload: str,
-    world_sizes: Sequence[int],
-    *,
-    scaling: Scaling,
-    batch: int,
-    accumulation: int = 1,
-    bucket_cap_mb: float | None = None,
-) -> tuple[Setting, ...]:
-    """One setting per world size.
-
-    Parameters
-    ----------
-    batch
-        Weak scaling: samples per forward pass of each rank, whatever their number. Strong scaling:
-        samples per step of all ranks together.
-
-    Raises
-    ------
-    NotFeasible
-        If the global batch cannot be split evenly.
-    """
-    checks.within("batch", batch, 1, MOST_BATCH)
-    checks.within("accumulation", accumulation, 1, MOST_BATCH)
-    settings = []
-    for world_size in world_sizes:
-        checks.within("devices", world_size, 1, MOST_DEVICES)
-        parts = world_size * accumulation if scaling == "strong" else 1
-        if batch % parts:
-            raise NotFeasible(
-                f"--scaling strong: the global batch must be a multiple of devices x accumulation "
-                f"({parts}), got {batch}; choose another --batch or fewer --devices"
-            )
-        settings.append(
-            Setting(
-                workload=workload,
-                world_size=world_size,
-                micro_batch=batch // parts,
-                accumulation=accumulation,
-                synchronisation=(Synchronisation.NONE if world_size == 1 else Synchronisation.DDP),
-                bucket_cap_mb=bucket_cap_mb,
-            )
-        )
-    return tuple(settings)
-
-
-__all__ = (
-    "Cause",
-    "Predictor",
-    "StepPrediction",
-    "interval",
-    "scaled_settings",
-)

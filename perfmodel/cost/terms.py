@@ -47,6 +47,10 @@ class Terms:
         Samples
             Shape ``(num_operations, num_draws)``.
         """
+        return paced(program, self.median_durations(program), self.slowest)
+
+    def median_durations(self, program: StepProgram) -> Samples:
+        """How long each operation takes alone on the median rank, shape as above. [s]"""
         collectives = self._collectives(program)
         return np.stack(
             [
@@ -80,9 +84,24 @@ class Terms:
                 assert operation.issues is not None, operation
                 return self.issue_s[operation.issues] * operation.share
             case _:
-                return self._compute(operation) * self.slowest
+                return self._compute(operation)
 
     def _compute(self, operation: Operation) -> Samples:
         if operation.cause is Cause.BUCKET:
             return self.bucket_s + self.bucket_s_per_byte * operation.size_bytes
         return self.compute_s[operation.cause] * operation.share
+
+
+def paced(program: StepProgram, median_s: Samples, slowest: Samples) -> Samples:
+    """Durations on a rank that computes so many times as slowly as the median one. [s]
+
+    Parameters
+    ----------
+    median_s
+        Shape ``(num_operations, num_draws)``. [s]
+    slowest
+        Shape ``(num_draws,)``.
+    """
+    result = median_s.copy()
+    result[list(program.on_stream(Stream.COMPUTE))] *= slowest
+    return result

@@ -16,8 +16,8 @@ from perfmodel.explanation.remedies import (
     nominal_step_time,
 )
 from perfmodel.explanation.removals import LossCause, alone, removals
-from perfmodel.parallelism.strategy import Setting
-from perfmodel.predictor import Predictor, Scaling, StepPrediction
+from perfmodel.parallelism.strategy import Scaling, Setting
+from perfmodel.predictor import Predictor, StepPrediction
 from perfmodel.units import Seconds
 
 #: Below this a difference of two steps is rounding. [s]

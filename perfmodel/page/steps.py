@@ -5,6 +5,7 @@ import shlex
 from typing import Final
 
 from perfmodel.context import caveats
+from perfmodel.cost.curve import Samples
 from perfmodel.cost.memory import MemorySetting, device_memory, overhead_of, verdict
 from perfmodel.documents.page import CurvePoint, MemoryAnswer, PageAnswer, StepQuestion
 from perfmodel.documents.prediction import Evidence
@@ -14,8 +15,8 @@ from perfmodel.forecast import Forecast, forecast_settings
 from perfmodel.page.machines import OpenedWorkload, StepMachine, named_cluster, opened
 from perfmodel.page.money import spent
 from perfmodel.page.timeline import timeline
-from perfmodel.parallelism.strategy import Setting
-from perfmodel.predictor import TAILS, Predictor, StepPrediction, interval, scaled_settings
+from perfmodel.parallelism.strategy import Setting, scaled_settings
+from perfmodel.predictor import Predictor, StepPrediction, interval
 from perfmodel.scenarios import (
     UNMEASURED,
     Scenario,
@@ -42,7 +43,8 @@ class StepDesk:
         self._workload: OpenedWorkload = opened(machine, workload)
         self._scenario = functools.lru_cache(maxsize=16)(self._scenario_of)
         self._predictor = functools.lru_cache(maxsize=8)(self._predictor_of)
-        self._step = functools.lru_cache(maxsize=512)(self._step_of)
+        self._step = functools.lru_cache(maxsize=64)(self._step_of)
+        self._draws = functools.lru_cache(maxsize=16)(self._draws_of)
 
     def answer(self, question: StepQuestion) -> PageAnswer:
         """Predict what is asked, the curve around it, and what the changes change.
@@ -59,7 +61,7 @@ class StepDesk:
         changes = _changes(question)
         scenario = self._scenario(changes)
         settings = self._settings(scenario, question)
-        single, asked = (self._step(changes, setting, TAILS) for setting in settings)
+        single, asked = (self._step(changes, setting) for setting in settings)
         predictor = self._predictor(changes)
         point = predictor.point(asked, baseline=single)
         evidence = {
@@ -87,7 +89,7 @@ class StepDesk:
             contrast=self._contrast(question, asked),
             breakdown_s={cause.value: time_s for cause, time_s in point.breakdown_s.items()},
             evidence=dict(evidence),
-            curve=self._curve(question, asked.setting),
+            curve=self._curve(question, asked),
             timeline_step_s=asked.trace.step_s,
             timeline=timeline(asked.trace),
             memory=memory,
@@ -128,15 +130,13 @@ class StepDesk:
         scenario = self._scenario(changes)
         return Predictor(scenario.profile, validation=scenario.validation, cluster=scenario.cluster)
 
-    def _step_of(
-        self, changes: tuple[tuple[str, str], ...], setting: Setting, tails: tuple[int, ...]
-    ) -> StepPrediction:
+    def _step_of(self, changes: tuple[tuple[str, str], ...], setting: Setting) -> StepPrediction:
         scenario = self._scenario(changes)
         return self._predictor(changes).step(
             scenario.workload,
             setting,
             loader_samples_per_s=scenario.request.loader_samples_per_s,
-            tails=tails,
+            tails=(),
         )
 
     def _settings(self, scenario: Scenario, question: StepQuestion) -> tuple[Setting, Setting]:
@@ -162,43 +162,58 @@ class StepDesk:
             _, setting = self._settings(self._scenario(()), question)
         except NotFeasible:  # the batch may need the changed accumulation to be split evenly
             return None
-        before = self._step((), setting, TAILS)
+        before = self._step((), setting)
         batches = asked.setting.global_batch / setting.global_batch
         return contrast_of_draws(before.step_s, asked.step_s, batches=batches, is_paired=True)
 
-    def _curve(self, question: StepQuestion, asked: Setting) -> tuple[CurvePoint, ...]:
+    def _curve(self, question: StepQuestion, asked: StepPrediction) -> tuple[CurvePoint, ...]:
         """Speed-ups of powers of two and of the count asked for, where the batch can be split."""
-        changes = _changes(question)
-        most = CURVE_UP_TO
+        settings = self._powers(question, asked.setting)
+        steps_s = {
+            **dict(zip(settings, self._draws(_changes(question), settings), strict=True)),
+            asked.setting: asked.step_s,
+        }
+        single = settings[0]
+        return tuple(
+            CurvePoint(
+                devices=setting.world_size,
+                value=interval(
+                    setting.global_batch / single.global_batch * steps_s[single] / steps_s[setting]
+                ),
+                ideal=setting.world_size,
+            )
+            for setting in sorted(steps_s, key=lambda setting: setting.world_size)
+        )
+
+    def _powers(self, question: StepQuestion, asked: Setting) -> tuple[Setting, ...]:
+        """Settings like the one asked for, on powers of two."""
+        most = CURVE_UP_TO if self._machine.profile.max_world_size > 1 else 1
         while most < question.devices:
             most *= 2
-        counts = {question.devices, *(2**power for power in range(most.bit_length()))}
-        cluster = self._scenario(changes).cluster
-        if cluster is not None:
-            counts = {count for count in counts if count <= cluster.num_devices}
+        cluster = self._scenario(_changes(question)).cluster
+        most = most if cluster is None else min(most, cluster.num_devices)
         batch = asked.micro_batch if question.scaling == "weak" else asked.global_batch
-        parts = asked.accumulation
-        single: StepPrediction | None = None
-        points = []
-        for count in sorted(counts | {1}):
-            if question.scaling == "strong" and batch % (count * parts):
-                continue
-            if count > 1 and self._machine.profile.max_world_size == 1:
-                break
-            [setting] = scaled_settings(
-                asked.workload,
-                (count,),
-                scaling=question.scaling,
-                batch=batch,
-                accumulation=parts,
-                bucket_cap_mb=asked.bucket_cap_mb,
-            )
-            step = self._step(changes, setting, TAILS if count == question.devices else ())
-            single = single or step
-            ratio = setting.global_batch / single.setting.global_batch
-            draws = ratio * single.step_s / step.step_s
-            points.append(CurvePoint(devices=count, value=interval(draws), ideal=count))
-        return tuple(points)
+        counts = [2**power for power in range(most.bit_length())]
+        if question.scaling == "strong":
+            counts = [count for count in counts if batch % (count * asked.accumulation) == 0]
+        return scaled_settings(
+            asked.workload,
+            counts,
+            scaling=question.scaling,
+            batch=batch,
+            accumulation=asked.accumulation,
+            bucket_cap_mb=asked.bucket_cap_mb,
+        )
+
+    def _draws_of(
+        self, changes: tuple[tuple[str, str], ...], settings: tuple[Setting, ...]
+    ) -> list[Samples]:
+        scenario = self._scenario(changes)
+        return self._predictor(changes).step_draws(
+            scenario.workload,
+            settings,
+            loader_samples_per_s=scenario.request.loader_samples_per_s,
+        )
 
 
 def _changes(question: StepQuestion) -> tuple[tuple[str, str], ...]:

@@ -1,11 +1,15 @@
 """How a training step is spread over ranks, and the full setting of one run."""
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from perfmodel import checks
+from perfmodel.errors import NotFeasible
 from perfmodel.units import Bytes
+
+Scaling = Literal["weak", "strong"]
 
 MIB: Final = 2**20
 
@@ -80,3 +84,49 @@ class Setting:
             f"{self.workload} n={self.world_size} micro_batch={self.micro_batch} "
             f"accumulation={self.accumulation} {self.synchronisation} cap={cap}"
         )
+
+
+def scaled_settings(
+    workload: str,
+    world_sizes: Sequence[int],
+    *,
+    scaling: Scaling,
+    batch: int,
+    accumulation: int = 1,
+    bucket_cap_mb: float | None = None,
+) -> tuple[Setting, ...]:
+    """One setting per world size.
+
+    Parameters
+    ----------
+    batch
+        Weak scaling: samples per forward pass of each rank, whatever their number. Strong scaling:
+        samples per step of all ranks together.
+
+    Raises
+    ------
+    NotFeasible
+        If the global batch cannot be split evenly.
+    """
+    checks.within("batch", batch, 1, MOST_BATCH)
+    checks.within("accumulation", accumulation, 1, MOST_BATCH)
+    settings = []
+    for world_size in world_sizes:
+        checks.within("devices", world_size, 1, MOST_DEVICES)
+        parts = world_size * accumulation if scaling == "strong" else 1
+        if batch % parts:
+            raise NotFeasible(
+                f"--scaling strong: the global batch must be a multiple of devices x accumulation "
+                f"({parts}), got {batch}; choose another --batch or fewer --devices"
+            )
+        settings.append(
+            Setting(
+                workload=workload,
+                world_size=world_size,
+                micro_batch=batch // parts,
+                accumulation=accumulation,
+                synchronisation=(Synchronisation.NONE if world_size == 1 else Synchronisation.DDP),
+                bucket_cap_mb=bucket_cap_mb,
+            )
+        )
+    return tuple(settings)

@@ -18,6 +18,7 @@ from perfmodel.documents.plan import ScalingStatement
 from perfmodel.documents.prediction import Interval
 from perfmodel.errors import NotFeasible
 from perfmodel.parallelism.layout import Layout, accumulation_for
+from perfmodel.parallelism.strategy import Scaling
 from perfmodel.plan.parallelism import (
     Request,
     search_layouts,
@@ -25,7 +26,7 @@ from perfmodel.plan.parallelism import (
 )
 from perfmodel.plan.steps import Ends, Facts, FitInMemory
 from perfmodel.predict_layout import InferredMachine, Training, layout_caveats, layout_jobs
-from perfmodel.predictor import NUM_DRAWS, Scaling
+from perfmodel.predictor import NUM_DRAWS
 from perfmodel.units import Bytes, format_bytes
 from perfmodel.workload.transformers import NamedTransformer
 

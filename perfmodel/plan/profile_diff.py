@@ -11,8 +11,9 @@ from perfmodel.documents.base import command_line
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
 from perfmodel.documents.profile_diff import Difference, MovedPrediction, ProfileDiffDocument
 from perfmodel.errors import IncomparableRuns
+from perfmodel.parallelism.strategy import scaled_settings
 from perfmodel.plan.parameters import Estimate, estimates
-from perfmodel.predictor import Predictor, interval, scaled_settings
+from perfmodel.predictor import Predictor, interval
 from perfmodel.statistics.pairing import unpaired
 
 #: Of the parameters that are called changed, this share may be chance.

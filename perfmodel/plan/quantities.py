@@ -12,8 +12,8 @@ from perfmodel.cost.curve import CurveDraws
 from perfmodel.documents.acceptance import Clause, ClauseKind
 from perfmodel.documents.goodput import GoodputDocument
 from perfmodel.documents.profile import ProfileDocument
-from perfmodel.parallelism.strategy import Synchronisation
-from perfmodel.predictor import Predictor, scaled_settings
+from perfmodel.parallelism.strategy import Synchronisation, scaled_settings
+from perfmodel.predictor import Predictor
 from perfmodel.statistics.stragglers import expected_largest_deviate
 
 _NUM_DRAWS: Final = 400

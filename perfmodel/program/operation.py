@@ -138,8 +138,13 @@ def _predecessors(
     result = []
     for position, (operation, lane) in enumerate(zip(operations, lanes, strict=True)):
         before: tuple[int, ...] = (last[lane],) if lane in last else ()
-        if operation.after and operation.after != before:
-            before = tuple(sorted({*before, *operation.after}))
+        after = operation.after
+        if after and after != before:
+            # Most operations await one more: a large step has 20,000, and sets would take their time.
+            if len(after) == 1 and before:
+                before = (*before, *after) if before < after else (*after, *before)
+            else:
+                before = tuple(sorted({*before, *after}))
         result.append(before)
         last[lane] = position
     return tuple(result)

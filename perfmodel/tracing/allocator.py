@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from perfmodel.tracing.liveness import sweep_step
 from perfmodel.tracing.source import ModelSource, SampleSize
 from perfmodel.tracing.sources import find_source
-from perfmodel.tracing.step import Trainee, autocast, build_trainee, without_content
+from perfmodel.tracing.step import Trainee, autocast, build_trainee, record_step, without_content
 from perfmodel.units import Bytes
 from perfmodel.workload.step import StepMethod
 
@@ -72,7 +71,7 @@ def main(arguments: list[str]) -> None:
     )
     source = find_source(name, SampleSize())
     with without_content("cpu"):
-        sweep = sweep_step(build_trainee(source, method), int(batch))
+        sweep = record_step(build_trainee(source, method), int(batch)).sweep
     measured = allocator_peak_bytes(source, method, int(batch))
     place = sweep.places[int(sweep.parts.sum(axis=1).argmax())]
     found = {

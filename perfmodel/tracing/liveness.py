@@ -8,16 +8,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from perfmodel.errors import UntraceableModel
 from perfmodel.tracing.checkpointing import blocks
-from perfmodel.tracing.modules import ModulePaths
-from perfmodel.tracing.step import Trainee, autocast
-from perfmodel.tracing.workspaces import workspace_bytes
 from perfmodel.units import Bytes
 from perfmodel.workload.affine import AffineBytes
 from perfmodel.workload.caching_allocator import Block as HeldBlock
@@ -26,7 +21,6 @@ from perfmodel.workload.memory import Block, Moment, Part, PartBytes, StepMemory
 from perfmodel.workload.operator import Phase
 
 _PARTS = tuple(Part)
-_READ_VALUE = torch.ops.aten._local_scalar_dense.default  # noqa: SLF001
 
 
 @dataclass(slots=True)
@@ -71,38 +65,22 @@ class Sweep:
         return int(self.parts.sum(axis=1).max())
 
 
-class LiveStorages(TorchDispatchMode):
+class LiveStorages:
     """Follows every storage from the operator that makes it until nothing refers to it."""
 
-    def __init__(self, paths: ModulePaths) -> None:
-        super().__init__()
-        self.phase = Phase.FORWARD
+    def __init__(self) -> None:
         self.block: str | None = None
+        """What storages are made by now."""
         self.places: list[Place] = []
         self.workspaces: list[Bytes] = []
         self.storages: list[_Stored] = []
         self._alive: dict[int, tuple[_Stored, weakref.ref[Any]]] = {}
-        self._paths = paths
+        self._is_held = False
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Run an operator; whatever it returns that was not known is new memory."""
-        del types
-        keywords = kwargs or {}
-        if func.namespace == "prim":
-            return func(*args, **keywords)
-        if func is _READ_VALUE and self.phase is Phase.OPTIMIZER:
-            return 1.0  # the count of steps: no size depends on it
-        at_forward = self.phase is Phase.FORWARD
-        module = self._paths.forward() if at_forward else self._paths.backward()
-        self.places.append(Place(phase=self.phase, module=module, operator=str(func)))
-        self.workspaces.append(workspace_bytes(func, args))
-        result = func(*args, **keywords)
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                self.follow(leaf)
-        return result
+    def begin(self, place: Place, workspace: Bytes) -> None:
+        """The next call; whatever it returns that was not known is to be followed."""
+        self.places.append(place)
+        self.workspaces.append(workspace)
 
     def follow(self, tensor: Tensor, part: Part | None = None) -> _Stored:
         """Begin to follow a tensor's storage, unless it is known."""
@@ -126,6 +104,19 @@ class LiveStorages(TorchDispatchMode):
         for stored, _ in self._alive.values():
             if stored.part is None:
                 stored.part = Part.ACTIVATIONS
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """What a script holds on to until the end of the step may be let go inside."""
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
+
+    def kept_bytes(self) -> Bytes:
+        """Memory for the backward pass that is still in use, each storage once. [B]"""
+        return sum(s.size_bytes for s, _ in self._alive.values() if s.part is Part.ACTIVATIONS)
 
     def mark(self, tensors: Iterable[Tensor], part: Part) -> None:
         """Say what storages turned out to be for."""
@@ -167,106 +158,61 @@ class LiveStorages(TorchDispatchMode):
 
     def _end(self, key: int) -> None:
         stored, _ = self._alive.pop(key)
-        stored.dead = len(self.places)
+        if not self._is_held:
+            stored.dead = len(self.places)
 
 
-def sweep_step(trainee: Trainee, micro_batch: int) -> Sweep:
-    """Follow one optimizer step at a micro-batch; optimizer states are there from the start."""
-    trainee.optimizer.zero_grad(set_to_none=True)
-    paths = ModulePaths(trainee.module)
-    live = LiveStorages(paths)
-    batch = trainee.source.draw_batch(micro_batch)
-    _follow_owned(live, trainee)
-    for leaf in tree_leaves((batch.positional, batch.keyword, batch.targets)):
-        if isinstance(leaf, Tensor):
-            live.follow(leaf, Part.INPUTS)
-    entering: dict[str, list[_Stored]] = {}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # kernels are chosen as for a rank with one thread
-    try:
-        with paths.following(), _block_hooks(trainee.module, live, entering):
-            _run(trainee, batch, live)
-    finally:
-        torch.set_num_threads(threads)
-    return Sweep(
-        micro_batch=micro_batch,
-        places=tuple(live.places),
-        parts=live.by_part(),
-        blocks=_block_sizes(trainee.module, live, entering),
-        reserved_ratio=live.reserved_ratio(),
-    )
+class Blocks:
+    """What enters each block of a module, and what it makes for the backward pass."""
 
+    def __init__(self, module: nn.Module, live: LiveStorages) -> None:
+        self._module = module
+        self._live = live
+        self._paths = {block: path for path, block in module.named_modules()}
+        self._entering: dict[str, list[_Stored]] = {}
 
-def _run(trainee: Trainee, batch: Any, live: LiveStorages) -> None:
-    with live:
-        with autocast(trainee.method):
-            outputs = trainee.module(*batch.positional, **batch.keyword)
-            loss = trainee.source.loss(outputs, batch.targets)
-        live.end_of_forward()
-        live.phase = Phase.BACKWARD
-        loss.backward()  # type: ignore[no-untyped-call]
-        gradients = (p.grad for p in trainee.module.parameters())
-        live.mark((grad for grad in gradients if grad is not None), Part.GRADIENTS)
-        live.phase = Phase.OPTIMIZER
-        trainee.optimizer.step()
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Watch blocks begin and end."""
+        handles = []
+        for block in blocks(self._module):
+            handles.append(block.register_forward_pre_hook(self._begin, with_kwargs=True))
+            handles.append(block.register_forward_hook(self._end))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
-
-def _follow_owned(live: LiveStorages, trainee: Trainee) -> None:
-    for parameter in trainee.module.parameters():
-        live.follow(parameter, Part.PARAMETERS)
-    for buffer in trainee.module.buffers():
-        live.follow(buffer, Part.BUFFERS)
-    for leaf in tree_leaves(list(trainee.optimizer.state.values())):
-        if isinstance(leaf, Tensor):
-            live.follow(leaf, Part.OPTIMIZER)
-
-
-@contextmanager
-def _block_hooks(
-    module: nn.Module, live: LiveStorages, entering: dict[str, list[_Stored]]
-) -> Iterator[None]:
-    """Note what enters each block, and which storages it makes."""
-    paths = {block: path for path, block in module.named_modules()}
-
-    def begin(block: nn.Module, inputs: Any, keywords: Any) -> None:
-        if live.phase is not Phase.FORWARD:
-            return
-        live.block = paths[block]
-        tensors = [leaf for leaf in tree_leaves((inputs, keywords)) if isinstance(leaf, Tensor)]
-        known = [live.known(tensor) for tensor in tensors]
-        entering[paths[block]] = [stored for stored in known if stored is not None]
-
-    def end(_block: nn.Module, _inputs: Any, _outputs: Any) -> None:
-        live.block = None
-
-    handles = []
-    for block in blocks(module):
-        handles.append(block.register_forward_pre_hook(begin, with_kwargs=True))
-        handles.append(block.register_forward_hook(end))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _block_sizes(
-    module: nn.Module, live: LiveStorages, entering: dict[str, list[_Stored]]
-) -> tuple[tuple[str, Bytes, Bytes, Bytes], ...]:
-    parts = dict(module.named_modules())
-    saved = dict.fromkeys(entering, 0)
-    for stored in live.storages:
-        if stored.block in saved and stored.part is Part.ACTIVATIONS:
-            saved[stored.block] += stored.size_bytes
-    return tuple(
-        (
-            path,
-            sum(p.numel() * p.element_size() for p in parts[path].parameters()),
-            sum(s.size_bytes for s in stored if s.part in (None, Part.ACTIVATIONS)),
-            saved[path],
+    def sizes(self) -> tuple[tuple[str, Bytes, Bytes, Bytes], ...]:
+        """Path, parameters, inputs and saved activations of each. [B]"""
+        parts = dict(self._module.named_modules())
+        saved = dict.fromkeys(self._entering, 0)
+        for stored in self._live.storages:
+            if stored.block in saved and stored.part is Part.ACTIVATIONS:
+                saved[stored.block] += stored.size_bytes
+        return tuple(
+            (
+                path,
+                sum(p.numel() * p.element_size() for p in parts[path].parameters()),
+                sum(s.size_bytes for s in stored if s.part in (None, Part.ACTIVATIONS)),
+                saved[path],
+            )
+            for path, stored in self._entering.items()
         )
-        for path, stored in entering.items()
-    )
+
+    def _begin(self, block: nn.Module, inputs: Any, keywords: Any) -> None:
+        places = self._live.places
+        if places and places[-1].phase is not Phase.FORWARD:  # computed again in the backward pass
+            return
+        path = self._paths[block]
+        self._live.block = path
+        tensors = [leaf for leaf in tree_leaves((inputs, keywords)) if isinstance(leaf, Tensor)]
+        known = [self._live.known(tensor) for tensor in tensors]
+        self._entering[path] = [stored for stored in known if stored is not None]
+
+    def _end(self, _block: nn.Module, _inputs: Any, _outputs: Any) -> None:
+        self._live.block = None
 
 
 def joined_memory(first: Sweep, second: Sweep) -> StepMemory:

@@ -13,12 +13,12 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
 )
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfmodel.errors import UntraceableModel
+from perfmodel.tracing.liveness import LiveStorages, Place
 from perfmodel.tracing.modules import ModulePaths
-from perfmodel.units import Bytes
+from perfmodel.tracing.workspaces import workspace_bytes
 from perfmodel.workload.operator import ELEMENT_BYTES, Phase, TensorSpec
 
 _DEVICE_OF = torch.ops.prim.device.default
@@ -63,21 +63,8 @@ class _Seen:
     """Of each tensor object in ``specs``."""
 
 
-class _Memory:
-    """What holds a tensor's content, watched without being kept."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        self._reference = StorageWeakRef(storage)
-        self.key = self._reference.cdata
-        self.size_bytes: Bytes = storage.nbytes()
-
-    def in_use(self) -> bool:
-        return not self._reference.expired()
-
-
 class Recorder(TorchDispatchMode):
-    """Records while it is entered; ``phase`` is set from outside."""
+    """Records while it is entered, and follows what is alive; ``phase`` is set from outside."""
 
     def __init__(self, paths: ModulePaths) -> None:
         super().__init__()
@@ -91,7 +78,7 @@ class Recorder(TorchDispatchMode):
         """Name of the last operator."""
         self.running = False
         """Whether that operator has not returned yet."""
-        self._made: list[_Memory] = []
+        self.live = LiveStorages()
         self._paths = paths
         self._operators: dict[RawOperator, RawOperator] = {}
         self._specs: dict[tuple[Any, ...], TensorSpec] = {}
@@ -120,6 +107,10 @@ class Recorder(TorchDispatchMode):
             ]
         )
         mutated = _mutated(func, args, keywords, seen)
+        self.live.begin(
+            Place(phase=self.phase, module=self.module, operator=self.operator),
+            workspace_bytes(func, args),
+        )
         self.running = True
         try:
             result = func(*args, **keywords)
@@ -129,8 +120,8 @@ class Recorder(TorchDispatchMode):
         result = _mended(func, args, result)
         fresh = _fresh(func, result)
         outputs = tuple(self._spec(tensor) for tensor in fresh)
-        if at_forward and not _aliases(func).view:
-            self._made += [_Memory(tensor) for tensor in fresh]
+        for tensor in fresh:
+            self.live.follow(tensor)
         self.num_phase_calls += 1
         self._note(
             RawOperator(
@@ -143,12 +134,6 @@ class Recorder(TorchDispatchMode):
         """What follows belongs to another phase."""
         self.phase = phase
         self.num_phase_calls = 0
-
-    def live_bytes(self) -> Bytes:
-        """Memory that operators of the forward pass made and that is still in use, each once. [B]"""
-        live = {memory.key: memory.size_bytes for memory in self._made if memory.in_use()}
-        self._made.clear()
-        return sum(live.values())
 
     def place(self) -> str:
         """Module and operator where a trace is, for messages."""

@@ -7,16 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
+from torch.utils._pytree import tree_leaves
 
 from perfmodel.errors import PerfModelError, UntraceableModel
 from perfmodel.tracing.checkpointing import apply_checkpointing
+from perfmodel.tracing.liveness import Blocks, LiveStorages, Sweep
 from perfmodel.tracing.modules import ModulePaths
 from perfmodel.tracing.optimizers import make_optimizer
 from perfmodel.tracing.recorder import RawCall, Recorder
 from perfmodel.tracing.source import Batch, ModelSource
 from perfmodel.units import Bytes
+from perfmodel.workload.memory import Part
 from perfmodel.workload.operator import Phase
 from perfmodel.workload.step import StepMethod
 
@@ -36,6 +39,8 @@ class RawStep:
     ready_after: dict[str, int]
     """Calls of the backward pass before each gradient was complete, in the order of completion."""
     saved_bytes: Bytes
+    sweep: Sweep
+    """What was alive at every call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +150,10 @@ def _without_initialisation() -> Iterator[None]:
             setattr(nn.init, name, function)
 
 
-def record_step(trainee: Trainee, micro_batch: int, *, optimizer: bool = True) -> RawStep:
-    """Forward, loss, backward and (if asked for) optimizer once, as recorded operators.
+def record_step(trainee: Trainee, micro_batch: int) -> RawStep:
+    """Forward, loss, backward and optimizer once, as recorded operators and the memory between them.
+
+    Optimizer states are there from the start.
 
     Raises
     ------
@@ -156,15 +163,18 @@ def record_step(trainee: Trainee, micro_batch: int, *, optimizer: bool = True) -
     trainee.optimizer.zero_grad(set_to_none=True)
     paths = ModulePaths(trainee.module)
     recorder = Recorder(paths)
+    held = Blocks(trainee.module, recorder.live)
     ready: dict[str, int] = {}
     batch = trainee.source.draw_batch(micro_batch)
-    with _ready_hooks(trainee.module, recorder, ready), paths.following():
+    _follow_owned(recorder.live, trainee, batch)
+    with (
+        _one_thread(),
+        _ready_hooks(trainee.module, recorder, ready),
+        paths.following(),
+        held.following(),
+    ):
         try:
             saved_bytes = _run(trainee, batch, recorder)
-            if optimizer:
-                recorder.begin(Phase.OPTIMIZER)
-                with recorder:
-                    trainee.optimizer.step()
         except PerfModelError:
             raise
         except Exception as error:
@@ -174,20 +184,58 @@ def record_step(trainee: Trainee, micro_batch: int, *, optimizer: bool = True) -
         calls=tuple(recorder.calls),
         ready_after=ready,
         saved_bytes=saved_bytes,
+        sweep=Sweep(
+            micro_batch=micro_batch,
+            places=tuple(recorder.live.places),
+            parts=recorder.live.by_part(),
+            blocks=held.sizes(),
+            reserved_ratio=recorder.live.reserved_ratio(),
+        ),
     )
 
 
 def _run(trainee: Trainee, batch: Batch, recorder: Recorder) -> Bytes:
+    live = recorder.live
     with recorder:
         with autocast(trainee.method):
             outputs = trainee.module(*batch.positional, **batch.keyword)
             loss = trainee.source.loss(outputs, batch.targets)
-        del outputs
+        live.end_of_forward()
+        with live.held():
+            del outputs
         # What is alive now and was made on the way is held by the graph alone.
-        saved_bytes = recorder.live_bytes()
+        saved_bytes = live.kept_bytes()
         recorder.begin(Phase.BACKWARD)
         loss.backward()  # type: ignore[no-untyped-call]
+        gradients = (parameter.grad for parameter in trainee.module.parameters())
+        live.mark((grad for grad in gradients if grad is not None), Part.GRADIENTS)
+        recorder.begin(Phase.OPTIMIZER)
+        trainee.optimizer.step()
     return saved_bytes
+
+
+def _follow_owned(live: LiveStorages, trainee: Trainee, batch: Batch) -> None:
+    owned: dict[Part, list[Any]] = {
+        Part.PARAMETERS: list(trainee.module.parameters()),
+        Part.BUFFERS: list(trainee.module.buffers()),
+        Part.OPTIMIZER: tree_leaves(list(trainee.optimizer.state.values())),
+        Part.INPUTS: tree_leaves((batch.positional, batch.keyword, batch.targets)),
+    }
+    for part, leaves in owned.items():
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                live.follow(leaf, part)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Kernels are chosen as for a rank with one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def autocast(method: StepMethod) -> Any:

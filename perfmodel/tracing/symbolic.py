@@ -116,19 +116,21 @@ class Joiner:
 
 
 def joined_calls(joiner: Joiner, first: RawStep, second: RawStep) -> list[Call]:
-    """All calls of two recordings of one step; the optimizer knows no batch, and is in the first alone.
+    """All calls of two recordings of one step; the optimizer knows no batch, and is that of the first.
 
     Raises
     ------
     UntraceableModel
         If the steps differ in more than sizes.
     """
-    optimizer = [call for call in first.calls if call.phase is Phase.OPTIMIZER]
-    passes = first.calls[: len(first.calls) - len(optimizer)]
-    calls = [joiner.call(a, b) for a, b in zip(passes, second.calls, strict=False)]
-    if len(passes) != len(second.calls):
+    ones, others = (
+        [call for call in step.calls if call.phase is not Phase.OPTIMIZER]
+        for step in (first, second)
+    )
+    calls = [joiner.call(a, b) for a, b in zip(ones, others, strict=False)]
+    if len(ones) != len(others):
         raise UntraceableModel(
-            f"the step runs {len(passes)} operators at micro-batch {first.micro_batch} and "
-            f"{len(second.calls)} at {second.micro_batch}: {_RETRACE}"
+            f"the step runs {len(ones)} operators at micro-batch {first.micro_batch} and "
+            f"{len(others)} at {second.micro_batch}: {_RETRACE}"
         )
-    return calls + [joiner.call(call, call) for call in optimizer]
+    return calls + [joiner.call(call, call) for call in first.calls[len(ones) :]]

@@ -7,7 +7,7 @@ from torch import nn
 
 from perfmodel.errors import UntraceableModel, UsageError
 from perfmodel.tracing.collection import without_collection
-from perfmodel.tracing.liveness import joined_memory, sweep_step
+from perfmodel.tracing.liveness import joined_memory
 from perfmodel.tracing.source import ModelSource
 from perfmodel.tracing.step import RawStep, Trainee, build_trainee, record_step, without_content
 from perfmodel.tracing.symbolic import Joiner, joined_calls
@@ -48,11 +48,9 @@ def trace_model(source: ModelSource, method: StepMethod, *, micro_batch: int) ->
     least = max(2, micro_batch)
     with without_content(method.device_kind), without_collection():
         trainee = build_trainee(source, method)
-        first = record_step(trainee, least)
-        second = record_step(trainee, 2 * least, optimizer=False)
-        step = _symbolic(trainee, first, second)
-        sweeps = (sweep_step(trainee, batch) for batch in (least, 2 * least))
-        memory = joined_memory(*sweeps)
+        first, second = (record_step(trainee, batch) for batch in (least, 2 * least))
+    step = _symbolic(trainee, first, second)
+    memory = joined_memory(first.sweep, second.sweep)
     concrete = step.at(micro_batch=least)
     workload = workload_of(source.name, concrete, trainee.module)
     return TracedModel(workload=workload, step=step, memory=memory)

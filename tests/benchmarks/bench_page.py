@@ -95,6 +95,7 @@ def _moves(page: Page, slider: str, key: str) -> list[float]:
 def _summary(samples: list[float]) -> dict[str, float]:
     return {
         "median": round(statistics.median(samples), 1),
+        "p95": round(statistics.quantiles(samples, n=20, method="inclusive")[-1], 1),
         "worst": round(max(samples), 1),
         "count": len(samples),
     }

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.documents.prediction import PredictedPoint
-from perfmodel.parallelism.strategy import Setting
-from perfmodel.predictor import Predictor, Scaling, scaled_settings
+from perfmodel.parallelism.strategy import Scaling, Setting, scaled_settings
+from perfmodel.predictor import Predictor
 from perfmodel.program.operation import Stream
 from tests.perfmodel.profiles import Machine, profile
 

@@ -6,7 +6,8 @@ import pytest
 
 from perfmodel.errors import CalibrationUnavailable
 from perfmodel.explanation import ChangeKind, Explanation, LossCause, explain
-from perfmodel.predictor import Predictor, Scaling, scaled_settings
+from perfmodel.parallelism.strategy import Scaling, scaled_settings
+from perfmodel.predictor import Predictor
 from perfmodel.report.explanation import explanation_lines
 from tests.perfmodel.profiles import MIB, Machine, profile
 

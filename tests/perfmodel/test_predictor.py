@@ -8,13 +8,8 @@ import pytest
 from perfmodel.context import caveats, measured_points
 from perfmodel.documents.prediction import PredictedPoint
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
-from perfmodel.parallelism.strategy import Setting, Synchronisation
-from perfmodel.predictor import (
-    Predictor,
-    Scaling,
-    interval,
-    scaled_settings,
-)
+from perfmodel.parallelism.strategy import Scaling, Setting, Synchronisation, scaled_settings
+from perfmodel.predictor import Predictor, interval
 from perfmodel.program.operation import Cause
 from tests.perfmodel.profiles import HEAVY, MIB, Machine, profile
 
@@ -50,6 +45,18 @@ def test_a_single_device_takes_the_sum_of_its_phases() -> None:
     assert (point.speedup.p5, point.speedup.p50, point.speedup.p95) == (1.0, 1.0, 1.0)
     assert point.exposed_comm_s.p50 == 0.0
     assert point.straggler_s == 0.0
+
+
+@pytest.mark.parametrize("scaling", ["weak", "strong"])
+def test_draws_of_many_settings_are_those_of_each_alone(scaling: Scaling) -> None:
+    """To the last digit, whichever settings share a program."""
+    machine = Machine(noise=(0.9, 1.0, 1.2), residual=0.05, relative_error=0.05)
+    predictor = Predictor(profile(machine))
+    settings = scaled_settings("heavy", (1, 2, 4, 16), scaling=scaling, batch=64, accumulation=2)
+    workload = predictor.workload("heavy")
+    together = predictor.step_draws(workload, settings)
+    for setting, step_s in zip(settings, together, strict=True):
+        assert np.array_equal(step_s, predictor.step(workload, setting).step_s)
 
 
 def test_accumulation_repeats_everything_but_the_optimizer() -> None:

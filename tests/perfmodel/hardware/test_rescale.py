@@ -15,7 +15,8 @@ from perfmodel.documents.profile import DeviceRates, OperatorProfile, ProfileDoc
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.hardware.catalogue import find_device, shipped_catalogue
 from perfmodel.hardware.rescale import BETWEEN_GPUS_LOG_ERROR, rescaled_profile
-from perfmodel.predictor import Predictor, scaled_settings
+from perfmodel.parallelism.strategy import scaled_settings
+from perfmodel.predictor import Predictor
 from perfmodel.topology.cluster import Cluster, Tier
 from perfmodel.workload.operator import Operator, Phase, TensorSpec
 from tests.perfmodel.operators import (

@@ -15,11 +15,12 @@ from perfmodel.documents.plan import PlanDocument
 from perfmodel.documents.plan_file import Option, PlanFile
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import InvalidDocument, NotFeasible, UsageError
+from perfmodel.parallelism.strategy import scaled_settings
 from perfmodel.plan.goodput import Request, goodput
 from perfmodel.plan.machines import Sources
 from perfmodel.plan.options import plan_options
 from perfmodel.plan.step_table import MOST_KNOTS, StepTable
-from perfmodel.predictor import Predictor, scaled_settings
+from perfmodel.predictor import Predictor
 from perfmodel.program.job import FailureCause, Job
 from tests.calibrate.test_noise import training
 from tests.perfmodel.plan.plans import PLAN, TODAY, plan_of, written

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor, nn
 
 from perfmodel.tracing.allocator import allocator_peak_bytes
-from perfmodel.tracing.liveness import Sweep, joined_memory, sweep_step
+from perfmodel.tracing.liveness import Sweep, joined_memory
 from perfmodel.tracing.source import Batch, ModelSource, SampleSize
 from perfmodel.tracing.sources import find_source
-from perfmodel.tracing.step import build_trainee, without_content
+from perfmodel.tracing.step import build_trainee, record_step, without_content
 from perfmodel.tracing.workspaces import (
     ConvolutionSizes,
     backward_workspace_bytes,
@@ -47,7 +47,7 @@ def two_layers() -> ModelSource:
 
 def swept(source: ModelSource, how: StepMethod, micro_batch: int) -> Sweep:
     with without_content("cpu"):
-        return sweep_step(build_trainee(source, how), micro_batch)
+        return record_step(build_trainee(source, how), micro_batch).sweep
 
 
 def column(sweep: Sweep, part: Part, phase: Phase) -> int:
@@ -110,7 +110,7 @@ def test_two_batches_say_what_a_third_needs() -> None:
     source = find_source("resnet18", SampleSize())
     with without_content("cpu"):
         trainee = build_trainee(source, method("adamw"))
-        first, second, third = (sweep_step(trainee, batch) for batch in (4, 8, 32))
+        first, second, third = (record_step(trainee, batch).sweep for batch in (4, 8, 32))
     memory = joined_memory(first, second)
     assert memory.peak_bytes(4) == first.peak_bytes
     assert memory.peak_bytes(8) == second.peak_bytes
@@ -124,7 +124,7 @@ def test_blocks_and_checkpointing_agree_with_a_checkpointed_trace() -> None:
     source = find_source("transformer", SampleSize())
     with without_content("cpu"):
         trainee = build_trainee(source, method())
-        sweeps = [sweep_step(trainee, batch) for batch in (16, 32)]
+        sweeps = [record_step(trainee, batch).sweep for batch in (16, 32)]
     plain = joined_memory(*sweeps)
     again = swept(source, method(checkpointing="per-block"), 32)
     assert len(plain.blocks) == 4
