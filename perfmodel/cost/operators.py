@@ -75,8 +75,11 @@ def roofline_s(
 
 
 def work_s(units: Sequence[float], unit_s: Sequence[Seconds], *, least_s: Seconds) -> Seconds:
-    """Time of so many units of each kind of work, one after another, at least that of a call. [s]"""
-    return max(least_s, sum(n * each_s for n, each_s in zip(units, unit_s, strict=True)))
+    """Time of so many units of each kind of work, one after another, at least that of a call. [s]
+
+    Profiles of before know fewer kinds: the last ones cost nothing there.
+    """
+    return max(least_s, sum(n * each_s for n, each_s in zip(units, unit_s, strict=False)))
 
 
 @dataclass(slots=True)
