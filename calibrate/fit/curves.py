@@ -9,7 +9,7 @@ from scipy.optimize import nnls
 
 from calibrate.fit.gaussian_process import fit_gaussian_process
 from perfmodel.cost.families import FRESH_KIND
-from perfmodel.cost.operators import work_s
+from perfmodel.cost.operators import fresh_s, work_s
 from perfmodel.documents.profile import OperatorFamily
 from perfmodel.units import Seconds
 
@@ -51,6 +51,11 @@ def fresh_byte_s(timings: Mapping[str, Sequence[Timing]]) -> Seconds:
     return max(0.0, float(np.median(found))) if found else 0.0
 
 
+def _rest_s(timing: Timing, unit_s: Sequence[Seconds]) -> Seconds:
+    """Without fresh pages; something is always left. [s]"""
+    return max(timing.time_s - fresh_s(timing.units, unit_s), 0.1 * timing.time_s)
+
+
 def _fresh_bytes(timing: Timing) -> float:
     """None of an optimizer, whose kinds of work are others."""
     return timing.units[FRESH_KIND] if len(timing.units) > FRESH_KIND else 0.0
@@ -80,7 +85,10 @@ def fit_family(
     least_s = min(timing.time_s for timing in members)
     unit_s = unit_costs(members, known_s)
     ratios = np.log(
-        [timing.time_s / work_s(timing.units, unit_s, least_s=least_s) for timing in members]
+        [
+            _rest_s(timing, unit_s) / work_s(timing.units, unit_s, least_s=least_s)
+            for timing in members
+        ]
     )
     points = np.array([timing.features for timing in members])
     process = fit_gaussian_process(points, ratios)

@@ -21,6 +21,7 @@ from calibrate.probes.operators import made_up
 from calibrate.probes.optimizers import Evictor
 from calibrate.probes.replay import Passes, without_denormals
 from calibrate.probes.session import Session
+from perfmodel.cost.families import FRESH_BYTES
 from perfmodel.documents.observation import IsolatedOperator
 from perfmodel.units import Bytes, Seconds
 from perfmodel.workload.operator import Call, Operator, Phase, TensorSpec
@@ -35,8 +36,9 @@ _REPEATS_OF_LARGE: Final = 2
 #: soon as it is free, and every page of it costs a fault when it is used again; in most training, and
 #: so here, memory is found again.
 _CHAIN_BYTES: Final = 48 * 2**20
-#: Largest result that the C library takes from its heap once it has seen a block of that size freed.
-_LARGEST_BYTES: Final = 31 * 2**20
+#: Largest result that the C library takes from its heap once it has seen a block of that size freed,
+#: its own header and alignment left out.
+_LARGEST_BYTES: Final = FRESH_BYTES - 2**16
 #: Read and written between layers: weights of other layers go through the second cache, and push out
 #: what the interpreter and light operators have there.
 _BETWEEN: Final = TensorSpec(shape=(2**20,), dtype="bool")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.cost.families import FRESH_KIND, family, features, wider_family, work
-from perfmodel.cost.operators import UNKNOWN_LOG_ERROR, OperatorPrices, work_s
+from perfmodel.cost.operators import UNKNOWN_LOG_ERROR, OperatorPrices, fresh_s, work_s
 from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.profile import MeasuredOperator, MeasuredStep, OperatorProfile
 from perfmodel.workload.operator import Operator, Phase
@@ -154,6 +154,13 @@ def test_results_that_no_heap_keeps_are_fresh_pages() -> None:
     assert work(large)[FRESH_KIND] == large.written_bytes == 32 * 2**20
     nothing = operator("aten.empty.memory_format", (), (spec(2**24),))
     assert work(nothing)[FRESH_KIND] == 0
+
+
+def test_fresh_pages_cost_the_same_however_fast_the_operator_is() -> None:
+    units, unit_s = (1.0, 0.0, 0.0, 0.0, 100.0, 50.0, 0.0), (1.0, 0.0, 0.0, 0.0, 0.1, 0.2, 0.0)
+    assert work_s(units, unit_s, least_s=0.0) == pytest.approx(1 + 10)
+    assert fresh_s(units, unit_s) == pytest.approx(10)
+    assert fresh_s(units, unit_s[:5]) == 0
 
 
 def test_profiles_of_before_price_what_they_know() -> None:
