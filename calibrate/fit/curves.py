@@ -8,8 +8,8 @@ import numpy as np
 from scipy.optimize import nnls
 
 from calibrate.fit.gaussian_process import fit_gaussian_process
-from perfmodel.cost.families import FRESH_KIND
-from perfmodel.cost.operators import fresh_s, work_s
+from perfmodel.cost.families import FRESH_KIND, fresh_s
+from perfmodel.cost.operators import work_s
 from perfmodel.documents.profile import OperatorFamily
 from perfmodel.units import Seconds
 

@@ -2,10 +2,10 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from perfmodel.units import Bytes
+from perfmodel.units import Bytes, Seconds
 from perfmodel.workload.operator import Operator, TensorSpec
 from perfmodel.workload.work import base_name
 
@@ -127,6 +127,11 @@ def _fresh_bytes(operator: Operator) -> float:
     if not operator.written_bytes:
         return 0.0
     return float(sum(s.size_bytes for s in operator.outputs if s.size_bytes >= FRESH_BYTES))
+
+
+def fresh_s(units: Sequence[float], unit_s: Sequence[Seconds]) -> Seconds:
+    """Time of touching fresh pages, beside everything else. [s]"""
+    return units[FRESH_KIND] * unit_s[FRESH_KIND] if len(unit_s) > FRESH_KIND else 0.0
 
 
 def optimizer_work(size_bytes: Bytes) -> tuple[float, ...]:

@@ -10,9 +10,9 @@ import numpy as np
 
 from perfmodel.cost.curve import Samples
 from perfmodel.cost.families import (
-    FRESH_KIND,
     family,
     features,
+    fresh_s,
     optimizer_work,
     wider_family,
     work,
@@ -89,11 +89,6 @@ def work_s(units: Sequence[float], unit_s: Sequence[Seconds], *, least_s: Second
     """
     whole_s = sum(n * each_s for n, each_s in zip(units, unit_s, strict=False))
     return max(least_s, whole_s - fresh_s(units, unit_s))
-
-
-def fresh_s(units: Sequence[float], unit_s: Sequence[Seconds]) -> Seconds:
-    """Time of touching fresh pages, beside everything else. [s]"""
-    return units[FRESH_KIND] * unit_s[FRESH_KIND] if len(unit_s) > FRESH_KIND else 0.0
 
 
 @dataclass(slots=True)

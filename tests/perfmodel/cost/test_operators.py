@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.cost.families import FRESH_KIND, family, features, wider_family, work
-from perfmodel.cost.operators import UNKNOWN_LOG_ERROR, OperatorPrices, fresh_s, work_s
+from perfmodel.cost.families import FRESH_KIND, family, features, fresh_s, wider_family, work
+from perfmodel.cost.operators import UNKNOWN_LOG_ERROR, OperatorPrices, work_s
 from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.profile import MeasuredOperator, MeasuredStep, OperatorProfile
 from perfmodel.workload.operator import Operator, Phase
