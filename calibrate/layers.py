@@ -20,8 +20,10 @@ _COUNTS: Final = {
     "convolution": 190,
     "projection": 80,
     "depthwise": 60,
+    "depthwise_last": 24,
     "grouped": 12,
     "linear": 72,
+    "large_linear": 6,
     "product": 36,
     "attention": 30,
     "batch_norm": 24,
@@ -56,6 +58,8 @@ _COUNTS: Final = {
     "adamw foreach": 16,
     "adamw fused": 10,
 }
+#: One in so many optimizers steps over tensors that no heap keeps.
+_LARGE_TENSORS_EVERY: Final = 8
 _OPTIMIZERS: Final = frozenset(kind for kind in _COUNTS if kind.split()[0] in ("sgd", "adamw"))
 
 
@@ -68,9 +72,9 @@ def planned_layers(
     """
     draw = random.Random(seed)  # noqa: S311 - a grid, not a secret
     layers = [
-        _LAYERS[kind](kind, draw)
+        _layer(kind, index, draw)
         for kind, count in _COUNTS.items()
-        for _ in range(_number(kind, count, share, optimizer_share))
+        for index in range(_number(kind, count, share, optimizer_share))
     ]
     draw.shuffle(layers)
     return tuple(dict.fromkeys(layers))
@@ -80,6 +84,12 @@ def _number(kind: str, count: int, share: float, optimizer_share: float | None) 
     if kind in _OPTIMIZERS and optimizer_share is not None:
         return round(optimizer_share * count)
     return max(1, round(share * count))
+
+
+def _layer(kind: str, index: int, draw: random.Random) -> Layer:
+    if kind in _OPTIMIZERS and index % _LARGE_TENSORS_EVERY == 0:
+        return _large_tensors(kind, draw)
+    return _LAYERS[kind](kind, draw)
 
 
 def is_optimizer(layer: Layer) -> bool:
@@ -139,8 +149,8 @@ def _projection(kind: str, draw: random.Random) -> Layer:
 
 def _depthwise(kind: str, draw: random.Random) -> Layer:
     samples, channels, side = _image(draw, most=3e6)
-    kernel = draw.choice((3, 3, 5, 7))
-    groups = channels if kind == "depthwise" else draw.choice((2, 4, 8))
+    kernel = draw.choice((3, 3, 5, 7) if kind != "depthwise_last" else (3, 5, 7, 7))
+    groups = channels if kind != "grouped" else draw.choice((2, 4, 8))
     stride = draw.choice((1, 1, 2)) if side > 2 else 1
     return Layer(kind=kind, sizes=(samples, channels, side, channels, kernel, stride, groups))
 
@@ -153,6 +163,21 @@ def _linear(kind: str, draw: random.Random) -> Layer:
             _width(draw, 8, 16_384),
         )
         if 1e5 <= 2.0 * rows * inner * out <= 3e9 and inner * out <= 8e7:
+            return Layer(kind=kind, sizes=(rows, inner, out))
+
+
+def _large_linear(kind: str, draw: random.Random) -> Layer:
+    """Few rows through a weight of 64 to 420 MB, as the first fully connected layer of VGG has it.
+
+    The gradient of the weight is an outer product in pages that are touched for the first time.
+    """
+    while True:
+        rows, inner, out = (
+            _between(draw, 1, 64),
+            _width(draw, 1024, 32_768),
+            _width(draw, 1024, 32_768),
+        )
+        if 16e6 <= inner * out <= 105e6:
             return Layer(kind=kind, sizes=(rows, inner, out))
 
 
@@ -211,6 +236,12 @@ def _tensors(kind: str, draw: random.Random) -> Layer:
     return Layer(kind=kind, sizes=(count, max(16, total // count)))
 
 
+def _large_tensors(kind: str, draw: random.Random) -> Layer:
+    """One to three tensors of 34 to 200 MB, at most 270 MB together."""
+    count = draw.randint(1, 3)
+    return Layer(kind=kind, sizes=(count, _between(draw, 8.5e6, 5e7 if count == 1 else 2.2e7)))
+
+
 _LAYERS: Final[dict[str, Callable[[str, random.Random], Layer]]] = {
     **dict.fromkeys(_COUNTS, _on_image),
     **dict.fromkeys(("layer_norm", "gelu", "softmax", "loss", "rms_norm", "dropout"), _on_rows),
@@ -219,9 +250,11 @@ _LAYERS: Final[dict[str, Callable[[str, random.Random], Layer]]] = {
     "bias": _on_rows,
     "convolution": _convolution,
     "depthwise": _depthwise,
+    "depthwise_last": _depthwise,
     "grouped": _depthwise,
     "projection": _projection,
     "linear": _linear,
+    "large_linear": _large_linear,
     "product": _product,
     "attention": _attention,
     "rotate": _attention,

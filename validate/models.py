@@ -52,6 +52,8 @@ class ModelsBudget:
     num_rounds: int
     """Fresh process groups; each visits every run once and replays every step once."""
     visit_s: Seconds
+    parallel_visits: int = 2
+    """In every round of a run on several ranks: whatever disturbs one of them stops all."""
 
 
 BUDGETS: Final = {
@@ -120,21 +122,26 @@ def rounds(
     result = []
     for index in range(budget.num_rounds):
         draw = random.Random(f"{seed}-{index}")  # noqa: S311 - an order, no secret
-        order = list(settings)
+        order = [
+            (run, number)
+            for run in settings
+            for number in range(budget.parallel_visits if run.setting.world_size > 1 else 1)
+        ]
         draw.shuffle(order)
         tasks: list[Task] = []
-        for run in order:
-            pair = _tasks(run, index, budget)
+        for run, number in order:
+            pair = _tasks(run, index, number, budget)
             draw.shuffle(pair)
             tasks += pair
         result.append(tuple(tasks))
     return tuple(result)
 
 
-def _tasks(run: HeldOutSetting, index: int, budget: ModelsBudget) -> list[Task]:
+def _tasks(run: HeldOutSetting, index: int, number: int, budget: ModelsBudget) -> list[Task]:
+    again = f" again {number}" if number else ""
     tasks: list[Task] = [
         StepTask(
-            name=f"{index}: {run.setting.label}",
+            name=f"{index}: {run.setting.label}{again}",
             round=index,
             setting=run.setting,
             trainee=run.trainee,

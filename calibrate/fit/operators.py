@@ -3,21 +3,25 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import nnls
 
-from calibrate.fit.gaussian_process import fit_gaussian_process
+from calibrate.fit.curves import MOST_POINTS, Timing, fit_family, fresh_byte_s
 from calibrate.replays import measured_steps
 from perfmodel.cost.curve import CurveDraws
-from perfmodel.cost.families import family, features, optimizer_work, wider_family, work
+from perfmodel.cost.families import (
+    FRESH_KIND,
+    family,
+    features,
+    optimizer_work,
+    wider_family,
+    work,
+)
 from perfmodel.cost.operators import (
     OPTIMIZER_TRAFFIC,
     OperatorPrices,
     optimizer_family,
     optimizer_features,
-    work_s,
 )
 from perfmodel.documents.observation import (
     IsolatedOperator,
@@ -37,8 +41,6 @@ from perfmodel.documents.profile import (
 from perfmodel.units import Seconds
 from perfmodel.workload.operator import Phase
 
-#: More points of a family cost time and tell little.
-_MOST_POINTS = 240
 #: As many show how rough a curve is.
 _FEW_POINTS = 60
 #: Families that surely move every byte that their shapes promise.
@@ -47,24 +49,10 @@ _STREAMING = ("pointwise", "copy", "function")
 _SMALLEST_S = 1e-8
 #: Share of repeats that are not believed.
 _INTERRUPTED = 1 / 6
-#: Until the costs of the work stand still.
-_REWEIGHTINGS = 7
 #: Sums over reference models are no better known than this, whatever few of them say.
 _SMALLEST_ERROR = 0.02
 #: What is assumed of sums that no reference model was compared with.
 _ASSUMED_ERROR = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Timing:
-    """One point of a family's curve."""
-
-    features: tuple[float, ...]
-    time_s: Seconds
-    flop: float
-    moved_bytes: float
-    units: tuple[float, ...]
-    """Of each kind of work."""
 
 
 def fit_operators(
@@ -88,7 +76,7 @@ def fit_operators(
     if not layers and not replays:
         return None
     timings = _timings(layers, speed_probe_s)
-    families = _families(timings, most_points=_MOST_POINTS)
+    families = _families(timings, most_points=MOST_POINTS)
     everything = [timing for group in timings.values() for timing in group]
     draft = OperatorProfile(
         peak_flop_per_s=_peak(
@@ -116,10 +104,12 @@ def fit_curves(layers: Sequence[OperatorsObservation]) -> tuple[OperatorFamily, 
 
 
 def _families(
-    timings: Mapping[str, Sequence[_Timing]], *, most_points: int
+    timings: Mapping[str, Sequence[Timing]], *, most_points: int
 ) -> tuple[OperatorFamily, ...]:
+    known = {FRESH_KIND: fresh_byte_s(timings)}
     return tuple(
-        fit_family(name, group, most_points=most_points) for name, group in sorted(timings.items())
+        fit_family(name, group, most_points=most_points, known_s=known)
+        for name, group in sorted(timings.items())
     )
 
 
@@ -139,15 +129,15 @@ def _peak(rates: Iterable[float]) -> float:
 
 def _timings(
     layers: Sequence[OperatorsObservation], speed_probe_s: Seconds
-) -> dict[str, list[_Timing]]:
+) -> dict[str, list[Timing]]:
     """Times by family, at one machine speed."""
-    groups: dict[str, list[_Timing]] = defaultdict(list)
+    groups: dict[str, list[Timing]] = defaultdict(list)
     host_s = cold_host_s(layers)
     for entry in layers:
         factor = speed_probe_s / float(np.median(entry.speed_probe_s))
         for timed in entry.operators:
             operator = timed.operator
-            timing = _Timing(
+            timing = Timing(
                 features=features(operator),
                 time_s=factor * typical_s(timed, host_s=host_s),
                 flop=operator.flop,
@@ -198,64 +188,15 @@ def middle_s(hot_s: Sequence[Seconds], cold_s: Sequence[Seconds], *, host_s: Sec
     return math.sqrt(hot * cold)
 
 
-def _optimizer_timing(point: OptimizerPoint, factor: float) -> _Timing:
+def _optimizer_timing(point: OptimizerPoint, factor: float) -> Timing:
     """One tensor's share."""
-    return _Timing(
+    return Timing(
         features=optimizer_features(point.tensor_bytes, point.tensor_bytes * point.num_tensors),
         time_s=factor * typical_s(point, host_s=0.0) / point.num_tensors,
         flop=0.0,
         moved_bytes=OPTIMIZER_TRAFFIC[point.optimizer] * point.tensor_bytes,
         units=optimizer_work(point.tensor_bytes),
     )
-
-
-def fit_family(
-    name: str, timings: Sequence[_Timing], *, most_points: int = _MOST_POINTS
-) -> OperatorFamily:
-    """A curve through the ratios of a family's times to those of the work."""
-    width = max((len(timing.features) for timing in timings), default=0)
-    members = [timing for timing in timings if len(timing.features) == width]
-    if len(members) > most_points:
-        chosen = np.random.default_rng(0).choice(len(members), most_points, replace=False)
-        members = [members[index] for index in sorted(chosen)]
-    flop_per_s = max(timing.flop / timing.time_s for timing in members)
-    bytes_per_s = max(timing.moved_bytes / timing.time_s for timing in members) or 1e9
-    least_s = min(timing.time_s for timing in members)
-    unit_s = unit_costs(members)
-    ratios = np.log(
-        [timing.time_s / work_s(timing.units, unit_s, least_s=least_s) for timing in members]
-    )
-    points = np.array([timing.features for timing in members])
-    process = fit_gaussian_process(points, ratios)
-    return OperatorFamily(
-        name=name,
-        flop_per_s=flop_per_s,
-        bytes_per_s=bytes_per_s,
-        least_s=least_s,
-        unit_s=unit_s,
-        features=tuple(timing.features for timing in members),
-        log_ratios=tuple(float(ratio) for ratio in ratios),
-        lengths=tuple(float(length) for length in process.lengths),
-        spread=process.spread,
-        noise=process.noise,
-    )
-
-
-def unit_costs(timings: Sequence[_Timing]) -> tuple[Seconds, ...]:
-    """Time per unit of each kind of work, none negative, that comes closest in log. [s]
-
-    Squares of ``sum - time`` over ``sum * time``, which are those of logarithms as far as both are close.
-    """
-    units = np.array([timing.units for timing in timings])
-    time_s = np.array([timing.time_s for timing in timings])
-    scale = np.maximum(units.max(axis=0), 1.0)
-    expected_s = time_s
-    found = np.zeros(units.shape[1])
-    for _ in range(_REWEIGHTINGS):
-        weights = 1 / np.sqrt(time_s * expected_s)
-        found, _ = nnls(units / scale * weights[:, None], time_s * weights)
-        expected_s = np.maximum(units / scale @ found, 0.1 * time_s)
-    return tuple(float(value) for value in found / scale)
 
 
 def fit_overhead(

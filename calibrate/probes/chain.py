@@ -21,6 +21,7 @@ from calibrate.probes.operators import made_up
 from calibrate.probes.optimizers import Evictor
 from calibrate.probes.replay import Passes, without_denormals
 from calibrate.probes.session import Session
+from perfmodel.cost.families import FRESH_BYTES
 from perfmodel.documents.observation import IsolatedOperator
 from perfmodel.units import Bytes, Seconds
 from perfmodel.workload.operator import Call, Operator, Phase, TensorSpec
@@ -29,12 +30,15 @@ from perfmodel.workload.step import Segment, StepMethod, TracedParameter, Traced
 _PASSES: Final = 2
 #: Blocks of a network are alike: the second one finds the code of the first at hand, not its data.
 _REPEATS: Final = 3
+#: A layer that alone makes more than a pass should is as good as a row of them.
+_REPEATS_OF_LARGE: Final = 2
 #: What a pass makes at most. The C library gives memory above 64 MiB at the end of the heap back as
 #: soon as it is free, and every page of it costs a fault when it is used again; in most training, and
 #: so here, memory is found again.
 _CHAIN_BYTES: Final = 48 * 2**20
-#: Largest result that the C library takes from its heap once it has seen a block of that size freed.
-_LARGEST_BYTES: Final = 31 * 2**20
+#: Largest result that the C library takes from its heap once it has seen a block of that size freed,
+#: its own header and alignment left out.
+_LARGEST_BYTES: Final = FRESH_BYTES - 2**16
 #: Read and written between layers: weights of other layers go through the second cache, and push out
 #: what the interpreter and light operators have there.
 _BETWEEN: Final = TensorSpec(shape=(2**20,), dtype="bool")
@@ -140,11 +144,21 @@ def measure_layers(
     """Time every operator of some layers inside steps that consist of them."""
     torch.empty(_LARGEST_BYTES, dtype=torch.uint8)
     recorded = [recorded_layer(layer, session.device) for layer in layers]
+    most_bytes = _CHAIN_BYTES // _REPEATS
     return [
         timed
-        for group in grouped(recorded, most_bytes=_CHAIN_BYTES // _REPEATS)
-        for timed in _measured(session, group, evictor)
+        for group in grouped(recorded, most_bytes=most_bytes)
+        for timed in _measured(session, group, evictor, repeats=_repeats(group, most_bytes))
     ]
+
+
+def _repeats(group: Sequence[RecordedLayer], most_bytes: Bytes) -> int:
+    return _REPEATS if sum(map(_made_bytes, group)) <= most_bytes else _REPEATS_OF_LARGE
+
+
+def _made_bytes(layer: RecordedLayer) -> Bytes:
+    handed = sum(spec.size_bytes for spec in layer.inputs)
+    return handed + sum(operator.written_bytes for operator, _ in layer.calls)
 
 
 def grouped(layers: Sequence[RecordedLayer], *, most_bytes: Bytes) -> list[list[RecordedLayer]]:
@@ -152,9 +166,7 @@ def grouped(layers: Sequence[RecordedLayer], *, most_bytes: Bytes) -> list[list[
     groups: list[list[RecordedLayer]] = []
     total = 0
     for layer in layers:
-        made = sum(spec.size_bytes for spec in layer.inputs) + sum(
-            operator.written_bytes for operator, _ in layer.calls
-        )
+        made = _made_bytes(layer)
         if not groups or total + made > most_bytes:
             groups.append([])
             total = 0
@@ -165,9 +177,9 @@ def grouped(layers: Sequence[RecordedLayer], *, most_bytes: Bytes) -> list[list[
 
 @torch.no_grad()
 def _measured(
-    session: Session, layers: Sequence[RecordedLayer], evictor: Evictor
+    session: Session, layers: Sequence[RecordedLayer], evictor: Evictor, *, repeats: int
 ) -> list[IsolatedOperator]:
-    chain = chained([layer for layer in layers for _ in range(_REPEATS)])
+    chain = chained([layer for layer in layers for _ in range(repeats)])
     parameters = [
         made_up(TensorSpec(shape=p.shape, dtype=p.dtype), session.device)
         for p in chain.step.parameters

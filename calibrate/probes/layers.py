@@ -105,6 +105,17 @@ def _convolution(layer: Layer) -> BuiltLayer:
     )
 
 
+def _channels_last(layer: Layer) -> BuiltLayer:
+    """Between layers that work on every pixel by itself."""
+    built = _convolution(layer)
+    samples, channels, side, *_ = layer.sizes
+    return BuiltLayer(
+        module=built.module,
+        inputs=(torch.randn(samples, side, side, channels),),
+        act=lambda pixels: built.module(pixels.permute(0, 3, 1, 2)),
+    )
+
+
 def _linear(layer: Layer) -> BuiltLayer:
     rows, inner, out = layer.sizes
     module = nn.Linear(inner, out, bias=out % 16 == 0)
@@ -265,9 +276,11 @@ def _roll(layer: Layer) -> BuiltLayer:
 _BUILDERS: Final[dict[str, Callable[[Layer], BuiltLayer]]] = {
     "convolution": _convolution,
     "depthwise": _convolution,
+    "depthwise_last": _channels_last,
     "grouped": _convolution,
     "projection": _convolution,
     "linear": _linear,
+    "large_linear": _linear,
     "product": _product,
     "attention": _attention,
     "rotate": _rotate,

@@ -2,10 +2,10 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from perfmodel.units import Bytes
+from perfmodel.units import Bytes, Seconds
 from perfmodel.workload.operator import Operator, TensorSpec
 from perfmodel.workload.work import base_name
 
@@ -48,9 +48,16 @@ _SCATTERS: Final = frozenset(
 _REDUCTIONS: Final = frozenset({"sum", "mean", "amax", "amin", "var", "std", "norm"})
 _MATMULS: Final = frozenset({"mm", "addmm", "linear", "_addmm_activation"})
 _BATCHED: Final = frozenset({"bmm", "baddbmm"})
+#: Results of at least this size lie in pages that the kernel hands out anew for every call: glibc never
+#: keeps more of its heap for later ("M_MMAP_THRESHOLD" in mallopt(3): at most 32 MiB on 64 bits).
+FRESH_BYTES: Final[Bytes] = 32 * 2**20
+#: Which kind of an operator's work that is.
+FRESH_KIND: Final = 5
 #: Two ways to convolve without groups.
 _DENSE: Final = "dense"
 _PATCHES: Final = "patches"
+#: Of images whose channels lie side by side; without groups that makes little difference.
+_CHANNELS_LAST: Final = " channels last"
 #: Limits of PyTorch's rule between them.
 _MANY_SAMPLES: Final = 16
 _SMALL_KERNEL: Final = 3
@@ -82,6 +89,8 @@ def wider_family(name: str) -> str | None:
     """Where a family without timings of its own is looked up: functions cost about the same."""
     if name.startswith("function "):
         return "function"
+    if name.endswith(_CHANNELS_LAST):
+        return name.removesuffix(_CHANNELS_LAST)
     return name.replace(_PATCHES, _DENSE) if name.endswith(_PATCHES) else None
 
 
@@ -91,26 +100,46 @@ def features(operator: Operator) -> tuple[float, ...]:
 
 
 def work(operator: Operator) -> tuple[float, ...]:
-    """What takes time in an operator: the call, FLOP, and bytes of three parts; whatever adds up.
+    """What takes time in an operator: the call, FLOP, and bytes of five kinds; whatever adds up.
 
-    The parts are image, weight and result of a convolution, both factors and the result of a product,
-    and otherwise the largest input, the other inputs, and what is written.
+    The first three are image, weight and result of a convolution, both factors and the result of a
+    product, and otherwise the largest input, the other inputs, and what is written. The fourth are
+    results in fresh pages. The fifth are weights read again, once for every further sample: kernels
+    convolve sample by sample, which small images with many channels do not hide.
     """
     kind = family(operator).partition(" ")[0]
+    again = 0.0
     if kind in ("convolution", "convolution_backward"):
-        parts = [4.0 * math.prod(shape) for shape in _convolved(operator)]
+        shapes = _convolved(operator)
+        parts = [4.0 * math.prod(shape) for shape in shapes]
+        again = (shapes[0][0] - 1) * parts[1]
     elif kind in ("matmul", "batched"):
         parts = [float(spec.size_bytes) for spec in _factors(operator)] + [operator.written_bytes]
     else:
         largest = max((spec.size_bytes for spec in operator.inputs), default=0)
         first = min(float(largest), operator.read_bytes)
         parts = [first, operator.read_bytes - first, operator.written_bytes]
-    return (1.0, operator.flop, *parts)
+    return (1.0, operator.flop, *parts, _fresh_bytes(operator), again)
+
+
+def _fresh_bytes(operator: Operator) -> float:
+    """Of results that are written to pages never touched before."""
+    if not operator.written_bytes:
+        return 0.0
+    return float(sum(s.size_bytes for s in operator.outputs if s.size_bytes >= FRESH_BYTES))
+
+
+def fresh_s(units: Sequence[float], unit_s: Sequence[Seconds]) -> Seconds:
+    """Time of touching fresh pages, beside everything else. [s]"""
+    return units[FRESH_KIND] * unit_s[FRESH_KIND] if len(unit_s) > FRESH_KIND else 0.0
 
 
 def optimizer_work(size_bytes: Bytes) -> tuple[float, ...]:
-    """The same of an optimizer's step over one tensor."""
-    return (1.0, float(size_bytes))
+    """The same of an optimizer's step over one tensor: call, bytes, and bytes beyond the heap.
+
+    Its gradient goes back to the kernel, and whatever is made on the way is allocated anew.
+    """
+    return (1.0, float(size_bytes), float(size_bytes) if size_bytes >= FRESH_BYTES else 0.0)
 
 
 def _log(value: float) -> float:
@@ -122,7 +151,10 @@ def _grouping(operator: Operator) -> str:
     groups = _groups(operator)
     if groups == 1:
         return _DENSE if _in_blocks(operator) else _PATCHES
-    return "depthwise" if weight[1] == 1 else "grouped"
+    if weight[1] > 1:
+        return "grouped"
+    stride = operator.inputs[_weight_position(operator) - 1].stride
+    return "depthwise" if stride is None or stride[1] != 1 else f"depthwise{_CHANNELS_LAST}"
 
 
 def _in_blocks(operator: Operator) -> bool:

@@ -9,7 +9,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from perfmodel.cost.curve import Samples
-from perfmodel.cost.families import family, features, optimizer_work, wider_family, work
+from perfmodel.cost.families import (
+    family,
+    features,
+    fresh_s,
+    optimizer_work,
+    wider_family,
+    work,
+)
 from perfmodel.cost.gaussian_process import GaussianProcess
 from perfmodel.cost.rescaling import rescaled_s, rescaled_stream_s
 from perfmodel.documents.prediction import Evidence
@@ -75,8 +82,13 @@ def roofline_s(
 
 
 def work_s(units: Sequence[float], unit_s: Sequence[Seconds], *, least_s: Seconds) -> Seconds:
-    """Time of so many units of each kind of work, one after another, at least that of a call. [s]"""
-    return max(least_s, sum(n * each_s for n, each_s in zip(units, unit_s, strict=True)))
+    """Time of so many units of each kind of work, one after another, at least that of a call. [s]
+
+    Without fresh pages, which do not care how fast an operator is. Profiles of before know fewer
+    kinds: the last ones cost nothing there.
+    """
+    whole_s = sum(n * each_s for n, each_s in zip(units, unit_s, strict=False))
+    return max(least_s, whole_s - fresh_s(units, unit_s))
 
 
 @dataclass(slots=True)
@@ -194,7 +206,9 @@ class OperatorPrices:
     def _from_curve(self, operator: Operator, entry: OperatorFamily, reading: _Reading) -> Price:
         moved_bytes = operator.read_bytes + operator.written_bytes
         expected_s = _expected_s(entry, work(operator), operator.flop, moved_bytes)
-        time_s = max(self._floor_s(operator), expected_s * reading.ratio)
+        time_s = max(self._floor_s(operator), expected_s * reading.ratio) + fresh_s(
+            work(operator), entry.unit_s
+        )
         return Price(
             time_s=time_s,
             log_error=reading.log_error,

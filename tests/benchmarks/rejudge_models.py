@@ -26,22 +26,24 @@ def main() -> None:
         folder = Path(name)
         recorded = ProfileDocument.read(calibration / "profile.json")
         profile = fit_profile(
-            _unpacked(calibration, folder / "calibration.jsonl"), provenance=recorded.provenance
+            unpacked(calibration, folder / "calibration.jsonl"), provenance=recorded.provenance
         )
-        runs = _unpacked(judged, folder / "runs.jsonl")
+        runs = unpacked(judged, folder / "runs.jsonl")
         for mode in ("measured", "curves"):
             request = ModelsRequest(profile=profile, folder=folder, mode=mode)
             rows = judge_models(request, read_observations(runs), runs).models
-            _say(f"{mode}, one rank", [row for row in rows if row.setting.world_size == 1])
-            _say(f"{mode}, several", [row for row in rows if row.setting.world_size > 1])
+            say(f"{mode}, one rank", [row for row in rows if row.setting.world_size == 1])
+            say(f"{mode}, several", [row for row in rows if row.setting.world_size > 1])
 
 
-def _unpacked(folder: Path, target: Path) -> Path:
+def unpacked(folder: Path, target: Path) -> Path:
+    """Recorded observations of a folder, written to a file."""
     target.write_bytes(gzip.decompress((folder / _PACKED).read_bytes()))
     return target
 
 
-def _say(name: str, rows: Sequence[ComparedModel]) -> None:
+def say(name: str, rows: Sequence[ComparedModel]) -> None:
+    """Print the errors of some runs in a line."""
     errors = [row.signed_error for row in rows]
     absolute = [abs(error) for error in errors]
     sys.stdout.write(

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from calibrate.layers import Layer, is_optimizer, planned_layers
 from calibrate.probes.layers import layer_operators
 from calibrate.probes.operators import ReplayedOperator, made_up, made_up_inputs, returned_tensors
-from perfmodel.cost.families import family, features
+from perfmodel.cost.families import FRESH_BYTES, family, features
 from perfmodel.workload.operator import Operator, TensorSpec
 
 CPU = torch.device("cpu")
 SMALL = (
     Layer(kind="convolution", sizes=(2, 8, 9, 16, 3, 2, 1)),
     Layer(kind="depthwise", sizes=(2, 8, 9, 8, 3, 1, 8)),
+    Layer(kind="depthwise_last", sizes=(2, 8, 9, 8, 3, 1, 8)),
     Layer(kind="linear", sizes=(4, 8, 16)),
     Layer(kind="product", sizes=(4, 6, 8)),
     Layer(kind="attention", sizes=(2, 2, 8, 16, 1)),
@@ -64,13 +65,35 @@ def test_a_repeated_operator_returns_what_the_original_returned(layer: Layer) ->
 
 def test_every_kind_of_the_grid_is_tried_here() -> None:
     planned = {layer.kind for layer in planned_layers() if not is_optimizer(layer)}
-    alike = {"grouped", "relu", "silu", "hardswish", "sigmoid"}
+    alike = {"grouped", "large_linear", "relu", "silu", "hardswish", "sigmoid"}
     assert planned - alike == {layer.kind for layer in SMALL}
 
 
 def test_the_grid_is_the_same_every_time_and_thinner_with_a_smaller_share() -> None:
     assert planned_layers(seed=3) == planned_layers(seed=3)
     assert len(planned_layers(share=0.3)) < 0.5 * len(planned_layers())
+
+
+@given(seed=st.integers(0, 10**6), share=st.sampled_from((0.06, 0.6, 1.0)))
+def test_every_draw_holds_results_and_tensors_that_no_heap_keeps(seed: int, share: float) -> None:
+    layers = planned_layers(share=share, optimizer_share=max(share, 0.4), seed=seed)
+    outer = [layer.sizes for layer in layers if layer.kind == "large_linear"]
+    assert outer
+    assert all(64e6 <= 4 * inner * out <= 420e6 for _, inner, out in outer)
+    for kind in {layer.kind for layer in layers if is_optimizer(layer)}:
+        tensors = [layer.sizes for layer in layers if layer.kind == kind]
+        large = [(count, size) for count, size in tensors if 4 * size >= FRESH_BYTES]
+        assert large
+        assert all(4 * count * size <= 8e8 for count, size in large)
+
+
+def test_depthwise_layers_of_channels_side_by_side_are_a_family_of_their_own() -> None:
+    layer = Layer(kind="depthwise_last", sizes=(2, 8, 9, 8, 3, 1, 8))
+    found = {family(o) for o, _ in layer_operators(layer, CPU) if "convolution" in o.name}
+    assert found == {
+        "convolution depthwise channels last",
+        "convolution_backward depthwise channels last",
+    }
 
 
 def test_members_of_a_family_have_as_many_features_as_each_other() -> None:

@@ -1,5 +1,6 @@
 """Models that no fit has seen: which are run, and what is said about their predictions."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,13 @@ def test_every_run_on_one_rank_stands_beside_its_replay() -> None:
                 at = tasks.index(task)
                 beside = [t for t in tasks[max(0, at - 1) : at + 2] if isinstance(t, StepTask)]
                 assert task.workload in {step.setting.workload for step in beside}
+
+
+def test_runs_on_several_ranks_are_visited_more_often_under_names_of_their_own() -> None:
+    settings = held_out_settings(2, FOLDER)
+    for tasks in rounds(settings, BUDGETS["quick"], seed=1):
+        names = [task.name for task in tasks]
+        assert len(set(names)) == len(names)
+        visits = Counter(task.setting for task in tasks if isinstance(task, StepTask))
+        for run in settings:
+            assert visits[run.setting] == (2 if run.setting.world_size > 1 else 1)

@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calibrate.fit.curves import Timing, fit_family, fresh_byte_s, unit_costs
 from calibrate.fit.operators import (
     _per_call,
-    _Timing,
     cold_host_s,
     fit_operators,
     middle_s,
-    unit_costs,
 )
+from perfmodel.cost.families import FRESH_KIND
 from perfmodel.documents.observation import IsolatedOperator, OperatorsObservation
 from perfmodel.workload.operator import Phase
 from tests.perfmodel.operators import operator, spec
@@ -66,7 +66,7 @@ def test_what_a_unit_of_work_costs_is_recovered(
 ) -> None:
     rng = np.random.default_rng(seed)
     timings = [
-        _Timing(
+        Timing(
             features=(0.0,),
             time_s=float(np.dot(units, costs_s)),
             flop=units[1],
@@ -76,3 +76,35 @@ def test_what_a_unit_of_work_costs_is_recovered(
         for units in ((1.0, *map(float, 10 ** rng.uniform(3, 9, 2))) for _ in range(30))
     ]
     assert unit_costs(timings) == pytest.approx(costs_s, rel=1e-3)
+
+
+def touched(size_bytes: float, *, fresh_s: float, byte_s: float) -> Timing:
+    """Writing a result, in fresh pages from 32 MiB on."""
+    fresh = size_bytes if size_bytes >= 2**25 else 0.0
+    return Timing(
+        features=(float(np.log(size_bytes)),),
+        time_s=1e-5 + byte_s * size_bytes + fresh_s * fresh,
+        flop=0.0,
+        moved_bytes=size_bytes,
+        units=(1.0, 0.0, 0.0, 0.0, size_bytes, fresh, 0.0),
+    )
+
+
+@given(fresh_s=st.floats(1e-10, 1e-9), byte_s=st.floats(5e-11, 5e-10))
+def test_the_first_touch_of_a_page_is_recovered_and_holds_for_families_without_one(
+    fresh_s: float, byte_s: float
+) -> None:
+    sizes = [2.0**power for power in range(12, 25)]
+    both = {
+        "with": [touched(s, fresh_s=fresh_s, byte_s=byte_s) for s in (*sizes, 2.0**26, 2.0**28)],
+        "without": [touched(s, fresh_s=fresh_s, byte_s=3 * byte_s) for s in sizes],
+    }
+    found_s = fresh_byte_s(both)
+    assert found_s == pytest.approx(fresh_s, rel=1e-3)
+    entry = fit_family("without", both["without"], known_s={FRESH_KIND: found_s})
+    assert entry.unit_s[FRESH_KIND] == pytest.approx(fresh_s, rel=1e-3)
+    assert entry.unit_s[FRESH_KIND - 1] == pytest.approx(3 * byte_s, rel=1e-3)
+
+
+def test_without_large_results_nothing_is_said_about_fresh_pages() -> None:
+    assert fresh_byte_s({"small": [touched(2.0**20, fresh_s=1e-9, byte_s=1e-10)] * 9}) == 0.0

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.cost.families import family, features, wider_family, work
-from perfmodel.cost.operators import UNKNOWN_LOG_ERROR, OperatorPrices
+from perfmodel.cost.families import FRESH_KIND, family, features, fresh_s, wider_family, work
+from perfmodel.cost.operators import UNKNOWN_LOG_ERROR, OperatorPrices, work_s
 from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.profile import MeasuredOperator, MeasuredStep, OperatorProfile
 from perfmodel.workload.operator import Operator, Phase
@@ -113,12 +113,58 @@ def test_convolutions_are_told_apart_by_their_groups(groups: int, kind: str) -> 
     )
     assert family(called) == f"convolution {kind}"
     assert len(features(called)) == 8
-    assert work(called)[1:] == (
+    assert work(called)[1:5] == (
         called.flop,
         4 * 2 * 8 * 14**2,
         4 * 64 // groups * 9,
         4 * 2 * 8 * 14**2,
     )
+
+
+@pytest.mark.parametrize(("samples", "again"), [(1, 0), (2, 1), (8, 7)])
+def test_every_further_sample_reads_the_weight_of_a_convolution_again(
+    samples: int, again: int
+) -> None:
+    called = operator(
+        "aten.convolution.default",
+        (spec(samples, 512, 2, 2), spec(2048, 512, 1, 1)),
+        (spec(samples, 2048, 2, 2),),
+        *(None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1),
+    )
+    assert family(called) == "convolution patches"
+    assert work(called)[-1] == again * 4 * 2048 * 512
+
+
+def test_depthwise_convolutions_of_channels_side_by_side_are_told_apart() -> None:
+    called = operator(
+        "aten.convolution.default",
+        (spec(2, 8, 14, 14), spec(8, 1, 3, 3)),
+        (spec(2, 8, 14, 14),),
+        *(None, [1, 1], [1, 1], [1, 1], False, [0, 0], 8),
+    )
+    image = dataclasses.replace(called.inputs[0], stride=(8 * 14 * 14, 1, 14 * 8, 8))
+    last = dataclasses.replace(called, inputs=(image, called.inputs[1]))
+    assert family(last) == "convolution depthwise channels last"
+    assert wider_family(family(last)) == family(called) == "convolution depthwise"
+
+
+def test_results_that_no_heap_keeps_are_fresh_pages() -> None:
+    just_below, large = matmul(2**12, 2, 2**11 - 1), matmul(2**12, 2, 2**11)
+    assert work(just_below)[FRESH_KIND] == 0
+    assert work(large)[FRESH_KIND] == large.written_bytes == 32 * 2**20
+    nothing = operator("aten.empty.memory_format", (), (spec(2**24),))
+    assert work(nothing)[FRESH_KIND] == 0
+
+
+def test_fresh_pages_cost_the_same_however_fast_the_operator_is() -> None:
+    units, unit_s = (1.0, 0.0, 0.0, 0.0, 100.0, 50.0, 0.0), (1.0, 0.0, 0.0, 0.0, 0.1, 0.2, 0.0)
+    assert work_s(units, unit_s, least_s=0.0) == pytest.approx(1 + 10)
+    assert fresh_s(units, unit_s) == pytest.approx(10)
+    assert fresh_s(units, unit_s[:5]) == 0
+
+
+def test_profiles_of_before_price_what_they_know() -> None:
+    assert work_s((1.0, 10.0, 5.0), (1e-6, 1e-7), least_s=0.0) == pytest.approx(2e-6)
 
 
 def test_a_kernel_by_patches_is_looked_up_beside_the_others_where_it_was_not_timed() -> None:
