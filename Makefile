@@ -10,6 +10,8 @@ OUT ?= runs
 BUDGET ?= standard
 DEVICES ?= 1,2,4,8,16,32,64,128,256,512,1024
 PYTEST_FLAGS ?=
+# One process of tests for each core; tests/conftest.py says what runs where, the longest first.
+PYTEST := pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 RUN := $(VENV)/bin/python -m
 PROFILE = $(OUT)/calibration/profile.json
@@ -85,14 +87,14 @@ reference: $(INSTALLED_DEV) ## write the reference of the Python interface from 
 	$(RUN) pdoc --docformat numpy --no-show-source -o $(OUT)/reference perfmodel.api perfmodel.documents perfmodel.errors
 
 test: $(INSTALLED_DEV) ## run all tests
-	$(RUN) pytest $(PYTEST_FLAGS)
+	$(RUN) $(PYTEST) $(PYTEST_FLAGS)
 
 check: $(INSTALLED_DEV) ## format, lint, types, import contracts, tests: what CI runs
 	$(RUN) ruff format --check .
 	$(RUN) ruff check .
 	$(RUN) mypy
 	$(VENV)/bin/lint-imports
-	$(RUN) pytest $(PYTEST_FLAGS)
+	$(RUN) $(PYTEST) $(PYTEST_FLAGS)
 
 bench: $(INSTALLED_DEV) ## time the engine, the command line, traces and the page -> docs/benchmarks.json
 	$(RUN) tests.benchmarks.run --output docs/benchmarks.json

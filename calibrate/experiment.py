@@ -33,8 +33,6 @@ _KIB: Final = 2**10
 _LAYERS_PER_TASK: Final = 20
 #: The share of layers that is drawn without looking at what is known already.
 _DRAWN: Final = 0.6
-#: A curve over two sizes needs a few points in any budget.
-_SHARE_OF_OPTIMIZERS: Final = 0.4
 #: From how many each of the other layers is chosen.
 _CHOICES: Final = 3
 _MIB: Final = 2**20
@@ -58,12 +56,21 @@ class Budget:
     num_rounds: int
     """Fresh process groups; every setting is visited once in each."""
     visit_s: Seconds
-    """Timed steps per visit."""
+    """Timed steps per visit ..."""
+    min_steps: int
+    """... but not fewer than these."""
     num_batches: int
     """Micro-batch sizes per model."""
+    wraps_all: bool
+    """Whether one rank runs under DDP at all its micro-batches, or at the smallest alone: of short steps
+    the difference to the bare module tells most."""
     collective_sizes: tuple[int, ...]
+    replay_rounds: int
+    """Rounds in which the largest step of each model is replayed; its smallest is in every round."""
     layer_share: float
     """Single layers whose operators are timed, as a share of the full grid."""
+    optimizer_share: float
+    """The same of optimizers: a curve over two sizes needs a few points in any budget."""
     minutes: float
     """What it takes on 2 CPU cores, for the progress estimate."""
 
@@ -74,25 +81,37 @@ BUDGETS: Final = {
     "quick": Budget(
         num_rounds=2,
         visit_s=0.2,
+        min_steps=3,
         num_batches=2,
+        wraps_all=False,
         collective_sizes=_SIZES[::2],
+        replay_rounds=1,
         layer_share=0.1,
-        minutes=2.7,
+        optimizer_share=0.2,
+        minutes=2.2,
     ),
     "standard": Budget(
         num_rounds=6,
         visit_s=0.4,
+        min_steps=4,
         num_batches=4,
+        wraps_all=True,
         collective_sizes=_SIZES,
+        replay_rounds=6,
         layer_share=1.0,
+        optimizer_share=1.0,
         minutes=11.5,
     ),
     "thorough": Budget(
         num_rounds=12,
         visit_s=0.9,
+        min_steps=4,
         num_batches=4,
+        wraps_all=True,
         collective_sizes=_SIZES,
+        replay_rounds=12,
         layer_share=2.0,
+        optimizer_share=2.0,
         minutes=33,
     ),
 }
@@ -159,7 +178,10 @@ class Experiment:
             synchronisation=Synchronisation.NONE,
         )
         # One rank under DDP pays for buckets and hooks, but communicates nothing.
-        wrapped = Setting(workload=model, world_size=1, micro_batch=micro_batch)
+        is_wrapped = self.budget.wraps_all or micro_batch == self.micro_batches(model)[0]
+        wrapped = (
+            [Setting(workload=model, world_size=1, micro_batch=micro_batch)] if is_wrapped else []
+        )
         parallel = [
             Setting(
                 workload=model,
@@ -175,7 +197,7 @@ class Experiment:
                 *((Synchronisation.DDP, cap_mb) for cap_mb in BUCKET_CAPS_MB),
             )
         ]
-        return (single, wrapped, *parallel)
+        return (single, *wrapped, *parallel)
 
     def rounds(self) -> tuple[tuple[Task, ...], ...]:
         """Tasks of each round, in the order in which they are to run.
@@ -204,14 +226,15 @@ class Experiment:
         """The round's part of the single layers: first a draw of all kinds, then what tells most."""
         share = self.budget.layer_share
         drawn = planned_layers(
-            share=share * _DRAWN, optimizer_share=max(share, _SHARE_OF_OPTIMIZERS), seed=self.seed
+            share=share * _DRAWN, optimizer_share=self.budget.optimizer_share, seed=self.seed
         )
         offered = planned_layers(
             share=share * (1 - _DRAWN) * _CHOICES, optimizer_share=0, seed=f"{self.seed}-choices"
         )
         first = _parts(drawn, _LAYERS_PER_TASK)
         choices = _parts(offered, _LAYERS_PER_TASK * _CHOICES)
-        parts = [*((p, len(p)) for p in first), *((p, len(p) // _CHOICES) for p in choices)]
+        chosen = [(p, len(p) // _CHOICES) for p in choices if len(p) >= _CHOICES]
+        parts = [*((p, len(p)) for p in first), *chosen]
         low, high = (len(parts) * at // self.budget.num_rounds for at in (index, index + 1))
         for number, (layers, num_timed) in enumerate(parts[low:high], start=low):
             yield LayersTask(
@@ -222,7 +245,11 @@ class Experiment:
         """Reference models operator by operator: what do their real steps add?"""
         for model in self.models:
             batches = self.micro_batches(model)
-            for micro_batch in {batches[0], batches[-1]}:
+            replayed = {
+                batches[0],
+                batches[-1] if index < self.budget.replay_rounds else batches[0],
+            }
+            for micro_batch in sorted(replayed):
                 yield ReplayTask(
                     name=f"{index}: replay {model} micro_batch={micro_batch}",
                     round=index,
@@ -243,6 +270,7 @@ class Experiment:
             round=index,
             setting=setting,
             target_s=self.budget.visit_s,
+            min_steps=self.budget.min_steps,
         )
 
     def _traces(self) -> Iterable[Task]:

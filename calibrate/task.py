@@ -65,6 +65,8 @@ class StepTask(Record):
     trainee: Trainee | None = None
     """What to train, unless it is the reference model of the workload's name."""
     target_s: float
+    min_steps: Annotated[int, Field(ge=1)] = 4
+    """However long they take."""
 
 
 class CollectiveTask(Record):

@@ -22,7 +22,6 @@ from calibrate.environment import describe_environment, torch_facts
 from calibrate.layers import is_optimizer
 from calibrate.plan import ComputeProbe
 from calibrate.probes.chain import measure_layers
-from calibrate.probes.choice import chosen_layers
 from calibrate.probes.collectives import measure_collective
 from calibrate.probes.compute import measure_compute
 from calibrate.probes.convergence import measure_training
@@ -116,7 +115,13 @@ def _steps(session: Session, task: StepTask) -> StepObservation | None:
     if not session.takes_part(setting.world_size):
         return None
     started_utc = time.time()
-    mine = measure_steps(session, setting, target_s=task.target_s, trainee=task.trainee)
+    mine = measure_steps(
+        session,
+        setting,
+        target_s=task.target_s,
+        min_steps=task.min_steps,
+        trainee=task.trainee,
+    )
     streams = None
     if session.asynchronous and setting.synchronisation is Synchronisation.NONE:
         streams = measure_device_streams(session, setting, steps=_DEVICE_STREAM_STEPS)
@@ -223,6 +228,8 @@ def _replay(session: Session, task: ReplayTask) -> ReplayObservation | None:
 def _layers(session: Session, task: LayersTask) -> OperatorsObservation | None:
     if session.rank != 0:
         return None
+    from calibrate.probes.choice import chosen_layers  # noqa: PLC0415 - scipy, for this task alone
+
     evictor = Evictor(session.device)
     probes_s = [session.speed_probe(0.0)]
     layers = chosen_layers(session, task)

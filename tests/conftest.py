@@ -1,13 +1,37 @@
 """What every test starts from."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from typing import Any, Final
 
 import pytest
 from hypothesis import settings
 
 from calibrate.turns import LOCK_VARIABLE, machine_to_itself
+
+#: Set in a worker of pytest-xdist, not in plain pytest.
+_IS_ONE_OF_SEVERAL: Final = "PYTEST_XDIST_WORKER" in os.environ
+if _IS_ONE_OF_SEVERAL:
+    # Workers have a core each; numpy and torch read this when they are imported.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+#: Markers of what takes longest: it comes first, or one worker would still be at it when all others
+#: have finished.
+_LONG: Final = ("real", "netns", "browser", "long")
+#: Files that start ranks of their own: one after another on one worker.
+WITH_RANKS: Final = frozenset(
+    {
+        "tests/calibrate/test_environment.py",
+        "tests/calibrate/test_launch.py",
+        "tests/calibrate/test_real_calibration.py",
+        "tests/calibrate/test_real_tasks.py",
+        "tests/validate/testbed/test_netns.py",
+    }
+)
+#: Tests of this file have nothing in common and take long.
+_SPLIT: Final = "tests/test_examples.py"
 
 # The same examples in every run, so that a test that fails tells about the change and not about luck.
 # A deadline would measure the machine, not the law.
@@ -15,6 +39,30 @@ settings.register_profile("repeatable", deadline=None, derandomize=True)
 # ``pytest --hypothesis-profile search`` looks for new examples; what it finds becomes a test.
 settings.register_profile("search", deadline=None, max_examples=1000)
 settings.load_profile("repeatable")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Several workers begin with what takes longest."""
+    if _IS_ONE_OF_SEVERAL:
+        items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    places = (at for at, name in enumerate(_LONG) if item.get_closest_marker(name) is not None)
+    return next(places, len(_LONG))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file is one piece of work, so that fixtures of a module are made once."""
+    from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - absent with -p no:xdist
+
+    class ByFile(LoadScopeScheduling):  # type: ignore[misc] # the plugin brings no types
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "ranks" if file in WITH_RANKS else nodeid if file == _SPLIT else file
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(autouse=True)

@@ -10,13 +10,15 @@ import io
 import os
 import re
 import shlex
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from unittest.mock import patch
+
+from perfmodel.cli.app import main
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 _BLOCK: Final = re.compile(
@@ -51,38 +53,44 @@ def workplace() -> Iterator[Path]:
 
 
 def output(example: Example, folder: Path) -> str:
-    """What the example prints; a wrong exit code raises ``AssertionError``."""
+    """What the example prints, in this process; a wrong exit code raises ``AssertionError``."""
     if example.language == "python":
-        return _run([sys.executable, "-c", example.source], folder, expected=0)
+        program = compile(example.source, "<example>", "exec")
+        return _printed(lambda: exec(program, {"__name__": "__main__"}), folder)  # noqa: S102
     return "".join(
-        _run(
-            [sys.executable, "-m", *shlex.split(line, comments=True)],
-            folder,
-            expected=int(found[1]) if (found := _EXIT.search(line)) else 0,
-        )
+        _command(shlex.split(line, comments=True), folder, expected=int(found[1]) if found else 0)
         for line in example.source.replace("\\\n", " ").splitlines()
+        for found in (_EXIT.search(line),)
     )
 
 
-def _run(command: list[str], folder: Path, *, expected: int) -> str:
-    environ = {
-        **os.environ,
-        "COLUMNS": "80",
-        "NO_COLOR": "1",
-        "TERM": "dumb",
-        "PYTHONPATH": str(ROOT),
-    }
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=environ,
-        check=False,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert done.returncode == expected, f"{command}: {done.returncode}\n{done.stdout}"
-    return "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())
+def _command(words: list[str], folder: Path, *, expected: int) -> str:
+    codes: list[object] = []
+
+    def run() -> None:
+        try:
+            main()
+        except SystemExit as end:
+            codes.append(end.code or 0)
+
+    with patch.object(sys, "argv", words):
+        printed = _printed(run, folder)
+    assert words[0] == "perfmodel", words
+    assert codes == [expected], f"{words}: {codes}\n{printed}"
+    return printed
+
+
+def _printed(act: Callable[[], object], folder: Path) -> str:
+    """Both outputs, as on a terminal of 80 columns without colours."""
+    text = io.StringIO()
+    with (
+        contextlib.chdir(folder),
+        patch.dict(os.environ, {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}),
+        contextlib.redirect_stdout(text),
+        contextlib.redirect_stderr(text),
+    ):
+        act()
+    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
 
 
 def rewritten(path: Path) -> str:

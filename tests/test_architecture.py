@@ -16,6 +16,7 @@ import pytest
 from typer.main import get_command
 
 from perfmodel.cli.app import app
+from tests.conftest import WITH_RANKS
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("calibrate", "perfmodel", "validate")
@@ -323,6 +324,17 @@ def test_every_make_target_explains_itself() -> None:
     assert phony is not None
     explained = re.findall(r"^([a-z-]+):.*## \S", text, flags=re.MULTILINE)
     assert set(explained) == set(phony.group(1).split())
+
+
+def test_files_that_start_ranks_are_known_to_the_scheduler_of_tests() -> None:
+    """Two of them at once would wait for each other's turn on the machine."""
+    marked = re.compile(r"\bmark\.(real|netns)\b|\bNEEDS_TWO_RANKS\b")
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for path in sources("tests")
+        if path.name.startswith("test_") and marked.search(path.read_text(encoding="utf-8"))
+    } - {"tests/test_architecture.py"}
+    assert found == WITH_RANKS
 
 
 def test_the_command_line_is_the_one_that_was_promised() -> None:

@@ -7,6 +7,7 @@ import pytest
 from tests.examples import examples, output, pages, workplace
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", pages(), ids=lambda path: path.stem)
 def test_examples_print_what_is_shown(page: Path) -> None:
     with workplace() as folder:

@@ -27,15 +27,32 @@ class HoldoutBudget:
     """Fresh process groups."""
     passes_per_round: int
     """Visits to each setting in one process group."""
+    repeats_per_round: int
+    """The same of calibrated settings, which tell the noise floor alone."""
     visit_s: Seconds
+    min_steps: int
 
 
 BUDGETS: Final = {
+    # A second pass tells as much as a second round, which starts the ranks anew: on the recorded runs
+    # both judge the same predictions to be 3.4 % off (means over six pairs).
     "quick": HoldoutBudget(
-        num_batches=1, goes_beyond=False, num_rounds=2, passes_per_round=1, visit_s=0.2
+        num_batches=1,
+        goes_beyond=False,
+        num_rounds=1,
+        passes_per_round=2,
+        repeats_per_round=1,
+        visit_s=0.2,
+        min_steps=3,
     ),
     "standard": HoldoutBudget(
-        num_batches=2, goes_beyond=True, num_rounds=6, passes_per_round=2, visit_s=0.4
+        num_batches=2,
+        goes_beyond=True,
+        num_rounds=6,
+        passes_per_round=2,
+        repeats_per_round=2,
+        visit_s=0.4,
+        min_steps=4,
     ),
 }
 
@@ -112,15 +129,21 @@ def repeated_settings(profile: ProfileDocument) -> tuple[Setting, ...]:
 
 
 def rounds(
-    settings: Sequence[Setting], *, budget: HoldoutBudget, seed: int
+    settings: Sequence[Setting],
+    *,
+    repeated: Sequence[Setting] = (),
+    budget: HoldoutBudget,
+    seed: int,
 ) -> tuple[tuple[Task, ...], ...]:
-    """Tasks of each round: settings in a new random order in every pass."""
+    """Tasks of each round: settings in a new random order in every pass, repeats in the first ones."""
     result = []
     for round_index in range(budget.num_rounds):
         tasks: list[Task] = []
         for pass_index in range(budget.passes_per_round):
             visit = round_index * budget.passes_per_round + pass_index
             order = list(settings)
+            if pass_index < budget.repeats_per_round:
+                order += repeated
             random.Random(f"{seed}-{visit}").shuffle(order)  # noqa: S311 - an order, no secret
             tasks += [
                 StepTask(
@@ -128,6 +151,7 @@ def rounds(
                     round=visit,
                     setting=setting,
                     target_s=budget.visit_s,
+                    min_steps=budget.min_steps,
                 )
                 for setting in order
             ]

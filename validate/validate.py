@@ -85,7 +85,7 @@ def validate(
             folder=request.folder,
             plan=_plan(request, foretold),
             rounds=rounds(
-                (*settings, *repeated_settings(profile)), budget=budget, seed=request.seed
+                settings, repeated=repeated_settings(profile), budget=budget, seed=request.seed
             ),
             device_kind=device_kind,
             topology=topology,

@@ -23,7 +23,6 @@ from perfmodel.units import Seconds
 
 _PHASES = ("input", "forward", "backward", "optimizer")
 _POOL_SAMPLES = 512
-_MINIMUM_STEPS = 4
 _MAXIMUM_STEPS = 200
 #: How much of a step's time the speed probe may take between steps.
 _PROBE_SHARE = 0.1
@@ -151,7 +150,12 @@ class SourceTrainer(Trainer):
 
 
 def measure_steps(
-    session: Session, setting: Setting, *, target_s: Seconds, trainee: Trainee | None = None
+    session: Session,
+    setting: Setting,
+    *,
+    target_s: Seconds,
+    min_steps: int,
+    trainee: Trainee | None = None,
 ) -> RankSteps:
     """Time about ``target_s`` of steps on this rank; all ranks of the setting must call it."""
     trainer = _trainer(session, setting, trainee)
@@ -159,9 +163,7 @@ def measure_steps(
     _, warm_s = _run(session, trainer, setting, num_steps=2 if trainer.is_warm else 3)
     trainer.is_warm = True
     num_steps = session.agree(
-        repeats_within(
-            target_s, warm_s["step"][1:], minimum=_MINIMUM_STEPS, maximum=_MAXIMUM_STEPS
-        ),
+        repeats_within(target_s, warm_s["step"][1:], minimum=min_steps, maximum=_MAXIMUM_STEPS),
         world_size=setting.world_size,
     )
     session.barrier(setting.world_size)

@@ -13,8 +13,16 @@ from calibrate.experiment import (
     Experiment,
     doubling_sizes,
 )
-from calibrate.task import CheckpointTask, CollectiveTask, OverlapTask, StepTask, Task
+from calibrate.task import (
+    CheckpointTask,
+    CollectiveTask,
+    OverlapTask,
+    ReplayTask,
+    StepTask,
+    Task,
+)
 from perfmodel.errors import UsageError
+from perfmodel.parallelism.strategy import Synchronisation
 
 
 def an_experiment(*, world_size: int = 2, seed: int = 0, budget: str = "quick") -> Experiment:
@@ -145,3 +153,36 @@ def test_checkpoints_of_several_sizes_are_timed_once_a_round_whatever_is_run(bud
         timed = [task for task in tasks if isinstance(task, CheckpointTask)]
         assert Counter(task.workload for task in timed) == Counter(CHECKPOINTED)
         assert {task.repeats for task in timed} == {1}
+
+
+def test_where_time_is_short_ddp_alone_and_replays_keep_the_steps_that_tell_most() -> None:
+    """One rank under DDP at the smallest batch of each model; its largest is replayed once."""
+    experiment = an_experiment(budget="quick")
+    for tasks in experiment.rounds():
+        wrapped = [
+            task.setting
+            for task in steps_of(tasks)
+            if task.setting.world_size == 1 and task.setting.synchronisation is Synchronisation.DDP
+        ]
+        assert {setting.workload: setting.micro_batch for setting in wrapped} == {
+            model: min(experiment.micro_batches(model)) for model in REFERENCE_MODELS
+        }
+        assert len(wrapped) == len(REFERENCE_MODELS)
+    replayed = Counter(
+        (task.workload, task.micro_batch)
+        for tasks in experiment.rounds()
+        for task in tasks
+        if isinstance(task, ReplayTask)
+    )
+    for model in REFERENCE_MODELS:
+        smallest, largest = experiment.micro_batches(model)
+        assert (replayed[model, smallest], replayed[model, largest]) == (2, 1)
+
+
+@pytest.mark.parametrize("budget", ["standard", "thorough"])
+def test_other_budgets_wrap_and_replay_in_every_round(budget: str) -> None:
+    experiment = an_experiment(budget=budget)
+    for tasks in experiment.rounds():
+        alone = [task.setting for task in steps_of(tasks) if task.setting.world_size == 1]
+        assert len(alone) == 2 * 4 * len(REFERENCE_MODELS)
+        assert len([t for t in tasks if isinstance(t, ReplayTask)]) == 2 * len(REFERENCE_MODELS)

@@ -8,49 +8,47 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 import pytest
 
 from calibrate.calibrate import PROFILE, CalibrationRequest, calibrate, refit
-from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure
-from calibrate.environment import describe_environment
-from calibrate.experiment import BUCKET_CAPS_MB, BUDGETS, Budget, Experiment
-from calibrate.launch import LaunchFlags, TorchrunLauncher, usable_cores
-from calibrate.task import StepTask, Task, TraceTask
+from calibrate.campaign import OBSERVATIONS, Progress, measure
+from calibrate.experiment import BUDGETS, Budget, Experiment
+from calibrate.launch import LaunchFlags, TorchrunLauncher
 from perfmodel.documents.observation import (
     Observation,
     StepObservation,
-    WorkloadObservation,
     read_observations,
 )
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import MeasurementFailed
 from perfmodel.forecast import Forecast, forecast
-from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.parallelism.strategy import Setting
 from perfmodel.predictor import Predictor
-from perfmodel.program.ddp import gradient_buckets
-from perfmodel.workload.workload import Workload
-from tests.calibrate.played import ALONE
+from tests.calibrate.real_ranks import (
+    NEEDS_TWO_RANKS,
+    assert_buckets_are_those_of_ddp,
+    campaign_of,
+    steps_of,
+)
 
-pytestmark = [
-    pytest.mark.real,
-    pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
-    pytest.mark.skipif(usable_cores() < 2, reason="two ranks need two usable cores"),
-]
+pytestmark = NEEDS_TWO_RANKS
 ROOT = Path(__file__).resolve().parent.parent.parent
 TINY = Budget(
     num_rounds=1,
     visit_s=0.02,
+    min_steps=4,
     num_batches=2,
+    wraps_all=True,
     collective_sizes=(1024, 2**20),
+    replay_rounds=1,
     layer_share=0.0,
+    optimizer_share=0.05,
     minutes=0.3,
 )
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 
 
 @pytest.fixture
@@ -72,26 +70,6 @@ def run(
     return calibrate(request, TorchrunLauncher(), on_progress=on_progress)
 
 
-def a_campaign(folder: Path, *settings: Setting) -> Campaign:
-    """One round: every model is traced, then every setting runs for a few steps."""
-    models = dict.fromkeys(setting.workload for setting in settings)
-    tasks: tuple[Task, ...] = (
-        *(TraceTask(name=f"trace {model}", round=0, workload=model) for model in models),
-        *(
-            StepTask(name=setting.label, round=0, setting=setting, target_s=0.0)
-            for setting in settings
-        ),
-    )
-    return Campaign(
-        folder=folder / "campaign",
-        plan="",
-        rounds=(tasks,),
-        device_kind="cpu",
-        topology=replace(ALONE, ranks_per_node=max(setting.world_size for setting in settings)),
-        fingerprint=describe_environment(observe_s=0.0)["host"]["fingerprint"],
-    )
-
-
 def observations_in(folder: Path) -> list[Observation]:
     return read_observations(folder / OBSERVATIONS)
 
@@ -106,31 +84,6 @@ def workers(folder: Path) -> list[psutil.Process]:
         ):
             found.append(process)
     return found
-
-
-def traced(observations: list[Observation]) -> dict[str, Workload]:
-    return {
-        entry.workload.name: entry.workload
-        for entry in observations
-        if isinstance(entry, WorkloadObservation)
-    }
-
-
-def assert_buckets_are_those_of_ddp(observations: list[Observation]) -> int:
-    """Compare every setting; return how many there were."""
-    models = traced(observations)
-    synchronised = [
-        entry
-        for entry in observations
-        if isinstance(entry, StepObservation)
-        and entry.setting.synchronisation is Synchronisation.DDP
-    ]
-    for entry in synchronised:
-        ours = gradient_buckets(models[entry.setting.workload], entry.setting)
-        assert entry.bucket_bytes == tuple(bucket.size_bytes for bucket in ours), (
-            entry.setting.label
-        )
-    return len(synchronised)
 
 
 def assert_steps_are_complete(entry: StepObservation) -> None:
@@ -197,9 +150,11 @@ def rank_process(folder: Path, rank: int) -> psutil.Process:
 
 def test_a_killed_rank_is_named_and_the_rest_can_be_resumed(tmp_path: Path) -> None:
     rank = 1  # torchrun may take the lower one, which it ends itself, for the first
-    campaign = a_campaign(
-        tmp_path,
-        *(Setting(workload="lenet", world_size=2, micro_batch=batch) for batch in range(1, 7)),
+    campaign = campaign_of(
+        tmp_path / "campaign",
+        *steps_of(
+            *(Setting(workload="lenet", world_size=2, micro_batch=batch) for batch in range(1, 7))
+        ),
     )
 
     def kill(progress: Progress) -> None:
@@ -310,28 +265,3 @@ def test_two_nodes_measure_one_group(tmp_path: Path) -> None:
     stopped_early(nodes[0], folder, others=nodes[1:])
     assert ranks_per_node_in(folder) == (2, 1)
     assert len(observations_in(folder)) >= 4
-
-
-def test_predicted_buckets_are_those_that_ddp_forms(tmp_path: Path) -> None:
-    """From its second step on DDP reduces gradients in the order in which they became ready."""
-    settings = [
-        Setting(workload=model, world_size=1, micro_batch=1, bucket_cap_mb=cap_mb)
-        for model in ("resnet18", "mlp", "transformer")
-        for cap_mb in BUCKET_CAPS_MB
-    ]
-    observations = read_observations(
-        measure(
-            a_campaign(tmp_path, *settings),
-            TorchrunLauncher(),
-            resume=False,
-            on_progress=lambda _progress: None,
-        )
-    )
-    assert assert_buckets_are_those_of_ddp(observations) == len(settings)
-    for model in traced(observations).values():
-        default, capped = (
-            len(gradient_buckets(model, setting))
-            for setting in settings
-            if setting.workload == model.name
-        )
-        assert 1 < default <= capped

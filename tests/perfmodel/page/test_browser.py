@@ -1,5 +1,7 @@
 """The page in a real Chromium: moved by mouse and by keyboard, its numbers those of the command line."""
 
+import contextlib
+import io
 import itertools
 import os
 import re
@@ -9,9 +11,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import pytest
 
+from perfmodel.cli.app import main
 from perfmodel.documents.prediction import Interval
 from perfmodel.documents.whatif import ScenarioOutcome, WhatIfDocument
 from perfmodel.report.wording import count_interval, duration_interval, interval
@@ -94,14 +98,16 @@ def settled(page: Any) -> None:
 def told(page: Any) -> ScenarioOutcome:
     """What the command below the answer prints."""
     words = page.locator("#command").text_content().split()
-    done = subprocess.run(
-        [sys.executable, "-m", *words, "--json"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return WhatIfDocument.model_validate_json(done.stdout).scenarios[-1]
+    printed = io.StringIO()
+    with (
+        contextlib.chdir(ROOT),
+        patch.object(sys, "argv", [*words, "--json"]),
+        contextlib.redirect_stdout(printed),
+        pytest.raises(SystemExit) as end,
+    ):
+        main()
+    assert not end.value.code
+    return WhatIfDocument.model_validate_json(printed.getvalue()).scenarios[-1]
 
 
 def shown(page: Any, name: str) -> tuple[str, str]:

@@ -1,31 +1,39 @@
-"""Real ranks under torchrun: trainings with their gradient norms, and checkpoints on a real disk."""
+"""One campaign of real ranks: buckets, trainings with their gradient norms, checkpoints on a real disk."""
 
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from calibrate.campaign import Campaign, measure
-from calibrate.environment import describe_environment
-from calibrate.launch import TorchrunLauncher, usable_cores
+from calibrate.campaign import measure
+from calibrate.experiment import BUCKET_CAPS_MB
+from calibrate.launch import TorchrunLauncher
 from calibrate.noise import trainings_in
-from calibrate.task import CheckpointTask, Task, TrainingTask
+from calibrate.task import CheckpointTask, TrainingTask
 from perfmodel.documents.observation import CheckpointObservation, read_observations
+from perfmodel.parallelism.strategy import Setting
 from perfmodel.plan.gradient_norms import read_gradient_norms
+from perfmodel.program.ddp import gradient_buckets
 from perfmodel.statistics.noise_scale import noise_scale
-from tests.calibrate.played import ALONE
+from tests.calibrate.real_ranks import (
+    NEEDS_TWO_RANKS,
+    assert_buckets_are_those_of_ddp,
+    campaign_of,
+    steps_of,
+    traced,
+)
 
-pytestmark = [
-    pytest.mark.real,
-    pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
-    pytest.mark.skipif(usable_cores() < 2, reason="two ranks need two usable cores"),
-]
+pytestmark = NEEDS_TWO_RANKS
 ROOT = Path(__file__).resolve().parent.parent.parent
 STEPS = 40
 #: Weights and biases of LeNet; SGD with momentum keeps another copy.
 LENET_BYTES = 4 * 61_706
+SETTINGS = [
+    Setting(workload=model, world_size=1, micro_batch=1, bucket_cap_mb=cap_mb)
+    for model in ("resnet18", "mlp", "transformer")
+    for cap_mb in BUCKET_CAPS_MB
+]
 
 
 def training(name: str, *, world_size: int, seed: int = 0) -> TrainingTask:
@@ -45,25 +53,35 @@ def training(name: str, *, world_size: int, seed: int = 0) -> TrainingTask:
 
 @pytest.fixture(scope="module")
 def observations(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    tasks: tuple[Task, ...] = (
-        training("two", world_size=2),
-        training("again", world_size=2),
-        training("one", world_size=1),
-        CheckpointTask(name="checkpoint", round=0, workload="lenet", repeats=3),
-    )
+    """One start of the ranks serves all: importing torch takes longer than the tasks."""
     return measure(
-        Campaign(
-            folder=tmp_path_factory.mktemp("noise"),
-            plan="a plan",
-            rounds=(tasks,),
-            device_kind="cpu",
-            topology=ALONE,
-            fingerprint=describe_environment()["host"]["fingerprint"],
+        campaign_of(
+            tmp_path_factory.mktemp("tasks"),
+            *steps_of(*SETTINGS),
+            training("two", world_size=2),
+            training("again", world_size=2),
+            training("one", world_size=1),
+            CheckpointTask(name="checkpoint", round=0, workload="lenet", repeats=3),
         ),
         TorchrunLauncher(),
         resume=False,
         on_progress=lambda _: None,
     )
+
+
+def test_predicted_buckets_are_those_that_ddp_forms(observations: Path) -> None:
+    """From its second step on DDP reduces gradients in the order in which they became ready."""
+    found = read_observations(observations)
+    assert assert_buckets_are_those_of_ddp(found) == len(SETTINGS)
+    models = traced(found).values()
+    assert len(models) == 3
+    for model in models:
+        default, capped = (
+            len(gradient_buckets(model, setting))
+            for setting in SETTINGS
+            if setting.workload == model.name
+        )
+        assert 1 < default <= capped
 
 
 def test_norms_are_seen_at_every_step_and_the_model_learns(observations: Path) -> None:

@@ -1,0 +1,71 @@
+"""Campaigns of real ranks under torchrun, and what holds for all of them."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from calibrate.campaign import Campaign
+from calibrate.environment import describe_environment
+from calibrate.launch import usable_cores
+from calibrate.task import StepTask, Task, TraceTask
+from perfmodel.documents.observation import Observation, StepObservation, WorkloadObservation
+from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.program.ddp import gradient_buckets
+from perfmodel.workload.workload import Workload
+from tests.calibrate.played import ALONE
+
+NEEDS_TWO_RANKS = [
+    pytest.mark.real,
+    pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
+    pytest.mark.skipif(usable_cores() < 2, reason="two ranks need two usable cores"),
+]
+
+
+def campaign_of(folder: Path, *tasks: Task) -> Campaign:
+    """One round on two ranks of this machine."""
+    return Campaign(
+        folder=folder,
+        plan="",
+        rounds=(tasks,),
+        device_kind="cpu",
+        topology=ALONE,
+        fingerprint=describe_environment(observe_s=0.0)["host"]["fingerprint"],
+    )
+
+
+def steps_of(*settings: Setting) -> tuple[Task, ...]:
+    """Every model is traced, then every setting runs for a few steps."""
+    models = dict.fromkeys(setting.workload for setting in settings)
+    return (
+        *(TraceTask(name=f"trace {model}", round=0, workload=model) for model in models),
+        *(
+            StepTask(name=setting.label, round=0, setting=setting, target_s=0.0)
+            for setting in settings
+        ),
+    )
+
+
+def traced(observations: list[Observation]) -> dict[str, Workload]:
+    return {
+        entry.workload.name: entry.workload
+        for entry in observations
+        if isinstance(entry, WorkloadObservation)
+    }
+
+
+def assert_buckets_are_those_of_ddp(observations: list[Observation]) -> int:
+    """Compare every setting; return how many there were."""
+    models = traced(observations)
+    synchronised = [
+        entry
+        for entry in observations
+        if isinstance(entry, StepObservation)
+        and entry.setting.synchronisation is Synchronisation.DDP
+    ]
+    for entry in synchronised:
+        ours = gradient_buckets(models[entry.setting.workload], entry.setting)
+        assert entry.bucket_bytes == tuple(bucket.size_bytes for bucket in ours), (
+            entry.setting.label
+        )
+    return len(synchronised)
