@@ -61,9 +61,9 @@ class Budget:
     """... but not fewer than these."""
     num_batches: int
     """Micro-batch sizes per model."""
-    wraps_all: bool
-    """Whether one rank runs under DDP at all its micro-batches, or at the smallest alone: of short steps
-    the difference to the bare module tells most."""
+    varies_all: bool
+    """Whether all micro-batches run with one rank under DDP and with small buckets too, or the
+    smallest alone: of short steps these differences tell most."""
     collective_sizes: tuple[int, ...]
     replay_rounds: int
     """Rounds in which the largest step of each model is replayed; its smallest is in every round."""
@@ -83,7 +83,7 @@ BUDGETS: Final = {
         visit_s=0.2,
         min_steps=3,
         num_batches=2,
-        wraps_all=False,
+        varies_all=False,
         collective_sizes=_SIZES[::2],
         replay_rounds=1,
         layer_share=0.1,
@@ -95,7 +95,7 @@ BUDGETS: Final = {
         visit_s=0.4,
         min_steps=4,
         num_batches=4,
-        wraps_all=True,
+        varies_all=True,
         collective_sizes=_SIZES,
         replay_rounds=6,
         layer_share=1.0,
@@ -107,7 +107,7 @@ BUDGETS: Final = {
         visit_s=0.9,
         min_steps=4,
         num_batches=4,
-        wraps_all=True,
+        varies_all=True,
         collective_sizes=_SIZES,
         replay_rounds=12,
         layer_share=2.0,
@@ -177,10 +177,11 @@ class Experiment:
             micro_batch=micro_batch,
             synchronisation=Synchronisation.NONE,
         )
+        is_varied = self.budget.varies_all or micro_batch == self.micro_batches(model)[0]
+        caps_mb = BUCKET_CAPS_MB if is_varied else BUCKET_CAPS_MB[:1]
         # One rank under DDP pays for buckets and hooks, but communicates nothing.
-        is_wrapped = self.budget.wraps_all or micro_batch == self.micro_batches(model)[0]
         wrapped = (
-            [Setting(workload=model, world_size=1, micro_batch=micro_batch)] if is_wrapped else []
+            [Setting(workload=model, world_size=1, micro_batch=micro_batch)] if is_varied else []
         )
         parallel = [
             Setting(
@@ -194,7 +195,7 @@ class Experiment:
             if world_size > 1
             for synchronisation, cap_mb in (
                 (Synchronisation.NO_SYNC, None),
-                *((Synchronisation.DDP, cap_mb) for cap_mb in BUCKET_CAPS_MB),
+                *((Synchronisation.DDP, cap_mb) for cap_mb in caps_mb),
             )
         ]
         return (single, *wrapped, *parallel)

@@ -19,6 +19,7 @@ from perfmodel.documents.prediction import Interval
 from perfmodel.errors import NotFeasible
 from perfmodel.parallelism.layout import Layout, accumulation_for
 from perfmodel.parallelism.strategy import Scaling
+from perfmodel.plan.assumptions import Assumption
 from perfmodel.plan.parallelism import (
     Request,
     search_layouts,
@@ -122,8 +123,8 @@ class LayoutTable:
         """Assumptions about the step, and by which factors each alone moves it."""
         doubt = self._machine.model.doubt(self._chosen[count].jobs)
         spreads = {
-            "the inferred parameters": doubt.latents,
-            "what the formula of layouts misses": doubt.formula,
+            Assumption.LATENTS: doubt.latents,
+            Assumption.LAYOUT_FORMULA: doubt.formula,
         }
         ends: list[Ends] = []
         for name, spread in spreads.items():
@@ -136,7 +137,7 @@ class LayoutTable:
             nominal_s = float(found.step_s[0])
             late_s = calm_s * float(doubt.stalled_ratio[0])
             low, high = min(calm_s, nominal_s), max(late_s, nominal_s)
-            ends.append(("stalls between nodes", (low / nominal_s, high / nominal_s)))
+            ends.append((Assumption.STALLS, (low / nominal_s, high / nominal_s)))
         return ends
 
     def scaling(self, count: int) -> list[ScalingStatement]:

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 from perfmodel.cost.curve import Samples
 from perfmodel.documents.plan import ScalingStatement
 from perfmodel.documents.prediction import Evidence
+from perfmodel.plan.assumptions import Assumption
 
 #: An assumption, and the factors on the step at its low and at its high end.
-Ends = tuple[str, tuple[float, float]]
+Ends = tuple[Assumption, tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Which assumption moves the answer most, one at a time, and what would narrow it."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,6 +10,7 @@ import numpy as np
 from perfmodel.cost.curve import Samples
 from perfmodel.cost.terms import Price, Terms
 from perfmodel.documents.plan import Swing
+from perfmodel.plan.assumptions import REMEDIES, Assumption
 from perfmodel.plan.steps import Ends
 from perfmodel.plan.stops import Stops
 from perfmodel.predictor import StepPrediction, step_times
@@ -18,53 +19,7 @@ from perfmodel.units import Seconds
 #: Failure rates are rarely known better than within this factor, and prices than within this share.
 FAILURE_FACTOR: Final = 2.0
 PRICE_SHARE: Final = 0.1
-_CHECKPOINT: Final = "the time of a checkpoint"
 _COMPUTE: Final = ("compute_s", "issue_s", "bucket_s", "bucket_s_per_byte", "load_s")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remedy:
-    """What narrows an assumption."""
-
-    measurement: str
-    minutes: float
-
-
-_REMEDIES: Final[Mapping[str, Remedy]] = {
-    "computing": Remedy(
-        measurement="perfmodel calibrate --budget standard, with this micro-batch among its own",
-        minutes=10,
-    ),
-    "communication": Remedy(
-        measurement="perfmodel calibrate on as many nodes as can be had, at least two", minutes=10
-    ),
-    "interference": Remedy(measurement="perfmodel calibrate --budget thorough", minutes=30),
-    "stragglers": Remedy(
-        measurement="perfmodel calibrate with more ranks at once (--nproc, --nnodes)", minutes=10
-    ),
-    "errors of the model": Remedy(
-        measurement="perfmodel validate on that machine, named as validation of the option: measured errors "
-        "replace guessed ones",
-        minutes=5,
-    ),
-    "the inferred parameters": Remedy(
-        measurement="more runs of that machine into the table of perfmodel calibrate --from-runs",
-        minutes=30,
-    ),
-    "what the formula of layouts misses": Remedy(
-        measurement="some steps of this very layout on that machine, added to the table of "
-        "perfmodel calibrate --from-runs",
-        minutes=20,
-    ),
-    _CHECKPOINT: Remedy(
-        measurement="perfmodel calibrate in a folder on the storage of the job, which times checkpoints",
-        minutes=12,
-    ),
-    "stalls between nodes": Remedy(
-        measurement="some steps of this layout on as many nodes, repeated on another day",
-        minutes=40,
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,15 +57,17 @@ def tornado(
     ]
     if stops is not None:
         factors = (1 / FAILURE_FACTOR, FAILURE_FACTOR)
-        swings.append(
-            _swing("failure rate, halved or doubled", [Knobs(failures=f) for f in factors], answer)
-        )
+        swings.append(_swing(Assumption.FAILURE_RATE, [Knobs(failures=f) for f in factors], answer))
     if stops is not None and stops.is_timed:
         swings.append(
-            _swing(_CHECKPOINT, [Knobs(checkpoint=f) for f in draws_ends(stops.write_s)], answer)
+            _swing(
+                Assumption.CHECKPOINT,
+                [Knobs(checkpoint=f) for f in draws_ends(stops.write_s)],
+                answer,
+            )
         )
     shares = (1 - PRICE_SHARE, 1 + PRICE_SHARE)
-    swings.append(_swing("prices, 10 % up or down", [Knobs(price=s) for s in shares], answer))
+    swings.append(_swing(Assumption.PRICES, [Knobs(price=s) for s in shares], answer))
     return tuple(sorted(swings, key=lambda swing: swing.low_cost - swing.high_cost))
 
 
@@ -125,11 +82,11 @@ def next_measurement(swings: tuple[Swing, ...]) -> str:
     return f"{best.measurement} (about {best.minutes:g} minutes; bears on {best.assumption})"
 
 
-def _swing(name: str, ends: list[Knobs], answer: Callable[[Knobs], Answer]) -> Swing:
+def _swing(name: Assumption, ends: list[Knobs], answer: Callable[[Knobs], Answer]) -> Swing:
     found = [answer(knobs) for knobs in ends]
-    remedy = _REMEDIES.get(name)
+    remedy = REMEDIES.get(name)
     return Swing(
-        assumption=name,
+        assumption=name.value,
         low_cost=min(a.cost for a in found),
         high_cost=max(a.cost for a in found),
         low_elapsed_s=min(a.elapsed_s for a in found),
@@ -144,18 +101,21 @@ def step_ends(step: StepPrediction) -> Iterator[Ends]:
     terms = step.terms
     nominal = _nominal(terms)
     parts = {
-        "computing": {name: getattr(terms, name) for name in _COMPUTE},
-        "communication": {
+        Assumption.COMPUTING: {name: getattr(terms, name) for name in _COMPUTE},
+        Assumption.COMMUNICATION: {
             "all_reduce_s": terms.all_reduce_s,
             "broadcast_s": terms.broadcast_s,
         },
-        "interference": {"compute_speed": terms.compute_speed, "comm_speed": terms.comm_speed},
-        "stragglers": {"slowest": terms.slowest},
+        Assumption.INTERFERENCE: {
+            "compute_speed": terms.compute_speed,
+            "comm_speed": terms.comm_speed,
+        },
+        Assumption.STRAGGLERS: {"slowest": terms.slowest},
     }
     for name, values in parts.items():
         alone = dataclasses.replace(nominal, **values)
         yield name, draws_ends(_times(step, alone))
-    yield "errors of the model", draws_ends(step.step_s / _times(step, terms))
+    yield Assumption.MODEL, draws_ends(step.step_s / _times(step, terms))
 
 
 def _times(step: StepPrediction, terms: Terms) -> Samples:

@@ -156,18 +156,20 @@ def test_checkpoints_of_several_sizes_are_timed_once_a_round_whatever_is_run(bud
 
 
 def test_where_time_is_short_ddp_alone_and_replays_keep_the_steps_that_tell_most() -> None:
-    """One rank under DDP at the smallest batch of each model; its largest is replayed once."""
+    """One rank under DDP and small buckets at the smallest batch of a model; its largest is replayed once."""
     experiment = an_experiment(budget="quick")
+    smallest_of = {model: min(experiment.micro_batches(model)) for model in REFERENCE_MODELS}
     for tasks in experiment.rounds():
+        settings = [task.setting for task in steps_of(tasks)]
         wrapped = [
-            task.setting
-            for task in steps_of(tasks)
-            if task.setting.world_size == 1 and task.setting.synchronisation is Synchronisation.DDP
+            setting
+            for setting in settings
+            if setting.world_size == 1 and setting.synchronisation is Synchronisation.DDP
         ]
-        assert {setting.workload: setting.micro_batch for setting in wrapped} == {
-            model: min(experiment.micro_batches(model)) for model in REFERENCE_MODELS
-        }
-        assert len(wrapped) == len(REFERENCE_MODELS)
+        cut = [setting for setting in settings if setting.bucket_cap_mb is not None]
+        for varied in (wrapped, cut):
+            assert {setting.workload: setting.micro_batch for setting in varied} == smallest_of
+            assert len(varied) == len(REFERENCE_MODELS)
     replayed = Counter(
         (task.workload, task.micro_batch)
         for tasks in experiment.rounds()
