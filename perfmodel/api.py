@@ -14,7 +14,7 @@ from perfmodel.documents.acceptance import AcceptanceTerms
 from perfmodel.documents.cluster import read_cluster
 from perfmodel.documents.goodput import GoodputDocument
 from perfmodel.documents.prediction import PredictionDocument
-from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
+from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.validation import ValidationDocument
 from perfmodel.documents.whatif import WhatIfDocument
 from perfmodel.documents.workload import WorkloadDocument
@@ -22,10 +22,10 @@ from perfmodel.explanation import Explanation
 from perfmodel.explanation import explain as explain_setting
 from perfmodel.forecast import (
     Forecast,
+    OpenedWorkload,
     forecast,
     forecast_settings,
     open_workload,
-    workload_document,
 )
 from perfmodel.parallelism.strategy import Scaling
 from perfmodel.plan.acceptance import acceptance_terms as terms_of
@@ -119,7 +119,7 @@ def predict(  # noqa: PLR0913 - one parameter per part of the question
         If the workload is unknown, a global batch cannot be split evenly or a cluster is too small, or
         the profile holds too little for the question.
     """
-    predictor, entry = _opened(profile, workload, validation, cluster)
+    predictor, opened = _opened(profile, workload, validation, cluster)
     request = Forecast(
         world_sizes=tuple(sorted(set(devices))),
         scaling=scaling,
@@ -128,7 +128,7 @@ def predict(  # noqa: PLR0913 - one parameter per part of the question
         bucket_cap_mb=bucket_cap_mb,
         loader_samples_per_s=loader_samples_per_s,
     )
-    document, _ = forecast(predictor, entry, request, argv=("perfmodel.predict",))
+    document, _ = forecast(predictor, opened.profile, request, argv=("perfmodel.predict",))
     return document
 
 
@@ -148,7 +148,7 @@ def explain(  # noqa: PLR0913 - the same
 
     Parameters are those of ``predict``, with one device count. Times are in seconds.
     """
-    predictor, entry = _opened(profile, workload, None, cluster)
+    predictor, opened = _opened(profile, workload, None, cluster)
     request = Forecast(
         world_sizes=(devices,),
         scaling=scaling,
@@ -159,8 +159,8 @@ def explain(  # noqa: PLR0913 - the same
     )
     return explain_setting(
         predictor,
-        workload=entry,
-        setting=forecast_settings(entry, request)[-1],
+        workload=opened.profile,
+        setting=forecast_settings(opened.profile, request)[-1],
         scaling=scaling,
         loader_samples_per_s=loader_samples_per_s,
     )
@@ -191,14 +191,14 @@ def whatif(  # noqa: PLR0913 - the same
     UsageError
         If a field is unknown or a value makes no sense.
     """
-    predictor, entry = _opened(profile, workload, validation, cluster)
+    predictor, opened = _opened(profile, workload, validation, cluster)
     base = Scenario(
         profile=predictor.profile,
-        workload=entry,
+        workload=opened.profile,
         request=Forecast(world_sizes=(devices,), scaling=scaling, batch=batch),
         machine_digest=predictor.profile.digest,
         validation=predictor.validation,
-        document=_document(workload),
+        document=opened.document,
         cluster=predictor.cluster,
     )
     return compare_scenarios(
@@ -227,19 +227,12 @@ def acceptance_terms(
     return terms_of(machine, workloads or names, confidence=confidence, goodput=goodput)
 
 
-def _document(workload: AnyWorkload) -> WorkloadDocument | None:
-    """The workload file, if it was given or named."""
-    if isinstance(workload, WorkloadDocument):
-        return workload
-    return workload_document(os.fspath(workload))
-
-
 def _opened(
     profile: AnyProfile,
     workload: AnyWorkload,
     validation: AnyValidation | None,
     cluster: AnyCluster | None,
-) -> tuple[Predictor, WorkloadProfile]:
+) -> tuple[Predictor, OpenedWorkload]:
     """The machine with earlier errors, in a cluster, and the workload on it."""
     machine = profile if isinstance(profile, ProfileDocument) else read_profile(profile)
     if validation is not None and not isinstance(validation, ValidationDocument):
@@ -247,9 +240,8 @@ def _opened(
     if cluster is not None and not isinstance(cluster, Cluster):
         cluster = read_cluster(Path(cluster))
     predictor = Predictor(machine, validation=validation, cluster=cluster)
-    if isinstance(workload, WorkloadDocument):
-        return predictor, predictor.workload(workload.workload, workload.trace)
-    return predictor, open_workload(predictor, os.fspath(workload))
+    named = workload if isinstance(workload, WorkloadDocument) else os.fspath(workload)
+    return predictor, open_workload(predictor, named)
 
 
 __all__ = (

@@ -34,11 +34,23 @@ class Forecast:
             checks.positive("loader_samples_per_s", self.loader_samples_per_s)
 
 
-def open_workload(predictor: Predictor, name: str, *, where: str = "--workload") -> WorkloadProfile:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedWorkload:
+    """A workload on a machine, with the file it came from (None: a calibrated one)."""
+
+    profile: WorkloadProfile
+    document: WorkloadDocument | None
+
+
+def open_workload(
+    predictor: Predictor, name: str | WorkloadDocument, *, where: str = "--workload"
+) -> OpenedWorkload:
     """A calibrated workload by name, or the workload file (``.json``) of that name.
 
     Parameters
     ----------
+    name
+        Name, file, or the document that was read from a file already.
     where
         The flag, or the key of a file, that gave the name; errors begin with it.
 
@@ -49,23 +61,20 @@ def open_workload(predictor: Predictor, name: str, *, where: str = "--workload")
     InvalidDocument
         If the file cannot be read.
     """
-    document = workload_document(name)
+    document = name if isinstance(name, WorkloadDocument) else _document(name)
     try:
-        if document is None:
-            return predictor.workload(name)
-        return predictor.workload(document.workload, document.trace)
+        profile = (
+            predictor.workload(str(name))
+            if document is None
+            else predictor.workload(document.workload, document.trace)
+        )
     except UsageError as error:
         raise UsageError(f"{where}{str(error).removeprefix('--workload')}") from error
+    return OpenedWorkload(profile=profile, document=document)
 
 
-def workload_document(name: str) -> WorkloadDocument | None:
-    """The workload file of that name; None if the name is that of a calibrated workload.
-
-    Raises
-    ------
-    InvalidDocument
-        If the file cannot be read.
-    """
+def _document(name: str) -> WorkloadDocument | None:
+    """The workload file of that name; None if the name is that of a calibrated workload."""
     path = Path(name)
     return WorkloadDocument.read(path) if path.suffix == ".json" else None
 

@@ -36,8 +36,8 @@ from perfmodel.workload.transformers import NamedTransformer
 
 _FAR: Final = 2.0
 """Distance to the nearest run, in lengths of the deviations, from which on a layout is far from all."""
-_RARE: Final = 0.05
-"""Probability of a stall from which on it is said."""
+RARE_STALL: Final = 0.05
+"""Probability of a stall from which on it is said, and is an assumption of its own."""
 _PARTS: Final = ("compute_s", "tensor_s", "pipeline_s", "data_s", "other_s")
 #: Devices of calibrations from runs in the catalogue.
 _CATALOGUED: Final = {
@@ -259,7 +259,7 @@ def layout_caveats(machine: InferredMachine, jobs: Jobs) -> list[str]:
         caveats.append(f"not determined by the runs, prior kept: {', '.join(unknown)}")
     if machine.model.disturbance is not None:
         chance = float(machine.model.disturbance.probability(jobs.take(np.array([0])))[0])
-        if chance > _RARE:
+        if chance > RARE_STALL:
             caveats.append(
                 f"some runs between nodes stalled; this one would with probability {chance:.0%}, "
                 "which the interval holds"

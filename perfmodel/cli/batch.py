@@ -162,5 +162,6 @@ def _predicted(
         scaling="weak",
         batch=None if micro_batch is None else at_least_one("--micro-batch", micro_batch),
     )
-    document, _ = forecast(predictor, open_workload(predictor, workload), request, argv=sys.argv)
+    profile = open_workload(predictor, workload).profile
+    document, _ = forecast(predictor, profile, request, argv=sys.argv)
     return {float(point.setting.global_batch): point.samples_per_s.p50 for point in document.points}

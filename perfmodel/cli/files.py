@@ -13,7 +13,7 @@ from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
 from perfmodel.documents.validation import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.forecast import open_workload, workload_document
+from perfmodel.forecast import open_workload
 from perfmodel.predictor import Predictor, StepPrediction
 from perfmodel.report.chrome_trace import chrome_trace_text
 from perfmodel.report.tables import binding_lines, prediction_table
@@ -41,11 +41,8 @@ def read_inputs(sources: Sources) -> Inputs:
         validation=None if validation is None else ValidationDocument.read(validation),
         cluster=None if cluster is None else read_cluster(cluster),
     )
-    return Inputs(
-        predictor=predictor,
-        workload=open_workload(predictor, sources.workload),
-        document=workload_document(sources.workload),
-    )
+    opened = open_workload(predictor, sources.workload)
+    return Inputs(predictor=predictor, workload=opened.profile, document=opened.document)
 
 
 def print_prediction(document: PredictionDocument) -> None:

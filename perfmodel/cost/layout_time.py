@@ -27,6 +27,7 @@ from perfmodel.cost.exchanges import (
 from perfmodel.cost.jobs import Column, Jobs
 from perfmodel.cost.latents import Latents
 from perfmodel.cost.pieces import StepPieces
+from perfmodel.cost.soft_maximum import soft_maximum
 from perfmodel.program.layout_step import HEAD_FORWARD
 from perfmodel.workload.transformer import (
     HALF_BYTES,
@@ -72,14 +73,6 @@ class _Layer:
     backward_s: Column
     tensor_s: Column
     """Collectives, both passes."""
-
-
-def soft_maximum(first: Column, second: Column, exponent: Column | float) -> Column:
-    """(a^k + b^k)^(1/k): a sum for k = 1, the maximum for large k (AdaptDL, OSDI'21)."""
-    larger = np.maximum(np.maximum(first, second), 1e-30)
-    return np.asarray(
-        larger * ((first / larger) ** exponent + (second / larger) ** exponent) ** (1 / exponent)
-    )
 
 
 def step_parts(jobs: Jobs, latents: Latents) -> StepParts:

@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from perfmodel.cost.curve import Samples
+from perfmodel.cost.soft_maximum import soft_maximum
 from perfmodel.documents.profile import CurvePoint
 
 #: Beliefs, as medians, each within a factor of exp(3): a hop and a byte of a link, handling a message
@@ -143,13 +144,9 @@ class MessageLaw:
     def message_s(self, message_bytes: Samples, of: Work) -> Samples:
         """Time of one message, shape ``(num_sizes, num_draws)`` for sizes of shape ``(num_sizes, 1)``. [s]"""
         hop_s, s_per_byte, handling_s, handling_s_per_byte, sharpness = np.exp(self.logs)
-        power = 1.0 + sharpness
         link_s = of.rounds * hop_s + of.loads * s_per_byte * message_bytes
         host_s = of.handled * (handling_s + handling_s_per_byte * message_bytes)
-        larger = np.maximum(link_s, host_s)
-        ratio = np.minimum(link_s, host_s) / larger
-        result: Samples = larger * (1 + ratio**power) ** (1 / power)
-        return result * (1 + _TILT * np.log1p(message_bytes))
+        return soft_maximum(link_s, host_s, 1.0 + sharpness) * (1 + _TILT * np.log1p(message_bytes))
 
     def nominal(self) -> "MessageLaw":
         """The fit alone."""

@@ -11,13 +11,14 @@ from typing import Final
 import numpy as np
 
 from perfmodel.cost.curve import Samples
+from perfmodel.cost.soft_maximum import soft_maximum
 from perfmodel.documents.testbed import CollectiveKind, CollectiveRun, Fabric, TrainingRun
 from perfmodel.units import Bytes, BytesPerSecond
 
 _PAIR: Final = 2
 
 #: How sharply the larger of wire and host wins, as the exponent of a norm.
-_SHARPNESS: Final = 8
+SHARPNESS: Final = 8
 
 #: Messages of a ring: each rank sends and receives two segments in each of ``2 (n - 1)`` steps.
 _MESSAGES_PER_STEP: Final = 2
@@ -192,16 +193,7 @@ class ShapedRing:
         whole_s = self.wire_s(size_bytes, fabric, collective)
         wire_s = np.maximum(whole_s - credit_s - hidden_s, 0.0)
         host_s = self.cpu_s(size_bytes, num_ranks, collective) / num_cores
-        return soft_maximum(wire_s, np.maximum(host_s - head_start_s, 0.0))
-
-
-def soft_maximum(first: Samples, second: Samples) -> Samples:
-    """The larger of two times; a little more where they are close, because they disturb each other."""
-    largest = np.maximum(first, second)
-    smallest = np.minimum(first, second)
-    ratio = np.divide(smallest, largest, out=np.zeros_like(largest), where=largest > 0)
-    result: Samples = largest * (1 + ratio**_SHARPNESS) ** (1 / _SHARPNESS)
-    return result
+        return soft_maximum(wire_s, np.maximum(host_s - head_start_s, 0.0), SHARPNESS)
 
 
 def copies_in_turn(num_ranks: int) -> int:

@@ -11,7 +11,7 @@ from perfmodel.documents.layout import LayoutPredictionDocument, StageMemory
 from perfmodel.documents.page import CurvePoint, LayoutQuestion, MemoryAnswer, PageAnswer
 from perfmodel.documents.prediction import Interval
 from perfmodel.errors import NotFeasible, UsageError
-from perfmodel.page.machines import LayoutMachine, named_model
+from perfmodel.page.machines import LayoutMachine, chosen
 from perfmodel.page.money import spent
 from perfmodel.page.timeline import timeline
 from perfmodel.parallelism.layout import Layout, accumulation_for, parse_layout
@@ -31,7 +31,7 @@ class LayoutDesk:
 
     def __init__(self, machine: LayoutMachine, model: str) -> None:
         self._machine = machine
-        self._model = named_model(machine, model)
+        self._model = chosen("workload", model, machine.models)
         self._predicted = functools.lru_cache(maxsize=32)(self._predict)
 
     def answer(self, question: LayoutQuestion) -> PageAnswer:

@@ -62,6 +62,7 @@ class LayoutMachine:
 
 
 _Machine = TypeVar("_Machine", StepMachine, LayoutMachine)
+_Offered = TypeVar("_Offered")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,40 +95,16 @@ class Desk:
         return _named(name, self.machines, LayoutMachine)
 
 
-def opened(machine: StepMachine, name: str) -> OpenedWorkload:
-    """A workload by its name on the page.
+def chosen(kind: str, name: str, offered: Mapping[str, _Offered]) -> _Offered:
+    """What the page offers under a name: a workload, a cluster, a transformer.
 
     Raises
     ------
     UsageError
         If there is none of that name.
     """
-    refuse_unknown("workload", name, machine.workloads)
-    return machine.workloads[name]
-
-
-def named_cluster(machine: StepMachine, name: str) -> OpenedCluster:
-    """A cluster by its name on the page.
-
-    Raises
-    ------
-    UsageError
-        If there is none of that name.
-    """
-    refuse_unknown("cluster", name, machine.clusters)
-    return machine.clusters[name]
-
-
-def named_model(machine: LayoutMachine, name: str) -> NamedTransformer:
-    """A transformer by its name on the page.
-
-    Raises
-    ------
-    UsageError
-        If there is none of that name.
-    """
-    refuse_unknown("workload", name, machine.models)
-    return machine.models[name]
+    refuse_unknown(kind, name, offered)
+    return offered[name]
 
 
 def typed_path(path: Path) -> str:
@@ -153,5 +130,4 @@ def _named(
 ) -> _Machine:
     """A machine of one kind; one of the other kind answers other questions."""
     of_kind = {other: found for other, found in machines.items() if isinstance(found, kind)}
-    refuse_unknown("profile", name, of_kind)
-    return of_kind[name]
+    return chosen("profile", name, of_kind)

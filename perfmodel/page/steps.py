@@ -12,7 +12,7 @@ from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.whatif import Contrast
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.forecast import Forecast, forecast_settings
-from perfmodel.page.machines import OpenedWorkload, StepMachine, named_cluster, opened
+from perfmodel.page.machines import OpenedWorkload, StepMachine, chosen
 from perfmodel.page.money import spent
 from perfmodel.page.timeline import timeline
 from perfmodel.parallelism.strategy import Setting, scaled_settings
@@ -40,7 +40,7 @@ class StepDesk:
 
     def __init__(self, machine: StepMachine, workload: str) -> None:
         self._machine = machine
-        self._workload: OpenedWorkload = opened(machine, workload)
+        self._workload: OpenedWorkload = chosen("workload", workload, machine.workloads)
         self._scenario = functools.lru_cache(maxsize=16)(self._scenario_of)
         self._predictor = functools.lru_cache(maxsize=8)(self._predictor_of)
         self._step = functools.lru_cache(maxsize=64)(self._step_of)
@@ -111,7 +111,7 @@ class StepDesk:
         fields = dict(changes)
         name = fields.pop(_CLUSTER, None)
         if name is not None:
-            base = in_cluster(base, named_cluster(self._machine, name).cluster)
+            base = in_cluster(base, chosen("cluster", name, self._machine.clusters).cluster)
         scenario = changed(base, fields)
         cap_mb = scenario.request.bucket_cap_mb
         if cap_mb is not None and cap_mb < _LEAST_BUCKET_MB:
@@ -279,6 +279,6 @@ def _command(machine: StepMachine, workload: OpenedWorkload, question: StepQuest
         words += ["--validation", machine.validation_typed]
     for name, value in _changes(question):
         is_cluster = name == _CLUSTER
-        typed = named_cluster(machine, value).typed if is_cluster else value
+        typed = chosen("cluster", value, machine.clusters).typed if is_cluster else value
         words += ["--set", f"{name}={typed}"]
     return shlex.join(words)

@@ -26,14 +26,18 @@ from perfmodel.plan.parallelism import (
     spread_against_first,
 )
 from perfmodel.plan.steps import Ends, Facts, FitInMemory
-from perfmodel.predict_layout import InferredMachine, Training, layout_caveats, layout_jobs
+from perfmodel.predict_layout import (
+    RARE_STALL,
+    InferredMachine,
+    Training,
+    layout_caveats,
+    layout_jobs,
+)
 from perfmodel.predictor import NUM_DRAWS
 from perfmodel.units import Bytes, format_bytes
 from perfmodel.workload.transformers import NamedTransformer
 
 _UPPER_DEVIATE: Final = float(norm.ppf(UPPER))
-#: Probability of a stall from which on it is an assumption of its own.
-_RARE: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +134,7 @@ class LayoutTable:
         for name, spread in spreads.items():
             factor = float(np.exp(_UPPER_DEVIATE * spread[0]))
             ends.append((name, (1 / factor, factor)))
-        if doubt.stall_probability[0] > _RARE:
+        if doubt.stall_probability[0] > RARE_STALL:
             # the nominal step lies between the calm and the stalled one
             found = self._chosen[count]
             calm_s = float(self._machine.model.predict(found.jobs, stalls=False).number_s[0])

@@ -93,8 +93,8 @@ class _Opened:
                 validation=self._sources.validations.get(option.name),
                 cluster=self._sources.clusters.get(option.name),
             )
-            workload = open_workload(predictor, self._plan.work.name, where="work.workload")
-            self._predictors[key] = (predictor, workload)
+            opened = open_workload(predictor, self._plan.work.name, where="work.workload")
+            self._predictors[key] = (predictor, opened.profile)
         predictor, workload = self._predictors[key]
         return StepTable(
             predictor,

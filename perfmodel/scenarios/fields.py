@@ -12,7 +12,7 @@ from typing import Final
 
 from perfmodel.documents.profile import WorkloadProfile
 from perfmodel.errors import UsageError
-from perfmodel.forecast import open_workload, workload_document
+from perfmodel.forecast import open_workload
 from perfmodel.parallelism.strategy import MIB
 from perfmodel.predictor import Predictor
 from perfmodel.scenarios import machine
@@ -86,8 +86,8 @@ def _ask(scenario: Scenario, **changes: object) -> Scenario:
 
 def _workload(scenario: Scenario, value: str) -> Scenario:
     predictor = Predictor(scenario.profile, num_draws=1)
-    workload = open_workload(predictor, value, where="--set workload")
-    return dataclasses.replace(scenario, workload=workload, document=workload_document(value))
+    opened = open_workload(predictor, value, where="--set workload")
+    return dataclasses.replace(scenario, workload=opened.profile, document=opened.document)
 
 
 def _devices(scenario: Scenario, value: str) -> Scenario:

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.cost.shaped import (
+    SHARPNESS,
     ShapedRing,
     copies_in_turn,
     free_rates,
@@ -13,8 +14,8 @@ from perfmodel.cost.shaped import (
     path,
     ring_bytes,
     ring_crossings,
-    soft_maximum,
 )
+from perfmodel.cost.soft_maximum import soft_maximum
 from perfmodel.documents.testbed import Fabric, Traffic
 from tests.validate.testbed.played import PlayedCluster, known_ring
 from validate.testbed import plan
@@ -159,7 +160,7 @@ def test_every_byte_that_leaves_a_rank_crosses_each_tier_on_its_way_once(
 
 
 def test_the_soft_maximum_is_near_the_larger_and_above_both() -> None:
-    found = soft_maximum(np.array([1.0, 1.0, 0.0]), np.array([0.5, 1.0, 0.0]))
+    found = soft_maximum(np.array([1.0, 1.0, 0.0]), np.array([0.5, 1.0, 0.0]), SHARPNESS)
     assert found == pytest.approx([1.000488, 2 ** (1 / 8), 0.0], abs=1e-6)
 
 
