@@ -1,6 +1,5 @@
 """Use case: measure the machine at hand and fit its profile."""
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -62,7 +61,7 @@ def calibrate(
     observations = measure(
         Campaign(
             folder=request.folder,
-            plan=json.dumps(plan, indent=1) + "\n",
+            plan=plan,
             rounds=experiment.rounds(),
             device_kind=device_kind,
             topology=topology,

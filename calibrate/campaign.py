@@ -3,7 +3,7 @@
 import contextlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -46,8 +46,8 @@ class Campaign:
     """Rounds of tasks, each round in a fresh process group, and the folder that they fill."""
 
     folder: Path
-    plan: str
-    """What is measured, as text: a resumed campaign must have the same."""
+    plan: Mapping[str, object]
+    """What is measured: a resumed campaign must have the same."""
     rounds: Sequence[Sequence[Task]]
     device_kind: DeviceKind
     topology: Topology
@@ -152,14 +152,14 @@ def _prepare(campaign: Campaign, output: Path, *, resume: bool) -> frozenset[str
         return tasks_done(read_observations(output)) if output.exists() else frozenset()
     # Ranks that never started leave an empty file.
     if not output.exists() or output.stat().st_size == 0:
-        write_atomically(plan, campaign.plan)
+        write_plan(campaign.folder, campaign.plan)
         return frozenset()
     if not resume:
         raise UsageError(
             f"{campaign.folder}: holds observations already; "
             "add --resume to continue them, or choose another --out"
         )
-    if not plan.exists() or plan.read_text(encoding="utf-8") != campaign.plan:
+    if not plan.exists() or plan.read_text(encoding="utf-8") != _text(campaign.plan):
         raise UsageError(
             f"{plan}: the interrupted run had another plan; repeat its options (budget, models, "
             "seed, ranks), or choose another --out"
@@ -181,6 +181,15 @@ def _refuse_other_machine(
                     f"{output}: was measured on another machine (fingerprint {found[:12]}, this one "
                     f"is {campaign.fingerprint[:12]}); choose another --out"
                 )
+
+
+def write_plan(folder: Path, plan: Mapping[str, object]) -> None:
+    """Say what a campaign sets out to measure, before it does."""
+    write_atomically(folder / PLAN, _text(plan))
+
+
+def _text(plan: Mapping[str, object]) -> str:
+    return json.dumps(plan, indent=1) + "\n"
 
 
 def read_plan(folder: Path) -> dict[str, Any]:

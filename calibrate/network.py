@@ -1,6 +1,5 @@
 """Use case: measure collectives alone over message sizes and group sizes, without any training."""
 
-import json
 import os
 import random
 from collections.abc import Callable, Iterable
@@ -82,7 +81,7 @@ def measure_network(
     observations = measure(
         Campaign(
             folder=request.folder,
-            plan=json.dumps(plan, indent=1) + "\n",
+            plan=plan,
             rounds=tuple(_round(request, groups, index) for index in range(request.num_rounds)),
             device_kind=device_kind,
             topology=topology,

@@ -1,6 +1,5 @@
 """Use case: gradient noise scales, measured in real trainings under DDP, added to a profile."""
 
-import json
 import math
 import os
 from collections import defaultdict
@@ -14,12 +13,12 @@ import numpy as np
 from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure
 from calibrate.environment import describe_environment
 from calibrate.launch import Launcher, LaunchFlags
-from calibrate.placement import place
+from calibrate.placement import place, refuse_other_machine
 from calibrate.task import TrainingTask
 from calibrate.visits import estimate
 from perfmodel.documents.observation import TrainingObservation, read_observations
 from perfmodel.documents.profile import NoiseScaleProfile, ProfileDocument
-from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, UsageError, did_you_mean
+from perfmodel.errors import MeasurementFailed, UsageError, did_you_mean
 from perfmodel.statistics.noise_scale import GradientNorms, TrainingNoise, training_noise_scale
 
 #: Folder, inside that of a calibration, with one folder per model that was trained.
@@ -90,10 +89,7 @@ def measure_noise(
         If no training of a model learns.
     """
     fingerprint = describe_environment()["host"]["fingerprint"]
-    if profile.provenance.host_fingerprint != fingerprint:
-        raise CalibrationUnavailable(
-            f"{request.folder}: must hold a profile of this machine; run perfmodel calibrate first"
-        )
+    refuse_other_machine(profile, fingerprint, where=str(request.folder))
     if profile.ranks_per_node < 2:
         raise UsageError(
             "--noise-scale: must have a profile of at least two ranks, got one; noise shows only as a "
@@ -108,7 +104,7 @@ def measure_noise(
         observations = measure(
             Campaign(
                 folder=request.folder / NOISE / model,
-                plan=json.dumps(plan, indent=1) + "\n",
+                plan=plan,
                 rounds=(tasks,),
                 device_kind=device_kind,
                 topology=topology,

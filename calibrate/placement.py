@@ -17,7 +17,8 @@ from calibrate.launch import (
     usable_cores,
 )
 from perfmodel.documents.base import Provenance, command_line
-from perfmodel.errors import UsageError
+from perfmodel.documents.profile import ProfileDocument
+from perfmodel.errors import CalibrationUnavailable, UsageError
 
 
 def place(
@@ -68,6 +69,24 @@ def _visible_gpus(environ: Mapping[str, str]) -> int:
     if visible is None:
         return num_gpus
     return min(num_gpus, len([entry for entry in visible.split(",") if entry.strip()]))
+
+
+def refuse_other_machine(
+    profile: ProfileDocument, fingerprint: str, *, where: str = "--profile"
+) -> None:
+    """Compare the fingerprint of this machine with that in the profile.
+
+    Raises
+    ------
+    CalibrationUnavailable
+        If they differ.
+    """
+    found = profile.provenance.host_fingerprint
+    if found != fingerprint:
+        raise CalibrationUnavailable(
+            f"{where}: must describe this machine (fingerprint {fingerprint[:12]}), got "
+            f"{found[:12]} ({profile.device_name}); run perfmodel calibrate here"
+        )
 
 
 def provenance(environment: Environment, *, seed: int) -> Provenance:

@@ -1,17 +1,16 @@
 """Use case: measure the operators of one traced workload in place, and add them to a profile."""
 
-import json
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure
 from calibrate.environment import describe_environment
 from calibrate.launch import Launcher, LaunchFlags
-from calibrate.placement import place
+from calibrate.placement import place, refuse_other_machine
 from calibrate.replays import replays_in, with_replays
 from calibrate.task import ReplayTask, Task
 from perfmodel.documents.profile import ProfileDocument
@@ -33,7 +32,6 @@ class WorkloadRequest:
     document: Path
     micro_batches: tuple[int, ...] = ()
     """Where the step is replayed; by default where it was traced."""
-    flags: LaunchFlags = field(default_factory=LaunchFlags)
     resume: bool = False
 
 
@@ -59,11 +57,11 @@ def measure_workload(
             f"--workload: {request.document} must hold a trace, got none; "
             "make the file with perfmodel trace"
         )
-    environment = describe_environment()
-    fingerprint = environment["host"]["fingerprint"]
-    if profile.provenance.host_fingerprint != fingerprint or profile.operators is None:
+    fingerprint = describe_environment()["host"]["fingerprint"]
+    refuse_other_machine(profile, fingerprint, where=str(request.folder))
+    if profile.operators is None:
         raise CalibrationUnavailable(
-            f"{request.folder}: must hold a profile of this machine with prices of operators; "
+            f"{request.folder}: must hold a profile with prices of operators, got none; "
             "run perfmodel calibrate without --workload first"
         )
     micro_batches = request.micro_batches or (document.trace.traced_micro_batches[0],)
@@ -79,7 +77,7 @@ def measure_workload(
     observations = measure(
         Campaign(
             folder=request.folder / WORKLOADS / _file_name(name),
-            plan=json.dumps(plan, indent=1) + "\n",
+            plan=plan,
             rounds=rounds,
             device_kind=device_kind,
             topology=topology,

@@ -1,6 +1,5 @@
 """Use case: train to a target at several batches, each at its best rate, and judge the law of the batch."""
 
-import json
 import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +12,7 @@ from calibrate.campaign import Campaign, Progress, measure
 from calibrate.environment import describe_environment
 from calibrate.launch import Launcher, LaunchFlags
 from calibrate.noise import RECIPES, trainings_in
-from calibrate.placement import place, provenance
+from calibrate.placement import place, provenance, refuse_other_machine
 from calibrate.task import TrainingTask
 from perfmodel.cost.batch_law import calibrated_law
 from perfmodel.documents.base import file_sha256
@@ -24,7 +23,7 @@ from perfmodel.documents.profile import NoiseScaleProfile
 from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, refuse_unknown
 from perfmodel.statistics.convergence import BatchPoint, Convergence, fit_convergence
 from validate.errors import fraction, summarise
-from validate.machine import ProfileRequest, refuse_other_machine
+from validate.request import ProfileRequest
 
 VALIDATION: Final = "batch.json"
 #: A rate that needs so many times the predicted steps is a bad one.
@@ -84,7 +83,7 @@ def validate_batch(
     observations = measure(
         Campaign(
             folder=request.folder,
-            plan=json.dumps(plan, indent=1) + "\n",
+            plan=plan,
             rounds=(tasks,),
             device_kind=device_kind,
             topology=topology,

@@ -1,6 +1,5 @@
 """Use case: run models that no fit has seen, and judge what their traces predict."""
 
-import json
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +12,7 @@ import numpy as np
 from calibrate.campaign import Campaign, Progress, measure
 from calibrate.environment import describe_environment
 from calibrate.launch import Launcher, LaunchFlags
-from calibrate.placement import place, provenance
+from calibrate.placement import place, provenance, refuse_other_machine
 from calibrate.replays import with_replays
 from calibrate.task import ReplayTask, StepTask, Task
 from calibrate.visits import Visit, by_setting, estimate, typical_speed, visit
@@ -34,7 +33,7 @@ from perfmodel.units import Seconds
 from validate import gates
 from validate.errors import fraction, summarise, summarise_any
 from validate.held_out_models import HeldOutSetting, held_out_settings, write_configs
-from validate.machine import ProfileRequest, refuse_other_machine
+from validate.request import ProfileRequest
 
 Mode = Literal["measured", "curves"]
 
@@ -301,13 +300,12 @@ def _document(
     )
 
 
-def _plan(request: ModelsRequest, settings: Sequence[HeldOutSetting]) -> str:
+def _plan(request: ModelsRequest, settings: Sequence[HeldOutSetting]) -> dict[str, object]:
     """What is run and promised; one campaign serves both modes."""
-    plan = {
+    return {
         "stage": "validate models",
         "budget": request.budget,
         "seed": request.seed,
         "gates": {mode: asdict(promise) for mode, promise in gates.MODEL_TOLERANCES.items()},
         "settings": [run.setting.label for run in settings],
     }
-    return json.dumps(plan, indent=1) + "\n"

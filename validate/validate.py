@@ -3,7 +3,6 @@
 Never fits: the profile is what it is. Predictions and gates are on disk before the first run.
 """
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ import numpy as np
 from calibrate.campaign import Campaign, Progress, measure
 from calibrate.environment import describe_environment
 from calibrate.launch import Launcher, LaunchFlags, Topology
-from calibrate.placement import place, provenance
+from calibrate.placement import place, provenance, refuse_other_machine
 from calibrate.visits import by_setting, typical_speed, visit
 from perfmodel.documents.base import file_sha256
 from perfmodel.documents.observation import StepObservation, read_observations
@@ -33,7 +32,7 @@ from perfmodel.predictor import Predictor, interval
 from validate import compare, gates
 from validate.errors import fraction, summarise, summarise_any
 from validate.holdout import BUDGETS, holdout_settings, repeated_settings, rounds
-from validate.machine import ProfileRequest, refuse_other_machine
+from validate.request import ProfileRequest
 
 VALIDATION: Final = "validation.json"
 
@@ -252,10 +251,10 @@ def _document(
     )
 
 
-def _plan(request: ValidationRequest, foretold: Foretold) -> str:
+def _plan(request: ValidationRequest, foretold: Foretold) -> dict[str, object]:
     """What is measured, promised and predicted; written before the first run."""
     tolerances = gates.Tolerances()
-    plan = {
+    return {
         "stage": "validate",
         "budget": request.budget,
         "seed": request.seed,
@@ -268,7 +267,6 @@ def _plan(request: ValidationRequest, foretold: Foretold) -> str:
             setting.label: found.model_dump() for setting, found in foretold.speedups.items()
         },
     }
-    return json.dumps(plan, indent=1) + "\n"
 
 
 def _refuse_other_nodes(profile: ProfileDocument, topology: Topology, fingerprint: str) -> None:

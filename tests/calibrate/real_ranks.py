@@ -26,7 +26,7 @@ def campaign_of(folder: Path, *tasks: Task) -> Campaign:
     """One round on two ranks of this machine."""
     return Campaign(
         folder=folder,
-        plan="",
+        plan={},
         rounds=(tasks,),
         device_kind="cpu",
         topology=ALONE,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.campaign import OBSERVATIONS, PLAN, Campaign, Progress, measure
+from calibrate.campaign import OBSERVATIONS, PLAN, Campaign, Progress, measure, read_plan
 from calibrate.task import StepTask
 from perfmodel.documents.observation import StepObservation, read_observations
 from perfmodel.errors import (
@@ -43,7 +43,7 @@ def campaign(tmp_path: Path) -> Campaign:
     """Two rounds of three tasks."""
     return Campaign(
         folder=tmp_path / "run",
-        plan="the plan\n",
+        plan={"what": "the plan"},
         rounds=(tasks_of(0), tasks_of(1)),
         device_kind="cpu",
         topology=ALONE,
@@ -131,15 +131,15 @@ def test_ranks_that_never_started_leave_nothing_to_resume(campaign: Campaign) ->
 
     with pytest.raises(UsageError, match="must be free"):
         run(campaign, refuse)
-    other = replace(campaign, plan="another plan\n")
+    other = replace(campaign, plan={"what": "another"})
     assert len(run(other, PlayedWorker()).calls) == 2
-    assert (campaign.folder / PLAN).read_text() == "another plan\n"
+    assert read_plan(campaign.folder) == {"what": "another"}
 
 
 def test_another_plan_is_refused(campaign: Campaign) -> None:
     crash_after(campaign, 1)
     with pytest.raises(UsageError, match="another plan"):
-        run(replace(campaign, plan="the other plan\n"), PlayedWorker(), resume=True)
+        run(replace(campaign, plan={"what": "the other"}), PlayedWorker(), resume=True)
 
 
 def test_a_lost_plan_is_refused(campaign: Campaign) -> None:

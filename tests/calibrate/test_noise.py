@@ -102,7 +102,7 @@ def test_the_profile_of_another_machine_is_refused(tmp_path: Path) -> None:
         raise AssertionError(call)
 
     request = NoiseRequest(folder=tmp_path, models=("lenet",))
-    with pytest.raises(CalibrationUnavailable, match="must hold a profile of this machine"):
+    with pytest.raises(CalibrationUnavailable, match="must describe this machine"):
         measure_noise(
             request,
             FakeLauncher(behave=unexpected),

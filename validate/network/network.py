@@ -5,15 +5,13 @@ continues where it stopped, and a complete one can be judged again without measu
 campaign gates and predictions are on disk before the first collective that they judge.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from calibrate.campaign import PLAN, Progress, read_plan
+from calibrate.campaign import PLAN, Progress, read_plan, write_plan
 from calibrate.environment import describe_environment
 from calibrate.placement import provenance
-from perfmodel.documents.base import write_atomically
 from perfmodel.documents.network_verdict import NetworkVerdict
 from perfmodel.documents.testbed import CollectiveRun, CollectiveSetting, read_runs
 from perfmodel.errors import UsageError, refuse_unknown
@@ -92,8 +90,7 @@ def _refuse_another_rate(request: NetworkRequest) -> None:
 
 def _foretell(request: NetworkRequest, part: Sequence[CollectiveSetting]) -> None:
     """Write gates and predictions, unless an earlier start has."""
-    path = request.folder / PLAN
-    if path.exists():
+    if (request.folder / PLAN).exists():
         return
     content = {
         "budget": request.budget,
@@ -102,7 +99,7 @@ def _foretell(request: NetworkRequest, part: Sequence[CollectiveSetting]) -> Non
         "gates": verdict.LIMITS,
         "predicted": verdict.foretell(verdict.points(_runs(request)), part),
     }
-    write_atomically(path, json.dumps(content, indent=1) + "\n")
+    write_plan(request.folder, content)
 
 
 def conclude(request: NetworkRequest) -> NetworkVerdict:

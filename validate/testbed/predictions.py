@@ -1,12 +1,10 @@
 """Predictions on disk before the first run that they judge; a continued campaign keeps them."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from calibrate.campaign import PLAN, read_plan
-from perfmodel.documents.base import write_atomically
+from calibrate.campaign import PLAN, read_plan, write_plan
 from perfmodel.documents.strategies import ForetoldStrategy
 from perfmodel.documents.testbed import ForetoldStep
 from perfmodel.errors import InvalidDocument, UsageError, why
@@ -49,13 +47,11 @@ def foretell_once(
     UsageError
         If it was made for other settings.
     """
-    path = folder / PLAN
-    if path.exists():
+    if (folder / PLAN).exists():
         return _read(folder, kind, names={setting.name for setting in settings}, options=options)
     foretold = {setting.name: foretell(setting) for setting in settings}
     predicted = [entry.model_dump() for entry in foretold.values()]
-    content = {**options, **terms, "predicted": predicted}
-    write_atomically(path, json.dumps(content, indent=1) + "\n")
+    write_plan(folder, {**options, **terms, "predicted": predicted})
     return foretold
 
 

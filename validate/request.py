@@ -1,0 +1,17 @@
+"""What commands that judge a profile are asked."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfmodel.documents.profile import ProfileDocument
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileRequest:
+    """What the user asked for: the profile that is judged, how thoroughly, and where runs are kept."""
+
+    profile: ProfileDocument
+    folder: Path
+    budget: str = "standard"
+    seed: int = 1
+    resume: bool = False
