@@ -14,10 +14,9 @@ from perfmodel.documents.testbed import StrategyRun, StrategySetting
 from perfmodel.parallelism.layout import parse_layout
 from perfmodel.program.layout_step import compile_layout
 from perfmodel.program.operation import StepProgram
-from perfmodel.simulation import simulate
 from tests.benchmarks.rejudge import recorded_runs
 from validate.strategies.calibration import calibrate
-from validate.strategies.foretell import HostWork, Prices, StrategyCalibration, compiled
+from validate.strategies.foretell import HostWork, StrategyCalibration, StrategyPrices, compiled
 from validate.strategies.plan import FAMILIES
 
 
@@ -58,14 +57,13 @@ def _say(
 
 
 def _error(run: StrategyRun, calibration: StrategyCalibration, program: StepProgram) -> float:
-    prices = Prices(
+    prices = StrategyPrices(
         setting=run.setting,
         layout=parse_layout(run.setting.layout),
         calibration=calibration,
         program=program,
     )
-    step_s = simulate(program, prices.durations()[:, :1].T).step_s
-    return step_s / float(np.median(run.step_s)) - 1
+    return prices.step_s() / float(np.median(run.step_s)) - 1
 
 
 if __name__ == "__main__":

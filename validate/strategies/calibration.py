@@ -11,7 +11,7 @@ from scipy.optimize import least_squares
 from perfmodel.cost.shaped import ShapedRing, message_bytes_of
 from perfmodel.documents.testbed import CollectiveRun, Run, StrategyRun, TrainingRun
 from perfmodel.errors import MeasurementFailed
-from validate.strategies.foretell import HostWork, StrategyCalibration, simulated_step
+from validate.strategies.foretell import HostWork, StrategyCalibration, StrategyPrices
 from validate.strategies.plan import FAMILIES, IN_TURN
 
 NUM_DRAWS: Final = 200
@@ -75,7 +75,7 @@ def _pair_gather(run: CollectiveRun, ring: ShapedRing) -> float:
 def _errors(runs: Sequence[StrategyRun], calibration: StrategyCalibration) -> NDArray[np.float64]:
     return np.array(
         [
-            np.log(simulated_step(run.setting, calibration) / float(np.median(run.step_s)))
+            np.log(StrategyPrices.of(run.setting, calibration).step_s() / np.median(run.step_s))
             for run in runs
         ]
     )

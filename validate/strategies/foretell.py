@@ -1,27 +1,23 @@
 """Predict real strategies with the product's step programs and simulation; the testbed prices collectives."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.algebra.max_plus import end_times
-from perfmodel.cost.shaped import ShapedRing
 from perfmodel.documents.prediction import Interval
 from perfmodel.documents.strategies import ForetoldStrategy
-from perfmodel.documents.testbed import CollectiveKind, StrategySetting
+from perfmodel.documents.testbed import StrategySetting
 from perfmodel.parallelism.buckets import assign_shards
 from perfmodel.parallelism.layout import Layout, parse_layout
 from perfmodel.parallelism.strategy import Setting
 from perfmodel.program.ddp import compile_step
 from perfmodel.program.layout_step import Execution, compile_layout
 from perfmodel.program.operation import Cause, Operation, StepProgram, Stream
-from perfmodel.simulation import simulate
+from perfmodel.units import Bytes, Seconds
 from perfmodel.workload.workload import Parameter, Workload
-
-FloatArray = NDArray[np.float64]
+from validate.testbed.prices import FloatArray, PlayingMachine, Prices, Saving, is_collective
 
 _ELEMENT_BYTES: Final = 4
 _PAIR: Final = 2
@@ -37,15 +33,6 @@ _LEAST_DOUBT: Final = {"fsdp": 0.02, "zero": 0.025, "tensor": 0.025, "pipeline":
 #: whether what a stage announces really meets its own data on the link.
 _DOUBT_BEYOND_PAIRS: Final = {"fsdp": 0.015, "zero": 0.04, "tensor": 0.015, "pipeline": 0.04}
 
-_KINDS: Final[dict[Cause, CollectiveKind]] = {
-    Cause.ALL_REDUCE: "all_reduce",
-    Cause.TENSOR: "all_reduce",
-    Cause.ALL_GATHER: "all_gather",
-    Cause.REDUCE_SCATTER: "reduce_scatter",
-    Cause.BROADCAST: "broadcast",
-    Cause.HAND_OVER: "send_recv",
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostWork:
@@ -58,10 +45,9 @@ class HostWork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StrategyCalibration:
+class StrategyCalibration(PlayingMachine):
     """All that runs of two ranks have told."""
 
-    ring: ShapedRing
     pair_gather: float
     """All-gather between two ranks over what its ring would take: both directions share a connection, in
     which the word that one may send waits behind what the other sends."""
@@ -69,8 +55,6 @@ class StrategyCalibration:
     """By family."""
     residuals: dict[str, float]
     """Standard deviation of the logarithm of measured over predicted steps, by family."""
-    num_cores: int
-    num_draws: int
 
 
 def compiled(setting: StrategySetting) -> StepProgram:
@@ -119,16 +103,15 @@ def _redundant(setting: StrategySetting, layout: Layout) -> StepProgram:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Prices:
-    """Seconds for the operations of one setting."""
+class StrategyPrices(Prices):
+    """Sharding, tensor parallelism and pipeline stages."""
 
     setting: StrategySetting
-    layout: Layout
     calibration: StrategyCalibration
-    program: StepProgram
+    layout: Layout
 
     @classmethod
-    def of(cls, setting: StrategySetting, calibration: StrategyCalibration) -> "Prices":
+    def of(cls, setting: StrategySetting, calibration: StrategyCalibration) -> "StrategyPrices":
         """Compile and be ready to price."""
         return cls(
             setting=setting,
@@ -137,37 +120,10 @@ class Prices:
             program=compiled(setting),
         )
 
-    def durations(self) -> FloatArray:
-        """Time of each operation, shape ``(num_operations, num_draws)``. [s]
-
-        A link that had time to rest lets the next collective start with credit.
-        """
-        nothing = np.zeros(self.calibration.num_draws)
-        without = self._priced(lambda _: nothing)
-        credit = self._credits(without)
-        return self._priced(lambda position: credit.get(position, nothing))
-
-    def _priced(self, credit_s: Callable[[int], FloatArray]) -> FloatArray:
-        return np.stack(
-            [
-                self._collective(operation, credit_s(position))
-                if operation.cause in _KINDS
-                else np.full(self.calibration.num_draws, self._compute(operation))
-                for position, operation in enumerate(self.program.operations)
-            ]
-        )
-
-    def _collective(self, operation: Operation, credit_s: FloatArray) -> FloatArray:
-        kind, size_bytes = _KINDS[operation.cause], self._size_bytes(operation)
-        found, fabric = self.calibration, self.setting.fabric
-        time_s = found.ring.time_s(
-            size_bytes, fabric, num_cores=found.num_cores, credit_s=credit_s, collective=kind
-        )
-        if kind == "all_gather" and fabric.num_ranks == _PAIR:
-            time_s = time_s * found.pair_gather
-        if operation.cause is Cause.TENSOR:
-            time_s = time_s * self._all_reduces(operation)
-        return time_s
+    def _times(self, operation: Operation) -> float:
+        if operation.cause is Cause.ALL_GATHER and self.setting.fabric.num_ranks == _PAIR:
+            return self.calibration.pair_gather
+        return self._all_reduces(operation) if operation.cause is Cause.TENSOR else 1.0
 
     def _all_reduces(self, operation: Operation) -> float:
         return _ALL_REDUCES * self._layers_per_stage * operation.share
@@ -176,7 +132,7 @@ class Prices:
     def _layers_per_stage(self) -> float:
         return self.setting.model.num_layers / self.layout.pp
 
-    def _size_bytes(self, operation: Operation) -> int:
+    def _size_bytes(self, operation: Operation) -> Bytes:
         model = self.setting.model
         if operation.cause is Cause.TENSOR:
             return model.activation_bytes
@@ -185,7 +141,7 @@ class Prices:
         layers = self._layers_per_stage * operation.share
         return operation.size_bytes or round(_ELEMENT_BYTES * model.layer_elements * layers)
 
-    def _compute(self, operation: Operation) -> float:
+    def _compute_s(self, operation: Operation) -> Seconds:
         model, layout = self.setting.model, self.layout
         if operation.cause is Cause.OPTIMIZER:
             others = layout.tp * layout.pp
@@ -204,22 +160,23 @@ class Prices:
         moved = _ELEMENT_BYTES * model.layer_elements if sharded else model.activation_bytes
         return work.pass_s + work.byte_s * moved
 
-    def _credits(self, durations_s: FloatArray) -> dict[int, FloatArray]:
+    def _savings(self, durations_s: FloatArray) -> dict[int, Saving]:
         """What the rest before each collective saves: it grows while its link is idle. [s]"""
         full_s = self.calibration.ring.credit_s(self.setting.fabric)
         ends_s = end_times(self.program, durations_s)
         state: dict[tuple[int, Stream], tuple[FloatArray, FloatArray]] = {}
         found = {}
         for position, operation in enumerate(self.program.operations):
-            if operation.cause not in _KINDS:
+            if not is_collective(operation):
                 continue
             if operation.cause is Cause.TENSOR:
-                found[position] = np.minimum(full_s, self._rest_s(operation, durations_s))
+                rest_s = self._rest_s(operation, durations_s)
+                found[position] = Saving(np.minimum(full_s, rest_s))
                 continue
             credit_s, free_s = state.get(operation.lane, (full_s, np.zeros_like(full_s)))
             starts_s = ends_s[position] - durations_s[position]
             credit_s = np.minimum(full_s, credit_s + np.maximum(starts_s - free_s, 0.0))
-            found[position] = credit_s
+            found[position] = Saving(credit_s)
             left_s = np.maximum(credit_s - durations_s[position], 0.0)
             state[operation.lane] = (left_s, ends_s[position])
         return found
@@ -231,19 +188,12 @@ class Prices:
         return rest_s
 
 
-def simulated_step(setting: StrategySetting, calibration: StrategyCalibration) -> float:
-    """One step at the fitted parameters. [s]"""
-    prices = Prices.of(setting, calibration)
-    return simulate(prices.program, prices.durations()[:, :1].T).step_s
-
-
 def foretell(
     setting: StrategySetting, calibration: StrategyCalibration, *, seed: int
 ) -> ForetoldStrategy:
     """Predict one setting with its interval."""
-    prices = Prices.of(setting, calibration)
-    durations_s = prices.durations()
-    steps_s = end_times(prices.program, durations_s).max(axis=0)
+    prices = StrategyPrices.of(setting, calibration)
+    steps_s = end_times(prices.program, prices.durations()).max(axis=0)
     beyond = _DOUBT_BEYOND_PAIRS[setting.family] if setting.fabric.num_ranks > _PAIR else 0.0
     spread = np.sqrt(
         calibration.residuals[setting.family] ** 2 + _LEAST_DOUBT[setting.family] ** 2 + beyond**2
@@ -252,7 +202,5 @@ def foretell(
     doubt = np.exp(spread * rng.standard_normal(calibration.num_draws))
     return ForetoldStrategy(
         name=setting.name,
-        step_s=Interval.of(
-            steps_s * doubt, nominal=simulate(prices.program, durations_s[:, :1].T).step_s
-        ),
+        step_s=Interval.of(steps_s * doubt, nominal=prices.step_s()),
     )

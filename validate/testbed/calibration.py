@@ -12,7 +12,7 @@ from perfmodel.cost.shaped import ShapedRing, message_bytes_of
 from perfmodel.documents.testbed import CollectiveRun, Run, TrainingRun
 from perfmodel.errors import MeasurementFailed
 from perfmodel.statistics.rank_noise import RankNoise
-from validate.testbed.foretell import Calibration, Plan, is_noisy, noise_key, simulated_step
+from validate.testbed.foretell import Calibration, TrainingPrices, is_noisy, noise_key
 from validate.testbed.plan import RUSH
 
 NUM_DRAWS: Final = 100
@@ -73,19 +73,13 @@ def calibrate(runs: Sequence[Run], *, seed: int = 0) -> Calibration:
     return dataclasses.replace(full, residual=_residual(plain, full))
 
 
-def _predicted(run: TrainingRun, calibration: Calibration) -> float:
-    plan = Plan.of(run.setting, calibration)
-    paces = np.ones(run.setting.fabric.num_ranks)
-    return simulated_step(plan, plan.durations()[:, 0], paces)
-
-
 def _finish(runs: Sequence[TrainingRun], bare: Calibration) -> tuple[float, float]:
     """What steps take beyond compute and exposed all-reduces: constant, and per byte of a bucket."""
     rows, left_s = [], []
     for run in runs:
-        plan = Plan.of(run.setting, bare)
-        rows.append((1.0, float(plan.last_bucket_bytes)))
-        left_s.append(float(np.median(run.step_s)) - _predicted(run, bare))
+        prices = TrainingPrices.of(run.setting, bare)
+        rows.append((1.0, float(prices.last_bucket_bytes)))
+        left_s.append(float(np.median(run.step_s)) - prices.step_s())
     found, _ = nnls(np.array(rows), np.array(left_s))
     return float(found[0]), float(found[1])
 
@@ -109,13 +103,16 @@ def _wake_cpu_s(runs: Sequence[TrainingRun], awake: Calibration) -> float:
     found = []
     for run in runs:
         passes = len(run.setting.model.layers) * run.setting.accumulation
-        awake_s = float(Plan.of(run.setting, awake).cpu_s()[0])
+        awake_s = float(TrainingPrices.of(run.setting, awake).cpu_s()[0])
         found.append((run.host.own_cpu_s / len(run.step_s) - awake_s) / passes)
     return max(0.0, float(np.median(found)))
 
 
 def _residual(runs: Sequence[TrainingRun], full: Calibration) -> float:
-    errors = [np.log(_predicted(run, full) / float(np.median(run.step_s))) for run in runs]
+    errors = [
+        np.log(TrainingPrices.of(run.setting, full).step_s() / float(np.median(run.step_s)))
+        for run in runs
+    ]
     return float(np.sqrt(np.mean(np.square(errors))))
 
 

@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.algebra.max_plus import end_times
-from perfmodel.cost.shaped import ShapedRing, link_rates, ring_bytes
+from perfmodel.cost.shaped import link_rates, ring_bytes
 from perfmodel.documents.prediction import Interval
 from perfmodel.documents.testbed import ForetoldStep, Noise, TrainingSetting
 from perfmodel.parallelism.strategy import Setting
@@ -15,10 +14,10 @@ from perfmodel.program.ddp import compile_step
 from perfmodel.program.operation import Cause, Operation, StepProgram, Stream
 from perfmodel.simulation import simulate
 from perfmodel.statistics.rank_noise import RankNoise, slowest_durations
+from perfmodel.units import Bytes, Seconds
+from validate.testbed.prices import FloatArray, PlayingMachine, Prices, Saving
 from validate.testbed.resources import HOST, device_name, limit, link_uses
 from validate.testbed.shapes import as_workload
-
-FloatArray = NDArray[np.float64]
 
 #: Doubt where the machine itself is the limit, as a standard deviation of the logarithm: six such settings of
 #: two recorded campaigns took 5 to 42 % longer in one than in the other. It fades by the square of the
@@ -33,10 +32,9 @@ _LEAST_DOUBT: Final = 0.002
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Calibration:
+class Calibration(PlayingMachine):
     """All that runs of one and two ranks have told."""
 
-    ring: ShapedRing
     finish_s: float
     """From the end of the last all-reduce to the end of the step, of one rank. [s]"""
     finish_s_per_byte: float
@@ -53,8 +51,6 @@ class Calibration:
     """By ``noise_key``."""
     residual: float
     """Standard deviation of the logarithm of measured over predicted steps of two ranks."""
-    num_cores: int
-    num_draws: int
 
 
 def noise_key(noise: Noise) -> str:
@@ -68,15 +64,14 @@ def is_noisy(noise: Noise) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Plan:
-    """A setting as the product's model sees it, priced by a calibration."""
+class TrainingPrices(Prices):
+    """Plain DDP; one all-reduce that waits for another has a head start."""
 
     setting: TrainingSetting
     calibration: Calibration
-    program: StepProgram
 
     @classmethod
-    def of(cls, setting: TrainingSetting, calibration: Calibration) -> "Plan":
+    def of(cls, setting: TrainingSetting, calibration: Calibration) -> "TrainingPrices":
         """Compile the step of a setting."""
         step = Setting(
             workload=setting.model.name,
@@ -97,16 +92,6 @@ class Plan:
     def last_bucket_bytes(self) -> int:
         """Bytes of the bucket that is filled last. [B]"""
         return [o.size_bytes for o in self.program.operations if o.cause is Cause.BUCKET][-1]
-
-    def durations(self) -> FloatArray:
-        """Time of each operation at nominal pace, shape ``(num_operations, num_draws)``. [s]
-
-        Links that had time to rest let the next all-reduce start with credit; one that waits for
-        another has a head start.
-        """
-        nothing = np.zeros(self.calibration.num_draws)
-        without = self._priced([(nothing, nothing)] * len(self.all_reduces))
-        return self._priced(self._savings(without)) if self.all_reduces else without
 
     def cpu_s(self) -> FloatArray:
         """CPU time that one step costs the machine, shape ``(num_draws,)``. [s]"""
@@ -129,64 +114,43 @@ class Plan:
         result: FloatArray = busy_s + num_ranks * found.wake_cpu_s * num_passes * asleep
         return result
 
-    def _priced(self, savings_s: list[tuple[FloatArray, FloatArray]]) -> FloatArray:
-        left = iter(savings_s)
-        return np.stack(
-            [
-                self._all_reduce(o, *next(left)) if o.is_collective else self._compute(o)
-                for o in self.program.operations
-            ]
-        )
+    def _size_bytes(self, operation: Operation) -> Bytes:
+        return operation.size_bytes
 
-    def _all_reduce(
-        self, operation: Operation, credit_s: FloatArray, head_start_s: FloatArray
-    ) -> FloatArray:
-        return self.calibration.ring.time_s(
-            operation.size_bytes,
-            self.setting.fabric,
-            num_cores=self.calibration.num_cores,
-            credit_s=credit_s,
-            head_start_s=head_start_s,
-        )
-
-    def _compute(self, operation: Operation) -> FloatArray:
+    def _compute_s(self, operation: Operation) -> Seconds:
         model, found = self.setting.model, self.calibration
-        seconds = 0.0
         if operation.cause is Cause.FORWARD:
-            seconds = sum(layer.forward_s for layer in model.layers) * operation.share
-        elif operation.cause is Cause.BACKWARD:
-            seconds = sum(layer.backward_s for layer in model.layers) * operation.share
-        elif operation.cause is Cause.OPTIMIZER:
-            seconds = (
-                model.optimizer_s
-                + found.finish_s
-                + found.finish_s_per_byte * self.last_bucket_bytes
-            )
-        return np.full(found.num_draws, seconds)
+            return sum(layer.forward_s for layer in model.layers) * operation.share
+        if operation.cause is Cause.BACKWARD:
+            return sum(layer.backward_s for layer in model.layers) * operation.share
+        if operation.cause is Cause.OPTIMIZER:
+            finish_s = found.finish_s + found.finish_s_per_byte * self.last_bucket_bytes
+            return model.optimizer_s + finish_s
+        return 0.0
 
-    def _savings(self, durations_s: FloatArray) -> list[tuple[FloatArray, FloatArray]]:
+    def _savings(self, durations_s: FloatArray) -> dict[int, Saving]:
         """Credit and head start of each all-reduce. [s]
 
         Two are in flight at a time: one that waits for another is under way as far as the links do
         not matter, as long as the other leaves the machine time.
         """
         ring, fabric = self.calibration.ring, self.setting.fabric
-        ends_s = end_times(self.program, self._paced(durations_s))
+        ends_s = end_times(self.program, self.paced(durations_s))
         full_s = ring.credit_s(fabric)
         credit_s, free_s, idle = full_s, np.zeros_like(full_s), np.ones_like(full_s)
-        found = []
+        found = {}
         for position in self.program.on_stream(Stream.COMM):
             operation, duration_s = self.program.operations[position], durations_s[position]
             ready_s = ends_s[list(operation.after)].max(axis=0)
             credit_s = np.minimum(full_s, credit_s + np.maximum(ready_s - free_s, 0.0))
-            found.append((credit_s, idle * np.maximum(free_s - ready_s, 0.0)))
+            found[position] = Saving(credit_s, idle * np.maximum(free_s - ready_s, 0.0))
             credit_s = np.maximum(credit_s - duration_s, 0.0)
             free_s = ends_s[position]
             host_s = ring.cpu_s(operation.size_bytes, fabric.num_ranks) / self.calibration.num_cores
             idle = np.clip(1 - host_s / duration_s, 0.0, 1.0)
         return found
 
-    def _paced(self, durations_s: FloatArray) -> FloatArray:
+    def paced(self, durations_s: FloatArray) -> FloatArray:
         """Durations at the pace of a known slow rank."""
         slowest = max((factor for _, factor in self.setting.noise.slow_ranks), default=1.0)
         return at_pace(self.program, durations_s, np.asarray(slowest))
@@ -201,14 +165,14 @@ def at_pace(program: StepProgram, durations_s: FloatArray, pace: FloatArray) -> 
 
 def foretell(setting: TrainingSetting, calibration: Calibration, *, seed: int = 0) -> ForetoldStep:
     """Predict one setting: median, tail, interval, and the busiest resource."""
-    plan = Plan.of(setting, calibration)
-    durations_s = plan.durations()
+    prices = TrainingPrices.of(setting, calibration)
+    durations_s = prices.durations()
     rng = np.random.default_rng([seed, setting.fabric.num_ranks, setting.noise.seed])
-    cpu_s = plan.cpu_s()
+    cpu_s = prices.cpu_s()
     host_s = cpu_s / (calibration.num_cores * _REALTIME_SHARE)
     # Shape (num_draws, num_steps): a run in every draw.
-    steps_s = np.maximum(_runs(plan, durations_s, rng), host_s[:, np.newaxis])
-    nominal_s = _nominal(plan, durations_s, steps_s)
+    steps_s = np.maximum(_runs(prices, durations_s, rng), host_s[:, np.newaxis])
+    nominal_s = _nominal(prices, durations_s, steps_s)
     share = min(1.0, float(cpu_s[0]) / (calibration.num_cores * nominal_s))
     doublings = max(0.0, np.log2(max(2, setting.fabric.num_ranks) / 2))
     spread = float(
@@ -219,7 +183,7 @@ def foretell(setting: TrainingSetting, calibration: Calibration, *, seed: int = 
         )
     )
     doubt = np.exp(spread * rng.standard_normal(calibration.num_draws))
-    uses = _uses(plan, nominal_s, share)
+    uses = _uses(prices, nominal_s, share)
     return ForetoldStep(
         name=setting.name,
         # Draws lie around the fitted parameters; the simulation at these is the prediction.
@@ -231,11 +195,11 @@ def foretell(setting: TrainingSetting, calibration: Calibration, *, seed: int = 
     )
 
 
-def _runs(plan: Plan, durations_s: FloatArray, rng: np.random.Generator) -> FloatArray:
+def _runs(prices: TrainingPrices, durations_s: FloatArray, rng: np.random.Generator) -> FloatArray:
     """Every step of a run in every draw, shape ``(num_draws, num_steps)``. [s]"""
-    setting, calibration = plan.setting, plan.calibration
+    setting, calibration = prices.setting, prices.calibration
     if not is_noisy(setting.noise):
-        ends_s = end_times(plan.program, plan._paced(durations_s))  # noqa: SLF001 - same module
+        ends_s = end_times(prices.program, prices.paced(durations_s))
         return np.asarray(ends_s.max(axis=0)[:, np.newaxis])
     noise = calibration.noises[noise_key(setting.noise)]
     runs = []
@@ -245,41 +209,41 @@ def _runs(plan: Plan, durations_s: FloatArray, rng: np.random.Generator) -> Floa
         )
         for rank, factor in setting.noise.slow_ranks:
             paces[rank] *= factor
-        of_ranks = at_pace(plan.program, durations_s[:, draw, np.newaxis, np.newaxis], paces)
+        of_ranks = at_pace(prices.program, durations_s[:, draw, np.newaxis, np.newaxis], paces)
         slowest_s = slowest_durations(
-            plan.program, np.broadcast_to(of_ranks, (len(durations_s), *paces.shape))
+            prices.program, np.broadcast_to(of_ranks, (len(durations_s), *paces.shape))
         )
-        runs.append(end_times(plan.program, slowest_s).max(axis=0))
+        runs.append(end_times(prices.program, slowest_s).max(axis=0))
     return np.array(runs)
 
 
-def _nominal(plan: Plan, durations_s: FloatArray, steps_s: FloatArray) -> float:
+def _nominal(prices: TrainingPrices, durations_s: FloatArray, steps_s: FloatArray) -> float:
     """The simulation of all ranks at nominal parameters; with noise, the middle of all runs."""
-    if is_noisy(plan.setting.noise):
+    if is_noisy(prices.setting.noise):
         return float(np.median(np.median(steps_s, axis=1)))
-    paces = np.ones(plan.setting.fabric.num_ranks)
-    for rank, factor in plan.setting.noise.slow_ranks:
+    paces = np.ones(prices.setting.fabric.num_ranks)
+    for rank, factor in prices.setting.noise.slow_ranks:
         paces[rank] = factor
-    simulated_s = simulated_step(plan, durations_s[:, 0], paces)
+    simulated_s = simulated_step(prices, durations_s[:, 0], paces)
     return max(simulated_s, float(steps_s[0, 0]))
 
 
-def simulated_step(plan: Plan, durations_s: FloatArray, paces: FloatArray) -> float:
+def simulated_step(prices: TrainingPrices, durations_s: FloatArray, paces: FloatArray) -> float:
     """Simulate one step of all ranks, each at its pace. [s]"""
-    of_ranks = at_pace(plan.program, durations_s[:, np.newaxis], paces)
+    of_ranks = at_pace(prices.program, durations_s[:, np.newaxis], paces)
     table_s = np.broadcast_to(of_ranks, (len(durations_s), len(paces)))
-    return simulate(plan.program, table_s.T).step_s
+    return simulate(prices.program, table_s.T).step_s
 
 
 def replayed(setting: TrainingSetting, calibration: Calibration, factors: FloatArray) -> FloatArray:
     """Steps of a run whose paces are known, shape ``(num_steps,)``. [s]"""
-    plan = Plan.of(setting, calibration)
-    durations_s = plan.durations()[:, 0]
-    return np.array([simulated_step(plan, durations_s, paces) for paces in factors.T])
+    prices = TrainingPrices.of(setting, calibration)
+    durations_s = prices.durations()[:, 0]
+    return np.array([simulated_step(prices, durations_s, paces) for paces in factors.T])
 
 
-def _uses(plan: Plan, step_s: float, host_share: float) -> dict[str, float]:
-    setting, calibration = plan.setting, plan.calibration
+def _uses(prices: TrainingPrices, step_s: float, host_share: float) -> dict[str, float]:
+    setting, calibration = prices.setting, prices.calibration
     busy_s = setting.model.compute_s * setting.accumulation
     slowest = max((factor for _, factor in setting.noise.slow_ranks), default=1.0)
     if is_noisy(setting.noise):

@@ -9,7 +9,7 @@ from perfmodel.cost.shaped import link_rates
 from perfmodel.documents.testbed import CollectiveSetting, Job, StrategySetting
 from perfmodel.errors import MeasurementFailed
 from tests.validate.testbed.played import NUM_CORES, PlayedCluster, known_ring, moments
-from validate.strategies.foretell import HostWork, StrategyCalibration, simulated_step
+from validate.strategies.foretell import HostWork, StrategyCalibration, StrategyPrices
 from validate.strategies.plan import FAMILIES, IN_TURN
 
 PAIR_GATHER = 1.5
@@ -51,7 +51,7 @@ class PlayedStrategies:
         return reply
 
     def _strategy(self, setting: StrategySetting) -> dict[str, Any]:
-        step_s = simulated_step(setting, known())
+        step_s = StrategyPrices.of(setting, known()).step_s()
         if setting.fabric.num_ranks > 2:
             step_s *= self.slowness
         ends_s = (step_s * np.arange(setting.num_steps + 1)).tolist()

@@ -14,7 +14,7 @@ from perfmodel.errors import MeasurementFailed
 from validate.testbed import campaign
 from validate.testbed.client import Cluster
 from validate.testbed.counters import BUSY, STOLEN
-from validate.testbed.foretell import Calibration, Plan, simulated_step
+from validate.testbed.foretell import Calibration, TrainingPrices, simulated_step
 
 NUM_CORES = 2
 
@@ -118,16 +118,16 @@ def _collective_rank(setting: CollectiveSetting) -> dict[str, Any]:
 def _training_ranks(
     setting: TrainingSetting, factors: np.ndarray[Any, np.dtype[np.float64]]
 ) -> list[dict[str, Any]]:
-    plan = Plan.of(setting, known())
-    durations_s = plan.durations()[:, 0]
-    cpu_step_s = float(plan.cpu_s()[0])
+    prices = TrainingPrices.of(setting, known())
+    durations_s = prices.durations()[:, 0]
+    cpu_step_s = float(prices.cpu_s()[0])
     steps_s = [
-        max(simulated_step(plan, durations_s, paces), cpu_step_s / NUM_CORES / 0.95)
+        max(simulated_step(prices, durations_s, paces), cpu_step_s / NUM_CORES / 0.95)
         for paces in factors.T
     ]
     ends_s = [0.0, *np.cumsum(steps_s).tolist()]
     payload = ring_bytes(setting.model.gradient_bytes, setting.fabric)
-    num_messages = 2 * (setting.fabric.num_ranks - 1) * len(plan.all_reduces)
+    num_messages = 2 * (setting.fabric.num_ranks - 1) * len(prices.all_reduces)
     message_bytes = num_messages * float(known_ring().message_bytes[0])
     sent = {link: (1.01 * size + message_bytes) * len(steps_s) for link, size in payload.items()}
     for stream in setting.fabric.background:
@@ -143,7 +143,7 @@ def _training_ranks(
             "ends_s": ends_s,
             "late_s": [1e-5],
             "compute_s": (nominal_s * row).tolist(),
-            "bucket_bytes": [o.size_bytes for o in plan.all_reduces] or [1],
+            "bucket_bytes": [o.size_bytes for o in prices.all_reduces] or [1],
         }
         for row in factors
     ]

@@ -280,7 +280,9 @@ def test_on_a_saturated_machine_nobody_sleeps() -> None:
             family="plain", shape="lenet", fabric=plan.flat(16, 200), ratio=ratio, mbit=200
         )
         setting = recipe.setting(0)
-        of_both = [float(foretell.Plan.of(setting, c).cpu_s()[0]) for c in (calibration, awake)]
+        of_both = [
+            float(foretell.TrainingPrices.of(setting, c).cpu_s()[0]) for c in (calibration, awake)
+        ]
         return (of_both[0] - of_both[1]) / (16 * len(setting.model.layers) * 1e-2)
 
     assert waking_s(1000) == pytest.approx(1.0, abs=0.02)
