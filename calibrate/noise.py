@@ -19,7 +19,7 @@ from calibrate.visits import estimate
 from perfmodel.documents.observation import TrainingObservation, read_observations
 from perfmodel.documents.profile import NoiseScaleProfile, ProfileDocument
 from perfmodel.errors import MeasurementFailed, UsageError, did_you_mean
-from perfmodel.statistics.noise_scale import GradientNorms, TrainingNoise, training_noise_scale
+from perfmodel.statistics.noise_scale import GradientNorms, NoiseScale, noise_scale
 
 #: Folder, inside that of a calibration, with one folder per model that was trained.
 NOISE: Final = "noise"
@@ -174,8 +174,7 @@ def noise_of(trainings: Sequence[TrainingObservation]) -> NoiseScaleProfile:
     learned = [
         (training, scale)
         for training in trainings
-        if training.num_steps is not None
-        and (scale := training_noise_scale(_norms(training))) is not None
+        if training.num_steps is not None and (scale := noise_scale(_norms(training))) is not None
     ]
     if len(learned) < 2:
         raise MeasurementFailed(
@@ -201,7 +200,7 @@ def noise_of(trainings: Sequence[TrainingObservation]) -> NoiseScaleProfile:
     )
 
 
-def _told(scale: TrainingNoise) -> list[float]:
+def _told(scale: NoiseScale) -> list[float]:
     """Parts whose signal shows above their noise, or the whole if none is clear."""
     return [batch for batch in scale.windows if 0 < batch < math.inf] or [scale.batch]
 

@@ -18,6 +18,7 @@ from perfmodel.cost.plausible import contradictions, slow_for_device, wrong_unit
 from perfmodel.documents.inferred import InferredDocument
 from perfmodel.documents.run_columns import RunColumns, read_run_columns
 from perfmodel.errors import IncomparableRuns, InvalidDocument, refuse_unknown
+from perfmodel.topology.cluster import DEVICES_PER_NODE
 from perfmodel.units import parse_duration
 
 STEP: Final = "step_time_s"
@@ -32,7 +33,7 @@ _DEFAULTS: Final[dict[str, float]] = {
     **dict.fromkeys(("zero", "recompute_full", "recompute_attention", "gpipe"), 0.0),
     **dict.fromkeys(("zero_bubble", "sequence_parallel", "gated"), 0.0),
     **dict.fromkeys(("tied", "fused_attention"), 1.0),
-    "devices_per_node": 8.0,
+    "devices_per_node": float(DEVICES_PER_NODE),
 }
 
 

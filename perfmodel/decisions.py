@@ -21,6 +21,7 @@ from perfmodel.plan.options import plan_options as ranked_options
 from perfmodel.plan.sources import named_transformer, read_sources
 from perfmodel.predict_layout import Training, inferred_machine, predict_layout
 from perfmodel.program.job import Job
+from perfmodel.topology.cluster import DEVICES_PER_NODE
 from perfmodel.units import Bytes, Seconds
 from perfmodel.workload.transformers import NamedTransformer
 
@@ -122,7 +123,7 @@ def predict_large_model(
     layout: str,
     *,
     sequence_length: int | None = None,
-    devices_per_node: int = 8,
+    devices_per_node: int = DEVICES_PER_NODE,
     capacity_bytes: Bytes | None = None,
 ) -> LayoutPredictionDocument:
     """Predict one layout of a large model, from a calibration that was inferred from runs.

@@ -114,11 +114,3 @@ def index_limit(operator: Operator, position: int) -> int:
             return min(shapes[0])
         case _:
             return 1
-
-
-def made_up_inputs(operator: Operator, device: torch.device) -> list[Tensor]:
-    """Tensors for every input of an operator."""
-    return [
-        made_up(spec, device, below=index_limit(operator, position))
-        for position, spec in enumerate(operator.inputs)
-    ]

@@ -115,9 +115,9 @@ def _noise(workload: str | None, profile: Path, norms: Path | None) -> _Noise:
 def _recorded(norms: Path) -> _Noise:
     from perfmodel.plan.gradient_norms import read_gradient_norms  # noqa: PLC0415
     from perfmodel.statistics.convergence import CriticalBatch  # noqa: PLC0415
-    from perfmodel.statistics.noise_scale import training_noise_scale  # noqa: PLC0415
+    from perfmodel.statistics.noise_scale import noise_scale  # noqa: PLC0415
 
-    found = training_noise_scale(read_gradient_norms(norms))
+    found = noise_scale(read_gradient_norms(norms))
     if found is None:
         raise UsageError(
             f"--gradient-norms: {norms} must hold steps whose signal is above their noise, got none; "

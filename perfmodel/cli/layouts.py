@@ -10,6 +10,7 @@ import typer
 from perfmodel.cli.options import at_least_one, bandwidth_bytes_per_s, size_bytes
 from perfmodel.cli.terminal import show, show_document
 from perfmodel.errors import UsageError
+from perfmodel.topology.cluster import DEVICES_PER_NODE
 
 if TYPE_CHECKING:
     from perfmodel.documents.layout import LayoutPredictionDocument
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from perfmodel.predict_layout import Training
     from perfmodel.program.trace import Trace
 
-DEFAULT_DEVICES_PER_NODE: Final = 8
 _PICTURES: Final[tuple[Literal["png", "svg", "html"], ...]] = ("png", "svg", "html")
 
 INFERRED = typer.Option(help="Calibration from runs, from perfmodel calibrate --from-runs.")
@@ -166,7 +166,7 @@ def asked_training(
         model=read_model(large.model, sequence=large.sequence_length),
         devices=layout.world_size if devices is None else devices[0],
         devices_per_node=at_least_one(
-            "--devices-per-node", large.devices_per_node or DEFAULT_DEVICES_PER_NODE
+            "--devices-per-node", large.devices_per_node or DEVICES_PER_NODE
         ),
         global_batch=layout.global_batch,
         site_bytes_per_s=_site_link(large.site_link, layout),
@@ -181,7 +181,7 @@ def plan_parallelism(  # noqa: PLR0913 - one parameter per flag
     global_batch: Annotated[int, typer.Option(help="Sequences per step of all devices.")],
     device_memory: Annotated[str, typer.Option(help="Memory of one device.")] = "80GiB",
     sequence_length: Annotated[int | None, SEQUENCE] = None,
-    devices_per_node: Annotated[int, PER_NODE] = DEFAULT_DEVICES_PER_NODE,
+    devices_per_node: Annotated[int, PER_NODE] = DEVICES_PER_NODE,
     interleave: Annotated[int, typer.Option(help="Most pipeline stages per device.")] = 1,
     top: Annotated[int, typer.Option(help="How many layouts to show.")] = 10,
     processes: Annotated[int, typer.Option(help="Processes that share the search.")] = 1,

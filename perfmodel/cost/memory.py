@@ -10,6 +10,8 @@ from typing import Final
 from scipy.stats import norm
 
 from perfmodel import checks
+from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.parallelism.strategy import Setting
 from perfmodel.units import Bytes
 from perfmodel.workload.memory import Moment, Part, StepMemory
 
@@ -154,6 +156,20 @@ def device_memory(
     ]
     parts, moment = max(candidates, key=lambda candidate: sum(candidate[0].values()))
     return with_overhead(parts, moment, overhead)
+
+
+def step_memory(
+    document: WorkloadDocument, setting: Setting, *, device_kind: str
+) -> DeviceMemory | None:
+    """What one device of a kind needs in a setting; None if nobody recorded the workload's memory."""
+    if document.memory is None:
+        return None
+    return device_memory(
+        document.memory,
+        MemorySetting(micro_batch=setting.micro_batch, devices=setting.world_size),
+        gradient_bytes=document.workload.gradient_bytes,
+        overhead=overhead_of(document.memory, device_kind),
+    )
 
 
 def with_overhead(parts: Mapping[str, Bytes], moment: Moment, overhead: Overhead) -> DeviceMemory:

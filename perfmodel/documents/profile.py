@@ -222,6 +222,8 @@ class Rescaling(Record):
     """What a reader must know of any prediction."""
     notes_on_groups: tuple[str, ...]
     """The same of predictions for several devices."""
+    device_kind: Literal["cpu", "cuda"]
+    """Whose framework and allocator take memory; whatever is timed is as on the calibrated kind."""
 
 
 class OperatorProfile(Record):
@@ -348,6 +350,11 @@ class ProfileDocument(Document):
     def rescaling(self) -> Rescaling | None:
         """How operators are brought to another device, if they are."""
         return None if self.operators is None else self.operators.rescaling
+
+    @property
+    def memory_kind(self) -> Literal["cpu", "cuda"]:
+        """Kind of device whose framework and allocator take memory."""
+        return self.device_kind if self.rescaling is None else self.rescaling.device_kind
 
     def noise_scale(self, workload: str) -> NoiseScaleProfile | None:
         """Gradient noise of a workload by name, if it was measured."""

@@ -73,6 +73,7 @@ def rescaled_profile(
         log_error=_log_error(source.sheet, target),
         notes=_notes(profile, source, target),
         notes_on_groups=(_note_on_links(profile, source.sheet, target, link_ratio),),
+        device_kind="cuda" if target.kind == "cuda" else profile.device_kind,
     )
     memory_ratio = source.rates.bytes_per_s / rates.bytes_per_s
     return profile.model_copy(

@@ -18,8 +18,8 @@ from perfmodel.parallelism.layout import Layout, accumulation_for, parse_layout
 from perfmodel.parallelism.strategy import MOST_DEVICES
 from perfmodel.predict_layout import Training, predict_layout
 from perfmodel.program.trace import Trace
+from perfmodel.topology.cluster import DEVICES_PER_NODE
 
-DEVICES_PER_NODE: Final = 8
 #: Passes of all stages are simulated one by one: more of them take seconds.
 _MOST_PASSES: Final = 8192
 _MOST_CURVE: Final = 16_384

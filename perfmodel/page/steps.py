@@ -6,7 +6,7 @@ from typing import Final
 
 from perfmodel.context import caveats
 from perfmodel.cost.curve import Samples
-from perfmodel.cost.memory import MemorySetting, device_memory, overhead_of, verdict
+from perfmodel.cost.memory import step_memory, verdict
 from perfmodel.documents.page import CurvePoint, MemoryAnswer, PageAnswer, StepQuestion
 from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.whatif import Contrast
@@ -68,7 +68,9 @@ class StepDesk:
             term: Evidence.ASSUMED if term in scenario.assumed else found
             for term, found in point.evidence.items()
         }
-        memory, no_memory = _memory(self._workload, question, asked.setting)
+        memory, no_memory = _memory(
+            self._workload, question, asked.setting, scenario.profile.memory_kind
+        )
         notes = [
             *caveats(
                 scenario.profile, [point], workload=scenario.workload, cluster=scenario.cluster
@@ -232,22 +234,17 @@ def _changes(question: StepQuestion) -> tuple[tuple[str, str], ...]:
 
 
 def _memory(
-    workload: OpenedWorkload, question: StepQuestion, setting: Setting
+    workload: OpenedWorkload, question: StepQuestion, setting: Setting, device_kind: str
 ) -> tuple[MemoryAnswer | None, str]:
     document = workload.document
-    if document is None or document.memory is None or document.trace is None:
+    found = None if document is None else step_memory(document, setting, device_kind=device_kind)
+    if found is None:
         return None, (
             "Not known: this workload was not traced. perfmodel trace writes a file that can be given "
             "to perfmodel serve --workload."
         )
     if question.capacity_bytes is None:
         return None, "Give the memory of one device."
-    found = device_memory(
-        document.memory,
-        MemorySetting(micro_batch=setting.micro_batch, devices=setting.world_size),
-        gradient_bytes=document.workload.gradient_bytes,
-        overhead=overhead_of(document.memory, document.trace.method.device_kind),
-    )
     probability = found.fit_probability(question.capacity_bytes)
     return MemoryAnswer(
         parts_bytes={name: float(size) for name, size in found.parts.items()},

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from perfmodel.cost.memory import MemorySetting, device_memory, overhead_of
+from perfmodel.cost.memory import step_memory
 from perfmodel.documents.inferred import InferredDocument
 from perfmodel.documents.plan import PlanAccuracy, PlanMachine
 from perfmodel.documents.plan_file import Option, PlanFile
@@ -19,12 +19,11 @@ from perfmodel.plan.step_table import StepTable
 from perfmodel.plan.steps import FitInMemory, Steps
 from perfmodel.predict_layout import InferredMachine, inferred_machine
 from perfmodel.predictor import Predictor
-from perfmodel.topology.cluster import Cluster
+from perfmodel.topology.cluster import DEVICES_PER_NODE, Cluster
 from perfmodel.workload.transformers import NamedTransformer
 
 #: Of an option by its place in the plan, at one batch.
 Tables: TypeAlias = dict[tuple[int, int], Steps]
-_DEVICES_PER_NODE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -118,7 +117,7 @@ class _Opened:
                 scaling=self._plan.work.scaling,
                 batch=batch,
                 capacity_bytes=option.capacity_bytes,
-                devices_per_node=option.devices_per_node or _DEVICES_PER_NODE,
+                devices_per_node=option.devices_per_node or DEVICES_PER_NODE,
                 fixed=option.fixed_layout,
             ),
             counts=option.device_counts,
@@ -135,15 +134,10 @@ class _Opened:
                 "option.device_memory: must come with a workload file of perfmodel trace as "
                 f"work.workload, got {self._plan.work.name!r}, whose memory nobody recorded"
             )
-        memory, overhead = document.memory, overhead_of(document.memory, profile.device_kind)
 
         def fit(setting: Setting) -> FitInMemory:
-            found = device_memory(
-                memory,
-                MemorySetting(micro_batch=setting.micro_batch, devices=setting.world_size),
-                gradient_bytes=document.workload.gradient_bytes,
-                overhead=overhead,
-            )
+            found = step_memory(document, setting, device_kind=profile.memory_kind)
+            assert found is not None
             return FitInMemory(
                 needed_bytes=float(found.needed_bytes),
                 probability=found.fit_probability(capacity_bytes),

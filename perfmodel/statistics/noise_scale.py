@@ -44,70 +44,28 @@ class GradientNorms:
         """Unbiased estimate of the squared norm of the true gradient; noise can make it negative."""
         return (self.ranks * self.square_of_mean - self.mean_square) / (self.ranks - 1)
 
-    @property
-    def noise(self) -> float:
-        """Unbiased estimate of the trace of the covariance of one sample's gradient."""
-        return (self.mean_square - self.square_of_mean) * self.local_batch / (1 - 1 / self.ranks)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoiseScale:
-    """Batch at which noise and signal of a gradient are equal."""
-
-    batch: float
-    """``noise / signal``, of their means over the steps. [samples]"""
-    relative_error: float
-    """Standard error of it over itself, by leaving steps out one by one."""
-    num_steps: int
-
-
-def noise_scale(steps: Sequence[GradientNorms]) -> NoiseScale | None:
-    """Ratio of mean noise to mean signal; None where the signal drowns in the noise.
-
-    The mean of ratios would be biased, and has no variance where a signal passes through zero.
-
-    Raises
-    ------
-    ValueError
-        If there are fewer than two steps.
-    """
-    at_least("number of steps", len(steps), 2)
-    signal = math.fsum(step.signal for step in steps)
-    noise = math.fsum(step.noise for step in steps)
-    left_out = [(noise - step.noise, signal - step.signal) for step in steps]
-    if signal <= 0 or noise < 0 or min(rest for _, rest in left_out) <= 0:
-        return None
-    ratios = [max(rest_noise, 0.0) / rest for rest_noise, rest in left_out]
-    center = math.fsum(ratios) / len(ratios)
-    variance = math.fsum((ratio - center) ** 2 for ratio in ratios) * (1 - 1 / len(ratios))
-    ratio = noise / signal
-    return NoiseScale(
-        batch=ratio,
-        relative_error=math.sqrt(variance) / ratio if ratio > 0 else math.inf,
-        num_steps=len(steps),
-    )
-
 
 #: A training is cut into so many equal parts, of which each has a noise scale of its own.
-MOST_WINDOWS: Final = 8
+_MOST_WINDOWS: Final = 8
 #: Fewer steps in a part say little about either norm.
 FEWEST_STEPS: Final = 8
 _TINY: Final = 1e-300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingNoise:
-    """The one noise scale that stands for a whole training."""
+class NoiseScale:
+    """The batch at which noise and signal of a gradient are equal, over a whole training."""
 
     batch: float
-    """Batch that needs twice the samples of a tiny one. [samples]"""
+    """It needs twice the samples of a tiny one. [samples]"""
     relative_error: float
+    """Standard error of it over itself."""
     windows: tuple[float, ...]
     """Noise scales of consecutive parts, of equally many steps; inf where the signal drowns. [samples]"""
 
 
-def training_noise_scale(steps: Sequence[GradientNorms]) -> TrainingNoise | None:
-    """Noise scale of a training along which it changes; None where the signal drowns in the noise.
+def noise_scale(steps: Sequence[GradientNorms]) -> NoiseScale | None:
+    """Noise scale of a training along which it changes; None if all is noise, or nothing.
 
     A part of the training with the scale b that takes n steps at the batch B would take ``n w`` steps
     of any large batch, with ``w = 1 / (1 + b / B)``, and ``n w (1 + b / B')`` at B' [1]_. Summed
@@ -120,7 +78,7 @@ def training_noise_scale(steps: Sequence[GradientNorms]) -> TrainingNoise | None
     steps
         All steps of the training in their order, at one batch; at least eight.
     """
-    num_windows = min(MOST_WINDOWS, len(steps) // FEWEST_STEPS)
+    num_windows = min(_MOST_WINDOWS, len(steps) // FEWEST_STEPS)
     if num_windows == 0:
         return None
     bounds = [len(steps) * part // num_windows for part in range(num_windows + 1)]
@@ -130,7 +88,7 @@ def training_noise_scale(steps: Sequence[GradientNorms]) -> TrainingNoise | None
     if not 0 < share < 1:
         return None
     batch = steps[0].ranks * steps[0].local_batch
-    return TrainingNoise(
+    return NoiseScale(
         batch=batch * (1 / share - 1),
         # of the logarithm of 1 / share - 1
         relative_error=error / (share * (1 - share)),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from calibrate.layers import Layer, is_optimizer, planned_layers
 from calibrate.probes.layers import layer_operators
-from calibrate.probes.operators import ReplayedOperator, made_up, made_up_inputs, returned_tensors
+from calibrate.probes.operators import ReplayedOperator, index_limit, made_up, returned_tensors
 from perfmodel.cost.families import FRESH_BYTES, family, features
 from perfmodel.workload.operator import Operator, TensorSpec
 
@@ -47,8 +47,11 @@ SMALL = (
 
 
 def repeated(operator: Operator) -> list[torch.Tensor]:
+    tensors = [
+        made_up(spec, CPU, below=index_limit(operator, position))
+        for position, spec in enumerate(operator.inputs)
+    ]
     with torch.no_grad():
-        tensors = made_up_inputs(operator, CPU)
         result = ReplayedOperator(operator, CPU).bound(tensors)()
     return returned_tensors(operator, result)
 

@@ -160,12 +160,12 @@ def judge(
             known = [point for point in all_points if split.is_fitted(point)]
             unknown = [point for point in all_points if split.is_predicted(point)]
             if known and unknown:
-                judged.append(_judge_one(f"{links}: {collective}", split, known, unknown))
+                judged.append(_judge_one((links, collective), split, known, unknown))
     return judged
 
 
-def _judge_one(name: str, split: Split, known: list[Point], unknown: list[Point]) -> Judged:
-    links, _, collective = name.partition(": ")
+def _judge_one(key: Key, split: Split, known: list[Point], unknown: list[Point]) -> Judged:
+    links, collective = key
     draws_s = _draws_s(collective, known, [(p.world_size, p.size_bytes) for p in unknown])
     measured_s = np.array([point.time_s for point in unknown])
     errors = np.array([point.relative_error for point in unknown])[:, np.newaxis]
@@ -178,7 +178,7 @@ def _judge_one(name: str, split: Split, known: list[Point], unknown: list[Point]
         signed_errors=tuple(float(e) for e in draws_s[:, 0] / measured_s - 1),
         series=PublishedSeries(
             source=links,
-            name=f"{name}: {split.name}",
+            name=f"{links}: {collective}: {split.name}",
             fitted=_ranks(known),
             predicted=_ranks(unknown),
             num_fitted=len(known),

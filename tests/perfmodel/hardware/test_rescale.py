@@ -49,6 +49,7 @@ def rescaling(target: DeviceRates) -> Rescaling:
         log_error=0.2,
         notes=("note",),
         notes_on_groups=("group",),
+        device_kind="cpu",
     )
 
 

@@ -117,17 +117,23 @@ def test_a_layout_is_answered_as_predict_does(
     assert {lane.name.partition(":")[0] for lane in answer.timeline} == {"stage 0", "stage 1"}
 
 
+@pytest.mark.parametrize("device", [None, "h100-sxm"])
 def test_memory_is_that_of_the_memory_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    device: str | None,
 ) -> None:
     profile, workload = tmp_path / "profile.json", tmp_path / "light.json"
     NOISY.write(profile)
     traced().write(workload)
     desk = read_desk([profile], [workload], validation=None, budget=None)
     [name] = desk.machines
-    changes = {"profile": name, "workload": "light", "devices": 2, "batch": 8}
-    answer = Answers(desk).answer(asked(**changes, capacity_bytes=2**30))
+    changes = {} if device is None else {"device": device}
+    question = {"profile": name, "workload": "light", "devices": 2, "batch": 8, "changes": changes}
+    answer = Answers(desk).answer(asked(**question, capacity_bytes=2**30))
     words = ("--workload", workload, "--device-memory", "1GiB", "--micro-batch", 8, "--devices", 2)
+    words += () if device is None else ("--device", device)
     told = json.loads(runner(monkeypatch, capsys)("memory", *words, "--json").stdout)
     assert answer.memory is not None
     assert answer.memory.needed_bytes == told["needed_bytes"]
