@@ -5,13 +5,13 @@ from typing import Final, TypeAlias
 
 from calibrate.facts import Environment
 from calibrate.finding import Finding, bad, ok, warn
-from perfmodel.units import format_bytes
+from perfmodel.units import GIB, format_bytes
 
 Check: TypeAlias = Callable[[Environment], Finding | None]
 
 _BUSY_WARN: Final = 0.10
 _BUSY_BAD: Final = 0.40
-_MIN_AVAILABLE_BYTES: Final = 2 * 2**30
+_MIN_AVAILABLE_BYTES: Final = 2 * GIB
 _MIN_AVAILABLE_FRACTION: Final = 0.10
 _SWAP_FRACTION: Final = 0.01
 

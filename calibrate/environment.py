@@ -29,6 +29,7 @@ from calibrate.facts import (
 from calibrate.gpus import query_gpu_processes, query_gpu_topology, query_gpus
 from calibrate.host import cpu_facts, is_virtual, memory_facts, os_name
 from perfmodel.documents.base import command_line
+from perfmodel.units import GIB
 
 _CHECKOUT: Final = Path(__file__).resolve().parent.parent
 # A whole environment holds passwords; only these can change what is measured.
@@ -76,7 +77,7 @@ def fingerprint(cpu: CpuFacts, *, memory: MemoryFacts, gpus: Sequence[GpuFacts])
     parts = [
         str(cpu["model"]),
         str(cpu["logical_cores"]),
-        str(round(memory["total_bytes"] / 2**30)),
+        str(round(memory["total_bytes"] / GIB)),
         *sorted(str(gpu["uuid"]) for gpu in gpus),
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

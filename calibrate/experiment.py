@@ -20,7 +20,7 @@ from calibrate.task import (
 )
 from perfmodel.errors import UsageError
 from perfmodel.parallelism.strategy import Setting, Synchronisation
-from perfmodel.units import Seconds
+from perfmodel.units import GIB, KIB, MIB, Seconds
 
 DeviceKind = Literal["cpu", "cuda"]
 
@@ -28,15 +28,12 @@ DeviceKind = Literal["cpu", "cuda"]
 CHECKPOINTED: Final = ("lenet", "mlp", "resnet18")
 REFERENCE_MODELS: Final = ("lenet", "resnet18", "mlp", "transformer")
 
-_KIB: Final = 2**10
 #: An interrupted task is lost: as many layers as take about two seconds.
 _LAYERS_PER_TASK: Final = 20
 #: The share of layers that is drawn without looking at what is known already.
 _DRAWN: Final = 0.6
 #: From how many each of the other layers is chosen.
 _CHOICES: Final = 3
-_MIB: Final = 2**20
-_GIB: Final = 2**30
 
 
 def doubling_sizes(world_size: int) -> tuple[int, ...]:
@@ -75,7 +72,7 @@ class Budget:
     """What it takes on 2 CPU cores, for the progress estimate."""
 
 
-_SIZES: Final = tuple(_KIB * 4**power for power in range(10))
+_SIZES: Final = tuple(KIB * 4**power for power in range(10))
 
 BUDGETS: Final = {
     "quick": Budget(
@@ -309,11 +306,11 @@ class Experiment:
     def _sizes(self, collective: str) -> tuple[int, ...]:
         """Of one collective; what a contract promises is an all-reduce of a gigabyte between GPUs."""
         is_promised = self.device_kind == "cuda" and collective == "all_reduce"
-        return (*self.budget.collective_sizes, *((_GIB,) if is_promised else ()))
+        return (*self.budget.collective_sizes, *((GIB,) if is_promised else ()))
 
     def _overlaps(self, index: int) -> Iterable[Task]:
         for world_size in self.world_sizes:
-            for size_bytes in (4 * _MIB, 16 * _MIB) if world_size > 1 else ():
+            for size_bytes in (4 * MIB, 16 * MIB) if world_size > 1 else ():
                 yield OverlapTask(
                     name=f"{index}: overlap n={world_size} {size_bytes}",
                     round=index,

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from calibrate.facts import GpuFacts, GpuProcessFacts, GpuTopologyFacts
+from perfmodel.units import MIB
 
 # The order of the columns; a driver refuses the whole query for one field that it does not know.
 GPU_FIELDS: Final = (
@@ -38,7 +39,6 @@ ESSENTIAL_FIELDS: Final = ("index", "name", "uuid", "memory.total", "driver_vers
 _PROCESS_FIELDS: Final = ("gpu_uuid", "pid", "process_name", "used_memory")
 _CSV: Final = "--format=csv,noheader,nounits"
 _TIMEOUT_S: Final = 20.0
-_MIB: Final = 2**20
 _MHZ: Final = 1e6
 _ESCAPE: Final = re.compile(r"\x1b\[[0-9;]*m")
 _UNKNOWN: Final = re.compile(r"^(\[.*\]|N/A|ERR!|)$", re.IGNORECASE)
@@ -58,7 +58,7 @@ def parse_gpu_processes(text: str) -> list[GpuProcessFacts]:
             gpu_uuid=_text(uuid),
             pid=_whole(pid),
             name=_text(name),
-            memory_bytes=_scaled_whole(memory, _MIB),
+            memory_bytes=_scaled_whole(memory, MIB),
         )
         for uuid, pid, name, memory in _rows(text, num_columns=len(_PROCESS_FIELDS))
     ]
@@ -134,7 +134,7 @@ def _gpu(found: Mapping[str, str]) -> GpuFacts:
         max_pcie_generation=_whole(value["pcie.link.gen.max"]),
         pcie_width=_whole(value["pcie.link.width.current"]),
         max_pcie_width=_whole(value["pcie.link.width.max"]),
-        memory_bytes=_scaled_whole(value["memory.total"], _MIB),
+        memory_bytes=_scaled_whole(value["memory.total"], MIB),
         power_limit_w=_number(value["power.limit"]),
         clock_hz=_scaled(value["clocks.sm"], _MHZ),
         max_clock_hz=_scaled(value["clocks.max.sm"], _MHZ),

@@ -13,11 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfmodel.documents.observation import RankSteps, StepObservation
+from perfmodel.documents.observation import PHASES, RankSteps, StepObservation
 from perfmodel.parallelism.strategy import Setting
 from perfmodel.units import Seconds
-
-PHASES = ("input", "forward", "backward", "optimizer")
 
 #: A standard error is at least this: two visits that agree by chance are not that certain.
 _SMALLEST_ERROR = 0.01

@@ -30,6 +30,12 @@ PREFIXES: Final[dict[str, float]] = {
     "Ti": 2.0**40,
     "Pi": 2.0**50,
 }
+KIB: Final[Bytes] = 2**10
+MIB: Final[Bytes] = 2**20
+GIB: Final[Bytes] = 2**30
+#: One Mbit in bytes.
+MBIT: Final = 125_000.0
+KILOWATT_W: Final = 1000.0
 MINUTE_S: Final = 60.0
 HOUR_S: Final = 60 * MINUTE_S
 DAY_S: Final = 24 * HOUR_S

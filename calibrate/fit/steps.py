@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from calibrate.visits import PHASES, Visit, by_setting, estimate, to_speed
-from perfmodel.documents.observation import DeviceStreams, StepObservation
+from calibrate.visits import Visit, by_setting, estimate, to_speed
+from perfmodel.documents.observation import PHASES, DeviceStreams, StepObservation
 from perfmodel.documents.profile import (
     CurvePoint,
     PhaseCurves,

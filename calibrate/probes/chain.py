@@ -23,7 +23,7 @@ from calibrate.probes.replay import Passes, without_denormals
 from calibrate.probes.session import Session
 from perfmodel.cost.families import FRESH_BYTES
 from perfmodel.documents.observation import IsolatedOperator
-from perfmodel.units import Bytes, Seconds
+from perfmodel.units import MIB, Bytes, Seconds
 from perfmodel.workload.operator import Call, Operator, Phase, TensorSpec
 from perfmodel.workload.step import Segment, StepMethod, TracedParameter, TracedStep
 
@@ -35,7 +35,7 @@ _REPEATS_OF_LARGE: Final = 2
 #: What a pass makes at most. The C library gives memory above 64 MiB at the end of the heap back as
 #: soon as it is free, and every page of it costs a fault when it is used again; in most training, and
 #: so here, memory is found again.
-_CHAIN_BYTES: Final = 48 * 2**20
+_CHAIN_BYTES: Final = 48 * MIB
 #: Largest result that the C library takes from its heap once it has seen a block of that size freed,
 #: its own header and alignment left out.
 _LARGEST_BYTES: Final = FRESH_BYTES - 2**16

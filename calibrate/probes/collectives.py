@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from calibrate.probes.session import Session, repeats_within
-from perfmodel.units import Bytes, Seconds
+from perfmodel.units import MIB, Bytes, Seconds
 
 COLLECTIVES: Final = (
     "all_reduce",
@@ -19,7 +19,7 @@ COLLECTIVES: Final = (
 )
 
 #: Buffers rotate through this much memory: gradients are not in a cache either.
-_ROTATION_BYTES: Final = 64 * 2**20
+_ROTATION_BYTES: Final = 64 * MIB
 _MAXIMUM_REPEATS: Final = 100
 
 

@@ -9,10 +9,10 @@ from calibrate.layers import Layer
 from calibrate.probes.session import Session
 from perfmodel.documents.observation import OptimizerPoint
 from perfmodel.tracing.optimizers import make_optimizer
-from perfmodel.units import Seconds
+from perfmodel.units import MIB, Seconds
 
 #: Larger than the last cache of common hosts, so that reading it evicts everything else.
-_EVICTION_BYTES: Final = 48 * 2**20
+_EVICTION_BYTES: Final = 48 * MIB
 _REPEATS: Final = 5
 #: The first step makes the states, and with the second the heap is still growing around them.
 _UNTYPICAL: Final = 2

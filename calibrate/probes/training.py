@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.probes.session import Session, repeats_within
 from calibrate.task import Trainee
-from perfmodel.documents.observation import DeviceStreams, RankSteps
+from perfmodel.documents.observation import PHASES, DeviceStreams, RankSteps
 from perfmodel.parallelism.strategy import Setting, Synchronisation
 from perfmodel.tracing.optimizers import make_optimizer
 from perfmodel.tracing.reference import MODELS
@@ -21,7 +21,6 @@ from perfmodel.tracing.source import Batch, SampleSize
 from perfmodel.tracing.sources import find_source
 from perfmodel.units import Seconds
 
-_PHASES = ("input", "forward", "backward", "optimizer")
 _POOL_SAMPLES = 512
 _MAXIMUM_STEPS = 200
 #: How much of a step's time the speed probe may take between steps.
@@ -202,8 +201,8 @@ def measure_device_streams(session: Session, setting: Setting, *, steps: int) ->
     reaches them, the host has already issued everything.
     """
     trainer = _trainer(session, setting)
-    dispatch: dict[str, list[Seconds]] = {phase: [] for phase in _PHASES}
-    dense: dict[str, list[Seconds]] = {phase: [] for phase in _PHASES}
+    dispatch: dict[str, list[Seconds]] = {phase: [] for phase in PHASES}
+    dense: dict[str, list[Seconds]] = {phase: [] for phase in PHASES}
     for index in range(steps):
         session.synchronise()
         host = HostClock()
@@ -252,7 +251,7 @@ def _run(
         cpu_s.append(time.process_time() - started_s)
     instants_s = clock.seconds()
     marks_per_step = 3 * setting.accumulation + 2
-    phases: dict[str, list[Seconds]] = {phase: [] for phase in (*_PHASES, "step")}
+    phases: dict[str, list[Seconds]] = {phase: [] for phase in (*PHASES, "step")}
     for index in range(num_steps):
         window = instants_s[index * marks_per_step : (index + 1) * marks_per_step]
         _collect(phases, window, setting)
@@ -267,7 +266,7 @@ def _collect(
     """Sort the durations between the marks of one step by phase, summed over micro-steps."""
     durations_s = [end - start for start, end in itertools.pairwise(instants_s)]
     micro = durations_s[: 3 * setting.accumulation]
-    for offset, phase in enumerate(_PHASES[:3]):
+    for offset, phase in enumerate(PHASES[:3]):
         phases[phase].append(sum(micro[offset::3]))
     phases["optimizer"].append(durations_s[-1])
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from perfmodel.units import Bytes, Seconds
+from perfmodel.units import MIB, Bytes, Seconds
 from perfmodel.workload.operator import Operator, TensorSpec
 from perfmodel.workload.work import base_name
 
@@ -50,7 +50,7 @@ _MATMULS: Final = frozenset({"mm", "addmm", "linear", "_addmm_activation"})
 _BATCHED: Final = frozenset({"bmm", "baddbmm"})
 #: Results of at least this size lie in pages that the kernel hands out anew for every call: glibc never
 #: keeps more of its heap for later ("M_MMAP_THRESHOLD" in mallopt(3): at most 32 MiB on 64 bits).
-FRESH_BYTES: Final[Bytes] = 32 * 2**20
+FRESH_BYTES: Final[Bytes] = 32 * MIB
 #: Which kind of an operator's work that is.
 FRESH_KIND: Final = 5
 #: Two ways to convolve without groups.

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg
 from scipy.optimize import least_squares, minimize
-from scipy.stats import norm
 
 from perfmodel.cost.discrepancy import Spreads, condition, covariance
 from perfmodel.cost.inferred import InferredModel
@@ -23,6 +22,7 @@ from perfmodel.cost.latents import Prior, stall_prior
 from perfmodel.cost.layout_time import step_time_s
 from perfmodel.cost.stalls import Disturbance, fit_odds, may_stall, stall_time_s
 from perfmodel.errors import NotFeasible
+from perfmodel.statistics.normal import DEVIATE_90
 
 MINIMUM_RUNS: Final = 3
 NUM_DRAWS: Final = 64
@@ -241,7 +241,7 @@ def _widening(
         error = _deviation(unseen, step_s[left], state) - shift
         scores.extend(np.abs(error) / np.sqrt(variance + logs.var(axis=0)))
     rank = min(1.0, 0.9 * (1 + 1 / len(jobs)))
-    return float(np.clip(np.quantile(scores, rank) / norm.ppf(0.95), 0.3, 5.0))
+    return float(np.clip(np.quantile(scores, rank) / DEVIATE_90, 0.3, 5.0))
 
 
 def fit_spreads(jobs: Jobs, deviation: Column, trust: Column) -> Spreads:

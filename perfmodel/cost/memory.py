@@ -12,13 +12,12 @@ from scipy.stats import norm
 from perfmodel import checks
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.parallelism.strategy import Setting
-from perfmodel.units import Bytes
+from perfmodel.units import MIB, Bytes
 from perfmodel.workload.memory import Moment, Part, StepMemory
 
 BUCKETS: Final = "DDP buckets"
 CONTEXT: Final = "framework context"
 SLACK: Final = "allocator slack"
-_MIB: Final = 1 << 20
 
 FITS_ABOVE: Final = 0.95
 """Probability from which on a setting is said to fit."""
@@ -51,15 +50,15 @@ class Overhead:
 #: CUDA: context with cuBLAS and cuDNN, 0.3 to 1 GiB on data-centre GPUs; both figures are assumptions.
 OVERHEADS: Final[Mapping[str, Overhead]] = {
     "cpu": Overhead(
-        context_bytes=300 * _MIB,
-        context_spread_bytes=75 * _MIB,
+        context_bytes=300 * MIB,
+        context_spread_bytes=75 * MIB,
         reserved_ratio=1.02,
         log_spread=0.02,
         evidence="tensors checked against the CPU allocator; context and slack assumed",
     ),
     "cuda": Overhead(
-        context_bytes=700 * _MIB,
-        context_spread_bytes=250 * _MIB,
+        context_bytes=700 * MIB,
+        context_spread_bytes=250 * MIB,
         reserved_ratio=1.06,
         log_spread=0.06,
         evidence="not validated on a GPU: context assumed, slack from a model of the caching allocator",

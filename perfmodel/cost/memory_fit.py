@@ -20,11 +20,12 @@ from perfmodel.cost.latents import Prior
 from perfmodel.cost.layout_fit import MINIMUM_RUNS, fit_spreads, heavy_tailed, trust_in
 from perfmodel.cost.layout_memory import in_flight, rank_memory
 from perfmodel.errors import NotFeasible
+from perfmodel.statistics.normal import DEVIATE_90
+from perfmodel.units import GIB
 from perfmodel.workload.transformer import HALF_BYTES
 
 _LOG_SIGMA: Final = 0.05
 """Scatter of printed peaks around the formula, log."""
-_Z90: Final = float(norm.ppf(0.95))
 
 #: Factor on every part, and the bytes of the framework itself.
 MEMORY_PRIORS: Final[Mapping[str, Prior]] = MappingProxyType(
@@ -38,7 +39,7 @@ MEMORY_PRIORS: Final[Mapping[str, Prior]] = MappingProxyType(
             median=2.0, log_sigma=1.0, meaning="whole tensors per micro-batch in flight"
         ),
         "head": Prior(median=10.0, log_sigma=1.0, meaning="whole tensors around the output head"),
-        "context": Prior(median=0.5 * 2**30, log_sigma=1.0, meaning="framework and libraries [B]"),
+        "context": Prior(median=0.5 * GIB, log_sigma=1.0, meaning="framework and libraries [B]"),
     }
 )
 
@@ -55,9 +56,9 @@ class InferredMemory:
     def predict(self, jobs: Jobs) -> tuple[Column, Column]:
         """Most probable peaks [B], and the half-width of the 90 % interval of their logarithm."""
         shift, variance = self.discrepancy.at(jobs)
-        return _peak_bytes(jobs, self.factors) * np.exp(shift), _Z90 * self.widening * np.sqrt(
-            variance
-        )
+        return _peak_bytes(jobs, self.factors) * np.exp(
+            shift
+        ), DEVIATE_90 * self.widening * np.sqrt(variance)
 
     def fullest_bytes(self, jobs: Jobs) -> Column:
         """Most probable peak of the fullest rank: the first stage's, or the last's with the logits. [B]
@@ -71,7 +72,9 @@ class InferredMemory:
     def fit_probability(self, jobs: Jobs, capacity_bytes: float) -> NDArray[np.float64]:
         """Probability that the fullest rank stays below a capacity."""
         _, half = self.predict(jobs)
-        return np.asarray(norm.cdf(np.log(capacity_bytes / self.fullest_bytes(jobs)) * _Z90 / half))
+        return np.asarray(
+            norm.cdf(np.log(capacity_bytes / self.fullest_bytes(jobs)) * DEVIATE_90 / half)
+        )
 
 
 def infer_memory(jobs: Jobs, peak_bytes: Column) -> InferredMemory:
@@ -144,7 +147,7 @@ def _widening(discrepancy: Discrepancy, trust: Column) -> float:
     variance = np.maximum(1 / precision - noise / trust + noise, noise)
     scores = np.abs(discrepancy.weights / precision) / np.sqrt(variance)
     rank = min(1.0, 0.9 * (1 + 1 / len(trust)))
-    return float(np.clip(np.quantile(scores, rank) / _Z90, 0.5, 5.0))
+    return float(np.clip(np.quantile(scores, rank) / DEVIATE_90, 0.5, 5.0))
 
 
 def _peak_bytes(jobs: Jobs, factors: dict[str, float], stage: Column | int = 0) -> Column:

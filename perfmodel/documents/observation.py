@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, PositiveInt, TypeAdapter
 
@@ -14,6 +14,9 @@ from perfmodel.workload.workload import Workload
 
 Duration = Annotated[float, Field(ge=0)]
 Durations = tuple[Duration, ...]
+
+#: Of a step on one rank, in order, as ``RankSteps`` times them.
+PHASES: Final = ("input", "forward", "backward", "optimizer")
 
 
 class RankSteps(Record):

@@ -28,7 +28,7 @@ def timeline(trace: Trace) -> tuple[TimelineLane, ...]:
     At most 24; what a screen cannot show anyway is left out.
     """
     gap_s = trace.step_s / _PIXELS
-    num_stages = 1 + max(stage for stage, _ in trace.program.lanes)
+    num_stages = trace.program.num_stages
     by_lane: dict[tuple[int, Stream], list[Span]] = {lane: [] for lane in trace.program.lanes}
     for span in trace.spans():
         if span.rank == 0 and span.end_s > span.start_s:

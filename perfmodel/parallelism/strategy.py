@@ -7,11 +7,10 @@ from typing import Final, Literal
 
 from perfmodel import checks
 from perfmodel.errors import NotFeasible
-from perfmodel.units import Bytes
+from perfmodel.units import MIB, Bytes
 
 Scaling = Literal["weak", "strong"]
 
-MIB: Final = 2**20
 
 #: Ten times the largest machine; beyond, tables and times say nothing.
 MOST_DEVICES: Final = 2**20

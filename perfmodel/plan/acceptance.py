@@ -28,12 +28,12 @@ from perfmodel.documents.profile import CollectiveProfile, ProfileDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.plan.culprits import culprits, unmeasured_links
 from perfmodel.plan.quantities import Quantity, quantity
-from perfmodel.units import Bytes, format_bytes
+from perfmodel.units import GIB, KIB, Bytes, format_bytes
 
 #: Messages whose time is bandwidth alone, where such were measured.
-LARGE_BYTES: Final[Bytes] = 2**30
+LARGE_BYTES: Final[Bytes] = GIB
 #: Messages whose time is latency.
-SMALL_BYTES: Final[Bytes] = 2**15
+SMALL_BYTES: Final[Bytes] = 32 * KIB
 
 
 def acceptance_terms(

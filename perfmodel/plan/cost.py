@@ -17,9 +17,9 @@ from perfmodel.documents.cost import (
     Worthwhile,
     YearlyCost,
 )
+from perfmodel.units import KILOWATT_W
 
 HOURS_PER_YEAR: Final = 8760.0
-_WATTS_PER_KILOWATT: Final = 1000.0
 
 
 def compare_costs(budget: Budget, *, today: dt.date, argv: Sequence[str]) -> CostDocument:
@@ -52,7 +52,7 @@ def purchase_items(buy: Purchase) -> PurchaseItems:
     full_energy = (
         buy.devices
         * buy.power_per_device_w
-        / _WATTS_PER_KILOWATT
+        / KILOWATT_W
         * buy.pue
         * HOURS_PER_YEAR
         * buy.energy_price.value

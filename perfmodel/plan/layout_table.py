@@ -3,14 +3,11 @@
 import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
 
 from perfmodel.cost.curve import Samples
-from perfmodel.cost.inferred import UPPER
 from perfmodel.cost.jobs import Jobs, jobs_from
 from perfmodel.cost.layout_memory import fit_probability, fullest_bytes, needed_bytes
 from perfmodel.cost.memory import FITS_ABOVE
@@ -34,10 +31,9 @@ from perfmodel.predict_layout import (
     layout_jobs,
 )
 from perfmodel.predictor import NUM_DRAWS
+from perfmodel.statistics.normal import DEVIATE_90
 from perfmodel.units import Bytes, format_bytes
 from perfmodel.workload.transformers import NamedTransformer
-
-_UPPER_DEVIATE: Final = float(norm.ppf(UPPER))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +128,7 @@ class LayoutTable:
         }
         ends: list[Ends] = []
         for name, spread in spreads.items():
-            factor = float(np.exp(_UPPER_DEVIATE * spread[0]))
+            factor = float(np.exp(DEVIATE_90 * spread[0]))
             ends.append((name, (1 / factor, factor)))
         if doubt.stall_probability[0] > RARE_STALL:
             # the nominal step lies between the calm and the stalled one
@@ -189,7 +185,7 @@ class LayoutTable:
             devices_per_node=self._question.devices_per_node,
         )
         spread = float(spread_against_first(self._machine.model, jobs)[1])
-        deviates = np.array([-_UPPER_DEVIATE, 0.0, _UPPER_DEVIATE])
+        deviates = np.array([-DEVIATE_90, 0.0, DEVIATE_90])
         nominal = float(slow.step_s[0] / fast.step_s[0])
         return np.asarray(nominal * np.exp(deviates * spread))
 

@@ -13,13 +13,12 @@ from perfmodel.cost.curve import Samples
 from perfmodel.documents.plan_file import Option, PlanFile
 from perfmodel.plan.steps import Steps
 from perfmodel.plan.stops import Stops
-from perfmodel.units import HOUR_S, Seconds
+from perfmodel.units import HOUR_S, KILOWATT_W, Seconds
 
 Counts: TypeAlias = NDArray[np.int64]
 
 #: A thousand years: longer than anybody waits, and still a date. [s]
 NEVER_S: Final = 1000 * 365.25 * 24 * HOUR_S
-_WATTS_PER_KILOWATT: Final = 1000.0
 #: So many candidates are evaluated at once: their draws fit into a cache.
 _CHUNK: Final = 128
 _SEED: Final = 0
@@ -82,7 +81,7 @@ def outcome(
 def hourly_price(option: Option) -> float:
     """Of one device with its energy, in the currency of the plan."""
     energy = option.energy_price.value if option.energy_price else 0.0
-    return option.price.value + energy * option.power_w / _WATTS_PER_KILOWATT
+    return option.price.value + energy * option.power_w / KILOWATT_W
 
 
 def setup_cost(option: Option) -> float:
@@ -92,7 +91,7 @@ def setup_cost(option: Option) -> float:
 
 def power_kw(option: Option, count: int | Counts) -> Samples:
     """Of all devices with the site's share; 0 if nothing is said. [kW]"""
-    return np.asarray(count * option.power_w / _WATTS_PER_KILOWATT, dtype=float)
+    return np.asarray(count * option.power_w / KILOWATT_W, dtype=float)
 
 
 def summaries(

@@ -29,6 +29,7 @@ from perfmodel.predict_layout import (
     trained_record,
     work_per_peak_s,
 )
+from perfmodel.statistics.normal import DEVIATE_90
 from perfmodel.units import format_bytes, format_duration
 
 _CANDIDATES: Final = 256
@@ -36,7 +37,6 @@ _CANDIDATES: Final = 256
 _PIECE: Final = 8192
 """Layouts that are judged at a time."""
 ALONE: Final = Workers()
-_ERROR_BAR: Final = float(norm.ppf(0.95))
 _TERMS: Final = {
     "compute_s": "compute",
     "tensor_s": "tensor and context collectives",
@@ -200,7 +200,7 @@ def against_first(
     """
     deviation = np.maximum(spread_against_first(model, jobs), 1e-9)
     distance = np.log(found.mean_s / found.mean_s[0]) / deviation
-    return np.asarray(norm.cdf(distance)), np.abs(distance) <= _ERROR_BAR
+    return np.asarray(norm.cdf(distance)), np.abs(distance) <= DEVIATE_90
 
 
 def spread_against_first(model: InferredModel, jobs: Jobs) -> Column:

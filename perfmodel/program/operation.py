@@ -115,6 +115,11 @@ class StepProgram:
         rank = {stream: position for position, stream in enumerate(Stream)}
         return tuple(sorted(used, key=lambda lane: (lane[0], rank[lane[1]])))
 
+    @property
+    def num_stages(self) -> int:
+        """Pipeline stages, 1 without a pipeline."""
+        return 1 + max(operation.stage for operation in self.operations)
+
     def on_stream(self, stream: Stream) -> tuple[int, ...]:
         """Positions of the operations of one stream, in order."""
         return tuple(i for i, operation in enumerate(self.operations) if operation.stream is stream)

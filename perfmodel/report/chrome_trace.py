@@ -26,7 +26,7 @@ STEP_TID: Final = len(TID)
 
 def chrome_trace(trace: Trace, *, name: str) -> dict[str, object]:
     """Trace of every operation: one process per rank, or per pipeline stage; one thread per stream."""
-    num_processes = len(trace.start_s) * _num_stages(trace)
+    num_processes = len(trace.start_s) * trace.program.num_stages
     return {
         "schemaVersion": 1,
         "traceName": name,
@@ -45,7 +45,7 @@ def chrome_trace_text(trace: Trace, *, name: str) -> str:
 
 def _names(trace: Trace, name: str) -> Iterator[dict[str, object]]:
     lanes = trace.program.lanes
-    stages = _num_stages(trace)
+    stages = trace.program.num_stages
     for rank in range(len(trace.start_s)):
         for stage in range(stages):
             process = rank * stages + stage
@@ -58,16 +58,12 @@ def _names(trace: Trace, name: str) -> Iterator[dict[str, object]]:
                 yield _metadata(process, tid, "thread_sort_index", {"sort_index": tid})
 
 
-def _num_stages(trace: Trace) -> int:
-    return 1 + max(stage for stage, _ in trace.program.lanes)
-
-
 def _metadata(rank: int, tid: int, name: str, args: dict[str, object]) -> dict[str, object]:
     return {"ph": "M", "ts": 0, "pid": rank, "tid": tid, "name": name, "args": args}
 
 
 def _steps(trace: Trace) -> Iterator[dict[str, object]]:
-    stages = _num_stages(trace)
+    stages = trace.program.num_stages
     for process in range(len(trace.end_s) * stages):
         yield {
             "ph": "X",
@@ -82,7 +78,7 @@ def _steps(trace: Trace) -> Iterator[dict[str, object]]:
 
 
 def _operations(trace: Trace) -> Iterator[dict[str, object]]:
-    stages = _num_stages(trace)
+    stages = trace.program.num_stages
     for span in trace.spans():
         stream = span.operation.stream
         yield {

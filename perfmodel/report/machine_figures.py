@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from perfmodel.cost.busbw import busbw_factor
+from perfmodel.documents.observation import PHASES
 from perfmodel.documents.profile import (
     CollectiveProfile,
     CurvePoint,
@@ -27,8 +28,6 @@ from perfmodel.report.canvas import (
     plain,
 )
 from perfmodel.units import format_bytes
-
-PHASES = ("input", "forward", "backward", "optimizer")
 
 
 def collective_figure(profile: ProfileDocument) -> Figure:

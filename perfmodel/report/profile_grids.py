@@ -16,7 +16,7 @@ from perfmodel.documents.profile import (
 )
 from perfmodel.report.grid import Grid, grid
 from perfmodel.report.wording import bucket_cap, listed, number, percent
-from perfmodel.units import format_bytes, format_duration, format_rate
+from perfmodel.units import MIB, format_bytes, format_duration, format_rate
 
 
 def machine_grid(profile: ProfileDocument) -> Grid:
@@ -225,5 +225,5 @@ def ddp_grid(profile: ProfileDocument) -> Grid:
 
 def _ddp_value(name: str, value: float) -> str:
     if name.endswith("_s_per_byte"):
-        return f"{format_duration(value * 2**20)}/MiB"
+        return f"{format_duration(value * MIB)}/MiB"
     return format_duration(value) if name.endswith("_s") else number(value)

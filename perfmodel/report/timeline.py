@@ -59,7 +59,7 @@ def timeline_figure(trace: Trace, *, title: str) -> Figure:
     for position, index in enumerate(shown):
         rank, stage = lanes[index]
         used |= _draw_lane(axes, trace, rank, stage, position, scale)
-    kind = "stage" if _num_stages(trace) > 1 else "rank"
+    kind = "stage" if trace.program.num_stages > 1 else "rank"
     finish(axes, title=title, x=f"Time since the start of the step [{unit}]", y="")
     axes.set_yticks(
         range(len(shown)),
@@ -86,11 +86,7 @@ def timeline_bytes(trace: Trace, *, title: str, form: Literal["png", "svg", "htm
 def _lanes(trace: Trace) -> list[tuple[int, int]]:
     """Pairs of rank and stage."""
     ranks = range(len(trace.start_s))
-    return [(rank, stage) for rank in ranks for stage in range(_num_stages(trace))]
-
-
-def _num_stages(trace: Trace) -> int:
-    return 1 + max(stage for stage, _ in trace.program.lanes)
+    return [(rank, stage) for rank in ranks for stage in range(trace.program.num_stages)]
 
 
 def _chosen(count: int) -> list[int]:

@@ -13,14 +13,15 @@ from typing import Final
 from perfmodel.documents.profile import WorkloadProfile
 from perfmodel.errors import UsageError
 from perfmodel.forecast import open_workload
-from perfmodel.parallelism.strategy import MIB
 from perfmodel.predictor import Predictor
 from perfmodel.scenarios import machine
 from perfmodel.scenarios.field import WhatIfField
 from perfmodel.scenarios.hardware_fields import CLUSTER_FIELDS, DEVICE_FIELD, LINK_FIELD
 from perfmodel.scenarios.scenario import Scenario
 from perfmodel.scenarios.settings import combinations
+from perfmodel.statistics.normal import DEVIATE_90
 from perfmodel.units import (
+    MIB,
     parse_bandwidth,
     parse_bytes,
     parse_count,
@@ -139,7 +140,7 @@ def _precision(scenario: Scenario, value: str) -> Scenario:
     speed = machine.matrix_speed(scenario.profile, value)
     logs = [math.log(share / speed + 1 - share) for share in _MATRIX_SHARES]
     factor = math.exp(sum(logs) / 2)
-    spread = abs(logs[0] - logs[1]) / 2 / 1.645
+    spread = abs(logs[0] - logs[1]) / 2 / DEVIATE_90
     workload = machine.scaled(
         scenario.workload, ("forward", "backward"), factor, relative_error=spread
     )

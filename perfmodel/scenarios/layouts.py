@@ -25,11 +25,10 @@ from perfmodel.predict_layout import (
     predict_layout,
 )
 from perfmodel.scenarios.settings import combinations
+from perfmodel.statistics.normal import DEVIATE_90
 from perfmodel.units import Bytes
 from perfmodel.workload.transformers import NamedTransformer
 
-#: Deviates that bound 90 % of a normal distribution.
-_Z90: Final = float(norm.ppf(0.95))
 _MODEL: Final = "model"
 
 
@@ -140,7 +139,7 @@ def _contrast(
     spread = float(spread_against_first(base.machine.model, both)[1])
     if spread == 0:
         return Interval(p5=ratio, p50=ratio, p95=ratio), float(ratio > 1)
-    far = float(np.exp(_Z90 * spread))
+    far = float(np.exp(DEVIATE_90 * spread))
     return (
         Interval(p5=ratio / far, p50=ratio, p95=ratio * far),
         float(norm.cdf(np.log(ratio) / spread)),

@@ -8,17 +8,16 @@ import bisect
 from dataclasses import dataclass
 from typing import Final
 
-from perfmodel.units import Bytes
+from perfmodel.units import MIB, Bytes
 
-_MIB: Final = 1 << 20
 BLOCK_BYTES: Final = 512
 """Every request is rounded up to a multiple of this. [B]"""
-SMALL_BYTES: Final = _MIB
+SMALL_BYTES: Final = MIB
 """Requests up to this share small segments. [B]"""
-_SMALL_SEGMENT: Final = 2 * _MIB
-_LARGE_SEGMENT: Final = 20 * _MIB
-_LARGE_REQUEST: Final = 10 * _MIB
-_SEGMENT_ROUNDING: Final = 2 * _MIB
+_SMALL_SEGMENT: Final = 2 * MIB
+_LARGE_SEGMENT: Final = 20 * MIB
+_LARGE_REQUEST: Final = 10 * MIB
+_SEGMENT_ROUNDING: Final = 2 * MIB
 
 
 def block_bytes(size_bytes: Bytes) -> Bytes:

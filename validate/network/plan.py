@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, get_args
 
 from perfmodel.documents.testbed import CollectiveKind, CollectiveSetting, Fabric
-from validate.testbed.plan import MBIT, UNSHAPED_MBIT, flat
-
-KIB: Final = 2**10
-MIB: Final = 2**20
+from perfmodel.units import KIB, MBIT, MIB
+from validate.testbed.plan import UNSHAPED_MBIT, flat
 
 #: Every rank behind a link of its own: the network decides.
 LINKS: Final = "links"

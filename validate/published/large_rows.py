@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.jobs import Column, Jobs, jobs_from_rows
 from perfmodel.cost.plausible import wrong_unit
+from perfmodel.units import GIB
 from perfmodel.workload.transformer import Number
 from validate.published.rows import number, read_rows
 
@@ -122,7 +123,7 @@ def _runs(rows: list[Row], job: object, *, name: str, timed: bool = True) -> tup
             bad.append(f"{where}: {wrong[0]}")
             continue
         memory = number(row, "memory_gib") if "memory_gib" in row else None
-        good.append((fields, step_s, float("nan") if memory is None else memory * 2**30))
+        good.append((fields, step_s, float("nan") if memory is None else memory * GIB))
     if not good:
         return Runs(jobs=jobs_from_rows([]), step_s=np.array([]), memory_bytes=np.array([])), bad
     return Runs(

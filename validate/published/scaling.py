@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.documents.published import PublishedSeries
+from perfmodel.statistics.normal import DEVIATE_90
 from validate.published.errors import compare_predictors
 from validate.published.rows import number, read_rows
 
@@ -151,8 +152,8 @@ def predict_growth(
     inside = np.minimum(n, series.per_node)
     beyond = np.log2(np.maximum(n / series.per_node, 1))
     excess = lost * 2 * (n - 1) / n + 0.01 * beyond
-    log_width = 1.645 * np.hypot(wide, _GROWTH * np.log(np.maximum(inside - 1, 1)))
-    more = 1.645 * np.hypot(_NOISE, _BETWEEN_NODES * beyond)
+    log_width = DEVIATE_90 * np.hypot(wide, _GROWTH * np.log(np.maximum(inside - 1, 1)))
+    more = DEVIATE_90 * np.hypot(_NOISE, _BETWEEN_NODES * beyond)
     low = 1 + excess * np.exp(-log_width) - more
     return low, 1 + excess, 1 + excess * np.exp(log_width) + more
 

@@ -11,6 +11,7 @@ from perfmodel.documents.testbed import (
     TrainingSetting,
 )
 from perfmodel.parallelism.layout import parse_layout
+from perfmodel.units import MIB
 from validate.testbed import plan as testbed_plan
 
 Family = Literal["fsdp", "zero", "tensor", "pipeline"]
@@ -68,7 +69,7 @@ def collectives() -> tuple[CollectiveSetting, ...]:
         name=IN_TURN,
         collective="all_gather",
         fabric=testbed_plan.flat(2, 200),
-        sizes_bytes=(testbed_plan.MIB, 2 * testbed_plan.MIB),
+        sizes_bytes=(MIB, 2 * MIB),
         repeats=8,
         pause_s=0.0,
     )

@@ -13,10 +13,8 @@ from perfmodel.documents.testbed import (
     Traffic,
     TrainingSetting,
 )
+from perfmodel.units import MBIT, MIB
 from validate.testbed.shapes import emulated, gradient_bytes
-
-MBIT: Final = 125_000.0
-MIB: Final = 2**20
 
 #: Faster than the machine can feed: shaped in name only.
 UNSHAPED_MBIT: Final = 10_000.0

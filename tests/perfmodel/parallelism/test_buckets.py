@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from perfmodel.parallelism.buckets import assign_buckets, assign_shards
-from perfmodel.parallelism.strategy import MIB, Setting
+from perfmodel.parallelism.strategy import Setting
+from perfmodel.units import MIB
 
 
 def limits_bytes(bucket_cap_mb: float | None) -> tuple[int, ...]:
