@@ -1,14 +1,12 @@
 """Use case: a scaling table from one device to many, as a prediction document."""
 
-import datetime as dt
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 from perfmodel import checks
 from perfmodel.context import caveats, measured_points
-from perfmodel.documents.base import Provenance, command_line
+from perfmodel.documents.base import Provenance
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.profile import WorkloadProfile
 from perfmodel.documents.workload import WorkloadDocument
@@ -79,18 +77,6 @@ def _document(name: str) -> WorkloadDocument | None:
     return WorkloadDocument.read(path) if path.suffix == ".json" else None
 
 
-def provenance(predictor: Predictor, *, argv: Sequence[str]) -> Provenance:
-    """Who predicted, now, from which machine."""
-    return Provenance(
-        created_utc=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        command_line=command_line(argv),
-        git_commit=None,
-        seed=0,
-        versions={"perfmodel": version("perfmodel")},
-        host_fingerprint=predictor.profile.provenance.host_fingerprint,
-    )
-
-
 def forecast_settings(workload: WorkloadProfile, request: Forecast) -> tuple[Setting, ...]:
     """One device, which speed-ups refer to, and every count asked for."""
     batches = sorted(int(point.at) for point in workload.phases[0].forward)
@@ -124,7 +110,7 @@ def forecast(
     validation = predictor.validation
     document = PredictionDocument(
         schema_version=PredictionDocument.current_version,
-        provenance=provenance(predictor, argv=argv),
+        provenance=Provenance.of_answer(argv, host_fingerprint=profile.provenance.host_fingerprint),
         profile_digest=profile.digest,
         validation_digest=None if validation is None else validation.digest,
         device_name=profile.device_name,

@@ -1,9 +1,7 @@
 """Use case: one layout of a large model, from latents that were inferred from runs."""
 
-import datetime as dt
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from typing import Final
 
 import numpy as np
@@ -16,7 +14,7 @@ from perfmodel.cost.latents import SHEETS, DeviceSheet
 from perfmodel.cost.layout_memory import fit_probability, needed_bytes, rank_memory
 from perfmodel.cost.layout_terms import layout_durations, unit_times
 from perfmodel.cost.layout_time import StepParts
-from perfmodel.documents.base import Provenance, command_line
+from perfmodel.documents.base import Provenance
 from perfmodel.documents.inferred import InferredDocument
 from perfmodel.documents.layout import (
     LayoutPredictionDocument,
@@ -317,14 +315,8 @@ def parts_record(parts: StepParts, index: int) -> StepPartsRecord:
 
 def layout_provenance(machine: InferredMachine, argv: Sequence[str]) -> Provenance:
     """Who made an answer, from whose runs."""
-    return Provenance(
-        created_utc=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        command_line=command_line(argv),
-        git_commit=None,
-        seed=machine.document.provenance.seed,
-        versions={"perfmodel": version("perfmodel")},
-        host_fingerprint=machine.document.provenance.host_fingerprint,
-    )
+    source = machine.document.provenance
+    return Provenance.of_answer(argv, host_fingerprint=source.host_fingerprint, seed=source.seed)
 
 
 def _inverse(step_s: Interval, work: float) -> Interval:

@@ -9,7 +9,7 @@ import typer
 
 from perfmodel.cli.options import MasterAddress, MasterPort, NodeRank, Nodes, names, whole_numbers
 from perfmodel.cli.progress import measurement
-from perfmodel.cli.terminal import show
+from perfmodel.cli.terminal import show, show_lines
 from perfmodel.errors import UsageError
 
 DEFAULT_CALIBRATION = Path("runs/calibration")
@@ -162,14 +162,10 @@ def _calibrate_workload(
 
 def _infer(table: Path, *, columns: Path | None, device: str, out: Path, seed: int) -> None:
     from calibrate.runs import calibrate_from_runs  # noqa: PLC0415 - keeps --help fast
+    from perfmodel.report.inferred import latent_lines  # noqa: PLC0415
 
     document = calibrate_from_runs(table, columns=columns, device=device, seed=seed)
-    for latent in document.latents:
-        told = "determined" if latent.determined else "prior kept, the runs do not tell"
-        typer.echo(
-            f"{latent.name:20} {latent.value:10.4g}  x/ {2.718 ** (1.645 * latent.log_sigma):.2f}"
-            f"  {told}: {latent.meaning}"
-        )
+    show_lines(latent_lines(document))
     document.write(out / "inferred.json")
     typer.echo(f"inferred from {document.num_runs} runs: {out / 'inferred.json'}")
 

@@ -1,13 +1,11 @@
 """What the tracing command does once torch may be imported."""
 
-import datetime as dt
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from perfmodel.documents.base import Provenance, command_line
+from perfmodel.documents.base import Provenance
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UntraceableModel, UsageError
 from perfmodel.tracing.collection import without_collection
@@ -41,13 +39,10 @@ def traced_document(
         traced = _traced(model, method, micro_batch, image_size, sequence_length)
     return WorkloadDocument(
         schema_version=WorkloadDocument.current_version,
-        provenance=Provenance(
-            created_utc=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-            command_line=command_line(argv),
-            git_commit=None,
-            seed=0,
-            versions={name: version(name) for name in ("perfmodel", *_NEEDED)},
+        provenance=Provenance.of_answer(
+            argv,
             host_fingerprint="none: a trace depends on no host",
+            packages=("perfmodel", *_NEEDED),
         ),
         workload=traced.workload,
         trace=traced.step,

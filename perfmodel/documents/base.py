@@ -1,11 +1,13 @@
 """Reading and writing documents: strict, versioned, atomic."""
 
+import datetime as dt
 import hashlib
 import json
 import os
 import tempfile
 import tomllib
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self, TypeVar, get_args
 
@@ -36,6 +38,25 @@ class Provenance(Record):
     seed: int
     versions: dict[str, str]
     host_fingerprint: str
+
+    @classmethod
+    def of_answer(
+        cls,
+        argv: Sequence[str],
+        *,
+        host_fingerprint: str,
+        seed: int = 0,
+        packages: Sequence[str] = ("perfmodel",),
+    ) -> Self:
+        """Of what is computed now and measures nothing; the fingerprint is of the machine it is about."""
+        return cls(
+            created_utc=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+            command_line=command_line(argv),
+            git_commit=None,
+            seed=seed,
+            versions={name: version(name) for name in packages},
+            host_fingerprint=host_fingerprint,
+        )
 
 
 class Document(Record):

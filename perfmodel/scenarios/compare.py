@@ -7,10 +7,11 @@ import numpy as np
 
 from perfmodel.context import caveats
 from perfmodel.cost.curve import Samples
+from perfmodel.documents.base import Provenance
 from perfmodel.documents.prediction import Evidence, PredictedPoint
 from perfmodel.documents.whatif import Contrast, ScenarioOutcome, WhatIfDocument
 from perfmodel.explanation import explain
-from perfmodel.forecast import forecast_settings, provenance
+from perfmodel.forecast import forecast_settings
 from perfmodel.predictor import Predictor, interval
 from perfmodel.scenarios.scenario import Scenario
 from perfmodel.statistics.pairing import unpaired
@@ -40,7 +41,9 @@ def compare_scenarios(scenarios: Sequence[Scenario], *, argv: Sequence[str]) -> 
         texts[UNMEASURED] = None
     return WhatIfDocument(
         schema_version=WhatIfDocument.current_version,
-        provenance=provenance(_predictor(scenarios[0]), argv=argv),
+        provenance=Provenance.of_answer(
+            argv, host_fingerprint=scenarios[0].profile.provenance.host_fingerprint
+        ),
         scenarios=_contrasted(outcomes),
         caveats=tuple(texts),
     )

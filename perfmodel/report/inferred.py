@@ -1,0 +1,15 @@
+"""What runs of others told about a device, as lines."""
+
+import math
+
+from perfmodel.documents.inferred import InferredDocument
+from perfmodel.statistics.normal import DEVIATE_90
+
+
+def latent_lines(document: InferredDocument) -> list[str]:
+    """Every latent with the factor of its 90 % interval, and whether the runs determine it."""
+    return [
+        f"{latent.name:20} {latent.value:10.4g}  x/ {math.exp(DEVIATE_90 * latent.log_sigma):.2f}  "
+        f"{'determined' if latent.determined else 'prior kept, the runs do not tell'}: {latent.meaning}"
+        for latent in document.latents
+    ]
