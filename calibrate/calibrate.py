@@ -11,9 +11,10 @@ from calibrate.environment import describe_environment
 from calibrate.experiment import BUDGETS, REFERENCE_MODELS, Experiment, doubling_sizes
 from calibrate.facts import Environment
 from calibrate.fit.profile import fit_profile, recorded_environment
-from calibrate.launch import Launcher, LaunchFlags
+from calibrate.launch import Launcher
 from calibrate.noise import with_stored_noise
 from calibrate.placement import place, provenance
+from calibrate.topology import LaunchFlags
 from calibrate.workloads import with_stored_workloads
 from perfmodel.documents.observation import read_observations
 from perfmodel.documents.profile import ProfileDocument

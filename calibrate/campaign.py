@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from calibrate.experiment import DeviceKind
-from calibrate.launch import Launcher, Topology
+from calibrate.launch import Launcher
 from calibrate.task import Task, WorkOrder
+from calibrate.topology import Topology
 from calibrate.turns import machine_to_itself
 from perfmodel.documents.base import write_atomically
 from perfmodel.documents.observation import (

@@ -14,34 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from calibrate.agent import die_with_parent
 from calibrate.failure import first_failure
 from calibrate.output import Output
-from calibrate.processes import ProcessTree, terminate_as_interrupt, usable_cores
-from calibrate.topology import (
-    LaunchFlags,
-    Topology,
-    default_ranks,
-    resolve_topology,
-    supervises,
-    without_torchrun,
-)
+from calibrate.processes import ProcessTree, usable_cores
+from calibrate.topology import Topology, without_torchrun
 from perfmodel import checks
 from perfmodel.errors import Interrupted, MeasurementFailed, UsageError
 from perfmodel.units import Seconds, format_duration
-
-__all__ = (
-    "LaunchFlags",
-    "Launcher",
-    "Topology",
-    "TorchrunLauncher",
-    "default_ranks",
-    "die_with_parent",
-    "resolve_topology",
-    "supervises",
-    "terminate_as_interrupt",
-    "usable_cores",
-)
 
 _POLL_S: Final = 0.2
 _MAX_CHARACTERS: Final = 300

@@ -11,9 +11,10 @@ from calibrate.campaign import Campaign, Progress, measure
 from calibrate.environment import describe_environment
 from calibrate.experiment import doubling_sizes
 from calibrate.fit.profile import collective_profiles
-from calibrate.launch import Launcher, LaunchFlags
+from calibrate.launch import Launcher
 from calibrate.placement import place, provenance
 from calibrate.task import CollectiveTask, Task
+from calibrate.topology import LaunchFlags
 from perfmodel.documents.collectives import CollectivesDocument, MeasuredCollective
 from perfmodel.documents.observation import CollectiveObservation, read_observations
 from perfmodel.errors import UsageError

@@ -12,9 +12,10 @@ import numpy as np
 
 from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure
 from calibrate.environment import describe_environment
-from calibrate.launch import Launcher, LaunchFlags
+from calibrate.launch import Launcher
 from calibrate.placement import place, refuse_other_machine
 from calibrate.task import TrainingTask
+from calibrate.topology import LaunchFlags
 from calibrate.visits import estimate
 from perfmodel.documents.observation import TrainingObservation, read_observations
 from perfmodel.documents.profile import NoiseScaleProfile, ProfileDocument

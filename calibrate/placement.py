@@ -9,13 +9,8 @@ from importlib.util import find_spec
 from calibrate.experiment import DeviceKind
 from calibrate.facts import Environment
 from calibrate.gpus import query_gpus
-from calibrate.launch import (
-    LaunchFlags,
-    Topology,
-    default_ranks,
-    resolve_topology,
-    usable_cores,
-)
+from calibrate.processes import usable_cores
+from calibrate.topology import LaunchFlags, Topology, default_ranks, resolve_topology
 from perfmodel.documents.base import Provenance, command_line
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError

@@ -9,10 +9,11 @@ from typing import Final
 
 from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure
 from calibrate.environment import describe_environment
-from calibrate.launch import Launcher, LaunchFlags
+from calibrate.launch import Launcher
 from calibrate.placement import place, refuse_other_machine
 from calibrate.replays import replays_in, with_replays
 from calibrate.task import ReplayTask, Task
+from calibrate.topology import LaunchFlags
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError

@@ -10,10 +10,11 @@ from typing import Final
 
 from calibrate.campaign import Campaign, Progress, measure
 from calibrate.environment import describe_environment
-from calibrate.launch import Launcher, LaunchFlags
+from calibrate.launch import Launcher
 from calibrate.noise import RECIPES, trainings_in
 from calibrate.placement import place, provenance, refuse_other_machine
 from calibrate.task import TrainingTask
+from calibrate.topology import LaunchFlags
 from perfmodel.cost.batch_law import calibrated_law
 from perfmodel.documents.base import file_sha256
 from perfmodel.documents.batch_validation import BatchValidationDocument, JudgedBatch

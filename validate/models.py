@@ -11,10 +11,11 @@ import numpy as np
 
 from calibrate.campaign import Campaign, Progress, measure
 from calibrate.environment import describe_environment
-from calibrate.launch import Launcher, LaunchFlags
+from calibrate.launch import Launcher
 from calibrate.placement import place, provenance, refuse_other_machine
 from calibrate.replays import with_replays
 from calibrate.task import ReplayTask, StepTask, Task
+from calibrate.topology import LaunchFlags
 from calibrate.visits import Visit, by_setting, estimate, typical_speed, visit
 from perfmodel.documents.base import file_sha256
 from perfmodel.documents.models import ComparedModel, ModelsValidationDocument

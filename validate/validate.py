@@ -13,8 +13,9 @@ import numpy as np
 
 from calibrate.campaign import Campaign, Progress, measure
 from calibrate.environment import describe_environment
-from calibrate.launch import Launcher, LaunchFlags, Topology
+from calibrate.launch import Launcher
 from calibrate.placement import place, provenance, refuse_other_machine
+from calibrate.topology import LaunchFlags, Topology
 from calibrate.visits import by_setting, typical_speed, visit
 from perfmodel.documents.base import file_sha256
 from perfmodel.documents.observation import StepObservation, read_observations

@@ -83,7 +83,8 @@ def calibrate(  # noqa: PLR0913 - one parameter per flag
     if columns is not None:
         raise UsageError("--columns: must come with --from-runs, got it alone")
     from calibrate import calibrate as use_case  # noqa: PLC0415 - keeps predict fast
-    from calibrate.launch import LaunchFlags, TorchrunLauncher  # noqa: PLC0415
+    from calibrate.launch import TorchrunLauncher  # noqa: PLC0415
+    from calibrate.topology import LaunchFlags  # noqa: PLC0415
     from perfmodel.report.tables import profile_table  # noqa: PLC0415
 
     request = use_case.CalibrationRequest(

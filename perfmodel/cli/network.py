@@ -27,7 +27,8 @@ def measure(
 ) -> None:
     """Measure collectives alone at group sizes 2, 4, 8 ... and message sizes 1 KiB to 16 MiB."""
     from calibrate import network as use_case  # noqa: PLC0415 - keeps predict fast
-    from calibrate.launch import LaunchFlags, TorchrunLauncher  # noqa: PLC0415
+    from calibrate.launch import TorchrunLauncher  # noqa: PLC0415
+    from calibrate.topology import LaunchFlags  # noqa: PLC0415
 
     request = use_case.NetworkRequest(
         folder=out,

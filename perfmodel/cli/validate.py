@@ -48,7 +48,8 @@ def validate(  # noqa: PLR0913 - one parameter per flag
     """Run settings that calibration never used and print the tool's own error."""
     if context.invoked_subcommand is not None:
         return
-    from calibrate.launch import LaunchFlags, TorchrunLauncher  # noqa: PLC0415 - keeps predict fast
+    from calibrate.launch import TorchrunLauncher  # noqa: PLC0415 - keeps predict fast
+    from calibrate.topology import LaunchFlags  # noqa: PLC0415 - keeps predict fast
     from perfmodel.documents.profile import ProfileDocument  # noqa: PLC0415
     from perfmodel.documents.validation import ValidationDocument  # noqa: PLC0415
     from perfmodel.report.tables import summary_lines, validation_table  # noqa: PLC0415

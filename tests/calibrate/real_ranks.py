@@ -7,7 +7,7 @@ import pytest
 
 from calibrate.campaign import Campaign
 from calibrate.environment import describe_environment
-from calibrate.launch import usable_cores
+from calibrate.processes import usable_cores
 from calibrate.task import StepTask, Task, TraceTask
 from perfmodel.documents.observation import Observation, StepObservation, WorkloadObservation
 from perfmodel.parallelism.strategy import Setting, Synchronisation

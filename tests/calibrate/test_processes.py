@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.launch import TorchrunLauncher, terminate_as_interrupt
+from calibrate.launch import TorchrunLauncher
+from calibrate.processes import terminate_as_interrupt
 from perfmodel.errors import Interrupted, MeasurementFailed
 from tests.calibrate.played import Ranks, played_launcher, run_ranks, runs
 
@@ -103,7 +104,8 @@ def test_ranks_die_with_a_parent_that_was_killed(
     assert launcher.agent == ("played_agent",)
     script = tmp_path / "parent.py"
     script.write_text(
-        "from calibrate.launch import *\n"
+        "from calibrate.launch import TorchrunLauncher\n"
+        "from calibrate.topology import Topology\n"
         "topology = Topology(num_nodes=1, ranks_per_node=1, node_rank=0, master_addr='x',\n"
         "    master_port=None, source='single')\n"
         "TorchrunLauncher(agent=('played_agent',)).run(['mortal'], topology=topology,\n"

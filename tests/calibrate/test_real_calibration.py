@@ -16,7 +16,8 @@ import pytest
 from calibrate.calibrate import PROFILE, CalibrationRequest, calibrate, refit
 from calibrate.campaign import OBSERVATIONS, Progress, measure
 from calibrate.experiment import BUDGETS, Budget, Experiment
-from calibrate.launch import LaunchFlags, TorchrunLauncher
+from calibrate.launch import TorchrunLauncher
+from calibrate.topology import LaunchFlags
 from perfmodel.documents.observation import (
     Observation,
     StepObservation,

@@ -13,7 +13,8 @@ import pytest
 
 from calibrate.campaign import OBSERVATIONS, PLAN
 from calibrate.environment import describe_environment
-from calibrate.launch import LaunchFlags, usable_cores
+from calibrate.processes import usable_cores
+from calibrate.topology import LaunchFlags
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.validation import ValidationDocument
 from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, UsageError

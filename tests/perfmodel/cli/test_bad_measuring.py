@@ -13,7 +13,7 @@ import pytest
 
 from calibrate.environment import describe_environment
 from calibrate.gpus import query_gpus
-from calibrate.launch import usable_cores
+from calibrate.processes import usable_cores
 from perfmodel.errors import (
     EXIT_CALIBRATION,
     EXIT_INTERRUPTED,
