@@ -132,14 +132,13 @@ def _timings(
 ) -> dict[str, list[Timing]]:
     """Times by family, at one machine speed."""
     groups: dict[str, list[Timing]] = defaultdict(list)
-    host_s = cold_host_s(layers)
     for entry in layers:
         factor = speed_probe_s / float(np.median(entry.speed_probe_s))
         for timed in entry.operators:
             operator = timed.operator
             timing = Timing(
                 features=features(operator),
-                time_s=factor * typical_s(timed, host_s=host_s),
+                time_s=factor * typical_s(timed),
                 flop=operator.flop,
                 moved_bytes=operator.read_bytes + operator.written_bytes,
                 units=work(operator),
@@ -155,44 +154,20 @@ def _timings(
     return groups
 
 
-def cold_host_s(layers: Sequence[OperatorsObservation]) -> Seconds:
-    """What an evicted cache costs a call that moves no data: the interpreter's own misses. [s]
+def typical_s(timed: IsolatedOperator | OptimizerPoint) -> Seconds:
+    """The time inside a step: a mean, since times are added up. [s]
 
-    In a step the interpreter is in use all the time, so that this is no part of an operator. Next to
-    nothing where the operator ran on other data just before.
+    Without the slowest sixth, which met interruptions.
     """
-    excess_s = [
-        float(np.median(timed.cold_s)) - float(np.median(timed.hot_s))
-        for entry in layers
-        for timed in entry.operators
-        if timed.operator.view and timed.hot_s
-    ]
-    return max(0.0, float(np.median(excess_s))) if excess_s else 0.0
-
-
-def typical_s(timed: IsolatedOperator | OptimizerPoint, *, host_s: Seconds) -> Seconds:
-    """The time inside a step; of early profiles a guess from the times outside. [s]
-
-    A mean, since times are added up, without the slowest sixth, which met interruptions.
-    """
-    if timed.times_s:
-        kept = sorted(timed.times_s)[: math.ceil(len(timed.times_s) * (1 - _INTERRUPTED))]
-        return max(_SMALLEST_S, float(np.mean(kept)))
-    return middle_s(timed.hot_s, timed.cold_s, host_s=host_s)
-
-
-def middle_s(hot_s: Sequence[Seconds], cold_s: Sequence[Seconds], *, host_s: Seconds) -> Seconds:
-    """Between what full and what empty caches give: inside a step they are neither. [s]"""
-    hot = max(_SMALLEST_S, float(np.median(hot_s)))
-    cold = max(hot, float(np.median(cold_s)) - host_s)
-    return math.sqrt(hot * cold)
+    kept = sorted(timed.times_s)[: math.ceil(len(timed.times_s) * (1 - _INTERRUPTED))]
+    return max(_SMALLEST_S, float(np.mean(kept)))
 
 
 def _optimizer_timing(point: OptimizerPoint, factor: float) -> Timing:
     """One tensor's share."""
     return Timing(
         features=optimizer_features(point.tensor_bytes, point.tensor_bytes * point.num_tensors),
-        time_s=factor * typical_s(point, host_s=0.0) / point.num_tensors,
+        time_s=factor * typical_s(point) / point.num_tensors,
         flop=0.0,
         moved_bytes=OPTIMIZER_TRAFFIC[point.optimizer] * point.tensor_bytes,
         units=optimizer_work(point.tensor_bytes),

@@ -205,12 +205,11 @@ def _times(document: WorkloadDocument, profile: ProfileDocument, batch: int) -> 
     )
     step = predictor.step(found, setting)
     causes = time_by_cause(step.trace)
-    weakest = max(step.terms.evidence.values(), key=list(Evidence).index)
     return StepTimes(
         forward_s=causes.get(Cause.FORWARD, 0.0),
         backward_s=causes.get(Cause.BACKWARD, 0.0),
         optimizer_s=causes.get(Cause.OPTIMIZER, 0.0),
-        basis=_BASES[weakest],
+        basis=_BASES[Evidence.weakest(step.terms.evidence.values())],
         fused_s=_fused_s(document, predictor.profile, batch, causes.get(Cause.OPTIMIZER, 0.0)),
         graphed_s=sum(float(time_s[0]) for time_s in step.terms.compute_s.values())
         if predictor.profile.asynchronous

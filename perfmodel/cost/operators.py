@@ -393,6 +393,5 @@ def optimizer_features(size_bytes: Bytes, total_bytes: Bytes) -> tuple[float, fl
 def weakest(time_by_evidence: dict[Evidence, Seconds]) -> Evidence:
     """The weakest evidence that at least a tenth of the time rests on."""
     total_s = sum(time_by_evidence.values())
-    order = list(Evidence)
     carried = [kind for kind, value in time_by_evidence.items() if value >= 0.1 * total_s]
-    return max(carried, key=order.index, default=Evidence.MEASURED)
+    return Evidence.weakest(carried) if carried else Evidence.MEASURED

@@ -186,10 +186,7 @@ def _evidence(priced: Mapping[int, Mapping[Phase, PhasePrice]], *, has_measured:
     """Of everything but the measured micro-batches."""
     if has_measured:
         return Evidence.INTERPOLATED
-    order = list(Evidence)
-    return max(
-        (price.evidence for steps in priced.values() for price in steps.values()), key=order.index
-    )
+    return Evidence.weakest(price.evidence for steps in priced.values() for price in steps.values())
 
 
 def _phases(

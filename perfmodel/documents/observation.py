@@ -14,6 +14,7 @@ from perfmodel.workload.workload import Workload
 
 Duration = Annotated[float, Field(ge=0)]
 Durations = tuple[Duration, ...]
+_SomeDurations = Annotated[Durations, Field(min_length=1)]
 
 #: Of a step on one rank, in order, as ``RankSteps`` times them.
 PHASES: Final = ("input", "forward", "backward", "optimizer")
@@ -153,13 +154,11 @@ class IsolatedOperator(Record):
 
     operator: Operator
     phase: Phase
-    times_s: Durations = ()
+    times_s: _SomeDurations
     """Inside a step that consists of such layers."""
-    hot_s: Durations = ()
-    """On its own, on tensors that the caches hold, and
-    ..."""
-    cold_s: Durations = ()
-    """... on evicted ones: how early profiles were measured, with nothing in ``times_s``."""
+    hot_s: tuple[()] = ()
+    cold_s: tuple[()] = ()
+    """Both are no longer measured; recorded observations name them."""
 
 
 class OptimizerPoint(Record):
@@ -169,10 +168,10 @@ class OptimizerPoint(Record):
     implementation: str
     num_tensors: PositiveInt
     tensor_bytes: PositiveInt
-    times_s: Durations = ()
+    times_s: _SomeDurations
     """As it follows a backward pass."""
-    hot_s: Durations = ()
-    cold_s: Durations = ()
+    hot_s: tuple[()] = ()
+    cold_s: tuple[()] = ()
     """As in ``IsolatedOperator``."""
 
 

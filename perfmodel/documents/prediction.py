@@ -1,6 +1,7 @@
 """The prediction: quantities with intervals, evidence per term, caveats."""
 
 import enum
+from collections.abc import Iterable
 from typing import ClassVar, Literal, Self
 
 import numpy as np
@@ -19,6 +20,11 @@ class Evidence(enum.StrEnum):
     INTERPOLATED = "interpolated"
     EXTRAPOLATED = "extrapolated"
     ASSUMED = "assumed"
+
+    @classmethod
+    def weakest(cls, found: Iterable["Evidence"]) -> "Evidence":
+        """The weakest of some; of none, the weakest there is."""
+        return max(found, key=list(cls).index, default=cls.ASSUMED)
 
 
 class Interval(Record):
@@ -67,6 +73,11 @@ class PredictedPoint(Record):
     """``p95`` and ``p99`` over the steps of a run, by the measured noise of ranks. [s]"""
     binding_link: str | None = None
     """With a cluster: which tier costs most of the largest all-reduce, and why."""
+
+    @property
+    def weakest_evidence(self) -> Evidence:
+        """Of all its terms."""
+        return Evidence.weakest(self.evidence.values())
 
 
 class MeasuredPoint(Record):

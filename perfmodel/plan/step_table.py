@@ -121,13 +121,11 @@ class StepTable:
     def facts(self, count: int) -> Facts:
         """One size."""
         step = self.step(count)
-        order = list(Evidence)
-        weakest: Evidence = max(step.terms.evidence.values(), key=order.index)
         return Facts(
             micro_batch=step.setting.micro_batch,
             global_batch=step.setting.global_batch,
             step_s=step.step_s,
-            evidence=weakest,
+            evidence=Evidence.weakest(step.terms.evidence.values()),
             memory=None if self._memory is None else self._memory(step.setting),
         )
 

@@ -15,7 +15,6 @@ from perfmodel.report.wording import (
     percent,
     scaling_words,
     verdict,
-    weakest_evidence,
 )
 
 
@@ -124,7 +123,7 @@ def _prediction_sentence(prediction: PredictionDocument) -> str:
         Evidence.INTERPOLATED: "it lies between settings that ran on this machine",
         Evidence.EXTRAPOLATED: "it lies beyond what ran on this machine",
         Evidence.ASSUMED: "part of it was assumed, not measured",
-    }[weakest_evidence(point)]
+    }[point.weakest_evidence]
     return (
         f"{prediction.workload}, {scaling_words(prediction)}: {setting.world_size} devices should "
         f"process {one_line(interval(point.speedup))} times as many samples per second as one, "

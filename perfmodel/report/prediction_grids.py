@@ -11,7 +11,6 @@ from perfmodel.report.wording import (
     number,
     percent,
     scaling_words,
-    weakest_evidence,
 )
 from perfmodel.units import format_duration
 
@@ -45,7 +44,7 @@ def _row(point: PredictedPoint) -> tuple[str, ...]:
         interval(point.speedup),
         percent(point.scaling_efficiency.p50),
         format_duration(point.exposed_comm_s.p50),
-        weakest_evidence(point).value,
+        point.weakest_evidence.value,
     )
 
 

@@ -30,7 +30,6 @@ from perfmodel.report.wording import (
     number,
     percent,
     verdict,
-    weakest_evidence,
 )
 from perfmodel.units import format_duration
 
@@ -197,5 +196,5 @@ def _csv_row(prediction: PredictionDocument, point: PredictedPoint) -> dict[str,
         "straggler_s": point.straggler_s,
         **{f"breakdown_{cause}_s": point.breakdown_s.get(cause, 0.0) for cause in DDP_CAUSES},
         "binding_link": point.binding_link or "",
-        "weakest_evidence": weakest_evidence(point).value,
+        "weakest_evidence": point.weakest_evidence.value,
     }

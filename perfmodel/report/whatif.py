@@ -12,7 +12,6 @@ from perfmodel.report.wording import (
     one_line,
     percent,
     short_label,
-    weakest_evidence,
 )
 from perfmodel.units import Seconds, format_duration
 
@@ -46,7 +45,7 @@ def _row(scenario: ScenarioOutcome) -> tuple[str, ...]:
         count_interval(point.samples_per_s),
         interval(point.speedup),
         "-" if contrast is None else interval(contrast.throughput_ratio),
-        weakest_evidence(point).value,
+        point.weakest_evidence.value,
     )
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from typing import Final
 
-from perfmodel.documents.prediction import Evidence, Interval, PredictedPoint, PredictionDocument
+from perfmodel.documents.prediction import Interval, PredictionDocument
 from perfmodel.documents.validation import ErrorSummary, Gate, ValidationDocument
 from perfmodel.parallelism.strategy import Setting, Synchronisation
 from perfmodel.units import PREFIXES, Seconds, format_duration, format_rate, parse_duration
@@ -93,12 +93,6 @@ def duration_unit(seconds: Seconds) -> str:
 def one_line(cell: str) -> str:
     """Text of a cell within a sentence."""
     return cell.replace("\n", " ")
-
-
-def weakest_evidence(point: PredictedPoint) -> Evidence:
-    """Worst of the evidence behind a point; assumed if nothing is said."""
-    order = list(Evidence)
-    return max(point.evidence.values(), key=order.index, default=Evidence.ASSUMED)
 
 
 def gradients(setting: Setting) -> str:

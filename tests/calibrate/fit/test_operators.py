@@ -8,14 +8,9 @@ from hypothesis import strategies as st
 from calibrate.fit.curves import Timing, fit_family, fresh_byte_s, unit_costs
 from calibrate.fit.operators import (
     _per_call,
-    cold_host_s,
     fit_operators,
-    middle_s,
 )
 from perfmodel.cost.families import FRESH_KIND
-from perfmodel.documents.observation import IsolatedOperator, OperatorsObservation
-from perfmodel.workload.operator import Phase
-from tests.perfmodel.operators import operator, spec
 
 
 @given(
@@ -35,22 +30,6 @@ def test_sums_above_the_real_step_have_no_negative_overhead() -> None:
     overhead_s, error = _per_call([(1.0, 1.2, 100), (2.0, 2.4, 50)])
     assert overhead_s == 0.0
     assert error == pytest.approx(0.182, abs=0.001)
-
-
-def test_hot_and_cold_meet_in_their_geometric_mean() -> None:
-    assert middle_s((1e-3,), (4e-3,), host_s=0.0) == pytest.approx(2e-3)
-    # 3 ms of the cold call are the interpreter's: hot and cold are the same.
-    assert middle_s((1e-3,), (4e-3,), host_s=3e-3) == pytest.approx(1e-3)
-
-
-def test_what_a_cold_view_costs_is_the_host() -> None:
-    view = operator("aten.t.default", (spec(4, 4),), (spec(4, 4),), view=True)
-    timed = IsolatedOperator(operator=view, phase=Phase.FORWARD, hot_s=(2e-6,), cold_s=(9e-6,))
-    seen = OperatorsObservation(
-        task="t", round=0, operators=(timed,), optimizers=(), speed_probe_s=(1e-3,)
-    )
-    assert cold_host_s([seen]) == pytest.approx(7e-6)
-    assert cold_host_s([]) == 0.0
 
 
 def test_without_timings_there_are_no_prices() -> None:
