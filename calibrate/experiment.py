@@ -68,8 +68,6 @@ class Budget:
     """Single layers whose operators are timed, as a share of the full grid."""
     optimizer_share: float
     """The same of optimizers: a curve over two sizes needs a few points in any budget."""
-    minutes: float
-    """What it takes on 2 CPU cores, for the progress estimate."""
 
 
 _SIZES: Final = tuple(KIB * 4**power for power in range(10))
@@ -85,7 +83,6 @@ BUDGETS: Final = {
         replay_rounds=1,
         layer_share=0.1,
         optimizer_share=0.2,
-        minutes=2.2,
     ),
     "standard": Budget(
         num_rounds=6,
@@ -97,7 +94,6 @@ BUDGETS: Final = {
         replay_rounds=6,
         layer_share=1.0,
         optimizer_share=1.0,
-        minutes=11.5,
     ),
     "thorough": Budget(
         num_rounds=12,
@@ -109,7 +105,6 @@ BUDGETS: Final = {
         replay_rounds=12,
         layer_share=2.0,
         optimizer_share=2.0,
-        minutes=33,
     ),
 }
 

@@ -29,7 +29,14 @@ from perfmodel.cli import (
     validate,
     whatif,
 )
-from perfmodel.errors import EXIT_FAILURE, EXIT_OK, EXIT_USAGE, Interrupted, PerfModelError
+from perfmodel.errors import (
+    EXIT_FAILURE,
+    EXIT_OK,
+    EXIT_USAGE,
+    Interrupted,
+    PerfModelError,
+    UsageError,
+)
 
 _HELP: Final = """Measure one machine, then predict training on 2 to 16,384 accelerators.
 
@@ -108,7 +115,10 @@ _MEASURING: Final = frozenset(
 
 
 def _runnable(command: Callable[..., None]) -> Callable[..., None]:
-    """Ctrl-C as an error of ours: typer ends without a word, older ones with another exit code."""
+    """Ctrl-C, and what the library says of an argument, as errors of ours.
+
+    Typer ends without a word, older ones with another exit code; the library knows no flags.
+    """
 
     @functools.wraps(command)
     def run(*arguments: object, **options: object) -> None:
@@ -118,6 +128,11 @@ def _runnable(command: Callable[..., None]) -> Callable[..., None]:
             command(*arguments, **options)
         except KeyboardInterrupt:
             raise Interrupted("interrupted") from None
+        except ValueError as error:
+            name, _, problem = str(error).partition(" ")
+            if name not in options:
+                raise
+            raise UsageError(f"--{name.replace('_', '-')}: {problem}") from error
 
     return run
 

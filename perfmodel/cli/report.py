@@ -29,7 +29,7 @@ def report(
     from perfmodel.documents.base import write_atomically, write_bytes_atomically  # noqa: PLC0415
     from perfmodel.documents.profile import ProfileDocument  # noqa: PLC0415
     from perfmodel.documents.validation import ValidationDocument  # noqa: PLC0415
-    from perfmodel.forecast import Forecast, forecast  # noqa: PLC0415
+    from perfmodel.forecast import Forecast, forecast, open_workload  # noqa: PLC0415
     from perfmodel.predictor import Predictor  # noqa: PLC0415
     from perfmodel.report.figures import figure_bytes, report_figures  # noqa: PLC0415
     from perfmodel.report.html import report_html  # noqa: PLC0415
@@ -40,7 +40,10 @@ def report(
     chosen = names(workloads) or [entry.workload.name for entry in machine.workloads]
     request = Forecast(world_sizes=device_counts(devices), scaling="weak")
     predictions = [
-        forecast(predictor, predictor.workload(name), request, argv=sys.argv)[0] for name in chosen
+        forecast(
+            predictor, open_workload(predictor, name, where="--workloads"), request, argv=sys.argv
+        )[0]
+        for name in chosen
     ]
     write_atomically(
         out / "report.html", report_html(machine, predictions=predictions, validation=verdict)

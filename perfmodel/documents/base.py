@@ -21,6 +21,14 @@ _Model = TypeVar("_Model", bound=BaseModel)
 STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
 #: Pydantic's name of the error.
 _UNKNOWN_KEY: Final = "extra_forbidden"
+#: Keys that tell kinds of files which lie beside each other.
+_TELLTALES: Final = {
+    "device_kind": "the profile of a machine",
+    "latents": "a calibration from runs, which is for perfmodel predict --layout and plan parallelism",
+    "noise_floor": "a validation, which is for --validation",
+    "points": "a prediction",
+    "trace": "a workload file, which is for --workload",
+}
 
 
 class Record(BaseModel):
@@ -75,11 +83,6 @@ class Document(Record):
     schema_version: int
 
     @classmethod
-    def other_kind(cls, raw: object) -> str | None:  # noqa: ARG003 - for documents that get confused
-        """What a file is that people take for this kind, and what to do with it; None if it is not."""
-        return None
-
-    @classmethod
     def read(cls, path: Path) -> Self:
         """Read a file, or say which rule it breaks and where.
 
@@ -89,17 +92,19 @@ class Document(Record):
             ``cls.unreadable``, if the file is missing, truncated, from another schema version, has
             unknown keys, or holds values out of range.
         """
+        made_by = f"; {cls.made_by}" if cls.made_by else ""
         try:
             raw = json.loads(path.read_bytes())
         except (OSError, ValueError) as error:
-            hint = f"; {cls.made_by}" if cls.made_by and isinstance(error, OSError) else ""
+            hint = made_by if isinstance(error, OSError) else ""
             raise cls.unreadable(
                 f"{path}: {cls.title} cannot be read: {why(error)}{hint}"
             ) from error
-        other = cls.other_kind(raw)
-        if other is not None:
-            raise cls.unreadable(f"{path}: must be a {cls.title}, got {other}")
-        version = raw.get("schema_version") if isinstance(raw, dict) else None
+        keys = raw if isinstance(raw, dict) else {}
+        for key, other in _TELLTALES.items():
+            if key in keys and key not in cls.model_fields:
+                raise cls.unreadable(f"{path}: must be a {cls.title}, got {other}{made_by}")
+        version = keys.get("schema_version")
         if version != cls.current_version:
             raise cls.unreadable(
                 f"{path}: schema_version of a {cls.title} must be {cls.current_version}, "

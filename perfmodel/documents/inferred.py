@@ -66,10 +66,3 @@ class InferredDocument(Document):
     stalls: StallRecord | None
     """None if no run showed it."""
     interval_widening: PositiveFloat
-
-    @classmethod
-    def other_kind(cls, raw: object) -> str | None:
-        """Profiles of machines, which lie beside calibrations from runs."""
-        if not isinstance(raw, dict) or "device_kind" not in raw:
-            return None
-        return "the profile of a machine; perfmodel calibrate --from-runs makes the other kind"

@@ -334,13 +334,6 @@ class ProfileDocument(Document):
     def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
         return _unless_empty(write(self), "checkpoint", "noise_scales")
 
-    @classmethod
-    def other_kind(cls, raw: object) -> str | None:
-        """Calibrations from runs, which lie beside profiles."""
-        if not isinstance(raw, dict) or "latents" not in raw:
-            return None
-        return "a calibration from runs; such a file is for perfmodel predict --layout and plan parallelism"
-
     @property
     def max_world_size(self) -> int:
         """Most ranks that were measured together."""

@@ -47,7 +47,6 @@ TINY = Budget(
     replay_rounds=1,
     layer_share=0.0,
     optimizer_share=0.05,
-    minutes=0.3,
 )
 DEADLINE_S = 180.0
 

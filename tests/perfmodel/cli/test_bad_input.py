@@ -100,6 +100,12 @@ def test_more_than_anybody_has_is_refused(predict: Run, option: str, limit: str)
     assert limit in complaint(predict(option, str(10**20)), EXIT_USAGE)
 
 
+def test_a_file_of_another_kind_is_told_apart(run: Run, stored: Path) -> None:
+    result = run("predict", "--profile", stored, "--workload", "light", "--validation", stored)
+    said = "must be a validation, got the profile of a machine; perfmodel validate writes one"
+    assert said in complaint(result, EXIT_FAILURE)
+
+
 def test_two_formats_at_once_are_refused(predict: Run) -> None:
     assert "--json: excludes --csv" in complaint(predict("--json", "--csv"), EXIT_USAGE)
 
@@ -108,7 +114,7 @@ def test_two_formats_at_once_are_refused(predict: Run) -> None:
 def test_explain_refuses_a_count_below_one(run: Run, stored: Path, devices: str) -> None:
     result = run("explain", "--profile", stored, "--workload", "light", "--devices", devices)
     line = complaint(result, EXIT_USAGE)
-    assert "devices must be >= 1" in line
+    assert "--devices: must be >= 1" in line
     assert line.endswith(devices)
 
 
@@ -119,7 +125,7 @@ def test_explain_refuses_a_count_below_one(run: Run, stored: Path, devices: str)
 @pytest.mark.parametrize("value", ["nan", "-1", "0", "inf", "-inf"])
 def test_a_rate_or_size_that_cannot_be_is_refused(predict: Run, option: str, value: str) -> None:
     line = complaint(predict(f"{option}={value}"), EXIT_USAGE)
-    assert f"{option.removeprefix('--').replace('-', '_')} must be finite and > 0" in line
+    assert f"{option}: must be finite and > 0" in line
     assert line.endswith(f"got {float(value)}")
 
 
