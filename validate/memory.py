@@ -3,6 +3,7 @@
 Every setting is trained for two steps in a process of its own.
 """
 
+import itertools
 import json
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from calibrate.turns import machine_to_itself
 from perfmodel.documents.base import write_atomically
@@ -56,8 +57,6 @@ class MemoryRun:
     model: str
     micro_batch: int
     optimizer: str
-    implementation: str
-    checkpointing: str
     predicted_bytes: Bytes
     measured_bytes: Bytes
     phase: str
@@ -99,7 +98,15 @@ def summarise_runs(runs: Sequence[MemoryRun]) -> MemorySummary:
     )
 
 
-def measure(folder: Path, setting: Sequence[str]) -> MemoryRun:
+class Setting(NamedTuple):
+    """What is trained for two steps."""
+
+    model: str
+    micro_batch: int
+    optimizer: str
+
+
+def measure(folder: Path, setting: Setting) -> MemoryRun:
     """Run one setting in a fresh process.
 
     Raises
@@ -107,31 +114,22 @@ def measure(folder: Path, setting: Sequence[str]) -> MemoryRun:
     PerfModelError
         If the process fails, with its last line.
     """
-    model, batch, optimizer, implementation, checkpointing = setting
+    model, micro_batch, optimizer = setting
     config = _CONFIGS.get(model)
     name = model if config is None else str(write_config(folder, model, config))
-    command = (sys.executable, "-m", "perfmodel.tracing.allocator", name, *setting[1:])
+    start = (sys.executable, "-m", "perfmodel.tracing.allocator")
+    command = (*start, name, str(micro_batch), optimizer)
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise PerfModelError(f"{model} batch {batch} {optimizer}: the run failed: {last}")
+        raise PerfModelError(f"{model} batch {micro_batch} {optimizer}: the run failed: {last}")
     found = json.loads(done.stdout.strip().splitlines()[-1])
-    return MemoryRun(
-        model=model,
-        micro_batch=int(batch),
-        optimizer=optimizer,
-        implementation=implementation,
-        checkpointing=checkpointing,
-        **found,
-    )
+    return MemoryRun(model=model, micro_batch=micro_batch, optimizer=optimizer, **found)
 
 
-def settings(models: Sequence[str], batches: Sequence[int]) -> Iterator[tuple[str, ...]]:
-    """Models x batches x optimizers, and every other implementation once."""
-    for model in models:
-        for batch in batches:
-            for optimizer in ("sgd", "adamw"):
-                yield model, str(batch), optimizer, "loop", "none"
+def settings(models: Sequence[str], batches: Sequence[int]) -> Iterator[Setting]:
+    """Models x batches x optimizers."""
+    return itertools.starmap(Setting, itertools.product(models, batches, ("sgd", "adamw")))
 
 
 def validate_memory(

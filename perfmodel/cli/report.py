@@ -40,10 +40,8 @@ def report(
     chosen = names(workloads) or [entry.workload.name for entry in machine.workloads]
     request = Forecast(world_sizes=device_counts(devices), scaling="weak")
     predictions = [
-        forecast(
-            predictor, open_workload(predictor, name, where="--workloads"), request, argv=sys.argv
-        )[0]
-        for name in chosen
+        forecast(predictor, opened.profile, request, argv=sys.argv)[0]
+        for opened in (open_workload(predictor, name, where="--workloads") for name in chosen)
     ]
     write_atomically(
         out / "report.html", report_html(machine, predictions=predictions, validation=verdict)

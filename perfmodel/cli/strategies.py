@@ -24,7 +24,7 @@ def run_strategies(
     """Run strategies on 2 to 4 ranks over shaped links and print the model's own error."""
     from perfmodel.report.strategies_grids import families_grid, settings_grid  # noqa: PLC0415
     from perfmodel.report.tables import rich_table  # noqa: PLC0415
-    from perfmodel.report.testbed_grids import gate_lines  # noqa: PLC0415
+    from perfmodel.report.wording import gate_lines  # noqa: PLC0415
     from validate.strategies import strategies as use_case  # noqa: PLC0415
     from validate.testbed.campaign import CampaignRequest  # noqa: PLC0415
 

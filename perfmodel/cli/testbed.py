@@ -27,11 +27,8 @@ def run_testbed(
 ) -> None:
     """Run DDP at 4, 8 and 16 ranks over shaped links and print the model's own error."""
     from perfmodel.report.tables import rich_table  # noqa: PLC0415
-    from perfmodel.report.testbed_grids import (  # noqa: PLC0415
-        families_grid,
-        gate_lines,
-        settings_grid,
-    )
+    from perfmodel.report.testbed_grids import families_grid, settings_grid  # noqa: PLC0415
+    from perfmodel.report.wording import gate_lines  # noqa: PLC0415
     from validate.testbed import testbed as use_case  # noqa: PLC0415
 
     request = use_case.TestbedRequest(
@@ -72,7 +69,7 @@ def run_network(
     """Measure collectives of 2 to 16 ranks on shaped links and on loopback; fit some, judge by the rest."""
     from perfmodel import checks  # noqa: PLC0415 - keeps --help fast
     from perfmodel.report.published import network_table  # noqa: PLC0415
-    from perfmodel.report.testbed_grids import gate_lines  # noqa: PLC0415
+    from perfmodel.report.wording import gate_lines  # noqa: PLC0415
     from validate.network import network as use_case  # noqa: PLC0415
 
     checks.positive("--mbit", mbit)

@@ -8,7 +8,7 @@ from perfmodel.documents.models import ComparedModel, ModelsValidationDocument
 from perfmodel.documents.validation import ErrorSummary
 from perfmodel.report.grid import grid
 from perfmodel.report.tables import rich_table
-from perfmodel.report.wording import duration_interval, percent
+from perfmodel.report.wording import duration_interval, gate_lines, percent
 from perfmodel.units import format_duration
 
 
@@ -54,11 +54,7 @@ def models_lines(validation: ModelsValidationDocument) -> Iterator[str]:
     if validation.summary_ddp is not None:
         yield _line("several devices, from the trace alone", validation.summary_ddp)
     yield f"machine speed: {validation.machine_slowdown:.3f} x the probe time of the calibration"
-    for gate in validation.gates:
-        limit = gate.at_most if gate.at_most is not None else gate.at_least
-        assert limit is not None
-        verdict = "passed" if gate.passed else "MISSED"
-        yield f"{gate.name}: {percent(gate.value)} (limit {percent(limit)}): {verdict}"
+    yield from gate_lines(validation.gates)
 
 
 def _line(name: str, summary: ErrorSummary) -> str:

@@ -25,8 +25,7 @@ from perfmodel.report.profile_grids import (
 from perfmodel.report.validation_grids import validation_grid
 from perfmodel.report.wording import (
     errors,
-    gate_rule,
-    gate_value,
+    gate_lines,
     number,
     percent,
     verdict,
@@ -135,11 +134,7 @@ def summary_lines(validation: ValidationDocument) -> list[str]:
         f"Machine now: {slowdown} time for the speed probe, against calibration",
         f"Coverage: {coverage} inside the 90 % interval ({covered} of {len(validation.settings)})",
         f"Coverage, raw: {percent(validation.coverage_raw)}",
-        *(
-            f"{'pass' if gate.passed else 'FAIL'}  {gate.name}: "
-            f"{gate_value(gate, gate.value)}, {gate_rule(gate)}"
-            for gate in validation.gates
-        ),
+        *gate_lines(validation.gates),
         *_noise_lines(validation),
     ]
 

@@ -1,11 +1,8 @@
 """Tables of a testbed verdict."""
 
-from collections.abc import Iterable
-
 from perfmodel.documents.testbed import JudgedFamily, JudgedStep, TestbedDocument
-from perfmodel.documents.validation import Gate
 from perfmodel.report.grid import Grid, grid
-from perfmodel.report.wording import duration_interval, error_cells, gate_rule, gate_value, percent
+from perfmodel.report.wording import duration_interval, error_cells, percent
 from perfmodel.units import format_duration
 
 
@@ -58,12 +55,3 @@ def families_grid(document: TestbedDocument) -> Grid:
 def _family(family: JudgedFamily) -> tuple[str, ...]:
     shares = (family.coverage, family.limits_named)
     return (family.name, *error_cells(family.summary), *map(percent, shares))
-
-
-def gate_lines(gates: Iterable[Gate]) -> list[str]:
-    """Each gate on a line."""
-    return [
-        f"{'pass' if gate.passed else 'FAIL'}  {gate.name}: "
-        f"{gate_value(gate, gate.value)}, {gate_rule(gate)}"
-        for gate in gates
-    ]

@@ -144,6 +144,15 @@ def gate_rule(gate: Gate) -> str:
     return " and ".join(rules) or "no threshold"
 
 
+def gate_lines(gates: Iterable[Gate]) -> list[str]:
+    """Each gate on a line."""
+    return [
+        f"{'pass' if gate.passed else 'FAIL'}  {gate.name}: "
+        f"{gate_value(gate, gate.value)}, {gate_rule(gate)}"
+        for gate in gates
+    ]
+
+
 def verdict(validation: ValidationDocument | None) -> str:
     """One line: passed, failed and by what, or never checked."""
     if validation is None:

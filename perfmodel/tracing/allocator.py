@@ -60,13 +60,13 @@ def _real_step(trainee: Trainee, batch: Any) -> None:
 
 def main(arguments: list[str]) -> None:
     """Print predicted and measured peak of one setting."""
-    name, batch, optimizer, implementation, checkpointing = arguments
+    name, batch, optimizer = arguments
     torch.set_num_threads(1)
     method = StepMethod(
         optimizer=optimizer,
-        optimizer_implementation=implementation,
+        optimizer_implementation="loop",
         precision="fp32",
-        checkpointing=checkpointing,
+        checkpointing="none",
         device_kind="cpu",
     )
     source = find_source(name, SampleSize())

@@ -7,7 +7,15 @@ import pytest
 from perfmodel.errors import PerfModelError
 from tests.turns import machine_is_held
 from validate.gates import passed
-from validate.memory import MemoryRun, measure, settings, summarise_runs, validate_memory, verdict
+from validate.memory import (
+    MemoryRun,
+    Setting,
+    measure,
+    settings,
+    summarise_runs,
+    validate_memory,
+    verdict,
+)
 
 
 def run(predicted: int, measured: int) -> MemoryRun:
@@ -15,8 +23,6 @@ def run(predicted: int, measured: int) -> MemoryRun:
         model="a model",
         micro_batch=2,
         optimizer="sgd",
-        implementation="loop",
-        checkpointing="none",
         predicted_bytes=predicted,
         measured_bytes=measured,
         phase="backward",
@@ -68,4 +74,4 @@ def test_every_model_runs_at_every_batch_with_both_optimizers() -> None:
 
 def test_a_failed_run_says_which_and_why(tmp_path: Path) -> None:
     with pytest.raises(PerfModelError, match=r"no-such-model batch 2 sgd: the run failed"):
-        measure(tmp_path, ("no-such-model", "2", "sgd", "loop", "none"))
+        measure(tmp_path, Setting("no-such-model", 2, "sgd"))

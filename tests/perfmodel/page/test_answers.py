@@ -133,8 +133,8 @@ def test_memory_is_that_of_the_memory_command(
     question = {"profile": name, "workload": "light", "devices": 2, "batch": 8, "changes": changes}
     answer = Answers(desk).answer(asked(**question, capacity_bytes=2**30))
     words = ("--workload", workload, "--device-memory", "1GiB", "--micro-batch", 8, "--devices", 2)
-    words += () if device is None else ("--device", device)
-    told = json.loads(runner(monkeypatch, capsys)("memory", *words, "--json").stdout)
+    other = () if device is None else ("--device", device)
+    told = json.loads(runner(monkeypatch, capsys)("memory", *words, *other, "--json").stdout)
     assert answer.memory is not None
     assert answer.memory.needed_bytes == told["needed_bytes"]
     assert answer.memory.verdict == told["verdict"] == "fits"
