@@ -18,7 +18,6 @@ from perfmodel.documents.profile import (
 )
 from perfmodel.workload.workload import Parameter, Workload
 
-MIB: Final = 2**20
 PROVENANCE: Final = Provenance(
     created_utc="2026-01-02T03:04:05+00:00",
     command_line=(),

@@ -9,7 +9,8 @@ from perfmodel.explanation import ChangeKind, Explanation, LossCause, explain
 from perfmodel.parallelism.strategy import Scaling, scaled_settings
 from perfmodel.predictor import Predictor
 from perfmodel.report.explanation import explanation_lines
-from tests.perfmodel.profiles import MIB, Machine, profile
+from perfmodel.units import MIB
+from tests.perfmodel.profiles import Machine, profile
 
 #: The mean of Blom's largest of two is 0.5895: the slowest takes exp(0.0295) = 1.0299 times as long.
 SLOW = Machine(

@@ -11,7 +11,8 @@ from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.parallelism.strategy import Scaling, Setting, Synchronisation, scaled_settings
 from perfmodel.predictor import Predictor, interval
 from perfmodel.program.operation import Cause
-from tests.perfmodel.profiles import HEAVY, MIB, Machine, profile
+from perfmodel.units import MIB
+from tests.perfmodel.profiles import HEAVY, Machine, profile
 
 
 def points(

@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 
 from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.units import MIB
 from perfmodel.workload.affine import AffineBytes
 from perfmodel.workload.step import StepMethod, SymbolicStep
 from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.profiles import Machine, profile
 from tests.perfmodel.workload.memory_samples import step_memory
-
-MIB = 1 << 20
 
 
 def document(*, with_memory: bool = True) -> WorkloadDocument:

@@ -11,7 +11,8 @@ from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.parallelism.strategy import Setting, Synchronisation
 from perfmodel.program.operation import Cause
-from tests.perfmodel.profiles import HEAVY, MIB, Machine, profile
+from perfmodel.units import MIB
+from tests.perfmodel.profiles import HEAVY, Machine, profile
 
 
 def terms(

@@ -14,7 +14,8 @@ from perfmodel.parallelism.strategy import Setting, Synchronisation
 from perfmodel.predictor import Predictor
 from perfmodel.sweep import Grid, sweep
 from perfmodel.topology.cluster import Cluster, SlowDevice, SlowLink, Tier, Traffic
-from tests.perfmodel.profiles import MIB, Machine, message_time, profile
+from perfmodel.units import MIB
+from tests.perfmodel.profiles import Machine, message_time, profile
 
 NODE = Tier(name="node", of="device", count=4, link_bytes_per_s=1e9, latency_s=1e-4)
 FABRIC = Tier(name="fabric", of="node", count=4, link_bytes_per_s=2e8, latency_s=9e-4)

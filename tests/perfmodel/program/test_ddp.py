@@ -8,7 +8,8 @@ import pytest
 from perfmodel.parallelism.strategy import Setting, Synchronisation
 from perfmodel.program.ddp import compile_step, gradient_buckets
 from perfmodel.program.operation import Cause, StepProgram, Stream
-from tests.perfmodel.profiles import HEAVY, LIGHT, MIB
+from perfmodel.units import MIB
+from tests.perfmodel.profiles import HEAVY, LIGHT
 
 #: 8 gradients of 1 MiB in 2 buckets of 4 MiB.
 TWO = Setting(workload="heavy", world_size=2, micro_batch=16, bucket_cap_mb=4)

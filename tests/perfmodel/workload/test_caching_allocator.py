@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfmodel.units import MIB
 from perfmodel.workload.caching_allocator import CachingAllocator, block_bytes, segment_bytes
-
-MIB = 1 << 20
 
 
 @pytest.mark.parametrize(("size", "block"), [(1, 512), (512, 512), (513, 1024), (MIB, MIB)])
