@@ -39,7 +39,7 @@ _ISSUES: tuple[tuple[Cause, str], ...] = (
 
 
 #: Doubt, in log, of anything borrowed from other workloads: at least this.
-_SMALLEST_SPREAD = 0.5
+_BORROWED_SPREAD = 0.5
 
 
 class CostModel:
@@ -270,10 +270,10 @@ def borrowed_profile(profile: ProfileDocument, workload: Workload) -> WorkloadPr
     per_parameter_s = float(
         np.median([d.phases[0].optimizer[0].time_s / d.workload.num_parameters for d in donors])
     )
-    curves["optimizer"] = line(workload.num_parameters * per_parameter_s, 0.0, _SMALLEST_SPREAD)
+    curves["optimizer"] = line(workload.num_parameters * per_parameter_s, 0.0, _BORROWED_SPREAD)
     if profile.asynchronous:
         curves |= {
-            f"dispatch_{name}": line(seconds, 0.0, _SMALLEST_SPREAD)
+            f"dispatch_{name}": line(seconds, 0.0, _BORROWED_SPREAD)
             for name, seconds in host.items()
         }
     return WorkloadProfile(
@@ -295,4 +295,4 @@ def _seconds_per_flop(donors: tuple[WorkloadProfile, ...], phase: str) -> tuple[
         flop = donor.workload.forward_flop if phase == "forward" else donor.workload.backward_flop
         if flop > 0:
             logs.append(math.log(largest.time_s / (largest.at * flop)))
-    return math.exp(float(np.mean(logs))), max(_SMALLEST_SPREAD, float(np.std(logs)))
+    return math.exp(float(np.mean(logs))), max(_BORROWED_SPREAD, float(np.std(logs)))

@@ -10,6 +10,7 @@ from perfmodel.context import refuse_other_jobs
 from perfmodel.documents.catalogue import LinkSheet
 from perfmodel.documents.cluster import read_cluster
 from perfmodel.errors import CalibrationUnavailable, UsageError, did_you_mean, refuse_unknown
+from perfmodel.forecast import open_workload
 from perfmodel.hardware.catalogue import LINK_SHARE, find_device, shipped_catalogue
 from perfmodel.hardware.rescale import rescaled_profile
 from perfmodel.predictor import Predictor
@@ -46,13 +47,8 @@ def _device(scenario: Scenario, value: str) -> Scenario:
         profile = rescaled_profile(scenario.profile, sheet, catalogue)
         if profile is scenario.profile:
             return scenario
-        known = scenario.document
-        predictor = Predictor(profile, num_draws=1)
-        workload = (
-            predictor.workload(scenario.workload.workload.name)
-            if known is None
-            else predictor.workload(known.workload, known.trace)
-        )
+        known = scenario.document or scenario.workload.workload.name
+        workload = open_workload(Predictor(profile, num_draws=1), known).profile
     except (CalibrationUnavailable, UsageError) as error:
         text = str(error).removeprefix("--device: ").removeprefix("--workload: ")
         raise type(error)(f"--set device={value}: {text}") from error
