@@ -46,7 +46,7 @@ TIMELINE = typer.Option(
 MEMORY = typer.Option(help="Memory of one device, such as 80GiB: says whether a layout fits.")
 
 #: Parameters of ``predict`` that layouts do not have, and what to do instead.
-_ONLY_WITHOUT_LAYOUT: Final = {
+ONLY_WITHOUT_LAYOUT: Final = {
     "workload": "--model says what is trained",
     "device": "a calibration from runs has its device; --device-memory says what fits",
     "scaling": "--batch counts the sequences of all devices",
@@ -91,15 +91,6 @@ class LargeFlags:
             if value is not None:
                 flag = f"--{field.name.replace('_', '-')}"
                 raise UsageError(f"{flag}: must come with --layout, got {value} alone")
-
-
-def refuse_with_layout(context: typer.Context) -> None:
-    """Refuse flags of ``predict`` that were typed and would be ignored with ``--layout``."""
-    for name, instead in _ONLY_WITHOUT_LAYOUT.items():
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag}: excludes --layout, got {context.params[name]}; {instead}")
 
 
 def predict_layout(

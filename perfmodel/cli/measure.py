@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from perfmodel.cli.options import MasterAddress, MasterPort, NodeRank, Nodes, names, whole_numbers
+from perfmodel.cli.options import (
+    MasterAddress,
+    MasterPort,
+    NodeRank,
+    Nodes,
+    names,
+    refuse_typed,
+    whole_numbers,
+)
 from perfmodel.cli.progress import measurement
 from perfmodel.cli.terminal import show, show_lines
 from perfmodel.errors import UsageError
@@ -47,7 +55,17 @@ def doctor() -> None:
     typer.echo(render(diagnose(environment), environment=environment))
 
 
+#: What a whole calibration alone decides: parts that are added later take it from the profile.
+_AS_CALIBRATED = dict.fromkeys(
+    ("budget", "device", "nproc", "models", "nnodes", "node_rank", "master_addr", "master_port"),
+    "leave it out, the profile in the folder decides",
+)
+#: Files of other people's runs have none of it.
+_NOT_OF_RUNS = dict.fromkeys((*_AS_CALIBRATED, "resume"), "leave it out, nothing is measured")
+
+
 def calibrate(  # noqa: PLR0913 - one parameter per flag
+    context: typer.Context,
     *,
     budget: Annotated[str, _BUDGET] = "standard",
     out: Annotated[Path, _OUT] = DEFAULT_CALIBRATION,
@@ -72,12 +90,15 @@ def calibrate(  # noqa: PLR0913 - one parameter per flag
         {"--workload": workload, "--from-runs": from_runs, "--noise-scale": noise_scale}
     )
     if noise_scale is not None:
+        refuse_typed(context, _AS_CALIBRATED, beside="--noise-scale")
         _calibrate_noise(noise_scale, out, resume=resume)
         return
     if workload is not None or batches is not None:
+        refuse_typed(context, _AS_CALIBRATED, beside="--workload")
         _calibrate_workload(workload, out, batches=batches, resume=resume)
         return
     if from_runs is not None:
+        refuse_typed(context, _NOT_OF_RUNS, beside="--from-runs")
         _infer(from_runs, columns=columns, device=device_type, out=out, seed=seed)
         return
     if columns is not None:

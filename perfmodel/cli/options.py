@@ -2,7 +2,7 @@
 
 import datetime as dt
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, TypeAlias, TypeVar
 
@@ -28,6 +28,26 @@ Minutes: TypeAlias = Annotated[
     float | None, typer.Option(help="Stop after so long; continue with --resume.")
 ]
 ProfileToJudge: TypeAlias = Annotated[Path, typer.Option(help="Profile to judge.")]
+
+
+def refuse_typed(context: typer.Context, excluded: Mapping[str, str], *, beside: str) -> None:
+    """Refuse parameters that were typed and would be ignored beside an option.
+
+    Parameters
+    ----------
+    excluded
+        What to do instead, by parameter.
+
+    Raises
+    ------
+    UsageError
+        Naming the first of them.
+    """
+    for name, instead in excluded.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag}: excludes {beside}, got {context.params[name]}; {instead}")
 
 
 def limit_s(minutes: float | None) -> Seconds | None:

@@ -11,6 +11,7 @@ from perfmodel.cli.layouts import (
     LAYOUT,
     MEMORY,
     MODEL,
+    ONLY_WITHOUT_LAYOUT,
     PER_NODE,
     SEQUENCE,
     SITE_LINK,
@@ -18,10 +19,9 @@ from perfmodel.cli.layouts import (
     Answers,
     LargeFlags,
     predict_layout,
-    refuse_with_layout,
 )
 from perfmodel.cli.measure import DEFAULT_PROFILE
-from perfmodel.cli.options import at_least_one, device_counts, one_of
+from perfmodel.cli.options import at_least_one, device_counts, one_of, refuse_typed
 from perfmodel.cli.sources import Sources
 from perfmodel.cli.terminal import show_lines
 from perfmodel.errors import UsageError
@@ -85,7 +85,7 @@ def predict(  # noqa: PLR0913 - one parameter per flag
     answers = Answers(as_json=as_json, as_csv=as_csv, output=output, plot=plot, trace=trace)
     large = LargeFlags(model, sequence_length, devices_per_node, device_memory, site_link, timeline)
     if layout is not None:
-        refuse_with_layout(context)
+        refuse_typed(context, ONLY_WITHOUT_LAYOUT, beside="--layout")
         only = None if devices == DEFAULT_DEVICES else device_counts(devices)
         predict_layout(profile, layout, large, devices=only, batch=batch, answers=answers)
         return

@@ -17,12 +17,11 @@ from perfmodel.cli.layouts import (
     LargeFlags,
 )
 from perfmodel.cli.measure import DEFAULT_PROFILE
-from perfmodel.cli.options import at_least_one, one_of
+from perfmodel.cli.options import at_least_one, one_of, refuse_typed
 from perfmodel.cli.predict import CLUSTER, SCALINGS
 from perfmodel.cli.sources import Sources
 from perfmodel.cli.terminal import show_document, show_lines
 from perfmodel.cli.whatif_layouts import whatif_layouts
-from perfmodel.errors import UsageError
 
 _SET = typer.Option(
     "--set",
@@ -33,7 +32,9 @@ _AGAINST = typer.Option(
     help="Scenarios saved with --output, of this or another machine; repeatable."
 )
 #: Parameters that layouts do not have.
-_ONLY_WITHOUT_LAYOUT: Final = ("workload", "devices", "scaling", "validation", "cluster", "against")
+_ONLY_WITHOUT_LAYOUT: Final = dict.fromkeys(
+    ("workload", "devices", "scaling", "validation", "cluster", "against"), "leave it out"
+)
 
 
 def whatif(  # noqa: PLR0913 - one parameter per flag
@@ -69,7 +70,7 @@ def whatif(  # noqa: PLR0913 - one parameter per flag
         return
     large = LargeFlags(model, sequence_length, devices_per_node, device_memory, None, None)
     if layout is not None:
-        _refuse_with_layout(context)
+        refuse_typed(context, _ONLY_WITHOUT_LAYOUT, beside="--layout")
         whatif_layouts(
             profile, layout, large, batch=batch, settings=settings or (), saved=(output, as_json)
         )
@@ -95,14 +96,6 @@ def _show_fields() -> None:
     from perfmodel.scenarios import FIELDS  # noqa: PLC0415
 
     show_lines(fields_lines([(f.name, f.example, f.meaning) for f in FIELDS]))
-
-
-def _refuse_with_layout(context: typer.Context) -> None:
-    """Refuse flags that were typed and would be ignored with ``--layout``."""
-    for name in _ONLY_WITHOUT_LAYOUT:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise UsageError(f"--{name}: excludes --layout; leave it out")
 
 
 def _compare(

@@ -111,6 +111,16 @@ def test_several_nodes_need_to_know_each_other(calibrate: Run) -> None:
     assert "--node-rank must be given with --nnodes 2" in line
 
 
+@pytest.mark.parametrize(
+    "part", [("--workload", "a.json"), ("--noise-scale", "mlp"), ("--from-runs", "runs.csv")]
+)
+def test_what_a_part_of_a_calibration_would_ignore_is_refused(
+    run: Run, part: tuple[str, str]
+) -> None:
+    line = complaint(run("calibrate", *part, "--budget", "quick"), EXIT_USAGE)
+    assert f"--budget: excludes {part[0]}, got quick; leave it out" in line
+
+
 @needs_torch
 @pytest.mark.parametrize("command", ["calibrate", "validate"])
 def test_ctrl_c_is_one_line_even_outside_the_launcher(
