@@ -17,6 +17,7 @@ from perfmodel.page.machines import typed_path
 from tests.perfmodel.cli.command import runner
 from tests.perfmodel.cli.test_memory_command import document as traced
 from tests.perfmodel.cost.large_samples import document
+from tests.perfmodel.operators import prices_of_the_made_up_machine
 from tests.perfmodel.page.desks import NOISY, answers, layout_answers
 
 
@@ -125,7 +126,7 @@ def test_memory_is_that_of_the_memory_command(
     device: str | None,
 ) -> None:
     profile, workload = tmp_path / "profile.json", tmp_path / "light.json"
-    NOISY.write(profile)
+    NOISY.model_copy(update={"operators": prices_of_the_made_up_machine()}).write(profile)
     traced().write(workload)
     desk = read_desk([profile], [workload], validation=None, budget=None)
     [name] = desk.machines
