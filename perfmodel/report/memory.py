@@ -8,6 +8,7 @@ from perfmodel.cost.memory import DeviceMemory, MemorySetting, verdict
 from perfmodel.cost.techniques import Technique
 from perfmodel.report.grid import grid
 from perfmodel.report.tables import rich_table
+from perfmodel.report.wording import counted
 from perfmodel.units import Bytes, format_bytes, format_duration
 
 
@@ -90,7 +91,7 @@ def memory_table(report: MemoryReport) -> Table:
     return rich_table(
         grid(
             f"{report.name}, micro-batch {report.setting.micro_batch}, "
-            f"{report.setting.devices} device(s)",
+            f"{counted(report.setting.devices, 'device')}",
             text=("Part",),
             numbers=("Memory", "Share"),
             rows=[*rows, ("all", format_bytes(needed_bytes), "")],

@@ -15,7 +15,7 @@ from perfmodel.documents.profile import (
     WorkloadProfile,
 )
 from perfmodel.report.grid import Grid, grid
-from perfmodel.report.wording import bucket_cap, listed, number, percent
+from perfmodel.report.wording import bucket_cap, counted, listed, number, percent
 from perfmodel.units import MIB, format_bytes, format_duration, format_rate
 
 
@@ -24,11 +24,11 @@ def machine_grid(profile: ProfileDocument) -> Grid:
     runs = "behind the host" if profile.asynchronous else "in step with the host"
     facts = {
         "Device": f"{profile.device_name} ({profile.device_kind}, runs {runs})",
-        "Ranks": f"{profile.num_nodes} node(s) x {profile.ranks_per_node}, {profile.backend}",
+        "Ranks": f"{counted(profile.num_nodes, 'node')} x {profile.ranks_per_node}, {profile.backend}",
         "Software": listed(f"{name} {text}" for name, text in profile.provenance.versions.items()),
         "Measured": f"{profile.num_rounds} rounds, written {profile.provenance.created_utc}",
         "Speed probe": ", ".join(
-            f"{format_duration(time_s)} with {world_size} rank(s) at work"
+            f"{format_duration(time_s)} with {counted(world_size, 'rank')} at work"
             for world_size, time_s in profile.speed_probe_s.items()
         ),
         "Steadiness": f"the probe varied by {percent(profile.speed_spread)} (standard deviation)",

@@ -170,6 +170,11 @@ def scaling_words(prediction: PredictionDocument) -> str:
     return f"{prediction.scaling} scaling ({fixed} fixed)"
 
 
+def counted(count: int, noun: str) -> str:
+    """Text such as ``1 rank`` or ``2 ranks``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def listed(items: Iterable[str]) -> str:
     """Comma-separated, or a dash if there are none."""
     return ", ".join(items) or "-"
