@@ -32,6 +32,13 @@ def main() -> None:
             f"MAPE {errors.mape:.1%}  worst {errors.worst_absolute:.1%}  "
             f"inside {found.coverage:.0%}  limit named {found.limits_named:.0%}\n"
         )
+    tails = [step.signed_error_p95 for step in steps if step.replayed_error is not None]
+    if tails:
+        errors = summarise(tails)
+        sys.stdout.write(
+            f"95th percentile of the steps, with noise: {len(tails)} settings  bias {errors.bias:+.1%}  "
+            f"MAPE {errors.mape:.1%}  worst {errors.worst_absolute:.1%}\n"
+        )
     left = [_left_at_its_price(step) for step in steps if step.is_host_limited]
     if left:
         errors = summarise(left)
