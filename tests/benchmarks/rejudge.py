@@ -39,7 +39,7 @@ def main() -> None:
             f"95th percentile of the steps, with noise: {len(tails)} settings  bias {errors.bias:+.1%}  "
             f"MAPE {errors.mape:.1%}  worst {errors.worst_absolute:.1%}\n"
         )
-    left = [_left_at_its_price(step) for step in steps if step.is_host_limited]
+    left = [_left_at_its_price(s) for s in steps if s.limit == s.foretold.limit == HOST]
     if left:
         errors = summarise(left)
         sys.stdout.write(
