@@ -27,8 +27,9 @@ _COLUMNS: Final = (
     "gpus_per_node",
     "bytes",
     "time_us",
-    "inplace_time_us",
 )
+#: Not every table tells it.
+_IN_PLACE: Final = "inplace_time_us"
 #: Single published timings are medians of many iterations on a quiet machine, at best.
 _ERROR: Final = 0.02
 _NUM_DRAWS: Final = 300
@@ -74,7 +75,7 @@ def _read(row: dict[str, str]) -> Row | None:
     size, time_us, ranks = (number(row, name) for name in ("bytes", "time_us", "ranks"))
     if not size or not time_us or not ranks or ranks <= 1:
         return None
-    in_place_us = number(row, "inplace_time_us")
+    in_place_us = number(row, _IN_PLACE) if _IN_PLACE in row else None
     return Row(
         size_bytes=size,
         ranks=int(ranks),
