@@ -10,7 +10,7 @@ from perfmodel.cost.discrepancy import layout_distance_squared
 from perfmodel.cost.inferred import InferredModel
 from perfmodel.cost.inferred_profile import model_of
 from perfmodel.cost.jobs import Jobs, jobs_from
-from perfmodel.cost.latents import SHEETS, DeviceSheet
+from perfmodel.cost.latents import DeviceSheet
 from perfmodel.cost.layout_memory import fit_probability, needed_bytes, rank_memory
 from perfmodel.cost.layout_terms import layout_durations, unit_times
 from perfmodel.cost.layout_time import StepParts
@@ -23,8 +23,9 @@ from perfmodel.documents.layout import (
     TrainedModel,
 )
 from perfmodel.documents.prediction import Interval
-from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
-from perfmodel.hardware.catalogue import find_device, host_link_bytes_per_s, shipped_catalogue
+from perfmodel.errors import CalibrationUnavailable, UsageError
+from perfmodel.hardware.catalogue import host_link_bytes_per_s, shipped_catalogue
+from perfmodel.hardware.sheets import catalogued, device_sheet, precision_ratio
 from perfmodel.parallelism.feasibility import Limits, require_feasible
 from perfmodel.parallelism.layout import Layout, Precision
 from perfmodel.program.layout_step import compile_layout
@@ -37,13 +38,6 @@ _FAR: Final = 2.0
 RARE_STALL: Final = 0.05
 """Probability of a stall from which on it is said, and is an assumption of its own."""
 _PARTS: Final = ("compute_s", "tensor_s", "pipeline_s", "data_s", "other_s")
-#: Devices of calibrations from runs in the catalogue.
-_CATALOGUED: Final = {
-    "A100": "a100-sxm4-80",
-    "H100": "h100-sxm5",
-    "V100": "v100-sxm2-32",
-    "B200": "b200-sxm",
-}
 #: What a job needs of the latents, if the runs did not determine them.
 _RELEVANT: Final = {
     "tp": ("tensor_latency_s", "tensor_bytes_per_s"),
@@ -82,14 +76,11 @@ def inferred_machine(document: InferredDocument) -> InferredMachine:
     CalibrationUnavailable
         If the device is not among the known data sheets.
     """
-    if document.device not in SHEETS:
-        raise CalibrationUnavailable(
-            f"profile: device must be one of {', '.join(SHEETS)}, got {document.device!r}; "
-            "calibrate --from-runs anew"
-        )
-    return InferredMachine(
-        document=document, model=model_of(document), sheet=SHEETS[document.device]
-    )
+    try:
+        sheet = device_sheet(document.device, flag="profile: device")
+    except UsageError as error:
+        raise CalibrationUnavailable(f"{error}; calibrate --from-runs anew") from error
+    return InferredMachine(document=document, model=model_of(document), sheet=sheet)
 
 
 def predict_layout(
@@ -199,19 +190,10 @@ def layout_jobs(training: Training, layout: Layout, *, device: str | None = None
 
 def _on_device(jobs: Jobs, layout: Layout, device: str) -> Jobs:
     """The job with what the data sheet says of the precision and the link to the host."""
-    catalogue = shipped_catalogue()
-    sheet = find_device(_CATALOGUED[device], catalogue)
     if layout.precision is not Precision.BF16:
-        peaks = {str(name): peak.flop_per_s for name, peak in sheet.peaks.items()}
-        if layout.precision not in peaks:
-            known = ", ".join(each for each in Precision if each in {Precision.BF16, *peaks})
-            raise NotFeasible(
-                f"layout {layout}: precision must be one of {known} on {device}, "
-                f"got {layout.precision}"
-            )
-        ratio = peaks[layout.precision] / peaks["fp16"]
+        ratio = precision_ratio(layout.precision, device, where=f"layout {layout}")
         jobs = replace(jobs, matmul_ratio=np.array([ratio]))
-    link = host_link_bytes_per_s(sheet, catalogue)
+    link = host_link_bytes_per_s(catalogued(device), shipped_catalogue())
     return jobs if link is None else replace(jobs, host_bytes_per_s=np.array([link]))
 
 

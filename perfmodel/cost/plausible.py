@@ -1,10 +1,10 @@
 """What no machine does: units that are wrong by a prefix, runs that contradict each other."""
 
+from dataclasses import fields
 from typing import Final
 
 import numpy as np
 
-from perfmodel.cost.discrepancy import layout_distance_squared
 from perfmodel.cost.jobs import Column, Jobs
 
 FASTEST_FLOP_PER_S: Final = 2.5e15
@@ -46,10 +46,19 @@ def slow_for_device(jobs: Jobs, step_s: Column, peak_flop_per_s: float) -> str |
     )
 
 
+def fast_for_device(jobs: Jobs, step_s: Column, peak_flop_per_s: float) -> dict[int, str]:
+    """Rows (from 0) that are faster than a device with this 16-bit peak can be, and by how much."""
+    share = jobs.model_flop / jobs.devices / step_s / (peak_flop_per_s * jobs.matmul_ratio)
+    return {
+        int(i): f"step time {step_s[i]:.4g} s means {share[i]:.3g} times the peak"
+        for i in np.flatnonzero(share > 1)
+    }
+
+
 def contradictions(jobs: Jobs, step_s: Column) -> list[tuple[int, int]]:
     """Pairs of rows (from 0) that are the same job with step times too far apart."""
-    same = layout_distance_squared(jobs, jobs) == 0
+    rows = np.stack([getattr(jobs, field.name) for field in fields(Jobs)], axis=1)
+    _, job = np.unique(rows, axis=0, return_inverse=True)
     apart = np.abs(np.subtract.outer(np.log(step_s), np.log(step_s))) > np.log(CONTRADICTION)
-    for name in ("accumulation", "cp", "recompute_attention", "interleave", "sequence_parallel"):
-        same &= np.equal.outer(getattr(jobs, name), getattr(jobs, name))
+    same = np.equal.outer(job, job)
     return [(int(i), int(j)) for i, j in np.argwhere(np.triu(same & apart, 1))]

@@ -22,6 +22,10 @@ class RunColumns(Record):
     constants: dict[str, Annotated[float, Field(strict=True, ge=0)]] = Field(default_factory=dict)
     """By our name, the value of all runs; goes before a column."""
     units: RunUnits = RunUnits()
+    model: str | None = None
+    """Transformer of all runs, by name; goes before a column."""
+    precision: str | None = None
+    """Type of the factors of matrix products in all runs; goes before a column."""
 
 
 def read_run_columns(path: Path) -> RunColumns:
