@@ -11,7 +11,7 @@ from perfmodel.errors import InvalidDocument, did_you_mean
 from perfmodel.hardware.sheets import precision_ratio
 from perfmodel.parallelism.layout import Precision, Recompute
 from perfmodel.topology.cluster import DEVICES_PER_NODE
-from perfmodel.units import parse_duration
+from perfmodel.units import parse_bytes, parse_duration
 from perfmodel.workload.transformers import TRANSFORMERS
 
 Row = Mapping[str, str]
@@ -20,6 +20,7 @@ STEP: Final = "step_time_s"
 _GLOBAL_BATCH: Final = "global_batch"
 _ACCUMULATION: Final = "accumulation"
 _DEVICES: Final = "devices"
+PEAK: Final = "peak_memory_bytes"
 #: Rates that stand for the step time, with what they count of one step.
 _TOKENS, _TOKENS_EACH, _SAMPLES = "tokens_per_s", "tokens_per_s_per_device", "samples_per_s"
 _RATES: Final = (_TOKENS, _TOKENS_EACH, _SAMPLES)
@@ -32,7 +33,7 @@ _SELDOM: Final = (
 )
 #: What describes a run, with its step time.
 _NEEDED: Final = (*(each.name for each in fields(Jobs) if each.name not in USUAL), STEP)
-_NUMBERS: Final = (*_NEEDED, _GLOBAL_BATCH, _DEVICES, *_RATES, *_SELDOM)
+_NUMBERS: Final = (*_NEEDED, _GLOBAL_BATCH, _DEVICES, *_RATES, *_SELDOM, PEAK)
 NAMES: Final = (*_NUMBERS, *_WORDS)
 #: What a table need not say.
 DEFAULTS: Final[dict[str, float]] = {
@@ -47,7 +48,7 @@ _FLAGS: Final = (
     *("gated", "tied", "fused_attention", "offload", "parameter_offload"),
 )
 _MAY_BE_0: Final = (*_FLAGS, "zero", "shard", "prefetch")
-_DECIMAL: Final = (STEP, *_RATES, "imbalance")
+_DECIMAL: Final = (STEP, *_RATES, "imbalance", PEAK)
 _YES_NO: Final = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 
 
@@ -89,6 +90,8 @@ def read_run(where: str, row: Row, mapping: RunColumns, *, device: str | None) -
             f"{where}: devices must be dp x tp x pp x cp = {count:g}, got {devices:g}"
         )
     run[STEP] = _step_s(run, mapping)
+    if PEAK in run:
+        run[PEAK] *= parse_bytes(f"1{mapping.units.peak_memory_bytes}")
     return {name: value for name, value in run.items() if name not in _RATES}
 
 

@@ -1,19 +1,26 @@
 """Use case: latents of large-model steps from a table of runs that somebody made."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from calibrate.environment import describe_environment
 from calibrate.placement import provenance
-from calibrate.run_cells import STEP, read_run, reading_notes, require_known, step_column
+from calibrate.run_cells import PEAK, STEP, read_run, reading_notes, require_known, step_column
 from calibrate.run_logs import read_run_rows
 from perfmodel.cost.inferred_profile import inferred_fields
 from perfmodel.cost.jobs import Column, Jobs, jobs_from_rows
 from perfmodel.cost.latents import DeviceSheet, step_time_priors
-from perfmodel.cost.layout_fit import infer
-from perfmodel.cost.plausible import contradictions, fast_for_device, slow_for_device, wrong_unit
+from perfmodel.cost.layout_fit import MINIMUM_RUNS, infer
+from perfmodel.cost.memory_fit import infer_memory
+from perfmodel.cost.plausible import (
+    contradictions,
+    fast_for_device,
+    slow_for_device,
+    wrong_memory_unit,
+    wrong_unit,
+)
 from perfmodel.documents.inferred import InferredDocument
 from perfmodel.documents.run_columns import RunColumns, read_run_columns
 from perfmodel.errors import IncomparableRuns, InvalidDocument
@@ -27,10 +34,13 @@ class RunTable:
     jobs: Jobs
     step_s: Column
     """Shape ``(num_runs,)``. [s]"""
+    peak_bytes: Column
+    """Printed peak of rank 0; NaN where none is printed. [B]"""
     places: tuple[str, ...]
     """File, and line where it has several runs."""
     step_column: str
     """Heading that the step times come from."""
+    peak_column: str
     notes: tuple[str, ...]
     """What was not read, and what was taken for granted."""
 
@@ -56,13 +66,17 @@ def calibrate_from_runs(
     runs = read_runs(table, mapping, device=sheet.name)
     _require_possible(table, runs, sheet)
     model = infer(runs.jobs, runs.step_s, step_time_priors(sheet), seed=seed)
+    printed = np.flatnonzero(np.isfinite(runs.peak_bytes))
+    if len(printed) >= MINIMUM_RUNS:
+        memory = infer_memory(runs.jobs.take(printed), runs.peak_bytes[printed])
+        model = replace(model, memory=memory)
     document = InferredDocument(
         schema_version=InferredDocument.current_version,
         provenance=provenance(describe_environment(), seed=seed),
         evidence="inferred",
         device=sheet.name,
         step_s=tuple(map(float, runs.step_s)),
-        **inferred_fields(model),
+        **inferred_fields(model, printed),
     )
     return document, runs.notes
 
@@ -80,8 +94,10 @@ def read_runs(table: Path, mapping: RunColumns, *, device: str | None = None) ->
     runs = RunTable(
         jobs=jobs_from_rows(values),
         step_s=np.array([row[STEP] for row in values]),
+        peak_bytes=np.array([row.get(PEAK, np.nan) for row in values]),
         places=tuple(run.where for run in found),
         step_column=step_column(mapping, rows[0]),
+        peak_column=mapping.columns.get(PEAK, PEAK),
         notes=tuple(reading_notes(rows, mapping)),
     )
     _require_consistent(runs)
@@ -96,14 +112,20 @@ def _require_possible(table: Path, runs: RunTable, sheet: DeviceSheet) -> None:
         raise InvalidDocument(f"{table}: column {runs.step_column}: {slow}")
     for row, problem in fast_for_device(runs.jobs, runs.step_s, peak).items():
         raise InvalidDocument(
-            f"{runs.places[row]}, column {runs.step_column}: {problem} of a {sheet.name}; say the "
+            f"{runs.places[row]}, column {runs.step_column}: {problem} of {sheet.name}; say the "
             "device (--device-type), the precision, or the unit"
         )
 
 
 def _require_consistent(runs: RunTable) -> None:
-    for row, problem in wrong_unit(runs.jobs, runs.step_s).items():
-        raise InvalidDocument(f"{runs.places[row]}, column {runs.step_column}: {problem}")
+    wrong = wrong_unit(runs.jobs, runs.step_s)
+    for row, problem in wrong.items():
+        raise InvalidDocument(
+            f"{runs.places[row]}, column {runs.step_column}: {problem}; so are {len(wrong)} of "
+            f"{len(runs.jobs)} runs"
+        )
+    for row, problem in wrong_memory_unit(runs.jobs, runs.peak_bytes).items():
+        raise InvalidDocument(f"{runs.places[row]}, column {runs.peak_column}: {problem}")
     for first, second in contradictions(runs.jobs, runs.step_s):
         raise IncomparableRuns(
             f"{runs.places[first]} and {runs.places[second].rpartition(': ')[2]} are the same job "

@@ -192,7 +192,9 @@ def _infer(table: Path, *, columns: Path | None, device: str, out: Path, seed: i
     document, notes = calibrate_from_runs(table, columns=columns, device=device, seed=seed)
     show_lines([*latent_lines(document), *(f"- {note}" for note in notes)])
     document.write(out / "inferred.json")
-    typer.echo(f"inferred from {document.num_runs} runs: {out / 'inferred.json'}")
+    typer.echo(
+        f"inferred from {document.num_runs} runs on {document.device}: {out / 'inferred.json'}"
+    )
 
 
 def fit(

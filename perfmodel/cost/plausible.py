@@ -6,6 +6,8 @@ from typing import Final
 import numpy as np
 
 from perfmodel.cost.jobs import Column, Jobs
+from perfmodel.cost.layout_memory import rank_memory
+from perfmodel.units import format_bytes
 
 FASTEST_FLOP_PER_S: Final = 2.5e15
 """Above the dense bf16 peak of every device sold by 2026 (B200: 2.25e15, its data sheet)."""
@@ -13,6 +15,8 @@ SLOWEST_FLOP_PER_S: Final = 1e10
 """One core of a CPU is faster; slower steps are waiting, or not in the unit that is claimed."""
 LEAST_SHARE_OF_PEAK: Final = 1e-3
 """Half of all runs of a table are above: calm published ones reach 3 to 60 % of the peak, stalled 0.1 %."""
+OUT_OF_PROPORTION: Final = 30.0
+"""Published peaks are within a factor of 6 of the formula."""
 CONTRADICTION: Final = 1.5
 """Ratio of two step times of the same job from which on they contradict each other."""
 
@@ -33,6 +37,18 @@ def wrong_unit(jobs: Jobs, step_s: Column) -> dict[int, str]:
         for i in np.flatnonzero(speed < SLOWEST_FLOP_PER_S)
     }
     return fast | slow
+
+
+def wrong_memory_unit(jobs: Jobs, peak_bytes: Column) -> dict[int, str]:
+    """Rows (from 0) whose printed peak cannot be in bytes, and why; rows without one are fine."""
+    share = peak_bytes / rank_memory(jobs, 0).tensor_bytes
+    return {
+        int(
+            i
+        ): f"a peak of {format_bytes(peak_bytes[i])} is {share[i]:.2g} times what the tensors of rank 0 "
+        f"take; the column looks 1000x too {'large' if share[i] > 1 else 'small'} (give its unit)"
+        for i in np.flatnonzero((share > OUT_OF_PROPORTION) | (share < 1 / OUT_OF_PROPORTION))
+    }
 
 
 def slow_for_device(jobs: Jobs, step_s: Column, peak_flop_per_s: float) -> str | None:

@@ -12,6 +12,7 @@ class RunUnits(Record):
     """Units of columns that have one."""
 
     step_time_s: Literal["ns", "us", "ms", "s", "min", "h", "d"] = "s"
+    peak_memory_bytes: Literal["B", "MB", "MiB", "GB", "GiB"] = "B"
 
 
 class RunColumns(Record):

@@ -139,6 +139,7 @@ class StepProgram:
         lanes = [(operation.stage, operation.stream) for operation in self.operations]
         last: dict[Lane, int] = {}
         result = []
+        before: tuple[int, ...]
         for position, operation in enumerate(self.operations):
             lane, after = lanes[position], operation.after
             previous = last.get(lane)

@@ -4,11 +4,14 @@ import csv
 from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from calibrate.runs import RunTable, calibrate_from_runs, read_runs
+from perfmodel.cost.inferred_memory import fullest_and_fit
 from perfmodel.cost.inferred_profile import model_of
 from perfmodel.cost.jobs import Jobs
+from perfmodel.cost.layout_memory import rank_memory
 from perfmodel.documents.inferred import InferredDocument
 from perfmodel.documents.run_columns import RunColumns
 from perfmodel.errors import IncomparableRuns, InvalidDocument, UsageError
@@ -211,9 +214,7 @@ def test_words_that_make_no_sense(tmp_path: Path, cells: dict[str, str], said: s
 def test_runs_faster_than_their_device_are_refused(tmp_path: Path) -> None:
     slow, fast = RUN | {"step_time_s": 1.0}, RUN | {"accumulation": 8, "step_time_s": 0.2}
     table = table_of(tmp_path / "runs.csv", slow, RUN | {"dp": 4}, fast)
-    with pytest.raises(
-        InvalidDocument, match=r"line 4, .* times the peak of a A100; say the device"
-    ):
+    with pytest.raises(InvalidDocument, match=r"line 4, .* times the peak of A100; say the device"):
         calibrate_from_runs(table, columns=None, device="A100")
 
 
@@ -233,3 +234,31 @@ def test_two_precisions_of_one_layout_do_not_contradict_each_other(tmp_path: Pat
     path = tmp_path / "log.csv"
     path.write_text("\n".join(",".join(each) for each in (rows[0], *(r.values() for r in rows))))
     assert len(read_runs(path, RunColumns(columns=NAMES), device="H100").jobs) == 2
+
+
+def test_printed_peaks_move_the_memory_of_predictions(tmp_path: Path) -> None:
+    jobs = some_jobs()
+    peaks = rank_memory(jobs, 0).tensor_bytes + 5 * 2**30
+    rows = [
+        {field.name: getattr(jobs, field.name)[i] for field in fields(Jobs)}
+        | {"step_time_s": measured(jobs)[i], "GB": peaks[i] / 2**30}
+        for i in range(0, len(jobs), 2)
+    ]
+    mapping = tmp_path / "columns.toml"
+    mapping.write_text('[columns]\npeak_memory_bytes = "GB"\n[units]\npeak_memory_bytes = "GiB"\n')
+    table = table_of(tmp_path / "runs.csv", *rows)
+    document, _ = calibrate_from_runs(table, columns=mapping, device="A100")
+    document.write(tmp_path / "inferred.json")
+    model = model_of(InferredDocument.read(tmp_path / "inferred.json"))
+    assert model.memory is not None
+    unseen = jobs.take(np.arange(1, len(jobs), 2))
+    assert model.memory.predict(unseen)[0] == pytest.approx(peaks[1::2], rel=0.1)
+    # Half a terabyte is enough for all of them, half of what each needs for none.
+    assert fullest_and_fit(model.memory, unseen, 2**39)[1].min() > 0.99
+    assert fullest_and_fit(model.memory, unseen, float(peaks.min() / 2))[1].max() < 0.01
+
+
+def test_peaks_in_the_wrong_unit_are_named(tmp_path: Path) -> None:
+    table = table_of(tmp_path / "runs.csv", RUN | {"peak_memory_bytes": 20.0})
+    with pytest.raises(InvalidDocument, match=r"line 2, column peak_memory_bytes: .* too small"):
+        read_runs(table, RunColumns())

@@ -49,6 +49,7 @@ def judge(folder: Path) -> tuple[list[PublishedSeries], list[str]]:
             groups[row["source"], system, row["op"]].append(
                 (size, int(ranks), int(min(nodes, ranks)), time_us * 1e-6)
             )
+    groups |= _whole_log(folder / "vtrain_allreduce.csv")
     series, skipped = [], []
     for (source, system, op), rows in groups.items():
         name = f"{source}: {system}: {op}"
@@ -58,6 +59,20 @@ def judge(folder: Path) -> tuple[list[PublishedSeries], list[str]]:
         else:
             series.append(_judge_one(name, op, *split))
     return series, skipped
+
+
+def _whole_log(path: Path) -> dict[tuple[str, str, str], list[Row]]:
+    """All-reduces of one node as nccl-tests printed them; of sizes in steps of 1 MB the powers of two."""
+    found: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
+    if not path.is_file():
+        return found
+    for row in read_rows(path, columns=("source", "ranks", "raw")):
+        size, _, _, time_ns, *_ = row["raw"].split()
+        ranks = number(row, "ranks")
+        if ranks and size.isdigit() and int(size).bit_count() == 1:
+            key = (row["source"], "one node", "all_reduce")
+            found[key].append((float(size), int(ranks), 1, float(time_ns) * 1e-9))
+    return found
 
 
 def _split(rows: list[Row]) -> tuple[list[Row], list[Row]] | None:
