@@ -115,6 +115,8 @@ def reading_notes(rows: Sequence[Row], mapping: RunColumns) -> list[str]:
     if _DEVICES in said:
         said.add("dp")
     taken = [f"{name} = {value:g}" for name, value in DEFAULTS.items() if name not in said]
+    if not mapping.precision and "precision" not in said:
+        taken.append(f"precision = {Precision.BF16}")
     notes = []
     if unread:
         notes.append(

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TextIO
 
 from perfmodel.errors import InvalidDocument, why
 
@@ -55,12 +55,24 @@ def read_run_rows(path: Path) -> list[FoundRun]:
                 return _kineto(path, json.load(file))
             if path.suffix in {".log", ".txt", ".out"}:
                 return _mlperf(path, file.read().splitlines())
-            return [
-                FoundRun(f"{path}: line {line}", row)
-                for line, row in enumerate(csv.DictReader(file), start=2)
-            ]
+            return list(_table(path, file))
     except (OSError, UnicodeDecodeError, csv.Error, json.JSONDecodeError) as error:
         raise InvalidDocument(f"{path}: runs cannot be read: {why(error)}") from error
+
+
+def _table(path: Path, file: TextIO) -> Iterator[FoundRun]:
+    """Rows below a heading, between commas, semicolons or tabs."""
+    heading = file.readline()
+    delimiter = max(",;\t", key=heading.count)
+    file.seek(0)
+    for line, row in enumerate(csv.DictReader(file, delimiter=delimiter), start=2):
+        where = f"{path}: line {line}"
+        if None in row:
+            raise InvalidDocument(
+                f"{where}: must have as many cells as the heading, {len(row) - 1}, got "
+                f"{len(row) - 1 + len(row[None])}; numbers are written without separators"
+            )
+        yield FoundRun(where, row)
 
 
 def _records(path: Path, lines: Iterable[str]) -> Iterator[FoundRun]:

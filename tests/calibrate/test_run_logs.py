@@ -112,3 +112,16 @@ def test_a_record_that_is_no_object_is_refused(tmp_path: Path) -> None:
     path.write_text("[1, 2]\n")
     with pytest.raises(InvalidDocument, match=r"line 1: must be a JSON object, got '\[1, 2\]'"):
         read_run_rows(path)
+
+
+@pytest.mark.parametrize("between", [",", ";", "\t"])
+def test_tables_of_commas_semicolons_and_tabs(tmp_path: Path, between: str) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(f"\ufeffa{between}b\n1{between}2\n", encoding="utf-8")
+    ((where, cells),) = read_run_rows(path)
+    assert (where, cells) == (f"{path}: line 2", {"a": "1", "b": "2"})
+    path.write_text("a,b\n1,024,2\n")
+    with pytest.raises(
+        InvalidDocument, match="line 2: must have as many cells as the heading, 2, got 3"
+    ):
+        read_run_rows(path)
