@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
+from scipy.special import ndtr
 
 from perfmodel.cost.discrepancy import Discrepancy
 from perfmodel.cost.inferred_memory import InferredMemory
@@ -162,7 +162,8 @@ def _quantile(
     high = np.maximum(calm, disturbed) + 8 * spread
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        below = (1 - chance) * norm.cdf(middle, calm, spread)
-        below += chance * norm.cdf(middle, disturbed, spread)
+        # norm.cdf without its checks, which take ten times as long for a single job.
+        below = (1 - chance) * ndtr((middle - calm) / spread)
+        below += chance * ndtr((middle - disturbed) / spread)
         low, high = np.where(below < share, middle, low), np.where(below < share, high, middle)
     return np.asarray((low + high) / 2)
