@@ -27,6 +27,10 @@ _CONSTANT: Final = (
     *("tp", "pp", "cp", "ep", "zero_stage", "activation_checkpointing", "seq_len"),
 )
 _MACHINE: Final = ("hardware", "gpu")
+_READ: Final = (
+    *("source", "kind", "gpus", "gpus_per_node", "micro_batch", "global_batch"),
+    *("step_time_s", "throughput", "throughput_per_gpu"),
+)
 _COUNTS: Final = re.compile(r"(?<![A-Za-z0-9])\d+x(?=[ _A-Z])[ _]?")
 #: Models that are shortened where there are few devices say so in a note.
 _LAYERS: Final = re.compile(r"\blayers=\d+")
@@ -54,8 +58,7 @@ def read_series(folder: Path) -> tuple[dict[str, list[Series]], list[str]]:
     InvalidDocument
         If the table is missing, or lacks a column.
     """
-    columns = ("source", "kind", "gpus", "gpus_per_node", "throughput", *_CONSTANT, *_MACHINE)
-    rows = read_rows(folder / "throughput.csv", columns=columns)
+    rows = read_rows(folder / "throughput.csv", columns=(*_READ, *_CONSTANT, *_MACHINE))
     groups: dict[tuple[str, ...], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     nodes: dict[tuple[str, ...], float] = {}
     for key, gpus, cost, per_node in _read(rows):
