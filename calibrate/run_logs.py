@@ -1,15 +1,25 @@
-"""Rows of runs from what trainings leave behind: CSV tables, Kineto traces, MLPerf logs."""
+"""Rows of runs from what trainings leave behind: CSV tables, run records, Kineto traces, MLPerf logs."""
 
 import csv
 import gzip
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TextIO
 
 from perfmodel.errors import InvalidDocument, why
 
 Row = dict[str, str]
+
+
+class FoundRun(NamedTuple):
+    """One run, and where it was found."""
+
+    where: str
+    """File, and line where it has several runs."""
+    cells: Row
+
 
 _MLLOG: Final = ":::MLLOG"
 #: Keys of an MLPerf log that are columns of runs.
@@ -26,8 +36,8 @@ _SAMPLES: Final = "samples_count"
 _STEP: Final = "ProfilerStep#"
 
 
-def read_run_rows(path: Path) -> list[Row]:
-    """Rows of a file, or of every file of a folder; step times of traces and logs in seconds.
+def read_run_rows(path: Path) -> list[FoundRun]:
+    """Runs of a file, or of every file of a folder; step times of traces and logs in seconds.
 
     Raises
     ------
@@ -35,20 +45,64 @@ def read_run_rows(path: Path) -> list[Row]:
         If a file cannot be read, or says too little.
     """
     if path.is_dir():
-        return [row for file in sorted(path.iterdir()) for row in read_run_rows(file)]
+        return [run for file in sorted(path.iterdir()) for run in read_run_rows(file)]
     try:
         opener = gzip.open if path.suffix == ".gz" else open
-        with opener(path, "rt", encoding="utf-8", newline="") as file:
+        with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
+            if ".jsonl" in path.suffixes:
+                return list(_records(path, file))
             if ".json" in path.suffixes:
                 return _kineto(path, json.load(file))
             if path.suffix in {".log", ".txt", ".out"}:
                 return _mlperf(path, file.read().splitlines())
-            return list(csv.DictReader(file))
+            return list(_table(path, file))
     except (OSError, UnicodeDecodeError, csv.Error, json.JSONDecodeError) as error:
         raise InvalidDocument(f"{path}: runs cannot be read: {why(error)}") from error
 
 
-def _kineto(path: Path, trace: Any) -> list[Row]:
+def _table(path: Path, file: TextIO) -> Iterator[FoundRun]:
+    """Rows below a heading, between commas, semicolons or tabs."""
+    heading = file.readline()
+    delimiter = max(",;\t", key=heading.count)
+    file.seek(0)
+    for line, row in enumerate(csv.DictReader(file, delimiter=delimiter), start=2):
+        where = f"{path}: line {line}"
+        if None in row:
+            raise InvalidDocument(
+                f"{where}: must have as many cells as the heading, {len(row) - 1}, got "
+                f"{len(row) - 1 + len(row[None])}; numbers are written without separators"
+            )
+        yield FoundRun(where, row)
+
+
+def _records(path: Path, lines: Iterable[str]) -> Iterator[FoundRun]:
+    """One run a line of JSON: nested names are joined by dots, of lists of numbers the median counts."""
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        where = f"{path}: line {number}"
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise InvalidDocument(f"{where}: must be JSON: {error}") from error
+        if not isinstance(record, dict):
+            raise InvalidDocument(f"{where}: must be a JSON object, got {line.strip()[:40]!r}")
+        yield FoundRun(where, dict(_cells("", record)))
+
+
+def _cells(prefix: str, record: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for key, value in record.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _cells(f"{name}.", value)
+        elif isinstance(value, list):
+            if value and all(isinstance(each, int | float) for each in value):
+                yield name, repr(median(value))
+        elif value is not None:
+            yield name, str(value)
+
+
+def _kineto(path: Path, trace: Any) -> list[FoundRun]:
     """One row: the median step that the profiler marked; only rank 0 of a job counts."""
     events = trace.get("traceEvents") if isinstance(trace, dict) else None
     if not isinstance(events, list):
@@ -67,15 +121,14 @@ def _kineto(path: Path, trace: Any) -> list[Row]:
         raise InvalidDocument(
             f"{path}: must hold user annotations {_STEP}N, got none; profile with a schedule"
         )
-    return [
-        {
-            "step_time_s": repr(median(steps_us) * 1e-6),
-            "dp": str(int(spread.get("world_size", 1))),
-        }
-    ]
+    cells = {
+        "step_time_s": repr(median(steps_us) * 1e-6),
+        "dp": str(int(spread.get("world_size", 1))),
+    }
+    return [FoundRun(str(path), cells)]
 
 
-def _mlperf(path: Path, lines: list[str]) -> list[Row]:
+def _mlperf(path: Path, lines: list[str]) -> list[FoundRun]:
     """One row: time in training blocks per step of a global batch; evaluation does not count."""
     events = []
     for number, line in enumerate(lines, start=1):
@@ -90,7 +143,7 @@ def _mlperf(path: Path, lines: list[str]) -> list[Row]:
         raise InvalidDocument(f"{path}: must hold a {_MLLOG} line with global_batch_size, got none")
     steps = _samples(path, events) / float(values["global_batch_size"])
     row = {column: str(values[key]) for key, column in _MLLOG_COLUMNS.items() if values.get(key)}
-    return [row | {"step_time_s": repr(_block_s(path, events) / steps)}]
+    return [FoundRun(str(path), row | {"step_time_s": repr(_block_s(path, events) / steps)})]
 
 
 def _block_s(path: Path, events: list[dict[str, Any]]) -> float:

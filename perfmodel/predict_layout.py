@@ -8,9 +8,10 @@ import numpy as np
 
 from perfmodel.cost.discrepancy import layout_distance_squared
 from perfmodel.cost.inferred import InferredModel
+from perfmodel.cost.inferred_memory import InferredMemory
 from perfmodel.cost.inferred_profile import model_of
 from perfmodel.cost.jobs import Jobs, jobs_from
-from perfmodel.cost.latents import SHEETS, DeviceSheet
+from perfmodel.cost.latents import DeviceSheet
 from perfmodel.cost.layout_memory import fit_probability, needed_bytes, rank_memory
 from perfmodel.cost.layout_terms import layout_durations, unit_times
 from perfmodel.cost.layout_time import StepParts
@@ -23,8 +24,9 @@ from perfmodel.documents.layout import (
     TrainedModel,
 )
 from perfmodel.documents.prediction import Interval
-from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
-from perfmodel.hardware.catalogue import find_device, host_link_bytes_per_s, shipped_catalogue
+from perfmodel.errors import CalibrationUnavailable, UsageError
+from perfmodel.hardware.catalogue import host_link_bytes_per_s, shipped_catalogue
+from perfmodel.hardware.sheets import catalogued, device_sheet, precision_ratio
 from perfmodel.parallelism.feasibility import Limits, require_feasible
 from perfmodel.parallelism.layout import Layout, Precision
 from perfmodel.program.layout_step import compile_layout
@@ -34,16 +36,15 @@ from perfmodel.workload.transformers import NamedTransformer
 
 _FAR: Final = 2.0
 """Distance to the nearest run, in lengths of the deviations, from which on a layout is far from all."""
+_FEW: Final = 10
+"""Fewer runs cannot even tell how often intervals of 90 % hold."""
 RARE_STALL: Final = 0.05
 """Probability of a stall from which on it is said, and is an assumption of its own."""
+_STAGE_PARTS: Final = (
+    *("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes"),
+    "logits_bytes",
+)
 _PARTS: Final = ("compute_s", "tensor_s", "pipeline_s", "data_s", "other_s")
-#: Devices of calibrations from runs in the catalogue.
-_CATALOGUED: Final = {
-    "A100": "a100-sxm4-80",
-    "H100": "h100-sxm5",
-    "V100": "v100-sxm2-32",
-    "B200": "b200-sxm",
-}
 #: What a job needs of the latents, if the runs did not determine them.
 _RELEVANT: Final = {
     "tp": ("tensor_latency_s", "tensor_bytes_per_s"),
@@ -82,14 +83,11 @@ def inferred_machine(document: InferredDocument) -> InferredMachine:
     CalibrationUnavailable
         If the device is not among the known data sheets.
     """
-    if document.device not in SHEETS:
-        raise CalibrationUnavailable(
-            f"profile: device must be one of {', '.join(SHEETS)}, got {document.device!r}; "
-            "calibrate --from-runs anew"
-        )
-    return InferredMachine(
-        document=document, model=model_of(document), sheet=SHEETS[document.device]
-    )
+    try:
+        sheet = device_sheet(document.device, flag="profile: device")
+    except UsageError as error:
+        raise CalibrationUnavailable(f"{error}; calibrate --from-runs anew") from error
+    return InferredMachine(document=document, model=model_of(document), sheet=sheet)
 
 
 def predict_layout(
@@ -114,8 +112,7 @@ def predict_layout(
     )
     parts = machine.model.parts(jobs)
     held = layout.stages(training.model.shape.layers)
-    memory = _stages(jobs, held)
-    fullest = max(sum(_tensors(stage)) for stage in memory)
+    memory = _stages(machine.model.memory, jobs, held)
     step = simulated_step(machine, training, layout)
     document = LayoutPredictionDocument(
         schema_version=LayoutPredictionDocument.current_version,
@@ -133,9 +130,7 @@ def predict_layout(
         formula_step_s=float(parts.total_s[0]),
         memory=memory,
         capacity_bytes=capacity_bytes,
-        fit_probability=None
-        if capacity_bytes is None
-        else float(fit_probability(np.array(fullest), capacity_bytes)),
+        fit_probability=_fits(machine.model.memory, jobs, memory, capacity_bytes),
         caveats=(*layout_caveats(machine, jobs), *_option_caveats(layout, jobs, held)),
     )
     return document, step
@@ -199,30 +194,54 @@ def layout_jobs(training: Training, layout: Layout, *, device: str | None = None
 
 def _on_device(jobs: Jobs, layout: Layout, device: str) -> Jobs:
     """The job with what the data sheet says of the precision and the link to the host."""
-    catalogue = shipped_catalogue()
-    sheet = find_device(_CATALOGUED[device], catalogue)
     if layout.precision is not Precision.BF16:
-        peaks = {str(name): peak.flop_per_s for name, peak in sheet.peaks.items()}
-        if layout.precision not in peaks:
-            known = ", ".join(each for each in Precision if each in {Precision.BF16, *peaks})
-            raise NotFeasible(
-                f"layout {layout}: precision must be one of {known} on {device}, "
-                f"got {layout.precision}"
-            )
-        ratio = peaks[layout.precision] / peaks["fp16"]
+        ratio = precision_ratio(layout.precision, device, where=f"layout {layout}")
         jobs = replace(jobs, matmul_ratio=np.array([ratio]))
-    link = host_link_bytes_per_s(sheet, catalogue)
+    link = host_link_bytes_per_s(catalogued(device), shipped_catalogue())
     return jobs if link is None else replace(jobs, host_bytes_per_s=np.array([link]))
 
 
 def layout_caveats(machine: InferredMachine, jobs: Jobs) -> list[str]:
     """What must be known before acting on the first of some jobs."""
-    runs = machine.model.discrepancy.runs
     caveats = [
-        "inferred from end-to-end step times of others: no part of the step was ever measured alone"
+        "inferred from end-to-end step times of others: no part of the step was ever measured alone",
+        *_beyond_runs(machine.model, jobs),
     ]
+    unknown = [
+        name
+        for key, names in _RELEVANT.items()
+        if getattr(jobs, key)[0] > 1
+        for name in names
+        if not _is_determined(machine.document, name)
+    ]
+    if unknown:
+        caveats.append(f"not determined by the runs, prior kept: {', '.join(unknown)}")
+    if machine.model.disturbance is not None:
+        chance = float(machine.model.disturbance.probability(jobs.take(np.array([0])))[0])
+        if chance > RARE_STALL:
+            caveats.append(
+                f"some runs between nodes stalled; this one would with probability {chance:.0%}, "
+                "which the interval holds"
+            )
+    memory = machine.model.memory
+    caveats.append(
+        "memory: formula of an eager framework (16-bit weights, 32-bit gradients, Adam), not fitted to "
+        "any run; context and allocator slack are assumed"
+        if memory is None
+        else f"memory: fitted to the peaks of {len(memory.discrepancy.runs)} runs, taken to be those of "
+        "rank 0; all holds their framework and whole tensors besides the parts"
+    )
+    return caveats
+
+
+def _beyond_runs(model: InferredModel, jobs: Jobs) -> list[str]:
+    """Where the first of some jobs is outside of what the runs have shown."""
+    runs = model.discrepancy.runs
+    caveats = []
+    if len(runs) < _FEW:
+        caveats.append(f"{len(runs)} runs only: the answer rests on priors more than on them")
     near = np.sqrt(layout_distance_squared(jobs, runs).min(axis=1)[0])
-    if near > _FAR * machine.model.discrepancy.spreads.length:
+    if near > _FAR * model.discrepancy.spreads.length:
         caveats.append(
             f"the nearest run is {near:.1f} doublings away (layout, model, batch): the formula alone "
             "carries the answer"
@@ -246,26 +265,6 @@ def layout_caveats(machine: InferredMachine, jobs: Jobs) -> list[str]:
     ):
         if getattr(jobs, name)[0] > getattr(runs, name).max():
             caveats.append(f"no run used {meaning}: the formula's effect of it is untested")
-    unknown = [
-        name
-        for key, names in _RELEVANT.items()
-        if getattr(jobs, key)[0] > 1
-        for name in names
-        if not _is_determined(machine.document, name)
-    ]
-    if unknown:
-        caveats.append(f"not determined by the runs, prior kept: {', '.join(unknown)}")
-    if machine.model.disturbance is not None:
-        chance = float(machine.model.disturbance.probability(jobs.take(np.array([0])))[0])
-        if chance > RARE_STALL:
-            caveats.append(
-                f"some runs between nodes stalled; this one would with probability {chance:.0%}, "
-                "which the interval holds"
-            )
-    caveats.append(
-        "memory: formula of an eager framework (16-bit weights, 32-bit gradients, Adam), not fitted to "
-        "any run; context and allocator slack are assumed"
-    )
     return caveats
 
 
@@ -323,20 +322,21 @@ def _inverse(step_s: Interval, work: float) -> Interval:
     return Interval(p5=work / step_s.p95, p50=work / step_s.p50, p95=work / step_s.p5)
 
 
-def _stages(jobs: Jobs, held: Sequence[int]) -> tuple[StageMemory, ...]:
+def _stages(
+    memory: InferredMemory | None, jobs: Jobs, held: Sequence[int]
+) -> tuple[StageMemory, ...]:
     """Memory of every stage of the first job, which hold so many layers."""
     stages = np.arange(len(held), dtype=np.float64)
     first = np.zeros(len(held), dtype=np.intp)
     each = replace(jobs.take(first), most_layers=np.array(held, dtype=np.float64))
-    found = rank_memory(each, stages)
-    columns = {
-        "parameters_bytes": found.parameters_bytes,
-        "gradients_bytes": found.gradients_bytes,
-        "optimizer_bytes": found.optimizer_bytes,
-        "activations_bytes": found.activations_bytes,
-        "logits_bytes": found.logits_bytes,
-        "needed_bytes": needed_bytes(found.tensor_bytes),
-    }
+    if memory is None:
+        found = rank_memory(each, stages)
+        columns = {name: getattr(found, name) for name in _STAGE_PARTS}
+        columns["needed_bytes"] = needed_bytes(found.tensor_bytes)
+    else:
+        parts = memory.parts_bytes(each, stages)
+        columns = {name: parts[name.removesuffix("_bytes")] for name in _STAGE_PARTS}
+        columns["needed_bytes"] = sum(parts.values(), start=np.zeros(len(held)))
     return tuple(
         StageMemory(
             stage=stage,
@@ -347,14 +347,19 @@ def _stages(jobs: Jobs, held: Sequence[int]) -> tuple[StageMemory, ...]:
     )
 
 
-def _tensors(stage: StageMemory) -> tuple[float, ...]:
-    return (
-        stage.parameters_bytes,
-        stage.gradients_bytes,
-        stage.optimizer_bytes,
-        stage.activations_bytes,
-        stage.logits_bytes,
-    )
+def _fits(
+    memory: InferredMemory | None,
+    jobs: Jobs,
+    stages: Sequence[StageMemory],
+    capacity_bytes: int | None,
+) -> float | None:
+    """Probability that the fullest stage runs within a capacity, if there is one."""
+    if capacity_bytes is None:
+        return None
+    if memory is not None:
+        return float(memory.fit_probability(jobs, capacity_bytes)[0])
+    fullest = max(sum(getattr(stage, name) for name in _STAGE_PARTS) for stage in stages)
+    return float(fit_probability(np.array(fullest), capacity_bytes))
 
 
 def _is_determined(document: InferredDocument, name: str) -> bool:

@@ -36,10 +36,13 @@ _NOISE = typer.Option(
 )
 _MODELS = typer.Option(help="Reference models to run, separated by commas.")
 _FROM_RUNS = typer.Option(
-    help="Measure nothing: infer from step times: CSV, Kineto trace, MLPerf log, or a folder of them."
+    help="Measure nothing: infer from step times: CSV, run records (.jsonl), Kineto trace, MLPerf log, or "
+    "a folder of them."
 )
 _COLUMNS = typer.Option(help="TOML: names, units, constants of those runs.")
-_DEVICE_TYPE = typer.Option(help="Device of those runs: A100, H100, V100 or B200.")
+_DEVICE_TYPE = typer.Option(
+    help="Device of those runs: A100, H100, V100, B200, or a name of perfmodel devices."
+)
 _BATCHES = typer.Option(
     help="With --workload: micro-batches to measure; default: where it was traced."
 )
@@ -189,10 +192,12 @@ def _infer(table: Path, *, columns: Path | None, device: str, out: Path, seed: i
     from calibrate.runs import calibrate_from_runs  # noqa: PLC0415 - keeps --help fast
     from perfmodel.report.inferred import latent_lines  # noqa: PLC0415
 
-    document = calibrate_from_runs(table, columns=columns, device=device, seed=seed)
-    show_lines(latent_lines(document))
+    document, notes = calibrate_from_runs(table, columns=columns, device=device, seed=seed)
+    show_lines([*latent_lines(document), *(f"- {note}" for note in notes)])
     document.write(out / "inferred.json")
-    typer.echo(f"inferred from {document.num_runs} runs: {out / 'inferred.json'}")
+    typer.echo(
+        f"inferred from {document.num_runs} runs on {document.device}: {out / 'inferred.json'}"
+    )
 
 
 def fit(

@@ -7,6 +7,7 @@ import typer
 
 from perfmodel.cli.options import names
 from perfmodel.cli.terminal import show_document
+from perfmodel.errors import UsageError
 
 
 def published(
@@ -15,15 +16,23 @@ def published(
     sources: Annotated[
         str, typer.Option(help="Tables to judge by, separated by commas.")
     ] = "collectives,steptime_placements,vtrain,llm_foundry,playbook,scaling,memory,notebooks,convergence",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict document.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the verdict document; --json FILE writes it.")
+    ] = False,
     output: Annotated[Path | None, typer.Option(help="Write the verdict document.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="Where --json writes, if not to the terminal.")
+    ] = None,
 ) -> None:
     """Fit the small end of published series, predict the large end, beside plain models."""
     from perfmodel.report.published import published_table  # noqa: PLC0415 - keeps --help fast
     from validate.published.published import judge_published  # noqa: PLC0415
 
+    if file is not None and (output is not None or not as_json):
+        raise UsageError(f"FILE: must follow --json, and excludes --output, got {str(file)!r}")
     document = judge_published(data, names(sources))
-    if output is not None:
-        document.write(output)
+    for path in filter(None, (output, file)):
+        document.write(path)
     left_out = [f"left out: {name}" for name in document.skipped]
-    show_document(document, published_table(document), left_out, as_json=as_json)
+    shown = as_json and file is None
+    show_document(document, published_table(document), left_out, as_json=shown)

@@ -50,6 +50,11 @@ class Discrepancy:
         own = self.spreads.shape**2 + self.spreads.layout**2 + self.spreads.noise**2
         return cross @ self.weights, np.maximum(own - explained, self.spreads.noise**2)
 
+    def unknown_share(self, jobs: Jobs) -> Column:
+        """How little the runs say of jobs: 0 at the layout of a run, 1 where all are far."""
+        nearest = layout_distance_squared(jobs, self.runs).min(axis=1)
+        return np.asarray(1 - np.exp(-nearest / (2 * self.spreads.length**2)))
+
     def difference_variance(self, jobs: Jobs, reference: int) -> Column:
         """Variance of every job's deviation minus that of one of them, noise of a run left out."""
         cross = covariance(jobs, self.runs, self.spreads)

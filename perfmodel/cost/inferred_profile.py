@@ -5,9 +5,11 @@ from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.cost.discrepancy import Spreads, condition
 from perfmodel.cost.inferred import InferredModel
+from perfmodel.cost.inferred_memory import InferredMemory
 from perfmodel.cost.jobs import USUAL, Jobs, jobs_from_columns
 from perfmodel.cost.latents import Prior
 from perfmodel.cost.stalls import Disturbance
@@ -15,6 +17,7 @@ from perfmodel.documents.inferred import (
     DeviationSpreads,
     InferredDocument,
     InferredLatent,
+    PeakMemory,
     StallRecord,
 )
 
@@ -22,8 +25,18 @@ KNOWN_BELOW = 0.7
 """A latent counts as determined if the runs narrowed its prior at least to this share."""
 
 
-def inferred_fields(model: InferredModel) -> Mapping[str, Any]:
-    """What a document keeps of a model, by its fields."""
+def inferred_fields(
+    model: InferredModel, printed: NDArray[np.intp] | None = None
+) -> Mapping[str, Any]:
+    """What a document keeps of a model, by its fields.
+
+    Parameters
+    ----------
+    model
+        The model.
+    printed
+        Positions of the runs behind its memory; all if not given.
+    """
     runs = model.discrepancy.runs
     return {
         "num_runs": len(runs),
@@ -34,6 +47,7 @@ def inferred_fields(model: InferredModel) -> Mapping[str, Any]:
         "spreads": DeviationSpreads(**asdict(model.discrepancy.spreads)),
         "stalls": _stalls(model),
         "interval_widening": model.widening,
+        "memory": _peaks(model.memory, np.arange(len(runs)) if printed is None else printed),
     }
 
 
@@ -59,6 +73,7 @@ def model_of(document: InferredDocument) -> InferredModel:
         ),
         disturbance=_disturbance(document),
         widening=document.interval_widening,
+        memory=_memory(document, runs),
     )
 
 
@@ -91,6 +106,36 @@ def _stalls(model: InferredModel) -> StallRecord | None:
     return StallRecord(
         stall_s=model.disturbance.stall_s,
         weights=tuple(map(float, model.disturbance.weights)),
+    )
+
+
+def _peaks(memory: InferredMemory | None, printed: NDArray[np.intp]) -> PeakMemory | None:
+    if memory is None:
+        return None
+    found = memory.discrepancy
+    return PeakMemory(
+        runs=tuple(map(int, printed)),
+        factors=memory.factors,
+        deviations=tuple(map(float, found.deviations)),
+        trust=tuple(map(float, found.trust)),
+        spreads=DeviationSpreads(**asdict(found.spreads)),
+        interval_widening=memory.widening,
+    )
+
+
+def _memory(document: InferredDocument, runs: Jobs) -> InferredMemory | None:
+    said = document.memory
+    if said is None:
+        return None
+    return InferredMemory(
+        factors=dict(said.factors),
+        discrepancy=condition(
+            runs.take(np.array(said.runs)),
+            np.array(said.deviations),
+            np.array(said.trust),
+            Spreads(**said.spreads.model_dump()),
+        ),
+        widening=said.interval_widening,
     )
 
 

@@ -240,8 +240,10 @@ def _widening(
         state = replace(part, disturbed=fit.disturbed[left])
         error = _deviation(unseen, step_s[left], state) - shift
         scores.extend(np.abs(error) / np.sqrt(variance + logs.var(axis=0)))
-    rank = min(1.0, 0.9 * (1 + 1 / len(jobs)))
-    return float(np.clip(np.quantile(scores, rank) / DEVIATE_90, 0.3, 5.0))
+    rank = 0.9 * (1 + 1 / len(jobs))
+    # Of fewer than nine runs no 90 % quantile can be told: they may widen, but not narrow.
+    least = 1.0 if rank > 1 else 0.3
+    return float(np.clip(np.quantile(scores, min(1.0, rank)) / DEVIATE_90, least, 5.0))
 
 
 def fit_spreads(jobs: Jobs, deviation: Column, trust: Column) -> Spreads:

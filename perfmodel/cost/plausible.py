@@ -1,11 +1,13 @@
 """What no machine does: units that are wrong by a prefix, runs that contradict each other."""
 
+from dataclasses import fields
 from typing import Final
 
 import numpy as np
 
-from perfmodel.cost.discrepancy import layout_distance_squared
 from perfmodel.cost.jobs import Column, Jobs
+from perfmodel.cost.layout_memory import rank_memory
+from perfmodel.units import format_bytes
 
 FASTEST_FLOP_PER_S: Final = 2.5e15
 """Above the dense bf16 peak of every device sold by 2026 (B200: 2.25e15, its data sheet)."""
@@ -13,6 +15,8 @@ SLOWEST_FLOP_PER_S: Final = 1e10
 """One core of a CPU is faster; slower steps are waiting, or not in the unit that is claimed."""
 LEAST_SHARE_OF_PEAK: Final = 1e-3
 """Half of all runs of a table are above: calm published ones reach 3 to 60 % of the peak, stalled 0.1 %."""
+OUT_OF_PROPORTION: Final = 30.0
+"""Published peaks are within a factor of 6 of the formula."""
 CONTRADICTION: Final = 1.5
 """Ratio of two step times of the same job from which on they contradict each other."""
 
@@ -35,6 +39,18 @@ def wrong_unit(jobs: Jobs, step_s: Column) -> dict[int, str]:
     return fast | slow
 
 
+def wrong_memory_unit(jobs: Jobs, peak_bytes: Column) -> dict[int, str]:
+    """Rows (from 0) whose printed peak cannot be in bytes, and why; rows without one are fine."""
+    share = peak_bytes / rank_memory(jobs, 0).tensor_bytes
+    return {
+        int(
+            i
+        ): f"a peak of {format_bytes(peak_bytes[i])} is {share[i]:.2g} times what the tensors of rank 0 "
+        f"take; the column looks 1000x too {'large' if share[i] > 1 else 'small'} (give its unit)"
+        for i in np.flatnonzero((share > OUT_OF_PROPORTION) | (share < 1 / OUT_OF_PROPORTION))
+    }
+
+
 def slow_for_device(jobs: Jobs, step_s: Column, peak_flop_per_s: float) -> str | None:
     """Why all step times together cannot be in seconds on a device with this peak, if so."""
     share = float(np.median(jobs.model_flop / jobs.devices / step_s)) / peak_flop_per_s
@@ -46,10 +62,19 @@ def slow_for_device(jobs: Jobs, step_s: Column, peak_flop_per_s: float) -> str |
     )
 
 
+def fast_for_device(jobs: Jobs, step_s: Column, peak_flop_per_s: float) -> dict[int, str]:
+    """Rows (from 0) that are faster than a device with this 16-bit peak can be, and by how much."""
+    share = jobs.model_flop / jobs.devices / step_s / (peak_flop_per_s * jobs.matmul_ratio)
+    return {
+        int(i): f"step time {step_s[i]:.4g} s means {share[i]:.3g} times the peak"
+        for i in np.flatnonzero(share > 1)
+    }
+
+
 def contradictions(jobs: Jobs, step_s: Column) -> list[tuple[int, int]]:
     """Pairs of rows (from 0) that are the same job with step times too far apart."""
-    same = layout_distance_squared(jobs, jobs) == 0
+    rows = np.stack([getattr(jobs, field.name) for field in fields(Jobs)], axis=1)
+    _, job = np.unique(rows, axis=0, return_inverse=True)
     apart = np.abs(np.subtract.outer(np.log(step_s), np.log(step_s))) > np.log(CONTRADICTION)
-    for name in ("accumulation", "cp", "recompute_attention", "interleave", "sequence_parallel"):
-        same &= np.equal.outer(getattr(jobs, name), getattr(jobs, name))
+    same = np.equal.outer(job, job)
     return [(int(i), int(j)) for i, j in np.argwhere(np.triu(same & apart, 1))]

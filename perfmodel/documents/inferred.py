@@ -43,6 +43,20 @@ class StallRecord(Record):
     """Of the logistic regression on the layout that tells how likely a job is disturbed."""
 
 
+class PeakMemory(Record):
+    """Factors on the parts of a rank's memory, inferred from the peaks that runs printed."""
+
+    runs: Annotated[tuple[int, ...], Field(min_length=1)]
+    """Positions of those runs."""
+    factors: dict[str, PositiveFloat]
+    """By part; that of the context is bytes."""
+    deviations: tuple[float, ...]
+    """What the parts leave unexplained of every peak, log of printed over computed."""
+    trust: tuple[PositiveFloat, ...]
+    spreads: DeviationSpreads
+    interval_widening: PositiveFloat
+
+
 class InferredDocument(Document):
     """A calibration from logs: everything that a prediction needs, and the runs behind it."""
 
@@ -66,3 +80,5 @@ class InferredDocument(Document):
     stalls: StallRecord | None
     """None if no run showed it."""
     interval_widening: PositiveFloat
+    memory: PeakMemory | None = None
+    """None if the runs printed no peaks."""

@@ -12,6 +12,7 @@ class RunUnits(Record):
     """Units of columns that have one."""
 
     step_time_s: Literal["ns", "us", "ms", "s", "min", "h", "d"] = "s"
+    peak_memory_bytes: Literal["B", "MB", "MiB", "GB", "GiB"] = "B"
 
 
 class RunColumns(Record):
@@ -22,6 +23,10 @@ class RunColumns(Record):
     constants: dict[str, Annotated[float, Field(strict=True, ge=0)]] = Field(default_factory=dict)
     """By our name, the value of all runs; goes before a column."""
     units: RunUnits = RunUnits()
+    model: str | None = None
+    """Transformer of all runs, by name; goes before a column."""
+    precision: str | None = None
+    """Type of the factors of matrix products in all runs; goes before a column."""
 
 
 def read_run_columns(path: Path) -> RunColumns:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.cost.inferred import InferredModel
+from perfmodel.cost.inferred_memory import fullest_and_fit
 from perfmodel.cost.jobs import Column, Jobs, jobs_from_columns, model_columns
-from perfmodel.cost.layout_memory import fit_probability, fullest_bytes
 from perfmodel.cost.layout_time import step_time_s
 from perfmodel.cost.memory import FITS_ABOVE
 from perfmodel.cost.stalls import stall_time_s
@@ -19,7 +19,7 @@ from perfmodel.predict_layout import Training
 class Judged:
     """Verdicts on layouts, in their order."""
 
-    tensors_bytes: Column
+    needed_bytes: Column
     """Of the fullest rank. [B]"""
     fit: Column
     """Probability that it runs within the capacity."""
@@ -32,18 +32,17 @@ def judge_layouts(
 ) -> Judged:
     """Verdicts on some layouts."""
     jobs = search_jobs(training, layouts)
-    tensors = fullest_bytes(jobs)
-    fit = fit_probability(tensors, capacity_bytes)
+    needed, fit = fullest_and_fit(model.memory, jobs, capacity_bytes)
     log_step = np.full(len(jobs), np.inf)
     possible = np.flatnonzero(fit > 1 - FITS_ABOVE)
     log_step[possible] = _log_step(model, jobs.take(possible))
-    return Judged(tensors_bytes=tensors, fit=fit, log_step=log_step)
+    return Judged(needed_bytes=needed, fit=fit, log_step=log_step)
 
 
 def together(pieces: Sequence[Judged]) -> Judged:
     """Verdicts on all layouts from those on pieces."""
     return Judged(
-        tensors_bytes=np.concatenate([piece.tensors_bytes for piece in pieces]),
+        needed_bytes=np.concatenate([piece.needed_bytes for piece in pieces]),
         fit=np.concatenate([piece.fit for piece in pieces]),
         log_step=np.concatenate([piece.log_step for piece in pieces]),
     )

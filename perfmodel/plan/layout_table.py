@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.curve import Samples
+from perfmodel.cost.inferred_memory import fullest_and_fit
 from perfmodel.cost.jobs import Jobs, jobs_from
-from perfmodel.cost.layout_memory import fit_probability, fullest_bytes, needed_bytes
 from perfmodel.cost.memory import FITS_ABOVE
 from perfmodel.documents.plan import ScalingStatement
 from perfmodel.documents.prediction import Interval
@@ -215,21 +215,22 @@ class LayoutTable:
         search = search_layouts(model, request)
         fitting = np.flatnonzero(search.judged.fit >= FITS_ABOVE)
         if not fitting.size:
-            leanest = int(np.argmin(search.judged.tensors_bytes))
+            leanest = int(np.argmin(search.judged.needed_bytes))
             return self._measured(search.layouts.layout(leanest), search.jobs(np.array([leanest])))
         near = search.fastest(fitting)
         place = int(near[np.argmin(model.predict(search.jobs(near)).mean_s)])
         return self._measured(search.layouts.layout(place), search.jobs(np.array([place])))
 
     def _measured(self, layout: Layout, jobs: Jobs) -> _Chosen:
-        tensors = fullest_bytes(jobs)
+        model = self._machine.model
+        needed, fit = fullest_and_fit(model.memory, jobs, self._question.capacity_bytes)
         return _Chosen(
             layout=layout,
             jobs=jobs,
-            step_s=self._machine.model.step_draws(jobs, num_draws=NUM_DRAWS)[0],
+            step_s=model.step_draws(jobs, num_draws=NUM_DRAWS)[0],
             memory=FitInMemory(
-                needed_bytes=float(needed_bytes(tensors)[0]),
-                probability=float(fit_probability(tensors, self._question.capacity_bytes)[0]),
+                needed_bytes=float(needed[0]),
+                probability=float(fit[0]),
             ),
         )
 

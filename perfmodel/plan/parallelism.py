@@ -11,7 +11,6 @@ from scipy.stats import norm
 
 from perfmodel.cost.inferred import InferredModel, StepInterval
 from perfmodel.cost.jobs import Column, Jobs
-from perfmodel.cost.layout_memory import needed_bytes
 from perfmodel.cost.layout_time import StepParts, step_time_s
 from perfmodel.cost.memory import FITS_ABOVE
 from perfmodel.documents.layout import ParallelismPlanDocument, RankedLayout
@@ -161,7 +160,7 @@ def _ranked(
     machine: InferredMachine, search: Search, chosen: NDArray[np.intp], request: Request
 ) -> tuple[RankedLayout, ...]:
     jobs = search.jobs(chosen)
-    tensors_bytes, fit = search.judged.tensors_bytes, search.judged.fit
+    needed_bytes, fit = search.judged.needed_bytes, search.judged.fit
     found = machine.model.predict(jobs)
     parts = machine.model.parts(jobs)
     slower, ties = against_first(machine.model, jobs, found)
@@ -177,7 +176,7 @@ def _ranked(
             ),
             tokens_per_s=float(work / found.number_s[index]),
             mfu=float(work_per_peak_s(machine, jobs) / found.number_s[index]),
-            needed_bytes=float(needed_bytes(tensors_bytes[where])),
+            needed_bytes=float(needed_bytes[where]),
             fit_probability=float(fit[where]),
             slower_probability=float(slower[index]),
             ties=bool(ties[index]),
@@ -208,7 +207,7 @@ def spread_against_first(model: InferredModel, jobs: Jobs) -> Column:
     drawn = step_time_s(jobs, {name: values[:, None] for name, values in model.draws.items()})
     logs = np.log(drawn)
     variance = (logs - logs[:, :1]).var(axis=0) + model.discrepancy.difference_variance(jobs, 0)
-    return np.asarray(np.sqrt(np.maximum(variance, 0)) * model.widening)
+    return np.asarray(np.sqrt(np.maximum(variance, 0)) * model.doubt_factor(jobs))
 
 
 def _loss(parts: StepParts, index: int) -> tuple[str, float]:
@@ -243,10 +242,10 @@ def _close(
 
 
 def _nothing_fits(search: Search, request: Request) -> str:
-    tensors_bytes = search.judged.tensors_bytes
-    where = int(np.argmin(tensors_bytes))
+    needed_bytes = search.judged.needed_bytes
+    where = int(np.argmin(needed_bytes))
     return (
         f"--device-memory: none of {len(search.layouts)} layouts fits into "
         f"{format_bytes(request.capacity_bytes)}; the leanest, {search.layouts.layout(where)}, needs "
-        f"{format_bytes(float(needed_bytes(tensors_bytes[where])))}: take more or larger devices"
+        f"{format_bytes(float(needed_bytes[where]))}: take more or larger devices"
     )

@@ -347,7 +347,8 @@ class _Builder:
         if cause in _OF_LAYERS:
             share *= self.filled[stage]
         if stream is Stream.COMPUTE and stage in self.awaited:
-            after = {*after, *self.awaited.pop(stage)}
+            more = self.awaited.pop(stage)
+            after = {*after, *more} if after else more
         name = f"{cause} {work.micro_batch}"
         if self.layout.interleave > 1:
             name = f"{name}/{work.chunk}"

@@ -1,7 +1,6 @@
 """A training step as ordered operations on named streams; it knows work, never seconds."""
 
 import enum
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -126,36 +125,36 @@ class StepProgram:
 
     def predecessors(self) -> tuple[tuple[int, ...], ...]:
         """For each operation what must end first: the one before it on its stream, and ``after``."""
-        return _predecessors(self.operations, [operation.lane for operation in self.operations])
+        last: dict[Lane, int] = {}
+        result = []
+        for position, operation in enumerate(self.operations):
+            lane = operation.lane
+            before = (last[lane],) if lane in last else ()
+            result.append(tuple(sorted({*before, *operation.after})))
+            last[lane] = position
+        return tuple(result)
 
     def awaited(self) -> tuple[tuple[int, ...], ...]:
         """For each operation its last predecessor on each stream: the others have ended before it."""
-        lanes = [operation.lane for operation in self.operations]
-        return tuple(
-            _last_of_lanes(before, lanes) for before in _predecessors(self.operations, lanes)
-        )
-
-
-def _predecessors(
-    operations: Sequence[Operation], lanes: Sequence[Lane]
-) -> tuple[tuple[int, ...], ...]:
-    last: dict[Lane, int] = {}
-    result = []
-    for position, (operation, lane) in enumerate(zip(operations, lanes, strict=True)):
-        before: tuple[int, ...] = (last[lane],) if lane in last else ()
-        after = operation.after
-        if after and after != before:
-            # Most operations await one more: a large step has 20,000, and sets would take their time.
-            if len(after) == 1 and before:
-                before = (*before, *after) if before < after else (*after, *before)
+        lanes = [(operation.stage, operation.stream) for operation in self.operations]
+        last: dict[Lane, int] = {}
+        result = []
+        before: tuple[int, ...]
+        for position, operation in enumerate(self.operations):
+            lane, after = lanes[position], operation.after
+            previous = last.get(lane)
+            last[lane] = position
+            # A large step has 20,000 operations, nearly all of which await one or two.
+            if not after:
+                before = () if previous is None else (previous,)
+            elif len(after) > 1:
+                every = sorted(after if previous is None else {*after, previous})
+                before = tuple({lanes[i]: i for i in every}.values())
+            elif previous is None:
+                before = after
+            elif lanes[after[0]] == lane:
+                before = (previous,)
             else:
-                before = tuple(sorted({*before, *after}))
-        result.append(before)
-        last[lane] = position
-    return tuple(result)
-
-
-def _last_of_lanes(before: tuple[int, ...], lanes: Sequence[Lane]) -> tuple[int, ...]:
-    if len(before) < 2 or (len(before) == 2 and lanes[before[0]] != lanes[before[1]]):
-        return before
-    return tuple({lanes[i]: i for i in before}.values())
+                before = (*after, previous) if after[0] < previous else (previous, *after)
+            result.append(before)
+        return tuple(result)

@@ -36,7 +36,7 @@ def test_a_trace_gives_its_median_step_in_seconds(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "rank0.json.gz", "wt", encoding="utf-8") as file:
         json.dump(trace(200_000, 250_000, 900_000), file)
     (tmp_path / "rank1.json").write_text(json.dumps(trace(1.0, rank=1)))
-    (row,) = read_run_rows(tmp_path)
+    ((_, row),) = read_run_rows(tmp_path)
     assert float(row["step_time_s"]) == pytest.approx(0.25)
     assert row["dp"] == "16"
 
@@ -46,9 +46,9 @@ def test_the_mapping_says_what_a_trace_does_not(tmp_path: Path) -> None:
     path.write_text(json.dumps(trace(2e6)))
     shape = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 32, "feed_forward": 14336}
     rest = {"vocabulary": 131_072, "sequence": 4096, "micro_batch": 1, "accumulation": 1}
-    jobs, step_s = read_runs(path, RunColumns.model_validate({"constants": shape | rest}))
-    assert (float(jobs.dp[0]), float(jobs.hidden[0])) == (16.0, 4096.0)
-    assert step_s == pytest.approx([2.0])
+    runs = read_runs(path, RunColumns.model_validate({"constants": shape | rest}))
+    assert (float(runs.jobs.dp[0]), float(runs.jobs.hidden[0])) == (16.0, 4096.0)
+    assert runs.step_s == pytest.approx([2.0])
     with pytest.raises(InvalidDocument, match="column layers is missing"):
         read_runs(path, RunColumns())
 
@@ -73,7 +73,7 @@ def test_an_mlperf_log_counts_blocks_and_not_evaluation(tmp_path: Path) -> None:
             ("block_stop", 71_000, None, {"samples_count": 640}),
         )
     )
-    (row,) = read_run_rows(path)
+    ((_, row),) = read_run_rows(path)
     # 20 s of blocks, 640 samples = 20 steps; the 50 s of evaluation between them do not count.
     assert float(row["step_time_s"]) == pytest.approx(1.0)
     assert (row["tp"], row["global_batch"]) == ("4", "32")
@@ -89,4 +89,39 @@ def test_an_mlperf_log_without_samples_is_refused(tmp_path: Path) -> None:
         )
     )
     with pytest.raises(InvalidDocument, match="samples_count"):
+        read_run_rows(path)
+
+
+def test_run_records_are_lines_of_json(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    record = {
+        "parallel": {"tp": 2, "zero": None},
+        "steps_s": [0.9, 0.5, 0.5],
+        "sp": True,
+        "tags": ["a"],
+    }
+    path.write_text(json.dumps(record) + "\n\n" + json.dumps({"steps_s": 2}) + "\n")
+    first, second = read_run_rows(path)
+    # Nested names are joined, lists of times count by their median, empty values do not.
+    assert first.cells == {"parallel.tp": "2", "steps_s": "0.5", "sp": "True"}
+    assert second.where.endswith("runs.jsonl: line 3")
+
+
+def test_a_record_that_is_no_object_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    path.write_text("[1, 2]\n")
+    with pytest.raises(InvalidDocument, match=r"line 1: must be a JSON object, got '\[1, 2\]'"):
+        read_run_rows(path)
+
+
+@pytest.mark.parametrize("between", [",", ";", "\t"])
+def test_tables_of_commas_semicolons_and_tabs(tmp_path: Path, between: str) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text(f"\ufeffa{between}b\n1{between}2\n", encoding="utf-8")
+    ((where, cells),) = read_run_rows(path)
+    assert (where, cells) == (f"{path}: line 2", {"a": "1", "b": "2"})
+    path.write_text("a,b\n1,024,2\n")
+    with pytest.raises(
+        InvalidDocument, match="line 2: must have as many cells as the heading, 2, got 3"
+    ):
         read_run_rows(path)

@@ -4,11 +4,14 @@ import csv
 from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from calibrate.runs import calibrate_from_runs, read_runs
+from calibrate.runs import RunTable, calibrate_from_runs, read_runs
+from perfmodel.cost.inferred_memory import fullest_and_fit
 from perfmodel.cost.inferred_profile import model_of
 from perfmodel.cost.jobs import Jobs
+from perfmodel.cost.layout_memory import rank_memory
 from perfmodel.documents.inferred import InferredDocument
 from perfmodel.documents.run_columns import RunColumns
 from perfmodel.errors import IncomparableRuns, InvalidDocument, UsageError
@@ -38,7 +41,7 @@ def test_milliseconds_under_another_name(tmp_path: Path) -> None:
     table = write(tmp_path / "runs.csv", step="ms", scale=1000)
     mapping = tmp_path / "columns.toml"
     mapping.write_text('[columns]\nstep_time_s = "ms"\n[units]\nstep_time_s = "ms"\n')
-    document = calibrate_from_runs(table, columns=mapping, device="A100")
+    document, _ = calibrate_from_runs(table, columns=mapping, device="A100")
     document.write(tmp_path / "inferred.json")
     again = InferredDocument.read(tmp_path / "inferred.json")
     fitted = {latent.name: latent for latent in again.latents}
@@ -59,7 +62,7 @@ def test_a_column_in_the_wrong_unit_is_named(tmp_path: Path, scale: float, said:
 
 def test_runs_that_contradict_each_other_are_named(tmp_path: Path) -> None:
     table = write(tmp_path / "runs.csv", twice=True)
-    with pytest.raises(IncomparableRuns, match=r"lines 2 and .* are the same job"):
+    with pytest.raises(IncomparableRuns, match=r"line 2 and line .* are the same job"):
         calibrate_from_runs(table, columns=None, device="A100")
 
 
@@ -108,9 +111,9 @@ def test_the_global_batch_says_how_often_gradients_are_accumulated(tmp_path: Pat
         for batch in (16, 64)
     ]
     # Four times the batch takes four times as long: no contradiction, but another job.
-    jobs, step_s = read_runs(table_of(tmp_path / "runs.csv", *rows), RunColumns())
-    assert jobs.accumulation.tolist() == [4, 16]
-    assert step_s.tolist() == [1, 4]
+    runs = read_runs(table_of(tmp_path / "runs.csv", *rows), RunColumns())
+    assert runs.jobs.accumulation.tolist() == [4, 16]
+    assert runs.step_s.tolist() == [1, 4]
 
 
 @pytest.mark.parametrize(
@@ -153,3 +156,109 @@ def test_a_mapping_that_makes_no_sense_is_one_line(tmp_path: Path, text: str, sa
         calibrate_from_runs(table, columns=mapping, device="A100")
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 1
+
+
+LOG = {"model": "llama3-8b", "gpus": "16", "tp": "2", "mbs": "1", "gbs": "64", "seq": "8192"}
+NAMES = {"devices": "gpus", "micro_batch": "mbs", "global_batch": "gbs", "sequence": "seq"}
+
+
+def read_log(tmp_path: Path, *, names: dict[str, str], **cells: str) -> RunTable:
+    path = tmp_path / "log.csv"
+    row = LOG | cells
+    path.write_text(",".join(row) + "\n" + ",".join(row.values()) + "\n")
+    return read_runs(path, RunColumns(columns=NAMES | names), device="H100")
+
+
+def test_a_log_of_names_devices_and_rates(tmp_path: Path) -> None:
+    words = {"recompute": "Full", "precision": "fp8"}
+    runs = read_log(tmp_path, names={"tokens_per_s": "tok/s"}, **words, **{"tok/s": "131072"})
+    jobs = runs.jobs
+    assert (jobs.layers[0], jobs.kv_heads[0], jobs.gated[0]) == (32, 8, 1)
+    # 16 devices are 8 replicas of 2; 64 sequences are 8 micro-batches of each.
+    assert (jobs.dp[0], jobs.accumulation[0], jobs.recompute_full[0]) == (8, 8, 1)
+    assert jobs.matmul_ratio[0] == pytest.approx(2.0, rel=0.01)
+    assert runs.step_s == pytest.approx([64 * 8192 / 131072])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("tokens_per_s_per_device", "8192"), ("samples_per_s", "16"), ("step_time_s", "4.0")],
+)
+def test_every_rate_means_the_same_step(tmp_path: Path, name: str, value: str) -> None:
+    assert read_log(tmp_path, names={}, **{name: value}).step_s == pytest.approx([4.0])
+
+
+def test_what_was_not_read_and_what_was_taken_for_granted_is_said(tmp_path: Path) -> None:
+    unread, taken = read_log(tmp_path, names={}, step_time_s="4.0", zero_stage="3").notes
+    assert unread.startswith("columns not read: zero_stage ")
+    assert "zero = 0" in taken
+    assert "tp = " not in taken
+    assert "dp = " not in taken
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ({"gpus": "15"}, "line 2: devices must be a multiple of tp x pp x cp = 2, got 15"),
+        ({"model": "lama3-8b"}, "model must be one of .* did you mean llama3-8b"),
+        ({"recompute": "some"}, "recompute must be one of none, selective, full, got 'some'"),
+        ({"precision": "int4"}, "precision must be one of .*, got 'int4'"),
+        ({"sequence_parallel": "2"}, "column sequence_parallel: must be 0, 1, yes or no, got 2"),
+    ],
+)
+def test_words_that_make_no_sense(tmp_path: Path, cells: dict[str, str], said: str) -> None:
+    with pytest.raises(InvalidDocument, match=said):
+        read_log(tmp_path, names={}, step_time_s="4.0", **cells)
+
+
+def test_runs_faster_than_their_device_are_refused(tmp_path: Path) -> None:
+    slow, fast = RUN | {"step_time_s": 1.0}, RUN | {"accumulation": 8, "step_time_s": 0.2}
+    table = table_of(tmp_path / "runs.csv", slow, RUN | {"dp": 4}, fast)
+    with pytest.raises(InvalidDocument, match=r"line 4, .* times the peak of A100; say the device"):
+        calibrate_from_runs(table, columns=None, device="A100")
+
+
+def test_a_device_of_the_catalogue_has_priors_too(tmp_path: Path) -> None:
+    document, _ = calibrate_from_runs(write(tmp_path / "runs.csv"), columns=None, device="H200 SXM")
+    assert document.device == "h200-sxm"
+    prior = {latent.name: latent.prior for latent in document.latents}
+    # 4.8 TB/s by its data sheet, of which a prior expects 70 %.
+    assert prior["memory_bytes_per_s"] == pytest.approx(0.7 * 4.8e12)
+
+
+def test_two_precisions_of_one_layout_do_not_contradict_each_other(tmp_path: Path) -> None:
+    rows = [
+        LOG | {"precision": "bf16", "step_time_s": "8"},
+        LOG | {"precision": "fp8", "step_time_s": "4"},
+    ]
+    path = tmp_path / "log.csv"
+    path.write_text("\n".join(",".join(each) for each in (rows[0], *(r.values() for r in rows))))
+    assert len(read_runs(path, RunColumns(columns=NAMES), device="H100").jobs) == 2
+
+
+def test_printed_peaks_move_the_memory_of_predictions(tmp_path: Path) -> None:
+    jobs = some_jobs()
+    peaks = rank_memory(jobs, 0).tensor_bytes + 5 * 2**30
+    rows = [
+        {field.name: getattr(jobs, field.name)[i] for field in fields(Jobs)}
+        | {"step_time_s": measured(jobs)[i], "GB": peaks[i] / 2**30}
+        for i in range(0, len(jobs), 2)
+    ]
+    mapping = tmp_path / "columns.toml"
+    mapping.write_text('[columns]\npeak_memory_bytes = "GB"\n[units]\npeak_memory_bytes = "GiB"\n')
+    table = table_of(tmp_path / "runs.csv", *rows)
+    document, _ = calibrate_from_runs(table, columns=mapping, device="A100")
+    document.write(tmp_path / "inferred.json")
+    model = model_of(InferredDocument.read(tmp_path / "inferred.json"))
+    assert model.memory is not None
+    unseen = jobs.take(np.arange(1, len(jobs), 2))
+    assert model.memory.predict(unseen)[0] == pytest.approx(peaks[1::2], rel=0.1)
+    # Half a terabyte is enough for all of them, half of what each needs for none.
+    assert fullest_and_fit(model.memory, unseen, 2**39)[1].min() > 0.99
+    assert fullest_and_fit(model.memory, unseen, float(peaks.min() / 2))[1].max() < 0.01
+
+
+def test_peaks_in_the_wrong_unit_are_named(tmp_path: Path) -> None:
+    table = table_of(tmp_path / "runs.csv", RUN | {"peak_memory_bytes": 20.0})
+    with pytest.raises(InvalidDocument, match=r"line 2, column peak_memory_bytes: .* too small"):
+        read_runs(table, RunColumns())

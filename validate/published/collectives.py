@@ -60,6 +60,7 @@ def judge(folder: Path) -> tuple[list[PublishedSeries], list[str]]:
         found = _read(row)
         if found is not None:
             groups[row["source"], system, row["op"]].append(found)
+    groups |= _whole_log(folder / "vtrain_allreduce.csv")
     series, skipped = [], []
     for (source, system, op), rows in groups.items():
         name = f"{source}: {system}: {op}"
@@ -92,6 +93,22 @@ def _num_domains(row: dict[str, str], ranks: int) -> int:
         return -(-ranks // int(domain[1]))
     nodes = number(row, "nodes") or -(-ranks // (number(row, "gpus_per_node") or 8))
     return int(min(nodes, ranks))
+
+
+def _whole_log(path: Path) -> dict[tuple[str, str, str], list[Row]]:
+    """All-reduces of one node as nccl-tests printed them; of sizes in steps of 1 MB the powers of two."""
+    found: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
+    if not path.is_file():
+        return found
+    for row in read_rows(path, columns=("source", "ranks", "raw")):
+        size, _, _, time_ns, *_ = row["raw"].split()
+        ranks = number(row, "ranks")
+        if ranks and size.isdigit() and int(size).bit_count() == 1:
+            key = (row["source"], "one node", "all_reduce")
+            found[key].append(
+                Row(size_bytes=float(size), ranks=int(ranks), nodes=1, time_s=float(time_ns) * 1e-9)
+            )
+    return found
 
 
 def _split(rows: list[Row]) -> tuple[list[Row], list[Row]] | None:

@@ -63,14 +63,23 @@ def judge_vtrain(folder: Path) -> Verdict:
 
 
 def judge_foundry(folder: Path) -> Verdict:
-    """One node of eight predicts more nodes."""
-    runs, bad = foundry_runs(folder)
-    first = np.flatnonzero(runs.jobs.devices <= 8)
-    second = np.flatnonzero(runs.jobs.devices > 8)
-    if min(len(first), len(second)) < _FEWEST:
-        return [], [*bad, "llm-foundry: too few runs on one node or on several"]
-    judged = _judge(runs, first, second, device="A100")
-    return [_series("llm_foundry", "FSDP on A100, 8 devices predict more", [judged])], bad
+    """One node of eight predicts more nodes, for every device whose data sheet is known."""
+    series, skipped = [], []
+    for device in SHEETS:
+        runs, bad = foundry_runs(folder, device)
+        first = np.flatnonzero(runs.jobs.devices <= 8)
+        second = np.flatnonzero(runs.jobs.devices > 8)
+        skipped += bad
+        if min(len(first), len(second)) >= _FEWEST:
+            judged = _judge(runs, first, second, device=device)
+            series.append(
+                _series("llm_foundry", f"FSDP on {device}, 8 devices predict more", [judged])
+            )
+        elif len(runs):
+            skipped.append(
+                f"llm-foundry on {device}: {len(first)} runs on one node, {len(second)} on several"
+            )
+    return series, skipped
 
 
 def judge_playbook(folder: Path) -> Verdict:

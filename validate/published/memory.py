@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
+from perfmodel.cost.inferred_memory import InferredMemory
 from perfmodel.cost.jobs import Jobs
-from perfmodel.cost.memory_fit import InferredMemory, infer_memory
+from perfmodel.cost.memory_fit import infer_memory
 from perfmodel.documents.published import PublishedSeries
 from validate.published.errors import compare_predictors
 from validate.published.large_rows import Runs, memory_runs, playbook_runs, starves_a_stage

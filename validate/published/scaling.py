@@ -1,13 +1,16 @@
-"""Published throughput of small models: calibrate on one and two devices, predict more.
+"""Published throughput of any source: calibrate on the fewest devices, predict more.
 
-A series is everything that the source kept constant; steps take ``1 / throughput`` per sample and
-device, so that weak scaling reads as a step that grows with the devices.
+Steps take ``1 / throughput`` per sample and device, so that weak scaling reads as a step that grows with
+the devices. One and two devices predict the others, or one alone; of sources that begin with more the
+two smallest counts predict the others, or the smallest one alone.
 """
 
-from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final
+from types import MappingProxyType
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,15 +18,12 @@ from numpy.typing import NDArray
 from perfmodel.documents.published import PublishedSeries
 from perfmodel.statistics.normal import DEVIATE_90
 from validate.published.errors import compare_predictors
-from validate.published.rows import number, read_rows
+from validate.published.series import Series, read_series
 
 FloatArray = NDArray[np.float64]
-SOURCES: Final = ("tensorflow/tensorflow", "apache/mxnet", "NVIDIA/DeepLearningExamples")
-_CONVOLUTIONAL: Final = ("Classification", "Detection", "Segmentation")
-_CONSTANT: Final = (
-    *("path", "table", "hardware", "gpu", "framework", "model", "precision"),
-    *("micro_batch", "seq_len", "scaling_kind", "throughput_unit"),
-)
+Growth: TypeAlias = tuple[FloatArray, FloatArray, FloatArray]
+"""Step over that of the fewest devices: 5 %, most probable, 95 %."""
+
 _NOISE: Final = 0.02
 """Scatter of one published number; a loss below it is not told from none."""
 _LOSS_PRIOR: Final = (float(np.log(0.04)), 0.7)
@@ -33,80 +33,83 @@ _OTHER_SYSTEM: Final = 1.0
 _GROWTH: Final = 0.45
 """Doubt of the exponent with which the loss grows with the devices of a node: a host that serves its
 devices in turn, instead of a ring whose work per device hardly grows, is at the end of the interval."""
+_PER_DOUBLING: Final = 0.01
+"""Loss per doubling of the nodes, unless enough series tell."""
 _BETWEEN_NODES: Final = 0.05
-"""Doubt per doubling of the nodes: nothing measured inside a node tells of the network between them."""
+"""Its doubt: nothing measured inside a node tells of the network between them."""
+_LEAST_DOUBT: Final = 0.005
 _FEWEST: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Series:
-    gpus: FloatArray
-    per_node: float
-    step: FloatArray
-    """Device-seconds per sample, any constant unit."""
+class _Protocol:
+    """What is fitted of a series, and by which law the rest follows."""
+
+    fitted: str
+    known: int
+    """Smallest counts of the devices that are fitted."""
+
+
+_BOTH: Final = _Protocol(fitted="1 and 2 devices", known=2)
+_ALONE: Final = _Protocol(fitted="1 device", known=1)
+_TWO_COUNTS: Final = _Protocol(fitted="the two smallest counts", known=2)
+_ONE_COUNT: Final = _Protocol(fitted="the smallest count", known=1)
+_NAMES: Final[Mapping[_Protocol, str]] = MappingProxyType(
+    {
+        _BOTH: "1 and 2 devices",
+        _ALONE: "one device alone",
+        _TWO_COUNTS: "two smallest counts",
+        _ONE_COUNT: "smallest count alone",
+    }
+)
 
 
 def judge(folder: Path) -> tuple[list[PublishedSeries], list[str]]:
-    """Verdict per source: one and two devices predict the others; so does one device alone."""
-    groups = _read(folder)
-    prior = loss_prior([one for found in groups.values() for one in found])
-    verdicts, skipped = [], []
-    for source in SOURCES:
-        series = [one for name, found in groups.items() if source in name for one in found]
-        if not series:
-            skipped.append(f"scaling: {source} has no series with one device and more")
-            continue
-        both = [one for one in series if 2.0 in one.gpus]
-        alone = [one for one in series if 2.0 not in one.gpus]
-        verdicts += [_judge(source, chosen, prior) for chosen in (both, alone) if chosen]
+    """Verdict per source and kind of calibration."""
+    groups, skipped = read_series(folder)
+    everything = loss_prior([one for found in groups.values() for one in found], _LOSS_PRIOR)
+    verdicts = []
+    for source, series in groups.items():
+        prior = loss_prior(series, everything)
+        slope = slope_prior([one for one in series if _protocol(one) is _TWO_COUNTS])
+        laws: dict[_Protocol, Callable[[Series], Growth]] = {
+            _BOTH: partial(predict_growth, prior=prior),
+            _ALONE: partial(predict_growth, prior=prior),
+            _TWO_COUNTS: partial(predict_from_several, prior=prior, slope=slope),
+            _ONE_COUNT: partial(predict_from_several, prior=prior, slope=slope),
+        }
+        for protocol, law in laws.items():
+            chosen = [one for one in series if _protocol(one) is protocol]
+            if chosen:
+                verdicts.append(_judge(source, protocol, chosen, law))
+    if not groups:
+        skipped.append("scaling: no series with few devices and more")
     return verdicts, skipped
 
 
-def _read(folder: Path) -> dict[str, list[_Series]]:
-    rows = read_rows(folder / "throughput.csv", columns=("source", "gpus", *_CONSTANT))
-    series: dict[tuple[str, ...], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
-    nodes: dict[tuple[str, ...], float] = {}
-    for row in rows:
-        if not any(source in row["source"] for source in SOURCES) or row["kind"] != "measured":
-            continue
-        gpus, total = number(row, "gpus"), number(row, "throughput")
-        if gpus is None or total is None:
-            continue
-        if "DeepLearning" in row["source"] and not row["model"].startswith(_CONVOLUTIONAL):
-            continue
-        key = (row["source"], *(row[name] for name in _CONSTANT))
-        series[key][gpus].append(gpus / total)
-        nodes[key] = max(nodes.get(key, 1.0), number(row, "gpus_per_node") or gpus)
-    found: dict[str, list[_Series]] = defaultdict(list)
-    for key, steps in series.items():
-        if 1.0 in steps and len(steps) > 1 and max(steps) > 2:
-            gpus_sorted = np.array(sorted(steps))
-            found[key[0]].append(
-                _Series(
-                    gpus=gpus_sorted,
-                    per_node=nodes[key],
-                    step=np.array([float(np.median(steps[g])) for g in gpus_sorted]),
-                )
-            )
-    return found
+def _protocol(one: Series) -> _Protocol:
+    if one.gpus[0] == 1.0:
+        return _BOTH if 2.0 in one.gpus else _ALONE
+    return _TWO_COUNTS if len(one.gpus) > 2 else _ONE_COUNT
 
 
-def _judge(source: str, series: list[_Series], prior: tuple[float, float]) -> PublishedSeries:
-    measured, ours, linear, law, covered = [], [], [], [], []
+def _judge(
+    source: str, protocol: _Protocol, series: Sequence[Series], law: Callable[[Series], Growth]
+) -> PublishedSeries:
+    measured, ours, linear, usl, covered = [], [], [], [], []
     for one in series:
-        later = one.gpus > 2
-        low, middle, high = predict_growth(one, prior)
+        low, middle, high = law(one)
         base = one.step[0]
+        later = slice(protocol.known, None)
         measured.append(one.step[later])
         ours.append(base * middle[later])
-        linear.append(np.full(int(later.sum()), base))
-        law.append(base * _usl_growth(one)[later])
+        linear.append(np.full(len(one.step[later]), base))
+        usl.append(base * _usl_growth(one, protocol.known)[later])
         covered.append((base * low <= one.step)[later] & (one.step <= base * high)[later])
-    both = 2.0 in series[0].gpus
     return PublishedSeries(
         source="scaling",
-        name=f"{source}, {'1 and 2 devices' if both else 'one device alone'}",
-        fitted="1 and 2 devices" if both else "1 device",
+        name=f"{source}, {_NAMES[protocol]}{_worst(series, measured, ours)}",
+        fitted=protocol.fitted,
         predicted="all larger counts",
         num_fitted=len(series),
         num_predicted=sum(len(one) for one in measured),
@@ -115,26 +118,53 @@ def _judge(source: str, series: list[_Series], prior: tuple[float, float]) -> Pu
             {
                 "perfmodel": np.concatenate(ours),
                 "linear scaling": np.concatenate(linear),
-                "USL": np.concatenate(law),
+                "USL": np.concatenate(usl),
             },
             covered=np.concatenate(covered).astype(float),
         ),
     )
 
 
-def loss_prior(series: list[_Series]) -> tuple[float, float]:
-    """Log median and spread of what two devices lose, over all series that measured it."""
-    logs = [np.log(max(_seen(one), _NOISE / 2)) for one in series if 2.0 in one.gpus]
+def _worst(
+    series: Sequence[Series], measured: Sequence[FloatArray], predicted: Sequence[FloatArray]
+) -> str:
+    """Which series misses by most, and how far off the others are without it."""
+    if len(series) < 3:
+        return ""
+    errors = [np.abs(ours / theirs - 1) for ours, theirs in zip(predicted, measured, strict=True)]
+    worst = int(np.argmax([each.mean() for each in errors]))
+    others = np.concatenate([each for index, each in enumerate(errors) if index != worst])
+    return (
+        f"; worst {series[worst].name} {errors[worst].mean():.1%}, all others {others.mean():.1%}"
+    )
+
+
+def loss_prior(
+    series: Sequence[Series], otherwise: tuple[float, float] = _LOSS_PRIOR
+) -> tuple[float, float]:
+    """Log median and spread of what two devices lose, over all series that measured it, if enough did."""
+    measured = [one for one in series if {1.0, 2.0} <= set(one.gpus)]
+    logs = [np.log(max(_seen(one), _NOISE / 2)) for one in measured]
     if len(logs) < _FEWEST:
-        return _LOSS_PRIOR
-    spread = float(np.quantile(logs, 0.75) - np.quantile(logs, 0.25)) / 1.35
-    return float(np.median(logs)), max(spread, 0.3)
+        return otherwise
+    return float(np.median(logs)), max(_spread(logs), 0.3)
 
 
-def predict_growth(
-    series: _Series, prior: tuple[float, float] = _LOSS_PRIOR
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Step over that of one device: 5 %, most probable, 95 %.
+def slope_prior(series: Sequence[Series]) -> tuple[float, float]:
+    """Median and spread of what a doubling of the nodes costs between the two smallest counts."""
+    slopes = [
+        float(one.step[1] / one.step[0] - 1) / float(doublings)
+        for one in series
+        for doublings in np.diff(_doublings(one)[:2])
+        if doublings > 0
+    ]
+    if len(slopes) < _FEWEST:
+        return _PER_DOUBLING, _BETWEEN_NODES
+    return float(np.median(slopes)), max(_spread(slopes), _LEAST_DOUBT)
+
+
+def predict_growth(series: Series, prior: tuple[float, float] = _LOSS_PRIOR) -> Growth:
+    """Growth from one device, or from one and two.
 
     A ring's work per device grows as (n-1)/n, so what two devices lose is half of what many lose. The
     loss seen at two devices is drawn to that of all series by the scatter of one published number.
@@ -150,21 +180,61 @@ def predict_growth(
     else:
         wide = float(np.hypot(spread, _OTHER_SYSTEM))
     inside = np.minimum(n, series.per_node)
-    beyond = np.log2(np.maximum(n / series.per_node, 1))
-    excess = lost * 2 * (n - 1) / n + 0.01 * beyond
+    beyond = _doublings(series)
+    ring = 2 * (n - 1) / n
+    excess = lost * ring + _PER_DOUBLING * beyond
+    # What two devices seem to lose nothing of may still be as much as the scatter hides.
+    hidden = max(_NOISE - lost, 0.0) * ring
     log_width = DEVIATE_90 * np.hypot(wide, _GROWTH * np.log(np.maximum(inside - 1, 1)))
     more = DEVIATE_90 * np.hypot(_NOISE, _BETWEEN_NODES * beyond)
     low = 1 + excess * np.exp(-log_width) - more
-    return low, 1 + excess, 1 + excess * np.exp(log_width) + more
+    return low, 1 + excess, 1 + (excess + hidden) * np.exp(log_width) + more
 
 
-def _seen(series: _Series) -> float:
+def predict_from_several(
+    series: Series, prior: tuple[float, float], slope: tuple[float, float]
+) -> Growth:
+    """Growth from several devices, or from the two smallest counts of them.
+
+    Linear in what a ring inside the node loses and in what a doubling of the nodes costs; the second
+    count moves both, as far as their priors and the scatter of published numbers allow (Gaussian
+    conditioning).
+    """
+    lost = float(np.exp(prior[0]))
+    is_seen = len(series.gpus) > 2
+    spread = prior[1] if is_seen else float(np.hypot(prior[1], _OTHER_SYSTEM))
+    mean = np.array([lost, slope[0]])
+    doubt = np.diag([(spread * lost) ** 2, slope[1] ** 2])
+    ring = 2 * (1 - 1 / np.minimum(series.gpus, series.per_node))
+    # Counted from the fewest devices, which all others are compared with.
+    terms = np.stack([ring - ring[0], _doublings(series) - _doublings(series)[0]], axis=1)
+    if is_seen:
+        seen = terms[1]
+        gain = doubt @ seen / (seen @ doubt @ seen + _NOISE**2)
+        mean = mean + gain * float(series.step[1] / series.step[0] - 1 - seen @ mean)
+        doubt = doubt - np.outer(gain, seen @ doubt)
+    variance = np.einsum("ij,jk,ik->i", terms, doubt, terms) + _NOISE**2
+    middle, half = 1 + terms @ mean, DEVIATE_90 * np.sqrt(variance)
+    return middle - half, middle, middle + half
+
+
+def _doublings(series: Series) -> FloatArray:
+    """Doublings of the nodes."""
+    return np.asarray(np.log2(np.maximum(series.gpus / series.per_node, 1)))
+
+
+def _spread(values: Sequence[float]) -> float:
+    """Standard deviation of a normal distribution with these quartiles."""
+    return float(np.quantile(values, 0.75) - np.quantile(values, 0.25)) / 1.35
+
+
+def _seen(series: Series) -> float:
     """Loss of two devices over one, fraction of the step."""
     return float(series.step[series.gpus == 2.0][0] / series.step[0]) - 1
 
 
-def _usl_growth(series: _Series) -> FloatArray:
+def _usl_growth(one: Series, known: int) -> FloatArray:
     """Contention alone: one point does not decide coherency as well."""
-    known = series.gpus == 2
-    lost = float(series.step[known][0] / series.step[0]) - 1 if known.any() else 0.0
-    return np.asarray(1 + max(lost, 0.0) * (series.gpus - 1))
+    times = one.gpus / one.gpus[0]
+    lost = float(one.step[1] / one.step[0] - 1) / float(times[1] - 1) if known > 1 else 0.0
+    return np.asarray(1 + max(lost, 0.0) * (times - 1))

@@ -41,6 +41,20 @@ def test_what_the_runs_do_not_tell_stays_at_its_prior_and_is_wide() -> None:
     assert (wide.upper_s / wide.lower_s).mean() > 1.2 * (narrow.upper_s / narrow.lower_s).mean()
 
 
+def test_few_runs_and_far_layouts_never_narrow_the_doubt() -> None:
+    jobs = some_jobs(most=64)
+    few = jobs.take(np.arange(0, len(jobs), len(jobs) // 4)[:4])
+    assert infer(few, measured(few), PRIORS).widening >= 1
+    near = jobs.take(np.flatnonzero(jobs.devices <= 4))
+    model = replace(infer(near, measured(near), PRIORS), widening=0.3)
+    # Eight times the devices of any run, and a run itself.
+    chosen = np.array([int(np.argmax(jobs.devices)), 0])
+    own = np.sqrt(model._latent_variance(jobs.take(chosen)))
+    far, at_run = model.doubt(jobs.take(chosen)).latents / own
+    assert far > 0.95
+    assert at_run == pytest.approx(0.3)
+
+
 def test_stalled_runs_are_told_apart_and_do_not_bend_the_fit() -> None:
     jobs = some_jobs(most=64)
     stalled = (np.arange(len(jobs)) % 3 == 0) & jobs.several_nodes & (jobs.pp > 1)

@@ -99,3 +99,14 @@ def test_a_table_without_a_column_is_refused(tmp_path: Path) -> None:
 def test_a_source_without_protocol_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="must be among"):
         judge_published(tmp_path, ("weather",))
+
+
+def test_a_log_of_one_node_is_read_at_powers_of_two(tmp_path: Path) -> None:
+    path = tmp_path / "vtrain_allreduce.csv"
+    lines = ["size(B) count type time(ns) busbw(GB/s)"]
+    lines += [f"{size << 20} {size << 18} float {size * 1000} 23.72" for size in (1, 2, 3, 4)]
+    write(path, [{"source": "v", "ranks": 4, "raw": line} for line in lines])
+    ((key, rows),) = collectives._whole_log(path).items()
+    assert key == ("v", "one node", "all_reduce")
+    assert [row[:3] for row in rows] == [(size * 2**20, 4, 1) for size in (1, 2, 4)]
+    assert [row[3] for row in rows] == pytest.approx([1e-6, 2e-6, 4e-6])

@@ -1,5 +1,8 @@
 """Protocols of small models and of memory: sums by hand."""
 
+import csv
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -7,11 +10,15 @@ from perfmodel.cost.jobs import Jobs, jobs_from
 from perfmodel.parallelism.layout import Layout
 from tests.perfmodel.cost.large_samples import MODEL
 from validate.published import memory, notebooks, scaling
+from validate.published.series import Series
 
 
-def series(*steps: float, gpus: tuple[int, ...]) -> scaling._Series:
-    return scaling._Series(
-        gpus=np.array(gpus, dtype=float), per_node=8.0, step=np.array(steps, dtype=float)
+def series(*steps: float, gpus: tuple[int, ...]) -> Series:
+    return Series(
+        name="a model",
+        gpus=np.array(gpus, dtype=float),
+        per_node=8.0,
+        step=np.array(steps, dtype=float),
     )
 
 
@@ -37,6 +44,57 @@ def test_the_prior_is_the_median_loss_of_all_series() -> None:
     assert found[0] == pytest.approx(np.log(0.05))
     few = scaling.loss_prior([series(1.0, 2.0, gpus=(1, 2))])
     assert few == scaling._LOSS_PRIOR
+
+
+def test_from_one_node_on_a_doubling_costs_what_the_second_count_shows() -> None:
+    one = series(1.0, 1.06, 9.0, gpus=(8, 16, 64))
+    low, middle, high = scaling.predict_from_several(one, (np.log(0.04), 0.7), (0.0, 10.0))
+    # The prior is vague: 6 % for one doubling of the nodes are 18 % for three.
+    assert middle == pytest.approx([1.0, 1.06, 1.18], rel=1e-3)
+    assert low[2] < middle[2] < high[2]
+    alone = scaling.predict_from_several(
+        series(1.0, 9.0, gpus=(8, 16)), (np.log(0.04), 0.7), (0.02, 0.01)
+    )
+    assert alone[1][1] == pytest.approx(1.02)
+
+
+def throughput(**cells: object) -> dict[str, object]:
+    usual = dict.fromkeys(
+        (
+            *(
+                "path",
+                "table",
+                "framework",
+                "model",
+                "precision",
+                "scaling_kind",
+                "throughput_unit",
+            ),
+            *("tp", "pp", "cp", "ep", "zero_stage", "activation_checkpointing", "seq_len", "gpu"),
+            *("micro_batch", "global_batch", "step_time_s", "throughput_per_gpu", "gpus_per_node"),
+            *("throughput", "notes"),
+        ),
+        "",
+    )
+    return usual | {"source": "acme", "kind": "measured", "hardware": "box"} | cells
+
+
+def test_any_source_with_a_batch_has_a_verdict(tmp_path: Path) -> None:
+    rows = [
+        throughput(hardware=f"{n}x box", gpus=n, global_batch=4 * n, step_time_s=1 + 0.1 * (n > 1))
+        for n in (1, 2, 8)
+    ]
+    no_batch = [throughput(model="other", gpus=n, throughput=n) for n in (1, 2, 8)]
+    wrong = [throughput(model="ncf", gpus=n, micro_batch=1, throughput=n * n) for n in (1, 2, 8)]
+    with (tmp_path / "throughput.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows([*rows, *no_batch, *wrong])
+    (verdict,), skipped = scaling.judge(tmp_path)
+    assert (verdict.name, verdict.num_predicted) == ("acme, 1 and 2 devices", 1)
+    assert verdict.errors[1].method == "linear scaling"
+    assert verdict.errors[1].mape == pytest.approx(1 - 1 / 1.1)
+    assert skipped == ["scaling: acme: ncf on box: devices are 8 times as fast together as alone"]
 
 
 def test_builds_that_agree_predict_the_others() -> None:
