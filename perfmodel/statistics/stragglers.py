@@ -52,7 +52,7 @@ def slowest_of_ranks(
 def quantile_with_tail(
     values: NDArray[np.float64] | Sequence[float], probability: float
 ) -> NDArray[np.float64]:
-    """Empirical quantile over the last axis, continued by a tail beyond the sample, exponential or heavier."""
+    """Empirical quantile over the last axis, beyond the sample that of an exponential or heavier tail."""
     ordered = np.sort(np.asarray(values, dtype=float), axis=-1)
     count = ordered.shape[-1]
     num_tail = max(2, math.ceil(count * _TAIL_FRACTION))
