@@ -7,12 +7,12 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-#: Beyond the sample the tail is continued as a generalised Pareto distribution through its upper part.
+#: Beyond the sample the tail is continued through its upper part.
 _TAIL_FRACTION = 0.1
-#: Values in the tail that tell as much of its shape as the belief that it is exponential: steps of real
-#: machines have shapes of 0 to 0.4, and the error of a shape is about 1 over the root of the values.
-_BELIEF_IN_EXPONENTIAL = 25
-#: Tails heavier than this have hardly a mean; lighter ones than an exponential are not believed.
+#: Tails are exponential unless their values say otherwise: a shape counts from so many standard errors
+#: on (one is 1 over the root of the values), and up to where a tail has hardly a variance. So a shape
+#: needs more than 25 values in the tail.
+_STANDARD_ERRORS = 2.0
 _HEAVIEST_SHAPE = 0.4
 #: Fewer values than this have no tail to continue.
 _MINIMUM_FOR_TAIL = 4
@@ -25,7 +25,7 @@ def slowest_of_ranks(
 
     The ranks' steps are independent draws from the measured ratios (step over median step), so
     the quantile ``p`` of their maximum is the quantile ``p ** (1 / n)`` of one rank's distribution.
-    Beyond the sample a generalised Pareto tail continues it.
+    Beyond the sample a tail continues it, exponential or heavier.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def slowest_of_ranks(
 def quantile_with_tail(
     values: NDArray[np.float64] | Sequence[float], probability: float
 ) -> NDArray[np.float64]:
-    """Empirical quantile over the last axis, continued by a generalised Pareto tail beyond the sample."""
+    """Empirical quantile over the last axis, beyond the sample that of an exponential or heavier tail."""
     ordered = np.sort(np.asarray(values, dtype=float), axis=-1)
     count = ordered.shape[-1]
     num_tail = max(2, math.ceil(count * _TAIL_FRACTION))
@@ -67,7 +67,8 @@ def quantile_with_tail(
 def _excess(excesses: NDArray[np.float64], efolds: float) -> NDArray[np.float64]:
     """Excess over a threshold that is exceeded again with a probability of ``exp(-efolds)``.
 
-    Probability-weighted moments tell the shape, drawn towards 0, an exponential; the mean is kept.
+    Probability-weighted moments tell the shape of a generalised Pareto distribution, 0 for an
+    exponential; the mean is kept.
 
     Parameters
     ----------
@@ -83,8 +84,9 @@ def _excess(excesses: NDArray[np.float64], efolds: float) -> NDArray[np.float64]
     mean = excesses.mean(axis=-1)
     weighted = (excesses * (np.arange(count)[::-1] / (count - 1))).mean(axis=-1)
     spread = mean - 2 * weighted
-    shape = 2 - np.divide(mean, spread, out=np.full_like(mean, 2.0), where=spread > 0)
-    shape = np.clip(shape * count / (count + _BELIEF_IN_EXPONENTIAL), 0.0, _HEAVIEST_SHAPE)
+    found = 2 - np.divide(mean, spread, out=np.full_like(mean, 2.0), where=spread > 0)
+    heavy = np.minimum(found, _HEAVIEST_SHAPE)
+    shape = np.where(heavy * math.sqrt(count) > _STANDARD_ERRORS, heavy, 0.0)
     growth = np.divide(
         np.expm1(shape * efolds), shape, out=np.full_like(shape, efolds), where=shape > 0
     )

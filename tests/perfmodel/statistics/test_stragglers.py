@@ -29,14 +29,14 @@ def test_light_tails_are_continued_as_exponentials() -> None:
 
 
 def test_the_shape_of_a_tail_is_read_from_its_values() -> None:
-    """Eight of ten are 1, then 6: threshold q(0.8) = 1 + 0.2 * 5 = 2; 0.01 is 20 times rarer than 0.2.
+    """390 times 1, 10 times 5: 40 values in the tail, threshold 1, mean excess 1, weighted 45 / 39 * 4 / 40.
 
-    With 14 the excesses are 4 and 12: mean 8, weighted 4 / 2 = 2, shape 2 - 8 / (8 - 4) = 0, an exponential.
-    With 22 they are 4 and 20: mean 12, shape 2 - 12 / (12 - 4) = 1/2, of which 2 values say 2 / 27: 1/27.
+    Shape 2 - 1 / (1 - 2 * 0.1154) = 0.7, taken as 0.4: above 2 / sqrt(40). 0.001 is 0.1 over 100:
+    1 + 0.6 (100 ** 0.4 - 1) / 0.4 = 8.964. Of 100 values the tail has 10, which tell no shape: 1 + ln 100.
     """
-    assert quantile_with_tail([1.0] * 8 + [6.0, 14.0], 0.99) == pytest.approx(2 + 8 * np.log(20))
-    heavy = 2 + 12 * (1 - 1 / 27) * 27 * (20 ** (1 / 27) - 1)
-    assert quantile_with_tail([1.0] * 8 + [6.0, 22.0], 0.99) == pytest.approx(heavy)
+    assert quantile_with_tail([1.0] * 390 + [5.0] * 10, 0.999) == pytest.approx(8.964, abs=1e-3)
+    few = quantile_with_tail([1.0] * 97 + [1 + 10 / 3] * 3, 0.999)
+    assert few == pytest.approx(1 + np.log(100))
 
 
 def test_heavy_tails_are_extrapolated_without_much_bias() -> None:
