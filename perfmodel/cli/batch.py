@@ -59,7 +59,8 @@ def batch(  # noqa: PLR0913 - one parameter per flag
     given = noise.points if points is None else pairs("--points", points)
     fewest, words = (2, "two batches") if noise.critical is None else (1, "one batch")
     if len(given) < fewest:
-        raise UsageError(f"--points: must name at least {words}, got {points or 'none'}")
+        told = repr(points) if points else "none"
+        raise UsageError(f"--points: must name at least {words}, got {told}")
     rates = pairs("--samples-per-s", samples_per_s)
     if workload is not None and devices is not None:
         rates = _predicted(profile, workload, devices, micro_batch) | rates

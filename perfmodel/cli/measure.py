@@ -1,6 +1,5 @@
 """Commands that measure: doctor, calibrate, fit. They import torch-side code lazily."""
 
-from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -89,19 +88,14 @@ def calibrate(  # noqa: PLR0913 - one parameter per flag
     device_type: Annotated[str, _DEVICE_TYPE] = "A100",
 ) -> None:
     """Measure this machine by real training and write its profile."""
-    _refuse_several(
-        {"--workload": workload, "--from-runs": from_runs, "--noise-scale": noise_scale}
-    )
+    _refuse_ignored(context)
     if noise_scale is not None:
-        refuse_typed(context, _AS_CALIBRATED, beside="--noise-scale")
         _calibrate_noise(noise_scale, out, resume=resume)
         return
     if workload is not None or batches is not None:
-        refuse_typed(context, _AS_CALIBRATED, beside="--workload")
         _calibrate_workload(workload, out, batches=batches, resume=resume)
         return
     if from_runs is not None:
-        refuse_typed(context, _NOT_OF_RUNS, beside="--from-runs")
         _infer(from_runs, columns=columns, device=device_type, out=out, seed=seed)
         return
     if columns is not None:
@@ -132,14 +126,23 @@ def calibrate(  # noqa: PLR0913 - one parameter per flag
     typer.echo(f"profile: {out / use_case.PROFILE}")
 
 
-def _refuse_several(flags: Mapping[str, object]) -> None:
-    given = {flag: value for flag, value in flags.items() if value is not None}
+def _refuse_ignored(context: typer.Context) -> None:
+    """Refuse two parts of a calibration at once, and flags that a part would ignore."""
+    parts = {"workload": _AS_CALIBRATED, "from_runs": _NOT_OF_RUNS, "noise_scale": _AS_CALIBRATED}
+    given = {
+        f"--{name.replace('_', '-')}": excluded
+        for name, excluded in parts.items()
+        if context.params[name] is not None
+    }
     if len(given) > 1:
         first, *others = given
+        values = [str(context.params[name]) for name in parts if context.params[name] is not None]
         raise UsageError(
-            f"{first}: must come without {' and '.join(others)}, got "
-            f"{' and '.join(map(str, given.values()))}; run the command once for each"
+            f"{first}: must come without {' and '.join(others)}, got {' and '.join(values)}; "
+            "run the command once for each"
         )
+    for flag, excluded in given.items():
+        refuse_typed(context, excluded, beside=flag)
 
 
 def _calibrate_noise(models: str, out: Path, *, resume: bool) -> None:

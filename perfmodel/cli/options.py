@@ -46,8 +46,9 @@ def refuse_typed(context: typer.Context, excluded: Mapping[str, str], *, beside:
     for name, instead in excluded.items():
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag}: excludes {beside}, got {context.params[name]}; {instead}")
+            flag, value = f"--{name.replace('_', '-')}", context.params[name]
+            told = "both" if value is True else value
+            raise UsageError(f"{flag}: excludes {beside}, got {told}; {instead}")
 
 
 def limit_s(minutes: float | None) -> Seconds | None:

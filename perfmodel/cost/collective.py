@@ -132,7 +132,8 @@ def grouped_s(
 
     def in_group(members: int) -> Samples:
         level = single_level(messages, "links", members, rate=rate)
-        sent_bytes = size_bytes * message_bytes(collective, 1.0, members, min(nodes or 1, members))
+        spanned = min(nodes or 1, members)
+        sent_bytes = size_bytes * message_bytes(collective, 1.0, members, spanned, messages.library)
         count = num_messages(collective, members)
         return count * (level.latency_s + level.transfer_s(sent_bytes))
 

@@ -30,13 +30,11 @@ _GROWTH_SPREAD: Final = 0.15
 #: Error of one group as a whole, in log: what the growth is read against.
 _GROUP_ERROR: Final = 0.05
 
-#: Belief in the growth of messages between nodes under NCCL: published bus bandwidths fall by about
-#: 7 % with every doubling of the nodes, from nothing (non-blocking) to a half.
-_GROWTH_BETWEEN_NODES: Final = 0.1
-
 #: Doubt, in log, between measured sizes: it grows by the square root of the distance to the nearest,
 #: in e-folds. Half of the sizes of five published logs, a factor of 4 apart, told the others to 4 %.
 _DOUBT_BETWEEN_SIZES: Final = 0.08
+
+_TWO_NODES: Final = 2
 
 #: One measured group: ranks, nodes, and its points over the size of the whole array.
 Group = tuple[int, int, Sequence[CurvePoint]]
@@ -57,15 +55,28 @@ def num_messages(collective: str, ranks: int) -> int:
     return (ranks - 1) * (2 if collective == "all_reduce" else 1)
 
 
-def message_bytes(collective: str, size_bytes: float, ranks: int, nodes: int = 1) -> float:
+def message_bytes(
+    collective: str, size_bytes: float, ranks: int, nodes: int = 1, library: str = "gloo"
+) -> float:
     """Size of one of them, in proportion to ``size_bytes``, that of the whole array. [B]
 
-    Over ``m`` nodes the links between them decide, which carry ``(m - 1) / m`` of the array per pass:
-    a half between two nodes, nearly all of it between many. One message is that, shared out over all.
+    A ring sends a part of ``1 / ranks`` over every link, those between nodes too. NCCL's all-reduce
+    between two nodes is a pair of trees that cross once up and once down, each with a half of the
+    array: half of what a ring, or trees of three nodes and more, send [1]_.
+
+    References
+    ----------
+    .. [1] NCCL, src/graph/tuning.cc: up to two nodes a graph has the bandwidth that it has inside a
+       node, beyond that the one between nodes.
     """
     if collective in {"broadcast", "send_recv"}:
         return size_bytes
-    return size_bytes / ranks if nodes == 1 else size_bytes * (nodes - 1) / nodes / (ranks - 1)
+    if collective == "all_to_all" and nodes > 1:
+        # All pairs across: those inside a node need no link between nodes.
+        return size_bytes * (nodes - 1) / nodes / (ranks - 1)
+    if collective == "all_reduce" and nodes == _TWO_NODES and library != "gloo":
+        return size_bytes / 2 / (ranks - 1)
+    return size_bytes / ranks
 
 
 def bus_factor(collective: str, ranks: int) -> float:
@@ -121,8 +132,8 @@ class MessageCost:
         """
         ordered = sorted(_joined(collective, groups), key=lambda group: group[0])
         found = {group[0]: _messages(collective, group, library) for group in ordered}
-        fabric = library != "gloo" and ordered[0][1] > 1
-        beliefs = (_GROWTH_BETWEEN_NODES,) if fabric else _GROWTHS
+        # Nodes do not share processors: what grows between them is what a fabric lacks.
+        beliefs = _GROWTHS[:1] if library != "gloo" and ordered[0][1] > 1 else _GROWTHS
         growth = _growth(found, beliefs, rng.standard_normal(num_draws))
         doubt = rng.standard_normal(num_draws)
         doubt[0] = 0.0
@@ -266,7 +277,9 @@ def _messages(collective: str, group: Group, library: str) -> list[CurvePoint]:
     ranks, nodes, points = group
     by_size: dict[float, list[CurvePoint]] = {}
     for point in points:
-        by_size.setdefault(message_bytes(collective, point.at, ranks, nodes), []).append(point)
+        by_size.setdefault(message_bytes(collective, point.at, ranks, nodes, library), []).append(
+            point
+        )
     count = num_messages(collective, ranks)
     merged = [_merged(size, by_size[size], count) for size in sorted(by_size)]
     if len(merged) == 1:

@@ -31,7 +31,13 @@ _NAMES: Final = {
 #: In our words.
 COLLECTIVES: Final = tuple(_NAMES.values())
 _RANK: Final = re.compile(r"^#\s+Rank\s+(\d+)\s.*\son\s+(\S+)\s+device", re.MULTILINE)
-_ROW: Final = re.compile(r"^\s*([\d_]+)\s+([\d_]+)\s+(\w+)\s+(\w+)\s+(-?\d+)\s+([\d.]+)\s+([\d.]+)")
+#: Figures that are too wide for their column are printed with an exponent.
+_FIGURE: Final = r"([\d.]+(?:e[+-]?\d+)?)"
+_ROW: Final = re.compile(
+    rf"^\s*([\d_]+)\s+([\d_]+)\s+(\w+)\s+(\w+)\s+(-?\d+)\s+{_FIGURE}\s+{_FIGURE}"
+)
+#: Newer logs say which program ran.
+_STARTED: Final = re.compile(r"^# Collective test starting: *(\S+)", re.MULTILINE)
 
 
 def read_nccl_tests(path: Path, *, collective: str | None = None) -> MeasuredCollective:
@@ -40,7 +46,7 @@ def read_nccl_tests(path: Path, *, collective: str | None = None) -> MeasuredCol
     Parameters
     ----------
     collective
-        Needed for text, which does not say what was run; overrides what the JSON says.
+        Needed for text of old versions, which does not say what was run; overrides what a log says.
 
     Raises
     ------
@@ -57,8 +63,10 @@ def read_nccl_tests(path: Path, *, collective: str | None = None) -> MeasuredCol
 
 
 def _from_text(path: Path, text: str, collective: str | None) -> MeasuredCollective:
+    started = _STARTED.search(text)
+    collective = collective or _known(started[1] if started else "")
     if collective is None:
-        raise InvalidDocument(f"{path}: a text log does not name its collective; pass --collective")
+        raise InvalidDocument(f"{path}: log does not name its collective; pass --collective")
     if "(us)" not in text or "(GB/s)" not in text:
         raise InvalidDocument(
             f"{path}: columns must be in (us) and (GB/s), as nccl-tests prints them"
@@ -84,10 +92,12 @@ def _from_json(path: Path, text: str, collective: str | None) -> MeasuredCollect
             _point(
                 path,
                 float(entry["size"]),
-                time_us=_time_us(entry["out_of_place"]),
-                algbw=float(entry["out_of_place"]["alg_bw"]),
+                time_us=_time_us(side),
+                algbw=float(side["alg_bw"]),
             )
             for entry in results
+            # Replays of traces are timed in place alone.
+            for side in [entry["out_of_place"] or entry["in_place"]]
         ]
         hosts = [str(device["hostname"]) for device in devices]
     except (ValueError, KeyError, TypeError) as error:
@@ -101,13 +111,18 @@ def _named(path: Path, raw: dict[str, Any]) -> str:
     names = " ".join(
         [*map(str, raw.get("args", ())), *(str(r.get("experiment_name")) for r in raw["results"])]
     )
+    found = _known(names)
+    if found is None:
+        raise InvalidDocument(f"{path}: log does not name its collective; pass --collective")
+    return found
+
+
+def _known(names: str) -> str | None:
+    """The collective of a program or of an experiment; None if there is none."""
     for ours in _NAMES.values():
         if f"{ours}_perf" in names or ours.replace("_", "") + "_perf" in names:
             return ours
-    for theirs, ours in _NAMES.items():
-        if theirs in names:
-            return ours
-    raise InvalidDocument(f"{path}: log does not name its collective; pass --collective")
+    return next((ours for theirs, ours in _NAMES.items() if theirs in names), None)
 
 
 def _time_us(side: dict[str, Any]) -> float:

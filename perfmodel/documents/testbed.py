@@ -150,6 +150,8 @@ class CollectiveSetting(Record):
     """Repeat each size for about so long, two times at least; None: ``repeats`` times. [s]"""
     pause_s: NonNegativeFloat = 0.03
     """Before each collective: makes links idle and their credit full; 0 keeps the group warm. [s]"""
+    warm_up_bytes: NonNegativeInt = 0
+    """Of each size, unrecorded, before it is timed: what shaped links let through at once is used up."""
     keep_awake: bool = False
     """Let idle work fill the cores: a core that has dozed off wakes late, a busy one does not."""
     is_realtime: bool = True

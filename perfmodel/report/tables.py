@@ -147,10 +147,12 @@ def _noise_lines(validation: ValidationDocument) -> list[str]:
         return []
     if floor.mape <= _LARGEST_NOISE_SHARE * allowed[0]:
         return []
-    return [
-        f"Too noisy to judge: calibrated settings, run again, were off by {percent(floor.mape)}",
-        f"themselves, predictions may be by {percent(allowed[0])}: see perfmodel doctor; measure longer",
-    ]
+    line = (
+        f"Too noisy to judge: calibrated settings, run again, were off by {percent(floor.mape)} "
+        f"themselves, where predictions may be off by {percent(allowed[0])}: see perfmodel doctor, "
+        "and measure longer"
+    )
+    return [line]
 
 
 def csv_text(prediction: PredictionDocument) -> str:

@@ -26,7 +26,7 @@ _GRID: Final = np.concatenate(
 class RankNoise:
     """Pace of a rank in a step: a factor that stays with the rank times one of the step.
 
-    Factors of steps follow the measured ones, beyond them an exponential tail; factors of ranks are
+    Factors of steps follow the measured ones, beyond them a generalised Pareto tail; factors of ranks are
     lognormal around the typical rank.
     """
 

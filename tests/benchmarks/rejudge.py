@@ -8,14 +8,16 @@ import sys
 import tempfile
 from pathlib import Path
 
-from perfmodel.documents.testbed import Run, TrainingRun, read_runs
+from perfmodel.documents.testbed import JudgedStep, Run, TrainingRun, read_runs
+from validate.errors import summarise
 from validate.testbed.calibration import calibrate
 from validate.testbed.foretell import foretell
+from validate.testbed.resources import HOST
 from validate.testbed.verdict import families, groups, judge_step
 
 
 def main() -> None:
-    """Print the errors of every family, then of plain and hard settings."""
+    """Print the errors of every family, of plain and hard settings, and what is no price of the hour."""
     folder = Path(sys.argv[1])
     calibration = calibrate(recorded_runs(folder / "calibration.jsonl.gz"))
     steps = [
@@ -30,6 +32,25 @@ def main() -> None:
             f"MAPE {errors.mape:.1%}  worst {errors.worst_absolute:.1%}  "
             f"inside {found.coverage:.0%}  limit named {found.limits_named:.0%}\n"
         )
+    tails = [step.signed_error_p95 for step in steps if step.replayed_error is not None]
+    if tails:
+        errors = summarise(tails)
+        sys.stdout.write(
+            f"95th percentile of the steps, with noise: {len(tails)} settings  bias {errors.bias:+.1%}  "
+            f"MAPE {errors.mape:.1%}  worst {errors.worst_absolute:.1%}\n"
+        )
+    left = [_left_at_its_price(s) for s in steps if s.limit == s.foretold.limit == HOST]
+    if left:
+        errors = summarise(left)
+        sys.stdout.write(
+            f"where the machine is the limit, given the CPU time that the runs took: {len(left)} settings  "
+            f"bias {errors.bias:+.1%}  MAPE {errors.mape:.1%}  worst {errors.worst_absolute:.1%}\n"
+        )
+
+
+def _left_at_its_price(step: JudgedStep) -> float:
+    """Error left of a step whose CPU time is known: a busy machine's step is that over its cores."""
+    return step.uses[HOST] / step.foretold.uses[HOST] - 1
 
 
 def recorded_runs(packed: Path) -> list[Run]:

@@ -1,6 +1,7 @@
 """A traced step repeated without its model: every call once per pass, and the sums that follow."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -101,7 +102,9 @@ def test_how_far_a_replay_is_off_is_pooled_over_steps() -> None:
 def test_signatures_tell_operators_and_optimizers_apart(lenet: TracedStep) -> None:
     names = {signature(operator) for operator in lenet.operators}
     assert len(names) == len(lenet.operators)
-    assert parameters_signature(lenet) == parameters_signature(lenet)
+    adamw = replace(lenet, method=replace(lenet.method, optimizer="adamw"))
+    fewer = replace(lenet, parameters=lenet.parameters[1:])
+    assert len({parameters_signature(step) for step in (lenet, adamw, fewer)}) == 3
 
 
 LOOKS_UP = """

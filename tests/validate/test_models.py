@@ -117,11 +117,12 @@ def test_held_out_runs_differ_in_their_names() -> None:
 
 def test_every_run_on_one_rank_stands_beside_its_replay() -> None:
     for tasks in rounds(held_out_settings(2, FOLDER), BUDGETS["quick"], seed=1):
-        for task in tasks:
-            if isinstance(task, ReplayTask):
-                at = tasks.index(task)
-                beside = [t for t in tasks[max(0, at - 1) : at + 2] if isinstance(t, StepTask)]
-                assert task.workload in {step.setting.workload for step in beside}
+        replays = [task for task in tasks if isinstance(task, ReplayTask)]
+        assert replays
+        for task in replays:
+            at = tasks.index(task)
+            beside = [t for t in tasks[max(0, at - 1) : at + 2] if isinstance(t, StepTask)]
+            assert task.workload in {step.setting.workload for step in beside}
 
 
 def test_runs_on_several_ranks_are_visited_more_often_under_names_of_their_own() -> None:

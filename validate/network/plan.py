@@ -10,6 +10,7 @@ from typing import Final, get_args
 from perfmodel.documents.testbed import CollectiveKind, CollectiveSetting, Fabric
 from perfmodel.units import KIB, MBIT, MIB
 from validate.testbed.plan import UNSHAPED_MBIT, flat
+from validate.testbed.wiring import BURST_BYTES
 
 #: Every rank behind a link of its own: the network decides.
 LINKS: Final = "links"
@@ -33,6 +34,9 @@ BUDGETS: Final = {"quick": 1, "standard": 2, BLIND: 3}
 #: Spent on one size of one collective in one group and round. [s]
 _TARGET_S: Final = 0.05
 _MOST_REPEATS: Final = 30
+#: Idle links let this much through at once; without a warm-up the median of some sizes is a time with
+#: that credit, of others one without it.
+_WARM_UP_BYTES: Final = 4 * BURST_BYTES
 
 
 def sizes_bytes(links: str) -> tuple[int, ...]:
@@ -117,6 +121,7 @@ def _blind(
         repeats=_MOST_REPEATS,
         target_s=_TARGET_S,
         pause_s=0.0,
+        warm_up_bytes=_WARM_UP_BYTES,
     )
 
 
@@ -133,5 +138,6 @@ def _round(number: int) -> Iterator[CollectiveSetting]:
                     repeats=_MOST_REPEATS,
                     target_s=_TARGET_S,
                     pause_s=0.0,
+                    warm_up_bytes=_WARM_UP_BYTES if links == LINKS else 0,
                     is_realtime=links == LINKS,
                 )

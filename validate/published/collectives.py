@@ -3,9 +3,10 @@
 import re
 from collections import defaultdict
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
 from perfmodel.cost.collective import CollectiveCost
@@ -27,6 +28,8 @@ _COLUMNS: Final = (
     "bytes",
     "time_us",
 )
+#: Not every table tells it.
+_IN_PLACE: Final = "inplace_time_us"
 #: Single published timings are medians of many iterations on a quiet machine, at best.
 _ERROR: Final = 0.02
 _NUM_DRAWS: Final = 300
@@ -34,8 +37,19 @@ _FEWEST_SIZES: Final = 6
 #: Counts in a system's name say how much of it was used, not which system it is.
 _COUNTS: Final = re.compile(r"^\d+x\s+|,\s*(single rack|\d+ racks?|\d+ nodes?)$|_n\d+")
 
-Row = tuple[float, int, int, float]
-"""Size in bytes, ranks, nodes, time in seconds."""
+#: Devices that NVLink joins, where they stand in several nodes: NVL72.
+_DOMAIN: Final = re.compile(r"NVL(\d+)")
+
+
+class Row(NamedTuple):
+    """One line of a log."""
+
+    size_bytes: float
+    ranks: int
+    nodes: int
+    time_s: float
+    in_place_s: float | None = None
+    """The same collective into its own memory, timed right after. [s]"""
 
 
 def judge(folder: Path) -> tuple[list[PublishedSeries], list[str]]:
@@ -43,12 +57,9 @@ def judge(folder: Path) -> tuple[list[PublishedSeries], list[str]]:
     groups: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
     for row in read_rows(folder / "collectives.csv", columns=_COLUMNS):
         system = _COUNTS.sub("", row["hardware"]).strip()
-        size, time_us, ranks = (number(row, name) for name in ("bytes", "time_us", "ranks"))
-        if size and time_us and ranks and ranks > 1:
-            nodes = number(row, "nodes") or -(-ranks // (number(row, "gpus_per_node") or 8))
-            groups[row["source"], system, row["op"]].append(
-                (size, int(ranks), int(min(nodes, ranks)), time_us * 1e-6)
-            )
+        found = _read(row)
+        if found is not None:
+            groups[row["source"], system, row["op"]].append(found)
     groups |= _whole_log(folder / "vtrain_allreduce.csv")
     series, skipped = [], []
     for (source, system, op), rows in groups.items():
@@ -61,6 +72,29 @@ def judge(folder: Path) -> tuple[list[PublishedSeries], list[str]]:
     return series, skipped
 
 
+def _read(row: dict[str, str]) -> Row | None:
+    size, time_us, ranks = (number(row, name) for name in ("bytes", "time_us", "ranks"))
+    if not size or not time_us or not ranks or ranks <= 1:
+        return None
+    in_place_us = number(row, _IN_PLACE) if _IN_PLACE in row else None
+    return Row(
+        size_bytes=size,
+        ranks=int(ranks),
+        nodes=_num_domains(row, int(ranks)),
+        time_s=time_us * 1e-6,
+        in_place_s=in_place_us * 1e-6 if in_place_us else None,
+    )
+
+
+def _num_domains(row: dict[str, str], ranks: int) -> int:
+    """Nodes, or where NVLink joins devices of several, as many as the links between nodes join."""
+    domain = _DOMAIN.search(row["hardware"])
+    if domain:
+        return -(-ranks // int(domain[1]))
+    nodes = number(row, "nodes") or -(-ranks // (number(row, "gpus_per_node") or 8))
+    return int(min(nodes, ranks))
+
+
 def _whole_log(path: Path) -> dict[tuple[str, str, str], list[Row]]:
     """All-reduces of one node as nccl-tests printed them; of sizes in steps of 1 MB the powers of two."""
     found: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
@@ -71,7 +105,9 @@ def _whole_log(path: Path) -> dict[tuple[str, str, str], list[Row]]:
         ranks = number(row, "ranks")
         if ranks and size.isdigit() and int(size).bit_count() == 1:
             key = (row["source"], "one node", "all_reduce")
-            found[key].append((float(size), int(ranks), 1, float(time_ns) * 1e-9))
+            found[key].append(
+                Row(size_bytes=float(size), ranks=int(ranks), nodes=1, time_s=float(time_ns) * 1e-9)
+            )
     return found
 
 
@@ -92,12 +128,15 @@ def _judge_one(name: str, op: str, known: list[Row], unknown: list[Row]) -> Publ
         _groups(op, known), library="nccl", num_draws=_NUM_DRAWS, rng=np.random.default_rng(0)
     )
     draws_s = np.stack(
-        [cost.time_s(round(size), world_size=n, num_nodes=m) for size, n, m, _ in unknown]
+        [
+            cost.time_s(round(row.size_bytes), world_size=row.ranks, num_nodes=row.nodes)
+            for row in unknown
+        ]
     )
     error = max(_ERROR, log_scatter(known))
     shaken_s = draws_s * np.exp(error * np.random.default_rng(1).standard_normal(draws_s.shape))
     low, high = np.quantile(shaken_s, [0.05, 0.95], axis=1)
-    fit, table = np.array(known), np.array(unknown)
+    fit, table = (np.array([row[:4] for row in rows]) for rows in (known, unknown))
     passes = 2.0 if op == "all_reduce" else 1.0
     plain = alpha_beta_ring(fit[:, 0], fit[:, 1], fit[:, 3], passes=passes)
     return PublishedSeries(
@@ -112,7 +151,8 @@ def _judge_one(name: str, op: str, known: list[Row], unknown: list[Row]) -> Publ
             {
                 "perfmodel": draws_s[:, 0],
                 "alpha-beta ring": ring_s(table[:, 0], table[:, 1], plain, passes=passes),
-            },
+            }
+            | scatter(unknown),
             covered=((low <= table[:, 3]) & (table[:, 3] <= high)).astype(float),
         ),
     )
@@ -128,6 +168,24 @@ def log_scatter(rows: list[Row]) -> float:
         logs = np.log([row[3] for row in sorted(rows) if row[1:3] == group])
         away.append(logs - isotonic_regression(logs).x)
     return float(np.sqrt(np.mean(np.concatenate(away) ** 2)))
+
+
+def scatter(rows: list[Row]) -> dict[str, NDArray[np.float64]]:
+    """What a log says of its own timings: the same collective in place, and the other repeats. [s]
+
+    No model can be asked for less than these disagree.
+    """
+    found = {}
+    in_place = [row.in_place_s for row in rows if row.in_place_s]
+    if len(in_place) == len(rows):
+        found["timed in place"] = np.array(in_place)
+    others = [
+        [other.time_s for other in rows if other is not row and other[:3] == row[:3]]
+        for row in rows
+    ]
+    if all(others):
+        found["the other repeats"] = np.array([np.exp(np.mean(np.log(s))) for s in others])
+    return found
 
 
 def _ranks(rows: list[Row]) -> str:

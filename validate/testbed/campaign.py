@@ -64,14 +64,34 @@ class Campaign:
         finished = {run.setting.name for run in read_runs(output)}
         for setting in settings:
             if setting.name not in finished:
-                if time.monotonic() > self.deadline_s:
-                    raise Interrupted(
-                        f"{self.command}: time is up after {self.done} of {self.total} settings; "
-                        "continue with --resume"
-                    )
+                self._refuse_late()
                 append_run(output, self._play(setting))
-            self.done += 1
-            self.on_progress(Progress(done=self.done, total=self.total, task=setting.name))
+            self._report(setting)
+
+    def repeat(self, settings: Sequence[Setting], output: Path) -> None:
+        """Run settings whether they are on disk or not, more than were planned.
+
+        Raises
+        ------
+        Interrupted
+            When the time is up.
+        """
+        self.total += len(settings)
+        for setting in settings:
+            self._refuse_late()
+            append_run(output, self._play(setting))
+            self._report(setting)
+
+    def _refuse_late(self) -> None:
+        if time.monotonic() > self.deadline_s:
+            raise Interrupted(
+                f"{self.command}: time is up after {self.done} of {self.total} settings; "
+                "continue with --resume"
+            )
+
+    def _report(self, setting: Setting) -> None:
+        self.done += 1
+        self.on_progress(Progress(done=self.done, total=self.total, task=setting.name))
 
     def _play(self, setting: Setting) -> Run:
         if isinstance(setting, CollectiveSetting):

@@ -51,6 +51,8 @@ class Calibration(PlayingMachine):
     """By ``noise_key``."""
     residual: float
     """Standard deviation of the logarithm of measured over predicted steps of two ranks."""
+    price_doubt: float
+    """Standard error, in log, of what work costs the machine, from moment to moment of the calibration."""
 
 
 def noise_key(noise: Noise) -> str:
@@ -178,7 +180,7 @@ def foretell(setting: TrainingSetting, calibration: Calibration, *, seed: int = 
     spread = float(
         np.sqrt(
             max(calibration.residual, _LEAST_DOUBT) ** 2 * (1 + doublings)
-            + (_HOST_DOUBT * share**2) ** 2
+            + (_HOST_DOUBT**2 + calibration.price_doubt**2) * share**4
             + (_WAITING_DOUBT * share) ** 2
         )
     )

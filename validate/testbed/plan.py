@@ -19,6 +19,9 @@ from validate.testbed.shapes import emulated, gradient_bytes
 #: Faster than the machine can feed: shaped in name only.
 UNSHAPED_MBIT: Final = 10_000.0
 
+#: Moments at which a calibration prices the machine's work.
+NUM_MOMENTS: Final = 3
+
 #: Family of the runs that tell what steps cost the machine.
 RUSH: Final = "rush"
 
@@ -121,15 +124,12 @@ def calibration() -> tuple[CollectiveSetting | TrainingSetting, ...]:
     """All that runs with one and two ranks; prices of the machine at three moments, as hosts slow down."""
     steps = trainings()
     middle = len(steps) // 2
-    return (
-        *collectives(),
-        *steps[:middle],
-        *_messages(1),
-        *_rushes(1),
-        *steps[middle:],
-        *_messages(2),
-        *_rushes(2),
-    )
+    return (*collectives(), *steps[:middle], *prices(1), *steps[middle:], *prices(2))
+
+
+def prices(turn: int) -> tuple[CollectiveSetting | TrainingSetting, ...]:
+    """What messages, bytes and steps cost the machine, once more."""
+    return (*_messages(turn), *_rushes(turn))
 
 
 def trainings() -> tuple[TrainingSetting, ...]:

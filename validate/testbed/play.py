@@ -19,14 +19,14 @@ from perfmodel.documents.testbed import (
 from perfmodel.units import Seconds
 from validate.testbed.client import Cluster
 from validate.testbed.counters import BUSY, STOLEN
+from validate.testbed.disturbance import STOLEN_LIMIT
 from validate.testbed.noise import draw_factors
 
 #: Ranks may take this long, whatever they do: nothing in the plan comes near.
 _LIMIT_S: Final = 120.0
 
-#: A run from which other guests of the host took more than this share of the cores is repeated, so
-#: often at most. Decided by the hypervisor's counter alone: no duration and no prediction is looked at.
-_STOLEN_LIMIT: Final = 0.02
+#: A disturbed run is repeated so often at most. Decided by the hypervisor's counter alone: no duration
+#: and no prediction is looked at.
 _MOST_ATTEMPTS: Final = 3
 
 R = TypeVar("R", TrainingRun, CollectiveRun)
@@ -42,7 +42,7 @@ def calmest(play: Callable[[], R]) -> R:
     runs: list[R] = []
     while len(runs) < _MOST_ATTEMPTS:
         runs.append(play())
-        if runs[-1].host.stolen_share <= _STOLEN_LIMIT:
+        if runs[-1].host.stolen_share <= STOLEN_LIMIT:
             break
     kept = min(runs, key=lambda run: run.host.stolen_share)
     return kept.model_copy(update={"attempts": len(runs)})

@@ -21,6 +21,9 @@ WARM_UP_STEPS = 3
 #: Collectives whose root is done before the others, so that it would begin the next one early.
 _ONE_WAY = frozenset({"broadcast", "send_recv"})
 _FEWEST_REPEATS = 3
+#: Warming up ends after so long, whatever is left of the links' credit: links that refill as fast have
+#: no part in the time.
+_WARM_UP_LIMIT_S = 0.3
 
 
 @dataclass(slots=True)
@@ -162,13 +165,11 @@ def collect(place: Place, setting: CollectiveSetting) -> dict[str, Any]:
     sizes = []
     for size_bytes in setting.sizes_bytes:
         act = _act(place, setting.collective, size_bytes)
-        repeats = _repeats(setting, act)
+        repeats = _repeats(setting, size_bytes, act)
         starts_s, ends_s = [], []
         cpu_s = 0.0
         for _ in range(repeats):
-            if setting.pause_s or setting.collective in _ONE_WAY:
-                dist.barrier()
-                time.sleep(setting.pause_s)
+            _settle(setting)
             cpu_s -= time.process_time()
             starts_s.append(time.perf_counter())
             act()
@@ -178,16 +179,37 @@ def collect(place: Place, setting: CollectiveSetting) -> dict[str, Any]:
     return {"before": before, "after": mark(place), "sizes": sizes}
 
 
-def _repeats(setting: CollectiveSetting, act: Callable[[], object]) -> int:
+def _settle(setting: CollectiveSetting) -> None:
+    """Wait for the others where somebody could begin early, and for idle links where they are wanted."""
+    if setting.pause_s or setting.collective in _ONE_WAY:
+        dist.barrier()
+        time.sleep(setting.pause_s)
+
+
+def _repeats(setting: CollectiveSetting, size_bytes: int, act: Callable[[], object]) -> int:
     """Warm the group up; say how often to repeat, the same on all ranks."""
     started_s = time.perf_counter()
     act()
+    if setting.target_s is None and not setting.warm_up_bytes:
+        return setting.repeats
+    slowest = torch.tensor([time.perf_counter() - started_s])
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    elapsed_s = float(slowest)
+    for _ in range(_num_warm_ups(setting, size_bytes, elapsed_s)):
+        _settle(setting)
+        act()
     if setting.target_s is None:
         return setting.repeats
-    elapsed_s = torch.tensor([time.perf_counter() - started_s])
-    dist.all_reduce(elapsed_s, op=dist.ReduceOp.MAX)
-    wanted = setting.target_s / float(elapsed_s)
+    wanted = setting.target_s / elapsed_s
     return max(_FEWEST_REPEATS, min(setting.repeats, math.ceil(wanted)))
+
+
+def _num_warm_ups(setting: CollectiveSetting, size_bytes: int, elapsed_s: Seconds) -> int:
+    """Calls that use up the credit of links, after a first that took ``elapsed_s``."""
+    return min(
+        math.ceil(setting.warm_up_bytes / size_bytes) - 1 if setting.warm_up_bytes else 0,
+        math.ceil(_WARM_UP_LIMIT_S / elapsed_s),
+    )
 
 
 def _act(place: Place, collective: str, size_bytes: int) -> Callable[[], object]:

@@ -91,7 +91,9 @@ def test_drift_of_the_machine_is_removed(seed: int) -> None:
 @seeds
 def test_a_message_costs_latency_and_bytes_as_it_did(seed: int) -> None:
     """All-reduces of 2 ranks: twice 0.3 ms + 10 ns per byte of half the size, within 5 %."""
-    for collective in fitted(seed).collectives:
+    found = fitted(seed).collectives
+    assert "all_reduce" in {collective.collective for collective in found}
+    for collective in found:
         factor = 2 if collective.collective == "all_reduce" else 1
         for point in collective.points:
             expected = factor * MACHINE.latency_s + point.at * MACHINE.s_per_byte

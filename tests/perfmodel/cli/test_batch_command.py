@@ -129,7 +129,7 @@ def test_norms_of_a_training_give_its_scale(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "--points: must name at least two batches, got 'none'"),
+        ((), "--points: must name at least two batches, got none"),
         (("--devices", "2"), "--devices: must come with --workload, got it alone"),
         (("--points", POINTS, "--micro-batch", 4), "--micro-batch: must come with --devices"),
         (

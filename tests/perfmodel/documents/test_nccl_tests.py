@@ -93,6 +93,25 @@ def test_numbers_and_booleans_as_text_are_read(tmp_path: Path) -> None:
     assert read_nccl_tests(log(tmp_path, text)).points[0].time_s == pytest.approx(50e-6)
 
 
+def test_a_log_that_says_what_ran_needs_not_be_told(tmp_path: Path) -> None:
+    named = TEXT.replace("\n#  Rank  0", "\n# Collective test starting: alltoall_perf\n#  Rank  0")
+    assert read_nccl_tests(log(tmp_path, named)).collective == "all_to_all"
+
+
+def test_figures_too_wide_for_their_column_have_an_exponent(tmp_path: Path) -> None:
+    """12 s for 12 TB: 1.2e+07 us and 1e+06 kB/us."""
+    row = "12000000000000 3000000000000 float sum -1 1.2e+07 1000.0 1000.0 0"
+    wide = TEXT.replace("# Out of bounds", f"  {row}\n# Out of bounds")
+    assert read_nccl_tests(log(tmp_path, wide), collective="all_reduce").points[-1].time_s == 12.0
+
+
+def test_a_replay_is_timed_in_place_alone(tmp_path: Path) -> None:
+    side = {"time": 50.0, "alg_bw": 20.97}
+    entry = {"size": 2**20, "out_of_place": None, "in_place": side}
+    text = json.dumps(document() | {"results": [entry]})
+    assert read_nccl_tests(log(tmp_path, text)).points[0].time_s == pytest.approx(50e-6)
+
+
 def test_a_text_log_needs_to_be_told_its_collective(tmp_path: Path) -> None:
     with pytest.raises(InvalidDocument, match="pass --collective"):
         read_nccl_tests(log(tmp_path, TEXT))

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.context import caveats
+from perfmodel.cost.memory import CONTEXT, step_memory
 from perfmodel.cost.operators import OperatorPrices
 from perfmodel.cost.rescaling import rescaled_s
 from perfmodel.documents.catalogue import DataSheet
@@ -15,10 +16,11 @@ from perfmodel.documents.profile import DeviceRates, OperatorProfile, ProfileDoc
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.hardware.catalogue import find_device, shipped_catalogue
 from perfmodel.hardware.rescale import BETWEEN_GPUS_LOG_ERROR, rescaled_profile
-from perfmodel.parallelism.strategy import scaled_settings
+from perfmodel.parallelism.strategy import Setting, scaled_settings
 from perfmodel.predictor import Predictor
 from perfmodel.topology.cluster import Cluster, Tier
 from perfmodel.workload.operator import Operator, Phase, TensorSpec
+from tests.perfmodel.cli.test_memory_command import document as remembered
 from tests.perfmodel.operators import (
     BYTES_PER_S,
     FLOP_PER_S,
@@ -175,6 +177,22 @@ def test_a_calibrated_device_is_left_as_it_is() -> None:
     machine = calibrated("NVIDIA H100 80GB HBM3")
     catalogue = shipped_catalogue()
     assert rescaled_profile(machine, find_device("h100-sxm", catalogue), catalogue) is machine
+
+
+def test_memory_is_taken_by_the_framework_of_the_device_that_is_asked_about() -> None:
+    """Whatever is timed stays of the kind that was calibrated; a step fits into the other device."""
+    machine, catalogue = calibrated(), shipped_catalogue()
+    found = rescaled_profile(machine, find_device("h100-sxm", catalogue), catalogue)
+    assert (machine.device_kind, machine.memory_kind) == ("cpu", "cpu")
+    assert (found.device_kind, found.memory_kind) == ("cpu", "cuda")
+    one = Setting(workload="light", world_size=1, micro_batch=8)
+    here, there = (
+        step_memory(remembered(), one, device_kind=m.memory_kind) for m in (machine, found)
+    )
+    assert here is not None
+    assert there is not None
+    assert there.parts[CONTEXT] > here.parts[CONTEXT]
+    assert there.moment == here.moment
 
 
 def test_links_scale_collectives_where_both_are_known() -> None:

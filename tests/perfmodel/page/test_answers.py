@@ -17,7 +17,6 @@ from perfmodel.page.machines import typed_path
 from tests.perfmodel.cli.command import runner
 from tests.perfmodel.cli.test_memory_command import document as traced
 from tests.perfmodel.cost.large_samples import document
-from tests.perfmodel.operators import prices_of_the_made_up_machine
 from tests.perfmodel.page.desks import NOISY, answers, layout_answers
 
 
@@ -118,24 +117,18 @@ def test_a_layout_is_answered_as_predict_does(
     assert {lane.name.partition(":")[0] for lane in answer.timeline} == {"stage 0", "stage 1"}
 
 
-@pytest.mark.parametrize("device", [None, "h100-sxm"])
 def test_memory_is_that_of_the_memory_command(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    device: str | None,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     profile, workload = tmp_path / "profile.json", tmp_path / "light.json"
-    NOISY.model_copy(update={"operators": prices_of_the_made_up_machine()}).write(profile)
+    NOISY.write(profile)
     traced().write(workload)
     desk = read_desk([profile], [workload], validation=None, budget=None)
     [name] = desk.machines
-    changes = {} if device is None else {"device": device}
-    question = {"profile": name, "workload": "light", "devices": 2, "batch": 8, "changes": changes}
-    answer = Answers(desk).answer(asked(**question, capacity_bytes=2**30))
+    changes = {"profile": name, "workload": "light", "devices": 2, "batch": 8}
+    answer = Answers(desk).answer(asked(**changes, capacity_bytes=2**30))
     words = ("--workload", workload, "--device-memory", "1GiB", "--micro-batch", 8, "--devices", 2)
-    other = () if device is None else ("--device", device)
-    told = json.loads(runner(monkeypatch, capsys)("memory", *words, *other, "--json").stdout)
+    told = json.loads(runner(monkeypatch, capsys)("memory", *words, "--json").stdout)
     assert answer.memory is not None
     assert answer.memory.needed_bytes == told["needed_bytes"]
     assert answer.memory.verdict == told["verdict"] == "fits"

@@ -159,7 +159,7 @@ def test_runs_that_differ_among_themselves_are_called_too_noisy() -> None:
         update={"gates": (gate,), "noise_floor": floor.model_copy(update={"mape": 0.05})}
     )
     lines = summary_lines(noisy)
-    assert lines[-2].startswith(
+    assert lines[-1].startswith(
         "Too noisy to judge: calibrated settings, run again, were off by 5.0 %"
     )
     quiet = noisy.model_copy(update={"noise_floor": floor.model_copy(update={"mape": 0.02})})

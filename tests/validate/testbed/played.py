@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from calibrate.processes import usable_cores
 from perfmodel.cost.shaped import ShapedRing, link_rates, path, ring_bytes
 from perfmodel.documents.testbed import CollectiveSetting, Job, TrainingSetting
 from perfmodel.errors import MeasurementFailed
@@ -57,6 +58,7 @@ def known() -> Calibration:
         byte_cpu_s=4e-10,
         noises={},
         residual=0.002,
+        price_doubt=0.0,
         num_cores=NUM_CORES,
         num_draws=1,
     )
@@ -67,22 +69,28 @@ class PlayedCluster:
     """Plays jobs by arithmetic; fails when asked for more than it may play."""
 
     at_most: int = 10_000
+    disturbed: int = 0
+    """Answers, from the first on, in which other guests take 15 % of the cores."""
+    drift: float = 0.0
+    """By how much of their first price, in log, small collectives get dearer from call to call."""
     played: list[str] = field(default_factory=list)
 
     def play(self, job: Job) -> dict[str, Any]:
         if len(self.played) >= self.at_most:
             raise MeasurementFailed("played cluster: enough")
         self.played.append(job.setting.name)
+        stolen = 0.15 if len(self.played) <= self.disturbed else 0.0
         if isinstance(job.setting, CollectiveSetting):
-            return _reply(
-                [_collective_rank(job.setting)]
-                * (job.setting.fabric.num_ranks * job.setting.copies)
-            )
+            dearer = np.exp(self.drift * len(self.played))
+            copies = job.setting.fabric.num_ranks * job.setting.copies
+            return _reply([_collective_rank(job.setting, dearer)] * copies, stolen)
         assert isinstance(job.setting, TrainingSetting)
-        return _reply(_training_ranks(job.setting, np.array(job.factors)))
+        return _reply(_training_ranks(job.setting, np.array(job.factors)), stolen)
 
 
-def _reply(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+def _reply(ranks: list[dict[str, Any]], stolen: float) -> dict[str, Any]:
+    after = ranks[0]["after"]
+    after["counters"][STOLEN] = stolen * after["at_s"] * usable_cores()
     return {"started_utc": 0.0, "is_realtime": True, "ranks": ranks}
 
 
@@ -95,7 +103,7 @@ def moments(
     return before, after
 
 
-def _collective_rank(setting: CollectiveSetting) -> dict[str, Any]:
+def _collective_rank(setting: CollectiveSetting, dearer: float) -> dict[str, Any]:
     ring, fabric = known_ring(), setting.fabric
     before, after = moments(1.0, 0.1, dict.fromkeys(link_rates(fabric), 0.0))
     sizes = []
@@ -108,7 +116,7 @@ def _collective_rank(setting: CollectiveSetting) -> dict[str, Any]:
         if setting.pause_s == 0:
             # A quarter of a warm all-reduce is its call; an all-gather has half of the messages.
             hops = 2.0 if setting.collective == "all_reduce" else 2.0 * (0.25 + 0.75 / 2)
-            duration_s = float(hops * ring.hop_s[0])
+            duration_s = float(hops * ring.hop_s[0]) * dearer
         starts_s = [float(number) for number in range(setting.repeats)]
         ends_s = [start_s + duration_s for start_s in starts_s]
         sizes.append({"starts_s": starts_s, "ends_s": ends_s, "cpu_s": cpu_s / num_ranks})

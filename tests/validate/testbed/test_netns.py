@@ -29,6 +29,7 @@ from perfmodel.program.ddp import gradient_buckets
 from validate.testbed import plan, shapes
 from validate.testbed.client import Cluster, obstacle, running_server
 from validate.testbed.play import play_collectives, play_strategy, play_training
+from validate.testbed.wiring import BURST_BYTES
 
 MBIT = 125_000.0
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
@@ -205,3 +206,24 @@ def test_strategies_run_for_real_and_wait_for_their_collectives(
     # Credit of the links saves up to 1.4 ms of each of the collectives, of which there are 12 at most.
     assert step_s > compute_s + waits_s - 12 * 70_000 / 50e6
     assert step_s < 1.5 * (compute_s + waits_s) + 0.05
+
+
+def test_a_warm_up_uses_the_credit_of_idle_links_up(cluster: Cluster) -> None:
+    """16 KiB at 120 Mbit/s take 1.1 ms; the first four fit into what idle links let through at once."""
+    setting = CollectiveSetting.model_validate(
+        {
+            "name": "credit",
+            "collective": "send_recv",
+            "fabric": plan.flat(2, 120),
+            "sizes_bytes": (16_384,),
+            "repeats": 12,
+            "pause_s": 0.0,
+        }
+    )
+    cold = play_collectives(cluster, setting).durations_s[0]
+    warm = play_collectives(
+        cluster, setting.model_copy(update={"warm_up_bytes": 4 * BURST_BYTES})
+    ).durations_s[0]
+    steady_s = np.median(warm)
+    assert min(cold[:3]) < 0.5 * steady_s
+    assert np.median(warm[:3]) > 0.7 * steady_s

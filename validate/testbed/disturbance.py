@@ -1,0 +1,95 @@
+"""Was a calibration disturbed by other guests of the host? Pure: decided from its runs alone.
+
+Two signs: what the hypervisor took from the cores during a run, and prices of the same work that
+differ from moment to moment. No prediction is looked at.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+
+from perfmodel.documents.testbed import CollectiveRun, Run, TrainingRun
+from perfmodel.errors import MeasurementFailed
+
+#: A run from which other guests of the host took more than this share of the cores is repeated.
+STOLEN_LIMIT: Final = 0.02
+#: With a run that lost more, even at its calmest, a calibration is refused.
+_MOST_STOLEN: Final = 0.1
+#: Doubt of the machine's prices, in log, from which on they are measured at one more moment, and
+#: with which a calibration is refused: prices decide by their whole on a machine that is the limit.
+_WANTED_DOUBT: Final = 0.05
+_MOST_DOUBT: Final = 0.1
+#: Standard error of a median over that of a mean, for errors that are normal.
+_MEDIAN_OVER_MEAN: Final = 1.25
+
+
+def calmest_of_each(runs: Iterable[Run]) -> list[Run]:
+    """Of runs with the same name the one that lost least to other guests."""
+    found: dict[str, Run] = {}
+    for run in runs:
+        known = found.get(run.setting.name)
+        if known is None or run.host.stolen_share < known.host.stolen_share:
+            found[run.setting.name] = run
+    return list(found.values())
+
+
+def disturbed(runs: Iterable[Run]) -> list[Run]:
+    """Runs that lost too much to other guests, though the calmest of their name."""
+    return [run for run in calmest_of_each(runs) if run.host.stolen_share > STOLEN_LIMIT]
+
+
+def price_doubt(runs: Iterable[Run]) -> float:
+    """Standard error, in log, of medians over the moments at which the same work was priced.
+
+    Settings that differ in nothing but their name are the same work; without any it is 0.
+    """
+    prices: dict[str, list[float]] = defaultdict(list)
+    for run in calmest_of_each(runs):
+        if isinstance(run, CollectiveRun | TrainingRun):
+            work = run.setting.model_copy(update={"name": ""}).model_dump_json()
+            for place, price_s in enumerate(_prices_s(run)):
+                prices[f"{work} {place}"].append(float(np.log(price_s)))
+    variances = [float(np.var(logs, ddof=1)) / len(logs) for logs in prices.values() if logs[1:]]
+    return _MEDIAN_OVER_MEAN * float(np.sqrt(np.mean(variances))) if variances else 0.0
+
+
+def _prices_s(run: CollectiveRun | TrainingRun) -> tuple[float, ...]:
+    """What is read off a run: CPU time of steps and of crowded collectives, else the time they take. [s]"""
+    if isinstance(run, TrainingRun):
+        return (run.host.own_cpu_s / len(run.step_s),)
+    if run.setting.copies > 1:
+        return run.cpu_s
+    return tuple(float(np.median(durations_s)) for durations_s in run.durations_s)
+
+
+def wants_another_moment(runs: Iterable[Run]) -> bool:
+    """Whether the machine's prices differ so much that they are worth measuring once more."""
+    return price_doubt(runs) > _WANTED_DOUBT
+
+
+def refuse_disturbed(runs: Iterable[Run], *, where: str) -> None:
+    """Refuse a calibration that no prediction should rest on.
+
+    Raises
+    ------
+    MeasurementFailed
+        If a run lost too much to other guests however often it was repeated, or prices of the same
+        work contradict each other.
+    """
+    calmest = calmest_of_each(runs)
+    worst = max(calmest, key=lambda run: run.host.stolen_share)
+    if worst.host.stolen_share > _MOST_STOLEN:
+        raise MeasurementFailed(
+            f"{where}: calibration must lose at most {_MOST_STOLEN:.0%} of the cores to other guests of "
+            f"the host, but {worst.setting.name!r} lost {worst.host.stolen_share:.0%} at its calmest; "
+            "continue with --resume in a calmer hour"
+        )
+    doubt = price_doubt(calmest)
+    if doubt > _MOST_DOUBT:
+        raise MeasurementFailed(
+            f"{where}: the same work must cost the machine the same at every moment of the calibration "
+            f"(to {_MOST_DOUBT:.0%}), but its price is known to {doubt:.0%} only; something else uses the "
+            "host: continue with --resume in a calmer hour"
+        )
