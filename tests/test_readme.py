@@ -1,8 +1,9 @@
-"""The README says what the records say."""
+"""The pages say what the records say."""
 
-from tests.benchmarks.record import README, figures, readme_block
+from tests.benchmarks.record import block, figures
 
 
-def test_the_figures_in_the_readme_are_those_of_the_records() -> None:
+def test_the_figures_in_the_pages_are_those_of_the_records() -> None:
     """``make record`` writes them."""
-    assert readme_block(README.read_text(encoding="utf-8")) == figures()
+    for page, found in figures().items():
+        assert block(page.read_text(encoding="utf-8")) == found, page

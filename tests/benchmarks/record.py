@@ -1,8 +1,8 @@
-"""Keep finished runs as records, and write the README's figures from them.
+"""Keep finished runs as records, and write the figures of the pages from them.
 
 ``python -m tests.benchmarks.record --runs runs`` copies a calibration, its validation and the report
-into ``docs/records/`` and rewrites the README between its two markers. ``tests/test_readme.py`` proves
-that the README says what the records say.
+into ``docs/records/`` and rewrites README and ``docs/accuracy.md`` between their two markers.
+``tests/test_readme.py`` proves that they say what the records say.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from tests.benchmarks.run import LARGE_TRACE, STORED, TRACE
 ROOT: Final = Path(__file__).resolve().parent.parent.parent
 RECORDS: Final = ROOT / "docs" / "records"
 README: Final = ROOT / "README.md"
+ACCURACY: Final = ROOT / "docs" / "accuracy.md"
 BENCHMARKS: Final = ROOT / "docs" / "benchmarks.json"
 BEGIN: Final = "<!-- figures: begin (make record) -->"
 END: Final = "<!-- figures: end -->"
@@ -48,28 +49,48 @@ def keep(runs: Path) -> None:
     shutil.copytree(runs / "report", RECORDS / "report", dirs_exist_ok=True)
 
 
-def figures() -> str:
-    """The README's figures, from the records."""
+def figures() -> dict[Path, str]:
+    """The figures of each page, from the records."""
     validation = ValidationDocument.read(RECORDS / "validation" / "validation.json")
     benchmarks = json.loads(BENCHMARKS.read_text(encoding="utf-8"))
-    return "\n".join((*_accuracy(validation), "", *_pair(validation), "", *_speed(benchmarks)))
+    parts = (*_accuracy(validation), "", *_pair(validation), "", *_speed(benchmarks))
+    return {README: "\n".join(_summary(validation)), ACCURACY: "\n".join(parts)}
 
 
-def readme_block(text: str) -> str:
+def block(text: str) -> str:
     """What stands between the markers."""
     return text.split(BEGIN)[1].split(END, maxsplit=1)[0].strip("\n")
 
 
 def main() -> None:
-    """Keep runs if asked to, then rewrite the README."""
+    """Keep runs if asked to, then rewrite the pages."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=Path, help="folder with calibration, validation, report")
     runs = parser.parse_args().runs
     if runs is not None:
         keep(runs)
-    text = README.read_text(encoding="utf-8")
-    before, after = text.split(BEGIN)[0], text.split(END)[1]
-    README.write_text(f"{before}{BEGIN}\n{figures()}\n{END}{after}", encoding="utf-8")
+    for page, found in figures().items():
+        text = page.read_text(encoding="utf-8")
+        before, after = text.split(BEGIN)[0], text.split(END)[1]
+        page.write_text(f"{before}{BEGIN}\n{found}\n{END}{after}", encoding="utf-8")
+
+
+def _summary(validation: ValidationDocument) -> Iterator[str]:
+    count = len(validation.settings)
+    yield f"| {count} settings that calibration never used | bias | MAPE | median | worst |"
+    yield "|---|---|---|---|---|"
+    rows = {
+        "step time": validation.summary,
+        "speed-up": validation.speedup_summary,
+        "step time, beyond the calibrated micro-batches": validation.summary_extrapolated,
+    }
+    for name, summary in rows.items():
+        if summary is not None:
+            yield _error_row(f"{name} ({summary.num_settings})", summary)
+    missed = [gate.name for gate in validation.gates if not gate.passed]
+    verdict = f"missed: {', '.join(missed)}" if missed else f"all {len(validation.gates)} passed"
+    yield ""
+    yield f"Of the 90 % intervals {_percent(validation.coverage)} held the measured step. Gates: {verdict}."
 
 
 def _accuracy(validation: ValidationDocument) -> Iterator[str]:
