@@ -1,6 +1,7 @@
 """Protocols for large models: infer from some runs, predict the others."""
 
 from dataclasses import dataclass, fields, replace
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -63,21 +64,22 @@ def judge_vtrain(folder: Path) -> Verdict:
 
 
 def judge_foundry(folder: Path) -> Verdict:
-    """One node of eight predicts more nodes, for every device whose data sheet is known."""
+    """One node of eight predicts more nodes, for every device with a data sheet, 8 and 16 bit apart."""
     series, skipped = [], []
-    for device in SHEETS:
-        runs, bad = foundry_runs(folder, device)
+    for device, eight_bit in product(SHEETS, (False, True)):
+        runs, bad = foundry_runs(folder, device, eight_bit=eight_bit)
+        name = f"{device}, 8 bit" if eight_bit else device
         first = np.flatnonzero(runs.jobs.devices <= 8)
         second = np.flatnonzero(runs.jobs.devices > 8)
         skipped += bad
         if min(len(first), len(second)) >= _FEWEST:
             judged = _judge(runs, first, second, device=device)
             series.append(
-                _series("llm_foundry", f"FSDP on {device}, 8 devices predict more", [judged])
+                _series("llm_foundry", f"FSDP on {name}, 8 devices predict more", [judged])
             )
         elif len(runs):
             skipped.append(
-                f"llm-foundry on {device}: {len(first)} runs on one node, {len(second)} on several"
+                f"llm-foundry on {name}: {len(first)} runs on one node, {len(second)} on several"
             )
     return series, skipped
 

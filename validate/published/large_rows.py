@@ -39,8 +39,6 @@ _LLAMA: Final = {
 }
 _BEHIND_HEAD: Final = 2
 """Pieces of the model behind the output head, each of which a stage can hold: cast and loss."""
-_EIGHT_BIT: Final = 2.0
-"""Peak of 8-bit products over that of 16-bit ones (data sheets of H100 and B200)."""
 PLAYBOOK_BATCH: Final = 256
 """Sequences per step of every playbook run, by its text."""
 _PLAIN: Final = dict.fromkeys(
@@ -84,9 +82,11 @@ def throughput_rows(folder: Path, source: str, gpu: str = "") -> list[Row]:
     return [r for r in rows if source in r["source"] and (not gpu or r["gpu"] == gpu)]
 
 
-def foundry_runs(folder: Path, gpu: str) -> tuple[Runs, list[str]]:
-    """Runs of llm-foundry on one kind of device."""
-    return _runs(throughput_rows(folder, "llm-foundry", gpu), _foundry_job, name="llm-foundry")
+def foundry_runs(folder: Path, gpu: str, *, eight_bit: bool) -> tuple[Runs, list[str]]:
+    """Runs of llm-foundry on one kind of device, with products in 8 bit or in 16."""
+    rows = throughput_rows(folder, "llm-foundry", gpu)
+    chosen = [row for row in rows if ("fp8" in row["precision"].lower()) == eight_bit]
+    return _runs(chosen, _foundry_job, name="llm-foundry")
 
 
 def playbook_runs(folder: Path, *, failed: bool = False) -> tuple[Runs, list[str]]:
@@ -180,7 +180,6 @@ def _foundry_job(row: Row) -> dict[str, float] | str:
             "accumulation": v["global_batch"] / v["gpus"] / v["micro_batch"],
             "recompute_full": float(row["activation_checkpointing"] == "true"),
             "devices_per_node": number(row, "gpus_per_node") or 8.0,
-            "matmul_ratio": _EIGHT_BIT if "fp8" in row["precision"].lower() else 1.0,
         }
     )
 

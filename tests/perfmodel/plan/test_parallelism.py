@@ -1,10 +1,13 @@
 """The search over layouts: complete, ranked as single predictions are, honest about ties."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from perfmodel.cost.layout_memory import fit_probability, fullest_bytes
+from perfmodel.cost.layout_memory import fit_probability, fullest_bytes, rank_memory
 from perfmodel.cost.memory import FITS_ABOVE
+from perfmodel.cost.memory_fit import infer_memory
 from perfmodel.documents.layout import ParallelismPlanDocument
 from perfmodel.errors import NotFeasible
 from perfmodel.parallelism.feasibility import Limits, impossible
@@ -19,7 +22,7 @@ from perfmodel.predict_layout import (
     predict_layout,
 )
 from perfmodel.workload.transformers import NamedTransformer
-from tests.perfmodel.cost.large_samples import MODEL, document
+from tests.perfmodel.cost.large_samples import MODEL, document, some_jobs
 
 GIB = 2**30
 
@@ -131,3 +134,23 @@ def test_nothing_fits_or_nothing_is_possible(machine: InferredMachine) -> None:
         plan_parallelism(
             machine, Request(training=training(devices=29), capacity_bytes=80 * GIB), argv=()
         )
+
+
+def test_printed_peaks_reach_predictions_and_searches(machine: InferredMachine) -> None:
+    """Runs that print a GiB more than their tensors take make every layout need about as much more."""
+    runs = some_jobs()
+    peaks = rank_memory(runs, 0).tensor_bytes + GIB
+    model = replace(machine.model, memory=infer_memory(runs, peaks))
+    printed = replace(machine, model=model)
+    layout = parse_layout("dp=4 tp=2 zero=1 micro_batch=2 accumulation=2 sequence_parallel=yes")
+    answer, _ = predict_layout(printed, training(), layout, capacity_bytes=80 * GIB, argv=())
+    (stage,) = answer.memory
+    tensors = float(fullest_bytes(layout_jobs(training(), layout))[0])
+    assert stage.needed_bytes == pytest.approx(tensors + GIB, rel=0.15)
+    assert answer.fit_probability == pytest.approx(1.0, abs=0.01)
+    assert any("fitted to the peaks of" in caveat for caveat in answer.caveats)
+    plan = plan_parallelism(
+        printed, Request(training=training(), capacity_bytes=80 * GIB, top=500), argv=()
+    )
+    needed = {entry.layout: entry.needed_bytes for entry in plan.ranked}
+    assert needed[str(layout)] == pytest.approx(stage.needed_bytes, rel=1e-6)
