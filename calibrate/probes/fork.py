@@ -50,6 +50,7 @@ def _serve(orders: Connection, act: Callable[[Task], str | None]) -> None:
     while True:
         task: Task = orders.recv()
         with Fork(lambda task=task: _measured(act, task)) as copy:  # type: ignore[misc]
+            answer: tuple[str | None, Exception | None]
             try:
                 answer = copy.result(), None
             except Exception as error:  # noqa: BLE001 - the worker raises it

@@ -9,7 +9,8 @@ from perfmodel.workload.operator import Phase
 from tests.perfmodel.operators import prices_of_the_made_up_machine
 from tests.perfmodel.traces import traced
 
-STEP = traced().at(micro_batch=8)
+#: Backward a product, and an operator that multiplies nothing.
+STEP = traced(mystery=True).at(micro_batch=8)
 
 
 def rate(dtype: str, shape: int, flop_per_s: float, probe: str = "matmul") -> ComputeRate:
@@ -42,15 +43,15 @@ def test_products_take_the_ratio_of_the_measured_rates_and_the_rest_stays() -> N
     rates = [rate("fp32", 64, 8e9), rate("bf16", 64, 4e9), rate("fp32", 256, 8e9)]
     rates += [rate("bf16", 256, 1e9), rate("bf16", 1024, 1.0)]
     prices = OperatorPrices(prices_of_the_made_up_machine(), use_measured=False)
-    products = share_of_products(Phase.FORWARD)
+    products = share_of_products(Phase.BACKWARD)
     assert 0 < products < 1
-    found = mixed_ratio(STEP, prices, rates, Phase.FORWARD)
+    found = mixed_ratio(STEP, prices, rates, Phase.BACKWARD)
     assert found == pytest.approx(1 + products * (4 - 1))
 
 
 def test_without_a_rate_of_both_precisions_nothing_is_known() -> None:
     prices = OperatorPrices(prices_of_the_made_up_machine(), use_measured=False)
-    assert mixed_ratio(STEP, prices, [rate("fp32", 64, 8e9)], Phase.FORWARD) is None
+    assert mixed_ratio(STEP, prices, [rate("fp32", 64, 8e9)], Phase.BACKWARD) is None
 
 
 def test_on_another_device_the_data_sheet_decides() -> None:
@@ -61,6 +62,6 @@ def test_on_another_device_the_data_sheet_decides() -> None:
     )
     operators = prices_of_the_made_up_machine().model_copy(update={"rescaling": rescaling})
     prices = OperatorPrices(operators, use_measured=False)
-    found = mixed_ratio(STEP, prices, [], Phase.FORWARD)
+    found = mixed_ratio(STEP, prices, [], Phase.BACKWARD)
     assert found is not None
-    assert found == pytest.approx(1 - share_of_products(Phase.FORWARD) / 2, rel=0.02)
+    assert found == pytest.approx(1 - share_of_products(Phase.BACKWARD) / 2, rel=0.02)
