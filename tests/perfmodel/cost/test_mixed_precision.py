@@ -58,7 +58,13 @@ def test_on_another_device_the_data_sheet_decides() -> None:
     """Bytes alone bind: half as many take half as long."""
     fast = DeviceRates(name="x", flop_per_s={"fp32": 1e30, "bf16": 1e30}, bytes_per_s=1e9)
     rescaling = Rescaling(
-        source=fast, target=fast, start_s=None, log_error=0.1, notes=(), notes_on_groups=()
+        source=fast,
+        target=fast,
+        start_s=None,
+        log_error=0.1,
+        notes=(),
+        notes_on_groups=(),
+        device_kind="cpu",
     )
     operators = prices_of_the_made_up_machine().model_copy(update={"rescaling": rescaling})
     prices = OperatorPrices(operators, use_measured=False)
