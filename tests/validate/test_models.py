@@ -8,7 +8,12 @@ import pytest
 
 from calibrate.experiment import REFERENCE_MODELS
 from calibrate.task import ReplayTask, StepTask
-from perfmodel.documents.observation import ReplayObservation, StepObservation, TimedOperator
+from perfmodel.documents.observation import (
+    Observation,
+    ReplayObservation,
+    StepObservation,
+    TimedOperator,
+)
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import MeasurementFailed
 from perfmodel.parallelism.strategy import Setting, Synchronisation
@@ -106,7 +111,7 @@ def test_curves_are_compared_with_visits_at_the_speed_of_their_own_probe(
 
     Replays stood beside their runs: there one factor serves both visits, 1 / 1.5 of the typical probe.
     """
-    visits = [run_of(0.5), run_of(1.0, speed_probe_s=2e-3), replay_of(0.1)]
+    visits: list[Observation] = [run_of(0.5), run_of(1.0, speed_probe_s=2e-3), replay_of(0.1)]
     found: dict[Mode, float] = {}
     for mode in get_args(Mode):
         request = ModelsRequest(profile=at_this_speed(machine), folder=path.parent, mode=mode)
