@@ -40,8 +40,8 @@ def trace_model(
     Parameters
     ----------
     beside
-        Whether the second batch is traced at the same time, in a copy of this process: for processes
-        that have used no CUDA device and hold no locks.
+        Whether the second batch is traced at the same time, in a copy of this process, where that works:
+        for processes that have used no CUDA device and hold no locks.
 
     Raises
     ------
@@ -72,7 +72,10 @@ def _recorded(trainee: Trainee, least: int, *, beside: bool) -> tuple[RawStep, R
         return record_step(trainee, least), record_step(trainee, 2 * least)
     with Fork(lambda: record_step(trainee, 2 * least)) as copy:
         first = record_step(trainee, least)
-        return first, copy.result()
+        try:
+            return first, copy.result()
+        except Exception:  # noqa: BLE001 - autograd refuses copies of a process that has used it
+            return first, record_step(trainee, 2 * least)
 
 
 def _symbolic(trainee: Trainee, first: RawStep, second: RawStep) -> SymbolicStep:
