@@ -24,6 +24,8 @@ _ASSUMED_SPREAD = 0.1
 _PAIR = 2
 #: Below the resolution of any clock; keeps the logarithm finite.
 _SMALLEST_S = 1e-9
+#: Visits needed before the sensitivity to machine speed is worth regressing.
+_MINIMUM_PAIRS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,24 @@ def typical_speed(visits: Iterable[Visit]) -> dict[int, Seconds]:
     for entry in visits:
         times_s[entry.setting.world_size].append(entry.speed_probe_s)
     return {world_size: float(np.median(group)) for world_size, group in sorted(times_s.items())}
+
+
+def speed_sensitivity(visits: Iterable[Visit]) -> float:
+    """Exponent in [0, 1] by which step times follow the speed probe, within settings."""
+    pairs = [
+        (math.log(entry.speed_probe_s), math.log(entry.step_s), index)
+        for index, group in enumerate(by_setting(visits).values())
+        for entry in group
+    ]
+    if len(pairs) < _MINIMUM_PAIRS:
+        return 1.0
+    probe, step, group_index = (np.array(column) for column in zip(*pairs, strict=True))
+    for index in np.unique(group_index):
+        members = group_index == index
+        probe[members] -= probe[members].mean()
+        step[members] -= step[members].mean()
+    variance = float(probe @ probe)
+    return float(np.clip(probe @ step / variance, 0.0, 1.0)) if variance > 0 else 1.0
 
 
 def to_speed(entry: Visit, *, speed_probe_s: Mapping[int, Seconds], sensitivity: float) -> float:

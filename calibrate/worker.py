@@ -4,10 +4,11 @@ Ranks carry out the tasks of a work order one after another. Rank 0 appends one 
 task to the output file, so that whatever happens, finished tasks stay finished.
 """
 
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +26,7 @@ from calibrate.probes.chain import measure_layers
 from calibrate.probes.collectives import measure_collective
 from calibrate.probes.compute import measure_compute
 from calibrate.probes.convergence import measure_training
+from calibrate.probes.fork import own_heaps
 from calibrate.probes.learnable import description
 from calibrate.probes.optimizers import Evictor, measure_optimizer
 from calibrate.probes.overlap import measure_overlap
@@ -81,15 +83,16 @@ def main() -> None:
     output = Path(order.output)
     session.observations = output
     if session.rank == 0:
-        _append(output, _environment())
-    for task in order.tasks:
-        observation = _carry_out(session, task)
-        if session.rank == 0:
-            assert observation is not None, task
-            _append(output, observation)
-            sys.stdout.write(f"{DONE_PREFIX}{task.name}\n")
-            sys.stdout.flush()
-        session.barrier()
+        _append(output, _environment().model_dump_json())
+    with _carrier(session, order.tasks) as carry_out:
+        for task in order.tasks:
+            observed = carry_out(task)
+            if session.rank == 0:
+                assert observed is not None, task
+                _append(output, observed)
+                sys.stdout.write(f"{DONE_PREFIX}{task.name}\n")
+                sys.stdout.flush()
+            session.barrier()
     dist.destroy_process_group()
 
 
@@ -98,16 +101,54 @@ def _environment() -> EnvironmentObservation:
     return EnvironmentObservation(task=f"environment-{time.time_ns()}", round=0, facts=facts)
 
 
-def _append(output: Path, observation: Observation) -> None:
+def _append(output: Path, observed: str) -> None:
     with output.open("a", encoding="utf-8") as file:
-        file.write(observation.model_dump_json() + "\n")
+        file.write(observed + "\n")
         file.flush()
         os.fsync(file.fileno())
 
 
-def _carry_out(session: Session, task: Task) -> Observation | None:
-    """Measure on the ranks that the task needs; the observation is complete on rank 0 only."""
-    return _PROBES[type(task)](session, task)
+@contextlib.contextmanager
+def _carrier(session: Session, tasks: Sequence[Task]) -> Iterator[Callable[[Task], str | None]]:
+    """What measures on the ranks that a task needs; its JSON is complete on rank 0 only."""
+
+    def observe(task: Task) -> str | None:
+        observation = _PROBES[type(task)](session, task)
+        return None if observation is None else observation.model_dump_json()
+
+    alone = {task.name for task in tasks if _wants_own_heap(session, task)}
+    if not alone or session.rank != 0:
+        yield lambda task: None if task.name in alone else observe(task)
+        return
+    with own_heaps(observe, imports=_imported_late(tasks)) as observe_alone:
+        yield lambda task: (observe_alone if task.name in alone else observe)(task)
+
+
+def _imported_late(tasks: Sequence[Task]) -> list[str]:
+    """What optimizers, the choice of layers and models import when they are first used."""
+    names = ["torch._dynamo"]
+    if any(isinstance(task, LayersTask) for task in tasks):
+        names.append("calibrate.probes.choice")
+    if any(getattr(task, "trainee", None) is not None for task in tasks):
+        names.append("perfmodel.tracing.torchvision_models")
+    return names
+
+
+def _wants_own_heap(session: Session, task: Task) -> bool:
+    """Whether a task is about one model or single layers on one rank, as in a training of its own.
+
+    What drives a GPU cannot be copied, and its memory does not come from the C library. The threads of
+    OpenMP do not survive a copy either.
+    """
+    if session.asynchronous or torch.get_num_threads() > 1:
+        return False
+    match task:
+        case StepTask():
+            return task.trainee is not None and task.setting.world_size == 1
+        case ReplayTask():
+            return task.trainee is not None or task.document is not None
+        case _:
+            return isinstance(task, LayersTask)
 
 
 def _steps(session: Session, task: StepTask) -> StepObservation | None:

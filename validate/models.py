@@ -16,7 +16,16 @@ from calibrate.placement import place, provenance, refuse_other_machine
 from calibrate.replays import with_replays
 from calibrate.task import ReplayTask, StepTask, Task
 from calibrate.topology import LaunchFlags
-from calibrate.visits import Visit, by_setting, estimate, typical_speed, visit
+from calibrate.visits import (
+    Estimate,
+    Visit,
+    by_setting,
+    estimate,
+    speed_sensitivity,
+    to_speed,
+    typical_speed,
+    visit,
+)
 from perfmodel.documents.base import file_sha256
 from perfmodel.documents.models import ComparedModel, ModelsValidationDocument
 from perfmodel.documents.observation import (
@@ -167,9 +176,16 @@ class _Found:
     """One run as measured."""
 
     visits: tuple[Visit, ...]
+    factors: tuple[float, ...]
+    """By visit: what brings it to the machine speed of the calibration."""
     processor_s: Seconds
-    drift: float
-    """Factor that brings this campaign to the machine speed of the calibration."""
+    """At that speed. [s]"""
+
+    def typical(self, value_s: Callable[[Visit], Seconds]) -> Estimate:
+        """A time of every visit, at the machine speed of the calibration."""
+        return estimate(
+            [f * value_s(entry) for f, entry in zip(self.factors, self.visits, strict=True)]
+        )
 
 
 def judge_models(
@@ -185,8 +201,8 @@ def judge_models(
     steps = [entry for entry in observations if isinstance(entry, StepObservation)]
     replays = [entry for entry in observations if isinstance(entry, ReplayObservation)]
     profile = request.profile
-    found = _found(steps, profile)
     uses_replays = request.mode == "measured"
+    found = _found(steps, profile, beside_replays=uses_replays)
     if uses_replays:
         profile = with_replays(profile, replays)
     num_visits = round(float(np.median([len(entry.visits) for entry in found.values()] or [1])))
@@ -202,8 +218,8 @@ def judge_models(
             f"{path}: must hold runs of held-out models with their traces, got none; "
             "continue with --resume"
         )
-    drifts = [1 / entry.drift for entry in found.values()]
-    return _document(request, rows, slowdown=float(np.median(drifts)), path=path)
+    slowdown = float(np.median([1 / factor for e in found.values() for factor in e.factors]))
+    return _document(request, rows, slowdown=slowdown, path=path)
 
 
 def _traced(
@@ -217,20 +233,37 @@ def _traced(
     }
 
 
-def _found(steps: Sequence[StepObservation], profile: ProfileDocument) -> dict[Setting, _Found]:
+def _found(
+    steps: Sequence[StepObservation], profile: ProfileDocument, *, beside_replays: bool
+) -> dict[Setting, _Found]:
+    """Every run at the machine speed of the calibration.
+
+    Curves were measured at another time than the runs: each visit is brought to that speed by its own
+    speed probe, as far as runs follow theirs. A replay stood beside its run and saw the same
+    machine, better than any probe: then one factor serves both.
+    """
     groups = by_setting(visit(entry) for entry in steps)
-    speed_s = typical_speed(entry for group in groups.values() for entry in group)
+    visits = [entry for group in groups.values() for entry in group]
+    speed_s = typical_speed(visits)
+    sensitivity = 0.0 if beside_replays else speed_sensitivity(visits)
+    drift = {n: profile.speed_probe_s[n] / probe_s for n, probe_s in speed_s.items()}
     processor: dict[Setting, list[Seconds]] = {}
     for entry in steps:
         processor.setdefault(entry.setting, []).append(
             float(np.median([float(np.median(r.cpu_s)) for r in entry.ranks if r.cpu_s] or [0.0]))
         )
-    result = {}
-    for setting, visits in groups.items():
-        drift = profile.speed_probe_s[setting.world_size] / speed_s[setting.world_size]
-        processor_s = float(np.median(processor[setting]))
-        result[setting] = _Found(visits=visits, processor_s=drift * processor_s, drift=drift)
-    return result
+    return {
+        setting: _Found(
+            visits=group,
+            factors=tuple(
+                drift[setting.world_size]
+                * to_speed(entry, speed_probe_s=speed_s, sensitivity=sensitivity)
+                for entry in group
+            ),
+            processor_s=drift[setting.world_size] * float(np.median(processor[setting])),
+        )
+        for setting, group in groups.items()
+    }
 
 
 def _compared(
@@ -238,7 +271,7 @@ def _compared(
 ) -> ComparedModel:
     step = predictor.step(workload, setting)
     predicted_s = interval(step.step_s)
-    measured = estimate([found.drift * entry.step_s for entry in found.visits])
+    measured = found.typical(lambda entry: entry.step_s)
     raw = estimate([entry.step_s for entry in found.visits])
     against_processor = predicted_s.p50 / found.processor_s - 1 if found.processor_s else 0.0
     return ComparedModel(
@@ -259,10 +292,14 @@ def _compared(
     )
 
 
+def _phase(found: _Found, name: str) -> Estimate:
+    return found.typical(lambda entry: entry.phases_s[name])
+
+
 def _phase_errors(step: StepPrediction, found: _Found) -> dict[str, float]:
     errors = {}
     for name, cause in _PHASES.items():
-        measured_s = estimate([found.drift * entry.phases_s[name] for entry in found.visits])
+        measured_s = _phase(found, name)
         errors[name] = float(step.terms.compute_s[cause][0]) / measured_s.value_s - 1
     return errors
 

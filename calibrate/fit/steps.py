@@ -2,13 +2,13 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from calibrate.visits import Visit, by_setting, estimate, to_speed
+from calibrate.visits import Visit, by_setting, estimate, speed_sensitivity, to_speed
 from perfmodel.documents.observation import PHASES, DeviceStreams, StepObservation
 from perfmodel.documents.profile import (
     CurvePoint,
@@ -21,8 +21,6 @@ from perfmodel.parallelism.strategy import Setting, Synchronisation
 from perfmodel.units import Seconds
 from perfmodel.workload.workload import Workload
 
-#: Visits needed before a workload's sensitivity to machine speed is worth regressing.
-_MINIMUM_PAIRS = 8
 #: Fewer rounds do not tell how much they differ; this is assumed instead.
 _MINIMUM_ROUNDS = 3
 _ASSUMED_ROUND_ERROR = 0.03
@@ -58,24 +56,6 @@ def fit_workload(
         rank_spread=_rank_spread(groups),
         speed_sensitivity=sensitivity,
     )
-
-
-def speed_sensitivity(visits: Iterable[Visit]) -> float:
-    """Exponent in [0, 1] by which step times follow the speed probe, within settings."""
-    pairs = [
-        (math.log(entry.speed_probe_s), math.log(entry.step_s), index)
-        for index, group in enumerate(by_setting(visits).values())
-        for entry in group
-    ]
-    if len(pairs) < _MINIMUM_PAIRS:
-        return 1.0
-    probe, step, group_index = (np.array(column) for column in zip(*pairs, strict=True))
-    for index in np.unique(group_index):
-        members = group_index == index
-        probe[members] -= probe[members].mean()
-        step[members] -= step[members].mean()
-    variance = float(probe @ probe)
-    return float(np.clip(probe @ step / variance, 0.0, 1.0)) if variance > 0 else 1.0
 
 
 def round_error(

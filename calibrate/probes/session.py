@@ -65,10 +65,13 @@ class Session:
 
     def barrier(self, world_size: int | None = None) -> None:
         """Wait for the first ``world_size`` ranks; all by default."""
-        dist.barrier(group=self.control[world_size or self.world_size])
+        if world_size != 1:
+            dist.barrier(group=self.control[world_size or self.world_size])
 
     def gather(self, value: Any, *, world_size: int) -> list[Any]:
         """Values of the first ``world_size`` ranks, on rank 0; an empty list elsewhere."""
+        if world_size == 1:
+            return [value]
         values: list[Any] = [None] * world_size
         dist.gather_object(
             value, values if self.rank == 0 else None, dst=0, group=self.control[world_size]
@@ -77,6 +80,8 @@ class Session:
 
     def agree(self, value: Any, *, world_size: int) -> Any:
         """Rank 0's value, on the first ``world_size`` ranks."""
+        if world_size == 1:
+            return value
         box = [value]
         dist.broadcast_object_list(box, src=0, group=self.control[world_size])
         return box[0]

@@ -11,7 +11,7 @@ from perfmodel.cli.terminal import show, show_lines
 from perfmodel.errors import NotFeasible, UsageError
 
 if TYPE_CHECKING:
-    from perfmodel.cost.techniques import HostLink
+    from perfmodel.cost.technique_times import HostLink
 
 _Workload: TypeAlias = Annotated[Path, typer.Option(help="Workload file, from perfmodel trace.")]
 _Capacity: TypeAlias = Annotated[
@@ -151,7 +151,7 @@ def _capacity_flag(device_memory: str | None) -> str:
 
 
 def _link(host_link: str | None, host_memory: str, device: str | None) -> "HostLink":
-    from perfmodel.cost.techniques import HostLink  # noqa: PLC0415 - numpy comes with it
+    from perfmodel.cost.technique_times import HostLink  # noqa: PLC0415 - numpy comes with it
 
     link_bytes_per_s = (
         _host_link_of(device)

@@ -15,8 +15,10 @@ from perfmodel.cost.memory import (
     overhead_of,
     verdict,
 )
+from perfmodel.cost.mixed_precision import mixed_ratio
 from perfmodel.cost.operators import OperatorPrices
-from perfmodel.cost.techniques import Basis, HostLink, Question, StepTimes, techniques
+from perfmodel.cost.technique_times import Basis, HostLink, StepTimes
+from perfmodel.cost.techniques import Question, techniques
 from perfmodel.documents.catalogue import DataSheet
 from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.profile import ProfileDocument
@@ -96,6 +98,7 @@ def ask(  # noqa: PLR0913 - one parameter per flag
         link=link,
         shares=_shares(document, batch),
         in_seconds=profile is not None,
+        is_mixed=document.trace.method.precision != "fp32",
     )
     return Asked(
         name=document.workload.name,
@@ -136,7 +139,7 @@ def report_of(asked: Asked, capacity_bytes: Bytes) -> MemoryReport:
             gradient_bytes=question.gradient_bytes,
             overhead=question.overhead,
         ),
-        techniques=tuple(techniques(question)),
+        techniques=tuple(techniques(question, capacity_bytes)),
         in_seconds=question.in_seconds,
         evidence=question.overhead.evidence,
         caveats=asked.caveats,
@@ -205,16 +208,39 @@ def _times(document: WorkloadDocument, profile: ProfileDocument, batch: int) -> 
     )
     step = predictor.step(found, setting)
     causes = time_by_cause(step.trace)
-    return StepTimes(
+    weakest = _BASES[Evidence.weakest(step.terms.evidence.values())]
+    plain = StepTimes(
         forward_s=causes.get(Cause.FORWARD, 0.0),
         backward_s=causes.get(Cause.BACKWARD, 0.0),
         optimizer_s=causes.get(Cause.OPTIMIZER, 0.0),
-        basis=_BASES[Evidence.weakest(step.terms.evidence.values())],
+        basis=weakest,
         fused_s=_fused_s(document, predictor.profile, batch, causes.get(Cause.OPTIMIZER, 0.0)),
         graphed_s=sum(float(time_s[0]) for time_s in step.terms.compute_s.values())
         if predictor.profile.asynchronous
         else None,
     )
+    scaled = Basis.SCALED if profile.rescaling is None else Basis.DATA_SHEET
+    return dataclasses.replace(
+        plain,
+        mixed_s=_mixed_s(document, predictor.profile, batch, plain),
+        mixed_basis=max(weakest, scaled, key=list(Basis).index),
+    )
+
+
+def _mixed_s(
+    document: WorkloadDocument, profile: ProfileDocument, batch: int, plain: StepTimes
+) -> Seconds | None:
+    """The step under autocast, as products change from one precision to the other. [s]"""
+    if profile.operators is None or document.trace is None:
+        return None
+    step = document.trace.at(micro_batch=batch)
+    prices = OperatorPrices(profile.operators, use_measured=False)
+    forward, backward = (
+        mixed_ratio(step, prices, profile.rates, phase) for phase in (Phase.FORWARD, Phase.BACKWARD)
+    )
+    if forward is None or backward is None:
+        return None
+    return forward * plain.forward_s + backward * plain.backward_s + plain.optimizer_s
 
 
 def _fused_s(

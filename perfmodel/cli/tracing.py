@@ -65,7 +65,7 @@ def _traced(
         from perfmodel.tracing.trace import trace_model  # noqa: PLC0415
 
         size = SampleSize(image_size=image_size, sequence_length=sequence_length)
-        return trace_model(find_source(model, size), method, micro_batch=micro_batch)
+        return trace_model(find_source(model, size), method, micro_batch=micro_batch, beside=True)
 
     if ".py" not in model:
         with suppress(UntraceableModel, ImportError), without_compiler():

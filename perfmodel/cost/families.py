@@ -1,12 +1,11 @@
 """Families of operators: what is timed together, and the numbers that place one member among others."""
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from perfmodel.units import MIB, Bytes, Seconds
-from perfmodel.workload.operator import Operator, TensorSpec
+from perfmodel.workload.operator import Operator, TensorSpec, parsed
 from perfmodel.workload.work import base_name
 
 #: Vectorised kernels that do the same per element, whatever their name; others keep their own name.
@@ -163,7 +162,7 @@ def _in_blocks(operator: Operator) -> bool:
     The rule is PyTorch's own: ``ConvParams::use_mkldnn`` in ``aten/src/ATen/native/Convolution.cpp``.
     """
     image, weight, _ = _convolved(operator)
-    positional = json.loads(operator.arguments)[0]
+    positional = parsed(operator.arguments)[0]
     at = 4 if "backward" in operator.name else 3
     moved = any(step != 1 for step in (*positional[at], *positional[at + 2]))
     kernel = weight[2:]
@@ -181,7 +180,7 @@ def _convolved(operator: Operator) -> tuple[tuple[int, ...], tuple[int, ...], tu
 
 def _approximation(operator: Operator) -> str:
     """Of a function with several kernels, which one; nothing for the exact one."""
-    kind = json.loads(operator.arguments)[1].get("approximate", "none")
+    kind = parsed(operator.arguments)[1].get("approximate", "none")
     return "" if kind == "none" else f" {kind}"
 
 
@@ -190,7 +189,7 @@ def _weight_position(operator: Operator) -> int:
 
 
 def _groups(operator: Operator) -> int:
-    positional = json.loads(operator.arguments)[0]
+    positional = parsed(operator.arguments)[0]
     return int(positional[9 if "backward" in operator.name else 8])
 
 
@@ -198,7 +197,7 @@ def _convolution(operator: Operator) -> tuple[float, ...]:
     at = _weight_position(operator)
     image, weight, result = _convolved(operator)
     groups = _groups(operator)
-    mask = json.loads(operator.arguments)[0][10] if at > 1 else [True]
+    mask = parsed(operator.arguments)[0][10] if at > 1 else [True]
     return (
         _log(image[0]),
         _log(math.prod(result[2:])),

@@ -41,9 +41,8 @@ def rescaled_s(
     UsageError
         If the data sheet of either device has no rate for the type of the operator.
     """
-    moved_bytes = float(operator.read_bytes + operator.written_bytes)
-    before_s = _bound_s(operator, moved_bytes, rescaling.source)
-    after_s = _bound_s(operator, moved_bytes, rescaling.target)
+    before_s = bound_s(operator, rescaling.source)
+    after_s = bound_s(operator, rescaling.target)
     if before_s <= 0:
         return time_s
     ratio = after_s / before_s
@@ -70,7 +69,9 @@ def whole_steps_refused(workload: str, device: str) -> UsageError:
     )
 
 
-def _bound_s(operator: Operator, moved_bytes: float, rates: DeviceRates) -> Seconds:
+def bound_s(operator: Operator, rates: DeviceRates) -> Seconds:
+    """What an operator takes at least on a device: its products or its bytes. [s]"""
+    moved_bytes = float(operator.read_bytes + operator.written_bytes)
     return max(_products_s(operator, rates), moved_bytes / rates.bytes_per_s)
 
 

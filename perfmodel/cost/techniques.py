@@ -1,20 +1,26 @@
 """Techniques of one device as what-ifs: what each would save in memory, and what it would cost in time."""
 
-import enum
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
-from perfmodel import checks
+from perfmodel.cost.checkpointing import by_saving, kept_by_checkpointing
 from perfmodel.cost.memory import (
     BUCKETS,
+    FITS_ABOVE,
     DeviceMemory,
     MemorySetting,
     Overhead,
     tensor_parts,
     with_overhead,
 )
-from perfmodel.units import Bytes, BytesPerSecond, Seconds
+from perfmodel.cost.technique_times import (
+    Basis,
+    HostLink,
+    StepTimes,
+    offload_s,
+    streaming_s,
+)
+from perfmodel.units import Bytes, Seconds
 from perfmodel.workload.memory import Block, Moment, Part, StepMemory
 from perfmodel.workload.operator import Phase
 
@@ -23,53 +29,6 @@ _PARAMETERS, _GRADIENTS, _OPTIMIZER = (
     part.value for part in (Part.PARAMETERS, Part.GRADIENTS, Part.OPTIMIZER)
 )
 _ACTIVATIONS, _TEMPORARIES = Part.ACTIVATIONS.value, Part.TEMPORARIES.value
-#: An AdamW update reads parameter, gradient and two moments, and writes all but the gradient.
-_UPDATE_PASSES: Final = 7
-
-
-class Basis(enum.StrEnum):
-    """What a figure of a technique rests on, from the best to the weakest."""
-
-    MEASURED = "measured"
-    DERIVED = "derived from the trace"
-    SCALED = "scaled"
-    DATA_SHEET = "data-sheet"
-    ASSUMED = "assumed"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTimes:
-    """Time of the phases of a step. [s]"""
-
-    forward_s: Seconds
-    backward_s: Seconds
-    optimizer_s: Seconds
-    basis: Basis
-    fused_s: Seconds | None = None
-    """The optimizer's phase if it were fused, where curves tell. [s]"""
-    graphed_s: Seconds | None = None
-    """The step if the host had nothing to issue, on devices that run behind it. [s]"""
-
-    @property
-    def step_s(self) -> Seconds:
-        """All phases. [s]"""
-        return self.forward_s + self.backward_s + self.optimizer_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostLink:
-    """Between device and host memory, and host memory itself."""
-
-    to_device_bytes_per_s: BytesPerSecond
-    to_host_bytes_per_s: BytesPerSecond
-    host_memory_bytes_per_s: BytesPerSecond
-    basis: Basis = Basis.ASSUMED
-
-    def __post_init__(self) -> None:
-        """Refuse links that carry nothing."""
-        checks.positive("to_device_bytes_per_s", self.to_device_bytes_per_s)
-        checks.positive("to_host_bytes_per_s", self.to_host_bytes_per_s)
-        checks.positive("host_memory_bytes_per_s", self.host_memory_bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +62,8 @@ class Question:
     """Of each block in the forward and backward time."""
     in_seconds: bool
     """Whether ``times`` are seconds; otherwise they are shares of the step."""
+    is_mixed: bool = False
+    """Whether the step as it is runs under autocast."""
 
     def moments(self, micro_batch: int | None = None) -> Iterator[tuple[Moment, Parts]]:
         """Every moment with its parts."""
@@ -147,14 +108,19 @@ class Question:
         )
 
 
-def techniques(question: Question) -> list[Technique]:
-    """Every technique that applies, the plain step first."""
+def techniques(question: Question, capacity_bytes: Bytes) -> list[Technique]:
+    """Every technique that applies to a device with so much memory, the plain step first."""
     rows = [_plain(question)]
     if question.setting.micro_batch > 1:
         rows.append(_accumulation(question))
     if question.memory.blocks:
         rows.append(_checkpointing(question))
-    rows += [_full_checkpointing(question), _mixed_precision(question), _fused(question)]
+    if len(question.memory.blocks) > 1:
+        rows.append(_selective_checkpointing(question, capacity_bytes))
+    rows.append(_full_checkpointing(question))
+    if not question.is_mixed:
+        rows.append(_mixed_precision(question))
+    rows.append(_fused(question))
     if question.times.graphed_s is not None:
         rows.append(_graphs(question))
     if question.setting.devices > 1:
@@ -190,32 +156,51 @@ def _accumulation(question: Question) -> Technique:
     )
 
 
-def kept_by_checkpointing(blocks: tuple[Block, ...], activations: Bytes, micro_batch: int) -> Bytes:
-    """Activations alive at once when every block keeps its input alone. [B]
-
-    What stands outside blocks stays; one block at a time is computed again.
-    """
-    saved = [max(0, block.saved.at(micro_batch)) for block in blocks]
-    inputs = sum(max(0, block.input.at(micro_batch)) for block in blocks)
-    outside = max(0, activations - sum(saved))
-    return min(activations, outside + inputs + max(saved, default=0))
-
-
 def _checkpointing(question: Question) -> Technique:
-    batch = question.setting.micro_batch
+    return _computed_again(
+        question,
+        question.memory.blocks,
+        name="activation checkpointing per block",
+        note="exact figures: perfmodel trace --checkpointing per-block",
+    )
+
+
+def _selective_checkpointing(question: Question, capacity_bytes: Bytes) -> Technique:
+    """As few blocks as make the step fit, those first that save most per time; half where none is needed."""
+    order = by_saving(question.memory.blocks, question.shares, question.setting.micro_batch)
+    half = len(order) // 2
+    rows = [
+        _computed_again(
+            question,
+            order[:count],
+            name=f"activation checkpointing of {count} of {len(order)} blocks",
+            note="selective: the blocks that save most per time, as few as fit, or half",
+        )
+        for count in range(1, len(order))
+    ]
+    if _plain(question).memory.fit_probability(capacity_bytes) >= FITS_ABOVE:
+        return rows[half - 1]
+    fitting = [r for r in rows if r.memory.fit_probability(capacity_bytes) >= FITS_ABOVE]
+    return fitting[0] if fitting else rows[half - 1]
+
+
+def _computed_again(
+    question: Question, chosen: Sequence[Block], *, name: str, note: str
+) -> Technique:
+    batch, blocks = question.setting.micro_batch, question.memory.blocks
     most = max(parts[_ACTIVATIONS] for _, parts in question.moments())
-    kept = kept_by_checkpointing(question.memory.blocks, most, batch)
+    kept = kept_by_checkpointing(blocks, most, batch, chosen=chosen)
 
     def change(_moment: Moment, parts: Parts) -> None:
         parts[_ACTIVATIONS] = min(parts[_ACTIVATIONS], kept)
 
-    again = sum(question.shares.values())
+    again = sum(question.shares.get(block.path, 0.0) for block in chosen)
     return question.technique(
-        "activation checkpointing per block",
+        name,
         change,
         step_s=question.times.step_s + again * question.times.forward_s,
         time_basis=question.times.basis,
-        note="exact figures: perfmodel trace --checkpointing per-block",
+        note=note,
     )
 
 
@@ -236,9 +221,16 @@ def _mixed_precision(question: Question) -> Technique:
     return question.technique(
         "mixed precision bf16 (autocast)",
         change,
+        step_s=question.times.mixed_s,
+        time_basis=question.times.mixed_basis,
         memory_basis=Basis.ASSUMED,
-        note="halves activations, keeps a bf16 copy of the weights; a gain in time depends on the device "
-        "and is not counted; exact memory: perfmodel trace --precision bf16",
+        note="halves activations, keeps a bf16 copy of the weights; "
+        + (
+            "products at the device's bf16 rate, all else as in fp32"
+            if question.times.mixed_s is not None
+            else "no rate of bf16 is known, its time is not counted"
+        )
+        + "; exact memory: perfmodel trace --precision bf16",
     )
 
 
@@ -301,15 +293,6 @@ def _sharded_everything(question: Question) -> Technique:
     )
 
 
-def offload_s(parameter_bytes: Bytes, link: HostLink) -> Seconds:
-    """Gradients to the host, the update there, parameters back, one after the other. [s]"""
-    return (
-        parameter_bytes / link.to_host_bytes_per_s
-        + _UPDATE_PASSES * parameter_bytes / link.host_memory_bytes_per_s
-        + parameter_bytes / link.to_device_bytes_per_s
-    )
-
-
 def _offload(question: Question) -> Technique:
     def change(moment: Moment, parts: Parts) -> None:
         parts[_OPTIMIZER] = 0
@@ -324,33 +307,6 @@ def _offload(question: Question) -> Technique:
         step_s=moved_s if question.in_seconds else None,
         time_basis=question.link.basis,
         note="gradients to the host, update by its cores, parameters back; nothing overlaps",
-    )
-
-
-def streaming_s(
-    blocks: tuple[Block, ...], shares: Mapping[str, float], times: StepTimes, link: HostLink
-) -> Seconds:
-    """A step whose blocks come from host memory while their neighbours compute. [s]
-
-    Per block a pass takes the longer of its compute and its transfers; the two directions of the
-    link work at once; the host updates a block while others are computed backward, and is waited for.
-    """
-    forward_s = backward_s = 0.0
-    for block in blocks:
-        share = shares.get(block.path, 0.0)
-        arrive_s = block.parameter_bytes / link.to_device_bytes_per_s
-        leave_s = block.parameter_bytes / link.to_host_bytes_per_s
-        forward_s += max(share * times.forward_s, arrive_s)
-        backward_s += max(share * times.backward_s, arrive_s, leave_s)
-    outside = max(0.0, 1.0 - sum(shares.get(block.path, 0.0) for block in blocks))
-    streamed = sum(block.parameter_bytes for block in blocks)
-    update_s = _UPDATE_PASSES * streamed / link.host_memory_bytes_per_s
-    first_s = blocks[0].parameter_bytes / link.to_device_bytes_per_s if blocks else 0.0
-    return (
-        first_s
-        + forward_s
-        + max(backward_s, update_s)
-        + outside * (times.forward_s + times.backward_s)
     )
 
 

@@ -1,4 +1,4 @@
-"""Tracing without torch's compiler, whose import takes longer than most traces."""
+"""Tracing without torch's compiler and distributed tensors, whose import takes longer than most traces."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -10,6 +10,7 @@ from typing import Any, Final
 
 _COMPILER: Final = "torch._dynamo"
 _UTILITIES: Final = f"{_COMPILER}.utils"
+_DISTRIBUTED: Final = "torch.distributed.tensor"
 
 
 @contextmanager
@@ -18,7 +19,8 @@ def without_compiler() -> Iterator[None]:
 
     They import it to say what must not be compiled (optimizers, checkpoints) or could be (pooling of
     regions). Nothing is compiled here, so that a stand-in serves; its submodules, such as the settings
-    that tensors without content read, are the real ones. For models that do not ask for the compiler
+    that tensors without content read, are the real ones. Dispatch asks for the type of distributed
+    tensors, to recognise them; there are none. For models that do not ask for the compiler
     themselves, in a process that only traces; a version of torch that wants more of it fails.
     """
     torch = find_spec("torch")
@@ -32,6 +34,8 @@ def without_compiler() -> Iterator[None]:
     finally:
         for name in [name for name in sys.modules if f"{name}.".startswith(f"{_COMPILER}.")]:
             del sys.modules[name]
+        if isinstance(sys.modules.get(_DISTRIBUTED), _Distributed):
+            del sys.modules[_DISTRIBUTED]
 
 
 def _stand_ins(folder: Path) -> dict[str, ModuleType]:
@@ -39,7 +43,10 @@ def _stand_ins(folder: Path) -> dict[str, ModuleType]:
     package.__path__ = [str(folder)]
     vars(package).update(disable=_disable, graph_break=lambda: None, utils=utilities)
     vars(utilities).update(is_compile_supported=lambda _: False)
-    return {_COMPILER: package, _UTILITIES: utilities}
+    found: dict[str, ModuleType] = {_COMPILER: package, _UTILITIES: utilities}
+    if _DISTRIBUTED not in sys.modules:
+        found[_DISTRIBUTED] = _Distributed(_DISTRIBUTED)
+    return found
 
 
 class _Utilities(ModuleType):
@@ -49,6 +56,13 @@ class _Utilities(ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         return _never
+
+
+class _Distributed(ModuleType):
+    """Knows the name of a type that no tensor has."""
+
+    class DTensor:
+        """No tensor is one."""
 
 
 def _never(*_: Any, **__: Any) -> Any:

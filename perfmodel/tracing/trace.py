@@ -1,5 +1,6 @@
 """The use case: a model source as a workload and a symbolic step."""
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -7,6 +8,7 @@ from torch import nn
 
 from perfmodel.errors import UntraceableModel, UsageError
 from perfmodel.tracing.collection import without_collection
+from perfmodel.tracing.fork import Fork
 from perfmodel.tracing.liveness import joined_memory
 from perfmodel.tracing.source import ModelSource
 from perfmodel.tracing.step import RawStep, Trainee, build_trainee, record_step, without_content
@@ -28,10 +30,18 @@ class TracedModel:
     memory: StepMemory
 
 
-def trace_model(source: ModelSource, method: StepMethod, *, micro_batch: int) -> TracedModel:
+def trace_model(
+    source: ModelSource, method: StepMethod, *, micro_batch: int, beside: bool = False
+) -> TracedModel:
     """Trace one optimizer step at a micro-batch and at twice as many samples.
 
     Batches of one are never traced: normalisation refuses them, and their layouts are ambiguous.
+
+    Parameters
+    ----------
+    beside
+        Whether the second batch is traced at the same time, in a copy of this process, where that works:
+        for processes that have used no CUDA device and hold no locks.
 
     Raises
     ------
@@ -48,12 +58,24 @@ def trace_model(source: ModelSource, method: StepMethod, *, micro_batch: int) ->
     least = max(2, micro_batch)
     with without_content(method.device_kind), without_collection():
         trainee = build_trainee(source, method)
-        first, second = (record_step(trainee, batch) for batch in (least, 2 * least))
+        first, second = _recorded(trainee, least, beside=beside and method.device_kind == "cpu")
     step = _symbolic(trainee, first, second)
     memory = joined_memory(first.sweep, second.sweep)
     concrete = step.at(micro_batch=least)
     workload = workload_of(source.name, concrete, trainee.module)
     return TracedModel(workload=workload, step=step, memory=memory)
+
+
+def _recorded(trainee: Trainee, least: int, *, beside: bool) -> tuple[RawStep, RawStep]:
+    """A step at a micro-batch and at twice as many samples."""
+    if not beside or not hasattr(os, "fork"):
+        return record_step(trainee, least), record_step(trainee, 2 * least)
+    with Fork(lambda: record_step(trainee, 2 * least)) as copy:
+        first = record_step(trainee, least)
+        try:
+            return first, copy.result()
+        except Exception:  # noqa: BLE001 - autograd refuses copies of a process that has used it
+            return first, record_step(trainee, 2 * least)
 
 
 def _symbolic(trainee: Trainee, first: RawStep, second: RawStep) -> SymbolicStep:

@@ -1,9 +1,11 @@
 """One operator of a traced training step: what runs, on which tensors, and what it computes and moves."""
 
 import enum
+import functools
+import json
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from perfmodel.units import Bytes, Flop
 
@@ -85,6 +87,13 @@ class Operator:
     """Positions in ``inputs`` that it writes in place."""
     view: bool = False
     """Whether it only looks at its input in another way: it costs the host time and moves nothing."""
+
+
+@functools.lru_cache(maxsize=8192)
+def parsed(arguments: str) -> tuple[list[Any], dict[str, Any]]:
+    """Positional and keyword arguments of an operator; shared by all who ask, not to be changed."""
+    positional, keyword = json.loads(arguments)
+    return positional, keyword
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

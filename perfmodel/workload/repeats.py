@@ -1,7 +1,7 @@
 """Finding calls that repeat in a row, so that the layers of a model are stored once."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,28 @@ class _Run:
         return self.period * (self.count - 1)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stretch:
+    """Calls that repeat; a run may begin anywhere in what is left over.
+
+    Where it begins decides which module paths fit.
+    """
+
+    first: _Run
+    spare: int
+    """How much later the last possible run begins."""
+
+    @property
+    def common(self) -> slice:
+        """What all its runs cover."""
+        return slice(self.first.start + self.spare, self.first.stop)
+
+    def runs(self) -> Iterator[_Run]:
+        """Every run, the earliest first."""
+        for offset in range(self.spare + 1):
+            yield replace(self.first, start=self.first.start + offset)
+
+
 def compressed(calls: Sequence[Call]) -> tuple[Segment, ...]:
     """The same calls as segments; ``expanded`` of all segments gives them back in order."""
     segments: list[Segment] = []
@@ -45,33 +67,29 @@ def _chosen_runs(calls: Sequence[Call]) -> list[_Run]:
     """Runs that do not overlap, the largest savings first, in the order of the calls."""
     taken = np.zeros(len(calls), dtype=bool)
     chosen = []
-    for run in sorted(_candidates(calls), key=lambda run: (-run.saved_calls, run.period)):
-        if taken[run.start : run.stop].any():
+    for stretch in sorted(_stretches(calls), key=lambda s: (-s.first.saved_calls, s.first.period)):
+        if taken[stretch.common].any():
             continue
-        if _shift(calls, run) is not None:
-            taken[run.start : run.stop] = True
-            chosen.append(run)
+        for run in stretch.runs():
+            if not taken[run.start : run.stop].any() and _shift(calls, run) is not None:
+                taken[run.start : run.stop] = True
+                chosen.append(run)
     return sorted(chosen, key=lambda run: run.start)
 
 
-def _candidates(calls: Sequence[Call]) -> list[_Run]:
+def _stretches(calls: Sequence[Call]) -> list[_Stretch]:
     tokens = _tokens(calls)
-    runs = []
+    found = []
     for period in range(1, min(_LONGEST_PERIOD, len(calls) // 2) + 1):
         same = np.concatenate(([False], tokens[:-period] == tokens[period:], [False]))
         edges = np.flatnonzero(same[1:] != same[:-1])
         for start, stop in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
             count = (stop - start) // period + 1
             if count > 1:
-                runs += _offsets(start, stop, period, count)
-    return runs
-
-
-def _offsets(start: int, stop: int, period: int, count: int) -> list[_Run]:
-    """A run may begin anywhere in what is left over; where decides which module paths fit."""
-    spare = stop - start - (count - 1) * period
-    offsets = range(min(spare, period - 1) + 1)
-    return [_Run(start=start + offset, period=period, count=count) for offset in offsets]
+                spare = stop - start - (count - 1) * period
+                first = _Run(start=start, period=period, count=count)
+                found.append(_Stretch(first=first, spare=min(spare, period - 1)))
+    return found
 
 
 def _tokens(calls: Sequence[Call]) -> npt.NDArray[np.int64]:

@@ -5,13 +5,12 @@ and a test compares them with ``torch.utils.flop_counter``. Bytes are the compul
 tensor read once, each result written once, as if every cache were empty before and large enough.
 """
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 from perfmodel.units import Bytes, Flop
-from perfmodel.workload.operator import TensorSpec
+from perfmodel.workload.operator import TensorSpec, parsed
 
 Specs: TypeAlias = Sequence[TensorSpec]
 Shape: TypeAlias = tuple[int, ...]
@@ -171,7 +170,7 @@ def _recurrent_layer_backward(inputs: list[Shape], outputs: list[Shape], argumen
 
 
 def _positional(arguments: str, position: int, *, default: Any) -> Any:
-    positional = json.loads(arguments)[0]
+    positional = parsed(arguments)[0]
     return positional[position] if position < len(positional) else default
 
 

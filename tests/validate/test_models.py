@@ -2,12 +2,18 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from calibrate.experiment import REFERENCE_MODELS
 from calibrate.task import ReplayTask, StepTask
-from perfmodel.documents.observation import ReplayObservation, StepObservation, TimedOperator
+from perfmodel.documents.observation import (
+    Observation,
+    ReplayObservation,
+    StepObservation,
+    TimedOperator,
+)
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import MeasurementFailed
 from perfmodel.parallelism.strategy import Setting, Synchronisation
@@ -17,7 +23,7 @@ from tests.perfmodel.profiles import Machine, profile
 from tests.perfmodel.traces import WORKLOAD, traced
 from tests.played_worker import step_observation
 from validate.held_out_models import HELD_OUT, held_out_settings
-from validate.models import BUDGETS, ModelsRequest, judge_models, rounds
+from validate.models import BUDGETS, Mode, ModelsRequest, judge_models, rounds
 
 FOLDER = Path("runs")
 SETTING = Setting(
@@ -37,8 +43,10 @@ def path(tmp_path: Path) -> Path:
     return found
 
 
-def run_of(step_s: float) -> StepObservation:
-    return step_observation(SETTING, task="run", visit=0, step_s=step_s, speed_probe_s=1e-3)
+def run_of(step_s: float, *, speed_probe_s: float = 1e-3) -> StepObservation:
+    return step_observation(
+        SETTING, task="run", visit=0, step_s=step_s, speed_probe_s=speed_probe_s
+    )
 
 
 def replay_of(time_s: float) -> ReplayObservation:
@@ -94,6 +102,22 @@ def test_curves_alone_do_not_look_at_the_replay(machine: ProfileDocument, path: 
         for time_s in (0.1, 0.001)
     )
     assert slow == fast
+
+
+def test_curves_are_compared_with_visits_at_the_speed_of_their_own_probe(
+    machine: ProfileDocument, path: Path
+) -> None:
+    """1 s while the probe took twice as long is 0.5 s.
+
+    Replays stood beside their runs: there one factor serves both visits, 1 / 1.5 of the typical probe.
+    """
+    visits: list[Observation] = [run_of(0.5), run_of(1.0, speed_probe_s=2e-3), replay_of(0.1)]
+    found: dict[Mode, float] = {}
+    for mode in get_args(Mode):
+        request = ModelsRequest(profile=at_this_speed(machine), folder=path.parent, mode=mode)
+        found[mode] = judge_models(request, visits, path).models[0].measured_s
+    assert found["curves"] == pytest.approx(0.5)
+    assert found["measured"] == pytest.approx((0.5 * 1.0) ** 0.5 / 1.5)
 
 
 def test_runs_without_a_trace_cannot_be_judged(machine: ProfileDocument, path: Path) -> None:

@@ -4,18 +4,12 @@ import dataclasses
 
 import pytest
 
+from perfmodel.cost.checkpointing import by_saving, kept_by_checkpointing
 from perfmodel.cost.memory import MemorySetting, Overhead
-from perfmodel.cost.techniques import (
-    Basis,
-    HostLink,
-    Question,
-    StepTimes,
-    Technique,
-    kept_by_checkpointing,
-    offload_s,
-    streaming_s,
-    techniques,
-)
+from perfmodel.cost.technique_times import Basis, HostLink, StepTimes, offload_s, streaming_s
+from perfmodel.cost.techniques import Question, Technique, techniques
+from perfmodel.workload.affine import AffineBytes
+from perfmodel.workload.memory import Block, StepMemory
 from tests.perfmodel.workload.memory_samples import step_memory
 
 BARE = Overhead(
@@ -29,10 +23,16 @@ SHARES = {"layers.0": 0.25, "layers.1": 0.25}
 
 
 def rows(
-    micro_batch: int = 8, devices: int = 1, *, in_seconds: bool = True, times: StepTimes = TIMES
+    micro_batch: int = 8,
+    devices: int = 1,
+    *,
+    in_seconds: bool = True,
+    times: StepTimes = TIMES,
+    memory: StepMemory | None = None,
+    capacity_bytes: int = 1000,
 ) -> dict[str, Technique]:
     question = Question(
-        memory=step_memory(),
+        memory=memory or step_memory(),
         setting=MemorySetting(micro_batch=micro_batch, devices=devices),
         gradient_bytes=20,
         overhead=BARE,
@@ -41,12 +41,45 @@ def rows(
         shares=SHARES,
         in_seconds=in_seconds,
     )
-    return {row.name: row for row in techniques(question)}
+    return {row.name: row for row in techniques(question, capacity_bytes)}
 
 
 def test_checkpointing_keeps_inputs_and_one_block() -> None:
     """8 samples: 160 in all, 128 in blocks; 32 stay, 16 inputs, 64 of the block at work."""
-    assert kept_by_checkpointing(step_memory().blocks, 160, 8) == 32 + 16 + 64
+    blocks = step_memory().blocks
+    assert kept_by_checkpointing(blocks, 160, 8, chosen=blocks) == 32 + 16 + 64
+
+
+def three_blocks() -> StepMemory:
+    """The second saves most (8 x 9 less 8 x 1 of input) and takes no longer than the others."""
+    blocks = tuple(
+        Block(
+            path=path,
+            parameter_bytes=10,
+            input=AffineBytes(constant_bytes=0, per_sample_bytes=1),
+            saved=AffineBytes(constant_bytes=0, per_sample_bytes=saved),
+        )
+        for path, saved in (("a", 3), ("b", 9), ("c", 4))
+    )
+    return dataclasses.replace(step_memory(), blocks=blocks)
+
+
+def test_blocks_that_save_most_per_time_come_first() -> None:
+    """2, 8 and 3 bytes of a sample; the last takes a tenth of the time of the others."""
+    shares = {"a": 0.2, "b": 0.2, "c": 0.02}
+    assert [b.path for b in by_saving(three_blocks().blocks, shares, 8)] == ["c", "b", "a"]
+
+
+def test_selective_checkpointing_takes_as_few_blocks_as_fit() -> None:
+    """200 as it is: 40 and 160 of activations.
+
+    The first block found leaves its input instead of what it saves, and is computed again at once: no
+    gain by itself. Two blocks: 4 x 8 outside, 3 x 8 of the third, 16 of inputs, 72 at work: 144.
+    """
+    named = rows(memory=three_blocks(), capacity_bytes=190)
+    row = named["activation checkpointing of 2 of 3 blocks"]
+    assert row.memory.tensor_bytes == 40 + 32 + 24 + 16 + 72
+    assert "activation checkpointing of 1 of 3 blocks" in rows(memory=three_blocks())
 
 
 def test_checkpointing_computes_its_blocks_again() -> None:

@@ -119,7 +119,7 @@ def test_two_batches_say_what_a_third_needs() -> None:
 
 
 def test_blocks_and_checkpointing_agree_with_a_checkpointed_trace() -> None:
-    from perfmodel.cost.techniques import kept_by_checkpointing  # noqa: PLC0415
+    from perfmodel.cost.checkpointing import kept_by_checkpointing  # noqa: PLC0415
 
     source = find_source("transformer", SampleSize())
     with without_content("cpu"):
@@ -129,7 +129,7 @@ def test_blocks_and_checkpointing_agree_with_a_checkpointed_trace() -> None:
     again = swept(source, method(checkpointing="per-block"), 32)
     assert len(plain.blocks) == 4
     activations = max(moment.at(32)[Part.ACTIVATIONS] for moment in plain.moments)
-    saved = activations - kept_by_checkpointing(plain.blocks, activations, 32)
+    saved = activations - kept_by_checkpointing(plain.blocks, activations, 32, chosen=plain.blocks)
     assert plain.peak_bytes(32) - saved == pytest.approx(again.peak_bytes, rel=0.1)
 
 

@@ -47,6 +47,11 @@ def test_a_step_scaled_to_another_batch_is_the_step_traced_there(text: str) -> N
     assert scaled.saved_bytes == there.saved_bytes
 
 
+def test_two_batches_traced_beside_each_other_give_the_same_trace(lenet: TracedModel) -> None:
+    source = find_source("lenet", SampleSize())
+    assert trace_model(source, SGD, micro_batch=4, beside=True) == lenet
+
+
 def test_gradients_become_ready_from_the_last_layer_to_the_first(lenet: TracedModel) -> None:
     names = [parameter.name for parameter in lenet.workload.parameters]
     assert {names[0], names[1]} == {"11.weight", "11.bias"}

@@ -1,0 +1,73 @@
+"""Autocast to bf16, by hand."""
+
+import pytest
+
+from perfmodel.cost.mixed_precision import mixed_ratio
+from perfmodel.cost.operators import OperatorPrices
+from perfmodel.documents.profile import ComputeRate, DeviceRates, Rescaling
+from perfmodel.workload.operator import Phase
+from tests.perfmodel.operators import prices_of_the_made_up_machine
+from tests.perfmodel.traces import traced
+
+#: Backward a product, and an operator that multiplies nothing.
+STEP = traced(mystery=True).at(micro_batch=8)
+
+
+def rate(dtype: str, shape: int, flop_per_s: float, probe: str = "matmul") -> ComputeRate:
+    return ComputeRate(
+        probe=probe,
+        dtype=dtype,
+        shape=(shape, shape, shape),
+        flop_per_s=flop_per_s,
+        bytes_per_s=1.0,
+        time_s=1.0,
+    )
+
+
+def share_of_products(phase: Phase) -> float:
+    """Of the time of a phase."""
+    prices = OperatorPrices(prices_of_the_made_up_machine(), use_measured=False)
+    counts = {at: n for (at, where), n in STEP.call_counts().items() if where is phase}
+    times_s = {
+        at: n * price.time_s
+        for (at, n), price in zip(
+            counts.items(), prices.price([STEP.operators[at] for at in counts], phase), strict=True
+        )
+    }
+    products = sum(time_s for at, time_s in times_s.items() if STEP.operators[at].flop)
+    return products / sum(times_s.values())
+
+
+def test_products_take_the_ratio_of_the_measured_rates_and_the_rest_stays() -> None:
+    """Half and an eighth as fast: geometric mean 4 times as long."""
+    rates = [rate("fp32", 64, 8e9), rate("bf16", 64, 4e9), rate("fp32", 256, 8e9)]
+    rates += [rate("bf16", 256, 1e9), rate("bf16", 1024, 1.0)]
+    prices = OperatorPrices(prices_of_the_made_up_machine(), use_measured=False)
+    products = share_of_products(Phase.BACKWARD)
+    assert 0 < products < 1
+    found = mixed_ratio(STEP, prices, rates, Phase.BACKWARD)
+    assert found == pytest.approx(1 + products * (4 - 1))
+
+
+def test_without_a_rate_of_both_precisions_nothing_is_known() -> None:
+    prices = OperatorPrices(prices_of_the_made_up_machine(), use_measured=False)
+    assert mixed_ratio(STEP, prices, [rate("fp32", 64, 8e9)], Phase.BACKWARD) is None
+
+
+def test_on_another_device_the_data_sheet_decides() -> None:
+    """Bytes alone bind: half as many take half as long."""
+    fast = DeviceRates(name="x", flop_per_s={"fp32": 1e30, "bf16": 1e30}, bytes_per_s=1e9)
+    rescaling = Rescaling(
+        source=fast,
+        target=fast,
+        start_s=None,
+        log_error=0.1,
+        notes=(),
+        notes_on_groups=(),
+        device_kind="cpu",
+    )
+    operators = prices_of_the_made_up_machine().model_copy(update={"rescaling": rescaling})
+    prices = OperatorPrices(operators, use_measured=False)
+    found = mixed_ratio(STEP, prices, [], Phase.BACKWARD)
+    assert found is not None
+    assert found == pytest.approx(1 - share_of_products(Phase.BACKWARD) / 2, rel=0.02)
