@@ -32,6 +32,11 @@ LOG_CRITICAL_SPREAD: Final = 1.0
 #: How far, in log, separately tuned runs of one task scatter around any law of the batch: learning
 #: rates, schedules and evaluation intervals differ between them.
 TUNING_SPREAD: Final = 0.06
+#: Share of points that are off for reasons of their own (another data set, a bad schedule, a typing
+#: error), and how far, in log, those scatter: one point that fits no law must not bend it.
+STRAY_SHARE: Final = 0.05
+STRAY_SPREAD: Final = 0.7
+_ROUNDS: Final = 5
 #: ln(critical batch of tuned runs / gradient noise scale of one): the scale leaves the curvature of the
 #: loss out (McCandlish et al. call it the simple one, and find it within a small factor).
 NOISE_SCALE_SPREAD: Final = 0.7
@@ -57,10 +62,18 @@ class BatchPoint:
     """Samples per optimizer step, of all devices together."""
     samples: float
     """Samples until the target; epochs or tokens serve as well, in the same unit for all points."""
+    log_error: float = 0.0
+    """Standard error of its logarithm, from the starts of the training alone."""
 
     def __post_init__(self) -> None:
         positive("batch", self.batch)
         positive("samples", self.samples)
+        non_negative("log_error", self.log_error)
+
+    @property
+    def precision(self) -> float:
+        """One over the variance of its logarithm around the law of the batch."""
+        return 1 / (TUNING_SPREAD**2 + self.log_error**2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +116,8 @@ class Convergence:
     exponents: FloatArray
     weights: FloatArray
     """Sum to 1."""
-    num_points: int
+    log_level_error: float
+    """How far, in log, the points leave the height of any one law open."""
 
     @property
     def critical_batch(self) -> Quantiles:
@@ -114,7 +128,7 @@ class Convergence:
         """Samples until the target in one more tuned run, in the unit of the points."""
         positive("batch", batch)
         logs = self.log_samples_min + self._log_growth(batch)
-        spread = TUNING_SPREAD * math.sqrt(1 + 1 / self.num_points)
+        spread = math.hypot(TUNING_SPREAD, self.log_level_error)
         density = np.exp(-0.5 * _DEVIATES**2)
         return _quantiles(
             (logs[:, None] + spread * _DEVIATES).ravel(),
@@ -170,18 +184,45 @@ def fit_convergence(
         center, spread = math.log(critical.batch), critical.log_error
     log_critical = offsets + center
     rest = log_samples - log_growth(log_batches - log_critical[:, None], exponents[:, None])
-    log_samples_min = rest.mean(axis=1)
-    misfit = ((rest - log_samples_min[:, None]) ** 2).sum(axis=1) / TUNING_SPREAD**2
-    distance = (offsets / spread) ** 2
-    log_weights = -0.5 * (misfit + distance) + _log_prior(exponents, is_told=critical is not None)
+    precisions = np.array([point.precision for point in points])
+    log_samples_min, log_likelihood = _heights(rest, precisions)
+    log_weights = (
+        log_likelihood
+        - 0.5 * (offsets / spread) ** 2
+        + _log_prior(exponents, is_told=critical is not None)
+    )
     weights = np.exp(log_weights - log_weights.max())
     return Convergence(
         log_samples_min=log_samples_min,
         log_critical=log_critical,
         exponents=exponents,
         weights=weights / weights.sum(),
-        num_points=len(points),
+        log_level_error=float(precisions.sum()) ** -0.5,
     )
+
+
+def _heights(rest: FloatArray, precisions: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Height of every law through the points, and how likely the points are around it.
+
+    Points scatter normally, and a few are strays with a far wider scatter. The height is the mean of the
+    points, each weighted by its chance to be none, repeated from the median on.
+
+    Parameters
+    ----------
+    rest
+        Logarithms of samples over growth, shape ``(num_laws, num_points)``.
+    """
+    stray = 1 / (1 / precisions + STRAY_SPREAD**2)
+    height = np.median(rest, axis=1)
+    for _ in range(_ROUNDS):
+        squares = (rest - height[:, None]) ** 2
+        log_usual = np.log1p(-STRAY_SHARE) + 0.5 * (np.log(precisions) - precisions * squares)
+        log_stray = math.log(STRAY_SHARE) + 0.5 * (np.log(stray) - stray * squares)
+        log_either = np.logaddexp(log_usual, log_stray)
+        is_usual = np.exp(log_usual - log_either)
+        weights = is_usual * precisions + (1 - is_usual) * stray
+        height = (weights * rest).sum(axis=1) / weights.sum(axis=1)
+    return height, log_either.sum(axis=1)
 
 
 def _log_prior(exponents: FloatArray, *, is_told: bool) -> FloatArray:
