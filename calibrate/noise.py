@@ -42,7 +42,7 @@ class Recipe:
     """Samples per step of all ranks together: near the noise scale, where both norms are well seen."""
     num_trainings: int = 8
     """Each with a start and samples of its own. Starts differ much: eight of LeNet took from 296 to
-    690 steps, so that the median of three says little."""
+    462 steps, so that the median of three says little."""
     evaluated_samples: int = 512
     look_growth: float = 1.04
     """The loss is read whenever the steps have grown by so much: the resolution of steps to the target."""

@@ -46,9 +46,12 @@ class BatchBudget:
 
 
 BUDGETS: Final = {
-    "quick": BatchBudget(batches=(16, 64, 256), rates=(0.5, 1.0, 2.0), num_starts=2),
-    "standard": BatchBudget(
-        batches=(16, 32, 64, 128, 256, 512), rates=(0.5, 1.0, 2.0), num_starts=4
+    "quick": BatchBudget(batches=(32, 64, 256), rates=(0.5, 1.0, 2.0), num_starts=2),
+    "standard": BatchBudget(batches=(32, 64, 128, 256, 512), rates=(0.5, 1.0, 2.0), num_starts=3),
+    "thorough": BatchBudget(
+        batches=(16, 32, 64, 128, 256, 512, 1024),
+        rates=(0.35, 0.5, 0.7, 1.0, 1.4, 2.0),
+        num_starts=8,
     ),
 }
 

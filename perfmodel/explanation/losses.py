@@ -40,7 +40,7 @@ _WHAT: Final[Mapping[LossCause, str]] = {
 _CONFIRM: Final[Mapping[LossCause, str]] = {
     LossCause.ALL_REDUCE: "time steps inside model.no_sync(): they should be shorter by about that",
     LossCause.BROADCAST: "time steps with broadcast_buffers=False",
-    LossCause.INTERFERENCE: "profile backward inside and outside model.no_sync(): kernels should be slower outside",
+    LossCause.INTERFERENCE: "profile backward in and out of model.no_sync(): kernels are slower outside",
     LossCause.STRAGGLERS: "time each rank up to its first all-reduce: the slowest should differ by that",
     LossCause.BUCKET: "time one rank with and without DistributedDataParallel around the model",
     LossCause.SHARING: "time the bare model on one rank, then on all ranks of the node at once",

@@ -144,7 +144,7 @@ def test_what_cannot_be_judged_is_refused_before_anything_runs(request_: BatchRe
     def judged(request: BatchRequest) -> None:
         validate_batch(request, FakeLauncher(), on_progress=lambda _: None)
 
-    with pytest.raises(UsageError, match="--budget: must be one of quick, standard"):
-        judged(replace(request_, budget="thorough"))
+    with pytest.raises(UsageError, match="--budget: must be one of quick, standard, thorough"):
+        judged(replace(request_, budget="endless"))
     with pytest.raises(CalibrationUnavailable, match="must describe this machine"):
         judged(request_)
