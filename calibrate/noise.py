@@ -24,11 +24,8 @@ from perfmodel.statistics.noise_scale import GradientNorms, NoiseScale, noise_sc
 
 #: Folder, inside that of a calibration, with one folder per model that was trained.
 NOISE: Final = "noise"
-#: Trainings of one model, each with a start and samples of its own. Starts differ much: eight of LeNet by
-#: this recipe took from 296 to 690 steps, so that the median of three says little.
-NUM_TRAININGS: Final = 8
-#: Samples per step of all ranks together: near the noise scales of these tasks, where both are well seen.
-BATCH: Final = 64
+#: A training is one task: ranks show no progress before its end. [s]
+TRAINING_TIMEOUT_S: Final = 1800.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,17 +33,36 @@ class Recipe:
     """How a reference model learns the samples of ``calibrate/probes/learnable.py``."""
 
     learning_rate: float
-    """Of plain SGD, at ``BATCH``."""
+    """Of plain SGD, at ``batch``."""
     noise: float
     """Of the samples, over their patterns: the more parameters, the harder they must be."""
     target_loss: float
     most_steps: int
+    batch: int = 64
+    """Samples per step of all ranks together: near the noise scale, where both norms are well seen."""
+    num_trainings: int = 8
+    """Each with a start and samples of its own. Starts differ much: eight of LeNet took from 296 to
+    462 steps, so that the median of three says little."""
+    evaluated_samples: int = 512
+    look_growth: float = 1.04
+    """The loss is read whenever the steps have grown by so much: the resolution of steps to the target."""
 
 
 #: Models that take 28x28 images of ten classes.
 RECIPES: Final = {
-    "lenet": Recipe(learning_rate=1.0, noise=1.5, target_loss=0.4, most_steps=2000),
+    "lenet": Recipe(learning_rate=0.5, noise=1.5, target_loss=0.4, most_steps=2000),
     "mlp": Recipe(learning_rate=0.1, noise=5.0, target_loss=0.4, most_steps=1000),
+    # A step of 16 images takes some two seconds of a core: few samples, few looks, few trainings.
+    "resnet18": Recipe(
+        learning_rate=0.05,
+        noise=3.0,
+        target_loss=0.4,
+        most_steps=150,
+        batch=16,
+        num_trainings=4,
+        evaluated_samples=96,
+        look_growth=1.15,
+    ),
 }
 
 
@@ -114,6 +130,7 @@ def measure_noise(
             launcher,
             resume=request.resume,
             on_progress=on_progress,
+            stall_timeout_s=TRAINING_TIMEOUT_S,
         )
         profile = with_noise(profile, trainings_in(observations))
     return profile
@@ -127,14 +144,16 @@ def _tasks(model: str, world_size: int) -> tuple[TrainingTask, ...]:
             round=0,
             workload=model,
             world_size=world_size,
-            micro_batch=max(1, BATCH // world_size),
+            micro_batch=max(1, recipe.batch // world_size),
             learning_rate=recipe.learning_rate,
             seed=seed,
             noise=recipe.noise,
             target_loss=recipe.target_loss,
             max_steps=recipe.most_steps,
+            evaluated_samples=recipe.evaluated_samples,
+            look_growth=recipe.look_growth,
         )
-        for seed in range(NUM_TRAININGS)
+        for seed in range(recipe.num_trainings)
     )
 
 

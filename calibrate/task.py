@@ -129,6 +129,10 @@ class TrainingTask(Record):
     """Of the samples, over their patterns: how hard they are."""
     target_loss: float
     max_steps: int
+    evaluated_samples: int
+    """Samples that are not trained on, of which the loss is read."""
+    look_growth: float
+    """It is read whenever the steps have grown by this factor."""
 
 
 Task = Annotated[

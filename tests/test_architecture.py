@@ -131,8 +131,10 @@ COMMAND_LINE = {
         "--cluster",
         "--devices",
         "--loader-samples-per-s",
+        "--measured",
         "--profile",
         "--scaling",
+        "--validation",
         "--workload",
     },
     "validate": {

@@ -11,7 +11,7 @@ from typing import Final
 from calibrate.campaign import Campaign, Progress, measure
 from calibrate.environment import describe_environment
 from calibrate.launch import Launcher
-from calibrate.noise import RECIPES, trainings_in
+from calibrate.noise import RECIPES, TRAINING_TIMEOUT_S, trainings_in
 from calibrate.placement import place, provenance, refuse_other_machine
 from calibrate.task import TrainingTask
 from calibrate.topology import LaunchFlags
@@ -21,6 +21,7 @@ from perfmodel.documents.batch_validation import BatchValidationDocument, Judged
 from perfmodel.documents.observation import TrainingObservation
 from perfmodel.documents.prediction import Interval
 from perfmodel.documents.profile import NoiseScaleProfile
+from perfmodel.documents.validation import ErrorSummary
 from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, refuse_unknown
 from perfmodel.statistics.convergence import BatchPoint, Convergence, fit_convergence
 from validate.errors import fraction, summarise
@@ -45,9 +46,12 @@ class BatchBudget:
 
 
 BUDGETS: Final = {
-    "quick": BatchBudget(batches=(16, 64, 256), rates=(0.25, 0.5, 1.0), num_starts=2),
-    "standard": BatchBudget(
-        batches=(16, 32, 64, 128, 256, 512), rates=(0.125, 0.25, 0.5, 1.0), num_starts=6
+    "quick": BatchBudget(batches=(32, 64, 256), rates=(0.5, 1.0, 2.0), num_starts=2),
+    "standard": BatchBudget(batches=(32, 64, 128, 256, 512), rates=(0.5, 1.0, 2.0), num_starts=3),
+    "thorough": BatchBudget(
+        batches=(16, 32, 64, 128, 256, 512, 1024),
+        rates=(0.35, 0.5, 0.7, 1.0, 1.4, 2.0),
+        num_starts=8,
     ),
 }
 
@@ -93,6 +97,7 @@ def validate_batch(
         launcher,
         resume=request.resume,
         on_progress=on_progress,
+        stall_timeout_s=TRAINING_TIMEOUT_S,
     )
     document = judge_batches(request, trainings_in(observations), observations)
     document.write(request.folder / VALIDATION)
@@ -126,6 +131,8 @@ def planned_tasks(
             noise=recipe.noise,
             target_loss=scale.target_loss,
             max_steps=int(_PATIENCE * law.samples(batch).p50 / batch),
+            evaluated_samples=recipe.evaluated_samples,
+            look_growth=recipe.look_growth,
         )
         for start in range(budget.num_starts)
         for batch in budget.batches
@@ -183,12 +190,26 @@ def judge_batches(
         batches=tuple(rows.values()),
         not_reached=tuple(sorted(set(by_batch) - set(rows))),
         summary=summarise([row.signed_error for row in others]),
+        from_own_reference=_from_own_reference(rows.get(scale.batch), others, law),
         same_samples=summarise(
             [steps * scale.batch / row.batch / row.measured_steps - 1 for row in others]
         ),
         same_steps=summarise([steps / row.measured_steps - 1 for row in others]),
         coverage=fraction(row.is_covered for row in others),
     )
+
+
+def _from_own_reference(
+    reference: JudgedBatch | None, others: Sequence[JudgedBatch], law: Convergence
+) -> ErrorSummary | None:
+    if reference is None:
+        return None
+    errors = []
+    for row in others:
+        more_samples = law.samples_ratio(row.batch, reference=reference.batch).p50
+        steps = reference.measured_steps * more_samples * reference.batch / row.batch
+        errors.append(steps / row.measured_steps - 1)
+    return summarise(errors)
 
 
 def _best_rate(group: Sequence[TrainingObservation]) -> float | None:

@@ -14,12 +14,9 @@ from calibrate.probes.session import Session
 from calibrate.task import TrainingTask
 from perfmodel.tracing.reference import MODELS
 
-_EVALUATED_SAMPLES: Final = 512
 _EVALUATION_SEED: Final = 7
 #: Seeds of training lie above that of the evaluation, whatever the task's own seed.
 _FIRST_SEED: Final = 1000
-#: The loss is read whenever the steps have grown by so much: its resolution of steps to the target.
-_GROWTH: Final = 1.04
 #: Steps over which the learning rate rises to its value.
 _WARM_UP: Final = 10
 
@@ -59,7 +56,7 @@ def measure_training(session: Session, task: TrainingTask) -> Training:
         optimizer, start_factor=1 / _WARM_UP, total_iters=_WARM_UP
     )
     stream = samples(_FIRST_SEED + task.seed * session.world_size + session.rank, noise=task.noise)
-    held_out = samples(_EVALUATION_SEED, noise=task.noise).draw(_EVALUATED_SAMPLES)
+    held_out = samples(_EVALUATION_SEED, noise=task.noise).draw(task.evaluated_samples)
     found = Training()
     next_look = 1
     for step in range(1, task.max_steps + 1):
@@ -69,7 +66,7 @@ def measure_training(session: Session, task: TrainingTask) -> Training:
             _note(session, norms, found)
         if step < next_look:
             continue
-        next_look = max(step + 1, int(step * _GROWTH) + 1)
+        next_look = max(step + 1, int(step * task.look_growth) + 1)
         loss = session.agree(_loss_of(session, module, held_out), world_size=task.world_size)
         if not math.isfinite(loss):
             break

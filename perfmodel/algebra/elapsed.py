@@ -65,8 +65,7 @@ def _segment(
     failures = np.expm1(share)
     spread = failures * (failures + 1)
     is_small = share < _SMALL
-    safe = np.where(is_small, 1.0, share)
-    decay = 1 / np.expm1(safe)
+    decay = 1 / np.where(is_small, 1.0, failures)
     mean_x = np.where(is_small, length_s / 2, mtbf_s - length_s * decay)
     variance_x = np.where(is_small, length_s**2 / 12, mtbf_s**2 - length_s**2 * decay * (1 + decay))
     again = recovery_s / mtbf_s

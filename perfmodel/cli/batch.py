@@ -1,8 +1,8 @@
 """``perfmodel batch``: what a larger batch is worth, in time to the target."""
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +15,7 @@ from perfmodel.errors import CalibrationUnavailable, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from perfmodel.documents.profile import NoiseScaleProfile, ProfileDocument
-    from perfmodel.statistics.convergence import CriticalBatch
+    from perfmodel.statistics.convergence import BatchPoint, CriticalBatch
 
 _POINTS = typer.Option(
     help="BATCH=SAMPLES to the target for at least two batch sizes, such as 1024=58.4,2048=56.5; with "
@@ -56,7 +56,7 @@ def batch(  # noqa: PLR0913 - one parameter per flag
     positive("--samples-per-unit:", samples_per_unit)
     _refuse_without_workload(workload, devices, micro_batch, gradient_norms)
     noise = _noise(workload, profile, gradient_norms)
-    given = noise.points if points is None else pairs("--points", points)
+    given = noise.points if points is None else _typed(points, samples_per_unit)
     fewest, words = (2, "two batches") if noise.critical is None else (1, "one batch")
     if len(given) < fewest:
         told = repr(points) if points else "none"
@@ -65,7 +65,7 @@ def batch(  # noqa: PLR0913 - one parameter per flag
     if workload is not None and devices is not None:
         rates = _predicted(profile, workload, devices, micro_batch) | rates
     request = Request(
-        samples_to_target={size: units * samples_per_unit for size, units in given.items()},
+        points=given,
         critical=noise.critical,
         source=noise.source,
         batches=numbers("--batches", batches),
@@ -81,9 +81,18 @@ class _Noise:
     """What a noise scale says before any run at several batches."""
 
     critical: "CriticalBatch | None" = None
-    points: Mapping[float, float] = field(default_factory=dict)
+    points: "Sequence[BatchPoint]" = ()
     """Samples to the target of the trainings behind it."""
     source: str = ""
+
+
+def _typed(points: str, samples_per_unit: float) -> "list[BatchPoint]":
+    from perfmodel.statistics.convergence import BatchPoint  # noqa: PLC0415 - numpy
+
+    return [
+        BatchPoint(batch=size, samples=units * samples_per_unit)
+        for size, units in pairs("--points", points).items()
+    ]
 
 
 def _refuse_without_workload(
@@ -98,13 +107,13 @@ def _refuse_without_workload(
 
 
 def _noise(workload: str | None, profile: Path, norms: Path | None) -> _Noise:
-    from perfmodel.cost.batch_law import critical_batch  # noqa: PLC0415 - numpy
+    from perfmodel.cost.batch_law import critical_batch, reference_point  # noqa: PLC0415 - numpy
 
     if workload is not None:
         scale = _measured_scale(workload, profile)
         return _Noise(
             critical=critical_batch(scale),
-            points={float(scale.batch): scale.samples_to_target},
+            points=(reference_point(scale),),
             source=f"the noise scale is of {workload} learning {scale.samples}, to a loss of "
             f"{scale.target_loss:g}: another task has another, and needs other samples",
         )

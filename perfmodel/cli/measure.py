@@ -31,7 +31,7 @@ _OUT = typer.Option(help="Folder for raw observations and the profile.")
 _NPROC = typer.Option(help="Ranks per node; default: every GPU, or every core up to 8.")
 _RESUME = typer.Option("--resume", help="Continue an interrupted calibration in the folder.")
 _NOISE = typer.Option(
-    help="Models out of lenet, mlp: train them on generated samples under DDP, measure their "
+    help="Models out of lenet, mlp, resnet18: train them on generated samples under DDP, measure their "
     "gradient noise scale, and add it to the profile in the folder."
 )
 _MODELS = typer.Option(help="Reference models to run, separated by commas.")

@@ -10,7 +10,15 @@ import typer
 
 from perfmodel import checks
 from perfmodel.errors import UsageError, did_you_mean
-from perfmodel.units import MINUTE_S, Bytes, BytesPerSecond, Seconds, parse_bandwidth, parse_bytes
+from perfmodel.units import (
+    MINUTE_S,
+    Bytes,
+    BytesPerSecond,
+    Seconds,
+    parse_bandwidth,
+    parse_bytes,
+    parse_duration,
+)
 
 _Choice = TypeVar("_Choice", bound=str)
 _Quantity = TypeVar("_Quantity", int, float)
@@ -188,6 +196,17 @@ def bandwidth_bytes_per_s(option: str, text: str) -> BytesPerSecond:
         If the text has no known unit or is not above zero.
     """
     return _above_zero(option, text, parse_bandwidth)
+
+
+def duration_s(option: str, text: str) -> Seconds:
+    """A duration such as 480ms. [s]
+
+    Raises
+    ------
+    UsageError
+        If the text has no known unit or is not above zero.
+    """
+    return _above_zero(option, text, parse_duration)
 
 
 def _above_zero(option: str, text: str, parse: Callable[[str], _Quantity]) -> _Quantity:

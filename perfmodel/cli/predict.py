@@ -21,7 +21,7 @@ from perfmodel.cli.layouts import (
     predict_layout,
 )
 from perfmodel.cli.measure import DEFAULT_PROFILE
-from perfmodel.cli.options import at_least_one, device_counts, one_of, refuse_typed
+from perfmodel.cli.options import at_least_one, device_counts, duration_s, one_of, refuse_typed
 from perfmodel.cli.sources import Sources
 from perfmodel.cli.terminal import show_lines
 from perfmodel.errors import UsageError
@@ -46,6 +46,10 @@ CLUSTER = typer.Option(
     help="Cluster file (TOML): links between the devices; default: one ring of the measured ones."
 )
 _VALIDATION = typer.Option(help="A validation, whose errors widen the intervals.")
+_MEASURED = typer.Option(
+    help="What a step of yours takes, such as 480ms: is that normal? Median, from the end of one "
+    "optimizer step to the end of the next."
+)
 
 
 def predict(  # noqa: PLR0913 - one parameter per flag
@@ -170,12 +174,15 @@ def explain(  # noqa: PLR0913 - one parameter per flag
     bucket_cap_mb: Annotated[float | None, _BUCKET_CAP] = None,
     loader_samples_per_s: Annotated[float | None, _LOADER] = None,
     cluster: Annotated[Path | None, CLUSTER] = None,
+    validation: Annotated[Path | None, _VALIDATION] = None,
+    measured: Annotated[str | None, _MEASURED] = None,
 ) -> None:
     """Rank what costs the speed-up, and what one change would gain."""
     from perfmodel.cli.files import read_inputs  # noqa: PLC0415 - keeps --help fast
     from perfmodel.explanation import explain as use_case  # noqa: PLC0415
+    from perfmodel.explanation import standing  # noqa: PLC0415
     from perfmodel.forecast import Forecast, forecast_settings  # noqa: PLC0415
-    from perfmodel.report.explanation import explanation_lines  # noqa: PLC0415
+    from perfmodel.report.explanation import explanation_lines, standing_line  # noqa: PLC0415
 
     request = Forecast(
         world_sizes=(devices,),
@@ -185,15 +192,27 @@ def explain(  # noqa: PLR0913 - one parameter per flag
         bucket_cap_mb=bucket_cap_mb,
         loader_samples_per_s=loader_samples_per_s,
     )
-    inputs = read_inputs(Sources(profile=profile, workload=workload, cluster=cluster))
-    settings = forecast_settings(inputs.workload, request)
+    measured_s = None if measured is None else duration_s("--measured", measured)
+    inputs = read_inputs(
+        Sources(profile=profile, workload=workload, cluster=cluster, validation=validation)
+    )
+    setting = forecast_settings(inputs.workload, request)[-1]
     explanation = use_case(
         inputs.predictor,
         workload=inputs.workload,
-        setting=settings[-1],
+        setting=setting,
         scaling=request.scaling,
         loader_samples_per_s=loader_samples_per_s,
     )
+    if measured_s is not None:
+        found = standing(
+            inputs.predictor,
+            workload=inputs.workload,
+            setting=setting,
+            measured_s=measured_s,
+            loader_samples_per_s=loader_samples_per_s,
+        )
+        show_lines([standing_line(found)])
     show_lines(explanation_lines(explanation))
 
 

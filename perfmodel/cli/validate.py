@@ -128,7 +128,8 @@ def batch(
         str, typer.Option(help="Model whose noise scale was calibrated.")
     ] = "lenet",
     budget: Annotated[
-        str, typer.Option(help="quick or standard: about 2 or 20 minutes for lenet.")
+        str,
+        typer.Option(help="quick, standard or thorough: about 4, 10 or 90 minutes for lenet."),
     ] = "standard",
     out: Annotated[Path, typer.Option(help="Folder for observations and the verdict.")] = (
         DEFAULT_BATCH_VALIDATION

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
+from scipy.special import ndtr
 
 from perfmodel.cost.discrepancy import Discrepancy
 from perfmodel.cost.jobs import Column, Jobs
@@ -54,7 +54,7 @@ class InferredMemory:
         """Probability that the fullest rank stays below a capacity."""
         _, half = self.predict(jobs)
         return np.asarray(
-            norm.cdf(np.log(capacity_bytes / self.fullest_bytes(jobs)) * DEVIATE_90 / half)
+            ndtr(np.log(capacity_bytes / self.fullest_bytes(jobs)) * DEVIATE_90 / half)
         )
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
+from scipy.special import ndtr
 
 from perfmodel.cost.jobs import Column, Jobs
 from perfmodel.cost.memory import OVERHEADS, Overhead
@@ -158,7 +158,7 @@ def fit_probability(
     needed = needed_bytes(tensor_bytes, overhead)
     doubt = np.hypot(overhead.log_spread, FORMULA_LOG_SPREAD) * tensor_bytes
     spread = np.hypot(overhead.context_spread_bytes, doubt)
-    return np.asarray(norm.cdf((capacity_bytes - needed) / spread))
+    return np.asarray(ndtr((capacity_bytes - needed) / spread))
 
 
 def _layers_at(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from scipy.stats import norm
+from scipy.special import ndtr
 
 from perfmodel import checks
 from perfmodel.documents.workload import WorkloadDocument
@@ -121,7 +121,7 @@ class DeviceMemory:
     def fit_probability(self, capacity_bytes: Bytes) -> float:
         """Probability that a step runs within a capacity."""
         checks.positive("capacity_bytes", capacity_bytes)
-        return float(norm.cdf((capacity_bytes - self.needed_bytes) / self.spread_bytes))
+        return float(ndtr((capacity_bytes - self.needed_bytes) / self.spread_bytes))
 
 
 def verdict(probability: float) -> Verdict:

@@ -49,6 +49,9 @@ class BatchValidationDocument(Document):
     """Batches at which no learning rate reached the target often enough."""
     summary: ErrorSummary
     """Of the batches other than the reference."""
+    from_own_reference: ErrorSummary | None = None
+    """The same where the law starts from the steps that this campaign took at the reference batch, and not
+    from those of the calibration: the error of the law alone. None if that batch did not arrive."""
     same_samples: ErrorSummary
     """Of the plain rule that every batch needs as many samples."""
     same_steps: ErrorSummary

@@ -36,6 +36,19 @@ _WHAT: Final[Mapping[LossCause, str]] = {
     LossCause.INPUT: "preparing samples and moving them to the device",
     LossCause.OPTIMIZER: "every rank updates all parameters, however small its batch",
 }
+#: What shows on the real job whether a cause is as large as said.
+_CONFIRM: Final[Mapping[LossCause, str]] = {
+    LossCause.ALL_REDUCE: "time steps inside model.no_sync(): they should be shorter by about that",
+    LossCause.BROADCAST: "time steps with broadcast_buffers=False",
+    LossCause.INTERFERENCE: "profile backward in and out of model.no_sync(): kernels are slower outside",
+    LossCause.STRAGGLERS: "time each rank up to its first all-reduce: the slowest should differ by that",
+    LossCause.BUCKET: "time one rank with and without DistributedDataParallel around the model",
+    LossCause.SHARING: "time the bare model on one rank, then on all ranks of the node at once",
+    LossCause.SMALL_BATCH: "time one device at both micro-batches, per sample",
+    LossCause.DISPATCH: "double the micro-batch: a step should take less than twice as long",
+    LossCause.INPUT: "train on one batch that is kept in memory, without the loader",
+    LossCause.OPTIMIZER: "time steps that leave out optimizer.step()",
+}
 _LESS_OFTEN: Final = (ChangeKind.MICRO_BATCH, ChangeKind.ACCUMULATION)
 _LESS_SENT: Final = (ChangeKind.COMPRESSION, ChangeKind.BUCKET_CAP, *_LESS_OFTEN)
 _REMEDIES: Final[Mapping[LossCause, tuple[ChangeKind, ...]]] = {
@@ -63,6 +76,8 @@ class Loss:
     lost_s: Seconds
     """Step minus the same step without the cause. [s]"""
     what: str
+    confirm: str
+    """A test on the real job that shows it."""
     one_change: str
     """What to try, of the changes that bear on this cause; empty if none helps."""
     gain_s: Seconds
@@ -171,6 +186,7 @@ def _loss(cause: LossCause, lost_s: Seconds, changes: tuple[Change, ...]) -> Los
         cause=cause,
         lost_s=lost_s,
         what=_WHAT[cause],
+        confirm=_CONFIRM[cause],
         one_change=best.what if best else "",
         gain_s=best.gain_s if best else 0.0,
         gain_speedup=best.gain_speedup if best else 0.0,

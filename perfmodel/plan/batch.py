@@ -20,8 +20,8 @@ from perfmodel.statistics.convergence import (
 class Request:
     """What is asked about a task."""
 
-    samples_to_target: Mapping[float, float]
-    """Batch to samples to the target; at least two batches, with a critical batch one."""
+    points: Sequence[BatchPoint]
+    """Samples to the target of at least two batches, with a critical batch of one."""
     critical: CriticalBatch | None = None
     """What a gradient noise scale says of it."""
     source: str = ""
@@ -38,23 +38,31 @@ class Request:
             positive("batch", batch)
             positive(f"samples_per_s of batch {batch:g}", rate)
 
+    @property
+    def smallest(self) -> float:
+        """Batch that was run; ratios are against it."""
+        return min(point.batch for point in self.points)
+
+    @property
+    def largest(self) -> float:
+        """Batch that was run."""
+        return max(point.batch for point in self.points)
+
 
 def batch_outlook(request: Request, *, argv: Sequence[str]) -> BatchDocument:
     """Fit the law of the batch and apply it.
 
     Ratios are against the smallest batch that was run. Raises ``ValueError`` with fewer than two points.
     """
-    run = request.samples_to_target
-    law = fit_convergence(
-        [BatchPoint(batch=batch, samples=run[batch]) for batch in run], critical=request.critical
-    )
+    run = {point.batch: point.samples for point in request.points}
+    law = fit_convergence(request.points, critical=request.critical)
     batches = sorted({*run, *request.batches, *request.samples_per_s})
     outlooks = tuple(_outlook(law, batch, request) for batch in batches)
     return BatchDocument(
         schema_version=BatchDocument.current_version,
         command_line=command_line(argv),
-        points=dict(run),
-        reference_batch=min(run),
+        points=run,
+        reference_batch=request.smallest,
         noise_scale=None if request.critical is None else request.critical.batch,
         critical_batch=_interval(law.critical_batch),
         outlooks=outlooks,
@@ -63,7 +71,7 @@ def batch_outlook(request: Request, *, argv: Sequence[str]) -> BatchDocument:
 
 
 def _outlook(law: Convergence, batch: float, request: Request) -> BatchOutlook:
-    reference = min(request.samples_to_target)
+    reference = request.smallest
     samples = _interval(law.samples(batch))
     ratio = _interval(law.samples_ratio(batch, reference=reference))
     rate = request.samples_per_s.get(batch)
@@ -84,7 +92,7 @@ def _outlook(law: Convergence, batch: float, request: Request) -> BatchOutlook:
         learning_rate_factor=_learning_rate(law, batch) / _learning_rate(law, reference),
         time_to_target_s=None if rate is None else _divided(samples, rate),
         is_beyond_critical=batch > law.critical_batch.p50,
-        is_extrapolated=batch > max(request.samples_to_target),
+        is_extrapolated=batch > request.largest,
     )
 
 
@@ -94,7 +102,7 @@ def _learning_rate(law: Convergence, batch: float) -> float:
 
 
 def _caveats(outlooks: Sequence[BatchOutlook], request: Request) -> list[str]:
-    num_points, largest_run = len(request.samples_to_target), max(request.samples_to_target)
+    num_points, largest_run = len(request.points), request.largest
     caveats = [request.source] if request.source else []
     beyond = [f"{entry.batch:g}" for entry in outlooks if entry.is_beyond_critical]
     if beyond:

@@ -129,9 +129,11 @@ def refuse_hopeless(job: Job, *, rate_factor: float = 1.0) -> None:
     """
     effective, stops = _outlook(job, rate_factor)
     if not (effective >= LOWEST_EFFECTIVE_FRACTION and stops <= MOST_STOPS):
+        # beyond floating point there is no number to show
+        got = f"{effective:.2g} and {stops:.2g}" if math.isfinite(stops) else "next to nothing"
         raise NotFeasible(
             f"goodput: at least {LOWEST_EFFECTIVE_FRACTION:.0%} of the time must be training that is "
-            f"kept, in at most {MOST_STOPS:.0e} stops, got {effective:.2g} and {stops:.2g}: a stop "
+            f"kept, in at most {MOST_STOPS:,.0f} stops, got {got}: a stop "
             f"every {format_duration(job.mtbf_s / rate_factor)}, "
             f"{format_duration(job.recovery_s)} to recover, a checkpoint of "
             f"{format_duration(job.checkpoint_write_s)} every "

@@ -68,9 +68,14 @@ class _Opened:
         self._plan, self._sources = plan, sources
         self._predictors: dict[object, tuple[Predictor, WorkloadProfile]] = {}
         self._inferred: dict[str, InferredMachine] = {}
+        # a digest takes some ten milliseconds, and options ask for it at every batch
+        self._keys = {option.name: self._key(option) for option in plan.option}
 
     def key(self, option: Option) -> object:
         """What two options must have in common to share their predictions."""
+        return self._keys[option.name]
+
+    def _key(self, option: Option) -> object:
         return (
             self._sources.profiles[option.name].digest,
             option.validation,

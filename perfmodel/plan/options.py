@@ -247,7 +247,7 @@ class Planner:
             return Answer(elapsed_s=elapsed_s, cost=setup_cost(option) + running)
 
         ends = table.ends(candidate.count)
-        return tornado(ends, answer, stops=stops)
+        return tornado(ends, answer, stops=stops, is_validated=option.validation is not None)
 
     def _critical(self, rows: Iterable[PlanRow]) -> list[str]:
         """Where rows that are shown pass the critical batch of the workload."""

@@ -211,9 +211,9 @@ def _course(
     mean_s, spread_s = elapsed_moments(
         work_s,
         interval_s=interval_s[:, None],
-        write_s=stops.write_s,
+        write_s=_once_if_constant(stops.write_s),
         mtbf_s=mtbf_s[:, None],
-        recovery_s=stops.recovery_s,
+        recovery_s=_once_if_constant(stops.recovery_s),
     )
     luck: Samples = np.random.default_rng(_SEED).standard_normal((work_s.shape[1],))
     luck[0] = 0.0
@@ -222,3 +222,8 @@ def _course(
         interval_s=interval_s,
         expected_stops=_at_most_never(mean_s[:, 0]) / mtbf_s,
     )
+
+
+def _once_if_constant(draws: Samples) -> Samples:
+    """One number where all are equal, as if typed: what follows from it is computed once per size."""
+    return draws[:1] if (draws == draws[0]).all() else draws

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
+from scipy.special import ndtr
 
 from perfmodel.cost.inferred import InferredModel, StepInterval
 from perfmodel.cost.jobs import Column, Jobs
@@ -199,7 +199,7 @@ def against_first(
     """
     deviation = np.maximum(spread_against_first(model, jobs), 1e-9)
     distance = np.log(found.mean_s / found.mean_s[0]) / deviation
-    return np.asarray(norm.cdf(distance)), np.abs(distance) <= DEVIATE_90
+    return np.asarray(ndtr(distance)), np.abs(distance) <= DEVIATE_90
 
 
 def spread_against_first(model: InferredModel, jobs: Jobs) -> Column:

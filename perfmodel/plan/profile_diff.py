@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
-from scipy.stats import false_discovery_control, t
 
 from perfmodel.documents.base import command_line
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
@@ -85,6 +84,8 @@ def _differences(
     freedom: int,
     false_discovery_rate: float,
 ) -> tuple[Difference, ...]:
+    from scipy.stats import false_discovery_control, t  # noqa: PLC0415 - a second, for every command
+
     scores = np.array([score(before[name], after[name]) for name in names])
     adjusted = false_discovery_control(2 * t.sf(np.abs(scores), freedom))
     found = [

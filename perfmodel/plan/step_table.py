@@ -1,6 +1,6 @@
 """Step times over the number of devices: predicted at some counts, read between them."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -52,11 +52,12 @@ class StepTable:
         self._scaling, self._batch, self._accumulation = scaling, batch, accumulation
         asked = sorted(set(counts))
         split = [count for count in asked if self._splits(count)]
-        fitting = [count for count in split if self._fits(self.setting(count))]
+        fitting = [count for count in split if self._fits(count)]
         self.counts: NDArray[np.int64] = np.array(fitting, dtype=int)
         self.num_skipped = len(asked) - len(split)
         self.num_too_large = len(split) - len(fitting)
         self.refusal = "" if fitting else self._refusal(split)
+        self._draws: dict[int, Samples] = {}
         self._steps: dict[int, StepPrediction] = {}
         self._knots: tuple[Samples, Samples] | None = None
         self.predict(self._first_knots())
@@ -79,20 +80,29 @@ class StepTable:
         return counts * self._batch * self._accumulation
 
     def step(self, count: int) -> StepPrediction:
-        """Predict one count."""
-        self.predict([count])
+        """One count with all that is known of its step; most counts are never asked for it."""
+        if count not in self._steps:
+            self._steps[count] = self._predictor.step(self._workload, self.setting(count))
+            self._know({count: self._steps[count].step_s})
         return self._steps[count]
 
     def predict(self, counts: Iterable[int]) -> None:
         """Predict these counts, so that they are read exactly from now on."""
-        for count in counts:
-            if count not in self._steps:
-                self._steps[count] = self._predictor.step(self._workload, self.setting(count))
-                self._knots = None
+        fresh = [count for count in counts if count not in self._draws]
+        if not fresh:
+            return
+        settings = [self.setting(count) for count in fresh]
+        draws_s = self._predictor.step_draws(self._workload, settings)
+        self._know(dict(zip(fresh, draws_s, strict=True)))
+
+    def _know(self, draws_s: Mapping[int, Samples]) -> None:
+        """Counts that are read exactly from now on."""
+        self._draws.update(draws_s)
+        self._knots = None
 
     def has(self, count: int) -> bool:
         """Whether a count was predicted, and not only read between others."""
-        return count in self._steps
+        return count in self._draws
 
     def step_s(self, counts: NDArray[np.int64]) -> Samples:
         """Draws of the step at any counts, shape ``(len(counts), num_draws)``. [s]
@@ -113,8 +123,8 @@ class StepTable:
 
     def _table(self) -> tuple[Samples, Samples]:
         if self._knots is None:
-            counts = sorted(self._steps)
-            logs = np.log(np.stack([self._steps[count].step_s for count in counts]))
+            counts = sorted(self._draws)
+            logs = np.log(np.stack([self._draws[count] for count in counts]))
             self._knots = (np.log(counts), logs)
         return self._knots
 
@@ -174,14 +184,16 @@ class StepTable:
         return self._predictor.step(self._workload, alone)
 
     def _splits(self, count: int) -> bool:
+        if self._scaling == "weak":
+            return True
         try:
             self.setting(count)
         except NotFeasible:
             return False
         return True
 
-    def _fits(self, setting: Setting) -> bool:
-        return self._memory is None or self._memory(setting).probability >= FITS_ABOVE
+    def _fits(self, count: int) -> bool:
+        return self._memory is None or self._memory(self.setting(count)).probability >= FITS_ABOVE
 
     def _refusal(self, split: Sequence[int]) -> str:
         if not split:

@@ -1,7 +1,7 @@
 """Which assumption moves the answer most, one at a time, and what would narrow it."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,7 +10,7 @@ import numpy as np
 from perfmodel.cost.curve import Samples
 from perfmodel.cost.terms import Price, Terms
 from perfmodel.documents.plan import Swing
-from perfmodel.plan.assumptions import REMEDIES, Assumption
+from perfmodel.plan.assumptions import Assumption, Remedy, remedy
 from perfmodel.plan.steps import Ends
 from perfmodel.plan.stops import Stops
 from perfmodel.predictor import StepPrediction, step_times
@@ -41,7 +41,11 @@ class Knobs:
 
 
 def tornado(
-    ends: Iterable[Ends], answer: Callable[[Knobs], Answer], *, stops: Stops | None
+    ends: Iterable[Ends],
+    answer: Callable[[Knobs], Answer],
+    *,
+    stops: Stops | None,
+    is_validated: bool = False,
 ) -> tuple[Swing, ...]:
     """Swing of every assumption from its 5th to its 95th percentile, the largest first.
 
@@ -51,23 +55,22 @@ def tornado(
     ----------
     ends
         By which factors each assumption about the step moves it.
+    is_validated
+        Whether the errors of the model come from a validation already.
     """
-    swings = [
-        _swing(name, [Knobs(step=factor) for factor in factors], answer) for name, factors in ends
-    ]
+    varied = [(name, [Knobs(step=factor) for factor in factors]) for name, factors in ends]
     if stops is not None:
         factors = (1 / FAILURE_FACTOR, FAILURE_FACTOR)
-        swings.append(_swing(Assumption.FAILURE_RATE, [Knobs(failures=f) for f in factors], answer))
+        varied.append((Assumption.FAILURE_RATE, [Knobs(failures=f) for f in factors]))
     if stops is not None and stops.is_timed:
-        swings.append(
-            _swing(
-                Assumption.CHECKPOINT,
-                [Knobs(checkpoint=f) for f in draws_ends(stops.write_s)],
-                answer,
-            )
-        )
+        times = [Knobs(checkpoint=f) for f in draws_ends(stops.write_s)]
+        varied.append((Assumption.CHECKPOINT, times))
     shares = (1 - PRICE_SHARE, 1 + PRICE_SHARE)
-    swings.append(_swing(Assumption.PRICES, [Knobs(price=s) for s in shares], answer))
+    varied.append((Assumption.PRICES, [Knobs(price=s) for s in shares]))
+    swings = [
+        _swing(name, [answer(each) for each in knobs], remedy(name, is_validated=is_validated))
+        for name, knobs in varied
+    ]
     return tuple(sorted(swings, key=lambda swing: swing.low_cost - swing.high_cost))
 
 
@@ -82,17 +85,15 @@ def next_measurement(swings: tuple[Swing, ...]) -> str:
     return f"{best.measurement} (about {best.minutes:g} minutes; bears on {best.assumption})"
 
 
-def _swing(name: Assumption, ends: list[Knobs], answer: Callable[[Knobs], Answer]) -> Swing:
-    found = [answer(knobs) for knobs in ends]
-    remedy = REMEDIES.get(name)
+def _swing(name: Assumption, found: Sequence[Answer], narrows: Remedy | None) -> Swing:
     return Swing(
         assumption=name.value,
         low_cost=min(a.cost for a in found),
         high_cost=max(a.cost for a in found),
         low_elapsed_s=min(a.elapsed_s for a in found),
         high_elapsed_s=max(a.elapsed_s for a in found),
-        measurement=remedy.measurement if remedy else "",
-        minutes=remedy.minutes if remedy else None,
+        measurement=narrows.measurement if narrows else "",
+        minutes=narrows.minutes if narrows else None,
     )
 
 

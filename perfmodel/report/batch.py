@@ -93,6 +93,7 @@ def judged_lines(document: BatchValidationDocument) -> list[str]:
             f"measured steps: {one_line(count_interval(document.measured_critical_batch))}"
         ),
         f"Law of the noise scale: {errors(document.summary)}",
+        *_from_own_reference(document),
         f"As many samples at any batch: {errors(document.same_samples)}",
         f"As many steps at any batch: {errors(document.same_steps)}",
         f"Coverage: {percent(document.coverage)} inside the 90 % interval",
@@ -102,6 +103,13 @@ def judged_lines(document: BatchValidationDocument) -> list[str]:
     if document.not_reached:
         lines.append(f"caveat: target not reached at {', '.join(map(str, document.not_reached))}")
     return lines
+
+
+def _from_own_reference(document: BatchValidationDocument) -> list[str]:
+    if document.from_own_reference is None:
+        return []
+    found = errors(document.from_own_reference)
+    return [f"From the steps of this campaign at batch {document.reference_batch}: {found}"]
 
 
 def _judged(row: JudgedBatch, reference: int) -> tuple[str, ...]:

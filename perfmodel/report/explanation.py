@@ -1,7 +1,7 @@
 """An explanation as text."""
 
-from perfmodel.explanation import Change, Explanation, Loss
-from perfmodel.report.wording import number, percent, short_label
+from perfmodel.explanation import Change, Explanation, Loss, Standing, Verdict
+from perfmodel.report.wording import duration_interval, number, one_line, percent, short_label
 from perfmodel.units import Seconds, format_duration
 
 #: Less than this share of a step is rounding.
@@ -19,7 +19,7 @@ def explanation_lines(explanation: Explanation) -> list[str]:
         share = percent(loss.lost_s / whole_s)
         cause = loss.cause.replace("_", " ")
         lines.append(f"{rank}. {cause}: {_ms(loss.lost_s)}, {share} {of_whole} - {loss.what}")
-        lines.append(_advice(explanation, loss))
+        lines += [_advice(explanation, loss), f"   to confirm: {loss.confirm}"]
     lines.append("All that was tried, one at a time:")
     lines += [f"   {change.what}: {_effect(explanation, change)}" for change in explanation.changes]
     against = "samples/s" if _is_alone(explanation) else "speed-ups"
@@ -28,6 +28,24 @@ def explanation_lines(explanation: Explanation) -> list[str]:
         f"add up. Gains are per global batch of the setting, {against} over the same baseline."
     )
     return lines
+
+
+def standing_line(found: Standing) -> str:
+    """Whether a measured step is normal, in one line."""
+    predicted = one_line(duration_interval(found.predicted_s))
+    line = (
+        f"measured {format_duration(found.measured_s)}: {found.verdict}; predicted {predicted}, "
+        f"{percent(found.share_slower)} of outcomes take longer"
+    )
+    more_s = found.measured_s - found.predicted_s.p50
+    if found.verdict is Verdict.SLOWER:
+        return (
+            f"{line}; {format_duration(more_s)} beyond the prediction are none of the causes below: "
+            "perfmodel doctor says what disturbs a machine"
+        )
+    if found.verdict is Verdict.FASTER:
+        return f"{line}; is it the same batch of each device, precision and definition of a step?"
+    return line
 
 
 def _is_alone(explanation: Explanation) -> bool:

@@ -73,7 +73,7 @@ def layout_lines(document: LayoutPredictionDocument) -> list[str]:
             f"tokens/s: {document.tokens_per_s.p50:,.0f} "
             f"[{document.tokens_per_s.p5:,.0f} - {document.tokens_per_s.p95:,.0f}]"
         ),
-        f"MFU: {_percent(document.mfu)}",
+        f"MFU: {_percent(document.mfu)} of the dense 16-bit peak of the data sheet (perfmodel devices)",
         (
             f"simulated: {format_duration(document.simulated_step_s)}, closed form: "
             f"{format_duration(document.formula_step_s)}, both before the deviations that the runs showed"

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
-from scipy.stats import norm
+from scipy.special import ndtr
 
 from perfmodel.cost.jobs import Jobs, jobs_from_columns
 from perfmodel.documents.layout import (
@@ -142,5 +142,5 @@ def _contrast(
     far = float(np.exp(DEVIATE_90 * spread))
     return (
         Interval(p5=ratio / far, p50=ratio, p95=ratio * far),
-        float(norm.cdf(np.log(ratio) / spread)),
+        float(ndtr(np.log(ratio) / spread)),
     )

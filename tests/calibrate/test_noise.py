@@ -86,7 +86,7 @@ def test_a_profile_with_noise_reads_back_the_same(tmp_path: Path) -> None:
     ("models", "says"),
     [
         ((), "--noise-scale: must name at least one model, got none"),
-        (("transformer",), "must be among lenet, mlp, got 'transformer'"),
+        (("transformer",), "must be among lenet, mlp, resnet18, got 'transformer'"),
         (("lenet", "lenett"), "got 'lenett'; did you mean lenet"),
     ],
 )

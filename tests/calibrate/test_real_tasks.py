@@ -48,6 +48,8 @@ def training(name: str, *, world_size: int, seed: int = 0) -> TrainingTask:
         noise=1.5,
         target_loss=1e-6,
         max_steps=STEPS,
+        evaluated_samples=512,
+        look_growth=1.04,
     )
 
 

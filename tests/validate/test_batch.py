@@ -93,6 +93,23 @@ def test_a_wrong_noise_scale_shows_as_an_error(request_: BatchRequest, path: Pat
     assert found.measured_critical_batch.p5 < CRITICAL < found.measured_critical_batch.p95
 
 
+def test_a_wrong_level_is_told_from_a_wrong_law(request_: BatchRequest, path: Path) -> None:
+    """All trainings of the campaign take a quarter longer than those of the calibration did."""
+    slower = [
+        run(batch, 1.0, round(1.25 * by_the_law(batch)), seed=seed)
+        for batch in (8, 32, 96, 384)
+        for seed in (0, 1, 2)
+    ]
+    found = judge_batches(request_, slower, path)
+    exact = judge_batches(request_, campaign((8, 32, 96, 384)), path)
+    assert found.summary.bias < exact.summary.bias - 0.15
+    assert found.from_own_reference is not None
+    assert exact.from_own_reference is not None
+    assert found.from_own_reference.mape == pytest.approx(exact.from_own_reference.mape, abs=0.02)
+    without = judge_batches(request_, [e for e in slower if e.micro_batch != 32], path)
+    assert without.from_own_reference is None
+
+
 def test_batches_that_never_arrive_and_rates_at_the_edge_are_named(
     request_: BatchRequest, path: Path
 ) -> None:
@@ -127,7 +144,7 @@ def test_what_cannot_be_judged_is_refused_before_anything_runs(request_: BatchRe
     def judged(request: BatchRequest) -> None:
         validate_batch(request, FakeLauncher(), on_progress=lambda _: None)
 
-    with pytest.raises(UsageError, match="--budget: must be one of quick, standard"):
-        judged(replace(request_, budget="thorough"))
+    with pytest.raises(UsageError, match="--budget: must be one of quick, standard, thorough"):
+        judged(replace(request_, budget="endless"))
     with pytest.raises(CalibrationUnavailable, match="must describe this machine"):
         judged(request_)

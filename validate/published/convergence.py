@@ -45,7 +45,7 @@ class _Predicted:
 def judge(folder: Path) -> tuple[list[PublishedSeries], list[str]]:
     """Verdict on all tasks for each split, and by task for the first; rounds are fitted apart.
 
-    Series that later rounds repeat unchanged count once.
+    Series whose points all stand in a longer one, of another round or under another name, count once.
     """
     tasks, skipped = _read(folder)
     verdicts: list[PublishedSeries] = []
@@ -78,9 +78,24 @@ def _read(folder: Path) -> tuple[dict[str, list[_Points]], list[str]]:
         points = _points(batches)
         if len(points) < _FEWEST_BATCHES:
             skipped.append(f"{task}, {round_name}")
-        elif points not in tasks[task]:
+        else:
             tasks[task].append(points)
-    return {task: found for task, found in tasks.items() if found}, skipped
+    return _without_repeats(tasks), skipped
+
+
+def _without_repeats(tasks: Mapping[str, Sequence[_Points]]) -> dict[str, list[_Points]]:
+    """Series that no other one contains; of equal ones the first."""
+    kept: list[tuple[str, _Points]] = []
+    everything = [(task, points) for task, rounds in tasks.items() for points in rounds]
+    for task, points in sorted(everything, key=lambda entry: -len(entry[1])):
+        if not any(set(points) <= set(longer) for _, longer in kept):
+            kept.append((task, points))
+    found = {
+        task: [points for points in rounds if (task, points) in kept]
+        for task, rounds in tasks.items()
+    }
+    # equal series of one task stand in the list as often as they were read
+    return {task: list(dict.fromkeys(rounds)) for task, rounds in found.items() if rounds}
 
 
 def _points(batches: Mapping[float, Sequence[float]]) -> _Points:

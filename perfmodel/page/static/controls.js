@@ -157,7 +157,7 @@ function showHardware(state, workload, known) {
   byId("device-hint").textContent = workload.no_devices && `Another device: ${workload.no_devices}.`;
   options(byId("link"), [["", "as measured"], ...links.map(({ id, bytes_per_s: each }) => [id, `${id}: ${rate(each)}`])], state.plain.link);
   byId("link").disabled = !known;
-  options(byId("cluster"), [["", "one ring of such links"], ...clusters.map(({ name, devices: most }) => [name, `${name} (${count(most)})`])], state.cluster);
+  options(byId("cluster"), [["", "one ring of links"], ...clusters.map(({ name, devices: most }) => [name, `${name} (${count(most)})`])], state.cluster);
   byId("cluster-row").hidden = clusters.length === 0;
   const chosen = clusters.find(({ name }) => name === state.cluster);
   byId("uplink-row").hidden = !chosen;

@@ -16,6 +16,7 @@ from perfmodel.documents.plan_file import Option, PlanFile
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import InvalidDocument, NotFeasible, UsageError
 from perfmodel.parallelism.strategy import scaled_settings
+from perfmodel.plan.assumptions import Assumption, remedy
 from perfmodel.plan.goodput import Request, goodput
 from perfmodel.plan.machines import Sources
 from perfmodel.plan.options import plan_options
@@ -195,6 +196,15 @@ def test_the_power_limit_is_kept(tmp_path: Path) -> None:
     rows = [*document.ranked, *document.front]
     assert rows
     assert all(row.power_kw is not None and row.power_kw <= 6 for row in rows)
+
+
+def test_who_validated_already_is_not_sent_to_validate() -> None:
+    fresh, validated = (remedy(Assumption.MODEL, is_validated=known) for known in (False, True))
+    assert fresh is not None
+    assert validated is not None
+    assert "named as validation of the option" in fresh.measurement
+    assert "more devices at once" in validated.measurement
+    assert remedy(Assumption.PRICES, is_validated=True) is None
 
 
 def test_the_tornado_is_sorted_and_names_a_measurement(tmp_path: Path) -> None:

@@ -120,3 +120,19 @@ def test_without_a_run_a_noise_scale_tells_no_samples() -> None:
     told = CriticalBatch.of_noise_scale(100, relative_error=0.1)
     with pytest.raises(ValueError, match="at least one batch"):
         fit_convergence([], critical=told)
+
+
+def test_points_that_are_little_known_pull_little_and_leave_more_doubt() -> None:
+    """Precisions 1 / 0.06^2 and 1 / (0.06^2 + 0.6^2), 101 : 1: the height is that of the first."""
+    batches = (1, 2)  # far below the critical batch, where samples stay the same
+    told = CriticalBatch(batch=1e6, log_error=0.1)
+    sure, unsure = BatchPoint(batch=1, samples=1000), BatchPoint(batch=2, samples=3000)
+    vague = BatchPoint(batch=2, samples=3000, log_error=0.6)
+    equal, uneven = (
+        fit_convergence([sure, other], critical=told).samples(batches[0])
+        for other in (unsure, vague)
+    )
+    assert equal.p50 == pytest.approx(1000 * math.sqrt(3), rel=0.02)
+    assert uneven.p50 == pytest.approx(1000 * 3 ** (1 / 102), rel=0.02)
+    alone = fit_convergence([vague], critical=told).samples(2)
+    assert math.log(alone.p95 / alone.p5) == pytest.approx(2 * 1.645 * 0.606, rel=0.05)
