@@ -11,6 +11,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Generic, NoReturn, Self, TypeVar
 
+import torch
+
 Result = TypeVar("Result")
 
 
@@ -59,7 +61,9 @@ class Fork(Generic[Result]):
         with os.fdopen(os.dup(self._reading), "rb") as file:
             content = file.read()
         if not content:
-            raise RuntimeError("a copy of this process must answer before it ends, got nothing")
+            raise RuntimeError(
+                "a copy of this process must answer before it ends, got nothing; its own last words are above"
+            )
         found, error = pickle.loads(content)  # noqa: S301 - written by this very program
         if error is not None:
             raise error
@@ -70,6 +74,9 @@ class Fork(Generic[Result]):
 def _live(act: Callable[[], Result], writing: int) -> NoReturn:
     """The life of the copy: nothing may run the parent's code twice."""
     try:
+        # A copy renews torch's pool of threads when it is first asked for. The threads of autograd would
+        # ask at the same time, and one of them find none and abort (`caffe2::pthreadpool`, torch 2.15).
+        torch.set_num_threads(torch.get_num_threads())
         try:
             content = pickle.dumps((act(), None), protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # noqa: BLE001 - the parent raises it
