@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from perfmodel.cost.batch_law import calibrated_law
 from perfmodel.cost.traced import origin_caveats
+from perfmodel.documents.age import age_notes, today_utc
 from perfmodel.documents.prediction import Evidence, MeasuredPoint, PredictedPoint
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
 from perfmodel.errors import UsageError
@@ -64,7 +65,12 @@ def caveats(
     cluster: Cluster | None = None,
 ) -> tuple[str, ...]:
     """What a reader must know before acting on the numbers."""
-    found = [*profile.undetermined, *origin_caveats(profile, workload)]
+    age = age_notes(profile.provenance.created_utc, today=today_utc())
+    found = [
+        *(f"calibration {note}" for note in age),
+        *profile.undetermined,
+        *origin_caveats(profile, workload),
+    ]
     largest = max(point.setting.world_size for point in points)
     if profile.rescaling is not None:
         found += profile.rescaling.notes

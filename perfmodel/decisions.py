@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from perfmodel.documents.age import today_utc
 from perfmodel.documents.budget import read_budget
 from perfmodel.documents.cost import CostDocument
 from perfmodel.documents.goodput import GoodputDocument
@@ -57,7 +58,7 @@ def plan_options(
     InvalidDocument
         If the plan breaks a rule, contradicts itself, or its deadline is past.
     """
-    path, day = Path(plan), today or dt.datetime.now(dt.UTC).date()
+    path, day = Path(plan), today or today_utc()
     found = read_plan(path, today=day, prices=None if prices is None else Path(prices))
     try:
         return ranked_options(
@@ -82,7 +83,7 @@ def compare_costs(
     InvalidDocument
         If the budget breaks a rule, or mixes currencies.
     """
-    day = today or dt.datetime.now(dt.UTC).date()
+    day = today or today_utc()
     found = read_budget(Path(budget), today=day, prices=None if prices is None else Path(prices))
     return costs_of(found, today=day, argv=("perfmodel.compare_costs",))
 

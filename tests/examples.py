@@ -6,6 +6,7 @@ line says so: ``# exit code 3``. ``python -m tests.examples`` writes the blocks 
 """
 
 import contextlib
+import datetime as dt
 import io
 import os
 import re
@@ -24,6 +25,8 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 _BLOCK: Final = re.compile(
     r"^```(shell|python)\n(.*?)^```\n\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL
 )
+#: The day of the pages: calibrations do not grow old in them.
+_WRITTEN: Final = dt.date(2026, 11, 21)
 _EXIT: Final = re.compile(r"#\s*exit code (\d+)\s*$")
 
 
@@ -85,6 +88,8 @@ def _printed(act: Callable[[], object], folder: Path) -> str:
     text = io.StringIO()
     with (
         contextlib.chdir(folder),
+        patch("perfmodel.context.today_utc", lambda: _WRITTEN),
+        patch("perfmodel.predict_layout.today_utc", lambda: _WRITTEN),
         patch.dict(os.environ, {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}),
         contextlib.redirect_stdout(text),
         contextlib.redirect_stderr(text),

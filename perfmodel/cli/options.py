@@ -9,6 +9,7 @@ from typing import Annotated, TypeAlias, TypeVar
 import typer
 
 from perfmodel import checks
+from perfmodel.documents.age import today_utc
 from perfmodel.errors import UsageError, did_you_mean
 from perfmodel.units import (
     MINUTE_S,
@@ -171,7 +172,7 @@ def day(option: str, text: str) -> dt.date:
         If it is no day.
     """
     try:
-        return dt.date.fromisoformat(text) if text else dt.datetime.now(dt.UTC).date()
+        return dt.date.fromisoformat(text) if text else today_utc()
     except ValueError:
         raise UsageError(f"{option}: must look like 2026-11-21, got {text!r}") from None
 

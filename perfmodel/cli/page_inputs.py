@@ -1,12 +1,12 @@
 """What perfmodel serve reads; imported late, because numpy comes with it."""
 
 import dataclasses
-import datetime as dt
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from perfmodel.context import refuse_other_jobs
+from perfmodel.documents.age import today_utc
 from perfmodel.documents.budget import read_budget
 from perfmodel.documents.cluster import read_cluster
 from perfmodel.documents.inferred import InferredDocument
@@ -138,7 +138,7 @@ def _workloads(
 
 def _prices(budget: Path) -> tuple[tuple[PriceOffer, ...], tuple[str, ...]]:
     """What a useful device-hour costs in every way of paying, as perfmodel cost says."""
-    today = dt.datetime.now(dt.UTC).date()
+    today = today_utc()
     document = compare_costs(read_budget(budget, today=today), today=today, argv=())
     offers = tuple(
         PriceOffer(

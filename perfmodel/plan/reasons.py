@@ -2,19 +2,16 @@
 
 import datetime as dt
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
 
 import numpy as np
 
 from perfmodel.cost.curve import Samples
+from perfmodel.documents.age import age_notes
 from perfmodel.documents.plan import PlanMachine, PlanRow
 from perfmodel.documents.plan_file import Option, PlanFile
 from perfmodel.plan.outcome import NEVER_S, Outcome, hourly_price, setup_cost
 from perfmodel.plan.steps import Steps
 from perfmodel.units import DAY_S, HOUR_S, format_duration
-
-#: Drivers, libraries and neighbours change: a profile older than this is said to be old.
-PROFILE_STALE_AFTER_DAYS: Final = 180
 
 
 def reason(row: PlanRow, winner: PlanRow, currency: str) -> str:
@@ -90,10 +87,5 @@ def plan_caveats(plan: PlanFile, tables: Mapping[tuple[int, int], Steps]) -> Ite
 def stale_machines(machines: Iterable[PlanMachine], *, today: dt.date) -> Iterator[str]:
     """A sentence for every profile that is too old to be relied on."""
     for machine in machines:
-        made = dt.datetime.fromisoformat(machine.made_utc).date()
-        age_days = (today - made).days
-        if age_days > PROFILE_STALE_AFTER_DAYS:
-            yield (
-                f"{machine.profile}: made {age_days} days ago ({made}); old after "
-                f"{PROFILE_STALE_AFTER_DAYS}, calibrate again: drivers and libraries change"
-            )
+        for note in age_notes(machine.made_utc, today=today):
+            yield f"{machine.profile}: {note}"

@@ -19,7 +19,7 @@ from perfmodel.documents.profile import (
 from perfmodel.workload.workload import Parameter, Workload
 
 PROVENANCE: Final = Provenance(
-    created_utc="2026-01-02T03:04:05+00:00",
+    created_utc="2126-01-02T03:04:05+00:00",  # never old
     command_line=(),
     git_commit=None,
     seed=0,

@@ -65,6 +65,13 @@ def test_documents_and_paths_are_the_same(tmp_path: Path) -> None:
     assert by_path.setting.workload == LIGHT.name
 
 
+def test_an_old_calibration_is_a_caveat() -> None:
+    assert not any("calibrate again" in caveat for caveat in pm.predict(MACHINE, "light").caveats)
+    made = MACHINE.provenance.model_copy(update={"created_utc": "2020-01-01T00:00:00+00:00"})
+    old = MACHINE.model_copy(update={"provenance": made})
+    assert "calibration made" in pm.predict(old, "light").caveats[0]
+
+
 def test_errors_are_those_of_the_command_line(tmp_path: Path) -> None:
     with pytest.raises(CalibrationUnavailable, match=r"none\.json"):
         pm.read_profile(tmp_path / "none.json")
