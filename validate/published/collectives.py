@@ -164,8 +164,9 @@ def log_scatter(rows: list[Row]) -> float:
     More bytes never take less time: how far timings are from the nearest rising ones is scatter.
     """
     away = []
+    ordered = sorted(rows, key=lambda row: row[:4])
     for group in sorted({row[1:3] for row in rows}):
-        logs = np.log([row[3] for row in sorted(rows) if row[1:3] == group])
+        logs = np.log([row[3] for row in ordered if row[1:3] == group])
         away.append(logs - isotonic_regression(logs).x)
     return float(np.sqrt(np.mean(np.concatenate(away) ** 2)))
 
