@@ -213,7 +213,7 @@ def _require_all(where: str, row: Row, mapping: RunColumns, run: Mapping[str, fl
         raise InvalidDocument(f"{where}, column {first}: must be a number, got ''")
     listed = ", ".join(mapping.columns.get(name, name) for name in _NEEDED if name in needed)
     raise InvalidDocument(
-        f"{where.rpartition(': line ')[0]}: column {first} is missing; needed: {listed} "
+        f"{where.partition(': line ')[0]}: column {first} is missing; needed: {listed} "
         f"(model may stand for the shape, {_GLOBAL_BATCH} and dp or devices for {_ACCUMULATION}, "
         f"{_TOKENS} for {STEP}); map with --columns FILE"
     )

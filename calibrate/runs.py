@@ -127,7 +127,8 @@ def _require_consistent(runs: RunTable) -> None:
     for row, problem in wrong_memory_unit(runs.jobs, runs.peak_bytes).items():
         raise InvalidDocument(f"{runs.places[row]}, column {runs.peak_column}: {problem}")
     for first, second in contradictions(runs.jobs, runs.step_s):
+        file = f"{runs.places[first].rpartition(': line ')[0]}: "
         raise IncomparableRuns(
-            f"{runs.places[first]} and {runs.places[second].rpartition(': ')[2]} are the same job "
+            f"{runs.places[first]} and {runs.places[second].removeprefix(file)} are the same job "
             f"but take {runs.step_s[first]:g} s and {runs.step_s[second]:g} s; remove the wrong one"
         )

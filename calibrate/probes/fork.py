@@ -1,10 +1,12 @@
 """Tasks about a single model or layer, each in a process of its own that has measured nothing before."""
 
 import contextlib
+import functools
 import importlib
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
+from typing import NoReturn
 
 from calibrate.agent import die_with_parent
 from calibrate.task import Task
@@ -29,7 +31,7 @@ def own_heaps(
     for name in imports:
         importlib.import_module(name)
     here, there = multiprocessing.Pipe()
-    with Fork(lambda: _serve(there, act)):
+    with here, Fork(functools.partial(_serve, there, here, act)):
         there.close()
 
         def carry_out(task: Task) -> str | None:
@@ -41,15 +43,18 @@ def own_heaps(
             return result
 
         yield carry_out
-    here.close()
 
 
-def _serve(orders: Connection, act: Callable[[Task], str | None]) -> None:
+def _serve(
+    orders: Connection, parents_end: Connection, act: Callable[[Task], str | None]
+) -> NoReturn:
     """The life of the copy that is copied: it measures nothing itself."""
     die_with_parent()
+    # Else the end of the parent would not end the wait for orders.
+    parents_end.close()
     while True:
         task: Task = orders.recv()
-        with Fork(lambda task=task: _measured(act, task)) as copy:  # type: ignore[misc]
+        with Fork(functools.partial(_measured, act, task)) as copy:
             answer: tuple[str | None, Exception | None]
             try:
                 answer = copy.result(), None

@@ -122,7 +122,10 @@ def _runnable(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(*arguments: object, **options: object) -> None:
-        if command in _MEASURING and not _supervises():
+        if command not in _MEASURING:
+            # Two threads lose more on small matrices than they gain; ranks must train as they always do.
+            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        elif not _supervises():
             return
         try:
             command(*arguments, **options)
@@ -203,15 +206,10 @@ _acceptance.command("judge")(_runnable(delivery.acceptance_judge))
 app.add_typer(_acceptance, name="acceptance")
 
 
-#: What libraries read when they are imported. Looking for plugins takes a tenth of a prediction, and two
-#: threads lose more on small matrices than they gain.
-_LIBRARIES: Final = {"PYDANTIC_DISABLE_PLUGINS": "__all__", "OPENBLAS_NUM_THREADS": "1"}
-
-
 def main() -> None:
     """Run the command line; every error that a user can act on is one line and an exit code."""
-    for name, value in _LIBRARIES.items():
-        os.environ.setdefault(name, value)
+    # Looking for plugins takes a tenth of a prediction.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         sys.exit(app(prog_name="perfmodel", standalone_mode=False) or EXIT_OK)
     except PerfModelError as error:

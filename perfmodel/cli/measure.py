@@ -11,6 +11,7 @@ from perfmodel.cli.options import (
     MasterPort,
     NodeRank,
     Nodes,
+    is_typed,
     names,
     refuse_typed,
     whole_numbers,
@@ -62,8 +63,16 @@ _AS_CALIBRATED = dict.fromkeys(
     ("budget", "device", "nproc", "models", "nnodes", "node_rank", "master_addr", "master_port"),
     "leave it out, the profile in the folder decides",
 )
-#: Files of other people's runs have none of it.
-_NOT_OF_RUNS = dict.fromkeys((*_AS_CALIBRATED, "resume"), "leave it out, nothing is measured")
+_ORDER = {"seed": "leave it out, the order of measurements is fixed"}
+_BATCHES_OF = {"batches": "leave it out, it belongs to --workload"}
+#: Parts of a calibration, with what each would ignore.
+_PARTS = {
+    "workload": _AS_CALIBRATED | _ORDER,
+    "from_runs": dict.fromkeys((*_AS_CALIBRATED, "resume"), "leave it out, nothing is measured")
+    | _BATCHES_OF,
+    "noise_scale": _AS_CALIBRATED | _ORDER | _BATCHES_OF,
+}
+_OF_RUNS = ("columns", "device_type")
 
 
 def calibrate(  # noqa: PLR0913 - one parameter per flag
@@ -98,8 +107,6 @@ def calibrate(  # noqa: PLR0913 - one parameter per flag
     if from_runs is not None:
         _infer(from_runs, columns=columns, device=device_type, out=out, seed=seed)
         return
-    if columns is not None:
-        raise UsageError("--columns: must come with --from-runs, got it alone")
     from calibrate import calibrate as use_case  # noqa: PLC0415 - keeps predict fast
     from calibrate.launch import TorchrunLauncher  # noqa: PLC0415
     from calibrate.topology import LaunchFlags  # noqa: PLC0415
@@ -128,21 +135,25 @@ def calibrate(  # noqa: PLR0913 - one parameter per flag
 
 def _refuse_ignored(context: typer.Context) -> None:
     """Refuse two parts of a calibration at once, and flags that a part would ignore."""
-    parts = {"workload": _AS_CALIBRATED, "from_runs": _NOT_OF_RUNS, "noise_scale": _AS_CALIBRATED}
     given = {
         f"--{name.replace('_', '-')}": excluded
-        for name, excluded in parts.items()
+        for name, excluded in _PARTS.items()
         if context.params[name] is not None
     }
     if len(given) > 1:
         first, *others = given
-        values = [str(context.params[name]) for name in parts if context.params[name] is not None]
+        values = [str(context.params[name]) for name in _PARTS if context.params[name] is not None]
         raise UsageError(
             f"{first}: must come without {' and '.join(others)}, got {' and '.join(values)}; "
             "run the command once for each"
         )
     for flag, excluded in given.items():
         refuse_typed(context, excluded, beside=flag)
+    for name in () if "--from-runs" in given else _OF_RUNS:
+        if is_typed(context, name):
+            raise UsageError(
+                f"--{name.replace('_', '-')}: must come with --from-runs, got {context.params[name]}"
+            )
 
 
 def _calibrate_noise(models: str, out: Path, *, resume: bool) -> None:

@@ -39,6 +39,12 @@ Minutes: TypeAlias = Annotated[
 ProfileToJudge: TypeAlias = Annotated[Path, typer.Option(help="Profile to judge.")]
 
 
+def is_typed(context: typer.Context, name: str) -> bool:
+    """Whether a parameter stood on the command line, whatever its value."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def refuse_typed(context: typer.Context, excluded: Mapping[str, str], *, beside: str) -> None:
     """Refuse parameters that were typed and would be ignored beside an option.
 
@@ -53,8 +59,7 @@ def refuse_typed(context: typer.Context, excluded: Mapping[str, str], *, beside:
         Naming the first of them.
     """
     for name, instead in excluded.items():
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
+        if is_typed(context, name):
             flag, value = f"--{name.replace('_', '-')}", context.params[name]
             told = "both" if value is True else value
             raise UsageError(f"{flag}: excludes {beside}, got {told}; {instead}")

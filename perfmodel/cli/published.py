@@ -15,7 +15,8 @@ def published(
     data: Annotated[Path, typer.Option(help="Folder with the published tables (CSV).")],
     sources: Annotated[
         str, typer.Option(help="Tables to judge by, separated by commas.")
-    ] = "collectives,steptime_placements,vtrain,llm_foundry,playbook,scaling,memory,notebooks,convergence",
+    ] = "collectives,vtrain_allreduce,steptime_placements,vtrain,llm_foundry,playbook,scaling,memory,"
+    "notebooks,convergence",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the verdict document; --json FILE writes it.")
     ] = False,

@@ -6,7 +6,7 @@ the curvature at the fit gives draws of the latents, what remains is a Gaussian 
 and leaving runs out tells how wide 90 % is.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -222,8 +222,7 @@ def _widening(
 ) -> float:
     """Factor that makes 90 % intervals hold 90 % of runs that the fit has not seen.
 
-    Every fold is predicted by a fit of the others; the finite-sample quantile of the errors in units
-    of their predicted spread is compared with that of a normal distribution (conformal prediction).
+    Every fold is predicted by a fit of the others (conformal prediction).
     """
     fit, spreads = found
     folds = np.random.default_rng(seed).permutation(len(jobs)) % min(_FOLDS, len(jobs))
@@ -240,10 +239,23 @@ def _widening(
         state = replace(part, disturbed=fit.disturbed[left])
         error = _deviation(unseen, step_s[left], state) - shift
         scores.extend(np.abs(error) / np.sqrt(variance + logs.var(axis=0)))
-    rank = 0.9 * (1 + 1 / len(jobs))
+    return widening_of(scores, least=0.3)
+
+
+def widening_of(scores: Sequence[float] | Column, *, least: float) -> float:
+    """Finite-sample 90 % quantile of left-out errors over that of a normal distribution.
+
+    Parameters
+    ----------
+    scores
+        Absolute errors in units of their predicted spread, one per run.
+    least
+        The smallest factor that is believed, at most 1.
+    """
+    rank = 0.9 * (1 + 1 / len(scores))
     # Of fewer than nine runs no 90 % quantile can be told: they may widen, but not narrow.
-    least = 1.0 if rank > 1 else 0.3
-    return float(np.clip(np.quantile(scores, min(1.0, rank)) / DEVIATE_90, least, 5.0))
+    lowest = 1.0 if rank > 1 else least
+    return float(np.clip(np.quantile(scores, min(1.0, rank)) / DEVIATE_90, lowest, 5.0))
 
 
 def fit_spreads(jobs: Jobs, deviation: Column, trust: Column) -> Spreads:

@@ -15,9 +15,14 @@ from perfmodel.cost.discrepancy import Discrepancy, condition
 from perfmodel.cost.inferred_memory import InferredMemory, factored_bytes, rank_parts
 from perfmodel.cost.jobs import Column, Jobs
 from perfmodel.cost.latents import Prior
-from perfmodel.cost.layout_fit import MINIMUM_RUNS, fit_spreads, heavy_tailed, trust_in
+from perfmodel.cost.layout_fit import (
+    MINIMUM_RUNS,
+    fit_spreads,
+    heavy_tailed,
+    trust_in,
+    widening_of,
+)
 from perfmodel.errors import NotFeasible
-from perfmodel.statistics.normal import DEVIATE_90
 from perfmodel.units import GIB
 
 _LOG_SIGMA: Final = 0.05
@@ -81,15 +86,11 @@ def infer_memory(jobs: Jobs, peak_bytes: Column) -> InferredMemory:
 
 
 def _widening(discrepancy: Discrepancy, trust: Column) -> float:
-    """90 % quantile of left-out errors over that of a normal distribution, in predicted spreads.
+    """Factor that makes 90 % intervals hold 90 % of runs that were left out.
 
     Leaving one run out of a Gaussian process has a closed form (Rasmussen and Williams 2006, eq. 5.12).
     """
     precision = np.diag(discrepancy.inverse)
     noise = discrepancy.spreads.noise**2
     variance = np.maximum(1 / precision - noise / trust + noise, noise)
-    scores = np.abs(discrepancy.weights / precision) / np.sqrt(variance)
-    rank = 0.9 * (1 + 1 / len(trust))
-    # Of fewer than nine runs no 90 % quantile can be told: they may widen, but not narrow.
-    least = 1.0 if rank > 1 else 0.5
-    return float(np.clip(np.quantile(scores, min(1.0, rank)) / DEVIATE_90, least, 5.0))
+    return widening_of(np.abs(discrepancy.weights / precision) / np.sqrt(variance), least=0.5)

@@ -42,13 +42,16 @@ def wrong_unit(jobs: Jobs, step_s: Column) -> dict[int, str]:
 def wrong_memory_unit(jobs: Jobs, peak_bytes: Column) -> dict[int, str]:
     """Rows (from 0) whose printed peak cannot be in bytes, and why; rows without one are fine."""
     share = peak_bytes / rank_memory(jobs, 0).tensor_bytes
-    return {
-        int(
-            i
-        ): f"a peak of {format_bytes(peak_bytes[i])} is {share[i]:.2g} times what the tensors of rank 0 "
-        f"take; the column looks 1000x too {'large' if share[i] > 1 else 'small'} (give its unit)"
-        for i in np.flatnonzero((share > OUT_OF_PROPORTION) | (share < 1 / OUT_OF_PROPORTION))
-    }
+
+    def complaint(i: int) -> str:
+        wrong = "large" if share[i] > 1 else "small"
+        return (
+            f"a peak of {format_bytes(peak_bytes[i])} is {share[i]:.2g} times what the tensors of rank "
+            f"0 take; the column looks 1000x too {wrong} (give its unit)"
+        )
+
+    odd = (share > OUT_OF_PROPORTION) | (share < 1 / OUT_OF_PROPORTION)
+    return {int(i): complaint(int(i)) for i in np.flatnonzero(odd)}
 
 
 def slow_for_device(jobs: Jobs, step_s: Column, peak_flop_per_s: float) -> str | None:

@@ -44,9 +44,10 @@ class Fork(Generic[Result]):
     ) -> None:
         """End the copy and forget it."""
         os.close(self._reading)
-        with contextlib.suppress(ProcessLookupError):
+        # Where SIGCHLD is ignored, the kernel has forgotten a copy that ended.
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(self._child, signal.SIGKILL)
-        os.waitpid(self._child, 0)
+            os.waitpid(self._child, 0)
 
     def result(self) -> Result:
         """What the function returned, once it has.
@@ -62,7 +63,10 @@ class Fork(Generic[Result]):
             content = file.read()
         if not content:
             raise RuntimeError(
-                "a copy of this process must answer before it ends, got nothing; its own last words are above"
+        # A copy renews torch's pool of threads when it is first asked for. The threads of autograd would
+        # ask at the same time, and one of them find none and abort (`caffe2::pthreadpool`, torch 2.15).
+        torch.set_num_threads(torch.get_num_threads())
+                f"a copy of this process must answer before it ends, got {self._ending()}"
             )
         found, error = pickle.loads(content)  # noqa: S301 - written by this very program
         if error is not None:
@@ -70,19 +74,41 @@ class Fork(Generic[Result]):
         result: Result = found
         return result
 
+    def _ending(self) -> str:
+        """How the copy ended; leaves it to be waited for."""
+        found = os.waitid(os.P_PID, self._child, os.WEXITED | os.WNOWAIT)
+        assert found is not None
+        if found.si_code == os.CLD_EXITED:
+            return f"exit code {found.si_status}"
+        name = signal.Signals(found.si_status).name
+        return f"{name} (out of memory?)" if name == "SIGKILL" else name
+
 
 def _live(act: Callable[[], Result], writing: int) -> NoReturn:
     """The life of the copy: nothing may run the parent's code twice."""
+    status = 1
     try:
         # A copy renews torch's pool of threads when it is first asked for. The threads of autograd would
         # ask at the same time, and one of them find none and abort (`caffe2::pthreadpool`, torch 2.15).
         torch.set_num_threads(torch.get_num_threads())
-        try:
-            content = pickle.dumps((act(), None), protocol=pickle.HIGHEST_PROTOCOL)
-        except Exception as error:  # noqa: BLE001 - the parent raises it
-            error.add_note("".join(traceback.format_exception(error)))
-            content = pickle.dumps((None, error), protocol=pickle.HIGHEST_PROTOCOL)
+        content = _answer(act)
         with os.fdopen(writing, "wb") as file:
             file.write(content)
+        status = 0
     finally:
-        os._exit(0)
+        os._exit(status)
+
+
+def _answer(act: Callable[[], Result]) -> bytes:
+    """What the function returned, or the error that the parent raises."""
+    try:
+        return pickle.dumps((act(), None), protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # noqa: BLE001 - the parent raises it
+        told = "".join(traceback.format_exception(error))
+        error.add_note(told)
+        try:
+            content = pickle.dumps((None, error))
+            pickle.loads(content)  # noqa: S301 - written above
+        except Exception:  # noqa: BLE001 - an error with arguments of its own need not survive
+            return pickle.dumps((None, RuntimeError(told)))
+        return content

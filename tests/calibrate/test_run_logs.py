@@ -49,7 +49,7 @@ def test_the_mapping_says_what_a_trace_does_not(tmp_path: Path) -> None:
     runs = read_runs(path, RunColumns.model_validate({"constants": shape | rest}))
     assert (float(runs.jobs.dp[0]), float(runs.jobs.hidden[0])) == (16.0, 4096.0)
     assert runs.step_s == pytest.approx([2.0])
-    with pytest.raises(InvalidDocument, match="column layers is missing"):
+    with pytest.raises(InvalidDocument, match=r"trace\.json: column layers is missing"):
         read_runs(path, RunColumns())
 
 

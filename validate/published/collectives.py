@@ -2,6 +2,7 @@
 
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -18,6 +19,7 @@ from validate.published.errors import compare_predictors
 from validate.published.rows import number, read_rows
 
 SOURCE: Final = "collectives"
+WHOLE_LOG: Final = "vtrain_allreduce"
 _COLUMNS: Final = (
     "source",
     "hardware",
@@ -60,7 +62,17 @@ def judge(folder: Path) -> tuple[list[PublishedSeries], list[str]]:
         found = _read(row)
         if found is not None:
             groups[row["source"], system, row["op"]].append(found)
-    groups |= _whole_log(folder / "vtrain_allreduce.csv")
+    return _judged(SOURCE, groups)
+
+
+def judge_whole_log(folder: Path) -> tuple[list[PublishedSeries], list[str]]:
+    """The same of a log of all sizes on one node."""
+    return _judged(WHOLE_LOG, _whole_log(folder / f"{WHOLE_LOG}.csv"))
+
+
+def _judged(
+    table: str, groups: Mapping[tuple[str, str, str], list[Row]]
+) -> tuple[list[PublishedSeries], list[str]]:
     series, skipped = [], []
     for (source, system, op), rows in groups.items():
         name = f"{source}: {system}: {op}"
@@ -68,7 +80,7 @@ def judge(folder: Path) -> tuple[list[PublishedSeries], list[str]]:
         if split is None:
             skipped.append(name)
         else:
-            series.append(_judge_one(name, op, *split))
+            series.append(_judge_one(table, name, op, *split))
     return series, skipped
 
 
@@ -98,8 +110,6 @@ def _num_domains(row: dict[str, str], ranks: int) -> int:
 def _whole_log(path: Path) -> dict[tuple[str, str, str], list[Row]]:
     """All-reduces of one node as nccl-tests printed them; of sizes in steps of 1 MB the powers of two."""
     found: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
-    if not path.is_file():
-        return found
     for row in read_rows(path, columns=("source", "ranks", "raw")):
         size, _, _, time_ns, *_ = row["raw"].split()
         ranks = number(row, "ranks")
@@ -123,7 +133,9 @@ def _split(rows: list[Row]) -> tuple[list[Row], list[Row]] | None:
     return [r for r in rows if r[0] in sizes[::2]], [r for r in rows if r[0] in sizes[1::2]]
 
 
-def _judge_one(name: str, op: str, known: list[Row], unknown: list[Row]) -> PublishedSeries:
+def _judge_one(
+    table: str, name: str, op: str, known: list[Row], unknown: list[Row]
+) -> PublishedSeries:
     cost = CollectiveCost.sample(
         _groups(op, known), library="nccl", num_draws=_NUM_DRAWS, rng=np.random.default_rng(0)
     )
@@ -140,7 +152,7 @@ def _judge_one(name: str, op: str, known: list[Row], unknown: list[Row]) -> Publ
     passes = 2.0 if op == "all_reduce" else 1.0
     plain = alpha_beta_ring(fit[:, 0], fit[:, 1], fit[:, 3], passes=passes)
     return PublishedSeries(
-        source=SOURCE,
+        source=table,
         name=name,
         fitted=_ranks(known),
         predicted=_ranks(unknown),
@@ -164,8 +176,9 @@ def log_scatter(rows: list[Row]) -> float:
     More bytes never take less time: how far timings are from the nearest rising ones is scatter.
     """
     away = []
+    ordered = sorted(rows, key=lambda row: row[:4])
     for group in sorted({row[1:3] for row in rows}):
-        logs = np.log([row[3] for row in sorted(rows) if row[1:3] == group])
+        logs = np.log([row[3] for row in ordered if row[1:3] == group])
         away.append(logs - isotonic_regression(logs).x)
     return float(np.sqrt(np.mean(np.concatenate(away) ** 2)))
 

@@ -23,6 +23,7 @@ Protocol = Callable[[Path], tuple[list[PublishedSeries], list[str]]]
 #: Source -> its table and its protocol.
 PROTOCOLS: Final[dict[str, tuple[str, Protocol]]] = {
     collectives.SOURCE: ("collectives.csv", collectives.judge),
+    collectives.WHOLE_LOG: (f"{collectives.WHOLE_LOG}.csv", collectives.judge_whole_log),
     placements.SOURCE: ("steptime_placements.csv", placements.judge),
     "vtrain": ("vtrain.csv", large.judge_vtrain),
     "llm_foundry": ("throughput.csv", large.judge_foundry),

@@ -5,11 +5,10 @@ the devices. One and two devices predict the others, or one alone; of sources th
 two smallest counts predict the others, or the smallest one alone.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -43,25 +42,20 @@ _FEWEST: Final = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Protocol:
-    """What is fitted of a series, and by which law the rest follows."""
+    """What is fitted of a series."""
 
+    name: str
     fitted: str
     known: int
     """Smallest counts of the devices that are fitted."""
 
 
-_BOTH: Final = _Protocol(fitted="1 and 2 devices", known=2)
-_ALONE: Final = _Protocol(fitted="1 device", known=1)
-_TWO_COUNTS: Final = _Protocol(fitted="the two smallest counts", known=2)
-_ONE_COUNT: Final = _Protocol(fitted="the smallest count", known=1)
-_NAMES: Final[Mapping[_Protocol, str]] = MappingProxyType(
-    {
-        _BOTH: "1 and 2 devices",
-        _ALONE: "one device alone",
-        _TWO_COUNTS: "two smallest counts",
-        _ONE_COUNT: "smallest count alone",
-    }
+_BOTH: Final = _Protocol(name="1 and 2 devices", fitted="1 and 2 devices", known=2)
+_ALONE: Final = _Protocol(name="one device alone", fitted="1 device", known=1)
+_TWO_COUNTS: Final = _Protocol(
+    name="two smallest counts", fitted="the two smallest counts", known=2
 )
+_ONE_COUNT: Final = _Protocol(name="smallest count alone", fitted="the smallest count", known=1)
 
 
 def judge(folder: Path) -> tuple[list[PublishedSeries], list[str]]:
@@ -108,7 +102,7 @@ def _judge(
         covered.append((base * low <= one.step)[later] & (one.step <= base * high)[later])
     return PublishedSeries(
         source="scaling",
-        name=f"{source}, {_NAMES[protocol]}{_worst(series, measured, ours)}",
+        name=f"{source}, {protocol.name}{_worst(series, measured, ours)}",
         fitted=protocol.fitted,
         predicted="all larger counts",
         num_fitted=len(series),

@@ -4,6 +4,7 @@ The launcher is a port, and here it is played.
 """
 
 import json
+import os
 import socket
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -119,6 +120,32 @@ def test_what_a_part_of_a_calibration_would_ignore_is_refused(
 ) -> None:
     line = complaint(run("calibrate", *part, "--budget", "quick"), EXIT_USAGE)
     assert f"--budget: excludes {part[0]}, got quick; leave it out" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--workload", "a.json", "--seed", "3"), "--seed: excludes --workload, got 3"),
+        (("--noise-scale", "mlp", "--batches", "4"), "--batches: excludes --noise-scale, got 4"),
+        (("--noise-scale", "mlp", "--columns", "c"), "--columns: must come with --from-runs"),
+        (("--device-type", "A100"), "--device-type: must come with --from-runs, got A100"),
+    ],
+)
+def test_what_belongs_to_another_part_of_a_calibration_is_refused(
+    run: Run, arguments: tuple[str, ...], said: str
+) -> None:
+    assert said in complaint(run("calibrate", *arguments), EXIT_USAGE)
+
+
+def test_ranks_have_the_threads_that_they_always_have(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "to be restored")
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS")
+    run("calibrate", "--device-type", "A100")
+    assert "OPENBLAS_NUM_THREADS" not in os.environ
+    run("devices")
+    assert os.environ["OPENBLAS_NUM_THREADS"] == "1"
 
 
 @needs_torch

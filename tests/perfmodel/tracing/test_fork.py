@@ -1,6 +1,11 @@
 """A function in a copy of this process."""
 
+import functools
 import os
+import signal
+import sys
+import time
+from collections.abc import Callable
 from typing import NoReturn
 
 import pytest
@@ -31,13 +36,36 @@ def test_what_the_copy_raises_is_raised_here() -> None:
         copy.result()
 
 
-def test_a_copy_that_dies_is_told_and_one_that_is_not_wanted_is_ended() -> None:
-    with (
-        Fork(lambda: os._exit(3)) as copy,
-        pytest.raises(RuntimeError, match="must answer before it ends"),
-    ):
+class OfTwo(Exception):
+    """Cannot be made again from its text alone."""
+
+    def __init__(self, one: str, other: str) -> None:
+        super().__init__(f"{one} {other}")
+
+
+def test_an_error_that_cannot_travel_is_told() -> None:
+    def act() -> NoReturn:
+        raise OfTwo("no", "way")
+
+    with Fork(act) as copy, pytest.raises(RuntimeError, match="OfTwo: no way"):
         copy.result()
-    with Fork(lambda: __import__("time").sleep(60)):
-        pass  # returns at once
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        (lambda: os._exit(3), "exit code 3"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "out of memory"),
+        (sys.exit, "exit code 1"),
+    ],
+)
+def test_how_a_copy_ended_without_an_answer_is_told(end: Callable[[], object], told: str) -> None:
+    with Fork(end) as copy, pytest.raises(RuntimeError, match=rf"before it ends, got .*{told}"):
+        copy.result()
+
+
+def test_a_copy_that_is_not_wanted_is_ended() -> None:
+    with Fork(functools.partial(time.sleep, 60)) as copy:
+        pass
     with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+        os.waitpid(copy._child, os.WNOHANG)

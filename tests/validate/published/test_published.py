@@ -110,3 +110,16 @@ def test_a_log_of_one_node_is_read_at_powers_of_two(tmp_path: Path) -> None:
     assert key == ("v", "one node", "all_reduce")
     assert [row[:3] for row in rows] == [(size * 2**20, 4, 1) for size in (1, 2, 4)]
     assert [row[3] for row in rows] == pytest.approx([1e-6, 2e-6, 4e-6])
+
+
+def test_every_table_that_was_judged_is_named_by_its_content(tmp_path: Path) -> None:
+    write(tmp_path / "collectives.csv", ring_rows())
+    lines = [f"{1 << k} 1 float {1000 + (1 << k)} 1.0" for k in range(10, 20)]
+    write(
+        tmp_path / "vtrain_allreduce.csv",
+        [{"source": "v", "ranks": n, "raw": line} for n in (2, 4) for line in lines],
+    )
+    found = judge_published(tmp_path, ("collectives", "vtrain_allreduce", "memory"))
+    assert set(found.data_sha256) == {"collectives", "vtrain_allreduce"}
+    assert {series.source for series in found.series} == set(found.data_sha256)
+    assert found.skipped == (f"memory: {tmp_path / 'memory.csv'} is missing",)
