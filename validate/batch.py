@@ -1,8 +1,9 @@
 """Use case: train to a target at several batches, each at its best rate, and judge the law of the batch."""
 
+import math
 import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -30,8 +31,6 @@ from validate.request import ProfileRequest
 VALIDATION: Final = "batch.json"
 #: A rate that needs so many times the predicted steps is a bad one.
 _PATIENCE: Final = 2.5
-#: Starts that must reach the target for a rate to count.
-_ENOUGH: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,13 +212,15 @@ def _from_own_reference(
 
 
 def _best_rate(group: Sequence[TrainingObservation]) -> float | None:
-    """Rate with the fewest steps in the median over its starts, where half of them reach the target."""
-    medians = {
-        rate: median(steps)
-        for rate, found in _by_rate(group).items()
-        if len(steps := [n for n in found if n is not None]) > _ENOUGH * len(found)
-    }
-    return min(medians, key=lambda rate: medians[rate]) if medians else None
+    """Rate with the fewest steps in the median over its starts, where more than half reach the target."""
+    medians = {rate: _median_steps(found) for rate, found in _by_rate(group).items()}
+    best = min(medians, key=lambda rate: medians[rate])
+    return best if medians[best] < math.inf else None
+
+
+def _median_steps(found: Iterable[int | None]) -> float:
+    """A start that does not reach the target takes longer than any that does."""
+    return float(median(math.inf if steps is None else steps for steps in found))
 
 
 def _by_rate(group: Sequence[TrainingObservation]) -> Mapping[float, list[int | None]]:
@@ -234,7 +235,7 @@ def _judged(
 ) -> JudgedBatch:
     found = _by_rate(group)
     steps = tuple(n for n in found[best] if n is not None)
-    measured = float(median(steps))
+    measured = _median_steps(found[best])
     samples = law.samples(batch)
     predicted = Interval(p5=samples.p5 / batch, p50=samples.p50 / batch, p95=samples.p95 / batch)
     return JudgedBatch(

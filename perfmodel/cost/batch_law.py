@@ -12,13 +12,12 @@ from perfmodel.statistics.convergence import (
     CriticalBatch,
     fit_convergence,
 )
+from perfmodel.statistics.normal import MEDIAN_OVER_MEAN
 
 #: How far, in log, trainings of one model differ in steps to the target by their starts, before any was
 #: seen; it counts like that of so many trainings. Three that happen to agree prove little.
 STARTS_SPREAD: Final = 0.25
 _STARTS_SEEN: Final = 2
-#: Standard error of the median of normal deviates over that of their mean.
-_MEDIAN_OVER_MEAN: Final = math.sqrt(math.pi / 2)
 
 
 def critical_batch(scale: NoiseScaleProfile) -> CriticalBatch:
@@ -42,7 +41,7 @@ def median_error(steps: Sequence[int]) -> float:
     squares = math.fsum((log - center) ** 2 for log in logs)
     seen = len(logs) - 1
     variance = (squares + _STARTS_SEEN * STARTS_SPREAD**2) / (seen + _STARTS_SEEN)
-    return _MEDIAN_OVER_MEAN * math.sqrt(variance / len(logs))
+    return MEDIAN_OVER_MEAN * math.sqrt(variance / len(logs))
 
 
 def calibrated_law(scale: NoiseScaleProfile) -> Convergence:

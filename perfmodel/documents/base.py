@@ -19,8 +19,9 @@ _Line = TypeVar("_Line")
 _Model = TypeVar("_Model", bound=BaseModel)
 
 STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
-#: Pydantic's name of the error.
+#: Pydantic's names of errors.
 _UNKNOWN_KEY: Final = "extra_forbidden"
+_NO_KIND: Final = "union_tag_not_found"
 #: Keys that tell kinds of files which lie beside each other.
 _TELLTALES: Final = {
     "device_kind": "the profile of a machine",
@@ -233,6 +234,8 @@ def first_problem(error: ValidationError, model: type[BaseModel] | None = None) 
         optional = () if model is None else _keys_at(model, parent)
         near = did_you_mean(str(key), missing) or did_you_mean(str(key), optional)
         return f"{where}: unknown key{_got(problem['input'])}{near}{more}"
+    if problem["type"] == _NO_KIND:
+        return f"{where}: must have the key {problem['ctx']['discriminator']}, got none{more}"
     rule = problem["msg"].removeprefix("Value error, ")
     return f"{where}: {rule}{_got(problem['input'])}{more}"
 

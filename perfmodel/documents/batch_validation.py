@@ -20,7 +20,7 @@ class JudgedBatch(Record):
     steps: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
     """To the target at that rate, one per start, of those that reached it."""
     measured_steps: PositiveFloat
-    """Their median."""
+    """Median over all starts; one that did not reach it counts as longer than any that did."""
     predicted_steps: Interval
     signed_error: float
     is_covered: bool

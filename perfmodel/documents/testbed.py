@@ -147,7 +147,7 @@ class CollectiveSetting(Record):
     repeats: PositiveInt = 8
     """At most, where ``target_s`` is given."""
     target_s: PositiveFloat | None = None
-    """Repeat each size for about so long, two times at least; None: ``repeats`` times. [s]"""
+    """Repeat each size for about so long, three times at least; None: ``repeats`` times. [s]"""
     pause_s: NonNegativeFloat = 0.03
     """Before each collective: makes links idle and their credit full; 0 keeps the group warm. [s]"""
     warm_up_bytes: NonNegativeInt = 0

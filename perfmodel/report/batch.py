@@ -80,7 +80,8 @@ def judged_grid(document: BatchValidationDocument) -> Grid:
         ),
         notes=("Error",),
         rows=[_judged(row, document.reference_batch) for row in document.batches],
-        caption="Learning rate: the best that was tried. Error: predicted over measured minus 1.",
+        caption="Learning rate: the best that was tried. Measured: the median; a start that did not reach "
+        "the target counts as longest. Error: predicted over measured minus 1.",
     )
 
 

@@ -40,8 +40,8 @@ def standing_line(found: Standing) -> str:
     more_s = found.measured_s - found.predicted_s.p50
     if found.verdict is Verdict.SLOWER:
         return (
-            f"{line}; {format_duration(more_s)} beyond the prediction are none of the causes below: "
-            "perfmodel doctor says what disturbs a machine"
+            f"{line}; {format_duration(more_s)} are more than the causes below cost when calibrated: "
+            "confirm them on the job; perfmodel doctor says what disturbs a machine"
         )
     if found.verdict is Verdict.FASTER:
         return f"{line}; is it the same batch of each device, precision and definition of a step?"

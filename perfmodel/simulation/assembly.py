@@ -92,11 +92,6 @@ def _followers(
 ) -> tuple[list[list[int]], list[list[int]]]:
     """For each operation what awaits its end: on a rank, and collectives."""
     local: list[list[int]] = [[] for _ in awaited]
-    if not any(shared):
-        for position, before in enumerate(awaited):
-            for predecessor in before:
-                local[predecessor].append(position)
-        return local, [[]] * len(awaited)
     collective: list[list[int]] = [[] for _ in awaited]
     for position, before in enumerate(awaited):
         followers = collective if shared[position] else local

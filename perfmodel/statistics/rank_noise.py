@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from perfmodel.program.operation import StepProgram, Stream
+from perfmodel.statistics.normal import MEDIAN_OVER_MEAN
 from perfmodel.statistics.stragglers import (
     expected_largest_deviate,
     quantile_with_tail,
@@ -61,7 +62,7 @@ class RankNoise:
         )
         # Medians of a finite run differ even between equal ranks; that part is no property of theirs.
         num_steps = min(group.shape[1] for group in groups)
-        sampling = 1.2533 * float(np.std(np.log(ratios))) / np.sqrt(num_steps)
+        sampling = MEDIAN_OVER_MEAN * float(np.std(np.log(ratios))) / np.sqrt(num_steps)
         variance = float(np.var(np.log(medians), ddof=1)) if len(medians) > 1 else 0.0
         return cls(
             step_ratios=ratios,

@@ -63,9 +63,6 @@ class Fork(Generic[Result]):
             content = file.read()
         if not content:
             raise RuntimeError(
-        # A copy renews torch's pool of threads when it is first asked for. The threads of autograd would
-        # ask at the same time, and one of them find none and abort (`caffe2::pthreadpool`, torch 2.15).
-        torch.set_num_threads(torch.get_num_threads())
                 f"a copy of this process must answer before it ends, got {self._ending()}"
             )
         found, error = pickle.loads(content)  # noqa: S301 - written by this very program

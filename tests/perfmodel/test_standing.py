@@ -43,5 +43,5 @@ def test_a_slow_step_says_how_much_nothing_explains() -> None:
     assert standing_line(slow).startswith("measured ")
     assert "slower than normal; predicted" in standing_line(slow)
     assert "0.0 % of outcomes take longer; " in standing_line(slow)
-    assert "none of the causes below" in standing_line(slow)
+    assert "are more than the causes below cost" in standing_line(slow)
     assert "is it the same batch" in standing_line(found(0.5))

@@ -124,6 +124,21 @@ def test_batches_that_never_arrive_and_rates_at_the_edge_are_named(
     assert found.batches[0].measured_steps == 501
 
 
+def test_a_start_that_never_arrives_counts_as_longer_than_any(
+    request_: BatchRequest, path: Path
+) -> None:
+    """Of 100, 300 and never the median is 300, slower than another rate's 200, 200 and 200."""
+    trainings = [
+        *(run(32, 1.0, 160, seed=seed) for seed in range(3)),
+        *(run(8, 1.0, steps, seed=seed) for seed, steps in enumerate((100, None, 300))),
+        *(run(8, 0.5, 200, seed=seed) for seed in range(3)),
+    ]
+    at_8 = judge_batches(request_, trainings, path).batches[0]
+    assert (at_8.batch, at_8.learning_rate, at_8.measured_steps) == (8, 0.5, 200)
+    alone = judge_batches(request_, trainings[:6], path).batches[0]
+    assert (alone.steps, alone.measured_steps) == ((100, 300), 300)
+
+
 def test_one_batch_tells_nothing(request_: BatchRequest, path: Path) -> None:
     with pytest.raises(MeasurementFailed, match="must hold at least two batches that reached"):
         judge_batches(request_, campaign((32,)), path)

@@ -5,9 +5,9 @@ continues where it stopped, and a complete one can be judged again without measu
 campaign gates and predictions are on disk before the first collective that they judge.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from calibrate.campaign import PLAN, Progress, read_plan, write_plan
 from calibrate.environment import describe_environment
@@ -15,6 +15,7 @@ from calibrate.placement import provenance
 from perfmodel.documents.network_verdict import NetworkVerdict
 from perfmodel.documents.testbed import CollectiveRun, CollectiveSetting, read_runs
 from perfmodel.errors import UsageError, refuse_unknown
+from perfmodel.units import Seconds
 from validate.gates import passed
 from validate.network import plan, verdict
 from validate.testbed.campaign import (
@@ -25,6 +26,8 @@ from validate.testbed.campaign import (
 )
 
 VERDICT: Final = "network.json"
+#: Predictions that differ by less, relatively, are of the same law.
+_SAME_LAW: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +47,8 @@ def validate_network(
     Raises
     ------
     UsageError
-        If the budget is unknown, or the folder holds runs and ``resume`` is not given.
+        If the budget is unknown, or the folder holds runs and ``resume`` is not given, or a blind
+        campaign was predicted by another law than this version's.
     NotFeasible
         If something is missing and the machine does not allow network namespaces.
     Interrupted
@@ -57,7 +61,7 @@ def validate_network(
             f"measure at {plan.LINK_MBIT:g} Mbit/s"
         )
     refuse_earlier_runs(request, RUNS)
-    _refuse_another_rate(request)
+    _refuse_another_campaign(request)
     parts = plan.settings(request.budget, seed=request.seed, mbit=request.mbit)
     settings = [setting for part in parts for setting in part]
     output = request.folder / RUNS
@@ -80,12 +84,16 @@ def _runs(request: NetworkRequest) -> list[CollectiveRun]:
     return [run for run in read_runs(request.folder / RUNS) if isinstance(run, CollectiveRun)]
 
 
-def _refuse_another_rate(request: NetworkRequest) -> None:
+def _refuse_another_campaign(request: NetworkRequest) -> None:
     path = request.folder / PLAN
-    if path.exists() and read_plan(request.folder).get("mbit") != request.mbit:
-        raise UsageError(
-            f"--mbit: must be as in {path}, got {request.mbit:g}; or choose another folder"
-        )
+    if not path.exists():
+        return
+    earlier = read_plan(request.folder)
+    for option, value in (("budget", request.budget), ("mbit", request.mbit)):
+        if earlier.get(option) != value:
+            raise UsageError(
+                f"--{option}: must be as in {path}, got {value}; or choose another folder"
+            )
 
 
 def _foretell(request: NetworkRequest, part: Sequence[CollectiveSetting]) -> None:
@@ -102,8 +110,30 @@ def _foretell(request: NetworkRequest, part: Sequence[CollectiveSetting]) -> Non
     write_plan(request.folder, content)
 
 
+def _refuse_another_law(request: NetworkRequest) -> None:
+    """A blind verdict is one on the predictions that were on disk, and not on a law written since."""
+    known, judged = plan.settings(request.budget, seed=request.seed, mbit=request.mbit)
+    names = {setting.name for setting in known}
+    fitted = [run for run in _runs(request) if run.setting.name in names]
+    then = _times_s(read_plan(request.folder).get("predicted", ()))
+    today = _times_s(verdict.foretell(verdict.points(fitted), judged))
+    if today.keys() != then.keys() or any(
+        abs(time_s / then[key] - 1) > _SAME_LAW for key, time_s in today.items()
+    ):
+        raise UsageError(
+            f"--resume: predictions of a blind campaign must be those in {request.folder / PLAN}, but "
+            "this version predicts others; judge it with the version that wrote them"
+        )
+
+
+def _times_s(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int, int], Seconds]:
+    return {(row["collective"], row["ranks"], row["size_bytes"]): row["time_s"] for row in rows}
+
+
 def conclude(request: NetworkRequest) -> NetworkVerdict:
     """Judge what is on disk, and write the verdict."""
+    if request.budget == plan.BLIND:
+        _refuse_another_law(request)
     split_by = verdict.blind_splits if request.budget == plan.BLIND else verdict.splits
     judged = verdict.judge(verdict.points(_runs(request)), split_by)
     gates = verdict.gates(judged)

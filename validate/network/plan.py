@@ -34,8 +34,8 @@ BUDGETS: Final = {"quick": 1, "standard": 2, BLIND: 3}
 #: Spent on one size of one collective in one group and round. [s]
 _TARGET_S: Final = 0.05
 _MOST_REPEATS: Final = 30
-#: Idle links let this much through at once; without a warm-up the median of some sizes is a time with
-#: that credit, of others one without it.
+#: Several times what idle links let through at once: without a warm-up the median of some sizes is a
+#: time with that credit, of others one without it.
 _WARM_UP_BYTES: Final = 4 * BURST_BYTES
 
 

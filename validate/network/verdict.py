@@ -13,6 +13,7 @@ from perfmodel.documents.profile import CurvePoint
 from perfmodel.documents.published import PublishedSeries
 from perfmodel.documents.testbed import CollectiveRun, CollectiveSetting
 from perfmodel.documents.validation import Gate
+from perfmodel.statistics.normal import MEDIAN_OVER_MEAN
 from validate.errors import summarise
 from validate.gates import gate
 from validate.network.plan import BETWEEN, FITTED, LEFT_OUT, fitted_sizes
@@ -24,8 +25,6 @@ LIMITS: Final = {"inside": 0.05, "beyond": 0.08}
 _NUM_DRAWS: Final = 300
 #: Of a point that was measured in one round, when nothing tells how rounds differ.
 _ERROR_OF_ONE_ROUND: Final = 0.05
-#: Asymptotic error of a median over that of a mean, for errors that are normal.
-_MEDIAN_OVER_MEAN: Final = 1.25
 
 Key = tuple[str, str]
 """Links and collective."""
@@ -51,7 +50,7 @@ class Point:
         if len(self.rounds_s) == 1:
             return _ERROR_OF_ONE_ROUND
         spread = float(np.std(np.log(self.rounds_s), ddof=1))
-        return _MEDIAN_OVER_MEAN * spread / float(np.sqrt(len(self.rounds_s)))
+        return MEDIAN_OVER_MEAN * spread / float(np.sqrt(len(self.rounds_s)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ import numpy as np
 
 from perfmodel.documents.testbed import CollectiveRun, Run, TrainingRun
 from perfmodel.errors import MeasurementFailed
+from perfmodel.statistics.normal import MEDIAN_OVER_MEAN
 
 #: A run from which other guests of the host took more than this share of the cores is repeated.
 STOLEN_LIMIT: Final = 0.02
@@ -21,8 +22,6 @@ _MOST_STOLEN: Final = 0.1
 #: with which a calibration is refused: prices decide by their whole on a machine that is the limit.
 _WANTED_DOUBT: Final = 0.05
 _MOST_DOUBT: Final = 0.1
-#: Standard error of a median over that of a mean, for errors that are normal.
-_MEDIAN_OVER_MEAN: Final = 1.25
 
 
 def calmest_of_each(runs: Iterable[Run]) -> list[Run]:
@@ -52,7 +51,7 @@ def price_doubt(runs: Iterable[Run]) -> float:
             for place, price_s in enumerate(_prices_s(run)):
                 prices[f"{work} {place}"].append(float(np.log(price_s)))
     variances = [float(np.var(logs, ddof=1)) / len(logs) for logs in prices.values() if logs[1:]]
-    return _MEDIAN_OVER_MEAN * float(np.sqrt(np.mean(variances))) if variances else 0.0
+    return MEDIAN_OVER_MEAN * float(np.sqrt(np.mean(variances))) if variances else 0.0
 
 
 def _prices_s(run: CollectiveRun | TrainingRun) -> tuple[float, ...]:

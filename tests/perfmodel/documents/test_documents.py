@@ -241,6 +241,10 @@ def test_a_last_line_without_its_end_is_dropped(tmp_path: Path) -> None:
         ),
         (LINE.replace("0.2", "NaN"), r"line 2: collective.durations_s.1.0: .* got nan"),
         (LINE.replace('"collective",', '"rumour",', 1), "line 2: document: .*'rumour'"),
+        (
+            LINE.replace('"kind":"collective",', ""),
+            "line 2: document: must have the key 'kind', got none",
+        ),
     ],
 )
 def test_a_broken_line_in_the_middle_is_named_by_its_number(

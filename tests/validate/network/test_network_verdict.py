@@ -107,10 +107,10 @@ def test_nothing_is_judged_that_was_fitted() -> None:
 
 
 def test_rounds_are_medians_and_their_spread_is_the_error() -> None:
-    """Three rounds of 1, 2 and 4 s: median 2, standard deviation ln 2, of the median 1.25 / sqrt 3 of it."""
+    """Rounds of 1, 2 and 4 s: median 2, standard deviation ln 2, of the median 1.2533 / sqrt 3 of it."""
     point = verdict.Point(world_size=2, size_bytes=1024, rounds_s=(4.0, 1.0, 2.0))
     assert point.time_s == 2.0
-    assert point.relative_error == pytest.approx(1.25 * np.log(2) / np.sqrt(3))
+    assert point.relative_error == pytest.approx(1.2533 * np.log(2) / np.sqrt(3), rel=1e-4)
 
 
 def test_a_campaign_continues_and_is_judged_again_without_a_server(
@@ -215,3 +215,11 @@ def test_a_blind_campaign_is_judged_by_what_was_not_fitted(
         run(tmp_path, plan.BLIND, mbit=50.0, resume=True)
     with pytest.raises(UsageError, match="--budget blind"):
         run(tmp_path / "other", mbit=100.0)
+    with pytest.raises(UsageError, match=r"--budget: must be as in .*plan.json, got quick"):
+        run(tmp_path, resume=True)
+    assert run(tmp_path, plan.BLIND, mbit=100.0, resume=True).series == document.series
+    content = json.loads((tmp_path / "plan.json").read_text())
+    content["predicted"][0]["time_s"] *= 1.01
+    (tmp_path / "plan.json").write_text(json.dumps(content))
+    with pytest.raises(UsageError, match="judge it with the version that wrote them"):
+        run(tmp_path, plan.BLIND, mbit=100.0, resume=True)
