@@ -144,7 +144,10 @@ def _wants_own_heap(session: Session, task: Task) -> bool:
         return False
     match task:
         case StepTask():
-            return task.trainee is not None and task.setting.world_size == 1
+            alone = task.setting.world_size == 1 and (
+                task.setting.synchronisation is Synchronisation.NONE
+            )
+            return alone and task.trainee is not None
         case ReplayTask():
             return task.trainee is not None or task.document is not None
         case _:

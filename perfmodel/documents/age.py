@@ -18,7 +18,5 @@ def age_notes(made_utc: str, *, today: dt.date) -> tuple[str, ...]:
     age_days = (today - made).days
     if age_days <= STALE_AFTER_DAYS:
         return ()
-    return (
-        f"made {age_days} days ago ({made}); old after {STALE_AFTER_DAYS}, calibrate again: "
-        "drivers and libraries change",
-    )
+    note = f"made {age_days} days ago ({made}); old after {STALE_AFTER_DAYS}, calibrate again"
+    return (f"{note}: drivers and libraries change",)

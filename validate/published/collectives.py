@@ -134,7 +134,7 @@ def _split(rows: list[Row]) -> tuple[list[Row], list[Row]] | None:
 
 
 def _judge_one(
-    table: str, name: str, op: str, known: list[Row], unknown: list[Row]
+    source: str, name: str, op: str, known: list[Row], unknown: list[Row]
 ) -> PublishedSeries:
     cost = CollectiveCost.sample(
         _groups(op, known), library="nccl", num_draws=_NUM_DRAWS, rng=np.random.default_rng(0)
@@ -152,7 +152,7 @@ def _judge_one(
     passes = 2.0 if op == "all_reduce" else 1.0
     plain = alpha_beta_ring(fit[:, 0], fit[:, 1], fit[:, 3], passes=passes)
     return PublishedSeries(
-        source=table,
+        source=source,
         name=name,
         fitted=_ranks(known),
         predicted=_ranks(unknown),

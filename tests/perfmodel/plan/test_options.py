@@ -303,8 +303,12 @@ def test_work_can_be_epochs_or_tokens(tmp_path: Path) -> None:
 
 
 def test_a_stale_price_is_said_and_an_unknown_workload_refused(tmp_path: Path) -> None:
-    late = dt.date(2026, 12, 15)
-    document = pm.plan_options(written(tmp_path), today=late)
+    plan = written(tmp_path)
+    for path in tmp_path.glob("*.json"):
+        machine = ProfileDocument.read(path)
+        made = machine.provenance.model_copy(update={"created_utc": "2026-01-02T03:04:05+00:00"})
+        machine.model_copy(update={"provenance": made}).write(path)
+    document = pm.plan_options(plan, today=dt.date(2026, 12, 15))
     assert sum("quoted" in warning for warning in document.warnings) == 4
     assert sum("calibrate again" in warning for warning in document.warnings) == 2
     with pytest.raises(UsageError, match="nothing"):
