@@ -1,5 +1,6 @@
 """Traced steps of small models, against hand-made sums."""
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -50,6 +51,7 @@ def test_a_step_scaled_to_another_batch_is_the_step_traced_there(text: str) -> N
 
 
 BESIDE = """
+import json
 from perfmodel.tracing import trace
 from perfmodel.tracing.source import SampleSize
 from perfmodel.tracing.sources import find_source
@@ -64,15 +66,18 @@ def noted(trainee, micro_batch):
 trace.record_step = noted
 source = find_source("lenet", SampleSize())
 beside = trace.trace_model(source, SGD, micro_batch=4, beside=True)
-assert here == [4], here
-assert beside == trace.trace_model(source, SGD, micro_batch=4)
+found = {"traced here": list(here), "same": beside == trace.trace_model(source, SGD, micro_batch=4)}
+print(json.dumps(found))
 """
 
 
 @pytest.mark.long
 def test_two_batches_traced_beside_each_other_give_the_same_trace() -> None:
     # Autograd, which other tests have used, refuses copies of this process.
-    subprocess.run([sys.executable, "-c", BESIDE], check=True)
+    printed = subprocess.run(
+        [sys.executable, "-c", BESIDE], check=True, capture_output=True, text=True
+    ).stdout
+    assert json.loads(printed.splitlines()[-1]) == {"traced here": [4], "same": True}
 
 
 def test_gradients_become_ready_from_the_last_layer_to_the_first(lenet: TracedModel) -> None:
