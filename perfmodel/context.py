@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from perfmodel.cost.batch_law import calibrated_law
 from perfmodel.cost.traced import origin_caveats
-from perfmodel.documents.age import age_notes, today_utc
+from perfmodel.documents.age import age_caveats
 from perfmodel.documents.prediction import Evidence, MeasuredPoint, PredictedPoint
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
 from perfmodel.errors import UsageError
@@ -65,9 +65,8 @@ def caveats(
     cluster: Cluster | None = None,
 ) -> tuple[str, ...]:
     """What a reader must know before acting on the numbers."""
-    age = age_notes(profile.provenance.created_utc, today=today_utc())
     found = [
-        *(f"calibration {note}" for note in age),
+        *age_caveats(profile.provenance.created_utc),
         *profile.undetermined,
         *origin_caveats(profile, workload),
     ]

@@ -15,7 +15,7 @@ from perfmodel.cost.latents import DeviceSheet
 from perfmodel.cost.layout_memory import fit_probability, needed_bytes, rank_memory
 from perfmodel.cost.layout_terms import layout_durations, unit_times
 from perfmodel.cost.layout_time import StepParts
-from perfmodel.documents.age import age_notes, today_utc
+from perfmodel.documents.age import age_caveats
 from perfmodel.documents.base import Provenance
 from perfmodel.documents.inferred import InferredDocument
 from perfmodel.documents.layout import (
@@ -204,10 +204,9 @@ def _on_device(jobs: Jobs, layout: Layout, device: str) -> Jobs:
 
 def layout_caveats(machine: InferredMachine, jobs: Jobs) -> list[str]:
     """What must be known before acting on the first of some jobs."""
-    age = age_notes(machine.document.provenance.created_utc, today=today_utc())
     caveats = [
         "inferred from end-to-end step times of others: no part of the step was ever measured alone",
-        *(f"calibration {note}" for note in age),
+        *age_caveats(machine.document.provenance.created_utc),
         *_beyond_runs(machine.model, jobs),
     ]
     unknown = [

@@ -20,3 +20,9 @@ def age_notes(made_utc: str, *, today: dt.date) -> tuple[str, ...]:
         return ()
     note = f"made {age_days} days ago ({made}); old after {STALE_AFTER_DAYS}, calibrate again"
     return (f"{note}: drivers and libraries change",)
+
+
+def age_caveats(made_utc: str) -> tuple[str, ...]:
+    """The same as caveats of what is predicted today."""
+    notes = age_notes(made_utc, today=today_utc())
+    return tuple(f"calibration {note}" for note in notes)
