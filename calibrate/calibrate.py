@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final, cast
 
 from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure, read_plan
+from calibrate.conditions import chosen_conditions
 from calibrate.environment import describe_environment
 from calibrate.experiment import BUDGETS, REFERENCE_MODELS, Experiment, doubling_sizes
 from calibrate.facts import Environment
@@ -43,6 +44,7 @@ def calibrate(
     refuse_unknown("--budget", request.budget, BUDGETS)
     environment = describe_environment()
     topology, device_kind = place(request.device, request.flags, os.environ)
+    conditions = chosen_conditions(os.environ, topology=topology, device_kind=device_kind)
     experiment = Experiment(
         device_kind=device_kind,
         world_sizes=doubling_sizes(topology.world_size),
@@ -58,6 +60,7 @@ def calibrate(
         "seed": request.seed,
         "num_nodes": topology.num_nodes,
         "ranks_per_node": topology.ranks_per_node,
+        "conditions": conditions,
     }
     observations = measure(
         Campaign(
@@ -66,6 +69,7 @@ def calibrate(
             rounds=experiment.rounds(),
             device_kind=device_kind,
             topology=topology,
+            conditions=conditions,
             fingerprint=environment["host"]["fingerprint"],
         ),
         launcher,

@@ -52,6 +52,8 @@ class Campaign:
     rounds: Sequence[Sequence[Task]]
     device_kind: DeviceKind
     topology: Topology
+    conditions: Mapping[str, str]
+    """Variables of the environment that every rank runs under."""
     fingerprint: str
     """Of this machine."""
 
@@ -93,6 +95,7 @@ def measure(
             launcher.run(
                 [str(_write_order(campaign, index, pending, output))],
                 topology=campaign.topology,
+                conditions=campaign.conditions,
                 on_line=watch.on_line,
                 last_progress=_progress_clock(campaign, watch),
                 stall_timeout_s=stall_timeout_s,

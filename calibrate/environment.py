@@ -33,7 +33,7 @@ from perfmodel.units import GIB
 
 _CHECKOUT: Final = Path(__file__).resolve().parent.parent
 # A whole environment holds passwords; only these can change what is measured.
-_VARIABLES: Final = ("OMP_NUM_THREADS", "NCCL_", "GLOO_", "CUDA_VISIBLE_DEVICES")
+_VARIABLES: Final = ("OMP_NUM_THREADS", "MALLOC_", "NCCL_", "GLOO_", "CUDA_VISIBLE_DEVICES")
 _GIT_TIMEOUT_S: Final = 10.0
 
 

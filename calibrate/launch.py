@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from calibrate.conditions import under
 from calibrate.failure import first_failure
 from calibrate.output import Output
-from calibrate.processes import ProcessTree, usable_cores
-from calibrate.topology import Topology, without_torchrun
+from calibrate.processes import ProcessTree
+from calibrate.topology import Topology
 from perfmodel import checks
 from perfmodel.errors import Interrupted, MeasurementFailed, UsageError
 from perfmodel.units import Seconds, format_duration
@@ -35,6 +36,7 @@ class Launcher(Protocol):
         arguments: Sequence[str],
         *,
         topology: Topology,
+        conditions: Mapping[str, str],
         on_line: Callable[[str], None],
         last_progress: Callable[[], Seconds],
         stall_timeout_s: Seconds,
@@ -45,6 +47,8 @@ class Launcher(Protocol):
         ----------
         arguments
             Command line of the worker.
+        conditions
+            Variables of the environment of every rank; see ``calibrate.conditions``.
         on_line
             Called in the caller's thread with each line that ranks write to standard output.
         last_progress
@@ -87,6 +91,7 @@ class TorchrunLauncher:
         arguments: Sequence[str],
         *,
         topology: Topology,
+        conditions: Mapping[str, str],
         on_line: Callable[[str], None],
         last_progress: Callable[[], Seconds],
         stall_timeout_s: Seconds,
@@ -104,7 +109,7 @@ class TorchrunLauncher:
             with tempfile.TemporaryDirectory(prefix="perfmodel-torchrun-") as log_dir:
                 self._supervise(
                     self.command(arguments, topology=topology, log_dir=log_dir),
-                    topology=topology,
+                    environ=worker_environ(os.environ, conditions),
                     watch=watch,
                 )
         except KeyboardInterrupt:
@@ -123,10 +128,11 @@ class TorchrunLauncher:
             *("-m", self.worker_module, *arguments),
         )
 
-    def _supervise(self, command: Sequence[str], *, topology: Topology, watch: "_Watch") -> None:
+    def _supervise(
+        self, command: Sequence[str], *, environ: Mapping[str, str], watch: "_Watch"
+    ) -> None:
         tree = ProcessTree()
         try:
-            environ = worker_environ(os.environ, topology=topology)
             output = Output(tree.start(command, environ=environ))
             exit_code = watch.until_exit(output)
         finally:
@@ -170,15 +176,10 @@ class _Watch:
         )
 
 
-def worker_environ(environ: Mapping[str, str], *, topology: Topology) -> dict[str, str]:
-    """Add to an environment what the ranks of one node need; what the user set wins."""
-    threads = max(1, usable_cores() // topology.ranks_per_node)
-    wanted = {
-        "OMP_NUM_THREADS": str(threads),
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONFAULTHANDLER": "1",
-    }
-    inherited = without_torchrun(environ)
+def worker_environ(environ: Mapping[str, str], conditions: Mapping[str, str]) -> dict[str, str]:
+    """What ranks need of an environment, under conditions."""
+    wanted = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+    inherited = under(environ, conditions)
     return {**inherited, **{name: inherited.get(name) or value for name, value in wanted.items()}}
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from calibrate.campaign import Campaign, Progress, measure
+from calibrate.conditions import chosen_conditions
 from calibrate.environment import describe_environment
 from calibrate.experiment import doubling_sizes
 from calibrate.fit.profile import collective_profiles
@@ -67,6 +68,7 @@ def measure_network(
     """Measure every collective at group sizes 2, 4, 8 ... and write the curves beside the raw times."""
     environment = describe_environment()
     topology, device_kind = place(request.device, request.flags, os.environ, may_share_cores=True)
+    conditions = chosen_conditions(os.environ, topology=topology, device_kind=device_kind)
     groups = doubling_sizes(topology.world_size)
     plan = {
         "stage": "network",
@@ -78,6 +80,7 @@ def measure_network(
         "seed": request.seed,
         "num_nodes": topology.num_nodes,
         "ranks_per_node": topology.ranks_per_node,
+        "conditions": conditions,
     }
     observations = measure(
         Campaign(
@@ -86,6 +89,7 @@ def measure_network(
             rounds=tuple(_round(request, groups, index) for index in range(request.num_rounds)),
             device_kind=device_kind,
             topology=topology,
+            conditions=conditions,
             fingerprint=environment["host"]["fingerprint"],
         ),
         launcher,

@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure
+from calibrate.conditions import recorded_conditions
 from calibrate.environment import describe_environment
 from calibrate.launch import Launcher
 from calibrate.placement import place, refuse_other_machine
@@ -125,6 +126,7 @@ def measure_noise(
                 rounds=(tasks,),
                 device_kind=device_kind,
                 topology=topology,
+                conditions=recorded_conditions(profile),
                 fingerprint=fingerprint,
             ),
             launcher,

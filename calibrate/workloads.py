@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure
+from calibrate.conditions import recorded_conditions
 from calibrate.environment import describe_environment
 from calibrate.launch import Launcher
 from calibrate.placement import place, refuse_other_machine
@@ -82,6 +83,7 @@ def measure_workload(
             rounds=rounds,
             device_kind=device_kind,
             topology=topology,
+            conditions=recorded_conditions(profile),
             fingerprint=fingerprint,
         ),
         launcher,

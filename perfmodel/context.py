@@ -67,6 +67,7 @@ def caveats(
     """What a reader must know before acting on the numbers."""
     found = [
         *age_caveats(profile.provenance.created_utc),
+        *_condition_caveats(profile),
         *profile.undetermined,
         *origin_caveats(profile, workload),
     ]
@@ -94,6 +95,15 @@ def caveats(
     if outside:
         found.append(f"micro-batches outside the calibrated range: {', '.join(map(str, outside))}")
     return tuple(found)
+
+
+def _condition_caveats(profile: ProfileDocument) -> list[str]:
+    """What a training must set to be like the measured ones, beside its number of threads."""
+    kept = [f"{name}={v}" for name, v in profile.variables.items() if name.startswith("MALLOC_")]
+    if not kept or profile.rescaling is not None:
+        return []
+    words = "set the same where you train, or steps may touch memory anew and take longer"
+    return [f"ranks were measured with {' '.join(kept)}: {words}"]
 
 
 def critical_caveats(

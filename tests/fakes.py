@@ -1,6 +1,6 @@
 """Stand-ins for the ports of the product: same signatures, no processes, no clock."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from calibrate.topology import Topology
@@ -12,6 +12,7 @@ class LaunchCall:
 
     arguments: tuple[str, ...]
     topology: Topology
+    conditions: Mapping[str, str]
     on_line: Callable[[str], None]
     last_progress: Callable[[], float]
     stall_timeout_s: float
@@ -33,6 +34,7 @@ class FakeLauncher:
         arguments: Sequence[str],
         *,
         topology: Topology,
+        conditions: Mapping[str, str],
         on_line: Callable[[str], None],
         last_progress: Callable[[], float],
         stall_timeout_s: float,
@@ -40,6 +42,7 @@ class FakeLauncher:
         call = LaunchCall(
             arguments=tuple(arguments),
             topology=topology,
+            conditions=conditions,
             on_line=on_line,
             last_progress=last_progress,
             stall_timeout_s=stall_timeout_s,

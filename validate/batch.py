@@ -10,6 +10,7 @@ from statistics import median
 from typing import Final
 
 from calibrate.campaign import Campaign, Progress, measure
+from calibrate.conditions import recorded_conditions
 from calibrate.environment import describe_environment
 from calibrate.launch import Launcher
 from calibrate.noise import RECIPES, TRAINING_TIMEOUT_S, trainings_in
@@ -91,6 +92,7 @@ def validate_batch(
             rounds=(tasks,),
             device_kind=device_kind,
             topology=topology,
+            conditions=recorded_conditions(request.profile),
             fingerprint=environment["host"]["fingerprint"],
         ),
         launcher,

@@ -10,6 +10,7 @@ from typing import Final, Literal
 import numpy as np
 
 from calibrate.campaign import Campaign, Progress, measure
+from calibrate.conditions import recorded_conditions
 from calibrate.environment import describe_environment
 from calibrate.launch import Launcher
 from calibrate.placement import place, provenance, refuse_other_machine
@@ -108,6 +109,7 @@ def validate_models(
             rounds=rounds(settings, BUDGETS[request.budget], seed=request.seed),
             device_kind=device_kind,
             topology=topology,
+            conditions=recorded_conditions(profile),
             fingerprint=environment["host"]["fingerprint"],
         ),
         launcher,

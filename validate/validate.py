@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from calibrate.campaign import Campaign, Progress, measure
+from calibrate.conditions import recorded_conditions
 from calibrate.environment import describe_environment
 from calibrate.launch import Launcher
 from calibrate.placement import place, provenance, refuse_other_machine
@@ -89,6 +90,7 @@ def validate(
             ),
             device_kind=device_kind,
             topology=topology,
+            conditions=recorded_conditions(profile),
             fingerprint=environment["host"]["fingerprint"],
         ),
         launcher,

@@ -340,6 +340,12 @@ class ProfileDocument(Document):
         return self.ranks_per_node * self.num_nodes
 
     @property
+    def variables(self) -> dict[str, str]:
+        """Of the environment in which ranks were measured, those that change what is measured."""
+        found = self.environment.get("variables")
+        return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+
+    @property
     def rescaling(self) -> Rescaling | None:
         """How operators are brought to another device, if they are."""
         return None if self.operators is None else self.operators.rescaling

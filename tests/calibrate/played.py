@@ -78,6 +78,7 @@ def run_ranks(
     launcher.run(
         [how],
         topology=topology,
+        conditions={},
         on_line=ranks.on_line,
         last_progress=lambda: 0.0,
         stall_timeout_s=stall_s,

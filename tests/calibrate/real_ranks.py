@@ -30,6 +30,7 @@ def campaign_of(folder: Path, *tasks: Task) -> Campaign:
         rounds=(tasks,),
         device_kind="cpu",
         topology=ALONE,
+        conditions={"OMP_NUM_THREADS": "1"},
         fingerprint=describe_environment(observe_s=0.0)["host"]["fingerprint"],
     )
 

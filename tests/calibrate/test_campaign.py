@@ -47,6 +47,7 @@ def campaign(tmp_path: Path) -> Campaign:
         rounds=(tasks_of(0), tasks_of(1)),
         device_kind="cpu",
         topology=ALONE,
+        conditions={"OMP_NUM_THREADS": "1"},
         fingerprint="here",
     )
 

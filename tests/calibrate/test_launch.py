@@ -1,13 +1,12 @@
 """What the user reads when ranks crash or hang, and how ranks are started."""
 
-import os
 import socket
 import time
 from pathlib import Path
 
 import pytest
 
-from calibrate.launch import TorchrunLauncher, worker_environ
+from calibrate.launch import TorchrunLauncher
 from calibrate.topology import Topology
 from perfmodel.errors import MeasurementFailed, UsageError
 from tests.calibrate.played import ALONE, Ranks, played_launcher, run_ranks
@@ -51,6 +50,7 @@ def test_progress_keeps_slow_ranks_alive(launcher: TorchrunLauncher) -> None:
         launcher.run(
             ["hang"],
             topology=ALONE,
+            conditions={},
             on_line=ranks.on_line,
             last_progress=last_progress,
             stall_timeout_s=0.5,
@@ -106,12 +106,6 @@ def test_a_node_that_waits_for_others_says_so(launcher: TorchrunLauncher) -> Non
     )
     with pytest.raises(MeasurementFailed, match="each of the 2 nodes"):
         run_ranks(launcher, Ranks(), "hang", topology=topology, stall_s=0.5)
-
-
-def test_threads_are_shared_among_ranks_unless_the_user_decided() -> None:
-    cores = len(os.sched_getaffinity(0))
-    assert worker_environ({}, topology=ALONE)["OMP_NUM_THREADS"] == str(max(1, cores // 2))
-    assert worker_environ({"OMP_NUM_THREADS": "7"}, topology=ALONE)["OMP_NUM_THREADS"] == "7"
 
 
 def test_a_stall_timeout_of_zero_is_a_mistake(launcher: TorchrunLauncher) -> None:
