@@ -68,7 +68,7 @@ def run_network(
 ) -> None:
     """Measure collectives of 2 to 16 ranks on shaped links and on loopback; fit some, judge by the rest."""
     from perfmodel import checks  # noqa: PLC0415 - keeps --help fast
-    from perfmodel.report.published import network_table  # noqa: PLC0415
+    from perfmodel.report.published import network_size_table, network_table  # noqa: PLC0415
     from perfmodel.report.wording import gate_lines  # noqa: PLC0415
     from validate.network import network as use_case  # noqa: PLC0415
 
@@ -84,5 +84,6 @@ def run_network(
     with measurement("network") as on_progress:
         document = use_case.validate_network(request, on_progress=on_progress)
     show(network_table(document))
+    show(network_size_table(document))
     show_lines([*gate_lines(document.gates), f"network: {out / use_case.VERDICT}"])
     refuse_failed_gates("validate network", document.gates)

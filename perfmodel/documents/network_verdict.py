@@ -2,11 +2,20 @@
 
 from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat
 
-from perfmodel.documents.base import Document, Provenance
+from perfmodel.documents.base import Document, Provenance, Record
 from perfmodel.documents.published import PublishedSeries
-from perfmodel.documents.validation import Gate
+from perfmodel.documents.validation import ErrorSummary, Gate
+
+
+class ErrorsBySize(Record):
+    """All collectives over the same links, by the size of their arrays."""
+
+    name: str
+    errors: ErrorSummary
+    noise: NonNegativeFloat
+    """MAPE that a law without errors would show, by the spread of the rounds."""
 
 
 class NetworkVerdict(Document):
@@ -17,5 +26,7 @@ class NetworkVerdict(Document):
 
     provenance: Provenance
     series: Annotated[tuple[PublishedSeries, ...], Field(min_length=1)]
+    by_size: tuple[ErrorsBySize, ...] = ()
+    """Absent from early verdicts."""
     gates: tuple[Gate, ...]
     passed: bool

@@ -23,6 +23,29 @@ def network_table(document: NetworkVerdict) -> Table:
     return _table(title, document.series)
 
 
+def network_size_table(document: NetworkVerdict) -> Table:
+    """One row per part held out and class of array sizes, all collectives together."""
+    rows = [
+        (
+            entry.name,
+            str(entry.errors.num_settings),
+            percent(entry.errors.mape),
+            percent(entry.errors.median_absolute),
+            percent(entry.errors.bias, signed=True),
+            percent(entry.noise),
+        )
+        for entry in document.by_size
+    ]
+    return rich_table(
+        grid(
+            "By the size of the arrays; noise is what a law without errors would show",
+            text=("Predicted",),
+            numbers=("Points", "MAPE", "Median", "Bias", "Noise"),
+            rows=rows,
+        )
+    )
+
+
 def _table(title: str, found: Iterable[PublishedSeries]) -> Table:
     rows = [
         (

@@ -141,6 +141,7 @@ def conclude(request: NetworkRequest) -> NetworkVerdict:
         schema_version=NetworkVerdict.current_version,
         provenance=provenance(describe_environment(), seed=request.seed),
         series=tuple(entry.series for entry in judged),
+        by_size=verdict.by_size(judged),
         gates=gates,
         passed=passed(gates),
     )

@@ -1,19 +1,23 @@
 """Fit a part of the measured collectives, predict the rest, judge."""
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Final
 
 import numpy as np
 
 from perfmodel.cost.collective import CollectiveCost
 from perfmodel.documents.collectives import MeasuredCollective
+from perfmodel.documents.network_verdict import ErrorsBySize
 from perfmodel.documents.profile import CurvePoint
 from perfmodel.documents.published import PublishedSeries
 from perfmodel.documents.testbed import CollectiveRun, CollectiveSetting
 from perfmodel.documents.validation import Gate
 from perfmodel.statistics.normal import MEDIAN_OVER_MEAN
+from perfmodel.units import KIB
 from validate.errors import summarise
 from validate.gates import gate
 from validate.network.plan import BETWEEN, FITTED, LEFT_OUT, fitted_sizes
@@ -22,6 +26,15 @@ from validate.published.errors import FloatArray, compare_predictors
 
 #: What a gate may find, as fractions of the time.
 LIMITS: Final = {"inside": 0.05, "beyond": 0.08}
+_WORDS: Final = {"inside": "inside the range", "beyond": "16 ranks from 2, 4, 8"}
+#: Small arrays show the processors, large ones the links. [B]
+_SIZES: Final = (
+    ("up to 16 KiB", 0.0, 16.0 * KIB),
+    ("between", 16.0 * KIB + 1, 256.0 * KIB - 1),
+    ("256 KiB and more", 256.0 * KIB, math.inf),
+)
+#: Of a normal distribution: mean distance from its middle.
+_MEAN_OVER_DEVIATION: Final = math.sqrt(2 / math.pi)
 _NUM_DRAWS: Final = 300
 #: Of a point that was measured in one round, when nothing tells how rounds differ.
 _ERROR_OF_ONE_ROUND: Final = 0.05
@@ -145,7 +158,10 @@ class Judged:
     links: str
     limit: str
     series: PublishedSeries
+    points: tuple[Point, ...]
+    """Predicted ones."""
     signed_errors: tuple[float, ...]
+    """Of each of them."""
 
 
 def judge(
@@ -174,6 +190,7 @@ def _judge_one(key: Key, split: Split, known: list[Point], unknown: list[Point])
     return Judged(
         links=links,
         limit=split.limit,
+        points=tuple(unknown),
         signed_errors=tuple(float(e) for e in draws_s[:, 0] / measured_s - 1),
         series=PublishedSeries(
             source=links,
@@ -269,17 +286,44 @@ def _groups(collective: str, known: Sequence[Point]) -> list[MeasuredCollective]
 
 def gates(judged: Sequence[Judged]) -> tuple[Gate, ...]:
     """All collectives of the same links together."""
-    verdict = []
+    return tuple(
+        gate(
+            f"{name}, MAPE",
+            summarise([error for _, error in found]).mape,
+            at_most=LIMITS[limit],
+        )
+        for name, limit, found in _together(judged)
+    )
+
+
+def by_size(judged: Sequence[Judged]) -> tuple[ErrorsBySize, ...]:
+    """The same errors for small, middling and large arrays, beside what the rounds themselves scatter."""
+    result = []
+    for name, _, found in _together(judged):
+        for words, least, most in _SIZES:
+            some = [(p, error) for p, error in found if least <= p.size_bytes <= most]
+            if some:
+                result.append(
+                    ErrorsBySize(
+                        name=f"{name}, {words}",
+                        errors=summarise([error for _, error in some]),
+                        noise=_MEAN_OVER_DEVIATION * fmean(p.relative_error for p, _ in some),
+                    )
+                )
+    return tuple(result)
+
+
+def _together(
+    judged: Sequence[Judged],
+) -> Iterator[tuple[str, str, list[tuple[Point, float]]]]:
+    """Name, limit, and predicted points with their errors, of all collectives over the same links."""
     for links in dict.fromkeys(entry.links for entry in judged):
-        for limit, words in (("inside", "inside the range"), ("beyond", "16 ranks from 2, 4, 8")):
-            errors = [
-                error
+        for limit, words in _WORDS.items():
+            found = [
+                pair
                 for entry in judged
                 if (entry.links, entry.limit) == (links, limit)
-                for error in entry.signed_errors
+                for pair in zip(entry.points, entry.signed_errors, strict=True)
             ]
-            if errors:
-                verdict.append(
-                    gate(f"{links}: {words}, MAPE", summarise(errors).mape, at_most=LIMITS[limit])
-                )
-    return tuple(verdict)
+            if found:
+                yield f"{links}: {words}", limit, found

@@ -3,7 +3,7 @@
 import fcntl
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +111,30 @@ def test_rounds_are_medians_and_their_spread_is_the_error() -> None:
     point = verdict.Point(world_size=2, size_bytes=1024, rounds_s=(4.0, 1.0, 2.0))
     assert point.time_s == 2.0
     assert point.relative_error == pytest.approx(1.2533 * np.log(2) / np.sqrt(3), rel=1e-4)
+
+
+def test_errors_are_split_by_the_size_of_the_arrays() -> None:
+    """Rounds of 1 and 2 s scatter by ln 2 / sqrt 2: their median by 1.2533 / sqrt 2 of that."""
+
+    def at(size_bytes: float, rounds_s: tuple[float, ...]) -> verdict.Point:
+        return verdict.Point(world_size=6, size_bytes=size_bytes, rounds_s=rounds_s)
+
+    points = (at(1024, (1.0, 2.0)), at(16_384, (1.0, 1.0)), at(2**20, (1.0, 1.0)))
+    known = [at(size, (1.0, 1.0)) for size in (2048, 4096)]
+    split = verdict.blind_splits([1024])[1]
+    (judged,) = verdict.judge(
+        {("links", "all_reduce"): [*known, *points]},
+        lambda _: (
+            replace(split, is_fitted=lambda p: p in known, is_predicted=lambda p: p in points),
+        ),
+    )
+    small, large = verdict.by_size([judged])
+    assert small.name == "links: inside the range, up to 16 KiB"
+    assert (small.errors.num_settings, large.errors.num_settings) == (2, 1)
+    assert small.noise == pytest.approx(
+        np.sqrt(2 / np.pi) * 1.2533 * np.log(2) / np.sqrt(2) / np.sqrt(2) / 2, rel=1e-4
+    )
+    assert large.noise == 0.0
 
 
 def test_a_campaign_continues_and_is_judged_again_without_a_server(
