@@ -17,7 +17,7 @@ from perfmodel.documents.published import PublishedSeries
 from perfmodel.documents.testbed import CollectiveRun, CollectiveSetting
 from perfmodel.documents.validation import Gate
 from perfmodel.statistics.normal import MEDIAN_OVER_MEAN
-from perfmodel.units import KIB
+from perfmodel.units import KIB, Seconds
 from validate.errors import summarise
 from validate.gates import gate
 from validate.network.plan import BETWEEN, FITTED, LEFT_OUT, fitted_sizes
@@ -248,13 +248,15 @@ def foretell(
 def _others(
     collective: str, known: Sequence[Point], unknown: Sequence[Point]
 ) -> dict[str, FloatArray]:
-    """A plain ring on the same points; and a part of the rounds for the rest, if there are several."""
+    """A plain ring on the same points, a line between neighbours of the same group, rounds by rounds."""
     fit, table = (
         np.array([(p.size_bytes, p.world_size, p.time_s) for p in of]) for of in (known, unknown)
     )
     passes = 2.0 if collective == "all_reduce" else 1.0
     plain = alpha_beta_ring(fit[:, 0], fit[:, 1], fit[:, 2], passes=passes)
     found = {"alpha-beta ring": ring_s(table[:, 0], table[:, 1], plain, passes=passes)}
+    if {point.world_size for point in unknown} <= {point.world_size for point in known}:
+        found["line between measured sizes"] = np.array([_on_line(p, known) for p in unknown])
     if all(len(point.rounds_s) > 1 for point in unknown):
         # Measured twice: what no model can do better. Errors of halves are those of a median, twice.
         halves = [
@@ -262,6 +264,13 @@ def _others(
         ]
         found["half of the rounds, by the others"] = np.array(halves)
     return found
+
+
+def _on_line(point: Point, known: Sequence[Point]) -> Seconds:
+    """Between the sizes of its group that were measured, straight in logarithms. [s]"""
+    line = sorted((p.size_bytes, p.time_s) for p in known if p.world_size == point.world_size)
+    sizes, times_s = np.log(np.array(line)).T
+    return float(np.exp(np.interp(np.log(point.size_bytes), sizes, times_s)))
 
 
 def _ranks(of: Iterable[Point]) -> str:

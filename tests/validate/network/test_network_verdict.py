@@ -77,9 +77,10 @@ def test_collectives_that_obey_the_law_are_predicted_almost_exactly(
     assert document.passed
     assert len(document.gates) == 4
     for series in document.series:
-        ours, plain = series.errors
+        ours, plain, *line = series.errors
         assert ours.mape < 0.03, series.name
         assert ours.mape < plain.mape, series.name
+        assert bool(line) == ("every second size" in series.name)
     assert NetworkVerdict.read(tmp_path / "network.json") == document
     assert len(cluster.played) == len(set(cluster.played))
 
