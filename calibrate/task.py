@@ -67,6 +67,8 @@ class StepTask(Record):
     target_s: float
     min_steps: Annotated[int, Field(ge=1)] = 4
     """However long they take."""
+    is_replayed: bool = False
+    """Whether its own trace is replayed in turn with its steps; one rank only."""
 
 
 class CollectiveTask(Record):

@@ -9,7 +9,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,10 +29,10 @@ from calibrate.probes.fork import own_heaps
 from calibrate.probes.learnable import description
 from calibrate.probes.optimizers import Evictor, measure_optimizer
 from calibrate.probes.overlap import measure_overlap
-from calibrate.probes.replay import measure_replay
+from calibrate.probes.replayed import Replayed
 from calibrate.probes.session import Session
 from calibrate.probes.storage import measure_checkpoint
-from calibrate.probes.tracing import replayed_step, trace_workload
+from calibrate.probes.tracing import trace_workload
 from calibrate.probes.training import bucket_bytes, measure_device_streams, measure_steps
 from calibrate.task import (
     CheckpointTask,
@@ -58,13 +57,10 @@ from perfmodel.documents.observation import (
     OverlapObservation,
     ReplayObservation,
     StepObservation,
-    TimedOperator,
     TrainingObservation,
     WorkloadObservation,
 )
 from perfmodel.parallelism.strategy import Synchronisation
-from perfmodel.workload.operator import Phase
-from perfmodel.workload.signature import parameters_signature, signature
 
 _DEVICE_STREAM_STEPS = 5
 
@@ -113,8 +109,10 @@ def _carrier(session: Session, tasks: Sequence[Task]) -> Iterator[Callable[[Task
     """What measures on the ranks that a task needs; its JSON is complete on rank 0 only."""
 
     def observe(task: Task) -> str | None:
-        observation = _PROBES[type(task)](session, task)
-        return None if observation is None else observation.model_dump_json()
+        found = _PROBES[type(task)](session, task)
+        if found is None:
+            return None
+        return "\n".join(entry.model_dump_json() for entry in _each(found))
 
     alone = {task.name for task in tasks if _wants_own_heap(session, task)}
     if not alone or session.rank != 0:
@@ -122,6 +120,10 @@ def _carrier(session: Session, tasks: Sequence[Task]) -> Iterator[Callable[[Task
         return
     with own_heaps(observe, imports=_imported_late(tasks)) as observe_alone:
         yield lambda task: (observe_alone if task.name in alone else observe)(task)
+
+
+def _each(found: Observation | Sequence[Observation]) -> Sequence[Observation]:
+    return found if isinstance(found, Sequence) else (found,)
 
 
 def _imported_late(tasks: Sequence[Task]) -> list[str]:
@@ -154,17 +156,20 @@ def _wants_own_heap(session: Session, task: Task) -> bool:
             return isinstance(task, LayersTask)
 
 
-def _steps(session: Session, task: StepTask) -> StepObservation | None:
+def _steps(session: Session, task: StepTask) -> Sequence[Observation] | None:
+    """The steps, behind their replay if they have one: with the steps a task is done."""
     setting = task.setting
     if not session.takes_part(setting.world_size):
         return None
     started_utc = time.time()
+    replayed = Replayed.beside(session, task) if task.is_replayed else None
     mine = measure_steps(
         session,
         setting,
         target_s=task.target_s,
         min_steps=task.min_steps,
         trainee=task.trainee,
+        in_turn=None if replayed is None else replayed.replay.again,
     )
     streams = None
     if session.asynchronous and setting.synchronisation is Synchronisation.NONE:
@@ -173,7 +178,7 @@ def _steps(session: Session, task: StepTask) -> StepObservation | None:
     gathered = session.gather(mine, world_size=setting.world_size)
     if session.rank != 0:
         return None
-    return StepObservation(
+    steps = StepObservation(
         task=task.name,
         round=task.round,
         started_utc=started_utc,
@@ -182,6 +187,7 @@ def _steps(session: Session, task: StepTask) -> StepObservation | None:
         device_streams=streams,
         bucket_bytes=buckets if setting.synchronisation is Synchronisation.DDP else (),
     )
+    return (steps,) if replayed is None else (replayed.observation(), steps)
 
 
 def _collective(session: Session, task: CollectiveTask) -> CollectiveObservation | None:
@@ -236,37 +242,9 @@ def _trace(session: Session, task: TraceTask) -> WorkloadObservation | None:
 def _replay(session: Session, task: ReplayTask) -> ReplayObservation | None:
     if session.rank != 0:
         return None
-    traced, step = replayed_step(session, task)
-    # The same in every round: once is enough on disk.
-    kept = traced if task.round == 0 else None
-    num_trained = sum(parameter.ready_after is not None for parameter in step.parameters)
-    times = measure_replay(session, step, target_s=task.target_s)
-    counts = step.call_counts()
-    return ReplayObservation(
-        task=task.name,
-        round=task.round,
-        workload=task.workload,
-        micro_batch=task.micro_batch,
-        parameters=parameters_signature(step),
-        num_trained=num_trained,
-        operators=tuple(
-            TimedOperator(
-                signature=signature(step.operators[position]),
-                phase=phase,
-                num_calls=counts[position, phase],
-                times_s=tuple(times_s),
-            )
-            for (position, phase), times_s in times.calls_s.items()
-            if position not in times.failed
-        ),
-        forward_s=tuple(times.phases_s[Phase.FORWARD]),
-        backward_s=tuple(times.phases_s[Phase.BACKWARD]),
-        optimizer_s=tuple(times.phases_s[Phase.OPTIMIZER]),
-        speed_probe_s=tuple(times.speed_probe_s),
-        failed=tuple(sorted({step.operators[position].name for position in times.failed})),
-        traced=None if kept is None else kept.step,
-        model=None if kept is None else replace(kept.workload, name=task.workload),
-    )
+    replayed = Replayed.open(session, task)
+    replayed.replay.for_about(task.target_s)
+    return replayed.observation()
 
 
 def _layers(session: Session, task: LayersTask) -> OperatorsObservation | None:
@@ -354,7 +332,9 @@ def _training(session: Session, task: TrainingTask) -> TrainingObservation | Non
     )
 
 
-_PROBES: Final[dict[type[Any], Callable[[Session, Any], Observation | None]]] = {
+_PROBES: Final[
+    dict[type[Any], Callable[[Session, Any], Observation | Sequence[Observation] | None]]
+] = {
     StepTask: _steps,
     CollectiveTask: _collective,
     OverlapTask: _overlap,

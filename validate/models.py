@@ -15,7 +15,7 @@ from calibrate.environment import describe_environment
 from calibrate.launch import Launcher
 from calibrate.placement import place, provenance, refuse_other_machine
 from calibrate.replays import with_replays
-from calibrate.task import ReplayTask, StepTask, Task
+from calibrate.task import StepTask, Task
 from calibrate.topology import LaunchFlags
 from calibrate.visits import (
     Estimate,
@@ -60,15 +60,16 @@ class ModelsBudget:
     """How often each held-out run is visited."""
 
     num_rounds: int
-    """Fresh process groups; each visits every run once and replays every step once."""
+    """Fresh process groups; each visits every run once."""
     visit_s: Seconds
+    """Of steps; replays take as long beside them. [s]"""
     parallel_visits: int = 2
     """In every round of a run on several ranks: whatever disturbs one of them stops all."""
 
 
 BUDGETS: Final = {
-    "quick": ModelsBudget(num_rounds=2, visit_s=0.6),
-    "standard": ModelsBudget(num_rounds=4, visit_s=1.0),
+    "quick": ModelsBudget(num_rounds=2, visit_s=1.0),
+    "standard": ModelsBudget(num_rounds=4, visit_s=2.0),
 }
 
 
@@ -129,48 +130,30 @@ def file_name(mode: Mode) -> str:
 def rounds(
     settings: Sequence[HeldOutSetting], budget: ModelsBudget, *, seed: int
 ) -> tuple[tuple[Task, ...], ...]:
-    """Runs in random order; each model's replay stands beside its run, so that both see the same drift."""
+    """Runs in random order; on one rank steps and replays take turns, so that both see one machine."""
     result = []
     for index in range(budget.num_rounds):
         draw = random.Random(f"{seed}-{index}")  # noqa: S311 - an order, no secret
-        order = [
-            (run, number)
+        tasks = [
+            _task(run, index, number, budget)
             for run in settings
             for number in range(budget.parallel_visits if run.setting.world_size > 1 else 1)
         ]
-        draw.shuffle(order)
-        tasks: list[Task] = []
-        for run, number in order:
-            pair = _tasks(run, index, number, budget)
-            draw.shuffle(pair)
-            tasks += pair
+        draw.shuffle(tasks)
         result.append(tuple(tasks))
     return tuple(result)
 
 
-def _tasks(run: HeldOutSetting, index: int, number: int, budget: ModelsBudget) -> list[Task]:
+def _task(run: HeldOutSetting, index: int, number: int, budget: ModelsBudget) -> Task:
     again = f" again {number}" if number else ""
-    tasks: list[Task] = [
-        StepTask(
-            name=f"{index}: {run.setting.label}{again}",
-            round=index,
-            setting=run.setting,
-            trainee=run.trainee,
-            target_s=budget.visit_s,
-        )
-    ]
-    if run.setting.world_size == 1:
-        tasks.append(
-            ReplayTask(
-                name=f"{index}: replay {run.setting.label}",
-                round=index,
-                workload=run.setting.workload,
-                micro_batch=run.setting.micro_batch,
-                trainee=run.trainee,
-                target_s=budget.visit_s,
-            )
-        )
-    return tasks
+    return StepTask(
+        name=f"{index}: {run.setting.label}{again}",
+        round=index,
+        setting=run.setting,
+        trainee=run.trainee,
+        target_s=budget.visit_s,
+        is_replayed=run.setting.world_size == 1,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

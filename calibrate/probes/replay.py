@@ -51,12 +51,6 @@ class ReplayTimes:
     """Operators that cannot be repeated from their record."""
 
 
-def measure_replay(session: Session, step: TracedStep, *, target_s: Seconds) -> ReplayTimes:
-    """Repeat a step for about ``target_s``, at least three times after a first one."""
-    with without_denormals():
-        return _measured(session, _Replay(session, step), target_s=target_s)
-
-
 @contextmanager
 def without_denormals() -> Iterator[None]:
     """Made-up values fade to denormal numbers, which training does not have and which are slow."""
@@ -65,16 +59,6 @@ def without_denormals() -> Iterator[None]:
         yield
     finally:
         torch.set_flush_denormal(False)
-
-
-def _measured(session: Session, replay: "_Replay", *, target_s: Seconds) -> ReplayTimes:
-    first_s = sum(replay.once(ReplayTimes()))
-    passes = repeats_within(target_s, [first_s], minimum=_MINIMUM_PASSES, maximum=_MAXIMUM_PASSES)
-    times = ReplayTimes(failed=replay.passes.failed)
-    for _ in range(passes):
-        times.speed_probe_s.append(session.speed_probe(first_s * 0.1))
-        replay.once(times)
-    return times
 
 
 class Passes:
@@ -151,10 +135,12 @@ class Passes:
         return returned_tensors(replayed.operator, result)
 
 
-class _Replay:
-    """The buffers and calls of one step, its optimizer included."""
+class Replay:
+    """One step, its optimizer included, that can be repeated: alone, or in turn with something else."""
 
     def __init__(self, session: Session, step: TracedStep) -> None:
+        """Make the buffers and repeat the step once."""
+        self._session = session
         self._step = step
         self._parameters = [
             nn.Parameter(made_up(TensorSpec(shape=p.shape, dtype=p.dtype), session.device))
@@ -167,15 +153,33 @@ class _Replay:
         )
         for group in self._optimizer.param_groups:
             group["lr"] = 0.0
-        self.passes = Passes(session, step, [parameter.data for parameter in self._parameters])
-        self._rows = _rows(self.passes.flow, step)
+        self._passes = Passes(session, step, [parameter.data for parameter in self._parameters])
+        self._rows = _rows(self._passes.flow, step)
         """Gradients of tables, and the indices of the rows that they were looked up by."""
+        with without_denormals():
+            self.first_s: Seconds = sum(self._once(ReplayTimes()))
+        self.times = ReplayTimes(failed=self._passes.failed)
+
+    def for_about(self, target_s: Seconds) -> None:
+        """Repeat the step for so long, at least three times."""
+        self.again(
+            repeats_within(
+                target_s, [self.first_s], minimum=_MINIMUM_PASSES, maximum=_MAXIMUM_PASSES
+            )
+        )
+
+    def again(self, num_passes: int) -> None:
+        """Repeat the step so often, each time after the speed probe."""
+        with without_denormals():
+            for _ in range(num_passes):
+                self.times.speed_probe_s.append(self._session.speed_probe(self.first_s * 0.1))
+                self._once(self.times)
 
     @torch.no_grad()
-    def once(self, times: ReplayTimes) -> tuple[Seconds, ...]:
+    def _once(self, times: ReplayTimes) -> tuple[Seconds, ...]:
         """Repeat the step, add its times, and return the phases' sums. [s]"""
-        clock = self.passes.new_clock()
-        self._take_gradients(self.passes.run(clock))
+        clock = self._passes.new_clock()
+        self._take_gradients(self._passes.run(clock))
         clock.mark()
         self._optimizer.step()
         self._optimizer.zero_grad()
@@ -190,7 +194,7 @@ class _Replay:
         exactly 0 in training too.
         """
         found: dict[Any, list[int]] = defaultdict(list)
-        for number in self.passes.flow.gradients:
+        for number in self._passes.flow.gradients:
             tensor = tensors.get(number)
             if tensor is not None:
                 found[tuple(tensor.shape), tensor.dtype].append(number)
@@ -211,11 +215,11 @@ class _Replay:
                 gradient[rows.flatten()] = _ORDINARY
 
     def _collect(self, clock: Clock, times: ReplayTimes) -> tuple[Seconds, ...]:
-        *calls_s, optimizer_s = self.passes.durations_s(clock)
+        *calls_s, optimizer_s = self._passes.durations_s(clock)
         phases_s = {Phase.FORWARD: 0.0, Phase.BACKWARD: 0.0, Phase.OPTIMIZER: optimizer_s}
-        for call, duration_s in zip(self.passes.flow.calls, calls_s, strict=True):
+        for call, duration_s in zip(self._passes.flow.calls, calls_s, strict=True):
             phases_s[call.phase] += duration_s
-        for key, values_s in self.passes.by_operator(clock).items():
+        for key, values_s in self._passes.by_operator(clock).items():
             times.calls_s[key].append(sum(values_s) / len(values_s))
         for phase, total_s in phases_s.items():
             times.phases_s[phase].append(total_s)

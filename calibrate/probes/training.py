@@ -23,6 +23,8 @@ from perfmodel.units import Seconds
 
 _POOL_SAMPLES = 512
 _MAXIMUM_STEPS = 200
+#: The first step after something else finds its data gone from the caches: the median is one of the others.
+_TURN_STEPS = 3
 #: How much of a step's time the speed probe may take between steps.
 _PROBE_SHARE = 0.1
 #: Device cycles that keep a GPU busy while the host issues a whole step (about 50 ms).
@@ -155,8 +157,16 @@ def measure_steps(
     target_s: Seconds,
     min_steps: int,
     trainee: Trainee | None = None,
+    in_turn: Callable[[int], None] | None = None,
 ) -> RankSteps:
-    """Time about ``target_s`` of steps on this rank; all ranks of the setting must call it."""
+    """Time about ``target_s`` of steps on this rank; all ranks of the setting must call it.
+
+    Parameters
+    ----------
+    in_turn
+        Called before every few steps with their number: what is compared with them, and should see the
+        same machine.
+    """
     trainer = _trainer(session, setting, trainee)
     # DDP forms its final buckets after its first step, which a model does once per process.
     _, warm_s = _run(session, trainer, setting, num_steps=2 if trainer.is_warm else 3)
@@ -167,7 +177,12 @@ def measure_steps(
     )
     session.barrier(setting.world_size)
     probes_s, phases_s = _run(
-        session, trainer, setting, num_steps=num_steps, step_hint_s=min(warm_s["step"][1:])
+        session,
+        trainer,
+        setting,
+        num_steps=num_steps,
+        step_hint_s=min(warm_s["step"][1:]),
+        in_turn=in_turn,
     )
     if trainee is not None:
         # Such models are large and visited once per process.
@@ -232,6 +247,7 @@ def _run(
     *,
     num_steps: int,
     step_hint_s: Seconds = 0.0,
+    in_turn: Callable[[int], None] | None = None,
 ) -> tuple[list[Seconds], dict[str, list[Seconds]]]:
     """Time steps; between them, on devices that run synchronously, time the speed probe.
 
@@ -239,9 +255,12 @@ def _run(
     is probed once, before the first.
     """
     clock: Clock = DeviceClock() if session.asynchronous else HostClock()
+    turn_steps = num_steps if session.asynchronous else _TURN_STEPS
     probes_s = []
     cpu_s = []
     for index in range(num_steps):
+        if in_turn is not None and index % turn_steps == 0:
+            in_turn(min(turn_steps, num_steps - index))
         if index == 0 or not session.asynchronous:
             probes_s.append(session.speed_probe(step_hint_s * _PROBE_SHARE))
             session.barrier(setting.world_size)

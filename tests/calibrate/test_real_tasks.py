@@ -10,9 +10,14 @@ from calibrate.campaign import measure
 from calibrate.experiment import BUCKET_CAPS_MB
 from calibrate.launch import TorchrunLauncher
 from calibrate.noise import trainings_in
-from calibrate.task import CheckpointTask, TrainingTask
-from perfmodel.documents.observation import CheckpointObservation, read_observations
-from perfmodel.parallelism.strategy import Setting
+from calibrate.task import CheckpointTask, StepTask, Trainee, TrainingTask
+from perfmodel.documents.observation import (
+    CheckpointObservation,
+    ReplayObservation,
+    StepObservation,
+    read_observations,
+)
+from perfmodel.parallelism.strategy import Setting, Synchronisation
 from perfmodel.plan.gradient_norms import read_gradient_norms
 from perfmodel.program.ddp import gradient_buckets
 from perfmodel.statistics.noise_scale import noise_scale
@@ -53,6 +58,21 @@ def training(name: str, *, world_size: int, seed: int = 0) -> TrainingTask:
     )
 
 
+REPLAYED = StepTask(
+    name="replayed in turn",
+    round=0,
+    setting=Setting(
+        workload="squeezenet adamw",
+        world_size=1,
+        micro_batch=2,
+        synchronisation=Synchronisation.NONE,
+    ),
+    trainee=Trainee(model="torchvision:squeezenet1_1", image_size=64, optimizer="adamw"),
+    target_s=0.0,
+    is_replayed=True,
+)
+
+
 @pytest.fixture(scope="module")
 def observations(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One start of the ranks serves all: importing torch takes longer than the tasks."""
@@ -64,6 +84,7 @@ def observations(tmp_path_factory: pytest.TempPathFactory) -> Path:
             training("again", world_size=2),
             training("one", world_size=1),
             CheckpointTask(name="checkpoint", round=0, workload="lenet", repeats=3),
+            REPLAYED,
         ),
         TorchrunLauncher(),
         resume=False,
@@ -84,6 +105,19 @@ def test_predicted_buckets_are_those_that_ddp_forms(observations: Path) -> None:
             if setting.workload == model.name
         )
         assert 1 < default <= capped
+
+
+def test_a_step_and_its_replay_take_turns(observations: Path) -> None:
+    found = read_observations(observations)
+    [steps] = [e for e in found if isinstance(e, StepObservation) and e.task == REPLAYED.name]
+    [replay] = [e for e in found if isinstance(e, ReplayObservation)]
+    assert replay.task == f"{REPLAYED.name} replayed"
+    assert (replay.workload, replay.micro_batch) == ("squeezenet adamw", 2)
+    assert len(steps.ranks[0].step_s) == len(replay.forward_s) == len(replay.speed_probe_s)
+    assert replay.failed == ()
+    assert replay.traced is not None
+    # A task is done with its steps: what is torn before them is measured again.
+    assert found.index(replay) < found.index(steps)
 
 
 def test_norms_are_seen_at_every_step_and_the_model_learns(observations: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from calibrate.probes.replay import _Replay, measure_replay
+from calibrate.probes.replay import Replay
 from calibrate.probes.session import Session
 from calibrate.replays import measured_steps
 from perfmodel.documents.observation import ReplayObservation, TimedOperator
@@ -35,7 +35,9 @@ def lenet() -> TracedStep:
 
 def test_every_operator_of_a_step_is_repeated(lenet: TracedStep) -> None:
     session = Session(rank=0, world_size=1, device=torch.device("cpu"), control={}, data={})
-    times = measure_replay(session, lenet, target_s=0.0)
+    replay = Replay(session, lenet)
+    replay.for_about(0.0)
+    times = replay.times
     expected = {key for key in lenet.call_counts() if key[1] is not Phase.OPTIMIZER}
     assert times.failed == set()
     assert set(times.calls_s) == expected
@@ -124,11 +126,11 @@ def test_rows_of_a_table_that_no_index_names_have_no_gradient(tmp_path: Path) ->
     file.write_text(LOOKS_UP)
     source = find_source(f"{file}:make", SampleSize())
     step = trace_model(source, LOOP, micro_batch=2).step.at(micro_batch=2)
-    replay = _Replay(
+    replay = Replay(
         Session(rank=0, world_size=1, device=torch.device("cpu"), control={}, data={}), step
     )
     with torch.no_grad():
-        replay._take_gradients(replay.passes.run(replay.passes.new_clock()))
+        replay._take_gradients(replay._passes.run(replay._passes.new_clock()))
     for parameter in replay._parameters:
         assert parameter.grad is not None
         touched = (parameter.grad != 0).reshape(len(parameter), -1).any(dim=1)

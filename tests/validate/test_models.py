@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from calibrate.experiment import REFERENCE_MODELS
-from calibrate.task import ReplayTask, StepTask
+from calibrate.task import StepTask
 from perfmodel.documents.observation import (
     Observation,
     ReplayObservation,
@@ -139,14 +139,11 @@ def test_held_out_runs_differ_in_their_names() -> None:
     assert {run.setting.world_size for run in held_out_settings(1, FOLDER)} == {1}
 
 
-def test_every_run_on_one_rank_stands_beside_its_replay() -> None:
+def test_runs_on_one_rank_are_replayed_in_turn() -> None:
     for tasks in rounds(held_out_settings(2, FOLDER), BUDGETS["quick"], seed=1):
-        replays = [task for task in tasks if isinstance(task, ReplayTask)]
-        assert replays
-        for task in replays:
-            at = tasks.index(task)
-            beside = [t for t in tasks[max(0, at - 1) : at + 2] if isinstance(t, StepTask)]
-            assert task.workload in {step.setting.workload for step in beside}
+        for task in tasks:
+            assert isinstance(task, StepTask)
+            assert task.is_replayed == (task.setting.world_size == 1)
 
 
 def test_runs_on_several_ranks_are_visited_more_often_under_names_of_their_own() -> None:
