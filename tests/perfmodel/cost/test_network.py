@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from perfmodel.cost.levels import SWITCH_LATENCY_S
 from perfmodel.cost.model import CostModel
 from perfmodel.cost.network import NOT_MEASURED, Network
 from perfmodel.documents.prediction import Evidence
@@ -19,6 +20,7 @@ from tests.perfmodel.profiles import Machine, message_time, profile
 
 NODE = Tier(name="node", of="device", count=4, link_bytes_per_s=1e9, latency_s=1e-4)
 FABRIC = Tier(name="fabric", of="node", count=4, link_bytes_per_s=2e8, latency_s=9e-4)
+AROUND_RACKS = dataclasses.replace(FABRIC, of="rack")
 SETTING = Setting(workload="heavy", world_size=16, micro_batch=16, bucket_cap_mb=100)
 
 
@@ -53,6 +55,24 @@ def test_a_ring_between_nodes_waits_for_the_link_of_the_file() -> None:
     assert found.binding(16 * MIB, world_size=16) == "fabric (bandwidth, ring of 4)"
     assert found.evidence([16 * MIB], world_size=16) is Evidence.ASSUMED
     assert found.evidence([MIB], world_size=2) is Evidence.INTERPOLATED
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_nccl_takes_trees_over_nodes_whose_switches_add(*, measured: bool) -> None:
+    """16 MiB on 2 nodes of 4, 0.2 GB/s between them: one half up and the other down, and 2 * 1 ms.
+
+    What was measured inside a node holds what its switches do: 6 messages, of which 0.1 ms each is latency.
+    """
+    adding = dataclasses.replace(NODE, in_switch_reduction=0.8)
+    inside = adding if measured else dataclasses.replace(adding, name="rack")
+    of = Cluster(name="adding", tiers=(inside, FABRIC if measured else AROUND_RACKS))
+    machine = profile(Machine()).model_copy(update={"backend": "nccl"})
+    found = CostModel(machine, num_draws=1, seed=0, cluster=of).network
+    assert found is not None
+    first_s = 6 * 1e-4 if measured else SWITCH_LATENCY_S
+    whole_s = first_s + 2 * 1e-3 + 16 * MIB / 2e8
+    assert float(found.all_reduce_s(16 * MIB, world_size=8)[0]) == pytest.approx(whole_s, rel=1e-3)
+    assert found.binding(16 * MIB, world_size=8) == "fabric (bandwidth, NVLS tree of 2)"
 
 
 @pytest.mark.parametrize(
