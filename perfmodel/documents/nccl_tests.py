@@ -42,6 +42,7 @@ _ROW: Final = re.compile(
 )
 #: In place of the number of wrong elements, if they were not counted.
 _UNCOUNTED: Final = ("N/A", "None", "nan")
+_SUMMARY: Final = re.compile(r"^# Out of bounds values *: *\d+ +(\w+)", re.MULTILINE)
 #: Newer logs say which program ran.
 _STARTED: Final = re.compile(r"^# Collective test starting: *(\S+)", re.MULTILINE)
 
@@ -79,6 +80,8 @@ def _from_text(path: Path, text: str, collective: str | None) -> MeasuredCollect
         )
     if "# Avg bus bandwidth" not in text:
         raise InvalidDocument(f"{path}: log is truncated: no line '# Avg bus bandwidth'")
+    checked = _SUMMARY.search(text)
+    _refuse_failed(path, is_okay=checked is None or checked[1] == "OK")
     rows = [match for match in map(_ROW.match, text.splitlines()) if match]
     points = [
         _point(
@@ -101,6 +104,9 @@ def _from_json(path: Path, text: str, collective: str | None) -> MeasuredCollect
     try:
         raw: dict[str, Any] = json.loads(text)
         results, devices = raw["results"], raw["devices"]
+        # nccl-tests writes booleans as text.
+        okay = (raw.get("out_of_bounds") or {}).get("okay", True)
+        _refuse_failed(path, is_okay=str(okay).lower() != "false")
         name = collective or _named(path, raw)
         points = [
             _point(
@@ -122,11 +128,20 @@ def _from_json(path: Path, text: str, collective: str | None) -> MeasuredCollect
             )
             for device in devices
         ]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        said = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise InvalidDocument(
-            f"{path}: nccl-tests JSON is truncated or malformed: {error!r}"
+            f"{path}: nccl-tests JSON is truncated or malformed: {said}; save it again"
         ) from error
     return _measured(path, name, ranks=ranks, points=points)
+
+
+def _refuse_failed(path: Path, *, is_okay: bool) -> None:
+    if not is_okay:
+        raise InvalidDocument(
+            f"{path}: log must end with 'Out of bounds values: 0 OK', got FAILED; repair the machine and run "
+            "again: times of wrong results tell nothing"
+        )
 
 
 def _named(path: Path, raw: dict[str, Any]) -> str:

@@ -62,6 +62,12 @@ def test_json_and_its_environment_is_dropped(tmp_path: Path) -> None:
         (TEXT.replace("50.00   20.97", "50.00   19.53"), "units must be"),
         (TEXT.replace("#  Rank  1", "#  other"), "at least 2 ranks"),
         (TEXT.replace("20.97       0", "20.97       7"), "1048576 B must be right .* got 7 wrong"),
+        (TEXT.replace(": 0 OK", ": 7 FAILED"), "must end with .* got FAILED"),
+        (
+            json.dumps(document() | {"out_of_bounds": {"count": 7, "okay": "false"}}),
+            "must end with .* got FAILED",
+        ),
+        ('{"version": 1}', "malformed: no 'results'; save it again"),
         (TEXT.replace("Rank  1", "Rank  3"), "2 lines for ranks 0 to 3"),
         (TEXT.replace("Rank  1", "Rank  0"), "2 lines for ranks 0 to 0"),
         (TEXT.replace("Rank  1 Group  0", "Rank  1 Group  1"), "of one group, got 2"),
