@@ -138,8 +138,8 @@ def grouped_s(
         return count * (level.latency_s + level.transfer_s(sent_bytes))
 
     own_s, largest = in_group(ranks), messages.ranks[-1]
-    has_tree = collective == "all_reduce" and messages.library != "gloo" and nodes != 1
-    if ranks <= largest or not has_tree:
+    has_others = messages.library == "unknown" or (messages.library == "nccl" and nodes != 1)
+    if ranks <= largest or collective != "all_reduce" or not has_others:
         return own_s
     level = single_level(messages, "links", ranks, rate=rate)
     other_s = all_reduce_s([level], size_bytes, library=messages.library)

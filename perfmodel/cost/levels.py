@@ -17,6 +17,34 @@ from perfmodel.cost.curve import Samples
 #: .. [1] NCCL, src/graph/tuning.cc.
 _TREE_EFFICIENCY: Final = 0.92 * 0.4
 
+_PAIR: Final = 2
+
+#: Until a switch has added up the first piece and handed it back: NVLS over NVLink in NCCL's tuner. [s]
+SWITCH_LATENCY_S: Final = 25e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SwitchedSum:
+    """An all-reduce of the members of one tier by its switches."""
+
+    latency_s: Samples
+    transfer_s: Callable[[float | Samples], Samples]
+    """Over the size of the whole array, of shapes as a level's own. [s]"""
+
+
+def switched_bytes(size_bytes: float | Samples, members: int) -> float | Samples:
+    """What a member sends, and receives, while a switch adds up an array. [B]
+
+    Every member is in charge of a part: the switch pulls that part from all, hands the sum to the one
+    in charge, and its result to all. So each sends the whole array once, and the result of its part.
+
+    References
+    ----------
+    .. [1] B. Klenk, N. Jiang, G. Thorson, L. Dennison, "An in-network architecture for accelerating
+       shared-memory multiprocessor collectives", ISCA 2020.
+    """
+    return size_bytes * (1 + 1 / members)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PricedLevel:
@@ -32,6 +60,8 @@ class PricedLevel:
     ``(num_sizes, 1)`` give one row each. [s]"""
     inside_node: bool = False
     """Whether it joins devices of one machine: NCCL's trees are chains there."""
+    switch: SwitchedSum | None = None
+    """Of the innermost tier, if its switches can add."""
 
 
 class Algorithm(enum.StrEnum):
@@ -45,15 +75,31 @@ class Algorithm(enum.StrEnum):
     all that are inside a node."""
     HIERARCHICAL = "hierarchical"
     """Reduce-scatter inside, all-reduce across, all-gather inside: a ring in each tier."""
+    HALVING_DOUBLING = "halving-doubling"
+    """The same in each tier, by exchanges of a half, a quarter ... with a partner twice as far each
+    time: as many bytes as rings in ``2 log2(m)`` messages [1]_.
+
+    .. [1] R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in
+       MPICH", Int. J. High Perform. Comput. Appl. 19(1):49-66, 2005.
+    """
+    NVLS = "NVLS"
+    """The switch of the only tier adds."""
+    NVLS_TREE = "NVLS tree"
+    """The switches of the innermost tier add, its members pass their parts up and down trees outside."""
 
 
-#: What a library may choose from; it takes the fastest [1]_ [2]_.
+#: What a library may choose from; it takes the fastest [1]_ [2]_. Others than these are taken for MPI,
+#: which has rings and halving-doubling.
 #:
-#: .. [1] gloo, as ``torch.distributed`` calls it, has rings alone.
+#: .. [1] gloo, as ``torch.distributed`` calls it (allreduce.cc, no algorithm named), has rings alone.
 #: .. [2] NCCL, src/graph/tuning.cc: the algorithm with the least predicted time.
 _CHOICES: Final[Mapping[str, tuple[Algorithm, ...]]] = MappingProxyType(
-    {"gloo": (Algorithm.RING,), "nccl": tuple(Algorithm)}
+    {
+        "gloo": (Algorithm.RING,),
+        "nccl": tuple(name for name in Algorithm if name is not Algorithm.HALVING_DOUBLING),
+    }
 )
+_OF_OTHERS: Final = (Algorithm.RING, Algorithm.HALVING_DOUBLING)
 
 
 def all_reduce_s(
@@ -85,16 +131,14 @@ def occupancy(
     levels: Sequence[PricedLevel], size_bytes: float, *, library: str
 ) -> dict[str, float]:
     """For which part of an all-reduce, at nominal parameters, each tier's links are busy."""
-    choices = _choices(levels, library)
-    taken = {name: _total(_parts(name, levels, size_bytes)) for name in choices}
-    name = min(taken, key=lambda key: float(taken[key][0]))
-    busy_s = [
-        count * level.transfer_s(sent_bytes)
-        for level, (count, sent_bytes) in zip(levels, _sent(name, levels, size_bytes), strict=True)
-    ]
+    taken = {
+        name: float(_total(_parts(name, levels, size_bytes))[0])
+        for name in _choices(levels, library)
+    }
+    name = min(taken, key=lambda key: taken[key])
     return {
-        level.tier: float(np.clip(seconds[0] / taken[name][0], 0.0, 1.0))
-        for level, seconds in zip(levels, busy_s, strict=True)
+        level.tier: float(np.clip(seconds.flat[0] / taken[name], 0.0, 1.0))
+        for level, seconds in zip(levels, _transfers(name, levels, size_bytes), strict=True)
     }
 
 
@@ -112,13 +156,17 @@ _Part = tuple[str, Samples, PricedLevel]
 
 
 def _choices(levels: Sequence[PricedLevel], library: str) -> tuple[Algorithm, ...]:
-    choices = list(_CHOICES.get(library, (Algorithm.RING,)))
-    if len(levels) == 1 and Algorithm.HIERARCHICAL in choices:
-        choices.remove(Algorithm.HIERARCHICAL)
+    left_out = set()
+    if len(levels) == 1:
+        left_out |= {Algorithm.HIERARCHICAL, Algorithm.NVLS_TREE}
+    else:
+        left_out.add(Algorithm.NVLS)
+    if levels[0].switch is None:
+        left_out |= {Algorithm.NVLS, Algorithm.NVLS_TREE}
     # One chain through all ranks of a node is no better than their ring.
-    if all(level.inside_node for level in levels) and Algorithm.TREE in choices:
-        choices.remove(Algorithm.TREE)
-    return tuple(choices)
+    if all(level.inside_node for level in levels):
+        left_out.add(Algorithm.TREE)
+    return tuple(name for name in _CHOICES.get(library, _OF_OTHERS) if name not in left_out)
 
 
 def _total(parts: Sequence[_Part]) -> Samples:
@@ -130,49 +178,93 @@ def _total(parts: Sequence[_Part]) -> Samples:
 def _parts(
     algorithm: Algorithm, levels: Sequence[PricedLevel], size_bytes: float | Samples
 ) -> list[_Part]:
-    sent = _sent(algorithm, levels, size_bytes)
-    transfers: list[_Part] = [
-        ("bandwidth", count * level.transfer_s(sent_bytes), level)
-        for level, (count, sent_bytes) in zip(levels, sent, strict=True)
-    ]
+    times_s = _transfers(algorithm, levels, size_bytes)
     latencies: list[_Part] = [
-        ("latency", count * level.latency_s, level)
-        for level, count in zip(levels, _steps(algorithm, levels), strict=True)
+        ("latency", seconds, level)
+        for level, seconds in zip(levels, _latencies(algorithm, levels), strict=True)
     ]
-    if algorithm is Algorithm.HIERARCHICAL:
-        return [*latencies, *transfers]
+    if algorithm in {Algorithm.HIERARCHICAL, Algorithm.HALVING_DOUBLING}:
+        in_turn: list[_Part] = [
+            ("bandwidth", seconds, level) for level, seconds in zip(levels, times_s, strict=True)
+        ]
+        return [*latencies, *in_turn]
     # Of a pipeline through all tiers the slowest one decides, in every draw on its own.
-    times = [seconds for _, seconds, _ in transfers]
-    worst = levels[int(np.argmax([seconds.flat[0] for seconds in times]))]
-    return [*latencies, ("bandwidth", np.maximum.reduce(times), worst)]
+    worst = levels[int(np.argmax([seconds.flat[0] for seconds in times_s]))]
+    return [*latencies, ("bandwidth", np.maximum.reduce(times_s), worst)]
 
 
-def _steps(algorithm: Algorithm, levels: Sequence[PricedLevel]) -> list[int]:
-    """Latencies of each tier that follow one another."""
+def _latencies(algorithm: Algorithm, levels: Sequence[PricedLevel]) -> list[Samples]:
+    """Of each tier, all that follow one another. [s]"""
+    inner, *outer = levels
     match algorithm:
         case Algorithm.RING:
-            return [2 * level.crossings for level in levels]
+            counts = [2 * level.crossings for level in levels]
         case Algorithm.TREE:
-            return [
+            counts = [
                 2 * (level.members - 1 if chained else _doublings(level))
                 for level, chained in zip(levels, _chained(levels), strict=True)
             ]
         case Algorithm.HIERARCHICAL:
-            return [2 * (level.members - 1) for level in levels]
+            counts = [2 * (level.members - 1) for level in levels]
+        case Algorithm.HALVING_DOUBLING:
+            counts = [2 * _doublings(level) for level in levels]
+        case Algorithm.NVLS | Algorithm.NVLS_TREE:
+            assert inner.switch is not None, "chosen where switches add"
+            return [inner.switch.latency_s, *(2 * _doublings(o) * o.latency_s for o in outer)]
+    return [count * level.latency_s for count, level in zip(counts, levels, strict=True)]
 
 
-def _sent(
+def _transfers(
     algorithm: Algorithm, levels: Sequence[PricedLevel], size_bytes: float | Samples
-) -> list[tuple[int, float | Samples]]:
-    """How many messages of how many bytes a member of each tier sends."""
+) -> list[Samples]:
+    """How long the links of each tier are busy. [s]"""
+    inner, *outer = levels
     match algorithm:
         case Algorithm.RING:
             num_ranks = sum(level.crossings for level in levels) + 1
-            return [(2 * (num_ranks - 1), size_bytes / num_ranks)] * len(levels)
+            sent = [(2 * (num_ranks - 1), size_bytes / num_ranks)] * len(levels)
         case Algorithm.TREE:
-            return [(2, size_bytes / _TREE_EFFICIENCY)] * len(levels)
+            sent = [
+                (2 if chained else _passes(levels), size_bytes / _TREE_EFFICIENCY)
+                for chained in _chained(levels)
+            ]
         case Algorithm.HIERARCHICAL:
-            return [(2 * (level.members - 1), size_bytes / level.members) for level in levels]
+            sent = [(2 * (level.members - 1), size_bytes / level.members) for level in levels]
+        case Algorithm.HALVING_DOUBLING:
+            return [_halved_s(level, size_bytes) for level in levels]
+        case Algorithm.NVLS | Algorithm.NVLS_TREE:
+            assert inner.switch is not None, "chosen where switches add"
+            passes = _passes(levels)
+            return [
+                inner.switch.transfer_s(size_bytes),
+                *(passes * level.transfer_s(size_bytes) for level in outer),
+            ]
+    return [
+        count * level.transfer_s(of_one)
+        for level, (count, of_one) in zip(levels, sent, strict=True)
+    ]
+
+
+def _halved_s(level: PricedLevel, size_bytes: float | Samples) -> Samples:
+    """A half, a quarter ... of the array, there and back; whoever has no partner sends all of it first."""
+    rounds = level.members.bit_length() - 1
+    total_s: Samples = sum(
+        (level.transfer_s(size_bytes / 2**k) for k in range(1, rounds + 1)), start=np.zeros(1)
+    )
+    if level.members != 2**rounds:
+        total_s = total_s + level.transfer_s(size_bytes)
+    result: Samples = 2 * total_s
+    return result
+
+
+def _passes(levels: Sequence[PricedLevel]) -> int:
+    """How often trees send an array over the links between members of the outer tiers.
+
+    Up and down; but of two members each is the root of one of two trees with a half of the array: it
+    sends one half up and the other one down.
+    """
+    joined = math.prod(level.members for level in levels[1:]) if levels[1:] else levels[0].members
+    return 1 if joined == _PAIR else 2
 
 
 def _chained(levels: Sequence[PricedLevel]) -> list[bool]:

@@ -74,7 +74,7 @@ def message_bytes(
     if collective == "all_to_all" and nodes > 1:
         # All pairs across: those inside a node need no link between nodes.
         return size_bytes * (nodes - 1) / nodes / (ranks - 1)
-    if collective == "all_reduce" and nodes == _TWO_NODES and library != "gloo":
+    if collective == "all_reduce" and nodes == _TWO_NODES and library == "nccl":
         return size_bytes / 2 / (ranks - 1)
     return size_bytes / ranks
 

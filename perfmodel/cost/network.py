@@ -2,14 +2,23 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from perfmodel.cost.collective import DOUBT_PER_DOUBLING, grouped_s, single_level
 from perfmodel.cost.curve import Samples
-from perfmodel.cost.levels import PricedLevel, all_reduce_s, binding, broadcast_s, occupancy
+from perfmodel.cost.levels import (
+    SWITCH_LATENCY_S,
+    PricedLevel,
+    SwitchedSum,
+    all_reduce_s,
+    binding,
+    broadcast_s,
+    occupancy,
+    switched_bytes,
+)
 from perfmodel.cost.message import MessageCost
 from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.profile import CollectiveProfile, ProfileDocument
@@ -167,23 +176,35 @@ class Network:
         return tuple(self._priced(messages, level, rate) for level in levels)
 
     def _priced(self, messages: MessageCost, level: Level, rate: Samples | float) -> PricedLevel:
+        is_inside = self._inside_node(level.place)
         if level.place == self.measured_tier:
-            return single_level(
+            measured = single_level(
                 messages,
                 level.tier,
                 level.members,
                 crossings=level.crossings,
                 rate=level.slow_factor * rate,
-                inside_node=self._inside_node(level.place),
+                inside_node=is_inside,
             )
+            return replace(measured, switch=_switched(measured, level))
         doubt = self.tier_doubts[level.place]
+
+        def transfer_s(size_bytes: float | Samples) -> Samples:
+            result: Samples = size_bytes / (level.bytes_per_s * rate) * doubt
+            return result
+
+        def switched_s(size_bytes: float | Samples) -> Samples:
+            return transfer_s(switched_bytes(size_bytes, level.members) / level.in_switch_reduction)
+
+        switch = SwitchedSum(latency_s=SWITCH_LATENCY_S * doubt, transfer_s=switched_s)
         return PricedLevel(
             tier=level.tier,
             members=level.members,
             crossings=level.crossings,
             latency_s=level.latency_s * doubt,
-            transfer_s=lambda size: size / (level.bytes_per_s * rate) * doubt,
-            inside_node=self._inside_node(level.place),
+            transfer_s=transfer_s,
+            inside_node=is_inside,
+            switch=switch if level.in_switch_reduction else None,
         )
 
     def _inside_node(self, place: int) -> bool:
@@ -194,6 +215,17 @@ class Network:
         doublings = max(0.0, math.log2(world_size / self.largest_world_size))
         result: Samples = np.exp(DOUBT_PER_DOUBLING * doublings * self.doubt)
         return result
+
+
+def _switched(measured: PricedLevel, level: Level) -> SwitchedSum | None:
+    """What was measured holds what the switches do: as a whole it is their sum."""
+    if not level.in_switch_reduction:
+        return None
+    count = 2 * (level.members - 1)
+    return SwitchedSum(
+        latency_s=count * measured.latency_s,
+        transfer_s=lambda size_bytes: count * measured.transfer_s(size_bytes / level.members),
+    )
 
 
 def _measured(

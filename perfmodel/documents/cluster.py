@@ -51,6 +51,7 @@ class TierEntry(Record):
     latency: Annotated[_Duration, Field(ge=0)]
     links: PositiveInt = 1
     oversubscription: Annotated[float, Field(ge=1)] = 1.0
+    in_switch_reduction: Annotated[float, Field(ge=0, le=1)] = 0.0
     source: _Text
 
 
@@ -117,6 +118,7 @@ class ClusterFile(Record):
                 latency_s=entry.latency,
                 links=entry.links,
                 oversubscription=entry.oversubscription,
+                in_switch_reduction=entry.in_switch_reduction,
                 source=entry.source,
             )
             for entry in self.tier
@@ -183,6 +185,7 @@ def cluster_text(cluster: Cluster, *, comments: tuple[str, ...] = ()) -> str:
             f"latency = {_quoted(f'{tier.latency_s * 1e6:.6g}us')}",
             f"links = {tier.links}",
             f"oversubscription = {tier.oversubscription:.6g}",
+            f"in_switch_reduction = {tier.in_switch_reduction:.6g}",
             f"source = {_quoted(tier.source)}",
         ]
     return "\n".join(lines) + "\n"

@@ -1,7 +1,7 @@
 """The testbed: what runs on which links, what was seen, and how far the model was off."""
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import (
     Field,
@@ -16,6 +16,10 @@ from pydantic import (
 from perfmodel.documents.base import Document, Provenance, Record, read_lines
 from perfmodel.documents.prediction import Interval
 from perfmodel.documents.validation import ErrorSummary, Gate
+
+#: A resource is told from the next one where it is busier by this factor: what the same work costs the
+#: machine differs by as much, and more, from hour to hour.
+STANDS_OUT: Final = 1.05
 
 
 class Traffic(Record):
@@ -356,6 +360,12 @@ class JudgedStep(Record):
     foreign_cpu_share: NonNegativeFloat
     wire_ratio: NonNegativeFloat
     """Bytes sent over those that a ring must send."""
+
+    @property
+    def is_limit_named(self) -> bool:
+        """Whether the resource foretold was the busiest, or too close to it to be told from it."""
+        found = self.uses.get(self.foretold.limit, 0.0)
+        return found * STANDS_OUT >= max(self.uses.values())
 
 
 class JudgedFamily(Record):

@@ -32,6 +32,10 @@ _INIT: Final = re.compile(
     r"^\s*(?P<host>\S+?):\d+:\d+ \[\d+\] NCCL INFO .*\brank (?P<rank>\d+) nranks (?P<count>\d+)\b"
 )
 _USING: Final = re.compile(r"NCCL INFO NET/\w+ *: Using (?P<adapters>.*)")
+_SWITCHES_ADD: Final = "NVLS multicast support is available"
+#: Part of a link's rate that NVLS reaches: NCCL's tuner grants 0.85 on Hopper and 0.74 on Blackwell
+#: (src/graph/tuning.cc); a log does not name the device.
+_IN_SWITCH_REDUCTION: Final = 0.74
 _RATE: Final = re.compile(r"NCCL INFO .*\+ (?P<kind>NVL|NET)\[(?P<rate>[\d.]+)\]")
 
 
@@ -47,6 +51,8 @@ class Found:
     link_s: float
     link_source: str
     adapter_bytes_per_s: float | None = None
+    in_switch_reduction: float = 0.0
+    """As a tier's."""
 
 
 def read_topology(path: Path) -> Found:
@@ -89,6 +95,7 @@ def as_cluster(
             count=found.devices_per_node,
             link_bytes_per_s=link_bytes_per_s or found.link_bytes_per_s,
             latency_s=found.link_s,
+            in_switch_reduction=found.in_switch_reduction,
             source="given" if link_bytes_per_s else found.link_source,
         )
     ]
@@ -213,4 +220,5 @@ def _from_nccl(path: Path, text: str) -> Found:
         if nvlink
         else "assumed: PCIe 4.0 x16 at 87 % of its rate, because NCCL's log names no NVLink",
         adapter_bytes_per_s=min(rates["NET"], default=None),
+        in_switch_reduction=_IN_SWITCH_REDUCTION if _SWITCHES_ADD in text else 0.0,
     )

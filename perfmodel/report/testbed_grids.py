@@ -19,7 +19,7 @@ def settings_grid(document: TestbedDocument) -> Grid:
         "simulation is fed the very noise of the run. CV: standard deviation over mean of the steps. "
         "Host CPU: what the ranks needed of the machine that plays them; from 60 % on it, and not links "
         "or devices, is the limit (marked !). Limited by: the busiest resource, measured; predicted "
-        "below it where that was another.",
+        "below it where that was another by 5 % and more.",
     )
 
 
@@ -28,7 +28,7 @@ def _row(step: JudgedStep) -> tuple[str, ...]:
     if step.replayed_error is not None:
         error += f"\n({percent(step.replayed_error, signed=True)})"
     limit = step.limit
-    if step.foretold.limit != step.limit:
+    if not step.is_limit_named:
         limit += f"\nNOT {step.foretold.limit}"
     return (
         step.name,

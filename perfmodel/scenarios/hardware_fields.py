@@ -97,6 +97,7 @@ _TIER_VALUES: Final[Mapping[str, tuple[str, Callable[[str], float]]]] = MappingP
         "latency": ("latency_s", parse_duration),
         "links": ("links", parse_count),
         "oversubscription": ("oversubscription", parse_number),
+        "in_switch_reduction": ("in_switch_reduction", parse_number),
     }
 )
 
@@ -166,5 +167,11 @@ CLUSTER_FIELDS: Final = (
         meaning="rate of that tier's links over what it carries when all send",
         example="2",
         apply=_tier_value("oversubscription"),
+    ),
+    WhatIfField(
+        name="cluster.in_switch_reduction",
+        meaning="part of the rate while switches of the innermost tier add (NVLS, NCCL alone); 0: none",
+        example="node:0.85",
+        apply=_tier_value("in_switch_reduction"),
     ),
 )

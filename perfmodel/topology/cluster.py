@@ -38,6 +38,9 @@ class Tier:
     """Of each member into the tier, used together."""
     oversubscription: float = 1.0
     """Rate of the members' links over what the tier carries when all of them send."""
+    in_switch_reduction: float = 0.0
+    """Of a tier whose switches add what members send (NVLS): part of the links' rate that is reached
+    then; 0 where they cannot."""
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -49,6 +52,11 @@ class Tier:
         checks.positive("oversubscription", self.oversubscription)
         if self.oversubscription < 1:
             raise ValueError(f"oversubscription must be >= 1, got {self.oversubscription}")
+        if not 0 <= self.in_switch_reduction <= 1:
+            raise ValueError(
+                "in_switch_reduction must be a part of the rate, 0 (none) to 1, got "
+                f"{self.in_switch_reduction}"
+            )
 
     @property
     def bytes_per_s(self) -> BytesPerSecond:
@@ -120,6 +128,8 @@ class Level:
     """Of one message between members, through all tiers inside as well. [s]"""
     slow_factor: float
     """Part of the tier's rate that slow links and other traffic leave."""
+    in_switch_reduction: float = 0.0
+    """As the tier's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +145,7 @@ class Cluster:
     def __post_init__(self) -> None:
         """Refuse what does not add up."""
         _refuse_broken_chain(self.tiers)
+        _refuse_switches_outside(self.tiers)
         names = [tier.name for tier in self.tiers]
         used = [link.tier for link in self.slow_links] + [entry.tier for entry in self.traffic]
         for name in used:
@@ -202,6 +213,7 @@ class Cluster:
                     bytes_per_s=reach,
                     latency_s=latency_s,
                     slow_factor=left,
+                    in_switch_reduction=tier.in_switch_reduction,
                 )
                 found.append(level)
             units, reach = groups, reach * members
@@ -266,6 +278,15 @@ def _refuse_broken_chain(tiers: tuple[Tier, ...]) -> None:
         raise ValueError(
             f"tiers must be in order from the inside out, got {[t.name for t in tiers]}"
         )
+
+
+def _refuse_switches_outside(tiers: tuple[Tier, ...]) -> None:
+    for tier in tiers[1:]:
+        if tier.in_switch_reduction:
+            raise ValueError(
+                f"tier {tier.name}: in_switch_reduction must be given for the innermost tier alone, "
+                f"got {tier.in_switch_reduction}"
+            )
 
 
 def _within(what: str, number: int, count: int) -> None:

@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import fmean
 from typing import Final
 
@@ -212,13 +213,19 @@ def _draws_s(
     collective: str, known: Sequence[Point], where: Iterable[tuple[int, float]]
 ) -> FloatArray:
     """Predictions at group and array sizes, shape ``(num_points, num_draws)``. [s]"""
-    cost = CollectiveCost.sample(
+    cost = _fitted(collective, tuple(known))
+    return np.stack([cost.time_s(round(size), world_size=n) for n, size in where])
+
+
+@lru_cache(maxsize=64)
+def _fitted(collective: str, known: tuple[Point, ...]) -> CollectiveCost:
+    """Predictions and verdict of a blind campaign, and all its splits, rest on the same points."""
+    return CollectiveCost.sample(
         _groups(collective, known),
         library="gloo",
         num_draws=_NUM_DRAWS,
         rng=np.random.default_rng(0),
     )
-    return np.stack([cost.time_s(round(size), world_size=n) for n, size in where])
 
 
 def foretell(

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from perfmodel.documents.published import PublishedSeries
+from perfmodel.statistics.stragglers import expected_largest_deviate
 from validate.published.baselines import adaptdl, linear_scaling, usl
 from validate.published.errors import compare_predictors
 from validate.published.rows import number, read_rows
@@ -113,7 +114,8 @@ def predict_steps(known: Steps, unknown: Steps) -> tuple[FloatArray, FloatArray,
     """Most probable steps, and the ends of their 90 % intervals. [s]
 
     A device computes for a time of its own at every batch; the devices of a node share a host that
-    prepares samples and moves gradients; nodes exchange gradients beside the compute.
+    prepares samples and moves gradients; all wait for the slowest of them, as its pace varies; nodes
+    exchange gradients beside the compute.
     """
     batches = np.unique(known.batch)
     found = _fit(known, batches)
@@ -151,20 +153,26 @@ def _fit(known: Steps, batches: FloatArray) -> FloatArray:
 def _start(known: Steps, batches: FloatArray) -> FloatArray:
     single = np.log(linear_scaling(known.batch, known.gpus, known.step_s, batches))
     scale = float(single.min())
-    # host per call, host per sample, between nodes, its growth with devices, norms
-    host = [scale - 3, scale - 3 - np.log(batches.max()), scale - 2, 0.5, 0.5, 0.3]
+    # host per call, host per sample, between nodes, its growth with devices, norms, spread of paces
+    host = [scale - 3, scale - 3 - np.log(batches.max()), scale - 2, 0.5, 0.5, 0.3, np.log(0.03)]
     return np.concatenate([single, host])
 
 
 def _log_step(p: FloatArray, steps: Steps, batches: FloatArray) -> FloatArray:
     compute = np.interp(np.log(steps.batch), np.log(batches), p[: len(batches)])
-    call, sample, between, growth, host_norm, net_norm = p[len(batches) :]
+    call, sample, between, growth, host_norm, net_norm, paces = p[len(batches) :]
     host = np.log((steps.densest - 1) * (np.exp(call) + np.exp(sample) * steps.batch) + 1e-12)
     norm = 1 + np.exp(np.clip(host_norm, -5, 3))
-    local = np.logaddexp(norm * compute, norm * host) / norm
+    local = np.logaddexp(norm * compute, norm * host) / norm + np.exp(paces) * _slowest(steps.gpus)
     kept = np.where(steps.nodes > _CALIBRATED_NODES, _KEPT_GROWTH, 1.0)
     network = between + kept * np.maximum(growth, 0.0) * np.log(steps.densest)
     network = np.where(steps.nodes > 1, network, -40.0)
     norm = 1 + np.exp(np.clip(net_norm, -5, 3))
     both: FloatArray = np.logaddexp(norm * local, norm * network) / norm
     return both
+
+
+def _slowest(gpus: FloatArray) -> FloatArray:
+    """Expected largest of as many normal deviates as there are devices."""
+    counts, where = np.unique(gpus, return_inverse=True)
+    return np.array([expected_largest_deviate(int(count)) for count in counts])[where]

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from perfmodel.cost.shaped import ShapedRing, message_bytes_of
 from perfmodel.documents.testbed import CollectiveRun, Run, StrategyRun, TrainingRun
 from perfmodel.errors import MeasurementFailed
 from validate.strategies.foretell import HostWork, StrategyCalibration, StrategyPrices
 from validate.strategies.plan import FAMILIES, IN_TURN
+from validate.testbed.shaped import ShapedRing, message_bytes_of
 
 NUM_DRAWS: Final = 200
 #: What host work is searched in: parts of a millisecond per pass, and per megabyte. [s], [s/B]

@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from perfmodel.cost.shaped import ShapedRing, message_bytes_of
 from perfmodel.documents.testbed import CollectiveRun, Run, TrainingRun
 from perfmodel.errors import MeasurementFailed
 from perfmodel.statistics.rank_noise import RankNoise
 from validate.testbed.disturbance import calmest_of_each, price_doubt
 from validate.testbed.foretell import Calibration, TrainingPrices, is_noisy, noise_key
 from validate.testbed.plan import RUSH
+from validate.testbed.shaped import ShapedRing, message_bytes_of
 
 NUM_DRAWS: Final = 100
 LARGEST_WORLD_SIZE: Final = 2

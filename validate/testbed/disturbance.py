@@ -13,6 +13,7 @@ import numpy as np
 from perfmodel.documents.testbed import CollectiveRun, Run, TrainingRun
 from perfmodel.errors import MeasurementFailed
 from perfmodel.statistics.normal import MEDIAN_OVER_MEAN
+from validate.testbed.shaped import undisturbed_s
 
 #: A run from which other guests of the host took more than this share of the cores is repeated.
 STOLEN_LIMIT: Final = 0.02
@@ -55,12 +56,16 @@ def price_doubt(runs: Iterable[Run]) -> float:
 
 
 def _prices_s(run: CollectiveRun | TrainingRun) -> tuple[float, ...]:
-    """What is read off a run: CPU time of steps and of crowded collectives, else the time they take. [s]"""
+    """What calibration reads off a run: CPU time of steps and crowded collectives, else durations. [s]"""
     if isinstance(run, TrainingRun):
         return (run.host.own_cpu_s / len(run.step_s),)
     if run.setting.copies > 1:
         return run.cpu_s
-    return tuple(float(np.median(durations_s)) for durations_s in run.durations_s)
+    is_warm = run.setting.pause_s == 0
+    return tuple(
+        undisturbed_s(durations_s) if is_warm else float(np.median(durations_s))
+        for durations_s in run.durations_s
+    )
 
 
 def wants_another_moment(runs: Iterable[Run]) -> bool:

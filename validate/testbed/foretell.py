@@ -6,7 +6,6 @@ from typing import Final
 import numpy as np
 
 from perfmodel.algebra.max_plus import end_times
-from perfmodel.cost.shaped import link_rates, ring_bytes
 from perfmodel.documents.prediction import Interval
 from perfmodel.documents.testbed import ForetoldStep, Noise, TrainingSetting
 from perfmodel.parallelism.strategy import Setting
@@ -17,6 +16,7 @@ from perfmodel.statistics.rank_noise import RankNoise, slowest_durations
 from perfmodel.units import Bytes, Seconds
 from validate.testbed.prices import FloatArray, PlayingMachine, Prices, Saving
 from validate.testbed.resources import HOST, device_name, limit, link_uses
+from validate.testbed.shaped import link_rates, ring_bytes
 from validate.testbed.shapes import as_workload
 
 #: Doubt where the machine itself is the limit, as a standard deviation of the logarithm: six such settings of

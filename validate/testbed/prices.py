@@ -8,11 +8,11 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.shaped import ShapedRing
 from perfmodel.documents.testbed import CollectiveKind, StrategySetting, TrainingSetting
 from perfmodel.program.operation import Cause, Operation, StepProgram
 from perfmodel.simulation import simulate
 from perfmodel.units import Bytes, Seconds
+from validate.testbed.shaped import ShapedRing
 
 FloatArray = NDArray[np.float64]
 

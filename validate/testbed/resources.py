@@ -4,13 +4,10 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.cost.shaped import path
-from perfmodel.documents.testbed import Fabric, TrainingRun, TrainingSetting
+from perfmodel.documents.testbed import STANDS_OUT, Fabric, TrainingRun, TrainingSetting
+from validate.testbed.shaped import path
 
 HOST: Final = "host CPU"
-
-#: A link is named on its own when it is busier than the next of its kind by this factor.
-_STANDS_OUT: Final = 1.05
 
 
 def device_name(setting: TrainingSetting) -> str:
@@ -43,7 +40,7 @@ def link_uses(fabric: Fabric, of_collectives: dict[str, float]) -> dict[str, flo
         if not ordered:
             continue
         use, link = ordered[0]
-        stands_out = len(ordered) > 1 and use > _STANDS_OUT * ordered[1][0]
+        stands_out = len(ordered) > 1 and use > STANDS_OUT * ordered[1][0]
         found[link if stands_out else f"{kind} uplinks"] = use
     return found
 

@@ -5,7 +5,6 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.cost.shaped import ring_bytes
 from perfmodel.documents.testbed import (
     ForetoldStep,
     JudgedFamily,
@@ -17,6 +16,7 @@ from validate.errors import fraction, summarise
 from validate.gates import coverage_gate, gate, step_gates
 from validate.testbed.foretell import Calibration, replayed
 from validate.testbed.resources import HOST, limit, observed_uses
+from validate.testbed.shaped import ring_bytes
 
 PLAIN: Final = "plain"
 HARD: Final = "hard"
@@ -74,7 +74,7 @@ def group(name: str, steps: Sequence[JudgedStep]) -> JudgedFamily:
         name=name,
         summary=summarise([step.signed_error for step in steps]),
         coverage=fraction(step.is_covered for step in steps),
-        limits_named=fraction(step.limit == step.foretold.limit for step in steps),
+        limits_named=fraction(step.is_limit_named for step in steps),
     )
 
 

@@ -7,11 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.cost.levels import PricedLevel, all_reduce_s, binding, broadcast_s, occupancy
-from perfmodel.topology.cluster import Cluster, Tier
+from perfmodel.cost.levels import (
+    SWITCH_LATENCY_S,
+    PricedLevel,
+    SwitchedSum,
+    all_reduce_s,
+    binding,
+    broadcast_s,
+    occupancy,
+    switched_bytes,
+)
+from perfmodel.topology.cluster import Cluster, Level, Tier
 
 MS = 1e-3
 LIBRARIES = st.sampled_from(["gloo", "nccl"])
+ALL_LIBRARIES = st.sampled_from(["gloo", "nccl", "unknown"])
 
 
 def priced(cluster: Cluster, num_devices: int) -> list[PricedLevel]:
@@ -25,9 +35,18 @@ def priced(cluster: Cluster, num_devices: int) -> list[PricedLevel]:
             crossings=level.crossings,
             latency_s=np.array([level.latency_s]),
             transfer_s=lambda size, rate=level.bytes_per_s: transfer(rate, size),  # type: ignore[misc]
+            switch=switched(level) if level.in_switch_reduction else None,
         )
         for level in cluster.levels(num_devices)
     ]
+
+
+def switched(level: Level) -> SwitchedSum:
+    rate = level.bytes_per_s * level.in_switch_reduction
+    return SwitchedSum(
+        latency_s=np.array([SWITCH_LATENCY_S]),
+        transfer_s=lambda size: np.atleast_1d(switched_bytes(size, level.members) / rate),
+    )
 
 
 def time(cluster: Cluster, num_devices: int, size: float, library: str) -> float:
@@ -54,7 +73,8 @@ def test_a_ring_waits_for_the_slowest_tier_in_every_message() -> None:
 def test_a_hierarchy_sends_less_between_nodes() -> None:
     """Inside: 6 messages of 2 kB, 6 * (1 + 2); between: 2 of 4 kB, 2 * (4 + 8); 42 ms in all.
 
-    The tree has 2 * (3 * 1 + 1 * 4) ms of latency and sends 16 kB at 0.368 of 0.5 MB/s: 101 ms.
+    The tree has 2 * (3 * 1 + 1 * 4) ms of latency and passes 16 kB inside, 8 kB between, at 0.368 of the
+    rates: 57 ms.
     """
     assert time(TWO_NODES, 8, 8000, "nccl") == pytest.approx(42 * MS)
     found = binding(priced(TWO_NODES, 8), 8000, library="nccl")
@@ -74,6 +94,70 @@ def test_a_tree_wins_by_latency() -> None:
         tiers=(tier("node", "device", 2, 1e6, MS), tier("fabric", "node", 64, 1e6, MS)),
     )
     assert time(chain, 128, 1, "nccl") == pytest.approx(2 * (1 + 6 * 2) * MS, rel=1e-3)
+
+
+def with_switches(cluster: Cluster, reached: float) -> Cluster:
+    inner, *outer = cluster.tiers
+    adding = dataclasses.replace(inner, in_switch_reduction=reached)
+    return dataclasses.replace(cluster, tiers=(adding, *outer))
+
+
+def test_a_switch_that_adds_saves_latency_and_almost_half_of_the_bytes() -> None:
+    """8 ranks, 8 kB at 1 MB/s: 9 kB at 0.9 of the rate are 10 ms; the ring takes 14 * (1 + 1) ms."""
+    node = Cluster(name="node", tiers=(tier("node", "device", 8, 1e6, MS),))
+    assert time(node, 8, 8000, "nccl") == pytest.approx(28 * MS)
+    switched_s = time(with_switches(node, 0.9), 8, 8000, "nccl")
+    assert switched_s == pytest.approx(10 * MS + SWITCH_LATENCY_S)
+    assert time(with_switches(node, 0.9), 8, 8000, "gloo") == pytest.approx(28 * MS)
+
+
+def test_trees_over_nodes_whose_switches_add() -> None:
+    """Inside 10 kB in 10 ms; between two nodes 8 kB once in 16 ms, and 2 * 4 ms of latency.
+
+    Between four nodes it is twice: 32 ms, and 2 * 2 * 4 ms.
+    """
+    adding = with_switches(TWO_NODES, 1.0)
+    assert time(adding, 8, 8000, "nccl") == pytest.approx(24 * MS + SWITCH_LATENCY_S)
+    assert binding(priced(adding, 8), 8000, library="nccl") == "fabric (bandwidth, NVLS tree of 2)"
+    assert occupancy(priced(adding, 8), 8000, library="nccl")["fabric"] == pytest.approx(
+        16 / 24.025, rel=1e-6
+    )
+    fabric = dataclasses.replace(adding.tiers[1], count=4)
+    four = dataclasses.replace(adding, tiers=(adding.tiers[0], fabric))
+    tree_s = 48 * MS + SWITCH_LATENCY_S
+    assert time(four, 16, 8000, "nccl") == pytest.approx(tree_s)
+
+
+@pytest.mark.parametrize(
+    ("ring_rate", "reached", "measured", "within"),
+    [(367.6e9, 0.85, 482e9, 0.02), (682e9, 0.74, 838e9, 0.07)],
+)
+def test_switches_as_others_measured_them(
+    ring_rate: float, reached: float, measured: float, within: float
+) -> None:
+    """Bus bandwidth of 8 H100 and 8 B200, from that of their rings and what NCCL's tuner grants.
+
+    .. [1] S. Bekman, Machine Learning Engineering Open Book, 2026: rings 367.6 and 682 GB/s, NVLS 482
+       and 838 GB/s; four and fewer H100 gain nothing.
+    """
+    node = Cluster(name="node", tiers=(tier("node", "device", 8, ring_rate, 3.4e-6),))
+    adding, size = with_switches(node, reached), 16 * 2**30
+    assert 2 * 7 / 8 * size / time(adding, 8, size, "nccl") == pytest.approx(measured, rel=within)
+    gain = time(node, 4, size, "nccl") / time(adding, 4, size, "nccl")
+    assert 1.0 <= gain < 1.05
+
+
+def test_halving_and_doubling_needs_fewer_messages() -> None:
+    """8 B on 8 ranks at 1 B/s and 1 ms: 6 messages, 2 * (4 + 2 + 1) s; a ring has 14 and as many bytes.
+
+    Of 6 ranks two send all to a partner first, and get all back: 6 messages, 2 * (8 + 4 + 2) s; a ring has
+    10, and less to send.
+    """
+    flat = Cluster(name="flat", tiers=(tier("room", "device", 8, 1.0, MS),))
+    assert time(flat, 8, 8, "unknown") == pytest.approx(14.0 + 6 * MS)
+    assert time(flat, 8, 8, "gloo") == pytest.approx(14.0 + 14 * MS)
+    assert time(flat, 6, 8e-9, "unknown") == pytest.approx(6 * MS + 28e-9)
+    assert time(flat, 6, 8, "unknown") == pytest.approx(10 * (8 / 6 + MS))
 
 
 def test_a_broadcast_doubles_in_every_tier() -> None:
@@ -147,6 +231,29 @@ def test_one_more_tier_in_between_never_helps(
     assert time(split, n, size, "gloo") >= time(flat, n, size, "gloo") * (1 - 1e-9)
 
 
+@settings(max_examples=80)
+@given(
+    cluster=clusters(),
+    reached=st.floats(0.1, 1.0),
+    size=st.floats(1, 1e10),
+    less=st.floats(0.1, 1.0),
+)
+def test_a_switch_that_adds_never_hurts_and_sends_every_byte_once(
+    cluster: Cluster, reached: float, size: float, less: float
+) -> None:
+    n = cluster.num_devices
+    adding = with_switches(cluster, reached)
+    found_s = time(adding, n, size, "nccl")
+    assert found_s <= time(cluster, n, size, "nccl") * (1 + 1e-9)
+    assert found_s >= time(with_switches(cluster, 1.0), n, size, "nccl") * (1 - 1e-9)
+    assert found_s >= time(adding, n, size * less, "nccl") * (1 - 1e-9)
+    inner = cluster.levels(n)[:1]
+    for level in inner:
+        assert found_s >= min(1.0, 2 * (level.members - 1) / level.members) * size / (
+            level.bytes_per_s
+        ) * (1 - 1e-9)
+
+
 @given(cluster=clusters(), size=st.floats(1, 1e10))
 def test_every_tier_carries_its_part_of_the_bytes(cluster: Cluster, size: float) -> None:
     """Without latency a hierarchy takes the sum over the tiers of 2 (m - 1) / m of the array."""
@@ -162,7 +269,7 @@ def test_every_tier_carries_its_part_of_the_bytes(cluster: Cluster, size: float)
 
 
 @settings(max_examples=80)
-@given(cluster=clusters(), size=st.floats(1, 1e10), library=LIBRARIES)
+@given(cluster=clusters(), size=st.floats(1, 1e10), library=ALL_LIBRARIES)
 def test_no_algorithm_sends_less_over_a_tier_than_its_members_have_to_learn(
     cluster: Cluster, size: float, library: str
 ) -> None:
@@ -180,7 +287,7 @@ def test_no_algorithm_sends_less_over_a_tier_than_its_members_have_to_learn(
 @given(
     cluster=clusters(),
     sizes=st.lists(st.floats(1, 1e10), min_size=1, max_size=8),
-    library=LIBRARIES,
+    library=ALL_LIBRARIES,
 )
 def test_many_sizes_at_once_cost_what_each_costs_alone(
     cluster: Cluster, sizes: list[float], library: str

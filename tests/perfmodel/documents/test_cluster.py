@@ -64,6 +64,12 @@ def test_there_are_examples() -> None:
         ('"100GB/s"', '"0GB/s"', "tier.0.bandwidth: .*greater than 0"),
         ('"100GB/s"', "100", "must be text with a unit"),
         ('"1us"', '"1 fortnight"', "unit of '1 fortnight' must be one of"),
+        ("count = 8", "count = 8\nin_switch_reduction = 1.5", "less than or equal to 1"),
+        (
+            "count = 2",
+            "count = 2\nin_switch_reduction = 0.9",
+            "tier fabric: in_switch_reduction must be given for the innermost tier alone, got 0.9",
+        ),
         ("count = 8", "count = 0", "tier.0.count: .*greater than 0"),
         ("count = 8", "count = 8\nspeed = 3", "tier.0.speed: unknown key"),
         (

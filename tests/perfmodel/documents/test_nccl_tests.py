@@ -61,6 +61,16 @@ def test_json_and_its_environment_is_dropped(tmp_path: Path) -> None:
         (TEXT.replace("(us)", "(ms)"), "must be in"),
         (TEXT.replace("50.00   20.97", "50.00   19.53"), "units must be"),
         (TEXT.replace("#  Rank  1", "#  other"), "at least 2 ranks"),
+        (TEXT.replace("20.97       0", "20.97       7"), "1048576 B must be right .* got 7 wrong"),
+        (TEXT.replace(": 0 OK", ": 7 FAILED"), "must end with .* got FAILED"),
+        (
+            json.dumps(document() | {"out_of_bounds": {"count": 7, "okay": "false"}}),
+            "must end with .* got FAILED",
+        ),
+        ('{"version": 1}', "malformed: no 'results'; save it again"),
+        (TEXT.replace("Rank  1", "Rank  3"), "2 lines for ranks 0 to 3"),
+        (TEXT.replace("Rank  1", "Rank  0"), "2 lines for ranks 0 to 0"),
+        (TEXT.replace("Rank  1 Group  0", "Rank  1 Group  1"), "of one group, got 2"),
         (json.dumps(document())[:200], "truncated or malformed"),
     ],
 )
@@ -76,6 +86,7 @@ def test_bad_logs_are_refused(tmp_path: Path, text: str, problem: str) -> None:
         ({"time": 50.0, "alg_bw": 19.53}, "units must be"),  # GiB/s
         ({"time": "nan", "alg_bw": "20.97"}, "must be > 0 us, got nan"),
         ({"alg_bw": 20.97}, "truncated or malformed"),
+        ({"time": 50.0, "alg_bw": 20.97, "nwrong": "3.000000"}, "got 3.000000 wrong elements"),
     ],
 )
 def test_json_in_other_units_or_without_times_is_refused(
@@ -91,6 +102,15 @@ def test_numbers_and_booleans_as_text_are_read(tmp_path: Path) -> None:
     side = {"time": "50.0", "alg_bw": "20.97", "nwrong": "0"}
     text = json.dumps(document() | {"results": [{"size": str(2**20), "out_of_place": side}]})
     assert read_nccl_tests(log(tmp_path, text)).points[0].time_s == pytest.approx(50e-6)
+
+
+@pytest.mark.parametrize("wrong", ["N/A", "0", "0e+00"])
+def test_results_that_were_not_checked_or_are_right_are_read(tmp_path: Path, wrong: str) -> None:
+    text = TEXT.replace("20.97       0", f"20.97       {wrong}")
+    assert len(read_nccl_tests(log(tmp_path, text), collective="all_reduce").points) == 2
+    side = {"time": 50.0, "alg_bw": 20.97, "nwrong": None}
+    unchecked = json.dumps(document() | {"results": [{"size": 2**20, "out_of_place": side}]})
+    assert read_nccl_tests(log(tmp_path, unchecked)).points
 
 
 def test_a_log_that_says_what_ran_needs_not_be_told(tmp_path: Path) -> None:

@@ -65,6 +65,17 @@ def test_a_log_of_nccl_names_nodes_adapters_and_rates(tmp_path: Path) -> None:
     assert as_cluster(found, name="x").levels(4)[1].bytes_per_s == 50e9
 
 
+def test_a_log_of_nccl_says_whether_switches_add(tmp_path: Path) -> None:
+    line = (
+        "a:11:21 [0] NCCL INFO NVLS multicast support is available on dev 0 (NVLS_NCHANNELS 16)\n"
+    )
+    found = [
+        as_cluster(read_topology(log(tmp_path, NCCL + more)), name="x").tiers[0].in_switch_reduction
+        for more in ("", line, line.replace("is available", "is not available"))
+    ]
+    assert found == [0.0, 0.74, 0.0]
+
+
 def test_a_rate_that_no_log_tells_has_to_be_given(tmp_path: Path) -> None:
     found = read_topology(log(tmp_path, MATRIX))
     with pytest.raises(UsageError, match="--nic-bandwidth"):

@@ -113,6 +113,7 @@ def test_links_of_a_whole_node_are_not_those_of_a_device() -> None:
         ([f"cluster={ETHERNET}", "cluster.latency=-1us"], "--set cluster.latency: "),
         ([f"cluster={ETHERNET}", "cluster.links=0"], "--set cluster.links: "),
         ([f"cluster={ETHERNET}", "cluster.oversubscription=0.5"], "must be >= 1"),
+        ([f"cluster={ETHERNET}", "cluster.in_switch_reduction=2"], "must be a part of the rate"),
         (["network.link=nvlink44"], "--set network.link: must be a link"),
         (["network.link=efa-v2-p5"], "--set network.link: must be a link"),
         (["device=h100"], "may mean"),

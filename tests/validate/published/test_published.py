@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import InvalidDocument, UsageError
+from perfmodel.statistics.stragglers import expected_largest_deviate
 from validate.published import baselines, collectives, placements
 from validate.published.published import judge_published
 
@@ -82,6 +83,22 @@ def test_steps_of_more_nodes_follow_from_two(tmp_path: Path) -> None:
     assert by_method["perfmodel"] < 0.05
     assert set(by_method) == {"perfmodel", "linear scaling", "USL", "AdaptDL"}
     assert by_method["perfmodel"] < min(by_method["linear scaling"], by_method["USL"])
+
+
+def test_all_devices_wait_for_the_slowest_of_them(tmp_path: Path) -> None:
+    """Paces vary by 20 %; neither a host nor a network is in the way, nodes beyond two were not seen."""
+    rows = [
+        row
+        | {
+            "step_time_s": 0.05
+            * float(np.exp(0.2 * expected_largest_deviate(int(str(row["gpus"])))))
+        }
+        for row in placement_rows()
+    ]
+    write(tmp_path / "steptime_placements.csv", rows)
+    (series,), _ = placements.judge(tmp_path)
+    ours, *others = (entry.mape for entry in series.errors)
+    assert ours < 0.03 < min(others)
 
 
 def test_linear_scaling_reads_the_fewest_devices() -> None:

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.cost.shaped import link_rates
 from perfmodel.documents.testbed import CollectiveSetting, Job, StrategySetting
 from perfmodel.errors import MeasurementFailed
 from tests.validate.testbed.played import NUM_CORES, PlayedCluster, known_ring, moments
 from validate.strategies.foretell import HostWork, StrategyCalibration, StrategyPrices
 from validate.strategies.plan import FAMILIES, IN_TURN
+from validate.testbed.shaped import link_rates
 
 PAIR_GATHER = 1.5
 WORK = HostWork(pass_s=4e-4, byte_s=5e-10)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from calibrate.processes import usable_cores
-from perfmodel.cost.shaped import ShapedRing, link_rates, path, ring_bytes
 from perfmodel.documents.testbed import CollectiveSetting, Job, TrainingSetting
 from perfmodel.errors import MeasurementFailed
 from validate.testbed import campaign
 from validate.testbed.client import Cluster
 from validate.testbed.counters import BUSY, STOLEN
 from validate.testbed.foretell import Calibration, TrainingPrices, simulated_step
+from validate.testbed.shaped import ShapedRing, link_rates, path, ring_bytes
 
 NUM_CORES = 2
 

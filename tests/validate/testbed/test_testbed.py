@@ -86,7 +86,13 @@ def test_tables_name_every_setting_and_mark_what_was_missed(
     assert cluster.played
     grid = testbed_grids.settings_grid(document)
     assert {row[0] for row in grid.rows} == {step.name for step in document.settings}
-    missed = document.settings[0].model_copy(update={"limit": "nothing", "is_covered": False})
+    first = document.settings[0]
+    for busier, is_named in ((1.04, True), (1.06, False)):
+        uses = {first.foretold.limit: 0.5, "nothing": 0.5 * busier}
+        assert first.model_copy(update={"uses": uses}).is_limit_named is is_named
+    missed = first.model_copy(
+        update={"limit": "nothing", "uses": {"nothing": 1.0}, "is_covered": False}
+    )
     changed = document.model_copy(update={"settings": (missed,)})
     (row,) = testbed_grids.settings_grid(changed).rows
     assert row[-2] == "NO"

@@ -5,7 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.cost.shaped import (
+from perfmodel.cost.soft_maximum import soft_maximum
+from perfmodel.documents.testbed import Fabric, Traffic
+from tests.validate.testbed.played import PlayedCluster, known_ring
+from validate.testbed import plan
+from validate.testbed.play import play_collectives, play_training
+from validate.testbed.shaped import (
     SHARPNESS,
     ShapedRing,
     copies_in_turn,
@@ -15,11 +20,6 @@ from perfmodel.cost.shaped import (
     ring_bytes,
     ring_crossings,
 )
-from perfmodel.cost.soft_maximum import soft_maximum
-from perfmodel.documents.testbed import Fabric, Traffic
-from tests.validate.testbed.played import PlayedCluster, known_ring
-from validate.testbed import plan
-from validate.testbed.play import play_collectives, play_training
 
 MBIT = 125_000.0
 

@@ -252,6 +252,11 @@ def free_rates(fabric: Fabric) -> dict[str, BytesPerSecond]:
     return free
 
 
+def undisturbed_s(durations_s: Sequence[float]) -> float:
+    """What a warm collective takes while no other program disturbs it, read off its repeats. [s]"""
+    return float(np.quantile(durations_s, _UNDISTURBED))
+
+
 Reader = Callable[[tuple[float, ...]], float]
 
 
@@ -266,7 +271,7 @@ def _resampled(rng: np.random.Generator) -> Reader:
 def _estimate(runs: Sequence[CollectiveRun], message_bytes: float, read: Reader) -> list[float]:
     """Parameters in the order of the fields."""
     points = [
-        (run.setting, size, read(times), cpu_s, float(np.quantile(times, _UNDISTURBED)))
+        (run.setting, size, read(times), cpu_s, undisturbed_s(times))
         for run in runs
         for size, times, cpu_s in zip(
             run.setting.sizes_bytes, run.durations_s, run.cpu_s, strict=True
