@@ -1,4 +1,4 @@
-"""Worked examples in ``docs/*.md``: run them, and write their real output beside them.
+"""Worked examples in the README and in ``docs/*.md``: run them, and write their real output beside them.
 
 Below a block of ``shell`` (lines that start with ``perfmodel``) or ``python`` stands a block of ``text``
 with exactly what it prints on 80 columns. Where a command ends with another exit code than 0, its
@@ -112,8 +112,9 @@ def rewritten(path: Path) -> str:
 
 
 def pages() -> list[Path]:
-    """Pages that hold examples."""
-    return sorted(path for path in (ROOT / "docs").glob("*.md") if examples(path))
+    """The README and pages that hold examples."""
+    found = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    return [path for path in found if examples(path)]
 
 
 if __name__ == "__main__":
