@@ -18,7 +18,8 @@ _EXCEPTION: Final = re.compile(
 _NOISE: Final = re.compile(
     r"ChildFailedError|SignalException|torch/distributed/elastic|^\s*[=\-*]{5,}|^\s*error_file\s*:"
 )
-_MAX_CHARACTERS: Final = 300
+#: Of what a process said last, in a message.
+MAX_CHARACTERS: Final = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,7 @@ def first_failure(stderr_lines: Sequence[str], *, exit_code: int) -> Failure:
     return Failure(
         rank=rank,
         exit_code=exit_code if rank_code is None else rank_code,
-        last_words=(words[-1] if words else _fallback(stderr_lines)).strip()[:_MAX_CHARACTERS],
+        last_words=(words[-1] if words else _fallback(stderr_lines)).strip()[:MAX_CHARACTERS],
     )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from calibrate.conditions import under
-from calibrate.failure import first_failure
+from calibrate.failure import MAX_CHARACTERS, first_failure
 from calibrate.output import Output
 from calibrate.processes import ProcessTree
 from calibrate.topology import Topology
@@ -24,7 +24,6 @@ from perfmodel.errors import Interrupted, MeasurementFailed, UsageError
 from perfmodel.units import Seconds, format_duration
 
 _POLL_S: Final = 0.2
-_MAX_CHARACTERS: Final = 300
 _KEPT: Final = "what was measured is kept; repeat the command with --resume"
 
 
@@ -113,7 +112,7 @@ class TorchrunLauncher:
                     watch=watch,
                 )
         except KeyboardInterrupt:
-            raise Interrupted(f"calibrate: stopped by the user; {_KEPT}") from None
+            raise Interrupted(f"stopped by the user; {_KEPT}") from None
 
     def command(
         self, arguments: Sequence[str], *, topology: Topology, log_dir: str
@@ -141,7 +140,7 @@ class TorchrunLauncher:
             watch.on_line(line)
         if exit_code:
             failure = first_failure(output.stderr_tail, exit_code=exit_code)
-            raise MeasurementFailed(f"calibrate: {failure}; {_KEPT}")
+            raise MeasurementFailed(f"{failure}; {_KEPT}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +162,7 @@ class _Watch:
 
     def _stalled(self, output: Output) -> MeasurementFailed:
         last = next((line.strip() for line in reversed(output.stderr_tail) if line.strip()), "")
-        words = f" (last words: {last[:_MAX_CHARACTERS]})" if last else ""
+        words = f" (last words: {last[:MAX_CHARACTERS]})" if last else ""
         advice = (
             f"start the command on each of the {self.num_nodes} nodes and "
             "check that they reach each other; "
@@ -171,7 +170,7 @@ class _Watch:
             else ""
         )
         return MeasurementFailed(
-            f"calibrate: ranks must make progress within {format_duration(self.stall_timeout_s)}, "
+            f"ranks must make progress within {format_duration(self.stall_timeout_s)}, "
             f"got none{words}; they were ended; {advice}{_KEPT}"
         )
 
@@ -203,6 +202,6 @@ def _refuse_busy_port(topology: Topology) -> None:
             listener.bind(("", topology.master_port))
         except OSError as error:
             raise UsageError(
-                f"calibrate: --master-port must be free, got {topology.master_port} "
+                f"--master-port: must be free, got {topology.master_port} "
                 f"({error.strerror}); choose another one, the same on every node"
             ) from error

@@ -1,5 +1,7 @@
 """Two profiles side by side as tables and sentences."""
 
+import math
+
 from perfmodel.documents.profile_diff import Difference, ProfileDiffDocument
 from perfmodel.report.grid import Grid, grid
 from perfmodel.report.wording import duration_interval, interval, number, percent
@@ -26,11 +28,11 @@ def difference_grid(document: ProfileDiffDocument) -> Grid:
 
 
 def _row(entry: Difference) -> tuple[str, ...]:
-    change = (
-        f"{entry.new - entry.old:+.3g}"
-        if entry.is_additive
-        else percent(entry.new / entry.old - 1, signed=True)
-    )
+    if entry.is_additive:
+        is_rounding = math.isclose(entry.old, entry.new, rel_tol=1e-9)
+        change = f"{0.0 if is_rounding else entry.new - entry.old:+.3g}"
+    else:
+        change = percent(entry.new / entry.old - 1, signed=True)
     return (
         entry.what,
         _value(entry.old, entry.unit),

@@ -95,17 +95,16 @@ def _changed(base: LayoutBase, changes: Mapping[str, str]) -> tuple[Training, La
     set_here = {key: value for key, value in changes.items() if key != _MODEL}
     words = dict(word.split("=", 1) for word in base.text.split()) | set_here
     if "dp" not in set_here:
-        words.pop("dp", None)
-    if "accumulation" not in set_here:
-        words.pop("accumulation", None)
-    layout = parse_layout(" ".join(f"{key}={value}" for key, value in words.items()))
-    if "dp" not in set_here:
-        devices, others = base.layout.world_size, layout.world_size
+        # First: what dp has to be divisible by, such as ep, is read together with it.
+        devices, others = base.layout.world_size, _parsed(words, only=("tp", "pp", "cp")).world_size
         if devices % others:
             raise NotFeasible(
                 f"--set: tp x pp x cp ({others}) must divide the {devices} devices; set dp as well"
             )
-        layout = dataclasses.replace(layout, dp=devices // others)
+        words["dp"] = str(devices // others)
+    if "accumulation" not in set_here:
+        words.pop("accumulation", None)
+    layout = _parsed(words)
     if "accumulation" not in set_here:
         parts = accumulation_for(
             global_batch=base.layout.global_batch, dp=layout.dp, micro_batch=layout.micro_batch
@@ -114,6 +113,12 @@ def _changed(base: LayoutBase, changes: Mapping[str, str]) -> tuple[Training, La
     return (
         dataclasses.replace(training, devices=layout.world_size, global_batch=layout.global_batch),
         layout,
+    )
+
+
+def _parsed(words: Mapping[str, str], *, only: Sequence[str] | None = None) -> Layout:
+    return parse_layout(
+        " ".join(f"{key}={value}" for key, value in words.items() if only is None or key in only)
     )
 
 

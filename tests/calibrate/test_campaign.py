@@ -23,7 +23,7 @@ from tests.calibrate.played import ALONE
 from tests.fakes import FakeLauncher, LaunchCall
 from tests.played_worker import PlayedWorker, orders_of
 
-CRASH = MeasurementFailed("calibrate: rank 1 must exit with 0, got SIGKILL")
+CRASH = MeasurementFailed("rank 1 must exit with 0, got SIGKILL")
 
 
 def tasks_of(index: int) -> tuple[StepTask, ...]:
@@ -128,7 +128,7 @@ def test_ranks_that_never_started_leave_nothing_to_resume(campaign: Campaign) ->
     """A busy port is refused by the launcher: the same command works once the port is free."""
 
     def refuse(_call: LaunchCall) -> None:
-        raise UsageError("calibrate: --master-port must be free, got 29500")
+        raise UsageError("--master-port: must be free, got 29500")
 
     with pytest.raises(UsageError, match="must be free"):
         run(campaign, refuse)
@@ -185,7 +185,7 @@ def test_other_lines_of_the_ranks_are_no_progress(campaign: Campaign) -> None:
 
 
 def test_an_interruption_passes_through_and_the_data_stay(campaign: Campaign) -> None:
-    crash_after(campaign, 5, Interrupted("calibrate: stopped by the user"))
+    crash_after(campaign, 5, Interrupted("stopped by the user"))
     assert measured_tasks(campaign) == ["0-1", "0-2", "0-3", "1-1", "1-2"]
 
 

@@ -23,7 +23,7 @@ def test_a_crash_is_told_in_one_line_and_leaves_no_orphan(launcher: TorchrunLaun
     with pytest.raises(MeasurementFailed) as caught:
         run_ranks(launcher, ranks, "crash")
     assert str(caught.value) == (
-        "calibrate: torchrun must exit with 0, got exit code 3: ValueError: planted; "
+        "torchrun must exit with 0, got exit code 3: ValueError: planted; "
         "what was measured is kept; repeat the command with --resume"
     )
     assert len(ranks.pids) == 2
@@ -73,7 +73,7 @@ def test_a_busy_port_is_refused_before_anything_starts(launcher: TorchrunLaunche
             source="flags",
         )
         ranks = Ranks()
-        with pytest.raises(UsageError, match=f"--master-port must be free, got {port}"):
+        with pytest.raises(UsageError, match=f"--master-port: must be free, got {port}"):
             run_ranks(launcher, ranks, "quiet", topology=topology)
     assert ranks.lines == []
 

@@ -163,7 +163,7 @@ def test_a_killed_rank_is_named_and_the_rest_can_be_resumed(tmp_path: Path) -> N
 
     with pytest.raises(MeasurementFailed) as caught:
         measure(campaign, TorchrunLauncher(), resume=False, on_progress=kill)
-    assert f"calibrate: rank {rank} must exit with 0, got SIGKILL" in str(caught.value)
+    assert f"rank {rank} must exit with 0, got SIGKILL" in str(caught.value)
     assert "--resume" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert workers(campaign.folder) == []
@@ -203,7 +203,7 @@ def test_an_interrupted_command_says_one_line_and_keeps_what_it_has(tmp_path: Pa
     assert process.returncode == 130
     (line,) = (line for line in stderr.splitlines() if not line.startswith("calibrate: "))
     assert line == (
-        "perfmodel: calibrate: stopped by the user; "
+        "perfmodel: stopped by the user; "
         "what was measured is kept; repeat the command with --resume"
     )
     assert len(observations_in(folder)) >= 3

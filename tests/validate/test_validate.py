@@ -171,7 +171,7 @@ def test_a_setting_that_was_not_run_is_missed_and_can_be_resumed(
 
 
 def test_a_crash_of_the_ranks_keeps_what_was_measured(request_: ValidationRequest) -> None:
-    failure = MeasurementFailed("calibrate: rank 0 must exit with 0, got exit code 1")
+    failure = MeasurementFailed("rank 0 must exit with 0, got exit code 1")
     with pytest.raises(MeasurementFailed, match="rank 0"):
         run(request_, PlayedWorker(fails_after=3, failure=failure))
     # The environment, and three steps.

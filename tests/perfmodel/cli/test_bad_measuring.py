@@ -97,7 +97,7 @@ def test_a_busy_port_is_refused(calibrate: Run) -> None:
         holder.listen()
         port = holder.getsockname()[1]
         line = complaint(calibrate("--nproc", 1, "--master-port", port), EXIT_USAGE)
-    assert f"--master-port must be free, got {port}" in line
+    assert f"--master-port: must be free, got {port}" in line
 
 
 @needs_torch

@@ -19,10 +19,10 @@ MACHINE = inferred_machine(InferredDocument.read(PROFILE))
 TEXT = "dp=64 zero=1 micro_batch=1 accumulation=16"
 
 
-def base() -> LayoutBase:
-    layout = parse_layout(TEXT)
+def base(model: str = "llama2-7b", text: str = TEXT) -> LayoutBase:
+    layout = parse_layout(text)
     training = Training(
-        model=named_transformer("llama2-7b", None),
+        model=named_transformer(model, None),
         devices=64,
         devices_per_node=8,
         global_batch=layout.global_batch,
@@ -30,7 +30,7 @@ def base() -> LayoutBase:
     return LayoutBase(
         machine=MACHINE,
         training=training,
-        text=TEXT,
+        text=text,
         layout=layout,
         capacity_bytes=80 * 2**30,
         open_model=lambda name: named_transformer(name, None),
@@ -78,6 +78,16 @@ def test_what_is_set_is_not_made_to_follow() -> None:
     assert wider.prediction.trained.global_batch == 1024
     assert longer.prediction.trained.devices == 64
     assert longer.prediction.trained.global_batch == 2048
+
+
+def test_experts_are_shared_by_the_replicas_that_follow() -> None:
+    """ep has to divide dp, which is 64 / tp and nowhere typed."""
+    start = base("mixtral-8x7b", "dp=64 ep=8 zero=1 accumulation=16")
+    found = compare_layouts(start, ("ep=4", "tp=1,2"), argv=()).scenarios
+    assert [entry.prediction.layout for entry in found[1:]] == [
+        "dp=64 ep=4 zero=1 accumulation=16",
+        "dp=32 tp=2 ep=4 zero=1 accumulation=32",
+    ]
 
 
 def test_a_larger_model_takes_longer_and_more_memory() -> None:
