@@ -13,7 +13,7 @@ from calibrate.launch import Launcher
 from calibrate.task import Task, WorkOrder
 from calibrate.topology import Topology
 from calibrate.turns import machine_to_itself
-from perfmodel.documents.base import write_atomically
+from perfmodel.documents.base import trim_unfinished_line, write_atomically
 from perfmodel.documents.observation import (
     EnvironmentObservation,
     Observation,
@@ -223,20 +223,6 @@ def fingerprint_of(observation: EnvironmentObservation) -> str:
             f"{observation.task}: environment must name host.fingerprint, got {found!r}"
         )
     return found
-
-
-def trim_unfinished_line(path: Path) -> None:
-    """Cut off what an interrupted writer left after the last complete line."""
-    try:
-        content = path.read_bytes()
-        end = content.rfind(b"\n") + 1
-        if end < len(content):
-            with path.open("r+b") as file:
-                file.truncate(end)
-    except OSError as error:
-        raise PerfModelError(
-            f"{path}: cannot be continued: {error.strerror}; choose another --out"
-        ) from error
 
 
 def _write_order(campaign: Campaign, index: int, tasks: Sequence[Task], output: Path) -> Path:

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from calibrate.fit.gaussian_process import TYPICAL_LENGTH, TYPICAL_NOISE, TYPICAL_SPREAD
+from perfmodel.arrays import FloatArray
 from perfmodel.cost.families import family, features
-from perfmodel.cost.gaussian_process import Array, covariance
+from perfmodel.cost.gaussian_process import covariance
 from perfmodel.documents.profile import OperatorFamily
 from perfmodel.workload.operator import Operator
 
@@ -37,16 +38,16 @@ def places(operators: Sequence[Operator]) -> Places:
 class _Belief:
     """Doubt about the candidates' operators of one family."""
 
-    doubt: Array
+    doubt: FloatArray
     """Covariance of their log times."""
     noise: float
     owners: list[int]
     """Candidate of each operator."""
 
-    def gains(self, num_candidates: int) -> Array:
+    def gains(self, num_candidates: int) -> FloatArray:
         """By candidate, the variance that timing its operators takes from all. [log^2]"""
         own = np.diag(self.doubt) + self.noise**2
-        taken: Array = np.zeros(num_candidates)
+        taken: FloatArray = np.zeros(num_candidates)
         np.add.at(taken, self.owners, np.sum(self.doubt**2, axis=0) / own)
         return taken
 

@@ -109,19 +109,19 @@ def _width(draw: random.Random, low: float, high: float) -> int:
     return max(step, step * round(width / step))
 
 
-def _image(draw: random.Random, *, most: float) -> tuple[int, int, int]:
-    """Samples, channels and pixels along a side of an image with at most so many elements."""
+def _image(draw: random.Random) -> tuple[int, int, int]:
+    """Samples, channels and pixels along a side of an image with at most 3 million elements."""
     while True:
         samples = _between(draw, 1, 64)
         channels = _width(draw, 8, 2048)
         side = _between(draw, 1, 112)
-        if 2e3 <= samples * channels * side**2 <= most:
+        if 2e3 <= samples * channels * side**2 <= 3e6:
             return samples, channels, side
 
 
 def _convolution(kind: str, draw: random.Random) -> Layer:
     while True:
-        samples, channels, side = _image(draw, most=3e6)
+        samples, channels, side = _image(draw)
         if draw.random() < 0.15:  # the first layer of a network
             channels = draw.choice((1, 3))
             side = draw.choice((28, 64, 96, 128))
@@ -148,7 +148,7 @@ def _projection(kind: str, draw: random.Random) -> Layer:
 
 
 def _depthwise(kind: str, draw: random.Random) -> Layer:
-    samples, channels, side = _image(draw, most=3e6)
+    samples, channels, side = _image(draw)
     kernel = draw.choice((3, 3, 5, 7) if kind != "depthwise_last" else (3, 5, 7, 7))
     groups = channels if kind != "grouped" else draw.choice((2, 4, 8))
     stride = draw.choice((1, 1, 2)) if side > 2 else 1
@@ -207,7 +207,7 @@ def _attention(kind: str, draw: random.Random) -> Layer:
 
 
 def _on_image(kind: str, draw: random.Random) -> Layer:
-    return Layer(kind=kind, sizes=_image(draw, most=3e6))
+    return Layer(kind=kind, sizes=_image(draw))
 
 
 def _on_rows(kind: str, draw: random.Random) -> Layer:
@@ -219,7 +219,7 @@ def _on_rows(kind: str, draw: random.Random) -> Layer:
 
 def _pool(kind: str, draw: random.Random) -> Layer:
     while True:
-        samples, channels, side = _image(draw, most=3e6)
+        samples, channels, side = _image(draw)
         if side >= 4:
             kernel, stride = draw.choice(((2, 2), (3, 2)))
             return Layer(kind=kind, sizes=(samples, channels, side, kernel, stride))

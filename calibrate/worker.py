@@ -47,6 +47,7 @@ from calibrate.task import (
     TrainingTask,
     WorkOrder,
 )
+from perfmodel.documents.base import append_line
 from perfmodel.documents.observation import (
     CheckpointObservation,
     CollectiveObservation,
@@ -79,13 +80,13 @@ def main() -> None:
     output = Path(order.output)
     session.observations = output
     if session.rank == 0:
-        _append(output, _environment().model_dump_json())
+        append_line(output, _environment().model_dump_json())
     with _carrier(session, order.tasks) as carry_out:
         for task in order.tasks:
             observed = carry_out(task)
             if session.rank == 0:
                 assert observed is not None, task
-                _append(output, observed)
+                append_line(output, observed)
                 sys.stdout.write(f"{DONE_PREFIX}{task.name}\n")
                 sys.stdout.flush()
             session.barrier()
@@ -95,13 +96,6 @@ def main() -> None:
 def _environment() -> EnvironmentObservation:
     facts: dict[str, Any] = dict(describe_environment(torch_facts(), observe_s=0.0))
     return EnvironmentObservation(task=f"environment-{time.time_ns()}", round=0, facts=facts)
-
-
-def _append(output: Path, observed: str) -> None:
-    with output.open("a", encoding="utf-8") as file:
-        file.write(observed + "\n")
-        file.flush()
-        os.fsync(file.fileno())
 
 
 @contextlib.contextmanager

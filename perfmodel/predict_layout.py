@@ -124,8 +124,8 @@ def predict_layout(
         trained=trained_record(training),
         layout=str(layout),
         step_s=step_s,
-        tokens_per_s=_inverse(step_s, training.global_batch * training.model.sequence),
-        mfu=_inverse(step_s, work_per_peak_s(machine, jobs)),
+        tokens_per_s=training.global_batch * training.model.sequence / step_s,
+        mfu=work_per_peak_s(machine, jobs) / step_s,
         parts_s=parts_record(parts, 0),
         simulated_step_s=step.step_s,
         formula_step_s=float(parts.total_s[0]),
@@ -318,10 +318,6 @@ def layout_provenance(machine: InferredMachine, argv: Sequence[str]) -> Provenan
     """Who made an answer, from whose runs."""
     source = machine.document.provenance
     return Provenance.of_answer(argv, host_fingerprint=source.host_fingerprint, seed=source.seed)
-
-
-def _inverse(step_s: Interval, work: float) -> Interval:
-    return Interval(p5=work / step_s.p95, p50=work / step_s.p50, p95=work / step_s.p5)
 
 
 def _stages(

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel import checks
+from perfmodel.arrays import FloatArray
 from perfmodel.context import refuse_other_jobs
 from perfmodel.cost.curve import Samples
 from perfmodel.cost.model import CostModel
@@ -54,7 +54,7 @@ def sweep(
     grid: Grid,
     *,
     cluster: Cluster | None = None,
-) -> NDArray[np.float64]:
+) -> FloatArray:
     """Step time of every setting of a grid, by vectorised algebra; intervals take ``Predictor``.
 
     Returns

@@ -17,11 +17,10 @@ from calibrate.noise import RECIPES, TRAINING_TIMEOUT_S, trainings_in
 from calibrate.placement import place, provenance, refuse_other_machine
 from calibrate.task import TrainingTask
 from calibrate.topology import LaunchFlags
-from perfmodel.cost.batch_law import calibrated_law
+from perfmodel.cost.batch_law import calibrated_law, interval_of
 from perfmodel.documents.base import file_sha256
 from perfmodel.documents.batch_validation import BatchValidationDocument, JudgedBatch
 from perfmodel.documents.observation import TrainingObservation
-from perfmodel.documents.prediction import Interval
 from perfmodel.documents.profile import NoiseScaleProfile
 from perfmodel.documents.validation import ErrorSummary
 from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, refuse_unknown
@@ -183,11 +182,7 @@ def judge_batches(
         samples=scale.samples,
         reference_batch=scale.batch,
         noise_scale=scale.noise_scale,
-        measured_critical_batch=Interval(
-            p5=fitted.critical_batch.p5,
-            p50=fitted.critical_batch.p50,
-            p95=fitted.critical_batch.p95,
-        ),
+        measured_critical_batch=interval_of(fitted.critical_batch),
         batches=tuple(rows.values()),
         not_reached=tuple(sorted(set(by_batch) - set(rows))),
         summary=summarise([row.signed_error for row in others]),
@@ -238,8 +233,7 @@ def _judged(
     found = _by_rate(group)
     steps = tuple(n for n in found[best] if n is not None)
     measured = _median_steps(found[best])
-    samples = law.samples(batch)
-    predicted = Interval(p5=samples.p5 / batch, p50=samples.p50 / batch, p95=samples.p95 / batch)
+    predicted = interval_of(law.samples(batch)) / batch
     return JudgedBatch(
         batch=batch,
         learning_rate=best,
@@ -247,6 +241,6 @@ def _judged(
         steps=steps,
         measured_steps=measured,
         predicted_steps=predicted,
-        signed_error=predicted.p50 / measured - 1,
-        is_covered=predicted.p5 <= measured <= predicted.p95,
+        signed_error=predicted.signed_error(measured),
+        is_covered=predicted.holds(measured),
     )

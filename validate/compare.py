@@ -69,10 +69,10 @@ def compare_setting(
         measured_raw_s=found.raw_s,
         num_visits=found.num_visits,
         measured_relative_error=found.relative_error,
-        signed_error=predicted_s.p50 / found.value_s - 1,
-        signed_error_raw=predicted_s.p50 / found.raw_s - 1,
-        is_covered=predicted_s.p5 <= found.value_s <= predicted_s.p95,
-        is_covered_raw=predicted_s.p5 <= found.raw_s <= predicted_s.p95,
+        signed_error=predicted_s.signed_error(found.value_s),
+        signed_error_raw=predicted_s.signed_error(found.raw_s),
+        is_covered=predicted_s.holds(found.value_s),
+        is_covered_raw=predicted_s.holds(found.raw_s),
         is_extrapolated=is_extrapolated(setting, profile),
     )
 
@@ -114,8 +114,8 @@ def compare_speedup(
         predicted=predicted,
         measured=speedup,
         measured_raw=speedup_raw,
-        signed_error=predicted.p50 / speedup - 1,
-        signed_error_raw=predicted.p50 / speedup_raw - 1,
+        signed_error=predicted.signed_error(speedup),
+        signed_error_raw=predicted.signed_error(speedup_raw),
     )
 
 

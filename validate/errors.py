@@ -6,12 +6,12 @@ A signed error is predicted over measured, minus 1.
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfmodel.arrays import FloatArray
 from perfmodel.documents.validation import ErrorSummary
 
 
-def summarise(signed_errors: Sequence[float] | NDArray[np.float64]) -> ErrorSummary:
+def summarise(signed_errors: Sequence[float] | FloatArray) -> ErrorSummary:
     """Sum up at least one error.
 
     Raises

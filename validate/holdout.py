@@ -25,22 +25,21 @@ class HoldoutBudget:
     """Whether one micro-batch above the calibrated range is held out as well."""
     num_rounds: int
     """Fresh process groups."""
-    passes_per_round: int
-    """Visits to each setting in one process group."""
     repeats_per_round: int
-    """The same of calibrated settings, which tell the noise floor alone."""
+    """Visits to calibrated settings, which tell the noise floor alone."""
     visit_s: Seconds
     min_steps: int
 
 
+#: Visits to each setting in one process group. A second one tells as much as a second round, which starts the
+#: ranks anew: on the recorded runs both judge the same predictions to be 3.4 % off (means over six pairs).
+PASSES_PER_ROUND: Final = 2
+
 BUDGETS: Final = {
-    # A second pass tells as much as a second round, which starts the ranks anew: on the recorded runs
-    # both judge the same predictions to be 3.4 % off (means over six pairs).
     "quick": HoldoutBudget(
         num_batches=1,
         goes_beyond=False,
         num_rounds=1,
-        passes_per_round=2,
         repeats_per_round=1,
         visit_s=0.2,
         min_steps=3,
@@ -49,7 +48,6 @@ BUDGETS: Final = {
         num_batches=2,
         goes_beyond=True,
         num_rounds=6,
-        passes_per_round=2,
         repeats_per_round=2,
         visit_s=0.4,
         min_steps=4,
@@ -139,8 +137,8 @@ def rounds(
     result = []
     for round_index in range(budget.num_rounds):
         tasks: list[Task] = []
-        for pass_index in range(budget.passes_per_round):
-            visit = round_index * budget.passes_per_round + pass_index
+        for pass_index in range(PASSES_PER_ROUND):
+            visit = round_index * PASSES_PER_ROUND + pass_index
             order = list(settings)
             if pass_index < budget.repeats_per_round:
                 order += repeated

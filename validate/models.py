@@ -258,7 +258,7 @@ def _compared(
     predicted_s = interval(step.step_s)
     measured = found.typical(lambda entry: entry.step_s)
     raw = estimate([entry.step_s for entry in found.visits])
-    against_processor = predicted_s.p50 / found.processor_s - 1 if found.processor_s else 0.0
+    against_processor = predicted_s.signed_error(found.processor_s) if found.processor_s else 0.0
     return ComparedModel(
         setting=setting,
         mode=mode,
@@ -268,12 +268,12 @@ def _compared(
         processor_s=found.processor_s,
         num_visits=len(found.visits),
         measured_relative_error=measured.relative_error,
-        signed_error=predicted_s.p50 / measured.value_s - 1,
+        signed_error=predicted_s.signed_error(measured.value_s),
         signed_error_processor=against_processor,
         phase_errors=_phase_errors(step, found) if setting.world_size == 1 else {},
         evidence=step.terms.evidence["compute"],
         unpriced=workload.unpriced,
-        is_covered=predicted_s.p5 <= measured.value_s <= predicted_s.p95,
+        is_covered=predicted_s.holds(measured.value_s),
     )
 
 

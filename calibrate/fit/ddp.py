@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import least_squares, nnls
 
 from calibrate.visits import Visit, to_speed
+from perfmodel.arrays import FloatArray
 from perfmodel.cost.model import CostModel
 from perfmodel.documents.profile import DdpCosts, ProfileDocument, Residual, WorkloadProfile
 from perfmodel.parallelism.strategy import Setting, Synchronisation
@@ -48,7 +48,7 @@ def fit_bucket_costs(
     *,
     speed_probe_s: Mapping[int, Seconds],
     rng: np.random.Generator,
-) -> tuple[BucketCosts, NDArray[np.float64]]:
+) -> tuple[BucketCosts, FloatArray]:
     """Fit DDP's own work, from one rank under DDP minus the bare module in the same round.
 
     Returns
@@ -93,7 +93,7 @@ def fit_bucket_costs(
     return BucketCosts(bucket_s=float(best[0]), bucket_s_per_byte=float(best[1])), draws
 
 
-def _bucket_solution(table: NDArray[np.float64]) -> NDArray[np.float64]:
+def _bucket_solution(table: FloatArray) -> FloatArray:
     """Non-negative least squares; differences of long steps are noisier and weigh less."""
     weights = 1 / table[:, 3]
     design = table[:, :2] * weights[:, None]
@@ -106,7 +106,7 @@ def fit_ddp(
     profile: ProfileDocument,
     *,
     buckets: BucketCosts,
-    bucket_draws: NDArray[np.float64],
+    bucket_draws: FloatArray,
     rng: np.random.Generator,
 ) -> tuple[DdpCosts, tuple[float, ...]]:
     """Fit the all-reduce scale and interference to the synchronised steps of the profile.
@@ -151,17 +151,17 @@ class _Targets:
     """Synchronised settings of a profile and their measured steps."""
 
     settings: list[Setting]
-    step_s: NDArray[np.float64]
-    relative_error: NDArray[np.float64]
+    step_s: FloatArray
+    relative_error: FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Fit:
     """All-reduce scale, compute speed and communication speed, with their doubt."""
 
-    theta: NDArray[np.float64]
-    covariance: NDArray[np.float64]
-    left_out_log_errors: NDArray[np.float64]
+    theta: FloatArray
+    covariance: FloatArray
+    left_out_log_errors: FloatArray
 
 
 def prior_speeds(profile: ProfileDocument) -> tuple[float, float]:
@@ -178,7 +178,7 @@ def prior_speeds(profile: ProfileDocument) -> tuple[float, float]:
 
 
 def _least_squares(
-    predicted: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    predicted: Callable[[FloatArray], FloatArray],
     targets: _Targets,
     expected_speeds: tuple[float, float],
 ) -> _Fit:
@@ -186,7 +186,7 @@ def _least_squares(
     # An error that is the same for all settings cannot be weighed: 5 % of model error is added.
     weights = 1 / np.sqrt(targets.relative_error**2 + 0.05**2)
 
-    def residuals(theta: NDArray[np.float64]) -> NDArray[np.float64]:
+    def residuals(theta: FloatArray) -> FloatArray:
         priors = (
             np.log(theta[0]) / _PRIOR_SCALE_WIDTH,
             (theta[1] - expected_speeds[0]) / _PRIOR_SPEED_WIDTH,
@@ -236,10 +236,10 @@ def _synchronised(profile: ProfileDocument) -> _Targets:
 
 def _predictor_of(
     profile: ProfileDocument, settings: Sequence[Setting], fixed: Sequence[float]
-) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
+) -> Callable[[FloatArray], FloatArray]:
     """Nominal step time of each setting as a function of the three parameters."""
 
-    def predicted(theta: NDArray[np.float64]) -> NDArray[np.float64]:
+    def predicted(theta: FloatArray) -> FloatArray:
         values = (*fixed, *(float(value) for value in theta))
         ddp = DdpCosts(values=values, draws=(values,), determined=(True,) * 5)
         costs = CostModel(profile.model_copy(update={"ddp": ddp}), num_draws=1, seed=0)

@@ -12,7 +12,8 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import minimize
 
-from perfmodel.cost.gaussian_process import Array, GaussianProcess
+from perfmodel.arrays import FloatArray
+from perfmodel.cost.gaussian_process import GaussianProcess
 
 #: Prior of the fit: lengths in e-folds of a size, spreads in log of a time.
 TYPICAL_LENGTH = 2.5
@@ -21,13 +22,13 @@ TYPICAL_NOISE = 0.08
 _PRIOR_WIDTH = (0.7, 0.7, 0.7)
 
 
-def fit_gaussian_process(inputs: Array, targets: Array) -> GaussianProcess:
+def fit_gaussian_process(inputs: FloatArray, targets: FloatArray) -> GaussianProcess:
     """The process of highest posterior density: marginal likelihood times broad priors."""
     num_features = inputs.shape[1]
     typical = np.log([*(TYPICAL_LENGTH,) * num_features, TYPICAL_SPREAD, TYPICAL_NOISE])
     width = np.array([*(_PRIOR_WIDTH[0],) * num_features, *_PRIOR_WIDTH[1:]])
 
-    def loss(logs: Array) -> tuple[float, Array]:
+    def loss(logs: FloatArray) -> tuple[float, FloatArray]:
         value, gradient = _negative_log_likelihood(inputs, targets, np.exp(logs))
         deviation = (logs - typical) / width
         return value + 0.5 * float(deviation @ deviation), gradient + deviation / width
@@ -47,8 +48,8 @@ def fit_gaussian_process(inputs: Array, targets: Array) -> GaussianProcess:
 
 
 def _negative_log_likelihood(
-    inputs: Array, targets: Array, parameters: Array
-) -> tuple[float, Array]:
+    inputs: FloatArray, targets: FloatArray, parameters: FloatArray
+) -> tuple[float, FloatArray]:
     """Value and gradient in the logarithms of lengths, spread and noise."""
     lengths, spread, noise = parameters[:-2], parameters[-2], parameters[-1]
     scaled = (inputs[:, None, :] - inputs[None, :, :]) / lengths

@@ -5,12 +5,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from calibrate.visits import Visit, by_setting, estimate, speed_sensitivity, to_speed
+from perfmodel.arrays import FloatArray
 from perfmodel.documents.observation import PHASES, DeviceStreams, StepObservation
 from perfmodel.documents.profile import (
+    PHASE_CURVES,
     CurvePoint,
     PhaseCurves,
     SingleStep,
@@ -138,14 +139,8 @@ def with_device_streams(
             )
             for batch, entries in sorted(streams.items())
         )
-        for name in (
-            "forward",
-            "backward",
-            "optimizer",
-            "dispatch_forward",
-            "dispatch_backward",
-            "dispatch_optimizer",
-        )
+        for name in PHASE_CURVES
+        if name != "input"
     }
     phases = tuple(entry.model_copy(update=curves) for entry in profile.phases)
     return profile.model_copy(update={"phases": phases})
@@ -238,9 +233,7 @@ def smoothed(points: Sequence[CurvePoint]) -> tuple[CurvePoint, ...]:
     )
 
 
-def _line(
-    at: NDArray[np.float64], times_s: NDArray[np.float64], *, weights: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _line(at: FloatArray, times_s: FloatArray, *, weights: FloatArray) -> FloatArray:
     """Weighted least-squares line with constant and slope not below zero, at the points. [s]"""
     design = np.stack([np.ones_like(at), at / at.max()], axis=1)
     root = np.sqrt(weights)

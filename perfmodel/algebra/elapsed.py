@@ -6,9 +6,9 @@ until it passes. Segments are independent, as failures have no memory.
 """
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-FloatArray = NDArray[np.float64]
+from perfmodel.arrays import FloatArray
 
 #: Below this share of the mean time between failures the moments of the truncated exponential are
 #: those of a uniform distribution; their closed form would cancel to nothing.

@@ -7,12 +7,11 @@ exact, like the simulation, and takes as many passes as the program has operatio
 from typing import Final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from perfmodel.arrays import BoolArray, FloatArray
 from perfmodel.program.operation import StepProgram, Stream
 
-FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
 _NEVER: Final = np.iinfo(np.intp).max
 
 

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from perfmodel.arrays import FloatArray
 from perfmodel.program.operation import StepProgram
 
 #: Draws evaluated together: rows this long hide what calling numpy costs, and the few ends that are
 #: still needed stay in the cache (with 200 buckets 0.8 million steps/s at 1024, 2.4 from 16384 on).
 CHUNK: Final = 16384
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

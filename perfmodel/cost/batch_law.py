@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Final
 
+from perfmodel.documents.prediction import Interval
 from perfmodel.documents.profile import NoiseScaleProfile
 from perfmodel.statistics.convergence import (
     BatchPoint,
     Convergence,
     CriticalBatch,
+    Quantiles,
     fit_convergence,
 )
 from perfmodel.statistics.normal import MEDIAN_OVER_MEAN
@@ -47,3 +49,8 @@ def median_error(steps: Sequence[int]) -> float:
 def calibrated_law(scale: NoiseScaleProfile) -> Convergence:
     """Samples to the target over the batch, from the trainings at one batch and their noise scale."""
     return fit_convergence([reference_point(scale)], critical=critical_batch(scale))
+
+
+def interval_of(quantiles: Quantiles) -> Interval:
+    """What the law says of a quantity, as documents hold it."""
+    return Interval(p5=quantiles.p5, p50=quantiles.p50, p95=quantiles.p95)

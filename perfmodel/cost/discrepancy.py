@@ -9,12 +9,10 @@ with the spread that the runs showed (Kennedy and O'Hagan 2001).
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import linalg
 
+from perfmodel.arrays import FloatArray
 from perfmodel.cost.jobs import Column, Jobs
-
-Matrix = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +38,7 @@ class Discrepancy:
     spreads: Spreads
     weights: Column
     """Inverse covariance times deviation, shape ``(num_runs,)``."""
-    inverse: Matrix
+    inverse: FloatArray
     """Inverse covariance of the runs, shape ``(num_runs, num_runs)``."""
 
     def at(self, jobs: Jobs) -> tuple[Column, Column]:
@@ -67,7 +65,7 @@ class Discrepancy:
         return np.asarray(np.maximum(alone + alone[reference] - 2 * both, 0.0))
 
 
-def layout_distance_squared(first: Jobs, second: Jobs) -> Matrix:
+def layout_distance_squared(first: Jobs, second: Jobs) -> FloatArray:
     """Squared distance of layouts and models, in doublings; sharding levels are one doubling apart."""
     total = np.zeros((len(first), len(second)))
     for one, other in zip(_coordinates(first), _coordinates(second), strict=True):
@@ -89,7 +87,7 @@ def _coordinates(jobs: Jobs) -> tuple[Column, ...]:
     )
 
 
-def same_shape(first: Jobs, second: Jobs) -> Matrix:
+def same_shape(first: Jobs, second: Jobs) -> FloatArray:
     """1 where the work of one device on one layer and micro-batch is the same, else 0."""
     same = np.ones((len(first), len(second)), dtype=bool)
     for name in ("tp", "micro_batch", "sequence", "hidden", "feed_forward"):
@@ -97,7 +95,7 @@ def same_shape(first: Jobs, second: Jobs) -> Matrix:
     return same.astype(np.float64)
 
 
-def covariance(first: Jobs, second: Jobs, spreads: Spreads) -> Matrix:
+def covariance(first: Jobs, second: Jobs, spreads: Spreads) -> FloatArray:
     """Covariance of deviations, noise left out."""
     near = np.exp(-layout_distance_squared(first, second) / (2 * spreads.length**2))
     return spreads.shape**2 * same_shape(first, second) + spreads.layout**2 * near

@@ -11,20 +11,19 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from perfmodel.arrays import FloatArray
 
 
 @dataclass(frozen=True, eq=False)
 class GaussianProcess:
     """A smooth function through noisy points; far from them it returns to their mean."""
 
-    inputs: Array
+    inputs: FloatArray
     """Shape ``(num_points, num_features)``."""
-    targets: Array
+    targets: FloatArray
     """Shape ``(num_points,)``."""
-    lengths: Array
+    lengths: FloatArray
     """How far apart points are that still tell about each other, by feature."""
     spread: float
     """Standard deviation of the function around its mean."""
@@ -32,7 +31,7 @@ class GaussianProcess:
     """Standard deviation of the targets around the function."""
 
     @cached_property
-    def _solved(self) -> tuple[Array, Array, float]:
+    def _solved(self) -> tuple[FloatArray, FloatArray, float]:
         """Inverse of the covariance's Cholesky factor, weights of the points, mean.
 
         With numpy alone: scipy takes longer to import than this takes to run.
@@ -42,10 +41,10 @@ class GaussianProcess:
         inverse = np.linalg.inv(np.linalg.cholesky(own + self.noise**2 * np.eye(count)))
         ones = inverse @ np.ones(count)
         mean = float(ones @ (inverse @ self.targets) / (ones @ ones))
-        weights: Array = inverse.T @ (inverse @ (self.targets - mean))
+        weights: FloatArray = inverse.T @ (inverse @ (self.targets - mean))
         return inverse, weights, mean
 
-    def predict(self, inputs: Array) -> tuple[Array, Array]:
+    def predict(self, inputs: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Mean and standard deviation of the function at points of shape ``(n, num_features)``."""
         inverse, weights, mean = self._solved
         cross = covariance(inputs, self.inputs, self.lengths, self.spread)
@@ -54,9 +53,11 @@ class GaussianProcess:
         return mean + cross @ weights, np.sqrt(variance)
 
 
-def covariance(first: Array, second: Array, lengths: Array, spread: float) -> Array:
+def covariance(
+    first: FloatArray, second: FloatArray, lengths: FloatArray, spread: float
+) -> FloatArray:
     """Matern 3/2: shape ``(len(first), len(second))``."""
     scaled = (first[:, None, :] - second[None, :, :]) / lengths
     distance = math.sqrt(3) * np.sqrt(np.sum(scaled**2, axis=2))
-    result: Array = spread**2 * (1 + distance) * np.exp(-distance)
+    result: FloatArray = spread**2 * (1 + distance) * np.exp(-distance)
     return result

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt
 from pydantic import model_validator as validator
 
-from perfmodel.documents.base import Document, Record, checked, read_toml
+from perfmodel.documents.base import Document, Record, Text, checked, read_toml
 
 _Probability = Annotated[float, Field(gt=0.5, lt=1)]
 
@@ -39,7 +39,7 @@ UNITS: Final = {
 class Clause(Record):
     """One number with a limit, in SI units."""
 
-    name: Annotated[str, Field(min_length=1)]
+    name: Text
     kind: ClauseKind
     reference: PositiveFloat
     """What the machine of the profile reached, or the prediction."""

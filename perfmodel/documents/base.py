@@ -9,14 +9,18 @@ import tomllib
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar, Final, Self, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Final, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from perfmodel.errors import InvalidDocument, PerfModelError, did_you_mean, why
 
 _Line = TypeVar("_Line")
 _Model = TypeVar("_Model", bound=BaseModel)
+
+#: A share or a probability.
+Share = Annotated[float, Field(ge=0, le=1)]
+Text = Annotated[str, Field(min_length=1)]
 
 STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
 #: Pydantic's names of errors.
@@ -209,6 +213,31 @@ def read_lines(path: Path, kind: TypeAdapter[_Line], *, what: str) -> list[_Line
         except ValueError as error:
             raise InvalidDocument(f"{path}: line {number}: {error}") from error
     return found
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add one line to a file, made if there is none; it is on disk when this returns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def trim_unfinished_line(path: Path) -> None:
+    """Cut off what an interrupted writer left after the last complete line, if there is a file."""
+    if not path.exists():
+        return
+    try:
+        content = path.read_bytes()
+        end = content.rfind(b"\n") + 1
+        if end < len(content):
+            with path.open("r+b") as file:
+                file.truncate(end)
+    except OSError as error:
+        raise PerfModelError(
+            f"{path}: cannot be continued: {error.strerror}; choose another --out"
+        ) from error
 
 
 def first_problem(error: ValidationError, model: type[BaseModel] | None = None) -> str:

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from perfmodel.documents.base import Document, Provenance, Record
+from perfmodel.documents.base import Document, Provenance, Record, Share
 from perfmodel.documents.prediction import Interval
 from perfmodel.documents.validation import ErrorSummary
 
@@ -56,4 +56,4 @@ class BatchValidationDocument(Document):
     """Of the plain rule that every batch needs as many samples."""
     same_steps: ErrorSummary
     """Of the plain rule that every batch needs as many steps."""
-    coverage: Annotated[float, Field(ge=0, le=1)]
+    coverage: Share

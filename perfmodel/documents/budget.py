@@ -10,14 +10,12 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from pydantic import model_validator as validator
 
-from perfmodel.documents.base import Record, checked, read_toml
+from perfmodel.documents.base import Record, Share, Text, checked, read_toml
 from perfmodel.errors import InvalidDocument, why
 
 #: A price older than this is said to be stale.
 STALE_AFTER_DAYS: Final = 30
 
-_Text = Annotated[str, Field(min_length=1)]
-_Share = Annotated[float, Field(ge=0, le=1)]
 _PositiveShare = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -41,10 +39,10 @@ class Price(Record):
     """ISO 4217."""
     date: dt.date
     """Day on which it was quoted."""
-    region: _Text
-    term: _Text
+    region: Text
+    term: Text
     """How long one is bound, such as ``1 year`` or ``none``."""
-    source: _Text
+    source: Text
 
     def age_days(self, today: dt.date) -> int:
         """Whole days since the quote; negative in the future."""
@@ -58,22 +56,22 @@ class Purchase(Record):
     """That are used; spares come on top."""
     device_price: Price
     """Of a device with its share of host, memory and rack."""
-    spare_fraction: _Share = 0.0
+    spare_fraction: Share = 0.0
     """Spare devices over used ones."""
     network_price: Price
     """Switches, cables, optics, all together."""
     lifetime_years: PositiveFloat
-    residual_fraction: _Share = 0.0
+    residual_fraction: Share = 0.0
     """Value at the end over the price; depreciation is a straight line in between."""
     power_per_device_w: PositiveFloat
     """At work, with its share of the host. [W]"""
-    idle_power_fraction: _Share
+    idle_power_fraction: Share
     """Power when idle over power at work."""
     pue: Annotated[float, Field(ge=1, le=5)]
     """Power of the site over power of the machines."""
     energy_price: Price
     staff_price: Price
-    upkeep_fraction: _Share = 0.0
+    upkeep_fraction: Share = 0.0
     """Support and repair per year, over the purchase price."""
 
     @validator(mode="after")
@@ -88,7 +86,7 @@ class Purchase(Record):
 class Rental(Record):
     """Devices by the hour."""
 
-    name: _Text
+    name: Text
     kind: Literal["on-demand", "reserved", "spot"]
     """Reserved hours are paid whether used or not; the others when used."""
     price: Price

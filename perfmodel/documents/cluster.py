@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
-from perfmodel.documents.base import Record, checked, read_toml
+from perfmodel.documents.base import Record, Share, Text, checked, read_toml
 from perfmodel.errors import InvalidDocument
 from perfmodel.topology.cluster import (
     DEVICE,
@@ -20,8 +20,6 @@ from perfmodel.topology.cluster import (
 from perfmodel.units import parse_bandwidth, parse_duration
 
 CLUSTER_VERSION: Final = 1
-
-_Text = Annotated[str, Field(min_length=1)]
 
 
 def _bandwidth(value: Any) -> float:
@@ -43,16 +41,16 @@ _Duration = Annotated[float, BeforeValidator(_duration)]
 class TierEntry(Record):
     """One tier; see ``topology.cluster.Tier``."""
 
-    name: _Text
-    of: _Text = DEVICE
+    name: Text
+    of: Text = DEVICE
     count: PositiveInt
     bandwidth: Annotated[_Bandwidth, Field(gt=0)]
     """Of one link, each way."""
     latency: Annotated[_Duration, Field(ge=0)]
     links: PositiveInt = 1
     oversubscription: Annotated[float, Field(ge=1)] = 1.0
-    in_switch_reduction: Annotated[float, Field(ge=0, le=1)] = 0.0
-    source: _Text
+    in_switch_reduction: Share = 0.0
+    source: Text
 
 
 class Override(Record):
@@ -60,7 +58,7 @@ class Override(Record):
 
     device: Annotated[int, Field(ge=0)] | None = None
     """Counted from 0; it takes ``factor`` (>= 1) times as long to compute."""
-    tier: _Text | None = None
+    tier: Text | None = None
     member: Annotated[int, Field(ge=0)] | None = None
     """Counted over the cluster; its links carry ``factor`` (<= 1) of their rate."""
     factor: Annotated[float, Field(gt=0)]
@@ -77,7 +75,7 @@ class Override(Record):
 class TrafficEntry(Record):
     """What else a tier carries; one of the two."""
 
-    tier: _Text
+    tier: Text
     bandwidth: _Bandwidth | None = None
     """A steady stream on the links of every member."""
     jobs: PositiveInt | None = None
@@ -94,7 +92,7 @@ class ClusterFile(Record):
     """The file as it is written."""
 
     schema_version: Literal[1]
-    name: _Text
+    name: Text
     devices: PositiveInt
     """Of all tiers together: a check of their counts."""
     tier: Annotated[tuple[TierEntry, ...], Field(min_length=1)]

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from perfmodel.documents.base import Document, Provenance, Record
+from perfmodel.documents.base import Document, Provenance, Record, Share
 from perfmodel.documents.prediction import Interval
 
 
@@ -72,7 +72,7 @@ class LayoutPredictionDocument(Document):
     memory: Annotated[tuple[StageMemory, ...], Field(min_length=1)]
     """Every pipeline stage, in order."""
     capacity_bytes: PositiveInt | None
-    fit_probability: Annotated[float, Field(ge=0, le=1)] | None
+    fit_probability: Share | None
     """That the fullest rank runs within the capacity; None if none was given."""
     caveats: tuple[str, ...]
 
@@ -85,7 +85,7 @@ class LayoutScenario(Record):
     prediction: LayoutPredictionDocument
     throughput_ratio: Interval | None
     """Tokens per second over those of the first layout; None for the first."""
-    probability_faster: Annotated[float, Field(ge=0, le=1)] | None
+    probability_faster: Share | None
 
 
 class LayoutWhatIfDocument(Document):
@@ -109,8 +109,8 @@ class RankedLayout(Record):
     mfu: PositiveFloat
     needed_bytes: PositiveFloat
     """Of the fullest rank. [B]"""
-    fit_probability: Annotated[float, Field(ge=0, le=1)]
-    slower_probability: Annotated[float, Field(ge=0, le=1)]
+    fit_probability: Share
+    slower_probability: Share
     """That it is slower than the first."""
     ties: bool
     """Whether the error bar of its ratio to the first holds 1."""

@@ -4,13 +4,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, TypeAdapter
 
-from perfmodel.documents.base import Record
+from perfmodel.documents.base import Record, Share
 from perfmodel.documents.prediction import Evidence, Interval
 from perfmodel.documents.whatif import Contrast
+from perfmodel.parallelism.strategy import MOST_BATCH, MOST_DEVICES
 
 _Text = Annotated[str, Field(min_length=1, max_length=200)]
 _Value = Annotated[str, Field(min_length=1, max_length=40)]
-_Batch = Annotated[int, Field(ge=1, le=2**40)]
+_Batch = Annotated[int, Field(ge=1, le=MOST_BATCH)]
 _Bytes = Annotated[int, Field(ge=1, le=2**60)]
 
 
@@ -32,7 +33,7 @@ class StepQuestion(Record):
     workload: _Text
     """The same."""
     scaling: Literal["weak", "strong"] = "weak"
-    devices: Annotated[int, Field(ge=1, le=2**20)]
+    devices: Annotated[int, Field(ge=1, le=MOST_DEVICES)]
     batch: _Batch | None = None
     changes: Annotated[dict[_Text, _Value], Field(max_length=16)] = Field(default_factory=dict)
     """Fields of ``--set``, values as typed there."""
@@ -94,7 +95,7 @@ class MemoryAnswer(Record):
     parts_bytes: dict[str, NonNegativeFloat]
     needed_bytes: PositiveFloat
     capacity_bytes: PositiveInt
-    fit_probability: Annotated[float, Field(ge=0, le=1)]
+    fit_probability: Share
     verdict: str
 
 

@@ -5,11 +5,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from perfmodel.documents.base import Document, Record
+from perfmodel.documents.base import Document, Record, Share
 from perfmodel.documents.plan_file import PlanFile
 from perfmodel.documents.prediction import Evidence, Interval
-
-_Probability = Annotated[float, Field(ge=0, le=1)]
 
 
 class PlanRow(Record):
@@ -27,8 +25,8 @@ class PlanRow(Record):
     energy_kwh: float | None
     """Nominal, with the site's share; None if the plan gives no power. [kWh]"""
     power_kw: float | None
-    deadline_probability: _Probability
-    probability: _Probability
+    deadline_probability: Share
+    probability: Share
     """That deadline and budget are both kept."""
     end: dt.date
     """Day on which it ends, nominally."""
@@ -44,7 +42,7 @@ class PlanRow(Record):
     """Of a large model, in the grammar of ``predict --layout``."""
     needed_bytes: PositiveFloat | None = None
     """Of the fullest device; None if the plan gives no device memory. [B]"""
-    fit_probability: _Probability | None = None
+    fit_probability: Share | None = None
     """That this is below the memory of the device."""
 
 
@@ -84,7 +82,7 @@ class PlanAccuracy(Record):
     num_settings: PositiveInt
     mape: float
     worst_absolute: float
-    coverage: _Probability
+    coverage: Share
     """Share of the settings inside their 90 % intervals."""
     passed: bool
 

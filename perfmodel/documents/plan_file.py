@@ -14,7 +14,7 @@ from pydantic import (
 )
 from pydantic import model_validator as validator
 
-from perfmodel.documents.base import Record, checked
+from perfmodel.documents.base import Record, Text, checked
 from perfmodel.documents.budget import (
     Price,
     PriceUnit,
@@ -27,15 +27,13 @@ from perfmodel.errors import InvalidDocument, UsageError
 from perfmodel.parallelism.layout import Layout, parse_layout
 from perfmodel.units import Bytes, parse_bytes
 
-_Text = Annotated[str, Field(min_length=1)]
-
 
 class Work(Record):
     """What has to be trained, given in one of three ways."""
 
-    workload: _Text | None = None
+    workload: Text | None = None
     """Calibrated in every profile by that name, or a workload file beside the plan."""
-    model: _Text | None = None
+    model: Text | None = None
     """Instead: a large model by name or Hugging Face config beside the plan, spread by layouts; the
     profiles are then those of ``calibrate --from-runs``, and a sample is a sequence."""
     sequence_length: PositiveInt | None = None
@@ -119,11 +117,11 @@ class Failures(Record):
     mtbf_device_hours: PositiveFloat
     checkpoint_s: PositiveFloat | None = None
     """Training stands still for one write. [s]"""
-    checkpoint_size: _Text | None = None
+    checkpoint_size: Text | None = None
     """Instead: size of all parts, such as 980GB; its write and read take what a calibration timed."""
     checkpoint_writers: PositiveInt = 1
     """Processes that write an equal part of it each, at the same time."""
-    checkpoint_profile: _Text | None = None
+    checkpoint_profile: Text | None = None
     """Whose storage was timed; beside the plan. Default: the profile of each option."""
     detection_s: NonNegativeFloat = 0.0
     restart_s: NonNegativeFloat | None = None
@@ -183,18 +181,18 @@ Counts = Annotated[
 class Option(Record):
     """A machine at a price, in any of some sizes."""
 
-    name: _Text
-    profile: _Text
+    name: Text
+    profile: Text
     """Of the machine, from ``perfmodel calibrate``; beside the plan."""
-    validation: _Text | None = None
+    validation: Text | None = None
     """Of that machine: earlier errors enter the intervals; beside the plan."""
-    device: _Text | None = None
+    device: Text | None = None
     """Another device by its data sheet, to which the profile is scaled with wide doubt."""
-    cluster: _Text | None = None
+    cluster: Text | None = None
     """Links between the devices, beside the plan; default: one ring of links like the measured ones."""
-    device_memory: _Text | None = None
+    device_memory: Text | None = None
     """Of one device, such as 80GiB: what does not fit is no candidate. Default: nobody asks."""
-    layout: _Text | None = None
+    layout: Text | None = None
     """Of a large model, such as "tp=8 pp=2 zero=1 micro_batch=1"; default: every layout is tried."""
     devices_per_node: PositiveInt | None = None
     """Of a large model: devices that share fast links; default 8."""

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from typing import ClassVar, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from perfmodel.arrays import FloatArray
 from perfmodel.documents.base import Document, Provenance, Record
 from perfmodel.parallelism.strategy import Setting
 from perfmodel.program.operation import Cause
@@ -41,12 +41,29 @@ class Interval(Record):
         return self
 
     @classmethod
-    def of(cls, draws: NDArray[np.float64], *, nominal: float | None = None) -> Self:
+    def of(cls, draws: FloatArray, *, nominal: float | None = None) -> Self:
         """The middle 90 % of draws around their median, or around a nominal value, always inside."""
         p5, p50, p95 = (float(value) for value in np.quantile(draws, [0.05, 0.5, 0.95]))
         if nominal is None:
             return cls(p5=p5, p50=p50, p95=p95)
         return cls(p5=min(p5, nominal), p50=nominal, p95=max(p95, nominal))
+
+    def __mul__(self, factor: float) -> "Interval":
+        return Interval(p5=self.p5 * factor, p50=self.p50 * factor, p95=self.p95 * factor)
+
+    def __truediv__(self, divisor: float) -> "Interval":
+        return Interval(p5=self.p5 / divisor, p50=self.p50 / divisor, p95=self.p95 / divisor)
+
+    def __rtruediv__(self, dividend: float) -> "Interval":
+        return Interval(p5=dividend / self.p95, p50=dividend / self.p50, p95=dividend / self.p5)
+
+    def holds(self, measured: float) -> bool:
+        """Whether a value lies inside, ends included."""
+        return self.p5 <= measured <= self.p95
+
+    def signed_error(self, measured: float) -> float:
+        """Predicted over measured, minus 1."""
+        return self.p50 / measured - 1
 
 
 class PredictedPoint(Record):

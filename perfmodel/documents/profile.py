@@ -1,7 +1,7 @@
 """The profile: what a calibration says a machine can do, and how sure it is."""
 
 import statistics
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import (
     Field,
@@ -11,7 +11,7 @@ from pydantic import (
     model_serializer,
 )
 
-from perfmodel.documents.base import Document, Provenance, Record
+from perfmodel.documents.base import Document, Provenance, Record, Share
 from perfmodel.documents.prediction import Evidence
 from perfmodel.errors import CalibrationUnavailable, PerfModelError
 from perfmodel.workload.workload import Workload
@@ -45,6 +45,9 @@ class PhaseCurves(Record):
     dispatch_optimizer: tuple[CurvePoint, ...] = ()
 
 
+PHASE_CURVES: Final = tuple(name for name in PhaseCurves.model_fields if name != "world_size")
+
+
 class StepNoise(Record):
     """Spread of single steps of one rank around their median."""
 
@@ -62,7 +65,7 @@ class WorkloadProfile(Record):
     noise: tuple[StepNoise, ...]
     rank_spread: RelativeError
     """Standard deviation of the logarithm of the ranks' own medians; 0 with one rank."""
-    speed_sensitivity: Annotated[float, Field(ge=0, le=1)]
+    speed_sensitivity: Share
     """How much of a slow-down of the speed probe this workload shares, as an exponent."""
     evidence: Evidence | None = None
     """Where the curves come from, if not from steps of this workload on this machine."""

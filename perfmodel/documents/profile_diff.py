@@ -4,10 +4,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from perfmodel.documents.base import Document, Record
+from perfmodel.documents.base import Document, Record, Share
 from perfmodel.documents.prediction import Interval
-
-_Probability = Annotated[float, Field(ge=0, le=1)]
 
 
 class Difference(Record):
@@ -23,7 +21,7 @@ class Difference(Record):
     """Whether the values are compared by difference; by ratio otherwise."""
     z: float
     """Difference over its standard error; positive: more than before."""
-    adjusted_p: _Probability
+    adjusted_p: Share
     """Smallest false discovery rate at which this counts as a change."""
     is_change: bool
 
@@ -49,7 +47,7 @@ class ProfileDiffDocument(Document):
     command_line: tuple[str, ...]
     old_digest: str
     new_digest: str
-    false_discovery_rate: _Probability
+    false_discovery_rate: Share
     facts: dict[str, tuple[str, str]]
     """Facts of the environment that differ: old and new."""
     differences: tuple[Difference, ...]

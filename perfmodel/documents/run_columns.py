@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from perfmodel.documents.base import Record, checked, read_toml
+from perfmodel.documents.base import Record, Text, checked, read_toml
 
 
 class RunUnits(Record):
@@ -18,7 +18,7 @@ class RunUnits(Record):
 class RunColumns(Record):
     """Names, values and units of what a run is described by."""
 
-    columns: dict[str, Annotated[str, Field(min_length=1)]] = Field(default_factory=dict)
+    columns: dict[str, Text] = Field(default_factory=dict)
     """By our name, the heading in the table."""
     constants: dict[str, Annotated[float, Field(strict=True, ge=0)]] = Field(default_factory=dict)
     """By our name, the value of all runs; goes before a column."""

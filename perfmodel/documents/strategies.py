@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from perfmodel.documents.base import Document, Provenance, Record
+from perfmodel.documents.base import Document, Provenance, Record, Share
 from perfmodel.documents.prediction import Interval
 from perfmodel.documents.validation import ErrorSummary, Gate
 
@@ -39,7 +39,7 @@ class StrategyFamily(Record):
 
     name: str
     summary: ErrorSummary
-    coverage: Annotated[float, Field(ge=0, le=1)]
+    coverage: Share
 
 
 class StrategiesDocument(Document):

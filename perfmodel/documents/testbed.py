@@ -13,7 +13,15 @@ from pydantic import (
     model_validator,
 )
 
-from perfmodel.documents.base import Document, Provenance, Record, read_lines
+from perfmodel.documents.base import (
+    Document,
+    Provenance,
+    Record,
+    Share,
+    append_line,
+    read_lines,
+    trim_unfinished_line,
+)
 from perfmodel.documents.prediction import Interval
 from perfmodel.documents.validation import ErrorSummary, Gate
 
@@ -109,7 +117,7 @@ class Noise(Record):
     kind: Literal["none", "lognormal", "pareto"] = "none"
     spread: NonNegativeFloat = 0.0
     """Lognormal: standard deviation of the logarithm. Pareto: mean excess of the slow steps."""
-    slow_share: Annotated[float, Field(ge=0, le=1)] = 0.1
+    slow_share: Share = 0.1
     """Pareto: share of steps that are slow at all."""
     rank_spread: NonNegativeFloat = 0.0
     """Standard deviation of the logarithm of factors that stay with a rank."""
@@ -310,13 +318,8 @@ def read_runs(path: Path) -> list[Run]:
 
 def append_run(path: Path, run: Run) -> None:
     """Add one line, on disk when this returns; first remove what an interruption left of a line."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as file:
-        file.seek(0)
-        content = file.read()
-        file.truncate(content.rfind(b"\n") + 1)
-        file.write(run.model_dump_json().encode() + b"\n")
-        file.flush()
+    trim_unfinished_line(path)
+    append_line(path, run.model_dump_json())
 
 
 class ForetoldStep(Record):
@@ -373,8 +376,8 @@ class JudgedFamily(Record):
 
     name: str
     summary: ErrorSummary
-    coverage: Annotated[float, Field(ge=0, le=1)]
-    limits_named: Annotated[float, Field(ge=0, le=1)]
+    coverage: Share
+    limits_named: Share
     """Share of settings whose limiting resource was named correctly."""
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Final
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from perfmodel.documents.base import Document, Provenance, Record
+from perfmodel.documents.base import Document, Provenance, Record, Share
 from perfmodel.documents.prediction import Interval
 from perfmodel.parallelism.strategy import Setting
 
@@ -113,8 +113,8 @@ class ValidationDocument(Document):
     speedup_summary_extrapolated: ErrorSummary | None = None
     speedup_summary_raw: ErrorSummary | None
     noise_floor: ErrorSummary | None
-    coverage: Annotated[float, Field(ge=0, le=1)]
-    coverage_raw: Annotated[float, Field(ge=0, le=1)]
+    coverage: Share
+    coverage_raw: Share
     """Of the times as the clock showed them."""
     gates: tuple[Gate, ...]
     passed: bool

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat
 
-from perfmodel.documents.base import Document, Provenance, Record
+from perfmodel.documents.base import Document, Provenance, Record, Share
 from perfmodel.documents.prediction import Interval, PredictedPoint
 
 
@@ -15,7 +15,7 @@ class Contrast(Record):
     """Samples per second over those of the first scenario."""
     step_difference_s: Interval
     """Step minus that of the first scenario, whatever their batches. [s]"""
-    probability_faster: Annotated[float, Field(ge=0, le=1)]
+    probability_faster: Share
     """Share of the draws with more samples per second."""
     is_paired: bool
     """Whether both sides share their draws: errors of the same machine then cancel."""

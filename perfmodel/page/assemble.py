@@ -9,7 +9,6 @@ from typing import Final
 SCRIPTS: Final = (
     "format.js", "draw.js", "curve.js", "timeline.js", "panels.js", "controls.js", "main.js"
 )  # fmt: skip
-STATIC_FILES: Final = ("page.html", "page.css", *SCRIPTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,19 +15,11 @@ def spent(spending: Spending | None, throughput: Interval, *, devices: int) -> S
     """
     if spending is None:
         return None
-    hours = Interval(
-        p5=spending.work / throughput.p95 / HOUR_S,
-        p50=spending.work / throughput.p50 / HOUR_S,
-        p95=spending.work / throughput.p5 / HOUR_S,
-    )
-    device_hours = _times(hours, devices)
+    hours = spending.work / throughput / HOUR_S
+    device_hours = hours * devices
     return Spent(
         hours=hours,
         device_hours=device_hours,
-        cost=_times(device_hours, spending.per_device_hour),
+        cost=device_hours * spending.per_device_hour,
         currency=spending.currency,
     )
-
-
-def _times(quantity: Interval, factor: float) -> Interval:
-    return Interval(p5=quantity.p5 * factor, p50=quantity.p50 * factor, p95=quantity.p95 * factor)

@@ -8,7 +8,6 @@ from perfmodel.context import caveats
 from perfmodel.cost.curve import Samples
 from perfmodel.cost.memory import step_memory, verdict
 from perfmodel.documents.page import CurvePoint, MemoryAnswer, PageAnswer, StepQuestion
-from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.whatif import Contrast
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.forecast import Forecast, forecast_settings
@@ -23,6 +22,8 @@ from perfmodel.scenarios import (
     changed,
     contrast_of_draws,
     in_cluster,
+    predictor_of,
+    with_assumed,
 )
 
 #: Where the curve is drawn at least, as far as ``perfmodel predict`` goes without being asked.
@@ -63,11 +64,7 @@ class StepDesk:
         settings = self._settings(scenario, question)
         single, asked = (self._step(changes, setting) for setting in settings)
         predictor = self._predictor(changes)
-        point = predictor.point(asked, baseline=single)
-        evidence = {
-            term: Evidence.ASSUMED if term in scenario.assumed else found
-            for term, found in point.evidence.items()
-        }
+        point = with_assumed(predictor.point(asked, baseline=single), scenario)
         memory, no_memory = _memory(
             self._workload, question, asked.setting, scenario.profile.memory_kind
         )
@@ -90,7 +87,7 @@ class StepDesk:
             straggler_s=point.straggler_s,
             contrast=self._contrast(question, asked),
             breakdown_s={cause.value: time_s for cause, time_s in point.breakdown_s.items()},
-            evidence=dict(evidence),
+            evidence=dict(point.evidence),
             curve=self._curve(question, asked),
             timeline_step_s=asked.trace.step_s,
             timeline=timeline(asked.trace),
@@ -129,8 +126,7 @@ class StepDesk:
         return scenario
 
     def _predictor_of(self, changes: tuple[tuple[str, str], ...]) -> Predictor:
-        scenario = self._scenario(changes)
-        return Predictor(scenario.profile, validation=scenario.validation, cluster=scenario.cluster)
+        return predictor_of(self._scenario(changes))
 
     def _step_of(self, changes: tuple[tuple[str, str], ...], setting: Setting) -> StepPrediction:
         scenario = self._scenario(changes)

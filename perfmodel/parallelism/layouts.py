@@ -6,9 +6,9 @@ from itertools import product
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel import checks
+from perfmodel.arrays import IntArray
 from perfmodel.parallelism.layout import Layout, Recompute
 
 LARGEST_MICRO_BATCH: Final = 64
@@ -41,14 +41,14 @@ class Space:
 class LayoutColumns:
     """One row per layout, whole numbers; recomputation by its position in ``Recompute``."""
 
-    rows: NDArray[np.int64]
+    rows: IntArray
     """Shape ``(num_layouts, 10)``: the numbers of ``COLUMNS``."""
 
     def __len__(self) -> int:
         """Number of layouts."""
         return len(self.rows)
 
-    def column(self, name: str) -> NDArray[np.int64]:
+    def column(self, name: str) -> IntArray:
         """One number of every layout."""
         return self.rows[:, COLUMNS.index(name)]
 

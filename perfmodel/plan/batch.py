@@ -4,14 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perfmodel.checks import positive
+from perfmodel.cost.batch_law import interval_of
 from perfmodel.documents.base import command_line
 from perfmodel.documents.batch import BatchDocument, BatchOutlook
-from perfmodel.documents.prediction import Interval
 from perfmodel.statistics.convergence import (
     BatchPoint,
     Convergence,
     CriticalBatch,
-    Quantiles,
     fit_convergence,
 )
 
@@ -64,7 +63,7 @@ def batch_outlook(request: Request, *, argv: Sequence[str]) -> BatchDocument:
         points=run,
         reference_batch=request.smallest,
         noise_scale=None if request.critical is None else request.critical.batch,
-        critical_batch=_interval(law.critical_batch),
+        critical_batch=interval_of(law.critical_batch),
         outlooks=outlooks,
         caveats=tuple(_caveats(outlooks, request)),
     )
@@ -72,25 +71,21 @@ def batch_outlook(request: Request, *, argv: Sequence[str]) -> BatchDocument:
 
 def _outlook(law: Convergence, batch: float, request: Request) -> BatchOutlook:
     reference = request.smallest
-    samples = _interval(law.samples(batch))
-    ratio = _interval(law.samples_ratio(batch, reference=reference))
+    samples = interval_of(law.samples(batch))
+    ratio = interval_of(law.samples_ratio(batch, reference=reference))
     rate = request.samples_per_s.get(batch)
     reference_rate = request.samples_per_s.get(reference)
     faster = rate / reference_rate if rate and reference_rate else None
     return BatchOutlook(
         batch=batch,
         samples=samples,
-        steps=_divided(samples, batch),
+        steps=samples / batch,
         samples_ratio=ratio,
         samples_per_s=rate,
         throughput_speedup=faster,
-        target_speedup=(
-            None
-            if faster is None
-            else Interval(p5=faster / ratio.p95, p50=faster / ratio.p50, p95=faster / ratio.p5)
-        ),
+        target_speedup=None if faster is None else faster / ratio,
         learning_rate_factor=_learning_rate(law, batch) / _learning_rate(law, reference),
-        time_to_target_s=None if rate is None else _divided(samples, rate),
+        time_to_target_s=None if rate is None else samples / rate,
         is_beyond_critical=batch > law.critical_batch.p50,
         is_extrapolated=batch > request.largest,
     )
@@ -121,11 +116,3 @@ def _caveats(outlooks: Sequence[BatchOutlook], request: Request) -> list[str]:
         "critical batch, by the square root of that for Adam) and warmed up"
     )
     return caveats
-
-
-def _interval(quantiles: Quantiles) -> Interval:
-    return Interval(p5=quantiles.p5, p50=quantiles.p50, p95=quantiles.p95)
-
-
-def _divided(interval: Interval, by: float) -> Interval:
-    return Interval(p5=interval.p5 / by, p50=interval.p50 / by, p95=interval.p95 / by)

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from perfmodel.cost.curve import Samples
+from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.documents.plan_file import PlanFile
 from perfmodel.plan.outcome import Summary
 
@@ -29,14 +28,14 @@ class Candidate:
 class Pool:
     """All candidates as arrays of one shape."""
 
-    option: Samples
-    batch: Samples
-    count: Samples
-    elapsed_s: Samples
-    cost: Samples
-    deadline_probability: Samples
-    probability: Samples
-    excess: Samples
+    option: FloatArray
+    batch: FloatArray
+    count: FloatArray
+    elapsed_s: FloatArray
+    cost: FloatArray
+    deadline_probability: FloatArray
+    probability: FloatArray
+    excess: FloatArray
 
     def candidate(self, index: int) -> Candidate:
         """One of them."""
@@ -50,7 +49,7 @@ class Pool:
 def pool_of(found: Sequence[tuple[int, int, Summary]]) -> Pool:
     """Join the summaries of options, by their place in the plan, at batches."""
 
-    def joined(name: str) -> Samples:
+    def joined(name: str) -> FloatArray:
         return np.concatenate([np.asarray(getattr(e, name), dtype=float) for _, _, e in found])
 
     return Pool(
@@ -113,7 +112,7 @@ def _distance(pool: Pool, index: int, wanted: float) -> tuple[float, float, floa
     return (0.0, -float(pool.probability[index]), float(pool.excess[index]))
 
 
-def _front(pool: Pool, feasible: NDArray[np.int64]) -> tuple[int, ...]:
+def _front(pool: Pool, feasible: IntArray) -> tuple[int, ...]:
     """Feasible candidates that none beats in both time and cost; the soonest first."""
     order = feasible[np.lexsort((pool.cost[feasible], pool.elapsed_s[feasible]))]
     cost = pool.cost[order]

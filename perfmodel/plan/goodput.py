@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.algebra.goodput import (
     best_interval_s,
@@ -15,6 +14,7 @@ from perfmodel.algebra.goodput import (
     expected_stops,
     young_interval_s,
 )
+from perfmodel.arrays import FloatArray
 from perfmodel.checks import at_least, positive
 from perfmodel.documents.base import command_line
 from perfmodel.documents.goodput import CheckpointIntervals, GoodputDocument, TriedInterval
@@ -198,7 +198,7 @@ def _search(request: Request, *, around_s: Seconds) -> tuple[TriedInterval, ...]
     ]
     if not intervals_s:
         return ()
-    ends_s: dict[Seconds, NDArray[np.float64]] = {}
+    ends_s: dict[Seconds, FloatArray] = {}
     for interval_s in intervals_s:
         job = replace(request.job, checkpoint_interval_s=interval_s)
         runs = simulate_many(replace(request, job=job))
@@ -214,11 +214,11 @@ def _search(request: Request, *, around_s: Seconds) -> tuple[TriedInterval, ...]
     )
 
 
-def _is_as_good(later_s: NDArray[np.float64]) -> bool:
+def _is_as_good(later_s: FloatArray) -> bool:
     return bool(later_s.mean() <= 2 * _standard_error(later_s))
 
 
-def _standard_error(values: NDArray[np.float64]) -> float:
+def _standard_error(values: FloatArray) -> float:
     return float(values.std(ddof=1) / math.sqrt(len(values)))
 
 

@@ -2,20 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.algebra.elapsed import elapsed_moments
 from perfmodel.algebra.goodput import best_interval_s
+from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.cost.curve import Samples
 from perfmodel.documents.plan_file import Option, PlanFile
 from perfmodel.plan.steps import Steps
 from perfmodel.plan.stops import Stops
 from perfmodel.units import HOUR_S, KILOWATT_W, Seconds
-
-Counts: TypeAlias = NDArray[np.int64]
 
 #: A thousand years: longer than anybody waits, and still a date. [s]
 NEVER_S: Final = 1000 * 365.25 * 24 * HOUR_S
@@ -40,13 +38,13 @@ class Outcome:
 class Summary:
     """Nominal figures and chances of all sizes of an option at one batch; shape ``(num_counts,)``."""
 
-    counts: Counts
-    elapsed_s: Samples
-    cost: Samples
-    deadline_probability: Samples
-    probability: Samples
+    counts: IntArray
+    elapsed_s: FloatArray
+    cost: FloatArray
+    deadline_probability: FloatArray
+    probability: FloatArray
     """That deadline, budget and power are all kept."""
-    excess: Samples
+    excess: FloatArray
     """Largest of time, cost and power over its limit, nominal; above 1 a limit is broken."""
 
 
@@ -54,7 +52,7 @@ def outcome(
     plan: PlanFile,
     option: Option,
     table: Steps,
-    counts: Counts,
+    counts: IntArray,
     *,
     stops: Stops | None,
     step_factor: float = 1.0,
@@ -89,7 +87,7 @@ def setup_cost(option: Option) -> float:
     return option.setup_price.value if option.setup_price else 0.0
 
 
-def power_kw(option: Option, count: int | Counts) -> Samples:
+def power_kw(option: Option, count: int | IntArray) -> Samples:
     """Of all devices with the site's share; 0 if nothing is said. [kW]"""
     return np.asarray(count * option.power_w / KILOWATT_W, dtype=float)
 
@@ -131,7 +129,7 @@ def summaries(
     ]
 
 
-def _allowed_s(plan: PlanFile, option: Option, counts: Counts, available_s: Seconds) -> Samples:
+def _allowed_s(plan: PlanFile, option: Option, counts: IntArray, available_s: Seconds) -> Samples:
     """Until the deadline, or until the budget is spent; shape ``(len(counts), 1)``. [s]"""
     assert plan.limits.budget is not None
     spent_s = (plan.limits.budget - setup_cost(option)) * HOUR_S / (counts * hourly_price(option))
@@ -142,7 +140,7 @@ def _allowed_s(plan: PlanFile, option: Option, counts: Counts, available_s: Seco
 def _summary(  # noqa: PLR0913, PLR0917 - one row of arrays
     plan: PlanFile,
     option: Option,
-    counts: Counts,
+    counts: IntArray,
     elapsed_s: Samples,
     in_time: Samples,
     kept: Samples,
@@ -164,7 +162,7 @@ def _summary(  # noqa: PLR0913, PLR0917 - one row of arrays
     )
 
 
-def _cost(option: Option, counts: Counts, elapsed_s: Samples) -> Samples:
+def _cost(option: Option, counts: IntArray, elapsed_s: Samples) -> Samples:
     """Of so many devices for so long, in the currency of the plan."""
     cost: Samples = setup_cost(option) + elapsed_s / HOUR_S * counts * hourly_price(option)
     return cost
@@ -197,7 +195,7 @@ def _at_most_never(elapsed_s: Samples) -> Samples:
 
 
 def _course(
-    plan: PlanFile, table: Steps, counts: Counts, stops: Stops | None, step_factor: float
+    plan: PlanFile, table: Steps, counts: IntArray, stops: Stops | None, step_factor: float
 ) -> _Course:
     steps = np.ceil(plan.work.total_samples / table.global_batches(counts))
     work_s = step_factor * steps[:, None] * table.step_s(counts)

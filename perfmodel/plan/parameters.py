@@ -6,18 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
-from perfmodel.units import format_bytes
+from perfmodel.documents.profile import PHASE_CURVES, ProfileDocument, WorkloadProfile
+from perfmodel.units import Seconds, format_bytes
 
-_CURVES = (
-    "input",
-    "forward",
-    "backward",
-    "optimizer",
-    "dispatch_forward",
-    "dispatch_backward",
-    "dispatch_optimizer",
-)
 #: Doubt is never below this, in log: clocks and rounding.
 SMALLEST_ERROR = 1e-4
 
@@ -51,13 +42,13 @@ def estimates(profile: ProfileDocument) -> dict[str, Estimate]:
 
 def _phases(workload: WorkloadProfile, round_error: float) -> Iterator[tuple[str, Estimate]]:
     for phases in workload.phases:
-        for name in _CURVES:
+        for name in PHASE_CURVES:
             for point in getattr(phases, name):
                 where = f"{workload.workload.name} {name.replace('_', ' ')}"
                 if point.time_s > 0:
                     yield (
                         f"{where}, micro-batch {point.at:g}, {_ranks(phases.world_size)}",
-                        _logarithmic(point.time_s, "s", point.relative_error, round_error),
+                        _logarithmic(point.time_s, point.relative_error, round_error),
                     )
 
 
@@ -66,7 +57,7 @@ def _collectives(profile: ProfileDocument) -> Iterator[tuple[str, Estimate]]:
         for point in entry.points:
             yield (
                 f"{entry.collective} of {format_bytes(point.at)}, {_ranks(entry.world_size)}",
-                _logarithmic(point.time_s, "s", point.relative_error),
+                _logarithmic(point.time_s, point.relative_error),
             )
 
 
@@ -78,7 +69,7 @@ def _steps(profile: ProfileDocument) -> Iterator[tuple[str, Estimate]]:
                 f"step {step.workload}, micro-batch {step.micro_batch}, {_ranks(step.world_size)}, "
                 f"{step.synchronisation}{cap}"
             ),
-            _logarithmic(step.step_s, "s", step.relative_error, profile.round_error),
+            _logarithmic(step.step_s, step.relative_error, profile.round_error),
         )
 
 
@@ -106,12 +97,12 @@ def _kernels(profile: ProfileDocument) -> Iterator[tuple[str, Estimate]]:
         shape = "x".join(map(str, rate.shape))
         yield (
             f"kernel {rate.probe} {rate.dtype} {shape}",
-            _logarithmic(rate.time_s, "s", profile.speed_spread),
+            _logarithmic(rate.time_s, profile.speed_spread),
         )
 
 
-def _logarithmic(value: float, unit: str, *errors: float) -> Estimate:
-    return Estimate(value=value, unit=unit, error=max(SMALLEST_ERROR, math.hypot(*errors)))
+def _logarithmic(time_s: Seconds, *errors: float) -> Estimate:
+    return Estimate(value=time_s, unit="s", error=max(SMALLEST_ERROR, math.hypot(*errors)))
 
 
 def _ranks(count: int) -> str:

@@ -155,7 +155,7 @@ def _predictions(old: ProfileDocument, new: ProfileDocument) -> Iterator[MovedPr
                 old_step_s=interval(old_s),
                 new_step_s=interval(new_s),
                 ratio=ratio,
-                is_moved=not ratio.p5 <= 1 <= ratio.p95,
+                is_moved=not ratio.holds(1),
             )
 
 

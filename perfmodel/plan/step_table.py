@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfmodel.arrays import IntArray
 from perfmodel.context import caveats
 from perfmodel.cost.curve import Samples
 from perfmodel.cost.memory import FITS_ABOVE
@@ -53,7 +53,7 @@ class StepTable:
         asked = sorted(set(counts))
         split = [count for count in asked if self._splits(count)]
         fitting = [count for count in split if self._fits(count)]
-        self.counts: NDArray[np.int64] = np.array(fitting, dtype=int)
+        self.counts: IntArray = np.array(fitting, dtype=int)
         self.num_skipped = len(asked) - len(split)
         self.num_too_large = len(split) - len(fitting)
         self.refusal = "" if fitting else self._refusal(split)
@@ -73,7 +73,7 @@ class StepTable:
         )
         return setting
 
-    def global_batches(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    def global_batches(self, counts: IntArray) -> IntArray:
         """Samples per step of all devices together, one per count."""
         if self._scaling == "strong":
             return np.full(len(counts), self._batch)
@@ -104,7 +104,7 @@ class StepTable:
         """Whether a count was predicted, and not only read between others."""
         return count in self._draws
 
-    def step_s(self, counts: NDArray[np.int64]) -> Samples:
+    def step_s(self, counts: IntArray) -> Samples:
         """Draws of the step at any counts, shape ``(len(counts), num_draws)``. [s]
 
         Between two predicted counts the nominal step is linear in log; the draws deviate from it as

@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from perfmodel.arrays import IntArray
 from perfmodel.cost.curve import Samples
 from perfmodel.documents.plan import ScalingStatement
 from perfmodel.documents.prediction import Evidence
@@ -39,7 +37,7 @@ class Facts:
 class Steps(Protocol):
     """Steps of one workload at one batch on one machine, over device counts."""
 
-    counts: NDArray[np.int64]
+    counts: IntArray
     """Ascending: sizes that split the batch and fit into memory."""
     num_skipped: int
     """Sizes that do not split the batch."""
@@ -48,10 +46,10 @@ class Steps(Protocol):
     refusal: str
     """Why there is no size at all; empty if there is one."""
 
-    def global_batches(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    def global_batches(self, counts: IntArray) -> IntArray:
         """Samples per step of all devices together, one per count."""
 
-    def step_s(self, counts: NDArray[np.int64]) -> Samples:
+    def step_s(self, counts: IntArray) -> Samples:
         """Draws of the step at any counts, shape ``(len(counts), num_draws)``. [s]"""
 
     def predict(self, counts: list[int]) -> None:

@@ -3,9 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
+from perfmodel.arrays import FloatArray
 from perfmodel.program.operation import Operation, StepProgram
 from perfmodel.units import Seconds
 
@@ -25,9 +23,9 @@ class Trace:
     """Start and end of every operation of every simulated rank."""
 
     program: StepProgram
-    start_s: NDArray[np.float64]
+    start_s: FloatArray
     """Shape ``(num_ranks, num_operations)``. [s]"""
-    end_s: NDArray[np.float64]
+    end_s: FloatArray
     """Shape ``(num_ranks, num_operations)``; a collective ends on all ranks at once. [s]"""
 
     @property

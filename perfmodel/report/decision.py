@@ -5,12 +5,11 @@ import shlex
 from collections.abc import Callable
 from typing import Any, Final
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from perfmodel.documents.plan import PlanDocument
 from perfmodel.report.html import Picture, inline_svg
 from perfmodel.report.linked import LinkedNumbers
 from perfmodel.report.plan_figures import front_figure, tornado_figure
+from perfmodel.report.rendering import template
 from perfmodel.report.wording import DEFINITIONS
 
 #: Words of the page that are explained at its end.
@@ -41,16 +40,9 @@ def decision_html(document: PlanDocument) -> str:
     Every number is read from the document and links to a row that gives its place there, its exact
     value and where it comes from.
     """
-    environment = Environment(
-        loader=PackageLoader("perfmodel.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     numbers = LinkedNumbers(document.model_dump(mode="json"), _origins(document))
     definitions = {word: DEFINITIONS[word] for word in _WORDS} | {"Evidence: inferred": _INFERRED}
-    return environment.get_template("decision.html.j2").render(
+    return template("decision.html.j2").render(
         document=document,
         plan=document.plan,
         first=document.options[0],

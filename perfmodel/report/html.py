@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
 from perfmodel.documents.base import Provenance
@@ -16,6 +15,7 @@ from perfmodel.documents.validation import ValidationDocument
 from perfmodel.report import figures, prediction_grids, profile_grids, validation_grids
 from perfmodel.report.grid import Grid, grid
 from perfmodel.report.headline import headline
+from perfmodel.report.rendering import template
 from perfmodel.report.wording import DEFINITIONS, listed
 
 _ID: Final = re.compile(r'(\bid="|url\(#|href="#)')
@@ -46,14 +46,7 @@ def report_html(
     validation
         ``None`` if nothing was checked: the report then says so at the top.
     """
-    environment = Environment(
-        loader=PackageLoader("perfmodel.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("report.html.j2").render(
+    return template("report.html.j2").render(
         head=headline(profile, predictions=predictions, validation=validation),
         measured=_measured(profile),
         measured_pictures=_machine_pictures(profile),
@@ -70,8 +63,13 @@ def report_html(
     )
 
 
+def _filled(*grids: Grid) -> list[Grid]:
+    """Tables that have something to show."""
+    return [table for table in grids if table.rows]
+
+
 def _measured(profile: ProfileDocument) -> list[Grid]:
-    tables = (
+    return _filled(
         profile_grids.machine_grid(profile),
         profile_grids.workload_grid(profile),
         profile_grids.steps_grid(profile),
@@ -80,28 +78,25 @@ def _measured(profile: ProfileDocument) -> list[Grid]:
         profile_grids.rates_grid(profile),
         profile_grids.ddp_grid(profile),
     )
-    return [table for table in tables if table.rows]
 
 
 def _predicted(prediction: PredictionDocument) -> list[Grid]:
-    tables = (
+    return _filled(
         prediction_grids.prediction_grid(prediction),
         prediction_grids.measured_grid(prediction),
         prediction_grids.breakdown_grid(prediction),
         prediction_grids.evidence_grid(prediction),
     )
-    return [table for table in tables if table.rows]
 
 
 def _wrong(validation: ValidationDocument) -> list[Grid]:
-    tables = (
+    return _filled(
         validation_grids.summary_grid(validation),
         validation_grids.gates_grid(validation),
         validation_grids.validation_grid(validation),
         validation_grids.speedup_grid(validation),
         validation_grids.repeats_grid(validation),
     )
-    return [table for table in tables if table.rows]
 
 
 def _machine_pictures(profile: ProfileDocument) -> list[Picture]:

@@ -7,11 +7,9 @@ from perfmodel.documents.layout import (
 )
 from perfmodel.report.grid import Grid, grid
 from perfmodel.report.layout import PARTS
+from perfmodel.report.whatif import SMALLEST_SHARE
 from perfmodel.report.wording import count_interval, duration_interval, interval, percent
 from perfmodel.units import Seconds, format_bytes, format_duration
-
-#: A part that changes by less than this share of the first step is not worth a line.
-_SMALLEST_SHARE = 0.001
 
 
 def layout_whatif_grid(document: LayoutWhatIfDocument) -> Grid:
@@ -46,7 +44,7 @@ def _row(scenario: LayoutScenario) -> tuple[str, ...]:
 def layout_whatif_lines(document: LayoutWhatIfDocument) -> list[str]:
     """The layout of each scenario, which parts of the step changed, and caveats."""
     first = document.scenarios[0].prediction
-    smallest_s = _SMALLEST_SHARE * first.step_s.p50
+    smallest_s = SMALLEST_SHARE * first.step_s.p50
     lines = []
     for scenario in document.scenarios:
         found = scenario.prediction

@@ -15,8 +15,8 @@ from perfmodel.report.wording import (
 )
 from perfmodel.units import Seconds, format_duration
 
-#: A cause that changes by less than this share of the first scenario's step is not worth a line.
-_SMALLEST_SHARE = 0.001
+#: A part of the step that changes by less than this share of the first scenario's is not worth a line.
+SMALLEST_SHARE = 0.001
 #: Nor is a ratio of samples per second that is nearer to 1.
 _SMALLEST_RATIO = 0.001
 #: Characters on one line beside the columns of numbers, on 80 columns.
@@ -91,7 +91,7 @@ def _cause_lines(first: ScenarioOutcome, scenario: ScenarioOutcome) -> list[str]
         {cause.value: time_s for cause, time_s in first.point.breakdown_s.items()},
         {cause.value: time_s for cause, time_s in scenario.point.breakdown_s.items()},
     )
-    smallest_s = _SMALLEST_SHARE * first.point.step_s.p50
+    smallest_s = SMALLEST_SHARE * first.point.step_s.p50
     return [
         f"  step {difference} {sign}; {faster}{pairing}",
         *(f"  on the critical path, {x}{same}" for x in _moved(*path, share, smallest_s)),

@@ -4,6 +4,8 @@ from perfmodel.scenarios.compare import (
     UNMEASURED,
     compare_scenarios,
     contrast_of_draws,
+    predictor_of,
+    with_assumed,
     with_saved,
 )
 from perfmodel.scenarios.fields import FIELDS, changed, scenarios_of
@@ -18,7 +20,9 @@ __all__ = (
     "compare_scenarios",
     "contrast_of_draws",
     "in_cluster",
+    "predictor_of",
     "scenarios_of",
     "usable_links",
+    "with_assumed",
     "with_saved",
 )

@@ -67,13 +67,14 @@ def with_saved(
     )
 
 
-def _predictor(scenario: Scenario) -> Predictor:
+def predictor_of(scenario: Scenario) -> Predictor:
+    """Predicts on the machine of a scenario."""
     return Predictor(scenario.profile, validation=scenario.validation, cluster=scenario.cluster)
 
 
 def _outcome(scenario: Scenario) -> tuple[ScenarioOutcome, tuple[str, ...]]:
     """What the scenario would do, and its caveats."""
-    predictor, request = _predictor(scenario), scenario.request
+    predictor, request = predictor_of(scenario), scenario.request
     settings = forecast_settings(scenario.workload, request)
     steps = [
         predictor.step(
@@ -90,7 +91,7 @@ def _outcome(scenario: Scenario) -> tuple[ScenarioOutcome, tuple[str, ...]]:
         scaling=request.scaling,
         loader_samples_per_s=request.loader_samples_per_s,
     )
-    point = _assumed(predictor.point(asked, baseline=baseline), scenario)
+    point = with_assumed(predictor.point(asked, baseline=baseline), scenario)
     outcome = ScenarioOutcome(
         name=scenario.name,
         changes=dict(scenario.changes),
@@ -110,8 +111,8 @@ def _outcome(scenario: Scenario) -> tuple[ScenarioOutcome, tuple[str, ...]]:
     return outcome, (*found, *scenario.remarks)
 
 
-def _assumed(point: PredictedPoint, scenario: Scenario) -> PredictedPoint:
-    """What was typed is no measurement."""
+def with_assumed(point: PredictedPoint, scenario: Scenario) -> PredictedPoint:
+    """The point, with what was typed called an assumption: it is no measurement."""
     terms = {
         term: Evidence.ASSUMED if term in scenario.assumed else evidence
         for term, evidence in point.evidence.items()

@@ -15,9 +15,8 @@ from perfmodel.errors import UsageError
 from perfmodel.forecast import open_workload
 from perfmodel.predictor import Predictor
 from perfmodel.scenarios import machine
-from perfmodel.scenarios.field import WhatIfField
 from perfmodel.scenarios.hardware_fields import CLUSTER_FIELDS, DEVICE_FIELD, LINK_FIELD
-from perfmodel.scenarios.scenario import Scenario
+from perfmodel.scenarios.scenario import Scenario, WhatIfField
 from perfmodel.scenarios.settings import combinations
 from perfmodel.statistics.normal import DEVIATE_90
 from perfmodel.units import (

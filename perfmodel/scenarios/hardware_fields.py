@@ -15,8 +15,7 @@ from perfmodel.hardware.catalogue import LINK_SHARE, find_device, shipped_catalo
 from perfmodel.hardware.rescale import rescaled_profile
 from perfmodel.predictor import Predictor
 from perfmodel.scenarios import machine
-from perfmodel.scenarios.field import WhatIfField
-from perfmodel.scenarios.scenario import Scenario
+from perfmodel.scenarios.scenario import Scenario, WhatIfField
 from perfmodel.topology.cluster import Cluster, Tier
 from perfmodel.units import format_rate, parse_bandwidth, parse_count, parse_duration, parse_number
 

@@ -1,6 +1,6 @@
-"""A scenario: a machine, a workload and a question, each possibly changed."""
+"""A scenario: a machine, a workload and a question, each possibly changed by fields."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
@@ -33,3 +33,14 @@ class Scenario:
     def name(self) -> str:
         """The changes in one line."""
         return ", ".join(f"{name}={value}" for name, value in self.changes.items()) or "as it is"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIfField:
+    """One thing that a what-if can change."""
+
+    name: str
+    meaning: str
+    example: str
+    apply: Callable[[Scenario, str], Scenario]
+    """Raises ``ValueError`` or a user error for a value that makes no sense."""

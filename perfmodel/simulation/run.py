@@ -6,9 +6,10 @@ from contextlib import contextmanager
 from typing import Final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from simpy import Environment
 
+from perfmodel.arrays import BoolArray, FloatArray
 from perfmodel.program.interference import Interference
 from perfmodel.program.operation import StepProgram
 from perfmodel.program.trace import Trace
@@ -86,7 +87,7 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _checked(program: StepProgram, durations_s: ArrayLike) -> NDArray[np.float64]:
+def _checked(program: StepProgram, durations_s: ArrayLike) -> FloatArray:
     table_s = np.asarray(durations_s, dtype=np.float64)
     num_operations = len(program.operations)
     if table_s.ndim != 2 or table_s.shape[0] < 1 or table_s.shape[1] != num_operations:
@@ -106,9 +107,7 @@ def _checked(program: StepProgram, durations_s: ArrayLike) -> NDArray[np.float64
     return table_s
 
 
-def _refuse(
-    program: StepProgram, table_s: NDArray[np.float64], is_bad: NDArray[np.bool_], rule: str
-) -> None:
+def _refuse(program: StepProgram, table_s: FloatArray, is_bad: BoolArray, rule: str) -> None:
     if is_bad.any():
         rank, position = np.argwhere(is_bad)[0]
         raise ValueError(
@@ -119,7 +118,7 @@ def _refuse(
 
 def _table(
     of_ranks: list[list[Seconds]], of_collectives: list[list[Seconds]], shared: Sequence[int]
-) -> NDArray[np.float64]:
+) -> FloatArray:
     table_s = np.array(of_ranks)
     if shared:
         table_s[shared] = np.array(of_collectives)[shared]

@@ -4,10 +4,11 @@ from collections.abc import Generator, Sequence
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from simpy import Environment
 from simpy.events import Event
 
+from perfmodel.arrays import FloatArray
 from perfmodel.program.operation import StepProgram, Stream
 from perfmodel.units import Seconds
 
@@ -81,7 +82,7 @@ def simulate_jobs(
     starts_s: Sequence[Seconds],
     num_steps: int,
     occupied: float = 1.0,
-) -> NDArray[np.float64]:
+) -> FloatArray:
     """Steps of several jobs that share one link for all their collectives.
 
     Ranks of a job are alike; a step begins when the one before has ended.
@@ -147,7 +148,7 @@ def _job(
     *,
     program: StepProgram,
     durations_s: list[Seconds],
-    ends_s: NDArray[np.float64],
+    ends_s: FloatArray,
 ) -> _Process:
     yield env.timeout(ends_s[0])
     for step in range(1, len(ends_s)):

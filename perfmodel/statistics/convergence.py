@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfmodel.arrays import FloatArray
 from perfmodel.checks import non_negative, positive
 
 #: Equally likely widths of the knee.
@@ -39,8 +39,6 @@ NOISE_SCALE_SPREAD: Final = 0.7
 _LOG_CRITICAL_GRID: Final = np.linspace(-5.0, 6.0, 111)
 #: A normal deviate in slices so thin that quantiles of the sum are within 3 % of it.
 _DEVIATES: Final = np.linspace(-3.5, 3.5, 71)
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,12 +3,11 @@
 import zlib
 
 import numpy as np
-from numpy.typing import NDArray
 
-Draws = NDArray[np.float64]
+from perfmodel.arrays import FloatArray
 
 
-def unpaired(first: Draws, other: Draws, *, seed: str) -> tuple[Draws, Draws]:
+def unpaired(first: FloatArray, other: FloatArray, *, seed: str) -> tuple[FloatArray, FloatArray]:
     """As many draws of both sides, the nominal first, those of the second in random order.
 
     The generator gives the parameters of any machine the same random numbers, by their names. That

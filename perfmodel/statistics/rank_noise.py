@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from perfmodel.arrays import FloatArray
 from perfmodel.program.operation import StepProgram, Stream
 from perfmodel.statistics.normal import MEDIAN_OVER_MEAN
 from perfmodel.statistics.stragglers import (
@@ -14,8 +15,6 @@ from perfmodel.statistics.stragglers import (
     quantile_with_tail,
     slowest_of_ranks,
 )
-
-FloatArray = NDArray[np.float64]
 
 #: Probabilities at which the quantile function of a sample is kept; dense towards the slow end.
 _GRID: Final = np.concatenate(

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from statistics import NormalDist
 
 import numpy as np
-from numpy.typing import NDArray
+
+from perfmodel.arrays import FloatArray
 
 #: Beyond the sample the tail is continued through its upper part.
 _TAIL_FRACTION = 0.1
@@ -19,8 +20,8 @@ _MINIMUM_FOR_TAIL = 4
 
 
 def slowest_of_ranks(
-    ratios: NDArray[np.float64] | Sequence[float], *, world_size: int, probability: float = 0.5
-) -> NDArray[np.float64]:
+    ratios: FloatArray | Sequence[float], *, world_size: int, probability: float = 0.5
+) -> FloatArray:
     """Quantile over steps of the slowest of ``world_size`` ranks, over the median of one rank.
 
     The ranks' steps are independent draws from the measured ratios (step over median step), so
@@ -49,9 +50,7 @@ def slowest_of_ranks(
     return np.maximum(1.0, quantile_with_tail(values, probability ** (1 / world_size)))
 
 
-def quantile_with_tail(
-    values: NDArray[np.float64] | Sequence[float], probability: float
-) -> NDArray[np.float64]:
+def quantile_with_tail(values: FloatArray | Sequence[float], probability: float) -> FloatArray:
     """Empirical quantile over the last axis, beyond the sample that of an exponential or heavier tail."""
     ordered = np.sort(np.asarray(values, dtype=float), axis=-1)
     count = ordered.shape[-1]
@@ -64,7 +63,7 @@ def quantile_with_tail(
     return np.asarray(threshold + _excess(ordered[..., -num_tail:] - threshold[..., None], efolds))
 
 
-def _excess(excesses: NDArray[np.float64], efolds: float) -> NDArray[np.float64]:
+def _excess(excesses: FloatArray, efolds: float) -> FloatArray:
     """Excess over a threshold that is exceeded again with a probability of ``exp(-efolds)``.
 
     Probability-weighted moments tell the shape of a generalised Pareto distribution, 0 for an
@@ -90,7 +89,7 @@ def _excess(excesses: NDArray[np.float64], efolds: float) -> NDArray[np.float64]
     growth = np.divide(
         np.expm1(shape * efolds), shape, out=np.full_like(shape, efolds), where=shape > 0
     )
-    result: NDArray[np.float64] = mean * (1 - shape) * growth
+    result: FloatArray = mean * (1 - shape) * growth
     return result
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from perfmodel.arrays import IntArray
 from perfmodel.errors import UntraceableModel
 from perfmodel.tracing.checkpointing import blocks
 from perfmodel.units import Bytes
@@ -51,7 +51,7 @@ class Sweep:
 
     micro_batch: int
     places: tuple[Place, ...]
-    parts: npt.NDArray[np.int64]
+    parts: IntArray
     """Shape ``(num_calls, len(Part))``, with what each kernel takes for itself. [B]"""
     blocks: tuple[tuple[str, Bytes, Bytes, Bytes], ...]
     """Path, parameters, inputs and saved activations of each block. [B]"""
@@ -125,7 +125,7 @@ class LiveStorages:
             if stored is not None and stored.part is None:
                 stored.part = part
 
-    def by_part(self) -> npt.NDArray[np.int64]:
+    def by_part(self) -> IntArray:
         """Bytes in use at every call, shape ``(num_calls, len(Part))``. [B]"""
         changes = np.zeros((len(self.places) + 1, len(_PARTS)), dtype=np.int64)
         for stored in self.storages:
@@ -248,7 +248,7 @@ def joined_memory(first: Sweep, second: Sweep) -> StepMemory:
 
 
 def _moments(
-    places: tuple[Place, ...], constants: npt.NDArray[np.int64], slopes: npt.NDArray[np.int64]
+    places: tuple[Place, ...], constants: IntArray, slopes: IntArray
 ) -> tuple[Moment, ...]:
     moments = []
     for phase in Phase:

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from perfmodel.arrays import IntArray
 from perfmodel.workload.operator import Call
 from perfmodel.workload.step import Segment, shifted
 
@@ -92,7 +92,7 @@ def _stretches(calls: Sequence[Call]) -> list[_Stretch]:
     return found
 
 
-def _tokens(calls: Sequence[Call]) -> npt.NDArray[np.int64]:
+def _tokens(calls: Sequence[Call]) -> IntArray:
     """A number per call that is equal for calls that differ in an index of their path only."""
     known: dict[tuple[object, ...], int] = {}
     tokens = [

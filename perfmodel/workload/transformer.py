@@ -7,12 +7,10 @@ GPT-like models have two matrices in the feed-forward part, Llama-like ones thre
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
 from perfmodel import checks
+from perfmodel.arrays import FloatArray
 
-Number: TypeAlias = float | NDArray[np.float64]
+Number: TypeAlias = float | FloatArray
 
 HALF_BYTES: Final = 2.0
 """Bytes of an activation in bf16 or fp16."""

@@ -2,8 +2,9 @@
 
 from calibrate.dataflow import linked
 from perfmodel.workload.operator import Call, Operator, Phase
-from perfmodel.workload.step import Segment, StepMethod, TracedParameter, TracedStep
+from perfmodel.workload.step import Segment, TracedParameter, TracedStep
 from tests.perfmodel.operators import operator, spec
+from tests.perfmodel.tracing.method import SGD_LOOP
 
 IMAGE, HIDDEN, WEIGHT = spec(2, 3), spec(2, 5), spec(3, 5)
 PRODUCT = operator("aten.mm.default", (IMAGE, WEIGHT), (HIDDEN,))
@@ -17,13 +18,7 @@ def step(*calls: tuple[Operator, Phase]) -> TracedStep:
     return TracedStep(
         micro_batch=2,
         sample="3 numbers",
-        method=StepMethod(
-            optimizer="sgd",
-            optimizer_implementation="loop",
-            precision="fp32",
-            checkpointing="none",
-            device_kind="cpu",
-        ),
+        method=SGD_LOOP,
         operators=operators,
         segments=(
             Segment(

@@ -16,21 +16,14 @@ from perfmodel.tracing.sources import find_source
 from perfmodel.tracing.trace import trace_model
 from perfmodel.workload.operator import Phase
 from perfmodel.workload.signature import parameters_signature, signature
-from perfmodel.workload.step import StepMethod, TracedStep
-
-LOOP = StepMethod(
-    optimizer="sgd",
-    optimizer_implementation="loop",
-    precision="fp32",
-    checkpointing="none",
-    device_kind="cpu",
-)
+from perfmodel.workload.step import TracedStep
+from tests.perfmodel.tracing.method import SGD_LOOP
 
 
 @pytest.fixture(scope="module")
 def lenet() -> TracedStep:
     source = find_source("lenet", SampleSize())
-    return trace_model(source, LOOP, micro_batch=2).step.at(micro_batch=2)
+    return trace_model(source, SGD_LOOP, micro_batch=2).step.at(micro_batch=2)
 
 
 def test_every_operator_of_a_step_is_repeated(lenet: TracedStep) -> None:
@@ -125,7 +118,7 @@ def test_rows_of_a_table_that_no_index_names_have_no_gradient(tmp_path: Path) ->
     file = tmp_path / "looks_up.py"
     file.write_text(LOOKS_UP)
     source = find_source(f"{file}:make", SampleSize())
-    step = trace_model(source, LOOP, micro_batch=2).step.at(micro_batch=2)
+    step = trace_model(source, SGD_LOOP, micro_batch=2).step.at(micro_batch=2)
     replay = Replay(
         Session(rank=0, world_size=1, device=torch.device("cpu"), control={}, data={}), step
     )

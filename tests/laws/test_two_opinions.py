@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 
 from perfmodel.algebra.fluid import end_times_with_interference
 from perfmodel.algebra.max_plus import end_times, step_times
+from perfmodel.arrays import FloatArray
 from perfmodel.program.interference import Interference
 from perfmodel.program.operation import Lane, StepProgram, Stream
 from perfmodel.simulation import simulate
-from tests.laws.strategies import FloatArray, durations, interferences, programs, speeds
+from tests.laws.strategies import durations, interferences, programs, speeds
 
 num_ranks_above_one = st.integers(2, 4)
 

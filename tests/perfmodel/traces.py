@@ -4,13 +4,13 @@ from perfmodel.workload.affine import Affine, AffineBytes
 from perfmodel.workload.operator import Call, Phase
 from perfmodel.workload.step import (
     Segment,
-    StepMethod,
     SymbolicOperator,
     SymbolicStep,
     SymbolicTensor,
     TracedParameter,
 )
 from perfmodel.workload.workload import Parameter, Workload
+from tests.perfmodel.tracing.method import SGD_LOOP
 
 WIDTH = 256
 
@@ -21,13 +21,7 @@ def traced(*, mystery: bool = False) -> SymbolicStep:
     return SymbolicStep(
         traced_micro_batches=(2, 4),
         sample=f"{WIDTH} numbers",
-        method=StepMethod(
-            optimizer="sgd",
-            optimizer_implementation="loop",
-            precision="fp32",
-            checkpointing="none",
-            device_kind="cpu",
-        ),
+        method=SGD_LOOP,
         tensors=(
             SymbolicTensor(shape=(Affine(constant=0, per_sample=64), WIDTH), dtype="float32"),
             SymbolicTensor(shape=(WIDTH, WIDTH), dtype="float32"),

@@ -11,6 +11,7 @@ from tests.perfmodel.profiles import MICRO_BATCHES, Machine, profile
 from tests.validate.samples import calibrated_step, four_workloads, single
 from validate.holdout import (
     BUDGETS,
+    PASSES_PER_ROUND,
     calibrated_settings,
     holdout_settings,
     repeated_settings,
@@ -120,7 +121,7 @@ def test_every_setting_is_visited_in_every_pass_of_every_round() -> None:
     visits = Counter(
         task.setting for tasks in planned for task in tasks if isinstance(task, StepTask)
     )
-    assert visits == dict.fromkeys(settings, STANDARD.num_rounds * STANDARD.passes_per_round)
+    assert visits == dict.fromkeys(settings, STANDARD.num_rounds * PASSES_PER_ROUND)
     names = Counter(task.name for tasks in planned for task in tasks)
     assert set(names.values()) == {1}
 

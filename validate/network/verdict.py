@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from perfmodel.arrays import FloatArray
 from perfmodel.cost.collective import CollectiveCost
 from perfmodel.documents.collectives import MeasuredCollective
 from perfmodel.documents.network_verdict import ErrorsBySize
@@ -23,7 +24,7 @@ from validate.errors import summarise
 from validate.gates import gate
 from validate.network.plan import BETWEEN, FITTED, LEFT_OUT, fitted_sizes
 from validate.published.baselines import alpha_beta_ring, ring_s
-from validate.published.errors import FloatArray, compare_predictors
+from validate.published.errors import compare_predictors
 
 #: What a gate may find, as fractions of the time.
 LIMITS: Final = {"inside": 0.05, "beyond": 0.08}

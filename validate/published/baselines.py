@@ -1,10 +1,9 @@
 """Plain models that ours is judged against."""
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-FloatArray = NDArray[np.float64]
+from perfmodel.arrays import FloatArray
 
 
 def alpha_beta_ring(

@@ -2,13 +2,9 @@
 
 from collections.abc import Mapping
 
-import numpy as np
-from numpy.typing import NDArray
-
+from perfmodel.arrays import FloatArray
 from perfmodel.documents.published import PublishedErrors
 from validate.errors import summarise
-
-FloatArray = NDArray[np.float64]
 
 
 def compare_predictors(

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
+from perfmodel.arrays import BoolArray, FloatArray
 from perfmodel.cost.inferred_memory import InferredMemory
 from perfmodel.cost.jobs import Jobs
 from perfmodel.cost.memory_fit import infer_memory
@@ -106,12 +107,12 @@ def same_tensors(jobs: Jobs) -> list[NDArray[np.int64]]:
     return [each for each in members if len(each) > 1]
 
 
-def _demand(model: InferredMemory, jobs: Jobs) -> NDArray[np.float64]:
+def _demand(model: InferredMemory, jobs: Jobs) -> FloatArray:
     """What ranks jobs by their chance to fail: the fullest rank, or a stage left without work. [B]"""
     return np.where(starves_a_stage(jobs), np.inf, model.fullest_bytes(jobs))
 
 
-def area_under_curve(fit: NDArray[np.float64], failed: NDArray[np.float64]) -> float:
+def area_under_curve(fit: FloatArray, failed: FloatArray) -> float:
     """Probability that a failed row scores above one that ran (Mann-Whitney)."""
     ranks = rankdata(np.concatenate([fit, failed]))[len(fit) :]
     count = len(failed)
@@ -122,10 +123,10 @@ def _has_failures(folder: Path) -> bool:
     return (folder / "throughput.csv").is_file()
 
 
-def _smaller_than_one_that_ran(failed: Jobs, ran: Jobs) -> NDArray[np.bool_]:
+def _smaller_than_one_that_ran(failed: Jobs, ran: Jobs) -> BoolArray:
     """Failures that memory cannot explain: the same stages with as much or more of everything ran."""
 
-    def pairs(name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def pairs(name: str) -> tuple[FloatArray, FloatArray]:
         return getattr(failed, name)[:, None], getattr(ran, name)[None, :]
 
     result = np.ones((len(failed), len(ran)), dtype=bool)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfmodel.arrays import FloatArray
 from perfmodel.documents.published import PublishedSeries
 from validate.published.errors import compare_predictors
 from validate.published.rows import number, read_rows
@@ -19,7 +19,6 @@ SOURCE: Final = "notebooks"
 DRAWS: Final = 10
 _COLUMNS: Final = ("source", "path", "commit", "date", "model", "gpus", "step_time_s")
 _FEWEST: Final = 10
-FloatArray = NDArray[np.float64]
 
 
 def judge(folder: Path) -> tuple[list[PublishedSeries], list[str]]:

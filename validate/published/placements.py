@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from perfmodel.arrays import BoolArray, FloatArray
 from perfmodel.documents.published import PublishedSeries
 from perfmodel.statistics.stragglers import expected_largest_deviate
 from validate.published.baselines import adaptdl, linear_scaling, usl
@@ -16,7 +16,6 @@ from validate.published.errors import compare_predictors
 from validate.published.rows import number, read_rows
 
 SOURCE: Final = "steptime_placements"
-FloatArray = NDArray[np.float64]
 _COLUMNS: Final = (
     *("cluster", "gpu", "app", "placement", "nodes", "gpus", "local_batch", "step_time_s"),
 )
@@ -41,7 +40,7 @@ class Steps:
     """Devices of the fullest node."""
     step_s: FloatArray
 
-    def where(self, mask: NDArray[np.bool_]) -> "Steps":
+    def where(self, mask: BoolArray) -> "Steps":
         """Some of the steps."""
         return Steps(
             batch=self.batch[mask],

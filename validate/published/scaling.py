@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfmodel.arrays import FloatArray
 from perfmodel.documents.published import PublishedSeries
 from perfmodel.statistics.normal import DEVIATE_90
 from validate.published.errors import compare_predictors
 from validate.published.series import Series, read_series
 
-FloatArray = NDArray[np.float64]
 Growth: TypeAlias = tuple[FloatArray, FloatArray, FloatArray]
 """Step over that of the fewest devices: 5 %, most probable, 95 %."""
 

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfmodel.arrays import FloatArray
 from validate.published.rows import number, read_rows
 
-FloatArray = NDArray[np.float64]
 Row = dict[str, str]
 
 #: Sources with protocols of their own: models whose shape is known, books that were built again and again.

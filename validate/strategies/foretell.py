@@ -6,6 +6,7 @@ from typing import Final
 import numpy as np
 
 from perfmodel.algebra.max_plus import end_times
+from perfmodel.arrays import FloatArray
 from perfmodel.documents.prediction import Interval
 from perfmodel.documents.strategies import ForetoldStrategy
 from perfmodel.documents.testbed import StrategySetting
@@ -17,7 +18,7 @@ from perfmodel.program.layout_step import Execution, compile_layout
 from perfmodel.program.operation import Cause, Operation, StepProgram, Stream
 from perfmodel.units import Bytes, Seconds
 from perfmodel.workload.workload import Parameter, Workload
-from validate.testbed.prices import FloatArray, PlayingMachine, Prices, Saving, is_collective
+from validate.testbed.prices import PlayingMachine, Prices, Saving, is_collective
 
 _ELEMENT_BYTES: Final = 4
 _PAIR: Final = 2

@@ -105,8 +105,8 @@ def judge(foretold: ForetoldStrategy, run: StrategyRun) -> JudgedStrategy:
         world_size=run.setting.fabric.num_ranks,
         foretold=foretold,
         measured_s=measured_s,
-        signed_error=foretold.step_s.p50 / measured_s - 1,
-        is_covered=foretold.step_s.p5 <= measured_s <= foretold.step_s.p95,
+        signed_error=foretold.step_s.signed_error(measured_s),
+        is_covered=foretold.step_s.holds(measured_s),
         variation=float(np.std(run.step_s) / np.mean(run.step_s)),
         own_cpu_share=run.host.own_share,
     )

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from perfmodel.arrays import FloatArray
 from perfmodel.documents.testbed import CollectiveRun, Run, TrainingRun
 from perfmodel.errors import MeasurementFailed
 from perfmodel.statistics.rank_noise import RankNoise
@@ -122,7 +122,7 @@ def _residual(runs: Sequence[TrainingRun], full: Calibration) -> float:
 
 
 def _noises(runs: Sequence[TrainingRun]) -> dict[str, RankNoise]:
-    groups: dict[str, list[NDArray[np.float64]]] = {}
+    groups: dict[str, list[FloatArray]] = {}
     for run in runs:
         if is_noisy(run.setting.noise):
             nominal_s = run.setting.model.compute_s * run.setting.accumulation

@@ -6,6 +6,7 @@ from typing import Final
 import numpy as np
 
 from perfmodel.algebra.max_plus import end_times
+from perfmodel.arrays import FloatArray
 from perfmodel.documents.prediction import Interval
 from perfmodel.documents.testbed import ForetoldStep, Noise, TrainingSetting
 from perfmodel.parallelism.strategy import Setting
@@ -14,7 +15,7 @@ from perfmodel.program.operation import Cause, Operation, StepProgram, Stream
 from perfmodel.simulation import simulate
 from perfmodel.statistics.rank_noise import RankNoise, slowest_durations
 from perfmodel.units import Bytes, Seconds
-from validate.testbed.prices import FloatArray, PlayingMachine, Prices, Saving
+from validate.testbed.prices import PlayingMachine, Prices, Saving
 from validate.testbed.resources import HOST, device_name, limit, link_uses
 from validate.testbed.shaped import link_rates, ring_bytes
 from validate.testbed.shapes import as_workload

@@ -1,15 +1,15 @@
 """Draw how the pace of emulated devices varies."""
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfmodel.arrays import FloatArray
 from perfmodel.documents.testbed import Noise
 
 #: Tail index of the slow steps: the variance is barely finite.
 _PARETO_SHAPE = 2.5
 
 
-def draw_factors(noise: Noise, *, num_ranks: int, num_steps: int) -> NDArray[np.float64]:
+def draw_factors(noise: Noise, *, num_ranks: int, num_steps: int) -> FloatArray:
     """Pace of each device in each step, shape ``(num_ranks, num_steps)``; the seed decides."""
     rng = np.random.default_rng([noise.seed, num_ranks])
     factors = np.ones((num_ranks, num_steps))

@@ -251,14 +251,12 @@ def _shared(num_nodes: int, per_node: int, mbit: float, *, round_robin: bool = F
     return Fabric(node_of_rank=nodes, node_bytes_per_s=(mbit * MBIT,) * num_nodes)
 
 
-def _racks(
-    num_racks: int, per_rack: int, mbit: float, uplink_mbit: float, *, mixed: bool
-) -> Fabric:
+def _racks(num_racks: int, per_rack: int, uplink_mbit: float, *, mixed: bool) -> Fabric:
     num_nodes = num_racks * per_rack
     racks = tuple(node % num_racks if mixed else node // per_rack for node in range(num_nodes))
     return Fabric(
         node_of_rank=tuple(range(num_nodes)),
-        node_bytes_per_s=(mbit * MBIT,) * num_nodes,
+        node_bytes_per_s=(200 * MBIT,) * num_nodes,
         rack_of_node=racks,
         rack_bytes_per_s=(uplink_mbit * MBIT,) * num_racks,
     )
@@ -270,10 +268,10 @@ def _two_tiers() -> Iterator[Recipe]:
         _shared(2, 4, 200, round_robin=True),
         _shared(4, 4, 200),
         _shared(4, 4, 400, round_robin=True),
-        _racks(2, 2, 200, 80, mixed=False),
-        _racks(2, 4, 200, 80, mixed=False),
-        _racks(2, 4, 200, 300, mixed=True),
-        _racks(4, 4, 200, 300, mixed=True),
+        _racks(2, 2, 80, mixed=False),
+        _racks(2, 4, 80, mixed=False),
+        _racks(2, 4, 300, mixed=True),
+        _racks(4, 4, 300, mixed=True),
     )
     for number, fabric in enumerate(fabrics):
         shape, cap = (("squeezenet", None), ("perceptron", 4.0))[number % 2]

@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfmodel.arrays import FloatArray
 from perfmodel.documents.testbed import CollectiveKind, StrategySetting, TrainingSetting
 from perfmodel.program.operation import Cause, Operation, StepProgram
 from perfmodel.simulation import simulate
 from perfmodel.units import Bytes, Seconds
 from validate.testbed.shaped import ShapedRing
-
-FloatArray = NDArray[np.float64]
 
 _KINDS: Final[dict[Cause, CollectiveKind]] = {
     Cause.ALL_REDUCE: "all_reduce",

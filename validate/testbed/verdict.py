@@ -50,14 +50,14 @@ def judge_step(foretold: ForetoldStep, run: TrainingRun, calibration: Calibratio
         foretold=foretold,
         measured_s=measured_s,
         measured_p95_s=measured_p95_s,
-        signed_error=foretold.step_s.p50 / measured_s - 1,
-        signed_error_p95=foretold.p95_s.p50 / measured_p95_s - 1,
+        signed_error=foretold.step_s.signed_error(measured_s),
+        signed_error_p95=foretold.p95_s.signed_error(measured_p95_s),
         replayed_error=(
             float(np.median(replayed(run.setting, calibration, factors))) / measured_s - 1
             if is_random
             else None
         ),
-        is_covered=foretold.step_s.p5 <= measured_s <= foretold.step_s.p95,
+        is_covered=foretold.step_s.holds(measured_s),
         limit=limit(uses),
         uses=uses,
         is_host_limited=uses[HOST] > _HOST_LIMIT,

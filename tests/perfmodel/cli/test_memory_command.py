@@ -8,9 +8,10 @@ import pytest
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.units import MIB
 from perfmodel.workload.affine import AffineBytes
-from perfmodel.workload.step import StepMethod, SymbolicStep
+from perfmodel.workload.step import SymbolicStep
 from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.profiles import Machine, profile
+from tests.perfmodel.tracing.method import SGD_LOOP
 from tests.perfmodel.workload.memory_samples import step_memory
 
 
@@ -21,13 +22,7 @@ def document(*, with_memory: bool = True) -> WorkloadDocument:
         trace=SymbolicStep(
             traced_micro_batches=(4, 8),
             sample="a sample",
-            method=StepMethod(
-                optimizer="sgd",
-                optimizer_implementation="loop",
-                precision="fp32",
-                checkpointing="none",
-                device_kind="cpu",
-            ),
+            method=SGD_LOOP,
             tensors=(),
             operators=(),
             segments=(),

@@ -12,7 +12,7 @@ import pytest
 
 import perfmodel.page
 from perfmodel.documents.page import LayoutQuestion, StepQuestion
-from perfmodel.page.assemble import STATIC_FILES, page
+from perfmodel.page.assemble import SCRIPTS, page
 from perfmodel.page.export import export_grid, export_html
 from perfmodel.page.start import question_of, start
 from tests.perfmodel.cli.command import complaint, runner
@@ -78,12 +78,13 @@ def test_hostile_names_stay_text() -> None:
 
 def test_a_wheel_holds_every_file_of_the_page() -> None:
     folder = Path(perfmodel.page.__file__).parent / "static"
-    assert {path.name for path in folder.iterdir()} == set(STATIC_FILES)
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"page.html", "page.css", *SCRIPTS}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     patterns = project["tool"]["setuptools"]["package-data"]["perfmodel"]
     missed = [
         name
-        for name in STATIC_FILES
+        for name in names
         if not any(fnmatch(f"page/static/{name}", pattern) for pattern in patterns)
     ]
     assert missed == []

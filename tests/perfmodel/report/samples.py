@@ -89,8 +89,8 @@ def compared(setting: Setting, *, predicted_s: float, measured_s: float) -> Comp
         measured_relative_error=0.008,
         signed_error=predicted_s / measured_s - 1,
         signed_error_raw=predicted_s / (1.02 * measured_s) - 1,
-        is_covered=interval.p5 <= measured_s <= interval.p95,
-        is_covered_raw=interval.p5 <= 1.02 * measured_s <= interval.p95,
+        is_covered=interval.holds(measured_s),
+        is_covered_raw=interval.holds(1.02 * measured_s),
         is_extrapolated=False,
     )
 

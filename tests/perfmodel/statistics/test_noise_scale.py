@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
+from perfmodel.arrays import FloatArray
 from perfmodel.statistics.noise_scale import GradientNorms, noise_scale
 
 
@@ -41,7 +41,7 @@ def test_a_known_noise_scale_comes_back(ranks: int, local_batch: int) -> None:
     assert abs(found.batch - 50) < 4 * found.relative_error * 50
 
 
-def best_decrease(gradients: NDArray[np.float64], true: NDArray[np.float64]) -> float:
+def best_decrease(gradients: FloatArray, true: FloatArray) -> float:
     """Mean decrease of half the squared distance by one step at the best learning rate.
 
     A step of rate r from ``true`` along g leaves ``|true - r g|^2 / 2``: best at mean(true g) / mean(g g).

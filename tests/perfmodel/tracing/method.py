@@ -11,5 +11,6 @@ SGD = StepMethod(
     checkpointing="none",
     device_kind="cpu",
 )
-ADAMW_LOOP = replace(SGD, optimizer="adamw", optimizer_implementation="loop")
+SGD_LOOP = replace(SGD, optimizer_implementation="loop")
+ADAMW_LOOP = replace(SGD_LOOP, optimizer="adamw")
 ADAMW_FUSED = replace(SGD, optimizer="adamw", optimizer_implementation="fused")
