@@ -1,13 +1,11 @@
 """Use case: measure the machine at hand and fit its profile."""
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, cast
 
 from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure, read_plan
-from calibrate.conditions import chosen_conditions
 from calibrate.environment import describe_environment
 from calibrate.experiment import BUDGETS, REFERENCE_MODELS, Experiment, doubling_sizes
 from calibrate.facts import Environment
@@ -43,10 +41,10 @@ def calibrate(
     """Measure, fit, and write the profile beside the raw observations."""
     refuse_unknown("--budget", request.budget, BUDGETS)
     environment = describe_environment()
-    topology, device_kind = place(request.device, request.flags, os.environ)
-    conditions = chosen_conditions(os.environ, topology=topology, device_kind=device_kind)
+    here = place(environment, request.device, request.flags)
+    topology = here.topology
     experiment = Experiment(
-        device_kind=device_kind,
+        device_kind=here.device_kind,
         world_sizes=doubling_sizes(topology.world_size),
         models=request.models,
         budget=BUDGETS[request.budget],
@@ -55,22 +53,19 @@ def calibrate(
     plan = {
         "stage": "calibrate",
         "budget": request.budget,
-        "device": device_kind,
+        "device": here.device_kind,
         "models": request.models,
         "seed": request.seed,
         "num_nodes": topology.num_nodes,
         "ranks_per_node": topology.ranks_per_node,
-        "conditions": conditions,
+        "conditions": here.conditions,
     }
     observations = measure(
         Campaign(
             folder=request.folder,
             plan=plan,
             rounds=experiment.rounds(),
-            device_kind=device_kind,
-            topology=topology,
-            conditions=conditions,
-            fingerprint=environment["host"]["fingerprint"],
+            placement=here,
         ),
         launcher,
         resume=request.resume,

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from calibrate.experiment import DeviceKind
 from calibrate.launch import Launcher
+from calibrate.placement import Placement
 from calibrate.task import Task, WorkOrder
-from calibrate.topology import Topology
 from calibrate.turns import machine_to_itself
 from perfmodel.documents.base import trim_unfinished_line, write_atomically
 from perfmodel.documents.observation import (
@@ -50,12 +49,7 @@ class Campaign:
     plan: Mapping[str, object]
     """What is measured: a resumed campaign must have the same."""
     rounds: Sequence[Sequence[Task]]
-    device_kind: DeviceKind
-    topology: Topology
-    conditions: Mapping[str, str]
-    """Variables of the environment that every rank runs under."""
-    fingerprint: str
-    """Of this machine."""
+    placement: Placement
 
 
 def measure(
@@ -94,8 +88,8 @@ def measure(
             watch = _Watch(num_done=num_done, total=total, on_progress=on_progress)
             launcher.run(
                 [str(_write_order(campaign, index, pending, output))],
-                topology=campaign.topology,
-                conditions=campaign.conditions,
+                topology=campaign.placement.topology,
+                conditions=campaign.placement.conditions,
                 on_line=watch.on_line,
                 last_progress=_progress_clock(campaign, watch),
                 stall_timeout_s=stall_timeout_s,
@@ -108,14 +102,14 @@ def _machine_of(
     campaign: Campaign, on_wait: Callable[[str], None]
 ) -> contextlib.AbstractContextManager[None]:
     """Nodes of one run may share a machine, so the first one queues for all of them."""
-    if campaign.topology.node_rank > 0:
+    if campaign.placement.topology.node_rank > 0:
         return contextlib.nullcontext()
     return machine_to_itself(on_wait)
 
 
 def _progress_clock(campaign: Campaign, watch: "_Watch") -> Callable[[], Seconds]:
     """When progress was last seen; only node 0 sees any, and torchrun ends the others with it."""
-    if campaign.topology.node_rank > 0:
+    if campaign.placement.topology.node_rank > 0:
         return time.monotonic
     return lambda: watch.last_s
 
@@ -151,7 +145,7 @@ DONE_PREFIX: Final = "done: "
 def _prepare(campaign: Campaign, output: Path, *, resume: bool) -> frozenset[str]:
     """Names of the tasks done before; refuses to mix plans or machines."""
     plan = campaign.folder / PLAN
-    if campaign.topology.node_rank > 0:
+    if campaign.placement.topology.node_rank > 0:
         # Node 0 guards the shared folder and writes to it; the others only need the same tasks.
         return tasks_done(read_observations(output)) if output.exists() else frozenset()
     # Ranks that never started leave an empty file.
@@ -180,10 +174,10 @@ def _refuse_other_machine(
     for observation in observations:
         if isinstance(observation, EnvironmentObservation):
             found = fingerprint_of(observation)
-            if found != campaign.fingerprint:
+            if found != campaign.placement.fingerprint:
                 raise IncomparableRuns(
                     f"{output}: was measured on another machine (fingerprint {found[:12]}, this one "
-                    f"is {campaign.fingerprint[:12]}); choose another --out"
+                    f"is {campaign.placement.fingerprint[:12]}); choose another --out"
                 )
 
 
@@ -229,7 +223,7 @@ def _write_order(campaign: Campaign, index: int, tasks: Sequence[Task], output: 
     path = campaign.folder / "orders" / f"round-{index}.json"
     order = WorkOrder(
         schema_version=WorkOrder.current_version,
-        device_kind=campaign.device_kind,
+        device_kind=campaign.placement.device_kind,
         output=str(output.resolve()),
         tasks=tuple(tasks),
     )

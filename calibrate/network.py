@@ -1,6 +1,5 @@
 """Use case: measure collectives alone over message sizes and group sizes, without any training."""
 
-import os
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -8,7 +7,6 @@ from pathlib import Path
 from typing import Final
 
 from calibrate.campaign import Campaign, Progress, measure
-from calibrate.conditions import chosen_conditions
 from calibrate.environment import describe_environment
 from calibrate.experiment import doubling_sizes
 from calibrate.fit.profile import collective_profiles
@@ -67,8 +65,8 @@ def measure_network(
 ) -> CollectivesDocument:
     """Measure every collective at group sizes 2, 4, 8 ... and write the curves beside the raw times."""
     environment = describe_environment()
-    topology, device_kind = place(request.device, request.flags, os.environ, may_share_cores=True)
-    conditions = chosen_conditions(os.environ, topology=topology, device_kind=device_kind)
+    here = place(environment, request.device, request.flags, may_share_cores=True)
+    topology = here.topology
     groups = doubling_sizes(topology.world_size)
     plan = {
         "stage": "network",
@@ -76,21 +74,18 @@ def measure_network(
         "sizes_bytes": request.sizes_bytes,
         "num_rounds": request.num_rounds,
         "target_s": request.target_s,
-        "device": device_kind,
+        "device": here.device_kind,
         "seed": request.seed,
         "num_nodes": topology.num_nodes,
         "ranks_per_node": topology.ranks_per_node,
-        "conditions": conditions,
+        "conditions": here.conditions,
     }
     observations = measure(
         Campaign(
             folder=request.folder,
             plan=plan,
             rounds=tuple(_round(request, groups, index) for index in range(request.num_rounds)),
-            device_kind=device_kind,
-            topology=topology,
-            conditions=conditions,
-            fingerprint=environment["host"]["fingerprint"],
+            placement=here,
         ),
         launcher,
         resume=request.resume,
@@ -105,7 +100,7 @@ def measure_network(
         schema_version=CollectivesDocument.current_version,
         provenance=provenance(environment, seed=request.seed),
         system=f"{topology.num_nodes} x {topology.ranks_per_node} ranks on this machine",
-        library="nccl" if device_kind == "cuda" else "gloo",
+        library="nccl" if here.device_kind == "cuda" else "gloo",
         ranks_per_node=topology.ranks_per_node,
         collectives=tuple(
             MeasuredCollective(

@@ -1,7 +1,6 @@
 """Use case: gradient noise scales, measured in real trainings under DDP, added to a profile."""
 
 import math
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -11,12 +10,9 @@ from typing import Final
 import numpy as np
 
 from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure
-from calibrate.conditions import recorded_conditions
-from calibrate.environment import describe_environment
 from calibrate.launch import Launcher
-from calibrate.placement import place, refuse_other_machine
+from calibrate.placement import placement_of
 from calibrate.task import TrainingTask
-from calibrate.topology import LaunchFlags
 from calibrate.visits import estimate
 from perfmodel.documents.observation import TrainingObservation, read_observations
 from perfmodel.documents.profile import NoiseScaleProfile, ProfileDocument
@@ -106,28 +102,21 @@ def measure_noise(
     MeasurementFailed
         If no training of a model learns.
     """
-    fingerprint = describe_environment()["host"]["fingerprint"]
-    refuse_other_machine(profile, fingerprint, where=str(request.folder))
+    here = placement_of(profile, where=str(request.folder))
     if profile.ranks_per_node < 2:
         raise UsageError(
             "--noise-scale: must have a profile of at least two ranks, got one; noise shows only as a "
             "difference between ranks"
         )
-    topology, device_kind = place(
-        profile.device_kind, LaunchFlags(nproc_per_node=profile.ranks_per_node), os.environ
-    )
     for model in request.models:
-        tasks = _tasks(model, topology.world_size)
+        tasks = _tasks(model, here.topology.world_size)
         plan = {"stage": "noise", "tasks": [task.model_dump() for task in tasks]}
         observations = measure(
             Campaign(
                 folder=request.folder / NOISE / model,
                 plan=plan,
                 rounds=(tasks,),
-                device_kind=device_kind,
-                topology=topology,
-                conditions=recorded_conditions(profile),
-                fingerprint=fingerprint,
+                placement=here,
             ),
             launcher,
             resume=request.resume,

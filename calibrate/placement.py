@@ -1,11 +1,15 @@
 """Where a measurement runs, and who made it: shared by calibration and validation."""
 
 import datetime as dt
+import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 
+from calibrate.conditions import chosen_conditions, recorded_conditions
+from calibrate.environment import describe_environment
 from calibrate.experiment import DeviceKind
 from calibrate.facts import Environment
 from calibrate.gpus import query_gpus
@@ -16,20 +20,37 @@ from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """What the ranks of a campaign run on, and under."""
+
+    topology: Topology
+    device_kind: DeviceKind
+    conditions: Mapping[str, str]
+    """Variables of the environment of every rank."""
+    fingerprint: str
+    """Of this machine."""
+
+
 def place(
+    environment: Environment,
     device: str,
     flags: LaunchFlags,
-    environ: Mapping[str, str],
     *,
     may_share_cores: bool = False,
-) -> tuple[Topology, DeviceKind]:
+    conditions: Mapping[str, str] | None = None,
+) -> Placement:
     """Which ranks run where, on which kind of device.
 
     Parameters
     ----------
+    environment
+        This machine, described.
     may_share_cores
         Let more ranks run than there are cores: for collectives alone, which then show how the
         processors limit them.
+    conditions
+        Those of a calibration; default: chosen here.
 
     Raises
     ------
@@ -40,7 +61,7 @@ def place(
         raise UsageError(
             "calibrate: torch must be installed, got none; pip install 'perfmodel[calibrate]'"
         )
-    num_gpus = _visible_gpus(environ)
+    num_gpus = _visible_gpus(os.environ)
     if device not in ("auto", "cpu", "cuda"):
         raise UsageError(f"--device: must be auto, cpu or cuda, got {device!r}")
     if device == "cuda" and not num_gpus:
@@ -49,13 +70,49 @@ def place(
     device_kind: DeviceKind = "cuda" if on_cuda else "cpu"
     num_devices = num_gpus if device_kind == "cuda" else usable_cores()
     topology = resolve_topology(
-        environ,
+        os.environ,
         flags=flags,
         num_local_devices=num_devices,
         default_ranks_per_node=default_ranks(device_kind, num_devices=num_devices),
         allow_oversubscription=may_share_cores and device_kind == "cpu",
     )
-    return topology, device_kind
+    if conditions is None:
+        conditions = chosen_conditions(os.environ, topology=topology, device_kind=device_kind)
+    return Placement(
+        topology=topology,
+        device_kind=device_kind,
+        conditions=conditions,
+        fingerprint=environment["host"]["fingerprint"],
+    )
+
+
+def placement_of(
+    profile: ProfileDocument, *, num_ranks: int | None = None, where: str = "--profile"
+) -> Placement:
+    """Where the ranks of a calibration ran, for what is judged by it or added to it.
+
+    Parameters
+    ----------
+    num_ranks
+        On this node; default: all that were calibrated.
+    where
+        What named the profile, for the error.
+
+    Raises
+    ------
+    CalibrationUnavailable
+        If the profile describes another machine.
+    UsageError
+        As for ``place``.
+    """
+    environment = describe_environment()
+    refuse_other_machine(profile, environment["host"]["fingerprint"], where=where)
+    return place(
+        environment,
+        profile.device_kind,
+        LaunchFlags(nproc_per_node=num_ranks or profile.ranks_per_node),
+        conditions=recorded_conditions(profile),
+    )
 
 
 def _visible_gpus(environ: Mapping[str, str]) -> int:

@@ -1,6 +1,5 @@
 """Use case: measure the operators of one traced workload in place, and add them to a profile."""
 
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,13 +7,10 @@ from pathlib import Path
 from typing import Final
 
 from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure
-from calibrate.conditions import recorded_conditions
-from calibrate.environment import describe_environment
 from calibrate.launch import Launcher
-from calibrate.placement import place, refuse_other_machine
+from calibrate.placement import placement_of
 from calibrate.replays import replays_in, with_replays
 from calibrate.task import ReplayTask, Task
-from calibrate.topology import LaunchFlags
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError
@@ -59,8 +55,7 @@ def measure_workload(
             f"--workload: {request.document} must hold a trace, got none; "
             "make the file with perfmodel trace"
         )
-    fingerprint = describe_environment()["host"]["fingerprint"]
-    refuse_other_machine(profile, fingerprint, where=str(request.folder))
+    here = placement_of(profile, where=str(request.folder))
     if profile.operators is None:
         raise CalibrationUnavailable(
             f"{request.folder}: must hold a profile with prices of operators, got none; "
@@ -72,19 +67,13 @@ def measure_workload(
         tuple(_task(request, name, micro_batch, index) for micro_batch in micro_batches)
         for index in range(_NUM_ROUNDS)
     )
-    topology, device_kind = place(
-        profile.device_kind, LaunchFlags(nproc_per_node=profile.ranks_per_node), os.environ
-    )
     plan = {"stage": "workload", "workload": name, "micro_batches": micro_batches}
     observations = measure(
         Campaign(
             folder=request.folder / WORKLOADS / _file_name(name),
             plan=plan,
             rounds=rounds,
-            device_kind=device_kind,
-            topology=topology,
-            conditions=recorded_conditions(profile),
-            fingerprint=fingerprint,
+            placement=here,
         ),
         launcher,
         resume=request.resume,

@@ -1,7 +1,6 @@
 """Use case: train to a target at several batches, each at its best rate, and judge the law of the batch."""
 
 import math
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,13 +9,11 @@ from statistics import median
 from typing import Final
 
 from calibrate.campaign import Campaign, Progress, measure
-from calibrate.conditions import recorded_conditions
 from calibrate.environment import describe_environment
 from calibrate.launch import Launcher
 from calibrate.noise import RECIPES, TRAINING_TIMEOUT_S, trainings_in
-from calibrate.placement import place, provenance, refuse_other_machine
+from calibrate.placement import placement_of, provenance
 from calibrate.task import TrainingTask
-from calibrate.topology import LaunchFlags
 from perfmodel.cost.batch_law import calibrated_law, interval_of
 from perfmodel.documents.base import file_sha256
 from perfmodel.documents.batch_validation import BatchValidationDocument, JudgedBatch
@@ -77,22 +74,15 @@ def validate_batch(
         If the profile is of another machine, or lacks the noise scale of the workload.
     """
     refuse_unknown("--budget", request.budget, BUDGETS)
-    environment = describe_environment()
-    refuse_other_machine(request.profile, environment["host"]["fingerprint"])
+    here = placement_of(request.profile, num_ranks=1)
     tasks = planned_tasks(_scale(request), BUDGETS[request.budget], seed=request.seed)
-    topology, device_kind = place(
-        request.profile.device_kind, LaunchFlags(nproc_per_node=1), os.environ
-    )
     plan = {"stage": "validate batch", "tasks": [task.model_dump() for task in tasks]}
     observations = measure(
         Campaign(
             folder=request.folder,
             plan=plan,
             rounds=(tasks,),
-            device_kind=device_kind,
-            topology=topology,
-            conditions=recorded_conditions(request.profile),
-            fingerprint=environment["host"]["fingerprint"],
+            placement=here,
         ),
         launcher,
         resume=request.resume,

@@ -1,6 +1,5 @@
 """Use case: run models that no fit has seen, and judge what their traces predict."""
 
-import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,13 +9,11 @@ from typing import Final, Literal
 import numpy as np
 
 from calibrate.campaign import Campaign, Progress, measure
-from calibrate.conditions import recorded_conditions
 from calibrate.environment import describe_environment
 from calibrate.launch import Launcher
-from calibrate.placement import place, provenance, refuse_other_machine
+from calibrate.placement import placement_of, provenance
 from calibrate.replays import with_replays
 from calibrate.task import StepTask, Task
-from calibrate.topology import LaunchFlags
 from calibrate.visits import (
     Estimate,
     Visit,
@@ -91,27 +88,20 @@ def validate_models(
         If the profile describes another machine, or has no prices of operators.
     """
     refuse_unknown("--budget", request.budget, BUDGETS)
-    environment = describe_environment()
     profile = request.profile
-    refuse_other_machine(profile, environment["host"]["fingerprint"])
+    here = placement_of(profile)
     if profile.operators is None:
         raise CalibrationUnavailable(
             "--profile: must hold prices of operators, got none; run perfmodel calibrate anew"
         )
     settings = held_out_settings(profile.max_world_size, request.folder)
-    topology, device_kind = place(
-        profile.device_kind, LaunchFlags(nproc_per_node=profile.ranks_per_node), os.environ
-    )
     write_configs(request.folder)
     observations = measure(
         Campaign(
             folder=request.folder,
             plan=_plan(request, settings),
             rounds=rounds(settings, BUDGETS[request.budget], seed=request.seed),
-            device_kind=device_kind,
-            topology=topology,
-            conditions=recorded_conditions(profile),
-            fingerprint=environment["host"]["fingerprint"],
+            placement=here,
         ),
         launcher,
         resume=request.resume,

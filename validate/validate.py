@@ -3,7 +3,6 @@
 Never fits: the profile is what it is. Predictions and gates are on disk before the first run.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,8 +14,8 @@ from calibrate.campaign import Campaign, Progress, measure
 from calibrate.conditions import recorded_conditions
 from calibrate.environment import describe_environment
 from calibrate.launch import Launcher
-from calibrate.placement import place, provenance, refuse_other_machine
-from calibrate.topology import LaunchFlags, Topology
+from calibrate.placement import Placement, place, provenance, refuse_other_machine
+from calibrate.topology import LaunchFlags
 from calibrate.visits import by_setting, typical_speed, visit
 from perfmodel.documents.base import file_sha256
 from perfmodel.documents.observation import StepObservation, read_observations
@@ -70,13 +69,13 @@ def validate(
     refuse_unknown("--budget", request.budget, BUDGETS)
     budget = BUDGETS[request.budget]
     profile = request.profile
-    environment = describe_environment()
-    topology, device_kind = place(
+    here = place(
+        describe_environment(),
         profile.device_kind,
         replace(request.flags, nproc_per_node=profile.ranks_per_node),
-        os.environ,
+        conditions=recorded_conditions(profile),
     )
-    _refuse_other_nodes(profile, topology, environment["host"]["fingerprint"])
+    _refuse_other_nodes(profile, here)
     settings = holdout_settings(
         profile, num_batches=budget.num_batches, goes_beyond=budget.goes_beyond
     )
@@ -88,10 +87,7 @@ def validate(
             rounds=rounds(
                 settings, repeated=repeated_settings(profile), budget=budget, seed=request.seed
             ),
-            device_kind=device_kind,
-            topology=topology,
-            conditions=recorded_conditions(profile),
-            fingerprint=environment["host"]["fingerprint"],
+            placement=here,
         ),
         launcher,
         resume=request.resume,
@@ -100,7 +96,7 @@ def validate(
     comparison = compare_observations(profile, foretold, observations)
     document = _document(request, comparison, observations)
     # Every node judges the same shared observations; one of them writes.
-    if topology.node_rank == 0:
+    if here.topology.node_rank == 0:
         document.write(request.folder / VALIDATION)
     return document
 
@@ -272,7 +268,8 @@ def _plan(request: ValidationRequest, foretold: Foretold) -> dict[str, object]:
     }
 
 
-def _refuse_other_nodes(profile: ProfileDocument, topology: Topology, fingerprint: str) -> None:
+def _refuse_other_nodes(profile: ProfileDocument, here: Placement) -> None:
+    topology = here.topology
     if topology.num_nodes != profile.num_nodes:
         raise UsageError(
             f"--nnodes: must be {profile.num_nodes}, as in the profile, got {topology.num_nodes}; "
@@ -280,4 +277,4 @@ def _refuse_other_nodes(profile: ProfileDocument, topology: Topology, fingerprin
         )
     # The profile names its first node.
     if topology.node_rank == 0:
-        refuse_other_machine(profile, fingerprint)
+        refuse_other_machine(profile, here.fingerprint)

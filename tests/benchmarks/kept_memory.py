@@ -5,7 +5,6 @@ models on one rank, each in a process of its own, and writes the median step of 
 """
 
 import json
-import os
 import sys
 import tempfile
 from collections import defaultdict
@@ -48,7 +47,12 @@ def main() -> None:
 
 def _visits(*, kept: bool) -> dict[str, float]:
     """Median step of every model at its smallest micro-batch. [s]"""
-    topology, _ = place("cpu", LaunchFlags(nproc_per_node=1), os.environ)
+    here = place(
+        describe_environment(observe_s=0.0),
+        "cpu",
+        LaunchFlags(nproc_per_node=1),
+        conditions={"OMP_NUM_THREADS": "1", **(KEPT_MEMORY if kept else {})},
+    )
     smallest = {
         model.label(name): model.micro_batches[0] for model in HELD_OUT for name in model.optimizers
     }
@@ -66,15 +70,7 @@ def _visits(*, kept: bool) -> dict[str, float]:
             for run in held_out_settings(1, folder)
             if run.setting.micro_batch == smallest[run.setting.workload]
         )
-        campaign = Campaign(
-            folder=folder,
-            plan={},
-            rounds=(tasks,),
-            device_kind="cpu",
-            topology=topology,
-            conditions={"OMP_NUM_THREADS": "1", **(KEPT_MEMORY if kept else {})},
-            fingerprint=describe_environment(observe_s=0.0)["host"]["fingerprint"],
-        )
+        campaign = Campaign(folder=folder, plan={}, rounds=(tasks,), placement=here)
         path = measure(
             campaign, TorchrunLauncher(), resume=False, on_progress=lambda _progress: None
         )

@@ -7,6 +7,7 @@ import pytest
 
 from calibrate.campaign import Campaign
 from calibrate.environment import describe_environment
+from calibrate.placement import Placement
 from calibrate.processes import usable_cores
 from calibrate.task import StepTask, Task, TraceTask
 from perfmodel.documents.observation import Observation, StepObservation, WorkloadObservation
@@ -28,10 +29,12 @@ def campaign_of(folder: Path, *tasks: Task) -> Campaign:
         folder=folder,
         plan={},
         rounds=(tasks,),
-        device_kind="cpu",
-        topology=ALONE,
-        conditions={"OMP_NUM_THREADS": "1"},
-        fingerprint=describe_environment(observe_s=0.0)["host"]["fingerprint"],
+        placement=Placement(
+            device_kind="cpu",
+            topology=ALONE,
+            conditions={"OMP_NUM_THREADS": "1"},
+            fingerprint=describe_environment(observe_s=0.0)["host"]["fingerprint"],
+        ),
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from calibrate.campaign import OBSERVATIONS, PLAN, Campaign, Progress, measure, read_plan
+from calibrate.placement import Placement
 from calibrate.task import StepTask
 from perfmodel.documents.observation import StepObservation, read_observations
 from perfmodel.errors import (
@@ -45,10 +46,12 @@ def campaign(tmp_path: Path) -> Campaign:
         folder=tmp_path / "run",
         plan={"what": "the plan"},
         rounds=(tasks_of(0), tasks_of(1)),
-        device_kind="cpu",
-        topology=ALONE,
-        conditions={"OMP_NUM_THREADS": "1"},
-        fingerprint="here",
+        placement=Placement(
+            device_kind="cpu",
+            topology=ALONE,
+            conditions={"OMP_NUM_THREADS": "1"},
+            fingerprint="here",
+        ),
     )
 
 
@@ -152,8 +155,9 @@ def test_a_lost_plan_is_refused(campaign: Campaign) -> None:
 
 def test_observations_of_another_machine_are_refused(campaign: Campaign) -> None:
     crash_after(campaign, 1)
+    elsewhere = replace(campaign, placement=replace(campaign.placement, fingerprint="there"))
     with pytest.raises(IncomparableRuns, match="fingerprint here, this one is there"):
-        run(replace(campaign, fingerprint="there"), PlayedWorker(), resume=True)
+        run(elsewhere, PlayedWorker(), resume=True)
 
 
 def test_progress_counts_every_task_once(campaign: Campaign) -> None:
