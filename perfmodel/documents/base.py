@@ -18,7 +18,14 @@ from perfmodel.errors import InvalidDocument, PerfModelError, did_you_mean, why
 _Line = TypeVar("_Line")
 _Model = TypeVar("_Model", bound=BaseModel)
 
-STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
+#: Built when first used: most commands need few of all documents.
+STRICT = ConfigDict(
+    frozen=True,
+    extra="forbid",
+    allow_inf_nan=False,
+    ser_json_inf_nan="constants",
+    defer_build=True,
+)
 #: Pydantic's names of errors.
 _UNKNOWN_KEY: Final = "extra_forbidden"
 _NO_KIND: Final = "union_tag_not_found"

@@ -4,7 +4,7 @@ import hashlib
 import json
 
 from perfmodel.workload.operator import Operator
-from perfmodel.workload.step import TracedStep
+from perfmodel.workload.step import SymbolicStep, TracedStep
 
 
 def signature(operator: Operator) -> str:
@@ -14,7 +14,7 @@ def signature(operator: Operator) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def parameters_signature(step: TracedStep) -> str:
+def parameters_signature(step: TracedStep | SymbolicStep) -> str:
     """Equal for steps whose optimizers have the same to do; 16 hexadecimal digits."""
     shapes = [[parameter.shape, parameter.dtype] for parameter in step.parameters]
     method = step.method
