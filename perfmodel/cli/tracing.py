@@ -1,7 +1,5 @@
 """What the tracing command does once torch may be imported."""
 
-import atexit
-import gc
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -71,11 +69,7 @@ def _traced(
 
     if ".py" not in model:
         with suppress(UntraceableModel, ImportError), without_compiler():
-            traced = trace()
-            # The end of this process would look through all that torch has made, for a second. Libraries of
-            # the compiler, were they there, would complain of what is left.
-            atexit.register(gc.freeze)
-            return traced
+            return trace()
     return trace()
 
 

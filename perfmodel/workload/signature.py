@@ -1,5 +1,6 @@
 """A short name for an operator and everything that decides its cost."""
 
+import functools
 import hashlib
 import json
 
@@ -7,6 +8,7 @@ from perfmodel.workload.operator import Operator
 from perfmodel.workload.step import SymbolicStep, TracedStep
 
 
+@functools.lru_cache(maxsize=8192)
 def signature(operator: Operator) -> str:
     """Equal for operators with the same name, tensors and arguments; 16 hexadecimal digits."""
     tensors = [[spec.shape, spec.dtype, spec.stride] for spec in operator.inputs]

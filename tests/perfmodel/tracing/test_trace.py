@@ -14,7 +14,7 @@ import pytest
 from perfmodel.tracing import trace
 from perfmodel.tracing.source import SampleSize
 from perfmodel.tracing.sources import find_source
-from perfmodel.tracing.step import RawStep, Trainee
+from perfmodel.tracing.step import RawStep, Trainee, record_step
 from perfmodel.tracing.trace import TracedModel, trace_model
 from perfmodel.workload.operator import Phase
 from perfmodel.workload.step import StepMethod
@@ -98,7 +98,7 @@ def test_where_there_is_no_room_for_a_copy_both_batches_are_traced_here(
 
 
 def test_a_copy_that_hangs_is_replaced(lenet: TracedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    here, record_step = os.getpid(), trace.record_step
+    here = os.getpid()
 
     def hangs_in_a_copy(trainee: Trainee, micro_batch: int) -> RawStep:
         if os.getpid() != here:
