@@ -13,6 +13,10 @@ PYTEST_FLAGS ?=
 # One process of tests for each core; tests/conftest.py says what runs where, the longest first.
 PYTEST := pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
+# pip leaves compiling to the first start (--no-compile): where nothing compiled may be kept, every
+# start would compile torch anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 RUN := $(VENV)/bin/python -m
 PROFILE = $(OUT)/calibration/profile.json
 VALIDATION = $(OUT)/validation/validation.json

@@ -45,7 +45,9 @@ class Topology:
         checks.at_least("num_nodes", self.num_nodes, 1)
         checks.at_least("ranks_per_node", self.ranks_per_node, 1)
         if not 0 <= self.node_rank < self.num_nodes:
-            raise ValueError(f"node_rank must be >= 0 and < {self.num_nodes}, got {self.node_rank}")
+            raise checks.WrongArgument(
+                "node_rank", f"must be >= 0 and < {self.num_nodes}, got {self.node_rank}"
+            )
 
     @property
     def world_size(self) -> int:

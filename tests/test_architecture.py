@@ -3,6 +3,7 @@
 import ast
 import importlib.metadata
 import json
+import os
 import re
 import subprocess
 import sys
@@ -326,6 +327,20 @@ def test_every_make_target_explains_itself() -> None:
     assert phony is not None
     explained = re.findall(r"^([a-z-]+):.*## \S", text, flags=re.MULTILINE)
     assert set(explained) == set(phony.group(1).split())
+
+
+def test_what_make_starts_may_keep_its_bytecode() -> None:
+    """Images that forbid it are common, and pip compiles nothing here."""
+    done = subprocess.run(
+        ["make", "--eval=shown: ; @env", "shown"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert "PATH=" in done.stdout
+    assert "PYTHONDONTWRITEBYTECODE" not in done.stdout
 
 
 def test_files_that_start_ranks_are_known_to_the_scheduler_of_tests() -> None:

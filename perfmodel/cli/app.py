@@ -1,6 +1,7 @@
 """The command line: one sub-command per question."""
 
 import functools
+import gc
 import itertools
 import os
 import sys
@@ -9,6 +10,7 @@ from typing import Any, Final
 
 import typer
 
+from perfmodel.checks import WrongArgument
 from perfmodel.cli import (
     batch,
     decide,
@@ -39,28 +41,6 @@ from perfmodel.errors import (
 )
 
 _HELP: Final = """Measure one machine, then predict training on 2 to 16,384 accelerators.
-
-\b
-perfmodel calibrate     measure this machine, write its profile
-perfmodel trace         a model as a workload file, without data or GPU
-perfmodel memory        does a step fit, the largest batch, what to change
-perfmodel techniques    checkpointing, offload ...: time and memory
-perfmodel devices       data sheets of devices that need not be present
-perfmodel predict       speed-up, step time, doubt for any number of devices
-perfmodel explain       what costs the speed-up, what a change would gain
-perfmodel whatif        change a field: before, after, and why
-perfmodel serve         the same on a page with sliders, on this machine
-perfmodel diff          what changed between two profiles beyond noise
-perfmodel acceptance    clauses for a contract; judge what was delivered
-perfmodel plan parallelism   all layouts of a large model, ranked
-perfmodel plan options  rank machines by cost and chance to be in time
-perfmodel validate      run settings never used, print the tool's own error
-perfmodel validate testbed   the same with up to 16 ranks on shaped links
-perfmodel validate network   collectives of 2 to 16 ranks beside their law
-perfmodel validate strategies   FSDP2, ZeRO, tensor, pipeline for real
-perfmodel batch         time to the target over the batch size
-perfmodel cost          buy or rent: cost of a useful device-hour
-perfmodel goodput       weeks of a job that fails: its end, how often to save
 
 \b
 Exit codes: 0 ok, 1 failure, 2 usage, 3 not feasible, 4 out of tolerance,
@@ -131,11 +111,10 @@ def _runnable(command: Callable[..., None]) -> Callable[..., None]:
             command(*arguments, **options)
         except KeyboardInterrupt:
             raise Interrupted("interrupted") from None
-        except ValueError as error:
-            name, _, problem = str(error).partition(" ")
-            if name not in options:
+        except WrongArgument as error:
+            if error.name not in options:
                 raise
-            raise UsageError(f"--{name.replace('_', '-')}: {problem}") from error
+            raise UsageError(f"--{error.name.replace('_', '-')}: {error.problem}") from error
 
     return run
 
@@ -146,29 +125,32 @@ def _supervises() -> bool:
     return supervises(os.environ)
 
 
-_COMMANDS: Final[dict[str, Callable[..., None]]] = {
-    "doctor": measure.doctor,
-    "calibrate": measure.calibrate,
-    "fit": measure.fit,
-    "trace": trace.trace,
-    "memory": memory.memory,
-    "techniques": memory.techniques,
-    "devices": devices.devices,
-    "predict": predict.predict,
-    "explain": predict.explain,
-    "report": report.report,
-    "goodput": decide.goodput,
-    "batch": batch.batch,
-    "cost": decide.cost,
-    "whatif": whatif.whatif,
-    "diff": delivery.diff,
-    "serve": serve.serve,
+#: With what ``perfmodel --help`` says of each, in one line of 80 columns.
+_COMMANDS: Final[dict[str, tuple[Callable[..., None], str]]] = {
+    "doctor": (measure.doctor, "What would spoil a measurement on this machine."),
+    "calibrate": (measure.calibrate, "Measure this machine, write its profile."),
+    "fit": (measure.fit, "The profile anew, from stored measurements."),
+    "trace": (trace.trace, "A model as a workload file, without data or GPU."),
+    "memory": (memory.memory, "Does a step fit, the largest batch, what to change."),
+    "techniques": (memory.techniques, "Checkpointing, offload ...: time and memory."),
+    "devices": (devices.devices, "Data sheets of devices that need not be present."),
+    "predict": (predict.predict, "Speed-up, step time, doubt for any number of devices."),
+    "explain": (predict.explain, "What costs the speed-up, what a change would gain."),
+    "report": (report.report, "Predictions and validations as one HTML page."),
+    "goodput": (decide.goodput, "Weeks of a job that fails: its end, how often to save."),
+    "batch": (batch.batch, "Time to the target over the batch size."),
+    "cost": (decide.cost, "Buy or rent: cost of a useful device-hour."),
+    "whatif": (whatif.whatif, "Change a field: before, after, and why."),
+    "diff": (delivery.diff, "What changed between two profiles beyond noise."),
+    "serve": (serve.serve, "What-if as a page with sliders, on this machine."),
 }
-for _name, _command in _COMMANDS.items():
-    app.command(_name)(_runnable(_command))
+for _name, (_command, _line) in _COMMANDS.items():
+    app.command(_name, short_help=_line)(_runnable(_command))
 
 #: Runs on its own, or as one of its sub-commands.
-_validate = typer.Typer(rich_markup_mode=None)
+_validate = typer.Typer(
+    short_help="Run what was never used, print the tool's own error.", rich_markup_mode=None
+)
 _validate.callback(invoke_without_command=True)(_runnable(validate.validate))
 _validate.command("models")(_runnable(validate.models))
 _validate.command("batch")(_runnable(validate.batch))
@@ -181,7 +163,8 @@ app.add_typer(_validate, name="validate")
 
 _network = typer.Typer(
     no_args_is_help=True,
-    help="Collectives alone: measure, or show the fit; cluster files from logs.",
+    help="Collectives alone: measure, show the fit; cluster files from logs.",
+    short_help="Collectives alone, and cluster files from logs.",
     rich_markup_mode=None,
 )
 _network.command("measure")(_runnable(network.measure))
@@ -190,7 +173,9 @@ _network.command("import")(_runnable(network.import_topology))
 app.add_typer(_network, name="network")
 
 _plan = typer.Typer(
-    no_args_is_help=True, help="Search for what to buy, rent or run.", rich_markup_mode=None
+    no_args_is_help=True,
+    help="Search for what to buy, rent or run: machines, layouts.",
+    rich_markup_mode=None,
 )
 _plan.command("options")(_runnable(plan_options.options))
 _plan.command("parallelism")(_runnable(layouts.plan_parallelism))
@@ -210,6 +195,8 @@ def main() -> None:
     """Run the command line; every error that a user can act on is one line and an exit code."""
     # Looking for plugins takes a tenth of a prediction.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    # A command lives for seconds and makes few cycles: looking for them would take a tenth of its time.
+    gc.set_threshold(100_000)
     try:
         sys.exit(app(prog_name="perfmodel", standalone_mode=False) or EXIT_OK)
     except PerfModelError as error:

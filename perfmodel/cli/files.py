@@ -16,7 +16,6 @@ from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.forecast import open_workload
 from perfmodel.predictor import Predictor, StepPrediction
 from perfmodel.report.chrome_trace import chrome_trace_text
-from perfmodel.report.tables import binding_lines, prediction_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +46,8 @@ def read_inputs(sources: Sources) -> Inputs:
 
 def print_prediction(document: PredictionDocument) -> None:
     """Print the table, and what must be known before acting on it."""
+    from perfmodel.report.tables import binding_lines, prediction_table  # noqa: PLC0415 - rich
+
     show(prediction_table(document))
     show_lines(binding_lines(document))
     show_lines(f"caveat: {caveat}" for caveat in document.caveats)

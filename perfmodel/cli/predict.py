@@ -133,7 +133,6 @@ def _predict_workload(sources: Sources, asked: _Request, answers: Answers) -> No
         write_trace,
     )
     from perfmodel.forecast import Forecast, forecast  # noqa: PLC0415
-    from perfmodel.report.tables import csv_text  # noqa: PLC0415
 
     plot_format = None if answers.plot is None else _plot_format(answers.plot)
     request = Forecast(
@@ -149,6 +148,8 @@ def _predict_workload(sources: Sources, asked: _Request, answers: Answers) -> No
     if answers.as_json:
         typer.echo(document.model_dump_json(indent=1))
     elif answers.as_csv:
+        from perfmodel.report.tables import csv_text  # noqa: PLC0415 - rich
+
         typer.echo(csv_text(document), nl=False)
     else:
         print_prediction(document)

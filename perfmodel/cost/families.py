@@ -47,6 +47,19 @@ _SCATTERS: Final = frozenset(
 _REDUCTIONS: Final = frozenset({"sum", "mean", "amax", "amin", "var", "std", "norm"})
 _MATMULS: Final = frozenset({"mm", "addmm", "linear", "_addmm_activation"})
 _BATCHED: Final = frozenset({"bmm", "baddbmm"})
+_GROUPS: Final = {
+    member: name
+    for name, members in {
+        "pointwise": _POINTWISE,
+        "copy": _COPIES,
+        "fill": _FILLS,
+        "scatter": _SCATTERS,
+        "reduction": _REDUCTIONS,
+        "matmul": _MATMULS,
+        "batched matmul": _BATCHED,
+    }.items()
+    for member in members
+}
 #: Results of at least this size lie in pages that the kernel hands out anew for every call: glibc never
 #: keeps more of its heap for later ("M_MMAP_THRESHOLD" in mallopt(3): at most 32 MiB on 64 bits).
 FRESH_BYTES: Final[Bytes] = 32 * MIB
@@ -66,22 +79,13 @@ _FEW_ELEMENTS: Final = 20_480
 def family(operator: Operator) -> str:
     """Which timings tell about this operator."""
     base = base_name(operator.name).removesuffix("_")
-    groups = {
-        "pointwise": _POINTWISE,
-        "copy": _COPIES,
-        "fill": _FILLS,
-        "scatter": _SCATTERS,
-        "reduction": _REDUCTIONS,
-        "matmul": _MATMULS,
-        "batched matmul": _BATCHED,
-    }
     if operator.view:
         return "view"
     if base in _FUNCTIONS:
         return f"function {base}{_approximation(operator)}"
     if base in ("convolution", "convolution_backward"):
         return f"{base} {_grouping(operator)}"
-    return next((name for name, members in groups.items() if base in members), base)
+    return _GROUPS.get(base, base)
 
 
 def wider_family(name: str) -> str | None:

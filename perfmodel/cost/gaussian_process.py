@@ -57,7 +57,11 @@ def covariance(
     first: FloatArray, second: FloatArray, lengths: FloatArray, spread: float
 ) -> FloatArray:
     """Matern 3/2: shape ``(len(first), len(second))``."""
-    scaled = (first[:, None, :] - second[None, :, :]) / lengths
-    distance = math.sqrt(3) * np.sqrt(np.sum(scaled**2, axis=2))
+    # One feature after another: a table for all of them at once is slow to add up.
+    squares = sum(
+        np.subtract.outer(one, other) ** 2
+        for one, other in zip((first / lengths).T, (second / lengths).T, strict=True)
+    )
+    distance = math.sqrt(3) * np.sqrt(squares)
     result: FloatArray = spread**2 * (1 + distance) * np.exp(-distance)
     return result

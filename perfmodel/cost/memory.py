@@ -75,7 +75,9 @@ def overhead_of(memory: StepMemory, device_kind: str) -> Overhead:
         If the kind is neither "cpu" nor "cuda".
     """
     if device_kind not in OVERHEADS:
-        raise ValueError(f"device_kind must be {' or '.join(OVERHEADS)}, got {device_kind!r}")
+        raise checks.WrongArgument(
+            "device_kind", f"must be {' or '.join(OVERHEADS)}, got {device_kind!r}"
+        )
     overhead = OVERHEADS[device_kind]
     if device_kind != "cuda":
         return overhead

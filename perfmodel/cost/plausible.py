@@ -76,8 +76,8 @@ def fast_for_device(jobs: Jobs, step_s: Column, peak_flop_per_s: float) -> dict[
 
 def contradictions(jobs: Jobs, step_s: Column) -> list[tuple[int, int]]:
     """Pairs of rows (from 0) that are the same job with step times too far apart."""
-    rows = np.stack([getattr(jobs, field.name) for field in fields(Jobs)], axis=1)
-    _, job = np.unique(rows, axis=0, return_inverse=True)
-    apart = np.abs(np.subtract.outer(np.log(step_s), np.log(step_s))) > np.log(CONTRADICTION)
-    same = np.equal.outer(job, job)
-    return [(int(i), int(j)) for i, j in np.argwhere(np.triu(same & apart, 1))]
+    suspect = np.abs(np.subtract.outer(np.log(step_s), np.log(step_s))) > np.log(CONTRADICTION)
+    for field in fields(Jobs):
+        column = getattr(jobs, field.name)
+        suspect &= np.equal.outer(column, column)
+    return [(int(i), int(j)) for i, j in np.argwhere(np.triu(suspect, 1))]

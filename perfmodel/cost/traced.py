@@ -59,7 +59,7 @@ def traced_profile(
     use_measured
         Whether operators of this workload that were timed in place count, or curves alone.
     """
-    own = parameters_signature(trace.at(micro_batch=max(2, trace.traced_micro_batches[0])))
+    own = parameters_signature(trace)
     exact = OperatorPrices(operators, use_measured=use_measured, own=own)
     batches = _measured_batches(exact, trace, own) if use_measured else ()
     curves = OperatorPrices(operators, use_measured=False)
@@ -87,7 +87,7 @@ def traced_profile(
     unpriced = {name for steps in priced.values() for p in steps.values() for name in p.unpriced}
     noise, rank_spread = _borrowed_noise(profile, points[Phase.BACKWARD])
     return WorkloadProfile(
-        workload=with_ready_times(workload, trace.at(micro_batch=_middle(batches)), exact),
+        workload=with_ready_times(workload, steps[_middle(batches)], exact),
         phases=_phases(profile, trace, points, workload.gradient_bytes),
         noise=noise,
         rank_spread=rank_spread,
@@ -109,8 +109,11 @@ def with_ready_times(workload: Workload, step: TracedStep, prices: OperatorPrice
     """
     if len(workload.parameters) != len(step.parameters):
         return workload
-    time_s = dict(enumerate(p.time_s for p in prices.price(step.operators, Phase.BACKWARD)))
-    calls = [time_s[call.operator] for call in step.calls() if call.phase is Phase.BACKWARD]
+    backward = [call.operator for call in step.calls() if call.phase is Phase.BACKWARD]
+    used = sorted(set(backward))
+    prices_of_used = prices.price([step.operators[at] for at in used], Phase.BACKWARD)
+    time_s = {at: price.time_s for at, price in zip(used, prices_of_used, strict=True)}
+    calls = [time_s[at] for at in backward]
     done_s = np.concatenate(([0.0], np.cumsum(calls)))
     whole_s = float(done_s[-1]) or 1.0
     parameters = tuple(

@@ -22,7 +22,14 @@ _Model = TypeVar("_Model", bound=BaseModel)
 Share = Annotated[float, Field(ge=0, le=1)]
 Text = Annotated[str, Field(min_length=1)]
 
-STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
+#: Built when first used: most commands need few of all documents.
+STRICT = ConfigDict(
+    frozen=True,
+    extra="forbid",
+    allow_inf_nan=False,
+    ser_json_inf_nan="constants",
+    defer_build=True,
+)
 #: Pydantic's names of errors.
 _UNKNOWN_KEY: Final = "extra_forbidden"
 _NO_KIND: Final = "union_tag_not_found"

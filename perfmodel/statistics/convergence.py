@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.checks import non_negative, positive
+from perfmodel.checks import WrongArgument, non_negative, positive
 
 #: Equally likely widths of the knee.
 EXPONENTS: Final = (0.6, 0.8, 1.0, 1.3)
@@ -165,7 +165,7 @@ def fit_convergence(
     fewest = 2 if critical is None else 1
     if len(batches) < fewest or len(set(batches)) < len(batches):
         words = "two different batches" if critical is None else "one batch, each named once"
-        raise ValueError(f"points must be of at least {words}, got {batches or 'none'}")
+        raise WrongArgument("points", f"must be of at least {words}, got {batches or 'none'}")
     log_batches = np.log(np.array(batches))
     log_samples = np.log(np.array([point.samples for point in points]))
     offsets, exponents = (

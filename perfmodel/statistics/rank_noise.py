@@ -90,10 +90,10 @@ class RankNoise:
         """
         persistent = math.exp(self.rank_spread * expected_largest_deviate(num_ranks))
         count = len(self.step_ratios)
-        rows = [self.step_ratios] * num_draws
+        rows = np.tile(self.step_ratios, (num_draws, 1))
         if count > 1:
             rows[1:] = rng.choice(self.step_ratios, (num_draws, count))[1:]
-        steps = slowest_of_ranks(np.array(rows), world_size=num_ranks, probability=probability)
+        steps = slowest_of_ranks(rows, world_size=num_ranks, probability=probability)
         return np.asarray(self.level * persistent * steps)
 
     def draw(self, *, num_ranks: int, num_steps: int, rng: np.random.Generator) -> FloatArray:

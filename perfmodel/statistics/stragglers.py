@@ -57,10 +57,17 @@ def quantile_with_tail(values: FloatArray | Sequence[float], probability: float)
     num_tail = max(2, math.ceil(count * _TAIL_FRACTION))
     threshold_probability = 1 - num_tail / count
     if count < _MINIMUM_FOR_TAIL or probability <= threshold_probability:
-        return np.asarray(np.quantile(ordered, probability, axis=-1))
-    threshold = np.quantile(ordered, threshold_probability, axis=-1)
+        return _between(ordered, probability)
+    threshold = _between(ordered, threshold_probability)
     efolds = math.log((1 - threshold_probability) / (1 - probability))
     return np.asarray(threshold + _excess(ordered[..., -num_tail:] - threshold[..., None], efolds))
+
+
+def _between(ordered: FloatArray, probability: float) -> FloatArray:
+    """Quantile of values in order, by the line between the two that are nearest."""
+    place = probability * (ordered.shape[-1] - 1)
+    below, above = ordered[..., math.floor(place)], ordered[..., math.ceil(place)]
+    return np.asarray(below + (place % 1) * (above - below))
 
 
 def _excess(excesses: FloatArray, efolds: float) -> FloatArray:

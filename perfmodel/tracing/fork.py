@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pickle
+import select
 import signal
 import sys
 import traceback
@@ -12,6 +13,8 @@ from types import TracebackType
 from typing import Generic, NoReturn, Self, TypeVar
 
 import torch
+
+from perfmodel.units import Seconds
 
 Result = TypeVar("Result")
 
@@ -49,16 +52,23 @@ class Fork(Generic[Result]):
             os.kill(self._child, signal.SIGKILL)
             os.waitpid(self._child, 0)
 
-    def result(self) -> Result:
+    def result(self, *, within_s: Seconds | None = None) -> Result:
         """What the function returned, once it has.
 
         Raises
         ------
+        TimeoutError
+            If the copy has not answered within so long from now. [s]
         RuntimeError
             If the copy ended without an answer.
         Exception
             Whatever the function raised.
         """
+        answered, _, _ = select.select([self._reading], [], [], within_s)
+        if not answered:
+            raise TimeoutError(
+                f"a copy of this process must answer within {within_s:g} s, got nothing"
+            )
         with os.fdopen(os.dup(self._reading), "rb") as file:
             content = file.read()
         if not content:

@@ -1,7 +1,10 @@
 """The use case: a model source as a workload and a symbolic step."""
 
 import os
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import nn
@@ -19,6 +22,10 @@ from perfmodel.workload.operator import ELEMENT_BYTES, Phase
 from perfmodel.workload.repeats import compressed
 from perfmodel.workload.step import StepMethod, SymbolicStep, TracedParameter, TracedStep
 from perfmodel.workload.workload import Parameter, Workload
+
+#: How long a copy of this process may still trace when this one has finished, at least: what another
+#: thread had locked when it was copied would stay locked there for ever.
+_LEAST_PATIENCE_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +75,28 @@ def trace_model(
 
 def _recorded(trainee: Trainee, least: int, *, beside: bool) -> tuple[RawStep, RawStep]:
     """A step at a micro-batch and at twice as many samples."""
-    if not beside or not hasattr(os, "fork"):
-        return record_step(trainee, least), record_step(trainee, 2 * least)
-    with Fork(lambda: record_step(trainee, 2 * least)) as copy:
+
+    def record_second() -> RawStep:
+        return record_step(trainee, 2 * least)
+
+    copy = _copied(record_second) if beside and hasattr(os, "fork") else None
+    if copy is None:
+        return record_step(trainee, least), record_second()
+    with copy:
+        started_s = time.monotonic()
         first = record_step(trainee, least)
+        own_s = time.monotonic() - started_s
         try:
-            return first, copy.result()
+            return first, copy.result(within_s=_LEAST_PATIENCE_S + 2 * own_s)
         except Exception:  # noqa: BLE001 - autograd refuses copies of a process that has used it
-            return first, record_step(trainee, 2 * least)
+            return first, record_second()
+
+
+def _copied(act: Callable[[], RawStep]) -> Fork[RawStep] | None:
+    try:
+        return Fork(act)
+    except OSError:  # no memory, or no process, for a copy
+        return None
 
 
 def _symbolic(trainee: Trainee, first: RawStep, second: RawStep) -> SymbolicStep:

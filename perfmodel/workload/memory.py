@@ -3,6 +3,7 @@
 import enum
 from dataclasses import dataclass
 
+from perfmodel import checks
 from perfmodel.units import Bytes
 from perfmodel.workload.affine import AffineBytes
 from perfmodel.workload.operator import Phase
@@ -85,8 +86,7 @@ class StepMemory:
         ValueError
             If the micro-batch is below 1.
         """
-        if micro_batch < 1:
-            raise ValueError(f"micro_batch must be >= 1, got {micro_batch}")
+        checks.at_least("micro_batch", micro_batch, 1)
         return max(self.moments, key=lambda moment: moment.total.at(micro_batch))
 
     def peak_bytes(self, micro_batch: int) -> Bytes:

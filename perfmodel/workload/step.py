@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from perfmodel import checks
 from perfmodel.units import Bytes, Flop
 from perfmodel.workload.affine import AffineBytes, Dimension, arguments_at, value_at
 from perfmodel.workload.operator import Call, Operator, Phase, TensorSpec
@@ -200,8 +201,7 @@ class SymbolicStep:
         ValueError
             If the micro-batch is below 1.
         """
-        if micro_batch < 1:
-            raise ValueError(f"micro_batch must be >= 1, got {micro_batch}")
+        checks.at_least("micro_batch", micro_batch, 1)
         tensors = [tensor.at(micro_batch) for tensor in self.tensors]
         return TracedStep(
             micro_batch=micro_batch,

@@ -65,6 +65,14 @@ def test_how_a_copy_ended_without_an_answer_is_told(end: Callable[[], object], t
         copy.result()
 
 
+def test_a_copy_that_hangs_is_not_waited_for() -> None:
+    with (
+        Fork(functools.partial(time.sleep, 60)) as copy,
+        pytest.raises(TimeoutError, match=r"must answer within 0\.01 s"),
+    ):
+        copy.result(within_s=0.01)
+
+
 def test_a_copy_that_is_not_wanted_is_ended() -> None:
     with Fork(functools.partial(time.sleep, 60)) as copy:
         pass

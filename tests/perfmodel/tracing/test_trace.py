@@ -1,14 +1,20 @@
 """Traced steps of small models, against hand-made sums."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
+from typing import NoReturn
 
 import pytest
 
+from perfmodel.tracing import trace
 from perfmodel.tracing.source import SampleSize
 from perfmodel.tracing.sources import find_source
+from perfmodel.tracing.step import RawStep, Trainee, record_step
 from perfmodel.tracing.trace import TracedModel, trace_model
 from perfmodel.workload.operator import Phase
 from perfmodel.workload.step import StepMethod
@@ -78,6 +84,31 @@ def test_two_batches_traced_beside_each_other_give_the_same_trace() -> None:
         [sys.executable, "-c", BESIDE], check=True, capture_output=True, text=True
     ).stdout
     assert json.loads(printed.splitlines()[-1]) == {"traced here": [4], "same": True}
+
+
+def test_where_there_is_no_room_for_a_copy_both_batches_are_traced_here(
+    lenet: TracedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> NoReturn:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(os, "fork", refuse)
+    found = trace_model(find_source("lenet", SampleSize()), SGD, micro_batch=4, beside=True)
+    assert found == lenet
+
+
+def test_a_copy_that_hangs_is_replaced(lenet: TracedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = os.getpid()
+
+    def hangs_in_a_copy(trainee: Trainee, micro_batch: int) -> RawStep:
+        if os.getpid() != here:
+            time.sleep(600)
+        return record_step(trainee, micro_batch)
+
+    monkeypatch.setattr(trace, "record_step", hangs_in_a_copy)
+    monkeypatch.setattr(trace, "_LEAST_PATIENCE_S", 0.0)
+    found = trace_model(find_source("lenet", SampleSize()), SGD, micro_batch=4, beside=True)
+    assert found == lenet
 
 
 def test_gradients_become_ready_from_the_last_layer_to_the_first(lenet: TracedModel) -> None:
