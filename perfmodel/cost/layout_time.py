@@ -170,6 +170,7 @@ def step_pieces(jobs: Jobs, latents: Latents) -> StepPieces:
     exponent = SHARDED_OVERLAP * np.asarray(latents["overlap"])
     hiding = _hiding_s(jobs, layer)
     replicated = _exposed_s(jobs, latents, hiding_s=hiding) - np.maximum(data - hiding, 0.0)
+    replicated = np.maximum(replicated, 0.0)
     early = np.where(jobs.prefetch > 0, gather, 0.0)
     ahead, back = _passes(jobs, layer)
     sharded = count * (
@@ -370,7 +371,7 @@ def _scatter_s(jobs: Jobs, latents: Latents) -> Column:
 
 def _hiding_s(jobs: Jobs, layer: _Layer) -> Column:
     """Last pass that gradients leave from, or the half of it that makes those of weights. [s]"""
-    left = np.where(jobs.zero_bubble > 0, 0.5, 1.0)
+    left = jobs.overlapped * np.where(jobs.zero_bubble > 0, 0.5, 1.0)
     return np.asarray(left * jobs.layers_per_stage * layer.backward_s)
 
 
