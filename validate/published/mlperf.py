@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from perfmodel.arrays import FloatArray
 from perfmodel.cost.curve import DOUBT_AT_ONE_EFOLD
 from perfmodel.documents.published import PublishedSeries
 from perfmodel.statistics.convergence import TUNING_SPREAD, Convergence, fit_convergence
@@ -36,7 +36,6 @@ from validate.published.series import Series
 
 SOURCE: Final = "mlperf"
 TABLE: Final = "mlperf_scaling"
-FloatArray = NDArray[np.float64]
 Row = dict[str, str]
 _SYSTEM: Final = (
     *("round", "division", "submitter", "benchmark", "hardware", "gpus_per_node", "framework"),
