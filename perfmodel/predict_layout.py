@@ -268,6 +268,8 @@ def _beyond_runs(model: InferredModel, jobs: Jobs) -> list[str]:
     ):
         if getattr(jobs, name)[0] > getattr(runs, name).max():
             caveats.append(f"no run used {meaning}: the formula's effect of it is untested")
+    if jobs.overlapped[0] < runs.overlapped.min():
+        caveats.append("no run used overlap=no: the formula's effect of it is untested")
     return caveats
 
 
