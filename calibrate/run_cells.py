@@ -29,7 +29,8 @@ _WORDS: Final = ("model", "recompute", "precision")
 #: What few runs have: experts, FSDP's options, offload.
 _SELDOM: Final = (
     *("experts", "experts_per_token", "ep", "imbalance"),
-    *("shard", "prefetch", "offload", "parameter_offload"),
+    *("shard", "prefetch", "offload", "parameter_offload", "pipeline_inside"),
+    "overlapped",
 )
 #: What describes a run, with its step time.
 _NEEDED: Final = (*(each.name for each in fields(Jobs) if each.name not in USUAL), STEP)
@@ -46,6 +47,7 @@ DEFAULTS: Final[dict[str, float]] = {
 _FLAGS: Final = (
     *("recompute_full", "recompute_attention", "gpipe", "zero_bubble", "sequence_parallel"),
     *("gated", "tied", "fused_attention", "offload", "parameter_offload"),
+    *("pipeline_inside", "overlapped"),
 )
 _MAY_BE_0: Final = (*_FLAGS, "zero", "shard", "prefetch")
 _DECIMAL: Final = (STEP, *_RATES, "imbalance", PEAK)

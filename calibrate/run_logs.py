@@ -108,12 +108,15 @@ def _kineto(path: Path, trace: Any) -> list[FoundRun]:
     if not isinstance(events, list):
         raise InvalidDocument(f"{path}: must be a Kineto trace with traceEvents, got none")
     spread = trace.get("distributedInfo", {})
-    if int(spread.get("rank", 0)) != 0:
+    if not isinstance(spread, dict):
+        raise InvalidDocument(f"{path}: distributedInfo must be an object, got {spread!r:.40}")
+    if _number(f"{path}: distributedInfo.rank", spread.get("rank", 0)) != 0:
         return []
     steps_us = [
-        float(event["dur"])
+        _number(f"{path}: dur of {event['name']}", event.get("dur"))
         for event in events
-        if event.get("ph") == "X"
+        if isinstance(event, dict)
+        and event.get("ph") == "X"
         and event.get("cat") == "user_annotation"
         and str(event.get("name", "")).startswith(_STEP)
     ]
@@ -123,7 +126,7 @@ def _kineto(path: Path, trace: Any) -> list[FoundRun]:
         )
     cells = {
         "step_time_s": repr(median(steps_us) * 1e-6),
-        "dp": str(int(spread.get("world_size", 1))),
+        "dp": f"{_number(f'{path}: distributedInfo.world_size', spread.get('world_size', 1)):g}",
     }
     return [FoundRun(str(path), cells)]
 
@@ -134,25 +137,43 @@ def _mlperf(path: Path, lines: list[str]) -> list[FoundRun]:
     for number, line in enumerate(lines, start=1):
         _, marked, text = line.partition(_MLLOG)
         if marked:
-            try:
-                events.append(json.loads(text))
-            except json.JSONDecodeError as error:
-                raise InvalidDocument(f"{path}: line {number}: {error}") from error
+            events.append(_event(f"{path}: line {number}", text))
     values = {event["key"]: event.get("value") for event in events}
     if "global_batch_size" not in values:
         raise InvalidDocument(f"{path}: must hold a {_MLLOG} line with global_batch_size, got none")
-    steps = _samples(path, events) / float(values["global_batch_size"])
+    batch = _number(f"{path}: global_batch_size", values["global_batch_size"])
+    if batch <= 0:
+        raise InvalidDocument(f"{path}: global_batch_size must be > 0, got {batch:g}")
+    steps = _samples(path, events) / batch
     row = {column: str(values[key]) for key, column in _MLLOG_COLUMNS.items() if values.get(key)}
     return [FoundRun(str(path), row | {"step_time_s": repr(_block_s(path, events) / steps)})]
+
+
+def _event(where: str, text: str) -> dict[str, Any]:
+    try:
+        event = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InvalidDocument(f"{where}: must be JSON behind {_MLLOG}: {error}") from error
+    if not isinstance(event, dict) or not isinstance(event.get("key"), str):
+        raise InvalidDocument(f"{where}: must be an object with a key, got {text.strip()[:40]!r}")
+    return event
+
+
+def _number(where: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise InvalidDocument(f"{where}: must be a number, got {value!r}") from None
 
 
 def _block_s(path: Path, events: list[dict[str, Any]]) -> float:
     total_ms, begun_ms = 0.0, None
     for event in events:
         if event["key"] == "block_start":
-            begun_ms = float(event["time_ms"])
+            begun_ms = _number(f"{path}: time_ms of block_start", event.get("time_ms"))
         elif event["key"] == "block_stop" and begun_ms is not None:
-            total_ms, begun_ms = total_ms + float(event["time_ms"]) - begun_ms, None
+            ended_ms = _number(f"{path}: time_ms of block_stop", event.get("time_ms"))
+            total_ms, begun_ms = total_ms + ended_ms - begun_ms, None
     if total_ms <= 0:
         raise InvalidDocument(
             f"{path}: must hold block_start and block_stop, got no finished block"
@@ -163,9 +184,13 @@ def _block_s(path: Path, events: list[dict[str, Any]]) -> float:
 def _samples(path: Path, events: list[dict[str, Any]]) -> float:
     """Samples that were trained by the last finished block, less those before the first."""
     counted = [
-        (event["key"], float(event["metadata"][_SAMPLES]))
+        (
+            event["key"],
+            _number(f"{path}: {_SAMPLES} of {event['key']}", event["metadata"][_SAMPLES]),
+        )
         for event in events
-        if event["key"] in {"block_start", "block_stop"} and _SAMPLES in event.get("metadata", {})
+        if event["key"] in {"block_start", "block_stop"}
+        and _SAMPLES in (event.get("metadata") or {})
     ]
     first = next((count for key, count in counted if key == "block_start"), 0.0)
     last = next((count for key, count in reversed(counted) if key == "block_stop"), 0.0)

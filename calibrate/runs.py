@@ -1,7 +1,9 @@
 """Use case: latents of large-model steps from a table of runs that somebody made."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from perfmodel.cost.layout_fit import MINIMUM_RUNS, infer
 from perfmodel.cost.memory_fit import infer_memory
 from perfmodel.cost.plausible import (
     contradictions,
+    far_behind,
     fast_for_device,
     slow_for_device,
     wrong_memory_unit,
@@ -25,6 +28,14 @@ from perfmodel.documents.inferred import InferredDocument
 from perfmodel.documents.run_columns import RunColumns, read_run_columns
 from perfmodel.errors import IncomparableRuns, InvalidDocument
 from perfmodel.hardware.sheets import device_sheet
+from perfmodel.parallelism.feasibility import Limits, impossible
+from perfmodel.parallelism.layout import Layout
+
+#: Columns of a run that a layout has under the same name.
+_LAYOUT: Final = (
+    *("dp", "tp", "pp", "cp", "ep", "zero", "shard"),
+    *("micro_batch", "accumulation", "interleave"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,17 +102,43 @@ def read_runs(table: Path, mapping: RunColumns, *, device: str | None = None) ->
         raise InvalidDocument(f"{table}: must hold at least one run, got none")
     values = [read_run(run.where, run.cells, mapping, device=device) for run in found]
     rows = [run.cells for run in found]
+    for run, row in zip(found, values, strict=True):
+        _require_layout(run.where, row)
+    jobs, step_s = jobs_from_rows(values), np.array([row[STEP] for row in values])
+    odd = [
+        f"{found[row].where}: {problem}; another unit, or a stall?"
+        for row, problem in far_behind(jobs, step_s).items()
+    ]
     runs = RunTable(
-        jobs=jobs_from_rows(values),
-        step_s=np.array([row[STEP] for row in values]),
+        jobs=jobs,
+        step_s=step_s,
         peak_bytes=np.array([row.get(PEAK, np.nan) for row in values]),
         places=tuple(run.where for run in found),
         step_column=step_column(mapping, rows[0]),
         peak_column=mapping.columns.get(PEAK, PEAK),
-        notes=tuple(reading_notes(rows, mapping)),
+        notes=(*reading_notes(rows, mapping), *odd),
     )
     _require_consistent(runs)
     return runs
+
+
+def _require_layout(where: str, row: Mapping[str, float]) -> None:
+    """Refuse runs that no program could have made."""
+    chosen: dict[str, Any] = {name: int(row[name]) for name in _LAYOUT if name in row}
+    try:
+        layout = Layout(**chosen, imbalance=row.get("imbalance", 1.0))
+    except ValueError as error:
+        raise InvalidDocument(f"{where}: {error}") from error
+    limits = Limits(
+        layers=int(row["layers"]),
+        heads=int(row["heads"]),
+        devices=layout.world_size,
+        sequence=int(row["sequence"]),
+        experts=int(row.get("experts", 1)),
+    )
+    reason = impossible(layout, limits)
+    if reason is not None:
+        raise InvalidDocument(f"{where}: {reason}")
 
 
 def _require_possible(table: Path, runs: RunTable, sheet: DeviceSheet) -> None:

@@ -29,7 +29,7 @@ from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.hardware.catalogue import host_link_bytes_per_s, shipped_catalogue
 from perfmodel.hardware.sheets import catalogued, device_sheet, precision_ratio
 from perfmodel.parallelism.feasibility import Limits, require_feasible
-from perfmodel.parallelism.layout import Layout, Precision
+from perfmodel.parallelism.layout import Layout, Precision, Recompute
 from perfmodel.program.layout_step import compile_layout
 from perfmodel.program.trace import Trace
 from perfmodel.simulation import collector_paused, simulate
@@ -262,11 +262,14 @@ def _beyond_runs(model: InferredModel, jobs: Jobs) -> list[str]:
         ("ep", "expert parallelism"),
         ("shard", "shards inside groups (HSDP)"),
         ("offload", "offload: host memory is assumed to give each device 25 GB/s"),
+        ("pipeline_inside", "stages side by side on a node (order)"),
         ("one_process", "one process for several devices"),
         ("sites", "several sites"),
     ):
         if getattr(jobs, name)[0] > getattr(runs, name).max():
             caveats.append(f"no run used {meaning}: the formula's effect of it is untested")
+    if jobs.overlapped[0] < runs.overlapped.min():
+        caveats.append("no run used overlap=no: the formula's effect of it is untested")
     return caveats
 
 
@@ -279,6 +282,11 @@ def _option_caveats(layout: Layout, jobs: Jobs, held: Sequence[int]) -> tuple[st
         said.append(
             f"precision {layout.precision}: products at {jobs.matmul_ratio[0]:.2g} times the runs' "
             "16-bit speed, the ratio of the data sheet's peaks"
+        )
+    if layout.recompute is Recompute.SELECTIVE and jobs.fused_attention[0] > 0:
+        said.append(
+            "recompute=selective computes fused attention again, which keeps no scores: time, and no "
+            "memory saved"
         )
     if layout.ep > 1 and layout.imbalance == 1:
         said.append(

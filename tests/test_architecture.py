@@ -220,7 +220,7 @@ COMMAND_LINE = {
     "network measure": {"--collectives", "--device", "--nproc", "--out", "--resume", "--rounds"},
     "network import": {"--link-bandwidth", "--nic-bandwidth", "--nodes", "--output", "file"},
     "network show": {"--collective", "--json", "files"},
-    "validate published": {"--data", "--json", "--output", "--sources", "file"},
+    "validate published": {"--data", "--json", "--sources", "file"},
     "serve": {
         "--ask",
         "--budget",

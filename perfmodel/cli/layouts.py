@@ -25,7 +25,7 @@ LAYOUT = typer.Option(
     help='Layout of a large model, such as "dp=8 tp=4 pp=2 zero=1 micro_batch=2"; with --model and a '
     "profile from calibrate --from-runs. --batch then counts sequences per step of all devices. Further "
     "keys: cp, ep, imbalance, accumulation, interleave, stage_layers, schedule, recompute, "
-    "sequence_parallel, shard, prefetch, offload, precision, one_process, sites, sync_every."
+    "sequence_parallel, shard, prefetch, overlap, offload, precision, order, one_process, sites, sync_every."
 )
 MODEL = typer.Option(help="Transformer: a Hugging Face config.json, or a name such as llama3-70b.")
 SEQUENCE = typer.Option(
@@ -156,9 +156,9 @@ def asked_training(
     return layout, Training(
         model=read_model(large.model, sequence=large.sequence_length),
         devices=layout.world_size if devices is None else devices[0],
-        devices_per_node=at_least_one(
-            "--devices-per-node", large.devices_per_node or DEVICES_PER_NODE
-        ),
+        devices_per_node=DEVICES_PER_NODE
+        if large.devices_per_node is None
+        else at_least_one("--devices-per-node", large.devices_per_node),
         global_batch=layout.global_batch,
         site_bytes_per_s=_site_link(large.site_link, layout),
     )

@@ -16,11 +16,10 @@ def published(
     sources: Annotated[
         str, typer.Option(help="Tables to judge by, separated by commas.")
     ] = "collectives,vtrain_allreduce,steptime_placements,vtrain,llm_foundry,playbook,scaling,memory,"
-    "notebooks,convergence",
+    "notebooks,convergence,mlperf,mlperf_layouts",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the verdict document; --json FILE writes it.")
     ] = False,
-    output: Annotated[Path | None, typer.Option(help="Write the verdict document.")] = None,
     file: Annotated[
         Path | None, typer.Argument(help="Where --json writes, if not to the terminal.")
     ] = None,
@@ -29,11 +28,11 @@ def published(
     from perfmodel.report.published import published_table  # noqa: PLC0415 - keeps --help fast
     from validate.published.published import judge_published  # noqa: PLC0415
 
-    if file is not None and (output is not None or not as_json):
-        raise UsageError(f"FILE: must follow --json, and excludes --output, got {str(file)!r}")
+    if file is not None and not as_json:
+        raise UsageError(f"FILE: must follow --json, got {str(file)!r}")
     document = judge_published(data, names(sources))
-    for path in filter(None, (output, file)):
-        document.write(path)
+    if file is not None:
+        document.write(file)
     left_out = [f"left out: {name}" for name in document.skipped]
     shown = as_json and file is None
     show_document(document, published_table(document), left_out, as_json=shown)

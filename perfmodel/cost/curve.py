@@ -15,7 +15,7 @@ Samples: TypeAlias = FloatArray
 
 #: Doubt, in log, one e-fold outside the measured range; it grows like a random walk, by the square
 #: root of the distance. Eight validated settings a quarter of an e-fold outside erred by up to 19 %.
-_DOUBT_AT_ONE_EFOLD = 0.2
+DOUBT_AT_ONE_EFOLD = 0.2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,5 +96,5 @@ class CurveDraws:
         if not outside.any():
             return 1.0
         distance = np.abs(np.log(np.where(outside, at, 1.0) / np.where(outside, edge, 1.0)))
-        result: Samples = np.exp(_DOUBT_AT_ONE_EFOLD * np.sqrt(distance) * self.doubt)
+        result: Samples = np.exp(DOUBT_AT_ONE_EFOLD * np.sqrt(distance) * self.doubt)
         return result

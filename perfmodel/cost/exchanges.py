@@ -41,7 +41,7 @@ def all_to_all_s(jobs: Jobs, latents: Latents) -> Column:
     if not (jobs.ep > 1).any():
         return np.zeros(len(jobs))
     ep = jobs.ep
-    members = np.clip(np.floor(jobs.devices_per_node / jobs.tp), 1, ep)
+    members = _members(jobs, ep, every=1.0)
     size = jobs.element_bytes * jobs.tokens * jobs.hidden * jobs.experts_per_token * jobs.imbalance
     size = size / np.where(jobs.sequence_parallel > 0, jobs.tp, 1.0)
     inside = size * (members - 1) / ep / latents["tensor_bytes_per_s"]
@@ -64,14 +64,19 @@ def hop_s(jobs: Jobs, latents: Latents) -> Column:
     """One hand-over of activations to the next stage. [s]"""
     size = jobs.element_bytes * jobs.tokens * jobs.hidden
     size = size / np.where(jobs.sequence_parallel > 0, jobs.tp, 1.0)
-    leaves = jobs.tp * jobs.cp * jobs.dp >= jobs.devices_per_node
+    # Where stages stand side by side, one that begins a node sets the pace.
+    leaves = np.where(
+        jobs.pipeline_inside > 0,
+        jobs.tp * jobs.cp * jobs.pp > jobs.devices_per_node,
+        jobs.tp * jobs.cp * jobs.dp >= jobs.devices_per_node,
+    )
     speed = np.where(leaves, latents["node_bytes_per_s"], latents["tensor_bytes_per_s"])
     return np.where(jobs.pp > 1, latents["hop_latency_s"] + size / speed, 0.0)
 
 
 def all_gather_s(jobs: Jobs, latents: Latents, parameters: Column, *, group: Column) -> Column:
     """All-gather of some parameters of one layer among neighbouring replicas. [s]"""
-    moved = _moved_s(jobs, latents, parameters / jobs.tp, group=group, stride=jobs.tp)
+    moved = _moved_s(jobs, latents, parameters / jobs.tp, group=group)
     return moved + _latency_s(latents, group)
 
 
@@ -81,8 +86,7 @@ def replicas_reduce_s(jobs: Jobs, latents: Latents) -> Column:
         return np.zeros(len(jobs))
     group = jobs.replicas / jobs.shards
     size = jobs.common_parameters / jobs.tp / jobs.shards
-    stride = jobs.tp * jobs.shards
-    moved = 2 * _moved_s(jobs, latents, size, group=group, stride=stride)
+    moved = 2 * _moved_s(jobs, latents, size, group=group, every=jobs.shards)
     return moved + _latency_s(latents, group)
 
 
@@ -90,12 +94,12 @@ def data_s(jobs: Jobs, latents: Latents) -> Column:
     """Gradient synchronisation of a step, hidden or not; sharded parameters have none of their own. [s]"""
     group = jobs.replicas
     size = jobs.common_stage_parameters
-    total = 2 * _moved_s(jobs, latents, size, group=group, stride=jobs.tp)
+    total = 2 * _moved_s(jobs, latents, size, group=group)
     total = total + _latency_s(latents, group)
     if (jobs.ep > 1).any():
         group = jobs.replicas / jobs.ep
         size = jobs.divided_stage_parameters
-        total = total + 2 * _moved_s(jobs, latents, size, group=group, stride=jobs.tp * jobs.ep)
+        total = total + 2 * _moved_s(jobs, latents, size, group=group, every=jobs.ep)
         total = total + np.where(jobs.ep > 1, _latency_s(latents, group), 0.0)
     return np.where((jobs.zero < 3) & (jobs.one_process == 0), total, 0.0)
 
@@ -165,14 +169,26 @@ def _latency_s(latents: Latents, group: Column) -> Column:
 
 
 def _moved_s(
-    jobs: Jobs, latents: Latents, parameters: Column, *, group: Column, stride: Column
+    jobs: Jobs, latents: Latents, parameters: Column, *, group: Column, every: Column | float = 1.0
 ) -> Column:
-    """Time of one pass of a ring over a group whose members are ``stride`` devices apart. [s]
+    """Time of one pass of a ring over a group of replicas, of which every so many are members. [s]
 
     Members of one node share its adapters.
     """
-    members = np.clip(np.floor(jobs.devices_per_node / stride), 1, group)
+    members = _members(jobs, group, every=every)
     inside = np.asarray(latents["data_bytes_per_s"])
     outside = np.minimum(inside, np.asarray(latents["node_bytes_per_s"]) * members)
     speed = np.where(group > members, outside, inside)
     return np.asarray((group - 1) / group * jobs.element_bytes * parameters / speed)
+
+
+def _members(jobs: Jobs, group: Column, *, every: Column | float) -> Column:
+    """Members of a group of replicas on one node, every so many replicas one.
+
+    Side by side they are ``tp`` devices apart. With stages between them ``tp`` x ``pp``, but for those that
+    share a sequence.
+    """
+    node = jobs.devices_per_node / jobs.tp / every
+    near = np.minimum(np.floor(node), np.ceil(jobs.cp / every))
+    apart = np.maximum(near, np.floor(node / jobs.pp))
+    return np.clip(np.where(jobs.pipeline_inside > 0, apart, np.floor(node)), 1, group)

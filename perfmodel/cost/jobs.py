@@ -8,7 +8,14 @@ from typing import Final, Self, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from perfmodel.parallelism.layout import Layout, Offload, Precision, Recompute, Schedule
+from perfmodel.parallelism.layout import (
+    Layout,
+    Offload,
+    Order,
+    Precision,
+    Recompute,
+    Schedule,
+)
 from perfmodel.workload.transformer import (
     HALF_BYTES,
     Transformer,
@@ -25,9 +32,9 @@ SINGLE_BYTES: Final = 4.0
 USUAL: Final[Mapping[str, float]] = MappingProxyType(
     {
         **dict.fromkeys(("experts", "experts_per_token", "ep", "imbalance"), 1.0),
-        **dict.fromkeys(("prefetch", "sites", "sync_every", "matmul_ratio"), 1.0),
+        **dict.fromkeys(("overlapped", "prefetch", "sites", "sync_every", "matmul_ratio"), 1.0),
         **dict.fromkeys(("shard", "one_process", "offload", "parameter_offload"), 0.0),
-        **dict.fromkeys(("first_layers", "most_layers", "last_layers"), 0.0),
+        **dict.fromkeys(("pipeline_inside", "first_layers", "most_layers", "last_layers"), 0.0),
         "element_bytes": HALF_BYTES,
         "site_bytes_per_s": 1.25e9,
         "host_bytes_per_s": 25e9,
@@ -70,6 +77,8 @@ class Jobs:
     imbalance: Column
     shard: Column
     prefetch: Column
+    overlapped: Column
+    """Gradients leave during the last backward pass, not after it."""
     offload: Column
     """Optimizer in the memory of the host."""
     parameter_offload: Column
@@ -77,6 +86,8 @@ class Jobs:
     """Of activations, weights in use and messages. [B]"""
     matmul_ratio: Column
     """Peak of matrix products over that of the runs' 16 bit."""
+    pipeline_inside: Column
+    """Stages stand side by side on a node and replicas far from each other, not the other way round."""
     one_process: Column
     sites: Column
     sync_every: Column
@@ -240,6 +251,8 @@ def _layout_columns(layout: Layout, layers: int) -> dict[str, float]:
         "zero_bubble": layout.schedule is Schedule.ZERO_BUBBLE,
         "offload": layout.offload is not Offload.NONE,
         "parameter_offload": layout.offload is Offload.PARAMETERS,
+        "overlapped": layout.overlap,
+        "pipeline_inside": layout.order is Order.PIPELINE_INSIDE,
         "element_bytes": SINGLE_BYTES
         if layout.precision in {Precision.TF32, Precision.FP32}
         else HALF_BYTES,

@@ -109,7 +109,7 @@ def rank_memory(jobs: Jobs, stage: Column | int, states: StateBytes | None = Non
     ends_full = alone & (gradients + working > waiting + logits)
     outer = np.where(jobs.sync_every > 1, OUTER_BYTES, 0.0)
     device = 1 - jobs.parameter_offload
-    gathered = (1 + jobs.prefetch) * whole
+    gathered = np.minimum(1 + jobs.prefetch, layers) * whole
     return RankMemory(
         parameters_bytes=states.parameter * (device * own[0] + gathered),
         gradients_bytes=np.where(alone & ~ends_full, 0.0, gradients + states.gradient * whole),

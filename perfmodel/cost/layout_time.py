@@ -169,7 +169,8 @@ def step_pieces(jobs: Jobs, latents: Latents) -> StepPieces:
     data = data_s(jobs, latents)
     exponent = SHARDED_OVERLAP * np.asarray(latents["overlap"])
     hiding = _hiding_s(jobs, layer)
-    replicated = _exposed_s(jobs, latents, hiding_s=hiding) - np.maximum(data - hiding, 0.0)
+    beside = np.where(jobs.overlapped > 0, np.maximum(data - hiding, 0.0), data)
+    replicated = _exposed_s(jobs, latents, hiding_s=hiding) - beside
     early = np.where(jobs.prefetch > 0, gather, 0.0)
     ahead, back = _passes(jobs, layer)
     sharded = count * (
@@ -380,7 +381,9 @@ def _exposed_s(jobs: Jobs, latents: Latents, *, hiding_s: Column) -> Column:
     hiding = np.maximum(hiding_s, 1e-9)
     # Exponents below 1 cost more than both in turn: gradients can slow the backward pass down.
     overlap = np.maximum(np.asarray(latents["overlap"]), 0.5)
-    return np.asarray(soft_maximum(hiding, total, overlap) - hiding)
+    exposed = soft_maximum(hiding, total, overlap) - hiding
+    # What runs lost beyond the exchange itself does not go away with the overlap.
+    return np.where(jobs.overlapped > 0, exposed, np.maximum(exposed, total))
 
 
 def _optimizer_s(jobs: Jobs, latents: Latents) -> Column:

@@ -17,6 +17,8 @@ LEAST_SHARE_OF_PEAK: Final = 1e-3
 """Half of all runs of a table are above: calm published ones reach 3 to 60 % of the peak, stalled 0.1 %."""
 OUT_OF_PROPORTION: Final = 30.0
 """Published peaks are within a factor of 6 of the formula."""
+FAR_BEHIND: Final = 100.0
+"""Calm published runs of one table are within a factor of 20 of each other; one in milliseconds is not."""
 CONTRADICTION: Final = 1.5
 """Ratio of two step times of the same job from which on they contradict each other."""
 
@@ -71,6 +73,18 @@ def fast_for_device(jobs: Jobs, step_s: Column, peak_flop_per_s: float) -> dict[
     return {
         int(i): f"step time {step_s[i]:.4g} s means {share[i]:.3g} times the peak"
         for i in np.flatnonzero(share > 1)
+    }
+
+
+def far_behind(jobs: Jobs, step_s: Column) -> dict[int, str]:
+    """Rows (from 0) that are far slower than the others for their work, and by how much."""
+    speed = jobs.model_flop / jobs.devices / step_s
+    behind = float(np.median(speed)) / speed
+    return {
+        int(
+            i
+        ): f"step time {step_s[i]:g} s is {behind[i]:.2g} times that of the other runs for its work"
+        for i in np.flatnonzero(behind > FAR_BEHIND)
     }
 
 

@@ -55,6 +55,15 @@ class Offload(enum.StrEnum):
     """Sharded parameters as well: they come up for every gather."""
 
 
+class Order(enum.StrEnum):
+    """How ranks are numbered over the nodes, from neighbours to the farthest, in Megatron-LM's words."""
+
+    DATA_INSIDE = "tp-cp-dp-pp"
+    """Replicas stand side by side; stages are far from each other."""
+    PIPELINE_INSIDE = "tp-cp-pp-dp"
+    """Stages stand side by side; replicas are far from each other."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """One way to spread a transformer over ``world_size`` devices."""
@@ -87,8 +96,11 @@ class Layout:
     """Ranks among which zero=3 shards, replicated across such groups (HSDP); 0: all."""
     prefetch: int = 1
     """Sharded layers that are gathered ahead of the one in use; 0: each waits for its own."""
+    overlap: bool = True
+    """Gradients leave during the last backward pass; else after it, parameters before the first pass."""
     offload: Offload = Offload.NONE
     precision: Precision = Precision.BF16
+    order: Order = Order.DATA_INSIDE
     one_process: bool = False
     """torch's DataParallel: threads of one process behind one interpreter lock."""
     sites: int = 1
@@ -205,6 +217,10 @@ def _sharding_rules(layout: Layout) -> tuple[tuple[bool, str], ...]:
             f"prefetch must come with zero=3, got zero = {layout.zero}",
         ),
         (
+            not layout.overlap and (layout.zero == 3 or replicas == 1),
+            f"overlap=no must come with zero < 3 and dp x cp > 1, got {layout.zero} and {replicas}",
+        ),
+        (
             layout.offload is Offload.PARAMETERS and layout.zero != 3,
             f"offload={Offload.PARAMETERS} must come with zero=3, got zero = {layout.zero}",
         ),
@@ -213,6 +229,10 @@ def _sharding_rules(layout: Layout) -> tuple[tuple[bool, str], ...]:
             f"ep must divide the {replicas} replicas (dp x cp of one site), got {layout.ep}",
         ),
         (layout.imbalance < 1, f"imbalance must be >= 1, got {layout.imbalance:g}"),
+        (
+            1 < layout.ep < layout.imbalance,
+            f"imbalance must be at most ep = {layout.ep}, got {layout.imbalance:g}",
+        ),
         (
             layout.imbalance > 1 and layout.ep == 1,
             f"imbalance must be 1 without expert parallelism (ep), got {layout.imbalance:g}",
@@ -243,6 +263,7 @@ def _other_rules(layout: Layout) -> tuple[tuple[bool, str], ...]:
             layout.one_process and layout.zero != 0,
             f"{threads} excludes sharding, got zero = {layout.zero}",
         ),
+        (layout.one_process and not layout.overlap, f"{threads} excludes overlap=no"),
         (
             layout.one_process and layout.offload is not Offload.NONE,
             f"{threads} excludes offload, got {layout.offload}",
@@ -256,8 +277,8 @@ _NUMBERS: Final = (
 )  # fmt: skip
 _AT_LEAST_ONE: Final = tuple(name for name in _NUMBERS if name not in {"zero", "shard", "prefetch"})
 _KEYS: Final = (
-    *_NUMBERS, "recompute", "schedule", "offload", "precision",
-    "sequence_parallel", "one_process", "imbalance", "stage_layers",
+    *_NUMBERS, "recompute", "schedule", "offload", "precision", "order",
+    "sequence_parallel", "overlap", "one_process", "imbalance", "stage_layers",
 )  # fmt: skip
 
 
@@ -287,7 +308,9 @@ def parse_layout(text: str) -> Layout:
             schedule=_choice("schedule", words, Schedule.ONE_F_ONE_B),
             offload=_choice("offload", words, Offload.NONE),
             precision=_choice("precision", words, Precision.BF16),
+            order=_choice("order", words, Order.DATA_INSIDE),
             sequence_parallel=_yes("sequence_parallel", words),
+            overlap=_yes("overlap", words, default="yes"),
             one_process=_yes("one_process", words),
             imbalance=_decimal("imbalance", words.get("imbalance", "1")),
             stage_layers=tuple(
@@ -308,6 +331,8 @@ def _require_meaning(layout: Layout, words: Mapping[str, str]) -> None:
         raise ValueError("sequence_parallel=yes must come with tp > 1, got tp = 1")
     if "schedule" in words and layout.pp == 1:
         raise ValueError(f"schedule must come with pp > 1, got {layout.schedule} with pp = 1")
+    if "order" in words and layout.pp == 1:
+        raise ValueError(f"order must come with pp > 1, got {layout.order} with pp = 1")
 
 
 def accumulation_for(*, global_batch: int, dp: int, micro_batch: int) -> int:
@@ -326,7 +351,7 @@ def accumulation_for(*, global_batch: int, dp: int, micro_batch: int) -> int:
     return global_batch // each
 
 
-_ChoiceT = TypeVar("_ChoiceT", Recompute, Schedule, Offload, Precision)
+_ChoiceT = TypeVar("_ChoiceT", Recompute, Schedule, Offload, Precision, Order)
 
 
 def _choice(key: str, words: Mapping[str, str], default: _ChoiceT) -> _ChoiceT:
@@ -342,10 +367,9 @@ def _near(key: str) -> str:
 
 
 def _number(key: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"{key} must be a whole number, got {text!r}") from None
+    if not text.removeprefix("-").isascii() or not text.removeprefix("-").isdigit():
+        raise ValueError(f"{key} must be a whole number, got {text!r}")
+    return int(text)
 
 
 def _decimal(key: str, text: str) -> float:
@@ -355,8 +379,8 @@ def _decimal(key: str, text: str) -> float:
         raise ValueError(f"{key} must be a number, got {text!r}") from None
 
 
-def _yes(key: str, words: Mapping[str, str]) -> bool:
-    text = words.get(key, "no")
+def _yes(key: str, words: Mapping[str, str], *, default: str = "no") -> bool:
+    text = words.get(key, default)
     if text not in {"yes", "no"}:
         raise ValueError(f"{key} must be yes or no, got {text!r}")
     return text == "yes"
@@ -367,4 +391,4 @@ def _text(value: object) -> str:
         return ",".join(map(str, value))
     if isinstance(value, float):
         return f"{value:g}"
-    return "yes" if value is True else str(value)
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)

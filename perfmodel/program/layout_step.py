@@ -47,7 +47,8 @@ def compile_layout(
     and 2) the updated parameters are gathered beside the first forward pass. Fully sharded parameters
     (ZeRO-3, FSDP) are gathered layer by layer, ``prefetch`` ahead of the compute, in both passes; HSDP
     sums the shards of gradients between groups. One process (DataParallel) sends out its parameters before
-    every forward pass, gathers logits and sums gradients, and waits for all of it.
+    every forward pass, gathers logits and sums gradients, and waits for all of it. Without
+    overlap what replicas exchange stands in the way of compute, after all passes and before the first.
 
     Parameters
     ----------
@@ -76,6 +77,8 @@ def compile_layout(
         waiting=WaitingHandOvers(queued=queued),
         filled=tuple(held / fullest for held in stages),
     )
+    for stage in range(layout.pp):
+        builder.begin(stage)
     queues = [deque(stage_order(layout, stage)) for stage in range(layout.pp)]
     while any(queues):
         moved = False
@@ -125,6 +128,8 @@ class _Builder:
     """Whether fixed work does not grow with the layers of a stage: it is then an operation of its own."""
     head_forward: float = field(init=False)
     """Share of the head that comes before all backward passes; all of it where they follow at once."""
+    is_serial: bool = field(init=False)
+    """Whether nothing is computed while replicas exchange."""
     has_threads: bool = field(init=False)
     """One process with several devices."""
     summed: tuple[int, ...] = ()
@@ -143,9 +148,15 @@ class _Builder:
         self.is_uneven = min(self.filled) < 1
         parted = layout.schedule is Schedule.GPIPE and layout.pp > 1
         self.head_forward = HEAD_FORWARD if parted else 1.0
+        self.is_serial = self.is_replicated and not layout.overlap
         self.has_threads = layout.one_process and layout.dp > 1
         self.splits_backward = layout.schedule is Schedule.ZERO_BUBBLE and layout.pp > 1
         self.tensor_shares = _tensor_shares(layout)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether replicas exchange beside compute."""
+        return self.is_replicated and not self.is_serial
 
     def prepare(self, stage: int, work: Work) -> bool:
         """Fetch what is offered to the stage's next work; say whether all it waits for is there."""
@@ -174,10 +185,18 @@ class _Builder:
         else:
             self._weight_gradients(stage, work)
 
+    def begin(self, stage: int) -> None:
+        """Append what a stage waits for before its first pass: updated parameters, without overlap."""
+        if self.is_serial and self.layout.zero:
+            self._put(stage, Work(Pass.FORWARD, 0), Cause.ALL_GATHER)
+
     def finish(self, stage: int) -> None:
         """Append the optimizer of a stage."""
-        waits = tuple(self.exchanged.get(stage, ()))
         last = Work(Pass.WEIGHT, self.layout.accumulation - 1)
+        if self.is_serial:
+            summed = Cause.REDUCE_SCATTER if self.layout.zero else Cause.ALL_REDUCE
+            self._put(stage, last, summed)
+        waits = tuple(self.exchanged.get(stage, ()))
         if self.is_replicated or self.is_sharded:
             waits = (self._put(stage, last, Cause.CONTENTION, after=waits),)
         if self.layout.offload is not Offload.NONE:
@@ -197,7 +216,7 @@ class _Builder:
         if stage == 0 and work.chunk == 0:
             self._put(stage, work, Cause.EMBEDDING, after=after)
         gathers = self.is_sharded or (
-            self.is_replicated and layout.zero in (1, 2) and work.micro_batch == 0
+            self.overlaps and layout.zero in (1, 2) and work.micro_batch == 0
         )
         pieces = self.pieces if gathers else 1
         for piece in range(pieces):
@@ -215,7 +234,7 @@ class _Builder:
 
     def _backward(self, stage: int, work: Work, after: tuple[int, ...]) -> None:
         last = work.micro_batch == self.layout.accumulation - 1
-        exchanges = self.is_sharded or (self.is_replicated and last and not self.splits_backward)
+        exchanges = self.is_sharded or (self.overlaps and last and not self.splits_backward)
         pieces = self.pieces if exchanges else 1
         if self.is_uneven:
             self._put(stage, work, Cause.DISPATCH, share=1 / 2, after=after)
@@ -238,7 +257,7 @@ class _Builder:
             self._hand_over(stage, work, Stream.SEND_BACKWARD, end)
 
     def _weight_gradients(self, stage: int, work: Work) -> None:
-        exchanges = self.is_replicated and work.micro_batch == self.layout.accumulation - 1
+        exchanges = self.overlaps and work.micro_batch == self.layout.accumulation - 1
         pieces = self.pieces if exchanges else 1
         for piece in range(pieces):
             end = self._put(stage, work, Cause.WEIGHT_GRADIENT, share=1 / pieces)

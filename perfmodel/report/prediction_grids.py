@@ -5,6 +5,7 @@ from perfmodel.program.operation import Cause
 from perfmodel.report.grid import Grid, grid
 from perfmodel.report.wording import (
     count_interval,
+    counted,
     duration_interval,
     gradients,
     interval,
@@ -51,11 +52,11 @@ def _row(point: PredictedPoint) -> tuple[str, ...]:
 def _caption(prediction: PredictionDocument) -> str:
     settings = [point.setting for point in prediction.points]
     buckets = sorted({gradients(setting) for setting in settings if setting.world_size > 1})
-    accumulations = sorted({setting.accumulation for setting in settings})
+    *fewer, most = sorted({setting.accumulation for setting in settings})
     return " ".join(
         (
             f"Predicted, {scaling_words(prediction)}; 'each' is the batch per device and step,",
-            f"of {' or '.join(map(str, accumulations))} micro-batch(es);",
+            f"of {' or '.join((*map(str, fewer), counted(most, 'micro-batch')))};",
             f"bucket cap: {', '.join(buckets) or '-'}.",
             "Step: from the end of one optimizer step to the end of the next, median of a run.",
             "[p5-p95]: 90 % of outcomes should lie inside.",

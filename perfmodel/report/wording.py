@@ -171,8 +171,9 @@ def scaling_words(prediction: PredictionDocument) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """Text such as ``1 rank`` or ``2 ranks``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    """Text such as ``1 rank``, ``2 ranks`` or ``2 micro-batches``."""
+    more = "es" if noun.endswith(("ch", "s", "x")) else "s"
+    return f"{count:,} {noun}{'' if count == 1 else more}"
 
 
 def listed(items: Iterable[str]) -> str:

@@ -125,3 +125,49 @@ def test_tables_of_commas_semicolons_and_tabs(tmp_path: Path, between: str) -> N
         InvalidDocument, match="line 2: must have as many cells as the heading, 2, got 3"
     ):
         read_run_rows(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"traceEvents": [1, {"ph": "X"}]}', "must hold user annotations"),
+        ('{"traceEvents": [], "distributedInfo": []}', "distributedInfo must be an object"),
+        (
+            '{"traceEvents": [], "distributedInfo": {"rank": "a"}}',
+            "rank: must be a number, got 'a'",
+        ),
+        (
+            '{"traceEvents": [{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1"}]}',
+            "dur of ProfilerStep#1: must be a number, got None",
+        ),
+    ],
+)
+def test_broken_traces_are_refused_with_their_place(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(text)
+    with pytest.raises(InvalidDocument, match=said):
+        read_run_rows(path)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (":::MLLOG [1]", "line 1: must be an object with a key"),
+        (":::MLLOG {", "line 1: must be JSON"),
+        (':::MLLOG {"key": "global_batch_size", "value": 0}', "must be > 0, got 0"),
+        (':::MLLOG {"key": "global_batch_size", "value": "x"}', "must be a number, got 'x'"),
+        (
+            mllog(
+                ("global_batch_size", 0, 8, {}),
+                ("block_stop", 9, None, {"samples_count": 8}),
+            )
+            + '\n:::MLLOG {"key": "block_start", "metadata": null}',
+            "time_ms of block_start: must be a number, got None",
+        ),
+    ],
+)
+def test_broken_logs_are_refused_with_their_place(tmp_path: Path, lines: str, said: str) -> None:
+    path = tmp_path / "mlperf.log"
+    path.write_text(lines)
+    with pytest.raises(InvalidDocument, match=said):
+        read_run_rows(path)

@@ -269,3 +269,37 @@ def test_peaks_in_the_wrong_unit_are_named(tmp_path: Path) -> None:
     table = table_of(tmp_path / "runs.csv", RUN | {"peak_memory_bytes": 20.0})
     with pytest.raises(InvalidDocument, match=r"line 2, column peak_memory_bytes: .* too small"):
         read_runs(table, RunColumns())
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tp": "3"}, "line 2: tp must divide the 32 heads, got 3"),
+        ({"pp": "64"}, "line 2: pp x interleave must be at most the 32 layers, got 64"),
+        ({"zero": "7"}, "line 2: zero must be 0, 1, 2 or 3, got 7"),
+        ({"ep": "4"}, "line 2: ep must be 1 for a model without experts, got 4"),
+    ],
+)
+def test_runs_that_nobody_could_have_made_are_refused(
+    tmp_path: Path, changes: dict[str, str], said: str
+) -> None:
+    row = {
+        "model": "llama2-7b",
+        "step_time_s": "4",
+        "dp": "8",
+        "micro_batch": "1",
+        "accumulation": "4",
+        "sequence": "4096",
+    } | changes
+    path = tmp_path / "runs.csv"
+    path.write_text(",".join(row) + "\n" + ",".join(row.values()) + "\n")
+    with pytest.raises(InvalidDocument, match=said):
+        read_runs(path, RunColumns())
+
+
+def test_one_run_far_behind_the_others_is_named(tmp_path: Path) -> None:
+    lines = "".join(f"llama2-7b,{step},8,1,{k},4096\n" for k, step in ((1, 1), (2, 2), (4, 4000)))
+    path = tmp_path / "runs.csv"
+    path.write_text("model,step_time_s,dp,micro_batch,accumulation,sequence\n" + lines)
+    (note,) = (note for note in read_runs(path, RunColumns()).notes if "line 4" in note)
+    assert "step time 4000 s is 1e+03 times that of the other runs" in note

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.algebra.max_plus import end_times
+from perfmodel.cost.exchanges import data_s
 from perfmodel.cost.jobs import Column, Jobs, jobs_from
 from perfmodel.cost.layout_memory import in_flight, rank_memory
 from perfmodel.cost.layout_terms import layout_durations, unit_times
 from perfmodel.cost.layout_time import step_parts
-from perfmodel.parallelism.layout import Layout, Offload, Precision, Schedule
+from perfmodel.parallelism.layout import Layout, Offload, Order, Precision, Schedule
 from perfmodel.parallelism.pipeline import Pass, Work, stage_order
 from perfmodel.program.layout_step import BUCKETS, compile_layout
 from perfmodel.program.operation import Cause
@@ -71,6 +72,7 @@ def options(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
     if layout.dp > 1 and not chosen.get("shard"):
         chosen["sites"] = draw(st.sampled_from([1, 2]))
         chosen["ep"] = draw(st.sampled_from([1, 2, 8]))
+    chosen |= draw(placements(layout, sites=chosen.get("sites", 1)))
     if layout.pp > 1 and layout.interleave == 1:
         chosen["stage_layers"] = draw(st.sampled_from([(), _uneven(layout.pp)]))
     replicas = layout.dp // chosen.get("sites", 1)
@@ -84,6 +86,17 @@ def options(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
     chosen["offload"] = draw(
         st.sampled_from([*offloads, Offload.PARAMETERS] if layout.zero == 3 else offloads)
     )
+    return chosen
+
+
+@st.composite
+def placements(draw: st.DrawFn, layout: Layout, *, sites: int) -> dict[str, Any]:
+    """Where ranks stand, and whether gradients hide, where that means something."""
+    chosen: dict[str, Any] = {}
+    if layout.pp > 1:
+        chosen["order"] = draw(st.sampled_from(Order))
+    if layout.dp // sites > 1 and layout.zero < 3:
+        chosen["overlap"] = draw(st.booleans())
     return chosen
 
 
@@ -236,6 +249,25 @@ def test_replicas_alone_take_what_data_parallelism_takes(
     last = max(backward_s + exchange_s / BUCKETS, backward_s / BUCKETS + exchange_s)
     expected = accumulation * forward_s + (accumulation - 1) * backward_s + last
     assert step_s == pytest.approx(expected, rel=1e-9)
+
+
+@given(layout=pipelines(), zero=st.sampled_from([0, 1]))
+def test_without_overlap_replicas_cost_all_that_they_exchange(layout: Layout, zero: int) -> None:
+    """In the simulation and in closed form: what is exchanged is added, and nothing else changes."""
+    layout = replace(layout, dp=2, zero=zero)
+    exchanges = (Cause.ALL_REDUCE, Cause.REDUCE_SCATTER, Cause.ALL_GATHER, Cause.CONTENTION)
+    free = dict.fromkeys(Cause, 0.0) | {Cause.FORWARD: 1.0, Cause.BACKWARD: 2.0}
+    if layout.schedule is Schedule.ZERO_BUBBLE:
+        free |= {Cause.BACKWARD: 1.0, Cause.WEIGHT_GRADIENT: 1.0}
+    paid = free | dict.fromkeys(exchanges[1:3] if zero else exchanges[:1], 3.0)
+    steps = []
+    for one, times in ((layout, free), (replace(layout, overlap=False), paid)):
+        program = compile_layout(one, layers=LAYERS)
+        steps.append(end_times(program, layout_durations(program, _arrays(times))).max())
+    assert steps[1] == pytest.approx(steps[0] + (6.0 if zero else 3.0))
+    jobs = jobs_of(replace(Layout(dp=2, zero=zero), overlap=False))
+    exposed = step_parts(jobs, truth()).data_s
+    assert exposed == pytest.approx(data_s(jobs, truth()), rel=1e-6)
 
 
 @given(layout=layouts(), zero=st.sampled_from([1, 2, 3]))

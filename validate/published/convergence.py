@@ -65,17 +65,27 @@ def judge(folder: Path) -> tuple[list[PublishedSeries], list[str]]:
     return verdicts, skipped
 
 
-def _read(folder: Path) -> tuple[dict[str, list[_Points]], list[str]]:
+def read_points(folder: Path) -> dict[tuple[str, str], _Points]:
+    """Samples to the target by task and round, batches ascending.
+
+    Raises
+    ------
+    InvalidDocument
+        If the table is missing, or lacks a column.
+    """
     rounds: dict[tuple[str, str], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in read_rows(folder / f"{SOURCE}.csv", columns=_COLUMNS):
         batch = number(row, "global_batch")
         samples = number(row, "olympic_mean") or number(row, "mean")
         if batch and samples:
             rounds[row["benchmark"], row["round"]][batch].append(samples)
+    return {key: _points(batches) for key, batches in rounds.items()}
+
+
+def _read(folder: Path) -> tuple[dict[str, list[_Points]], list[str]]:
     tasks: dict[str, list[_Points]] = defaultdict(list)
     skipped = []
-    for (task, round_name), batches in rounds.items():
-        points = _points(batches)
+    for (task, round_name), points in read_points(folder).items():
         if len(points) < _FEWEST_BATCHES:
             skipped.append(f"{task}, {round_name}")
         else:

@@ -12,11 +12,17 @@ from scipy.stats import spearmanr
 from perfmodel.cost.inferred import InferredModel, StepInterval
 from perfmodel.cost.jobs import Jobs
 from perfmodel.cost.latents import SHEETS, step_time_priors
-from perfmodel.cost.layout_fit import infer
+from perfmodel.cost.layout_fit import MINIMUM_RUNS, infer
 from perfmodel.documents.published import PublishedSeries
 from validate.published.baselines import usl
 from validate.published.errors import compare_predictors
-from validate.published.large_rows import Runs, foundry_runs, playbook_runs, vtrain_runs
+from validate.published.large_rows import (
+    Runs,
+    foundry_runs,
+    mlperf_runs,
+    playbook_runs,
+    vtrain_runs,
+)
 
 Verdict = tuple[list[PublishedSeries], list[str]]
 Index = NDArray[np.int64]
@@ -28,6 +34,8 @@ PLAYBOOK_DRAWS: Final = 5
 _PLAYBOOK_SIGMA: Final = 0.1
 """Playbook runs scatter more: single benchmark runs on a shared cluster."""
 _FEWEST: Final = 10
+_INTERLEAVES: Final = {1: "one stage per device", 12: "one layer per stage"}
+"""Stages per device of a pipeline of 8 that holds 96 layers."""
 _UNLIKELY: Final = 0.1
 """Odds of a stall that somebody who asks for one number may neglect."""
 _CANDIDATES: Final = 3
@@ -81,6 +89,26 @@ def judge_foundry(folder: Path) -> Verdict:
             skipped.append(
                 f"llm-foundry on {name}: {len(first)} runs on one node, {len(second)} on several"
             )
+    return series, skipped
+
+
+def judge_mlperf(folder: Path) -> Verdict:
+    """The smaller half of the device counts of GPT-3 predicts the larger, by layout.
+
+    How stages interleave is not told: once as if they did not, once layer by layer, which brackets it.
+    """
+    series, skipped = [], []
+    for interleave, meaning in _INTERLEAVES.items():
+        runs, bad = mlperf_runs(folder, interleave=interleave)
+        counts = np.unique(runs.jobs.devices)
+        smaller = np.isin(runs.jobs.devices, counts[: len(counts) // 2])
+        first, second = np.flatnonzero(smaller), np.flatnonzero(~smaller)
+        if len(first) < MINIMUM_RUNS or not len(second):
+            return [], [*bad, f"mlperf layouts: {len(runs)} submissions with a layout"]
+        skipped = bad
+        judged = _judge(runs, first, second, device="H100")
+        many = f"{counts[len(counts) // 2 - 1]:.0f} devices and fewer predict {counts[-1]:.0f}"
+        series.append(_series("mlperf_layouts", f"GPT-3 175B, {many}, {meaning}", [judged]))
     return series, skipped
 
 

@@ -8,10 +8,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.jobs import Column, Jobs, jobs_from_rows
+from perfmodel.cost.jobs import Column, Jobs, jobs_from_rows, model_columns
 from perfmodel.cost.plausible import wrong_unit
+from perfmodel.hardware.sheets import precision_ratio
+from perfmodel.parallelism.layout import Precision
 from perfmodel.units import GIB
 from perfmodel.workload.transformer import Number
+from perfmodel.workload.transformers import TRANSFORMERS
 from validate.published.rows import number, read_rows
 
 Row = dict[str, str]
@@ -37,6 +40,8 @@ _LLAMA: Final = {
     "Llama-like 8B": (32, 4096, 32, 14336, 0),
     "Llama-like 80B": (80, 8192, 64, 28672, 0),
 }
+_MLPERF: Final = {"gpt3": TRANSFORMERS["gpt3-175b"]}
+"""Models of MLPerf whose submissions tell their layouts."""
 _BEHIND_HEAD: Final = 2
 """Pieces of the model behind the output head, each of which a stage can hold: cast and loss."""
 PLAYBOOK_BATCH: Final = 256
@@ -106,6 +111,64 @@ def memory_runs(folder: Path) -> tuple[Runs, list[str]]:
     others = len(rows) - len(plot)
     told = [f"memory: {others} rows of sources that print no shape or layout"] if others else []
     return runs.take(np.isfinite(runs.memory_bytes)), [*bad, *told]
+
+
+def mlperf_runs(folder: Path, *, interleave: int) -> tuple[Runs, list[str]]:
+    """MLPerf's GPT-3 submissions whose layout is told, with so many stages per device.
+
+    A configuration belongs to the submissions of its round with as many devices, and names all of a layout
+    but how its stages interleave.
+    """
+    told = ("round", "benchmark", "gpus")
+    layouts = {
+        tuple(row[name] for name in told): row
+        for row in read_rows(folder / "mlperf_llm_configs.csv", columns=(*told, "tp", "pp"))
+    }
+    columns = (*told, "global_batch", "train_only_median_s", "stop_epoch_median")
+    chosen = [
+        layouts[key] | row | {"interleave": str(interleave)}
+        for row in read_rows(folder / "mlperf_scaling.csv", columns=columns)
+        if row["benchmark"] in _MLPERF and (key := tuple(row[name] for name in told)) in layouts
+    ]
+    return _runs(
+        [row | {"step_time_s": _mlperf_step_s(row)} for row in chosen], _mlperf_job, name="mlperf"
+    )
+
+
+def _mlperf_step_s(row: Row) -> str:
+    """Time in training blocks per step; the benchmark counts tokens until the target."""
+    values = [number(row, n) for n in ("train_only_median_s", "global_batch", "stop_epoch_median")]
+    trained_s, batch, tokens = values
+    if not trained_s or not batch or not tokens:
+        return ""
+    return repr(trained_s * batch * _MLPERF[row["benchmark"]].sequence / tokens)
+
+
+def _mlperf_job(row: Row) -> dict[str, float] | str:
+    names = ("gpus", "tp", "pp", "micro_batch", "global_batch", "gpus_per_node")
+    values = {n: number(row, n) for n in names}
+    if problem := _missing(values):
+        return problem
+    v = {name: value for name, value in values.items() if value is not None}
+    model = _MLPERF[row["benchmark"]]
+    dp = v["gpus"] / v["tp"] / v["pp"]
+    precision = Precision.FP8 if row["fp"] == "fp8" else Precision.BF16
+    # Selective recomputation, a sharded optimizer and sequence parallelism are its code's defaults.
+    return (
+        _PLAIN
+        | model_columns(model.shape)
+        | {name: v[name] for name in ("tp", "pp", "micro_batch")}
+        | {
+            "sequence": float(model.sequence),
+            "dp": dp,
+            "zero": 1.0,
+            "accumulation": v["global_batch"] / dp / v["micro_batch"],
+            "interleave": float(row["interleave"]),
+            "sequence_parallel": 1.0,
+            "matmul_ratio": precision_ratio(precision, "H100", where="mlperf"),
+            "devices_per_node": v["gpus_per_node"],
+        }
+    )
 
 
 def _runs(rows: list[Row], job: object, *, name: str, timed: bool = True) -> tuple[Runs, list[str]]:

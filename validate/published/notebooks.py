@@ -23,12 +23,14 @@ _FEWEST: Final = 10
 
 def judge(folder: Path) -> tuple[list[PublishedSeries], list[str]]:
     """Verdict per model on the builds that were left out."""
-    series, skipped = [], []
+    series: list[PublishedSeries] = []
+    skipped = []
     for model, pairs in _read(folder).items():
         if len(pairs) < _FEWEST:
             skipped.append(f"{model}: {len(pairs)} builds with one and two GPUs")
         else:
-            series.append(_judge_one(model, np.array(sorted(pairs))))
+            steps = np.array(sorted(pairs))
+            series += filter(None, [_judge_one(model, steps), judge_repeats(model, steps)])
     return series, skipped
 
 
@@ -87,5 +89,30 @@ def _judge_one(model: str, pairs: FloatArray) -> PublishedSeries:
                 "as long as on one": np.concatenate(single),
             },
             covered=np.concatenate(covered).astype(float),
+        ),
+    )
+
+
+def judge_repeats(model: str, pairs: FloatArray) -> PublishedSeries | None:
+    """How far builds are apart on two GPUs that print the same step on one: the others predict each."""
+    measured, others = [], []
+    for single in np.unique(pairs[:, 0]):
+        same = pairs[pairs[:, 0] == single, 1]
+        if len(same) > 1:
+            measured.append(same)
+            others.append([float(np.median(np.delete(same, one))) for one in range(len(same))])
+    if sum(map(len, measured)) < _FEWEST:
+        return None
+    return PublishedSeries(
+        source=SOURCE,
+        name=f"scatter: builds of D2L {model} that print the same step on one GPU",
+        fitted="the other builds with that step",
+        predicted="two GPUs of each",
+        num_fitted=len(measured),
+        num_predicted=sum(map(len, measured)),
+        errors=compare_predictors(
+            np.concatenate(measured),
+            {"builds of the same step": np.concatenate(others)},
+            covered=None,
         ),
     )

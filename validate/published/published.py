@@ -14,6 +14,7 @@ from validate.published import (
     convergence,
     large,
     memory,
+    mlperf,
     notebooks,
     placements,
     scaling,
@@ -32,6 +33,8 @@ PROTOCOLS: Final[dict[str, tuple[str, Protocol]]] = {
     memory.SOURCE: ("memory.csv", memory.judge),
     notebooks.SOURCE: ("throughput.csv", notebooks.judge),
     convergence.SOURCE: ("convergence.csv", convergence.judge),
+    "mlperf_layouts": ("mlperf_llm_configs.csv", large.judge_mlperf),
+    mlperf.SOURCE: (f"{mlperf.TABLE}.csv", mlperf.judge),
 }
 
 

@@ -19,10 +19,11 @@ from perfmodel.statistics.normal import DEVIATE_90
 from validate.published.errors import compare_predictors
 from validate.published.series import Series, read_series
 
+SOURCE: Final = "scaling"
 Growth: TypeAlias = tuple[FloatArray, FloatArray, FloatArray]
 """Step over that of the fewest devices: 5 %, most probable, 95 %."""
 
-_NOISE: Final = 0.02
+NOISE: Final = 0.02
 """Scatter of one published number; a loss below it is not told from none."""
 _LOSS_PRIOR: Final = (float(np.log(0.04)), 0.7)
 """What two devices lose, log median and spread, unless enough series tell."""
@@ -40,7 +41,7 @@ _FEWEST: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Protocol:
+class Split:
     """What is fitted of a series."""
 
     name: str
@@ -49,12 +50,10 @@ class _Protocol:
     """Smallest counts of the devices that are fitted."""
 
 
-_BOTH: Final = _Protocol(name="1 and 2 devices", fitted="1 and 2 devices", known=2)
-_ALONE: Final = _Protocol(name="one device alone", fitted="1 device", known=1)
-_TWO_COUNTS: Final = _Protocol(
-    name="two smallest counts", fitted="the two smallest counts", known=2
-)
-_ONE_COUNT: Final = _Protocol(name="smallest count alone", fitted="the smallest count", known=1)
+_BOTH: Final = Split(name="1 and 2 devices", fitted="1 and 2 devices", known=2)
+_ALONE: Final = Split(name="one device alone", fitted="1 device", known=1)
+TWO_COUNTS: Final = Split(name="two smallest counts", fitted="the two smallest counts", known=2)
+ONE_COUNT: Final = Split(name="smallest count alone", fitted="the smallest count", known=1)
 
 
 def judge(folder: Path) -> tuple[list[PublishedSeries], list[str]]:
@@ -64,31 +63,36 @@ def judge(folder: Path) -> tuple[list[PublishedSeries], list[str]]:
     verdicts = []
     for source, series in groups.items():
         prior = loss_prior(series, everything)
-        slope = slope_prior([one for one in series if _protocol(one) is _TWO_COUNTS])
-        laws: dict[_Protocol, Callable[[Series], Growth]] = {
+        slope = slope_prior([one for one in series if _protocol(one) is TWO_COUNTS])
+        laws: dict[Split, Callable[[Series], Growth]] = {
             _BOTH: partial(predict_growth, prior=prior),
             _ALONE: partial(predict_growth, prior=prior),
-            _TWO_COUNTS: partial(predict_from_several, prior=prior, slope=slope),
-            _ONE_COUNT: partial(predict_from_several, prior=prior, slope=slope),
+            TWO_COUNTS: partial(predict_from_several, prior=prior, slope=slope),
+            ONE_COUNT: partial(predict_from_several, prior=prior, slope=slope),
         }
         for protocol, law in laws.items():
             chosen = [one for one in series if _protocol(one) is protocol]
             if chosen:
-                verdicts.append(_judge(source, protocol, chosen, law))
+                verdicts.append(judge_series(SOURCE, source, protocol, chosen, law))
     if not groups:
         skipped.append("scaling: no series with few devices and more")
     return verdicts, skipped
 
 
-def _protocol(one: Series) -> _Protocol:
+def _protocol(one: Series) -> Split:
     if one.gpus[0] == 1.0:
         return _BOTH if 2.0 in one.gpus else _ALONE
-    return _TWO_COUNTS if len(one.gpus) > 2 else _ONE_COUNT
+    return TWO_COUNTS if len(one.gpus) > 2 else ONE_COUNT
 
 
-def _judge(
-    source: str, protocol: _Protocol, series: Sequence[Series], law: Callable[[Series], Growth]
+def judge_series(
+    source: str,
+    name: str,
+    protocol: Split,
+    series: Sequence[Series],
+    law: Callable[[Series], Growth],
 ) -> PublishedSeries:
+    """Verdict on series of one kind, beside linear scaling and contention alone."""
     measured, ours, linear, usl, covered = [], [], [], [], []
     for one in series:
         low, middle, high = law(one)
@@ -100,8 +104,8 @@ def _judge(
         usl.append(base * _usl_growth(one, protocol.known)[later])
         covered.append((base * low <= one.step)[later] & (one.step <= base * high)[later])
     return PublishedSeries(
-        source="scaling",
-        name=f"{source}, {protocol.name}{_worst(series, measured, ours)}",
+        source=source,
+        name=f"{name}, {protocol.name}{_worst(series, measured, ours)}",
         fitted=protocol.fitted,
         predicted="all larger counts",
         num_fitted=len(series),
@@ -137,7 +141,7 @@ def loss_prior(
 ) -> tuple[float, float]:
     """Log median and spread of what two devices lose, over all series that measured it, if enough did."""
     measured = [one for one in series if {1.0, 2.0} <= set(one.gpus)]
-    logs = [np.log(max(_seen(one), _NOISE / 2)) for one in measured]
+    logs = [np.log(max(_seen(one), NOISE / 2)) for one in measured]
     if len(logs) < _FEWEST:
         return otherwise
     return float(np.median(logs)), max(_spread(logs), 0.3)
@@ -167,9 +171,9 @@ def predict_growth(series: Series, prior: tuple[float, float] = _LOSS_PRIOR) -> 
     lost = float(np.exp(log_median))
     if 2.0 in n:
         doubt = spread * lost
-        trust = doubt**2 / (doubt**2 + _NOISE**2)
+        trust = doubt**2 / (doubt**2 + NOISE**2)
         lost = max(trust * _seen(series) + (1 - trust) * lost, 0.0)
-        wide = np.sqrt(trust) * _NOISE / max(lost, _NOISE)
+        wide = np.sqrt(trust) * NOISE / max(lost, NOISE)
     else:
         wide = float(np.hypot(spread, _OTHER_SYSTEM))
     inside = np.minimum(n, series.per_node)
@@ -177,9 +181,9 @@ def predict_growth(series: Series, prior: tuple[float, float] = _LOSS_PRIOR) -> 
     ring = 2 * (n - 1) / n
     excess = lost * ring + _PER_DOUBLING * beyond
     # What two devices seem to lose nothing of may still be as much as the scatter hides.
-    hidden = max(_NOISE - lost, 0.0) * ring
+    hidden = max(NOISE - lost, 0.0) * ring
     log_width = DEVIATE_90 * np.hypot(wide, _GROWTH * np.log(np.maximum(inside - 1, 1)))
-    more = DEVIATE_90 * np.hypot(_NOISE, _BETWEEN_NODES * beyond)
+    more = DEVIATE_90 * np.hypot(NOISE, _BETWEEN_NODES * beyond)
     low = 1 + excess * np.exp(-log_width) - more
     return low, 1 + excess, 1 + (excess + hidden) * np.exp(log_width) + more
 
@@ -189,24 +193,47 @@ def predict_from_several(
 ) -> Growth:
     """Growth from several devices, or from the two smallest counts of them.
 
-    Linear in what a ring inside the node loses and in what a doubling of the nodes costs; the second
-    count moves both, as far as their priors and the scatter of published numbers allow (Gaussian
-    conditioning).
+    The second count moves what a ring inside the node loses and what a doubling of the nodes costs, as
+    far as their priors allow.
     """
     lost = float(np.exp(prior[0]))
     is_seen = len(series.gpus) > 2
     spread = prior[1] if is_seen else float(np.hypot(prior[1], _OTHER_SYSTEM))
-    mean = np.array([lost, slope[0]])
-    doubt = np.diag([(spread * lost) ** 2, slope[1] ** 2])
+    mean, doubt = np.array([lost, slope[0], 0.0]), np.diag([spread * lost, slope[1], 0.0]) ** 2
+    return grow_linearly(series, *conditioned(series, mean, doubt))
+
+
+def growth_terms(series: Series) -> FloatArray:
+    """What the growth of a step per sample is linear in; shape ``(num_counts, 3)``, 0 at the fewest devices.
+
+    A ring inside the node, doublings of the nodes, and what a step costs however small its batch, which a
+    smaller batch per device pays more often per sample.
+    """
     ring = 2 * (1 - 1 / np.minimum(series.gpus, series.per_node))
-    # Counted from the fewest devices, which all others are compared with.
-    terms = np.stack([ring - ring[0], _doublings(series) - _doublings(series)[0]], axis=1)
-    if is_seen:
-        seen = terms[1]
-        gain = doubt @ seen / (seen @ doubt @ seen + _NOISE**2)
-        mean = mean + gain * float(series.step[1] / series.step[0] - 1 - seen @ mean)
-        doubt = doubt - np.outer(gain, seen @ doubt)
-    variance = np.einsum("ij,jk,ik->i", terms, doubt, terms) + _NOISE**2
+    steps = np.ones_like(ring) if series.batch is None else series.batch[0] / series.batch
+    terms = np.stack([ring, _doublings(series), steps], axis=1)
+    return np.asarray(terms - terms[0])
+
+
+def conditioned(
+    series: Series, mean: FloatArray, doubt: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Coefficients of ``growth_terms`` and their covariance, told by the second count of a longer series.
+
+    It moves them as far as the scatter of published numbers allows (Gaussian conditioning).
+    """
+    if len(series.gpus) <= TWO_COUNTS.known:
+        return mean, doubt
+    seen = growth_terms(series)[1]
+    gain = doubt @ seen / (seen @ doubt @ seen + NOISE**2)
+    surprise = float(series.step[1] / series.step[0] - 1 - seen @ mean)
+    return mean + gain * surprise, doubt - np.outer(gain, seen @ doubt)
+
+
+def grow_linearly(series: Series, mean: FloatArray, doubt: FloatArray) -> Growth:
+    """Growth with coefficients of ``growth_terms`` in units of the first step, and their covariance."""
+    terms = growth_terms(series)
+    variance = np.einsum("ij,jk,ik->i", terms, doubt, terms) + NOISE**2
     middle, half = 1 + terms @ mean, DEVIATE_90 * np.sqrt(variance)
     return middle - half, middle, middle + half
 

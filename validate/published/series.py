@@ -47,6 +47,8 @@ class Series:
     per_node: float
     step: FloatArray
     """Device-seconds per sample, any constant unit."""
+    batch: FloatArray | None = None
+    """Samples per device and step where they differ between the counts."""
 
 
 def read_series(folder: Path) -> tuple[dict[str, list[Series]], list[str]]:

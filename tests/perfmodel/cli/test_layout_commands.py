@@ -125,6 +125,11 @@ def test_a_cluster_is_searched(run: Run, inferred: Path, config: Path, tmp_path:
             2,
             "must come with sites > 1",
         ),
+        (
+            ("--layout", "dp=4", "--model", "gpt2-xl", "--devices-per-node", "0"),
+            2,
+            "--devices-per-node: must be >= 1, got 0",
+        ),
         (("--layout", "dp=4", "--model", "gpt2-xl", "--devices", "8"), 3, "must be 8 devices"),
         (("--layout", "dp=4", "--model", "gpt2-xl", "--batch", "6"), 3, "global batch"),
         (("--layout", f"dp={10**20}", "--model", "gpt2-xl"), 2, "must be <= 1,048,576"),

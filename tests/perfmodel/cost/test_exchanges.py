@@ -8,6 +8,7 @@ import pytest
 from perfmodel.cost.exchanges import (
     all_to_all_s,
     data_s,
+    hop_s,
     offload_s,
     outputs_s,
     replicas_reduce_s,
@@ -59,6 +60,26 @@ def test_tokens_travel_to_experts_inside_and_between_nodes() -> None:
     assert all_to_all_s(jobs, LATENTS)[0] == pytest.approx(size * 4 / 8 / 10e9)
     crowded = jobs_of("dp=8 ep=8 micro_batch=2 imbalance=1.5")
     assert all_to_all_s(crowded, LATENTS)[0] == pytest.approx(1.5 * inside[0])
+
+
+def test_what_stands_side_by_side_does_not_leave_the_node() -> None:
+    """Two stages of 8 replicas on two nodes of 8: either the hand-overs cross, or half of each ring."""
+    far, near = (jobs_of(f"dp=8 pp=2 order={order}") for order in ("tp-cp-dp-pp", "tp-cp-pp-dp"))
+    size = 128 * 256 * 2
+    latents = LATENTS | {"hop_latency_s": 0.0}
+    assert hop_s(far, latents)[0] == pytest.approx(size / 10e9)
+    assert hop_s(near, latents)[0] == pytest.approx(size / 100e9)
+    moved = 2 * 7 / 8 * 2 * (2 * LAYER + TABLE)
+    assert data_s(far, latents)[0] == pytest.approx(moved / 80e9)
+    # Four replicas of a node share what its adapters carry for their stage.
+    assert data_s(near, latents)[0] == pytest.approx(moved / 40e9)
+
+
+def test_ranks_that_share_a_sequence_stay_neighbours() -> None:
+    """Of 4 x 2 ranks that hold one stage, 2 neighbours share a node of 8 with the 3 other stages."""
+    jobs = jobs_of("dp=4 cp=2 tp=2 pp=4 order=tp-cp-pp-dp")
+    moved = 2 * 7 / 8 * 2 * (LAYER + TABLE) / 2
+    assert data_s(jobs, LATENTS)[0] == pytest.approx(moved / 20e9)
 
 
 def test_divided_experts_have_fewer_replicas() -> None:

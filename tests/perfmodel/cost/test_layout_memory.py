@@ -60,6 +60,9 @@ def test_fully_sharded_parameters_are_whole_for_two_layers() -> None:
     found = rank_memory(jobs_of(Layout(dp=8, zero=3)), 0)
     parameters = 4 * layer + 2048 * 256
     assert found.parameters_bytes[0] == MIXED.parameter * (parameters / 8 + 2 * layer)
+    # A stage of four layers gathers no fifth one ahead.
+    ahead = rank_memory(jobs_of(Layout(dp=8, zero=3, prefetch=1000)), 0)
+    assert ahead.parameters_bytes[0] == MIXED.parameter * (parameters / 8 + 4 * layer)
 
 
 def test_gpt3_fits_where_it_was_trained() -> None:

@@ -35,6 +35,9 @@ def test_text_becomes_a_layout_and_text_again() -> None:
         ("dp=8 imbalance=1.2", "imbalance must be 1 without expert"),
         ("dp=8 ep=8 imbalance=0.5", "imbalance must be >= 1"),
         ("dp=8 ep=8 imbalance=nan", "imbalance must be finite"),
+        ("dp=8 ep=4 imbalance=5", "imbalance must be at most ep = 4, got 5"),
+        ("dp=8_0", "whole number, got '8_0'"),
+        ("dp=٣", "whole number"),
         ("dp=8 sync_every=10", "add sites=2"),
         ("dp=3 sites=2", "sites must divide the 3 replicas"),
         ("dp=4 one_process=yes tp=2", "excludes tp"),
@@ -44,6 +47,11 @@ def test_text_becomes_a_layout_and_text_again() -> None:
         ("pp=2 interleave=2 stage_layers=6,6", "stage_layers excludes interleave"),
         ("dp=8 sequence_parallel=yes", "must come with tp > 1"),
         ("dp=8 schedule=gpipe", "must come with pp > 1"),
+        ("dp=8 zero=3 overlap=no", "must come with zero < 3 and dp x cp > 1, got 3 and 8"),
+        ("tp=8 overlap=no", "must come with zero < 3 and dp x cp > 1, got 0 and 1"),
+        ("dp=8 overlap=no one_process=yes", "excludes overlap=no"),
+        ("dp=8 order=tp-cp-pp-dp", "order must come with pp > 1"),
+        ("pp=2 order=pp-tp", "order must be one of tp-cp-dp-pp, tp-cp-pp-dp"),
         ("one_process=maybe", "one_process must be yes or no"),
         ("precision=fp4", "precision must be one of bf16, fp8, tf32, fp32"),
         ("imbalance=much", "must be a number"),
@@ -94,7 +102,8 @@ def test_every_option_survives_its_text() -> None:
         "dp=16 zero=3 shard=8 prefetch=2 offload=parameters precision=fp8",
         "dp=16 ep=8 imbalance=1.25 sites=2 sync_every=500",
         "dp=4 precision=tf32 one_process=yes",
-        "pp=3 accumulation=6 stage_layers=5,4,3",
+        "dp=4 zero=1 overlap=no",
+        "pp=3 accumulation=6 order=tp-cp-pp-dp stage_layers=5,4,3",
     )
     for text in texts:
         assert str(parse_layout(text)) == text

@@ -72,6 +72,20 @@ def test_a_comparison_is_less_doubtful_than_its_sides() -> None:
     assert ratio.p95 / ratio.p5 < step.p95 / step.p5
 
 
+@pytest.mark.parametrize(
+    ("settings", "layout"),
+    [
+        (("zero=3", "shard=8"), "dp=64 zero=3 accumulation=16 shard=8"),
+        (("overlap=no", "tp=2"), "dp=32 tp=2 zero=1 accumulation=32 overlap=no"),
+        (("model=mixtral-8x7b", "ep=8"), "dp=64 ep=8 zero=1 accumulation=16"),
+    ],
+)
+def test_options_of_replicas_are_judged_with_those_that_follow(
+    settings: tuple[str, ...], layout: str
+) -> None:
+    assert compared(*settings).scenarios[1].prediction.layout == layout
+
+
 def test_what_is_set_is_not_made_to_follow() -> None:
     [_, wider, longer] = compared("dp=128").scenarios + compared("accumulation=32").scenarios[1:]
     assert wider.prediction.trained.devices == 128

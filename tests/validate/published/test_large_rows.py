@@ -1,12 +1,15 @@
-"""Stages that balance their work, against filling them piece by piece."""
+"""Stages that balance their work, against filling them piece by piece; steps of MLPerf's layouts."""
+
+from pathlib import Path
 
 import pytest
 
 from perfmodel.cost.jobs import jobs_from
 from perfmodel.parallelism.layout import Layout
 from perfmodel.workload.transformer import Transformer
-from validate.published.large import twins
-from validate.published.large_rows import _balanced_stages, starves_a_stage
+from tests.validate.published.test_published import write
+from validate.published.large import judge_mlperf, twins
+from validate.published.large_rows import _balanced_stages, mlperf_runs, starves_a_stage
 from validate.published.memory import same_tensors
 
 MODEL = Transformer(
@@ -79,3 +82,50 @@ def test_twins_differ_in_the_sharding_of_the_optimizer_alone() -> None:
     jobs = jobs_from([(MODEL, one) for one in layouts], sequence=4096, devices_per_node=8)
     first, second = twins(jobs)
     assert [set(pair) for pair in zip(first, second, strict=True)] == [{0, 2}]
+
+
+def mlperf_folder(folder: Path, *counts: int) -> Path:
+    """Configurations of GPT-3 and 100 steps of 12 s, 4 sequences for every device."""
+    told: dict[str, object] = {"round": "3.0", "benchmark": "gpt3"}
+    configs = [
+        told | {"gpus": n, "tp": 4, "pp": 8, "micro_batch": 1, "gpus_per_node": 8, "fp": "fp8"}
+        for n in counts
+    ]
+    runs = [
+        told
+        | {
+            "gpus": n,
+            "gpus_per_node": 8,
+            "global_batch": 4 * n,
+            "train_only_median_s": 1200.0,
+            "stop_epoch_median": 100 * 4 * n * 2048,
+        }
+        for n in counts
+    ]
+    write(folder / "mlperf_llm_configs.csv", configs)
+    write(folder / "mlperf_scaling.csv", [*runs, runs[0] | {"benchmark": "bert"}])
+    return folder
+
+
+def test_mlperf_tells_layouts_and_tokens(tmp_path: Path) -> None:
+    runs, bad = mlperf_runs(mlperf_folder(tmp_path, 512, 768), interleave=12)
+    assert bad == []
+    assert runs.step_s == pytest.approx([12.0, 12.0])
+    jobs = runs.jobs
+    assert jobs.dp.tolist() == [16, 24]
+    # 4 sequences for each of 32 devices that share the model, one at a time.
+    assert jobs.accumulation.tolist() == [128, 128]
+    assert set(jobs.interleave) == {12}
+    # 8 bit at twice the peak of 16 bit.
+    assert jobs.matmul_ratio == pytest.approx([2.0, 2.0], rel=1e-2)
+
+
+def test_layouts_of_fewer_devices_predict_those_of_more(tmp_path: Path) -> None:
+    few, skipped = judge_mlperf(mlperf_folder(tmp_path, 512, 768))
+    assert few == []
+    assert skipped == ["mlperf layouts: 2 submissions with a layout"]
+    found, _ = judge_mlperf(mlperf_folder(tmp_path, 256, 512, 768, 1024, 1536, 2048))
+    assert [(one.num_fitted, one.num_predicted) for one in found] == [(3, 3), (3, 3)]
+    # Each device does the same work whatever their number.
+    assert found[0].errors[0].mape < 0.05
+    assert found[0].errors[0].coverage == 1.0

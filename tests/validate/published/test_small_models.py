@@ -105,6 +105,17 @@ def test_builds_that_agree_predict_the_others() -> None:
     assert half == pytest.approx([0.0], abs=1e-12)
 
 
+def test_builds_of_the_same_step_tell_their_scatter() -> None:
+    steps = np.array([(1.0, 2.0), (1.0, 4.0)] * 5 + [(3.0, 9.0)])
+    found = notebooks.judge_repeats("a model", steps)
+    assert found is not None
+    # Without itself the median of ten is the other number; what stands alone tells nothing.
+    assert (found.num_fitted, found.num_predicted) == (1, 10)
+    assert found.errors[0].worst_absolute == pytest.approx(1.0)
+    assert found.errors[0].bias == pytest.approx((1.0 - 0.5) / 2)
+    assert notebooks.judge_repeats("a model", steps[-2:]) is None
+
+
 def test_area_under_curve_by_hand() -> None:
     # Of four pairs three are in order.
     assert memory.area_under_curve(np.array([1.0, 3.0]), np.array([2.0, 4.0])) == 0.75
