@@ -24,7 +24,7 @@ from perfmodel.documents.base import write_atomically
 from perfmodel.documents.observation import StepObservation, read_observations
 from validate.held_out_models import HELD_OUT, held_out_settings, write_configs
 
-_NUM_ROUNDS: Final = 3
+_NUM_ROUNDS: Final = 2
 _VISIT_S: Final = 0.6
 
 
