@@ -128,7 +128,10 @@ def test_what_makes_no_sense_is_one_line(settings: list[str], message: str) -> N
 
 
 def test_switches_that_add_can_be_told_not_to() -> None:
-    settings = [f"cluster={CLUSTERS / 'dgx-h100-8-nodes.toml'}", "cluster.in_switch_reduction=node:0"]
+    settings = [
+        f"cluster={CLUSTERS / 'dgx-h100-8-nodes.toml'}",
+        "cluster.in_switch_reduction=node:0",
+    ]
     cluster = scenarios_of(scenario(Machine()), settings)[-1].cluster
     assert cluster is not None
     assert cluster.tiers[0].in_switch_reduction == 0
