@@ -51,8 +51,6 @@ _COUNTS: Final = re.compile(r"^\d+x|[-_][nN]\d+(?=[-_])|(?<=[-_])\d+(?=[-_])")
 #: of ``scaling``; the third, and the form, were chosen on rounds up to 1.1.
 _COEFFICIENTS: Final = np.array([0.04, 0.01, 0.1])
 _SPREADS: Final = np.array([0.04, 0.05, 0.1])
-#: First round behind those that form and constants were chosen on; a form given up before was seen on all.
-_LATER: Final = "2.0"
 #: How much systems may differ, as a multiple of these deviations.
 _DIFFERENCES: Final = np.geomspace(0.03, 3.0, 21)
 _FEWEST: Final = 5
@@ -100,22 +98,11 @@ def _judge_samples(systems: Sequence[_System]) -> list[PublishedSeries]:
     series = {one.per_sample.name: one.per_sample for one in systems}
     growth = _grown(series, {one.per_sample.name: one.benchmark for one in systems})
     found = _verdicts("device-seconds per sample, all benchmarks", series.values(), growth)
-    later = [one.per_sample for one in systems if _is_later(one) and _is_long(one.per_sample)]
-    found += _verdicts(f"device-seconds per sample, rounds from {_LATER}", later, growth)
     for benchmark in sorted({one.benchmark for one in systems}):
         same = [one.per_sample for one in systems if one.benchmark == benchmark]
-        long = [one for one in same if _is_long(one)]
+        long = [one for one in same if len(one.gpus) > TWO_COUNTS.known]
         found += _verdicts(f"device-seconds per sample, {benchmark}", long, growth)
     return found
-
-
-def _is_later(one: _System) -> bool:
-    return _version(one.round) >= _version(_LATER)
-
-
-def _is_long(one: Series) -> bool:
-    """Whether it has more counts than two, which are then known."""
-    return len(one.gpus) > TWO_COUNTS.known
 
 
 def _judge_whole(
@@ -131,16 +118,12 @@ def _judge_whole(
         name: _with_samples(steps[name], one, _law(laws[one.benchmark], one.round))
         for name, one in told.items()
     }
-    series = {
-        name: replace(one.whole, step=one.whole.step * one.samples)
-        for name, one in told.items()
+    series = [
+        replace(one.whole, step=one.whole.step * one.samples)
+        for one in told.values()
         if one.whole is not None
-    }
-    later = [one for name, one in series.items() if _is_later(told[name]) and _is_long(one)]
-    return [
-        *_verdicts("time to train", series.values(), growth),
-        *_verdicts(f"time to train, rounds from {_LATER}", later, growth),
     ]
+    return _verdicts("time to train", series, growth)
 
 
 def _grown(series: Mapping[str, Series], benchmarks: Mapping[str, str]) -> dict[str, Growth]:
@@ -165,7 +148,7 @@ def _beyond(one: Series) -> FloatArray:
     if one.batch is None:
         return np.zeros_like(one.gpus)
     logs = np.log(one.batch)
-    known = logs[: TWO_COUNTS.known if _is_long(one) else ONE_COUNT.known]
+    known = logs[: TWO_COUNTS.known if len(logs) > TWO_COUNTS.known else ONE_COUNT.known]
     distance = np.maximum(np.maximum(known.min() - logs, logs - known.max()), 0.0)
     return np.asarray(DEVIATE_90 * DOUBT_AT_ONE_EFOLD * np.sqrt(distance))
 
@@ -195,7 +178,7 @@ def _verdicts(
     """By what is known of a system: two counts first, where there are any."""
     chosen: dict[Split, list[Series]] = {TWO_COUNTS: [], ONE_COUNT: []}
     for one in series:
-        chosen[TWO_COUNTS if _is_long(one) else ONE_COUNT].append(one)
+        chosen[TWO_COUNTS if len(one.gpus) > TWO_COUNTS.known else ONE_COUNT].append(one)
     return [
         judge_series(SOURCE, name, split, members, lambda one: growth[one.name])
         for split, members in chosen.items()
@@ -209,7 +192,7 @@ def pool(series: Sequence[Series], before: Prior) -> Prior:
     Every system has coefficients of its own around common ones. How far they differ is the multiple of the
     deviations known before that makes the steps at the second counts most probable.
     """
-    known = [one for one in series if _is_long(one)]
+    known = [one for one in series if len(one.gpus) > TWO_COUNTS.known]
     if len(known) < _FEWEST:
         return before
     terms = np.stack([growth_terms(one)[1] for one in known])

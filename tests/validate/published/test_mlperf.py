@@ -90,14 +90,6 @@ def test_systems_of_one_kind_predict_their_larger_submissions(tmp_path: Path) ->
     ]
 
 
-def test_rounds_after_those_that_were_looked_at_are_judged_apart(tmp_path: Path) -> None:
-    write(tmp_path / "mlperf_scaling.csv", [*rows("a"), *rows("b", round="2.0")])
-    found, _ = mlperf.judge(tmp_path)
-    [later] = [one for one in found if "rounds from 2.0" in one.name]
-    assert (later.num_fitted, later.num_predicted) == (1, 2)
-    assert found[0].num_predicted == 4
-
-
 def test_larger_batches_need_the_samples_of_the_reference_points(tmp_path: Path) -> None:
     write(tmp_path / "mlperf_scaling.csv", rows("a"))
     points: list[dict[str, object]] = [
