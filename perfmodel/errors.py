@@ -1,7 +1,8 @@
 """Errors that a user can act on; each knows the exit code that the command line documents.
 
 The text of every error follows one pattern: where, which rule, which value, what to do.
-A wrong argument inside the library is a plain ``ValueError``; our own broken invariants are ``assert``.
+A wrong argument inside the library is a ``ValueError``, from a guard ``checks.WrongArgument``; our own
+broken invariants are ``assert``.
 """
 
 import difflib

@@ -112,6 +112,14 @@ def parse_number(text: str) -> float:
     return number
 
 
+def parse_share(text: str) -> float:
+    """Plain number from 0 to 1 without a unit."""
+    number, unit = _split(text, "0.5")
+    if unit or not 0 <= number <= 1:
+        raise ValueError(f"number must be 0 to 1 and have no unit, got {text!r}")
+    return number
+
+
 def parse_count(text: str) -> int:
     """Whole number >= 1 without a unit."""
     if not text.isascii() or not text.isdigit() or int(text) < 1:

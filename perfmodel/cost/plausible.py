@@ -81,10 +81,8 @@ def far_behind(jobs: Jobs, step_s: Column) -> dict[int, str]:
     speed = jobs.model_flop / jobs.devices / step_s
     behind = float(np.median(speed)) / speed
     return {
-        int(
-            i
-        ): f"step time {step_s[i]:g} s is {behind[i]:.2g} times that of the other runs for its work"
-        for i in np.flatnonzero(behind > FAR_BEHIND)
+        row: f"step time {step_s[row]:g} s is {behind[row]:,.0f} times that of the other runs for its work"
+        for row in np.flatnonzero(behind > FAR_BEHIND).tolist()
     }
 
 

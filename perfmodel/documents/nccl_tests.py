@@ -40,7 +40,9 @@ _ROW: Final = re.compile(
     rf"^\s*([\d_]+)\s+([\d_]+)\s+(\w+)\s+(\w+)\s+(-?\d+)\s+{_FIGURE}\s+{_FIGURE}"
     r"(?:\s+[\d.e+-]+\s+(\S+))?"
 )
-#: In place of the number of wrong elements, if they were not counted.
+#: Heading of the number of wrong elements; older versions print the largest deviation there, as "error".
+_WRONG: Final = "#wrong"
+#: In place of that number, if they were not counted.
 _UNCOUNTED: Final = ("N/A", "None", "nan")
 _SUMMARY: Final = re.compile(r"^# Out of bounds values *: *\d+ +(\w+)", re.MULTILINE)
 #: Newer logs say which program ran.
@@ -89,7 +91,7 @@ def _from_text(path: Path, text: str, collective: str | None) -> MeasuredCollect
             float(row[1].replace("_", "")),
             time_us=float(row[6]),
             algbw=float(row[7]),
-            wrong=row[8],
+            wrong=row[8] if _WRONG in text else None,
         )
         for row in rows
     ]

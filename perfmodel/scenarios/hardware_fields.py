@@ -17,7 +17,14 @@ from perfmodel.predictor import Predictor
 from perfmodel.scenarios import machine
 from perfmodel.scenarios.scenario import Scenario, WhatIfField
 from perfmodel.topology.cluster import Cluster, Tier
-from perfmodel.units import format_rate, parse_bandwidth, parse_count, parse_duration, parse_number
+from perfmodel.units import (
+    format_rate,
+    parse_bandwidth,
+    parse_count,
+    parse_duration,
+    parse_number,
+    parse_share,
+)
 
 NO_CLUSTER: Final = "none"
 
@@ -96,7 +103,7 @@ _TIER_VALUES: Final[Mapping[str, tuple[str, Callable[[str], float]]]] = MappingP
         "latency": ("latency_s", parse_duration),
         "links": ("links", parse_count),
         "oversubscription": ("oversubscription", parse_number),
-        "in_switch_reduction": ("in_switch_reduction", parse_number),
+        "in_switch_reduction": ("in_switch_reduction", parse_share),
     }
 )
 

@@ -29,7 +29,12 @@ class Fork(Generic[Result]):
         with warnings.catch_warnings():
             # Idle threads of others stay behind; nothing in the copy asks for them.
             warnings.simplefilter("ignore", DeprecationWarning)
-            self._child = os.fork()
+            try:
+                self._child = os.fork()
+            except OSError:
+                os.close(reading)
+                os.close(writing)
+                raise
         if self._child == 0:
             os.close(reading)
             _live(act, writing)

@@ -302,4 +302,4 @@ def test_one_run_far_behind_the_others_is_named(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     path.write_text("model,step_time_s,dp,micro_batch,accumulation,sequence\n" + lines)
     (note,) = (note for note in read_runs(path, RunColumns()).notes if "line 4" in note)
-    assert "step time 4000 s is 1e+03 times that of the other runs" in note
+    assert "step time 4000 s is 1,000 times that of the other runs" in note

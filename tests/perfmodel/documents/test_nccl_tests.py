@@ -113,6 +113,11 @@ def test_results_that_were_not_checked_or_are_right_are_read(tmp_path: Path, wro
     assert read_nccl_tests(log(tmp_path, unchecked)).points
 
 
+def test_rounding_that_older_versions_print_is_no_wrong_element(tmp_path: Path) -> None:
+    text = TEXT.replace("#wrong", " error").replace("20.97       0", "20.97   2e-06")
+    assert len(read_nccl_tests(log(tmp_path, text), collective="all_reduce").points) == 2
+
+
 def test_a_log_that_says_what_ran_needs_not_be_told(tmp_path: Path) -> None:
     named = TEXT.replace("\n#  Rank  0", "\n# Collective test starting: alltoall_perf\n#  Rank  0")
     assert read_nccl_tests(log(tmp_path, named)).collective == "all_to_all"

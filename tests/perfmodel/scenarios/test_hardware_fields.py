@@ -113,7 +113,7 @@ def test_links_of_a_whole_node_are_not_those_of_a_device() -> None:
         ([f"cluster={ETHERNET}", "cluster.latency=-1us"], "--set cluster.latency: "),
         ([f"cluster={ETHERNET}", "cluster.links=0"], "--set cluster.links: "),
         ([f"cluster={ETHERNET}", "cluster.oversubscription=0.5"], "must be >= 1"),
-        ([f"cluster={ETHERNET}", "cluster.in_switch_reduction=2"], "must be a part of the rate"),
+        ([f"cluster={ETHERNET}", "cluster.in_switch_reduction=2"], "must be 0 to 1"),
         (["network.link=nvlink44"], "--set network.link: must be a link"),
         (["network.link=efa-v2-p5"], "--set network.link: must be a link"),
         (["device=h100"], "may mean"),
@@ -125,6 +125,16 @@ def test_what_makes_no_sense_is_one_line(settings: list[str], message: str) -> N
         scenarios_of(scenario(Machine()), settings)
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_switches_that_add_can_be_told_not_to() -> None:
+    settings = [
+        f"cluster={CLUSTERS / 'dgx-h100-8-nodes.toml'}",
+        "cluster.in_switch_reduction=node:0",
+    ]
+    cluster = scenarios_of(scenario(Machine()), settings)[-1].cluster
+    assert cluster is not None
+    assert cluster.tiers[0].in_switch_reduction == 0
 
 
 def test_more_devices_than_the_cluster_has_are_not_feasible() -> None:
