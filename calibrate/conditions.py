@@ -18,6 +18,9 @@ _GOVERNING: Final = (_THREADS, "MALLOC_")
 #: before. With these two it keeps what it has, as allocators of GPUs do; see ``mallopt(3)``.
 KEPT_MEMORY: Final = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 
+#: Who sets one of these has decided what the heap gives back.
+_DECIDING: Final = {*KEPT_MEMORY, "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_"}
+
 
 def chosen_conditions(
     environ: Mapping[str, str], *, topology: Topology, device_kind: DeviceKind
@@ -25,7 +28,7 @@ def chosen_conditions(
     """What the ranks of a calibration run under; what the user set wins."""
     threads = max(1, usable_cores() // topology.ranks_per_node)
     own = _governing(environ)
-    if device_kind == "cpu" and not own.keys() - {_THREADS}:
+    if device_kind == "cpu" and not own.keys() & _DECIDING:
         own |= KEPT_MEMORY
     return {**own, _THREADS: own.get(_THREADS) or str(threads)}
 

@@ -1,8 +1,8 @@
 """One unit of measuring: small enough that an interruption loses seconds."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from calibrate.layers import Layer
 from perfmodel.documents.base import Document, Record
@@ -69,6 +69,14 @@ class StepTask(Record):
     """However long they take."""
     is_replayed: bool = False
     """Whether its own trace is replayed in turn with its steps; one rank only."""
+
+    @model_validator(mode="after")
+    def _replayed_alone(self) -> Self:
+        if self.is_replayed and self.setting.world_size > 1:
+            raise ValueError(
+                f"is_replayed must be false on several ranks, got {self.setting.world_size} ranks"
+            )
+        return self
 
 
 class CollectiveTask(Record):

@@ -102,8 +102,8 @@ def _condition_caveats(profile: ProfileDocument) -> list[str]:
     kept = [f"{name}={v}" for name, v in profile.variables.items() if name.startswith("MALLOC_")]
     if not kept or profile.rescaling is not None:
         return []
-    words = "set the same where you train, or steps may touch memory anew and take longer"
-    return [f"ranks were measured with {' '.join(kept)}: {words}"]
+    words = "set the same where you train: how much memory a step touches anew hangs on them"
+    return [f"ranks were measured with {' '.join(kept)}: {words} (docs/methods.md)"]
 
 
 def critical_caveats(

@@ -23,7 +23,7 @@ from perfmodel.units import Seconds
 
 _POOL_SAMPLES = 512
 _MAXIMUM_STEPS = 200
-#: The first step after something else finds its data gone from the caches: the median is one of the others.
+#: The first step after something else finds its data gone from the caches, and so does the first replay.
 _TURN_STEPS = 3
 #: How much of a step's time the speed probe may take between steps.
 _PROBE_SHARE = 0.1

@@ -34,8 +34,10 @@ def test_threads_are_shared_among_ranks_unless_the_user_decided() -> None:
 def test_memory_is_kept_on_a_cpu_unless_the_user_decided() -> None:
     chosen = chosen_conditions({}, topology=ALONE, device_kind="cpu")
     assert KEPT_MEMORY.items() <= chosen.items()
-    given = {"MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"}
+    given = {"MALLOC_TRIM_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
     assert chosen_conditions(given, topology=ALONE, device_kind="cpu") == given
+    arenas = {"MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"}
+    assert chosen_conditions(arenas, topology=ALONE, device_kind="cpu") == {**arenas, **KEPT_MEMORY}
 
 
 def test_a_validation_repeats_what_its_calibration_ran_under() -> None:

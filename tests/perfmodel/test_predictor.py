@@ -237,3 +237,11 @@ def test_what_was_not_measured_is_said() -> None:
     assert any("outside the calibrated range: 100" in line for line in found)
     calibrated = profile(Machine()).workloads[0]
     assert caveats(profile(Machine()), points(Machine(), 2), workload=calibrated) == ()
+
+
+def test_a_prediction_names_the_allocators_variables_that_it_was_measured_under() -> None:
+    variables = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_MAX_": "0"}
+    machine = profile(Machine()).model_copy(update={"environment": {"variables": variables}})
+    calibrated = Predictor(machine).workload("heavy")
+    (found,) = caveats(machine, points(Machine(), 2), workload=calibrated)
+    assert "MALLOC_MMAP_MAX_=0:" in found

@@ -54,6 +54,9 @@ _SPREADS: Final = np.array([0.04, 0.05, 0.1])
 #: How much systems may differ, as a multiple of these deviations.
 _DIFFERENCES: Final = np.geomspace(0.03, 3.0, 21)
 _FEWEST: Final = 5
+#: Latest round that the form was chosen on, and what is judged apart: those behind it, among themselves.
+_CHOSEN_ON: Final = 1.1
+_LATER: Final = "rounds from 2.0 alone"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +86,6 @@ class _System:
 def judge(folder: Path) -> tuple[list[PublishedSeries], list[str]]:
     """Verdict on device-seconds per sample and on the time to train, for all benchmarks and by benchmark."""
     systems, skipped = _read(folder)
-    found = _judge_samples(systems)
     laws = _laws(folder)
     told = [one for one in systems if one.whole is not None and one.benchmark in laws]
     untold = sorted({one.benchmark for one in systems} - {one.benchmark for one in told})
@@ -91,13 +93,34 @@ def judge(folder: Path) -> tuple[list[PublishedSeries], list[str]]:
         skipped.append(
             f"{TABLE}: time to train of {', '.join(untold)}: samples or reference points are missing"
         )
-    return [*found, *_judge_whole(told, laws)], skipped
+    later, later_told = (
+        [one for one in some if _version(one.round) > _CHOSEN_ON] for some in (systems, told)
+    )
+    return [
+        *_judge_samples(systems, "all benchmarks"),
+        *_judge_benchmarks(systems),
+        *_judge_whole(told, laws, "time to train"),
+        *_judge_samples(later, _LATER),
+        *_judge_whole(later_told, laws, f"time to train, {_LATER}"),
+    ], skipped
 
 
-def _judge_samples(systems: Sequence[_System]) -> list[PublishedSeries]:
-    series = {one.per_sample.name: one.per_sample for one in systems}
-    growth = _grown(series, {one.per_sample.name: one.benchmark for one in systems})
-    found = _verdicts("device-seconds per sample, all benchmarks", series.values(), growth)
+def _growth_of(systems: Sequence[_System]) -> dict[str, Growth]:
+    """Of device-seconds per sample, by name of the series."""
+    return _grown(
+        {one.per_sample.name: one.per_sample for one in systems},
+        {one.per_sample.name: one.benchmark for one in systems},
+    )
+
+
+def _judge_samples(systems: Sequence[_System], words: str) -> list[PublishedSeries]:
+    name = f"device-seconds per sample, {words}"
+    return _verdicts(name, [one.per_sample for one in systems], _growth_of(systems))
+
+
+def _judge_benchmarks(systems: Sequence[_System]) -> list[PublishedSeries]:
+    growth = _growth_of(systems)
+    found = []
     for benchmark in sorted({one.benchmark for one in systems}):
         same = [one.per_sample for one in systems if one.benchmark == benchmark]
         long = [one for one in same if len(one.gpus) > TWO_COUNTS.known]
@@ -106,7 +129,7 @@ def _judge_samples(systems: Sequence[_System]) -> list[PublishedSeries]:
 
 
 def _judge_whole(
-    systems: Sequence[_System], laws: Mapping[str, Mapping[float, Convergence]]
+    systems: Sequence[_System], laws: Mapping[str, Mapping[float, Convergence]], words: str
 ) -> list[PublishedSeries]:
     """Device-seconds until the target: those per sample, evaluation included, times the samples."""
     told = {one.whole.name: one for one in systems if one.whole is not None}
@@ -123,7 +146,7 @@ def _judge_whole(
         for one in told.values()
         if one.whole is not None
     ]
-    return _verdicts("time to train", series, growth)
+    return _verdicts(words, series, growth)
 
 
 def _grown(series: Mapping[str, Series], benchmarks: Mapping[str, str]) -> dict[str, Growth]:
