@@ -4,6 +4,7 @@
 """
 
 import gzip
+import lzma
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -16,7 +17,8 @@ from perfmodel.documents.observation import read_observations
 from perfmodel.documents.profile import ProfileDocument
 from validate.models import ModelsRequest, judge_models
 
-_PACKED: Final = "observations.jsonl.gz"
+#: Large records are packed smaller.
+_PACKED: Final = {"observations.jsonl.gz": gzip, "observations.jsonl.xz": lzma}
 
 
 def main() -> None:
@@ -38,7 +40,8 @@ def main() -> None:
 
 def unpacked(folder: Path, target: Path) -> Path:
     """Recorded observations of a folder, written to a file."""
-    target.write_bytes(gzip.decompress((folder / _PACKED).read_bytes()))
+    name = next(name for name in _PACKED if (folder / name).exists())
+    target.write_bytes(_PACKED[name].decompress((folder / name).read_bytes()))
     return target
 
 

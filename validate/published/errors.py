@@ -1,9 +1,11 @@
 """Signed errors of several predictors on one series."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.documents.published import PublishedErrors
+from perfmodel.documents.published import PublishedErrors, PublishedSeries
 from validate.errors import summarise
 
 
@@ -25,3 +27,27 @@ def compare_predictors(
             )
         )
     return tuple(rows)
+
+
+def judge_alike(
+    groups: Sequence[FloatArray],
+    *,
+    source: str,
+    name: str,
+    fitted: str,
+    predicted: str,
+    method: str,
+) -> PublishedSeries:
+    """How far runs are apart that should be the same: the median of its group's others predicts each."""
+    others = [
+        float(np.median(np.delete(group, one))) for group in groups for one in range(len(group))
+    ]
+    return PublishedSeries(
+        source=source,
+        name=name,
+        fitted=fitted,
+        predicted=predicted,
+        num_fitted=len(groups),
+        num_predicted=len(others),
+        errors=compare_predictors(np.concatenate(groups), {method: np.array(others)}, covered=None),
+    )

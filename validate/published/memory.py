@@ -12,7 +12,7 @@ from perfmodel.cost.inferred_memory import InferredMemory
 from perfmodel.cost.jobs import Jobs
 from perfmodel.cost.memory_fit import infer_memory
 from perfmodel.documents.published import PublishedSeries
-from validate.published.errors import compare_predictors
+from validate.published.errors import compare_predictors, judge_alike
 from validate.published.large_rows import Runs, memory_runs, playbook_runs, starves_a_stage
 
 SOURCE: Final = "memory"
@@ -70,26 +70,16 @@ def judge(folder: Path) -> tuple[list[PublishedSeries], list[str]]:
 
 def judge_repeats(runs: Runs) -> PublishedSeries | None:
     """How far peaks are apart that must be the same: all others of a group predict each of its runs."""
-    measured, others = [], []
     groups = same_tensors(runs.jobs)
-    for group in groups:
-        peaks = runs.memory_bytes[group]
-        measured.append(peaks)
-        others.append([float(np.median(np.delete(peaks, one))) for one in range(len(peaks))])
     if len(groups) < _FEWEST:
         return None
-    return PublishedSeries(
+    return judge_alike(
+        [runs.memory_bytes[group] for group in groups],
         source=SOURCE,
         name=f"scatter: {len(groups)} groups of runs that hold the same tensors",
         fitted="the other runs of a group",
         predicted="each run",
-        num_fitted=len(groups),
-        num_predicted=sum(map(len, measured)),
-        errors=compare_predictors(
-            np.concatenate(measured),
-            {"runs of the same tensors": np.concatenate(others)},
-            covered=None,
-        ),
+        method="runs of the same tensors",
     )
 
 

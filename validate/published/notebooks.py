@@ -12,7 +12,7 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray
 from perfmodel.documents.published import PublishedSeries
-from validate.published.errors import compare_predictors
+from validate.published.errors import compare_predictors, judge_alike
 from validate.published.rows import number, read_rows
 
 SOURCE: Final = "notebooks"
@@ -95,24 +95,15 @@ def _judge_one(model: str, pairs: FloatArray) -> PublishedSeries:
 
 def judge_repeats(model: str, pairs: FloatArray) -> PublishedSeries | None:
     """How far builds are apart on two GPUs that print the same step on one: the others predict each."""
-    measured, others = [], []
-    for single in np.unique(pairs[:, 0]):
-        same = pairs[pairs[:, 0] == single, 1]
-        if len(same) > 1:
-            measured.append(same)
-            others.append([float(np.median(np.delete(same, one))) for one in range(len(same))])
-    if sum(map(len, measured)) < _FEWEST:
+    groups = [pairs[pairs[:, 0] == single, 1] for single in np.unique(pairs[:, 0])]
+    alike = [group for group in groups if len(group) > 1]
+    if sum(map(len, alike)) < _FEWEST:
         return None
-    return PublishedSeries(
+    return judge_alike(
+        alike,
         source=SOURCE,
         name=f"scatter: builds of D2L {model} that print the same step on one GPU",
         fitted="the other builds with that step",
         predicted="two GPUs of each",
-        num_fitted=len(measured),
-        num_predicted=sum(map(len, measured)),
-        errors=compare_predictors(
-            np.concatenate(measured),
-            {"builds of the same step": np.concatenate(others)},
-            covered=None,
-        ),
+        method="builds of the same step",
     )
