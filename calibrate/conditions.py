@@ -33,6 +33,11 @@ def chosen_conditions(
     return {**own, _THREADS: own.get(_THREADS) or str(threads)}
 
 
+def keeps_memory(variables: Mapping[str, str], *, device_kind: DeviceKind) -> bool:
+    """Whether a step finds all memory that the one before has freed, as with allocators of GPUs."""
+    return device_kind != "cpu" or KEPT_MEMORY.items() <= variables.items()
+
+
 def recorded_conditions(profile: ProfileDocument) -> dict[str, str]:
     """What the ranks of a calibration ran under, whatever is set now."""
     return _governing(profile.variables)

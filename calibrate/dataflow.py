@@ -73,9 +73,11 @@ class _Linker:
         # Who asks for a shape alone is not done with a tensor.
         asks_only = called.read_bytes == 0 and not called.view
         if phase is Phase.BACKWARD and not asks_only:
-            for tensor, spec in zip(inputs, called.inputs, strict=True):
+            for position, (tensor, spec) in enumerate(zip(inputs, called.inputs, strict=True)):
                 if tensor in self.made[spec]:
                     self.made[spec].remove(tensor)
+                if position in called.mutated:
+                    self.made[spec].append(tensor)
         outputs = []
         for spec in called.outputs:
             outputs.append(self.new())

@@ -249,6 +249,7 @@ class Experiment:
                     workload=model,
                     micro_batch=micro_batch,
                     target_s=self.budget.visit_s,
+                    beside_steps=True,
                 )
 
     def _checkpoints(self, index: int) -> Iterable[Task]:

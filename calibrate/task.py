@@ -42,6 +42,14 @@ class ReplayTask(Record):
     trainee: Trainee | None = None
     """... from this, or from the reference model of the workload's name."""
     target_s: float
+    beside_steps: bool = False
+    """Whether real steps take turns with it; not of a document, which cannot be run."""
+
+    @model_validator(mode="after")
+    def _runnable(self) -> Self:
+        if self.beside_steps and self.document is not None:
+            raise ValueError(f"beside_steps must be false of a document, got {self.document}")
+        return self
 
 
 class LayersTask(Record):

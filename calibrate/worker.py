@@ -61,9 +61,11 @@ from perfmodel.documents.observation import (
     TrainingObservation,
     WorkloadObservation,
 )
-from perfmodel.parallelism.strategy import Synchronisation
+from perfmodel.parallelism.strategy import Setting, Synchronisation
 
 _DEVICE_STREAM_STEPS = 5
+#: Two turns.
+_STEPS_BESIDE = 6
 
 
 @record
@@ -237,8 +239,23 @@ def _replay(session: Session, task: ReplayTask) -> ReplayObservation | None:
     if session.rank != 0:
         return None
     replayed = Replayed.open(session, task)
-    replayed.replay.for_about(task.target_s)
-    return replayed.observation()
+    if not task.beside_steps:
+        replayed.replay.for_about(task.target_s)
+        return replayed.observation()
+    steps = measure_steps(
+        session,
+        Setting(
+            workload=task.workload,
+            world_size=1,
+            micro_batch=task.micro_batch,
+            synchronisation=Synchronisation.NONE,
+        ),
+        target_s=task.target_s,
+        min_steps=_STEPS_BESIDE,
+        trainee=task.trainee,
+        in_turn=replayed.replay.again,
+    )
+    return replayed.observation(beside=steps)
 
 
 def _layers(session: Session, task: LayersTask) -> OperatorsObservation | None:

@@ -117,11 +117,11 @@ def unit_costs(
     units = np.array([timing.units for timing in timings])
     time_s = np.array([timing.time_s for timing in timings])
     scale = np.maximum(units.max(axis=0), 1.0)
-    kept = np.zeros(units.shape[1])
+    kept, is_free = np.zeros(units.shape[1]), np.ones(units.shape[1])
     for kind, each_s in (known_s or {}).items():
         if kind < len(kept):
-            kept[kind] = each_s * scale[kind]
-    free = units / scale * (kept == 0)
+            kept[kind], is_free[kind] = each_s * scale[kind], 0.0
+    free = units / scale * is_free
     fixed_s = units / scale @ kept
     expected_s = time_s
     found = kept

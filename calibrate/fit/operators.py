@@ -11,6 +11,7 @@ from calibrate.replays import measured_steps
 from perfmodel.cost.curve import CurveDraws
 from perfmodel.cost.families import (
     FRESH_KIND,
+    OPTIMIZER_FRESH_KIND,
     family,
     features,
     optimizer_work,
@@ -20,6 +21,7 @@ from perfmodel.cost.families import (
 from perfmodel.cost.operators import (
     OPTIMIZER_TRAFFIC,
     OperatorPrices,
+    is_optimizer_family,
     optimizer_family,
     optimizer_features,
 )
@@ -61,6 +63,7 @@ def fit_operators(
     workloads: Sequence[WorkloadProfile],
     rates: Sequence[ComputeRate],
     speed_probe_s: Seconds,
+    keeps_memory: bool = False,
 ) -> OperatorProfile | None:
     """Everything that prices traced workloads, or ``None`` where no operator was timed.
 
@@ -70,13 +73,15 @@ def fit_operators(
         Reference models with their real steps, which tell what a step adds to its operators.
     speed_probe_s
         The machine speed to which everything is brought. [s]
+    keeps_memory
+        Whether no result lies in pages that are touched for the first time.
     """
     layers = [entry for entry in observations if isinstance(entry, OperatorsObservation)]
     replays = [entry for entry in observations if isinstance(entry, ReplayObservation)]
     if not layers and not replays:
         return None
     timings = _timings(layers, speed_probe_s)
-    families = _families(timings, most_points=MOST_POINTS)
+    families = _families(timings, most_points=MOST_POINTS, keeps_memory=keeps_memory)
     everything = [timing for group in timings.values() for timing in group]
     draft = OperatorProfile(
         peak_flop_per_s=_peak(
@@ -95,20 +100,29 @@ def fit_operators(
     return draft.model_copy(update={"curve_log_error": _curve_error(draft, replays, workloads)})
 
 
-def fit_curves(layers: Sequence[OperatorsObservation]) -> tuple[OperatorFamily, ...]:
+def fit_curves(
+    layers: Sequence[OperatorsObservation], *, keeps_memory: bool = False
+) -> tuple[OperatorFamily, ...]:
     """Curves of all families in a hurry: good enough to see where they are in doubt."""
     if not layers:
         return ()
     speed_s = float(np.median([np.median(entry.speed_probe_s) for entry in layers]))
-    return _families(_timings(layers, speed_s), most_points=_FEW_POINTS)
+    timings = _timings(layers, speed_s)
+    return _families(timings, most_points=_FEW_POINTS, keeps_memory=keeps_memory)
 
 
 def _families(
-    timings: Mapping[str, Sequence[Timing]], *, most_points: int
+    timings: Mapping[str, Sequence[Timing]], *, most_points: int, keeps_memory: bool
 ) -> tuple[OperatorFamily, ...]:
-    known = {FRESH_KIND: fresh_byte_s(timings)}
+    known = {FRESH_KIND: 0.0 if keeps_memory else fresh_byte_s(timings)}
+    known_of_optimizers = {OPTIMIZER_FRESH_KIND: 0.0} if keeps_memory else {}
     return tuple(
-        fit_family(name, group, most_points=most_points, known_s=known)
+        fit_family(
+            name,
+            group,
+            most_points=most_points,
+            known_s=known_of_optimizers if is_optimizer_family(name) else known,
+        )
         for name, group in sorted(timings.items())
     )
 
@@ -157,9 +171,9 @@ def _timings(
 def typical_s(timed: IsolatedOperator | OptimizerPoint) -> Seconds:
     """The time inside a step: a mean, since times are added up. [s]
 
-    Without the slowest sixth, which met interruptions.
+    Without the slowest sixth, but at least one, which met interruptions.
     """
-    kept = sorted(timed.times_s)[: math.ceil(len(timed.times_s) * (1 - _INTERRUPTED))]
+    kept = sorted(timed.times_s)[: max(1, math.floor(len(timed.times_s) * (1 - _INTERRUPTED)))]
     return max(_SMALLEST_S, float(np.mean(kept)))
 
 
@@ -179,23 +193,17 @@ def fit_overhead(
     replays: Sequence[ReplayObservation],
     workloads: Sequence[WorkloadProfile],
 ) -> CallOverhead:
-    """What real steps of the reference models take beyond the sum of their operators, per call."""
-    known = {entry.workload.name: entry for entry in workloads}
-    rows: dict[str, list[tuple[float, float, int]]] = defaultdict(list)
-    for step in measured:
-        profile = known.get(step.workload)
-        if profile is None:
-            continue
-        counts = _counts(step, replays)
-        sums = {
-            "forward": _sum_s(step, Phase.FORWARD, replays),
-            "backward": _sum_s(step, Phase.BACKWARD, replays),
-            "optimizer": step.optimizer_s,
-        }
-        for phase, sum_s in sums.items():
-            real_s = _real_s(profile, phase, step.micro_batch)
-            rows[phase].append((real_s, sum_s, counts[phase]))
-    fitted = {phase: _per_call(rows[phase]) for phase in ("forward", "backward")}
+    """What real steps of the reference models take beyond the sum of their operators, per call.
+
+    Less than nothing where the steps call their operators more cheaply than a replay does: a backward
+    pass calls them from C++.
+    """
+    rows = _rows_in_turn(replays)
+    least_s = -math.inf
+    if not rows:
+        # Steps of other moments say too little to tell that.
+        rows, least_s = _rows_apart(measured, replays, workloads), 0.0
+    fitted = {phase: _per_call(rows[phase], least_s) for phase in ("forward", "backward")}
     # The optimizer is timed as one call with its loop over the tensors: nothing is left to add.
     fitted["optimizer"] = 0.0, _remaining_error(rows["optimizer"], 0.0)
     return CallOverhead(
@@ -208,8 +216,49 @@ def fit_overhead(
     )
 
 
-def _counts(step: MeasuredStep, replays: Sequence[ReplayObservation]) -> Mapping[str, int]:
-    entry = _replay_of(step, replays)
+#: Real time, sum over the operators, and calls, by phase.
+_Rows = dict[str, list[tuple[Seconds, Seconds, int]]]
+
+
+def _rows_in_turn(replays: Sequence[ReplayObservation]) -> _Rows:
+    """Of replays that took turns with real steps: both saw the same machine."""
+    rows: _Rows = defaultdict(list)
+    for entry in replays:
+        if entry.beside is None:
+            continue
+        for phase, calls in _counts(entry).items():
+            real_s, sum_s = (
+                float(np.median(getattr(of, f"{phase}_s"))) for of in (entry.beside, entry)
+            )
+            rows[phase].append((real_s, sum_s, calls))
+    return rows
+
+
+def _rows_apart(
+    measured: Sequence[MeasuredStep],
+    replays: Sequence[ReplayObservation],
+    workloads: Sequence[WorkloadProfile],
+) -> _Rows:
+    """Of replays and steps of different moments, brought to one machine speed."""
+    known = {entry.workload.name: entry for entry in workloads}
+    rows: _Rows = defaultdict(list)
+    for step in measured:
+        profile = known.get(step.workload)
+        if profile is None:
+            continue
+        counts = _counts(_replay_of(step, replays))
+        sums = {
+            "forward": _sum_s(step, Phase.FORWARD, replays),
+            "backward": _sum_s(step, Phase.BACKWARD, replays),
+            "optimizer": step.optimizer_s,
+        }
+        for phase, sum_s in sums.items():
+            real_s = _real_s(profile, phase, step.micro_batch)
+            rows[phase].append((real_s, sum_s, counts[phase]))
+    return rows
+
+
+def _counts(entry: ReplayObservation) -> Mapping[str, int]:
     counts: dict[str, int] = {"forward": 0, "backward": 0, "optimizer": entry.num_trained}
     for operator in entry.operators:
         counts[operator.phase.value] += operator.num_calls
@@ -243,17 +292,19 @@ def _real_s(profile: WorkloadProfile, phase: str, micro_batch: int) -> Seconds:
     return float(draws.read(micro_batch)[0])
 
 
-def _per_call(rows: Sequence[tuple[float, float, int]]) -> tuple[Seconds, float]:
+def _per_call(
+    rows: Sequence[tuple[Seconds, Seconds, int]], least_s: Seconds = -math.inf
+) -> tuple[Seconds, float]:
     """Least relative squares of ``real = sum + overhead * calls``, and what remains, in log."""
     if not rows:
         return 0.0, _ASSUMED_ERROR
     real_s, sum_s, calls = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
     slope = calls / real_s
-    overhead_s = float(max(0.0, slope @ (1 - sum_s / real_s) / max(slope @ slope, 1e-12)))
+    overhead_s = float(max(least_s, slope @ (1 - sum_s / real_s) / max(slope @ slope, 1e-12)))
     return overhead_s, _remaining_error(rows, overhead_s)
 
 
-def _remaining_error(rows: Sequence[tuple[float, float, int]], overhead_s: Seconds) -> float:
+def _remaining_error(rows: Sequence[tuple[Seconds, Seconds, int]], overhead_s: Seconds) -> float:
     """Root mean square of what sums with their overhead miss, in log."""
     if not rows:
         return _ASSUMED_ERROR

@@ -9,6 +9,7 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from calibrate.campaign import fingerprint_of
+from calibrate.conditions import keeps_memory
 from calibrate.fit.ddp import fit_bucket_costs, fit_ddp, fit_residual
 from calibrate.fit.operators import fit_operators
 from calibrate.fit.steps import (
@@ -85,6 +86,7 @@ def fit_profile(
         workloads=draft.workloads,
         rates=draft.rates,
         speed_probe_s=draft.speed_probe_s[min(draft.speed_probe_s)],
+        keeps_memory=keeps_memory(draft.variables, device_kind=draft.device_kind),
     )
     if operators is not None:
         off = visit_errors(

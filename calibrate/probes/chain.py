@@ -21,6 +21,7 @@ from calibrate.probes.operators import made_up
 from calibrate.probes.optimizers import Evictor
 from calibrate.probes.replay import Passes, without_denormals
 from calibrate.probes.session import Session
+from calibrate.probes.steady import steady
 from perfmodel.cost.families import FRESH_BYTES
 from perfmodel.documents.observation import IsolatedOperator
 from perfmodel.units import MIB, Bytes, Seconds
@@ -28,13 +29,15 @@ from perfmodel.workload.operator import Call, Operator, Phase, TensorSpec
 from perfmodel.workload.step import Segment, StepMethod, TracedParameter, TracedStep
 
 _PASSES: Final = 2
+#: After the first, until so many have found their memory there.
+_MOST_PASSES: Final = 6
 #: Blocks of a network are alike: the second one finds the code of the first at hand, not its data.
 _REPEATS: Final = 3
 #: A layer that alone makes more than a pass should is as good as a row of them.
 _REPEATS_OF_LARGE: Final = 2
-#: What a pass makes at most. The C library gives memory above 64 MiB at the end of the heap back as
-#: soon as it is free, and every page of it costs a fault when it is used again; in most training, and
-#: so here, memory is found again.
+#: What a pass makes at most. Where it is not told to keep memory, the C library gives what lies above
+#: 64 MiB at the end of the heap back as soon as it is free, and every page of it costs a fault when it
+#: is used again; in most training, and so here, memory is found again.
 _CHAIN_BYTES: Final = 48 * MIB
 #: Largest result that the C library takes from its heap once it has seen a block of that size freed,
 #: its own header and alignment left out.
@@ -189,18 +192,22 @@ def _measured(
         if source.operator in chain.handed:
             # What layers hand on is of the size of 1, and some functions take longer then than near 0.
             passes.lasting[number].normal_()
+
+    def timed_pass() -> dict[tuple[int, Phase], list[Seconds]]:
+        # An optimizer that goes over parameters and states leaves nothing else in the caches.
+        evictor.evict()
+        clock = passes.new_clock()
+        passes.run(clock)
+        return passes.by_operator(clock)
+
     times: dict[tuple[int, Phase], list[Seconds]] = defaultdict(list)
     with without_denormals():
-        for index in range(_PASSES + 1):
-            # An optimizer that goes over parameters and states leaves nothing else in the caches.
-            evictor.evict()
-            clock = passes.new_clock()
-            passes.run(clock)
-            if index > 0:
-                for key, values_s in passes.by_operator(clock).items():
-                    times[key] += values_s
+        timed_pass()
+        for found in steady(timed_pass, count=_PASSES, most=_MOST_PASSES):
+            for key, values_s in found.items():
+                times[key] += values_s
     return [
-        IsolatedOperator(operator=chain.step.operators[key[0]], phase=key[1], times_s=tuple(found))
-        for key, found in times.items()
+        IsolatedOperator(operator=chain.step.operators[key[0]], phase=key[1], times_s=tuple(all_s))
+        for key, all_s in times.items()
         if key in chain.timed and key[0] not in passes.failed
     ]

@@ -1,11 +1,13 @@
 """The layers of a task: all of them, or those that tell most after what is on disk already."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from calibrate.choose import Places, most_telling, places
+from calibrate.conditions import keeps_memory
 from calibrate.fit.operators import fit_curves
 from calibrate.layers import Layer, is_optimizer
 from calibrate.probes.layers import layer_operators
@@ -21,7 +23,9 @@ def chosen_layers(session: Session, task: LayersTask) -> Sequence[Layer]:
     """What to time; the same whenever the same tasks are on disk before it."""
     if task.num_timed >= len(task.layers):
         return task.layers
-    known = {entry.name: entry for entry in fit_curves(timed_before(session.observations))}
+    keeps = keeps_memory(os.environ, device_kind="cuda" if session.asynchronous else "cpu")
+    curves = fit_curves(timed_before(session.observations), keeps_memory=keeps)
+    known = {entry.name: entry for entry in curves}
     candidates = [_places(layer, session.device) for layer in task.layers]
     chosen = most_telling(candidates, known, count=task.num_timed)
     return [task.layers[position] for position in chosen]

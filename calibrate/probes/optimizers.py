@@ -7,15 +7,16 @@ from torch import nn
 
 from calibrate.layers import Layer
 from calibrate.probes.session import Session
+from calibrate.probes.steady import steady
 from perfmodel.documents.observation import OptimizerPoint
 from perfmodel.tracing.optimizers import make_optimizer
 from perfmodel.units import MIB, Seconds
 
 #: Larger than the last cache of common hosts, so that reading it evicts everything else.
 _EVICTION_BYTES: Final = 48 * MIB
-_REPEATS: Final = 5
-#: The first step makes the states, and with the second the heap is still growing around them.
-_UNTYPICAL: Final = 2
+_REPEATS: Final = 4
+#: After the first, which makes the states, until so many have found their memory there.
+_MOST_REPEATS: Final = 8
 #: A gradient as training has them.
 _ORDINARY: Final = 1e-3
 
@@ -44,18 +45,21 @@ def measure_optimizer(session: Session, layer: Layer, evictor: Evictor) -> Optim
     count, size = layer.sizes
     parameters = [nn.Parameter(torch.zeros(size, device=session.device)) for _ in range(count)]
     optimizer = make_optimizer(parameters, name=name, implementation=implementation)
-    times_s: list[Seconds] = []
-    for _ in range(_REPEATS):
+
+    def timed_step() -> Seconds:
         evictor.evict()
         for parameter in parameters:
             parameter.grad = torch.full_like(parameter, _ORDINARY)
-        times_s += session.time_repeats(lambda: _step(optimizer), repeats=1)
+        (time_s,) = session.time_repeats(lambda: _step(optimizer), repeats=1)
+        return time_s
+
+    timed_step()
     return OptimizerPoint(
         optimizer=name,
         implementation=implementation,
         num_tensors=count,
         tensor_bytes=4 * size,
-        times_s=tuple(times_s[_UNTYPICAL:]),
+        times_s=tuple(steady(timed_step, count=_REPEATS, most=_MOST_REPEATS)),
     )
 
 

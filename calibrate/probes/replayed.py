@@ -7,7 +7,7 @@ from calibrate.probes.replay import Replay
 from calibrate.probes.session import Session
 from calibrate.probes.tracing import replayed_step
 from calibrate.task import ReplayTask, StepTask
-from perfmodel.documents.observation import ReplayObservation, TimedOperator
+from perfmodel.documents.observation import RankSteps, ReplayObservation, TimedOperator
 from perfmodel.tracing.trace import TracedModel
 from perfmodel.workload.operator import Phase
 from perfmodel.workload.signature import parameters_signature, signature
@@ -45,8 +45,8 @@ class Replayed:
             ),
         )
 
-    def observation(self) -> ReplayObservation:
-        """What was measured so far."""
+    def observation(self, *, beside: RankSteps | None = None) -> ReplayObservation:
+        """What was measured so far, and the steps that took turns with it."""
         times, step = self.replay.times, self.step
         # The same in every round: once is enough on disk.
         kept = self.traced if self.task.round == 0 else None
@@ -75,4 +75,5 @@ class Replayed:
             failed=tuple(sorted({step.operators[position].name for position in times.failed})),
             traced=None if kept is None else kept.step,
             model=None if kept is None else replace(kept.workload, name=self.task.workload),
+            beside=beside,
         )

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike
 
+from perfmodel import checks
 from perfmodel.arrays import BoolArray, FloatArray
 from perfmodel.program.operation import StepProgram, Stream
 
@@ -182,5 +183,5 @@ def _checked_speed(name: str, speed: ArrayLike, num_draws: int) -> FloatArray:
         )
     is_good = (speeds > 0) & (speeds <= 1)
     if not is_good.all():
-        raise ValueError(f"{name} must be > 0 and <= 1, got {speeds[~is_good].flat[0]}")
+        raise checks.WrongArgument(name, f"must be > 0 and <= 1, got {speeds[~is_good].flat[0]}")
     return speeds

@@ -60,11 +60,14 @@ _GROUPS: Final = {
     }.items()
     for member in members
 }
-#: Results of at least this size lie in pages that the kernel hands out anew for every call: glibc never
-#: keeps more of its heap for later ("M_MMAP_THRESHOLD" in mallopt(3): at most 32 MiB on 64 bits).
+#: Results of at least this size lie in pages that the kernel hands out anew for every call, unless glibc
+#: is told to keep them: of itself it takes none of that size from its heap ("M_MMAP_THRESHOLD" in
+#: mallopt(3): at most 32 MiB on 64 bits).
 FRESH_BYTES: Final[Bytes] = 32 * MIB
 #: Which kind of an operator's work that is.
 FRESH_KIND: Final = 5
+#: The same of an optimizer's.
+OPTIMIZER_FRESH_KIND: Final = 2
 #: Two ways to convolve without groups.
 _DENSE: Final = "dense"
 _PATCHES: Final = "patches"

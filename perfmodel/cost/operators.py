@@ -40,6 +40,8 @@ _UNKNOWN_RATIO = 2.0
 #: decoupled decay reads four and writes three.
 OPTIMIZER_TRAFFIC = {"sgd": 5, "adamw": 7}
 
+_OPTIMIZER = "optimizer "
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
@@ -382,7 +384,12 @@ def _process(entry: OperatorFamily) -> GaussianProcess:
 
 def optimizer_family(optimizer: str, implementation: str) -> str:
     """Which timings tell about a step of this optimizer."""
-    return f"optimizer {optimizer} {implementation}"
+    return f"{_OPTIMIZER}{optimizer} {implementation}"
+
+
+def is_optimizer_family(name: str) -> bool:
+    """Whether a family is of optimizers, whose kinds of work are others."""
+    return name.startswith(_OPTIMIZER)
 
 
 def optimizer_features(size_bytes: Bytes, total_bytes: Bytes) -> tuple[float, float]:

@@ -147,6 +147,8 @@ class ReplayObservation(Record):
     """The step, where it was traced by the worker itself."""
     model: Workload | None = None
     """The workload of that trace."""
+    beside: RankSteps | None = None
+    """Real steps that took turns with it; recorded observations of before have none."""
 
 
 class IsolatedOperator(Record):

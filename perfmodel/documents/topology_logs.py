@@ -33,9 +33,10 @@ _INIT: Final = re.compile(
 )
 _USING: Final = re.compile(r"NCCL INFO NET/\w+ *: Using (?P<adapters>.*)")
 _SWITCHES_ADD: Final = "NVLS multicast support is available"
-#: Part of a link's rate that NVLS reaches: NCCL's tuner grants 0.85 on Hopper and 0.74 on Blackwell
-#: (src/graph/tuning.cc); a log does not name the device.
-_IN_SWITCH_REDUCTION: Final = 0.74
+#: Part of a link's rate that NVLS reaches in NCCL's tuner (src/graph/tuning.cc), by the least rate of
+#: NVLink of a device: a log names no device, but 18 links make 371 GB/s on Hopper and 722 on Blackwell
+#: (src/graph/topo.h).
+_IN_SWITCH_REDUCTION: Final = ((500e9, 0.74), (0.0, 0.85))
 _RATE: Final = re.compile(r"NCCL INFO .*\+ (?P<kind>NVL|NET)\[(?P<rate>[\d.]+)\]")
 
 
@@ -220,5 +221,10 @@ def _from_nccl(path: Path, text: str) -> Found:
         if nvlink
         else "assumed: PCIe 4.0 x16 at 87 % of its rate, because NCCL's log names no NVLink",
         adapter_bytes_per_s=min(rates["NET"], default=None),
-        in_switch_reduction=_IN_SWITCH_REDUCTION if _SWITCHES_ADD in text else 0.0,
+        in_switch_reduction=_in_switch_reduction(nvlink) if _SWITCHES_ADD in text else 0.0,
     )
+
+
+def _in_switch_reduction(nvlink_bytes_per_s: float | None) -> float:
+    reached = nvlink_bytes_per_s or 0.0
+    return next(share for least, share in _IN_SWITCH_REDUCTION if reached >= least)

@@ -56,7 +56,9 @@ class Setting:
         if self.bucket_cap_mb is not None:
             checks.positive("bucket_cap_mb", self.bucket_cap_mb)
         if self.synchronisation is Synchronisation.NONE and self.world_size != 1:
-            raise ValueError(f"world_size must be 1 without DDP, got {self.world_size}")
+            raise checks.WrongArgument(
+                "world_size", f"must be 1 without DDP, got {self.world_size}"
+            )
 
     @property
     def local_batch(self) -> int:

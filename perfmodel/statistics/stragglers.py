@@ -6,6 +6,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from perfmodel import checks
 from perfmodel.arrays import FloatArray
 
 #: Beyond the sample the tail is continued through its upper part.
@@ -42,8 +43,7 @@ def slowest_of_ranks(
     ----------
     .. [1] H. A. David, H. N. Nagaraja, "Order Statistics", 3rd ed., 2003, section 2.1.
     """
-    if world_size < 1:
-        raise ValueError(f"world_size must be >= 1, got {world_size}")
+    checks.at_least("world_size", world_size, 1)
     values = np.asarray(ratios, dtype=float)
     if values.shape[-1] == 0 or (world_size == 1 and probability == 0.5):
         return np.ones(values.shape[:-1])

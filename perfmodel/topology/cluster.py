@@ -51,11 +51,13 @@ class Tier:
         checks.non_negative("latency", self.latency_s)
         checks.positive("oversubscription", self.oversubscription)
         if self.oversubscription < 1:
-            raise ValueError(f"oversubscription must be >= 1, got {self.oversubscription}")
+            raise checks.WrongArgument(
+                "oversubscription", f"must be >= 1, got {self.oversubscription}"
+            )
         if not 0 <= self.in_switch_reduction <= 1:
-            raise ValueError(
-                "in_switch_reduction must be a part of the rate, 0 (none) to 1, got "
-                f"{self.in_switch_reduction}"
+            raise checks.WrongArgument(
+                "in_switch_reduction",
+                f"must be a part of the rate, 0 (none) to 1, got {self.in_switch_reduction}",
             )
 
     @property
@@ -92,7 +94,9 @@ class SlowDevice:
         checks.positive("factor", self.factor)
         checks.at_least("device", self.device, 0)
         if self.factor < 1:
-            raise ValueError(f"factor of a slow device must be >= 1, got {self.factor}")
+            raise checks.WrongArgument(
+                "factor", f"of a slow device must be >= 1, got {self.factor}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,8 +198,7 @@ class Cluster:
         ValueError
             If the cluster has fewer devices.
         """
-        if not 1 <= num_devices <= self.num_devices:
-            raise ValueError(f"num_devices must be 1 to {self.num_devices}, got {num_devices}")
+        checks.within("num_devices", num_devices, 1, self.num_devices)
         found: list[Level] = []
         units, latency_s, reach = num_devices, 0.0, math.inf
         for place, tier in enumerate(self.tiers):

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfmodel.errors import UntraceableModel
+from perfmodel.tracing.accumulation import as_unwatched, least_holders
 from perfmodel.tracing.liveness import LiveStorages, Place
 from perfmodel.tracing.modules import ModulePaths
 from perfmodel.tracing.workspaces import workspace_bytes
@@ -80,6 +81,7 @@ class Recorder(TorchDispatchMode):
         """Whether that operator has not returned yet."""
         self.live = LiveStorages()
         self._paths = paths
+        self._least_holders = least_holders()
         self._operators: dict[RawOperator, RawOperator] = {}
         self._specs: dict[tuple[Any, ...], TensorSpec] = {}
 
@@ -96,6 +98,8 @@ class Recorder(TorchDispatchMode):
         keywords = kwargs or {}
         if func is _DEVICE_OF:  # a question that only tensors without content dispatch
             return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
+        if self.phase is Phase.BACKWARD:
+            func = as_unwatched(func, args, self._least_holders)
         self.operator = str(func)
         at_forward = self.phase is Phase.FORWARD
         self.module = self._paths.forward() if at_forward else self._paths.backward()

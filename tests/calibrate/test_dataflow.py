@@ -74,3 +74,18 @@ def test_what_nobody_makes_is_made_up_once() -> None:
     (image,) = (tensor for tensor in flow.calls[0].inputs if tensor not in flow.parameters)
     assert flow.sources[image].spec == IMAGE
     assert flow.sources[image].position == 0
+
+
+def test_what_is_added_in_place_is_read_next() -> None:
+    add = operator("aten.add_.Tensor", (HIDDEN, HIDDEN), (), mutated=(0,))
+    again = operator("aten.neg.default", (HIDDEN,), (HIDDEN,))
+    flow = linked(
+        step(
+            (PRODUCT, Phase.FORWARD),
+            (RELU, Phase.FORWARD),
+            (RELU, Phase.FORWARD),
+            (add, Phase.BACKWARD),
+            (again, Phase.BACKWARD),
+        )
+    )
+    assert flow.calls[-1].inputs == flow.calls[-2].inputs[:1]

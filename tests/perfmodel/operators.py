@@ -26,11 +26,12 @@ def operator(
     inputs: tuple[TensorSpec, ...],
     outputs: tuple[TensorSpec, ...],
     *others: object,
+    mutated: tuple[int, ...] = (),
     view: bool = False,
 ) -> Operator:
     positional = [*({"tensor": index} for index in range(len(inputs))), *others]
     arguments = json.dumps([positional, {}])
-    read, written = traffic_bytes(name, inputs, outputs, mutated=(), view=view)
+    read, written = traffic_bytes(name, inputs, outputs, mutated=mutated, view=view)
     return Operator(
         name=name,
         inputs=inputs,
@@ -39,6 +40,7 @@ def operator(
         flop=flop(name, inputs, outputs, arguments),
         read_bytes=read,
         written_bytes=written,
+        mutated=mutated,
         view=view,
     )
 

@@ -9,12 +9,15 @@ from calibrate.fit.curves import Timing, fit_family, fresh_byte_s, unit_costs
 from calibrate.fit.operators import (
     _per_call,
     fit_operators,
+    fit_overhead,
 )
 from perfmodel.cost.families import FRESH_KIND
+from perfmodel.documents.observation import RankSteps, ReplayObservation, TimedOperator
+from perfmodel.workload.operator import Phase
 
 
 @given(
-    overhead_s=st.floats(1e-6, 1e-4),
+    overhead_s=st.floats(-1e-6, 1e-4),
     sums=st.lists(st.tuples(st.floats(1e-3, 1.0), st.integers(10, 1000)), min_size=2, max_size=6),
 )
 def test_the_overhead_per_call_is_recovered(
@@ -26,8 +29,52 @@ def test_the_overhead_per_call_is_recovered(
     assert error == pytest.approx(0.02)
 
 
-def test_sums_above_the_real_step_have_no_negative_overhead() -> None:
-    overhead_s, error = _per_call([(1.0, 1.2, 100), (2.0, 2.4, 50)])
+def beside(num_calls: int, call_s: float, *, real_s: float) -> ReplayObservation:
+    """A replay whose calls all take the same time, and the steps that took turns with it."""
+    sum_s = (num_calls * call_s,) * 3
+    steps = RankSteps(
+        rank=0,
+        step_s=(3 * real_s,) * 3,
+        input_s=(0.0,) * 3,
+        forward_s=(real_s,) * 3,
+        backward_s=(real_s,) * 3,
+        optimizer_s=sum_s,
+        speed_probe_s=(1e-3,) * 3,
+    )
+    return ReplayObservation(
+        task="one",
+        round=0,
+        workload="made up",
+        micro_batch=4,
+        parameters="p",
+        num_trained=2,
+        operators=tuple(
+            TimedOperator(signature="a", phase=phase, num_calls=num_calls, times_s=(call_s,) * 3)
+            for phase in (Phase.FORWARD, Phase.BACKWARD)
+        ),
+        forward_s=sum_s,
+        backward_s=sum_s,
+        optimizer_s=sum_s,
+        speed_probe_s=(1e-3,),
+        failed=(),
+        beside=steps,
+    )
+
+
+@pytest.mark.parametrize("overhead_s", [-4e-6, 3e-6])
+def test_steps_that_took_turns_with_a_replay_tell_less_than_nothing_too(overhead_s: float) -> None:
+    replays = [
+        beside(calls, call_s, real_s=calls * (call_s + overhead_s))
+        for calls, call_s in ((50, 1e-4), (400, 5e-5))
+    ]
+    found = fit_overhead([], replays, [])
+    assert found.forward_s == pytest.approx(overhead_s)
+    assert found.backward_s == pytest.approx(overhead_s)
+    assert found.optimizer_s == 0.0
+
+
+def test_sums_above_the_real_step_of_another_moment_have_no_negative_overhead() -> None:
+    overhead_s, error = _per_call([(1.0, 1.2, 100), (2.0, 2.4, 50)], 0.0)
     assert overhead_s == 0.0
     assert error == pytest.approx(0.182, abs=0.001)
 
@@ -83,6 +130,14 @@ def test_the_first_touch_of_a_page_is_recovered_and_holds_for_families_without_o
     entry = fit_family("without", both["without"], known_s={FRESH_KIND: found_s})
     assert entry.unit_s[FRESH_KIND] == pytest.approx(fresh_s, rel=1e-3)
     assert entry.unit_s[FRESH_KIND - 1] == pytest.approx(3 * byte_s, rel=1e-3)
+
+
+def test_a_cost_that_is_known_to_be_nothing_is_not_fitted() -> None:
+    """Were it free, it would explain that large results are slow."""
+    sizes = [2.0**power for power in range(12, 28)]
+    members = [touched(s, fresh_s=5e-10, byte_s=1e-10) for s in sizes]
+    assert unit_costs(members)[FRESH_KIND] == pytest.approx(5e-10, rel=1e-3)
+    assert unit_costs(members, {FRESH_KIND: 0.0})[FRESH_KIND] == 0.0
 
 
 def test_without_large_results_nothing_is_said_about_fresh_pages() -> None:

@@ -69,11 +69,17 @@ def test_a_log_of_nccl_says_whether_switches_add(tmp_path: Path) -> None:
     line = (
         "a:11:21 [0] NCCL INFO NVLS multicast support is available on dev 0 (NVLS_NCHANNELS 16)\n"
     )
+    blackwell = NCCL.replace("NVL[240.0]", "NVL[721.8]")
     found = [
-        as_cluster(read_topology(log(tmp_path, NCCL + more)), name="x").tiers[0].in_switch_reduction
-        for more in ("", line, line.replace("is available", "is not available"))
+        as_cluster(read_topology(log(tmp_path, text)), name="x").tiers[0].in_switch_reduction
+        for text in (
+            NCCL,
+            NCCL + line,
+            blackwell + line,
+            NCCL + line.replace("is available", "is not available"),
+        )
     ]
-    assert found == [0.0, 0.74, 0.0]
+    assert found == [0.0, 0.85, 0.74, 0.0]
 
 
 def test_a_rate_that_no_log_tells_has_to_be_given(tmp_path: Path) -> None:

@@ -68,5 +68,5 @@ def test_what_does_not_exist_is_refused(
 
 
 def test_more_devices_than_there_are_is_refused() -> None:
-    with pytest.raises(ValueError, match="1 to 32"):
+    with pytest.raises(ValueError, match="num_devices must be <= 32, got 33"):
         cluster().levels(33)

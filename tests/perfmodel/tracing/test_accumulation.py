@@ -1,0 +1,95 @@
+"""A trace adds gradients up as a real step does: in place where nobody else holds the sum so far."""
+
+from collections import Counter
+from collections.abc import Callable
+from types import MappingProxyType
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from perfmodel.tracing.modules import ModulePaths
+from perfmodel.tracing.recorder import Recorder
+from perfmodel.tracing.step import without_content
+from perfmodel.workload.operator import Phase
+
+HELD: list[Tensor] = []
+
+
+def three_readers(x: Tensor) -> Tensor:
+    return x.sin() + x.cos() + x.exp()
+
+
+def residual(x: Tensor) -> Tensor:
+    """Both summands are given the same gradient: while one holds it, it stays as it is."""
+    return x + x.sin() + x
+
+
+def concatenated(x: Tensor) -> Tensor:
+    """The first gradient is a part of a larger one."""
+    return torch.cat((x, x.sin()), dim=1).cos() * torch.cat((x, x.exp()), dim=1)
+
+
+def kept(x: Tensor) -> Tensor:
+    """A script that holds on to a gradient."""
+    a = x * 2
+    a.retain_grad()
+    HELD.append(a)
+    return a.sin() + a.cos()
+
+
+def transposed(x: Tensor) -> Tensor:
+    return x.t().sin() + x.t().cos() + x.exp().t()
+
+
+def added_by_hand(x: Tensor) -> Tensor:
+    """Gradients of parts have gaps."""
+    return x[:, ::2].sin() + x[:, ::2].cos()
+
+
+CASES = MappingProxyType(
+    {
+        function.__name__: function
+        for function in (three_readers, residual, concatenated, kept, transposed, added_by_hand)
+    }
+)
+
+
+def loss(function: Callable[[Tensor], Tensor]) -> Tensor:
+    x = torch.ones(4, 6, requires_grad=True) * 1
+    return function(x).sum()
+
+
+def real(function: Callable[[Tensor], Tensor]) -> Counter[str]:
+    start = loss(function)
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        start.backward()  # type: ignore[no-untyped-call]
+    names = (event.name for event in profiled.events() or ())
+    return Counter(name for name in names if name in ("aten::add", "aten::add_"))
+
+
+def traced(function: Callable[[Tensor], Tensor]) -> Counter[str]:
+    with without_content("cpu"), Recorder(ModulePaths(nn.Identity())) as recorder:
+        start = loss(function)
+        recorder.begin(Phase.BACKWARD)
+        start.backward()  # type: ignore[no-untyped-call]
+    names = (call.operator.name for call in recorder.calls if call.phase is Phase.BACKWARD)
+    short = (f"aten::{name.split('.')[1]}" for name in names)
+    return Counter(name for name in short if name in ("aten::add", "aten::add_"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sums_of_a_traced_backward_pass_are_those_of_a_real_one(name: str) -> None:
+    found = traced(CASES[name])
+    assert found == real(CASES[name])
+    assert found.total() > 0
+
+
+def test_a_sum_in_place_makes_no_tensor() -> None:
+    with without_content("cpu"), Recorder(ModulePaths(nn.Identity())) as recorder:
+        start = loss(three_readers)
+        recorder.begin(Phase.BACKWARD)
+        start.backward()  # type: ignore[no-untyped-call]
+    sums = [c.operator for c in recorder.calls if c.operator.name == "aten.add_.Tensor"]
+    assert {(operator.mutated, operator.outputs) for operator in sums} == {((0,), ())}
