@@ -43,7 +43,7 @@ def _holders(tensor: Tensor) -> tuple[int, int]:
     """How many refer to a tensor and to its storage, those on the way here among them."""
     storage = tensor.untyped_storage()
     of_storage = torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined] # noqa: SLF001
-    return int(tensor._use_count()), int(of_storage)
+    return int(tensor._use_count()), int(of_storage)  # noqa: SLF001
 
 
 @functools.cache
@@ -52,7 +52,8 @@ def least_holders() -> tuple[int, int]:
 
     Not to be asked first inside a backward pass, where nothing can be differentiated.
     """
-    with _Holders() as seen:
+    seen = _Holders()
+    with seen:
         values = torch.zeros(1, device="cpu", requires_grad=True) * 1
         (values.sin() + values.cos()).backward()  # type: ignore[no-untyped-call]
     return seen.found
