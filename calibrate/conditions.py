@@ -3,6 +3,7 @@
 A calibration chooses them, and whatever is judged by it or added to it runs under the same.
 """
 
+import platform
 from collections.abc import Mapping
 from typing import Final
 
@@ -28,9 +29,14 @@ def chosen_conditions(
     """What the ranks of a calibration run under; what the user set wins."""
     threads = max(1, usable_cores() // topology.ranks_per_node)
     own = _governing(environ)
-    if device_kind == "cpu" and not own.keys() & _DECIDING:
+    if device_kind == "cpu" and not own.keys() & _DECIDING and _is_glibcs(environ):
         own |= KEPT_MEMORY
     return {**own, _THREADS: own.get(_THREADS) or str(threads)}
+
+
+def _is_glibcs(environ: Mapping[str, str]) -> bool:
+    """Whether tensors come from the heap that the variables are for."""
+    return platform.libc_ver()[0] == "glibc" and "malloc" not in environ.get("LD_PRELOAD", "")
 
 
 def keeps_memory(variables: Mapping[str, str], *, device_kind: DeviceKind) -> bool:

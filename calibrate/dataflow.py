@@ -47,7 +47,7 @@ class Dataflow:
     """In the order of the step's parameters."""
     sources: dict[int, Source]
     gradients: tuple[int, ...]
-    """Results of the backward pass that nobody reads: they stay until the end of the step."""
+    """What the backward pass makes or sums up, and nobody reads after: it stays until the step's end."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -123,12 +123,11 @@ def linked(step: TracedStep) -> Dataflow:
     gradients = []
     for at, call in enumerate(calls):
         for tensor in call.outputs:
-            if tensor in last_read:
-                released[last_read[tensor]].append(tensor)
-            elif call.phase is Phase.BACKWARD:
+            end = last_read.get(tensor, at)
+            if calls[end].phase is Phase.BACKWARD and _is_left(tensor, calls[end], step):
                 gradients.append(tensor)
             else:
-                released[at].append(tensor)
+                released[end].append(tensor)
     return Dataflow(
         calls=calls,
         released=tuple(tuple(group) for group in released),
@@ -136,3 +135,9 @@ def linked(step: TracedStep) -> Dataflow:
         sources=linker.sources,
         gradients=tuple(gradients),
     )
+
+
+def _is_left(tensor: int, last: LinkedCall, step: TracedStep) -> bool:
+    """Whether a tensor's last call makes it, or adds to it in place."""
+    written = {last.inputs[position] for position in step.operators[last.operator].mutated}
+    return tensor in last.outputs or tensor in written

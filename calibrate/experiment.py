@@ -249,7 +249,8 @@ class Experiment:
                     workload=model,
                     micro_batch=micro_batch,
                     target_s=self.budget.visit_s,
-                    beside_steps=True,
+                    # Real steps on a GPU hold gaps that the host leaves, which are priced apart.
+                    beside_steps=self.device_kind == "cpu",
                 )
 
     def _checkpoints(self, index: int) -> Iterable[Task]:

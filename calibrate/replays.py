@@ -19,13 +19,31 @@ _SMALLEST_S = 1e-8
 _SMALLEST_ERROR = 0.01
 
 
+#: Workload, micro-batch and signature of the parameters.
+_Step = tuple[str, int, str]
+
+
+def _step(entry: ReplayObservation) -> _Step:
+    return entry.workload, entry.micro_batch, entry.parameters
+
+
+def of_newest_traces(replays: Sequence[ReplayObservation]) -> list[ReplayObservation]:
+    """Without those of earlier traces of a step, which another version made of other operators."""
+
+    def traced(entry: ReplayObservation) -> frozenset[tuple[str, Phase]]:
+        return frozenset((operator.signature, operator.phase) for operator in entry.operators)
+
+    newest = {_step(entry): traced(entry) for entry in replays}
+    return [entry for entry in replays if traced(entry) == newest[_step(entry)]]
+
+
 def measured_steps(
     replays: Sequence[ReplayObservation], speed_probe_s: Seconds
 ) -> tuple[MeasuredStep, ...]:
     """Every replayed step: each operator's typical time, so that their sums are typical sums."""
-    groups: dict[tuple[str, int, str], list[ReplayObservation]] = defaultdict(list)
-    for entry in replays:
-        groups[entry.workload, entry.micro_batch, entry.parameters].append(entry)
+    groups: dict[_Step, list[ReplayObservation]] = defaultdict(list)
+    for entry in of_newest_traces(replays):
+        groups[_step(entry)].append(entry)
     if not groups:
         return ()
     # One factor for all: a single probe is too noisy to correct a single replay by it.
@@ -53,7 +71,7 @@ def _whole_s(entry: ReplayObservation) -> Seconds:
 
 
 def _measured_step(
-    key: tuple[str, int, str],
+    key: _Step,
     group: Sequence[ReplayObservation],
     factor: float,
     deviation: float,

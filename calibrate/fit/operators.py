@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from calibrate.fit.curves import MOST_POINTS, Timing, fit_family, fresh_byte_s
-from calibrate.replays import measured_steps
+from calibrate.replays import measured_steps, of_newest_traces
 from perfmodel.cost.curve import CurveDraws
 from perfmodel.cost.families import (
     FRESH_KIND,
@@ -77,7 +77,7 @@ def fit_operators(
         Whether no result lies in pages that are touched for the first time.
     """
     layers = [entry for entry in observations if isinstance(entry, OperatorsObservation)]
-    replays = [entry for entry in observations if isinstance(entry, ReplayObservation)]
+    replays = of_newest_traces([e for e in observations if isinstance(e, ReplayObservation)])
     if not layers and not replays:
         return None
     timings = _timings(layers, speed_probe_s)
@@ -114,8 +114,11 @@ def fit_curves(
 def _families(
     timings: Mapping[str, Sequence[Timing]], *, most_points: int, keeps_memory: bool
 ) -> tuple[OperatorFamily, ...]:
-    known = {FRESH_KIND: 0.0 if keeps_memory else fresh_byte_s(timings)}
-    known_of_optimizers = {OPTIMIZER_FRESH_KIND: 0.0} if keeps_memory else {}
+    fresh_s = fresh_byte_s(timings)
+    if keeps_memory:
+        known, known_of_optimizers = {FRESH_KIND: 0.0}, {OPTIMIZER_FRESH_KIND: 0.0}
+    else:
+        known, known_of_optimizers = ({FRESH_KIND: fresh_s} if fresh_s > 0 else {}), {}
     return tuple(
         fit_family(
             name,
@@ -168,20 +171,20 @@ def _timings(
     return groups
 
 
-def typical_s(timed: IsolatedOperator | OptimizerPoint) -> Seconds:
+def typical_s(timed: IsolatedOperator) -> Seconds:
     """The time inside a step: a mean, since times are added up. [s]
 
-    Without the slowest sixth, but at least one, which met interruptions.
+    Without the slowest sixth, which met interruptions.
     """
-    kept = sorted(timed.times_s)[: max(1, math.floor(len(timed.times_s) * (1 - _INTERRUPTED)))]
+    kept = sorted(timed.times_s)[: math.ceil(len(timed.times_s) * (1 - _INTERRUPTED))]
     return max(_SMALLEST_S, float(np.mean(kept)))
 
 
 def _optimizer_timing(point: OptimizerPoint, factor: float) -> Timing:
-    """One tensor's share."""
+    """One tensor's share of a typical step."""
     return Timing(
         features=optimizer_features(point.tensor_bytes, point.tensor_bytes * point.num_tensors),
-        time_s=factor * typical_s(point) / point.num_tensors,
+        time_s=factor * float(np.median(point.times_s)) / point.num_tensors,
         flop=0.0,
         moved_bytes=OPTIMIZER_TRAFFIC[point.optimizer] * point.tensor_bytes,
         units=optimizer_work(point.tensor_bytes),
@@ -221,8 +224,8 @@ _Rows = dict[str, list[tuple[Seconds, Seconds, int]]]
 
 
 def _rows_in_turn(replays: Sequence[ReplayObservation]) -> _Rows:
-    """Of replays that took turns with real steps: both saw the same machine."""
-    rows: _Rows = defaultdict(list)
+    """Of replays that took turns with real steps: both saw the same machine; a row for each step."""
+    pairs: dict[tuple[str, str, int, int], list[tuple[Seconds, Seconds]]] = defaultdict(list)
     for entry in replays:
         if entry.beside is None:
             continue
@@ -230,7 +233,11 @@ def _rows_in_turn(replays: Sequence[ReplayObservation]) -> _Rows:
             real_s, sum_s = (
                 float(np.median(getattr(of, f"{phase}_s"))) for of in (entry.beside, entry)
             )
-            rows[phase].append((real_s, sum_s, calls))
+            pairs[phase, entry.workload, entry.micro_batch, calls].append((real_s, sum_s))
+    rows: _Rows = defaultdict(list)
+    for (phase, *_, calls), seen in pairs.items():
+        real_s, sum_s = np.mean(seen, axis=0)
+        rows[phase].append((float(real_s), float(sum_s), calls))
     return rows
 
 

@@ -15,7 +15,7 @@ def steady(act: Callable[[], _T], *, count: int, most: int) -> list[_T]:
 
     The heap grows with the first steps, and now and then with a later one, until its holes fit: each
     page costs a fault then, which can take ten times as long as filling it. A heap that gives memory
-    back grows in every step: where ``most`` repeats are not enough, the last ones count as they are.
+    back grows in every step: where ``most`` repeats all touch some, the last ones count as they are.
     """
     found: list[_T] = []
     without_growth: list[_T] = []
@@ -24,7 +24,7 @@ def steady(act: Callable[[], _T], *, count: int, most: int) -> list[_T]:
         found.append(act())
         if _touched_pages() - before <= _FEW_PAGES:
             without_growth.append(found[-1])
-    return without_growth if len(without_growth) == count else found[-count:]
+    return without_growth or found[-count:]
 
 
 def _touched_pages() -> int:

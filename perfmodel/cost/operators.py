@@ -39,7 +39,8 @@ _UNKNOWN_RATIO = 2.0
 #: Reads and writes per parameter and step: momentum reads three values and writes two, Adam with
 #: decoupled decay reads four and writes three.
 OPTIMIZER_TRAFFIC = {"sgd": 5, "adamw": 7}
-
+#: What calls cost less in a step than in a replay takes no more than the rest of their time.
+_LEAST_SHARE = 0.5
 _OPTIMIZER = "optimizer "
 
 
@@ -271,13 +272,14 @@ class OperatorPrices:
             total_s += count * price.time_s
             by_family[price.family] += count * price.time_s * price.log_error
             by_evidence[price.evidence] += count * price.time_s
-        own = math.sqrt(sum(value**2 for value in by_family.values())) / max(total_s, 1e-12)
+        time_s = max(total_s + extra_s, _LEAST_SHARE * total_s)
+        own = math.sqrt(sum(value**2 for value in by_family.values())) / max(time_s, 1e-12)
         if by_evidence[Evidence.MEASURED] < 0.5 * total_s:
             model = max(log_error, self.profile.curve_log_error)
         else:
             model = math.hypot(log_error, self._replay_error)
         return PhasePrice(
-            time_s=max(0.0, total_s + extra_s),
+            time_s=time_s,
             relative_error=math.hypot(own, model),
             evidence=weakest(by_evidence),
             unpriced=tuple(

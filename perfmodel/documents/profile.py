@@ -191,7 +191,10 @@ class MeasuredStep(Record):
 
 
 class CallOverhead(Record):
-    """What a step costs per operator beyond the operators: modules, autograd, the loop over them. [s]"""
+    """What a step costs per operator beyond the operators: modules, autograd, the loop over them. [s]
+
+    Below zero where a step calls them more cheaply than a replay does: a backward pass is C++ alone.
+    """
 
     forward_s: float
     backward_s: float

@@ -33,10 +33,11 @@ _INIT: Final = re.compile(
 )
 _USING: Final = re.compile(r"NCCL INFO NET/\w+ *: Using (?P<adapters>.*)")
 _SWITCHES_ADD: Final = "NVLS multicast support is available"
-#: Part of a link's rate that NVLS reaches in NCCL's tuner (src/graph/tuning.cc), by the least rate of
-#: NVLink of a device: a log names no device, but 18 links make 371 GB/s on Hopper and 722 on Blackwell
-#: (src/graph/topo.h).
-_IN_SWITCH_REDUCTION: Final = ((500e9, 0.74), (0.0, 0.85))
+#: Part of a link's rate that NVLS reaches on Hopper and on Blackwell in NCCL's tuner
+#: (src/graph/tuning.cc). A log names no device, but 18 links make 371 and 722 GB/s (src/graph/topo.h).
+_IN_SWITCH_REDUCTION_OF_HOPPER: Final = 0.85
+_IN_SWITCH_REDUCTION: Final = 0.74
+_MORE_THAN_HOPPER_BYTES_PER_S: Final = 500e9
 _RATE: Final = re.compile(r"NCCL INFO .*\+ (?P<kind>NVL|NET)\[(?P<rate>[\d.]+)\]")
 
 
@@ -226,5 +227,7 @@ def _from_nccl(path: Path, text: str) -> Found:
 
 
 def _in_switch_reduction(nvlink_bytes_per_s: float | None) -> float:
-    reached = nvlink_bytes_per_s or 0.0
-    return next(share for least, share in _IN_SWITCH_REDUCTION if reached >= least)
+    """The lower share where the log does not tell."""
+    if nvlink_bytes_per_s is None or nvlink_bytes_per_s > _MORE_THAN_HOPPER_BYTES_PER_S:
+        return _IN_SWITCH_REDUCTION
+    return _IN_SWITCH_REDUCTION_OF_HOPPER

@@ -14,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 _ADD = torch.ops.aten.add.Tensor
 _ADD_IN_PLACE = torch.ops.aten.add_.Tensor
+#: Builds of older versions without CUDA lack it; there a part of a larger gradient counts as one of its own.
+_holders_of_storage = getattr(torch._C, "_storage_Use_Count", lambda _: 1)  # noqa: SLF001
 _IS_DENSE = torch.ops.aten.is_non_overlapping_and_dense.default
 
 
@@ -42,8 +44,7 @@ def as_unwatched(func: OpOverload, args: tuple[Any, ...], least: tuple[int, int]
 def _holders(tensor: Tensor) -> tuple[int, int]:
     """How many refer to a tensor and to its storage, those on the way here among them."""
     storage = tensor.untyped_storage()
-    of_storage = torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined] # noqa: SLF001
-    return int(tensor._use_count()), int(of_storage)  # noqa: SLF001
+    return int(tensor._use_count()), int(_holders_of_storage(storage._cdata))  # noqa: SLF001
 
 
 @functools.cache
@@ -62,7 +63,8 @@ def least_holders() -> tuple[int, int]:
 class _Holders(TorchDispatchMode):
     """Looks at the one sum of a backward pass."""
 
-    found: tuple[int, int]
+    found = 0, 0
+    """Unless it was seen; then no sum is in place."""
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

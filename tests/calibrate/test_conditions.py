@@ -6,7 +6,13 @@ import sys
 
 import pytest
 
-from calibrate.conditions import KEPT_MEMORY, chosen_conditions, recorded_conditions, under
+from calibrate.conditions import (
+    KEPT_MEMORY,
+    chosen_conditions,
+    keeps_memory,
+    recorded_conditions,
+    under,
+)
 from calibrate.launch import worker_environ
 from tests.calibrate.played import ALONE
 from tests.perfmodel.profiles import Machine, profile
@@ -38,6 +44,15 @@ def test_memory_is_kept_on_a_cpu_unless_the_user_decided() -> None:
     assert chosen_conditions(given, topology=ALONE, device_kind="cpu") == given
     arenas = {"MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"}
     assert chosen_conditions(arenas, topology=ALONE, device_kind="cpu") == {**arenas, **KEPT_MEMORY}
+
+
+def test_variables_of_another_heap_are_not_set() -> None:
+    preloaded = {"LD_PRELOAD": "/usr/lib/libjemalloc.so.2", "OMP_NUM_THREADS": "1"}
+    chosen = chosen_conditions(preloaded, topology=ALONE, device_kind="cpu")
+    assert chosen == {"OMP_NUM_THREADS": "1"}
+    assert not keeps_memory(chosen, device_kind="cpu")
+    assert keeps_memory(chosen, device_kind="cuda")
+    assert keeps_memory({**KEPT_MEMORY, "HOME": "/root"}, device_kind="cpu")
 
 
 def test_a_validation_repeats_what_its_calibration_ran_under() -> None:

@@ -89,3 +89,13 @@ def test_what_is_added_in_place_is_read_next() -> None:
         )
     )
     assert flow.calls[-1].inputs == flow.calls[-2].inputs[:1]
+
+
+def test_a_gradient_that_is_summed_up_in_place_is_left() -> None:
+    """Of a weight that two layers share."""
+    add = operator("aten.add_.Tensor", (WEIGHT, WEIGHT), (), mutated=(0,))
+    flow = linked(
+        step((GRADIENT, Phase.BACKWARD), (GRADIENT, Phase.BACKWARD), (add, Phase.BACKWARD))
+    )
+    assert flow.gradients == flow.calls[-1].inputs[:1]
+    assert flow.gradients[0] not in {tensor for each in flow.released for tensor in each}

@@ -94,6 +94,16 @@ def test_how_far_a_replay_is_off_is_pooled_over_steps() -> None:
         assert step.relative_error == pytest.approx(0.1 / math.sqrt(2))
 
 
+def test_replays_of_an_earlier_trace_of_a_step_do_not_count() -> None:
+    """A version of before called something else."""
+    old = replayed(0.9)
+    other = old.operators[1].model_copy(update={"signature": "c"})
+    old = old.model_copy(update={"operators": (old.operators[0], other)})
+    (step,) = measured_steps([old, replayed(0.01), replayed(0.01)], 1e-3)
+    assert {operator.signature for operator in step.operators} == {"a", "b"}
+    assert step.optimizer_s == pytest.approx(0.5)
+
+
 def test_signatures_tell_operators_and_optimizers_apart(lenet: TracedStep) -> None:
     names = {signature(operator) for operator in lenet.operators}
     assert len(names) == len(lenet.operators)

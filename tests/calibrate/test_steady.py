@@ -28,6 +28,10 @@ def test_the_last_ones_count_where_memory_is_always_new(monkeypatch: pytest.Monk
     assert played(monkeypatch, [9_000] * 5, count=2, most=5) == [3, 4]
 
 
+def test_a_single_good_repeat_is_better_than_the_last_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert played(monkeypatch, [9_000, 0, 9_000], count=2, most=3) == [1]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="counts pages as Linux does")
 def test_pages_of_a_large_block_are_seen() -> None:
     before = subject._touched_pages()

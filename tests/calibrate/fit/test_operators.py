@@ -11,9 +11,15 @@ from calibrate.fit.operators import (
     fit_operators,
     fit_overhead,
 )
-from perfmodel.cost.families import FRESH_KIND
-from perfmodel.documents.observation import RankSteps, ReplayObservation, TimedOperator
+from perfmodel.cost.families import FRESH_KIND, OPTIMIZER_FRESH_KIND
+from perfmodel.documents.observation import (
+    OptimizerPoint,
+    RankSteps,
+    ReplayObservation,
+    TimedOperator,
+)
 from perfmodel.workload.operator import Phase
+from tests.perfmodel.operators import observation
 
 
 @given(
@@ -142,3 +148,32 @@ def test_a_cost_that_is_known_to_be_nothing_is_not_fitted() -> None:
 
 def test_without_large_results_nothing_is_said_about_fresh_pages() -> None:
     assert fresh_byte_s({"small": [touched(2.0**20, fresh_s=1e-9, byte_s=1e-10)] * 9}) == 0.0
+
+
+def test_where_memory_is_kept_no_family_pays_for_fresh_pages() -> None:
+    point = OptimizerPoint(
+        optimizer="sgd",
+        implementation="loop",
+        num_tensors=1,
+        tensor_bytes=1,
+        times_s=(1.0,),
+    )
+    sizes = [2**power for power in range(12, 28)]
+    # As if every byte of a large tensor cost three times as much.
+    points = tuple(
+        point.model_copy(
+            update={
+                "tensor_bytes": size,
+                "times_s": (1e-5 + 1e-10 * size * (3 if size >= 2**25 else 1),),
+            }
+        )
+        for size in sizes
+    )
+    layers = observation().model_copy(update={"optimizers": points})
+    for keeps, is_free in ((True, True), (False, False)):
+        found = fit_operators(
+            [layers], workloads=(), rates=(), speed_probe_s=1e-3, keeps_memory=keeps
+        )
+        assert found is not None
+        (family,) = (f for f in found.families if f.name == "optimizer sgd loop")
+        assert (family.unit_s[OPTIMIZER_FRESH_KIND] == 0.0) is is_free

@@ -176,3 +176,14 @@ def test_both_kernels_of_gelu_are_told_apart() -> None:
     exact = operator("aten.gelu.default", (spec(4),), (spec(4),))
     fast = dataclasses.replace(exact, arguments='[[{"tensor": 0}], {"approximate": "tanh"}]')
     assert (family(exact), family(fast)) == ("function gelu", "function gelu tanh")
+
+
+def test_calls_that_a_step_makes_more_cheaply_than_a_replay_still_take_time() -> None:
+    """A phase of calls so light that what they cost less would be all that they cost."""
+    called = addition(1000)
+    (price,) = OperatorPrices(machine()).price([called], Phase.BACKWARD)
+    for saved, left in ((0.1, 0.9), (0.3, 0.7), (5.0, 0.5)):
+        overhead = machine().overhead.model_copy(update={"backward_s": -saved * price.time_s})
+        profile = machine().model_copy(update={"overhead": overhead})
+        found = OperatorPrices(profile)._phase([(called, 7)], Phase.BACKWARD)
+        assert found.time_s == pytest.approx(7 * left * price.time_s)

@@ -3,11 +3,13 @@
 from collections import Counter
 from collections.abc import Callable
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
 
 from perfmodel.tracing.modules import ModulePaths
 from perfmodel.tracing.recorder import Recorder
@@ -43,15 +45,56 @@ def transposed(x: Tensor) -> Tensor:
     return x.t().sin() + x.t().cos() + x.exp().t()
 
 
-def added_by_hand(x: Tensor) -> Tensor:
+def in_parts(x: Tensor) -> Tensor:
     """Gradients of parts have gaps."""
     return x[:, ::2].sin() + x[:, ::2].cos()
+
+
+class Doubled(torch.autograd.Function):
+    """A gradient that a script adds up itself."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        found: Tensor = gradients[0] + x
+        return found
+
+
+def added_by_a_script(x: Tensor) -> Tensor:
+    doubled: Tensor = Doubled.apply(x)
+    return doubled.sin() + doubled.cos()
+
+
+class Block(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        """Read the input twice."""
+        return x.sin() + x
+
+
+def checkpointed(x: Tensor) -> Tensor:
+    """What is computed again adds as a forward pass does."""
+    found: Tensor = checkpoint(Block(), x * 2, use_reentrant=False)
+    return found
 
 
 CASES = MappingProxyType(
     {
         function.__name__: function
-        for function in (three_readers, residual, concatenated, kept, transposed, added_by_hand)
+        for function in (
+            three_readers,
+            residual,
+            concatenated,
+            kept,
+            transposed,
+            in_parts,
+            added_by_a_script,
+            checkpointed,
+        )
     }
 )
 
