@@ -13,7 +13,7 @@ from calibrate.layers import Layer, is_optimizer
 from calibrate.probes.layers import layer_operators
 from calibrate.probes.session import Session
 from calibrate.task import LayersTask
-from perfmodel.cost.operators import optimizer_family, optimizer_features
+from perfmodel.cost.families import optimizer_family, optimizer_features
 from perfmodel.documents.observation import OperatorsObservation
 
 _FLOAT_BYTES = 4

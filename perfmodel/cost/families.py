@@ -68,6 +68,7 @@ FRESH_BYTES: Final[Bytes] = 32 * MIB
 FRESH_KIND: Final = 5
 #: The same of an optimizer's.
 OPTIMIZER_FRESH_KIND: Final = 2
+_OPTIMIZER: Final = "optimizer "
 #: Two ways to convolve without groups.
 _DENSE: Final = "dense"
 _PATCHES: Final = "patches"
@@ -146,6 +147,21 @@ def optimizer_work(size_bytes: Bytes) -> tuple[float, ...]:
     Its gradient goes back to the kernel, and whatever is made on the way is allocated anew.
     """
     return (1.0, float(size_bytes), float(size_bytes) if size_bytes >= FRESH_BYTES else 0.0)
+
+
+def optimizer_family(optimizer: str, implementation: str) -> str:
+    """Which timings tell about a step of this optimizer."""
+    return f"{_OPTIMIZER}{optimizer} {implementation}"
+
+
+def is_optimizer_family(name: str) -> bool:
+    """Whether a family is of optimizers, whose kinds of work are others."""
+    return name.startswith(_OPTIMIZER)
+
+
+def optimizer_features(size_bytes: Bytes, total_bytes: Bytes) -> tuple[float, float]:
+    """Logarithms of a tensor's size and of all tensors' together."""
+    return math.log(max(1, size_bytes)), math.log(max(1, total_bytes))
 
 
 def _log(value: float) -> float:

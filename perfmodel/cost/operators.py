@@ -13,6 +13,8 @@ from perfmodel.cost.families import (
     family,
     features,
     fresh_s,
+    optimizer_family,
+    optimizer_features,
     optimizer_work,
     wider_family,
     work,
@@ -21,7 +23,7 @@ from perfmodel.cost.gaussian_process import GaussianProcess
 from perfmodel.cost.rescaling import rescaled_s, rescaled_stream_s
 from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.profile import OperatorFamily, OperatorProfile
-from perfmodel.units import Bytes, Flop, Seconds
+from perfmodel.units import Flop, Seconds
 from perfmodel.workload.operator import ELEMENT_BYTES, Operator, Phase
 from perfmodel.workload.signature import parameters_signature, signature
 from perfmodel.workload.step import TracedParameter, TracedStep
@@ -41,7 +43,6 @@ _UNKNOWN_RATIO = 2.0
 OPTIMIZER_TRAFFIC = {"sgd": 5, "adamw": 7}
 #: What calls cost less in a step than in a replay takes no more than the rest of their time.
 _LEAST_SHARE = 0.5
-_OPTIMIZER = "optimizer "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,21 +383,6 @@ def _process(entry: OperatorFamily) -> GaussianProcess:
         spread=entry.spread,
         noise=entry.noise,
     )
-
-
-def optimizer_family(optimizer: str, implementation: str) -> str:
-    """Which timings tell about a step of this optimizer."""
-    return f"{_OPTIMIZER}{optimizer} {implementation}"
-
-
-def is_optimizer_family(name: str) -> bool:
-    """Whether a family is of optimizers, whose kinds of work are others."""
-    return name.startswith(_OPTIMIZER)
-
-
-def optimizer_features(size_bytes: Bytes, total_bytes: Bytes) -> tuple[float, float]:
-    """Logarithms of a tensor's size and of all tensors' together."""
-    return math.log(max(1, size_bytes)), math.log(max(1, total_bytes))
 
 
 def weakest(time_by_evidence: dict[Evidence, Seconds]) -> Evidence:

@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 from calibrate.fit.curves import Timing, fit_family, fresh_byte_s, unit_costs
 from calibrate.fit.operators import (
     _per_call,
+    _slower,
     fit_operators,
     fit_overhead,
 )
 from perfmodel.cost.families import FRESH_KIND, OPTIMIZER_FRESH_KIND
+from perfmodel.cost.traced import traced_profile
 from perfmodel.documents.observation import (
     OptimizerPoint,
     RankSteps,
@@ -19,7 +21,9 @@ from perfmodel.documents.observation import (
     TimedOperator,
 )
 from perfmodel.workload.operator import Phase
-from tests.perfmodel.operators import observation
+from tests.perfmodel.operators import observation, prices_of_the_made_up_machine
+from tests.perfmodel.profiles import Machine, profile
+from tests.perfmodel.traces import WORKLOAD, traced
 
 
 @given(
@@ -177,3 +181,25 @@ def test_where_memory_is_kept_no_family_pays_for_fresh_pages() -> None:
         assert found is not None
         (family,) = (f for f in found.families if f.name == "optimizer sgd loop")
         assert (family.unit_s[OPTIMIZER_FRESH_KIND] == 0.0) is is_free
+
+
+@pytest.mark.parametrize("factor", [1.1, 1.25])
+def test_curves_are_brought_to_the_steps_of_reference_models(factor: float) -> None:
+    """Real passes that take so many times as long as rows of layers say."""
+    alone = prices_of_the_made_up_machine()
+    slower = tuple(_slower(family, factor) for family in alone.families)
+    reference = traced_profile(
+        profile(Machine()), alone.model_copy(update={"families": slower}), WORKLOAD, traced()
+    )
+    replay = beside(50, 1e-4, real_s=5e-3).model_copy(
+        update={"workload": WORKLOAD.name, "traced": traced()}
+    )
+    found = fit_operators(
+        [observation(), replay], workloads=[reference], rates=(), speed_probe_s=1e-3
+    )
+    assert found is not None
+    for family, before in zip(found.families, alone.families, strict=True):
+        assert family.unit_s == pytest.approx(
+            [factor * each_s for each_s in before.unit_s], rel=0.02
+        )
+    assert found.curve_log_error == pytest.approx(0.02, abs=0.005)
