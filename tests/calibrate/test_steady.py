@@ -1,6 +1,7 @@
 """Repeats count once their memory is there."""
 
 import itertools
+import mmap
 import sys
 
 import pytest
@@ -34,7 +35,8 @@ def test_a_single_good_repeat_is_better_than_the_last_ones(monkeypatch: pytest.M
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts pages as Linux does")
 def test_pages_of_a_large_block_are_seen() -> None:
-    before = subject._touched_pages()
-    block = bytearray(b"x") * 2**25
-    assert subject._touched_pages() - before > 256
-    assert len(block) == 2**25
+    with mmap.mmap(-1, 2**25, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as block:
+        block.madvise(mmap.MADV_NOHUGEPAGE)
+        before = subject._touched_pages()
+        block.write(b"x" * 2**25)
+        assert subject._touched_pages() - before > 256
