@@ -134,10 +134,10 @@ def test_an_uplink_that_two_racks_share_is_the_limit(cluster: Cluster) -> None:
         rack_of_node=(0, 1, 0, 1),
         rack_bytes_per_s=(200 * MBIT,) * 2,
     )
-    setting = CollectiveSetting(name="racks", fabric=fabric, sizes_bytes=(2 * 2**20,), repeats=6)
+    setting = CollectiveSetting(name="racks", fabric=fabric, sizes_bytes=(2 * 2**20,), repeats=3)
     run = play_collectives(cluster, setting)
-    # Two edges of 3 MiB cross each trunk; other work on the host only adds to that.
-    assert np.min(run.durations_s[0]) == pytest.approx(6 * 2**20 / 25e6, rel=0.05)
+    # Two edges of 3 MiB cross each trunk.
+    assert np.median(run.durations_s[0]) == pytest.approx(6 * 2**20 / 25e6, rel=0.05)
 
 
 def test_a_rank_that_fails_is_named_and_the_server_goes_on(cluster: Cluster) -> None:
