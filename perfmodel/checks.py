@@ -46,8 +46,8 @@ def fraction(name: str, value: float) -> None:
         raise WrongArgument(name, f"must be > 0 and <= 1, got {value}")
 
 
-def at_least(name: str, value: int, minimum: int) -> None:
-    """Refuse integers below a minimum."""
+def at_least(name: str, value: float, minimum: float) -> None:
+    """Refuse values below a minimum."""
     if not value >= minimum:
         raise WrongArgument(name, f"must be >= {minimum}, got {value}")
 

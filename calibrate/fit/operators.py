@@ -123,11 +123,12 @@ def fit_curves(
 def _families(
     timings: Mapping[str, Sequence[Timing]], *, most_points: int, keeps_memory: bool
 ) -> tuple[OperatorFamily, ...]:
-    fresh_s = fresh_byte_s(timings)
+    known: dict[int, Seconds] = {}
+    known_of_optimizers: dict[int, Seconds] = {}
     if keeps_memory:
         known, known_of_optimizers = {FRESH_KIND: 0.0}, {OPTIMIZER_FRESH_KIND: 0.0}
-    else:
-        known, known_of_optimizers = ({FRESH_KIND: fresh_s} if fresh_s > 0 else {}), {}
+    elif (fresh_s := fresh_byte_s(timings)) > 0:
+        known = {FRESH_KIND: fresh_s}
     return tuple(
         fit_family(
             name,

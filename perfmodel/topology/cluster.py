@@ -50,10 +50,7 @@ class Tier:
         checks.positive("bandwidth", self.link_bytes_per_s)
         checks.non_negative("latency", self.latency_s)
         checks.positive("oversubscription", self.oversubscription)
-        if self.oversubscription < 1:
-            raise checks.WrongArgument(
-                "oversubscription", f"must be >= 1, got {self.oversubscription}"
-            )
+        checks.at_least("oversubscription", self.oversubscription, 1)
         if not 0 <= self.in_switch_reduction <= 1:
             raise checks.WrongArgument(
                 "in_switch_reduction",

@@ -1,23 +1,25 @@
 """A trace adds gradients up as a real step does: in place where nobody else holds the sum so far."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from perfmodel.tracing.modules import ModulePaths
 from perfmodel.tracing.recorder import RawCall, Recorder
 from perfmodel.tracing.source import SampleSize
 from perfmodel.tracing.sources import find_source
-from perfmodel.tracing.step import build_trainee, record_step, without_content
+from perfmodel.tracing.step import without_content
 from perfmodel.workload.operator import Phase
-from tests.perfmodel.tracing.method import SGD_LOOP
+from tests.perfmodel.tracing.gradient_sums import (
+    sums_of_backward,
+    sums_of_calls,
+    traced_and_real,
+)
 
 HELD: list[Tensor] = []
 
@@ -107,49 +109,28 @@ def loss(function: Callable[[Tensor], Tensor]) -> Tensor:
     return function(x).sum()
 
 
-def sums(calls: Iterable[RawCall]) -> Counter[str]:
-    names = (call.operator.name for call in calls if call.phase is Phase.BACKWARD)
-    short = (f"aten::{name.split('.')[1]}" for name in names)
-    return Counter(name for name in short if name in ("aten::add", "aten::add_"))
-
-
-def real_sums(start: Tensor) -> Counter[str]:
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
-        start.backward()  # type: ignore[no-untyped-call]
-    names = (event.name for event in profiled.events() or ())
-    return Counter(name for name in names if name in ("aten::add", "aten::add_"))
-
-
-def traced_sums(function: Callable[[Tensor], Tensor]) -> Counter[str]:
+def traced(function: Callable[[Tensor], Tensor]) -> list[RawCall]:
     with without_content("cpu"), Recorder(ModulePaths(nn.Identity())) as recorder:
         start = loss(function)
         recorder.begin(Phase.BACKWARD)
         start.backward()  # type: ignore[no-untyped-call]
-    return sums(recorder.calls)
+    calls: list[RawCall] = recorder.calls
+    return calls
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_sums_of_a_traced_backward_pass_are_those_of_a_real_one(name: str) -> None:
-    found = traced_sums(CASES[name])
-    assert found == real_sums(loss(CASES[name]))
+    found = sums_of_calls(traced(CASES[name]))
+    assert found == sums_of_backward(loss(CASES[name]))
     assert found.total() > 0
 
 
 def test_sums_of_a_model_whose_layers_read_all_before_them_are_those_of_a_real_step() -> None:
-    source = find_source("densenet121", SampleSize(image_size=32))
-    with without_content("cpu"):
-        found = sums(record_step(build_trainee(source, SGD_LOOP), 2).calls)
-    trainee = build_trainee(source, SGD_LOOP)
-    trainee.optimizer.zero_grad()
-    batch = source.draw_batch(2)
-    assert found == real_sums(source.loss(trainee.module(*batch.positional), batch.targets))
+    found, real = traced_and_real(find_source("densenet121", SampleSize(image_size=32)))
+    assert found == real
     assert found["aten::add_"] > found["aten::add"] > 0
 
 
 def test_a_sum_in_place_makes_no_tensor() -> None:
-    with without_content("cpu"), Recorder(ModulePaths(nn.Identity())) as recorder:
-        start = loss(three_readers)
-        recorder.begin(Phase.BACKWARD)
-        start.backward()  # type: ignore[no-untyped-call]
-    sums = [c.operator for c in recorder.calls if c.operator.name == "aten.add_.Tensor"]
+    sums = [c.operator for c in traced(three_readers) if c.operator.name == "aten.add_.Tensor"]
     assert {(operator.mutated, operator.outputs) for operator in sums} == {((0,), ())}
