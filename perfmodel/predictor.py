@@ -79,7 +79,9 @@ class Predictor:
         Through which links the devices reach each other; without it one ring of links like the
         measured ones.
     num_visits
-        Over how many visits a step of a traced workload is meant as a mean.
+        Over how many visits a step of a traced workload is meant as a mean; None for steps that take
+        turns with the replays which price them: what moves the machine from one hour to another moves
+        both, and is no doubt.
 
     Raises
     ------
@@ -97,7 +99,7 @@ class Predictor:
         num_draws: int = NUM_DRAWS,
         use_measured: bool = True,
         cluster: Cluster | None = None,
-        num_visits: int = 1,
+        num_visits: int | None = 1,
     ) -> None:
         self._num_visits = num_visits
         self._use_measured = use_measured
@@ -274,14 +276,16 @@ class Predictor:
 
     def _doubt(self, workload: WorkloadProfile, setting: Setting) -> Samples:
         """Factors of what parameters do not tell: one more round, and the form of the model."""
-        return self._common * model_form(
+        visit_error = self.profile.visit_error_of(setting.world_size)
+        form = model_form(
             self.profile,
             self.validation,
             workload,
             setting,
             num_draws=self._num_draws,
-            num_visits=self._num_visits,
+            run_error=visit_error / math.sqrt(self._num_visits) if self._num_visits else 0.0,
         )
+        return form if self._num_visits is None else self._common * form
 
     def _sharing(self, program: StepProgram, durations_s: Samples, world_size: int) -> float:
         """Factor on the step by other jobs whose collectives cross the same links."""

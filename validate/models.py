@@ -181,10 +181,18 @@ def judge_models(
     if uses_replays:
         profile = with_replays(profile, replays)
     num_visits = round(float(np.median([len(entry.visits) for entry in found.values()] or [1])))
-    predictor = Predictor(profile, use_measured=uses_replays, num_visits=num_visits)
-    traced = _traced(predictor, replays)
+    later = Predictor(profile, use_measured=uses_replays, num_visits=num_visits)
+    # Only on one rank do steps take turns with their replays.
+    in_turn = Predictor(profile, num_visits=None) if uses_replays else later
+    traced = _traced(later, replays)
     rows = tuple(
-        _compared(setting, found[setting], predictor, traced[setting.workload], request.mode)
+        _compared(
+            setting,
+            found[setting],
+            in_turn if setting.world_size == 1 else later,
+            traced[setting.workload],
+            request.mode,
+        )
         for setting in sorted(found, key=lambda s: s.label)
         if setting.workload in traced
     )

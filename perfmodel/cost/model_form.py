@@ -1,6 +1,5 @@
 """By how much the model has been wrong before, and what one more run of a traced step adds to that."""
 
-import math
 import zlib
 
 import numpy as np
@@ -25,13 +24,13 @@ def model_form(
     setting: Setting,
     *,
     num_draws: int,
-    num_visits: int,
+    run_error: float,
 ) -> Samples:
     """Factors by which the model has been wrong before, in either direction; the first one is 1.
 
     Parameter draws already hold the doubt of the measurements, so that the two together are on the
-    safe side. No residual tells about a step that was traced: what the mean of so many more visits to a
-    setting is off by comes on top.
+    safe side. No residual tells about a step that was traced: how far its run is off what the setting
+    takes in the mean of many comes on top, in log.
     """
     errors = list(
         profile.residual.single_log_errors
@@ -48,8 +47,7 @@ def model_form(
     signs = rng.choice([-1, 1], num_draws)
     logs = rng.choice(pool, num_draws) * signs
     if not is_calibrated:
-        error = profile.visit_error_of(setting.world_size) / math.sqrt(num_visits)
-        logs = logs + error * rng.standard_normal(num_draws)
+        logs = logs + run_error * rng.standard_normal(num_draws)
     logs[0] = 0.0
     factors: Samples = np.exp(logs)
     return factors

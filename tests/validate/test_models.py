@@ -104,6 +104,34 @@ def test_curves_alone_do_not_look_at_the_replay(machine: ProfileDocument, path: 
     assert slow == fast
 
 
+def test_what_moves_a_machine_over_hours_is_no_doubt_of_steps_in_turn_with_their_replays(
+    machine: ProfileDocument, path: Path
+) -> None:
+    calm = at_this_speed(machine)
+    assert calm.operators is not None
+    restless = calm.model_copy(
+        update={
+            "round_error": 0.1,
+            "operators": calm.operators.model_copy(update={"visit_errors": {1: 0.2}}),
+        }
+    )
+    doubt: dict[Mode, list[float]] = {
+        mode: [
+            judge_models(
+                ModelsRequest(profile=of, folder=path.parent, mode=mode),
+                [run_of(0.5), replay_of(0.1)],
+                path,
+            )
+            .models[0]
+            .predicted_s.p95
+            for of in (calm, restless)
+        ]
+        for mode in get_args(Mode)
+    }
+    assert doubt["measured"][0] == doubt["measured"][1]
+    assert 1.2 * doubt["curves"][0] < doubt["curves"][1]
+
+
 def test_curves_are_compared_with_visits_at_the_speed_of_their_own_probe(
     machine: ProfileDocument, path: Path
 ) -> None:
