@@ -5,12 +5,14 @@ from typing import Final, TypeAlias
 
 from calibrate.facts import Environment
 from calibrate.finding import Finding, bad, ok, warn
+from perfmodel.documents.calm import CALM
 from perfmodel.units import GIB, format_bytes
 
 Check: TypeAlias = Callable[[Environment], Finding | None]
 
 _BUSY_WARN: Final = 0.10
 _BUSY_BAD: Final = 0.40
+_STOLEN_BAD: Final = 0.20
 _MIN_AVAILABLE_BYTES: Final = 2 * GIB
 _MIN_AVAILABLE_FRACTION: Final = 0.10
 _SWAP_FRACTION: Final = 0.01
@@ -97,6 +99,20 @@ def check_virtual(environment: Environment) -> Finding | None:
     )
 
 
+def check_stolen(environment: Environment) -> Finding | None:
+    """Look for neighbours at work: the kernel counts what they take."""
+    stolen = environment["cpu"]["stolen"]
+    if stolen is None:
+        return None
+    share = f"{100 * stolen:.0f} % of the processor time"
+    what = f"{share} goes to other guests of the host when all cores work"
+    if stolen <= CALM:
+        return ok(what)
+    report = bad if stolen > _STOLEN_BAD else warn
+    why = "steps, collectives and probes stop at any moment for as long as the neighbours want"
+    return report(what, why=why, advice="wait for a calmer hour, or take a dedicated host")
+
+
 def check_memory(environment: Environment) -> Finding | None:
     """Too little memory ends in swapping or a killed rank."""
     memory = environment["memory"]
@@ -167,6 +183,7 @@ HOST_CHECKS: Final[tuple[Check, ...]] = (
     check_quota,
     check_smt,
     check_virtual,
+    check_stolen,
     check_memory,
     check_swap,
     check_torch,

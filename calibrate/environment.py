@@ -29,7 +29,7 @@ from calibrate.facts import (
 from calibrate.gpus import query_gpu_processes, query_gpu_topology, query_gpus
 from calibrate.host import cpu_facts, is_virtual, memory_facts, os_name
 from perfmodel.documents.base import command_line
-from perfmodel.units import GIB
+from perfmodel.units import GIB, Seconds
 
 _CHECKOUT: Final = Path(__file__).resolve().parent.parent
 # A whole environment holds passwords; only these can change what is measured.
@@ -37,7 +37,9 @@ _VARIABLES: Final = ("OMP_NUM_THREADS", "MALLOC_", "NCCL_", "GLOO_", "CUDA_VISIB
 _GIT_TIMEOUT_S: Final = 10.0
 
 
-def describe_environment(torch: TorchFacts | None = None, *, observe_s: float = 0.3) -> Environment:
+def describe_environment(
+    torch: TorchFacts | None = None, *, observe_s: Seconds = 0.3, load_s: Seconds = 0.0
+) -> Environment:
     """Describe this node now.
 
     Parameters
@@ -46,8 +48,11 @@ def describe_environment(torch: TorchFacts | None = None, *, observe_s: float = 
         What a worker said about torch; without it the versions that are installed are taken.
     observe_s
         How long to watch how busy the cores are. [s]
+    load_s
+        How long to keep them all busy, to see how much of that a hypervisor gives to others. [s]
     """
-    cpu, memory, gpus = cpu_facts(observe_s=observe_s), memory_facts(), query_gpus()
+    cpu = cpu_facts(observe_s=observe_s, load_s=load_s)
+    memory, gpus = memory_facts(), query_gpus()
     return Environment(
         time_utc=datetime.now(UTC).isoformat(timespec="seconds"),
         command_line=list(command_line(sys.argv)),

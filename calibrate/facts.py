@@ -17,7 +17,10 @@ class HostFacts(TypedDict):
 
 
 class CpuFacts(TypedDict):
-    """Cores, what limits them, and how busy they are before the measurement."""
+    """Cores, what limits them, and how busy they are before the measurement.
+
+    ``stolen`` is the share of wanted time that a hypervisor gives to others while all cores work.
+    """
 
     model: str | None
     usable_cores: int
@@ -30,6 +33,7 @@ class CpuFacts(TypedDict):
     max_frequency_hz: float | None
     load_average_1min: float | None
     busy_cores: float | None
+    stolen: float | None
 
 
 class MemoryFacts(TypedDict):

@@ -13,14 +13,18 @@ from pathlib import Path
 
 import psutil
 
+from calibrate.calm import stolen_under_load
 from calibrate.facts import CpuFacts, MemoryFacts
 from calibrate.processes import usable_cores
+from perfmodel.units import Seconds
 
 _UNLIMITED_BYTES = 2**60
 
 
-def cpu_facts(root: Path = Path("/"), *, observe_s: float = 0.3) -> CpuFacts:
-    """Describe the processor; takes ``observe_s`` to see how busy it is."""
+def cpu_facts(
+    root: Path = Path("/"), *, observe_s: Seconds = 0.3, load_s: Seconds = 0.0
+) -> CpuFacts:
+    """Describe the processor; takes ``observe_s`` to see how busy it is, and loads it for ``load_s``."""
     info = read_text(root / "proc/cpuinfo") or ""
     logical, physical = psutil.cpu_count(), psutil.cpu_count(logical=False)
     frequency = _cpu_frequency()
@@ -37,6 +41,7 @@ def cpu_facts(root: Path = Path("/"), *, observe_s: float = 0.3) -> CpuFacts:
         max_frequency_hz=frequency[1],
         load_average_1min=_load_average(),
         busy_cores=None if busy_fraction is None else busy_fraction * (logical or 1),
+        stolen=stolen_under_load(usable_cores(), load_s) if load_s > 0 else None,
     )
 
 

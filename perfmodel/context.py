@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from perfmodel.cost.batch_law import calibrated_law
 from perfmodel.cost.traced import origin_caveats
 from perfmodel.documents.age import age_caveats
+from perfmodel.documents.calm import CALM
 from perfmodel.documents.prediction import Evidence, MeasuredPoint, PredictedPoint
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
 from perfmodel.errors import UsageError
@@ -99,11 +100,17 @@ def caveats(
 
 def _condition_caveats(profile: ProfileDocument) -> list[str]:
     """What a training must set to be like the measured ones, beside its number of threads."""
+    found = []
+    if profile.stolen > CALM:
+        found.append(
+            f"while the machine was measured its hypervisor gave {100 * profile.stolen:.0f} % of the "
+            "processor time that was wanted to others: calibrate again in a calmer hour"
+        )
     kept = [f"{name}={v}" for name, v in profile.variables.items() if name.startswith("MALLOC_")]
-    if not kept or profile.rescaling is not None:
-        return []
-    words = "set the same where you train: how much memory a step touches anew hangs on them"
-    return [f"ranks were measured with {' '.join(kept)}: {words} (docs/methods.md)"]
+    if kept and profile.rescaling is None:
+        words = "set the same where you train: how much memory a step touches anew hangs on them"
+        found.append(f"ranks were measured with {' '.join(kept)}: {words} (docs/methods.md)")
+    return found
 
 
 def critical_caveats(

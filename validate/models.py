@@ -31,6 +31,7 @@ from perfmodel.documents.observation import (
     ReplayObservation,
     StepObservation,
     read_observations,
+    stolen_share,
 )
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
 from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, refuse_unknown
@@ -202,7 +203,8 @@ def judge_models(
             "continue with --resume"
         )
     slowdown = float(np.median([1 / factor for e in found.values() for factor in e.factors]))
-    return _document(request, rows, slowdown=slowdown, path=path)
+    stolen = stolen_share(observations)
+    return _document(request, rows, slowdown=slowdown, stolen=stolen, path=path)
 
 
 def _traced(
@@ -288,7 +290,12 @@ def _phase_errors(step: StepPrediction, found: _Found) -> dict[str, float]:
 
 
 def _document(
-    request: ModelsRequest, rows: tuple[ComparedModel, ...], *, slowdown: float, path: Path
+    request: ModelsRequest,
+    rows: tuple[ComparedModel, ...],
+    *,
+    slowdown: float,
+    stolen: float,
+    path: Path,
 ) -> ModelsValidationDocument:
     single = [row for row in rows if row.setting.world_size == 1]
     summary = summarise([row.signed_error for row in single])
@@ -304,6 +311,7 @@ def _document(
         observations_sha256=file_sha256(path),
         mode=request.mode,
         machine_slowdown=slowdown,
+        stolen=stolen,
         models=rows,
         summary=summary,
         summary_processor=summarise([row.signed_error_processor for row in single]),

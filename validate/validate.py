@@ -18,7 +18,7 @@ from calibrate.placement import Placement, place, provenance, refuse_other_machi
 from calibrate.topology import LaunchFlags
 from calibrate.visits import by_setting, typical_speed, visit
 from perfmodel.documents.base import file_sha256
-from perfmodel.documents.observation import StepObservation, read_observations
+from perfmodel.documents.observation import StepObservation, read_observations, stolen_share
 from perfmodel.documents.prediction import Interval
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.validation import (
@@ -133,6 +133,7 @@ class Comparison:
     speedups: Mapping[Setting, ComparedSpeedup]
     repeats: tuple[Repeat, ...]
     machine_slowdown: float
+    stolen: float
 
 
 def compare_observations(
@@ -145,11 +146,8 @@ def compare_observations(
     MeasurementFailed
         If a predicted setting was never run.
     """
-    visits = by_setting(
-        visit(entry)
-        for entry in read_observations(observations)
-        if isinstance(entry, StepObservation)
-    )
+    entries = read_observations(observations)
+    visits = by_setting(visit(entry) for entry in entries if isinstance(entry, StepObservation))
     missing = [setting.label for setting in foretold.steps_s if setting not in visits]
     if missing:
         raise MeasurementFailed(
@@ -185,6 +183,7 @@ def compare_observations(
             for setting, step_s in calibrated_s.items()
         ),
         machine_slowdown=float(np.median(slowdowns)),
+        stolen=stolen_share(entries),
     )
 
 
@@ -229,6 +228,7 @@ def _document(
         profile_digest=request.profile.digest,
         observations_sha256=file_sha256(observations),
         machine_slowdown=comparison.machine_slowdown,
+        stolen=comparison.stolen,
         settings=rows,
         speedups=tuple(speedups.values()),
         repeats=comparison.repeats,

@@ -31,6 +31,7 @@ from perfmodel.documents.observation import (
     StepObservation,
     WorkloadObservation,
     read_observations,
+    stolen_share,
 )
 from perfmodel.documents.profile import (
     CheckpointProfile,
@@ -150,6 +151,7 @@ def _draft(
         ),
         checkpoint=checkpoint_profile(_of(observations, CheckpointObservation)),
         undetermined=(),
+        stolen=stolen_share(observations),
     )
 
 

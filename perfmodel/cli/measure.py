@@ -49,12 +49,17 @@ _BATCHES = typer.Option(
 )
 
 
+#: How long the doctor keeps all cores busy; the kernel counts in hundredths of a second. [s]
+_LOAD_S = 1.0
+
+
 def doctor() -> None:
     """Say what this machine is, and what would spoil a measurement."""
     from calibrate.doctor import diagnose, render  # noqa: PLC0415 - keeps predict fast
     from calibrate.environment import describe_environment, torch_facts  # noqa: PLC0415
 
-    environment = describe_environment(torch_facts() if find_spec("torch") else None)
+    torch = torch_facts() if find_spec("torch") else None
+    environment = describe_environment(torch, load_s=_LOAD_S)
     typer.echo(render(diagnose(environment), environment=environment))
 
 

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
-from perfmodel.documents.base import Document, Provenance, Record
+from perfmodel.documents.base import Document, Provenance, Record, Share
 from perfmodel.documents.prediction import Evidence, Interval
 from perfmodel.documents.validation import ErrorSummary, Gate
 from perfmodel.parallelism.strategy import Setting
@@ -46,6 +46,8 @@ class ModelsValidationDocument(Document):
     observations_sha256: str
     mode: str
     machine_slowdown: PositiveFloat
+    stolen: Share = 0.0
+    """As in the profile, of these runs."""
     models: tuple[ComparedModel, ...]
     summary: ErrorSummary
     """One rank alone."""

@@ -1,12 +1,12 @@
 """Raw observations: one line of JSON per measurement, exactly as the workers saw it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, PositiveInt, TypeAdapter
 
-from perfmodel.documents.base import Record, read_lines
+from perfmodel.documents.base import Record, Share, read_lines
 from perfmodel.parallelism.strategy import Setting
 from perfmodel.workload.operator import Operator, Phase
 from perfmodel.workload.step import SymbolicStep
@@ -236,6 +236,16 @@ class TrainingObservation(Record):
         return self.world_size * self.micro_batch
 
 
+class StolenObservation(Record):
+    """Processor time that a hypervisor gave to others during a task; tasks without lost none."""
+
+    kind: Literal["stolen"] = "stolen"
+    task: str
+    round: int
+    share: Share
+    """Of what the machine wanted."""
+
+
 class EnvironmentObservation(Record):
     """What the machine was; free-form facts, see ``calibrate/environment.py``."""
 
@@ -255,6 +265,7 @@ Observation = Annotated[
     | OperatorsObservation
     | CheckpointObservation
     | TrainingObservation
+    | StolenObservation
     | EnvironmentObservation,
     Field(discriminator="kind"),
 ]
@@ -277,3 +288,10 @@ def read_observations(path: Path) -> list[Observation]:
 def tasks_done(observations: Iterable[Observation]) -> frozenset[str]:
     """Names of the tasks that need not run again."""
     return frozenset(observation.task for observation in observations)
+
+
+def stolen_share(observations: Sequence[Observation]) -> float:
+    """Processor time that a hypervisor gave to others, a mean over the tasks, in [0, 1]."""
+    measured = [entry for entry in observations if not isinstance(entry, EnvironmentObservation)]
+    shares = {entry.task: entry.share for entry in measured if isinstance(entry, StolenObservation)}
+    return sum(shares.values()) / max(1, len(tasks_done(measured)))

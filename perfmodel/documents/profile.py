@@ -335,10 +335,12 @@ class ProfileDocument(Document):
     """By name of the workload; see ``perfmodel calibrate --noise-scale``."""
     undetermined: tuple[str, ...]
     """What the data could not determine, in words."""
+    stolen: Share = 0.0
+    """Processor time that a hypervisor gave to others meanwhile, of what was wanted."""
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return _unless_empty(write(self), "checkpoint", "noise_scales")
+        return _unless_empty(write(self), "checkpoint", "noise_scales", "stolen")
 
     @property
     def max_world_size(self) -> int:

@@ -98,6 +98,8 @@ class ValidationDocument(Document):
     observations_sha256: str
     machine_slowdown: PositiveFloat
     """Speed probe now over speed probe at calibration: 1.05 means that the machine is 5 % slower."""
+    stolen: Share = 0.0
+    """As in the profile, of these runs."""
     settings: Annotated[tuple[ComparedSetting, ...], Field(min_length=1)]
     speedups: tuple[ComparedSpeedup, ...]
     repeats: tuple[Repeat, ...]

@@ -25,6 +25,7 @@ _VOLATILE: Final = (
     "command_line",
     "cpu.load_average_1min",
     "cpu.busy_cores",
+    "cpu.stolen",
     "cpu.frequency_hz",
     "memory.available_bytes",
     "memory.swap_used_bytes",

@@ -8,7 +8,7 @@ from perfmodel.documents.models import ComparedModel, ModelsValidationDocument
 from perfmodel.documents.validation import ErrorSummary
 from perfmodel.report.grid import grid
 from perfmodel.report.tables import rich_table
-from perfmodel.report.wording import duration_interval, gate_lines, percent
+from perfmodel.report.wording import duration_interval, gate_lines, percent, stolen_lines
 from perfmodel.units import format_duration
 
 
@@ -55,6 +55,7 @@ def models_lines(validation: ModelsValidationDocument) -> Iterator[str]:
         yield _line("several devices, from the trace alone", validation.summary_ddp)
     yield f"machine speed: {validation.machine_slowdown:.3f} x the probe time of the calibration"
     yield from gate_lines(validation.gates)
+    yield from stolen_lines(validation.stolen)
 
 
 def _line(name: str, summary: ErrorSummary) -> str:

@@ -28,6 +28,7 @@ from perfmodel.report.wording import (
     gate_lines,
     number,
     percent,
+    stolen_lines,
     verdict,
 )
 from perfmodel.units import format_duration
@@ -136,6 +137,7 @@ def summary_lines(validation: ValidationDocument) -> list[str]:
         f"Coverage, raw: {percent(validation.coverage_raw)}",
         *gate_lines(validation.gates),
         *_noise_lines(validation),
+        *stolen_lines(validation.stolen),
     ]
 
 

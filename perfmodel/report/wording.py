@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable
 from typing import Final
 
+from perfmodel.documents.calm import CALM
 from perfmodel.documents.prediction import Interval, PredictionDocument
 from perfmodel.documents.validation import ErrorSummary, Gate, ValidationDocument
 from perfmodel.parallelism.strategy import Setting, Synchronisation
@@ -179,3 +180,14 @@ def counted(count: int, noun: str) -> str:
 def listed(items: Iterable[str]) -> str:
     """Comma-separated, or a dash if there are none."""
     return ", ".join(items) or "-"
+
+
+def stolen_lines(stolen: float) -> list[str]:
+    """Say so if a hypervisor gave much of the processors to others meanwhile."""
+    if stolen <= CALM:
+        return []
+    line = (
+        f"The hypervisor gave {percent(stolen)} of the processor time that was wanted to others during "
+        "these runs: repeat them in a calmer hour"
+    )
+    return [line]

@@ -245,3 +245,14 @@ def test_a_prediction_names_the_allocators_variables_that_it_was_measured_under(
     calibrated = Predictor(machine).workload("heavy")
     (found,) = caveats(machine, points(Machine(), 2), workload=calibrated)
     assert "MALLOC_MMAP_MAX_=0:" in found
+
+
+@pytest.mark.parametrize(("stolen", "words"), [(0.04, ()), (0.37, ("gave 37 % of the processor",))])
+def test_a_prediction_tells_that_others_had_the_processors_of_its_calibration(
+    stolen: float, words: tuple[str, ...]
+) -> None:
+    machine = profile(Machine()).model_copy(update={"stolen": stolen})
+    calibrated = Predictor(machine).workload("heavy")
+    found = caveats(machine, points(Machine(), 2), workload=calibrated)
+    assert len(found) == len(words)
+    assert all(word in caveat for word, caveat in zip(words, found, strict=True))

@@ -1,0 +1,108 @@
+"""What a hypervisor takes away is seen, and tasks that met it are measured again."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from calibrate.calm import (
+    Patience,
+    ProcessorTime,
+    processor_time,
+    stolen_share,
+    stolen_under_load,
+)
+from perfmodel.documents.observation import (
+    EnvironmentObservation,
+    Observation,
+    StolenObservation,
+)
+from perfmodel.documents.observation import (
+    stolen_share as mean_stolen_share,
+)
+from perfmodel.parallelism.strategy import Setting
+from tests.played_worker import step_observation
+
+
+def played(*stolen: float, task_s: float = 1.0) -> tuple[Patience, Iterator[int]]:
+    """A machine of which tasks of one second lose such shares in turn, and the numbers of the tries."""
+    shares = iter(stolen)
+    now = {"s": 0.0, "busy_s": 100.0, "stolen_s": 50.0}
+
+    def tries() -> Iterator[int]:
+        for number, share in enumerate(shares):
+            now["s"] += task_s
+            now["busy_s"] += task_s * (1 - share)
+            now["stolen_s"] += task_s * share
+            yield number
+
+    patience = Patience(
+        agree=lambda value: value,
+        clock=lambda: now["s"],
+        read=lambda: ProcessorTime(busy_s=now["busy_s"], stolen_s=now["stolen_s"]),
+    )
+    return patience, tries()
+
+
+def test_a_calm_task_is_measured_once() -> None:
+    patience, tries = played(0.04, 0.0)
+    tried = patience.calmest(lambda: next(tries))
+    assert tried.found == 0
+    assert tried.stolen == pytest.approx(0.04)
+
+
+def test_a_disturbed_task_is_measured_again_until_it_is_calm() -> None:
+    patience, tries = played(0.0, 0.0, 0.5, 0.01, 0.0)
+    for _ in range(2):
+        patience.calmest(lambda: next(tries))
+    assert patience.calmest(lambda: next(tries)).found == 3
+
+
+def test_the_calmest_try_counts_where_none_is_calm() -> None:
+    patience, tries = played(*[0.0] * 9, 0.5, 0.2, 0.3, 0.0)
+    for _ in range(9):
+        patience.calmest(lambda: next(tries))
+    tried = patience.calmest(lambda: next(tries))
+    assert tried.found == 10
+    assert tried.stolen == pytest.approx(0.2)
+
+
+def test_a_restless_machine_is_not_waited_for_without_end() -> None:
+    """A try again for every second task at most, on average."""
+    patience, tries = played(*[0.6] * 1000)
+    for _ in range(100):
+        patience.calmest(lambda: next(tries))
+    assert 150 <= next(tries) <= 152
+
+
+def test_all_ranks_do_as_rank_0_does() -> None:
+    """A rank that saw nothing stolen tries again nevertheless."""
+    patience, tries = played(0.0, 0.0, 0.0, 0.0)
+    told = iter([(0.0, 1.0), (0.0, 1.0), (0.9, 1.0), (0.0, 1.0)])
+    patience.agree = lambda _mine: next(told)
+    found = [patience.calmest(lambda: next(tries)).found for _ in range(3)]
+    assert found == [0, 1, 3]
+
+
+def test_nothing_is_stolen_of_what_nobody_wanted() -> None:
+    idle = ProcessorTime(busy_s=1.0, stolen_s=1.0)
+    assert stolen_share(idle, idle) == 0.0
+
+
+def test_this_machine_counts_its_processors_time() -> None:
+    before = processor_time()
+    assert 0.0 <= stolen_under_load(1, 0.2) <= 1.0
+    after = processor_time()
+    assert after.busy_s + after.stolen_s > before.busy_s + before.stolen_s
+
+
+def test_tasks_of_which_nothing_was_stolen_count_in_the_mean() -> None:
+    setting = Setting(workload="lenet", world_size=1, micro_batch=8)
+    tasks = [step_observation(setting, task=f"task {number}") for number in range(4)]
+    observations: list[Observation] = [
+        EnvironmentObservation(task="environment-1", round=0, facts={}),
+        *tasks,
+        StolenObservation(task="task 1", round=0, share=0.8),
+        StolenObservation(task="task 2", round=0, share=0.4),
+    ]
+    assert mean_stolen_share(observations) == pytest.approx(0.3)
+    assert mean_stolen_share([]) == 0.0
