@@ -35,13 +35,15 @@ class Visit:
     setting: Setting
     round: int
     step_s: Seconds
-    """Of the slowest rank: what the clock on the wall shows. [s]"""
+    """Of the slowest rank, as ``RankSteps`` counts seconds. [s]"""
+    wall_s: Seconds
+    """The same by the clock on the wall. [s]"""
     phases_s: Mapping[str, Seconds]
     """Mean over ranks, per micro-step (the optimizer per step). [s]"""
     rank_steps_s: tuple[Seconds, ...]
     speed_probe_s: Seconds
     ratios: tuple[float, ...]
-    """Every step of every rank over that rank's median."""
+    """Every step of every rank over that rank's median, by the clock on the wall."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,7 @@ def visit(observation: StepObservation) -> Visit:
         setting=observation.setting,
         round=observation.round,
         step_s=max(float(np.median(rank.step_s)) for rank in ranks),
+        wall_s=max(float(np.median(wall_s(rank))) for rank in ranks),
         phases_s={
             phase: float(np.mean([np.median(_phase(rank, phase)) for rank in ranks]))
             / (1 if phase == "optimizer" else accumulation)
@@ -70,9 +73,14 @@ def visit(observation: StepObservation) -> Visit:
         ratios=tuple(
             float(ratio)
             for rank in ranks
-            for ratio in np.array(rank.step_s) / np.median(rank.step_s)
+            for ratio in np.array(wall_s(rank)) / np.median(wall_s(rank))
         ),
     )
+
+
+def wall_s(rank: RankSteps) -> tuple[Seconds, ...]:
+    """Every step by the clock on the wall. [s]"""
+    return rank.wall_s or rank.step_s
 
 
 def _phase(rank: RankSteps, phase: str) -> Sequence[float]:

@@ -52,7 +52,7 @@ def measured(
     )
     return Measured(
         value_s=at_speed.value_s,
-        raw_s=estimate([v.step_s for v in visits]).value_s,
+        raw_s=estimate([v.wall_s for v in visits]).value_s,
         relative_error=at_speed.relative_error,
         num_visits=len(visits),
     )

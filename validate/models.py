@@ -257,7 +257,7 @@ def _compared(
     step = predictor.step(workload, setting)
     predicted_s = interval(step.step_s)
     measured = found.typical(lambda entry: entry.step_s)
-    raw = estimate([entry.step_s for entry in found.visits])
+    raw = estimate([entry.wall_s for entry in found.visits])
     against_processor = predicted_s.signed_error(found.processor_s) if found.processor_s else 0.0
     return ComparedModel(
         setting=setting,

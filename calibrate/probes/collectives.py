@@ -39,7 +39,7 @@ def measure_collective(
         acts[num_calls % len(acts)]()
         num_calls += 1
 
-    warm_s = session.time_repeats(act, repeats=3)
+    warm_s = session.time_repeats(act, repeats=3, is_joint=True)
     repeats = session.agree(
         repeats_within(target_s, warm_s[1:], minimum=5, maximum=_MAXIMUM_REPEATS),
         world_size=world_size,
@@ -47,7 +47,7 @@ def measure_collective(
     durations_s = []
     for _ in range(repeats):
         session.barrier(world_size)
-        durations_s += session.time_repeats(act, repeats=1)
+        durations_s += session.time_repeats(act, repeats=1, is_joint=True)
     return durations_s
 
 

@@ -49,7 +49,7 @@ def measure_overlap(
         dist.all_reduce(buffer, group=group)
 
     comm_s = min(_timed(session, communicate) for _ in range(3))
-    compute_s = min(session.time_repeats(compute, repeats=5))
+    compute_s = min(session.time_repeats(compute, repeats=5, is_joint=True))
     num_alone = session.agree(max(1, round(comm_s / compute_s)), world_size=world_size)
     repeats = session.agree(
         repeats_within(target_s, [3 * comm_s], minimum=3, maximum=30), world_size=world_size
@@ -60,7 +60,7 @@ def measure_overlap(
     }
     for _ in range(repeats):
         session.barrier(world_size)
-        alone_s = session.time_repeats(compute, repeats=num_alone)
+        alone_s = session.time_repeats(compute, repeats=num_alone, is_joint=True)
         samples["compute_alone_s"].append(sum(alone_s) / len(alone_s))
         session.barrier(world_size)
         samples["comm_alone_s"].append(_timed(session, communicate))

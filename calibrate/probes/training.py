@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from calibrate.probes.session import Session, repeats_within
+from calibrate.probes.session import Session, own_clock, repeats_within
 from calibrate.task import Trainee
 from perfmodel.documents.observation import PHASES, DeviceStreams, RankSteps
 from perfmodel.parallelism.strategy import Setting, Synchronisation
@@ -42,14 +42,15 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """The host's clock, right for devices that run synchronously and for dispatch times."""
+    """A clock of the host, right for devices that run synchronously and for dispatch times."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], Seconds] = time.perf_counter) -> None:
+        self._now = now
         self._instants_s: list[Seconds] = []
 
     def mark(self) -> None:
         """Note the present instant."""
-        self._instants_s.append(time.perf_counter())
+        self._instants_s.append(self._now())
 
     def seconds(self) -> list[Seconds]:
         """Instants since the first mark. [s]"""
@@ -196,6 +197,7 @@ def measure_steps(
         optimizer_s=tuple(phases_s["optimizer"]),
         speed_probe_s=tuple(probes_s),
         cpu_s=tuple(phases_s["cpu"]),
+        wall_s=tuple(phases_s["wall"]),
     )
 
 
@@ -254,19 +256,21 @@ def _run(
     On an asynchronous device nothing may come between the steps, or the queue would run dry: it
     is probed once, before the first.
     """
-    clock: Clock = DeviceClock() if session.asynchronous else HostClock()
+    clock: Clock = DeviceClock() if session.asynchronous else HostClock(_clock_of(setting))
     turn_steps = num_steps if session.asynchronous else _TURN_STEPS
     probes_s = []
     cpu_s = []
+    wall_s = []
     for index in range(num_steps):
         if in_turn is not None and index % turn_steps == 0:
             in_turn(min(turn_steps, num_steps - index))
         if index == 0 or not session.asynchronous:
             probes_s.append(session.speed_probe(step_hint_s * _PROBE_SHARE))
             session.barrier(setting.world_size)
-        started_s = time.process_time()
+        started_s, wall_started_s = time.process_time(), time.perf_counter()
         clock.mark()
         trainer.step(index, setting=setting, clock=clock)
+        wall_s.append(time.perf_counter() - wall_started_s)
         cpu_s.append(time.process_time() - started_s)
     instants_s = clock.seconds()
     marks_per_step = 3 * setting.accumulation + 2
@@ -275,8 +279,14 @@ def _run(
         window = instants_s[index * marks_per_step : (index + 1) * marks_per_step]
         _collect(phases, window, setting)
         phases["step"].append(window[-1] - window[0])
-    phases["cpu"] = cpu_s
+    phases["cpu"], phases["wall"] = cpu_s, phases["step"] if session.asynchronous else wall_s
     return probes_s, phases
+
+
+def _clock_of(setting: Setting) -> Callable[[], Seconds]:
+    """Ranks wait for each other, one under DDP for its own reductions: by the clock on the wall."""
+    is_alone = setting.world_size == 1 and setting.synchronisation is Synchronisation.NONE
+    return own_clock() if is_alone else time.perf_counter
 
 
 def _collect(

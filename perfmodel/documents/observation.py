@@ -21,7 +21,11 @@ PHASES: Final = ("input", "forward", "backward", "optimizer")
 
 
 class RankSteps(Record):
-    """Every timed step of one rank, in order; all fields have the same length. [s]"""
+    """Every timed step of one rank, in order; all fields have the same length. [s]
+
+    Of one rank of one thread without DDP, which waits for nobody, they are seconds in which it had a
+    processor: without what a hypervisor gave to others. Otherwise the clock on the wall counts.
+    """
 
     rank: int
     step_s: Durations
@@ -34,6 +38,8 @@ class RankSteps(Record):
     """A fixed small computation just before each step: the speed of the machine at that moment."""
     cpu_s: Durations = ()
     """Processor time of all threads of the rank during each step; waiting does not count."""
+    wall_s: Durations = ()
+    """Of the step by the clock on the wall; observations of before have no other."""
 
 
 class DeviceStreams(Record):

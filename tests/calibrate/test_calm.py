@@ -1,7 +1,9 @@
 """What a hypervisor takes away is seen, and tasks that met it are measured again."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from calibrate.calm import (
@@ -86,6 +88,14 @@ def test_all_ranks_do_as_rank_0_does() -> None:
 def test_nothing_is_stolen_of_what_nobody_wanted() -> None:
     idle = ProcessorTime(busy_s=1.0, stolen_s=1.0)
     assert stolen_share(idle, idle) == 0.0
+
+
+def test_busy_time_holds_neither_idle_nor_stolen_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = SimpleNamespace(
+        user=1.0, nice=0.2, system=0.3, irq=0.05, softirq=0.45, idle=90.0, iowait=4.0, steal=0.77
+    )
+    monkeypatch.setattr(psutil, "cpu_times", lambda: counted)
+    assert processor_time() == pytest.approx((2.0, 0.77))
 
 
 def test_this_machine_counts_its_processors_time() -> None:

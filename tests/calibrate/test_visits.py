@@ -49,6 +49,15 @@ def test_a_step_lasts_as_long_as_the_slowest_rank_in_its_median(
     assert (summary.setting, summary.round) == (PAIR, 7)
 
 
+def test_noise_is_that_of_the_clock_on_the_wall(observation: StepObservation) -> None:
+    """Steps of 2 s that took 3, 4 and 8 s until others gave the processor back."""
+    alone = rank_steps(0, [2.0, 2.0, 2.0]).model_copy(update={"wall_s": (3.0, 4.0, 8.0)})
+    summary = visit(observation.model_copy(update={"ranks": (alone,)}))
+    assert (summary.step_s, summary.wall_s) == (2.0, 4.0)
+    assert summary.ratios == (0.75, 1.0, 2.0)
+    assert visit(observation).wall_s == 4.0
+
+
 def test_phases_are_means_over_ranks_per_micro_step(observation: StepObservation) -> None:
     """Medians of 2 s and 4 s: 3 s on average; halved by two micro-steps but for the optimizer."""
     assert visit(observation).phases_s == pytest.approx(

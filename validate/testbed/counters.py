@@ -2,10 +2,9 @@
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-from perfmodel.units import Seconds
+from calibrate.calm import processor_time
 from validate.testbed.namespace import inside
 from validate.testbed.wiring import sent_bytes
 
@@ -14,9 +13,6 @@ BUSY: Final = "busy cpu"
 #: Key of the CPU time that the hypervisor gave to other guests. [s]
 STOLEN: Final = "stolen cpu"
 
-#: Fields of the first line of /proc/stat that count as busy: user, nice, system, irq, softirq.
-_BUSY_FIELDS: Final = (1, 2, 3, 6, 7)
-_STOLEN_FIELDS: Final = (8,)
 _LARGEST_TEXT_BYTES: Final = 65536
 
 
@@ -46,25 +42,10 @@ class CounterReader:
             link: sent_bytes(os.pread(file, _LARGEST_TEXT_BYTES, 0).decode(), device)
             for link, (file, device) in self.files.items()
         }
-        text = Path("/proc/stat").read_text(encoding="ascii")
-        return found | {BUSY: busy_s(text), STOLEN: stolen_s(text)}
+        now = processor_time()
+        return found | {BUSY: now.busy_s, STOLEN: now.stolen_s}
 
     def close(self) -> None:
         """Close the files."""
         for file, _ in self.files.values():
             os.close(file)
-
-
-def busy_s(text: str) -> Seconds:
-    """Busy CPU time of all cores, from the text of ``/proc/stat``. [s]"""
-    return _seconds(text, _BUSY_FIELDS)
-
-
-def stolen_s(text: str) -> Seconds:
-    """Time in which cores had work but other guests of the host ran, from ``/proc/stat``. [s]"""
-    return _seconds(text, _STOLEN_FIELDS)
-
-
-def _seconds(text: str, fields: tuple[int, ...]) -> Seconds:
-    ticks = text.split("\n", 1)[0].split()
-    return sum(int(ticks[field]) for field in fields) / os.sysconf("SC_CLK_TCK")

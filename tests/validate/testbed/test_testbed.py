@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,6 @@ from tests.validate.testbed.played import PlayedCluster, known, serve
 from validate.testbed import (
     calibration,
     client,
-    counters,
     foretell,
     plan,
     play,
@@ -267,13 +265,6 @@ def test_what_other_guests_disturbed_is_run_again_and_the_calmest_is_kept() -> N
     found = play.calmest(lambda: next(always))
     assert found.attempts == 3
     assert found.host.stolen_share == pytest.approx(0.15)
-
-
-def test_stolen_time_is_the_eighth_field() -> None:
-    ticks = os.sysconf("SC_CLK_TCK")
-    text = f"cpu  {ticks} 0 {ticks} 9 9 0 0 {3 * ticks} 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n"
-    assert counters.stolen_s(text) == pytest.approx(3.0)
-    assert counters.busy_s(text) == pytest.approx(2.0)
 
 
 def test_on_a_saturated_machine_nobody_sleeps() -> None:

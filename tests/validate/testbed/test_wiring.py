@@ -5,7 +5,6 @@ import pytest
 from perfmodel.documents.testbed import Fabric
 from perfmodel.errors import MeasurementFailed
 from validate.testbed import wiring
-from validate.testbed.counters import busy_s
 
 RACKS = Fabric(
     node_of_rank=(0, 1),
@@ -49,11 +48,6 @@ def test_counters_are_read_from_the_kernels_table() -> None:
     assert wiring.sent_bytes(PROC_NET_DEV, "eth0") == 7000
     with pytest.raises(MeasurementFailed, match="no device 'eth1'"):
         wiring.sent_bytes(PROC_NET_DEV, "eth1")
-
-
-def test_busy_time_counts_neither_idle_nor_stolen_ticks() -> None:
-    text = "cpu  100 20 30 9000 400 5 45 77 0 0\ncpu0 1 2 3\n"
-    assert busy_s(text) == pytest.approx((100 + 20 + 30 + 5 + 45) / 100)
 
 
 @pytest.mark.parametrize(
