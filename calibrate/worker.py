@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from calibrate.agent import die_with_parent
-from calibrate.calm import Patience, Tried
+from calibrate.calm import MOST_TRIES, Patience, Tried
 from calibrate.campaign import DONE_PREFIX
 from calibrate.environment import describe_environment, torch_facts
 from calibrate.layers import is_optimizer
@@ -66,6 +66,8 @@ from perfmodel.documents.observation import (
 )
 from perfmodel.parallelism.strategy import Setting, Synchronisation
 
+#: What they find does not depend on how fast they are.
+_UNTIMED: Final = (TraceTask, TrainingTask)
 _DEVICE_STREAM_STEPS = 5
 #: Two turns.
 _STEPS_BESIDE = 6
@@ -89,7 +91,10 @@ def main() -> None:
     patience = Patience(agree=lambda value: session.agree(value, world_size=session.world_size))
     with _carrier(session, order.tasks) as carry_out:
         for task in order.tasks:
-            tried = patience.calmest(functools.partial(carry_out, task))
+            act = functools.partial(carry_out, task)
+            tried = patience.calmest(
+                act, most_tries=1 if isinstance(task, _UNTIMED) else MOST_TRIES
+            )
             if session.rank == 0:
                 append_line(output, _lines(task, tried))
                 sys.stdout.write(f"{DONE_PREFIX}{task.name}\n")
