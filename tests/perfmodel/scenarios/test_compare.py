@@ -6,6 +6,7 @@ import pytest
 import perfmodel as pm
 from perfmodel.documents.prediction import Evidence
 from perfmodel.scenarios import with_saved
+from perfmodel.scenarios.compare import contrast_of_draws
 from perfmodel.statistics.pairing import unpaired
 from tests.perfmodel.profiles import Machine, profile
 
@@ -76,3 +77,11 @@ def test_unpaired_draws_keep_their_nominal_and_lose_their_order() -> None:
     assert first[0] == other[0] == draws[0]
     assert abs(np.corrcoef(first[1:], other[1:])[0, 1]) < 0.06
     assert sorted(other) == sorted(draws[:4000])
+
+
+def test_rounding_makes_nothing_faster() -> None:
+    """The last bit of a sum differs from processor to processor."""
+    before_s = np.array([0.1, 0.1, 0.1, 0.1, 0.1])
+    after_s = before_s * np.array([1.0, 1 - 2e-16, 1 + 2e-16, 0.99, 1.01])
+    found = contrast_of_draws(before_s, after_s, batches=1.0, is_paired=True)
+    assert found.probability_faster == 0.25
