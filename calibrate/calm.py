@@ -2,7 +2,7 @@
 
 On a shared host others may get the time that this machine wants. From inside everything then looks
 slow, by any factor and without a trace in its own load; but the kernel counts what was stolen, where
-the hypervisor tells (KVM and Xen do).
+the hypervisor tells (KVM and Xen can). Nothing stolen may also mean that nobody tells.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from perfmodel.units import Seconds
 
 #: How often a task is measured before the calmest time is taken.
 MOST_TRIES: Final = 3
-#: Trying again takes no more than this share of what was spent before.
+#: No task is tried again while all tries again took more than this share of the first ones.
 _MOST_AGAIN: Final = 0.5
 _BLOCK_BYTES: Final = 2**20
 
@@ -27,28 +27,35 @@ _T = TypeVar("_T")
 
 
 class ProcessorTime(NamedTuple):
-    """Since the start of the machine, over all its processors. [s]"""
+    """Of all processors of the machine together. [s]"""
 
     busy_s: Seconds
     stolen_s: Seconds
+    """Wanted here, and given to others."""
+
+    def since(self, start: "ProcessorTime") -> "ProcessorTime":
+        """What was spent from then on; counters that were set back count as standing still."""
+        return ProcessorTime(
+            busy_s=max(0.0, self.busy_s - start.busy_s),
+            stolen_s=max(0.0, self.stolen_s - start.stolen_s),
+        )
+
+    @property
+    def stolen_share(self) -> float:
+        """Of what was wanted, in [0, 1]."""
+        wanted_s = self.busy_s + self.stolen_s
+        return self.stolen_s / wanted_s if wanted_s > 0 else 0.0
 
 
 def processor_time() -> ProcessorTime:
-    """Now; nothing is stolen where nobody counts it."""
+    """Since the start of the machine; nothing is stolen where nobody counts it."""
     times = psutil.cpu_times()
     busy = (getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
     return ProcessorTime(busy_s=sum(busy), stolen_s=getattr(times, "steal", 0.0))
 
 
-def stolen_share(start: ProcessorTime, end: ProcessorTime) -> float:
-    """Share of the processor time that was wanted in between and went to others, in [0, 1]."""
-    stolen_s = max(0.0, end.stolen_s - start.stolen_s)
-    wanted_s = stolen_s + max(0.0, end.busy_s - start.busy_s)
-    return stolen_s / wanted_s if wanted_s > 0 else 0.0
-
-
 def stolen_under_load(num_cores: int, load_s: Seconds) -> float:
-    """The same share while so many cores are kept busy: an idle machine has nothing to lose."""
+    """Share that is stolen while so many cores are kept busy: an idle machine has nothing to lose."""
     block = bytes(_BLOCK_BYTES)
     end_s = time.monotonic() + load_s
 
@@ -63,23 +70,26 @@ def stolen_under_load(num_cores: int, load_s: Seconds) -> float:
         thread.start()
     for thread in threads:
         thread.join()
-    return stolen_share(start, processor_time())
+    return processor_time().since(start).stolen_share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried(Generic[_T]):
-    """What was measured, and the share of the processors that others had meanwhile."""
+    """What was measured, and what the machine spent meanwhile."""
 
     found: _T
-    stolen: float
+    spent: ProcessorTime
+    wall_s: Seconds
 
 
 @dataclass(slots=True, kw_only=True)
 class Patience:
     """Measures again what was measured while others had the processors."""
 
-    agree: Callable[[tuple[float, Seconds]], tuple[float, Seconds]]
-    """Rank 0's value, on all ranks: they must try equally often."""
+    agree: Callable[[tuple[ProcessorTime, Seconds]], tuple[ProcessorTime, Seconds]]
+    """One answer on all ranks, which must try equally often: that of the machine that lost most."""
+    on_again: Callable[[], None]
+    """Called before another try."""
     clock: Callable[[], Seconds] = time.monotonic
     read: Callable[[], ProcessorTime] = processor_time
     _once_s: Seconds = 0.0
@@ -87,19 +97,20 @@ class Patience:
 
     def calmest(self, act: Callable[[], _T], *, most_tries: int = MOST_TRIES) -> Tried[_T]:
         """The calmest of some tries, nearly always the first one; all ranks must call it."""
-        best, spent_s = self._try(act)
-        self._once_s += spent_s
+        best = self._try(act)
+        self._once_s += best.wall_s
         for _ in range(most_tries - 1):
-            if best.stolen <= CALM or self._again_s > _MOST_AGAIN * self._once_s:
+            is_calm = best.spent.stolen_share <= CALM
+            if is_calm or self._again_s > _MOST_AGAIN * self._once_s:
                 break
-            again, spent_s = self._try(act)
-            self._again_s += spent_s
-            best = min(best, again, key=lambda tried: tried.stolen)
+            self.on_again()
+            again = self._try(act)
+            self._again_s += again.wall_s
+            best = min(best, again, key=lambda tried: tried.spent.stolen_share)
         return best
 
-    def _try(self, act: Callable[[], _T]) -> tuple[Tried[_T], Seconds]:
+    def _try(self, act: Callable[[], _T]) -> Tried[_T]:
         start, start_s = self.read(), self.clock()
         found = act()
-        mine = stolen_share(start, self.read()), self.clock() - start_s
-        stolen, spent_s = self.agree(mine)
-        return Tried(found=found, stolen=stolen), spent_s
+        spent, wall_s = self.agree((self.read().since(start), self.clock() - start_s))
+        return Tried(found=found, spent=spent, wall_s=wall_s)

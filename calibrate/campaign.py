@@ -127,6 +127,8 @@ class _Watch:
         self.last_s = time.monotonic()
 
     def on_line(self, line: str) -> None:
+        if line.startswith(TRYING_AGAIN):
+            self.last_s = time.monotonic()
         if not line.startswith(DONE_PREFIX):
             return
         self.num_done += 1
@@ -140,6 +142,8 @@ class _Watch:
 
 #: How rank 0 announces a finished task on its standard output.
 DONE_PREFIX: Final = "done: "
+#: How it announces that a task is measured again, because others had the processors.
+TRYING_AGAIN: Final = "trying again"
 
 
 def _prepare(campaign: Campaign, output: Path, *, resume: bool) -> frozenset[str]:

@@ -86,7 +86,7 @@ def check_smt(environment: Environment) -> Finding | None:
 
 
 def check_virtual(environment: Environment) -> Finding | None:
-    """Neighbours on the same host cannot be seen from inside."""
+    """Neighbours on the same host are seen only as far as the hypervisor tells."""
     virtual = environment["host"]["is_virtual"]
     if virtual is None:
         return None

@@ -19,7 +19,8 @@ class HostFacts(TypedDict):
 class CpuFacts(TypedDict):
     """Cores, what limits them, and how busy they are before the measurement.
 
-    ``stolen`` is the share of wanted time that a hypervisor gives to others while all cores work.
+    ``stolen`` is the share of wanted time that a hypervisor gives to others while all cores work, as
+    far as it tells.
     """
 
     model: str | None

@@ -41,7 +41,9 @@ def cpu_facts(
         max_frequency_hz=frequency[1],
         load_average_1min=_load_average(),
         busy_cores=None if busy_fraction is None else busy_fraction * (logical or 1),
-        stolen=stolen_under_load(usable_cores(), load_s) if load_s > 0 else None,
+        stolen=stolen_under_load(usable_cores(), load_s)
+        if load_s > 0 and is_virtual(root)
+        else None,
     )
 
 

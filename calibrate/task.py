@@ -87,6 +87,11 @@ class StepTask(Record):
         return self
 
 
+def replay_name(steps: str) -> str:
+    """Of the replay that takes turns with a task's steps."""
+    return f"{steps} replayed"
+
+
 class CollectiveTask(Record):
     """Repeat one collective."""
 

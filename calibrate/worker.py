@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from calibrate.agent import die_with_parent
-from calibrate.calm import MOST_TRIES, Patience, Tried
-from calibrate.campaign import DONE_PREFIX
+from calibrate.calm import MOST_TRIES, Patience, ProcessorTime, Tried
+from calibrate.campaign import DONE_PREFIX, TRYING_AGAIN
 from calibrate.environment import describe_environment, torch_facts
 from calibrate.layers import is_optimizer
 from calibrate.plan import ComputeProbe
@@ -58,13 +58,14 @@ from perfmodel.documents.observation import (
     Observation,
     OperatorsObservation,
     OverlapObservation,
+    ProcessorObservation,
     ReplayObservation,
     StepObservation,
-    StolenObservation,
     TrainingObservation,
     WorkloadObservation,
 )
 from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.units import Seconds
 
 #: What they find does not depend on how fast they are.
 _UNTIMED: Final = (TraceTask, TrainingTask)
@@ -88,7 +89,10 @@ def main() -> None:
     session.observations = output
     if session.rank == 0:
         append_line(output, _environment().model_dump_json())
-    patience = Patience(agree=lambda value: session.agree(value, world_size=session.world_size))
+    patience = Patience(
+        agree=lambda mine: _of_the_restless_host(session, mine),
+        on_again=lambda: _say(session, TRYING_AGAIN),
+    )
     with _carrier(session, order.tasks) as carry_out:
         for task in order.tasks:
             act = functools.partial(carry_out, task)
@@ -97,19 +101,38 @@ def main() -> None:
             )
             if session.rank == 0:
                 append_line(output, _lines(task, tried))
-                sys.stdout.write(f"{DONE_PREFIX}{task.name}\n")
-                sys.stdout.flush()
+            _say(session, f"{DONE_PREFIX}{task.name}")
             session.barrier()
     dist.destroy_process_group()
 
 
+def _say(session: Session, words: str) -> None:
+    """Tell whoever launched the ranks."""
+    if session.rank == 0:
+        sys.stdout.write(f"{words}\n")
+        sys.stdout.flush()
+
+
+def _of_the_restless_host(
+    session: Session, mine: tuple[ProcessorTime, Seconds]
+) -> tuple[ProcessorTime, Seconds]:
+    """What the host spent that lost the largest share, and for how long, on all ranks."""
+    found = session.gather(mine, world_size=session.world_size)
+    worst = max(found, key=lambda each: each[0].stolen_share, default=mine)
+    agreed: tuple[ProcessorTime, Seconds] = session.agree(worst, world_size=session.world_size)
+    return agreed
+
+
 def _lines(task: Task, tried: Tried[str | None]) -> str:
-    """What rank 0 observed; time that was stolen from it is told in a line of its own."""
+    """What rank 0 observed, and in a line of its own what the processors did meanwhile."""
     assert tried.found is not None, task
-    if not tried.stolen:
-        return tried.found
-    stolen = StolenObservation(task=task.name, round=task.round, share=tried.stolen)
-    return f"{tried.found}\n{stolen.model_dump_json()}"
+    spent = ProcessorObservation(
+        task=task.name,
+        round=task.round,
+        busy_s=tried.spent.busy_s,
+        stolen_s=tried.spent.stolen_s,
+    )
+    return f"{tried.found}\n{spent.model_dump_json()}"
 
 
 def _environment() -> EnvironmentObservation:

@@ -13,7 +13,7 @@ from calibrate.environment import describe_environment
 from calibrate.launch import Launcher
 from calibrate.placement import placement_of, provenance
 from calibrate.replays import with_replays
-from calibrate.task import StepTask, Task
+from calibrate.task import StepTask, Task, replay_name
 from calibrate.visits import (
     Estimate,
     Visit,
@@ -183,14 +183,14 @@ def judge_models(
         profile = with_replays(profile, replays)
     num_visits = round(float(np.median([len(entry.visits) for entry in found.values()] or [1])))
     later = Predictor(profile, use_measured=uses_replays, num_visits=num_visits)
-    # Only on one rank do steps take turns with their replays.
-    in_turn = Predictor(profile, num_visits=None) if uses_replays else later
+    in_turn = Predictor(profile, num_visits=None)
+    beside = _replayed_in_turn(steps, replays) if uses_replays else frozenset()
     traced = _traced(later, replays)
     rows = tuple(
         _compared(
             setting,
             found[setting],
-            in_turn if setting.world_size == 1 else later,
+            in_turn if setting in beside else later,
             traced[setting.workload],
             request.mode,
         )
@@ -205,6 +205,15 @@ def judge_models(
     slowdown = float(np.median([1 / factor for e in found.values() for factor in e.factors]))
     stolen = stolen_share(observations)
     return _document(request, rows, slowdown=slowdown, stolen=stolen, path=path)
+
+
+def _replayed_in_turn(
+    steps: Sequence[StepObservation], replays: Sequence[ReplayObservation]
+) -> frozenset[Setting]:
+    """Settings of which every visit took turns with a replay of its own."""
+    names = {entry.task for entry in replays}
+    apart = {entry.setting for entry in steps if replay_name(entry.task) not in names}
+    return frozenset(entry.setting for entry in steps) - apart
 
 
 def _traced(

@@ -6,7 +6,7 @@ from typing import Self
 from calibrate.probes.replay import Replay
 from calibrate.probes.session import Session
 from calibrate.probes.tracing import replayed_step
-from calibrate.task import ReplayTask, StepTask
+from calibrate.task import ReplayTask, StepTask, replay_name
 from perfmodel.documents.observation import RankSteps, ReplayObservation, TimedOperator
 from perfmodel.tracing.trace import TracedModel
 from perfmodel.workload.operator import Phase
@@ -36,7 +36,7 @@ class Replayed:
         return cls.open(
             session,
             ReplayTask(
-                name=f"{task.name} replayed",
+                name=replay_name(task.name),
                 round=task.round,
                 workload=task.setting.workload,
                 micro_batch=task.setting.micro_batch,

@@ -91,17 +91,20 @@ class Session:
         if self.asynchronous:
             torch.cuda.synchronize(self.device)
 
-    def speed_probe(self, duration_s: Seconds) -> Seconds:
+    def speed_probe(self, duration_s: Seconds, *, is_joint: bool = False) -> Seconds:
         """Mean time of a fixed small matrix product over about ``duration_s``. [s]
 
         Neighbours on a shared machine slow everything down in bursts; this is what tells a slow
-        machine from a slow setting.
+        machine from a slow setting. Beside joint work it goes by the same clock.
         """
         matrix = torch.ones(_PROBE_WIDTH, _PROBE_WIDTH, device=self.device)
-        first_s = self.time_repeats(lambda: matrix @ matrix, repeats=4)[1:]
-        repeats = repeats_within(duration_s, first_s, minimum=4, maximum=200)
-        times_s = self.time_repeats(lambda: matrix @ matrix, repeats=repeats)
-        return sum(times_s) / len(times_s)
+
+        def times_s(repeats: int) -> list[Seconds]:
+            return self.time_repeats(lambda: matrix @ matrix, repeats=repeats, is_joint=is_joint)
+
+        repeats = repeats_within(duration_s, times_s(4)[1:], minimum=4, maximum=200)
+        found_s = times_s(repeats)
+        return sum(found_s) / len(found_s)
 
     def time_repeats(
         self, act: Callable[[], object], *, repeats: int, is_joint: bool = False

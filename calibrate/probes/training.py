@@ -256,7 +256,9 @@ def _run(
     On an asynchronous device nothing may come between the steps, or the queue would run dry: it
     is probed once, before the first.
     """
-    clock: Clock = DeviceClock() if session.asynchronous else HostClock(_clock_of(setting))
+    is_joint = _is_joint(setting)
+    now = time.perf_counter if is_joint else own_clock()
+    clock: Clock = DeviceClock() if session.asynchronous else HostClock(now)
     turn_steps = num_steps if session.asynchronous else _TURN_STEPS
     probes_s = []
     cpu_s = []
@@ -265,7 +267,7 @@ def _run(
         if in_turn is not None and index % turn_steps == 0:
             in_turn(min(turn_steps, num_steps - index))
         if index == 0 or not session.asynchronous:
-            probes_s.append(session.speed_probe(step_hint_s * _PROBE_SHARE))
+            probes_s.append(session.speed_probe(step_hint_s * _PROBE_SHARE, is_joint=is_joint))
             session.barrier(setting.world_size)
         started_s, wall_started_s = time.process_time(), time.perf_counter()
         clock.mark()
@@ -283,10 +285,9 @@ def _run(
     return probes_s, phases
 
 
-def _clock_of(setting: Setting) -> Callable[[], Seconds]:
-    """Ranks wait for each other, one under DDP for its own reductions: by the clock on the wall."""
-    is_alone = setting.world_size == 1 and setting.synchronisation is Synchronisation.NONE
-    return own_clock() if is_alone else time.perf_counter
+def _is_joint(setting: Setting) -> bool:
+    """Whether there is something to wait for: other ranks, or under DDP one's own reductions."""
+    return setting.world_size > 1 or setting.synchronisation is not Synchronisation.NONE
 
 
 def _collect(

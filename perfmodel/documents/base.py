@@ -356,3 +356,8 @@ def _write_through(path: Path, content: bytes) -> None:
         raise PerfModelError(
             f"{path}: cannot be written: {error.strerror or error}; choose another place"
         ) from error
+
+
+def unless_empty(written: dict[str, object], *names: str) -> dict[str, object]:
+    """Documents from before a field was known read and digest as they did then."""
+    return {key: value for key, value in written.items() if key not in names or value}

@@ -1,4 +1,7 @@
-"""When a machine counts as calm: one rule for doctor, measurements and reports."""
+"""When a machine counts as calm: for doctor, measurements and reports.
+
+The testbed, where all ranks wait for the slowest, has a stricter rule of its own.
+"""
 
 from typing import Final
 

@@ -2,9 +2,15 @@
 
 from typing import ClassVar
 
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import (
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
-from perfmodel.documents.base import Document, Provenance, Record, Share
+from perfmodel.documents.base import Document, Provenance, Record, Share, unless_empty
 from perfmodel.documents.prediction import Evidence, Interval
 from perfmodel.documents.validation import ErrorSummary, Gate
 from perfmodel.parallelism.strategy import Setting
@@ -58,3 +64,7 @@ class ModelsValidationDocument(Document):
     coverage: NonNegativeFloat
     gates: tuple[Gate, ...]
     passed: bool
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return unless_empty(write(self), "stolen")

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, PositiveInt, TypeAdapter
 
-from perfmodel.documents.base import Record, Share, read_lines
+from perfmodel.documents.base import Record, read_lines
 from perfmodel.parallelism.strategy import Setting
 from perfmodel.workload.operator import Operator, Phase
 from perfmodel.workload.step import SymbolicStep
@@ -23,8 +23,9 @@ PHASES: Final = ("input", "forward", "backward", "optimizer")
 class RankSteps(Record):
     """Every timed step of one rank, in order; all fields have the same length. [s]
 
-    Of one rank of one thread without DDP, which waits for nobody, they are seconds in which it had a
-    processor: without what a hypervisor gave to others. Otherwise the clock on the wall counts.
+    Of one CPU rank of one thread without DDP, which waits for nobody, they are seconds in which it had a
+    processor, without what a hypervisor gave to others; so it is where ``wall_s`` differs. Otherwise
+    the clock on the wall counts, or that of the GPU.
     """
 
     rank: int
@@ -242,14 +243,15 @@ class TrainingObservation(Record):
         return self.world_size * self.micro_batch
 
 
-class StolenObservation(Record):
-    """Processor time that a hypervisor gave to others during a task; tasks without lost none."""
+class ProcessorObservation(Record):
+    """What all processors of the machine did during a task; of several machines the one that lost most."""
 
-    kind: Literal["stolen"] = "stolen"
+    kind: Literal["processor"] = "processor"
     task: str
     round: int
-    share: Share
-    """Of what the machine wanted."""
+    busy_s: Duration
+    stolen_s: Duration
+    """Wanted, and given to others by a hypervisor, as far as it tells."""
 
 
 class EnvironmentObservation(Record):
@@ -271,7 +273,7 @@ Observation = Annotated[
     | OperatorsObservation
     | CheckpointObservation
     | TrainingObservation
-    | StolenObservation
+    | ProcessorObservation
     | EnvironmentObservation,
     Field(discriminator="kind"),
 ]
@@ -297,7 +299,8 @@ def tasks_done(observations: Iterable[Observation]) -> frozenset[str]:
 
 
 def stolen_share(observations: Sequence[Observation]) -> float:
-    """Processor time that a hypervisor gave to others, a mean over the tasks, in [0, 1]."""
-    measured = [entry for entry in observations if not isinstance(entry, EnvironmentObservation)]
-    shares = {entry.task: entry.share for entry in measured if isinstance(entry, StolenObservation)}
-    return sum(shares.values()) / max(1, len(tasks_done(measured)))
+    """Of the processor time that was wanted, what a hypervisor gave to others, in [0, 1]."""
+    spent = [entry for entry in observations if isinstance(entry, ProcessorObservation)]
+    stolen_s = sum(entry.stolen_s for entry in spent)
+    wanted_s = stolen_s + sum(entry.busy_s for entry in spent)
+    return stolen_s / wanted_s if wanted_s > 0 else 0.0

@@ -11,7 +11,7 @@ from pydantic import (
     model_serializer,
 )
 
-from perfmodel.documents.base import Document, Provenance, Record, Share
+from perfmodel.documents.base import Document, Provenance, Record, Share, unless_empty
 from perfmodel.documents.prediction import Evidence
 from perfmodel.errors import CalibrationUnavailable, PerfModelError
 from perfmodel.workload.workload import Workload
@@ -141,11 +141,6 @@ class SingleStep(Record):
     relative_error: RelativeError
 
 
-def _unless_empty(written: dict[str, object], *names: str) -> dict[str, object]:
-    """Profiles from before a field was known read and digest as they did then."""
-    return {key: value for key, value in written.items() if key not in names or value}
-
-
 class OperatorFamily(Record):
     """Timings of operators that tell about each other, as ratios to the sum of their work's times."""
 
@@ -166,7 +161,7 @@ class OperatorFamily(Record):
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return _unless_empty(write(self), "unit_s")
+        return unless_empty(write(self), "unit_s")
 
 
 class MeasuredOperator(Record):
@@ -252,7 +247,7 @@ class OperatorProfile(Record):
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return _unless_empty(write(self), "rescaling", "visit_errors")
+        return unless_empty(write(self), "rescaling", "visit_errors")
 
 
 class CheckpointProfile(Record):
@@ -340,7 +335,7 @@ class ProfileDocument(Document):
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return _unless_empty(write(self), "checkpoint", "noise_scales", "stolen")
+        return unless_empty(write(self), "checkpoint", "noise_scales", "stolen")
 
     @property
     def max_world_size(self) -> int:

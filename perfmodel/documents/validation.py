@@ -2,9 +2,16 @@
 
 from typing import Annotated, ClassVar, Final
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
-from perfmodel.documents.base import Document, Provenance, Record, Share
+from perfmodel.documents.base import Document, Provenance, Record, Share, unless_empty
 from perfmodel.documents.prediction import Interval
 from perfmodel.parallelism.strategy import Setting
 
@@ -120,3 +127,7 @@ class ValidationDocument(Document):
     """Of the times as the clock showed them."""
     gates: tuple[Gate, ...]
     passed: bool
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return unless_empty(write(self), "stolen")

@@ -6,39 +6,32 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from calibrate.calm import (
-    Patience,
-    ProcessorTime,
-    processor_time,
-    stolen_share,
-    stolen_under_load,
-)
+from calibrate.calm import Patience, ProcessorTime, processor_time, stolen_under_load
 from perfmodel.documents.observation import (
     EnvironmentObservation,
     Observation,
-    StolenObservation,
+    ProcessorObservation,
+    stolen_share,
 )
-from perfmodel.documents.observation import (
-    stolen_share as mean_stolen_share,
-)
-from perfmodel.parallelism.strategy import Setting
-from tests.played_worker import step_observation
+
+TASK_S = 1.0
 
 
-def played(*stolen: float, task_s: float = 1.0) -> tuple[Patience, Iterator[int]]:
+def played(*stolen: float) -> tuple[Patience, Iterator[int]]:
     """A machine of which tasks of one second lose such shares in turn, and the numbers of the tries."""
     shares = iter(stolen)
     now = {"s": 0.0, "busy_s": 100.0, "stolen_s": 50.0}
 
     def tries() -> Iterator[int]:
         for number, share in enumerate(shares):
-            now["s"] += task_s
-            now["busy_s"] += task_s * (1 - share)
-            now["stolen_s"] += task_s * share
+            now["s"] += TASK_S
+            now["busy_s"] += TASK_S * (1 - share)
+            now["stolen_s"] += TASK_S * share
             yield number
 
     patience = Patience(
-        agree=lambda value: value,
+        agree=lambda mine: mine,
+        on_again=lambda: None,
         clock=lambda: now["s"],
         read=lambda: ProcessorTime(busy_s=now["busy_s"], stolen_s=now["stolen_s"]),
     )
@@ -49,7 +42,7 @@ def test_a_calm_task_is_measured_once() -> None:
     patience, tries = played(0.04, 0.0)
     tried = patience.calmest(lambda: next(tries))
     assert tried.found == 0
-    assert tried.stolen == pytest.approx(0.04)
+    assert tried.spent.stolen_share == pytest.approx(0.04)
 
 
 def test_a_disturbed_task_is_measured_again_until_it_is_calm() -> None:
@@ -65,7 +58,7 @@ def test_the_calmest_try_counts_where_none_is_calm() -> None:
         patience.calmest(lambda: next(tries))
     tried = patience.calmest(lambda: next(tries))
     assert tried.found == 10
-    assert tried.stolen == pytest.approx(0.2)
+    assert tried.spent.stolen_share == pytest.approx(0.2)
 
 
 def test_a_restless_machine_is_not_waited_for_without_end() -> None:
@@ -79,7 +72,8 @@ def test_a_restless_machine_is_not_waited_for_without_end() -> None:
 def test_all_ranks_do_as_rank_0_does() -> None:
     """A rank that saw nothing stolen tries again nevertheless."""
     patience, tries = played(0.0, 0.0, 0.0, 0.0)
-    told = iter([(0.0, 1.0), (0.0, 1.0), (0.9, 1.0), (0.0, 1.0)])
+    calm, stolen = ProcessorTime(busy_s=1.0, stolen_s=0.0), ProcessorTime(busy_s=1.0, stolen_s=9.0)
+    told = iter([(calm, TASK_S), (calm, TASK_S), (stolen, TASK_S), (calm, TASK_S)])
     patience.agree = lambda _mine: next(told)
     found = [patience.calmest(lambda: next(tries)).found for _ in range(3)]
     assert found == [0, 1, 3]
@@ -87,7 +81,7 @@ def test_all_ranks_do_as_rank_0_does() -> None:
 
 def test_nothing_is_stolen_of_what_nobody_wanted() -> None:
     idle = ProcessorTime(busy_s=1.0, stolen_s=1.0)
-    assert stolen_share(idle, idle) == 0.0
+    assert idle.since(idle).stolen_share == 0.0
 
 
 def test_busy_time_holds_neither_idle_nor_stolen_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,14 +99,21 @@ def test_this_machine_counts_its_processors_time() -> None:
     assert after.busy_s + after.stolen_s > before.busy_s + before.stolen_s
 
 
-def test_tasks_of_which_nothing_was_stolen_count_in_the_mean() -> None:
-    setting = Setting(workload="lenet", world_size=1, micro_batch=8)
-    tasks = [step_observation(setting, task=f"task {number}") for number in range(4)]
+def test_long_tasks_count_for_more() -> None:
     observations: list[Observation] = [
         EnvironmentObservation(task="environment-1", round=0, facts={}),
-        *tasks,
-        StolenObservation(task="task 1", round=0, share=0.8),
-        StolenObservation(task="task 2", round=0, share=0.4),
+        ProcessorObservation(task="long", round=0, busy_s=8.0, stolen_s=0.0),
+        ProcessorObservation(task="short", round=0, busy_s=1.0, stolen_s=1.0),
     ]
-    assert mean_stolen_share(observations) == pytest.approx(0.3)
-    assert mean_stolen_share([]) == 0.0
+    assert stolen_share(observations) == pytest.approx(0.1)
+    assert stolen_share([]) == 0.0
+
+
+def test_whoever_waits_is_told_of_every_other_try() -> None:
+    patience, tries = played(0.0, 0.0, 0.5, 0.3, 0.0, 0.0)
+    told: list[str] = []
+    patience.on_again = lambda: told.append("again")
+    for _ in range(3):
+        patience.calmest(lambda: next(tries))
+    assert next(tries) == 5
+    assert len(told) == 2

@@ -20,13 +20,14 @@ from calibrate.launch import TorchrunLauncher
 from calibrate.topology import LaunchFlags
 from perfmodel.documents.observation import (
     Observation,
+    RankSteps,
     StepObservation,
     read_observations,
 )
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import MeasurementFailed
 from perfmodel.forecast import Forecast, forecast
-from perfmodel.parallelism.strategy import Setting
+from perfmodel.parallelism.strategy import Setting, Synchronisation
 from perfmodel.predictor import Predictor
 from tests.calibrate.real_ranks import (
     NEEDS_TWO_RANKS,
@@ -94,11 +95,21 @@ def assert_steps_are_complete(entry: StepObservation) -> None:
         assert len(rank.step_s) >= 4
         parts_s = (rank.input_s, rank.forward_s, rank.backward_s, rank.optimizer_s)
         assert [sum(parts) for parts in zip(*parts_s, strict=True)] == pytest.approx(rank.step_s)
+        assert_the_clock_is_right(entry.setting, rank)
+
+
+def assert_the_clock_is_right(setting: Setting, rank: RankSteps) -> None:
+    """That on the wall wherever there is something to wait for; alone, that of the thread."""
+    if setting.synchronisation is Synchronisation.NONE:
+        assert sum(rank.step_s) == pytest.approx(sum(rank.cpu_s), rel=0.05, abs=1e-4)
+        assert sum(rank.step_s) <= 1.01 * sum(rank.wall_s)
+    else:
+        assert sum(rank.step_s) == pytest.approx(sum(rank.wall_s), rel=0.05, abs=1e-3)
 
 
 def tasks_in(observations: Sequence[Observation]) -> list[str]:
-    """What was measured, in order; other guests of the host may have taken time from any of it."""
-    beside = ("environment", "stolen")
+    """What was measured, in order."""
+    beside = ("environment", "processor")
     return [entry.task for entry in observations if entry.kind not in beside]
 
 
