@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from calibrate.agent import die_with_parent
-from calibrate.calm import MOST_TRIES, Patience, ProcessorTime, Tried
+from calibrate.calm import MOST_TRIES, Patience, Tried
 from calibrate.campaign import DONE_PREFIX, TRYING_AGAIN
 from calibrate.environment import describe_environment, torch_facts
 from calibrate.layers import is_optimizer
@@ -65,7 +65,6 @@ from perfmodel.documents.observation import (
     WorkloadObservation,
 )
 from perfmodel.parallelism.strategy import Setting, Synchronisation
-from perfmodel.units import Seconds
 
 #: What they find does not depend on how fast they are.
 _UNTIMED: Final = (TraceTask, TrainingTask)
@@ -90,7 +89,7 @@ def main() -> None:
     if session.rank == 0:
         append_line(output, _environment().model_dump_json())
     patience = Patience(
-        agree=lambda mine: _of_the_restless_host(session, mine),
+        agree=lambda mine: session.agree_on_largest(mine, key=lambda each: each[0].stolen_share),
         on_again=lambda: _say(session, TRYING_AGAIN),
     )
     with _carrier(session, order.tasks) as carry_out:
@@ -111,16 +110,6 @@ def _say(session: Session, words: str) -> None:
     if session.rank == 0:
         sys.stdout.write(f"{words}\n")
         sys.stdout.flush()
-
-
-def _of_the_restless_host(
-    session: Session, mine: tuple[ProcessorTime, Seconds]
-) -> tuple[ProcessorTime, Seconds]:
-    """What the host spent that lost the largest share, and for how long, on all ranks."""
-    found = session.gather(mine, world_size=session.world_size)
-    worst = max(found, key=lambda each: each[0].stolen_share, default=mine)
-    agreed: tuple[ProcessorTime, Seconds] = session.agree(worst, world_size=session.world_size)
-    return agreed
 
 
 def _lines(task: Task, tried: Tried[str | None]) -> str:
