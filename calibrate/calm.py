@@ -21,6 +21,9 @@ from perfmodel.units import Seconds
 MOST_TRIES: Final = 3
 #: No task is tried again while all tries again took more than this share of the first ones.
 _MOST_AGAIN: Final = 0.5
+#: Who waits for calm lets the machine rest for so long, then keeps it busy for a moment to see.
+_REST_S: Final = 16.0
+_LOOK_S: Final = 4.0
 _BLOCK_BYTES: Final = 2**20
 
 _T = TypeVar("_T")
@@ -56,6 +59,13 @@ def processor_time() -> ProcessorTime:
 
 def stolen_under_load(num_cores: int, load_s: Seconds) -> float:
     """Share that is stolen while so many cores are kept busy: an idle machine has nothing to lose."""
+    start = processor_time()
+    keep_busy(num_cores, load_s)
+    return processor_time().since(start).stolen_share
+
+
+def keep_busy(num_cores: int, load_s: Seconds) -> None:
+    """Use so many cores for so long."""
     block = bytes(_BLOCK_BYTES)
     end_s = time.monotonic() + load_s
 
@@ -64,13 +74,11 @@ def stolen_under_load(num_cores: int, load_s: Seconds) -> float:
         while time.monotonic() < end_s:
             hashlib.sha256(block)
 
-    start = processor_time()
     threads = [threading.Thread(target=work) for _ in range(num_cores)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return processor_time().since(start).stolen_share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +98,13 @@ class Patience:
     """One answer on all ranks, which must try equally often: that of the machine that lost most."""
     on_again: Callable[[], None]
     """Called before another try."""
+    wait_s: Seconds = 0.0
+    """How long it may still wait for calm before tasks are tried again, all together."""
+    on_wait: Callable[[Seconds], None] = lambda _waited_s: None
+    """Called with how long it has waited since the last call."""
+    look: Callable[[Seconds], None] = lambda load_s: keep_busy(1, load_s)
+    """Keeps the cores of this rank busy."""
+    rest: Callable[[Seconds], None] = time.sleep
     clock: Callable[[], Seconds] = time.monotonic
     read: Callable[[], ProcessorTime] = processor_time
     _once_s: Seconds = 0.0
@@ -99,15 +114,31 @@ class Patience:
         """The calmest of some tries, nearly always the first one; all ranks must call it."""
         best = self._try(act)
         self._once_s += best.wall_s
-        for _ in range(most_tries - 1):
-            is_calm = best.spent.stolen_share <= CALM
-            if is_calm or self._again_s > _MOST_AGAIN * self._once_s:
+        for number in range(1, most_tries):
+            if best.spent.stolen_share <= CALM:
+                break
+            is_spent = self._again_s > _MOST_AGAIN * self._once_s
+            # What disturbs for a moment is over by the second try.
+            is_over = (number > 1 or is_spent) and self._waited_for_calm()
+            if is_spent and not is_over:
                 break
             self.on_again()
             again = self._try(act)
             self._again_s += again.wall_s
             best = min(best, again, key=lambda tried: tried.spent.stolen_share)
         return best
+
+    def _waited_for_calm(self) -> bool:
+        """Whether others left the processors alone before nothing might be waited any more."""
+        while self.wait_s > 0:
+            self.rest(_REST_S)
+            seen = self._try(lambda: self.look(_LOOK_S))
+            waited_s = _REST_S + seen.wall_s
+            self.wait_s -= waited_s
+            self.on_wait(waited_s)
+            if seen.spent.stolen_share <= CALM:
+                return True
+        return False
 
     def _try(self, act: Callable[[], _T]) -> Tried[_T]:
         start, start_s = self.read(), self.clock()

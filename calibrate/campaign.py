@@ -20,7 +20,7 @@ from perfmodel.documents.observation import (
     tasks_done,
 )
 from perfmodel.errors import IncomparableRuns, InvalidDocument, PerfModelError, UsageError, why
-from perfmodel.units import Seconds
+from perfmodel.units import Seconds, format_duration
 
 OBSERVATIONS: Final = "observations.jsonl"
 PLAN: Final = "plan.json"
@@ -50,6 +50,8 @@ class Campaign:
     """What is measured: a resumed campaign must have the same."""
     rounds: Sequence[Sequence[Task]]
     placement: Placement
+    patience_s: Seconds = 0.0
+    """How long it may wait, in all, for other guests of the host to give processors back."""
 
 
 def measure(
@@ -75,6 +77,7 @@ def measure(
     done = _prepare(campaign, output, resume=resume)
     total = sum(len(tasks) for tasks in campaign.rounds)
     num_done = sum(task.name in done for tasks in campaign.rounds for task in tasks)
+    patience_s = campaign.patience_s
     with _machine_of(
         campaign,
         lambda words: on_progress(
@@ -87,7 +90,7 @@ def measure(
                 continue
             watch = _Watch(num_done=num_done, total=total, on_progress=on_progress)
             launcher.run(
-                [str(_write_order(campaign, index, pending, output))],
+                [str(_write_order(campaign, index, pending, output, patience_s=patience_s))],
                 topology=campaign.placement.topology,
                 conditions=campaign.placement.conditions,
                 on_line=watch.on_line,
@@ -95,6 +98,7 @@ def measure(
                 stall_timeout_s=stall_timeout_s,
             )
             num_done += len(pending)
+            patience_s = max(0.0, patience_s - watch.waited_s)
     return output
 
 
@@ -122,6 +126,8 @@ class _Watch:
     total: int
     on_progress: Callable[[Progress], None]
     last_s: Seconds = 0.0
+    waited_s: Seconds = 0.0
+    """For other guests of the host."""
 
     def __post_init__(self) -> None:
         self.last_s = time.monotonic()
@@ -129,14 +135,22 @@ class _Watch:
     def on_line(self, line: str) -> None:
         if line.startswith(TRYING_AGAIN):
             self.last_s = time.monotonic()
+        if line.startswith(WAITED_PREFIX):
+            self.last_s = time.monotonic()
+            self.waited_s += float(line.removeprefix(WAITED_PREFIX))
+            self._tell(
+                f"other guests of the host have the processors, waited {format_duration(self.waited_s)}",
+                is_waiting=True,
+            )
         if not line.startswith(DONE_PREFIX):
             return
         self.num_done += 1
         self.last_s = time.monotonic()
+        self._tell(line.removeprefix(DONE_PREFIX).strip())
+
+    def _tell(self, words: str, *, is_waiting: bool = False) -> None:
         self.on_progress(
-            Progress(
-                done=self.num_done, total=self.total, task=line.removeprefix(DONE_PREFIX).strip()
-            )
+            Progress(done=self.num_done, total=self.total, task=words, is_waiting=is_waiting)
         )
 
 
@@ -144,6 +158,8 @@ class _Watch:
 DONE_PREFIX: Final = "done: "
 #: How it announces that a task is measured again, because others had the processors.
 TRYING_AGAIN: Final = "trying again"
+#: How it announces that it has waited for calm, and for how long since the last such line. [s]
+WAITED_PREFIX: Final = "waited: "
 
 
 def _prepare(campaign: Campaign, output: Path, *, resume: bool) -> frozenset[str]:
@@ -223,13 +239,16 @@ def fingerprint_of(observation: EnvironmentObservation) -> str:
     return found
 
 
-def _write_order(campaign: Campaign, index: int, tasks: Sequence[Task], output: Path) -> Path:
+def _write_order(
+    campaign: Campaign, index: int, tasks: Sequence[Task], output: Path, *, patience_s: Seconds
+) -> Path:
     path = campaign.folder / "orders" / f"round-{index}.json"
     order = WorkOrder(
         schema_version=WorkOrder.current_version,
         device_kind=campaign.placement.device_kind,
         output=str(output.resolve()),
         tasks=tuple(tasks),
+        patience_s=patience_s,
     )
     order.write(path)
     if not output.exists():

@@ -110,7 +110,8 @@ def check_stolen(environment: Environment) -> Finding | None:
         return ok(what)
     report = bad if stolen > _STOLEN_BAD else warn
     why = "steps, collectives and probes stop at any moment for as long as the neighbours want"
-    return report(what, why=why, advice="wait for a calmer hour, or take a dedicated host")
+    advice = "wait for a calmer hour, calibrate with --patience 30min, or take a dedicated host"
+    return report(what, why=why, advice=advice)
 
 
 def check_memory(environment: Environment) -> Finding | None:

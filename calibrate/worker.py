@@ -6,6 +6,7 @@ task to the output file, so that whatever happens, finished tasks stay finished.
 
 import contextlib
 import functools
+import operator
 import os
 import sys
 import time
@@ -18,8 +19,8 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from calibrate.agent import die_with_parent
-from calibrate.calm import MOST_TRIES, Patience, Tried
-from calibrate.campaign import DONE_PREFIX, TRYING_AGAIN
+from calibrate.calm import MOST_TRIES, Patience, Tried, keep_busy
+from calibrate.campaign import DONE_PREFIX, TRYING_AGAIN, WAITED_PREFIX
 from calibrate.environment import describe_environment, torch_facts
 from calibrate.layers import is_optimizer
 from calibrate.plan import ComputeProbe
@@ -91,6 +92,10 @@ def main() -> None:
     patience = Patience(
         agree=lambda mine: session.agree_on_largest(mine, key=lambda each: each[0].stolen_share),
         on_again=lambda: _say(session, TRYING_AGAIN),
+        # The nodes of one run were told by different launchers.
+        wait_s=session.agree_on_largest(order.patience_s, key=operator.neg),
+        on_wait=lambda waited_s: _say(session, f"{WAITED_PREFIX}{waited_s:.1f}"),
+        look=functools.partial(keep_busy, torch.get_num_threads()),
     )
     with _carrier(session, order.tasks) as carry_out:
         for task in order.tasks:

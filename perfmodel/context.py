@@ -104,7 +104,7 @@ def _condition_caveats(profile: ProfileDocument) -> list[str]:
     if profile.stolen > CALM:
         found.append(
             f"while the machine was measured its hypervisor gave {100 * profile.stolen:.0f} % of the "
-            "processor time that was wanted to others: calibrate again in a calmer hour"
+            "processor time that was wanted to others: calibrate again in a calmer hour, or with --patience"
         )
     kept = [f"{name}={v}" for name, v in profile.variables.items() if name.startswith("MALLOC_")]
     if kept and profile.rescaling is None:

@@ -20,7 +20,7 @@ from calibrate.probes.operators import (
     made_up,
     returned_tensors,
 )
-from calibrate.probes.session import Session, own_clock, repeats_within
+from calibrate.probes.session import Session, host_clock, repeats_within
 from calibrate.probes.training import Clock, DeviceClock, HostClock
 from perfmodel.tracing.optimizers import make_optimizer
 from perfmodel.units import Seconds
@@ -85,7 +85,9 @@ class Passes:
 
     def new_clock(self) -> Clock:
         """A clock of the device for one pass."""
-        return DeviceClock() if self._session.asynchronous else HostClock(own_clock())
+        return (
+            DeviceClock() if self._session.asynchronous else HostClock(host_clock(is_joint=False))
+        )
 
     def run(self, clock: Clock) -> dict[int, Tensor]:
         """Make every call between two marks; return what is left, the gradients among it."""

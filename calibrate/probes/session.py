@@ -116,9 +116,7 @@ class Session:
     ) -> list[Seconds]:
         """How long each repeat takes, the device's work included; joint ones wait for other ranks. [s]"""
         if not self.asynchronous:
-            return _host_times(
-                act, repeats=repeats, now=time.perf_counter if is_joint else own_clock()
-            )
+            return _host_times(act, repeats=repeats, now=host_clock(is_joint=is_joint))
         events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
         events[0].record()
         for event in events[1:]:
@@ -132,12 +130,13 @@ def _new_group(size: int, backend: str) -> dist.ProcessGroup:
     return cast(dist.ProcessGroup, dist.new_group(ranks=list(range(size)), backend=backend))
 
 
-def own_clock() -> Callable[[], Seconds]:
-    """Clock of work that waits for nobody: without what other guests of the host take meanwhile. [s]
+def host_clock(*, is_joint: bool) -> Callable[[], Seconds]:
+    """Clock of work on the processor; of what waits for nobody, without what other guests take. [s]
 
-    That is the time of the thread; of several threads the clock on the wall alone is right.
+    That is the time of the thread; of joint work or several threads the wall alone is right.
     """
-    return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    is_own = not is_joint and torch.get_num_threads() == 1
+    return time.thread_time if is_own else time.perf_counter
 
 
 def _host_times(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from calibrate.probes.session import Session, own_clock, repeats_within
+from calibrate.probes.session import Session, host_clock, repeats_within
 from calibrate.task import Trainee
 from perfmodel.documents.observation import PHASES, DeviceStreams, RankSteps
 from perfmodel.parallelism.strategy import Setting, Synchronisation
@@ -257,8 +257,9 @@ def _run(
     is probed once, before the first.
     """
     is_joint = _is_joint(setting)
-    now = time.perf_counter if is_joint else own_clock()
-    clock: Clock = DeviceClock() if session.asynchronous else HostClock(now)
+    clock: Clock = (
+        DeviceClock() if session.asynchronous else HostClock(host_clock(is_joint=is_joint))
+    )
     turn_steps = num_steps if session.asynchronous else _TURN_STEPS
     probes_s = []
     cpu_s = []

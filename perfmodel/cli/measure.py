@@ -11,8 +11,10 @@ from perfmodel.cli.options import (
     MasterPort,
     NodeRank,
     Nodes,
+    Patience,
     is_typed,
     names,
+    patience_s,
     refuse_typed,
     whole_numbers,
 )
@@ -68,12 +70,17 @@ _AS_CALIBRATED = dict.fromkeys(
     ("budget", "device", "nproc", "models", "nnodes", "node_rank", "master_addr", "master_port"),
     "leave it out, the profile in the folder decides",
 )
-_ORDER = {"seed": "leave it out, the order of measurements is fixed"}
+_ORDER = {
+    "seed": "leave it out, the order of measurements is fixed",
+    "patience": "leave it out, it belongs to whole calibrations",
+}
 _BATCHES_OF = {"batches": "leave it out, it belongs to --workload"}
 #: Parts of a calibration, with what each would ignore.
 _PARTS = {
     "workload": _AS_CALIBRATED | _ORDER,
-    "from_runs": dict.fromkeys((*_AS_CALIBRATED, "resume"), "leave it out, nothing is measured")
+    "from_runs": dict.fromkeys(
+        (*_AS_CALIBRATED, "resume", "patience"), "leave it out, nothing is measured"
+    )
     | _BATCHES_OF,
     "noise_scale": _AS_CALIBRATED | _ORDER | _BATCHES_OF,
 }
@@ -92,6 +99,7 @@ def calibrate(  # noqa: PLR0913 - one parameter per flag
     workload: Annotated[Path | None, _WORKLOAD] = None,
     batches: Annotated[str | None, _BATCHES] = None,
     resume: Annotated[bool, _RESUME] = False,
+    patience: Patience = None,
     seed: Annotated[int, typer.Option(help="Seed of the order of measurements.")] = 0,
     nnodes: Nodes = None,
     node_rank: NodeRank = None,
@@ -131,6 +139,7 @@ def calibrate(  # noqa: PLR0913 - one parameter per flag
         ),
         seed=seed,
         resume=resume,
+        patience_s=patience_s(patience),
     )
     with measurement("calibrate") as on_progress:
         profile = use_case.calibrate(request, TorchrunLauncher(), on_progress=on_progress)

@@ -32,6 +32,12 @@ MasterPort: TypeAlias = Annotated[int | None, typer.Option(help="Port on node 0.
 Resume: TypeAlias = Annotated[
     bool, typer.Option("--resume", help="Continue an interrupted campaign in the folder.")
 ]
+Patience: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="Wait up to so long, in all, while other guests of the host have the processors: 30min."
+    ),
+]
 OrderSeed: TypeAlias = Annotated[int, typer.Option(help="Seed of the order of runs.")]
 Minutes: TypeAlias = Annotated[
     float | None, typer.Option(help="Stop after so long; continue with --resume.")
@@ -213,6 +219,11 @@ def duration_s(option: str, text: str) -> Seconds:
         If the text has no known unit or is not above zero.
     """
     return _above_zero(option, text, parse_duration)
+
+
+def patience_s(text: str | None) -> Seconds:
+    """How long to wait for other guests of the host; not at all where nothing was said. [s]"""
+    return 0.0 if text is None else duration_s("--patience", text)
 
 
 def _above_zero(option: str, text: str, parse: Callable[[str], _Quantity]) -> _Quantity:

@@ -12,10 +12,12 @@ from perfmodel.cli.options import (
     NodeRank,
     Nodes,
     OrderSeed,
+    Patience,
     ProfileToJudge,
     Resume,
     names,
     one_of,
+    patience_s,
     whole_numbers,
 )
 from perfmodel.cli.progress import measurement
@@ -36,6 +38,7 @@ def validate(  # noqa: PLR0913 - one parameter per flag
         DEFAULT_VALIDATION
     ),
     resume: Resume = False,
+    patience: Patience = None,
     seed: OrderSeed = 1,
     earlier: Annotated[
         Path | None, typer.Option(help="An earlier validation, whose errors widen the intervals.")
@@ -61,6 +64,7 @@ def validate(  # noqa: PLR0913 - one parameter per flag
         budget=budget,
         seed=seed,
         resume=resume,
+        patience_s=patience_s(patience),
         flags=LaunchFlags(
             nnodes=nnodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
         ),
@@ -77,7 +81,7 @@ def validate(  # noqa: PLR0913 - one parameter per flag
     )
 
 
-def models(
+def models(  # noqa: PLR0913 - one parameter per flag
     *,
     profile: ProfileToJudge = DEFAULT_PROFILE,
     mode: Annotated[
@@ -97,6 +101,7 @@ def models(
             help="Continue, or judge again what was measured, such as in the other mode.",
         ),
     ] = False,
+    patience: Patience = None,
     seed: OrderSeed = 1,
 ) -> None:
     """Run models that no fit has seen and print the error of what their traces predict."""
@@ -113,6 +118,7 @@ def models(
         budget=budget,
         seed=seed,
         resume=resume,
+        patience_s=patience_s(patience),
     )
     with measurement("validate") as on_progress:
         document = use_case.validate_models(request, TorchrunLauncher(), on_progress=on_progress)

@@ -14,10 +14,8 @@ from perfmodel.explanation import explain
 from perfmodel.forecast import forecast_settings
 from perfmodel.predictor import Predictor, interval
 from perfmodel.scenarios.scenario import Scenario
-from perfmodel.statistics.pairing import unpaired
+from perfmodel.statistics.pairing import FASTER, unpaired
 
-#: Less is rounding, which differs from processor to processor.
-_FASTER: Final = 1 + 1e-9
 #: Said wherever something was set.
 UNMEASURED: Final = (
     "what was set is taken as said, without doubt of its own; that the rest stays as measured is "
@@ -160,6 +158,6 @@ def contrast_of_draws(
     return Contrast(
         throughput_ratio=interval(ratio),
         step_difference_s=interval(after_s - before_s),
-        probability_faster=float((draws > _FASTER).mean()),
+        probability_faster=float((draws > FASTER).mean()),
         is_paired=is_paired,
     )

@@ -26,6 +26,7 @@ from perfmodel.predict_layout import (
 )
 from perfmodel.scenarios.settings import combinations
 from perfmodel.statistics.normal import DEVIATE_90
+from perfmodel.statistics.pairing import FASTER
 from perfmodel.units import Bytes
 from perfmodel.workload.transformers import NamedTransformer
 
@@ -143,7 +144,7 @@ def _contrast(
     ratio = other.tokens_per_s.p50 / first.tokens_per_s.p50
     spread = float(spread_against_first(base.machine.model, both)[1])
     if spread == 0:
-        return Interval(p5=ratio, p50=ratio, p95=ratio), float(ratio > 1)
+        return Interval(p5=ratio, p50=ratio, p95=ratio), float(ratio > FASTER)
     far = float(np.exp(DEVIATE_90 * spread))
     return (
         Interval(p5=ratio / far, p50=ratio, p95=ratio * far),

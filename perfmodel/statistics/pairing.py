@@ -1,10 +1,14 @@
 """Draws of two machines beside each other."""
 
 import zlib
+from typing import Final
 
 import numpy as np
 
 from perfmodel.arrays import FloatArray
+
+#: Ratio of throughputs above which something is faster; less is rounding, which differs by processor.
+FASTER: Final = 1 + 1e-9
 
 
 def unpaired(first: FloatArray, other: FloatArray, *, seed: str) -> tuple[FloatArray, FloatArray]:

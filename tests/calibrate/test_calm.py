@@ -117,3 +117,42 @@ def test_whoever_waits_is_told_of_every_other_try() -> None:
         patience.calmest(lambda: next(tries))
     assert next(tries) == 5
     assert len(told) == 2
+
+
+def test_what_was_disturbed_twice_waits_for_calm_before_its_last_try() -> None:
+    """Looking is a task of the played machine too: the third and fourth."""
+    patience, tries = played(*[0.0] * 9, 0.5, 0.4, 0.6, 0.01, 0.02)
+    patience.wait_s = 100.0
+    looked: list[int] = []
+    patience.look = lambda _load_s: looked.append(next(tries))
+    rested_s: list[float] = []
+    patience.rest = rested_s.append
+    told_s: list[float] = []
+    patience.on_wait = told_s.append
+    for _ in range(9):
+        patience.calmest(lambda: next(tries))
+    tried = patience.calmest(lambda: next(tries))
+    assert tried.found == 13
+    assert looked == [11, 12]
+    assert told_s == [rested_s[0] + TASK_S] * 2
+    assert patience.wait_s == pytest.approx(100.0 - sum(told_s))
+
+
+def test_nobody_waits_longer_than_may_be_waited() -> None:
+    patience, tries = played(*[0.6] * 1000)
+    patience.wait_s = 30.0
+    looked: list[int] = []
+    patience.look = lambda _load_s: looked.append(next(tries))
+    rested_s: list[float] = []
+    patience.rest = rested_s.append
+    for _ in range(20):
+        patience.calmest(lambda: next(tries))
+    assert len(rested_s) == 2
+    assert patience.wait_s <= 0
+
+
+def test_nobody_waits_who_was_not_told_to() -> None:
+    patience, tries = played(*[0.6] * 1000)
+    patience.rest = lambda _rest_s: pytest.fail("rested")
+    for _ in range(20):
+        patience.calmest(lambda: next(tries))

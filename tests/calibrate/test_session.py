@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from calibrate.probes.session import Session, own_clock
+from calibrate.probes.session import Session, host_clock
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_a_thread_that_does_not_have_the_processor_is_not_timed(session: Session
 @pytest.mark.usefixtures("num_threads")
 def test_several_threads_are_timed_by_the_clock_on_the_wall(session: Session) -> None:
     torch.set_num_threads(2)
-    assert own_clock() is time.perf_counter
+    assert host_clock(is_joint=False) is time.perf_counter
     (found_s,) = session.time_repeats(lambda: time.sleep(0.05), repeats=1)
     assert found_s >= 0.05
 
