@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from calibrate.visits import estimate
-from perfmodel.documents.observation import ReplayObservation, read_observations
+from calibrate.visits import Estimate, estimate
+from perfmodel.documents.observation import RankSteps, ReplayObservation, read_observations
 from perfmodel.documents.profile import MeasuredOperator, MeasuredStep, ProfileDocument
 from perfmodel.units import Seconds
 from perfmodel.workload.operator import Phase
@@ -18,6 +18,9 @@ _SMALLEST_S = 1e-8
 #: Sums of a step are no better known than this.
 _SMALLEST_ERROR = 0.01
 
+
+#: Of a step, as both ``RankSteps`` and ``ReplayObservation`` time them.
+_PHASES = ("forward", "backward", "optimizer")
 
 #: Workload, micro-batch and signature of the parameters.
 _Step = tuple[str, int, str]
@@ -37,6 +40,47 @@ def of_newest_traces(replays: Sequence[ReplayObservation]) -> list[ReplayObserva
     return [entry for entry in replays if traced(entry) == newest[_step(entry)]]
 
 
+def steps_over_replays(
+    pairs: Sequence[tuple[RankSteps, ReplayObservation]], phase: str | None = None
+) -> Estimate:
+    """What steps take relative to the replays that took turns with them; whole, or one phase.
+
+    Each step is divided by the pass beside it before anything is averaged: a processor that changes its
+    speed within a visit, as one does whose neighbour comes and goes, is out of the ratio.
+    """
+    return estimate(
+        [
+            step_s / max(pass_s, _SMALLEST_S)
+            for steps, replay in pairs
+            for step_s, pass_s in zip(
+                getattr(steps, f"{phase or 'step'}_s"), _passes_s(replay, phase), strict=True
+            )
+        ]
+    )
+
+
+def _passes_s(entry: ReplayObservation, phase: str | None) -> Sequence[Seconds]:
+    """Every pass, whole or one phase of it. [s]"""
+    chosen = _PHASES if phase is None else (phase,)
+    return [
+        sum(times_s) for times_s in zip(*(getattr(entry, f"{p}_s") for p in chosen), strict=True)
+    ]
+
+
+def replayed_s(group: Sequence[ReplayObservation], phase: str | None = None) -> Seconds:
+    """Of replays of one step: the sum of what its phases typically take, or one of them. [s]"""
+    chosen = _PHASES if phase is None else (phase,)
+    return sum(
+        estimate([float(np.median(getattr(entry, f"{p}_s"))) for entry in group]).value_s
+        for p in chosen
+    )
+
+
+def to_typical_speed(replays: Sequence[ReplayObservation], speed_probe_s: Seconds) -> float:
+    """One factor for all: a single probe is too noisy to correct a single replay by it."""
+    return speed_probe_s / float(np.median([np.median(entry.speed_probe_s) for entry in replays]))
+
+
 def measured_steps(
     replays: Sequence[ReplayObservation], speed_probe_s: Seconds
 ) -> tuple[MeasuredStep, ...]:
@@ -46,9 +90,7 @@ def measured_steps(
         groups[_step(entry)].append(entry)
     if not groups:
         return ()
-    # One factor for all: a single probe is too noisy to correct a single replay by it.
-    probes_s = [float(np.median(entry.speed_probe_s)) for entry in replays]
-    factor = speed_probe_s / float(np.median(probes_s))
+    factor = to_typical_speed(replays, speed_probe_s)
     deviation = _deviation([*groups.values()])
     return tuple(
         _measured_step(key, group, factor, deviation) for key, group in sorted(groups.items())
@@ -66,8 +108,7 @@ def _deviation(groups: Sequence[Sequence[ReplayObservation]]) -> float:
 
 
 def _whole_s(entry: ReplayObservation) -> Seconds:
-    phases_s = (entry.forward_s, entry.backward_s, entry.optimizer_s)
-    return max(_SMALLEST_S, sum(float(np.median(times_s)) for times_s in phases_s))
+    return max(_SMALLEST_S, replayed_s([entry]))
 
 
 def _measured_step(
@@ -76,12 +117,7 @@ def _measured_step(
     factor: float,
     deviation: float,
 ) -> MeasuredStep:
-    totals = {
-        phase: estimate(
-            [factor * float(np.median(getattr(entry, f"{phase}_s"))) for entry in group]
-        )
-        for phase in ("forward", "backward", "optimizer")
-    }
+    totals_s = {phase: factor * replayed_s(group, phase) for phase in _PHASES}
     times: dict[tuple[str, Phase], list[Seconds]] = defaultdict(list)
     counts: dict[tuple[str, Phase], int] = {}
     for entry in group:
@@ -95,7 +131,7 @@ def _measured_step(
         sums[at[1]] += counts[at] * time_s
     # Medians of skewed times add up to less than the median of their sum.
     scale = {
-        phase: totals[phase.value].value_s / max(sums[phase], _SMALLEST_S)
+        phase: totals_s[phase.value] / max(sums[phase], _SMALLEST_S)
         for phase in (Phase.FORWARD, Phase.BACKWARD)
     }
     return MeasuredStep(
@@ -106,7 +142,7 @@ def _measured_step(
             MeasuredOperator(signature=at[0], phase=at[1].value, time_s=time_s * scale[at[1]])
             for at, time_s in typical.items()
         ),
-        optimizer_s=totals["optimizer"].value_s,
+        optimizer_s=totals_s["optimizer"],
         relative_error=max(_SMALLEST_ERROR, deviation / math.sqrt(len(group))),
     )
 
@@ -118,11 +154,22 @@ def replays_in(observations: Path) -> list[ReplayObservation]:
     ]
 
 
-def with_replays(profile: ProfileDocument, replays: Sequence[ReplayObservation]) -> ProfileDocument:
-    """The profile with replayed steps beside those that it has; a new one replaces its old self."""
+def with_replays(
+    profile: ProfileDocument, replays: Sequence[ReplayObservation], *, in_turn: bool = False
+) -> ProfileDocument:
+    """The profile with replayed steps beside those that it has; a new one replaces its old self.
+
+    Parameters
+    ----------
+    in_turn
+        Whether it is for steps that took turns with these replays: by how much replays differ from
+        visit to visit is then no doubt, as steps differ with them.
+    """
     assert profile.operators is not None, "profiles without prices are refused before measuring"
     speed_probe_s = profile.speed_probe_s[min(profile.speed_probe_s)]
     added = measured_steps(replays, speed_probe_s)
+    if in_turn:
+        added = tuple(step.model_copy(update={"relative_error": _SMALLEST_ERROR}) for step in added)
     new = {(step.workload, step.micro_batch, step.parameters) for step in added}
     kept = [
         step

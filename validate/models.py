@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -12,7 +12,7 @@ from calibrate.campaign import Campaign, Progress, measure
 from calibrate.environment import describe_environment
 from calibrate.launch import Launcher
 from calibrate.placement import placement_of, provenance
-from calibrate.replays import with_replays
+from calibrate.replays import replayed_s, steps_over_replays, to_typical_speed, with_replays
 from calibrate.task import StepTask, Task, replay_name
 from calibrate.visits import (
     Estimate,
@@ -28,6 +28,7 @@ from perfmodel.documents.base import file_sha256
 from perfmodel.documents.models import ComparedModel, ModelsValidationDocument
 from perfmodel.documents.observation import (
     Observation,
+    RankSteps,
     ReplayObservation,
     StepObservation,
     read_observations,
@@ -103,6 +104,7 @@ def validate_models(
             plan=_plan(request, settings),
             rounds=rounds(settings, BUDGETS[request.budget], seed=request.seed),
             placement=here,
+            patience_s=request.patience_s,
         ),
         launcher,
         resume=request.resume,
@@ -156,11 +158,22 @@ class _Found:
     """By visit: what brings it to the machine speed of the calibration."""
     processor_s: Seconds
     """At that speed. [s]"""
+    pairs: tuple[tuple[RankSteps, ReplayObservation], ...] = ()
+    """Of every visit, where each took turns with a replay of its own."""
+    pair_factor: float = 1.0
+    """What brings those replays to the machine speed of the calibration."""
 
-    def typical(self, value_s: Callable[[Visit], Seconds]) -> Estimate:
-        """A time of every visit, at the machine speed of the calibration."""
+    def typical(self, phase: str | None = None) -> Estimate:
+        """The whole step, or one phase of it, at the machine speed of the calibration."""
+        if self.pairs:
+            ratio = steps_over_replays(self.pairs, phase)
+            beside_s = self.pair_factor * replayed_s([replay for _, replay in self.pairs], phase)
+            return replace(ratio, value_s=beside_s * ratio.value_s)
         return estimate(
-            [f * value_s(entry) for f, entry in zip(self.factors, self.visits, strict=True)]
+            [
+                factor * (entry.step_s if phase is None else entry.phases_s[phase])
+                for factor, entry in zip(self.factors, self.visits, strict=True)
+            ]
         )
 
 
@@ -178,19 +191,21 @@ def judge_models(
     replays = [entry for entry in observations if isinstance(entry, ReplayObservation)]
     profile = request.profile
     uses_replays = request.mode == "measured"
-    found = _found(steps, profile, beside_replays=uses_replays)
+    found = _found(steps, profile, replays=replays if uses_replays else ())
     if uses_replays:
         profile = with_replays(profile, replays)
     num_visits = round(float(np.median([len(entry.visits) for entry in found.values()] or [1])))
     later = Predictor(profile, use_measured=uses_replays, num_visits=num_visits)
-    in_turn = Predictor(profile, num_visits=None)
-    beside = _replayed_in_turn(steps, replays) if uses_replays else frozenset()
+    in_turn = later
+    if any(entry.pairs for entry in found.values()):
+        known = with_replays(request.profile, replays, in_turn=True)
+        in_turn = Predictor(known, num_visits=None)
     traced = _traced(later, replays)
     rows = tuple(
         _compared(
             setting,
             found[setting],
-            in_turn if setting in beside else later,
+            in_turn if found[setting].pairs else later,
             traced[setting.workload],
             request.mode,
         )
@@ -207,15 +222,6 @@ def judge_models(
     return _document(request, rows, slowdown=slowdown, stolen=stolen, path=path)
 
 
-def _replayed_in_turn(
-    steps: Sequence[StepObservation], replays: Sequence[ReplayObservation]
-) -> frozenset[Setting]:
-    """Settings of which every visit took turns with a replay of its own."""
-    names = {entry.task for entry in replays}
-    apart = {entry.setting for entry in steps if replay_name(entry.task) not in names}
-    return frozenset(entry.setting for entry in steps) - apart
-
-
 def _traced(
     predictor: Predictor, replays: Sequence[ReplayObservation]
 ) -> Mapping[str, WorkloadProfile]:
@@ -228,24 +234,35 @@ def _traced(
 
 
 def _found(
-    steps: Sequence[StepObservation], profile: ProfileDocument, *, beside_replays: bool
+    steps: Sequence[StepObservation],
+    profile: ProfileDocument,
+    *,
+    replays: Sequence[ReplayObservation],
 ) -> dict[Setting, _Found]:
     """Every run at the machine speed of the calibration.
 
     Curves were measured at another time than the runs: each visit is brought to that speed by its own
     speed probe, as far as runs follow theirs. A replay stood beside its run and saw the same
-    machine, better than any probe: then one factor serves both.
+    machine, better than any probe: then one factor serves both, and where each visit has one, steps are
+    compared pass by pass.
     """
     groups = by_setting(visit(entry) for entry in steps)
     visits = [entry for group in groups.values() for entry in group]
     speed_s = typical_speed(visits)
-    sensitivity = 0.0 if beside_replays else speed_sensitivity(visits)
+    sensitivity = 0.0 if replays else speed_sensitivity(visits)
     drift = {n: profile.speed_probe_s[n] / probe_s for n, probe_s in speed_s.items()}
     processor: dict[Setting, list[Seconds]] = {}
     for entry in steps:
         processor.setdefault(entry.setting, []).append(
             float(np.median([float(np.median(r.cpu_s)) for r in entry.ranks if r.cpu_s] or [0.0]))
         )
+    by_task = {entry.task: entry for entry in replays}
+    pair_factor = to_typical_speed(replays, profile.speed_probe_s[1]) if replays else 1.0
+    pairs: dict[Setting, list[tuple[RankSteps, ReplayObservation]]] = {}
+    for entry in steps:
+        beside = by_task.get(replay_name(entry.task))
+        if beside is not None and len(entry.ranks) == 1:
+            pairs.setdefault(entry.setting, []).append((entry.ranks[0], beside))
     return {
         setting: _Found(
             visits=group,
@@ -255,6 +272,8 @@ def _found(
                 for entry in group
             ),
             processor_s=drift[setting.world_size] * float(np.median(processor[setting])),
+            pairs=tuple(p) if len(p := pairs.get(setting, [])) == len(group) else (),
+            pair_factor=pair_factor,
         )
         for setting, group in groups.items()
     }
@@ -265,7 +284,7 @@ def _compared(
 ) -> ComparedModel:
     step = predictor.step(workload, setting)
     predicted_s = interval(step.step_s)
-    measured = found.typical(lambda entry: entry.step_s)
+    measured = found.typical()
     raw = estimate([entry.wall_s for entry in found.visits])
     against_processor = predicted_s.signed_error(found.processor_s) if found.processor_s else 0.0
     return ComparedModel(
@@ -286,14 +305,10 @@ def _compared(
     )
 
 
-def _phase(found: _Found, name: str) -> Estimate:
-    return found.typical(lambda entry: entry.phases_s[name])
-
-
 def _phase_errors(step: StepPrediction, found: _Found) -> dict[str, float]:
     errors = {}
     for name, cause in _PHASES.items():
-        measured_s = _phase(found, name)
+        measured_s = found.typical(name)
         errors[name] = float(step.terms.compute_s[cause][0]) / measured_s.value_s - 1
     return errors
 

@@ -7,7 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from calibrate.fit.curves import MOST_POINTS, Timing, fit_family, fresh_byte_s
-from calibrate.replays import measured_steps, of_newest_traces
+from calibrate.replays import (
+    measured_steps,
+    of_newest_traces,
+    replayed_s,
+    steps_over_replays,
+)
+from perfmodel.arrays import FloatArray
 from perfmodel.cost.curve import CurveDraws
 from perfmodel.cost.families import (
     FRESH_KIND,
@@ -30,6 +36,7 @@ from perfmodel.documents.observation import (
     Observation,
     OperatorsObservation,
     OptimizerPoint,
+    RankSteps,
     ReplayObservation,
 )
 from perfmodel.documents.profile import (
@@ -80,7 +87,7 @@ def fit_operators(
     replays = of_newest_traces([e for e in observations if isinstance(e, ReplayObservation)])
     if not layers and not replays:
         return None
-    timings = _timings(layers, speed_probe_s)
+    timings = _timings(layers, speed_probe_s, _sensitivity(workloads))
     families = _families(timings, most_points=MOST_POINTS, keeps_memory=keeps_memory)
     everything = [timing for group in timings.values() for timing in group]
     draft = OperatorProfile(
@@ -100,11 +107,11 @@ def fit_operators(
     off = _curve_errors(draft, replays, workloads)
     if not off:
         return draft
-    in_steps = -float(np.median(off))
+    kind = float(np.median(off))
     return draft.model_copy(
         update={
-            "families": tuple(_slower(entry, math.exp(in_steps)) for entry in families),
-            "curve_log_error": _root_mean_square([error + in_steps for error in off]),
+            "families": tuple(_slower(entry, math.exp(-kind)) for entry in families),
+            "curve_log_error": _root_mean_square([error - kind for error in off]),
         }
     )
 
@@ -116,7 +123,7 @@ def fit_curves(
     if not layers:
         return ()
     speed_s = float(np.median([np.median(entry.speed_probe_s) for entry in layers]))
-    timings = _timings(layers, speed_s)
+    timings = _timings(layers, speed_s, 1.0)
     return _families(timings, most_points=_FEW_POINTS, keeps_memory=keeps_memory)
 
 
@@ -154,13 +161,18 @@ def _peak(rates: Iterable[float]) -> float:
     return max(rates, default=1e9) or 1e9
 
 
+def _sensitivity(workloads: Sequence[WorkloadProfile]) -> float:
+    """Exponent by which operators follow the speed probe: that of the reference models' steps."""
+    return float(np.median([entry.speed_sensitivity for entry in workloads] or [1.0]))
+
+
 def _timings(
-    layers: Sequence[OperatorsObservation], speed_probe_s: Seconds
+    layers: Sequence[OperatorsObservation], speed_probe_s: Seconds, sensitivity: float
 ) -> dict[str, list[Timing]]:
-    """Times by family, at one machine speed."""
+    """Times by family, at one machine speed, which they follow with an exponent."""
     groups: dict[str, list[Timing]] = defaultdict(list)
     for entry in layers:
-        factor = speed_probe_s / float(np.median(entry.speed_probe_s))
+        factor = (speed_probe_s / float(np.median(entry.speed_probe_s))) ** sensitivity
         for timed in entry.operators:
             operator = timed.operator
             timing = Timing(
@@ -235,19 +247,15 @@ _Rows = dict[str, list[tuple[Seconds, Seconds, int]]]
 
 def _rows_in_turn(replays: Sequence[ReplayObservation]) -> _Rows:
     """Of replays that took turns with real steps: both saw the same machine; a row for each step."""
-    pairs: dict[tuple[str, str, int, int], list[tuple[Seconds, Seconds]]] = defaultdict(list)
+    groups: dict[tuple[str, int], list[tuple[RankSteps, ReplayObservation]]] = defaultdict(list)
     for entry in replays:
-        if entry.beside is None:
-            continue
-        for phase, calls in _counts(entry).items():
-            real_s, sum_s = (
-                float(np.median(getattr(of, f"{phase}_s"))) for of in (entry.beside, entry)
-            )
-            pairs[phase, entry.workload, entry.micro_batch, calls].append((real_s, sum_s))
+        if entry.beside is not None:
+            groups[entry.workload, entry.micro_batch].append((entry.beside, entry))
     rows: _Rows = defaultdict(list)
-    for (phase, *_, calls), seen in pairs.items():
-        real_s, sum_s = np.mean(seen, axis=0)
-        rows[phase].append((float(real_s), float(sum_s), calls))
+    for pairs in groups.values():
+        for phase, calls in _counts(pairs[0][1]).items():
+            sum_s = replayed_s([replay for _, replay in pairs], phase)
+            rows[phase].append((sum_s * steps_over_replays(pairs, phase).value_s, sum_s, calls))
     return rows
 
 
@@ -327,7 +335,7 @@ def _remaining_error(rows: Sequence[tuple[Seconds, Seconds, int]], overhead_s: S
         return _ASSUMED_ERROR
     real_s, sum_s, calls = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
     rest = np.log(np.maximum(sum_s + overhead_s * calls, _SMALLEST_S) / real_s)
-    return max(_SMALLEST_ERROR, float(np.sqrt(np.mean(rest**2))))
+    return _root_mean_square(rest)
 
 
 def _curve_errors(
@@ -366,5 +374,5 @@ def _slower(family: OperatorFamily, factor: float) -> OperatorFamily:
     )
 
 
-def _root_mean_square(errors: Sequence[float]) -> float:
+def _root_mean_square(errors: Sequence[float] | FloatArray) -> float:
     return max(_SMALLEST_ERROR, float(np.sqrt(np.mean(np.square(errors)))))

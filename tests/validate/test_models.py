@@ -21,7 +21,7 @@ from perfmodel.workload.signature import parameters_signature, signature
 from tests.perfmodel.operators import prices_of_the_made_up_machine
 from tests.perfmodel.profiles import Machine, profile
 from tests.perfmodel.traces import WORKLOAD, traced
-from tests.played_worker import step_observation
+from tests.played_worker import NUM_STEPS, step_observation
 from validate.held_out_models import HELD_OUT, held_out_settings
 from validate.models import BUDGETS, Mode, ModelsRequest, judge_models, rounds
 
@@ -69,9 +69,9 @@ def replay_of(time_s: float) -> ReplayObservation:
             )
             for (at, phase), count in counts.items()
         ),
-        forward_s=(time_s,),
-        backward_s=(2 * time_s,),
-        optimizer_s=(time_s,),
+        forward_s=(time_s,) * NUM_STEPS,
+        backward_s=(2 * time_s,) * NUM_STEPS,
+        optimizer_s=(time_s,) * NUM_STEPS,
         speed_probe_s=(1e-3,),
         failed=(),
         traced=traced(),
@@ -136,17 +136,35 @@ def test_what_moves_a_machine_over_hours_is_no_doubt_of_steps_in_turn_with_their
 def test_curves_are_compared_with_visits_at_the_speed_of_their_own_probe(
     machine: ProfileDocument, path: Path
 ) -> None:
-    """1 s while the probe took twice as long is 0.5 s.
-
-    Replays stood beside their runs: there one factor serves both visits, 1 / 1.5 of the typical probe.
-    """
+    """1 s while the probe took twice as long is 0.5 s; replays in turn have the speed of their own."""
     visits: list[Observation] = [run_of(0.5), run_of(1.0, speed_probe_s=2e-3), replay_of(0.1)]
     found: dict[Mode, float] = {}
     for mode in get_args(Mode):
         request = ModelsRequest(profile=at_this_speed(machine), folder=path.parent, mode=mode)
         found[mode] = judge_models(request, visits, path).models[0].measured_s
     assert found["curves"] == pytest.approx(0.5)
-    assert found["measured"] == pytest.approx((0.5 * 1.0) ** 0.5 / 1.5)
+    assert found["measured"] == pytest.approx((0.5 * 1.0) ** 0.5)
+
+
+def test_a_processor_that_changes_its_speed_within_a_visit_is_out_of_the_comparison(
+    machine: ProfileDocument, path: Path
+) -> None:
+    """Medians apart would stand for other speeds: 1.35 beside 1.7."""
+    steps_slow, replays_slow = (1.0, 1.0, 1.7, 1.7), (1.0, 1.7, 1.7, 1.7)
+    run, replay = run_of(0.4), replay_of(0.1)
+    (rank,) = run.ranks
+    one = rank.model_copy(update={"step_s": tuple(0.4 * slow for slow in steps_slow)})
+    changed = replay.model_copy(
+        update={
+            f"{phase}_s": tuple(s * slow for s, slow in zip(times_s, replays_slow, strict=True))
+            for phase in ("forward", "backward", "optimizer")
+            for times_s in [getattr(replay, f"{phase}_s")]
+        }
+    )
+    request = ModelsRequest(profile=at_this_speed(machine), folder=path.parent)
+    runs: list[Observation] = [run.model_copy(update={"ranks": (one,)}), changed]
+    (row,) = judge_models(request, runs, path).models
+    assert row.signed_error == pytest.approx(0.0)
 
 
 def test_runs_without_a_trace_cannot_be_judged(machine: ProfileDocument, path: Path) -> None:

@@ -55,7 +55,7 @@ def beside(num_calls: int, call_s: float, *, real_s: float) -> ReplayObservation
         task="one",
         round=0,
         workload="made up",
-        micro_batch=4,
+        micro_batch=num_calls,
         parameters="p",
         num_trained=2,
         operators=tuple(
