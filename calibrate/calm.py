@@ -19,7 +19,7 @@ from perfmodel.units import Seconds
 
 #: How often a task is measured before the calmest time is taken.
 MOST_TRIES: Final = 3
-#: No task is tried again while all tries again took more than this share of the first ones.
+#: No task is tried again at once while all tries again took more than this share of the first ones.
 _MOST_AGAIN: Final = 0.5
 #: Who waits for calm lets the machine rest for so long, then keeps it busy for a moment to see.
 _REST_S: Final = 16.0
@@ -131,9 +131,10 @@ class Patience:
     def _waited_for_calm(self) -> bool:
         """Whether others left the processors alone before nothing might be waited any more."""
         while self.wait_s > 0:
-            self.rest(_REST_S)
+            rest_s = min(_REST_S, self.wait_s)
+            self.rest(rest_s)
             seen = self._try(lambda: self.look(_LOOK_S))
-            waited_s = _REST_S + seen.wall_s
+            waited_s = rest_s + seen.wall_s
             self.wait_s -= waited_s
             self.on_wait(waited_s)
             if seen.spent.stolen_share <= CALM:

@@ -88,7 +88,12 @@ def measure(
             pending = [task for task in tasks if task.name not in done]
             if not pending:
                 continue
-            watch = _Watch(num_done=num_done, total=total, on_progress=on_progress)
+            watch = _Watch(
+                num_done=num_done,
+                total=total,
+                on_progress=on_progress,
+                waited_s=campaign.patience_s - patience_s,
+            )
             launcher.run(
                 [str(_write_order(campaign, index, pending, output, patience_s=patience_s))],
                 topology=campaign.placement.topology,
@@ -98,7 +103,7 @@ def measure(
                 stall_timeout_s=stall_timeout_s,
             )
             num_done += len(pending)
-            patience_s = max(0.0, patience_s - watch.waited_s)
+            patience_s = max(0.0, campaign.patience_s - watch.waited_s)
     return output
 
 

@@ -3,12 +3,13 @@
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from calibrate.visits import Estimate, estimate
-from perfmodel.documents.observation import RankSteps, ReplayObservation, read_observations
+from perfmodel.documents.observation import PHASES, RankSteps, ReplayObservation, read_observations
 from perfmodel.documents.profile import MeasuredOperator, MeasuredStep, ProfileDocument
 from perfmodel.units import Seconds
 from perfmodel.workload.operator import Phase
@@ -19,14 +20,17 @@ _SMALLEST_S = 1e-8
 _SMALLEST_ERROR = 0.01
 
 
-#: Of a step, as both ``RankSteps`` and ``ReplayObservation`` time them.
-_PHASES = ("forward", "backward", "optimizer")
+#: Of a step on one device, without its input.
+_PHASES = PHASES[1:]
 
 #: Workload, micro-batch and signature of the parameters.
-_Step = tuple[str, int, str]
+StepKey = tuple[str, int, str]
+#: Steps, and the replay that took turns with them, as many passes as steps.
+Pair = tuple[RankSteps, ReplayObservation]
 
 
-def _step(entry: ReplayObservation) -> _Step:
+def step_key(entry: ReplayObservation) -> StepKey:
+    """What step it is of."""
     return entry.workload, entry.micro_batch, entry.parameters
 
 
@@ -36,27 +40,29 @@ def of_newest_traces(replays: Sequence[ReplayObservation]) -> list[ReplayObserva
     def traced(entry: ReplayObservation) -> frozenset[tuple[str, Phase]]:
         return frozenset((operator.signature, operator.phase) for operator in entry.operators)
 
-    newest = {_step(entry): traced(entry) for entry in replays}
-    return [entry for entry in replays if traced(entry) == newest[_step(entry)]]
+    newest = {step_key(entry): traced(entry) for entry in replays}
+    return [entry for entry in replays if traced(entry) == newest[step_key(entry)]]
 
 
-def steps_over_replays(
-    pairs: Sequence[tuple[RankSteps, ReplayObservation]], phase: str | None = None
-) -> Estimate:
+def steps_over_replays(pairs: Sequence[Pair], phase: str | None = None) -> Estimate:
     """What steps take relative to the replays that took turns with them; whole, or one phase.
 
-    Each step is divided by the pass beside it before anything is averaged: a processor that changes its
-    speed within a visit, as one does whose neighbour comes and goes, is out of the ratio.
+    Each step is divided by a pass of its turn before anything is averaged: a processor that changes its
+    speed between turns is out of the ratio. (On an asynchronous device there is one turn.) The trimmed mean
+    is over all steps; how well it is known is told by its scatter over the pairs.
     """
-    return estimate(
+    visits = [
         [
             step_s / max(pass_s, _SMALLEST_S)
-            for steps, replay in pairs
             for step_s, pass_s in zip(
                 getattr(steps, f"{phase or 'step'}_s"), _passes_s(replay, phase), strict=True
             )
         ]
-    )
+        for steps, replay in pairs
+    ]
+    ratios = [ratio for visit in visits for ratio in visit]
+    scatter = estimate([estimate(visit).value_s for visit in visits])
+    return replace(scatter, value_s=estimate(ratios).value_s)
 
 
 def _passes_s(entry: ReplayObservation, phase: str | None) -> Sequence[Seconds]:
@@ -85,9 +91,9 @@ def measured_steps(
     replays: Sequence[ReplayObservation], speed_probe_s: Seconds
 ) -> tuple[MeasuredStep, ...]:
     """Every replayed step: each operator's typical time, so that their sums are typical sums."""
-    groups: dict[_Step, list[ReplayObservation]] = defaultdict(list)
+    groups: dict[StepKey, list[ReplayObservation]] = defaultdict(list)
     for entry in of_newest_traces(replays):
-        groups[_step(entry)].append(entry)
+        groups[step_key(entry)].append(entry)
     if not groups:
         return ()
     factor = to_typical_speed(replays, speed_probe_s)
@@ -112,7 +118,7 @@ def _whole_s(entry: ReplayObservation) -> Seconds:
 
 
 def _measured_step(
-    key: _Step,
+    key: StepKey,
     group: Sequence[ReplayObservation],
     factor: float,
     deviation: float,

@@ -12,7 +12,7 @@ from calibrate.campaign import Campaign, Progress, measure
 from calibrate.environment import describe_environment
 from calibrate.launch import Launcher
 from calibrate.placement import placement_of, provenance
-from calibrate.replays import replayed_s, steps_over_replays, to_typical_speed, with_replays
+from calibrate.replays import Pair, replayed_s, steps_over_replays, to_typical_speed, with_replays
 from calibrate.task import StepTask, Task, replay_name
 from calibrate.visits import (
     Estimate,
@@ -28,7 +28,6 @@ from perfmodel.documents.base import file_sha256
 from perfmodel.documents.models import ComparedModel, ModelsValidationDocument
 from perfmodel.documents.observation import (
     Observation,
-    RankSteps,
     ReplayObservation,
     StepObservation,
     read_observations,
@@ -158,7 +157,7 @@ class _Found:
     """By visit: what brings it to the machine speed of the calibration."""
     processor_s: Seconds
     """At that speed. [s]"""
-    pairs: tuple[tuple[RankSteps, ReplayObservation], ...] = ()
+    pairs: tuple[Pair, ...] = ()
     """Of every visit, where each took turns with a replay of its own."""
     pair_factor: float = 1.0
     """What brings those replays to the machine speed of the calibration."""
@@ -257,11 +256,16 @@ def _found(
             float(np.median([float(np.median(r.cpu_s)) for r in entry.ranks if r.cpu_s] or [0.0]))
         )
     by_task = {entry.task: entry for entry in replays}
-    pair_factor = to_typical_speed(replays, profile.speed_probe_s[1]) if replays else 1.0
-    pairs: dict[Setting, list[tuple[RankSteps, ReplayObservation]]] = {}
+    pair_factor = (
+        to_typical_speed(replays, profile.speed_probe_s[min(profile.speed_probe_s)])
+        if replays
+        else 1.0
+    )
+    pairs: dict[Setting, list[Pair]] = {}
     for entry in steps:
         beside = by_task.get(replay_name(entry.task))
-        if beside is not None and len(entry.ranks) == 1:
+        # A replay is of one pass: steps that accumulate have no like of theirs.
+        if beside is not None and len(entry.ranks) == entry.setting.accumulation == 1:
             pairs.setdefault(entry.setting, []).append((entry.ranks[0], beside))
     return {
         setting: _Found(

@@ -8,9 +8,12 @@ import numpy as np
 
 from calibrate.fit.curves import MOST_POINTS, Timing, fit_family, fresh_byte_s
 from calibrate.replays import (
+    Pair,
+    StepKey,
     measured_steps,
     of_newest_traces,
     replayed_s,
+    step_key,
     steps_over_replays,
 )
 from perfmodel.arrays import FloatArray
@@ -36,7 +39,6 @@ from perfmodel.documents.observation import (
     Observation,
     OperatorsObservation,
     OptimizerPoint,
-    RankSteps,
     ReplayObservation,
 )
 from perfmodel.documents.profile import (
@@ -107,11 +109,11 @@ def fit_operators(
     off = _curve_errors(draft, replays, workloads)
     if not off:
         return draft
-    kind = float(np.median(off))
+    too_slow = float(np.median(off))
     return draft.model_copy(
         update={
-            "families": tuple(_slower(entry, math.exp(-kind)) for entry in families),
-            "curve_log_error": _root_mean_square([error - kind for error in off]),
+            "families": tuple(_slower(entry, math.exp(-too_slow)) for entry in families),
+            "curve_log_error": _root_mean_square([error - too_slow for error in off]),
         }
     )
 
@@ -247,10 +249,10 @@ _Rows = dict[str, list[tuple[Seconds, Seconds, int]]]
 
 def _rows_in_turn(replays: Sequence[ReplayObservation]) -> _Rows:
     """Of replays that took turns with real steps: both saw the same machine; a row for each step."""
-    groups: dict[tuple[str, int], list[tuple[RankSteps, ReplayObservation]]] = defaultdict(list)
+    groups: dict[StepKey, list[Pair]] = defaultdict(list)
     for entry in replays:
         if entry.beside is not None:
-            groups[entry.workload, entry.micro_batch].append((entry.beside, entry))
+            groups[step_key(entry)].append((entry.beside, entry))
     rows: _Rows = defaultdict(list)
     for pairs in groups.values():
         for phase, calls in _counts(pairs[0][1]).items():

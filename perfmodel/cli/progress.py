@@ -46,8 +46,10 @@ class _Lines:
 
     def __call__(self, progress: Counted) -> None:
         now_s = time.monotonic()
-        if self.started_s is None and not progress.is_waiting:
-            # Starting the workers says nothing about the pace of the tasks.
+        if progress.is_waiting:
+            self.started_s = None
+        elif self.started_s is None:
+            # Neither starting the workers nor waiting says anything about the pace of the tasks.
             self.started_s, self.first_done = now_s, progress.done
         if now_s - self.last_line_s < _LINE_INTERVAL_S and progress.done < progress.total:
             return

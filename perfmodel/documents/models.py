@@ -24,7 +24,10 @@ class ComparedModel(Record):
     """ "measured": the model's own operators, timed in place; "curves": calibrated curves alone."""
     predicted_s: Interval
     measured_s: PositiveFloat
-    """Median over visits, at the machine speed of the calibration. [s]"""
+    """Trimmed mean over visits, at the machine speed of the calibration. [s]
+
+    Of steps that took turns with replays: their ratio, step by pass, times the typical replay.
+    """
     measured_raw_s: PositiveFloat
     """As the clock showed it. [s]"""
     processor_s: NonNegativeFloat

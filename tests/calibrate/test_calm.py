@@ -156,3 +156,18 @@ def test_nobody_waits_who_was_not_told_to() -> None:
     patience.rest = lambda _rest_s: pytest.fail("rested")
     for _ in range(20):
         patience.calmest(lambda: next(tries))
+
+
+def test_whoever_has_no_tries_left_waits_before_a_second_one() -> None:
+    """Trying again at once is for short disturbances; the share for it is spent here."""
+    patience, tries = played(*[0.6] * 5, 0.0, 0.0)
+    for _ in range(2):
+        patience.calmest(lambda: next(tries))
+    patience.wait_s = 100.0
+    looked: list[int] = []
+    patience.look = lambda _load_s: looked.append(next(tries))
+    patience.rest = lambda _rest_s: None
+    tried = patience.calmest(lambda: next(tries))
+    assert looked == [5]
+    assert tried.found == 6
+    assert tried.spent.stolen_share == 0.0

@@ -9,12 +9,14 @@ from calibrate.fit.curves import Timing, fit_family, fresh_byte_s, unit_costs
 from calibrate.fit.operators import (
     _per_call,
     _slower,
+    _timings,
     fit_operators,
     fit_overhead,
 )
 from perfmodel.cost.families import FRESH_KIND, OPTIMIZER_FRESH_KIND
 from perfmodel.cost.traced import traced_profile
 from perfmodel.documents.observation import (
+    PHASES,
     OptimizerPoint,
     RankSteps,
     ReplayObservation,
@@ -55,8 +57,8 @@ def beside(num_calls: int, call_s: float, *, real_s: float) -> ReplayObservation
         task="one",
         round=0,
         workload="made up",
-        micro_batch=num_calls,
-        parameters="p",
+        micro_batch=4,
+        parameters=f"of {num_calls}",
         num_trained=2,
         operators=tuple(
             TimedOperator(signature="a", phase=phase, num_calls=num_calls, times_s=(call_s,) * 3)
@@ -81,6 +83,31 @@ def test_steps_that_took_turns_with_a_replay_tell_less_than_nothing_too(overhead
     assert found.forward_s == pytest.approx(overhead_s)
     assert found.backward_s == pytest.approx(overhead_s)
     assert found.optimizer_s == 0.0
+
+
+def test_a_processor_that_changes_its_speed_between_turns_costs_no_overhead() -> None:
+    """The median step saw the fast processor, the median replay the slow one; two of three pairs agree."""
+    replay = beside(100, 1e-4, real_s=0.01)
+    assert replay.beside is not None
+
+    def slowed(by: tuple[float, ...]) -> dict[str, tuple[float, ...]]:
+        return {f"{phase}_s": tuple(0.01 * factor for factor in by) for phase in PHASES[1:]}
+
+    steps = replay.beside.model_copy(update=slowed((1.0, 1.0, 1.7)))
+    changed = replay.model_copy(update={**slowed((1.0, 1.7, 1.7)), "beside": steps})
+    found = fit_overhead([], [changed], [])
+    assert found.forward_s == pytest.approx(0.0, abs=1e-9)
+
+
+def test_layers_follow_the_speed_probe_with_the_exponent_of_steps() -> None:
+    entry = observation()
+    probes_s = tuple(2 * probe_s for probe_s in entry.speed_probe_s)
+    slow = entry.model_copy(update={"speed_probe_s": probes_s})
+    for exponent in (0.5, 1.0):
+        found, corrected = (_timings([of], 1e-3, exponent) for of in (entry, slow))
+        for name, timings in found.items():
+            for timing, other in zip(timings, corrected[name], strict=True):
+                assert other.time_s == pytest.approx(timing.time_s / 2**exponent)
 
 
 def test_sums_above_the_real_step_of_another_moment_have_no_negative_overhead() -> None:

@@ -14,6 +14,7 @@ from perfmodel.documents.base import Document, command_line, write_atomically
 from perfmodel.documents.observation import (
     CollectiveObservation,
     EnvironmentObservation,
+    ProcessorObservation,
     read_observations,
     tasks_done,
 )
@@ -299,3 +300,10 @@ def test_a_recorded_command_does_not_say_where_its_program_lies(called: str, nam
     folder = Path("/home/me/elsewhere")
     assert command_line((called, "fit", "/data/b"), folder=folder) == (name, "fit", "/data/b")
     assert command_line((), folder=folder) == ()
+
+
+def test_durations_are_stored_finer_than_any_clock_ticks_and_no_finer() -> None:
+    observed = ProcessorObservation(task="t", round=0, busy_s=0.1234567891234, stolen_s=0.1 + 0.2)
+    stored = observed.model_dump_json()
+    assert '"busy_s":0.1234567891,"stolen_s":0.3' in stored
+    assert ProcessorObservation.model_validate_json(stored).model_dump_json() == stored
