@@ -249,7 +249,9 @@ def _found(
     visits = [entry for group in groups.values() for entry in group]
     speed_s = typical_speed(visits)
     sensitivity = 0.0 if replays else speed_sensitivity(visits)
-    drift = {n: profile.speed_probe_s[n] / probe_s for n, probe_s in speed_s.items()}
+    # Replays are brought to that speed by the bare probe, so that runs beside them must be as well.
+    exponent = 1.0 if replays else sensitivity
+    drift = {n: (profile.speed_probe_s[n] / probe_s) ** exponent for n, probe_s in speed_s.items()}
     processor: dict[Setting, list[Seconds]] = {}
     for entry in steps:
         processor.setdefault(entry.setting, []).append(
