@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from calibrate.visits import Estimate, estimate
+from calibrate.visits import Estimate, estimate, exponent_within, trimmed_mean
+from perfmodel.arrays import FloatArray
 from perfmodel.documents.observation import PHASES, RankSteps, ReplayObservation, read_observations
 from perfmodel.documents.profile import MeasuredOperator, MeasuredStep, ProfileDocument
 from perfmodel.units import Seconds
@@ -48,55 +49,74 @@ def steps_over_replays(pairs: Sequence[Pair], phase: str | None = None) -> Estim
     """What steps take relative to the replays that took turns with them; whole, or one phase.
 
     Each step is divided by a pass of its turn before anything is averaged: a processor that changes its
-    speed between turns is out of the ratio. (On an asynchronous device there is one turn.) The trimmed mean
-    is over all steps; how well it is known is told by its scatter over the pairs.
+    speed between turns is out of the ratio. (On an asynchronous device there is one turn.) Where it changed
+    within a turn, the speed probes before step and pass say so, and ratios are brought to one speed as
+    far as they follow it. The trimmed mean is over all steps; how well it is known is told by its scatter
+    over the pairs.
     """
-    visits = [
-        [
-            step_s / max(pass_s, _SMALLEST_S)
-            for step_s, pass_s in zip(
-                getattr(steps, f"{phase or 'step'}_s"), _passes_s(replay, phase), strict=True
-            )
-        ]
-        for steps, replay in pairs
-    ]
-    ratios = [ratio for visit in visits for ratio in visit]
-    scatter = estimate([estimate(visit).value_s for visit in visits])
-    return replace(scatter, value_s=estimate(ratios).value_s)
+    speeds = [_speed_ratios(steps, replay) for steps, replay in pairs]
+    ratios = [_step_ratios(steps, replay, phase) for steps, replay in pairs]
+    exponent = exponent_within(zip(speeds, ratios, strict=True), otherwise=0.0)
+    visits = [found / speed**exponent for speed, found in zip(speeds, ratios, strict=True)]
+    scatter = estimate([trimmed_mean(visit) for visit in visits])
+    return replace(scatter, value_s=trimmed_mean(np.concatenate(visits)))
 
 
-def _passes_s(entry: ReplayObservation, phase: str | None) -> Sequence[Seconds]:
-    """Every pass, whole or one phase of it. [s]"""
-    chosen = _PHASES if phase is None else (phase,)
-    return [
-        sum(times_s) for times_s in zip(*(getattr(entry, f"{p}_s") for p in chosen), strict=True)
-    ]
+def _speed_ratios(steps: RankSteps, replay: ReplayObservation) -> FloatArray:
+    """Speed probe before each step over that before its pass; 1 where not every step has one."""
+    if len(steps.speed_probe_s) != len(steps.step_s):
+        return np.ones(len(steps.step_s))
+    ratios: FloatArray = np.array(steps.speed_probe_s) / np.array(replay.speed_probe_s)
+    return ratios
+
+
+def _step_ratios(steps: RankSteps, replay: ReplayObservation, phase: str | None) -> FloatArray:
+    """Each step over its pass, whole or one phase of it."""
+    steps_s = np.array(getattr(steps, f"{phase or 'step'}_s"))
+    passes_s = np.sum(_phases_s(replay, phase), axis=0)
+    ratios: FloatArray = np.maximum(steps_s, _SMALLEST_S) / np.maximum(passes_s, _SMALLEST_S)
+    return ratios
 
 
 def replayed_s(group: Sequence[ReplayObservation], phase: str | None = None) -> Seconds:
     """Of replays of one step: the sum of what its phases typically take, or one of them. [s]"""
-    chosen = _PHASES if phase is None else (phase,)
-    return sum(
-        estimate([float(np.median(getattr(entry, f"{p}_s"))) for entry in group]).value_s
-        for p in chosen
-    )
+    visits = ([trimmed_mean(passes_s) for passes_s in _phases_s(e, phase)] for e in group)
+    return sum(trimmed_mean(each_s) for each_s in zip(*visits, strict=True))
 
 
-def to_typical_speed(replays: Sequence[ReplayObservation], speed_probe_s: Seconds) -> float:
-    """One factor for all: a single probe is too noisy to correct a single replay by it."""
-    return speed_probe_s / float(np.median([np.median(entry.speed_probe_s) for entry in replays]))
+def _phases_s(entry: ReplayObservation, phase: str | None) -> list[Sequence[Seconds]]:
+    """By phase, or of one alone, every pass. [s]"""
+    return [getattr(entry, f"{p}_s") for p in (_PHASES if phase is None else (phase,))]
 
 
-def measured_steps(
-    replays: Sequence[ReplayObservation], speed_probe_s: Seconds
-) -> tuple[MeasuredStep, ...]:
-    """Every replayed step: each operator's typical time, so that their sums are typical sums."""
+def to_typical_speed(
+    replays: Sequence[ReplayObservation], speed_probe_s: Seconds, sensitivity: float
+) -> float:
+    """One factor for all: a single probe is too noisy to correct a single replay by it.
+
+    Parameters
+    ----------
+    speed_probe_s
+        The machine speed to which they are brought, and
+    sensitivity
+        the exponent by which they follow the speed probe. [s]
+    """
+    if not replays:
+        return 1.0
+    here_s = trimmed_mean([trimmed_mean(entry.speed_probe_s) for entry in replays])
+    return float((speed_probe_s / here_s) ** sensitivity)
+
+
+def measured_steps(replays: Sequence[ReplayObservation], factor: float) -> tuple[MeasuredStep, ...]:
+    """Every replayed step: each operator's typical time, so that their sums are typical sums.
+
+    Times are multiplied by a factor, which brings them to another machine speed.
+    """
     groups: dict[StepKey, list[ReplayObservation]] = defaultdict(list)
     for entry in of_newest_traces(replays):
         groups[step_key(entry)].append(entry)
     if not groups:
         return ()
-    factor = to_typical_speed(replays, speed_probe_s)
     deviation = _deviation([*groups.values()])
     return tuple(
         _measured_step(key, group, factor, deviation) for key, group in sorted(groups.items())
@@ -129,13 +149,13 @@ def _measured_step(
     for entry in group:
         for operator in entry.operators:
             at = operator.signature, operator.phase
-            times[at].append(factor * float(np.median(operator.times_s)))
+            times[at].append(factor * trimmed_mean(operator.times_s))
             counts[at] = operator.num_calls
-    typical = {at: float(np.median(values_s)) for at, values_s in times.items()}
+    typical = {at: trimmed_mean(values_s) for at, values_s in times.items()}
     sums: dict[Phase, Seconds] = defaultdict(float)
     for at, time_s in typical.items():
         sums[at[1]] += counts[at] * time_s
-    # Medians of skewed times add up to less than the median of their sum.
+    # Trimmed means of skewed times add up to less than that of their sum.
     scale = {
         phase: totals_s[phase.value] / max(sums[phase], _SMALLEST_S)
         for phase in (Phase.FORWARD, Phase.BACKWARD)
@@ -172,8 +192,8 @@ def with_replays(
         visit to visit is then no doubt, as steps differ with them.
     """
     assert profile.operators is not None, "profiles without prices are refused before measuring"
-    speed_probe_s = profile.speed_probe_s[min(profile.speed_probe_s)]
-    added = measured_steps(replays, speed_probe_s)
+    factor = to_typical_speed(replays, profile.own_speed_probe_s, profile.speed_sensitivity)
+    added = measured_steps(replays, factor)
     if in_turn:
         added = tuple(step.model_copy(update={"relative_error": _SMALLEST_ERROR}) for step in added)
     new = {(step.workload, step.micro_batch, step.parameters) for step in added}

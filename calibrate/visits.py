@@ -1,18 +1,23 @@
 """Visits to settings, brought to one machine speed, and what they say together.
 
 On a shared machine neighbours slow everything down in bursts and for minutes. The speed probe that
-runs between steps sees the same slow-down, so each visit can be brought to the median speed of the
+runs between steps sees the same slow-down, so each visit can be brought to the typical speed of the
 whole calibration. How much of the probe's slow-down a workload shares is regressed from its own
 visits; probe noise makes that exponent smaller than one, as it should for the best correction.
+
+Typical are trimmed means, of steps and of probes alike. A processor whose core a neighbour shares has two
+speeds: a median jumps from one to the other, where a mean follows the share of time at each.
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
+from perfmodel.arrays import FloatArray
 from perfmodel.documents.observation import PHASES, RankSteps, StepObservation
 from perfmodel.parallelism.strategy import Setting
 from perfmodel.units import Seconds
@@ -24,13 +29,17 @@ _ASSUMED_SPREAD = 0.1
 _PAIR = 2
 #: Below the resolution of any clock; keeps the logarithm finite.
 _SMALLEST_S = 1e-9
+#: What rounding leaves of the variance of equal values.
+_NO_VARIANCE = 1e-12
 #: Visits needed before the sensitivity to machine speed is worth regressing.
 _MINIMUM_PAIRS = 8
+
+Values: TypeAlias = Sequence[float] | FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
-    """Medians of the steps of one observation."""
+    """Typical steps of one observation."""
 
     setting: Setting
     round: int
@@ -61,15 +70,15 @@ def visit(observation: StepObservation) -> Visit:
     return Visit(
         setting=observation.setting,
         round=observation.round,
-        step_s=max(float(np.median(rank.step_s)) for rank in ranks),
-        wall_s=max(float(np.median(wall_s(rank))) for rank in ranks),
+        step_s=max(trimmed_mean(rank.step_s) for rank in ranks),
+        wall_s=max(trimmed_mean(wall_s(rank)) for rank in ranks),
         phases_s={
-            phase: float(np.mean([np.median(_phase(rank, phase)) for rank in ranks]))
+            phase: float(np.mean([trimmed_mean(_phase(rank, phase)) for rank in ranks]))
             / (1 if phase == "optimizer" else accumulation)
             for phase in PHASES
         },
-        rank_steps_s=tuple(float(np.median(rank.step_s)) for rank in ranks),
-        speed_probe_s=float(np.mean([np.median(rank.speed_probe_s) for rank in ranks])),
+        rank_steps_s=tuple(trimmed_mean(rank.step_s) for rank in ranks),
+        speed_probe_s=float(np.mean([trimmed_mean(rank.speed_probe_s) for rank in ranks])),
         ratios=tuple(
             float(ratio)
             for rank in ranks
@@ -97,7 +106,7 @@ def by_setting(visits: Iterable[Visit]) -> dict[Setting, tuple[Visit, ...]]:
 
 
 def typical_speed(visits: Iterable[Visit]) -> dict[int, Seconds]:
-    """Median time of the speed probe by the number of ranks at work. [s]
+    """Typical time of the speed probe by the number of ranks at work. [s]
 
     Ranks on one machine slow each other's probe down, always: that is no drift, so that each
     world size has a reference of its own.
@@ -105,25 +114,33 @@ def typical_speed(visits: Iterable[Visit]) -> dict[int, Seconds]:
     times_s: dict[int, list[Seconds]] = defaultdict(list)
     for entry in visits:
         times_s[entry.setting.world_size].append(entry.speed_probe_s)
-    return {world_size: float(np.median(group)) for world_size, group in sorted(times_s.items())}
+    return {world_size: trimmed_mean(group) for world_size, group in sorted(times_s.items())}
 
 
 def speed_sensitivity(visits: Iterable[Visit]) -> float:
     """Exponent in [0, 1] by which step times follow the speed probe, within settings."""
-    pairs = [
-        (math.log(entry.speed_probe_s), math.log(entry.step_s), index)
-        for index, group in enumerate(by_setting(visits).values())
-        for entry in group
-    ]
-    if len(pairs) < _MINIMUM_PAIRS:
+    groups = by_setting(visits).values()
+    if sum(map(len, groups)) < _MINIMUM_PAIRS:
         return 1.0
-    probe, step, group_index = (np.array(column) for column in zip(*pairs, strict=True))
-    for index in np.unique(group_index):
-        members = group_index == index
-        probe[members] -= probe[members].mean()
-        step[members] -= step[members].mean()
-    variance = float(probe @ probe)
-    return float(np.clip(probe @ step / variance, 0.0, 1.0)) if variance > 0 else 1.0
+    return exponent_within(
+        [([e.speed_probe_s for e in group], [e.step_s for e in group]) for group in groups],
+        otherwise=1.0,
+    )
+
+
+def exponent_within(groups: Iterable[tuple[Values, Values]], *, otherwise: float) -> float:
+    """Exponent in [0, 1] by which second values follow first ones, within groups.
+
+    Least squares of logarithms; ``otherwise`` where the first ones do not differ.
+    """
+    deviations = [
+        [logs - logs.mean() for logs in map(np.log, pair)] for pair in groups if len(pair[0])
+    ]
+    variance = sum(float(first @ first) for first, _ in deviations)
+    if variance < _NO_VARIANCE:
+        return otherwise
+    covariance = sum(float(first @ second) for first, second in deviations)
+    return float(np.clip(covariance / variance, 0.0, 1.0))
 
 
 def to_speed(entry: Visit, *, speed_probe_s: Mapping[int, Seconds], sensitivity: float) -> float:
@@ -131,16 +148,21 @@ def to_speed(entry: Visit, *, speed_probe_s: Mapping[int, Seconds], sensitivity:
     return float((speed_probe_s[entry.setting.world_size] / entry.speed_probe_s) ** sensitivity)
 
 
-def estimate(values_s: Sequence[float]) -> Estimate:
-    """Trimmed mean in log, and its standard error, from one value per visit.
+def trimmed_mean(values: Values) -> float:
+    """Trimmed mean in log.
 
-    From three visits on the highest and the lowest are dropped, from twelve on a sixth at either
-    end: nearly as robust as the median against a visit that was disturbed, and more precise.
+    From three values on the highest and the lowest are dropped, from twelve on a sixth at either
+    end: nearly as robust as the median against what was disturbed, and more precise.
     """
-    logs = np.sort(np.log(np.maximum(values_s, _SMALLEST_S)))
+    logs = np.sort(np.log(np.maximum(values, _SMALLEST_S)))
     num_dropped = max(len(logs) // 6, 1 if len(logs) > _PAIR else 0)
-    kept = logs[num_dropped : len(logs) - num_dropped]
+    return float(np.exp(logs[num_dropped : len(logs) - num_dropped].mean()))
+
+
+def estimate(values_s: Sequence[float]) -> Estimate:
+    """Trimmed mean, and the standard error of its logarithm, from one value per visit."""
+    logs = np.log(np.maximum(values_s, _SMALLEST_S))
     # One visit says nothing about its own spread.
     spread = float(logs.std(ddof=1)) if len(logs) > 1 else _ASSUMED_SPREAD
     error = max(_SMALLEST_ERROR, spread / math.sqrt(len(logs)))
-    return Estimate(value_s=float(np.exp(kept.mean())), relative_error=error)
+    return Estimate(value_s=trimmed_mean(values_s), relative_error=error)

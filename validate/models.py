@@ -249,8 +249,8 @@ def _found(
     visits = [entry for group in groups.values() for entry in group]
     speed_s = typical_speed(visits)
     sensitivity = 0.0 if replays else speed_sensitivity(visits)
-    # Replays are brought to that speed by the bare probe, so that runs beside them must be as well.
-    exponent = 1.0 if replays else sensitivity
+    # Replays are brought to that speed as reference models follow it: runs beside them must be as well.
+    exponent = profile.speed_sensitivity if replays else sensitivity
     drift = {n: (profile.speed_probe_s[n] / probe_s) ** exponent for n, probe_s in speed_s.items()}
     processor: dict[Setting, list[Seconds]] = {}
     for entry in steps:
@@ -258,11 +258,7 @@ def _found(
             float(np.median([float(np.median(r.cpu_s)) for r in entry.ranks if r.cpu_s] or [0.0]))
         )
     by_task = {entry.task: entry for entry in replays}
-    pair_factor = (
-        to_typical_speed(replays, profile.speed_probe_s[min(profile.speed_probe_s)])
-        if replays
-        else 1.0
-    )
+    pair_factor = to_typical_speed(replays, profile.own_speed_probe_s, profile.speed_sensitivity)
     pairs: dict[Setting, list[Pair]] = {}
     for entry in steps:
         beside = by_task.get(replay_name(entry.task))

@@ -15,6 +15,7 @@ from calibrate.replays import (
     replayed_s,
     step_key,
     steps_over_replays,
+    to_typical_speed,
 )
 from perfmodel.arrays import FloatArray
 from perfmodel.cost.curve import CurveDraws
@@ -35,7 +36,7 @@ from perfmodel.cost.operators import (
     OperatorPrices,
 )
 from perfmodel.documents.observation import (
-    IsolatedOperator,
+    Durations,
     Observation,
     OperatorsObservation,
     OptimizerPoint,
@@ -62,6 +63,8 @@ _SMALLEST_S = 1e-8
 _INTERRUPTED = 1 / 6
 #: Sums over reference models are no better known than this, whatever few of them say.
 _SMALLEST_ERROR = 0.02
+#: By which operators follow the speed probe as long as no steps say it.
+_ASSUMED_SENSITIVITY = 0.7
 #: What is assumed of sums that no reference model was compared with.
 _ASSUMED_ERROR = 0.1
 
@@ -72,6 +75,7 @@ def fit_operators(
     workloads: Sequence[WorkloadProfile],
     rates: Sequence[ComputeRate],
     speed_probe_s: Seconds,
+    sensitivity: float,
     keeps_memory: bool = False,
 ) -> OperatorProfile | None:
     """Everything that prices traced workloads, or ``None`` where no operator was timed.
@@ -81,7 +85,9 @@ def fit_operators(
     workloads
         Reference models with their real steps, which tell what a step adds to its operators.
     speed_probe_s
-        The machine speed to which everything is brought. [s]
+        The machine speed to which everything is brought, and
+    sensitivity
+        the exponent by which work follows the speed probe. [s]
     keeps_memory
         Whether no result lies in pages that are touched for the first time.
     """
@@ -89,7 +95,7 @@ def fit_operators(
     replays = of_newest_traces([e for e in observations if isinstance(e, ReplayObservation)])
     if not layers and not replays:
         return None
-    timings = _timings(layers, speed_probe_s, _sensitivity(workloads))
+    timings = _timings(layers, speed_probe_s, sensitivity)
     families = _families(timings, most_points=MOST_POINTS, keeps_memory=keeps_memory)
     everything = [timing for group in timings.values() for timing in group]
     draft = OperatorProfile(
@@ -101,7 +107,7 @@ def fit_operators(
             + [rate.bytes_per_s for rate in rates]
         ),
         families=families,
-        measured=measured_steps(replays, speed_probe_s),
+        measured=measured_steps(replays, to_typical_speed(replays, speed_probe_s, sensitivity)),
         overhead=_NO_OVERHEAD,
         curve_log_error=_ASSUMED_ERROR,
     )
@@ -125,7 +131,7 @@ def fit_curves(
     if not layers:
         return ()
     speed_s = float(np.median([np.median(entry.speed_probe_s) for entry in layers]))
-    timings = _timings(layers, speed_s, 1.0)
+    timings = _timings(layers, speed_s, _ASSUMED_SENSITIVITY)
     return _families(timings, most_points=_FEW_POINTS, keeps_memory=keeps_memory)
 
 
@@ -163,23 +169,29 @@ def _peak(rates: Iterable[float]) -> float:
     return max(rates, default=1e9) or 1e9
 
 
-def _sensitivity(workloads: Sequence[WorkloadProfile]) -> float:
-    """Exponent by which operators follow the speed probe: that of the reference models' steps."""
-    return float(np.median([entry.speed_sensitivity for entry in workloads] or [1.0]))
-
-
 def _timings(
     layers: Sequence[OperatorsObservation], speed_probe_s: Seconds, sensitivity: float
 ) -> dict[str, list[Timing]]:
     """Times by family, at one machine speed, which they follow with an exponent."""
     groups: dict[str, list[Timing]] = defaultdict(list)
     for entry in layers:
-        factor = (speed_probe_s / float(np.median(entry.speed_probe_s))) ** sensitivity
+        beside_s = float(np.median(entry.speed_probe_s))
+
+        def to_speed(
+            times_s: Durations, probes_s: Durations, beside_s: Seconds = beside_s
+        ) -> list[Seconds]:
+            """Each by the probe before it; recorded ones have only those around many."""
+            own_s = probes_s or (beside_s,) * len(times_s)
+            return [
+                time_s * (speed_probe_s / probe_s) ** sensitivity
+                for time_s, probe_s in zip(times_s, own_s, strict=True)
+            ]
+
         for timed in entry.operators:
             operator = timed.operator
             timing = Timing(
                 features=features(operator),
-                time_s=factor * typical_s(timed),
+                time_s=_typical_s(to_speed(timed.times_s, timed.speed_probe_s)),
                 flop=operator.flop,
                 moved_bytes=operator.read_bytes + operator.written_bytes,
                 units=work(operator),
@@ -191,24 +203,25 @@ def _timings(
                 groups[wider].append(timing)
         for point in entry.optimizers:
             name = optimizer_family(point.optimizer, point.implementation)
-            groups[name].append(_optimizer_timing(point, factor))
+            times_s = to_speed(point.times_s, point.speed_probe_s)
+            groups[name].append(_optimizer_timing(point, times_s))
     return groups
 
 
-def typical_s(timed: IsolatedOperator) -> Seconds:
+def _typical_s(times_s: Sequence[Seconds]) -> Seconds:
     """The time inside a step: a mean, since times are added up. [s]
 
     Without the slowest sixth, which met interruptions.
     """
-    kept = sorted(timed.times_s)[: math.ceil(len(timed.times_s) * (1 - _INTERRUPTED))]
+    kept = sorted(times_s)[: math.ceil(len(times_s) * (1 - _INTERRUPTED))]
     return max(_SMALLEST_S, float(np.mean(kept)))
 
 
-def _optimizer_timing(point: OptimizerPoint, factor: float) -> Timing:
+def _optimizer_timing(point: OptimizerPoint, times_s: Sequence[Seconds]) -> Timing:
     """One tensor's share of a typical step."""
     return Timing(
         features=optimizer_features(point.tensor_bytes, point.tensor_bytes * point.num_tensors),
-        time_s=factor * float(np.median(point.times_s)) / point.num_tensors,
+        time_s=float(np.median(times_s)) / point.num_tensors,
         flop=0.0,
         moved_bytes=OPTIMIZER_TRAFFIC[point.optimizer] * point.tensor_bytes,
         units=optimizer_work(point.tensor_bytes),

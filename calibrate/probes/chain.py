@@ -4,7 +4,8 @@ An operator that is repeated on its own finds its data in the caches and its res
 has just given back; with the caches emptied it finds nothing. In a step it is neither: what its
 predecessor made was just written, parameters and saved activations were last touched a whole pass
 ago, and results lie in memory that is allocated anew. So layers of all kinds stand in a row, and each
-operator is timed where it stands.
+operator is timed where it stands, with the speed that the processor has there: it can change within a
+tenth of a second.
 """
 
 import json
@@ -65,6 +66,8 @@ class Chain:
     """Operators whose times are wanted."""
     handed: frozenset[int]
     """Operators that stand in for a layer before."""
+    between: frozenset[int]
+    """Operators that stand for the weights of other layers, before each layer."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,6 +77,7 @@ class _Composer:
     calls: list[Call] = field(default_factory=list)
     timed: set[tuple[int, Phase]] = field(default_factory=set)
     handed: set[int] = field(default_factory=set)
+    between: set[int] = field(default_factory=set)
 
     def hand_over(self, spec: TensorSpec) -> None:
         """What the layer before would make: fresh in memory and in the caches."""
@@ -85,7 +89,9 @@ class _Composer:
     def pass_weights(self, phase: Phase) -> None:
         """What the weights of a heavier layer leave of the caches."""
         self.operators.append(_copy(_BETWEEN))
-        self.calls.append(Call(operator=len(self.operators) - 1, phase=phase, module=""))
+        position = len(self.operators) - 1
+        self.between.add(position)
+        self.calls.append(Call(operator=position, phase=phase, module=""))
 
     def run(self, recorded: RecordedLayer, phase: Phase) -> None:
         for operator, at in recorded.calls:
@@ -126,7 +132,12 @@ def chained(layers: Sequence[RecordedLayer]) -> Chain:
         buffer_bytes=0,
         frozen_bytes=0,
     )
-    return Chain(step=step, timed=frozenset(composer.timed), handed=frozenset(composer.handed))
+    return Chain(
+        step=step,
+        timed=frozenset(composer.timed),
+        handed=frozenset(composer.handed),
+        between=frozenset(composer.between),
+    )
 
 
 def _copy(spec: TensorSpec) -> Operator:
@@ -193,21 +204,37 @@ def _measured(
             # What layers hand on is of the size of 1, and some functions take longer then than near 0.
             passes.lasting[number].normal_()
 
-    def timed_pass() -> dict[tuple[int, Phase], list[Seconds]]:
+    def timed_pass() -> tuple[list[Seconds], list[Seconds]]:
+        """Duration of every call, and the speed probe before its layer."""
         # An optimizer that goes over parameters and states leaves nothing else in the caches.
         evictor.evict()
         clock = passes.new_clock()
-        passes.run(clock)
-        return passes.by_operator(clock)
+        probes_s: list[Seconds] = []
+
+        def look(operator: int) -> None:
+            # What is in the caches then is pushed out anyway.
+            is_due = operator in chain.between or not probes_s
+            probes_s.append(session.speed_probe(0.0) if is_due else probes_s[-1])
+
+        # A queue of launches must not run dry, and a device's own clock is steady.
+        passes.run(clock, before=None if session.asynchronous else look)
+        return passes.durations_s(clock), probes_s
 
     times: dict[tuple[int, Phase], list[Seconds]] = defaultdict(list)
+    speeds: dict[tuple[int, Phase], list[Seconds]] = defaultdict(list)
     with without_denormals():
         timed_pass()
-        for found in steady(timed_pass, count=_PASSES, most=_MOST_PASSES):
-            for key, values_s in found.items():
-                times[key] += values_s
+        for durations_s, probes_s in steady(timed_pass, count=_PASSES, most=_MOST_PASSES):
+            for at, call in enumerate(passes.flow.calls):
+                times[call.operator, call.phase].append(durations_s[at])
+                speeds[call.operator, call.phase] += probes_s[at : at + 1]
     return [
-        IsolatedOperator(operator=chain.step.operators[key[0]], phase=key[1], times_s=tuple(all_s))
+        IsolatedOperator(
+            operator=chain.step.operators[key[0]],
+            phase=key[1],
+            times_s=tuple(all_s),
+            speed_probe_s=tuple(speeds[key]),
+        )
         for key, all_s in times.items()
         if key in chain.timed and key[0] not in passes.failed
     ]

@@ -46,20 +46,23 @@ def measure_optimizer(session: Session, layer: Layer, evictor: Evictor) -> Optim
     parameters = [nn.Parameter(torch.zeros(size, device=session.device)) for _ in range(count)]
     optimizer = make_optimizer(parameters, name=name, implementation=implementation)
 
-    def timed_step() -> Seconds:
+    def timed_step() -> tuple[Seconds, Seconds]:
+        probe_s = session.speed_probe(0.0)
         evictor.evict()
         for parameter in parameters:
             parameter.grad = torch.full_like(parameter, _ORDINARY)
         (time_s,) = session.time_repeats(lambda: _step(optimizer), repeats=1)
-        return time_s
+        return time_s, probe_s
 
     timed_step()
+    times_s, probes_s = zip(*steady(timed_step, count=_REPEATS, most=_MOST_REPEATS), strict=True)
     return OptimizerPoint(
         optimizer=name,
         implementation=implementation,
         num_tensors=count,
         tensor_bytes=4 * size,
-        times_s=tuple(steady(timed_step, count=_REPEATS, most=_MOST_REPEATS)),
+        times_s=times_s,
+        speed_probe_s=probes_s,
     )
 
 

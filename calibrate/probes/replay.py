@@ -5,7 +5,7 @@ nothing: both are wrong inside a step. In the order of the step it finds what th
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -89,10 +89,17 @@ class Passes:
             DeviceClock() if self._session.asynchronous else HostClock(host_clock(is_joint=False))
         )
 
-    def run(self, clock: Clock) -> dict[int, Tensor]:
-        """Make every call between two marks; return what is left, the gradients among it."""
+    def run(
+        self, clock: Clock, *, before: Callable[[int], None] | None = None
+    ) -> dict[int, Tensor]:
+        """Make every call between two marks; return what is left, the gradients among it.
+
+        ``before`` is told each call's operator before it is made.
+        """
         tensors = dict(self.lasting)
         for call, released in zip(self.flow.calls, self.flow.released, strict=True):
+            if before is not None:
+                before(call.operator)
             inputs = [tensors[number] for number in call.inputs]
             results = self._timed(call.operator, inputs, clock)
             del inputs

@@ -97,7 +97,7 @@ class Session:
             torch.cuda.synchronize(self.device)
 
     def speed_probe(self, duration_s: Seconds, *, is_joint: bool = False) -> Seconds:
-        """Mean time of a fixed small matrix product over about ``duration_s``. [s]
+        """Mean time of a fixed small matrix product over about ``duration_s``, at least of three. [s]
 
         Neighbours on a shared machine slow everything down in bursts; this is what tells a slow
         machine from a slow setting. Beside joint work it goes by the same clock.
@@ -107,8 +107,9 @@ class Session:
         def times_s(repeats: int) -> list[Seconds]:
             return self.time_repeats(lambda: matrix @ matrix, repeats=repeats, is_joint=is_joint)
 
-        repeats = repeats_within(duration_s, times_s(4)[1:], minimum=4, maximum=200)
-        found_s = times_s(repeats)
+        found_s = times_s(4)[1:]
+        if duration_s > 0:
+            found_s = times_s(repeats_within(duration_s, found_s, minimum=4, maximum=200))
         return sum(found_s) / len(found_s)
 
     def time_repeats(

@@ -176,6 +176,8 @@ class IsolatedOperator(Record):
     phase: Phase
     times_s: _SomeDurations
     """Inside a step that consists of such layers."""
+    speed_probe_s: Durations = ()
+    """As many: before the layer, the same computation as between steps; recorded ones have none."""
     hot_s: tuple[()] = ()
     cold_s: tuple[()] = ()
     """Both are no longer measured; recorded observations name them."""
@@ -190,6 +192,8 @@ class OptimizerPoint(Record):
     tensor_bytes: PositiveInt
     times_s: _SomeDurations
     """As it follows a backward pass."""
+    speed_probe_s: Durations = ()
+    """As in ``IsolatedOperator``."""
     hot_s: tuple[()] = ()
     cold_s: tuple[()] = ()
     """As in ``IsolatedOperator``."""

@@ -306,7 +306,7 @@ class ProfileDocument(Document):
     environment: dict[str, object]
     observations_sha256: str
     speed_probe_s: dict[PositiveInt, PositiveFloat]
-    """By the number of ranks at work, the median time of the fixed computation that ran between
+    """By the number of ranks at work, the typical time of the fixed computation that ran between
     steps: the machine's speed then."""
     speed_spread: RelativeError
     """Standard deviation of the logarithm of that time over visits: how steady the machine was."""
@@ -341,6 +341,16 @@ class ProfileDocument(Document):
     def max_world_size(self) -> int:
         """Most ranks that were measured together."""
         return self.ranks_per_node * self.num_nodes
+
+    @property
+    def own_speed_probe_s(self) -> float:
+        """Typical time of the speed probe while one rank was at work. [s]"""
+        return self.speed_probe_s[min(self.speed_probe_s)]
+
+    @property
+    def speed_sensitivity(self) -> float:
+        """Exponent by which work follows the speed probe: the median over the reference models' steps."""
+        return statistics.median([entry.speed_sensitivity for entry in self.workloads] or [1.0])
 
     @property
     def variables(self) -> dict[str, str]:

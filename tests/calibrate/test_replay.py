@@ -9,7 +9,7 @@ import torch
 
 from calibrate.probes.replay import Replay
 from calibrate.probes.session import Session
-from calibrate.replays import measured_steps
+from calibrate.replays import measured_steps, to_typical_speed
 from perfmodel.documents.observation import ReplayObservation, TimedOperator
 from perfmodel.tracing.source import SampleSize
 from perfmodel.tracing.sources import find_source
@@ -74,14 +74,18 @@ def replayed(*passes_s: float, probe_s: float = 1e-3, task: str = "one") -> Repl
 
 
 def test_times_of_operators_add_up_to_the_typical_sum() -> None:
-    (step,) = measured_steps([replayed(0.01, 0.02, 0.9)], 1e-3)
+    (step,) = measured_steps([replayed(0.01, 0.02, 0.9)], 1.0)
     times_s = {operator.signature: operator.time_s for operator in step.operators}
     assert 2 * times_s["a"] + times_s["b"] == pytest.approx(7 * 0.02)
     assert times_s["a"] == pytest.approx(3 * times_s["b"])
 
 
 def test_times_are_brought_to_the_machine_speed_of_the_calibration() -> None:
-    (step,) = measured_steps([replayed(0.02, probe_s=2e-3)], 1e-3)
+    """Four times the speed and an exponent of 1/2: half the time."""
+    replays = [replayed(0.02, probe_s=2e-3)]
+    factor = to_typical_speed(replays, 0.5e-3, sensitivity=0.5)
+    assert factor == pytest.approx(0.5)
+    (step,) = measured_steps(replays, factor)
     assert step.optimizer_s == pytest.approx(0.25)
 
 
@@ -90,7 +94,7 @@ def test_how_far_a_replay_is_off_is_pooled_over_steps() -> None:
     first, second = (0.5 * math.expm1(x) / 7 for x in (0.2, 0.4))
     steps = [replayed(first), replayed(second), *(replayed(first),) * 2]
     renamed = [s.model_copy(update={"workload": f"{i // 2}"}) for i, s in enumerate(steps)]
-    for step in measured_steps(renamed, 1e-3):
+    for step in measured_steps(renamed, 1.0):
         assert step.relative_error == pytest.approx(0.1 / math.sqrt(2))
 
 
@@ -99,7 +103,7 @@ def test_replays_of_an_earlier_trace_of_a_step_do_not_count() -> None:
     old = replayed(0.9)
     other = old.operators[1].model_copy(update={"signature": "c"})
     old = old.model_copy(update={"operators": (old.operators[0], other)})
-    (step,) = measured_steps([old, replayed(0.01), replayed(0.01)], 1e-3)
+    (step,) = measured_steps([old, replayed(0.01), replayed(0.01)], 1.0)
     assert {operator.signature for operator in step.operators} == {"a", "b"}
     assert step.optimizer_s == pytest.approx(0.5)
 

@@ -81,6 +81,8 @@ def observation(seed: int = 0, noise: float = 0.02) -> OperatorsObservation:
 
 
 def prices_of_the_made_up_machine(seed: int = 0) -> OperatorProfile:
-    profile = fit_operators([observation(seed)], workloads=(), rates=(), speed_probe_s=1e-3)
+    profile = fit_operators(
+        [observation(seed)], workloads=(), rates=(), speed_probe_s=1e-3, sensitivity=1.0
+    )
     assert profile is not None
     return profile

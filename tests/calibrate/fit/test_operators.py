@@ -117,7 +117,7 @@ def test_sums_above_the_real_step_of_another_moment_have_no_negative_overhead() 
 
 
 def test_without_timings_there_are_no_prices() -> None:
-    assert fit_operators([], workloads=(), rates=(), speed_probe_s=1e-3) is None
+    assert fit_operators([], workloads=(), rates=(), speed_probe_s=1e-3, sensitivity=1.0) is None
 
 
 @given(
@@ -203,7 +203,12 @@ def test_where_memory_is_kept_no_family_pays_for_fresh_pages() -> None:
     layers = observation().model_copy(update={"optimizers": points})
     for keeps, is_free in ((True, True), (False, False)):
         found = fit_operators(
-            [layers], workloads=(), rates=(), speed_probe_s=1e-3, keeps_memory=keeps
+            [layers],
+            workloads=(),
+            rates=(),
+            speed_probe_s=1e-3,
+            sensitivity=1.0,
+            keeps_memory=keeps,
         )
         assert found is not None
         (family,) = (f for f in found.families if f.name == "optimizer sgd loop")
@@ -222,7 +227,11 @@ def test_curves_are_brought_to_the_steps_of_reference_models(factor: float) -> N
         update={"workload": WORKLOAD.name, "traced": traced()}
     )
     found = fit_operators(
-        [observation(), replay], workloads=[reference], rates=(), speed_probe_s=1e-3
+        [observation(), replay],
+        workloads=[reference],
+        rates=(),
+        speed_probe_s=1e-3,
+        sensitivity=1.0,
     )
     assert found is not None
     for family, before in zip(found.families, alone.families, strict=True):

@@ -202,7 +202,7 @@ def test_a_light_model_on_a_fast_device_takes_as_long_as_the_host_needs_to_issue
 @pytest.mark.parametrize("seed", range(4))
 def test_more_samples_never_take_less_time(machine: ProfileDocument, seed: int) -> None:
     noisy = fit_operators(
-        [observation(seed, noise=0.5)], workloads=(), rates=(), speed_probe_s=1e-3
+        [observation(seed, noise=0.5)], workloads=(), rates=(), speed_probe_s=1e-3, sensitivity=1.0
     )
     assert noisy is not None
     workload = traced_profile(machine, noisy, WORKLOAD, traced())
