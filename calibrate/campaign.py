@@ -77,7 +77,7 @@ def measure(
     done = _prepare(campaign, output, resume=resume)
     total = sum(len(tasks) for tasks in campaign.rounds)
     num_done = sum(task.name in done for tasks in campaign.rounds for task in tasks)
-    patience_s = campaign.patience_s
+    waited_s = 0.0
     with _machine_of(
         campaign,
         lambda words: on_progress(
@@ -92,10 +92,10 @@ def measure(
                 num_done=num_done,
                 total=total,
                 on_progress=on_progress,
-                waited_s=campaign.patience_s - patience_s,
+                waited_s=waited_s,
             )
             launcher.run(
-                [str(_write_order(campaign, index, pending, output, patience_s=patience_s))],
+                [str(_write_order(campaign, index, pending, output, waited_s=waited_s))],
                 topology=campaign.placement.topology,
                 conditions=campaign.placement.conditions,
                 on_line=watch.on_line,
@@ -103,7 +103,7 @@ def measure(
                 stall_timeout_s=stall_timeout_s,
             )
             num_done += len(pending)
-            patience_s = max(0.0, campaign.patience_s - watch.waited_s)
+            waited_s = watch.waited_s
     return output
 
 
@@ -125,7 +125,7 @@ def _progress_clock(campaign: Campaign, watch: "_Watch") -> Callable[[], Seconds
 
 @dataclass(slots=True, kw_only=True)
 class _Watch:
-    """Counts the lines by which rank 0 announces finished tasks."""
+    """Follows the lines by which rank 0 announces what it has done, and what it waits for."""
 
     num_done: int
     total: int
@@ -138,20 +138,17 @@ class _Watch:
         self.last_s = time.monotonic()
 
     def on_line(self, line: str) -> None:
-        if line.startswith(TRYING_AGAIN):
+        if line.startswith((TRYING_AGAIN, WAITED_PREFIX, DONE_PREFIX)):
             self.last_s = time.monotonic()
         if line.startswith(WAITED_PREFIX):
-            self.last_s = time.monotonic()
             self.waited_s += float(line.removeprefix(WAITED_PREFIX))
             self._tell(
                 f"other guests of the host have the processors, waited {format_duration(self.waited_s)}",
                 is_waiting=True,
             )
-        if not line.startswith(DONE_PREFIX):
-            return
-        self.num_done += 1
-        self.last_s = time.monotonic()
-        self._tell(line.removeprefix(DONE_PREFIX).strip())
+        elif line.startswith(DONE_PREFIX):
+            self.num_done += 1
+            self._tell(line.removeprefix(DONE_PREFIX).strip())
 
     def _tell(self, words: str, *, is_waiting: bool = False) -> None:
         self.on_progress(
@@ -245,7 +242,7 @@ def fingerprint_of(observation: EnvironmentObservation) -> str:
 
 
 def _write_order(
-    campaign: Campaign, index: int, tasks: Sequence[Task], output: Path, *, patience_s: Seconds
+    campaign: Campaign, index: int, tasks: Sequence[Task], output: Path, *, waited_s: Seconds
 ) -> Path:
     path = campaign.folder / "orders" / f"round-{index}.json"
     order = WorkOrder(
@@ -253,7 +250,7 @@ def _write_order(
         device_kind=campaign.placement.device_kind,
         output=str(output.resolve()),
         tasks=tuple(tasks),
-        patience_s=patience_s,
+        patience_s=max(0.0, campaign.patience_s - waited_s),
     )
     order.write(path)
     if not output.exists():

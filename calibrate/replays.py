@@ -19,7 +19,8 @@ from perfmodel.workload.operator import Phase
 _SMALLEST_S = 1e-8
 #: Sums of a step are no better known than this.
 _SMALLEST_ERROR = 0.01
-
+#: Too few to say how steps follow the speed probe.
+_FEW_STEPS = 8
 
 #: Of a step on one device, without its input.
 _PHASES = PHASES[1:]
@@ -51,37 +52,42 @@ def steps_over_replays(pairs: Sequence[Pair], phase: str | None = None) -> Estim
     Each step is divided by a pass of its turn before anything is averaged: a processor that changes its
     speed between turns is out of the ratio. (On an asynchronous device there is one turn.) Where it changed
     within a turn, the speed probes before step and pass say so, and ratios are brought to one speed as
-    far as they follow it. The trimmed mean is over all steps; how well it is known is told by its scatter
-    over the pairs.
+    far as whole steps follow it. The trimmed mean is over all steps; how well it is known is told by its
+    scatter over the pairs.
     """
     speeds = [_speed_ratios(steps, replay) for steps, replay in pairs]
-    ratios = [_step_ratios(steps, replay, phase) for steps, replay in pairs]
-    exponent = exponent_within(zip(speeds, ratios, strict=True), otherwise=0.0)
-    visits = [found / speed**exponent for speed, found in zip(speeds, ratios, strict=True)]
+    exponent = 0.0
+    if sum(map(len, speeds)) >= _FEW_STEPS:
+        whole = [_step_ratios(steps, replay, None) for steps, replay in pairs]
+        exponent = exponent_within(zip(speeds, whole, strict=True), otherwise=0.0)
+    visits = [
+        _step_ratios(steps, replay, phase) / speed**exponent
+        for speed, (steps, replay) in zip(speeds, pairs, strict=True)
+    ]
     scatter = estimate([trimmed_mean(visit) for visit in visits])
     return replace(scatter, value_s=trimmed_mean(np.concatenate(visits)))
 
 
 def _speed_ratios(steps: RankSteps, replay: ReplayObservation) -> FloatArray:
-    """Speed probe before each step over that before its pass; 1 where not every step has one."""
-    if len(steps.speed_probe_s) != len(steps.step_s):
+    """Speed probe before each step over that before its pass; 1 where only the first step has one."""
+    if len(steps.speed_probe_s) == 1:
         return np.ones(len(steps.step_s))
-    ratios: FloatArray = np.array(steps.speed_probe_s) / np.array(replay.speed_probe_s)
-    return ratios
+    beside = zip(steps.speed_probe_s, replay.speed_probe_s, strict=True)
+    return np.array([before_step_s / before_pass_s for before_step_s, before_pass_s in beside])
 
 
 def _step_ratios(steps: RankSteps, replay: ReplayObservation, phase: str | None) -> FloatArray:
     """Each step over its pass, whole or one phase of it."""
-    steps_s = np.array(getattr(steps, f"{phase or 'step'}_s"))
+    steps_s = getattr(steps, f"{phase or 'step'}_s")
     passes_s = np.sum(_phases_s(replay, phase), axis=0)
-    ratios: FloatArray = np.maximum(steps_s, _SMALLEST_S) / np.maximum(passes_s, _SMALLEST_S)
+    ratios: FloatArray = np.divide(steps_s, np.maximum(passes_s, _SMALLEST_S))
     return ratios
 
 
 def replayed_s(group: Sequence[ReplayObservation], phase: str | None = None) -> Seconds:
     """Of replays of one step: the sum of what its phases typically take, or one of them. [s]"""
     visits = ([trimmed_mean(passes_s) for passes_s in _phases_s(e, phase)] for e in group)
-    return sum(trimmed_mean(each_s) for each_s in zip(*visits, strict=True))
+    return sum(estimate(each_s).value_s for each_s in zip(*visits, strict=True))
 
 
 def _phases_s(entry: ReplayObservation, phase: str | None) -> list[Sequence[Seconds]]:
@@ -97,13 +103,13 @@ def to_typical_speed(
     Parameters
     ----------
     speed_probe_s
-        The machine speed to which they are brought, and
+        The machine speed to which they are brought. [s]
     sensitivity
-        the exponent by which they follow the speed probe. [s]
+        Exponent by which work follows the speed probe.
     """
     if not replays:
         return 1.0
-    here_s = trimmed_mean([trimmed_mean(entry.speed_probe_s) for entry in replays])
+    here_s = estimate([trimmed_mean(entry.speed_probe_s) for entry in replays]).value_s
     return float((speed_probe_s / here_s) ** sensitivity)
 
 
@@ -151,7 +157,7 @@ def _measured_step(
             at = operator.signature, operator.phase
             times[at].append(factor * trimmed_mean(operator.times_s))
             counts[at] = operator.num_calls
-    typical = {at: trimmed_mean(values_s) for at, values_s in times.items()}
+    typical = {at: estimate(values_s).value_s for at, values_s in times.items()}
     sums: dict[Phase, Seconds] = defaultdict(float)
     for at, time_s in typical.items():
         sums[at[1]] += counts[at] * time_s
@@ -192,7 +198,7 @@ def with_replays(
         visit to visit is then no doubt, as steps differ with them.
     """
     assert profile.operators is not None, "profiles without prices are refused before measuring"
-    factor = to_typical_speed(replays, profile.own_speed_probe_s, profile.speed_sensitivity)
+    factor = to_typical_speed(replays, profile.speed_probe_alone_s, profile.speed_sensitivity)
     added = measured_steps(replays, factor)
     if in_turn:
         added = tuple(step.model_copy(update={"relative_error": _SMALLEST_ERROR}) for step in added)

@@ -19,6 +19,7 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray
 from perfmodel.documents.observation import PHASES, RankSteps, StepObservation
+from perfmodel.documents.profile import ASSUMED_SENSITIVITY
 from perfmodel.parallelism.strategy import Setting
 from perfmodel.units import Seconds
 
@@ -52,7 +53,7 @@ class Visit:
     rank_steps_s: tuple[Seconds, ...]
     speed_probe_s: Seconds
     ratios: tuple[float, ...]
-    """Every step of every rank over that rank's median, by the clock on the wall."""
+    """Every step of every rank over what is typical of that rank, by the clock on the wall."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +83,7 @@ def visit(observation: StepObservation) -> Visit:
         ratios=tuple(
             float(ratio)
             for rank in ranks
-            for ratio in np.array(wall_s(rank)) / np.median(wall_s(rank))
+            for ratio in np.array(wall_s(rank)) / trimmed_mean(wall_s(rank))
         ),
     )
 
@@ -114,17 +115,17 @@ def typical_speed(visits: Iterable[Visit]) -> dict[int, Seconds]:
     times_s: dict[int, list[Seconds]] = defaultdict(list)
     for entry in visits:
         times_s[entry.setting.world_size].append(entry.speed_probe_s)
-    return {world_size: trimmed_mean(group) for world_size, group in sorted(times_s.items())}
+    return {size: estimate(group).value_s for size, group in sorted(times_s.items())}
 
 
 def speed_sensitivity(visits: Iterable[Visit]) -> float:
     """Exponent in [0, 1] by which step times follow the speed probe, within settings."""
     groups = by_setting(visits).values()
     if sum(map(len, groups)) < _MINIMUM_PAIRS:
-        return 1.0
+        return ASSUMED_SENSITIVITY
     return exponent_within(
         [([e.speed_probe_s for e in group], [e.step_s for e in group]) for group in groups],
-        otherwise=1.0,
+        otherwise=ASSUMED_SENSITIVITY,
     )
 
 
@@ -134,7 +135,7 @@ def exponent_within(groups: Iterable[tuple[Values, Values]], *, otherwise: float
     Least squares of logarithms; ``otherwise`` where the first ones do not differ.
     """
     deviations = [
-        [logs - logs.mean() for logs in map(np.log, pair)] for pair in groups if len(pair[0])
+        [logs - logs.mean() for logs in map(_logs, pair)] for pair in groups if len(pair[0])
     ]
     variance = sum(float(first @ first) for first, _ in deviations)
     if variance < _NO_VARIANCE:
@@ -149,20 +150,34 @@ def to_speed(entry: Visit, *, speed_probe_s: Mapping[int, Seconds], sensitivity:
 
 
 def trimmed_mean(values: Values) -> float:
-    """Trimmed mean in log.
+    """Mean in log without a sixth at either end.
 
-    From three values on the highest and the lowest are dropped, from twelve on a sixth at either
-    end: nearly as robust as the median against what was disturbed, and more precise.
+    Nearly as robust as the median against what was disturbed, and more precise. Fewer than six values are
+    all kept: of the two speeds of a processor neither can be called the disturbed one.
     """
-    logs = np.sort(np.log(np.maximum(values, _SMALLEST_S)))
-    num_dropped = max(len(logs) // 6, 1 if len(logs) > _PAIR else 0)
-    return float(np.exp(logs[num_dropped : len(logs) - num_dropped].mean()))
+    return _mean_without(len(values) // 6, values)
 
 
 def estimate(values_s: Sequence[float]) -> Estimate:
-    """Trimmed mean, and the standard error of its logarithm, from one value per visit."""
-    logs = np.log(np.maximum(values_s, _SMALLEST_S))
+    """Trimmed mean, and the standard error of its logarithm, from one value per visit.
+
+    From three visits on at least the highest and the lowest are dropped: few must stand one that was
+    disturbed.
+    """
     # One visit says nothing about its own spread.
-    spread = float(logs.std(ddof=1)) if len(logs) > 1 else _ASSUMED_SPREAD
-    error = max(_SMALLEST_ERROR, spread / math.sqrt(len(logs)))
-    return Estimate(value_s=trimmed_mean(values_s), relative_error=error)
+    spread = float(_logs(values_s).std(ddof=1)) if len(values_s) > 1 else _ASSUMED_SPREAD
+    num_dropped = max(len(values_s) // 6, 1 if len(values_s) > _PAIR else 0)
+    return Estimate(
+        value_s=_mean_without(num_dropped, values_s),
+        relative_error=max(_SMALLEST_ERROR, spread / math.sqrt(len(values_s))),
+    )
+
+
+def _mean_without(num_dropped: int, values: Values) -> float:
+    """Mean in log without so many at either end."""
+    logs = np.sort(_logs(values))
+    return float(np.exp(logs[num_dropped : len(logs) - num_dropped].mean()))
+
+
+def _logs(values: Values) -> FloatArray:
+    return np.log(np.maximum(values, _SMALLEST_S))

@@ -15,7 +15,7 @@ from perfmodel.documents.observation import (
 from perfmodel.parallelism.strategy import Setting
 from tests.fakes import LaunchCall
 
-NUM_STEPS = 4
+NUM_STEPS = 12
 
 
 def constant_step(_setting: Setting) -> float:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from calibrate.visits import Visit, estimate, to_speed
 from perfmodel.documents.prediction import Interval
-from perfmodel.documents.profile import ProfileDocument
+from perfmodel.documents.profile import ASSUMED_SENSITIVITY, ProfileDocument
 from perfmodel.documents.validation import (
     ComparedSetting,
     ComparedSpeedup,
@@ -26,27 +26,19 @@ class Measured:
     num_visits: int
 
 
-def measured(
-    visits: Sequence[Visit], *, profile: ProfileDocument, speed_probe_s: Mapping[int, Seconds]
-) -> Measured:
+def measured(visits: Sequence[Visit], *, profile: ProfileDocument) -> Measured:
     """Typical step over visits, as the clock showed it and at the machine speed of the calibration.
 
-    Single visits are brought to the typical speed of this validation with the workload's own
-    exponent, which noise of the probe makes small. The step from there to the typical speed of the
-    calibration is known without noise, from hundreds of visits, and counts in full.
-
-    Parameters
-    ----------
-    speed_probe_s
-        Typical speed of this validation, see ``calibrate.visits.typical_speed``. [s]
+    Each visit is brought to that speed as far as the workload followed it then. A machine that differs
+    from its calibration as a whole is followed no further than one that differs from minute to minute:
+    both times it is mostly a neighbour on the same core (see the record of ``validate models``, seventh).
     """
     setting = visits[0].setting
     workload = profile.workload(setting.workload)
-    sensitivity = workload.speed_sensitivity if workload is not None else 1.0
-    drift = profile.speed_probe_s[setting.world_size] / speed_probe_s[setting.world_size]
+    sensitivity = workload.speed_sensitivity if workload is not None else ASSUMED_SENSITIVITY
     at_speed = estimate(
         [
-            drift * v.step_s * to_speed(v, speed_probe_s=speed_probe_s, sensitivity=sensitivity)
+            v.step_s * to_speed(v, speed_probe_s=profile.speed_probe_s, sensitivity=sensitivity)
             for v in visits
         ]
     )

@@ -21,6 +21,7 @@ from calibrate.visits import (
     estimate,
     speed_sensitivity,
     to_speed,
+    trimmed_mean,
     typical_speed,
     visit,
 )
@@ -255,10 +256,10 @@ def _found(
     processor: dict[Setting, list[Seconds]] = {}
     for entry in steps:
         processor.setdefault(entry.setting, []).append(
-            float(np.median([float(np.median(r.cpu_s)) for r in entry.ranks if r.cpu_s] or [0.0]))
+            float(np.median([trimmed_mean(r.cpu_s) for r in entry.ranks if r.cpu_s] or [0.0]))
         )
     by_task = {entry.task: entry for entry in replays}
-    pair_factor = to_typical_speed(replays, profile.own_speed_probe_s, profile.speed_sensitivity)
+    pair_factor = to_typical_speed(replays, profile.speed_probe_alone_s, profile.speed_sensitivity)
     pairs: dict[Setting, list[Pair]] = {}
     for entry in steps:
         beside = by_task.get(replay_name(entry.task))
@@ -273,7 +274,7 @@ def _found(
                 * to_speed(entry, speed_probe_s=speed_s, sensitivity=sensitivity)
                 for entry in group
             ),
-            processor_s=drift[setting.world_size] * float(np.median(processor[setting])),
+            processor_s=drift[setting.world_size] * estimate(processor[setting]).value_s,
             pairs=tuple(p) if len(p := pairs.get(setting, [])) == len(group) else (),
             pair_factor=pair_factor,
         )

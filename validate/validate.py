@@ -16,7 +16,7 @@ from calibrate.environment import describe_environment
 from calibrate.launch import Launcher
 from calibrate.placement import Placement, place, provenance, refuse_other_machine
 from calibrate.topology import LaunchFlags
-from calibrate.visits import by_setting, typical_speed, visit
+from calibrate.visits import by_setting, visit
 from perfmodel.documents.base import file_sha256
 from perfmodel.documents.observation import StepObservation, read_observations, stolen_share
 from perfmodel.documents.prediction import Interval
@@ -155,11 +155,7 @@ def compare_observations(
             f"{observations}: {len(missing)} predicted settings were not run, such as {missing[0]}; "
             "continue with --resume"
         )
-    speed_probe_s = typical_speed(entry for group in visits.values() for entry in group)
-    found = {
-        setting: compare.measured(group, profile=profile, speed_probe_s=speed_probe_s)
-        for setting, group in visits.items()
-    }
+    found = {setting: compare.measured(group, profile=profile) for setting, group in visits.items()}
     calibrated_s = {
         setting: step_s
         for setting, step_s in _calibrated_steps(profile).items()

@@ -17,6 +17,7 @@ from calibrate.replays import (
     steps_over_replays,
     to_typical_speed,
 )
+from calibrate.visits import trimmed_mean
 from perfmodel.arrays import FloatArray
 from perfmodel.cost.curve import CurveDraws
 from perfmodel.cost.families import (
@@ -36,13 +37,14 @@ from perfmodel.cost.operators import (
     OperatorPrices,
 )
 from perfmodel.documents.observation import (
-    Durations,
+    IsolatedOperator,
     Observation,
     OperatorsObservation,
     OptimizerPoint,
     ReplayObservation,
 )
 from perfmodel.documents.profile import (
+    ASSUMED_SENSITIVITY,
     CallOverhead,
     ComputeRate,
     MeasuredStep,
@@ -63,8 +65,6 @@ _SMALLEST_S = 1e-8
 _INTERRUPTED = 1 / 6
 #: Sums over reference models are no better known than this, whatever few of them say.
 _SMALLEST_ERROR = 0.02
-#: By which operators follow the speed probe as long as no steps say it.
-_ASSUMED_SENSITIVITY = 0.7
 #: What is assumed of sums that no reference model was compared with.
 _ASSUMED_ERROR = 0.1
 
@@ -85,9 +85,9 @@ def fit_operators(
     workloads
         Reference models with their real steps, which tell what a step adds to its operators.
     speed_probe_s
-        The machine speed to which everything is brought, and
+        The machine speed to which everything is brought. [s]
     sensitivity
-        the exponent by which work follows the speed probe. [s]
+        Exponent by which work follows the speed probe.
     keeps_memory
         Whether no result lies in pages that are touched for the first time.
     """
@@ -130,8 +130,8 @@ def fit_curves(
     """Curves of all families in a hurry: good enough to see where they are in doubt."""
     if not layers:
         return ()
-    speed_s = float(np.median([np.median(entry.speed_probe_s) for entry in layers]))
-    timings = _timings(layers, speed_s, _ASSUMED_SENSITIVITY)
+    speed_s = trimmed_mean([trimmed_mean(entry.speed_probe_s) for entry in layers])
+    timings = _timings(layers, speed_s, ASSUMED_SENSITIVITY)
     return _families(timings, most_points=_FEW_POINTS, keeps_memory=keeps_memory)
 
 
@@ -173,25 +173,19 @@ def _timings(
     layers: Sequence[OperatorsObservation], speed_probe_s: Seconds, sensitivity: float
 ) -> dict[str, list[Timing]]:
     """Times by family, at one machine speed, which they follow with an exponent."""
+
+    def factor(timed: IsolatedOperator | OptimizerPoint, entry: OperatorsObservation) -> float:
+        """To that speed by the probes before each time, or without any by those around all."""
+        probe_s = trimmed_mean(timed.speed_probe_s or entry.speed_probe_s)
+        return float((speed_probe_s / probe_s) ** sensitivity)
+
     groups: dict[str, list[Timing]] = defaultdict(list)
     for entry in layers:
-        beside_s = float(np.median(entry.speed_probe_s))
-
-        def to_speed(
-            times_s: Durations, probes_s: Durations, beside_s: Seconds = beside_s
-        ) -> list[Seconds]:
-            """Each by the probe before it; recorded ones have only those around many."""
-            own_s = probes_s or (beside_s,) * len(times_s)
-            return [
-                time_s * (speed_probe_s / probe_s) ** sensitivity
-                for time_s, probe_s in zip(times_s, own_s, strict=True)
-            ]
-
         for timed in entry.operators:
             operator = timed.operator
             timing = Timing(
                 features=features(operator),
-                time_s=_typical_s(to_speed(timed.times_s, timed.speed_probe_s)),
+                time_s=factor(timed, entry) * _typical_s(timed.times_s),
                 flop=operator.flop,
                 moved_bytes=operator.read_bytes + operator.written_bytes,
                 units=work(operator),
@@ -203,8 +197,7 @@ def _timings(
                 groups[wider].append(timing)
         for point in entry.optimizers:
             name = optimizer_family(point.optimizer, point.implementation)
-            times_s = to_speed(point.times_s, point.speed_probe_s)
-            groups[name].append(_optimizer_timing(point, times_s))
+            groups[name].append(_optimizer_timing(point, factor(point, entry)))
     return groups
 
 
@@ -217,11 +210,11 @@ def _typical_s(times_s: Sequence[Seconds]) -> Seconds:
     return max(_SMALLEST_S, float(np.mean(kept)))
 
 
-def _optimizer_timing(point: OptimizerPoint, times_s: Sequence[Seconds]) -> Timing:
+def _optimizer_timing(point: OptimizerPoint, factor: float) -> Timing:
     """One tensor's share of a typical step."""
     return Timing(
         features=optimizer_features(point.tensor_bytes, point.tensor_bytes * point.num_tensors),
-        time_s=float(np.median(times_s)) / point.num_tensors,
+        time_s=factor * trimmed_mean(point.times_s) / point.num_tensors,
         flop=0.0,
         moved_bytes=OPTIMIZER_TRAFFIC[point.optimizer] * point.tensor_bytes,
         units=optimizer_work(point.tensor_bytes),

@@ -86,7 +86,7 @@ def fit_profile(
         observations,
         workloads=draft.workloads,
         rates=draft.rates,
-        speed_probe_s=draft.own_speed_probe_s,
+        speed_probe_s=draft.speed_probe_alone_s,
         sensitivity=draft.speed_sensitivity,
         keeps_memory=keeps_memory(draft.variables, device_kind=draft.device_kind),
     )

@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy.optimize import nnls
 
-from calibrate.visits import Visit, by_setting, estimate, speed_sensitivity, to_speed
+from calibrate.visits import (
+    Visit,
+    by_setting,
+    estimate,
+    speed_sensitivity,
+    to_speed,
+    trimmed_mean,
+)
 from perfmodel.arrays import FloatArray
 from perfmodel.documents.observation import PHASES, DeviceStreams, StepObservation
 from perfmodel.documents.profile import (
@@ -135,7 +142,7 @@ def with_device_streams(
         name: tuple(
             _point(
                 batch,
-                [float(np.median(getattr(entry, f"{_source(name)}_s"))) for entry in entries],
+                [trimmed_mean(getattr(entry, f"{_source(name)}_s")) for entry in entries],
             )
             for batch, entries in sorted(streams.items())
         )

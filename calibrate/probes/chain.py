@@ -4,8 +4,8 @@ An operator that is repeated on its own finds its data in the caches and its res
 has just given back; with the caches emptied it finds nothing. In a step it is neither: what its
 predecessor made was just written, parameters and saved activations were last touched a whole pass
 ago, and results lie in memory that is allocated anew. So layers of all kinds stand in a row, and each
-operator is timed where it stands, with the speed that the processor has there: it can change within a
-tenth of a second.
+operator is timed where it stands, with the speed that the processor has there: it may change at any
+moment.
 """
 
 import json
@@ -204,20 +204,19 @@ def _measured(
             # What layers hand on is of the size of 1, and some functions take longer then than near 0.
             passes.lasting[number].normal_()
 
-    def timed_pass() -> tuple[list[Seconds], list[Seconds]]:
-        """Duration of every call, and the speed probe before its layer."""
+    def timed_pass() -> tuple[list[Seconds], list[tuple[Seconds, ...]]]:
+        """Duration of every call, and the speed probe before its layer, if there is one."""
         # An optimizer that goes over parameters and states leaves nothing else in the caches.
         evictor.evict()
         clock = passes.new_clock()
-        probes_s: list[Seconds] = []
+        probes_s: list[tuple[Seconds, ...]] = []
 
         def look(operator: int) -> None:
-            # What is in the caches then is pushed out anyway.
-            is_due = operator in chain.between or not probes_s
-            probes_s.append(session.speed_probe(0.0) if is_due else probes_s[-1])
+            # The first call is one of these, and what is in the caches is pushed out by them anyway.
+            is_due = operator in chain.between
+            probes_s.append(session.speed_now() if is_due else probes_s[-1])
 
-        # A queue of launches must not run dry, and a device's own clock is steady.
-        passes.run(clock, before=None if session.asynchronous else look)
+        passes.run(clock, before=look)
         return passes.durations_s(clock), probes_s
 
     times: dict[tuple[int, Phase], list[Seconds]] = defaultdict(list)
@@ -225,9 +224,11 @@ def _measured(
     with without_denormals():
         timed_pass()
         for durations_s, probes_s in steady(timed_pass, count=_PASSES, most=_MOST_PASSES):
-            for at, call in enumerate(passes.flow.calls):
-                times[call.operator, call.phase].append(durations_s[at])
-                speeds[call.operator, call.phase] += probes_s[at : at + 1]
+            for call, duration_s, probe_s in zip(
+                passes.flow.calls, durations_s, probes_s, strict=True
+            ):
+                times[call.operator, call.phase].append(duration_s)
+                speeds[call.operator, call.phase] += probe_s
     return [
         IsolatedOperator(
             operator=chain.step.operators[key[0]],

@@ -46,8 +46,8 @@ def measure_optimizer(session: Session, layer: Layer, evictor: Evictor) -> Optim
     parameters = [nn.Parameter(torch.zeros(size, device=session.device)) for _ in range(count)]
     optimizer = make_optimizer(parameters, name=name, implementation=implementation)
 
-    def timed_step() -> tuple[Seconds, Seconds]:
-        probe_s = session.speed_probe(0.0)
+    def timed_step() -> tuple[Seconds, tuple[Seconds, ...]]:
+        probe_s = session.speed_now()
         evictor.evict()
         for parameter in parameters:
             parameter.grad = torch.full_like(parameter, _ORDINARY)
@@ -62,7 +62,7 @@ def measure_optimizer(session: Session, layer: Layer, evictor: Evictor) -> Optim
         num_tensors=count,
         tensor_bytes=4 * size,
         times_s=times_s,
-        speed_probe_s=probes_s,
+        speed_probe_s=sum(probes_s, ()),
     )
 
 

@@ -90,7 +90,7 @@ class Passes:
         )
 
     def run(
-        self, clock: Clock, *, before: Callable[[int], None] | None = None
+        self, clock: Clock, *, before: Callable[[int], None] = lambda _: None
     ) -> dict[int, Tensor]:
         """Make every call between two marks; return what is left, the gradients among it.
 
@@ -98,8 +98,7 @@ class Passes:
         """
         tensors = dict(self.lasting)
         for call, released in zip(self.flow.calls, self.flow.released, strict=True):
-            if before is not None:
-                before(call.operator)
+            before(call.operator)
             inputs = [tensors[number] for number in call.inputs]
             results = self._timed(call.operator, inputs, clock)
             del inputs

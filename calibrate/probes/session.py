@@ -112,6 +112,13 @@ class Session:
             found_s = times_s(repeats_within(duration_s, found_s, minimum=4, maximum=200))
         return sum(found_s) / len(found_s)
 
+    def speed_now(self) -> tuple[Seconds, ...]:
+        """The shortest speed probe, or none of an asynchronous device. [s]
+
+        Its queue of launches must not run dry, and what shares it does not come and go.
+        """
+        return () if self.asynchronous else (self.speed_probe(0.0),)
+
     def time_repeats(
         self, act: Callable[[], object], *, repeats: int, is_joint: bool = False
     ) -> list[Seconds]:

@@ -47,8 +47,8 @@ CLUSTER = typer.Option(
 )
 _VALIDATION = typer.Option(help="A validation, whose errors widen the intervals.")
 _MEASURED = typer.Option(
-    help="What a step of yours takes, such as 480ms: is that normal? Median, from the end of one "
-    "optimizer step to the end of the next."
+    help="What a step of yours takes, such as 480ms: is that normal? Median or trimmed mean of a run, "
+    "from the end of one optimizer step to the end of the next."
 )
 
 

@@ -168,7 +168,7 @@ class CostModel:
     def slowest(
         self, workload: WorkloadProfile, setting: Setting, *, probability: float = 0.5
     ) -> Samples:
-        """Slowest rank over the median rank, at a quantile of the steps: ranks differ for good, too."""
+        """Slowest rank over the typical rank, at a quantile of the steps: ranks differ for good, too."""
         together = setting.synchronisation is Synchronisation.DDP and setting.world_size > 1
         num_ranks = setting.world_size if together else 1
         known = 1.0 if self._cluster is None else self._cluster.slowest_device(num_ranks)

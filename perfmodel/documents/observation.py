@@ -32,7 +32,7 @@ PHASES: Final = ("input", "forward", "backward", "optimizer")
 
 
 class RankSteps(Record):
-    """Every timed step of one rank, in order; all fields have the same length. [s]
+    """Every timed step of one rank, in order; all fields have the same length, if they are there. [s]
 
     Of one CPU rank of one thread without DDP, which waits for nobody, they are seconds in which it had a
     processor, without what a hypervisor gave to others; so it is where ``wall_s`` differs. Otherwise
@@ -47,7 +47,8 @@ class RankSteps(Record):
     backward_s: Durations
     optimizer_s: Durations
     speed_probe_s: Durations
-    """A fixed small computation just before each step: the speed of the machine at that moment."""
+    """A fixed small computation just before each step, on asynchronous devices before the first: the
+    speed of the machine at that moment."""
     cpu_s: Durations = ()
     """Processor time of all threads of the rank during each step; waiting does not count."""
     wall_s: Durations = ()
@@ -166,7 +167,7 @@ class ReplayObservation(Record):
     model: Workload | None = None
     """The workload of that trace."""
     beside: RankSteps | None = None
-    """Real steps that took turns with it; recorded observations of before have none."""
+    """Real steps that took turns with it; observations of before have none."""
 
 
 class IsolatedOperator(Record):
@@ -177,7 +178,8 @@ class IsolatedOperator(Record):
     times_s: _SomeDurations
     """Inside a step that consists of such layers."""
     speed_probe_s: Durations = ()
-    """As many: before the layer, the same computation as between steps; recorded ones have none."""
+    """As many: the speed of the machine before the layer. None on asynchronous devices and in
+    observations of before."""
     hot_s: tuple[()] = ()
     cold_s: tuple[()] = ()
     """Both are no longer measured; recorded observations name them."""

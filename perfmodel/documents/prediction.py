@@ -71,7 +71,7 @@ class PredictedPoint(Record):
 
     setting: Setting
     step_s: Interval
-    """Median step of a run, from the end of one step to the end of the next. [s]"""
+    """Typical step of a run, from the end of one step to the end of the next. [s]"""
     samples_per_s: Interval
     """Global batch over step. [1/s]"""
     speedup: Interval

@@ -14,13 +14,17 @@ from pydantic import (
 from perfmodel.documents.base import Document, Provenance, Record, Share, unless_empty
 from perfmodel.documents.prediction import Evidence
 from perfmodel.errors import CalibrationUnavailable, PerfModelError
+from perfmodel.units import Seconds
 from perfmodel.workload.workload import Workload
+
+#: Exponent by which work follows the speed probe where nothing tells it: as it follows a slower clock.
+ASSUMED_SENSITIVITY: Final = 1.0
 
 RelativeError = Annotated[float, Field(ge=0)]
 
 
 class CurvePoint(Record):
-    """A median time at one abscissa (a micro-batch, or a message size in bytes)."""
+    """A typical time at one abscissa (a micro-batch, or a message size in bytes)."""
 
     at: Annotated[float, Field(gt=0)]
     time_s: Annotated[float, Field(ge=0)]
@@ -49,11 +53,11 @@ PHASE_CURVES: Final = tuple(name for name in PhaseCurves.model_fields if name !=
 
 
 class StepNoise(Record):
-    """Spread of single steps of one rank around their median."""
+    """Spread of single steps of one rank around the typical one."""
 
     micro_batch: PositiveInt
     ratios: tuple[PositiveFloat, ...]
-    """Step over median step at evenly spaced probabilities (k + 1/2) / len."""
+    """Step over typical step at evenly spaced probabilities (k + 1/2) / len."""
 
 
 class WorkloadProfile(Record):
@@ -64,7 +68,7 @@ class WorkloadProfile(Record):
     """Ascending in ``world_size``; the first is one rank alone."""
     noise: tuple[StepNoise, ...]
     rank_spread: RelativeError
-    """Standard deviation of the logarithm of the ranks' own medians; 0 with one rank."""
+    """Standard deviation of the logarithm of the ranks' own typical steps; 0 with one rank."""
     speed_sensitivity: Share
     """How much of a slow-down of the speed probe this workload shares, as an exponent."""
     evidence: Evidence | None = None
@@ -130,7 +134,7 @@ class ComputeRate(Record):
 
 
 class SingleStep(Record):
-    """A calibrated setting as measured, for plots and speed-ups: a median over visits."""
+    """A calibrated setting as measured, for plots and speed-ups: what is typical over visits."""
 
     workload: str
     world_size: PositiveInt
@@ -343,14 +347,15 @@ class ProfileDocument(Document):
         return self.ranks_per_node * self.num_nodes
 
     @property
-    def own_speed_probe_s(self) -> float:
-        """Typical time of the speed probe while one rank was at work. [s]"""
+    def speed_probe_alone_s(self) -> Seconds:
+        """Typical time of the speed probe while one rank was at work, or as few as were measured. [s]"""
         return self.speed_probe_s[min(self.speed_probe_s)]
 
     @property
     def speed_sensitivity(self) -> float:
-        """Exponent by which work follows the speed probe: the median over the reference models' steps."""
-        return statistics.median([entry.speed_sensitivity for entry in self.workloads] or [1.0])
+        """Exponent by which work follows the speed probe: the median over the calibrated models."""
+        found = [entry.speed_sensitivity for entry in self.workloads]
+        return statistics.median(found or [ASSUMED_SENSITIVITY])
 
     @property
     def variables(self) -> dict[str, str]:

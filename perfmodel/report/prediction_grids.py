@@ -58,7 +58,7 @@ def _caption(prediction: PredictionDocument) -> str:
             f"Predicted, {scaling_words(prediction)}; 'each' is the batch per device and step,",
             f"of {' or '.join((*map(str, fewer), counted(most, 'micro-batch')))};",
             f"bucket cap: {', '.join(buckets) or '-'}.",
-            "Step: from the end of one optimizer step to the end of the next, median of a run.",
+            "Step: from the end of one optimizer step to the end of the next, typical of a run.",
             "[p5-p95]: 90 % of outcomes should lie inside.",
             "Speed-up: samples/s over one device without DDP. Exposed: not hidden behind compute.",
         )

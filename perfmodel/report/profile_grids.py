@@ -89,7 +89,7 @@ def workload_grid(profile: ProfileDocument) -> Grid:
             "Sensitivity",
         ),
         rows=(_workload(entry) for entry in profile.workloads),
-        caption="FLOP: forward and backward. Step noise: p5-p95 of single steps over their median, "
+        caption="FLOP: forward and backward. Step noise: p5-p95 of single steps over the typical one, "
         "widest micro-batch. Ranks: standard deviation between ranks. "
         "Sensitivity: share of a slow-down of the speed probe, as an exponent.",
     )

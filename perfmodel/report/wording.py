@@ -11,8 +11,9 @@ from perfmodel.parallelism.strategy import Setting, Synchronisation
 from perfmodel.units import PREFIXES, Seconds, format_duration, format_rate, parse_duration
 
 DEFINITIONS: Final[dict[str, str]] = {
-    "Step": "One optimizer update, from the end of one step to the end of the next; the median "
-    "over the steps of a run. It may hold several micro-batches (accumulation).",
+    "Step": "One optimizer update, from the end of one step to the end of the next; of a "
+    "run the mean without the fastest and the slowest sixth. It may hold several micro-batches "
+    "(accumulation).",
     "Weak scaling": "The batch of each device is fixed, so that the global batch grows with the "
     "number of devices.",
     "Strong scaling": "The global batch is fixed, so that the batch of each device shrinks as "

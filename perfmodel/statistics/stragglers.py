@@ -23,16 +23,16 @@ _MINIMUM_FOR_TAIL = 4
 def slowest_of_ranks(
     ratios: FloatArray | Sequence[float], *, world_size: int, probability: float = 0.5
 ) -> FloatArray:
-    """Quantile over steps of the slowest of ``world_size`` ranks, over the median of one rank.
+    """Quantile over steps of the slowest of ``world_size`` ranks, over what is typical of one.
 
-    The ranks' steps are independent draws from the measured ratios (step over median step), so
+    The ranks' steps are independent draws from the measured ratios (step over typical step), so
     the quantile ``p`` of their maximum is the quantile ``p ** (1 / n)`` of one rank's distribution.
     Beyond the sample a tail continues it, exponential or heavier.
 
     Parameters
     ----------
     ratios
-        Measured steps of one rank over their median, shape ``(..., num_ratios)``.
+        Measured steps of one rank over the typical one, shape ``(..., num_ratios)``.
 
     Returns
     -------

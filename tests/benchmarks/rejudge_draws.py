@@ -60,7 +60,7 @@ def _fitted(profile: ProfileDocument, observations: Sequence[Observation]) -> Pr
         observations,
         workloads=profile.workloads,
         rates=profile.rates,
-        speed_probe_s=profile.own_speed_probe_s,
+        speed_probe_s=profile.speed_probe_alone_s,
         sensitivity=profile.speed_sensitivity,
     )
     assert operators is not None, "half of the operators are left"

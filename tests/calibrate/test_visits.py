@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from calibrate.fit.steps import visit_errors
-from calibrate.visits import by_setting, estimate, to_speed, typical_speed, visit
+from calibrate.visits import by_setting, estimate, to_speed, trimmed_mean, typical_speed, visit
 from perfmodel.documents.observation import RankSteps, StepObservation
 from perfmodel.parallelism.strategy import Setting
 from tests.played_worker import step_observation
@@ -34,32 +34,34 @@ def rank_steps(rank: int, steps_s: Sequence[float]) -> RankSteps:
 
 @pytest.fixture
 def observation() -> StepObservation:
-    """Medians: rank 0 takes 2 s, rank 1 takes 4 s; each had one outlier."""
+    """Typically rank 0 takes 2 s, rank 1 takes 4 s; each has an outlier at either end."""
+    first, second = [1.0, *[2.0] * 4, 90.0], [*[4.0] * 4, 0.5, 5.0]
     return step_observation(PAIR, visit=7).model_copy(
-        update={"ranks": (rank_steps(0, [1.0, 2.0, 90.0]), rank_steps(1, [4.0, 0.5, 5.0]))}
+        update={"ranks": (rank_steps(0, first), rank_steps(1, second))}
     )
 
 
-def test_a_step_lasts_as_long_as_the_slowest_rank_in_its_median(
+def test_a_step_lasts_as_long_as_the_slowest_rank_typically(
     observation: StepObservation,
 ) -> None:
     summary = visit(observation)
-    assert summary.step_s == 4.0
-    assert summary.rank_steps_s == (2.0, 4.0)
+    assert summary.step_s == pytest.approx(4.0)
+    assert summary.rank_steps_s == pytest.approx((2.0, 4.0))
     assert (summary.setting, summary.round) == (PAIR, 7)
 
 
 def test_noise_is_that_of_the_clock_on_the_wall(observation: StepObservation) -> None:
     """Steps of 2 s that took 3, 4 and 8 s until others gave the processor back."""
-    alone = rank_steps(0, [2.0, 2.0, 2.0]).model_copy(update={"wall_s": (3.0, 4.0, 8.0)})
+    wall_s = (3.0, *[4.0] * 4, 8.0)
+    alone = rank_steps(0, [2.0] * 6).model_copy(update={"wall_s": wall_s})
     summary = visit(observation.model_copy(update={"ranks": (alone,)}))
-    assert (summary.step_s, summary.wall_s) == (2.0, 4.0)
-    assert summary.ratios == (0.75, 1.0, 2.0)
-    assert visit(observation).wall_s == 4.0
+    assert (summary.step_s, summary.wall_s) == pytest.approx((2.0, 4.0))
+    assert summary.ratios == pytest.approx((0.75, *[1.0] * 4, 2.0))
+    assert visit(observation).wall_s == pytest.approx(4.0)
 
 
 def test_phases_are_means_over_ranks_per_micro_step(observation: StepObservation) -> None:
-    """Medians of 2 s and 4 s: 3 s on average; halved by two micro-steps but for the optimizer."""
+    """2 s and 4 s: 3 s on average; halved by two micro-steps but for the optimizer."""
     assert visit(observation).phases_s == pytest.approx(
         {"input": 0.15, "forward": 0.3, "backward": 0.45, "optimizer": 1.2}
     )
@@ -70,7 +72,9 @@ def test_the_speed_probe_is_a_mean_over_ranks(observation: StepObservation) -> N
 
 
 def test_ratios_relate_every_step_to_its_own_rank(observation: StepObservation) -> None:
-    assert visit(observation).ratios == pytest.approx((0.5, 1.0, 45.0, 1.0, 0.125, 1.25))
+    assert visit(observation).ratios == pytest.approx(
+        (0.5, *[1.0] * 4, 45.0, *[1.0] * 4, 0.125, 1.25)
+    )
 
 
 def test_visits_gather_by_setting() -> None:
@@ -117,10 +121,20 @@ def test_one_wild_visit_of_six_is_dropped_at_either_end(wild_s: float) -> None:
     assert estimate([*steady_s, wild_s]).value_s == pytest.approx(0.1)
 
 
-def test_fewer_than_six_visits_are_all_kept() -> None:
-    """A mean of logarithms: the third root of 0.1 x 0.2 x 0.4."""
-    assert estimate([0.4, 0.1, 0.2]).value_s == pytest.approx(0.2)
+def test_of_three_visits_the_middle_one_counts_of_two_both() -> None:
+    assert estimate([40.0, 0.1, 0.2]).value_s == pytest.approx(0.2)
     assert estimate([0.1, 0.4]).value_s == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("num_slow", "share"), [(5, 3 / 8), (6, 4 / 8), (7, 5 / 8)])
+def test_of_two_speeds_a_trimmed_mean_follows_the_share(num_slow: int, share: float) -> None:
+    """Two of twelve are dropped at either end; a median would jump from 1 to 1.7."""
+    steps_s = [1.0] * (12 - num_slow) + [1.7] * num_slow
+    assert trimmed_mean(steps_s) == pytest.approx(1.7**share)
+
+
+def test_fewer_than_six_steps_are_all_kept() -> None:
+    assert trimmed_mean([0.1, 0.1, 0.8]) == pytest.approx(0.2)
 
 
 def test_twelve_visits_lose_two_at_either_end() -> None:

@@ -72,7 +72,7 @@ def replay_of(time_s: float) -> ReplayObservation:
         forward_s=(time_s,) * NUM_STEPS,
         backward_s=(2 * time_s,) * NUM_STEPS,
         optimizer_s=(time_s,) * NUM_STEPS,
-        speed_probe_s=(1e-3,),
+        speed_probe_s=(1e-3,) * NUM_STEPS,
         failed=(),
         traced=traced(),
         model=WORKLOAD,
@@ -149,8 +149,8 @@ def test_curves_are_compared_with_visits_at_the_speed_of_their_own_probe(
 def test_a_processor_that_changes_its_speed_within_a_visit_is_out_of_the_comparison(
     machine: ProfileDocument, path: Path
 ) -> None:
-    """Medians apart would stand for other speeds: 1.35 beside 1.7."""
-    steps_slow, replays_slow = (1.0, 1.0, 1.7, 1.7), (1.0, 1.7, 1.7, 1.7)
+    """Medians apart would stand for other speeds, 1.35 beside 1.7; of twelve turns one met both."""
+    steps_slow, replays_slow = (1.0,) * 6 + (1.7,) * 6, (1.0,) * 5 + (1.7,) * 7
     run, replay = run_of(0.4), replay_of(0.1)
     (rank,) = run.ranks
     one = rank.model_copy(update={"step_s": tuple(0.4 * slow for slow in steps_slow)})

@@ -13,6 +13,7 @@ from calibrate.fit.operators import (
     fit_operators,
     fit_overhead,
 )
+from calibrate.replays import Pair, steps_over_replays
 from perfmodel.cost.families import FRESH_KIND, OPTIMIZER_FRESH_KIND
 from perfmodel.cost.traced import traced_profile
 from perfmodel.documents.observation import (
@@ -26,6 +27,8 @@ from perfmodel.workload.operator import Phase
 from tests.perfmodel.operators import observation, prices_of_the_made_up_machine
 from tests.perfmodel.profiles import Machine, profile
 from tests.perfmodel.traces import WORKLOAD, traced
+
+NUM_STEPS = 12
 
 
 @given(
@@ -43,15 +46,15 @@ def test_the_overhead_per_call_is_recovered(
 
 def beside(num_calls: int, call_s: float, *, real_s: float) -> ReplayObservation:
     """A replay whose calls all take the same time, and the steps that took turns with it."""
-    sum_s = (num_calls * call_s,) * 3
+    sum_s = (num_calls * call_s,) * NUM_STEPS
     steps = RankSteps(
         rank=0,
-        step_s=(3 * real_s,) * 3,
-        input_s=(0.0,) * 3,
-        forward_s=(real_s,) * 3,
-        backward_s=(real_s,) * 3,
+        step_s=(3 * real_s,) * NUM_STEPS,
+        input_s=(0.0,) * NUM_STEPS,
+        forward_s=(real_s,) * NUM_STEPS,
+        backward_s=(real_s,) * NUM_STEPS,
         optimizer_s=sum_s,
-        speed_probe_s=(1e-3,) * 3,
+        speed_probe_s=(1e-3,) * NUM_STEPS,
     )
     return ReplayObservation(
         task="one",
@@ -61,13 +64,15 @@ def beside(num_calls: int, call_s: float, *, real_s: float) -> ReplayObservation
         parameters=f"of {num_calls}",
         num_trained=2,
         operators=tuple(
-            TimedOperator(signature="a", phase=phase, num_calls=num_calls, times_s=(call_s,) * 3)
+            TimedOperator(
+                signature="a", phase=phase, num_calls=num_calls, times_s=(call_s,) * NUM_STEPS
+            )
             for phase in (Phase.FORWARD, Phase.BACKWARD)
         ),
         forward_s=sum_s,
         backward_s=sum_s,
         optimizer_s=sum_s,
-        speed_probe_s=(1e-3,),
+        speed_probe_s=(1e-3,) * NUM_STEPS,
         failed=(),
         beside=steps,
     )
@@ -86,17 +91,61 @@ def test_steps_that_took_turns_with_a_replay_tell_less_than_nothing_too(overhead
 
 
 def test_a_processor_that_changes_its_speed_between_turns_costs_no_overhead() -> None:
-    """The median step saw the fast processor, the median replay the slow one; two of three pairs agree."""
+    """The median step saw both speeds, the median replay the slow one; eleven of twelve turns agree."""
     replay = beside(100, 1e-4, real_s=0.01)
     assert replay.beside is not None
 
     def slowed(by: tuple[float, ...]) -> dict[str, tuple[float, ...]]:
         return {f"{phase}_s": tuple(0.01 * factor for factor in by) for phase in PHASES[1:]}
 
-    steps = replay.beside.model_copy(update=slowed((1.0, 1.0, 1.7)))
-    changed = replay.model_copy(update={**slowed((1.0, 1.7, 1.7)), "beside": steps})
+    steps = replay.beside.model_copy(update=slowed((1.0,) * 6 + (1.7,) * 6))
+    changed = replay.model_copy(update={**slowed((1.0,) * 5 + (1.7,) * 7), "beside": steps})
     found = fit_overhead([], [changed], [])
     assert found.forward_s == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0])
+def test_a_speed_that_changes_within_turns_is_out_of_the_ratio(exponent: float) -> None:
+    """Steps follow the probe with the exponent: one step in two met half the speed, no replay did."""
+    replay = beside(100, 1e-4, real_s=0.011)
+    real = replay.beside
+    assert real is not None
+    slow = (1.0, 2.0) * (NUM_STEPS // 2)
+
+    def beside_of(probes_s: tuple[float, ...]) -> list[Pair]:
+        times = {f"{phase}_s": tuple(0.011 * by**exponent for by in slow) for phase in PHASES[1:]}
+        times["step_s"] = tuple(0.033 * by**exponent for by in slow)
+        steps = real.model_copy(update={**times, "speed_probe_s": probes_s})
+        return [(steps, replay)]
+
+    found = beside_of(tuple(1e-3 * by for by in slow))
+    for phase in (None, "forward"):
+        assert steps_over_replays(found, phase).value_s == pytest.approx(1.1)
+    # An asynchronous device has one probe for all: nothing can be said.
+    apart = steps_over_replays(beside_of((1e-3,)))
+    assert apart.value_s == pytest.approx(1.1 * 2 ** (exponent / 2))
+    with pytest.raises(ValueError, match="longer"):
+        steps_over_replays(beside_of((1e-3,) * 3))
+
+
+@pytest.mark.parametrize("exponent", [0.5, 1.0])
+def test_a_layer_is_brought_to_speed_by_the_probe_before_it(exponent: float) -> None:
+    """Whatever was probed around all of them."""
+    entry = observation()
+    twice_s = tuple(
+        timed.model_copy(
+            update={
+                "times_s": tuple(time_s * 2**exponent for time_s in timed.times_s),
+                "speed_probe_s": (2e-3,) * len(timed.times_s),
+            }
+        )
+        for timed in entry.operators
+    )
+    slow = entry.model_copy(update={"operators": twice_s, "speed_probe_s": (7e-3,)})
+    found, corrected = (_timings([of], 1e-3, exponent) for of in (entry, slow))
+    for name, timings in found.items():
+        for timing, other in zip(timings, corrected[name], strict=True):
+            assert other.time_s == pytest.approx(timing.time_s)
 
 
 def test_layers_follow_the_speed_probe_with_the_exponent_of_steps() -> None:
