@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+from scipy.optimize import lsq_linear
 
 from calibrate.fit.curves import MOST_POINTS, Timing, fit_family, fresh_byte_s
 from calibrate.replays import (
@@ -32,10 +33,7 @@ from perfmodel.cost.families import (
     wider_family,
     work,
 )
-from perfmodel.cost.operators import (
-    OPTIMIZER_TRAFFIC,
-    OperatorPrices,
-)
+from perfmodel.cost.operators import OPTIMIZER_TRAFFIC, OperatorPrices
 from perfmodel.documents.observation import (
     IsolatedOperator,
     Observation,
@@ -65,6 +63,10 @@ _SMALLEST_S = 1e-8
 _INTERRUPTED = 1 / 6
 #: Sums over reference models are no better known than this, whatever few of them say.
 _SMALLEST_ERROR = 0.02
+#: Passes of reference models that tell a factor from a constant per call.
+_ENOUGH_ROWS = 8
+#: Bounds of both.
+_BELIEVED = (0.5, -math.inf), (2.0, math.inf)
 #: What is assumed of sums that no reference model was compared with.
 _ASSUMED_ERROR = 0.1
 
@@ -112,16 +114,7 @@ def fit_operators(
         curve_log_error=_ASSUMED_ERROR,
     )
     draft = draft.model_copy(update={"overhead": fit_overhead(draft.measured, replays, workloads)})
-    off = _curve_errors(draft, replays, workloads)
-    if not off:
-        return draft
-    too_slow = float(np.median(off))
-    return draft.model_copy(
-        update={
-            "families": tuple(_slower(entry, math.exp(-too_slow)) for entry in families),
-            "curve_log_error": _root_mean_square([error - too_slow for error in off]),
-        }
-    )
+    return _brought_to_steps(draft, _curve_rows(draft, replays, workloads))
 
 
 def fit_curves(
@@ -311,12 +304,8 @@ def _sum_s(step: MeasuredStep, phase: Phase, replays: Sequence[ReplayObservation
 
 
 def _replay_of(step: MeasuredStep, replays: Sequence[ReplayObservation]) -> ReplayObservation:
-    return next(
-        entry
-        for entry in replays
-        if (entry.workload, entry.micro_batch, entry.parameters)
-        == (step.workload, step.micro_batch, step.parameters)
-    )
+    wanted = step.workload, step.micro_batch, step.parameters
+    return next(entry for entry in replays if step_key(entry) == wanted)
 
 
 def _real_s(profile: WorkloadProfile, phase: str, micro_batch: int) -> Seconds:
@@ -346,15 +335,15 @@ def _remaining_error(rows: Sequence[tuple[Seconds, Seconds, int]], overhead_s: S
     return _root_mean_square(rest)
 
 
-def _curve_errors(
+def _curve_rows(
     draft: OperatorProfile,
     replays: Sequence[ReplayObservation],
     workloads: Sequence[WorkloadProfile],
-) -> list[float]:
-    """Errors of curves alone on the real forward and backward passes of the reference models, in log."""
+) -> list[tuple[Seconds, Seconds, int]]:
+    """Forward and backward passes of the reference models: real time, that by curves alone, calls."""
     known = {entry.workload.name: entry for entry in workloads}
     prices = OperatorPrices(draft, use_measured=False)
-    errors = []
+    rows = []
     for (name, micro_batch), entry in {
         (e.workload, e.micro_batch): e for e in replays if e.traced is not None
     }.items():
@@ -363,8 +352,33 @@ def _curve_errors(
         for phase, price in prices.step(entry.traced.at(micro_batch=micro_batch)).items():
             if phase is not Phase.OPTIMIZER:
                 real_s = _real_s(known[name], phase.value, micro_batch)
-                errors.append(math.log(max(price.time_s, _SMALLEST_S) / real_s))
-    return errors
+                rows.append((real_s, price.time_s, _counts(entry)[phase.value]))
+    return rows
+
+
+def _brought_to_steps(
+    draft: OperatorProfile, rows: Sequence[tuple[Seconds, Seconds, int]]
+) -> OperatorProfile:
+    """Curves as steps are: ``real = factor * curve + constant * calls``, by least relative squares.
+
+    A row of layers that found its memory there is kinder than a step to what works long, and harder on
+    short calls, which start from emptier caches. Few reference models tell the factor alone, a median.
+    """
+    if not rows:
+        return draft
+    real_s, curve_s, calls = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
+    factor, call_s = float(np.exp(np.median(np.log(real_s / curve_s)))), 0.0
+    if len(rows) >= _ENOUGH_ROWS:
+        terms = np.stack([curve_s / real_s, calls / real_s], axis=1)
+        factor, call_s = lsq_linear(terms, np.ones(len(rows)), bounds=_BELIEVED).x
+    left = np.log(np.maximum(factor * curve_s + call_s * calls, _SMALLEST_S) / real_s)
+    return draft.model_copy(
+        update={
+            "families": tuple(_slower(entry, factor) for entry in draft.families),
+            "curve_call_s": call_s,
+            "curve_log_error": _root_mean_square(left),
+        }
+    )
 
 
 def _slower(family: OperatorFamily, factor: float) -> OperatorFamily:

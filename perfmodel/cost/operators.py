@@ -248,10 +248,15 @@ class OperatorPrices:
             if phase is Phase.FORWARD
             else (overhead.backward_s, overhead.backward_log_error)
         )
+        by_curve = sum(
+            count
+            for price, count in zip(prices, counts, strict=True)
+            if price.evidence is not Evidence.MEASURED
+        )
         return self._summed(
             prices,
             counts,
-            extra_s=per_call_s * sum(counts),
+            extra_s=per_call_s * sum(counts) + self.profile.curve_call_s * by_curve,
             log_error=log_error,
             names=[operator.name for operator, _ in calls],
         )

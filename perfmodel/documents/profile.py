@@ -242,6 +242,9 @@ class OperatorProfile(Record):
     overhead: CallOverhead
     curve_log_error: RelativeError
     """Standard deviation, in log, of curve-priced reference phases around the measured ones."""
+    curve_call_s: float = 0.0
+    """What a call that a curve prices takes in a step beyond it, less than nothing where single layers
+    start from emptier caches; nothing in profiles of before. [s]"""
     visit_errors: dict[PositiveInt, RelativeError] = Field(default_factory=dict)
     """By the number of ranks at work, how far one visit to a setting is off, in log; none in early
     profiles."""
@@ -251,7 +254,7 @@ class OperatorProfile(Record):
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return unless_empty(write(self), "rescaling", "visit_errors")
+        return unless_empty(write(self), "rescaling", "visit_errors", "curve_call_s")
 
 
 class CheckpointProfile(Record):

@@ -1,4 +1,4 @@
-"""How far a speed probe before each layer explains why the same layers take longer at another time.
+"""How far speed probes explain why the same layers take longer at another time.
 
 ``python -m tests.benchmarks.layer_speeds`` times 200 layers five times, in some five minutes.
 """
@@ -31,6 +31,8 @@ class _Timed(NamedTuple):
     """Before its layer."""
     task_probe_s: Seconds
     """Before and after its task."""
+    pooled_probe_s: Seconds
+    """Before all layers of its task."""
 
 
 def main() -> None:
@@ -45,19 +47,22 @@ def main() -> None:
             before_s = session.speed_probe(0.0)
             found = measure_layers(session, layers[start : start + _TASK], evictor)
             task_probe_s = trimmed_mean([before_s, session.speed_probe(0.0)])
+            pooled_probe_s = trimmed_mean([p for entry in found for p in entry.speed_probe_s])
             for entry in found:
                 timed[start, entry.operator, entry.phase].append(
                     _Timed(
                         time_s=trimmed_mean(entry.times_s),
                         own_probe_s=trimmed_mean(entry.speed_probe_s),
                         task_probe_s=task_probe_s,
+                        pooled_probe_s=pooled_probe_s,
                     )
                 )
     groups = [group for group in timed.values() if len(group) == _ROUNDS]
     sys.stdout.write(f"{len(layers)} layers, {len(groups)} operators, {_ROUNDS} rounds\n")
     _say("as timed", groups, None)
     _say("at the speed of the probes around its task", groups, "task_probe_s")
-    _say("at the speed of the probe before its layer", groups, "own_probe_s")
+    _say("at the speed of all probes of its task", groups, "pooled_probe_s")
+    _say("at the speed of the probes before its layer", groups, "own_probe_s")
 
 
 def _say(name: str, groups: list[list[_Timed]], probe: str | None) -> None:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from calibrate.fit.curves import Timing, fit_family, fresh_byte_s, unit_costs
 from calibrate.fit.operators import (
+    _brought_to_steps,
     _per_call,
     _slower,
     _timings,
@@ -15,6 +16,7 @@ from calibrate.fit.operators import (
 )
 from calibrate.replays import Pair, steps_over_replays
 from perfmodel.cost.families import FRESH_KIND, OPTIMIZER_FRESH_KIND
+from perfmodel.cost.operators import OperatorPrices
 from perfmodel.cost.traced import traced_profile
 from perfmodel.documents.observation import (
     PHASES,
@@ -288,3 +290,35 @@ def test_curves_are_brought_to_the_steps_of_reference_models(factor: float) -> N
             [factor * each_s for each_s in before.unit_s], rel=0.02
         )
     assert found.curve_log_error == pytest.approx(0.02, abs=0.005)
+
+
+@pytest.mark.parametrize(("factor", "call_s"), [(1.1, -3e-6), (0.9, 2e-6), (1.0, 0.0)])
+def test_what_a_call_takes_beyond_its_curve_is_told_from_a_factor(
+    factor: float, call_s: float
+) -> None:
+    """Passes of 50 to 400 calls of 20 us to 1 ms; with half as many passes the factor alone is fitted."""
+    alone = prices_of_the_made_up_machine()
+    passes = [(calls * each_s, calls) for calls in (50, 400) for each_s in (2e-5, 5e-5, 1e-4, 1e-3)]
+    rows = [(factor * curve_s + call_s * calls, curve_s, calls) for curve_s, calls in passes]
+    found = _brought_to_steps(alone, rows)
+    assert found.curve_call_s == pytest.approx(call_s, abs=1e-12)
+    assert found.families[0].unit_s == pytest.approx(
+        [factor * each_s for each_s in alone.families[0].unit_s]
+    )
+    assert found.curve_log_error == 0.02
+    assert _brought_to_steps(alone, rows[4:]).curve_call_s == 0.0
+    assert _brought_to_steps(alone, []) == alone
+
+
+def test_what_a_call_takes_beyond_its_curve_is_added_to_calls_without_a_measurement() -> None:
+    alone = prices_of_the_made_up_machine()
+    longer = alone.model_copy(update={"curve_call_s": 1e-3})
+    counts = traced().at(micro_batch=4).call_counts()
+    before, after = (
+        OperatorPrices(of, use_measured=False).step(traced().at(micro_batch=4))
+        for of in (alone, longer)
+    )
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        calls = sum(count for (_, at), count in counts.items() if at is phase)
+        added_s = after[phase].time_s - before[phase].time_s
+        assert added_s == pytest.approx(1e-3 * calls)
