@@ -31,7 +31,7 @@ from perfmodel.workload.step import SymbolicStep
 from perfmodel.workload.workload import Workload
 
 NUM_DRAWS = 400
-#: Percentiles of the steps of a run that are told beside the median.
+#: Percentiles of the steps of a run that are told beside the typical one.
 TAILS: Final = (95, 99)
 
 
@@ -45,7 +45,7 @@ class StepPrediction:
     trace: Trace
     """The simulation at nominal parameters, of the slowest rank."""
     straggler_s: Seconds
-    """Nominally, the part of it that ranks as fast as the median one would not take. [s]"""
+    """Nominally, the part of it that ranks as fast as the typical one would not take. [s]"""
     step_s: Samples
     """Shape ``(num_draws,)``: doubt of the parameters and of the model's form. [s]"""
     exposed_comm_s: Samples
@@ -56,7 +56,7 @@ class StepPrediction:
 
 
 class _Priced(NamedTuple):
-    """What a setting does, and how long each operation takes, on the median and on the slowest rank."""
+    """What a setting does, and how long each operation takes, on the typical and on the slowest rank."""
 
     program: StepProgram
     terms: Terms
@@ -161,7 +161,7 @@ class Predictor:
         loader_samples_per_s: float | None = None,
         tails: Sequence[int] = TAILS,
     ) -> StepPrediction:
-        """Predict one setting, with these percentiles of the steps of a run beside the median.
+        """Predict one setting, with these percentiles of the steps of a run beside the typical one.
 
         Raises
         ------

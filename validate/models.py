@@ -1,6 +1,7 @@
 """Use case: run models that no fit has seen, and judge what their traces predict."""
 
 import random
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -253,11 +254,11 @@ def _found(
     # Replays are brought to that speed as reference models follow it: runs beside them must be as well.
     exponent = profile.speed_sensitivity if replays else sensitivity
     drift = {n: (profile.speed_probe_s[n] / probe_s) ** exponent for n, probe_s in speed_s.items()}
-    processor: dict[Setting, list[Seconds]] = {}
+    processor: dict[Setting, list[Seconds]] = defaultdict(list)
     for entry in steps:
-        processor.setdefault(entry.setting, []).append(
-            float(np.median([trimmed_mean(r.cpu_s) for r in entry.ranks if r.cpu_s] or [0.0]))
-        )
+        counted = [trimmed_mean(rank.cpu_s) for rank in entry.ranks if rank.cpu_s]
+        if counted:
+            processor[entry.setting].append(float(np.median(counted)))
     by_task = {entry.task: entry for entry in replays}
     pair_factor = to_typical_speed(replays, profile.speed_probe_alone_s, profile.speed_sensitivity)
     pairs: dict[Setting, list[Pair]] = {}
@@ -274,12 +275,17 @@ def _found(
                 * to_speed(entry, speed_probe_s=speed_s, sensitivity=sensitivity)
                 for entry in group
             ),
-            processor_s=drift[setting.world_size] * estimate(processor[setting]).value_s,
+            processor_s=drift[setting.world_size] * _processor_s(processor[setting]),
             pairs=tuple(p) if len(p := pairs.get(setting, [])) == len(group) else (),
             pair_factor=pair_factor,
         )
         for setting, group in groups.items()
     }
+
+
+def _processor_s(visits_s: Sequence[Seconds]) -> Seconds:
+    """Typical over visits; 0 where nobody counted. [s]"""
+    return estimate(visits_s).value_s if visits_s else 0.0
 
 
 def _compared(

@@ -8,19 +8,17 @@ import numpy as np
 from scipy.optimize import lsq_linear
 
 from calibrate.fit.curves import MOST_POINTS, Timing, fit_family, fresh_byte_s
-from calibrate.replays import (
-    Pair,
-    StepKey,
-    measured_steps,
-    of_newest_traces,
-    replayed_s,
-    step_key,
-    steps_over_replays,
-    to_typical_speed,
+from calibrate.fit.overheads import (
+    ASSUMED_ERROR,
+    NO_OVERHEAD,
+    PassRows,
+    call_counts,
+    fit_overhead,
+    real_s_of,
+    root_mean_square,
 )
+from calibrate.replays import measured_steps, of_newest_traces, to_typical_speed
 from calibrate.visits import trimmed_mean
-from perfmodel.arrays import FloatArray
-from perfmodel.cost.curve import CurveDraws
 from perfmodel.cost.families import (
     FRESH_KIND,
     OPTIMIZER_FRESH_KIND,
@@ -43,9 +41,7 @@ from perfmodel.documents.observation import (
 )
 from perfmodel.documents.profile import (
     ASSUMED_SENSITIVITY,
-    CallOverhead,
     ComputeRate,
-    MeasuredStep,
     OperatorFamily,
     OperatorProfile,
     WorkloadProfile,
@@ -61,14 +57,10 @@ _STREAMING = ("pointwise", "copy", "function")
 _SMALLEST_S = 1e-8
 #: Share of repeats that are not believed.
 _INTERRUPTED = 1 / 6
-#: Sums over reference models are no better known than this, whatever few of them say.
-_SMALLEST_ERROR = 0.02
 #: Passes of reference models that tell a factor from a constant per call.
 _ENOUGH_ROWS = 8
 #: Bounds of both.
 _BELIEVED = (0.5, -math.inf), (2.0, math.inf)
-#: What is assumed of sums that no reference model was compared with.
-_ASSUMED_ERROR = 0.1
 
 
 def fit_operators(
@@ -110,11 +102,13 @@ def fit_operators(
         ),
         families=families,
         measured=measured_steps(replays, to_typical_speed(replays, speed_probe_s, sensitivity)),
-        overhead=_NO_OVERHEAD,
-        curve_log_error=_ASSUMED_ERROR,
+        overhead=NO_OVERHEAD,
+        curve_log_error=ASSUMED_ERROR,
     )
     draft = draft.model_copy(update={"overhead": fit_overhead(draft.measured, replays, workloads)})
-    return _brought_to_steps(draft, _curve_rows(draft, replays, workloads))
+    rows = _curve_rows(draft, replays, workloads)
+    asynchronous = any(entry.phases[0].dispatch_forward for entry in workloads)
+    return _brought_to_steps(draft, rows, asynchronous=asynchronous)
 
 
 def fit_curves(
@@ -146,16 +140,6 @@ def _families(
         )
         for name, group in sorted(timings.items())
     )
-
-
-_NO_OVERHEAD = CallOverhead(
-    forward_s=0.0,
-    backward_s=0.0,
-    optimizer_s=0.0,
-    forward_log_error=_ASSUMED_ERROR,
-    backward_log_error=_ASSUMED_ERROR,
-    optimizer_log_error=_ASSUMED_ERROR,
-)
 
 
 def _peak(rates: Iterable[float]) -> float:
@@ -214,136 +198,19 @@ def _optimizer_timing(point: OptimizerPoint, factor: float) -> Timing:
     )
 
 
-def fit_overhead(
-    measured: Sequence[MeasuredStep],
-    replays: Sequence[ReplayObservation],
-    workloads: Sequence[WorkloadProfile],
-) -> CallOverhead:
-    """What real steps of the reference models take beyond the sum of their operators, per call.
-
-    Less than nothing where the steps call their operators more cheaply than a replay does: a backward
-    pass calls them from C++.
-    """
-    rows = _rows_in_turn(replays)
-    least_s = -math.inf
-    if not rows:
-        # Steps of other moments say too little to tell that.
-        rows, least_s = _rows_apart(measured, replays, workloads), 0.0
-    fitted = {phase: _per_call(rows[phase], least_s) for phase in ("forward", "backward")}
-    # The optimizer is timed as one call with its loop over the tensors: nothing is left to add.
-    fitted["optimizer"] = 0.0, _remaining_error(rows["optimizer"], 0.0)
-    return CallOverhead(
-        forward_s=fitted["forward"][0],
-        backward_s=fitted["backward"][0],
-        optimizer_s=fitted["optimizer"][0],
-        forward_log_error=fitted["forward"][1],
-        backward_log_error=fitted["backward"][1],
-        optimizer_log_error=fitted["optimizer"][1],
-    )
-
-
-#: Real time, sum over the operators, and calls, by phase.
-_Rows = dict[str, list[tuple[Seconds, Seconds, int]]]
-
-
-def _rows_in_turn(replays: Sequence[ReplayObservation]) -> _Rows:
-    """Of replays that took turns with real steps: both saw the same machine; a row for each step."""
-    groups: dict[StepKey, list[Pair]] = defaultdict(list)
-    for entry in replays:
-        if entry.beside is not None:
-            groups[step_key(entry)].append((entry.beside, entry))
-    rows: _Rows = defaultdict(list)
-    for pairs in groups.values():
-        for phase, calls in _counts(pairs[0][1]).items():
-            sum_s = replayed_s([replay for _, replay in pairs], phase)
-            rows[phase].append((sum_s * steps_over_replays(pairs, phase).value_s, sum_s, calls))
-    return rows
-
-
-def _rows_apart(
-    measured: Sequence[MeasuredStep],
-    replays: Sequence[ReplayObservation],
-    workloads: Sequence[WorkloadProfile],
-) -> _Rows:
-    """Of replays and steps of different moments, brought to one machine speed."""
-    known = {entry.workload.name: entry for entry in workloads}
-    rows: _Rows = defaultdict(list)
-    for step in measured:
-        profile = known.get(step.workload)
-        if profile is None:
-            continue
-        counts = _counts(_replay_of(step, replays))
-        sums = {
-            "forward": _sum_s(step, Phase.FORWARD, replays),
-            "backward": _sum_s(step, Phase.BACKWARD, replays),
-            "optimizer": step.optimizer_s,
-        }
-        for phase, sum_s in sums.items():
-            real_s = _real_s(profile, phase, step.micro_batch)
-            rows[phase].append((real_s, sum_s, counts[phase]))
-    return rows
-
-
-def _counts(entry: ReplayObservation) -> Mapping[str, int]:
-    counts: dict[str, int] = {"forward": 0, "backward": 0, "optimizer": entry.num_trained}
-    for operator in entry.operators:
-        counts[operator.phase.value] += operator.num_calls
-    return counts
-
-
-def _sum_s(step: MeasuredStep, phase: Phase, replays: Sequence[ReplayObservation]) -> Seconds:
-    counts = {
-        (operator.signature, operator.phase.value): operator.num_calls
-        for operator in _replay_of(step, replays).operators
-    }
-    return sum(
-        counts[operator.signature, operator.phase] * operator.time_s
-        for operator in step.operators
-        if operator.phase == phase.value
-    )
-
-
-def _replay_of(step: MeasuredStep, replays: Sequence[ReplayObservation]) -> ReplayObservation:
-    wanted = step.workload, step.micro_batch, step.parameters
-    return next(entry for entry in replays if step_key(entry) == wanted)
-
-
-def _real_s(profile: WorkloadProfile, phase: str, micro_batch: int) -> Seconds:
-    points = getattr(profile.phases[0], phase)
-    draws = CurveDraws.sample(points, num_draws=1, rng=np.random.default_rng(0))
-    return float(draws.read(micro_batch)[0])
-
-
-def _per_call(
-    rows: Sequence[tuple[Seconds, Seconds, int]], least_s: Seconds = -math.inf
-) -> tuple[Seconds, float]:
-    """Least relative squares of ``real = sum + overhead * calls``, and what remains, in log."""
-    if not rows:
-        return 0.0, _ASSUMED_ERROR
-    real_s, sum_s, calls = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
-    slope = calls / real_s
-    overhead_s = float(max(least_s, slope @ (1 - sum_s / real_s) / max(slope @ slope, 1e-12)))
-    return overhead_s, _remaining_error(rows, overhead_s)
-
-
-def _remaining_error(rows: Sequence[tuple[Seconds, Seconds, int]], overhead_s: Seconds) -> float:
-    """Root mean square of what sums with their overhead miss, in log."""
-    if not rows:
-        return _ASSUMED_ERROR
-    real_s, sum_s, calls = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
-    rest = np.log(np.maximum(sum_s + overhead_s * calls, _SMALLEST_S) / real_s)
-    return _root_mean_square(rest)
-
-
 def _curve_rows(
     draft: OperatorProfile,
     replays: Sequence[ReplayObservation],
     workloads: Sequence[WorkloadProfile],
-) -> list[tuple[Seconds, Seconds, int]]:
-    """Forward and backward passes of the reference models: real time, that by curves alone, calls."""
+) -> PassRows:
+    """Forward and backward passes of the reference models: real time, that by curves alone, calls.
+
+    Without what every call takes beyond its price, whatever the price comes from.
+    """
     known = {entry.workload.name: entry for entry in workloads}
-    prices = OperatorPrices(draft, use_measured=False)
-    rows = []
+    bare = draft.model_copy(update={"overhead": NO_OVERHEAD})
+    prices = OperatorPrices(bare, use_measured=False)
+    rows: PassRows = defaultdict(list)
     for (name, micro_batch), entry in {
         (e.workload, e.micro_batch): e for e in replays if e.traced is not None
     }.items():
@@ -351,41 +218,42 @@ def _curve_rows(
             continue
         for phase, price in prices.step(entry.traced.at(micro_batch=micro_batch)).items():
             if phase is not Phase.OPTIMIZER:
-                real_s = _real_s(known[name], phase.value, micro_batch)
-                rows.append((real_s, price.time_s, _counts(entry)[phase.value]))
+                calls = call_counts(entry)[phase.value]
+                overhead_s = getattr(draft.overhead, f"{phase.value}_s") * calls
+                real_s = real_s_of(known[name], phase.value, micro_batch) - overhead_s
+                rows[phase.value].append((max(real_s, _SMALLEST_S), price.time_s, calls))
     return rows
 
 
 def _brought_to_steps(
-    draft: OperatorProfile, rows: Sequence[tuple[Seconds, Seconds, int]]
+    draft: OperatorProfile, found: PassRows, *, asynchronous: bool
 ) -> OperatorProfile:
     """Curves as steps are: ``real = factor * curve + constant * calls``, by least relative squares.
 
     A row of layers that found its memory there is kinder than a step to what works long, and harder on
-    short calls, which start from emptier caches. Few reference models tell the factor alone, a median.
+    short calls, which start from emptier caches. Few passes, or those of an asynchronous device, whose
+    calls are the host's, tell the factor alone, by a median.
     """
+    rows = [row for passes in found.values() for row in passes]
     if not rows:
         return draft
     real_s, curve_s, calls = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
     factor, call_s = float(np.exp(np.median(np.log(real_s / curve_s)))), 0.0
-    if len(rows) >= _ENOUGH_ROWS:
+    if len(rows) >= _ENOUGH_ROWS and not asynchronous:
         terms = np.stack([curve_s / real_s, calls / real_s], axis=1)
-        factor, call_s = lsq_linear(terms, np.ones(len(rows)), bounds=_BELIEVED).x
+        factor, call_s = map(float, lsq_linear(terms, np.ones(len(rows)), bounds=_BELIEVED).x)
     left = np.log(np.maximum(factor * curve_s + call_s * calls, _SMALLEST_S) / real_s)
     return draft.model_copy(
         update={
             "families": tuple(_slower(entry, factor) for entry in draft.families),
             "curve_call_s": call_s,
-            "curve_log_error": _root_mean_square(left),
+            "curve_log_error": root_mean_square(left),
         }
     )
 
 
 def _slower(family: OperatorFamily, factor: float) -> OperatorFamily:
-    """A family's curve in steps: a row of layers that found its memory there is kinder than they are.
-
-    An optimizer's is left: it is timed as the one call that it is.
-    """
+    """A family's curve in steps; an optimizer's is left, timed as the one call that it is."""
     if is_optimizer_family(family.name):
         return family
     return family.model_copy(
@@ -394,7 +262,3 @@ def _slower(family: OperatorFamily, factor: float) -> OperatorFamily:
             "least_s": family.least_s * factor,
         }
     )
-
-
-def _root_mean_square(errors: Sequence[float] | FloatArray) -> float:
-    return max(_SMALLEST_ERROR, float(np.sqrt(np.mean(np.square(errors)))))

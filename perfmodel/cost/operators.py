@@ -253,10 +253,13 @@ class OperatorPrices:
             for price, count in zip(prices, counts, strict=True)
             if price.evidence is not Evidence.MEASURED
         )
+        extra_s = per_call_s * sum(counts) + self.profile.curve_call_s * by_curve
+        if self.profile.rescaling is not None:
+            extra_s = max(0.0, extra_s)  # What the host saves is not saved by another device.
         return self._summed(
             prices,
             counts,
-            extra_s=per_call_s * sum(counts) + self.profile.curve_call_s * by_curve,
+            extra_s=extra_s,
             log_error=log_error,
             names=[operator.name for operator, _ in calls],
         )

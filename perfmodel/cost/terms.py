@@ -18,7 +18,7 @@ Price = Callable[[Bytes | Samples], Samples]
 class Terms:
     """What each kind of work costs in one setting; arrays have shape ``(num_draws,)``, draw 0 is nominal.
 
-    Compute terms are those of the median step of one rank; ``slowest`` turns them into those of
+    Compute terms are those of the typical step of one rank; ``slowest`` turns them into those of
     the slowest rank, which is the one that everybody waits for.
     """
 

@@ -31,7 +31,7 @@ class RankNoise:
     """
 
     step_ratios: FloatArray
-    """Measured steps of single ranks over the median step of their rank."""
+    """Measured steps of single ranks over what is typical of their rank."""
     level: float
     """Median pace of the typical rank."""
     rank_spread: float

@@ -9,10 +9,9 @@ from typing import Final
 
 from perfmodel.documents.testbed import HostUse, JudgedStep, TestbedDocument, TrainingRun
 from tests.benchmarks.rejudge import recorded_runs
+from validate.testbed.disturbance import STOLEN_LIMIT
 from validate.testbed.resources import HOST
 
-#: A run that lost more of its cores is measured again.
-_LOST: Final = 0.02
 #: Share of the cores that a busy machine has for the testbed.
 _BUSY: Final = 0.95
 
@@ -25,9 +24,9 @@ def main() -> None:
         for run in recorded_runs(folder / "runs.jsonl.gz")
         if isinstance(run, TrainingRun)
     }
-    lost = [host.stolen_cpu_s / (host.window_s * host.num_cores) for host in hosts.values()]
-    disturbed = sorted(share for share in lost if share > _LOST)
-    _say(f"{len(disturbed)} of {len(lost)} runs lost more than {_LOST:.0%} of the cores")
+    lost = [host.stolen_share for host in hosts.values()]
+    disturbed = sorted(share for share in lost if share > STOLEN_LIMIT)
+    _say(f"{len(disturbed)} of {len(lost)} runs lost more than {STOLEN_LIMIT:.0%} of the cores")
     if disturbed:
         _say(f"these lost {disturbed[0]:.1%} to {disturbed[-1]:.1%}")
     for step in TestbedDocument.read(folder / "testbed.json").settings:

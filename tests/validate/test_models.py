@@ -167,6 +167,17 @@ def test_a_processor_that_changes_its_speed_within_a_visit_is_out_of_the_compari
     assert row.signed_error == pytest.approx(0.0)
 
 
+def test_runs_whose_processor_time_nobody_counted_have_no_error_against_it(
+    machine: ProfileDocument, path: Path
+) -> None:
+    run = run_of(0.5)
+    ranks = tuple(rank.model_copy(update={"cpu_s": ()}) for rank in run.ranks)
+    runs: list[Observation] = [run.model_copy(update={"ranks": ranks}), replay_of(0.1)]
+    request = ModelsRequest(profile=at_this_speed(machine), folder=path.parent)
+    (row,) = judge_models(request, runs, path).models
+    assert (row.processor_s, row.signed_error_processor) == (0.0, 0.0)
+
+
 def test_runs_without_a_trace_cannot_be_judged(machine: ProfileDocument, path: Path) -> None:
     request = ModelsRequest(profile=at_this_speed(machine), folder=path.parent)
     with pytest.raises(MeasurementFailed, match="with their traces, got none"):

@@ -280,3 +280,16 @@ def test_whose_links_are_meant_is_said_of_groups_also_on_a_cluster(
     (note,) = scaled.rescaling.notes_on_groups
     assert note in together
     assert note not in alone
+
+
+def test_what_a_host_saves_per_call_is_not_saved_by_another_device() -> None:
+    """Neither a constant below zero beside the curves nor such an overhead makes it faster."""
+    alone = prices_of_the_made_up_machine().model_copy(
+        update={"rescaling": rescaling(rates(2.0, 2.0))}
+    )
+    step = traced().at(micro_batch=4)
+    overhead = alone.overhead.model_copy(update={"forward_s": -1e-6, "backward_s": -1e-6})
+    hasty = alone.model_copy(update={"curve_call_s": -1e-6, "overhead": overhead})
+    expected, found = (OperatorPrices(of, use_measured=False).step(step) for of in (alone, hasty))
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        assert found[phase].time_s == expected[phase].time_s
