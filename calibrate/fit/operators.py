@@ -11,7 +11,7 @@ from calibrate.fit.curves import MOST_POINTS, Timing, fit_family, fresh_byte_s
 from calibrate.fit.overheads import (
     ASSUMED_ERROR,
     NO_OVERHEAD,
-    PassRows,
+    PassRow,
     call_counts,
     fit_overhead,
     real_s_of,
@@ -202,7 +202,7 @@ def _curve_rows(
     draft: OperatorProfile,
     replays: Sequence[ReplayObservation],
     workloads: Sequence[WorkloadProfile],
-) -> PassRows:
+) -> list[PassRow]:
     """Forward and backward passes of the reference models: real time, that by curves alone, calls.
 
     Without what every call takes beyond its price, whatever the price comes from.
@@ -210,7 +210,7 @@ def _curve_rows(
     known = {entry.workload.name: entry for entry in workloads}
     bare = draft.model_copy(update={"overhead": NO_OVERHEAD})
     prices = OperatorPrices(bare, use_measured=False)
-    rows: PassRows = defaultdict(list)
+    rows = []
     for (name, micro_batch), entry in {
         (e.workload, e.micro_batch): e for e in replays if e.traced is not None
     }.items():
@@ -221,12 +221,12 @@ def _curve_rows(
                 calls = call_counts(entry)[phase.value]
                 overhead_s = getattr(draft.overhead, f"{phase.value}_s") * calls
                 real_s = real_s_of(known[name], phase.value, micro_batch) - overhead_s
-                rows[phase.value].append((max(real_s, _SMALLEST_S), price.time_s, calls))
+                rows.append((max(real_s, _SMALLEST_S), price.time_s, calls))
     return rows
 
 
 def _brought_to_steps(
-    draft: OperatorProfile, found: PassRows, *, asynchronous: bool
+    draft: OperatorProfile, rows: Sequence[PassRow], *, asynchronous: bool
 ) -> OperatorProfile:
     """Curves as steps are: ``real = factor * curve + constant * calls``, by least relative squares.
 
@@ -234,7 +234,6 @@ def _brought_to_steps(
     short calls, which start from emptier caches. Few passes, or those of an asynchronous device, whose
     calls are the host's, tell the factor alone, by a median.
     """
-    rows = [row for passes in found.values() for row in passes]
     if not rows:
         return draft
     real_s, curve_s, calls = (np.array(column, dtype=float) for column in zip(*rows, strict=True))

@@ -59,17 +59,18 @@ def fit_overhead(
     )
 
 
-#: Real time, sum over the operators, and calls, by phase.
-PassRows = dict[str, list[tuple[Seconds, Seconds, int]]]
+#: Real time, sum over the operators, and calls of one pass.
+PassRow = tuple[Seconds, Seconds, int]
+_Rows = dict[str, list[PassRow]]
 
 
-def _rows_in_turn(replays: Sequence[ReplayObservation]) -> PassRows:
+def _rows_in_turn(replays: Sequence[ReplayObservation]) -> _Rows:
     """Of replays that took turns with real steps: both saw the same machine; a row for each step."""
     groups: dict[StepKey, list[Pair]] = defaultdict(list)
     for entry in replays:
         if entry.beside is not None:
             groups[step_key(entry)].append((entry.beside, entry))
-    rows: PassRows = defaultdict(list)
+    rows: _Rows = defaultdict(list)
     for pairs in groups.values():
         for phase, calls in call_counts(pairs[0][1]).items():
             sum_s = replayed_s([replay for _, replay in pairs], phase)
@@ -81,10 +82,10 @@ def _rows_apart(
     measured: Sequence[MeasuredStep],
     replays: Sequence[ReplayObservation],
     workloads: Sequence[WorkloadProfile],
-) -> PassRows:
+) -> _Rows:
     """Of replays and steps of different moments, brought to one machine speed."""
     known = {entry.workload.name: entry for entry in workloads}
-    rows: PassRows = defaultdict(list)
+    rows: _Rows = defaultdict(list)
     for step in measured:
         profile = known.get(step.workload)
         if profile is None:
@@ -133,9 +134,7 @@ def real_s_of(profile: WorkloadProfile, phase: str, micro_batch: int) -> Seconds
     return float(draws.read(micro_batch)[0])
 
 
-def _per_call(
-    rows: Sequence[tuple[Seconds, Seconds, int]], least_s: Seconds = -math.inf
-) -> tuple[Seconds, float]:
+def _per_call(rows: Sequence[PassRow], least_s: Seconds = -math.inf) -> tuple[Seconds, float]:
     """Least relative squares of ``real = sum + overhead * calls``, and what remains, in log."""
     if not rows:
         return 0.0, ASSUMED_ERROR
@@ -145,7 +144,7 @@ def _per_call(
     return overhead_s, _remaining_error(rows, overhead_s)
 
 
-def _remaining_error(rows: Sequence[tuple[Seconds, Seconds, int]], overhead_s: Seconds) -> float:
+def _remaining_error(rows: Sequence[PassRow], overhead_s: Seconds) -> float:
     """Root mean square of what sums with their overhead miss, in log."""
     if not rows:
         return ASSUMED_ERROR

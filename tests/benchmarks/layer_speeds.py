@@ -7,7 +7,6 @@ import sys
 from collections import defaultdict
 from typing import Final, NamedTuple
 
-import numpy as np
 import torch
 
 from calibrate.layers import planned_layers
@@ -16,11 +15,17 @@ from calibrate.probes.optimizers import Evictor
 from calibrate.probes.session import Session
 from calibrate.visits import exponent_within, trimmed_mean
 from perfmodel.units import Seconds
+from tests.benchmarks.processor_speeds import scatter
 
 _ROUNDS: Final = 5
 #: Layers of one task of a calibration.
 _TASK: Final = 17
 _CPU: Final = torch.device("cpu")
+_PROBES: Final = {
+    "probes around its task": "task_probe_s",
+    "all probes of its task": "pooled_probe_s",
+    "probes before its layer": "own_probe_s",
+}
 
 
 class _Timed(NamedTuple):
@@ -36,7 +41,7 @@ class _Timed(NamedTuple):
 
 
 def main() -> None:
-    """Print the scatter of operators from round to round: as timed, and at one speed of either probe."""
+    """Print the scatter of operators from round to round: as timed, and at one speed by each probe."""
     torch.set_num_threads(1)
     session = Session(rank=0, world_size=1, device=_CPU, control={}, data={})
     evictor = Evictor(_CPU)
@@ -59,23 +64,15 @@ def main() -> None:
                 )
     groups = [group for group in timed.values() if len(group) == _ROUNDS]
     sys.stdout.write(f"{len(layers)} layers, {len(groups)} operators, {_ROUNDS} rounds\n")
-    _say("as timed", groups, None)
-    _say("at the speed of the probes around its task", groups, "task_probe_s")
-    _say("at the speed of all probes of its task", groups, "pooled_probe_s")
-    _say("at the speed of the probes before its layer", groups, "own_probe_s")
-
-
-def _say(name: str, groups: list[list[_Timed]], probe: str | None) -> None:
     times_s = [[entry.time_s for entry in group] for group in groups]
-    exponent = 0.0
-    factors = np.ones((len(groups), _ROUNDS))
-    if probe is not None:
+    for name, probe in _PROBES.items():
         probes_s = [[float(getattr(entry, probe)) for entry in group] for group in groups]
-        exponent = exponent_within(zip(probes_s, times_s, strict=True), otherwise=0.0)
-        factors = np.array(probes_s) ** -exponent
-    logs = np.log(np.array(times_s) * factors)
-    scatter = float(np.sqrt(logs.var(axis=1, ddof=1).mean()))
-    sys.stdout.write(f"{name}: {scatter:.1%} from round to round, exponent {exponent:.2f}\n")
+        pairs = [*zip(probes_s, times_s, strict=True)]
+        exponent = exponent_within(pairs, otherwise=0.0)
+        raw, at_speed = (scatter(pairs, exponent=by) for by in (0.0, exponent))
+        sys.stdout.write(
+            f"{name}: {raw:.1%} from round to round, {at_speed:.1%} at one speed ({exponent:.2f})\n"
+        )
 
 
 if __name__ == "__main__":

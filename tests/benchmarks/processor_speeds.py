@@ -3,6 +3,7 @@
 ``python -m tests.benchmarks.processor_speeds docs/records/operators/sixth``
 """
 
+import math
 import sys
 import tempfile
 from collections import defaultdict
@@ -53,25 +54,20 @@ def main() -> None:
 def _say_scatter(
     name: str, groups: Sequence[Sequence[RankSteps]], typical: Callable[[Values], float]
 ) -> None:
-    """Standard deviation, in log, of visits to a setting: as measured, and as the probe explains it."""
     typical_s = [
         ([typical(rank.speed_probe_s) for rank in group], [typical(rank.step_s) for rank in group])
         for group in groups
     ]
     exponent = exponent_within(typical_s, otherwise=0.0)
-    measured, left = (
-        np.concatenate(
-            [
-                logs - logs.mean()
-                for probes_s, steps_s in typical_s
-                for logs in [np.log(steps_s) - by * np.log(probes_s)]
-            ]
-        )
-        for by in (0.0, exponent)
-    )
-    freedom = sum(len(group) - 1 for group in groups)
-    raw, at_speed = (float(np.sqrt(logs @ logs / freedom)) for logs in (measured, left))
+    raw, at_speed = (scatter(typical_s, exponent=by) for by in (0.0, exponent))
     _say(f"{name}: {raw:.1%} from visit to visit, {at_speed:.1%} at one speed ({exponent:.2f})")
+
+
+def scatter(groups: Sequence[tuple[Values, Values]], *, exponent: float) -> float:
+    """Standard deviation within groups of the log of times, which follow their probes by an exponent."""
+    left = [np.log(times_s) - exponent * np.log(probes_s) for probes_s, times_s in groups]
+    squares = sum(float(np.square(logs - logs.mean()).sum()) for logs in left)
+    return math.sqrt(squares / sum(len(logs) - 1 for logs in left))
 
 
 def _turns(setting: Setting, pairs: Sequence[Pair]) -> str:

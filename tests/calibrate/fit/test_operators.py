@@ -299,16 +299,16 @@ def test_what_a_call_takes_beyond_its_curve_is_told_from_a_factor(
     alone = prices_of_the_made_up_machine()
     passes = [(calls * each_s, calls) for calls in (50, 400) for each_s in (2e-5, 5e-5, 1e-4, 1e-3)]
     rows = [(factor * curve_s + call_s * calls, curve_s, calls) for curve_s, calls in passes]
-    found = _brought_to_steps(alone, {"forward": rows}, asynchronous=False)
+    found = _brought_to_steps(alone, rows, asynchronous=False)
     assert found.curve_call_s == pytest.approx(call_s, abs=1e-12)
     assert found.families[0].unit_s == pytest.approx(
         [factor * each_s for each_s in alone.families[0].unit_s]
     )
     assert found.curve_log_error == 0.02
     for few, asynchronous in ((rows[4:], False), (rows, True)):
-        told = _brought_to_steps(alone, {"forward": few}, asynchronous=asynchronous)
+        told = _brought_to_steps(alone, few, asynchronous=asynchronous)
         assert told.curve_call_s == 0.0
-    assert _brought_to_steps(alone, {}, asynchronous=False) == alone
+    assert _brought_to_steps(alone, [], asynchronous=False) == alone
 
 
 def test_what_a_call_takes_beyond_its_curve_is_added_to_calls_without_a_measurement() -> None:
