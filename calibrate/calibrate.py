@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Final, cast
 
 from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure, read_plan
-from calibrate.environment import describe_environment
+from calibrate.environment import Environment, describe_environment
 from calibrate.experiment import BUDGETS, REFERENCE_MODELS, Experiment, doubling_sizes
-from calibrate.facts import Environment
 from calibrate.fit.profile import fit_profile, recorded_environment
 from calibrate.launch import Launcher
 from calibrate.noise import with_stored_noise

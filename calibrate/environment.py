@@ -6,30 +6,580 @@ Torch is not imported here: a worker, which has it anyway, calls ``torch_facts``
 import hashlib
 import importlib
 import importlib.metadata
+import math
 import os
 import platform
+import re
+import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, NamedTuple, TypedDict, TypeVar
 
-from calibrate.facts import (
-    CpuFacts,
-    Environment,
-    GpuFacts,
-    HostFacts,
-    MemoryFacts,
-    SoftwareFacts,
-    TorchFacts,
+import psutil
+
+from calibrate.processes import usable_cores
+from perfmodel.documents.base import CALM, command_line
+from perfmodel.units import GIB, MIB, Seconds
+
+
+class HostFacts(TypedDict):
+    """Which machine; ``fingerprint`` ignores software and what the neighbours do."""
+
+    name: str
+    fingerprint: str
+    os: str | None
+    kernel: str
+    is_virtual: bool | None
+
+
+class CpuFacts(TypedDict):
+    """Cores, what limits them, and how busy they are before the measurement.
+
+    ``stolen`` is the share of wanted time that a hypervisor gives to others while all cores work, as
+    far as it tells.
+    """
+
+    model: str | None
+    usable_cores: int
+    logical_cores: int | None
+    physical_cores: int | None
+    threads_per_core: int | None
+    quota_cores: float | None
+    governor: str | None
+    frequency_hz: float | None
+    max_frequency_hz: float | None
+    load_average_1min: float | None
+    busy_cores: float | None
+    stolen: float | None
+
+
+class MemoryFacts(TypedDict):
+    """Memory of the host; ``limit_bytes`` is that of the control group."""
+
+    total_bytes: int
+    available_bytes: int
+    limit_bytes: int | None
+    swap_used_bytes: int | None
+
+
+class SoftwareFacts(TypedDict):
+    """Versions; ``git_commit`` is that of the checkout this code runs from."""
+
+    python: str
+    torch: str | None
+    torchvision: str | None
+    numpy: str | None
+    cuda_runtime: str | None
+    cuda_driver: str | None
+    nccl: str | None
+    has_gloo: bool | None
+    git_commit: str | None
+
+
+class GpuFacts(TypedDict):
+    """One row of ``nvidia-smi --query-gpu``; the PCIe link slows down when idle."""
+
+    index: int | None
+    name: str | None
+    uuid: str | None
+    pci_bus_id: str | None
+    pcie_generation: int | None
+    max_pcie_generation: int | None
+    pcie_width: int | None
+    max_pcie_width: int | None
+    memory_bytes: int | None
+    power_limit_w: float | None
+    clock_hz: float | None
+    max_clock_hz: float | None
+    temperature_c: float | None
+    compute_mode: str | None
+    mig_mode: str | None
+    persistence_mode: str | None
+    uncorrected_ecc_errors: int | None
+    driver: str | None
+
+
+class GpuProcessFacts(TypedDict):
+    """A process that computes on a GPU."""
+
+    gpu_uuid: str | None
+    pid: int | None
+    name: str | None
+    memory_bytes: int | None
+
+
+class GpuTopologyFacts(TypedDict):
+    """``nvidia-smi topo -m``: how two devices reach each other, such as ``NV18`` or ``SYS``."""
+
+    raw: str
+    paths: dict[str, dict[str, str]]
+
+
+class TorchFacts(TypedDict):
+    """What only a process with torch can say; ``p2p[i][j]`` is whether GPU i reads GPU j."""
+
+    torch: str
+    cuda_runtime: str | None
+    nccl: str | None
+    has_gloo: bool
+    num_cuda_devices: int
+    p2p: list[list[bool]] | None
+
+
+class Environment(TypedDict):
+    """Everything that a measurement must be read with."""
+
+    time_utc: str
+    command_line: list[str]
+    variables: dict[str, str]
+    host: HostFacts
+    cpu: CpuFacts
+    memory: MemoryFacts
+    software: SoftwareFacts
+    gpus: list[GpuFacts]
+    gpu_topology: GpuTopologyFacts | None
+    gpu_processes: list[GpuProcessFacts] | None
+    p2p: list[list[bool]] | None
+
+
+# The order of the columns; a driver refuses the whole query for one field that it does not know.
+GPU_FIELDS: Final = (
+    "index",
+    "name",
+    "uuid",
+    "pci.bus_id",
+    "pcie.link.gen.current",
+    "pcie.link.gen.max",
+    "pcie.link.width.current",
+    "pcie.link.width.max",
+    "memory.total",
+    "power.limit",
+    "clocks.sm",
+    "clocks.max.sm",
+    "temperature.gpu",
+    "compute_mode",
+    "mig.mode.current",
+    "persistence_mode",
+    "ecc.errors.uncorrected.volatile.total",
+    "driver_version",
 )
-from calibrate.gpus import query_gpu_processes, query_gpu_topology, query_gpus
-from calibrate.host import cpu_facts, is_virtual, memory_facts, os_name
-from perfmodel.documents.base import command_line
-from perfmodel.units import GIB, Seconds
+#: What every driver knows; asked for if it refuses one of the others.
+ESSENTIAL_FIELDS: Final = ("index", "name", "uuid", "memory.total", "driver_version")
+_PROCESS_FIELDS: Final = ("gpu_uuid", "pid", "process_name", "used_memory")
+_CSV: Final = "--format=csv,noheader,nounits"
+_TIMEOUT_S: Final = 20.0
+_MHZ: Final = 1e6
+_ESCAPE: Final = re.compile(r"\x1b\[[0-9;]*m")
+_UNKNOWN: Final = re.compile(r"^(\[.*\]|N/A|ERR!|)$", re.IGNORECASE)
+
+
+def parse_gpus(text: str, *, fields: Sequence[str] = GPU_FIELDS) -> list[GpuFacts]:
+    """Read the answer to a query; lines that are not rows are skipped, other fields are None."""
+    return [
+        _gpu(dict(zip(fields, row, strict=True))) for row in _rows(text, num_columns=len(fields))
+    ]
+
+
+def parse_gpu_processes(text: str) -> list[GpuProcessFacts]:
+    """Read the answer to ``--query-compute-apps``."""
+    return [
+        GpuProcessFacts(
+            gpu_uuid=_text(uuid),
+            pid=_whole(pid),
+            name=_text(name),
+            memory_bytes=_scaled_whole(memory, MIB),
+        )
+        for uuid, pid, name, memory in _rows(text, num_columns=len(_PROCESS_FIELDS))
+    ]
+
+
+def parse_gpu_topology(text: str) -> GpuTopologyFacts:
+    """Read the matrix of ``nvidia-smi topo -m``; affinity columns and the legend are left out.
+
+    A word says the worst part of a path: ``NV#`` (# NVLinks), ``PIX`` (one PCIe switch), ``PXB``
+    (several), ``PHB`` (host bridge), ``NODE`` (within a NUMA node), ``SYS`` (between them).
+    """
+    plain = _ESCAPE.sub("", text)
+    columns: list[str] = []
+    paths: dict[str, dict[str, str]] = {}
+    for line in plain.splitlines():
+        words = line.split()
+        if not columns:
+            columns = [word for word in words if re.fullmatch(r"[A-Za-z]+\d[\w.]*", word)]
+        elif words and words[0] in columns and len(words) > len(columns):
+            paths[words[0]] = dict(zip(columns, words[1:], strict=False))
+        elif not words:
+            break
+    return GpuTopologyFacts(raw=plain, paths=paths)
+
+
+def query_gpus() -> list[GpuFacts]:
+    """Ask ``nvidia-smi`` for the GPUs of this node; empty without it."""
+    for fields in (GPU_FIELDS, ESSENTIAL_FIELDS):
+        text = _answer([f"--query-gpu={','.join(fields)}", _CSV])
+        if text is not None:
+            return parse_gpus(text, fields=fields)
+    return []
+
+
+def query_gpu_processes() -> list[GpuProcessFacts] | None:
+    """Ask which processes compute on the GPUs; None if that cannot be known."""
+    text = _answer([f"--query-compute-apps={','.join(_PROCESS_FIELDS)}", _CSV])
+    return None if text is None else parse_gpu_processes(text)
+
+
+def query_gpu_topology() -> GpuTopologyFacts | None:
+    """Ask how the GPUs are joined; None if that cannot be known."""
+    text = _answer(["topo", "-m"])
+    return None if text is None else parse_gpu_topology(text)
+
+
+def _answer(arguments: Sequence[str]) -> str | None:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    try:
+        done = subprocess.run(
+            [program, *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _gpu(found: Mapping[str, str]) -> GpuFacts:
+    value = dict.fromkeys(GPU_FIELDS, "[N/A]") | dict(found)
+    return GpuFacts(
+        index=_whole(value["index"]),
+        name=_text(value["name"]),
+        uuid=_text(value["uuid"]),
+        pci_bus_id=_text(value["pci.bus_id"]),
+        pcie_generation=_whole(value["pcie.link.gen.current"]),
+        max_pcie_generation=_whole(value["pcie.link.gen.max"]),
+        pcie_width=_whole(value["pcie.link.width.current"]),
+        max_pcie_width=_whole(value["pcie.link.width.max"]),
+        memory_bytes=_scaled_whole(value["memory.total"], MIB),
+        power_limit_w=_number(value["power.limit"]),
+        clock_hz=_scaled(value["clocks.sm"], _MHZ),
+        max_clock_hz=_scaled(value["clocks.max.sm"], _MHZ),
+        temperature_c=_number(value["temperature.gpu"]),
+        compute_mode=_text(value["compute_mode"]),
+        mig_mode=_text(value["mig.mode.current"]),
+        persistence_mode=_text(value["persistence_mode"]),
+        uncorrected_ecc_errors=_whole(value["ecc.errors.uncorrected.volatile.total"]),
+        driver=_text(value["driver_version"]),
+    )
+
+
+def _rows(text: str, *, num_columns: int) -> list[list[str]]:
+    rows = ([cell.strip() for cell in line.split(",")] for line in text.splitlines())
+    return [row for row in rows if len(row) == num_columns]
+
+
+def _text(cell: str) -> str | None:
+    return None if _UNKNOWN.match(cell) else cell
+
+
+def _number(cell: str) -> float | None:
+    match = re.fullmatch(r"-?\d+(\.\d+)?", cell)
+    return float(cell) if match else None
+
+
+def _whole(cell: str) -> int | None:
+    return int(cell) if re.fullmatch(r"\d+", cell) else None
+
+
+def _scaled(cell: str, factor: float) -> float | None:
+    number = _number(cell)
+    return None if number is None else number * factor
+
+
+def _scaled_whole(cell: str, factor: int) -> int | None:
+    number = _number(cell)
+    return None if number is None else round(number * factor)
+
+
+#: How often a task is measured before the calmest time is taken.
+MOST_TRIES: Final = 3
+#: No task is tried again at once while all tries again took more than this share of the first ones.
+_MOST_AGAIN: Final = 0.5
+#: Who waits for calm lets the machine rest for so long, then keeps it busy for a moment to see.
+_REST_S: Final = 16.0
+_LOOK_S: Final = 4.0
+_BLOCK_BYTES: Final = 2**20
+
+_T = TypeVar("_T")
+
+
+class ProcessorTime(NamedTuple):
+    """Of all processors of the machine together. [s]"""
+
+    busy_s: Seconds
+    stolen_s: Seconds
+    """Wanted here, and given to others."""
+
+    def since(self, start: "ProcessorTime") -> "ProcessorTime":
+        """What was spent from then on; counters that were set back count as standing still."""
+        return ProcessorTime(
+            busy_s=max(0.0, self.busy_s - start.busy_s),
+            stolen_s=max(0.0, self.stolen_s - start.stolen_s),
+        )
+
+    @property
+    def stolen_share(self) -> float:
+        """Of what was wanted, in [0, 1]."""
+        wanted_s = self.busy_s + self.stolen_s
+        return self.stolen_s / wanted_s if wanted_s > 0 else 0.0
+
+
+def processor_time() -> ProcessorTime:
+    """Since the start of the machine; nothing is stolen where nobody counts it."""
+    times = psutil.cpu_times()
+    busy = (getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
+    return ProcessorTime(busy_s=sum(busy), stolen_s=getattr(times, "steal", 0.0))
+
+
+def stolen_under_load(num_cores: int, load_s: Seconds) -> float:
+    """Share that is stolen while so many cores are kept busy: an idle machine has nothing to lose."""
+    start = processor_time()
+    keep_busy(num_cores, load_s)
+    return processor_time().since(start).stolen_share
+
+
+def keep_busy(num_cores: int, load_s: Seconds) -> None:
+    """Use so many cores for so long."""
+    block = bytes(_BLOCK_BYTES)
+    end_s = time.monotonic() + load_s
+
+    def work() -> None:
+        # Hashing lets other threads run.
+        while time.monotonic() < end_s:
+            hashlib.sha256(block)
+
+    threads = [threading.Thread(target=work) for _ in range(num_cores)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried(Generic[_T]):
+    """What was measured, and what the machine spent meanwhile."""
+
+    found: _T
+    spent: ProcessorTime
+    wall_s: Seconds
+
+
+@dataclass(slots=True, kw_only=True)
+class Patience:
+    """Measures again what was measured while others had the processors."""
+
+    agree: Callable[[tuple[ProcessorTime, Seconds]], tuple[ProcessorTime, Seconds]]
+    """One answer on all ranks, which must try equally often: that of the machine that lost most."""
+    on_again: Callable[[], None]
+    """Called before another try."""
+    wait_s: Seconds = 0.0
+    """How long it may still wait for calm before tasks are tried again, all together."""
+    on_wait: Callable[[Seconds], None] = lambda _waited_s: None
+    """Called with how long it has waited since the last call."""
+    look: Callable[[Seconds], None] = lambda load_s: keep_busy(1, load_s)
+    """Keeps the cores of this rank busy."""
+    rest: Callable[[Seconds], None] = time.sleep
+    clock: Callable[[], Seconds] = time.monotonic
+    read: Callable[[], ProcessorTime] = processor_time
+    _once_s: Seconds = 0.0
+    _again_s: Seconds = 0.0
+
+    def calmest(self, act: Callable[[], _T], *, most_tries: int = MOST_TRIES) -> Tried[_T]:
+        """The calmest of some tries, nearly always the first one; all ranks must call it."""
+        best = self._try(act)
+        self._once_s += best.wall_s
+        for number in range(1, most_tries):
+            if best.spent.stolen_share <= CALM:
+                break
+            is_spent = self._again_s > _MOST_AGAIN * self._once_s
+            # What disturbs for a moment is over by the second try.
+            is_over = (number > 1 or is_spent) and self._waited_for_calm()
+            if is_spent and not is_over:
+                break
+            self.on_again()
+            again = self._try(act)
+            self._again_s += again.wall_s
+            best = min(best, again, key=lambda tried: tried.spent.stolen_share)
+        return best
+
+    def _waited_for_calm(self) -> bool:
+        """Whether others left the processors alone before nothing might be waited any more."""
+        while self.wait_s > 0:
+            rest_s = min(_REST_S, self.wait_s)
+            self.rest(rest_s)
+            seen = self._try(lambda: self.look(_LOOK_S))
+            waited_s = rest_s + seen.wall_s
+            self.wait_s -= waited_s
+            self.on_wait(waited_s)
+            if seen.spent.stolen_share <= CALM:
+                return True
+        return False
+
+    def _try(self, act: Callable[[], _T]) -> Tried[_T]:
+        start, start_s = self.read(), self.clock()
+        found = act()
+        spent, wall_s = self.agree((self.read().since(start), self.clock() - start_s))
+        return Tried(found=found, spent=spent, wall_s=wall_s)
+
+
+_UNLIMITED_BYTES = 2**60
+
+
+def cpu_facts(
+    root: Path = Path("/"), *, observe_s: Seconds = 0.3, load_s: Seconds = 0.0
+) -> CpuFacts:
+    """Describe the processor; takes ``observe_s`` to see how busy it is, and loads it for ``load_s``."""
+    info = read_text(root / "proc/cpuinfo") or ""
+    logical, physical = psutil.cpu_count(), psutil.cpu_count(logical=False)
+    frequency = _cpu_frequency()
+    busy_fraction = psutil.cpu_percent(interval=observe_s) / 100 if observe_s > 0 else None
+    return CpuFacts(
+        model=cpu_model(info) or platform.processor() or None,
+        usable_cores=usable_cores(),
+        logical_cores=logical,
+        physical_cores=physical,
+        threads_per_core=logical // physical if logical and physical else None,
+        quota_cores=cgroup_quota_cores(root),
+        governor=read_text(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        frequency_hz=frequency[0],
+        max_frequency_hz=frequency[1],
+        load_average_1min=_load_average(),
+        busy_cores=None if busy_fraction is None else busy_fraction * (logical or 1),
+        stolen=stolen_under_load(usable_cores(), load_s)
+        if load_s > 0 and is_virtual(root)
+        else None,
+    )
+
+
+def memory_facts(root: Path = Path("/")) -> MemoryFacts:
+    """Describe memory and swap."""
+    memory = psutil.virtual_memory()
+    swap_used_bytes: int | None = None
+    # Some containers hide /proc/vmstat, and psutil then warns or fails.
+    with suppress(OSError, RuntimeError, RuntimeWarning):
+        swap_used_bytes = psutil.swap_memory().used
+    return MemoryFacts(
+        total_bytes=memory.total,
+        available_bytes=memory.available,
+        limit_bytes=cgroup_memory_limit_bytes(root),
+        swap_used_bytes=swap_used_bytes,
+    )
+
+
+def cpu_model(cpuinfo: str) -> str | None:
+    """Find the name of the processor in the text of ``/proc/cpuinfo``."""
+    match = re.search(r"^(?:model name|Hardware|Processor)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
+    return match[1].strip() if match else None
+
+
+def is_virtual(root: Path = Path("/")) -> bool | None:
+    """Whether a hypervisor shares the machine; None if the processor does not tell."""
+    info = read_text(root / "proc/cpuinfo")
+    flags = re.search(r"^flags\s*:\s*(.+)$", info or "", re.MULTILINE)
+    return None if flags is None else "hypervisor" in flags[1].split()
+
+
+def os_name(root: Path = Path("/")) -> str | None:
+    """Name and version of the distribution."""
+    text = read_text(root / "etc/os-release") or ""
+    match = re.search(r'^PRETTY_NAME="?([^"\n]+)', text, re.MULTILINE)
+    return match[1] if match else None
+
+
+def cgroup_quota_cores(root: Path = Path("/")) -> float | None:
+    """Cores' worth of time that the control group may use; None without a limit."""
+    folders = _cgroup_folders(root, controller="cpu")
+    limits = [_quota_cores(folder) for folder in folders]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def cgroup_memory_limit_bytes(root: Path = Path("/")) -> int | None:
+    """Memory that the control group may use; None without a limit. [B]"""
+    limits: list[int] = []
+    for folder in _cgroup_folders(root, controller="memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            number = _number_host(read_text(folder / name))
+            if number is not None and number < _UNLIMITED_BYTES:
+                limits.append(int(number))
+    return min(limits, default=None)
+
+
+def read_text(path: Path) -> str | None:
+    """Read a small file, stripped; None if it is missing, unreadable or empty."""
+    with suppress(OSError, UnicodeDecodeError):
+        return path.read_text().strip() or None
+    return None
+
+
+def _cgroup_folders(root: Path, *, controller: str) -> list[Path]:
+    """Folders of this process from the outermost to its own: each may set a limit."""
+    base = root / "sys/fs/cgroup"
+    folders: list[Path] = []
+    for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers and controller not in controllers.split(","):
+            continue
+        top = base / controllers if controllers else base
+        folders += [top, *_below(top, path)]
+    return folders or [base]
+
+
+def _below(top: Path, path: str) -> list[Path]:
+    parts = [part for part in path.split("/") if part not in ("", "..")]
+    return [top.joinpath(*parts[: depth + 1]) for depth in range(len(parts))]
+
+
+def _quota_cores(folder: Path) -> float | None:
+    quota, _, period = (read_text(folder / "cpu.max") or "").partition(" ")
+    if not period:
+        quota = read_text(folder / "cpu.cfs_quota_us") or ""
+        period = read_text(folder / "cpu.cfs_period_us") or ""
+    quota_us, period_us = _number_host(quota), _number_host(period)
+    if quota_us is None or not period_us or quota_us <= 0:
+        return None
+    return quota_us / period_us
+
+
+def _number_host(text: str | None) -> float | None:
+    with suppress(ValueError, TypeError):
+        number = float(text or "")
+        return number if math.isfinite(number) else None
+    return None
+
+
+def _cpu_frequency() -> tuple[float | None, float | None]:
+    with suppress(OSError, NotImplementedError, AttributeError, RuntimeError):
+        frequency = psutil.cpu_freq()
+        return frequency.current * 1e6 or None, frequency.max * 1e6 or None
+    return None, None
+
+
+def _load_average() -> float | None:
+    with suppress(OSError):
+        return os.getloadavg()[0]
+    return None
+
 
 _CHECKOUT: Final = Path(__file__).resolve().parent.parent
 # A whole environment holds passwords; only these can change what is measured.

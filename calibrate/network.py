@@ -14,7 +14,7 @@ from calibrate.launch import Launcher
 from calibrate.placement import place, provenance
 from calibrate.task import CollectiveTask, Task
 from calibrate.topology import LaunchFlags
-from perfmodel.documents.collectives import CollectivesDocument, MeasuredCollective
+from perfmodel.documents.importers import CollectivesDocument, MeasuredCollective
 from perfmodel.documents.observation import CollectiveObservation, read_observations
 from perfmodel.errors import UsageError
 from perfmodel.units import Seconds

@@ -10,14 +10,14 @@ from typing import Final
 import numpy as np
 
 from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure
+from calibrate.fit.steps import estimate
 from calibrate.launch import Launcher
 from calibrate.placement import placement_of
 from calibrate.task import TrainingTask
-from calibrate.visits import estimate
+from perfmodel.cost.batch import GradientNorms, NoiseScale, noise_scale
 from perfmodel.documents.observation import TrainingObservation, read_observations
 from perfmodel.documents.profile import NoiseScaleProfile, ProfileDocument
 from perfmodel.errors import MeasurementFailed, UsageError, did_you_mean
-from perfmodel.statistics.noise_scale import GradientNorms, NoiseScale, noise_scale
 
 #: Folder, inside that of a calibration, with one folder per model that was trained.
 NOISE: Final = "noise"

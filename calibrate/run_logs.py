@@ -3,12 +3,20 @@
 import csv
 import gzip
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple, TextIO
 
-from perfmodel.errors import InvalidDocument, why
+from perfmodel.cost.jobs import SINGLE_BYTES, USUAL, Jobs, model_columns
+from perfmodel.cost.rescaling import precision_ratio
+from perfmodel.documents.inferred import RunColumns
+from perfmodel.errors import InvalidDocument, did_you_mean, why
+from perfmodel.layout.layout import Precision, Recompute
+from perfmodel.machine.cluster import DEVICES_PER_NODE
+from perfmodel.units import parse_bytes, parse_duration
+from perfmodel.workload.transformer import TRANSFORMERS
 
 Row = dict[str, str]
 
@@ -200,3 +208,265 @@ def _samples(path: Path, events: list[dict[str, Any]]) -> float:
             "give the step time in a CSV"
         )
     return last - first
+
+
+CellRow = Mapping[str, str]
+
+STEP: Final = "step_time_s"
+_GLOBAL_BATCH: Final = "global_batch"
+_ACCUMULATION: Final = "accumulation"
+_DEVICES: Final = "devices"
+PEAK: Final = "peak_memory_bytes"
+#: Rates that stand for the step time, with what they count of one step.
+_TOKENS, _TOKENS_EACH, _SAMPLES_RUN_CELLS = (
+    "tokens_per_s",
+    "tokens_per_s_per_device",
+    "samples_per_s",
+)
+_RATES: Final = (_TOKENS, _TOKENS_EACH, _SAMPLES_RUN_CELLS)
+#: Words that stand for numbers.
+_WORDS: Final = ("model", "recompute", "precision")
+#: What few runs have: experts, FSDP's options, offload.
+_SELDOM: Final = (
+    *("experts", "experts_per_token", "ep", "imbalance"),
+    *("shard", "prefetch", "offload", "parameter_offload", "pipeline_inside"),
+    "overlapped",
+)
+#: What describes a run, with its step time.
+_NEEDED: Final = (*(each.name for each in fields(Jobs) if each.name not in USUAL), STEP)
+_NUMBERS: Final = (*_NEEDED, _GLOBAL_BATCH, _DEVICES, *_RATES, *_SELDOM, PEAK)
+NAMES: Final = (*_NUMBERS, *_WORDS)
+#: What a table need not say.
+DEFAULTS: Final[dict[str, float]] = {
+    **dict.fromkeys(("dp", "tp", "pp", "cp", "interleave"), 1.0),
+    **dict.fromkeys(("zero", "recompute_full", "recompute_attention", "gpipe"), 0.0),
+    **dict.fromkeys(("zero_bubble", "sequence_parallel", "gated"), 0.0),
+    **dict.fromkeys(("tied", "fused_attention"), 1.0),
+    "devices_per_node": float(DEVICES_PER_NODE),
+}
+_FLAGS: Final = (
+    *("recompute_full", "recompute_attention", "gpipe", "zero_bubble", "sequence_parallel"),
+    *("gated", "tied", "fused_attention", "offload", "parameter_offload"),
+    *("pipeline_inside", "overlapped"),
+)
+_MAY_BE_0: Final = (*_FLAGS, "zero", "shard", "prefetch")
+_DECIMAL: Final = (STEP, *_RATES, "imbalance", PEAK)
+_YES_NO: Final = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
+
+
+def read_run(
+    where: str, row: CellRow, mapping: RunColumns, *, device: str | None
+) -> dict[str, float]:
+    """All numbers of one run, its step time in seconds; what it need not say has its default.
+
+    Parameters
+    ----------
+    where
+        File and line, for messages.
+    row
+        Cells by heading.
+    mapping
+        Names, constants and units.
+    device
+        Device of the runs, for the peak of a precision; None: ratios of an H100.
+
+    Raises
+    ------
+    InvalidDocument
+        If a cell is no number of its kind, something is missing, or the row contradicts itself.
+    """
+    said = dict(mapping.constants)
+    for name in _NUMBERS:
+        column = mapping.columns.get(name, name)
+        text = (row.get(column) or "").strip()
+        if name not in said and text:
+            said[name] = _number_run_cells(f"{where}, column {column}", name, text)
+    run = _from_words(where, row, mapping, device=device) | said
+    run = _with_replicas(where, run)
+    _require_all(where, row, mapping, run)
+    batch, devices = run.pop(_GLOBAL_BATCH, None), run.pop(_DEVICES, None)
+    run = DEFAULTS | run
+    if batch is not None:
+        run[_ACCUMULATION] = _accumulation(where, run, batch)
+    count = run["dp"] * run["tp"] * run["pp"] * run["cp"]
+    if devices is not None and devices != count:
+        raise InvalidDocument(
+            f"{where}: devices must be dp x tp x pp x cp = {count:g}, got {devices:g}"
+        )
+    run[STEP] = _step_s(run, mapping)
+    if PEAK in run:
+        run[PEAK] *= parse_bytes(f"1{mapping.units.peak_memory_bytes}")
+    return {name: value for name, value in run.items() if name not in _RATES}
+
+
+def step_column(mapping: RunColumns, headings: Collection[str]) -> str:
+    """Heading under which a table says how long a step takes, or how fast it is."""
+    names = [mapping.columns.get(name, name) for name in (STEP, *_RATES)]
+    return next((name for name in names if name in headings), names[0])
+
+
+def reading_notes(rows: Sequence[CellRow], mapping: RunColumns) -> list[str]:
+    """Columns that nothing was read from, and what was taken for granted because no column says it."""
+    headings = dict.fromkeys(heading for row in rows for heading in row)
+    used = {mapping.columns.get(name, name) for name in NAMES}
+    unread = [str(heading) for heading in headings if heading not in used]
+    said = {*mapping.constants, *(n for n in NAMES if mapping.columns.get(n, n) in headings)}
+    # Each of these says the others, or makes them follow.
+    if mapping.model or "model" in said:
+        said |= {"gated", "tied", "fused_attention"}
+    if "recompute" in said:
+        said |= {"recompute_full", "recompute_attention"}
+    if _DEVICES in said:
+        said.add("dp")
+    taken = [f"{name} = {value:g}" for name, value in DEFAULTS.items() if name not in said]
+    if not mapping.precision and "precision" not in said:
+        taken.append(f"precision = {Precision.BF16}")
+    notes = []
+    if unread:
+        notes.append(
+            f"columns not read: {', '.join(unread)} (map them with --columns if they matter)"
+        )
+    if taken:
+        notes.append(f"no column says, taken for granted: {', '.join(taken)}")
+    return notes
+
+
+def require_known(path: Path, mapping: RunColumns) -> None:
+    """Refuse names of a mapping that mean nothing here, and constants out of range.
+
+    Raises
+    ------
+    InvalidDocument
+        Naming the first one.
+    """
+    for table, names, known in (
+        ("columns", mapping.columns, NAMES),
+        ("constants", mapping.constants, _NUMBERS),
+    ):
+        unknown = sorted(set(names) - set(known))
+        if unknown:
+            raise InvalidDocument(
+                f"{path}: {table}: {unknown[0]} is unknown; names are {', '.join(known)}"
+                f"{did_you_mean(unknown[0], known)}"
+            )
+    for name, value in mapping.constants.items():
+        _require_in_range(f"{path}: constants.{name}", name, value)
+
+
+def _from_words(
+    where: str, row: CellRow, mapping: RunColumns, *, device: str | None
+) -> dict[str, float]:
+    """Numbers that stand behind the words of a run."""
+    words = {
+        name: (row.get(mapping.columns.get(name, name)) or "").strip().lower() for name in _WORDS
+    }
+    model = mapping.model or words["model"]
+    found: dict[str, float] = {}
+    if model:
+        _require_one_of(where, "model", model, TRANSFORMERS)
+        found |= model_columns(TRANSFORMERS[model].shape)
+    if words["recompute"]:
+        _require_one_of(where, "recompute", words["recompute"], tuple(Recompute))
+        found["recompute_full"] = float(words["recompute"] == Recompute.FULL)
+        found["recompute_attention"] = float(words["recompute"] == Recompute.SELECTIVE)
+    precision = (mapping.precision or words["precision"]).replace("fp16", Precision.BF16)
+    if precision and precision != Precision.BF16:
+        _require_one_of(where, "precision", precision, tuple(Precision))
+        ratio = precision_ratio(Precision(precision), device or "H100", where=where)
+        found["matmul_ratio"] = ratio
+        if precision in {Precision.TF32, Precision.FP32}:
+            found["element_bytes"] = SINGLE_BYTES
+    return found
+
+
+def _require_one_of(where: str, name: str, text: str, known: Iterable[str]) -> None:
+    names = list(known)
+    if text not in names:
+        raise InvalidDocument(
+            f"{where}: {name} must be one of {', '.join(names)}, got {text!r}"
+            f"{did_you_mean(text, names)}"
+        )
+
+
+def _with_replicas(where: str, run: dict[str, float]) -> dict[str, float]:
+    """The run with the replicas that make up its devices, if it says these alone."""
+    if _DEVICES not in run or "dp" in run:
+        return run
+    shared = run.get("tp", 1.0) * run.get("pp", 1.0) * run.get("cp", 1.0)
+    dp = run[_DEVICES] / shared
+    if not dp.is_integer():
+        raise InvalidDocument(
+            f"{where}: devices must be a multiple of tp x pp x cp = {shared:g}, "
+            f"got {run[_DEVICES]:g}"
+        )
+    return run | {"dp": dp}
+
+
+def _require_all(where: str, row: CellRow, mapping: RunColumns, run: Mapping[str, float]) -> None:
+    needed = {name for name in _NEEDED if name not in DEFAULTS}
+    if _GLOBAL_BATCH in run and _ACCUMULATION not in run:
+        # With a default for dp the derived accumulation would be a guess.
+        needed = needed - {_ACCUMULATION} | {"dp"}
+    if any(name in run for name in _RATES):
+        needed -= {STEP}
+    missing = [name for name in _NEEDED if name in needed - set(run)]
+    if not missing:
+        return
+    first = mapping.columns.get(missing[0], missing[0])
+    if first in row:
+        raise InvalidDocument(f"{where}, column {first}: must be a number, got ''")
+    listed = ", ".join(mapping.columns.get(name, name) for name in _NEEDED if name in needed)
+    raise InvalidDocument(
+        f"{where.partition(': line ')[0]}: column {first} is missing; needed: {listed} "
+        f"(model may stand for the shape, {_GLOBAL_BATCH} and dp or devices for {_ACCUMULATION}, "
+        f"{_TOKENS} for {STEP}); map with --columns FILE"
+    )
+
+
+def _accumulation(where: str, run: Mapping[str, float], batch: float) -> float:
+    each = run["dp"] * run["micro_batch"]
+    accumulation = batch / each
+    if not accumulation.is_integer():
+        raise InvalidDocument(
+            f"{where}: {_GLOBAL_BATCH} must be a multiple of dp x micro_batch = {each:g}, got {batch:g}"
+        )
+    if run.get(_ACCUMULATION, accumulation) != accumulation:
+        raise InvalidDocument(
+            f"{where}: {_GLOBAL_BATCH} must be dp x micro_batch x {_ACCUMULATION} = "
+            f"{each * run[_ACCUMULATION]:g} sequences, got {batch:g}"
+        )
+    return accumulation
+
+
+def _step_s(run: Mapping[str, float], mapping: RunColumns) -> float:
+    """Time of a step: as it is said, or from a rate. [s]"""
+    if STEP in run:
+        return run[STEP] * parse_duration(f"1{mapping.units.step_time_s}")
+    samples = run["dp"] * run["micro_batch"] * run[_ACCUMULATION]
+    if _SAMPLES_RUN_CELLS in run:
+        return samples / run[_SAMPLES_RUN_CELLS]
+    devices = run["dp"] * run["tp"] * run["pp"] * run["cp"]
+    rate = run[_TOKENS] if _TOKENS in run else run[_TOKENS_EACH] * devices
+    return samples * run["sequence"] / rate
+
+
+def _number_run_cells(where: str, name: str, text: str) -> float:
+    if name in _FLAGS and text.lower() in _YES_NO:
+        return _YES_NO[text.lower()]
+    try:
+        value = float(text)
+    except ValueError:
+        raise InvalidDocument(f"{where}: must be a number, got {text!r}") from None
+    _require_in_range(where, name, value)
+    return value
+
+
+def _require_in_range(where: str, name: str, value: float) -> None:
+    may_be_0 = name in _MAY_BE_0
+    if not (0.0 if may_be_0 else 1e-12) <= value < float("inf"):
+        rule = ">= 0" if may_be_0 else "> 0"
+        raise InvalidDocument(f"{where}: must be finite and {rule}, got {value:g}")
+    if name not in _DECIMAL and not value.is_integer():
+        raise InvalidDocument(f"{where}: must be a whole number, got {value:g}")
+    if name in _FLAGS and value > 1:
+        raise InvalidDocument(f"{where}: must be 0, 1, yes or no, got {value:g}")

@@ -9,13 +9,19 @@ import numpy as np
 
 from calibrate.environment import describe_environment
 from calibrate.placement import provenance
-from calibrate.run_cells import PEAK, STEP, read_run, reading_notes, require_known, step_column
-from calibrate.run_logs import read_run_rows
-from perfmodel.cost.inferred_profile import inferred_fields
+from calibrate.run_logs import (
+    PEAK,
+    STEP,
+    read_run,
+    read_run_rows,
+    reading_notes,
+    require_known,
+    step_column,
+)
+from perfmodel.cost.inferred import inferred_fields
 from perfmodel.cost.jobs import Column, Jobs, jobs_from_rows
-from perfmodel.cost.latents import DeviceSheet, step_time_priors
-from perfmodel.cost.layout_fit import MINIMUM_RUNS, infer
-from perfmodel.cost.memory_fit import infer_memory
+from perfmodel.cost.layout_fit import MINIMUM_RUNS, infer, infer_memory
+from perfmodel.cost.parameters import DeviceSheet, step_time_priors
 from perfmodel.cost.plausible import (
     contradictions,
     far_behind,
@@ -24,12 +30,11 @@ from perfmodel.cost.plausible import (
     wrong_memory_unit,
     wrong_unit,
 )
-from perfmodel.documents.inferred import InferredDocument
-from perfmodel.documents.run_columns import RunColumns, read_run_columns
+from perfmodel.cost.rescaling import device_sheet
+from perfmodel.documents.inferred import InferredDocument, RunColumns, read_run_columns
 from perfmodel.errors import IncomparableRuns, InvalidDocument
-from perfmodel.hardware.sheets import device_sheet
-from perfmodel.parallelism.feasibility import Limits, impossible
-from perfmodel.parallelism.layout import Layout
+from perfmodel.layout.candidates import Limits, impossible
+from perfmodel.layout.layout import Layout
 
 #: Columns of a run that a layout has under the same name.
 _LAYOUT: Final = (

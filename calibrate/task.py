@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from calibrate.layers import Layer
 from perfmodel.documents.base import Document, Record
-from perfmodel.parallelism.strategy import Setting
+from perfmodel.layout.setting import Setting
 
 
 class TraceTask(Record):

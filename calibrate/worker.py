@@ -19,22 +19,24 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from calibrate.agent import die_with_parent
-from calibrate.calm import MOST_TRIES, Patience, Tried, keep_busy
 from calibrate.campaign import DONE_PREFIX, TRYING_AGAIN, WAITED_PREFIX
-from calibrate.environment import describe_environment, torch_facts
+from calibrate.environment import (
+    MOST_TRIES,
+    Patience,
+    Tried,
+    describe_environment,
+    keep_busy,
+    torch_facts,
+)
+from calibrate.experiment import ComputeProbe
 from calibrate.layers import is_optimizer
-from calibrate.plan import ComputeProbe
 from calibrate.probes.chain import measure_layers
-from calibrate.probes.collectives import measure_collective
-from calibrate.probes.compute import measure_compute
-from calibrate.probes.convergence import measure_training
+from calibrate.probes.compute import measure_collective, measure_compute, measure_overlap
+from calibrate.probes.convergence import description, measure_training
 from calibrate.probes.fork import own_heaps
-from calibrate.probes.learnable import description
-from calibrate.probes.optimizers import Evictor, measure_optimizer
-from calibrate.probes.overlap import measure_overlap
-from calibrate.probes.replayed import Replayed
+from calibrate.probes.optimizers import Evictor, measure_checkpoint, measure_optimizer
+from calibrate.probes.replay import Replayed
 from calibrate.probes.session import Session
-from calibrate.probes.storage import measure_checkpoint
 from calibrate.probes.tracing import trace_workload
 from calibrate.probes.training import bucket_bytes, measure_device_streams, measure_steps
 from calibrate.task import (
@@ -65,7 +67,7 @@ from perfmodel.documents.observation import (
     TrainingObservation,
     WorkloadObservation,
 )
-from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.layout.setting import Setting, Synchronisation
 
 #: What they find does not depend on how fast they are.
 _UNTIMED: Final = (TraceTask, TrainingTask)
@@ -160,9 +162,9 @@ def _imported_late(tasks: Sequence[Task]) -> list[str]:
     """What optimizers, the choice of layers and models import when they are first used."""
     names = ["torch._dynamo"]
     if any(isinstance(task, LayersTask) for task in tasks):
-        names.append("calibrate.probes.choice")
+        names.append("calibrate.probes.chain")
     if any(getattr(task, "trainee", None) is not None for task in tasks):
-        names.append("perfmodel.tracing.torchvision_models")
+        names.append("perfmodel.trace.sources")
     return names
 
 
@@ -295,7 +297,7 @@ def _replay(session: Session, task: ReplayTask) -> ReplayObservation | None:
 def _layers(session: Session, task: LayersTask) -> OperatorsObservation | None:
     if session.rank != 0:
         return None
-    from calibrate.probes.choice import chosen_layers  # noqa: PLC0415 - scipy, for this task alone
+    from calibrate.probes.chain import chosen_layers  # noqa: PLC0415 - scipy, for this task alone
 
     evictor = Evictor(session.device)
     probes_s = [session.speed_probe(0.0)]

@@ -6,34 +6,34 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.cost.discrepancy import layout_distance_squared
-from perfmodel.cost.inferred import InferredModel
-from perfmodel.cost.inferred_memory import InferredMemory
-from perfmodel.cost.inferred_profile import model_of
+from perfmodel.cost.inferred import InferredModel, model_of
 from perfmodel.cost.jobs import Jobs, jobs_from
-from perfmodel.cost.latents import DeviceSheet
-from perfmodel.cost.layout_memory import fit_probability, needed_bytes, rank_memory
-from perfmodel.cost.layout_terms import layout_durations, unit_times
-from perfmodel.cost.layout_time import StepParts
-from perfmodel.documents.age import age_caveats
-from perfmodel.documents.base import Provenance
+from perfmodel.cost.layout_memory import InferredMemory, fit_probability, needed_bytes, rank_memory
+from perfmodel.cost.layout_time import StepParts, layout_durations, unit_times
+from perfmodel.cost.parameters import DeviceSheet, layout_distance_squared
+from perfmodel.cost.rescaling import (
+    catalogued,
+    device_sheet,
+    host_link_bytes_per_s,
+    precision_ratio,
+    shipped_catalogue,
+)
+from perfmodel.documents.base import Provenance, age_caveats
 from perfmodel.documents.inferred import InferredDocument
-from perfmodel.documents.layout import (
+from perfmodel.documents.prediction import (
+    Interval,
     LayoutPredictionDocument,
     StageMemory,
     StepPartsRecord,
     TrainedModel,
 )
-from perfmodel.documents.prediction import Interval
+from perfmodel.engine.simulate import collector_paused, simulate
 from perfmodel.errors import CalibrationUnavailable, UsageError
-from perfmodel.hardware.catalogue import host_link_bytes_per_s, shipped_catalogue
-from perfmodel.hardware.sheets import catalogued, device_sheet, precision_ratio
-from perfmodel.parallelism.feasibility import Limits, require_feasible
-from perfmodel.parallelism.layout import Layout, Precision, Recompute
-from perfmodel.program.layout_step import compile_layout
-from perfmodel.program.trace import Trace
-from perfmodel.simulation import collector_paused, simulate
-from perfmodel.workload.transformers import NamedTransformer
+from perfmodel.layout.candidates import Limits, require_feasible
+from perfmodel.layout.layout import Layout, Precision, Recompute
+from perfmodel.step.layout import compile_layout
+from perfmodel.step.program import Trace
+from perfmodel.workload.transformer import NamedTransformer
 
 _FAR: Final = 2.0
 """Distance to the nearest run, in lengths of the deviations, from which on a layout is far from all."""

@@ -1,31 +1,40 @@
 """Use case: what so many devices would do for a workload, with an interval that has been checked."""
 
+import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from perfmodel.algebra.fluid import end_times_with_interference
-from perfmodel.cost.curve import Samples
-from perfmodel.cost.model import CostModel, borrowed_profile
-from perfmodel.cost.model_form import SEED, model_form
+from perfmodel import checks
+from perfmodel.cost.batch import calibrated_law
+from perfmodel.cost.machine import SEED, CostModel, borrowed_profile, model_form
 from perfmodel.cost.rescaling import whole_steps_refused
-from perfmodel.cost.terms import Terms, paced
-from perfmodel.cost.traced import traced_profile
-from perfmodel.documents.prediction import Interval, PredictedPoint
+from perfmodel.cost.terms import Samples, Terms, paced
+from perfmodel.cost.traced import origin_caveats, traced_profile
+from perfmodel.documents.base import CALM, Provenance, age_caveats
+from perfmodel.documents.prediction import (
+    Evidence,
+    Interval,
+    MeasuredPoint,
+    PredictedPoint,
+    PredictionDocument,
+)
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
-from perfmodel.documents.validation import ValidationDocument
+from perfmodel.documents.verdicts import ValidationDocument
+from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.engine.algebra import end_times_with_interference
+from perfmodel.engine.critical_path import time_by_cause
+from perfmodel.engine.sharing import slowdown_by_sharing
+from perfmodel.engine.simulate import simulate
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError, did_you_mean
-from perfmodel.parallelism.strategy import Setting
-from perfmodel.program.ddp import compile_step
-from perfmodel.program.interference import Interference
-from perfmodel.program.operation import Cause, StepProgram, Stream
-from perfmodel.program.trace import Trace
-from perfmodel.simulation import simulate, slowdown_by_sharing
-from perfmodel.statistics.critical_path import time_by_cause
-from perfmodel.topology.cluster import Cluster
+from perfmodel.layout.setting import Scaling, Setting, Synchronisation, scaled_settings
+from perfmodel.machine.cluster import Cluster
+from perfmodel.step.ddp import compile_step
+from perfmodel.step.program import Cause, Interference, StepProgram, Stream, Trace
 from perfmodel.units import Bytes, Seconds
 from perfmodel.workload.step import SymbolicStep
 from perfmodel.workload.workload import Workload
@@ -378,3 +387,259 @@ def silenced(program: StepProgram, durations_s: Samples) -> Samples:
 def interval(draws: Samples) -> Interval:
     """The nominal draw (the first), and the middle 90 % of all; the nominal is always inside."""
     return Interval.of(draws, nominal=float(draws[0]))
+
+
+def measured_points(
+    profile: ProfileDocument, workload: str, settings: Sequence[Setting]
+) -> tuple[MeasuredPoint, ...]:
+    """Calibration runs that are the same as one of the settings, with measured speed-ups."""
+    steps_s = {
+        (step.world_size, step.micro_batch, step.synchronisation, step.bucket_cap_mb): step.step_s
+        for step in profile.steps
+        if step.workload == workload
+    }
+    points = []
+    baseline = settings[0]
+    for setting in settings:
+        step_s = steps_s.get(_key(setting))
+        if step_s is None or setting.accumulation != 1:
+            continue
+        single = dataclasses.replace(
+            baseline, world_size=1, synchronisation=Synchronisation.NONE, bucket_cap_mb=None
+        )
+        single_s = steps_s.get(_key(single))
+        speedup = (
+            None
+            if single_s is None
+            else setting.global_batch / single.global_batch * single_s / step_s
+        )
+        points.append(
+            MeasuredPoint(
+                world_size=setting.world_size,
+                micro_batch=setting.micro_batch,
+                step_s=step_s,
+                speedup=speedup,
+            )
+        )
+    return tuple(points)
+
+
+def _key(setting: Setting) -> tuple[int, int, str, float | None]:
+    return (
+        setting.world_size,
+        setting.micro_batch,
+        setting.synchronisation.value,
+        setting.bucket_cap_mb,
+    )
+
+
+def caveats(
+    profile: ProfileDocument,
+    points: Sequence[PredictedPoint],
+    *,
+    workload: WorkloadProfile,
+    cluster: Cluster | None = None,
+) -> tuple[str, ...]:
+    """What a reader must know before acting on the numbers."""
+    found = [
+        *age_caveats(profile.provenance.created_utc),
+        *_condition_caveats(profile),
+        *profile.undetermined,
+        *origin_caveats(profile, workload),
+    ]
+    largest = max(point.setting.world_size for point in points)
+    if profile.rescaling is not None:
+        found += profile.rescaling.notes
+        found += profile.rescaling.notes_on_groups if largest > 1 else ()
+    if largest > profile.max_world_size:
+        found.append(_beyond(profile, largest, cluster))
+    found += critical_caveats(
+        profile, workload.workload.name, [point.setting.global_batch for point in points]
+    )
+    if cluster is not None and profile.num_nodes > 1 and profile.ranks_per_node > 1:
+        found.append(
+            "collectives that crossed nodes were measured, but through two tiers at once: links "
+            "between nodes are as the cluster file says"
+        )
+    outside = sorted(
+        {
+            point.setting.micro_batch
+            for point in points
+            if point.evidence["compute"] is Evidence.EXTRAPOLATED
+        }
+    )
+    if outside:
+        found.append(f"micro-batches outside the calibrated range: {', '.join(map(str, outside))}")
+    return tuple(found)
+
+
+def _condition_caveats(profile: ProfileDocument) -> list[str]:
+    """What a training must set to be like the measured ones, beside its number of threads."""
+    found = []
+    if profile.stolen > CALM:
+        found.append(
+            f"while the machine was measured its hypervisor gave {100 * profile.stolen:.0f} % of the "
+            "processor time that was wanted to others: calibrate again in a calmer hour, or with --patience"
+        )
+    kept = [f"{name}={v}" for name, v in profile.variables.items() if name.startswith("MALLOC_")]
+    if kept and profile.rescaling is None:
+        words = "set the same where you train: how much memory a step touches anew hangs on them"
+        found.append(f"ranks were measured with {' '.join(kept)}: {words} (docs/methods.md)")
+    return found
+
+
+def critical_caveats(
+    profile: ProfileDocument, workload: str, global_batches: Iterable[int]
+) -> list[str]:
+    """A sentence where batches pass the critical one, if a noise scale of the workload was measured."""
+    scale = profile.noise_scale(workload)
+    largest = max(global_batches)
+    if scale is None or largest <= scale.noise_scale:
+        return []
+    reference = min(scale.batch, largest)
+    spent = calibrated_law(scale).samples_ratio(largest, reference=reference)
+    task = f"{workload} learning {scale.samples}"
+    return [
+        (
+            f"global batches up to {largest} pass the critical batch of about {scale.noise_scale:.0f} "
+            f"samples ({task}): {largest} needs about {spent.p50:.1f} times the samples "
+            f"[{spent.p5:.1f} - {spent.p95:.1f}] of {reference} to the same loss; see perfmodel batch"
+        )
+    ]
+
+
+def refuse_other_jobs(cluster: Cluster | None, *, by: str) -> None:
+    """Refuse a cluster whose links other jobs share, where only single predictions know of them.
+
+    Raises
+    ------
+    UsageError
+        If the cluster file says that there are such jobs.
+    """
+    if cluster is not None and any(entry.jobs for entry in cluster.traffic):
+        raise UsageError(
+            f"{by}: cluster {cluster.name} must have no [[traffic]] jobs, which predict alone "
+            "simulates; remove them, or give the traffic as a bandwidth"
+        )
+
+
+def _beyond(profile: ProfileDocument, largest: int, cluster: Cluster | None) -> str:
+    """How groups larger than any measured one come about."""
+    links = (
+        "one ring of links like the measured ones"
+        if cluster is None
+        else f"{cluster.name}: links that were not measured are as its file says, never confirmed"
+    )
+    return (
+        f"at most {profile.max_world_size} ranks were measured together; up to {largest} "
+        f"devices are extrapolated as {links}, with stragglers drawn from the measured noise"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """Which device counts, and what stays the same as they grow."""
+
+    world_sizes: tuple[int, ...]
+    scaling: Scaling
+    batch: int | None = None
+    accumulation: int = 1
+    bucket_cap_mb: float | None = None
+    loader_samples_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse rates that cannot be."""
+        if self.loader_samples_per_s is not None:
+            checks.positive("loader_samples_per_s", self.loader_samples_per_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedWorkload:
+    """A workload on a machine, with the file it came from (None: a calibrated one)."""
+
+    profile: WorkloadProfile
+    document: WorkloadDocument | None
+
+
+def open_workload(
+    predictor: Predictor, name: str | WorkloadDocument, *, where: str = "--workload"
+) -> OpenedWorkload:
+    """A calibrated workload by name, or the workload file (``.json``) of that name.
+
+    Parameters
+    ----------
+    name
+        Name, file, or the document that was read from a file already.
+    where
+        The flag, or the key of a file, that gave the name; errors begin with it.
+
+    Raises
+    ------
+    UsageError
+        If the name is not in the profile.
+    InvalidDocument
+        If the file cannot be read.
+    """
+    document = name if isinstance(name, WorkloadDocument) else _document(name)
+    try:
+        profile = (
+            predictor.workload(str(name))
+            if document is None
+            else predictor.workload(document.workload, document.trace)
+        )
+    except UsageError as error:
+        raise UsageError(f"{where}{str(error).removeprefix('--workload')}") from error
+    return OpenedWorkload(profile=profile, document=document)
+
+
+def _document(name: str) -> WorkloadDocument | None:
+    """The workload file of that name; None if the name is that of a calibrated workload."""
+    path = Path(name)
+    return WorkloadDocument.read(path) if path.suffix == ".json" else None
+
+
+def forecast_settings(workload: WorkloadProfile, request: Forecast) -> tuple[Setting, ...]:
+    """One device, which speed-ups refer to, and every count asked for."""
+    batches = sorted(int(point.at) for point in workload.phases[0].forward)
+    default = batches[-1] if request.scaling == "strong" else batches[len(batches) // 2]
+    return scaled_settings(
+        workload.workload.name,
+        sorted({1, *request.world_sizes}),
+        scaling=request.scaling,
+        batch=default if request.batch is None else request.batch,
+        accumulation=request.accumulation,
+        bucket_cap_mb=request.bucket_cap_mb,
+    )
+
+
+def forecast(
+    predictor: Predictor, workload: WorkloadProfile, request: Forecast, *, argv: Sequence[str]
+) -> tuple[PredictionDocument, StepPrediction]:
+    """Predict every count; also return the step at the largest one, for its timeline."""
+    settings = forecast_settings(workload, request)
+    steps = [
+        predictor.step(workload, setting, loader_samples_per_s=request.loader_samples_per_s)
+        for setting in settings
+    ]
+    wanted = set(request.world_sizes)
+    points = tuple(
+        predictor.point(step, baseline=steps[0])
+        for step in steps
+        if step.setting.world_size in wanted
+    )
+    profile = predictor.profile
+    validation = predictor.validation
+    document = PredictionDocument(
+        schema_version=PredictionDocument.current_version,
+        provenance=Provenance.of_answer(argv, host_fingerprint=profile.provenance.host_fingerprint),
+        profile_digest=profile.digest,
+        validation_digest=None if validation is None else validation.digest,
+        device_name=profile.device_name,
+        workload=workload.workload.name,
+        scaling=request.scaling,
+        cluster=None if predictor.cluster is None else predictor.cluster.name,
+        points=points,
+        measured=measured_points(profile, workload.workload.name, settings),
+        caveats=caveats(profile, points, workload=workload, cluster=predictor.cluster),
+    )
+    return document, steps[-1]

@@ -7,16 +7,14 @@ import numpy as np
 
 from perfmodel import checks
 from perfmodel.arrays import FloatArray
-from perfmodel.context import refuse_other_jobs
-from perfmodel.cost.curve import Samples
-from perfmodel.cost.model import CostModel
-from perfmodel.cost.terms import Terms
+from perfmodel.cost.machine import CostModel
+from perfmodel.cost.terms import Samples, Terms
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
-from perfmodel.parallelism.strategy import Setting
-from perfmodel.predictor import step_times
-from perfmodel.program.ddp import compile_step
-from perfmodel.topology.cluster import Cluster
+from perfmodel.layout.setting import Setting
+from perfmodel.machine.cluster import Cluster
+from perfmodel.predictor import refuse_other_jobs, step_times
+from perfmodel.step.ddp import compile_step
 from perfmodel.units import Bytes
 
 

@@ -12,7 +12,7 @@ from perfmodel.documents.observation import (
     RankSteps,
     StepObservation,
 )
-from perfmodel.parallelism.strategy import Setting
+from perfmodel.layout.setting import Setting
 from tests.fakes import LaunchCall
 
 NUM_STEPS = 12

@@ -3,7 +3,7 @@
 import fcntl
 from pathlib import Path
 
-from calibrate import turns
+from calibrate import campaign as turns
 
 
 def machine_is_held(path: Path | None = None) -> bool:

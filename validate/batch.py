@@ -14,15 +14,19 @@ from calibrate.launch import Launcher
 from calibrate.noise import RECIPES, TRAINING_TIMEOUT_S, trainings_in
 from calibrate.placement import placement_of, provenance
 from calibrate.task import TrainingTask
-from perfmodel.cost.batch_law import calibrated_law, interval_of
+from perfmodel.cost.batch import (
+    BatchPoint,
+    Convergence,
+    calibrated_law,
+    fit_convergence,
+    interval_of,
+)
 from perfmodel.documents.base import file_sha256
-from perfmodel.documents.batch_validation import BatchValidationDocument, JudgedBatch
 from perfmodel.documents.observation import TrainingObservation
 from perfmodel.documents.profile import NoiseScaleProfile
-from perfmodel.documents.validation import ErrorSummary
+from perfmodel.documents.verdicts import BatchValidationDocument, ErrorSummary, JudgedBatch
 from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, refuse_unknown
-from perfmodel.statistics.convergence import BatchPoint, Convergence, fit_convergence
-from validate.errors import fraction, summarise
+from validate.compare import fraction, summarise
 from validate.request import ProfileRequest
 
 VALIDATION: Final = "batch.json"

@@ -1,17 +1,16 @@
 """Predictions beside measurements: signed errors, coverage, speed-ups; pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from calibrate.visits import Visit, estimate, to_speed
+import numpy as np
+
+from calibrate.fit.steps import Visit, estimate, to_speed
+from perfmodel.arrays import FloatArray
 from perfmodel.documents.prediction import Interval
 from perfmodel.documents.profile import ASSUMED_SENSITIVITY, ProfileDocument
-from perfmodel.documents.validation import (
-    ComparedSetting,
-    ComparedSpeedup,
-    Repeat,
-)
-from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.documents.verdicts import ComparedSetting, ComparedSpeedup, ErrorSummary, Repeat
+from perfmodel.layout.setting import Setting, Synchronisation
 from perfmodel.units import Seconds
 
 
@@ -121,3 +120,33 @@ def compare_repeat(setting: Setting, calibrated_s: Seconds, found: Measured) -> 
         signed_error=calibrated_s / found.value_s - 1,
         signed_error_raw=calibrated_s / found.raw_s - 1,
     )
+
+
+def summarise(signed_errors: Sequence[float] | FloatArray) -> ErrorSummary:
+    """Sum up at least one error.
+
+    Raises
+    ------
+    ValueError
+        If there is none.
+    """
+    errors = np.asarray(signed_errors, dtype=np.float64)
+    if not errors.size:
+        raise ValueError("signed_errors must hold at least one error, got none")
+    return ErrorSummary(
+        num_settings=errors.size,
+        bias=float(errors.mean()),
+        mape=float(np.abs(errors).mean()),
+        median_absolute=float(np.median(np.abs(errors))),
+        worst_absolute=float(np.abs(errors).max()),
+    )
+
+
+def summarise_any(signed_errors: Sequence[float]) -> ErrorSummary | None:
+    """Sum up errors; None without any."""
+    return summarise(signed_errors) if signed_errors else None
+
+
+def fraction(flags: Iterable[bool]) -> float:
+    """Share of what is true, such as intervals that held what was measured; of at least one."""
+    return float(np.mean(list(flags)))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from perfmodel.documents.validation import STEP_MAPE, ErrorSummary, Gate
+from perfmodel.documents.verdicts import STEP_MAPE, ErrorSummary, Gate
 
 #: Below this many settings a coverage above 97 % is no sign of intervals that are too wide.
 _ENOUGH_FOR_UPPER_COVERAGE: Final = 24

@@ -11,7 +11,7 @@ from calibrate.experiment import doubling_sizes
 from calibrate.task import StepTask, Task
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
 from perfmodel.errors import UsageError
-from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.layout.setting import Setting, Synchronisation
 from perfmodel.units import Seconds
 
 

@@ -13,14 +13,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from calibrate.turns import machine_to_itself
+from calibrate.campaign import machine_to_itself
 from perfmodel.documents.base import write_atomically
-from perfmodel.documents.validation import ErrorSummary, Gate
+from perfmodel.documents.verdicts import ErrorSummary, Gate
 from perfmodel.errors import PerfModelError
 from perfmodel.units import Bytes, format_bytes
-from validate.errors import summarise_any
+from validate.compare import summarise_any
 from validate.gates import gate
-from validate.language_models import Config, bert, gpt2, llama, write_config
+from validate.held_out_models import Config, bert, gpt2, llama, write_config
 
 #: Below this a promise would be about single small workspaces.
 LARGE_BYTES: Final = 50_000_000
@@ -117,7 +117,7 @@ def measure(folder: Path, setting: Setting) -> MemoryRun:
     model, micro_batch, optimizer = setting
     config = _CONFIGS.get(model)
     name = model if config is None else str(write_config(folder, model, config))
-    start = (sys.executable, "-m", "perfmodel.tracing.allocator")
+    start = (sys.executable, "-m", "perfmodel.trace.allocator")
     command = (*start, name, str(micro_batch), optimizer)
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode != 0:

@@ -11,11 +11,7 @@ import numpy as np
 
 from calibrate.campaign import Campaign, Progress, measure
 from calibrate.environment import describe_environment
-from calibrate.launch import Launcher
-from calibrate.placement import placement_of, provenance
-from calibrate.replays import Pair, replayed_s, steps_over_replays, to_typical_speed, with_replays
-from calibrate.task import StepTask, Task, replay_name
-from calibrate.visits import (
+from calibrate.fit.steps import (
     Estimate,
     Visit,
     by_setting,
@@ -26,8 +22,11 @@ from calibrate.visits import (
     typical_speed,
     visit,
 )
+from calibrate.launch import Launcher
+from calibrate.placement import placement_of, provenance
+from calibrate.replays import Pair, replayed_s, steps_over_replays, to_typical_speed, with_replays
+from calibrate.task import StepTask, Task, replay_name
 from perfmodel.documents.base import file_sha256
-from perfmodel.documents.models import ComparedModel, ModelsValidationDocument
 from perfmodel.documents.observation import (
     Observation,
     ReplayObservation,
@@ -36,13 +35,14 @@ from perfmodel.documents.observation import (
     stolen_share,
 )
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
+from perfmodel.documents.verdicts import ComparedModel, ModelsValidationDocument
 from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, refuse_unknown
-from perfmodel.parallelism.strategy import Setting
+from perfmodel.layout.setting import Setting
 from perfmodel.predictor import Predictor, StepPrediction, interval
-from perfmodel.program.operation import Cause
+from perfmodel.step.program import Cause
 from perfmodel.units import Seconds
 from validate import gates
-from validate.errors import fraction, summarise, summarise_any
+from validate.compare import fraction, summarise, summarise_any
 from validate.held_out_models import HeldOutSetting, held_out_settings, write_configs
 from validate.request import ProfileRequest
 

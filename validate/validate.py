@@ -11,27 +11,32 @@ from typing import Final
 import numpy as np
 
 from calibrate.campaign import Campaign, Progress, measure
-from calibrate.conditions import recorded_conditions
 from calibrate.environment import describe_environment
+from calibrate.fit.steps import by_setting, visit
 from calibrate.launch import Launcher
-from calibrate.placement import Placement, place, provenance, refuse_other_machine
+from calibrate.placement import (
+    Placement,
+    place,
+    provenance,
+    recorded_conditions,
+    refuse_other_machine,
+)
 from calibrate.topology import LaunchFlags
-from calibrate.visits import by_setting, visit
 from perfmodel.documents.base import file_sha256
 from perfmodel.documents.observation import StepObservation, read_observations, stolen_share
 from perfmodel.documents.prediction import Interval
 from perfmodel.documents.profile import ProfileDocument
-from perfmodel.documents.validation import (
+from perfmodel.documents.verdicts import (
     ComparedSetting,
     ComparedSpeedup,
     Repeat,
     ValidationDocument,
 )
 from perfmodel.errors import MeasurementFailed, UsageError, refuse_unknown
-from perfmodel.parallelism.strategy import Setting
+from perfmodel.layout.setting import Setting
 from perfmodel.predictor import Predictor, interval
 from validate import compare, gates
-from validate.errors import fraction, summarise, summarise_any
+from validate.compare import fraction, summarise, summarise_any
 from validate.holdout import BUDGETS, holdout_settings, repeated_settings, rounds
 from validate.request import ProfileRequest
 

@@ -11,13 +11,13 @@ from functools import partial
 import numpy as np
 from scipy.optimize import least_squares, nnls
 
-from calibrate.visits import Visit, to_speed
+from calibrate.fit.steps import Visit, to_speed
 from perfmodel.arrays import FloatArray
-from perfmodel.cost.model import CostModel
+from perfmodel.cost.machine import CostModel
 from perfmodel.documents.profile import DdpCosts, ProfileDocument, Residual, WorkloadProfile
-from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.layout.setting import Setting, Synchronisation
 from perfmodel.predictor import step_times
-from perfmodel.program.ddp import compile_step, gradient_buckets
+from perfmodel.step.ddp import compile_step, gradient_buckets
 from perfmodel.units import Seconds
 
 NUM_DRAWS = 200

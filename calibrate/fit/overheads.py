@@ -8,7 +8,7 @@ import numpy as np
 
 from calibrate.replays import Pair, StepKey, replayed_s, step_key, steps_over_replays
 from perfmodel.arrays import FloatArray
-from perfmodel.cost.curve import CurveDraws
+from perfmodel.cost.terms import CurveDraws
 from perfmodel.documents.observation import ReplayObservation
 from perfmodel.documents.profile import CallOverhead, MeasuredStep, WorkloadProfile
 from perfmodel.units import Seconds

@@ -9,17 +9,20 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from calibrate.campaign import fingerprint_of
-from calibrate.conditions import keeps_memory
 from calibrate.fit.ddp import fit_bucket_costs, fit_ddp, fit_residual
 from calibrate.fit.operators import fit_operators
 from calibrate.fit.steps import (
+    by_setting,
+    estimate,
     fit_workload,
     round_error,
     single_steps,
+    typical_speed,
+    visit,
     visit_errors,
     with_device_streams,
 )
-from calibrate.visits import by_setting, estimate, typical_speed, visit
+from calibrate.placement import keeps_memory
 from perfmodel.documents.base import Provenance, file_sha256
 from perfmodel.documents.observation import (
     CheckpointObservation,

@@ -9,22 +9,25 @@ moment.
 """
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import torch
 
-from calibrate.layers import Layer
-from calibrate.probes.layers import RecordedLayer, recorded_layer
-from calibrate.probes.operators import made_up
-from calibrate.probes.optimizers import Evictor
-from calibrate.probes.replay import Passes, without_denormals
+from calibrate.fit.operators import fit_curves
+from calibrate.layers import Layer, Places, is_optimizer, most_telling, places
+from calibrate.placement import keeps_memory
+from calibrate.probes.layers import RecordedLayer, layer_operators, recorded_layer
+from calibrate.probes.optimizers import Evictor, steady
+from calibrate.probes.replay import Passes, made_up, without_denormals
 from calibrate.probes.session import Session
-from calibrate.probes.steady import steady
-from perfmodel.cost.families import FRESH_BYTES
-from perfmodel.documents.observation import IsolatedOperator
+from calibrate.task import LayersTask
+from perfmodel.cost.families import FRESH_BYTES, optimizer_family, optimizer_features
+from perfmodel.documents.observation import IsolatedOperator, OperatorsObservation
 from perfmodel.units import MIB, Bytes, Seconds
 from perfmodel.workload.operator import Call, Operator, Phase, TensorSpec
 from perfmodel.workload.step import Segment, StepMethod, TracedParameter, TracedStep
@@ -239,3 +242,40 @@ def _measured(
         for key, all_s in times.items()
         if key in chain.timed and key[0] not in passes.failed
     ]
+
+
+_FLOAT_BYTES = 4
+
+
+def chosen_layers(session: Session, task: LayersTask) -> Sequence[Layer]:
+    """What to time; the same whenever the same tasks are on disk before it."""
+    if task.num_timed >= len(task.layers):
+        return task.layers
+    keeps = keeps_memory(os.environ, device_kind="cuda" if session.asynchronous else "cpu")
+    curves = fit_curves(timed_before(session.observations), keeps_memory=keeps)
+    known = {entry.name: entry for entry in curves}
+    candidates = [_places(layer, session.device) for layer in task.layers]
+    chosen = most_telling(candidates, known, count=task.num_timed)
+    return [task.layers[position] for position in chosen]
+
+
+def timed_before(path: Path | None) -> list[OperatorsObservation]:
+    """Layers in a file of observations; nothing else of it is read, since this happens often."""
+    if path is None or not path.exists():
+        return []
+    kind = OperatorsObservation.model_fields["kind"].default
+    with path.open(encoding="utf-8") as file:
+        return [
+            OperatorsObservation.model_validate_json(line)
+            for line in file
+            if line.startswith(f'{{"kind":"{kind}"') and line.endswith("\n")
+        ]
+
+
+def _places(layer: Layer, device: torch.device) -> Places:
+    if is_optimizer(layer):
+        name, implementation = layer.kind.split()
+        size_bytes = _FLOAT_BYTES * layer.sizes[1]
+        point = optimizer_features(size_bytes, size_bytes * layer.sizes[0])
+        return ((optimizer_family(name, implementation), point),)
+    return places([operator for operator, _ in layer_operators(layer, device)])

@@ -1,15 +1,18 @@
 """Compute, copies and dispatch alone on one rank."""
 
+import itertools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from calibrate.plan import ComputeProbe
+from calibrate.experiment import ComputeProbe
 from calibrate.probes.session import Session, repeats_within
-from perfmodel.units import Seconds
+from perfmodel.units import MIB, Bytes, Seconds
 
 _DTYPES: Final = {
     "fp32": torch.float32,
@@ -134,3 +137,195 @@ _KERNELS: Final[dict[str, Callable[[Session, ComputeProbe], TimedKernel]]] = {
     "dispatch": _dispatch,
     "optimizer": _optimizer,
 }
+
+
+COLLECTIVES: Final = (
+    "all_reduce",
+    "broadcast",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "send_recv",
+)
+
+#: Buffers rotate through this much memory: gradients are not in a cache either.
+_ROTATION_BYTES: Final = 64 * MIB
+_MAXIMUM_REPEATS: Final = 100
+
+
+def measure_collective(
+    session: Session, collective: str, *, size_bytes: Bytes, world_size: int, target_s: Seconds
+) -> list[Seconds]:
+    """Time repeats of one collective over the first ``world_size`` ranks. [s]
+
+    ``size_bytes`` is the whole array, as nccl-tests counts it: for all-gather the result, for
+    reduce-scatter the input.
+    """
+    acts = _acts(session, collective, size_bytes=size_bytes, world_size=world_size)
+    num_calls = 0
+
+    def act() -> None:
+        nonlocal num_calls
+        acts[num_calls % len(acts)]()
+        num_calls += 1
+
+    warm_s = session.time_repeats(act, repeats=3, is_joint=True)
+    repeats = session.agree(
+        repeats_within(target_s, warm_s[1:], minimum=5, maximum=_MAXIMUM_REPEATS),
+        world_size=world_size,
+    )
+    durations_s = []
+    for _ in range(repeats):
+        session.barrier(world_size)
+        durations_s += session.time_repeats(act, repeats=1, is_joint=True)
+    return durations_s
+
+
+def _acts(
+    session: Session, collective: str, *, size_bytes: Bytes, world_size: int
+) -> list[Callable[[], object]]:
+    """One closure per rotating buffer."""
+    num_buffers = max(1, min(16, _ROTATION_BYTES // size_bytes))
+    num_elements = max(world_size, size_bytes // 4 // world_size * world_size)
+    group = session.data[world_size]
+    buffers = [torch.zeros(num_elements, device=session.device) for _ in range(num_buffers)]
+    shard = torch.zeros(num_elements // world_size, device=session.device)
+    exchanged = torch.zeros_like(buffers[0]) if collective == "all_to_all" else shard
+
+    def all_reduce(buffer: torch.Tensor) -> object:
+        return dist.all_reduce(buffer, group=group)
+
+    def broadcast(buffer: torch.Tensor) -> object:
+        return dist.broadcast(buffer, src=0, group=group)
+
+    def all_gather(buffer: torch.Tensor) -> object:
+        return dist.all_gather_into_tensor(buffer, shard, group=group)
+
+    def reduce_scatter(buffer: torch.Tensor) -> object:
+        return dist.reduce_scatter_tensor(shard, buffer, group=group)
+
+    def send_recv(buffer: torch.Tensor) -> object:
+        if session.rank == 0:
+            return dist.send(buffer, dst=1, group=group)
+        return dist.recv(buffer, src=0, group=group)
+
+    def all_to_all(buffer: torch.Tensor) -> object:
+        return dist.all_to_all_single(exchanged, buffer, group=group)
+
+    act = {
+        "all_reduce": all_reduce,
+        "all_to_all": all_to_all,
+        "broadcast": broadcast,
+        "all_gather": all_gather,
+        "reduce_scatter": reduce_scatter,
+        "send_recv": send_recv,
+    }[collective]
+    return [lambda buffer=buffer: act(buffer) for buffer in buffers]  # type: ignore[misc]
+
+
+#: Matrix products short enough to count them while an all-reduce runs.
+_WIDTH = {"cpu": 256, "cuda": 2048}
+#: On a GPU so many times the length of the all-reduce is queued, to outlast it even if it slows down.
+_OUTLAST = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Together:
+    """One all-reduce beside matrix products that never pause."""
+
+    comm_s: Seconds
+    """Length of the all-reduce."""
+    compute_s: Seconds
+    """Length of one matrix product while it ran."""
+
+
+def measure_overlap(
+    session: Session, *, size_bytes: Bytes, world_size: int, target_s: Seconds
+) -> dict[str, list[Seconds]]:
+    """Time an all-reduce and matrix products: each alone, and both at once.
+
+    Returns
+    -------
+    dict
+        Samples of ``compute_alone_s`` and ``compute_together_s`` (of one matrix product) and of
+        ``comm_alone_s`` and ``comm_together_s`` (of one all-reduce), all of the same length. [s]
+    """
+    group = session.data[world_size]
+    buffer = torch.zeros(size_bytes // 4, device=session.device)
+    matrix = torch.randn((_WIDTH[session.device.type],) * 2, device=session.device)
+
+    def compute() -> None:
+        torch.mm(matrix, matrix)
+
+    def communicate() -> None:
+        dist.all_reduce(buffer, group=group)
+
+    comm_s = min(_timed(session, communicate) for _ in range(3))
+    compute_s = min(session.time_repeats(compute, repeats=5, is_joint=True))
+    num_alone = session.agree(max(1, round(comm_s / compute_s)), world_size=world_size)
+    repeats = session.agree(
+        repeats_within(target_s, [3 * comm_s], minimum=3, maximum=30), world_size=world_size
+    )
+    samples: dict[str, list[Seconds]] = {
+        name: []
+        for name in ("compute_alone_s", "comm_alone_s", "compute_together_s", "comm_together_s")
+    }
+    for _ in range(repeats):
+        session.barrier(world_size)
+        alone_s = session.time_repeats(compute, repeats=num_alone, is_joint=True)
+        samples["compute_alone_s"].append(sum(alone_s) / len(alone_s))
+        session.barrier(world_size)
+        samples["comm_alone_s"].append(_timed(session, communicate))
+        session.barrier(world_size)
+        work = dist.all_reduce(buffer, group=group, async_op=True)
+        together = (
+            _queued_together(work, compute, num_queued=_OUTLAST * num_alone)
+            if session.asynchronous
+            else _counted_together(work, compute)
+        )
+        samples["compute_together_s"].append(together.compute_s)
+        samples["comm_together_s"].append(together.comm_s)
+    return samples
+
+
+def _counted_together(work: dist.Work, compute: Callable[[], None]) -> Together:
+    """Compute until the all-reduce is done, for devices that run synchronously."""
+    start_s = time.perf_counter()
+    count = 0
+    while count == 0 or not work.is_completed():
+        compute()
+        count += 1
+    elapsed_s = time.perf_counter() - start_s
+    work.wait()
+    return Together(comm_s=elapsed_s, compute_s=elapsed_s / count)
+
+
+def _queued_together(work: dist.Work, compute: Callable[[], None], *, num_queued: int) -> Together:
+    """Queue more compute than the all-reduce lasts; see how much was done when it ended."""
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(num_queued + 1)]
+    end = torch.cuda.Event(enable_timing=True)
+    side = torch.cuda.Stream()
+    marks[0].record()
+    with torch.cuda.stream(side):
+        work.wait()
+        end.record()
+    for mark in marks[1:]:
+        compute()
+        mark.record()
+    torch.cuda.synchronize()
+    comm_s = marks[0].elapsed_time(end) / 1e3
+    durations_s = [first.elapsed_time(mark) / 1e3 for first, mark in itertools.pairwise(marks)]
+    beside = [
+        duration_s
+        for duration_s, end_s in zip(durations_s, itertools.accumulate(durations_s), strict=True)
+        if end_s <= comm_s
+    ]
+    chosen = beside or durations_s[:1]
+    return Together(comm_s=comm_s, compute_s=sum(chosen) / len(chosen))
+
+
+def _timed(session: Session, act: Callable[[], object]) -> Seconds:
+    start_s = time.perf_counter()
+    act()
+    session.synchronise()
+    return time.perf_counter() - start_s

@@ -10,11 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from calibrate.layers import Layer
-from perfmodel.tracing.modules import ModulePaths
-from perfmodel.tracing.recorder import RawOperator, Recorder
-from perfmodel.tracing.step import without_content
-from perfmodel.workload.operator import Operator, Phase, TensorSpec
-from perfmodel.workload.work import flop, traffic_bytes
+from perfmodel.trace.recorder import ModulePaths, RawOperator, Recorder
+from perfmodel.trace.step import without_content
+from perfmodel.workload.operator import Operator, Phase, TensorSpec, flop, traffic_bytes
 
 _RGB: Final = 3
 

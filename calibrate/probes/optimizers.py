@@ -1,16 +1,122 @@
 """Steps of an optimizer over equal tensors, as they follow a backward pass."""
 
-from typing import Final
+import os
+import resource
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeVar
 
 import torch
 from torch import nn
 
 from calibrate.layers import Layer
 from calibrate.probes.session import Session
-from calibrate.probes.steady import steady
 from perfmodel.documents.observation import OptimizerPoint
-from perfmodel.tracing.optimizers import make_optimizer
-from perfmodel.units import MIB, Seconds
+from perfmodel.trace.reference import MODELS
+from perfmodel.trace.sources import make_optimizer
+from perfmodel.units import MIB, Bytes, Seconds
+
+
+@dataclass(slots=True, kw_only=True)
+class CheckpointTimes:
+    """What every repeat took. [s]"""
+
+    size_bytes: Bytes
+    write_s: list[Seconds] = field(default_factory=list)
+    read_s: list[Seconds] = field(default_factory=list)
+
+
+def measure_checkpoint(
+    workload: str, *, device: torch.device, folder: Path, repeats: int
+) -> CheckpointTimes:
+    """Write parameters and the state of SGD with momentum, as training would, and read them.
+
+    A write ends when the disk has the file (fsync); before a read the kernel is asked to forget it.
+    """
+    torch.manual_seed(0)
+    model = MODELS[workload].build().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    times = CheckpointTimes(size_bytes=0)
+    with _scratch_file(folder) as path:
+        for _ in range(repeats):
+            times.write_s.append(_write(path, model, optimizer))
+            times.size_bytes = path.stat().st_size
+            _forget(path)
+            times.read_s.append(_read(path, model, optimizer, device))
+    return times
+
+
+@contextmanager
+def _scratch_file(folder: Path) -> Iterator[Path]:
+    """A file beside the observations: what is timed is the storage that they lie on."""
+    descriptor, name = tempfile.mkstemp(dir=folder, prefix=".checkpoint.")
+    os.close(descriptor)
+    try:
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _write(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Seconds:
+    started_s = time.perf_counter()
+    with path.open("wb") as file:
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    return time.perf_counter() - started_s
+
+
+def _forget(path: Path) -> None:
+    """Pages that are still cached would make reading look free; a request, not an order."""
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _read(
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
+) -> Seconds:
+    started_s = time.perf_counter()
+    stored = torch.load(path, map_location=device, weights_only=True)
+    model.load_state_dict(stored["model"])
+    optimizer.load_state_dict(stored["optimizer"])
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - started_s
+
+
+_T = TypeVar("_T")
+
+#: The interpreter touches some new pages whatever is measured; a large tensor has far more.
+_FEW_PAGES: Final = 256
+
+
+def steady(act: Callable[[], _T], *, count: int, most: int) -> list[_T]:
+    """Results of the first ``count`` repeats that touch no new memory.
+
+    The heap grows with the first steps, and now and then with a later one, until its holes fit: each
+    page costs a fault then, which can take ten times as long as filling it. A heap that gives memory
+    back grows in every step: where ``most`` repeats all touch some, the last ones count as they are.
+    """
+    found: list[_T] = []
+    without_growth: list[_T] = []
+    while len(found) < most and len(without_growth) < count:
+        before = _touched_pages()
+        found.append(act())
+        if _touched_pages() - before <= _FEW_PAGES:
+            without_growth.append(found[-1])
+    return without_growth or found[-count:]
+
+
+def _touched_pages() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
 
 #: Larger than the last cache of common hosts, so that reading it evicts everything else.
 _EVICTION_BYTES: Final = 48 * MIB

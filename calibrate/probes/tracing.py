@@ -13,10 +13,9 @@ from calibrate.probes.session import Session
 from calibrate.task import ReplayTask, Trainee
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import InvalidDocument
-from perfmodel.tracing.reference import MODELS
-from perfmodel.tracing.source import SampleSize
-from perfmodel.tracing.sources import find_source, reference_source
-from perfmodel.tracing.trace import TracedModel, trace_model
+from perfmodel.trace.reference import MODELS
+from perfmodel.trace.sources import SampleSize, find_source, reference_source
+from perfmodel.trace.trace import TracedModel, trace_model
 from perfmodel.units import Seconds
 from perfmodel.workload.step import StepMethod, TracedStep
 from perfmodel.workload.workload import Parameter, Workload

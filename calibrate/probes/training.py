@@ -14,11 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from calibrate.probes.session import Session, host_clock, repeats_within
 from calibrate.task import Trainee
 from perfmodel.documents.observation import PHASES, DeviceStreams, RankSteps
-from perfmodel.parallelism.strategy import Setting, Synchronisation
-from perfmodel.tracing.optimizers import make_optimizer
-from perfmodel.tracing.reference import MODELS
-from perfmodel.tracing.source import Batch, SampleSize
-from perfmodel.tracing.sources import find_source
+from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.trace.reference import MODELS
+from perfmodel.trace.sources import Batch, SampleSize, find_source, make_optimizer
 from perfmodel.units import Seconds
 
 _POOL_SAMPLES = 512

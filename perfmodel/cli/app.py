@@ -14,23 +14,23 @@ from perfmodel.checks import WrongArgument
 from perfmodel.cli import (
     batch,
     decide,
-    delivery,
-    devices,
     layouts,
     measure,
     memory,
     network,
-    plan_options,
     predict,
-    published,
-    report,
-    serve,
-    strategies,
-    testbed,
-    trace,
     validate,
     whatif,
 )
+from perfmodel.cli import decide as delivery
+from perfmodel.cli import decide as plan_options
+from perfmodel.cli import memory as devices
+from perfmodel.cli import memory as trace
+from perfmodel.cli import pages as report
+from perfmodel.cli import pages as serve
+from perfmodel.cli import validate as published
+from perfmodel.cli import validate as strategies
+from perfmodel.cli import validate as testbed
 from perfmodel.errors import (
     EXIT_FAILURE,
     EXIT_OK,
@@ -62,7 +62,7 @@ app = typer.Typer(
 
 def _print_version(value: bool) -> None:  # noqa: FBT001 - typer's signature
     if value:
-        from importlib.metadata import version  # noqa: PLC0415 - slow, and rarely asked
+        from importlib.metadata import version
 
         typer.echo(f"perfmodel {version('perfmodel')}")
         raise typer.Exit
@@ -120,7 +120,7 @@ def _runnable(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _supervises() -> bool:
-    from calibrate.topology import supervises  # noqa: PLC0415 - keeps --help fast
+    from calibrate.topology import supervises
 
     return supervises(os.environ)
 

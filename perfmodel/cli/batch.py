@@ -10,12 +10,12 @@ import typer
 
 from perfmodel.cli.measure import DEFAULT_PROFILE
 from perfmodel.cli.options import at_least_one, device_counts, numbers, pairs
-from perfmodel.cli.terminal import show_document
+from perfmodel.cli.output import show_document
 from perfmodel.errors import CalibrationUnavailable, UsageError, did_you_mean
 
 if TYPE_CHECKING:
+    from perfmodel.cost.batch import BatchPoint, CriticalBatch
     from perfmodel.documents.profile import NoiseScaleProfile, ProfileDocument
-    from perfmodel.statistics.convergence import BatchPoint, CriticalBatch
 
 _POINTS = typer.Option(
     help="BATCH=SAMPLES to the target for at least two batch sizes, such as 1024=58.4,2048=56.5; with "
@@ -48,10 +48,10 @@ def batch(  # noqa: PLR0913 - one parameter per flag
     as_json: Annotated[bool, typer.Option("--json", help="Print the document.")] = False,
 ) -> None:
     """From runs of some batch sizes, or gradient noise, the time to the target with others."""
-    from perfmodel.checks import positive  # noqa: PLC0415 - keeps --help fast
-    from perfmodel.plan.batch import Request, batch_outlook  # noqa: PLC0415
-    from perfmodel.report.batch import batch_grid, batch_lines  # noqa: PLC0415
-    from perfmodel.report.tables import rich_table  # noqa: PLC0415
+    from perfmodel.checks import positive
+    from perfmodel.plan.batch import Request, batch_outlook
+    from perfmodel.report.batch import batch_grid, batch_lines
+    from perfmodel.report.tables import rich_table
 
     positive("--samples-per-unit:", samples_per_unit)
     _refuse_without_workload(workload, devices, micro_batch, gradient_norms)
@@ -87,7 +87,7 @@ class _Noise:
 
 
 def _typed(points: str, samples_per_unit: float) -> "list[BatchPoint]":
-    from perfmodel.statistics.convergence import BatchPoint  # noqa: PLC0415 - numpy
+    from perfmodel.cost.batch import BatchPoint
 
     return [
         BatchPoint(batch=size, samples=units * samples_per_unit)
@@ -107,7 +107,7 @@ def _refuse_without_workload(
 
 
 def _noise(workload: str | None, profile: Path, norms: Path | None) -> _Noise:
-    from perfmodel.cost.batch_law import critical_batch, reference_point  # noqa: PLC0415 - numpy
+    from perfmodel.cost.batch import critical_batch, reference_point
 
     if workload is not None:
         scale = _measured_scale(workload, profile)
@@ -123,9 +123,11 @@ def _noise(workload: str | None, profile: Path, norms: Path | None) -> _Noise:
 
 
 def _recorded(norms: Path) -> _Noise:
-    from perfmodel.plan.gradient_norms import read_gradient_norms  # noqa: PLC0415
-    from perfmodel.statistics.convergence import CriticalBatch  # noqa: PLC0415
-    from perfmodel.statistics.noise_scale import noise_scale  # noqa: PLC0415
+    from perfmodel.cost.batch import (
+        CriticalBatch,
+        noise_scale,
+    )
+    from perfmodel.plan.batch import read_gradient_norms
 
     found = noise_scale(read_gradient_norms(norms))
     if found is None:
@@ -154,7 +156,7 @@ def _measured_scale(workload: str, path: Path) -> "NoiseScaleProfile":
 
 
 def _read(path: Path) -> "ProfileDocument":
-    from perfmodel.documents.profile import ProfileDocument  # noqa: PLC0415 - pydantic
+    from perfmodel.documents.profile import ProfileDocument
 
     return ProfileDocument.read(path)
 
@@ -163,8 +165,12 @@ def _predicted(
     path: Path, workload: str, devices: str, micro_batch: int | None
 ) -> dict[float, float]:
     """Samples per second by the global batch, of so many devices that keep their micro-batch."""
-    from perfmodel.forecast import Forecast, forecast, open_workload  # noqa: PLC0415 - numpy
-    from perfmodel.predictor import Predictor  # noqa: PLC0415
+    from perfmodel.predictor import (
+        Forecast,
+        Predictor,
+        forecast,
+        open_workload,
+    )
 
     predictor = Predictor(_read(path))
     request = Forecast(

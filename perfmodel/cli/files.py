@@ -4,18 +4,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from perfmodel.cli.devices import device_sheet, on_device
-from perfmodel.cli.sources import Sources
-from perfmodel.cli.terminal import show, show_lines
+from perfmodel.cli.memory import device_sheet, on_device
+from perfmodel.cli.output import show, show_lines
 from perfmodel.documents.base import write_atomically, write_bytes_atomically
-from perfmodel.documents.cluster import read_cluster
+from perfmodel.documents.hardware import read_cluster
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
-from perfmodel.documents.validation import ValidationDocument
+from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.forecast import open_workload
-from perfmodel.predictor import Predictor, StepPrediction
-from perfmodel.report.chrome_trace import chrome_trace_text
+from perfmodel.predictor import Predictor, StepPrediction, open_workload
+from perfmodel.report.timeline import chrome_trace_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Where a prediction's inputs come from, as typed."""
+
+    profile: Path
+    workload: str
+    """A name in the profile, or a workload file."""
+    validation: Path | None = None
+    cluster: Path | None = None
+    device: str | None = None
+    """Of the catalogue; None is the calibrated one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +57,7 @@ def read_inputs(sources: Sources) -> Inputs:
 
 def print_prediction(document: PredictionDocument) -> None:
     """Print the table, and what must be known before acting on it."""
-    from perfmodel.report.tables import binding_lines, prediction_table  # noqa: PLC0415 - rich
+    from perfmodel.report.tables import binding_lines, prediction_table
 
     show(prediction_table(document))
     show_lines(binding_lines(document))
@@ -57,7 +68,7 @@ def write_plot(
     document: PredictionDocument, path: Path, plot_format: Literal["svg", "png"]
 ) -> None:
     """Write the speed-up plot."""
-    from perfmodel.report.figures import figure_bytes, speedup_figure  # noqa: PLC0415 - matplotlib
+    from perfmodel.report.figures import figure_bytes, speedup_figure
 
     write_bytes_atomically(path, figure_bytes(speedup_figure([document]), format=plot_format))
 

@@ -8,12 +8,11 @@ from typing import Final
 
 from perfmodel.checks import at_least, non_negative, positive, within
 from perfmodel.cli.options import at_least_one, size_bytes
-from perfmodel.cost.storage import checkpoint_cost
+from perfmodel.cost.memory import checkpoint_cost
 from perfmodel.documents.profile import CheckpointProfile, ProfileDocument
+from perfmodel.engine.job import FailureCause, Job
 from perfmodel.errors import CalibrationUnavailable, UsageError
-from perfmodel.plan.goodput import best_interval_or_work_s
-from perfmodel.plan.stops import timed_words
-from perfmodel.program.job import FailureCause, Job
+from perfmodel.plan.goodput import best_interval_or_work_s, timed_words
 from perfmodel.units import DAY_S, HOUR_S, Seconds
 
 #: More courses take hours and say nothing more.

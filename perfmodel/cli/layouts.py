@@ -1,6 +1,7 @@
 """Commands about layouts of large models: a prediction of one, a search over all."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
@@ -8,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from perfmodel.cli.options import at_least_one, bandwidth_bytes_per_s, size_bytes
-from perfmodel.cli.terminal import show, show_document
+from perfmodel.cli.output import show, show_document
 from perfmodel.errors import UsageError
-from perfmodel.topology.cluster import DEVICES_PER_NODE
+from perfmodel.machine.cluster import DEVICES_PER_NODE
 
 if TYPE_CHECKING:
-    from perfmodel.documents.layout import LayoutPredictionDocument
-    from perfmodel.parallelism.layout import Layout
+    from perfmodel.documents.prediction import LayoutPredictionDocument
+    from perfmodel.layout.layout import Layout
     from perfmodel.predict_layout import Training
-    from perfmodel.program.trace import Trace
+    from perfmodel.step.program import Trace
 
 _PICTURES: Final[tuple[Literal["png", "svg", "html"], ...]] = ("png", "svg", "html")
 
@@ -114,8 +115,8 @@ def predict_layout(
         If the profile is no calibration from runs.
     """
     # What follows imports numpy and pydantic: too slow for --help.
-    from perfmodel.cli.large_models import read_machine  # noqa: PLC0415
-    from perfmodel.predict_layout import predict_layout as use_case  # noqa: PLC0415
+    from perfmodel.cli.layout_inputs import read_machine
+    from perfmodel.predict_layout import predict_layout as use_case
 
     if answers.as_csv or answers.plot is not None:
         raise UsageError(
@@ -144,9 +145,9 @@ def asked_training(
     text: str, large: LargeFlags, *, devices: tuple[int, ...] | None, batch: int | None
 ) -> "tuple[Layout, Training]":
     """The layout with its batch, and what is trained on which devices."""
-    from perfmodel.cli.large_models import read_model  # noqa: PLC0415 - keeps --help fast
-    from perfmodel.parallelism.layout import parse_layout  # noqa: PLC0415
-    from perfmodel.predict_layout import Training  # noqa: PLC0415
+    from perfmodel.cli.layout_inputs import read_model
+    from perfmodel.layout.layout import parse_layout
+    from perfmodel.predict_layout import Training
 
     if not text.strip():
         raise UsageError('--layout: must be such as "dp=8 tp=4", got nothing; one device is "dp=1"')
@@ -181,13 +182,15 @@ def plan_parallelism(  # noqa: PLR0913 - one parameter per flag
     output: Annotated[Path | None, typer.Option(help="Write the plan document.")] = None,
 ) -> None:
     """Rank all layouts of a large model on a cluster; say which ones tie, and why others lose."""
-    from perfmodel.cli.large_models import read_machine, read_model  # noqa: PLC0415
-    from perfmodel.plan.parallelism import Request  # noqa: PLC0415
-    from perfmodel.plan.parallelism import plan_parallelism as use_case  # noqa: PLC0415
-    from perfmodel.plan.spread import Workers  # noqa: PLC0415
-    from perfmodel.predict_layout import Training  # noqa: PLC0415
-    from perfmodel.report.layout import plan_grid, plan_lines  # noqa: PLC0415
-    from perfmodel.report.tables import rich_table  # noqa: PLC0415
+    from perfmodel.cli.layout_inputs import read_machine, read_model
+    from perfmodel.layout_search import (
+        Request,
+        Workers,
+    )
+    from perfmodel.layout_search import plan_parallelism as use_case
+    from perfmodel.predict_layout import Training
+    from perfmodel.report.layout import plan_grid, plan_lines
+    from perfmodel.report.tables import rich_table
 
     training = Training(
         model=read_model(model, sequence=sequence_length),
@@ -228,7 +231,7 @@ def capacity_bytes(text: str | None) -> int | None:
 
 def _with_batch(layout: "Layout", batch: int | None) -> "Layout":
     """The layout with the accumulation that makes up the global batch, if that is given."""
-    from perfmodel.parallelism.layout import accumulation_for  # noqa: PLC0415 - beside its use
+    from perfmodel.layout.layout import accumulation_for
 
     if batch is None:
         return layout
@@ -242,8 +245,8 @@ def _with_batch(layout: "Layout", batch: int | None) -> "Layout":
 
 
 def _write_trace(path: Path, step: "Trace", name: str) -> None:
-    from perfmodel.documents.base import write_atomically  # noqa: PLC0415 - keeps --help fast
-    from perfmodel.report.chrome_trace import chrome_trace_text  # noqa: PLC0415
+    from perfmodel.documents.base import write_atomically
+    from perfmodel.report.timeline import chrome_trace_text
 
     write_atomically(path, chrome_trace_text(step, name=name))
 
@@ -258,17 +261,65 @@ def _picture_form(path: Path) -> Literal["png", "svg", "html"]:
 def _write_timeline(
     path: Path, step: "Trace", name: str, form: Literal["png", "svg", "html"]
 ) -> None:
-    from perfmodel.documents.base import write_bytes_atomically  # noqa: PLC0415
-    from perfmodel.report.timeline import timeline_bytes  # noqa: PLC0415 - matplotlib
+    from perfmodel.documents.base import write_bytes_atomically
+    from perfmodel.report.timeline import timeline_bytes
 
     write_bytes_atomically(path, timeline_bytes(step, title=name, form=form))
 
 
 def _print_prediction(document: "LayoutPredictionDocument", *, as_json: bool) -> None:
-    from perfmodel.report.layout import layout_lines, memory_grid, parts_grid  # noqa: PLC0415
-    from perfmodel.report.tables import rich_table  # noqa: PLC0415
+    from perfmodel.report.layout import layout_lines, memory_grid, parts_grid
+    from perfmodel.report.tables import rich_table
 
     if not as_json:
         show(rich_table(parts_grid(document)))
     table = rich_table(memory_grid(document))
     show_document(document, table, layout_lines(document), as_json=as_json)
+
+
+def whatif_layouts(
+    profile: Path,
+    text: str,
+    large: LargeFlags,
+    *,
+    batch: int | None,
+    settings: Sequence[str],
+    saved: tuple[Path | None, bool],
+) -> None:
+    """Compare a layout with others.
+
+    Parameters
+    ----------
+    saved
+        Where to write the document, and whether to print it.
+
+    Raises
+    ------
+    UsageError
+        If a flag makes no sense, or a layout is not in the grammar.
+    NotFeasible
+        If the model or the number of devices does not allow a layout.
+    CalibrationUnavailable
+        If the profile is no calibration from runs.
+    """
+    # What follows imports numpy and pydantic: too slow for --help.
+    from perfmodel.cli.layout_inputs import read_machine, read_model
+    from perfmodel.report.layout import layout_whatif_grid, layout_whatif_lines
+    from perfmodel.report.tables import rich_table
+    from perfmodel.scenarios.layouts import LayoutBase, compare_layouts
+
+    layout, training = asked_training(text, large, devices=None, batch=batch)
+    base = LayoutBase(
+        machine=read_machine(profile),
+        training=training,
+        text=text,
+        layout=layout,
+        capacity_bytes=capacity_bytes(large.device_memory),
+        open_model=lambda name: read_model(name, sequence=large.sequence_length),
+    )
+    document = compare_layouts(base, settings, argv=sys.argv)
+    output, as_json = saved
+    if output is not None:
+        document.write(output)
+    table = rich_table(layout_whatif_grid(document))
+    show_document(document, table, layout_whatif_lines(document), as_json=as_json)

@@ -18,8 +18,7 @@ from perfmodel.cli.options import (
     refuse_typed,
     whole_numbers,
 )
-from perfmodel.cli.progress import measurement
-from perfmodel.cli.terminal import show, show_lines
+from perfmodel.cli.output import measurement, show, show_lines
 from perfmodel.errors import UsageError
 
 DEFAULT_CALIBRATION = Path("runs/calibration")
@@ -57,8 +56,8 @@ _LOAD_S = 1.0
 
 def doctor() -> None:
     """Say what this machine is, and what would spoil a measurement."""
-    from calibrate.doctor import diagnose, render  # noqa: PLC0415 - keeps predict fast
-    from calibrate.environment import describe_environment, torch_facts  # noqa: PLC0415
+    from calibrate.doctor import diagnose, render
+    from calibrate.environment import describe_environment, torch_facts
 
     torch = torch_facts() if find_spec("torch") else None
     environment = describe_environment(torch, load_s=_LOAD_S)
@@ -120,10 +119,10 @@ def calibrate(  # noqa: PLR0913 - one parameter per flag
     if from_runs is not None:
         _infer(from_runs, columns=columns, device=device_type, out=out, seed=seed)
         return
-    from calibrate import calibrate as use_case  # noqa: PLC0415 - keeps predict fast
-    from calibrate.launch import TorchrunLauncher  # noqa: PLC0415
-    from calibrate.topology import LaunchFlags  # noqa: PLC0415
-    from perfmodel.report.tables import profile_table  # noqa: PLC0415
+    from calibrate import calibrate as use_case
+    from calibrate.launch import TorchrunLauncher
+    from calibrate.topology import LaunchFlags
+    from perfmodel.report.tables import profile_table
 
     request = use_case.CalibrationRequest(
         folder=out,
@@ -171,10 +170,10 @@ def _refuse_ignored(context: typer.Context) -> None:
 
 
 def _calibrate_noise(models: str, out: Path, *, resume: bool) -> None:
-    from calibrate import noise as use_case  # noqa: PLC0415 - keeps predict fast
-    from calibrate.launch import TorchrunLauncher  # noqa: PLC0415
-    from perfmodel.documents.profile import ProfileDocument  # noqa: PLC0415
-    from perfmodel.report.tables import profile_table  # noqa: PLC0415
+    from calibrate import noise as use_case
+    from calibrate.launch import TorchrunLauncher
+    from perfmodel.documents.profile import ProfileDocument
+    from perfmodel.report.tables import profile_table
 
     path = out / DEFAULT_PROFILE.name
     request = use_case.NoiseRequest(folder=out, models=names(models), resume=resume)
@@ -193,9 +192,9 @@ def _calibrate_workload(
 ) -> None:
     if workload is None:
         raise UsageError("--batches: must come with --workload, got it alone")
-    from calibrate import workloads as use_case  # noqa: PLC0415 - keeps predict fast
-    from calibrate.launch import TorchrunLauncher  # noqa: PLC0415
-    from perfmodel.documents.profile import ProfileDocument  # noqa: PLC0415
+    from calibrate import workloads as use_case
+    from calibrate.launch import TorchrunLauncher
+    from perfmodel.documents.profile import ProfileDocument
 
     path = out / DEFAULT_PROFILE.name
     request = use_case.WorkloadRequest(
@@ -214,8 +213,8 @@ def _calibrate_workload(
 
 
 def _infer(table: Path, *, columns: Path | None, device: str, out: Path, seed: int) -> None:
-    from calibrate.runs import calibrate_from_runs  # noqa: PLC0415 - keeps --help fast
-    from perfmodel.report.inferred import latent_lines  # noqa: PLC0415
+    from calibrate.runs import calibrate_from_runs
+    from perfmodel.report.layout import latent_lines
 
     document, notes = calibrate_from_runs(table, columns=columns, device=device, seed=seed)
     show_lines([*latent_lines(document), *(f"- {note}" for note in notes)])
@@ -229,8 +228,8 @@ def fit(
     folder: Annotated[Path, typer.Argument(help="Folder of a calibration.")] = DEFAULT_CALIBRATION,
 ) -> None:
     """Fit the profile anew from the raw observations in a folder."""
-    from calibrate import calibrate as use_case  # noqa: PLC0415 - keeps predict fast
-    from perfmodel.report.tables import profile_table  # noqa: PLC0415
+    from calibrate import calibrate as use_case
+    from perfmodel.report.tables import profile_table
 
     show(profile_table(use_case.refit(folder)))
     typer.echo(f"profile: {folder / use_case.PROFILE}")

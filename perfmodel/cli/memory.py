@@ -1,17 +1,20 @@
 """Commands about the memory of one device: whether a step fits, and what would make it fit."""
 
 import json
+import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from perfmodel.cli.options import bandwidth_bytes_per_s, size_bytes
-from perfmodel.cli.terminal import show, show_lines
+from perfmodel.checks import within
+from perfmodel.cli.options import bandwidth_bytes_per_s, one_of, size_bytes
+from perfmodel.cli.output import show, show_lines
 from perfmodel.errors import NotFeasible, UsageError
 
 if TYPE_CHECKING:
-    from perfmodel.cost.technique_times import HostLink
+    from perfmodel.cost.techniques import HostLink
 
 _Workload: TypeAlias = Annotated[Path, typer.Option(help="Workload file, from perfmodel trace.")]
 _Capacity: TypeAlias = Annotated[
@@ -57,8 +60,8 @@ def memory(  # noqa: PLR0913 - one parameter per flag
     """Say whether a step fits into a device, the largest batch that does, and what to change first."""
     capacity_bytes = _capacity_bytes(device_memory, device)
     # What follows imports numpy and pydantic: too slow for --help.
-    from perfmodel.cli.memory_inputs import ask, report_of  # noqa: PLC0415
-    from perfmodel.report.memory import memory_lines, memory_table, remedies_table  # noqa: PLC0415
+    from perfmodel.cli.memory_inputs import ask, report_of
+    from perfmodel.report.memory import memory_lines, memory_table, remedies_table
 
     asked = ask(
         workload,
@@ -100,9 +103,9 @@ def techniques(  # noqa: PLR0913 - one parameter per flag
     """Compare mixed precision, accumulation, checkpointing, offload and streaming in time and memory."""
     capacity_bytes = _capacity_bytes(device_memory, device)
     # What follows imports numpy and pydantic: too slow for --help.
-    from perfmodel.cli.memory_inputs import ask, report_of  # noqa: PLC0415
-    from perfmodel.cost.memory import Verdict, verdict  # noqa: PLC0415
-    from perfmodel.report.memory import technique_lines, techniques_table  # noqa: PLC0415
+    from perfmodel.cli.memory_inputs import ask, report_of
+    from perfmodel.cost.memory import Verdict, verdict
+    from perfmodel.report.memory import technique_lines, techniques_table
 
     link = _link(host_link, host_memory, device)
     if profile is None:
@@ -137,8 +140,6 @@ def techniques(  # noqa: PLR0913 - one parameter per flag
 
 def _capacity_bytes(text: str | None, device: str | None) -> int:
     """Memory of a device: as given, or else by its data sheet."""
-    from perfmodel.cli.devices import device_sheet  # noqa: PLC0415 - beside its use
-
     if text is not None:
         return size_bytes("--device-memory", text)
     if device is None:
@@ -151,7 +152,7 @@ def _capacity_flag(device_memory: str | None) -> str:
 
 
 def _link(host_link: str | None, host_memory: str, device: str | None) -> "HostLink":
-    from perfmodel.cost.technique_times import HostLink  # noqa: PLC0415 - numpy comes with it
+    from perfmodel.cost.techniques import HostLink
 
     link_bytes_per_s = (
         _host_link_of(device)
@@ -166,14 +167,176 @@ def _link(host_link: str | None, host_memory: str, device: str | None) -> "HostL
 
 
 def _host_link_of(device: str | None) -> float:
-    from perfmodel.cli.devices import device_sheet  # noqa: PLC0415 - beside their use
-    from perfmodel.cli.memory_inputs import DEFAULT_LINK  # noqa: PLC0415
-    from perfmodel.hardware.catalogue import (  # noqa: PLC0415
-        host_link_bytes_per_s,
-        shipped_catalogue,
-    )
+    from perfmodel.cli.memory_inputs import DEFAULT_LINK
+    from perfmodel.cost.rescaling import host_link_bytes_per_s, shipped_catalogue
 
     known = (
         None if device is None else host_link_bytes_per_s(device_sheet(device), shipped_catalogue())
     )
     return known or DEFAULT_LINK.to_device_bytes_per_s
+
+
+if TYPE_CHECKING:
+    from perfmodel.documents.hardware import DataSheet
+    from perfmodel.documents.profile import ProfileDocument
+
+
+def devices(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Device by identifier, or as its driver reports it; default: all."),
+    ] = None,
+    *,
+    links: Annotated[bool, typer.Option("--links", help="List links instead.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show the data sheets of devices that need not be present, every figure with its source."""
+    from perfmodel.cost.rescaling import find_device, shipped_catalogue
+    from perfmodel.report.devices import (
+        devices_grid,
+        devices_json,
+        links_grid,
+        sheet_grid,
+        sheet_lines,
+    )
+    from perfmodel.report.tables import rich_table
+
+    catalogue = shipped_catalogue()
+    sheet = None if name is None else find_device(name, catalogue, flag="DEVICE")
+    if as_json:
+        typer.echo(json.dumps(devices_json(catalogue, sheet), indent=1))
+    elif links:
+        show(rich_table(links_grid(catalogue)))
+    elif sheet is None:
+        show(rich_table(devices_grid(catalogue)))
+    else:
+        show(rich_table(sheet_grid(sheet, catalogue)))
+        show_lines(sheet_lines(sheet, catalogue))
+
+
+def device_sheet(name: str) -> "DataSheet":
+    """The device of ``--device``.
+
+    Raises
+    ------
+    UsageError
+        If the catalogue does not know it, or knows several.
+    """
+    from perfmodel.cost.rescaling import find_device, shipped_catalogue
+
+    return find_device(name, shipped_catalogue())
+
+
+def on_device(profile: "ProfileDocument", sheet: "DataSheet | None") -> "ProfileDocument":
+    """The profile, brought to another device if one is asked for."""
+    if sheet is None:
+        return profile
+    from perfmodel.cost.rescaling import (
+        rescaled_profile,
+        shipped_catalogue,
+    )
+
+    return rescaled_profile(profile, sheet, shipped_catalogue())
+
+
+if TYPE_CHECKING:
+    from perfmodel.documents.workload import WorkloadDocument
+
+#: Far beyond any device; sizes of tensors must fit into 64 bits.
+MOST_OF_A_SIZE = 2**24
+DEFAULT_FOLDER = Path("runs/workloads")
+
+_MODEL = typer.Argument(
+    help="lenet, resnet18, mlp or transformer (reference models); a classification model of torchvision "
+    "(torchvision:resnet18 where the name is taken); FILE.py:FACTORY; a Hugging Face config.json."
+)
+_CHOICES = {
+    "--optimizer": ("sgd", "adamw"),
+    "--optimizer-implementation": ("loop", "foreach", "fused"),
+    "--precision": ("fp32", "bf16", "fp16"),
+    "--checkpointing": ("none", "full", "per-block"),
+    "--device-kind": ("cpu", "cuda"),
+}
+
+
+def trace(  # noqa: PLR0913 - one parameter per flag
+    model: Annotated[str, _MODEL],
+    *,
+    micro_batch: Annotated[
+        int, typer.Option(help="Samples of one forward pass; the file serves other batches too.")
+    ] = 8,
+    image_size: Annotated[int | None, typer.Option(help="Pixels along each side.")] = None,
+    sequence_length: Annotated[int | None, typer.Option(help="Tokens of one sample.")] = None,
+    optimizer: Annotated[str, typer.Option(help="sgd (with momentum) or adamw.")] = "sgd",
+    optimizer_implementation: Annotated[
+        str, typer.Option(help="loop, foreach or fused.")
+    ] = "foreach",
+    precision: Annotated[str, typer.Option(help="fp32, or autocast to bf16 or fp16.")] = "fp32",
+    checkpointing: Annotated[
+        str, typer.Option(help="Compute activations again: none, full or per-block.")
+    ] = "none",
+    device_kind: Annotated[str, typer.Option(help="Whose kernels: cpu or cuda.")] = "cpu",
+    output: Annotated[
+        Path | None, typer.Option(help="Workload file; default runs/workloads/NAME.json.")
+    ] = None,
+) -> None:
+    """Write a training step of a model as a workload file, without weights, data or GPU."""
+    _check_choices(
+        {
+            "--optimizer": optimizer,
+            "--optimizer-implementation": optimizer_implementation,
+            "--precision": precision,
+            "--checkpointing": checkpointing,
+            "--device-kind": device_kind,
+        }
+    )
+    _check_sizes(
+        {
+            "--micro-batch": micro_batch,
+            "--image-size": image_size,
+            "--sequence-length": sequence_length,
+        }
+    )
+    # What follows imports torch.
+    from perfmodel.cli.tracing import traced_document
+    from perfmodel.workload.step import StepMethod
+
+    method = StepMethod(
+        optimizer=optimizer,
+        optimizer_implementation=optimizer_implementation,
+        precision=precision,
+        checkpointing=checkpointing,
+        device_kind=device_kind,
+    )
+    document = traced_document(
+        model,
+        method,
+        micro_batch=micro_batch,
+        image_size=image_size,
+        sequence_length=sequence_length,
+        argv=sys.argv,
+    )
+    _show_and_write(document, output, micro_batch=micro_batch)
+
+
+def _show_and_write(document: "WorkloadDocument", output: Path | None, *, micro_batch: int) -> None:
+    from perfmodel.report.memory import trace_lines
+
+    show_lines(trace_lines(document, micro_batch=micro_batch))
+    path = (
+        output
+        or DEFAULT_FOLDER / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', document.workload.name)}.json"
+    )
+    document.write(path)
+    typer.echo(f"workload: {path}")
+
+
+def _check_choices(chosen: dict[str, str]) -> None:
+    for flag, value in chosen.items():
+        one_of(flag, value, _CHOICES[flag])
+
+
+def _check_sizes(sizes: dict[str, int | None]) -> None:
+    for flag, number in sizes.items():
+        if number is not None:
+            within(f"{flag}:", number, 1, MOST_OF_A_SIZE)

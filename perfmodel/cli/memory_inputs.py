@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfmodel.cli.devices import device_sheet, on_device
+from perfmodel.cli.memory import device_sheet, on_device
 from perfmodel.cli.options import at_least_one, one_of
 from perfmodel.cost.memory import (
     OVERHEADS,
@@ -15,20 +15,19 @@ from perfmodel.cost.memory import (
     overhead_of,
     verdict,
 )
-from perfmodel.cost.mixed_precision import mixed_ratio
 from perfmodel.cost.operators import OperatorPrices
-from perfmodel.cost.technique_times import Basis, HostLink, StepTimes
-from perfmodel.cost.techniques import Question, techniques
-from perfmodel.documents.catalogue import DataSheet
+from perfmodel.cost.techniques import Basis, HostLink, Question, StepTimes, techniques
+from perfmodel.cost.traced import mixed_ratio
+from perfmodel.documents.hardware import DataSheet
 from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.engine.critical_path import time_by_cause
 from perfmodel.errors import InvalidDocument
-from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.layout.setting import Setting, Synchronisation
 from perfmodel.predictor import Predictor
-from perfmodel.program.operation import Cause
 from perfmodel.report.memory import MemoryReport
-from perfmodel.statistics.critical_path import time_by_cause
+from perfmodel.step.program import Cause
 from perfmodel.units import Bytes, Seconds, format_bytes
 from perfmodel.workload.memory import StepMemory
 from perfmodel.workload.operator import Phase

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from perfmodel.cli.options import at_least_one, bandwidth_bytes_per_s, names, one_of
-from perfmodel.cli.progress import measurement
-from perfmodel.cli.terminal import show as show_table
+from perfmodel.cli.output import measurement
+from perfmodel.cli.output import show as show_table
 
 
 def measure(
@@ -26,9 +26,9 @@ def measure(
     resume: Annotated[bool, typer.Option("--resume", help="Continue in the folder.")] = False,
 ) -> None:
     """Measure collectives alone at group sizes 2, 4, 8 ... and message sizes 1 KiB to 16 MiB."""
-    from calibrate import network as use_case  # noqa: PLC0415 - keeps predict fast
-    from calibrate.launch import TorchrunLauncher  # noqa: PLC0415
-    from calibrate.topology import LaunchFlags  # noqa: PLC0415
+    from calibrate import network as use_case
+    from calibrate.launch import TorchrunLauncher
+    from calibrate.topology import LaunchFlags
 
     request = use_case.NetworkRequest(
         folder=out,
@@ -52,11 +52,11 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print rows as JSON.")] = False,
 ) -> None:
     """Show algbw, busbw, the fit and its residuals."""
-    import json  # noqa: PLC0415 - keeps --help fast
+    import json
 
-    from perfmodel.documents.nccl_tests import COLLECTIVES  # noqa: PLC0415
-    from perfmodel.report.network import curve_grid, curve_rows, read_curves  # noqa: PLC0415
-    from perfmodel.report.tables import rich_table  # noqa: PLC0415
+    from perfmodel.documents.importers import COLLECTIVES
+    from perfmodel.report.network import curve_grid, curve_rows, read_curves
+    from perfmodel.report.tables import rich_table
 
     if collective is not None:
         one_of("--collective", collective, COLLECTIVES)
@@ -80,9 +80,9 @@ def import_topology(
     ] = None,
 ) -> None:
     """Write a cluster file from what a machine says about its links."""
-    from perfmodel.documents.base import write_atomically  # noqa: PLC0415 - keeps --help fast
-    from perfmodel.documents.cluster import cluster_text  # noqa: PLC0415
-    from perfmodel.documents.topology_logs import as_cluster, read_topology  # noqa: PLC0415
+    from perfmodel.documents.base import write_atomically
+    from perfmodel.documents.hardware import cluster_text
+    from perfmodel.documents.importers import as_cluster, read_topology
 
     def rate(option: str, text: str | None) -> float | None:
         return None if text is None else bandwidth_bytes_per_s(option, text)

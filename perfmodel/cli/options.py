@@ -9,7 +9,7 @@ from typing import Annotated, TypeAlias, TypeVar
 import typer
 
 from perfmodel import checks
-from perfmodel.documents.age import today_utc
+from perfmodel.documents.base import today_utc
 from perfmodel.errors import UsageError, did_you_mean
 from perfmodel.units import (
     MINUTE_S,

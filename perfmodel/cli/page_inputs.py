@@ -5,14 +5,13 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from perfmodel.context import refuse_other_jobs
-from perfmodel.documents.age import today_utc
+from perfmodel.documents.base import today_utc
 from perfmodel.documents.budget import read_budget
-from perfmodel.documents.cluster import read_cluster
+from perfmodel.documents.hardware import read_cluster
 from perfmodel.documents.inferred import InferredDocument
 from perfmodel.documents.page import PriceOffer
 from perfmodel.documents.profile import ProfileDocument
-from perfmodel.documents.validation import ValidationDocument
+from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UsageError
 from perfmodel.page.machines import (
@@ -26,8 +25,8 @@ from perfmodel.page.machines import (
 )
 from perfmodel.plan.cost import compare_costs
 from perfmodel.predict_layout import inferred_machine
-from perfmodel.predictor import Predictor
-from perfmodel.workload.transformers import TRANSFORMERS
+from perfmodel.predictor import Predictor, refuse_other_jobs
+from perfmodel.workload.transformer import TRANSFORMERS
 
 
 def read_desk(

@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 
 import typer
 
+from perfmodel.cli.files import Sources
 from perfmodel.cli.layouts import (
     LAYOUT,
     MEMORY,
@@ -22,8 +23,7 @@ from perfmodel.cli.layouts import (
 )
 from perfmodel.cli.measure import DEFAULT_PROFILE
 from perfmodel.cli.options import at_least_one, device_counts, duration_s, one_of, refuse_typed
-from perfmodel.cli.sources import Sources
-from perfmodel.cli.terminal import show_lines
+from perfmodel.cli.output import show_lines
 from perfmodel.errors import UsageError
 
 DEFAULT_DEVICES = "1,2,4,8,16,32,64,128,256,512,1024"
@@ -126,13 +126,8 @@ class _Request:
 
 def _predict_workload(sources: Sources, asked: _Request, answers: Answers) -> None:
     # What follows imports numpy and pydantic: too slow for --help.
-    from perfmodel.cli.files import (  # noqa: PLC0415
-        print_prediction,
-        read_inputs,
-        write_plot,
-        write_trace,
-    )
-    from perfmodel.forecast import Forecast, forecast  # noqa: PLC0415
+    from perfmodel.cli.files import print_prediction, read_inputs, write_plot, write_trace
+    from perfmodel.predictor import Forecast, forecast
 
     plot_format = None if answers.plot is None else _plot_format(answers.plot)
     request = Forecast(
@@ -148,7 +143,7 @@ def _predict_workload(sources: Sources, asked: _Request, answers: Answers) -> No
     if answers.as_json:
         typer.echo(document.model_dump_json(indent=1))
     elif answers.as_csv:
-        from perfmodel.report.tables import csv_text  # noqa: PLC0415 - rich
+        from perfmodel.report.tables import csv_text
 
         typer.echo(csv_text(document), nl=False)
     else:
@@ -179,11 +174,11 @@ def explain(  # noqa: PLR0913 - one parameter per flag
     measured: Annotated[str | None, _MEASURED] = None,
 ) -> None:
     """Rank what costs the speed-up, and what one change would gain."""
-    from perfmodel.cli.files import read_inputs  # noqa: PLC0415 - keeps --help fast
-    from perfmodel.explanation import explain as use_case  # noqa: PLC0415
-    from perfmodel.explanation import standing  # noqa: PLC0415
-    from perfmodel.forecast import Forecast, forecast_settings  # noqa: PLC0415
-    from perfmodel.report.explanation import explanation_lines, standing_line  # noqa: PLC0415
+    from perfmodel.cli.files import read_inputs
+    from perfmodel.explanation import explain as use_case
+    from perfmodel.explanation import standing
+    from perfmodel.predictor import Forecast, forecast_settings
+    from perfmodel.report.prediction import explanation_lines, standing_line
 
     request = Forecast(
         world_sizes=(devices,),

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from perfmodel.documents.base import Provenance
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UntraceableModel, UsageError
-from perfmodel.tracing.collection import without_collection
-from perfmodel.tracing.compiler import without_compiler
+from perfmodel.trace.collection import without_collection
+from perfmodel.trace.trace import without_compiler
 from perfmodel.workload.step import StepMethod
 
 if TYPE_CHECKING:
-    from perfmodel.tracing.trace import TracedModel
+    from perfmodel.trace.trace import TracedModel
 
 _NEEDED = ("torch", "torchvision")
 
@@ -60,9 +60,11 @@ def _traced(
     """Without the compiler where that works; the code of a factory may ask for it."""
 
     def trace() -> "TracedModel":
-        from perfmodel.tracing.source import SampleSize  # noqa: PLC0415 - torch
-        from perfmodel.tracing.sources import find_source  # noqa: PLC0415
-        from perfmodel.tracing.trace import trace_model  # noqa: PLC0415
+        from perfmodel.trace.sources import (
+            SampleSize,
+            find_source,
+        )
+        from perfmodel.trace.trace import trace_model
 
         size = SampleSize(image_size=image_size, sequence_length=sequence_length)
         return trace_model(find_source(model, size), method, micro_batch=micro_batch, beside=True)
@@ -82,8 +84,10 @@ def refuse_unknown_models(option: str, names: Sequence[str], *, known: Sequence[
         If one does not exist or cannot be read, or torch is not installed.
     """
     _refuse_without_torch(option)
-    from perfmodel.tracing.source import SampleSize  # noqa: PLC0415 - torch
-    from perfmodel.tracing.sources import find_source  # noqa: PLC0415
+    from perfmodel.trace.sources import (
+        SampleSize,
+        find_source,
+    )
 
     for name in names:
         find_source(name, SampleSize(), option=option, others=known)

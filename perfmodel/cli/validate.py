@@ -9,19 +9,21 @@ from perfmodel.cli.measure import DEFAULT_PROFILE
 from perfmodel.cli.options import (
     MasterAddress,
     MasterPort,
+    Minutes,
     NodeRank,
     Nodes,
     OrderSeed,
     Patience,
     ProfileToJudge,
     Resume,
+    limit_s,
     names,
     one_of,
     patience_s,
     whole_numbers,
 )
-from perfmodel.cli.progress import measurement
-from perfmodel.cli.terminal import refuse_failed_gates, show, show_lines
+from perfmodel.cli.output import measurement, refuse_failed_gates, show, show_document, show_lines
+from perfmodel.errors import UsageError
 
 DEFAULT_VALIDATION = Path("runs/validation")
 DEFAULT_BATCH_VALIDATION = Path("runs/batch")
@@ -51,12 +53,12 @@ def validate(  # noqa: PLR0913 - one parameter per flag
     """Run settings that calibration never used and print the tool's own error."""
     if context.invoked_subcommand is not None:
         return
-    from calibrate.launch import TorchrunLauncher  # noqa: PLC0415 - keeps predict fast
-    from calibrate.topology import LaunchFlags  # noqa: PLC0415 - keeps predict fast
-    from perfmodel.documents.profile import ProfileDocument  # noqa: PLC0415
-    from perfmodel.documents.validation import ValidationDocument  # noqa: PLC0415
-    from perfmodel.report.tables import summary_lines, validation_table  # noqa: PLC0415
-    from validate import validate as use_case  # noqa: PLC0415
+    from calibrate.launch import TorchrunLauncher
+    from calibrate.topology import LaunchFlags
+    from perfmodel.documents.profile import ProfileDocument
+    from perfmodel.documents.verdicts import ValidationDocument
+    from perfmodel.report.tables import summary_lines, validation_table
+    from validate import validate as use_case
 
     request = use_case.ValidationRequest(
         profile=ProfileDocument.read(profile),
@@ -105,10 +107,10 @@ def models(  # noqa: PLR0913 - one parameter per flag
     seed: OrderSeed = 1,
 ) -> None:
     """Run models that no fit has seen and print the error of what their traces predict."""
-    from calibrate.launch import TorchrunLauncher  # noqa: PLC0415 - keeps predict fast
-    from perfmodel.documents.profile import ProfileDocument  # noqa: PLC0415
-    from perfmodel.report.models import models_lines, models_table  # noqa: PLC0415
-    from validate import models as use_case  # noqa: PLC0415
+    from calibrate.launch import TorchrunLauncher
+    from perfmodel.documents.profile import ProfileDocument
+    from perfmodel.report.verdicts import models_lines, models_table
+    from validate import models as use_case
 
     chosen: use_case.Mode = one_of("--mode", mode, get_args(use_case.Mode))
     request = use_case.ModelsRequest(
@@ -144,11 +146,11 @@ def batch(
     seed: Annotated[int, typer.Option(help="Seed of the trainings.")] = 1,
 ) -> None:
     """Train to a target at several batches and print the error of predicted steps."""
-    from calibrate.launch import TorchrunLauncher  # noqa: PLC0415 - keeps predict fast
-    from perfmodel.documents.profile import ProfileDocument  # noqa: PLC0415
-    from perfmodel.report.batch import judged_grid, judged_lines  # noqa: PLC0415
-    from perfmodel.report.tables import rich_table  # noqa: PLC0415
-    from validate import batch as use_case  # noqa: PLC0415
+    from calibrate.launch import TorchrunLauncher
+    from perfmodel.documents.profile import ProfileDocument
+    from perfmodel.report.batch import judged_grid, judged_lines
+    from perfmodel.report.tables import rich_table
+    from validate import batch as use_case
 
     request = use_case.BatchRequest(
         profile=ProfileDocument.read(profile),
@@ -174,12 +176,12 @@ def memory(
     out: Annotated[Path, typer.Option(help="File of all runs.")] = DEFAULT_MEMORY_VALIDATION,
 ) -> None:
     """Train models for real and compare the allocator's peak with what their traces predict."""
-    from validate.memory import MODELS, validate_memory, verdict  # noqa: PLC0415
+    from validate.memory import MODELS, validate_memory, verdict
 
     micro_batches = whole_numbers("--batches", batches)
     chosen = names(models) or MODELS
     if unfamiliar := [name for name in chosen if name not in MODELS]:
-        from perfmodel.cli.tracing import refuse_unknown_models  # noqa: PLC0415 - torch
+        from perfmodel.cli.tracing import refuse_unknown_models
 
         refuse_unknown_models("--models", unfamiliar, known=MODELS)
     with measurement("validate memory"):
@@ -188,3 +190,140 @@ def memory(
         )
     show_lines([*verdict(summary), f"validation: {out}"])
     refuse_failed_gates("validate memory", summary.gates, see="the lines above for where")
+
+
+def published(
+    *,
+    data: Annotated[Path, typer.Option(help="Folder with the published tables (CSV).")],
+    sources: Annotated[
+        str, typer.Option(help="Tables to judge by, separated by commas.")
+    ] = "collectives,vtrain_allreduce,steptime_placements,vtrain,llm_foundry,playbook,scaling,memory,"
+    "notebooks,convergence,mlperf,mlperf_layouts",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the verdict document; --json FILE writes it.")
+    ] = False,
+    file: Annotated[
+        Path | None, typer.Argument(help="Where --json writes, if not to the terminal.")
+    ] = None,
+) -> None:
+    """Fit the small end of published series, predict the large end, beside plain models."""
+    from perfmodel.report.verdicts import published_table
+    from validate.published.published import judge_published
+
+    if file is not None and not as_json:
+        raise UsageError(f"FILE: must follow --json, got {str(file)!r}")
+    document = judge_published(data, names(sources))
+    if file is not None:
+        document.write(file)
+    left_out = [f"left out: {name}" for name in document.skipped]
+    shown = as_json and file is None
+    show_document(document, published_table(document), left_out, as_json=shown)
+
+
+DEFAULT_STRATEGIES = Path("runs/strategies")
+
+
+def run_strategies(
+    *,
+    out: Annotated[Path, typer.Option(help="Folder for runs, predictions and the verdict.")] = (
+        DEFAULT_STRATEGIES
+    ),
+    resume: Resume = False,
+    seed: OrderSeed = 1,
+    minutes: Minutes = None,
+) -> None:
+    """Run strategies on 2 to 4 ranks over shaped links and print the model's own error."""
+    from perfmodel.report.tables import rich_table
+    from perfmodel.report.verdicts import strategy_families_grid as families_grid
+    from perfmodel.report.verdicts import strategy_settings_grid as settings_grid
+    from perfmodel.report.wording import gate_lines
+    from validate.strategies import strategies as use_case
+    from validate.testbed.campaign import CampaignRequest
+
+    request = CampaignRequest(folder=out, seed=seed, resume=resume, limit_s=limit_s(minutes))
+    with measurement("strategies") as on_progress:
+        document = use_case.validate_strategies(request, on_progress=on_progress)
+    for found in (settings_grid(document), families_grid(document)):
+        show(rich_table(found))
+    show_lines([*gate_lines(document.gates), f"strategies: {out / use_case.VERDICT}"])
+    refuse_failed_gates("validate strategies", document.gates)
+
+
+DEFAULT_TESTBED = Path("runs/testbed")
+DEFAULT_NETWORK = Path("runs/network-verdict")
+
+
+def run_testbed(
+    *,
+    budget: Annotated[
+        str, typer.Option(help="quick or standard: about 5 or 25 minutes.")
+    ] = "standard",
+    out: Annotated[Path, typer.Option(help="Folder for runs, predictions and the verdict.")] = (
+        DEFAULT_TESTBED
+    ),
+    resume: Resume = False,
+    seed: OrderSeed = 1,
+    minutes: Minutes = None,
+) -> None:
+    """Run DDP at 4, 8 and 16 ranks over shaped links and print the model's own error."""
+    from perfmodel.report.tables import rich_table
+    from perfmodel.report.verdicts import families_grid, settings_grid
+    from perfmodel.report.wording import gate_lines
+    from validate.testbed import testbed as use_case
+
+    request = use_case.TestbedRequest(
+        folder=out,
+        budget=budget,
+        seed=seed,
+        resume=resume,
+        limit_s=limit_s(minutes),
+    )
+    with measurement("testbed") as on_progress:
+        document = use_case.validate_testbed(request, on_progress=on_progress)
+    for found in (settings_grid(document), families_grid(document)):
+        show(rich_table(found))
+    show_lines([*gate_lines(document.gates), f"testbed: {out / use_case.VERDICT}"])
+    refuse_failed_gates("validate testbed", document.gates)
+
+
+def run_network(
+    *,
+    budget: Annotated[
+        str,
+        typer.Option(
+            help="quick or standard: about 3 or 6 minutes; blind: predictions on disk before runs."
+        ),
+    ] = "standard",
+    mbit: Annotated[
+        float, typer.Option(help="Rate of the links of a blind campaign. [Mbit/s]")
+    ] = 200.0,
+    out: Annotated[Path, typer.Option(help="Folder for raw times and the verdict.")] = (
+        DEFAULT_NETWORK
+    ),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue in the folder, or judge it again.")
+    ] = False,
+    seed: OrderSeed = 1,
+    minutes: Minutes = None,
+) -> None:
+    """Measure collectives of 2 to 16 ranks on shaped links and on loopback; fit some, judge by the rest."""
+    from perfmodel import checks
+    from perfmodel.report.verdicts import network_size_table, network_table
+    from perfmodel.report.wording import gate_lines
+    from validate.network import network as use_case
+
+    checks.positive("--mbit", mbit)
+    request = use_case.NetworkRequest(
+        folder=out,
+        budget=budget,
+        mbit=mbit,
+        seed=seed,
+        resume=resume,
+        limit_s=limit_s(minutes),
+    )
+    with measurement("network") as on_progress:
+        document = use_case.validate_network(request, on_progress=on_progress)
+    show(network_table(document))
+    show(network_size_table(document))
+    show_lines([*gate_lines(document.gates), f"network: {out / use_case.VERDICT}"])
+    refuse_failed_gates("validate network", document.gates)

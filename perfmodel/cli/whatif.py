@@ -8,6 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
+from perfmodel.cli.files import Sources
 from perfmodel.cli.layouts import (
     LAYOUT,
     MEMORY,
@@ -15,13 +16,12 @@ from perfmodel.cli.layouts import (
     PER_NODE,
     SEQUENCE,
     LargeFlags,
+    whatif_layouts,
 )
 from perfmodel.cli.measure import DEFAULT_PROFILE
 from perfmodel.cli.options import at_least_one, one_of, refuse_typed
+from perfmodel.cli.output import show_document, show_lines
 from perfmodel.cli.predict import CLUSTER, SCALINGS
-from perfmodel.cli.sources import Sources
-from perfmodel.cli.terminal import show_document, show_lines
-from perfmodel.cli.whatif_layouts import whatif_layouts
 
 _SET = typer.Option(
     "--set",
@@ -92,8 +92,8 @@ class _Asked:
 
 
 def _show_fields() -> None:
-    from perfmodel.report.whatif import fields_lines  # noqa: PLC0415 - keeps --help fast
-    from perfmodel.scenarios import FIELDS  # noqa: PLC0415
+    from perfmodel.report.prediction import fields_lines
+    from perfmodel.scenarios.fields import FIELDS
 
     show_lines(fields_lines([(f.name, f.example, f.meaning) for f in FIELDS]))
 
@@ -107,17 +107,14 @@ def _compare(
     as_json: bool,
 ) -> None:
     # What follows imports numpy and pydantic: too slow for --help.
-    from perfmodel.cli.files import read_inputs  # noqa: PLC0415
-    from perfmodel.documents.whatif import WhatIfDocument  # noqa: PLC0415
-    from perfmodel.forecast import Forecast  # noqa: PLC0415
-    from perfmodel.report.tables import rich_table  # noqa: PLC0415
-    from perfmodel.report.whatif import whatif_grid, whatif_lines  # noqa: PLC0415
-    from perfmodel.scenarios import (  # noqa: PLC0415
-        Scenario,
-        compare_scenarios,
-        scenarios_of,
-        with_saved,
-    )
+    from perfmodel.cli.files import read_inputs
+    from perfmodel.documents.prediction import WhatIfDocument
+    from perfmodel.predictor import Forecast
+    from perfmodel.report.prediction import whatif_grid, whatif_lines
+    from perfmodel.report.tables import rich_table
+    from perfmodel.scenarios.compare import compare_scenarios, with_saved
+    from perfmodel.scenarios.fields import scenarios_of
+    from perfmodel.scenarios.machine import Scenario
 
     inputs = read_inputs(sources)
     base = Scenario(

@@ -6,9 +6,11 @@ Latents may be numbers or columns, as in ``cost.layout_time``.
 from typing import Final
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from perfmodel.arrays import FloatArray
 from perfmodel.cost.jobs import Column, Jobs
-from perfmodel.cost.latents import Latents
+from perfmodel.cost.parameters import Latents
 
 SITE_BYTES: Final = 4.0
 """Bytes per parameter that sites exchange: differences of weights in 32 bit (arXiv 2311.08105)."""
@@ -192,3 +194,14 @@ def _members(jobs: Jobs, group: Column, *, every: Column | float) -> Column:
     near = np.minimum(np.floor(node), np.ceil(jobs.cp / every))
     apart = np.maximum(near, np.floor(node / jobs.pp))
     return np.clip(np.where(jobs.pipeline_inside > 0, apart, np.floor(node)), 1, group)
+
+
+#: Two times of nothing take nothing. [s]
+_NOTHING_S: Final = 1e-30
+
+
+def soft_maximum(first: ArrayLike, second: ArrayLike, exponent: ArrayLike) -> FloatArray:
+    """(a^k + b^k)^(1/k): a sum for k = 1, the maximum for large k (AdaptDL, OSDI'21); arrays broadcast."""
+    larger, power = np.maximum(first, second), np.asarray(exponent)
+    ratio = np.minimum(first, second) / np.maximum(larger, _NOTHING_S)
+    return np.asarray(larger * (1 + ratio**power) ** (1 / power))

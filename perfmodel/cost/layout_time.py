@@ -4,10 +4,12 @@ All latents may be numbers or arrays that broadcast against the columns, such as
 ``(num_draws, 1)``. The parts add up to the total.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.cost.exchanges import (
     all_gather_s,
@@ -20,15 +22,16 @@ from perfmodel.cost.exchanges import (
     replicas_reduce_s,
     replicate_s,
     sites_s,
+    soft_maximum,
     tensor_collective_s,
     threads_s,
     upload_s,
 )
 from perfmodel.cost.jobs import Column, Jobs
-from perfmodel.cost.latents import Latents
-from perfmodel.cost.pieces import StepPieces
-from perfmodel.cost.soft_maximum import soft_maximum
-from perfmodel.program.layout_step import HEAD_FORWARD
+from perfmodel.cost.parameters import Latents
+from perfmodel.layout.layout import Layout, Recompute, Schedule
+from perfmodel.step.layout import HEAD_FORWARD
+from perfmodel.step.program import Cause, StepProgram
 from perfmodel.workload.transformer import (
     HALF_BYTES,
     attention_flop,
@@ -37,6 +40,43 @@ from perfmodel.workload.transformer import (
     shared_bytes,
     split_bytes,
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepPieces:
+    """Pieces of the step of every job; see ``layout_time.step_parts``. [s]"""
+
+    forward_s: Column
+    """Layers of the fullest device, one micro-batch."""
+    backward_s: Column
+    """The same backward, recomputation included."""
+    tensor_s: Column
+    """Collectives of the same, both passes."""
+    micro_step_s: Column
+    head_s: Column
+    embedding_s: Column
+    hop_s: Column
+    gather_s: Column
+    """Sharded parameters of the same, once."""
+    scatter_s: Column
+    """Their gradients, once."""
+    reduce_s: Column
+    """Gradients of the same between groups of shards, once."""
+    data_s: Column
+    """Gradients of one step, hidden or not."""
+    contention_s: Column
+    """Beyond perfect overlap: per step for gradients, per micro-batch for sharded parameters."""
+    optimizer_s: Column
+    offload_s: Column
+    sites_s: Column
+    """Share of one step in an exchange between sites."""
+    replicate_s: Column
+    """Parameters of one process to its devices, or gradients back."""
+    outputs_s: Column
+    """Logits of one process to the device with the loss."""
+    slower: Column
+    """Factor of slower devices among many."""
+
 
 DEVICE_OR_HOST: Final = 4.0
 """Exponent of the smooth maximum of device and host time: they hide each other almost fully."""
@@ -393,3 +433,66 @@ def _optimizer_s(jobs: Jobs, latents: Latents) -> Column:
     divided = divided / np.where(jobs.zero >= 1, jobs.replicas / jobs.ep, 1.0)
     traffic = latents["optimizer_bytes"] * (common + divided) * (1 - jobs.offload)
     return np.asarray(traffic / latents["memory_bytes_per_s"])
+
+
+def unit_times(layout: Layout, jobs: Jobs, latents: Latents) -> dict[Cause, Column]:
+    """Time of each cause for the whole of one stage, per micro-batch or per step. [s]
+
+    Parameters
+    ----------
+    layout
+        The layout of ``jobs``.
+    jobs
+        One job.
+    latents
+        Numbers, or columns of shape ``(num_draws, 1)``.
+    """
+    found = step_pieces(jobs, latents)
+    weight = np.zeros_like(found.backward_s)
+    if layout.schedule is Schedule.ZERO_BUBBLE and layout.pp > 1:
+        # Gradients of inputs and of weights are two products of the same size; what is recomputed
+        # belongs to the first.
+        again = found.forward_s if layout.recompute is Recompute.FULL else 0.0
+        weight = (found.backward_s - again) / 2
+    fixed = found.micro_step_s
+    uneven = len(set(layout.stages(int(jobs.layers[0])))) > 1
+    sharded = layout.zero == 3
+    reduced = found.reduce_s if sharded else found.data_s
+    gathered = found.gather_s if sharded else found.data_s / 2
+    if layout.one_process:
+        reduced, gathered = found.replicate_s, found.outputs_s
+    times = {
+        Cause.EMBEDDING: found.embedding_s,
+        Cause.FORWARD: found.forward_s + (0.0 if uneven else fixed / 2),
+        Cause.BACKWARD: found.backward_s - weight + (0.0 if uneven else fixed / 2),
+        Cause.DISPATCH: fixed,
+        Cause.WEIGHT_GRADIENT: weight,
+        Cause.HEAD: found.head_s,
+        Cause.TENSOR: found.tensor_s,
+        Cause.HAND_OVER: found.hop_s,
+        Cause.BROADCAST: found.replicate_s,
+        Cause.ALL_REDUCE: reduced,
+        Cause.ALL_GATHER: gathered,
+        Cause.REDUCE_SCATTER: found.scatter_s if sharded else found.data_s / 2,
+        Cause.OFFLOAD: found.offload_s,
+        Cause.SITES: found.sites_s,
+        Cause.CONTENTION: found.contention_s * (layout.accumulation if sharded else 1),
+        Cause.OPTIMIZER: found.optimizer_s,
+    }
+    return {cause: np.asarray(time * found.slower)[..., 0] for cause, time in times.items()}
+
+
+def layout_durations(program: StepProgram, times: Mapping[Cause, Column]) -> NDArray[np.float64]:
+    """How long each operation of a program takes. [s]
+
+    Returns
+    -------
+    numpy.ndarray
+        Shape ``(num_operations, *draws)``.
+    """
+    share = np.array([operation.share for operation in program.operations])
+    causes = list(times)
+    position = {cause: index for index, cause in enumerate(causes)}
+    table = np.stack([np.asarray(times[cause], dtype=np.float64) for cause in causes])
+    chosen = table[[position[operation.cause] for operation in program.operations]]
+    return np.asarray(chosen * share.reshape(-1, *(1,) * (chosen.ndim - 1)))

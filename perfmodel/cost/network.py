@@ -7,22 +7,24 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.cost.collective import DOUBT_PER_DOUBLING, grouped_s, single_level
-from perfmodel.cost.curve import Samples
-from perfmodel.cost.levels import (
+from perfmodel.cost.collectives import (
+    DOUBT_PER_DOUBLING,
     SWITCH_LATENCY_S,
     PricedLevel,
     SwitchedSum,
     all_reduce_s,
     binding,
     broadcast_s,
+    grouped_s,
     occupancy,
+    single_level,
     switched_bytes,
 )
-from perfmodel.cost.message import MessageCost
+from perfmodel.cost.messages import MessageCost
+from perfmodel.cost.terms import Samples
 from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.profile import CollectiveProfile, ProfileDocument
-from perfmodel.topology.cluster import Cluster, Level
+from perfmodel.machine.cluster import Cluster, Level
 from perfmodel.units import Bytes
 
 #: Doubt, in log, of rates and latencies that a cluster file gives: a prior. Published all-reduces

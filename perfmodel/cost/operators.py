@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from perfmodel.cost.curve import Samples
 from perfmodel.cost.families import (
+    GaussianProcess,
     family,
     features,
     fresh_s,
@@ -19,14 +19,13 @@ from perfmodel.cost.families import (
     wider_family,
     work,
 )
-from perfmodel.cost.gaussian_process import GaussianProcess
 from perfmodel.cost.rescaling import rescaled_s, rescaled_stream_s
+from perfmodel.cost.terms import Samples
 from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.profile import OperatorFamily, OperatorProfile
 from perfmodel.units import Flop, Seconds
 from perfmodel.workload.operator import ELEMENT_BYTES, Operator, Phase
-from perfmodel.workload.signature import parameters_signature, signature
-from perfmodel.workload.step import TracedParameter, TracedStep
+from perfmodel.workload.step import TracedParameter, TracedStep, parameters_signature, signature
 
 #: Standard deviation, in log, of an operator that is priced by the roofline alone: a prior.
 UNKNOWN_LOG_ERROR = 1.0

@@ -1,14 +1,25 @@
-"""Times of a calibrated device, brought to another one by the ratio of what binds.
+"""A profile of a calibrated device as one of a device that is not present, by their data sheets."""
 
-An operator of ``flop`` and ``moved`` bytes takes at least ``max(flop / peak, moved / bandwidth)``; the
-larger of the two is the binding resource. Its time beyond the start of the call is scaled by that bound
-on the target over that on the source: the share of the peak that it reached is kept, and what binds may
-change. The start of a call does not get faster with peaks.
-"""
+import difflib
+import functools
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
-from perfmodel.documents.profile import DeviceRates, Rescaling
-from perfmodel.errors import UsageError
-from perfmodel.units import Flop, Seconds
+from perfmodel.cost.parameters import SHEETS, DeviceSheet
+from perfmodel.documents.hardware import Catalogue, DataSheet, LinkSheet, plain, read_catalogue
+from perfmodel.documents.profile import (
+    CollectiveProfile,
+    DdpCosts,
+    DeviceRates,
+    ProfileDocument,
+    Rescaling,
+)
+from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
+from perfmodel.layout.layout import Precision
+from perfmodel.units import Flop, Seconds, format_rate
 from perfmodel.workload.operator import Operator
 
 #: Names of element types as data sheets have them.
@@ -95,3 +106,343 @@ def _flop_per_s(operator: Operator, rates: DeviceRates) -> float:
             "trace the model with another --precision"
         )
     return rate
+
+
+_SHIPPED: Final = Path(__file__).with_name("catalogue.toml")
+#: Share of a link's rate that copies are assumed to reach (8 H200: 87 and 88 % of PCIe 5).
+LINK_SHARE: Final = 0.8
+
+
+@functools.cache
+def shipped_catalogue() -> Catalogue:
+    """The data sheets that come with perfmodel."""
+    return read_catalogue(_SHIPPED)
+
+
+def sheet_named(text: str, catalogue: Catalogue) -> DataSheet | None:
+    """The device of exactly this name, whatever its case, blanks and hyphens."""
+    wanted = plain(text)
+    return next((sheet for sheet in catalogue.devices if wanted in _names(sheet)), None)
+
+
+def find_device(text: str, catalogue: Catalogue, *, flag: str = "--device") -> DataSheet:
+    """The device that a user names, by identifier, data-sheet name or what the driver reports.
+
+    Raises
+    ------
+    UsageError
+        If no device has the name: with all that it may mean, or the nearest ones. A part of a name is
+        never taken for a device: PCIe cards and SXM modules of one name differ by up to a factor 2.
+    """
+    found = sheet_named(text, catalogue)
+    if found is not None:
+        return found
+    candidates = [sheet.id for sheet in catalogue.devices if _words(text) <= _all_words(sheet)]
+    if _words(text) and candidates:
+        raise UsageError(f"{flag}: {text!r} may mean {', '.join(candidates)}; name one of them")
+    identifiers = {plain(name): sheet.id for sheet in catalogue.devices for name in _names(sheet)}
+    near = difflib.get_close_matches(plain(text), identifiers, n=3, cutoff=0.6)
+    meant = ", ".join(dict.fromkeys(identifiers[name] for name in near))
+    hint = f"did you mean {meant}? Otherwise see" if near else "see"
+    raise UsageError(f"{flag}: must be in the catalogue, got {text!r}; {hint} perfmodel devices")
+
+
+def host_link(sheet: DataSheet, catalogue: Catalogue) -> LinkSheet | None:
+    """The link to the host, if the catalogue knows it."""
+    if sheet.pcie is None:
+        return None
+    wanted = f"pcie{sheet.pcie.generation}-x16"
+    return next((link for link in catalogue.links if link.id == wanted), None)
+
+
+def host_link_bytes_per_s(sheet: DataSheet, catalogue: Catalogue) -> float | None:
+    """What copies between host and device are assumed to reach, one direction. [B/s]"""
+    link = host_link(sheet, catalogue)
+    return None if link is None else link.rate.bytes_per_s * LINK_SHARE
+
+
+def _names(sheet: DataSheet) -> set[str]:
+    return {plain(name) for name in (sheet.id, sheet.name, *sheet.reported, *sheet.aliases)}
+
+
+def _words(text: str) -> set[str]:
+    """Parts of a name, vendors left out: they tell nothing apart."""
+    vendors = {"nvidia", "tesla", "geforce", "amd", "instinct", "gpu"}
+    return set(re.findall(r"[a-z0-9]+", text.casefold())) - vendors
+
+
+def _all_words(sheet: DataSheet) -> set[str]:
+    """Words of every name, and the letters of those that end in a number (sxm of sxm4, 80 of 80gb)."""
+    words = {
+        word
+        for name in (sheet.id, sheet.name, *sheet.reported, *sheet.aliases)
+        for word in _words(name)
+    }
+    return words | {part for word in words for part in re.findall(r"^[a-z]+|^\d+", word)}
+
+
+#: Standard deviation, in log, of training steps scaled between GPUs of NVIDIA by data-sheet ratios: assumed,
+#: in view of ten models in two precisions that lambdal/deeplearning-benchmark (2024) ran on A10, A100 (PCIe,
+#: SXM) and H100: over 120 pairs the mean of both ratios errs by 0.24 (RMS, bias -0.10), that of memory alone
+#: by 0.15, that of arithmetic alone by 0.41.
+BETWEEN_GPUS_LOG_ERROR: Final = 0.25
+#: Between makers, or from a processor to a GPU, other software runs: a factor 2, assumed.
+BETWEEN_KINDS_LOG_ERROR: Final = math.log(2)
+#: Columns of DDP's costs that move gradients through the device's memory.
+_MEMORY_COSTS: Final = ("bucket_s_per_byte",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """The calibrated device."""
+
+    rates: DeviceRates
+    sheet: DataSheet | None
+    """``None``: measured rates stand for a data sheet."""
+
+
+def rescaled_profile(
+    profile: ProfileDocument, target: DataSheet, catalogue: Catalogue
+) -> ProfileDocument:
+    """The profile as it would be on another device; the same profile if that is the calibrated one.
+
+    Operators are scaled by what binds each of them, collectives by the links between devices where
+    both data sheets give them, gradient copies by memory bandwidth. Host times, noise, interference and
+    stragglers stay those of the calibrated machine. Whole steps are left out: nothing tells what binds
+    them.
+
+    Raises
+    ------
+    CalibrationUnavailable
+        If the profile prices no operators.
+    UsageError
+        If a data sheet has no memory bandwidth.
+    """
+    source_sheet = sheet_named(profile.device_name, catalogue)
+    if source_sheet is not None and source_sheet.id == target.id:
+        return profile
+    operators = profile.operators
+    if operators is None:
+        raise CalibrationUnavailable(
+            f"--device: the profile of {profile.device_name} must hold prices of operators, got none; "
+            "calibrate again with this version"
+        )
+    source = _source(profile, source_sheet)
+    rates = _rates(target)
+    link_ratio = _link_ratio(profile, source.sheet, target)
+    rescaling = Rescaling(
+        source=source.rates,
+        target=rates,
+        start_s=None if profile.asynchronous else profile.dispatch_s,
+        log_error=_log_error(source.sheet, target),
+        notes=_notes(profile, source, target),
+        notes_on_groups=(_note_on_links(profile, source.sheet, target, link_ratio),),
+        device_kind="cuda" if target.kind == "cuda" else profile.device_kind,
+    )
+    memory_ratio = source.rates.bytes_per_s / rates.bytes_per_s
+    return profile.model_copy(
+        update={
+            "device_name": f"{target.name} (scaled from {profile.device_name})",
+            "operators": operators.model_copy(update={"rescaling": rescaling}),
+            "collectives": tuple(_collective(c, link_ratio or 1.0) for c in profile.collectives),
+            "ddp": _ddp(profile.ddp, memory_ratio),
+            "steps": (),
+            "rates": (),
+        }
+    )
+
+
+def _source(profile: ProfileDocument, sheet: DataSheet | None) -> _Source:
+    """Rates of the calibrated device: its data sheet's, or the best that were measured."""
+    if sheet is not None:
+        return _Source(rates=_rates(sheet), sheet=sheet)
+    assert profile.operators is not None
+    flop_per_s: dict[str, float] = {}
+    for rate in profile.rates:
+        if rate.flop_per_s > 0:
+            flop_per_s[rate.dtype] = max(flop_per_s.get(rate.dtype, 0.0), rate.flop_per_s)
+    flop_per_s["fp32"] = max(flop_per_s.get("fp32", 0.0), profile.operators.peak_flop_per_s)
+    # The largest array: smaller ones may stay in a cache, which no data sheet counts.
+    streams = [rate for rate in profile.rates if rate.probe == "memory"]
+    largest = max(streams, key=lambda rate: math.prod(rate.shape), default=None)
+    bytes_per_s = profile.operators.peak_bytes_per_s if largest is None else largest.bytes_per_s
+    return _Source(
+        rates=DeviceRates(name=profile.device_name, flop_per_s=flop_per_s, bytes_per_s=bytes_per_s),
+        sheet=None,
+    )
+
+
+def _rates(sheet: DataSheet) -> DeviceRates:
+    if sheet.bandwidth is None:
+        raise UsageError(
+            f"--device: the data sheet of {sheet.id} must give a memory bandwidth, got none; choose "
+            "another device"
+        )
+    flop_per_s: dict[str, float] = {name: peak.flop_per_s for name, peak in sheet.peaks.items()}
+    if sheet.vendor == "NVIDIA" and "tf32" in flop_per_s:
+        flop_per_s[CONVOLUTION_FP32] = flop_per_s["tf32"]
+    return DeviceRates(
+        name=sheet.name, flop_per_s=flop_per_s, bytes_per_s=sheet.bandwidth.bytes_per_s
+    )
+
+
+def _log_error(source: DataSheet | None, target: DataSheet) -> float:
+    same = source is not None and source.vendor == target.vendor == "NVIDIA"
+    return BETWEEN_GPUS_LOG_ERROR if same else BETWEEN_KINDS_LOG_ERROR
+
+
+def _link_ratio(
+    profile: ProfileDocument, source: DataSheet | None, target: DataSheet
+) -> float | None:
+    """Link of the target over that of the source; ``None`` where the profile does not measure links."""
+    if profile.backend != "nccl" or profile.num_nodes > 1 or profile.max_world_size == 1:
+        return None
+    if source is None or source.link is None or target.link is None:
+        return None
+    if source.link_joins_pairs or target.link_joins_pairs:
+        return None
+    return target.link.bytes_per_s / source.link.bytes_per_s
+
+
+def _collective(entry: CollectiveProfile, ratio: float) -> CollectiveProfile:
+    """What goes beyond the smallest message is transfer, and follows the link."""
+    start_s = min(point.time_s for point in entry.points)
+    points = tuple(
+        point.model_copy(update={"time_s": start_s + (point.time_s - start_s) / ratio})
+        for point in entry.points
+    )
+    return entry.model_copy(update={"points": points})
+
+
+def _ddp(ddp: DdpCosts, memory_ratio: float) -> DdpCosts:
+    factors = [memory_ratio if name in _MEMORY_COSTS else 1.0 for name in ddp.names]
+
+    def scaled(row: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(value * factor for value, factor in zip(row, factors, strict=True))
+
+    return ddp.model_copy(
+        update={"values": scaled(ddp.values), "draws": tuple(scaled(row) for row in ddp.draws)}
+    )
+
+
+def _notes(profile: ProfileDocument, source: _Source, target: DataSheet) -> tuple[str, ...]:
+    spread = _log_error(source.sheet, target)
+    origin = (
+        "published trainings of ten models on four GPUs"
+        if spread == BETWEEN_GPUS_LOG_ERROR
+        else "an assumption, for nobody compared devices of these kinds"
+    )
+    scaled = (
+        f"nothing was run on {target.name}: each operator is scaled from {profile.device_name} by the "
+        f"data-sheet ratio of what binds it (perfmodel devices {target.id}), with {spread:.0%} of doubt "
+        f"(one standard deviation) from {origin}"
+    )
+    found = [scaled, f"host time is that of the calibrated machine ({profile.device_name})"]
+    if source.sheet is None:
+        found.append(
+            f"{profile.device_name} is not in the catalogue: its measured peaks stand for a data sheet, "
+            f"{format_rate(source.rates.flop_per_s['fp32'], 'FLOP')} in fp32 and "
+            f"{format_rate(source.rates.bytes_per_s, 'B')} of memory"
+        )
+    if not profile.asynchronous and target.kind == "cuda":
+        found.append(
+            "the calibrated device runs synchronously: host time is added to device time, which a GPU "
+            "would hide"
+        )
+    return tuple(found)
+
+
+def _note_on_links(
+    profile: ProfileDocument, source: DataSheet | None, target: DataSheet, ratio: float | None
+) -> str:
+    if ratio is None:
+        return (
+            f"communication is that of the calibrated machine ({profile.backend}), not of "
+            f"{target.name}: no ratio of links is known"
+        )
+    assert source is not None
+    return (
+        f"communication inside the node is scaled by the links: {target.link_name} over "
+        f"{source.link_name}, {ratio:.3g} times the rate; between nodes nothing is known"
+    )
+
+
+#: What the short names of calibrations from runs mean in the catalogue.
+_SHORT: Final = {
+    "A100": "a100-sxm4-80",
+    "H100": "h100-sxm5",
+    "V100": "v100-sxm2-32",
+    "B200": "b200-sxm",
+}
+_FAST_LINK_BYTES_PER_S: Final = 400e9
+#: Network per device by what joins the devices of a node: 400, 200 and 100 Gb/s, assumed, a prior only.
+_NODE_BYTES_PER_S: Final = (50e9, 25e9, 12.5e9)
+
+
+def device_sheet(text: str, *, flag: str = "--device-type") -> DeviceSheet:
+    """What priors need of a device, under the identifier that documents keep.
+
+    Parameters
+    ----------
+    text
+        A100, H100, V100, B200, or any name of the catalogue.
+    flag
+        Who asks, for the message.
+
+    Raises
+    ------
+    UsageError
+        If there is no such device, or nobody published what it computes in 16 bit or reads per second.
+    """
+    if text in SHEETS:
+        return SHEETS[text]
+    sheet = find_device(text, shipped_catalogue(), flag=flag)
+    peak = sheet.peaks.get("bf16") or sheet.peaks.get("fp16")
+    if peak is None or sheet.bandwidth is None:
+        raise UsageError(
+            f"{flag}: must have a 16-bit peak and a memory bandwidth in the catalogue, got {sheet.id}"
+        )
+    return DeviceSheet(
+        name=sheet.id,
+        matmul_flop_per_s=peak.flop_per_s,
+        memory_bytes_per_s=sheet.bandwidth.bytes_per_s,
+        link_bytes_per_s=_link_bytes_per_s(sheet),
+        node_bytes_per_s=_node_bytes_per_s(sheet),
+    )
+
+
+def catalogued(device: str) -> DataSheet:
+    """The full data sheet of a device that ``device_sheet`` knows."""
+    return find_device(_SHORT.get(device, device), shipped_catalogue())
+
+
+def precision_ratio(precision: Precision, device: str, *, where: str) -> float:
+    """Peak of matrix products in a precision over that in 16 bit, by the data sheet.
+
+    Raises
+    ------
+    NotFeasible
+        If the device has no such products.
+    """
+    peaks = {str(name): peak.flop_per_s for name, peak in catalogued(device).peaks.items()}
+    half = peaks.get("fp16") or peaks.get("bf16")
+    if precision is Precision.BF16:
+        return 1.0
+    if half is None or precision not in peaks:
+        known = ", ".join(each for each in Precision if each in {Precision.BF16, *peaks})
+        raise NotFeasible(f"{where}: precision must be one of {known} on {device}, got {precision}")
+    return peaks[precision] / half
+
+
+def _link_bytes_per_s(sheet: DataSheet) -> float:
+    """Between devices of a node: their own link, or the one to the host. [B/s]"""
+    if sheet.link is not None:
+        return sheet.link.bytes_per_s * LINK_SHARE
+    host = host_link_bytes_per_s(sheet, shipped_catalogue())
+    return _NODE_BYTES_PER_S[2] if host is None else host
+
+
+def _node_bytes_per_s(sheet: DataSheet) -> float:
+    if sheet.link is None or sheet.link_joins_pairs:
+        return _NODE_BYTES_PER_S[2]
+    return _NODE_BYTES_PER_S[0 if sheet.link.bytes_per_s >= _FAST_LINK_BYTES_PER_S else 1]

@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, PlainSerializer, PositiveInt, TypeAdapter
 
 from perfmodel.documents.base import Record, read_lines
-from perfmodel.parallelism.strategy import Setting
+from perfmodel.layout.setting import Setting
 from perfmodel.workload.operator import Operator, Phase
 from perfmodel.workload.step import SymbolicStep
 from perfmodel.workload.workload import Workload

@@ -1,13 +1,340 @@
-"""Ranked ways to get the work done by a day, for some money."""
+"""A plan as a person writes it: the work, the limits, and the options with their prices, in TOML."""
 
 import datetime as dt
-from typing import Annotated, ClassVar, Literal
+from pathlib import Path
+from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import (
+    Discriminator,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Tag,
+)
+from pydantic import model_validator as validator
 
-from perfmodel.documents.base import Document, Record, Share
-from perfmodel.documents.plan_file import PlanFile
+from perfmodel.documents.base import Document, Record, Share, Text, checked
+from perfmodel.documents.budget import (
+    Price,
+    PriceUnit,
+    expect_unit,
+    read_priced,
+    refuse_future_prices,
+    refuse_mixed_currencies,
+)
 from perfmodel.documents.prediction import Evidence, Interval
+from perfmodel.errors import InvalidDocument, UsageError
+from perfmodel.layout.layout import Layout, parse_layout
+from perfmodel.units import Bytes, parse_bytes
+
+
+class Work(Record):
+    """What has to be trained, given in one of three ways."""
+
+    workload: Text | None = None
+    """Calibrated in every profile by that name, or a workload file beside the plan."""
+    model: Text | None = None
+    """Instead: a large model by name or Hugging Face config beside the plan, spread by layouts; the
+    profiles are then those of ``calibrate --from-runs``, and a sample is a sequence."""
+    sequence_length: PositiveInt | None = None
+    """Of a large model; default: what it is usually trained with. [tokens]"""
+    samples: PositiveFloat | None = None
+    epochs: PositiveFloat | None = None
+    samples_per_epoch: PositiveFloat | None = None
+    tokens: PositiveFloat | None = None
+    tokens_per_sample: PositiveFloat | None = None
+    scaling: Literal["weak", "strong"]
+    """Weak: the options' batches are per device; strong: of all devices together."""
+    accumulation: PositiveInt = 1
+
+    @validator(mode="after")
+    def _one_kind(self) -> Self:
+        if (self.workload is None) == (self.model is None):
+            raise ValueError("either workload or model must be given")
+        if self.model is None and self.sequence_length is not None:
+            raise ValueError("sequence_length must come with model")
+        if self.model is not None and self.tokens_per_sample is not None:
+            raise ValueError("tokens_per_sample of a model must be given as sequence_length")
+        if self.model is not None and self.accumulation != 1:
+            raise ValueError("accumulation of a model must be left to its layouts")
+        return self
+
+    @validator(mode="after")
+    def _said_once(self) -> Self:
+        tokens = self.tokens if self.model is None else None
+        pairs = (
+            ("epochs", self.epochs, "samples_per_epoch", self.samples_per_epoch),
+            ("tokens", tokens, "tokens_per_sample", self.tokens_per_sample),
+        )
+        for name, value, partner, other in pairs:
+            if (value is None) != (other is None):
+                raise ValueError(f"{name} and {partner} must be given together")
+        ways = [self.samples is not None, self.epochs is not None, self.tokens is not None]
+        if sum(ways) != 1:
+            raise ValueError(
+                "the work must be given once: samples, or epochs and samples_per_epoch, or tokens and "
+                "tokens_per_sample"
+            )
+        return self
+
+    @property
+    def total_samples(self) -> float:
+        """Samples to train on, repeats included."""
+        if self.epochs is not None and self.samples_per_epoch is not None:
+            return self.epochs * self.samples_per_epoch
+        length = self.tokens_per_sample or self.sequence_length
+        if self.tokens is not None and length is not None:
+            return self.tokens / length
+        assert self.samples is not None
+        return self.samples
+
+    @property
+    def name(self) -> str:
+        """The workload or the model."""
+        name = self.workload or self.model
+        assert name is not None
+        return name
+
+
+class Limits(Record):
+    """What an option has to keep."""
+
+    start: dt.date | None = None
+    """First day of training; default: today."""
+    deadline: dt.date
+    """Training must have ended when this day begins."""
+    probability: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    """With which deadline and budget have to be kept, both together."""
+    budget: PositiveFloat | None = None
+    """In the currency of the prices."""
+    power_kw: PositiveFloat | None = None
+    """Of all devices, with the site's share. [kW]"""
+
+
+class Failures(Record):
+    """What stops the job; see ``perfmodel goodput``."""
+
+    mtbf_device_hours: PositiveFloat
+    checkpoint_s: PositiveFloat | None = None
+    """Training stands still for one write. [s]"""
+    checkpoint_size: Text | None = None
+    """Instead: size of all parts, such as 980GB; its write and read take what a calibration timed."""
+    checkpoint_writers: PositiveInt = 1
+    """Processes that write an equal part of it each, at the same time."""
+    checkpoint_profile: Text | None = None
+    """Whose storage was timed; beside the plan. Default: the profile of each option."""
+    detection_s: NonNegativeFloat = 0.0
+    restart_s: NonNegativeFloat | None = None
+    """Default: nothing, or reading the checkpoint back where its size is given. [s]"""
+
+    @validator(mode="after")
+    def _timed_or_typed(self) -> Self:
+        if (self.checkpoint_s is None) == (self.checkpoint_size is None):
+            raise ValueError("either checkpoint_s or checkpoint_size must be given")
+        is_extra = self.checkpoint_writers != 1 or self.checkpoint_profile is not None
+        if self.checkpoint_size is None and is_extra:
+            raise ValueError("checkpoint_writers and checkpoint_profile must come with a size")
+        if self.checkpoint_bytes is not None and not self.checkpoint_bytes > 0:
+            raise ValueError(f"checkpoint_size must be > 0, got {self.checkpoint_size!r}")
+        return self
+
+    @property
+    def checkpoint_bytes(self) -> Bytes | None:
+        """Size of all parts; None if the time of a write is given. [B]"""
+        return None if self.checkpoint_size is None else parse_bytes(self.checkpoint_size)
+
+
+#: Sizes of one option; each is a candidate with every batch.
+MOST_COUNTS: Final = 1_000_000
+#: The same of a large model, whose layouts are searched for every size and batch.
+MOST_SEARCHED: Final = 256
+
+
+class CountRange(Record):
+    """Device counts at even steps."""
+
+    first: PositiveInt
+    last: PositiveInt
+    step: PositiveInt = 1
+
+    @validator(mode="after")
+    def _rises(self) -> Self:
+        if self.last < self.first:
+            raise ValueError(f"last must be >= first, got {self.last} and {self.first}")
+        if (self.last - self.first) // self.step >= MOST_COUNTS:
+            raise ValueError(
+                f"at most {MOST_COUNTS:,} counts, got {self.first} to {self.last} by {self.step}"
+            )
+        return self
+
+
+def _kind_of_counts(value: object) -> str:
+    return "range" if isinstance(value, dict | CountRange) else "list"
+
+
+Counts = Annotated[
+    Annotated[tuple[PositiveInt, ...], Tag("list")] | Annotated[CountRange, Tag("range")],
+    Discriminator(_kind_of_counts),
+]
+
+
+class Option(Record):
+    """A machine at a price, in any of some sizes."""
+
+    name: Text
+    profile: Text
+    """Of the machine, from ``perfmodel calibrate``; beside the plan."""
+    validation: Text | None = None
+    """Of that machine: earlier errors enter the intervals; beside the plan."""
+    device: Text | None = None
+    """Another device by its data sheet, to which the profile is scaled with wide doubt."""
+    cluster: Text | None = None
+    """Links between the devices, beside the plan; default: one ring of links like the measured ones."""
+    device_memory: Text | None = None
+    """Of one device, such as 80GiB: what does not fit is no candidate. Default: nobody asks."""
+    layout: Text | None = None
+    """Of a large model, such as "tp=8 pp=2 zero=1 micro_batch=1"; default: every layout is tried."""
+    devices_per_node: PositiveInt | None = None
+    """Of a large model: devices that share fast links; default 8."""
+    counts: Counts
+    batches: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+    price: Price
+    energy_price: Price | None = None
+    """On top, where power is not part of the price."""
+    setup_price: Price | None = None
+    """Once, whatever the number of devices."""
+    power_per_device_w: PositiveFloat | None = None
+    pue: Annotated[float, Field(ge=1, le=5)] = 1.0
+
+    @validator(mode="after")
+    def _units(self) -> Self:
+        expect_unit("price", self.price, PriceUnit.DEVICE_HOUR)
+        if self.energy_price is not None:
+            expect_unit("energy_price", self.energy_price, PriceUnit.KILOWATT_HOUR)
+            if self.power_per_device_w is None:
+                raise ValueError("energy_price must come with power_per_device_w")
+        if self.setup_price is not None:
+            expect_unit("setup_price", self.setup_price, PriceUnit.ONCE)
+        if not self.device_counts:
+            raise ValueError("counts must name at least one number of devices")
+        return self
+
+    @validator(mode="after")
+    def _parsed(self) -> Self:
+        if self.device_memory is not None:
+            parse_bytes(self.device_memory)
+        fixed = self.fixed_layout
+        if fixed is not None and (fixed.dp, fixed.accumulation) != (1, 1):
+            raise ValueError(
+                "dp and accumulation of layout must be left out: counts and batches say them"
+            )
+        return self
+
+    @property
+    def capacity_bytes(self) -> Bytes | None:
+        """Memory of one device; None if nobody asks. [B]"""
+        return None if self.device_memory is None else parse_bytes(self.device_memory)
+
+    @property
+    def fixed_layout(self) -> Layout | None:
+        """The layout that was written down, with dp and accumulation of 1; None: all are tried."""
+        if self.layout is None:
+            return None
+        try:
+            return parse_layout(self.layout)
+        except UsageError as error:
+            raise ValueError(str(error)) from error
+
+    @property
+    def device_counts(self) -> tuple[int, ...]:
+        """Ascending, each once."""
+        if isinstance(self.counts, CountRange):
+            return tuple(range(self.counts.first, self.counts.last + 1, self.counts.step))
+        return tuple(sorted(set(self.counts)))
+
+    @property
+    def power_w(self) -> float:
+        """Per device with the site's share; 0 if nothing is said. [W]"""
+        return (self.power_per_device_w or 0.0) * self.pue
+
+
+class PlanFile(Record):
+    """Everything that an answer may depend on."""
+
+    work: Work
+    limits: Limits
+    failures: Failures | None = None
+    option: Annotated[tuple[Option, ...], Field(min_length=1)]
+
+    @validator(mode="after")
+    def _consistent(self) -> Self:
+        names = [option.name for option in self.option]
+        if len(set(names)) < len(names):
+            raise ValueError(f"options must have different names, got {', '.join(names)}")
+        refuse_mixed_currencies(self.prices())
+        silent = [option.name for option in self.option if option.power_per_device_w is None]
+        if self.limits.power_kw is not None and silent:
+            raise ValueError(f"power_kw needs power_per_device_w of {', '.join(silent)}")
+        for option in self.option:
+            _refuse_foreign_keys(option, is_large=self.work.model is not None)
+        return self
+
+    @property
+    def currency(self) -> str:
+        """Of all prices."""
+        return self.option[0].price.currency
+
+    def prices(self) -> dict[str, Price]:
+        """Every price by its place in the file."""
+        return {
+            f"{option.name}.{name}": price
+            for option in self.option
+            for name in ("price", "energy_price", "setup_price")
+            if (price := getattr(option, name)) is not None
+        }
+
+
+def _refuse_foreign_keys(option: Option, *, is_large: bool) -> None:
+    """Refuse with a ``ValueError`` what an option says in vain, or leaves out."""
+    foreign = ("validation", "device", "cluster") if is_large else ("layout", "devices_per_node")
+    for name in foreign:
+        if getattr(option, name) is not None:
+            kind = "work.workload" if is_large else "work.model"
+            raise ValueError(f"{name} of {option.name} must come with {kind}")
+    if not is_large:
+        return
+    if option.device_memory is None:
+        raise ValueError(f"device_memory of {option.name} must be given with work.model")
+    searched = len(option.device_counts) * len(option.batches)
+    if searched > MOST_SEARCHED:
+        raise ValueError(
+            f"counts x batches of {option.name} must be <= {MOST_SEARCHED} with work.model, got {searched}"
+        )
+
+
+def read_plan(path: Path, *, today: dt.date, prices: Path | None = None) -> PlanFile:
+    """Read a plan in TOML; a price given as text is a name in the price table.
+
+    Raises
+    ------
+    InvalidDocument
+        If a file cannot be read, a key is unknown or missing, the plan contradicts itself, currencies
+        are mixed, the deadline is not after the start, or the start is in the past.
+    """
+    plan = checked(read_priced(path, what="plan", prices=prices), PlanFile, where=path)
+    refuse_future_prices(plan.prices(), path=path, today=today)
+    start = plan.limits.start or today
+    if start < today:
+        raise InvalidDocument(
+            f"{path}: limits.start: must not be before {today}, got {start}; give a later one, or none"
+        )
+    if plan.limits.deadline <= start:
+        raise InvalidDocument(
+            f"{path}: limits.deadline: must be after the start ({start}), got {plan.limits.deadline}; "
+            "give a later one"
+        )
+    return plan
 
 
 class PlanRow(Record):

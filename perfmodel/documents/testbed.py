@@ -23,7 +23,7 @@ from perfmodel.documents.base import (
     trim_unfinished_line,
 )
 from perfmodel.documents.prediction import Interval
-from perfmodel.documents.validation import ErrorSummary, Gate
+from perfmodel.documents.verdicts import ErrorSummary, Gate
 
 #: A resource is told from the next one where it is busier by this factor: what the same work costs the
 #: machine differs by as much, and more, from hour to hour.

@@ -4,6 +4,7 @@ import functools
 import threading
 from importlib.metadata import version
 
+from perfmodel.cost.rescaling import LINK_SHARE, shipped_catalogue
 from perfmodel.documents.page import (
     Catalogue,
     CatalogueCluster,
@@ -17,13 +18,12 @@ from perfmodel.documents.page import (
     StepQuestion,
 )
 from perfmodel.errors import PerfModelError
-from perfmodel.forecast import Forecast
-from perfmodel.hardware.catalogue import LINK_SHARE, shipped_catalogue
 from perfmodel.page.layouts import LayoutDesk
 from perfmodel.page.machines import Desk, LayoutMachine, OpenedWorkload, StepMachine
 from perfmodel.page.steps import StepDesk
-from perfmodel.scenarios import Scenario, changed, usable_links
-from perfmodel.scenarios.machine import link_of
+from perfmodel.predictor import Forecast
+from perfmodel.scenarios.fields import changed, usable_links
+from perfmodel.scenarios.machine import Scenario, link_of
 
 PRECISIONS = ("bf16", "fp16")
 

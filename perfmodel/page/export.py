@@ -1,21 +1,93 @@
 """The page as one file for somebody who has no perfmodel: a grid of answers instead of a server."""
 
+import base64
 import dataclasses
+import hashlib
 import itertools
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
 from typing import Any, Final
+from urllib.parse import unquote
 
+from pydantic import ValidationError
+
+from perfmodel.documents.base import first_problem
 from perfmodel.documents.page import (
+    QUESTION,
+    Catalogue,
     CatalogueProfile,
     LayoutQuestion,
     PageAnswer,
     StepQuestion,
 )
-from perfmodel.errors import PerfModelError
+from perfmodel.errors import PerfModelError, UsageError
+from perfmodel.layout.layout import parse_layout
 from perfmodel.page.answers import Answers
-from perfmodel.page.assemble import page
-from perfmodel.parallelism.layout import parse_layout
+
+SCRIPTS: Final = (
+    "format.js", "draw.js", "curve.js", "timeline.js", "panels.js", "controls.js", "main.js"
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A document and the policy that its server sends with it."""
+
+    html: str
+    policy: str
+
+
+def page(data: str, *, is_served: bool) -> Page:
+    """The page around its data.
+
+    Parameters
+    ----------
+    data
+        JSON: a catalogue, and what was answered already.
+    is_served
+        Whether a server answers questions; else the file may reach nothing at all.
+    """
+    style, script = _text("page.css"), _script()
+    policy = "; ".join(
+        (
+            "default-src 'none'",
+            f"style-src {_source(style)}",
+            f"script-src {_source(script)}",
+            "img-src data:",
+            "connect-src 'self'" if is_served else "connect-src 'none'",
+            "base-uri 'none'",
+            "form-action 'none'",
+        )
+    )
+    html = _text("page.html")
+    # in this order: data may hold anything, and nothing is searched for after it
+    for mark, text in (
+        ("@POLICY@", policy),
+        ("@STYLE@", style),
+        ("@SCRIPT@", script),
+        ("@DATA@", data.replace("<", "\\u003c")),
+    ):
+        before, _, after = html.partition(mark)
+        html = f"{before}{text}{after}"
+    return Page(html=html, policy=f"{policy}; frame-ancestors 'none'")
+
+
+def _script() -> str:
+    parts = "".join(_text(name) for name in SCRIPTS)
+    return f'(() => {{\n"use strict";\n{parts}}})();\n'
+
+
+def _text(name: str) -> str:
+    return (resources.files("perfmodel.page") / "static" / name).read_text(encoding="utf-8")
+
+
+def _source(text: str) -> str:
+    """What a policy calls this very text."""
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{digest}'"
+
 
 #: Values of each slider that moves in the file, beside the chosen one.
 _DEVICES: Final = tuple(2**power for power in range(11))
@@ -140,3 +212,32 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, list):
         return [_rounded(entry) for entry in value]
     return value
+
+
+def start(catalogue: Catalogue) -> StepQuestion | LayoutQuestion:
+    """Eight devices of the first machine and workload, or one layout of eight."""
+    profile = catalogue.profiles[0]
+    entry = profile.workloads[0]
+    if profile.kind == "layout":
+        return LayoutQuestion(
+            kind="layout", profile=profile.name, workload=entry.name, layout="dp=8", batch=64
+        )
+    devices = 1 if profile.bandwidth_bytes_per_s is None else 8
+    batch = entry.batches[len(entry.batches) // 2]
+    return StepQuestion(
+        kind="step", profile=profile.name, workload=entry.name, devices=devices, batch=batch
+    )
+
+
+def question_of(text: str) -> StepQuestion | LayoutQuestion:
+    """A question as JSON, or as it stands behind ``#`` in the address of the page.
+
+    Raises
+    ------
+    UsageError
+        If it breaks a rule.
+    """
+    try:
+        return QUESTION.validate_json(unquote(text.removeprefix("#")))
+    except ValidationError as error:
+        raise UsageError(f"--ask: {first_problem(error)}") from error

@@ -7,18 +7,15 @@ from typing import Final
 
 from perfmodel.cost.jobs import jobs_from
 from perfmodel.cost.memory import verdict
-from perfmodel.documents.layout import LayoutPredictionDocument, StageMemory
 from perfmodel.documents.page import CurvePoint, LayoutQuestion, MemoryAnswer, PageAnswer
-from perfmodel.documents.prediction import Interval
+from perfmodel.documents.prediction import Interval, LayoutPredictionDocument, StageMemory
 from perfmodel.errors import NotFeasible, UsageError
-from perfmodel.page.machines import LayoutMachine, chosen
-from perfmodel.page.money import spent
-from perfmodel.page.timeline import timeline
-from perfmodel.parallelism.layout import Layout, accumulation_for, parse_layout
-from perfmodel.parallelism.strategy import MOST_DEVICES
+from perfmodel.layout.layout import Layout, accumulation_for, parse_layout
+from perfmodel.layout.setting import MOST_DEVICES
+from perfmodel.machine.cluster import DEVICES_PER_NODE
+from perfmodel.page.machines import LayoutMachine, chosen, spent, timeline
 from perfmodel.predict_layout import Training, predict_layout
-from perfmodel.program.trace import Trace
-from perfmodel.topology.cluster import DEVICES_PER_NODE
+from perfmodel.step.program import Trace
 
 #: Passes of all stages are simulated one by one: more of them take seconds.
 _MOST_PASSES: Final = 8192

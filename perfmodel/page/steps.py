@@ -4,27 +4,24 @@ import functools
 import shlex
 from typing import Final
 
-from perfmodel.context import caveats
-from perfmodel.cost.curve import Samples
 from perfmodel.cost.memory import step_memory, verdict
+from perfmodel.cost.terms import Samples
 from perfmodel.documents.page import CurvePoint, MemoryAnswer, PageAnswer, StepQuestion
-from perfmodel.documents.whatif import Contrast
+from perfmodel.documents.prediction import Contrast
 from perfmodel.errors import NotFeasible, UsageError
-from perfmodel.forecast import Forecast, forecast_settings
-from perfmodel.page.machines import OpenedWorkload, StepMachine, chosen
-from perfmodel.page.money import spent
-from perfmodel.page.timeline import timeline
-from perfmodel.parallelism.strategy import Setting, scaled_settings
-from perfmodel.predictor import Predictor, StepPrediction, interval
-from perfmodel.scenarios import (
-    UNMEASURED,
-    Scenario,
-    changed,
-    contrast_of_draws,
-    in_cluster,
-    predictor_of,
-    with_assumed,
+from perfmodel.layout.setting import Setting, scaled_settings
+from perfmodel.page.machines import OpenedWorkload, StepMachine, chosen, spent, timeline
+from perfmodel.predictor import (
+    Forecast,
+    Predictor,
+    StepPrediction,
+    caveats,
+    forecast_settings,
+    interval,
 )
+from perfmodel.scenarios.compare import UNMEASURED, contrast_of_draws, predictor_of, with_assumed
+from perfmodel.scenarios.fields import changed, in_cluster
+from perfmodel.scenarios.machine import Scenario
 
 #: Where the curve is drawn at least, as far as ``perfmodel predict`` goes without being asked.
 CURVE_UP_TO: Final = 1024

@@ -8,10 +8,16 @@ with probability ``c``, fails if it breaks it with that probability, and is too 
 
 import datetime as dt
 import math
-from collections.abc import Iterator, Sequence
-from statistics import NormalDist
-from typing import Final
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, median
+from typing import Final, Literal
 
+import numpy as np
+
+from perfmodel.cost.collectives import busbw_factor
+from perfmodel.cost.terms import CurveDraws
 from perfmodel.documents.acceptance import (
     UNITS,
     AcceptanceDocument,
@@ -23,12 +29,239 @@ from perfmodel.documents.acceptance import (
 )
 from perfmodel.documents.base import command_line
 from perfmodel.documents.goodput import GoodputDocument
-from perfmodel.documents.observation import Observation
+from perfmodel.documents.observation import Observation, StepObservation
 from perfmodel.documents.profile import CollectiveProfile, ProfileDocument
+from perfmodel.engine.stragglers import expected_largest_deviate
 from perfmodel.errors import CalibrationUnavailable, UsageError
-from perfmodel.plan.culprits import culprits, unmeasured_links
-from perfmodel.plan.quantities import Quantity, quantity
-from perfmodel.units import GIB, KIB, Bytes, format_bytes
+from perfmodel.layout.setting import Setting, Synchronisation, scaled_settings
+from perfmodel.predictor import Predictor
+from perfmodel.units import GIB, KIB, Bytes, format_bytes, format_rate
+
+_NUM_DRAWS: Final = 400
+#: Spreads of ranks below this are not told apart from none.
+_SMALLEST_SPREAD: Final = 0.005
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    """A positive value in SI units."""
+
+    value: float
+    log_error: float
+    source: Literal["measured", "interpolated", "predicted"]
+
+
+def quantity(
+    profile: ProfileDocument, clause: Clause, *, goodput: GoodputDocument | None = None
+) -> Quantity | None:
+    """What the machine does about a clause; None if nothing was measured about it.
+
+    Parameters
+    ----------
+    goodput
+        Of a job on that machine, at its rates of failures.
+    """
+    match clause.kind:
+        case ClauseKind.GEMM:
+            return _kernel(profile, clause)
+        case ClauseKind.BUSBW:
+            return _busbw(profile, clause)
+        case ClauseKind.LATENCY:
+            return _all_reduce(profile, clause)
+        case ClauseKind.SPREAD:
+            return _spread(profile)
+        case ClauseKind.STEP:
+            return _step(profile, clause)
+        case ClauseKind.GOODPUT:
+            return None if goodput is None else _goodput(goodput)
+
+
+def _kernel(profile: ProfileDocument, clause: Clause) -> Quantity | None:
+    """Kernels have no error of their own: the machine's speed varied by that much between visits."""
+    for rate in profile.rates:
+        if (rate.probe, rate.dtype, rate.shape) == ("matmul", clause.dtype, clause.shape):
+            return Quantity(
+                value=rate.flop_per_s, log_error=profile.speed_spread, source="measured"
+            )
+    return None
+
+
+def _all_reduce(profile: ProfileDocument, clause: Clause) -> Quantity | None:
+    """Time of an all-reduce of the size, in the group of that size. [s]"""
+    assert clause.size_bytes is not None
+    for entry in profile.collectives:
+        if entry.collective == "all_reduce" and entry.world_size == clause.world_size:
+            curve = CurveDraws.sample(
+                entry.points, num_draws=_NUM_DRAWS, rng=np.random.default_rng(0)
+            )
+            draws_s = curve.read(clause.size_bytes)
+            return Quantity(
+                value=float(draws_s[0]),
+                log_error=float(np.log(draws_s[1:]).std()),
+                source="measured" if clause.size_bytes in curve.at else "interpolated",
+            )
+    return None
+
+
+def _busbw(profile: ProfileDocument, clause: Clause) -> Quantity | None:
+    found = _all_reduce(profile, clause)
+    if found is None:
+        return None
+    assert clause.size_bytes is not None
+    assert clause.world_size is not None
+    factor = busbw_factor("all_reduce", world_size=clause.world_size)
+    assert factor is not None
+    return Quantity(
+        value=clause.size_bytes * factor / found.value,
+        log_error=found.log_error,
+        source=found.source,
+    )
+
+
+def _spread(profile: ProfileDocument) -> Quantity | None:
+    """Slowest of all ranks over the median rank, of the workload that shows it most.
+
+    The standard deviation of n ranks is itself uncertain by ``1 / sqrt(2 (n - 1))``.
+    """
+    ranks = profile.max_world_size
+    if ranks == 1 or not profile.workloads:
+        return None
+    spread = max(workload.rank_spread for workload in profile.workloads)
+    deviate = expected_largest_deviate(ranks)
+    error = max(spread, _SMALLEST_SPREAD) / math.sqrt(2 * (ranks - 1))
+    return Quantity(value=math.exp(spread * deviate), log_error=error * deviate, source="measured")
+
+
+def _goodput(goodput: GoodputDocument) -> Quantity:
+    """Half of the 90 % interval is 1.645 standard errors, which hold the doubt of the failure rates."""
+    share = goodput.effective_fraction
+    return Quantity(
+        value=share.p50,
+        log_error=math.log(share.p95 / share.p5) / (2 * NormalDist().inv_cdf(0.95)),
+        source="predicted",
+    )
+
+
+def _has_all_reduce(profile: ProfileDocument) -> bool:
+    return any(entry.collective == "all_reduce" for entry in profile.collectives)
+
+
+def _step(profile: ProfileDocument, clause: Clause) -> Quantity | None:
+    """As it ran, or as the model has it, which needs an all-reduce for several ranks. [s]"""
+    assert clause.workload is not None
+    assert clause.world_size is not None
+    assert clause.micro_batch is not None
+    workload = profile.workload(clause.workload)
+    if workload is None:
+        return None
+    [setting] = scaled_settings(
+        clause.workload, [clause.world_size], scaling="weak", batch=clause.micro_batch
+    )
+    for step in profile.steps:
+        known = (step.workload, step.world_size, step.micro_batch, step.synchronisation)
+        asked = (setting.workload, setting.world_size, setting.micro_batch)
+        if known == (*asked, setting.synchronisation.value) and step.bucket_cap_mb is None:
+            error = math.hypot(step.relative_error, profile.round_error)
+            return Quantity(value=step.step_s, log_error=error, source="measured")
+    if setting.synchronisation is Synchronisation.DDP and not _has_all_reduce(profile):
+        return None
+    draws_s = Predictor(profile).step(workload, setting).step_s
+    return Quantity(
+        value=float(draws_s[0]), log_error=float(np.log(draws_s[1:]).std()), source="predicted"
+    )
+
+
+#: A rank is named if its steps are longer than those of the median rank by more than this.
+_SLOW_RATIO: Final = 1.02
+
+
+def culprits(
+    clause: Clause, profile: ProfileDocument, observations: Sequence[Observation]
+) -> tuple[str, ...]:
+    """Sentences; none if nothing points anywhere."""
+    match clause.kind:
+        case ClauseKind.SPREAD | ClauseKind.STEP:
+            return tuple(_slow_ranks(profile, observations))
+        case ClauseKind.BUSBW | ClauseKind.LATENCY:
+            return tuple(_groups(profile))
+        case ClauseKind.GOODPUT:
+            return ()
+        case ClauseKind.GEMM:
+            return (*_slow_ranks(profile, observations), f"device: {profile.device_name}")
+
+
+def unmeasured_links(profile: ProfileDocument) -> tuple[str, ...]:
+    """Links that no measured all-reduce crossed, in sentences."""
+    sizes = [entry.world_size for entry in profile.collectives if entry.collective == "all_reduce"]
+    if not sizes:
+        return ("no all-reduce was measured: nothing is said about any link",)
+    found = []
+    if max(sizes) <= profile.ranks_per_node:
+        found.append("no group crossed nodes: nothing is said about the network between them")
+    if max(sizes) < profile.max_world_size:
+        found.append(
+            f"the largest group had {max(sizes)} of {profile.max_world_size} ranks: the links of the "
+            "others are in no collective"
+        )
+    return tuple(found)
+
+
+def rank_ratios(observations: Sequence[Observation]) -> dict[int, float]:
+    """Time of each rank over the median rank, in steps in which nobody waits for anybody.
+
+    Ranks are compared within a visit, so that the machine's speed at that moment cancels; what
+    counts is the median over visits.
+    """
+    found: defaultdict[int, list[float]] = defaultdict(list)
+    for observation in observations:
+        if isinstance(observation, StepObservation) and _is_local(observation.setting):
+            steps_s = {rank.rank: median(rank.step_s) for rank in observation.ranks}
+            middle_s = median(steps_s.values())
+            for rank, step_s in steps_s.items():
+                found[rank].append(step_s / middle_s)
+    return {rank: median(ratios) for rank, ratios in sorted(found.items())}
+
+
+def _is_local(setting: Setting) -> bool:
+    """Many ranks at work, none of which waits for another."""
+    return setting.world_size > 1 and setting.synchronisation is Synchronisation.NO_SYNC
+
+
+def _slow_ranks(profile: ProfileDocument, observations: Sequence[Observation]) -> Iterator[str]:
+    slow = {rank: ratio for rank, ratio in rank_ratios(observations).items() if ratio > _SLOW_RATIO}
+    for rank, ratio in sorted(slow.items(), key=lambda item: -item[1]):
+        node, local_rank = divmod(rank, profile.ranks_per_node)
+        yield (
+            f"rank {rank} (node {node}, {_device(profile.environment, local_rank)}) takes "
+            f"{ratio:.2f} times as long as the median rank"
+        )
+
+
+def _device(environment: Mapping[str, object], local_rank: int) -> str:
+    gpus = environment.get("gpus")
+    if isinstance(gpus, list) and local_rank < len(gpus) and isinstance(gpus[local_rank], dict):
+        return f"device {local_rank}: {gpus[local_rank].get('uuid') or 'without a name'}"
+    return f"device {local_rank}"
+
+
+def _groups(profile: ProfileDocument) -> Iterator[str]:
+    """Bandwidth by group size: where it drops is where the slow link is."""
+    found = {}
+    for entry in profile.collectives:
+        factor = busbw_factor("all_reduce", world_size=entry.world_size)
+        if entry.collective == "all_reduce" and factor and entry.points:
+            last = max(entry.points, key=lambda point: point.at)
+            found[entry.world_size] = last.at * factor / last.time_s
+    if found:
+        rates = ", ".join(
+            f"{n} ranks {format_rate(rate, 'B')}" for n, rate in sorted(found.items())
+        )
+        yield f"link: busbw of the largest all-reduce by group: {rates}"
+    inside = [rate for n, rate in found.items() if n <= profile.ranks_per_node]
+    across = [rate for n, rate in found.items() if n > profile.ranks_per_node]
+    if inside and across and min(across) < min(inside) / 2:
+        yield "link: it drops where a group leaves its node, the network between nodes is the slow one"
+
 
 #: Messages whose time is bandwidth alone, where such were measured.
 LARGE_BYTES: Final[Bytes] = GIB

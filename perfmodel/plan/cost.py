@@ -9,13 +9,16 @@ from collections.abc import Sequence
 from typing import Final
 
 from perfmodel.documents.base import command_line
-from perfmodel.documents.budget import Budget, Purchase, Rental, stale_prices
-from perfmodel.documents.cost import (
+from perfmodel.documents.budget import (
+    Budget,
     CostDocument,
     CostOption,
+    Purchase,
     PurchaseItems,
+    Rental,
     Worthwhile,
     YearlyCost,
+    stale_prices,
 )
 from perfmodel.units import KILOWATT_W
 

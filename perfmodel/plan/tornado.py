@@ -7,12 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.cost.curve import Samples
-from perfmodel.cost.terms import Price, Terms
+from perfmodel.cost.terms import Price, Samples, Terms
 from perfmodel.documents.plan import Swing
-from perfmodel.plan.assumptions import Assumption, Remedy, remedy
-from perfmodel.plan.steps import Ends
-from perfmodel.plan.stops import Stops
+from perfmodel.plan.goodput import Stops
+from perfmodel.plan.steps import Assumption, Ends, Remedy, remedy
 from perfmodel.predictor import StepPrediction, step_times
 from perfmodel.units import Seconds
 

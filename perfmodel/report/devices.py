@@ -2,17 +2,8 @@
 
 from typing import Final
 
-from perfmodel.documents.catalogue import (
-    Catalogue,
-    DataSheet,
-    Figure,
-    Pcie,
-    Peak,
-    Power,
-    Rate,
-    Size,
-)
-from perfmodel.report.grid import Grid, grid
+from perfmodel.documents.hardware import Catalogue, DataSheet, Figure, Pcie, Peak, Power, Rate, Size
+from perfmodel.report.wording import Grid, grid
 from perfmodel.units import PREFIXES, format_bytes, format_rate
 
 

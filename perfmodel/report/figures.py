@@ -1,32 +1,317 @@
 """All figures; those of a prediction are drawn here."""
 
-from collections.abc import Sequence
+import io
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final, Literal
 
+import matplotlib as mpl
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator
 
+from perfmodel.cost.collectives import busbw_factor
+from perfmodel.documents.observation import PHASES
+from perfmodel.documents.plan import PlanDocument, PlanRow
 from perfmodel.documents.prediction import Interval, PredictionDocument
-from perfmodel.documents.profile import ProfileDocument
-from perfmodel.documents.validation import ValidationDocument
-from perfmodel.program.operation import Cause
-from perfmodel.report.canvas import (
-    COLOURS,
-    GREY,
-    LINES,
-    figure_bytes,
-    finish,
-    legend_below,
-    log2_ticks,
-    new_figure,
-    note_if_empty,
-    plain,
-    time_unit,
+from perfmodel.documents.profile import (
+    CollectiveProfile,
+    CurvePoint,
+    PhaseCurves,
+    ProfileDocument,
+    WorkloadProfile,
 )
-from perfmodel.report.machine_figures import collective_figure, compute_figure
-from perfmodel.report.prediction_grids import causes_of
-from perfmodel.report.validation_figures import error_figure, parity_figure
+from perfmodel.documents.verdicts import ComparedSetting, ValidationDocument
+from perfmodel.report.prediction import causes_of
+from perfmodel.report.wording import duration_unit, percent, short_label
+from perfmodel.step.program import Cause
+from perfmodel.units import DAY_S, Seconds, format_bytes, parse_duration
+
+#: Okabe and Ito, "Color Universal Design", 2008, without yellow (too pale on paper).
+COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS: Final = ("o", "s", "^", "v", "D", "P", "X")
+LINES: Final = ("-", "--", "-.", ":")
+GREY: Final = "#767676"
+#: What a prediction may be off by and still be called right, in plots.
+BAND_FRACTION: Final = 0.06
+
+
+def new_figure(*, width_in: float = 6.4, height_in: float = 4.2) -> Figure:
+    """Empty figure that belongs to nobody: pyplot never hears of it."""
+    return Figure(figsize=(width_in, height_in), layout="constrained")
+
+
+def finish(axes: Axes, *, title: str, x: str, y: str) -> None:
+    """Name the axes, with units, and draw a quiet grid."""
+    axes.set_title(plain(title), fontsize="medium")
+    axes.set_xlabel(plain(x))
+    axes.set_ylabel(plain(y))
+    axes.grid(visible=True, which="major", color="#d9d9d9", linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def log2_ticks(axes: Axes, *, values: Iterable[int]) -> None:
+    """Doubling x axis that names the values at hand, at most a dozen of them."""
+    ticks = sorted(set(values))
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(ticks[:: len(ticks) // 12 + 1]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def log10_ticks(axis: Axis) -> None:
+    """Name 1, 2 and 5 of each decade as plain numbers, so that no range is left without a name."""
+    axis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def legend_below(figure: Figure) -> None:
+    """Draw one legend for all panels, each name once."""
+    named: dict[str, Artist] = {}
+    for axes in figure.axes:
+        handles, labels = axes.get_legend_handles_labels()
+        named |= {str(label): handle for label, handle in zip(labels, handles, strict=True)}
+    if named:
+        figure.legend(
+            list(named.values()),
+            list(named),
+            loc="outside lower center",
+            ncols=min(4, len(named)),
+            fontsize="small",
+            frameon=False,
+        )
+
+
+def time_unit(longest_s: Seconds) -> tuple[str, float]:
+    """Symbol of the unit in which the longest time reads well, and its seconds."""
+    unit = duration_unit(longest_s)
+    return unit, parse_duration(f"1 {unit}")
+
+
+def plain(text: str) -> str:
+    """Text that matplotlib shows as it is: no dollar opens a formula, no underscore hides it."""
+    shown = text.replace("$", r"\$")
+    return f" {shown}" if shown.startswith("_") else shown
+
+
+def note_if_empty(axes: Axes, *, is_empty: bool) -> None:
+    """Say that there is nothing to see, rather than show an empty frame."""
+    if is_empty:
+        axes.text(0.5, 0.5, "nothing measured", ha="center", transform=axes.transAxes, color=GREY)
+
+
+def figure_bytes(figure: Figure, *, format: Literal["svg", "png"]) -> bytes:  # noqa: A002
+    """Content of an image file; the same figure always gives the same bytes."""
+    metadata = (
+        {"Date": None, "Creator": None, "Format": None, "Type": None}
+        if format == "svg"
+        else {"Software": None}
+    )
+    file = io.BytesIO()
+    # text stays text in SVG: small, searchable, and no glyph ids to clash
+    with mpl.rc_context({"svg.hashsalt": "perfmodel", "svg.fonttype": "none"}):
+        figure.savefig(file, format=format, dpi=150, metadata=metadata)
+    return file.getvalue()
+
+
+def collective_figure(profile: ProfileDocument) -> Figure:
+    """Figure of time and bus bandwidth of each collective over the size of the array."""
+    figure = new_figure(width_in=9.2)
+    time_axes, busbw_axes = figure.subplots(1, 2)
+    names = sorted({entry.collective for entry in profile.collectives})
+    sizes = sorted({entry.world_size for entry in profile.collectives})
+    for entry in profile.collectives:
+        styles = {
+            "color": COLOURS[names.index(entry.collective) % len(COLOURS)],
+            "marker": MARKERS[names.index(entry.collective) % len(MARKERS)],
+            "linestyle": LINES[sizes.index(entry.world_size) % len(LINES)],
+        }
+        label = plain(f"{entry.collective}, {entry.world_size} devices")
+        at, time_s = _curve_machine_figures(entry.points)
+        time_axes.plot(at, time_s * 1e3, label=label, markersize=4, **styles)
+        factor = busbw_factor(entry.collective, world_size=entry.world_size)
+        if factor is not None:
+            busbw_axes.plot(at, factor * at / time_s / 1e9, label=label, markersize=4, **styles)
+    _finish_collectives(time_axes, busbw_axes, profile.collectives)
+    legend_below(figure)
+    return figure
+
+
+def _curve_machine_figures(points: Sequence[CurvePoint]) -> tuple[np.ndarray, np.ndarray]:
+    # a time of zero has no place on a logarithmic axis, and no bandwidth
+    shown = [(point.at, point.time_s) for point in points if point.time_s > 0]
+    at, time_s = np.array(shown).reshape(-1, 2).T
+    return at, time_s
+
+
+def _finish_collectives(
+    time_axes: Axes, busbw_axes: Axes, entries: Sequence[CollectiveProfile]
+) -> None:
+    for axes in (time_axes, busbw_axes):
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        log10_ticks(axes.yaxis)
+        axes.xaxis.set_major_formatter(lambda value, _: format_bytes(value).replace(" ", "\n"))
+        note_if_empty(axes, is_empty=not entries)
+    finish(time_axes, title="Time", x="Size of the whole array [B]", y="Time [ms]")
+    finish(busbw_axes, title="Bus bandwidth", x="Size of the whole array [B]", y="busbw [GB/s]")
+
+
+def compute_figure(profile: ProfileDocument) -> Figure:
+    """Figure of the time of each phase over the micro-batch, one panel per workload."""
+    num_rows = max(1, -(-len(profile.workloads) // 2))
+    figure = new_figure(width_in=9.2, height_in=0.8 + 3.4 * num_rows)
+    panels: list[Axes] = figure.subplots(num_rows, 2, squeeze=False).ravel().tolist()
+    for axes, entry in zip(panels, profile.workloads, strict=False):
+        _compute_panel(axes, entry)
+    for axes in panels[len(profile.workloads) :]:
+        axes.set_axis_off()
+    legend_below(figure)
+    return figure
+
+
+def _compute_panel(axes: Axes, entry: WorkloadProfile) -> None:
+    for position, phases in enumerate(entry.phases):
+        _phase_lines(axes, phases, line=LINES[position % len(LINES)])
+    batches = {round(point.at) for phases in entry.phases for point in phases.forward}
+    log2_ticks(axes, values=batches)
+    axes.set_yscale("log")
+    log10_ticks(axes.yaxis)
+    title = f"{entry.workload.name}: phases, n ranks at work"
+    finish(axes, title=title, x="Micro-batch [samples]", y="Time per micro-step [ms]")
+
+
+def _phase_lines(axes: Axes, phases: PhaseCurves, *, line: str) -> None:
+    curves: dict[str, tuple[CurvePoint, ...]] = {
+        name: getattr(phases, name)
+        for name in (*PHASES, "dispatch_forward", "dispatch_backward", "dispatch_optimizer")
+    }
+    for name, points in curves.items():
+        at, time_s = _curve_machine_figures(points)
+        if not len(at):
+            continue
+        is_host = name.startswith("dispatch_")
+        colour = COLOURS[PHASES.index(name.removeprefix("dispatch_"))]
+        label = f"{name.replace('_', ' ')}, n={phases.world_size}"
+        marker = "x" if is_host else MARKERS[PHASES.index(name)]
+        axes.plot(
+            at,
+            time_s * 1e3,
+            label=label,
+            marker=marker,
+            markersize=4,
+            color=colour,
+            linestyle=line,
+            linewidth=0.8 if is_host else 1.5,
+        )
+
+
+def parity_figure(validation: ValidationDocument) -> Figure:
+    """Figure of predicted over measured step times; on the diagonal the two agree."""
+    figure = new_figure(width_in=5.2, height_in=4.8)
+    axes = figure.add_subplot()
+    times_s = [entry.measured_s for entry in validation.settings]
+    times_s += [bound for entry in validation.settings for bound in _bounds(entry) if bound > 0]
+    unit, scale = time_unit(float(np.median(times_s)))
+    ends = np.array([min(times_s) / 1.3, max(times_s) * 1.3]) / scale
+    axes.plot(ends, ends, color=GREY, linewidth=1, label="predicted = measured")
+    band = percent(BAND_FRACTION).replace(".0", "")
+    low, high = ends * (1 - BAND_FRACTION), ends * (1 + BAND_FRACTION)
+    axes.fill_between(ends, low, high, color=GREY, alpha=0.25, linewidth=0, label=f"+-{band}")
+    for position, workload in enumerate(_workloads(validation)):
+        entries = [entry for entry in validation.settings if entry.setting.workload == workload]
+        _parity_points(axes, entries, scale=scale, position=position)
+    for set_scale, set_limits in (
+        (axes.set_xscale, axes.set_xlim),
+        (axes.set_yscale, axes.set_ylim),
+    ):
+        set_scale("log")
+        set_limits(ends[0], ends[1])
+    for axis in (axes.xaxis, axes.yaxis):
+        log10_ticks(axis)
+    axes.set_aspect("equal")
+    title = "Fresh runs; bars: predicted p5-p95, measured +- 1 std. error"
+    finish(axes, title=title, x=f"Measured step [{unit}]", y=f"Predicted step [{unit}]")
+    axes.legend(fontsize="small", frameon=False)
+    return figure
+
+
+def _bounds(entry: ComparedSetting) -> tuple[float, float]:
+    return entry.predicted_s.p5, entry.predicted_s.p95
+
+
+def _workloads(validation: ValidationDocument) -> list[str]:
+    return sorted({entry.setting.workload for entry in validation.settings})
+
+
+def _parity_points(
+    axes: Axes, entries: Sequence[ComparedSetting], *, scale: float, position: int
+) -> None:
+    measured = np.array([entry.measured_s for entry in entries]) / scale
+    predicted = np.array([entry.predicted_s.p50 for entry in entries]) / scale
+    low, high = np.array([_bounds(entry) for entry in entries]).T / scale
+    axes.errorbar(
+        measured,
+        predicted,
+        xerr=measured * [entry.measured_relative_error for entry in entries],
+        yerr=[predicted - low, high - predicted],
+        linestyle="none",
+        color=COLOURS[position % len(COLOURS)],
+        marker=MARKERS[position % len(MARKERS)],
+        markersize=5,
+        markeredgecolor="black",
+        markeredgewidth=0.5,
+        elinewidth=1,
+        label=plain(entries[0].setting.workload),
+    )
+
+
+def error_figure(validation: ValidationDocument) -> Figure:
+    """Figure of the signed error of each held-out setting; bars: predicted p5-p95."""
+    entries = sorted(validation.settings, key=lambda entry: short_label(entry.setting))
+    figure = new_figure(width_in=7.2, height_in=1.8 + 0.24 * len(entries))
+    axes = figure.add_subplot()
+    axes.axvspan(-100 * BAND_FRACTION, 100 * BAND_FRACTION, color=GREY, alpha=0.2, linewidth=0)
+    axes.axvline(0, color=GREY, linewidth=1)
+    _error_points(axes, entries)
+    labels = [plain(short_label(entry.setting)) for entry in entries]
+    axes.set_yticks(np.arange(len(entries)), labels, fontsize="small")
+    axes.set_ylim(len(entries) - 0.4, -0.6)
+    finish(
+        axes,
+        title="Devices x micro-batch x accumulation, bucket cap; grey: +-6 %",
+        x="Predicted over measured, minus 1 [%]; negative: predicted too fast",
+        y="Setting",
+    )
+    legend_below(figure)
+    return figure
+
+
+def _error_points(axes: Axes, entries: Sequence[ComparedSetting]) -> None:
+    rows = np.arange(len(entries))
+    errors = 100 * np.array([entry.signed_error for entry in entries])
+    measured = np.array([entry.measured_s for entry in entries])
+    low, high = 100 * (np.array([_bounds(entry) for entry in entries]).T / measured - 1)
+    axes.errorbar(
+        errors,
+        rows,
+        xerr=[np.maximum(errors - low, 0), np.maximum(high - errors, 0)],
+        linestyle="none",
+        marker="o",
+        color=COLOURS[0],
+        elinewidth=1,
+        label="at calibrated machine speed",
+    )
+    raw = 100 * np.array([entry.signed_error_raw for entry in entries])
+    axes.plot(raw, rows, "x", color=COLOURS[1], label="raw, as the clock showed it")
+
 
 __all__ = [
     "breakdown_figure",
@@ -194,3 +479,74 @@ def report_figures(
         figures["parity"] = parity_figure(validation)
         figures["errors"] = error_figure(validation)
     return figures
+
+
+def front_figure(document: PlanDocument) -> Figure:
+    """Cost over time of the named candidates, with intervals and limits."""
+    figure = new_figure(height_in=3.6)
+    axes = figure.subplots()
+    rows = (*document.ranked, *document.front, *(entry.row for entry in document.options))
+    for place, option in enumerate(document.plan.option):
+        own = {(row.devices, row.micro_batch): row for row in rows if row.option == option.name}
+        if own:
+            axes.plot(
+                [row.elapsed_s.p50 / DAY_S for row in own.values()],
+                [row.cost.p50 for row in own.values()],
+                linestyle="",
+                label=plain(option.name),
+                color=COLOURS[place % len(COLOURS)],
+                marker=MARKERS[place % len(MARKERS)],
+            )
+    _mark_first(axes, document.options[0].row)
+    limits = document.plan.limits
+    available = (limits.deadline - document.start).days
+    axes.axvline(available, color=GREY, linestyle="--", label="deadline")
+    if limits.budget is not None:
+        axes.axhline(limits.budget, color=GREY, linestyle=":", label="budget")
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0)
+    finish(
+        axes,
+        title="Time and cost of the candidates that are named",
+        x="Days from the start",
+        y=f"Cost [{document.plan.currency}]",
+    )
+    legend_below(figure)
+    return figure
+
+
+def _mark_first(axes: Axes, row: PlanRow) -> None:
+    """The interval of the first row, both ways."""
+    axes.errorbar(
+        row.elapsed_s.p50 / DAY_S,
+        row.cost.p50,
+        xerr=[
+            [(row.elapsed_s.p50 - row.elapsed_s.p5) / DAY_S],
+            [(row.elapsed_s.p95 - row.elapsed_s.p50) / DAY_S],
+        ],
+        yerr=[[row.cost.p50 - row.cost.p5], [row.cost.p95 - row.cost.p50]],
+        color="black",
+        linewidth=1,
+        capsize=3,
+        zorder=0,
+    )
+
+
+def tornado_figure(document: PlanDocument) -> Figure:
+    """How far every assumption moves the cost, the largest on top."""
+    swings = document.tornado[::-1]
+    figure = new_figure(height_in=1.2 + 0.35 * len(swings))
+    axes = figure.subplots()
+    nominal = document.options[0].row.cost.p50
+    for place, swing in enumerate(swings):
+        for end, colour in ((swing.low_cost, COLOURS[0]), (swing.high_cost, COLOURS[1])):
+            axes.barh(place, end - nominal, left=nominal, color=colour, height=0.6)
+    axes.axvline(nominal, color="black", linewidth=1)
+    axes.set_yticks(range(len(swings)), [plain(swing.assumption) for swing in swings])
+    finish(
+        axes,
+        title="What the cost hangs on",
+        x=f"Cost [{document.plan.currency}]",
+        y="",
+    )
+    return figure

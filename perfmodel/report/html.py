@@ -1,22 +1,296 @@
 """One file that a browser shows and a printer prints: for the person who signs."""
 
+import math
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Literal
 
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from perfmodel.documents.base import Provenance
-from perfmodel.documents.prediction import PredictionDocument
+from perfmodel.documents.prediction import Evidence, PredictedPoint, PredictionDocument
 from perfmodel.documents.profile import ProfileDocument
-from perfmodel.documents.validation import ValidationDocument
-from perfmodel.report import figures, prediction_grids, profile_grids, validation_grids
-from perfmodel.report.grid import Grid, grid
-from perfmodel.report.headline import headline
-from perfmodel.report.rendering import template
-from perfmodel.report.wording import DEFINITIONS, listed
+from perfmodel.documents.verdicts import ValidationDocument
+from perfmodel.report import figures
+from perfmodel.report import prediction as prediction_grids
+from perfmodel.report import profile as profile_grids
+from perfmodel.report import validation as validation_grids
+from perfmodel.report.wording import (
+    DEFINITIONS,
+    Grid,
+    duration_interval,
+    grid,
+    interval,
+    listed,
+    number,
+    one_line,
+    percent,
+    scaling_words,
+    verdict,
+)
+from perfmodel.units import format_bytes, format_duration
+
+
+def money(value: float) -> str:
+    """Text such as ``12,345``; three significant digits below 100."""
+    return f"{value:,.0f}" if abs(value) >= 100 else number(value)
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if math.isclose(value, round(value)) else f"{value:,.1f}"
+
+
+#: How a number is shown.
+KINDS: Final[Mapping[str, Callable[[Any], str]]] = {
+    "money": money,
+    "price": lambda value: f"{value:.4g}",
+    "duration": format_duration,
+    "percent": percent,
+    "count": _count,
+    "ratio": number,
+    "bytes": format_bytes,
+    "date": str,
+    "text": str,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One number that a page shows."""
+
+    place: int
+    path: str
+    """Keys and positions in the JSON of the document, joined by dots."""
+    exact: str
+    origin: str
+    """Words: where it comes from."""
+    anchor: str
+    """Id of the row of the page that tells more; empty if there is none."""
+
+
+class LinkedNumbers:
+    """Shows values of a document, and remembers which.
+
+    Parameters
+    ----------
+    values
+        The document as JSON has it.
+    origin
+        From a path to where its value comes from, and the id of a row that tells more.
+    """
+
+    def __init__(self, values: Any, origin: Callable[[str], tuple[str, str]]) -> None:
+        self._values, self._origin = values, origin
+        self._entries: dict[str, Entry] = {}
+
+    @property
+    def entries(self) -> list[Entry]:
+        """What was shown so far, in that order."""
+        return list(self._entries.values())
+
+    def value(self, path: str) -> Any:
+        """What stands at a path."""
+        found = self._values
+        for key in path.split("."):
+            found = found[int(key)] if isinstance(found, list) else found[key]
+        return found
+
+    def show(self, path: str, kind: str) -> Markup:
+        """The value at a path as a link to its row among the sources."""
+        value = self.value(path)
+        if path not in self._entries:
+            origin, anchor = self._origin(path)
+            self._entries[path] = Entry(
+                place=len(self._entries) + 1,
+                path=path,
+                exact=str(value),
+                origin=origin,
+                anchor=anchor,
+            )
+        entry = self._entries[path]
+        return Markup('<a class="n {}" href="#n{}" data-path="{}">{}</a>').format(
+            kind, entry.place, path, KINDS[kind](value)
+        )
+
+    def interval(self, path: str, kind: str) -> Markup:
+        """The value and its 90 % interval."""
+        middle, low, high = (self.show(f"{path}.{name}", kind) for name in ("p50", "p5", "p95"))
+        return Markup('{} <span class="range">[{}&thinsp;&ndash;&thinsp;{}]</span>').format(
+            middle, low, high
+        )
+
+
+def template(name: str) -> Template:
+    """A template of this package: what is put in is escaped, what is missing is an error."""
+    environment = Environment(
+        loader=PackageLoader("perfmodel.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyNumber:
+    """One number, and the words that go with it."""
+
+    name: str
+    value: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """What the person who signs reads first."""
+
+    verdict: str
+    state: Literal["passed", "failed", "unknown"]
+    numbers: tuple[KeyNumber, ...]
+    sentences: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def headline(
+    profile: ProfileDocument,
+    *,
+    predictions: Sequence[PredictionDocument],
+    validation: ValidationDocument | None,
+) -> Headline:
+    """Sum up a report in plain words."""
+    words = verdict(validation)
+    state: Literal["passed", "failed", "unknown"] = "unknown"
+    if validation is not None and validation.profile_digest != profile.digest:
+        words = "NOT VALIDATED: the validation at hand judged another profile"
+    elif validation is not None:
+        state = "passed" if validation.passed else "failed"
+    return Headline(
+        verdict=words,
+        state=state,
+        numbers=(_speedup(predictions), _error(validation), _coverage(validation)),
+        sentences=(*map(_prediction_sentence, predictions), *_error_sentences(validation)),
+        warnings=(
+            *_mismatches(profile, predictions, validation),
+            *dict.fromkeys(caveat for entry in predictions for caveat in entry.caveats),
+        ),
+    )
+
+
+def _largest(prediction: PredictionDocument) -> PredictedPoint | None:
+    return max(prediction.points, key=lambda point: point.setting.world_size, default=None)
+
+
+def _speedup(predictions: Sequence[PredictionDocument]) -> KeyNumber:
+    prediction = next((entry for entry in predictions if entry.points), None)
+    point = _largest(prediction) if prediction else None
+    if prediction is None or point is None:
+        return KeyNumber(name="Speed-up", value="-", meaning="nothing was predicted")
+    low, high = (number(bound, like=point.speedup.p50) for bound in _ends(point))
+    which = f"{prediction.workload}, {scaling_words(prediction)}"
+    return KeyNumber(
+        name=f"Speed-up on {point.setting.world_size} devices",
+        value=f"{number(point.speedup.p50)} x",
+        meaning=f"90 % interval {low} to {high}; {which}",
+    )
+
+
+def _ends(point: PredictedPoint) -> tuple[float, float]:
+    return point.speedup.p5, point.speedup.p95
+
+
+def _error(validation: ValidationDocument | None) -> KeyNumber:
+    if validation is None:
+        return KeyNumber(name="Typical error", value="unknown", meaning="no fresh runs were made")
+    summary, floor = validation.summary, validation.noise_floor
+    beside = f"; repeating a run differs by {percent(floor.mape)}" if floor else ""
+    return KeyNumber(
+        name="Typical error of a step time",
+        value=percent(summary.mape),
+        meaning=f"over {summary.num_settings} fresh runs on at most {_largest_run(validation)} "
+        f"devices{beside}",
+    )
+
+
+def _largest_run(validation: ValidationDocument) -> int:
+    return max(entry.setting.world_size for entry in validation.settings)
+
+
+def _coverage(validation: ValidationDocument | None) -> KeyNumber:
+    if validation is None:
+        return KeyNumber(name="Intervals kept", value="unknown", meaning="promised: 90 %")
+    covered = sum(entry.is_covered for entry in validation.settings)
+    return KeyNumber(
+        name="Intervals kept",
+        value=percent(validation.coverage),
+        meaning=f"{covered} of {len(validation.settings)} fresh runs lay inside; promised: 90 %",
+    )
+
+
+def _prediction_sentence(prediction: PredictionDocument) -> str:
+    point = _largest(prediction)
+    if point is None:
+        return f"{prediction.workload}: no number of devices was asked for."
+    setting = point.setting
+    grounds = {
+        Evidence.MEASURED: "this setting ran on this machine",
+        Evidence.INTERPOLATED: "it lies between settings that ran on this machine",
+        Evidence.EXTRAPOLATED: "it lies beyond what ran on this machine",
+        Evidence.ASSUMED: "part of it was assumed, not measured",
+    }[point.weakest_evidence]
+    return (
+        f"{prediction.workload}, {scaling_words(prediction)}: {setting.world_size} devices should "
+        f"process {one_line(interval(point.speedup))} times as many samples per second as one, "
+        f"{setting.local_batch} per device and step, in steps of "
+        f"{one_line(duration_interval(point.step_s))}; {grounds}."
+    )
+
+
+def _error_sentences(validation: ValidationDocument | None) -> Iterator[str]:
+    if validation is None:
+        yield "Nobody has checked these predictions: run the validation before relying on them."
+        return
+    summary = validation.summary
+    direction = "too slow" if summary.bias > 0 else "too fast"
+    yield (
+        f"On fresh runs that calibration had not seen, predictions were {direction} by "
+        f"{percent(abs(summary.bias))} on average (bias) and off by {percent(summary.mape)} "
+        f"typically (MAPE), at the machine speed of the calibration; the worst was off by "
+        f"{percent(summary.worst_absolute)}. As the clock showed it, without that correction: "
+        f"bias {percent(validation.summary_raw.bias, signed=True)}, "
+        f"MAPE {percent(validation.summary_raw.mape)}."
+    )
+    yield (
+        f"No fresh run used more than {_largest_run(validation)} devices: how wrong predictions "
+        "for more are has not been checked."
+    )
+    if validation.noise_floor is not None:
+        yield (
+            "Simply repeating a calibrated run differs by "
+            f"{percent(validation.noise_floor.mape)}: no model could do much better than that here."
+        )
+
+
+def _mismatches(
+    profile: ProfileDocument,
+    predictions: Sequence[PredictionDocument],
+    validation: ValidationDocument | None,
+) -> Iterator[str]:
+    if validation is not None and validation.profile_digest != profile.digest:
+        yield "The validation judged another profile than the one shown here."
+    for prediction in predictions:
+        if prediction.profile_digest != profile.digest:
+            yield f"The prediction of {prediction.workload} rests on another profile."
+        elif validation is not None and prediction.validation_digest not in (
+            None,
+            validation.digest,
+        ):
+            yield f"The prediction of {prediction.workload} rests on another validation."
+
 
 _ID: Final = re.compile(r'(\bid="|url\(#|href="#)')
 

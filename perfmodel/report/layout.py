@@ -1,13 +1,27 @@
 """A predicted layout and a search over layouts as tables and lines."""
 
-from perfmodel.documents.layout import (
+import math
+
+from perfmodel.documents.inferred import InferredDocument
+from perfmodel.documents.prediction import (
+    Interval,
     LayoutPredictionDocument,
+    LayoutScenario,
+    LayoutWhatIfDocument,
     ParallelismPlanDocument,
     StepPartsRecord,
 )
-from perfmodel.documents.prediction import Interval
-from perfmodel.report.grid import Grid, grid
-from perfmodel.units import format_bytes, format_duration
+from perfmodel.report.prediction import SMALLEST_SHARE
+from perfmodel.report.wording import (
+    Grid,
+    count_interval,
+    duration_interval,
+    grid,
+    interval,
+    percent,
+)
+from perfmodel.statistics.normal import DEVIATE_90
+from perfmodel.units import Seconds, format_bytes, format_duration
 
 _GRANTED = " sequence_parallel=yes"
 """What a search takes for granted wherever matrices are shared."""
@@ -165,3 +179,78 @@ def _part_rows(parts: StepPartsRecord, total_s: float) -> list[tuple[str, ...]]:
 
 def _percent(values: Interval) -> str:
     return f"{values.p50:.1%} [{values.p5:.1%} - {values.p95:.1%}]"
+
+
+def layout_whatif_grid(document: LayoutWhatIfDocument) -> Grid:
+    """One layout per row, each against the first."""
+    trained = document.scenarios[0].prediction.trained
+    device = document.scenarios[0].prediction.device_name
+    return grid(
+        f"{trained.name} on {trained.devices:,} x {device}: what if",
+        text=("Scenario",),
+        numbers=("Step", "Tokens/s", "MFU", "Memory", "Fits", "Ratio to\nthe first"),
+        rows=[_row(scenario) for scenario in document.scenarios],
+        caption="[p5-p95]: 90 % of outcomes should lie inside. Memory: of the fullest rank. Ratio: tokens/s "
+        "over those of the first; what both rest on alike cancels.",
+    )
+
+
+def _row(scenario: LayoutScenario) -> tuple[str, ...]:
+    found, ratio = scenario.prediction, scenario.throughput_ratio
+    fullest = max(stage.needed_bytes for stage in found.memory)
+    fits = found.fit_probability
+    return (
+        scenario.name.replace(", ", "\n"),
+        duration_interval(found.step_s),
+        count_interval(found.tokens_per_s),
+        percent(found.mfu.p50),
+        format_bytes(fullest),
+        "-" if fits is None else percent(fits),
+        "-" if ratio is None else interval(ratio),
+    )
+
+
+def layout_whatif_lines(document: LayoutWhatIfDocument) -> list[str]:
+    """The layout of each scenario, which parts of the step changed, and caveats."""
+    first = document.scenarios[0].prediction
+    smallest_s = SMALLEST_SHARE * first.step_s.p50
+    lines = []
+    for scenario in document.scenarios:
+        found = scenario.prediction
+        lines.append(
+            f"{scenario.name}: {found.trained.name}, {found.layout}, {found.trained.devices:,} devices, "
+            f"{found.trained.global_batch:,} sequences per step"
+        )
+        if scenario.probability_faster is not None:
+            lines.append(f"  more tokens/s with {percent(scenario.probability_faster)}")
+            lines += _moved(scenario, first, smallest_s)
+    texts = dict.fromkeys(c for each in document.scenarios for c in each.prediction.caveats)
+    return [*lines, *(f"caveat: {text}" for text in texts)]
+
+
+def _moved(
+    scenario: LayoutScenario, first: LayoutPredictionDocument, smallest_s: Seconds
+) -> list[str]:
+    before_s, after_s = first.parts_s, scenario.prediction.parts_s
+    pairs = [(name, getattr(before_s, key), getattr(after_s, key)) for name, key in PARTS]
+    return [
+        f"  {name}: {format_duration(max(0.0, before))} -> {format_duration(max(0.0, after))}"
+        for name, before, after in sorted(pairs, key=lambda pair: -abs(pair[2] - pair[1]))
+        if abs(after - before) >= smallest_s
+    ]
+
+
+def latent_lines(document: InferredDocument) -> list[str]:
+    """Every latent with the factor of its 90 % interval, and whether the runs determine it; memory."""
+    lines = [f"{'latent':20} {'value':>10}  x/ of 90 %"]
+    lines += [
+        f"{latent.name:20} {latent.value:10.4g}  x/ {math.exp(DEVIATE_90 * latent.log_sigma):.2f}  "
+        f"{'determined' if latent.determined else 'prior kept, the runs do not tell'}: {latent.meaning}"
+        for latent in document.latents
+    ]
+    if document.memory is not None:
+        parts = ", ".join(f"{name} {value:.3g}" for name, value in document.memory.factors.items())
+        lines.append(
+            f"memory, from {len(document.memory.runs)} peaks, factors on its parts: {parts}"
+        )
+    return lines

@@ -8,12 +8,11 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.cost.collective import CollectiveCost
-from perfmodel.cost.message import bus_factor
-from perfmodel.documents.collectives import CollectivesDocument, MeasuredCollective
-from perfmodel.documents.nccl_tests import read_nccl_tests
+from perfmodel.cost.collectives import CollectiveCost
+from perfmodel.cost.messages import bus_factor
+from perfmodel.documents.importers import CollectivesDocument, MeasuredCollective, read_nccl_tests
 from perfmodel.errors import InvalidDocument
-from perfmodel.report.grid import Grid, grid
+from perfmodel.report.wording import Grid, grid
 from perfmodel.units import format_bytes, format_duration, format_rate
 
 Curves = Mapping[tuple[str, str], Sequence[MeasuredCollective]]

@@ -1,18 +1,26 @@
 """Ranked options as tables and sentences."""
 
-from perfmodel.documents.plan import (
-    OptionVerdict,
-    PlanDocument,
-    PlanRow,
-    ScalingStatement,
-    Swing,
-)
+import math
+import re
+import shlex
+from collections.abc import Callable
+from typing import Any, Final
+
+from perfmodel.documents.budget import CostDocument, CostOption
+from perfmodel.documents.goodput import CheckpointIntervals, GoodputDocument
+from perfmodel.documents.plan import OptionVerdict, PlanDocument, PlanRow, ScalingStatement, Swing
 from perfmodel.documents.prediction import Interval
-from perfmodel.report.grid import Grid, grid
+from perfmodel.engine.job import Job
+from perfmodel.report.figures import front_figure, tornado_figure
+from perfmodel.report.html import LinkedNumbers, Picture, inline_svg, template
 from perfmodel.report.wording import (
+    DEFINITIONS,
+    Grid,
     count_interval,
     duration_interval,
+    grid,
     interval,
+    number,
     one_line,
     percent,
 )
@@ -156,4 +164,296 @@ def infeasible_line(document: PlanDocument) -> str:
     return (
         f"plan: no candidate keeps all limits; nearest: {row.devices:,} x {row.option}, batch "
         f"{row.micro_batch}: {nearest.reason}"
+    )
+
+
+#: Words of the page that are explained at its end.
+_WORDS: Final = (
+    "Step",
+    "Weak scaling",
+    "Strong scaling",
+    "Speed-up",
+    "Interval",
+    "Evidence: measured",
+    "Evidence: interpolated",
+    "Evidence: extrapolated",
+    "Evidence: assumed",
+)
+_INFERRED: Final = (
+    "From the step times of runs that others made, by closed forms whose parameters were fitted to "
+    "them: no part of a step was measured alone."
+)
+_MOST_SWINGS: Final = 3
+_MOST_CAVEATS: Final = 4
+#: Warnings, and options that lost, on the first page.
+_MOST_NAMED: Final = 3
+
+
+def decision_html(document: PlanDocument) -> str:
+    """Render the answer to a plan in one self-contained file: no network, no scripts, escaped throughout.
+
+    Every number is read from the document and links to a row that gives its place there, its exact
+    value and where it comes from.
+    """
+    numbers = LinkedNumbers(document.model_dump(mode="json"), _origins(document))
+    definitions = {word: DEFINITIONS[word] for word in _WORDS} | {"Evidence: inferred": _INFERRED}
+    return template("decision.html.j2").render(
+        document=document,
+        plan=document.plan,
+        first=document.options[0],
+        rivals=document.options[1:],
+        n=numbers.show,
+        interval=numbers.interval,
+        numbers=numbers,
+        is_feasible=bool(document.ranked),
+        most_swings=_MOST_SWINGS,
+        most_caveats=_MOST_CAVEATS,
+        most_named=_MOST_NAMED,
+        machine_of=_machine_places(document),
+        winner_option=_option_place(document, document.options[0].row.option),
+        prices=[(place, *rest) for place, rest in enumerate(_prices(document))],
+        pictures=_pictures(document),
+        command=shlex.join(document.command_line),
+        digest=document.digest,
+        definitions=definitions,
+    )
+
+
+def _pictures(document: PlanDocument) -> list[Picture]:
+    return [
+        Picture(
+            svg=inline_svg(front_figure(document), prefix="front", title="Time and cost"),
+            caption="Ranked candidates, the front between time and cost, and the best of every option; "
+            "the cross is the 90 % interval of the first one.",
+        ),
+        Picture(
+            svg=inline_svg(tornado_figure(document), prefix="tornado", title="Sensitivity"),
+            caption="Failure rates by a factor of 2, prices by 10 %; all else over the range that holds "
+            "90 % of its doubt.",
+        ),
+    ]
+
+
+def _option_place(document: PlanDocument, name: str) -> int:
+    return [option.name for option in document.plan.option].index(name)
+
+
+def _machine_places(document: PlanDocument) -> dict[str, int]:
+    """Place of its machine, by option."""
+    return {
+        name: place for place, machine in enumerate(document.machines) for name in machine.options
+    }
+
+
+def _prices(document: PlanDocument) -> list[tuple[str, str, str]]:
+    """Option, which price, and the path of it in the document."""
+    return [
+        (option.name, key, f"plan.option.{place}.{key}")
+        for place, option in enumerate(document.plan.option)
+        for key in ("price", "energy_price", "setup_price")
+        if getattr(option, key) is not None
+    ]
+
+
+def _origins(document: PlanDocument) -> Callable[[str], tuple[str, str]]:
+    """Where the value at a path comes from, and the id of the row that tells more."""
+    places = _machine_places(document)
+    prices = {path: place for place, (_, _, path) in enumerate(_prices(document))}
+
+    def origin(path: str) -> tuple[str, str]:
+        keys = path.split(".")
+        if keys[0] == "plan":
+            stem = ".".join(keys[:4])
+            if stem in prices:
+                return "price in the plan file, with its source", f"price-{prices[stem]}"
+            return f"the plan file, {'.'.join(keys[1:])}", ""
+        row = _row_at(document, keys)
+        if row is not None:
+            return _row_origin(keys[-1], ".".join(keys)), f"machine-{places[row.option]}"
+        if keys[0] == "machines":
+            return "the profile, or its validation", f"machine-{keys[1]}"
+        first = document.options[0].row.option
+        return _OTHERS.get(keys[0], "counted by the planner"), f"machine-{places[first]}"
+
+    return origin
+
+
+_OTHERS: Final = {
+    "tornado": "the plan computed again with one assumption at its end",
+    "scaling": "predicted samples per second of both sizes, draw by draw",
+}
+_ROWS: Final = re.compile(r"^(ranked|front)\.(\d+)\.|^options\.(\d+)\.row\.")
+
+
+def _row_at(document: PlanDocument, keys: list[str]) -> Any:
+    match = _ROWS.match(".".join(keys))
+    if match is None and keys[0] == "options":
+        return document.options[int(keys[1])].row
+    if match is None:
+        return None
+    if match[3] is not None:
+        return document.options[int(match[3])].row
+    return getattr(document, match[1])[int(match[2])]
+
+
+def _row_origin(last: str, path: str) -> str:
+    for part, words in (
+        (".cost.", "predicted time x devices x the prices of the option"),
+        (".elapsed_s.", "predicted step x steps, with the stops of the failure model"),
+        (".step_s.", "predicted from the profile"),
+        ("reason", "compared with the first, or with the limits"),
+        ("probability", "share of the draws of the prediction"),
+        ("break_even", "price at which its cost is that of the first"),
+        ("smallest_devices", "fewest devices whose chance to be in time is enough"),
+        ("end", "start of the plan + predicted time"),
+    ):
+        if part in path:
+            return words
+    return (
+        "a candidate of the plan" if last in {"devices", "micro_batch"} else "computed from the row"
+    )
+
+
+def cost_grid(document: CostDocument) -> Grid:
+    """One way of paying per row, the cheapest first."""
+    budget = document.budget
+    return grid(
+        f"{budget.buy.devices} devices at {percent(budget.utilisation)} utilisation",
+        text=("Option",),
+        numbers=(
+            f"{budget.currency}\nper year",
+            f"{budget.currency} per useful\ndevice-hour",
+            "Buying pays at\nutilisation",
+        ),
+        rows=[
+            (
+                option.cost.name,
+                f"{option.yearly:,.0f}",
+                f"{option.per_useful_device_hour:.3f}",
+                _crossover(option),
+            )
+            for option in document.options
+        ],
+    )
+
+
+def cost_lines(document: CostDocument) -> list[str]:
+    """What buying is made of, where the prices come from, and which are stale."""
+    budget, items = document.budget, document.items
+    parts = {
+        "depreciation": items.depreciation,
+        "energy": items.idle_energy + items.working_energy * budget.utilisation,
+        "staff": items.staff,
+        "upkeep": items.upkeep,
+    }
+    listed = ", ".join(f"{name} {value:,.0f}" for name, value in parts.items())
+    return [
+        f"Buying: {items.capital:,.0f} {budget.currency} at the start; per year {listed}",
+        *(
+            f"price: {name}: {price.value:,.10g} {price.currency} {price.unit.value}, {price.date}, "
+            f"{price.region}, term {price.term}, {price.source}"
+            for name, price in budget.prices().items()
+        ),
+        *(f"warning: {warning}" for warning in document.warnings),
+    ]
+
+
+def _crossover(option: CostOption) -> str:
+    if option.cost.name == "buy":
+        return "-"
+    pays = option.buying_pays
+    if pays is None:
+        return "never"
+    if pays.at_least > 0:
+        return f"from {percent(pays.at_least)}"
+    return "always" if pays.at_most >= 1 else f"up to {percent(pays.at_most)}"
+
+
+def goodput_grid(document: GoodputDocument) -> Grid:
+    """Where the time of the job goes."""
+    total_s = document.elapsed_mean_s
+    rows = [
+        (activity, format_duration(spent_s), percent(spent_s / total_s))
+        for activity, spent_s in document.spent_mean_s.items()
+    ]
+    rows.append(("all", format_duration(total_s), percent(1.0)))
+    return grid(
+        "Time by activity",
+        text=("Activity",),
+        numbers=("Time", "Share"),
+        rows=rows,
+        caption=f"Mean of {document.replicas} courses.",
+    )
+
+
+def goodput_lines(document: GoodputDocument) -> list[str]:
+    """What the courses say, one sentence per line."""
+    job = document.job
+    mtbf = "never" if math.isinf(job.mtbf_s) else f"every {format_duration(job.mtbf_s)}"
+    effective = document.effective_fraction
+    lines = [
+        f"Devices: {job.devices}, simulated {document.replicas} times",
+        (
+            f"End: {one_line(duration_interval(document.elapsed_s))} after the start, for "
+            f"{format_duration(job.work_s)} of work (median and 90 % of courses)"
+        ),
+        (
+            f"Effective training time: {percent(effective.p50)} "
+            f"[{percent(effective.p5)} - {percent(effective.p95)}]"
+        ),
+        f"Unplanned stops: {one_line(interval(document.unplanned_stops))}, {mtbf}"
+        + _by_cause(document),
+        (
+            f"Checkpoints: every {format_duration(job.checkpoint_interval_s)} of work, "
+            f"{format_duration(job.checkpoint_write_s)} each"
+        ),
+        *_interval_lines(job, document.intervals),
+        _closed_form_line(document),
+    ]
+    if document.planned_stops_mean:
+        lines.insert(4, f"Planned stops: {number(document.planned_stops_mean)}")
+    if document.deadline_s is not None and document.deadline_probability is not None:
+        lines.append(
+            f"Done within {format_duration(document.deadline_s)}: "
+            f"{percent(document.deadline_probability)} of the courses"
+        )
+    return lines + [f"caveat: {caveat}" for caveat in document.caveats]
+
+
+def _by_cause(document: GoodputDocument) -> str:
+    if len(document.stops_mean) < 2:
+        return ""
+    causes = (f"{name} {number(count)}" for name, count in document.stops_mean.items())
+    return f" ({', '.join(causes)})"
+
+
+def _interval_lines(job: Job, intervals: CheckpointIntervals | None) -> list[str]:
+    if math.isinf(job.mtbf_s):
+        return ["Best interval: none, as nothing ever fails"]
+    if intervals is None:
+        return ["Best interval: the shorter the better, as a checkpoint costs nothing"]
+    lines = [
+        (
+            f"Best interval: {format_duration(intervals.exact_s)} by the exact formula, "
+            f"{format_duration(intervals.daly_s)} Daly, {format_duration(intervals.young_s)} Young"
+        )
+    ]
+    best = intervals.simulated_best
+    if best is not None:
+        good = [tried.interval_s for tried in intervals.simulated if tried.is_as_good_as_best]
+        lines.append(
+            f"Best interval by simulation: {format_duration(best.interval_s)}; not told apart from it: "
+            f"{format_duration(min(good))} to {format_duration(max(good))}"
+        )
+    return lines
+
+
+def _closed_form_line(document: GoodputDocument) -> str:
+    closed_s = document.closed_form_elapsed_s
+    if closed_s is None:
+        return f"Second opinion: none, {document.closed_form_note}"
+    return (
+        f"Second opinion ({document.closed_form_note}): {format_duration(closed_s)} on average, the "
+        f"simulation {percent(document.elapsed_mean_s / closed_s - 1, signed=True)} "
+        f"(standard error {percent(document.elapsed_mean_error_s / document.elapsed_mean_s)})"
     )

@@ -11,19 +11,18 @@ from rich.text import Text
 
 from perfmodel.documents.prediction import PredictedPoint, PredictionDocument
 from perfmodel.documents.profile import ProfileDocument
-from perfmodel.documents.validation import STEP_MAPE, ValidationDocument
-from perfmodel.program.ddp import DDP_CAUSES
-from perfmodel.report.grid import Grid
-from perfmodel.report.prediction_grids import prediction_grid
-from perfmodel.report.profile_grids import (
+from perfmodel.documents.verdicts import STEP_MAPE, ValidationDocument
+from perfmodel.report.prediction import prediction_grid
+from perfmodel.report.profile import (
     collective_grid,
     ddp_grid,
     machine_grid,
     overlap_grid,
     workload_grid,
 )
-from perfmodel.report.validation_grids import validation_grid
+from perfmodel.report.validation import validation_grid
 from perfmodel.report.wording import (
+    Grid,
     errors,
     gate_lines,
     number,
@@ -31,6 +30,7 @@ from perfmodel.report.wording import (
     stolen_lines,
     verdict,
 )
+from perfmodel.step.ddp import DDP_CAUSES
 from perfmodel.units import format_duration
 
 #: From this share of the allowed error on, runs that differ among themselves say little.

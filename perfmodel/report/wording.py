@@ -1,13 +1,14 @@
 """Numbers as text, and the words that stand beside them; one place, so that all reports agree."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from perfmodel.documents.calm import CALM
+from perfmodel.documents.base import CALM
 from perfmodel.documents.prediction import Interval, PredictionDocument
-from perfmodel.documents.validation import ErrorSummary, Gate, ValidationDocument
-from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.documents.verdicts import ErrorSummary, Gate, ValidationDocument
+from perfmodel.layout.setting import Setting, Synchronisation
 from perfmodel.units import PREFIXES, Seconds, format_duration, format_rate, parse_duration
 
 DEFINITIONS: Final[dict[str, str]] = {
@@ -192,3 +193,40 @@ def stolen_lines(stolen: float) -> list[str]:
         "these runs: repeat them in a calmer hour"
     )
     return [line]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A heading and how its cells stand."""
+
+    name: str
+    is_text: bool = False
+    """Text stands left, numbers right."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """Cells as text; a cell may hold several lines."""
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[str, ...], ...]
+    caption: str = ""
+
+
+def grid(
+    title: str,
+    *,
+    text: Sequence[str] = (),
+    numbers: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    rows: Iterable[tuple[str, ...]],
+    caption: str = "",
+) -> Grid:
+    """Build a table with columns of text, then of numbers, then of text again."""
+    columns = (
+        *(Column(name=name, is_text=True) for name in text),
+        *(Column(name=name) for name in numbers),
+        *(Column(name=name, is_text=True) for name in notes),
+    )
+    return Grid(title=title, columns=columns, rows=tuple(rows), caption=caption)

@@ -5,15 +5,18 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.context import caveats
-from perfmodel.cost.curve import Samples
+from perfmodel.cost.terms import Samples
 from perfmodel.documents.base import Provenance
-from perfmodel.documents.prediction import Evidence, PredictedPoint
-from perfmodel.documents.whatif import Contrast, ScenarioOutcome, WhatIfDocument
+from perfmodel.documents.prediction import (
+    Contrast,
+    Evidence,
+    PredictedPoint,
+    ScenarioOutcome,
+    WhatIfDocument,
+)
 from perfmodel.explanation import explain
-from perfmodel.forecast import forecast_settings
-from perfmodel.predictor import Predictor, interval
-from perfmodel.scenarios.scenario import Scenario
+from perfmodel.predictor import Predictor, caveats, forecast_settings, interval
+from perfmodel.scenarios.machine import Scenario
 from perfmodel.statistics.pairing import FASTER, unpaired
 
 #: Said wherever something was set.

@@ -8,15 +8,15 @@ import numpy as np
 from scipy.special import ndtr
 
 from perfmodel.cost.jobs import Jobs, jobs_from_columns
-from perfmodel.documents.layout import (
+from perfmodel.documents.prediction import (
+    Interval,
     LayoutPredictionDocument,
     LayoutScenario,
     LayoutWhatIfDocument,
 )
-from perfmodel.documents.prediction import Interval
 from perfmodel.errors import NotFeasible
-from perfmodel.parallelism.layout import Layout, accumulation_for, parse_layout
-from perfmodel.plan.parallelism import spread_against_first
+from perfmodel.layout.layout import Layout, accumulation_for, parse_layout
+from perfmodel.layout_search import spread_against_first
 from perfmodel.predict_layout import (
     InferredMachine,
     Training,
@@ -24,11 +24,11 @@ from perfmodel.predict_layout import (
     layout_provenance,
     predict_layout,
 )
-from perfmodel.scenarios.settings import combinations
+from perfmodel.scenarios.fields import combinations
 from perfmodel.statistics.normal import DEVIATE_90
 from perfmodel.statistics.pairing import FASTER
 from perfmodel.units import Bytes
-from perfmodel.workload.transformers import NamedTransformer
+from perfmodel.workload.transformer import NamedTransformer
 
 _MODEL: Final = "model"
 

@@ -4,14 +4,14 @@ A changed profile goes through the same model as a measured one, with the same r
 two predictions differ by the change alone.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
-from perfmodel.cost.curve import Samples
-from perfmodel.cost.message import message_bytes, num_messages
+from perfmodel.cost.messages import message_bytes, num_messages
+from perfmodel.cost.terms import Samples
 from perfmodel.documents.profile import (
     CollectiveProfile,
     CurvePoint,
@@ -19,7 +19,11 @@ from perfmodel.documents.profile import (
     ProfileDocument,
     WorkloadProfile,
 )
+from perfmodel.documents.verdicts import ValidationDocument
+from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import CalibrationUnavailable
+from perfmodel.machine.cluster import Cluster
+from perfmodel.predictor import Forecast
 from perfmodel.units import BytesPerSecond, Seconds
 
 DEVICE_PHASES: Final = ("forward", "backward", "optimizer")
@@ -176,3 +180,39 @@ def _messages(entries: Iterable[CollectiveProfile]) -> Iterable[tuple[float, Sec
 def _with_times(entry: CollectiveProfile, time: Callable[[Seconds], Seconds]) -> CollectiveProfile:
     points = tuple(p.model_copy(update={"time_s": time(p.time_s)}) for p in entry.points)
     return entry.model_copy(update={"points": points})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """What a prediction starts from, after some changes."""
+
+    profile: ProfileDocument
+    workload: WorkloadProfile
+    request: Forecast
+    """With one device count."""
+    machine_digest: str
+    """Of the profile before any change."""
+    validation: ValidationDocument | None = None
+    document: WorkloadDocument | None = None
+    """What was traced, where the workload came as a file: another device prices it anew."""
+    cluster: Cluster | None = None
+    changes: Mapping[str, str] = field(default_factory=dict)
+    assumed: frozenset[str] = frozenset()
+    """Terms that rest on what was typed and not on a measurement, by their name in the evidence."""
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The changes in one line."""
+        return ", ".join(f"{name}={value}" for name, value in self.changes.items()) or "as it is"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIfField:
+    """One thing that a what-if can change."""
+
+    name: str
+    meaning: str
+    example: str
+    apply: Callable[[Scenario, str], Scenario]
+    """Raises ``ValueError`` or a user error for a value that makes no sense."""

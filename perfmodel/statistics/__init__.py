@@ -1,1 +1,1 @@
-"""Doubt: stragglers, residuals, intervals."""
+"""TODO."""

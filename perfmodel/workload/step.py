@@ -1,14 +1,126 @@
 """One traced optimizer step: its operators, the order of their calls, and the parameters' gradients."""
 
+import functools
+import hashlib
+import json
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from perfmodel import checks
+from perfmodel.arrays import IntArray
 from perfmodel.units import Bytes, Flop
-from perfmodel.workload.affine import AffineBytes, Dimension, arguments_at, value_at
-from perfmodel.workload.operator import Call, Operator, Phase, TensorSpec
-from perfmodel.workload.work import flop, traffic_bytes
+from perfmodel.workload.operator import Call, Operator, Phase, TensorSpec, flop, traffic_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Affine:
+    """``constant + per_sample * micro_batch``, a whole number."""
+
+    constant: int
+    per_sample: int
+
+    def at(self, micro_batch: int) -> int:
+        """The value at one micro-batch."""
+        return self.constant + self.per_sample * micro_batch
+
+
+Dimension: TypeAlias = int | Affine
+
+
+def through(points: tuple[tuple[int, int], tuple[int, int]]) -> Dimension:
+    """The line through two points (micro-batch, value).
+
+    Raises
+    ------
+    ValueError
+        If the line does not pass through whole numbers in between.
+    """
+    (first_batch, first), (second_batch, second) = points
+    if first == second:
+        return first
+    per_sample, rest = divmod(second - first, second_batch - first_batch)
+    if rest:
+        raise ValueError(
+            f"a size is {first} at micro-batch {first_batch} and {second} at {second_batch}: "
+            "it does not grow by a whole number per sample"
+        )
+    return Affine(constant=first - per_sample * first_batch, per_sample=per_sample)
+
+
+def value_at(dimension: Dimension, micro_batch: int) -> int:
+    """The value of a dimension at one micro-batch."""
+    return dimension.at(micro_batch) if isinstance(dimension, Affine) else dimension
+
+
+def merged_arguments(first: Any, second: Any, *, micro_batches: tuple[int, int]) -> Any:
+    """Arguments of one call, seen at two micro-batches, with every differing integer as a line.
+
+    A line is written ``{"affine": [constant, per_sample]}``. Numbers with a fraction (such as
+    1 / micro-batch in the gradient of a mean) do not move any cost: the first one stays.
+
+    Raises
+    ------
+    ValueError
+        If the arguments differ in anything but numbers.
+    """
+    if isinstance(first, bool) or isinstance(second, bool) or first is None:
+        return _equal(first, second)
+    if isinstance(first, int) and isinstance(second, int):
+        line = through(((micro_batches[0], first), (micro_batches[1], second)))
+        return {"affine": [line.constant, line.per_sample]} if isinstance(line, Affine) else line
+    if isinstance(first, int | float) and isinstance(second, int | float):
+        return first
+    if isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
+        return [
+            merged_arguments(one, other, micro_batches=micro_batches)
+            for one, other in zip(first, second, strict=True)
+        ]
+    if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
+        return {
+            key: merged_arguments(first[key], second[key], micro_batches=micro_batches)
+            for key in first
+        }
+    return _equal(first, second)
+
+
+def _equal(first: Any, second: Any) -> Any:
+    if first != second:
+        raise ValueError(f"an argument is {first!r} at one micro-batch and {second!r} at another")
+    return first
+
+
+def arguments_at(arguments: str, micro_batch: int) -> str:
+    """JSON of arguments with every line replaced by its value."""
+    if '"affine"' not in arguments:
+        return arguments
+    return json.dumps(_filled(json.loads(arguments), micro_batch))
+
+
+def _filled(value: Any, micro_batch: int) -> Any:
+    if isinstance(value, list):
+        return [_filled(item, micro_batch) for item in value]
+    if isinstance(value, dict):
+        if value.keys() == {"affine"}:
+            constant, per_sample = value["affine"]
+            return constant + per_sample * micro_batch
+        return {key: _filled(item, micro_batch) for key, item in value.items()}
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AffineBytes:
+    """A size that grows with the micro-batch. [B]"""
+
+    constant_bytes: Bytes
+    per_sample_bytes: Bytes
+
+    def at(self, micro_batch: int) -> Bytes:
+        """The size at one micro-batch. [B]"""
+        return self.constant_bytes + self.per_sample_bytes * micro_batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,3 +327,152 @@ class SymbolicStep:
             frozen_bytes=self.frozen_bytes,
             caveats=self.caveats,
         )
+
+
+_LONGEST_PERIOD = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    start: int
+    period: int
+    count: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.period * self.count
+
+    @property
+    def saved_calls(self) -> int:
+        return self.period * (self.count - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stretch:
+    """Calls that repeat; a run may begin anywhere in what is left over.
+
+    Where it begins decides which module paths fit.
+    """
+
+    first: _Run
+    spare: int
+    """How much later the last possible run begins."""
+
+    @property
+    def common(self) -> slice:
+        """What all its runs cover."""
+        return slice(self.first.start + self.spare, self.first.stop)
+
+    def runs(self) -> Iterator[_Run]:
+        """Every run, the earliest first."""
+        for offset in range(self.spare + 1):
+            yield replace(self.first, start=self.first.start + offset)
+
+
+def compressed(calls: Sequence[Call]) -> tuple[Segment, ...]:
+    """The same calls as segments; ``expanded`` of all segments gives them back in order."""
+    segments: list[Segment] = []
+    at = 0
+    for run in _chosen_runs(calls):
+        if at < run.start:
+            segments.append(Segment(count=1, calls=tuple(calls[at : run.start])))
+        segments.append(_segment(calls, run))
+        at = run.stop
+    if at < len(calls):
+        segments.append(Segment(count=1, calls=tuple(calls[at:])))
+    return tuple(segments)
+
+
+def _chosen_runs(calls: Sequence[Call]) -> list[_Run]:
+    """Runs that do not overlap, the largest savings first, in the order of the calls."""
+    taken = np.zeros(len(calls), dtype=bool)
+    chosen = []
+    for stretch in sorted(_stretches(calls), key=lambda s: (-s.first.saved_calls, s.first.period)):
+        if taken[stretch.common].any():
+            continue
+        for run in stretch.runs():
+            if not taken[run.start : run.stop].any() and _shift(calls, run) is not None:
+                taken[run.start : run.stop] = True
+                chosen.append(run)
+    return sorted(chosen, key=lambda run: run.start)
+
+
+def _stretches(calls: Sequence[Call]) -> list[_Stretch]:
+    tokens = _tokens(calls)
+    found = []
+    for period in range(1, min(_LONGEST_PERIOD, len(calls) // 2) + 1):
+        same = np.concatenate(([False], tokens[:-period] == tokens[period:], [False]))
+        edges = np.flatnonzero(same[1:] != same[:-1])
+        for start, stop in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+            count = (stop - start) // period + 1
+            if count > 1:
+                spare = stop - start - (count - 1) * period
+                first = _Run(start=start, period=period, count=count)
+                found.append(_Stretch(first=first, spare=min(spare, period - 1)))
+    return found
+
+
+def _tokens(calls: Sequence[Call]) -> IntArray:
+    """A number per call that is equal for calls that differ in an index of their path only."""
+    known: dict[tuple[object, ...], int] = {}
+    tokens = [
+        known.setdefault((call.operator, call.phase, _without_indices(call.module)), len(known))
+        for call in calls
+    ]
+    return np.array(tokens, dtype=np.int64)
+
+
+def _without_indices(module: str) -> str:
+    return ".".join("#" if part.isdigit() else part for part in module.split("."))
+
+
+def _segment(calls: Sequence[Call], run: _Run) -> Segment:
+    shift = _shift(calls, run)
+    assert shift is not None
+    prefix, step = shift
+    block = tuple(calls[run.start : run.start + run.period])
+    return Segment(count=run.count, calls=block, prefix=prefix, step=step)
+
+
+def _shift(calls: Sequence[Call], run: _Run) -> tuple[str, int] | None:
+    """Prefix and step that turn each repetition into the next, or ``None`` if no single one does."""
+    block = calls[run.start : run.start + run.period]
+    following = calls[run.start + run.period : run.start + 2 * run.period]
+    differing = [
+        (one.module, other.module)
+        for one, other in zip(block, following, strict=True)
+        if one.module != other.module
+    ]
+    if not differing:
+        prefix, step = "", 0
+    else:
+        prefix, step = _first_difference(*differing[0])
+    for repetition, begin in enumerate(range(run.start, run.stop, run.period)):
+        by = repetition * step
+        for offset, call in enumerate(block):
+            if calls[begin + offset].module != shifted(call.module, prefix=prefix, by=by):
+                return None
+    return prefix, step
+
+
+def _first_difference(one: str, other: str) -> tuple[str, int]:
+    parts, others = one.split("."), other.split(".")
+    at = next(i for i, (a, b) in enumerate(zip(parts, others, strict=True)) if a != b)
+    prefix = "".join(f"{part}." for part in parts[:at])
+    return prefix, int(others[at]) - int(parts[at])
+
+
+@functools.lru_cache(maxsize=8192)
+def signature(operator: Operator) -> str:
+    """Equal for operators with the same name, tensors and arguments; 16 hexadecimal digits."""
+    tensors = [[spec.shape, spec.dtype, spec.stride] for spec in operator.inputs]
+    text = json.dumps([operator.name, tensors, operator.arguments])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def parameters_signature(step: TracedStep | SymbolicStep) -> str:
+    """Equal for steps whose optimizers have the same to do; 16 hexadecimal digits."""
+    shapes = [[parameter.shape, parameter.dtype] for parameter in step.parameters]
+    method = step.method
+    text = json.dumps([method.optimizer, method.optimizer_implementation, shapes])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -14,14 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.algebra.fluid import end_times_with_interference
-from perfmodel.algebra.max_plus import step_times
-from perfmodel.cost.model import CostModel
-from perfmodel.documents.cluster import read_cluster
+from perfmodel.cost.machine import CostModel
+from perfmodel.documents.hardware import read_cluster
 from perfmodel.documents.profile import ProfileDocument
-from perfmodel.program.interference import Interference
-from perfmodel.program.operation import Cause, Operation, StepProgram, Stream
-from perfmodel.simulation import simulate
+from perfmodel.engine.algebra import end_times_with_interference, step_times
+from perfmodel.engine.simulate import simulate
+from perfmodel.step.program import Cause, Interference, Operation, StepProgram, Stream
 from perfmodel.sweep import Grid, sweep
 
 NUM_RANKS = 1024

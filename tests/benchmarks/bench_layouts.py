@@ -8,10 +8,9 @@ import sys
 from typing import Any
 
 from perfmodel.cost.layout_time import step_time_s
-from perfmodel.parallelism.layout import parse_layout
-from perfmodel.parallelism.layouts import Space, feasible_layouts
-from perfmodel.plan.layout_search import search_jobs
-from perfmodel.plan.parallelism import Request, plan_parallelism
+from perfmodel.layout.candidates import Space, feasible_layouts
+from perfmodel.layout.layout import parse_layout
+from perfmodel.layout_search import Request, plan_parallelism, search_jobs
 from perfmodel.predict_layout import (
     InferredMachine,
     Training,
@@ -19,7 +18,7 @@ from perfmodel.predict_layout import (
     predict_layout,
     simulated_step,
 )
-from perfmodel.workload.transformers import TRANSFORMERS
+from perfmodel.workload.transformer import TRANSFORMERS
 from tests.benchmarks.bench_engine import sample
 from tests.perfmodel.cost.large_samples import document
 

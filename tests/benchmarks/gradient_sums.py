@@ -7,9 +7,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from perfmodel.tracing.source import SampleSize
-from perfmodel.tracing.sources import find_source
-from tests.perfmodel.tracing.gradient_sums import traced_and_real
+from perfmodel.trace.sources import SampleSize, find_source
+from tests.perfmodel.trace.gradient_sums import traced_and_real
 from validate.held_out_models import HELD_OUT, write_configs
 
 

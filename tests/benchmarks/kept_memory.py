@@ -13,13 +13,12 @@ from statistics import geometric_mean, median
 from typing import Final
 
 from calibrate.campaign import Campaign, measure
-from calibrate.conditions import KEPT_MEMORY
 from calibrate.environment import describe_environment
+from calibrate.fit.steps import visit
 from calibrate.launch import TorchrunLauncher
-from calibrate.placement import place
+from calibrate.placement import KEPT_MEMORY, place
 from calibrate.task import StepTask
 from calibrate.topology import LaunchFlags
-from calibrate.visits import visit
 from perfmodel.documents.base import write_atomically
 from perfmodel.documents.observation import StepObservation, read_observations
 from validate.held_out_models import HELD_OUT, held_out_settings, write_configs

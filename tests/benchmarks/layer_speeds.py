@@ -9,11 +9,11 @@ from typing import Final, NamedTuple
 
 import torch
 
+from calibrate.fit.steps import exponent_within, trimmed_mean
 from calibrate.layers import planned_layers
 from calibrate.probes.chain import measure_layers
 from calibrate.probes.optimizers import Evictor
 from calibrate.probes.session import Session
-from calibrate.visits import exponent_within, trimmed_mean
 from perfmodel.units import Seconds
 from tests.benchmarks.processor_speeds import scatter
 

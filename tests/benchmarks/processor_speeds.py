@@ -13,16 +13,16 @@ from typing import Final
 
 import numpy as np
 
+from calibrate.fit.steps import Values, exponent_within, trimmed_mean
 from calibrate.replays import Pair, replayed_s, steps_over_replays
 from calibrate.task import replay_name
-from calibrate.visits import Values, exponent_within, trimmed_mean
 from perfmodel.documents.observation import (
     RankSteps,
     ReplayObservation,
     StepObservation,
     read_observations,
 )
-from perfmodel.parallelism.strategy import Setting
+from perfmodel.layout.setting import Setting
 from tests.benchmarks.rejudge_models import unpacked
 
 _QUANTILES: Final = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from perfmodel.documents.prediction import Interval
-from perfmodel.documents.validation import ComparedSpeedup, ErrorSummary, ValidationDocument
+from perfmodel.documents.verdicts import ComparedSpeedup, ErrorSummary, ValidationDocument
 from perfmodel.units import format_bytes, format_duration
 from tests.benchmarks.run import LARGE_TRACE, STORED, TRACE
 

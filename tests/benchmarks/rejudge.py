@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from perfmodel.documents.testbed import JudgedStep, Run, TrainingRun, read_runs
-from validate.errors import summarise
+from validate.compare import summarise
 from validate.testbed.calibration import calibrate
 from validate.testbed.foretell import foretell
 from validate.testbed.resources import HOST

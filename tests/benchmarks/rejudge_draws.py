@@ -12,11 +12,7 @@ from pathlib import Path
 
 from calibrate.fit.operators import fit_operators
 from calibrate.fit.profile import fit_profile
-from perfmodel.documents.observation import (
-    Observation,
-    OperatorsObservation,
-    read_observations,
-)
+from perfmodel.documents.observation import Observation, OperatorsObservation, read_observations
 from perfmodel.documents.profile import ProfileDocument
 from tests.benchmarks.rejudge_models import say, unpacked
 from validate.models import ModelsRequest, judge_models

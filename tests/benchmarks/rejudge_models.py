@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from calibrate.fit.profile import fit_profile
-from perfmodel.documents.models import ComparedModel
 from perfmodel.documents.observation import read_observations
 from perfmodel.documents.profile import ProfileDocument
+from perfmodel.documents.verdicts import ComparedModel
 from validate.models import ModelsRequest, judge_models
 
 #: Large records are packed smaller.

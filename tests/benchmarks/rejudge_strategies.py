@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from perfmodel.documents.testbed import StrategyRun, StrategySetting
-from perfmodel.parallelism.layout import parse_layout
-from perfmodel.program.layout_step import compile_layout
-from perfmodel.program.operation import StepProgram
+from perfmodel.layout.layout import parse_layout
+from perfmodel.step.layout import compile_layout
+from perfmodel.step.program import StepProgram
 from tests.benchmarks.rejudge import recorded_runs
 from validate.strategies.calibration import calibrate
 from validate.strategies.foretell import HostWork, StrategyCalibration, StrategyPrices, compiled

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from calibrate.fit.profile import fit_profile
 from perfmodel.documents.profile import ProfileDocument
-from perfmodel.documents.validation import ValidationDocument
+from perfmodel.documents.verdicts import ValidationDocument
 from tests.benchmarks.rejudge_models import unpacked
-from validate.errors import summarise
+from validate.compare import summarise
 from validate.validate import VALIDATION, compare_observations, foretell
 
 

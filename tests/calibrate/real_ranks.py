@@ -11,8 +11,8 @@ from calibrate.placement import Placement
 from calibrate.processes import usable_cores
 from calibrate.task import StepTask, Task, TraceTask
 from perfmodel.documents.observation import Observation, StepObservation, WorkloadObservation
-from perfmodel.parallelism.strategy import Setting, Synchronisation
-from perfmodel.program.ddp import gradient_buckets
+from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.step.ddp import gradient_buckets
 from perfmodel.workload.workload import Workload
 from tests.calibrate.played import ALONE
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from calibrate.facts import (
+from calibrate.environment import (
     CpuFacts,
     Environment,
     GpuFacts,

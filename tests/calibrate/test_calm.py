@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from calibrate.calm import Patience, ProcessorTime, processor_time, stolen_under_load
+from calibrate.environment import Patience, ProcessorTime, processor_time, stolen_under_load
 from perfmodel.documents.observation import (
     EnvironmentObservation,
     Observation,

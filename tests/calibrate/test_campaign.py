@@ -28,7 +28,7 @@ from perfmodel.errors import (
     PerfModelError,
     UsageError,
 )
-from perfmodel.parallelism.strategy import Setting
+from perfmodel.layout.setting import Setting
 from tests.calibrate.played import ALONE
 from tests.fakes import FakeLauncher, LaunchCall
 from tests.played_worker import PlayedWorker, orders_of

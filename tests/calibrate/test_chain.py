@@ -2,12 +2,12 @@
 
 import torch
 
-from calibrate.dataflow import linked
 from calibrate.layers import Layer
 from calibrate.probes.chain import chained, grouped, measure_layers
 from calibrate.probes.layers import layer_operators, recorded_layer
 from calibrate.probes.optimizers import Evictor, measure_optimizer
 from calibrate.probes.session import Session
+from calibrate.replays import linked
 from perfmodel.workload.operator import Phase
 
 CPU = torch.device("cpu")

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from calibrate.choose import Places, most_telling, places
 from calibrate.experiment import BUDGETS, Experiment
-from calibrate.layers import planned_layers
-from calibrate.probes.choice import chosen_layers, timed_before
+from calibrate.layers import Places, most_telling, places, planned_layers
+from calibrate.probes.chain import chosen_layers, timed_before
 from calibrate.probes.session import Session
 from calibrate.task import LayersTask
 from perfmodel.documents.profile import OperatorFamily

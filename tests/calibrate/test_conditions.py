@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from calibrate.conditions import (
+from calibrate.launch import worker_environ
+from calibrate.placement import (
     KEPT_MEMORY,
     chosen_conditions,
     keeps_memory,
     recorded_conditions,
     under,
 )
-from calibrate.launch import worker_environ
 from tests.calibrate.played import ALONE
 from tests.perfmodel.profiles import Machine, profile
 

@@ -1,10 +1,10 @@
 """The guess which tensor flows where, on steps small enough to follow by hand."""
 
-from calibrate.dataflow import linked
+from calibrate.replays import linked
 from perfmodel.workload.operator import Call, Operator, Phase
 from perfmodel.workload.step import Segment, TracedParameter, TracedStep
 from tests.perfmodel.operators import operator, spec
-from tests.perfmodel.tracing.method import SGD_LOOP
+from tests.perfmodel.trace.method import SGD_LOOP
 
 IMAGE, HIDDEN, WEIGHT = spec(2, 3), spec(2, 5), spec(3, 5)
 PRODUCT = operator("aten.mm.default", (IMAGE, WEIGHT), (HIDDEN,))

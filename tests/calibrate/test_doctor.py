@@ -4,10 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from calibrate.doctor import diagnose, render
-from calibrate.facts import Environment, GpuProcessFacts
-from calibrate.finding import Finding, Severity
-from calibrate.gpus import parse_gpu_topology
+from calibrate.doctor import Finding, Severity, diagnose, render
+from calibrate.environment import Environment, GpuProcessFacts, parse_gpu_topology
 from tests.calibrate.samples import GIB, plain_environment, plain_gpu
 
 Change = Callable[[Environment], object]

@@ -8,18 +8,19 @@ from pathlib import Path
 import pytest
 
 from calibrate.environment import (
-    describe_environment,
-    fingerprint,
-    git_commit,
-    relevant_variables,
-)
-from calibrate.facts import CpuFacts, Environment, MemoryFacts, TorchFacts
-from calibrate.host import (
+    CpuFacts,
+    Environment,
+    MemoryFacts,
+    TorchFacts,
     cgroup_memory_limit_bytes,
     cgroup_quota_cores,
     cpu_model,
+    describe_environment,
+    fingerprint,
+    git_commit,
     is_virtual,
     os_name,
+    relevant_variables,
 )
 from perfmodel.documents.base import command_line
 from tests.calibrate.samples import GIB, plain_environment, plain_gpu

@@ -13,16 +13,9 @@ from calibrate.experiment import (
     Experiment,
     doubling_sizes,
 )
-from calibrate.task import (
-    CheckpointTask,
-    CollectiveTask,
-    OverlapTask,
-    ReplayTask,
-    StepTask,
-    Task,
-)
+from calibrate.task import CheckpointTask, CollectiveTask, OverlapTask, ReplayTask, StepTask, Task
 from perfmodel.errors import UsageError
-from perfmodel.parallelism.strategy import Synchronisation
+from perfmodel.layout.setting import Synchronisation
 
 
 def an_experiment(*, world_size: int = 2, seed: int = 0, budget: str = "quick") -> Experiment:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from calibrate.failure import exit_text, first_failure
+from calibrate.launch import exit_text, first_failure
 
 REPORT = """\
 Traceback (most recent call last):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from calibrate import gpus
-from calibrate.gpus import parse_gpu_processes, parse_gpu_topology, parse_gpus
+from calibrate import environment as gpus
+from calibrate.environment import parse_gpu_processes, parse_gpu_topology, parse_gpus
 
 UUIDS = [f"GPU-5f2b1c3d-0a1b-2c3d-4e5f-{index:012d}" for index in range(8)]
 H100 = "\n".join(

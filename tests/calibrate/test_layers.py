@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from calibrate.layers import Layer, is_optimizer, planned_layers
 from calibrate.probes.layers import layer_operators
-from calibrate.probes.operators import ReplayedOperator, index_limit, made_up, returned_tensors
+from calibrate.probes.replay import ReplayedOperator, index_limit, made_up, returned_tensors
 from perfmodel.cost.families import FRESH_BYTES, family, features
 from perfmodel.workload.operator import Operator, TensorSpec
 

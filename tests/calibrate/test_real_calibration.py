@@ -26,9 +26,8 @@ from perfmodel.documents.observation import (
 )
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import MeasurementFailed
-from perfmodel.forecast import Forecast, forecast
-from perfmodel.parallelism.strategy import Setting, Synchronisation
-from perfmodel.predictor import Predictor
+from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.predictor import Forecast, Predictor, forecast
 from tests.calibrate.real_ranks import (
     NEEDS_TWO_RANKS,
     assert_buckets_are_those_of_ddp,

@@ -11,16 +11,16 @@ from calibrate.experiment import BUCKET_CAPS_MB
 from calibrate.launch import TorchrunLauncher
 from calibrate.noise import trainings_in
 from calibrate.task import CheckpointTask, StepTask, Trainee, TrainingTask
+from perfmodel.cost.batch import noise_scale
 from perfmodel.documents.observation import (
     CheckpointObservation,
     ReplayObservation,
     StepObservation,
     read_observations,
 )
-from perfmodel.parallelism.strategy import Setting, Synchronisation
-from perfmodel.plan.gradient_norms import read_gradient_norms
-from perfmodel.program.ddp import gradient_buckets
-from perfmodel.statistics.noise_scale import noise_scale
+from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.plan.batch import read_gradient_norms
+from perfmodel.step.ddp import gradient_buckets
 from tests.calibrate.real_ranks import (
     NEEDS_TWO_RANKS,
     assert_buckets_are_those_of_ddp,

@@ -11,13 +11,11 @@ from calibrate.probes.replay import Replay
 from calibrate.probes.session import Session
 from calibrate.replays import measured_steps, to_typical_speed
 from perfmodel.documents.observation import ReplayObservation, TimedOperator
-from perfmodel.tracing.source import SampleSize
-from perfmodel.tracing.sources import find_source
-from perfmodel.tracing.trace import trace_model
+from perfmodel.trace.sources import SampleSize, find_source
+from perfmodel.trace.trace import trace_model
 from perfmodel.workload.operator import Phase
-from perfmodel.workload.signature import parameters_signature, signature
-from perfmodel.workload.step import TracedStep
-from tests.perfmodel.tracing.method import SGD_LOOP
+from perfmodel.workload.step import TracedStep, parameters_signature, signature
+from tests.perfmodel.trace.method import SGD_LOOP
 
 
 @pytest.fixture(scope="module")

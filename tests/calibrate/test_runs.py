@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 
 from calibrate.runs import RunTable, calibrate_from_runs, read_runs
-from perfmodel.cost.inferred_memory import fullest_and_fit
-from perfmodel.cost.inferred_profile import model_of
+from perfmodel.cost.inferred import model_of
 from perfmodel.cost.jobs import Jobs
-from perfmodel.cost.layout_memory import rank_memory
-from perfmodel.documents.inferred import InferredDocument
-from perfmodel.documents.run_columns import RunColumns
+from perfmodel.cost.layout_memory import fullest_and_fit, rank_memory
+from perfmodel.documents.inferred import InferredDocument, RunColumns
 from perfmodel.errors import IncomparableRuns, InvalidDocument, UsageError
 from tests.perfmodel.cost.large_samples import measured, some_jobs
 

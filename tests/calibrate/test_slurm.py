@@ -2,7 +2,7 @@
 
 import pytest
 
-from calibrate.slurm import expand_node_list, expand_task_counts, slurm_job
+from calibrate.topology import expand_node_list, expand_task_counts, slurm_job
 from perfmodel.errors import UsageError
 
 STEP = {

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from calibrate.probes import steady as subject
-from calibrate.probes.steady import steady
+from calibrate.probes import optimizers as subject
+from calibrate.probes.optimizers import steady
 
 
 def played(

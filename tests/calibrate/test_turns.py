@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.turns import LOCK_VARIABLE, lock_path, machine_to_itself
+from calibrate.campaign import LOCK_VARIABLE, lock_path, machine_to_itself
 from tests.turns import machine_is_held
 
 HOLD = """
 import sys
 from pathlib import Path
-from calibrate.turns import machine_to_itself
+from calibrate.campaign import machine_to_itself
 with machine_to_itself(print, path=Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

@@ -7,10 +7,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from calibrate.fit.steps import visit_errors
-from calibrate.visits import by_setting, estimate, to_speed, trimmed_mean, typical_speed, visit
+from calibrate.fit.steps import (
+    by_setting,
+    estimate,
+    to_speed,
+    trimmed_mean,
+    typical_speed,
+    visit,
+    visit_errors,
+)
 from perfmodel.documents.observation import RankSteps, StepObservation
-from perfmodel.parallelism.strategy import Setting
+from perfmodel.layout.setting import Setting
 from tests.played_worker import step_observation
 
 PAIR = Setting(workload="light", world_size=2, micro_batch=4, accumulation=2)

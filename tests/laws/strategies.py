@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from perfmodel.arrays import FloatArray
-from perfmodel.program.interference import Interference
-from perfmodel.program.operation import Cause, Operation, StepProgram, Stream
+from perfmodel.step.program import Cause, Interference, Operation, StepProgram, Stream
 
 #: Zero is likely, and spans of six orders of magnitude meet.
 seconds = st.one_of(st.just(0.0), st.floats(1e-6, 1.0), st.sampled_from([0.1, 0.2, 0.3, 0.5, 1.0]))

@@ -9,17 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.algebra.max_plus import end_times
 from perfmodel.cost.exchanges import data_s
 from perfmodel.cost.jobs import Column, Jobs, jobs_from
 from perfmodel.cost.layout_memory import in_flight, rank_memory
-from perfmodel.cost.layout_terms import layout_durations, unit_times
-from perfmodel.cost.layout_time import step_parts
-from perfmodel.parallelism.layout import Layout, Offload, Order, Precision, Schedule
-from perfmodel.parallelism.pipeline import Pass, Work, stage_order
-from perfmodel.program.layout_step import BUCKETS, compile_layout
-from perfmodel.program.operation import Cause
-from perfmodel.simulation import simulate
+from perfmodel.cost.layout_time import layout_durations, step_parts, unit_times
+from perfmodel.engine.algebra import end_times
+from perfmodel.engine.simulate import simulate
+from perfmodel.layout.layout import Layout, Offload, Order, Precision, Schedule
+from perfmodel.layout.pipeline import Pass, Work, stage_order
+from perfmodel.step.layout import BUCKETS, compile_layout
+from perfmodel.step.program import Cause
 from perfmodel.workload.transformer import Transformer
 from tests.perfmodel.cost.large_samples import MODEL, truth
 

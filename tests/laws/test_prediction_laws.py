@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.documents.prediction import PredictedPoint
-from perfmodel.parallelism.strategy import Scaling, Setting, scaled_settings
+from perfmodel.layout.setting import Scaling, Setting, scaled_settings
 from perfmodel.predictor import Predictor
-from perfmodel.program.operation import Stream
+from perfmodel.step.program import Stream
 from tests.perfmodel.profiles import Machine, profile
 
 TOLERANCE = 1 + 1e-9

@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.algebra.max_plus import step_times
-from perfmodel.program.interference import Interference
-from perfmodel.program.operation import StepProgram
-from perfmodel.simulation import simulate
+from perfmodel.engine.algebra import step_times
+from perfmodel.engine.simulate import simulate
+from perfmodel.step.program import Interference, StepProgram
 from tests.laws.strategies import durations, interferences, programs
 
 TOLERANCE = 1 + 1e-9

@@ -4,12 +4,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.algebra.fluid import end_times_with_interference
-from perfmodel.algebra.max_plus import end_times, step_times
 from perfmodel.arrays import FloatArray
-from perfmodel.program.interference import Interference
-from perfmodel.program.operation import Lane, StepProgram, Stream
-from perfmodel.simulation import simulate
+from perfmodel.engine.algebra import end_times, end_times_with_interference, step_times
+from perfmodel.engine.simulate import simulate
+from perfmodel.step.program import Interference, Lane, StepProgram, Stream
 from tests.laws.strategies import durations, interferences, programs, speeds
 
 num_ranks_above_one = st.integers(2, 4)

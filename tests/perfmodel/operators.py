@@ -8,8 +8,7 @@ import numpy as np
 from calibrate.fit.operators import fit_operators
 from perfmodel.documents.observation import IsolatedOperator, OperatorsObservation
 from perfmodel.documents.profile import OperatorProfile
-from perfmodel.workload.operator import Operator, Phase, TensorSpec
-from perfmodel.workload.work import flop, traffic_bytes
+from perfmodel.workload.operator import Operator, Phase, TensorSpec, flop, traffic_bytes
 
 #: What the made-up machine can do.
 FLOP_PER_S = 1e11

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 import perfmodel as pm
-from perfmodel.documents.cost import CostDocument
+from perfmodel.documents.budget import CostDocument
 from perfmodel.documents.goodput import GoodputDocument
-from perfmodel.documents.layout import LayoutPredictionDocument
-from perfmodel.documents.prediction import PredictionDocument
+from perfmodel.documents.prediction import LayoutPredictionDocument, PredictionDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from tests.perfmodel.cli.command import Run, runner
 from tests.perfmodel.profiles import LIGHT, Machine, profile

@@ -6,9 +6,9 @@ import pytest
 
 from perfmodel.errors import CalibrationUnavailable
 from perfmodel.explanation import ChangeKind, Explanation, LossCause, explain
-from perfmodel.parallelism.strategy import Scaling, scaled_settings
+from perfmodel.layout.setting import Scaling, scaled_settings
 from perfmodel.predictor import Predictor
-from perfmodel.report.explanation import explanation_lines
+from perfmodel.report.prediction import explanation_lines
 from perfmodel.units import MIB
 from tests.perfmodel.profiles import Machine, profile
 

@@ -5,12 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from perfmodel.context import caveats, measured_points
 from perfmodel.documents.prediction import PredictedPoint
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
-from perfmodel.parallelism.strategy import Scaling, Setting, Synchronisation, scaled_settings
-from perfmodel.predictor import Predictor, interval
-from perfmodel.program.operation import Cause
+from perfmodel.layout.setting import Scaling, Setting, Synchronisation, scaled_settings
+from perfmodel.predictor import Predictor, caveats, interval, measured_points
+from perfmodel.step.program import Cause
 from perfmodel.units import MIB
 from tests.perfmodel.profiles import HEAVY, Machine, profile
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from perfmodel.explanation import Standing, Verdict, standing
-from perfmodel.parallelism.strategy import scaled_settings
+from perfmodel.layout.setting import scaled_settings
 from perfmodel.predictor import Predictor
-from perfmodel.report.explanation import standing_line
+from perfmodel.report.prediction import standing_line
 from tests.perfmodel.profiles import Machine, profile
 
 

@@ -1,8 +1,9 @@
 """A traced step small enough to price by hand."""
 
-from perfmodel.workload.affine import Affine, AffineBytes
 from perfmodel.workload.operator import Call, Phase
 from perfmodel.workload.step import (
+    Affine,
+    AffineBytes,
     Segment,
     SymbolicOperator,
     SymbolicStep,
@@ -10,7 +11,7 @@ from perfmodel.workload.step import (
     TracedParameter,
 )
 from perfmodel.workload.workload import Parameter, Workload
-from tests.perfmodel.tracing.method import SGD_LOOP
+from tests.perfmodel.trace.method import SGD_LOOP
 
 WIDTH = 256
 

@@ -5,8 +5,8 @@ from typing import Final
 
 from perfmodel.documents.prediction import Interval
 from perfmodel.documents.profile import ProfileDocument, SingleStep, WorkloadProfile
-from perfmodel.documents.validation import ErrorSummary
-from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.documents.verdicts import ErrorSummary
+from perfmodel.layout.setting import Setting, Synchronisation
 from tests.perfmodel.profiles import MICRO_BATCHES, Machine, profile
 
 WORKLOADS: Final = ("light", "heavy", "third", "fourth")

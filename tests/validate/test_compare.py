@@ -2,10 +2,10 @@
 
 import pytest
 
-from calibrate.visits import Visit, visit
+from calibrate.fit.steps import Visit, visit
 from perfmodel.documents.prediction import Interval
 from perfmodel.documents.profile import ProfileDocument
-from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.layout.setting import Setting, Synchronisation
 from tests.perfmodel.profiles import Machine, profile
 from tests.played_worker import step_observation
 from tests.validate.samples import exactly, single

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from validate.errors import fraction, summarise, summarise_any
+from validate.compare import fraction, summarise, summarise_any
 from validate.published.errors import compare_predictors
 
 

@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from perfmodel.tracing.optimizers import make_optimizer
-from perfmodel.tracing.source import SampleSize
-from perfmodel.tracing.sources import find_source
+from perfmodel.trace.sources import SampleSize, find_source, make_optimizer
 from validate.held_out_models import HELD_OUT, HeldOutModel, write_configs
 
 LANGUAGE = [model for model in HELD_OUT if model.config is not None]

@@ -16,8 +16,8 @@ from perfmodel.documents.observation import (
 )
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import MeasurementFailed
-from perfmodel.parallelism.strategy import Setting, Synchronisation
-from perfmodel.workload.signature import parameters_signature, signature
+from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.workload.step import parameters_signature, signature
 from tests.perfmodel.operators import prices_of_the_made_up_machine
 from tests.perfmodel.profiles import Machine, profile
 from tests.perfmodel.traces import WORKLOAD, traced

@@ -16,9 +16,9 @@ from calibrate.environment import describe_environment
 from calibrate.processes import usable_cores
 from calibrate.topology import LaunchFlags
 from perfmodel.documents.profile import ProfileDocument
-from perfmodel.documents.validation import ValidationDocument
+from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, UsageError
-from perfmodel.parallelism.strategy import Setting
+from perfmodel.layout.setting import Setting
 from tests.fakes import FakeLauncher, LaunchCall
 from tests.perfmodel.profiles import Machine, profile
 from tests.played_worker import PlayedWorker

@@ -12,18 +12,13 @@ from typing import Any, Final
 from calibrate.campaign import PLAN, Progress, read_plan, write_plan
 from calibrate.environment import describe_environment
 from calibrate.placement import provenance
-from perfmodel.documents.network_verdict import NetworkVerdict
 from perfmodel.documents.testbed import CollectiveRun, CollectiveSetting, read_runs
+from perfmodel.documents.verdicts import NetworkVerdict
 from perfmodel.errors import UsageError, refuse_unknown
 from perfmodel.units import Seconds
 from validate.gates import passed
 from validate.network import plan, verdict
-from validate.testbed.campaign import (
-    RUNS,
-    CampaignRequest,
-    open_campaign,
-    refuse_earlier_runs,
-)
+from validate.testbed.campaign import RUNS, CampaignRequest, open_campaign, refuse_earlier_runs
 
 VERDICT: Final = "network.json"
 #: Predictions that differ by less, relatively, are of the same law.

@@ -11,16 +11,14 @@ from typing import Final
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.cost.collective import CollectiveCost
-from perfmodel.documents.collectives import MeasuredCollective
-from perfmodel.documents.network_verdict import ErrorsBySize
+from perfmodel.cost.collectives import CollectiveCost
+from perfmodel.documents.importers import MeasuredCollective
 from perfmodel.documents.profile import CurvePoint
-from perfmodel.documents.published import PublishedSeries
 from perfmodel.documents.testbed import CollectiveRun, CollectiveSetting
-from perfmodel.documents.validation import Gate
+from perfmodel.documents.verdicts import ErrorsBySize, Gate, PublishedSeries
 from perfmodel.statistics.normal import MEDIAN_OVER_MEAN
 from perfmodel.units import KIB, Seconds
-from validate.errors import summarise
+from validate.compare import summarise
 from validate.gates import gate
 from validate.network.plan import BETWEEN, FITTED, LEFT_OUT, fitted_sizes
 from validate.published.baselines import alpha_beta_ring, ring_s

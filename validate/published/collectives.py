@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
-from perfmodel.cost.collective import CollectiveCost
-from perfmodel.documents.collectives import MeasuredCollective
+from perfmodel.cost.collectives import CollectiveCost
+from perfmodel.documents.importers import MeasuredCollective
 from perfmodel.documents.profile import CurvePoint
-from perfmodel.documents.published import PublishedSeries
+from perfmodel.documents.verdicts import PublishedSeries
 from validate.published.baselines import alpha_beta_ring, ring_s
 from validate.published.errors import compare_predictors
 from validate.published.rows import number, read_rows

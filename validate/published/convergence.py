@@ -9,8 +9,8 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from perfmodel.documents.published import PublishedSeries
-from perfmodel.statistics.convergence import BatchPoint, fit_convergence
+from perfmodel.cost.batch import BatchPoint, fit_convergence
+from perfmodel.documents.verdicts import PublishedSeries
 from validate.published.errors import compare_predictors
 from validate.published.rows import number, read_rows
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.documents.published import PublishedErrors, PublishedSeries
-from validate.errors import summarise
+from perfmodel.documents.verdicts import PublishedErrors, PublishedSeries
+from validate.compare import summarise
 
 
 def compare_predictors(

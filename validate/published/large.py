@@ -11,9 +11,9 @@ from scipy.stats import spearmanr
 
 from perfmodel.cost.inferred import InferredModel, StepInterval
 from perfmodel.cost.jobs import Jobs
-from perfmodel.cost.latents import SHEETS, step_time_priors
 from perfmodel.cost.layout_fit import MINIMUM_RUNS, infer
-from perfmodel.documents.published import PublishedSeries
+from perfmodel.cost.parameters import SHEETS, step_time_priors
+from perfmodel.documents.verdicts import PublishedSeries
 from validate.published.baselines import usl
 from validate.published.errors import compare_predictors
 from validate.published.large_rows import (

@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.jobs import Column, Jobs, jobs_from_rows, model_columns
 from perfmodel.cost.plausible import wrong_unit
-from perfmodel.hardware.sheets import precision_ratio
-from perfmodel.parallelism.layout import Precision
+from perfmodel.cost.rescaling import precision_ratio
+from perfmodel.layout.layout import Precision
 from perfmodel.units import GIB
-from perfmodel.workload.transformer import Number
-from perfmodel.workload.transformers import TRANSFORMERS
+from perfmodel.workload.transformer import TRANSFORMERS, Number
 from validate.published.rows import number, read_rows
 
 Row = dict[str, str]

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from perfmodel.arrays import BoolArray, FloatArray
-from perfmodel.cost.inferred_memory import InferredMemory
 from perfmodel.cost.jobs import Jobs
-from perfmodel.cost.memory_fit import infer_memory
-from perfmodel.documents.published import PublishedSeries
+from perfmodel.cost.layout_fit import infer_memory
+from perfmodel.cost.layout_memory import InferredMemory
+from perfmodel.documents.verdicts import PublishedSeries
 from validate.published.errors import compare_predictors, judge_alike
 from validate.published.large_rows import Runs, memory_runs, playbook_runs, starves_a_stage
 

@@ -15,9 +15,9 @@ from typing import Final
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.cost.curve import DOUBT_AT_ONE_EFOLD
-from perfmodel.documents.published import PublishedSeries
-from perfmodel.statistics.convergence import TUNING_SPREAD, Convergence, fit_convergence
+from perfmodel.cost.batch import TUNING_SPREAD, Convergence, fit_convergence
+from perfmodel.cost.terms import DOUBT_AT_ONE_EFOLD
+from perfmodel.documents.verdicts import PublishedSeries
 from perfmodel.statistics.normal import DEVIATE_90
 from validate.published import convergence
 from validate.published.rows import number, read_rows

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.documents.published import PublishedSeries
+from perfmodel.documents.verdicts import PublishedSeries
 from validate.published.errors import compare_predictors, judge_alike
 from validate.published.rows import number, read_rows
 

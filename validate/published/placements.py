@@ -9,8 +9,8 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from perfmodel.arrays import BoolArray, FloatArray
-from perfmodel.documents.published import PublishedSeries
-from perfmodel.statistics.stragglers import expected_largest_deviate
+from perfmodel.documents.verdicts import PublishedSeries
+from perfmodel.engine.stragglers import expected_largest_deviate
 from validate.published.baselines import adaptdl, linear_scaling, usl
 from validate.published.errors import compare_predictors
 from validate.published.rows import number, read_rows

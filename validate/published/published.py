@@ -7,7 +7,7 @@ from typing import Final
 from calibrate.environment import describe_environment
 from calibrate.placement import provenance
 from perfmodel.documents.base import file_sha256
-from perfmodel.documents.published import PublishedDocument, PublishedSeries
+from perfmodel.documents.verdicts import PublishedDocument, PublishedSeries
 from perfmodel.errors import InvalidDocument, UsageError
 from validate.published import (
     collectives,

@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.documents.published import PublishedSeries
+from perfmodel.documents.verdicts import PublishedSeries
 from perfmodel.statistics.normal import DEVIATE_90
 from validate.published.errors import compare_predictors
 from validate.published.series import Series, read_series

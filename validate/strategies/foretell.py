@@ -5,17 +5,16 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.algebra.max_plus import end_times
 from perfmodel.arrays import FloatArray
 from perfmodel.documents.prediction import Interval
-from perfmodel.documents.strategies import ForetoldStrategy
 from perfmodel.documents.testbed import StrategySetting
-from perfmodel.parallelism.buckets import assign_shards
-from perfmodel.parallelism.layout import Layout, parse_layout
-from perfmodel.parallelism.strategy import Setting
-from perfmodel.program.ddp import compile_step
-from perfmodel.program.layout_step import Execution, compile_layout
-from perfmodel.program.operation import Cause, Operation, StepProgram, Stream
+from perfmodel.documents.verdicts import ForetoldStrategy
+from perfmodel.engine.algebra import end_times
+from perfmodel.layout.layout import Layout, parse_layout
+from perfmodel.layout.setting import Setting, assign_shards
+from perfmodel.step.ddp import compile_step
+from perfmodel.step.layout import Execution, compile_layout
+from perfmodel.step.program import Cause, Operation, StepProgram, Stream
 from perfmodel.units import Bytes, Seconds
 from perfmodel.workload.workload import Parameter, Workload
 from validate.testbed.prices import PlayingMachine, Prices, Saving, is_collective

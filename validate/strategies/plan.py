@@ -10,7 +10,7 @@ from perfmodel.documents.testbed import (
     StrategySetting,
     TrainingSetting,
 )
-from perfmodel.parallelism.layout import parse_layout
+from perfmodel.layout.layout import parse_layout
 from perfmodel.units import MIB
 from validate.testbed import plan as testbed_plan
 

@@ -12,15 +12,15 @@ import numpy as np
 from calibrate.campaign import Progress
 from calibrate.environment import describe_environment
 from calibrate.placement import provenance
-from perfmodel.documents.strategies import (
+from perfmodel.documents.testbed import StrategyRun, StrategySetting, read_runs
+from perfmodel.documents.verdicts import (
     ForetoldStrategy,
+    Gate,
     JudgedStrategy,
     StrategiesDocument,
     StrategyFamily,
 )
-from perfmodel.documents.testbed import StrategyRun, StrategySetting, read_runs
-from perfmodel.documents.validation import Gate
-from validate.errors import fraction, summarise
+from validate.compare import fraction, summarise
 from validate.gates import coverage_gate, gate, passed, step_gates
 from validate.strategies import plan
 from validate.strategies.calibration import calibrate

@@ -9,8 +9,8 @@ from scipy.optimize import nnls
 
 from perfmodel.arrays import FloatArray
 from perfmodel.documents.testbed import CollectiveRun, Run, TrainingRun
+from perfmodel.engine.stragglers import RankNoise
 from perfmodel.errors import MeasurementFailed
-from perfmodel.statistics.rank_noise import RankNoise
 from validate.testbed.disturbance import calmest_of_each, price_doubt
 from validate.testbed.foretell import Calibration, TrainingPrices, is_noisy, noise_key
 from validate.testbed.plan import RUSH

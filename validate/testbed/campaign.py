@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from calibrate.campaign import Progress
-from calibrate.turns import machine_to_itself
+from calibrate.campaign import Progress, machine_to_itself
 from perfmodel.documents.testbed import (
     CollectiveSetting,
     Run,

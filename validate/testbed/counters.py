@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
-from calibrate.calm import processor_time
+from calibrate.environment import processor_time
 from validate.testbed.namespace import inside
 from validate.testbed.wiring import sent_bytes
 

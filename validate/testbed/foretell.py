@@ -5,15 +5,15 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.algebra.max_plus import end_times
 from perfmodel.arrays import FloatArray
 from perfmodel.documents.prediction import Interval
 from perfmodel.documents.testbed import ForetoldStep, Noise, TrainingSetting
-from perfmodel.parallelism.strategy import Setting
-from perfmodel.program.ddp import compile_step
-from perfmodel.program.operation import Cause, Operation, StepProgram, Stream
-from perfmodel.simulation import simulate
-from perfmodel.statistics.rank_noise import RankNoise, slowest_durations
+from perfmodel.engine.algebra import end_times
+from perfmodel.engine.simulate import simulate
+from perfmodel.engine.stragglers import RankNoise, slowest_durations
+from perfmodel.layout.setting import Setting
+from perfmodel.step.ddp import compile_step
+from perfmodel.step.program import Cause, Operation, StepProgram, Stream
 from perfmodel.units import Bytes, Seconds
 from validate.testbed.prices import PlayingMachine, Prices, Saving
 from validate.testbed.resources import HOST, device_name, limit, link_uses

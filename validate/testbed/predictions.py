@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from calibrate.campaign import PLAN, read_plan, write_plan
-from perfmodel.documents.strategies import ForetoldStrategy
 from perfmodel.documents.testbed import ForetoldStep
+from perfmodel.documents.verdicts import ForetoldStrategy
 from perfmodel.errors import InvalidDocument, UsageError, why
 
 

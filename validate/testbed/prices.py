@@ -9,8 +9,8 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray
 from perfmodel.documents.testbed import CollectiveKind, StrategySetting, TrainingSetting
-from perfmodel.program.operation import Cause, Operation, StepProgram
-from perfmodel.simulation import simulate
+from perfmodel.engine.simulate import simulate
+from perfmodel.step.program import Cause, Operation, StepProgram
 from perfmodel.units import Bytes, Seconds
 from validate.testbed.shaped import ShapedRing
 

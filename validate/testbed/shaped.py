@@ -10,8 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.cost.curve import Samples
-from perfmodel.cost.soft_maximum import soft_maximum
+from perfmodel.cost.exchanges import soft_maximum
+from perfmodel.cost.terms import Samples
 from perfmodel.documents.testbed import CollectiveKind, CollectiveRun, Fabric, TrainingRun
 from perfmodel.units import Bytes, BytesPerSecond
 

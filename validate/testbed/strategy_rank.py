@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from perfmodel.documents.testbed import EmulatedLayer, EmulatedStack, StrategySetting
-from perfmodel.parallelism.layout import Layout, Schedule, parse_layout
+from perfmodel.layout.layout import Layout, Schedule, parse_layout
 from perfmodel.units import Seconds
 from validate.testbed.rank import DeviceClock, Layer, Place, mark
 

@@ -5,14 +5,9 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.documents.testbed import (
-    ForetoldStep,
-    JudgedFamily,
-    JudgedStep,
-    TrainingRun,
-)
-from perfmodel.documents.validation import Gate
-from validate.errors import fraction, summarise
+from perfmodel.documents.testbed import ForetoldStep, JudgedFamily, JudgedStep, TrainingRun
+from perfmodel.documents.verdicts import Gate
+from validate.compare import fraction, summarise
 from validate.gates import coverage_gate, gate, step_gates
 from validate.testbed.foretell import Calibration, replayed
 from validate.testbed.resources import HOST, limit, observed_uses

@@ -16,7 +16,7 @@ from perfmodel.documents.observation import (
     StepObservation,
     WorkloadObservation,
 )
-from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.layout.setting import Setting, Synchronisation
 from perfmodel.predictor import Predictor
 from perfmodel.workload.workload import Workload
 from tests.perfmodel.profiles import (

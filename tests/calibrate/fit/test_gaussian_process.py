@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from calibrate.fit.gaussian_process import _negative_log_likelihood, fit_gaussian_process
+from calibrate.fit.operators import _negative_log_likelihood, fit_gaussian_process
 
 
 @pytest.mark.parametrize("seed", range(3))

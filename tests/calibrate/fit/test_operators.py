@@ -5,12 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibrate.fit.curves import Timing, fit_family, fresh_byte_s, unit_costs
 from calibrate.fit.operators import (
+    Timing,
     _brought_to_steps,
     _slower,
     _timings,
+    fit_family,
     fit_operators,
+    fresh_byte_s,
+    unit_costs,
 )
 from calibrate.fit.overheads import _per_call, fit_overhead
 from calibrate.replays import Pair, steps_over_replays

@@ -10,7 +10,7 @@ import pytest
 
 from calibrate.fit.ddp import BucketCosts, fit_bucket_costs, prior_speeds
 from calibrate.fit.profile import fit_profile
-from calibrate.visits import by_setting, visit
+from calibrate.fit.steps import by_setting, visit
 from perfmodel.documents.observation import (
     CollectiveObservation,
     OverlapObservation,
@@ -18,7 +18,7 @@ from perfmodel.documents.observation import (
 )
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import IncomparableRuns, InvalidDocument, MeasurementFailed
-from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.layout.setting import Setting, Synchronisation
 from perfmodel.predictor import Predictor
 from tests.calibrate.fit.synthetic import PROBE_S, Calibration, environment, write_lines
 from tests.perfmodel.profiles import MICRO_BATCHES, PHASES, PROVENANCE, Machine, profile

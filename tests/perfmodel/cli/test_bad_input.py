@@ -10,13 +10,7 @@ from typing import Any
 
 import pytest
 
-from perfmodel.errors import (
-    EXIT_CALIBRATION,
-    EXIT_FAILURE,
-    EXIT_NOT_FEASIBLE,
-    EXIT_OK,
-    EXIT_USAGE,
-)
+from perfmodel.errors import EXIT_CALIBRATION, EXIT_FAILURE, EXIT_NOT_FEASIBLE, EXIT_OK, EXIT_USAGE
 from tests.perfmodel.cli.command import Result, Run, complaint
 from tests.perfmodel.profiles import Machine, profile
 

@@ -12,15 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.environment import describe_environment
-from calibrate.gpus import query_gpus
+from calibrate.environment import describe_environment, query_gpus
 from calibrate.processes import usable_cores
-from perfmodel.errors import (
-    EXIT_CALIBRATION,
-    EXIT_INTERRUPTED,
-    EXIT_OUT_OF_TOLERANCE,
-    EXIT_USAGE,
-)
+from perfmodel.errors import EXIT_CALIBRATION, EXIT_INTERRUPTED, EXIT_OUT_OF_TOLERANCE, EXIT_USAGE
 from tests.fakes import FakeLauncher, LaunchCall
 from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.profiles import Machine, profile

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from calibrate.noise import with_noise
-from perfmodel.documents.batch import BatchDocument
+from perfmodel.documents.goodput import BatchDocument
 from perfmodel.errors import EXIT_CALIBRATION, EXIT_OK, EXIT_USAGE
 from tests.calibrate.test_noise import training
 from tests.perfmodel.cli.command import Result, Run, complaint

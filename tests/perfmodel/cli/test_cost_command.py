@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from perfmodel.documents.cost import CostDocument
+from perfmodel.documents.budget import CostDocument
 from perfmodel.errors import EXIT_FAILURE, EXIT_OK, EXIT_USAGE
 from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.plan.budgets import budget_text, written

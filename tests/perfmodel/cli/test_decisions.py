@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from perfmodel.documents.plan import PlanDocument
-from perfmodel.documents.whatif import WhatIfDocument
+from perfmodel.documents.prediction import WhatIfDocument
 from perfmodel.errors import (
     EXIT_CALIBRATION,
     EXIT_FAILURE,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.documents.layout import LayoutPredictionDocument, ParallelismPlanDocument
+from perfmodel.documents.prediction import LayoutPredictionDocument, ParallelismPlanDocument
 from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.cost.large_samples import document
 

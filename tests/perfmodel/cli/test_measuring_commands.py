@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.cli import app, measure, network, strategies, testbed, validate
+from perfmodel.cli import app, measure, network, validate
+from perfmodel.cli import validate as strategies
+from perfmodel.cli import validate as testbed
 from perfmodel.errors import EXIT_CALIBRATION, EXIT_OK, EXIT_USAGE
 from tests.perfmodel.cli.command import Run, complaint
 

@@ -7,11 +7,10 @@ import pytest
 
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.units import MIB
-from perfmodel.workload.affine import AffineBytes
-from perfmodel.workload.step import SymbolicStep
+from perfmodel.workload.step import AffineBytes, SymbolicStep
 from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.profiles import Machine, profile
-from tests.perfmodel.tracing.method import SGD_LOOP
+from tests.perfmodel.trace.method import SGD_LOOP
 from tests.perfmodel.workload.memory_samples import step_memory
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.cli.terminal import wrapped
+from perfmodel.cli.output import wrapped
 from perfmodel.errors import EXIT_OK, EXIT_USAGE
 from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.documents.test_nccl_tests import TEXT

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from calibrate.campaign import Progress
-from perfmodel.cli import progress
+from perfmodel.cli import output as progress
 
 
 def test_waiting_for_the_machine_says_nothing_about_the_pace(

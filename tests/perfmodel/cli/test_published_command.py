@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from perfmodel.documents.published import PublishedDocument
+from perfmodel.documents.verdicts import PublishedDocument
 from tests.perfmodel.cli.command import Run, complaint
 from tests.validate.published.test_published import ring_rows, write
 

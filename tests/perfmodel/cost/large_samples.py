@@ -4,14 +4,14 @@ import functools
 
 import numpy as np
 
-from perfmodel.cost.inferred_profile import inferred_fields
+from perfmodel.cost.inferred import inferred_fields
 from perfmodel.cost.jobs import Column, Jobs, jobs_from
-from perfmodel.cost.latents import SHEETS, medians, step_time_priors
 from perfmodel.cost.layout_fit import infer
 from perfmodel.cost.layout_time import step_time_s
+from perfmodel.cost.parameters import SHEETS, medians, step_time_priors
 from perfmodel.documents.base import Provenance
 from perfmodel.documents.inferred import InferredDocument
-from perfmodel.parallelism.layout import Layout
+from perfmodel.layout.layout import Layout
 from perfmodel.workload.transformer import gpt
 
 MODEL = gpt(layers=24, hidden=2048, heads=16, vocabulary=51_200)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from perfmodel.cost.batch_law import STARTS_SPREAD, median_error
+from perfmodel.cost.batch import STARTS_SPREAD, median_error
 
 
 def test_two_trainings_that_agree_are_mostly_the_prior() -> None:

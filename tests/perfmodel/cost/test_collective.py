@@ -8,15 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 
-from perfmodel.cost.collective import CollectiveCost, grouped_s
-from perfmodel.cost.message import (
-    MessageCost,
-    _rising,
-    bus_factor,
-    message_bytes,
-    num_messages,
-)
-from perfmodel.documents.collectives import MeasuredCollective
+from perfmodel.cost.collectives import CollectiveCost, grouped_s
+from perfmodel.cost.messages import MessageCost, _rising, bus_factor, message_bytes, num_messages
+from perfmodel.documents.importers import MeasuredCollective
 from perfmodel.documents.profile import CurvePoint
 from perfmodel.errors import UsageError
 

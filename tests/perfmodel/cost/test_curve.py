@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from perfmodel.cost.curve import CurveDraws
+from perfmodel.cost.terms import CurveDraws
 from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.profile import CurvePoint
 

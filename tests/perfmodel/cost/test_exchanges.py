@@ -16,12 +16,11 @@ from perfmodel.cost.exchanges import (
     sites_s,
 )
 from perfmodel.cost.jobs import Jobs, jobs_from
-from perfmodel.cost.latents import SHEETS, medians, step_time_priors
 from perfmodel.cost.layout_memory import rank_memory
 from perfmodel.cost.layout_time import step_parts
-from perfmodel.parallelism.layout import parse_layout
-from perfmodel.workload.transformer import gpt
-from perfmodel.workload.transformers import TRANSFORMERS
+from perfmodel.cost.parameters import SHEETS, medians, step_time_priors
+from perfmodel.layout.layout import parse_layout
+from perfmodel.workload.transformer import TRANSFORMERS, gpt
 
 MODEL = gpt(layers=4, hidden=256, heads=4, vocabulary=2048)
 MIXED = replace(MODEL, experts=8, experts_per_token=2)

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from perfmodel.cost.inferred_profile import inferred_fields, model_of
-from perfmodel.cost.latents import SHEETS, step_time_priors
+from perfmodel.cost.inferred import inferred_fields, model_of
 from perfmodel.cost.layout_fit import infer
-from perfmodel.cost.stalls import stall_time_s
+from perfmodel.cost.parameters import SHEETS, stall_time_s, step_time_priors
 from perfmodel.documents.inferred import InferredDocument
 from tests.perfmodel.cost.large_samples import document, measured, some_jobs
 

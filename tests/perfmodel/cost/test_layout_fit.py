@@ -5,10 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.cost.latents import SHEETS, step_time_priors
 from perfmodel.cost.layout_fit import infer
 from perfmodel.cost.layout_time import step_time_s
-from perfmodel.cost.stalls import Disturbance, fit_odds, stall_time_s
+from perfmodel.cost.parameters import SHEETS, Disturbance, fit_odds, stall_time_s, step_time_priors
 from perfmodel.errors import NotFeasible
 from tests.perfmodel.cost.large_samples import measured, some_jobs, truth
 

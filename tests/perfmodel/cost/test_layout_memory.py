@@ -16,10 +16,9 @@ from perfmodel.cost.layout_memory import (
     needed_bytes,
     rank_memory,
 )
-from perfmodel.parallelism.layout import Layout, Recompute, parse_layout
+from perfmodel.layout.layout import Layout, Recompute, parse_layout
 from perfmodel.workload.step import StepMethod
-from perfmodel.workload.transformer import Transformer, gpt
-from perfmodel.workload.transformers import TRANSFORMERS
+from perfmodel.workload.transformer import TRANSFORMERS, Transformer, gpt
 
 SMALL = gpt(layers=4, hidden=256, heads=4, vocabulary=2048)
 
@@ -84,9 +83,9 @@ def test_a_traced_step_says_the_same(
     tmp_path: Path, micro_batch: int, checkpointing: str, recompute: Recompute, off: float
 ) -> None:
     """GPT without dropout in single precision; gradients of activations are not in the formula."""
-    from perfmodel.tracing.huggingface import huggingface_source  # noqa: PLC0415 - torch
-    from perfmodel.tracing.source import SampleSize  # noqa: PLC0415
-    from perfmodel.tracing.trace import trace_model  # noqa: PLC0415
+    from perfmodel.trace.huggingface import huggingface_source  # noqa: PLC0415 - torch
+    from perfmodel.trace.sources import SampleSize  # noqa: PLC0415
+    from perfmodel.trace.trace import trace_model  # noqa: PLC0415
 
     config = {
         "model_type": "gpt2",

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.cost.levels import (
+from perfmodel.cost.collectives import (
     SWITCH_LATENCY_S,
     PricedLevel,
     SwitchedSum,
@@ -17,7 +17,7 @@ from perfmodel.cost.levels import (
     occupancy,
     switched_bytes,
 )
-from perfmodel.topology.cluster import Cluster, Level, Tier
+from perfmodel.machine.cluster import Cluster, Level, Tier
 
 MS = 1e-3
 LIBRARIES = st.sampled_from(["gloo", "nccl"])

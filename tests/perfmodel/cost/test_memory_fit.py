@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
-from perfmodel.cost.inferred_memory import rank_parts
 from perfmodel.cost.jobs import jobs_from
-from perfmodel.cost.latents import medians
-from perfmodel.cost.layout_memory import rank_memory
-from perfmodel.cost.memory_fit import MEMORY_PRIORS, infer_memory
+from perfmodel.cost.layout_fit import MEMORY_PRIORS, infer_memory
+from perfmodel.cost.layout_memory import rank_memory, rank_parts
+from perfmodel.cost.parameters import medians
 from perfmodel.errors import NotFeasible
-from perfmodel.parallelism.layout import Layout
+from perfmodel.layout.layout import Layout
 from tests.perfmodel.cost.large_samples import MODEL, some_jobs
 
 

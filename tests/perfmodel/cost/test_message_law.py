@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.cost.curve import Samples
-from perfmodel.cost.message import message_bytes, num_messages
-from perfmodel.cost.message_law import NUM_PARAMETERS, MessageLaw, work
+from perfmodel.cost.messages import NUM_PARAMETERS, MessageLaw, message_bytes, num_messages, work
+from perfmodel.cost.terms import Samples
 from perfmodel.documents.profile import CurvePoint
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from perfmodel.cost.mixed_precision import mixed_ratio
 from perfmodel.cost.operators import OperatorPrices
+from perfmodel.cost.traced import mixed_ratio
 from perfmodel.documents.profile import ComputeRate, DeviceRates, Rescaling
 from perfmodel.workload.operator import Phase
 from tests.perfmodel.operators import prices_of_the_made_up_machine

@@ -5,12 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from perfmodel.cost.model import CostModel, borrowed_profile
+from perfmodel.cost.machine import CostModel, borrowed_profile
 from perfmodel.cost.terms import Terms
 from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.profile import ProfileDocument
-from perfmodel.parallelism.strategy import Setting, Synchronisation
-from perfmodel.program.operation import Cause
+from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.step.program import Cause
 from perfmodel.units import MIB
 from tests.perfmodel.profiles import HEAVY, Machine, profile
 

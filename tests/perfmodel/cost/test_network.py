@@ -5,18 +5,18 @@ import dataclasses
 import numpy as np
 import pytest
 
-from perfmodel.cost.levels import SWITCH_LATENCY_S
-from perfmodel.cost.message import MessageCost
-from perfmodel.cost.model import CostModel
+from perfmodel.cost.collectives import SWITCH_LATENCY_S
+from perfmodel.cost.machine import CostModel
+from perfmodel.cost.messages import MessageCost
 from perfmodel.cost.network import NOT_MEASURED, Network
 from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.profile import CurvePoint
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.explanation import explain
-from perfmodel.parallelism.strategy import Setting, Synchronisation
+from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.machine.cluster import Cluster, SlowDevice, SlowLink, Tier, Traffic
 from perfmodel.predictor import Predictor
 from perfmodel.sweep import Grid, sweep
-from perfmodel.topology.cluster import Cluster, SlowDevice, SlowLink, Tier, Traffic
 from perfmodel.units import MIB
 from tests.perfmodel.profiles import Machine, message_time, profile
 

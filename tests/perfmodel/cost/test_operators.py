@@ -12,7 +12,7 @@ from perfmodel.cost.operators import UNKNOWN_LOG_ERROR, OperatorPrices, work_s
 from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.profile import MeasuredOperator, MeasuredStep, OperatorProfile
 from perfmodel.workload.operator import Operator, Phase
-from perfmodel.workload.signature import signature
+from perfmodel.workload.step import signature
 from tests.perfmodel.operators import (
     addition,
     matmul,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.cost.storage import checkpoint_cost, rate_bytes_per_s
+from perfmodel.cost.memory import checkpoint_cost, rate_bytes_per_s
 from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.profile import CheckpointProfile, CurvePoint
 from perfmodel.units import Bytes

@@ -4,12 +4,21 @@ import dataclasses
 
 import pytest
 
-from perfmodel.cost.checkpointing import by_saving, kept_by_checkpointing
 from perfmodel.cost.memory import MemorySetting, Overhead
-from perfmodel.cost.technique_times import Basis, HostLink, StepTimes, offload_s, streaming_s
-from perfmodel.cost.techniques import Question, Technique, techniques
-from perfmodel.workload.affine import AffineBytes
+from perfmodel.cost.techniques import (
+    Basis,
+    HostLink,
+    Question,
+    StepTimes,
+    Technique,
+    by_saving,
+    kept_by_checkpointing,
+    offload_s,
+    streaming_s,
+    techniques,
+)
 from perfmodel.workload.memory import Block, StepMemory
+from perfmodel.workload.step import AffineBytes
 from tests.perfmodel.workload.memory_samples import step_memory
 
 BARE = Overhead(

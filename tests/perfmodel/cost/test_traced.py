@@ -5,7 +5,6 @@ import math
 import pytest
 
 from calibrate.fit.operators import fit_operators
-from perfmodel.context import caveats
 from perfmodel.cost.operators import OperatorPrices
 from perfmodel.cost.traced import slowdown, traced_profile, with_ready_times
 from perfmodel.documents.prediction import Evidence
@@ -17,10 +16,10 @@ from perfmodel.documents.profile import (
     ProfileDocument,
     WorkloadProfile,
 )
-from perfmodel.parallelism.strategy import Setting, Synchronisation
-from perfmodel.predictor import Predictor, interval
+from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.predictor import Predictor, caveats, interval
 from perfmodel.workload.operator import Phase
-from perfmodel.workload.signature import parameters_signature, signature
+from perfmodel.workload.step import parameters_signature, signature
 from tests.perfmodel.operators import observation, prices_of_the_made_up_machine
 from tests.perfmodel.profiles import Machine, profile
 from tests.perfmodel.traces import WORKLOAD, traced

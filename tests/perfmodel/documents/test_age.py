@@ -2,7 +2,7 @@
 
 import datetime as dt
 
-from perfmodel.documents.age import STALE_AFTER_DAYS, age_notes
+from perfmodel.documents.base import STALE_AFTER_DAYS, age_notes
 
 MADE = "2026-01-31T23:59:59+00:00"
 

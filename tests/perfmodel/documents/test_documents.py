@@ -20,7 +20,7 @@ from perfmodel.documents.observation import (
 )
 from perfmodel.documents.prediction import Interval, PredictionDocument
 from perfmodel.documents.profile import ProfileDocument
-from perfmodel.documents.validation import ValidationDocument
+from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.errors import CalibrationUnavailable, InvalidDocument, PerfModelError
 from tests.perfmodel.profiles import Machine, profile
 

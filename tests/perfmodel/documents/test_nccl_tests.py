@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.documents.nccl_tests import read_nccl_tests
+from perfmodel.documents.importers import read_nccl_tests
 from perfmodel.errors import InvalidDocument
 from perfmodel.report.network import curve_rows, read_curves
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.documents.cluster import cluster_text, read_cluster
-from perfmodel.documents.topology_logs import as_cluster, read_topology
+from perfmodel.documents.hardware import cluster_text, read_cluster
+from perfmodel.documents.importers import as_cluster, read_topology
 from perfmodel.errors import InvalidDocument, UsageError
 
 #: Two devices, two adapters beside them and one for storage behind the other processor.

@@ -6,7 +6,7 @@ from perfmodel.documents.page import PriceOffer
 from perfmodel.page.answers import Answers
 from perfmodel.page.machines import Desk, LayoutMachine, OpenedWorkload, StepMachine
 from perfmodel.predict_layout import inferred_machine
-from perfmodel.workload.transformers import TRANSFORMERS
+from perfmodel.workload.transformer import TRANSFORMERS
 from tests.perfmodel.cost.large_samples import document
 from tests.perfmodel.profiles import Machine, profile
 

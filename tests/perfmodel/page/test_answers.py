@@ -8,9 +8,8 @@ import pytest
 
 import perfmodel as pm
 from perfmodel.cli.page_inputs import read_desk
-from perfmodel.documents.layout import LayoutPredictionDocument
 from perfmodel.documents.page import LayoutQuestion, Spending, StepQuestion
-from perfmodel.documents.whatif import WhatIfDocument
+from perfmodel.documents.prediction import LayoutPredictionDocument, WhatIfDocument
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.page.answers import Answers
 from perfmodel.page.machines import typed_path

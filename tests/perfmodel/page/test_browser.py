@@ -16,8 +16,7 @@ from unittest.mock import patch
 import pytest
 
 from perfmodel.cli.app import main
-from perfmodel.documents.prediction import Interval
-from perfmodel.documents.whatif import ScenarioOutcome, WhatIfDocument
+from perfmodel.documents.prediction import Interval, ScenarioOutcome, WhatIfDocument
 from perfmodel.report.wording import count_interval, duration_interval, interval
 from tests.perfmodel.cost.large_samples import document
 

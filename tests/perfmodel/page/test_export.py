@@ -12,9 +12,7 @@ import pytest
 
 import perfmodel.page
 from perfmodel.documents.page import LayoutQuestion, StepQuestion
-from perfmodel.page.assemble import SCRIPTS, page
-from perfmodel.page.export import export_grid, export_html
-from perfmodel.page.start import question_of, start
+from perfmodel.page.export import SCRIPTS, export_grid, export_html, page, question_of, start
 from tests.perfmodel.cli.command import complaint, runner
 from tests.perfmodel.page.desks import answers, layout_answers
 

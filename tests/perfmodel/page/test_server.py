@@ -10,8 +10,7 @@ from starlette.testclient import TestClient
 
 from perfmodel.documents.page import StepQuestion
 from perfmodel.errors import PerfModelError
-from perfmodel.page.guards import MOST_BODY_BYTES
-from perfmodel.page.server import HOST, application, listening
+from perfmodel.page.server import HOST, MOST_BODY_BYTES, application, listening
 from tests.perfmodel.page.desks import answers
 
 QUESTION: dict[str, Any] = {

@@ -3,7 +3,7 @@
 import datetime as dt
 from pathlib import Path
 
-from perfmodel.documents.plan_file import PlanFile, read_plan
+from perfmodel.documents.plan import PlanFile, read_plan
 from tests.perfmodel.profiles import Machine, profile
 
 TODAY = dt.date(2026, 11, 21)

@@ -11,14 +11,19 @@ from perfmodel.documents.acceptance import AcceptanceTerms, Clause, ClauseKind, 
 from perfmodel.documents.goodput import GoodputDocument
 from perfmodel.documents.observation import RankSteps, StepObservation
 from perfmodel.documents.profile import ComputeRate, ProfileDocument
+from perfmodel.engine.job import FailureCause, Job
 from perfmodel.errors import CalibrationUnavailable, InvalidDocument, UsageError
-from perfmodel.parallelism.strategy import Setting, Synchronisation
-from perfmodel.plan.acceptance import acceptance_terms, judge, probability_kept
-from perfmodel.plan.culprits import rank_ratios
+from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.plan.acceptance import (
+    Quantity,
+    acceptance_terms,
+    judge,
+    probability_kept,
+    quantity,
+    rank_ratios,
+)
 from perfmodel.plan.goodput import Request, goodput
-from perfmodel.plan.quantities import Quantity, quantity
-from perfmodel.program.job import FailureCause, Job
-from perfmodel.report.acceptance import terms_lines
+from perfmodel.report.batch import terms_lines
 from tests.perfmodel.profiles import Machine, profile
 
 Z95 = NormalDist().inv_cdf(0.95)

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.documents.budget import Budget, read_budget, read_prices
-from perfmodel.documents.cost import CostDocument, YearlyCost
+from perfmodel.documents.budget import Budget, CostDocument, YearlyCost, read_budget, read_prices
 from perfmodel.errors import InvalidDocument
 from perfmodel.plan.cost import buying_pays, compare_costs
 from tests.perfmodel.plan.budgets import DEVICE, REST, TODAY, budget_text, written

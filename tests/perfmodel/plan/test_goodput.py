@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.algebra.goodput import best_interval_s
+from perfmodel.engine.job import FailureCause, Job
+from perfmodel.engine.job_algebra import best_interval_s
 from perfmodel.errors import NotFeasible
 from perfmodel.plan.goodput import Request, goodput
-from perfmodel.program.job import FailureCause, Job
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S

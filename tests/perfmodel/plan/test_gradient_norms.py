@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from perfmodel.errors import InvalidDocument
-from perfmodel.plan.gradient_norms import read_gradient_norms
+from perfmodel.plan.batch import read_gradient_norms
 
 HEADING = "step,ranks,local_batch,mean_square,square_of_mean\n"
 ROW = "{},2,16,5.0,4.0\n"

@@ -9,20 +9,18 @@ import pytest
 
 import perfmodel as pm
 from calibrate.noise import with_noise
-from perfmodel.algebra.goodput import best_interval_s, expected_elapsed_s
-from perfmodel.documents.cluster import read_cluster
-from perfmodel.documents.plan import PlanDocument
-from perfmodel.documents.plan_file import Option, PlanFile
+from perfmodel.documents.hardware import read_cluster
+from perfmodel.documents.plan import Option, PlanDocument, PlanFile
 from perfmodel.documents.profile import ProfileDocument
+from perfmodel.engine.job import FailureCause, Job
+from perfmodel.engine.job_algebra import best_interval_s, expected_elapsed_s
 from perfmodel.errors import InvalidDocument, NotFeasible, UsageError
-from perfmodel.parallelism.strategy import scaled_settings
-from perfmodel.plan.assumptions import Assumption, remedy
+from perfmodel.layout.setting import scaled_settings
 from perfmodel.plan.goodput import Request, goodput
-from perfmodel.plan.machines import Sources
+from perfmodel.plan.machines import MOST_KNOTS, Sources, StepTable
 from perfmodel.plan.options import plan_options
-from perfmodel.plan.step_table import MOST_KNOTS, StepTable
+from perfmodel.plan.steps import Assumption, remedy
 from perfmodel.predictor import Predictor
-from perfmodel.program.job import FailureCause, Job
 from tests.calibrate.test_noise import training
 from tests.perfmodel.plan.plans import PLAN, TODAY, plan_of, written
 from tests.perfmodel.profiles import Machine, profile

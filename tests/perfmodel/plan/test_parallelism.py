@@ -5,15 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from perfmodel.cost.layout_fit import infer_memory
 from perfmodel.cost.layout_memory import fit_probability, fullest_bytes, rank_memory
 from perfmodel.cost.memory import FITS_ABOVE
-from perfmodel.cost.memory_fit import infer_memory
-from perfmodel.documents.layout import ParallelismPlanDocument
+from perfmodel.documents.prediction import ParallelismPlanDocument
 from perfmodel.errors import NotFeasible
-from perfmodel.parallelism.feasibility import Limits, impossible
-from perfmodel.parallelism.layout import Layout, parse_layout
-from perfmodel.parallelism.layouts import Space, feasible_layouts
-from perfmodel.plan.parallelism import Request, against_first, plan_parallelism
+from perfmodel.layout.candidates import Limits, Space, feasible_layouts, impossible
+from perfmodel.layout.layout import Layout, parse_layout
+from perfmodel.layout_search import Request, against_first, plan_parallelism
 from perfmodel.predict_layout import (
     InferredMachine,
     Training,
@@ -21,7 +20,7 @@ from perfmodel.predict_layout import (
     layout_jobs,
     predict_layout,
 )
-from perfmodel.workload.transformers import NamedTransformer
+from perfmodel.workload.transformer import NamedTransformer
 from tests.perfmodel.cost.large_samples import MODEL, document, some_jobs
 
 GIB = 2**30

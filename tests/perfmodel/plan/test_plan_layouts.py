@@ -6,17 +6,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfmodel.documents.plan import PlanDocument
-from perfmodel.documents.plan_file import PlanFile, read_plan
+from perfmodel.documents.plan import PlanDocument, PlanFile, read_plan
 from perfmodel.errors import InvalidDocument, NotFeasible, UsageError
-from perfmodel.parallelism.layout import parse_layout
-from perfmodel.plan.layout_table import LayoutQuestion, LayoutTable
-from perfmodel.plan.machines import Sources
+from perfmodel.layout.layout import parse_layout
+from perfmodel.layout_search import Request, plan_parallelism
+from perfmodel.plan.machines import (
+    LayoutQuestion,
+    LayoutTable,
+    Sources,
+    named_transformer,
+    read_sources,
+)
 from perfmodel.plan.options import plan_options
-from perfmodel.plan.parallelism import Request, plan_parallelism
-from perfmodel.plan.sources import named_transformer, read_sources
 from perfmodel.predict_layout import Training, inferred_machine
-from perfmodel.workload.transformers import NamedTransformer
+from perfmodel.workload.transformer import NamedTransformer
 from tests.perfmodel.cost.large_samples import MODEL, document
 from tests.perfmodel.plan.plans import REST, TODAY
 

@@ -5,8 +5,7 @@ import pytest
 
 from perfmodel.documents.profile import CurvePoint, ProfileDocument
 from perfmodel.errors import IncomparableRuns
-from perfmodel.plan.parameters import Estimate, estimates
-from perfmodel.plan.profile_diff import changed_facts, compare_profiles, score
+from perfmodel.plan.profile_diff import Estimate, changed_facts, compare_profiles, estimates, score
 from tests.perfmodel.profiles import Machine, profile
 
 ERROR = 0.03

@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.documents.layout import ParallelismPlanDocument
+from perfmodel import search as parallelism
+from perfmodel.documents.prediction import ParallelismPlanDocument
 from perfmodel.errors import UsageError
-from perfmodel.plan import parallelism
-from perfmodel.plan.parallelism import Request, plan_parallelism
-from perfmodel.plan.spread import Workers, spread
+from perfmodel.layout_search import Request, Workers, plan_parallelism, spread
 from perfmodel.predict_layout import Training, inferred_machine
-from perfmodel.workload.transformers import NamedTransformer
+from perfmodel.workload.transformer import NamedTransformer
 from tests.perfmodel.cost.large_samples import MODEL, document
 
 SEVERAL = (Path("a"), Path("b"), Path("c"))

@@ -11,7 +11,7 @@ from perfmodel.documents.prediction import (
     PredictedPoint,
     PredictionDocument,
 )
-from perfmodel.documents.validation import (
+from perfmodel.documents.verdicts import (
     ComparedSetting,
     ComparedSpeedup,
     ErrorSummary,
@@ -19,9 +19,8 @@ from perfmodel.documents.validation import (
     Repeat,
     ValidationDocument,
 )
-from perfmodel.parallelism.strategy import Setting
-from perfmodel.program.operation import Cause, Operation, StepProgram, Stream
-from perfmodel.program.trace import Trace
+from perfmodel.layout.setting import Setting
+from perfmodel.step.program import Cause, Operation, StepProgram, Stream, Trace
 from tests.perfmodel.report.profile_samples import PROVENANCE, plain_profile
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perfmodel.report.chrome_trace import chrome_trace, chrome_trace_text
+from perfmodel.report.timeline import chrome_trace, chrome_trace_text
 from tests.perfmodel.report.samples import plain_trace
 
 

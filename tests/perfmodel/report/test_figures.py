@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from perfmodel.cost.busbw import busbw_factor
+from perfmodel.cost.collectives import busbw_factor
 from perfmodel.report.figures import (
     breakdown_figure,
     collective_figure,

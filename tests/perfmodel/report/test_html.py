@@ -5,8 +5,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from perfmodel.report.headline import headline
-from perfmodel.report.html import report_html
+from perfmodel.report.html import headline, report_html
 from tests.perfmodel.report.profile_samples import PROVENANCE, plain_profile
 from tests.perfmodel.report.samples import plain_prediction, plain_validation
 

@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.table import Table
 
 from perfmodel.documents.prediction import Interval
-from perfmodel.documents.validation import STEP_MAPE
-from perfmodel.report.prediction_grids import breakdown_grid, evidence_grid
+from perfmodel.documents.verdicts import STEP_MAPE
+from perfmodel.report.prediction import breakdown_grid, evidence_grid
 from perfmodel.report.tables import (
     csv_text,
     prediction_table,

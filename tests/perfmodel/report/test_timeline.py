@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
 
-from perfmodel.cost.layout_terms import layout_durations
-from perfmodel.parallelism.layout import Layout
-from perfmodel.program.layout_step import compile_layout
-from perfmodel.program.operation import Cause
-from perfmodel.program.trace import Trace
+from perfmodel.cost.layout_time import layout_durations
+from perfmodel.engine.simulate import simulate
+from perfmodel.layout.layout import Layout
 from perfmodel.report.timeline import MOST_LANES, timeline_bytes, timeline_figure
-from perfmodel.simulation import simulate
+from perfmodel.step.layout import compile_layout
+from perfmodel.step.program import Cause, Trace
 
 
 def step(layout: Layout, *, layers: int = 8) -> Trace:

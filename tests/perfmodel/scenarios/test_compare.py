@@ -5,8 +5,7 @@ import pytest
 
 import perfmodel as pm
 from perfmodel.documents.prediction import Evidence
-from perfmodel.scenarios import with_saved
-from perfmodel.scenarios.compare import contrast_of_draws
+from perfmodel.scenarios.compare import contrast_of_draws, with_saved
 from perfmodel.statistics.pairing import unpaired
 from tests.perfmodel.profiles import Machine, profile
 

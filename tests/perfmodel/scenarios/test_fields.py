@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.explanation import ChangeKind, explain
-from perfmodel.forecast import Forecast, forecast_settings
-from perfmodel.predictor import Predictor
-from perfmodel.scenarios import FIELDS, Scenario, changed, in_cluster, scenarios_of
-from perfmodel.scenarios.machine import link_of
-from perfmodel.topology.cluster import Cluster, Tier
+from perfmodel.machine.cluster import Cluster, Tier
+from perfmodel.predictor import Forecast, Predictor, forecast_settings
+from perfmodel.scenarios.fields import FIELDS, changed, in_cluster, scenarios_of
+from perfmodel.scenarios.machine import Scenario, link_of
 from tests.perfmodel.profiles import Machine, profile
 
 

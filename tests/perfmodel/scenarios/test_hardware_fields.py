@@ -5,14 +5,13 @@ from pathlib import Path
 import pytest
 
 import perfmodel as pm
+from perfmodel.cost.rescaling import LINK_SHARE, find_device, rescaled_profile, shipped_catalogue
 from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import NotFeasible, PerfModelError, UsageError
-from perfmodel.hardware.catalogue import LINK_SHARE, find_device, shipped_catalogue
-from perfmodel.hardware.rescale import rescaled_profile
-from perfmodel.scenarios import scenarios_of, usable_links
+from perfmodel.scenarios.fields import scenarios_of, usable_links
 from perfmodel.scenarios.machine import link_of
-from tests.perfmodel.hardware.test_rescale import calibrated
+from tests.perfmodel.cost.test_rescale import calibrated
 from tests.perfmodel.profiles import Machine, profile
 from tests.perfmodel.scenarios.test_fields import scenario
 from tests.perfmodel.traces import WORKLOAD, traced

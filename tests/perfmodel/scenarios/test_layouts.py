@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from perfmodel.documents.inferred import InferredDocument
-from perfmodel.documents.layout import LayoutWhatIfDocument
+from perfmodel.documents.prediction import LayoutWhatIfDocument
 from perfmodel.errors import NotFeasible, UsageError
-from perfmodel.parallelism.layout import parse_layout
-from perfmodel.plan.sources import named_transformer
+from perfmodel.layout.layout import parse_layout
+from perfmodel.plan.machines import named_transformer
 from perfmodel.predict_layout import Training, inferred_machine, predict_layout
-from perfmodel.report.layout_whatif import layout_whatif_grid, layout_whatif_lines
+from perfmodel.report.layout import layout_whatif_grid, layout_whatif_lines
 from perfmodel.scenarios.layouts import LayoutBase, compare_layouts
 from tests.perfmodel.cli.command import runner
 

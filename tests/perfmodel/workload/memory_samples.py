@@ -1,8 +1,8 @@
 """Records of memory that can be added up by hand."""
 
-from perfmodel.workload.affine import AffineBytes
 from perfmodel.workload.memory import Block, Moment, Part, PartBytes, StepMemory
 from perfmodel.workload.operator import Phase
+from perfmodel.workload.step import AffineBytes
 
 
 def moment(operator: str, phase: Phase = Phase.BACKWARD, **parts: tuple[int, int]) -> Moment:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.workload.affine import arguments_at, merged_arguments, through, value_at
+from perfmodel.workload.step import arguments_at, merged_arguments, through, value_at
 
 small = st.integers(min_value=0, max_value=1000)
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.units import MIB
-from perfmodel.workload.caching_allocator import CachingAllocator, block_bytes, segment_bytes
+from perfmodel.workload.memory import CachingAllocator, block_bytes, segment_bytes
 
 
 @pytest.mark.parametrize(("size", "block"), [(1, 512), (512, 512), (513, 1024), (MIB, MIB)])

@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.workload.operator import Call, Phase
-from perfmodel.workload.repeats import compressed
-from perfmodel.workload.step import Segment
+from perfmodel.workload.step import Segment, compressed
 
 
 def call(operator: int, module: str = "", phase: Phase = Phase.FORWARD) -> Call:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.workload.affine import AffineBytes
 from perfmodel.workload.memory import upper_envelope
+from perfmodel.workload.step import AffineBytes
 from tests.perfmodel.workload.memory_samples import moment, step_memory
 
 lines = st.builds(

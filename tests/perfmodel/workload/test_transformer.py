@@ -2,8 +2,7 @@
 
 import pytest
 
-from perfmodel.workload.transformer import gpt, layer_matmul_flop
-from perfmodel.workload.transformers import TRANSFORMERS
+from perfmodel.workload.transformer import TRANSFORMERS, gpt, layer_matmul_flop
 
 
 def test_gpt3_has_175_billion_parameters() -> None:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from perfmodel.workload.operator import TensorSpec
-from perfmodel.workload.work import flop, traffic_bytes
+from perfmodel.workload.operator import TensorSpec, flop, traffic_bytes
 
 
 def spec(*shape: int, dtype: str = "float32", stride: tuple[int, ...] | None = None) -> TensorSpec:

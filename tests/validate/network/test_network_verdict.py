@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibrate.campaign import Progress
-from calibrate.turns import lock_path
-from perfmodel.cost.message import message_bytes, num_messages
-from perfmodel.cost.message_law import MessageLaw, work
-from perfmodel.documents.network_verdict import NetworkVerdict
+from calibrate.campaign import Progress, lock_path
+from perfmodel.cost.messages import MessageLaw, message_bytes, num_messages, work
 from perfmodel.documents.testbed import CollectiveSetting, Job
+from perfmodel.documents.verdicts import NetworkVerdict
 from perfmodel.errors import Interrupted, NotFeasible, UsageError
 from tests.turns import machine_is_held
 from tests.validate.testbed.played import serve

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from perfmodel.cost.jobs import jobs_from
-from perfmodel.parallelism.layout import Layout
+from perfmodel.layout.layout import Layout
 from perfmodel.workload.transformer import Transformer
 from tests.validate.published.test_published import write
 from validate.published.large import judge_mlperf, twins

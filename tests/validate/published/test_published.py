@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from perfmodel.engine.stragglers import expected_largest_deviate
 from perfmodel.errors import InvalidDocument, UsageError
-from perfmodel.statistics.stragglers import expected_largest_deviate
 from validate.published import baselines, collectives, placements
 from validate.published.published import judge_published
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from perfmodel.cost.jobs import Jobs, jobs_from
-from perfmodel.parallelism.layout import Layout
+from perfmodel.layout.layout import Layout
 from tests.perfmodel.cost.large_samples import MODEL
 from validate.published import memory, notebooks, scaling
 from validate.published.series import Series

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.documents.strategies import StrategiesDocument
+from perfmodel.documents.verdicts import StrategiesDocument
 from perfmodel.errors import InvalidDocument, MeasurementFailed, UsageError
-from perfmodel.parallelism.layout import parse_layout
-from perfmodel.report import strategies_grids
+from perfmodel.layout.layout import parse_layout
+from perfmodel.report import verdicts as strategies_grids
 from tests.validate.strategies.played import PAIR_GATHER, WORK, PlayedStrategies
 from tests.validate.testbed.played import serve
 from validate.strategies import calibration, plan, strategies
@@ -108,12 +108,12 @@ def test_every_strategy_is_judged_on_two_three_and_four_ranks_but_calibrated_on_
 def test_tables_name_every_setting_and_strategy(cluster: PlayedStrategies, tmp_path: Path) -> None:
     document = run(tmp_path)
     assert cluster.played
-    rows = strategies_grids.settings_grid(document).rows
+    rows = strategies_grids.strategy_settings_grid(document).rows
     assert {row[0] for row in rows} == {setting.name for setting in document.settings}
-    families = strategies_grids.families_grid(document).rows
+    families = strategies_grids.strategy_families_grid(document).rows
     assert [row[0] for row in families] == [*plan.FAMILIES, "all"]
     missed = document.settings[0].model_copy(update={"is_covered": False})
-    (row,) = strategies_grids.settings_grid(
+    (row,) = strategies_grids.strategy_settings_grid(
         document.model_copy(update={"settings": (missed,)})
     ).rows
     assert row[-1] == "NO"

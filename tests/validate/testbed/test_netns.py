@@ -23,9 +23,9 @@ from perfmodel.documents.testbed import (
     TrainingSetting,
 )
 from perfmodel.errors import MeasurementFailed
-from perfmodel.parallelism.layout import parse_layout
-from perfmodel.parallelism.strategy import Setting
-from perfmodel.program.ddp import gradient_buckets
+from perfmodel.layout.layout import parse_layout
+from perfmodel.layout.setting import Setting
+from perfmodel.step.ddp import gradient_buckets
 from validate.testbed import plan, shapes
 from validate.testbed.client import Cluster, obstacle, running_server
 from validate.testbed.play import play_collectives, play_strategy, play_training

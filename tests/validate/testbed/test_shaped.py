@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.cost.soft_maximum import soft_maximum
+from perfmodel.cost.exchanges import soft_maximum
 from perfmodel.documents.testbed import Fabric, Traffic
 from tests.validate.testbed.played import PlayedCluster, known_ring
 from validate.testbed import plan

@@ -15,21 +15,12 @@ from perfmodel.errors import (
     NotFeasible,
     UsageError,
 )
-from perfmodel.parallelism.strategy import Setting
-from perfmodel.program.ddp import gradient_buckets
-from perfmodel.report import testbed_grids
+from perfmodel.layout.setting import Setting
+from perfmodel.report import verdicts as testbed_grids
+from perfmodel.step.ddp import gradient_buckets
 from tests.turns import machine_is_held
 from tests.validate.testbed.played import PlayedCluster, known, serve
-from validate.testbed import (
-    calibration,
-    client,
-    foretell,
-    plan,
-    play,
-    shapes,
-    testbed,
-    verdict,
-)
+from validate.testbed import calibration, client, foretell, plan, play, shapes, testbed, verdict
 from validate.testbed.foretell import noise_key
 from validate.testbed.noise import draw_factors
 from validate.testbed.resources import limit, link_uses

@@ -1,1 +1,0 @@
-"""Evaluate a step program as vectorised algebra: the second opinion."""

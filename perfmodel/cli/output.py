@@ -1,0 +1,181 @@
+"""What commands print, and how a verdict ends them."""
+
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import typer
+
+from perfmodel.errors import OutOfTolerance
+from perfmodel.units import Seconds, format_duration
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from perfmodel.documents.base import Document
+    from perfmodel.documents.verdicts import Gate
+
+
+def show(renderable: "RenderableType") -> None:
+    """Print a table as wide as the terminal."""
+    from rich.console import Console
+
+    Console().print(renderable)
+
+
+def show_document(
+    document: "Document", table: "RenderableType", lines: Iterable[str], *, as_json: bool
+) -> None:
+    """Print a document for programs, or its table and sentences."""
+    if as_json:
+        typer.echo(document.model_dump_json(indent=1))
+        return
+    show(table)
+    show_lines(lines)
+
+
+def show_lines(lines: Iterable[str]) -> None:
+    """Print sentences; on a terminal, none is wider than that."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in lines:
+        typer.echo(line if width is None else wrapped(line, width))
+
+
+def wrapped(line: str, width: int) -> str:
+    """A sentence over several lines, the further ones indented; words stay whole."""
+    if len(line) <= width:
+        return line
+    indent = line[: len(line) - len(line.lstrip())]
+    return textwrap.fill(
+        line.lstrip(),
+        width,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def refuse_failed_gates(
+    command: str, gates: Iterable["Gate"], *, see: str = "the table for where"
+) -> None:
+    """End a command whose verdict is printed and written.
+
+    Raises
+    ------
+    OutOfTolerance
+        If a gate failed.
+    """
+    failed = [gate.name for gate in gates if not gate.passed]
+    if failed:
+        raise OutOfTolerance(f"{command}: out of tolerance: {', '.join(failed)}; see {see}")
+
+
+#: Without a terminal one line is printed at most this often.
+_LINE_INTERVAL_S = 15.0
+#: Fewer finished tasks than this say nothing about the pace.
+_MINIMUM_FINISHED = 5
+
+
+class Counted(Protocol):
+    """What a measurement tells about itself."""
+
+    @property
+    def done(self) -> int:
+        """Finished tasks."""
+
+    @property
+    def total(self) -> int:
+        """All tasks."""
+
+    @property
+    def task(self) -> str:
+        """The task that was finished last, or what is being waited for."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether nothing is being measured: such time says nothing about the pace."""
+
+
+@dataclass(slots=True)
+class _Lines:
+    """Writes a line now and then, with the time left."""
+
+    title: str
+    started_s: Seconds | None = None
+    first_done: int = 0
+    last_line_s: Seconds = float("-inf")
+
+    def __call__(self, progress: Counted) -> None:
+        now_s = time.monotonic()
+        if progress.is_waiting:
+            self.started_s = None
+        elif self.started_s is None:
+            # Neither starting the workers nor waiting says anything about the pace of the tasks.
+            self.started_s, self.first_done = now_s, progress.done
+        if now_s - self.last_line_s < _LINE_INTERVAL_S and progress.done < progress.total:
+            return
+        self.last_line_s = now_s
+        sys.stderr.write(
+            f"{self.title}: {progress.done}/{progress.total}{self._left(progress, now_s)} "
+            f"({progress.task})\n"
+        )
+        sys.stderr.flush()
+
+    def _left(self, progress: Counted, now_s: Seconds) -> str:
+        finished = progress.done - self.first_done
+        if self.started_s is None or finished < _MINIMUM_FINISHED:
+            return ""
+        left_s = (progress.total - progress.done) * (now_s - self.started_s) / finished
+        return f", about {format_duration(left_s)} left"
+
+
+@contextmanager
+def measurement(title: str) -> Iterator[Callable[[Counted], None]]:
+    """Show progress; what ends a process politely ends the measurement as Ctrl-C does."""
+    from calibrate.processes import terminate_as_interrupt
+
+    with terminate_as_interrupt(), _shown(title) as on_progress:
+        yield on_progress
+
+
+@contextmanager
+def _shown(title: str) -> Iterator[Callable[[Counted], None]]:
+    """Show progress on standard error for as long as the block lasts."""
+    if not sys.stderr.isatty():
+        yield _Lines(title)
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    with Progress(
+        TextColumn(title),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+        console=Console(stderr=True),
+    ) as bar:
+        row = bar.add_task("starting workers", total=None)
+
+        def show(progress: Counted) -> None:
+            bar.update(
+                row,
+                # the pace is read off the times of what was completed
+                completed=None if progress.is_waiting else progress.done,
+                total=progress.total,
+                description=progress.task,
+            )
+
+        yield show

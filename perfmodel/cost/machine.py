@@ -1,0 +1,348 @@
+"""From a profile to the terms of any setting, with draws that carry the profile's doubt."""
+
+import math
+import zlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from perfmodel.cost.network import Network
+from perfmodel.cost.terms import CurveDraws, Samples, Terms
+from perfmodel.documents.prediction import Evidence
+from perfmodel.documents.profile import CurvePoint, PhaseCurves, ProfileDocument, WorkloadProfile
+from perfmodel.documents.verdicts import ValidationDocument
+from perfmodel.engine.stragglers import RankNoise
+from perfmodel.errors import CalibrationUnavailable
+from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.machine.cluster import Cluster
+from perfmodel.step.ddp import gradient_buckets
+from perfmodel.step.program import Cause
+from perfmodel.units import Bytes
+from perfmodel.workload.workload import Workload
+
+_PHASES: tuple[tuple[Cause, str], ...] = (
+    (Cause.INPUT, "input"),
+    (Cause.FORWARD, "forward"),
+    (Cause.BACKWARD, "backward"),
+    (Cause.OPTIMIZER, "optimizer"),
+)
+_ISSUES: tuple[tuple[Cause, str], ...] = (
+    (Cause.FORWARD, "dispatch_forward"),
+    (Cause.BACKWARD, "dispatch_backward"),
+    (Cause.OPTIMIZER, "dispatch_optimizer"),
+)
+
+
+#: Doubt, in log, of anything borrowed from other workloads: at least this.
+_BORROWED_SPREAD = 0.5
+
+
+class CostModel:
+    """Draws every parameter of a profile once, so that settings share their doubt.
+
+    Two settings that rest on the same measurement are wrong together; their ratio, a speed-up, is
+    then less doubtful than either.
+    """
+
+    def __init__(
+        self,
+        profile: ProfileDocument,
+        *,
+        num_draws: int,
+        seed: int,
+        cluster: Cluster | None = None,
+    ) -> None:
+        self.profile = profile
+        self._cluster = cluster
+        self.num_draws = num_draws
+        self._seed = seed
+        self._curves: dict[tuple[str, int, str], CurveDraws] = {}
+        self._network = Network.sample(profile, cluster=cluster, num_draws=num_draws, rng=self._rng)
+        self._ddp = self._sample_ddp()
+        self._device = self._sample_device()
+
+    def terms(
+        self, workload: WorkloadProfile, setting: Setting, *, loader_samples_per_s: float | None
+    ) -> Terms:
+        """Cost terms of one setting of a calibrated workload."""
+        phases = _phases_at(workload, setting.world_size)
+        compute_s = {
+            cause: self._read(workload, phases, name, setting.micro_batch) * self._device
+            for cause, name in _PHASES
+        }
+        issue_s = {
+            cause: self._read(workload, phases, name, setting.micro_batch)
+            for cause, name in _ISSUES
+            if getattr(phases, name)
+        }
+        # Without another rank there is nothing to share the device with.
+        speeds = (
+            (self._ddp["compute_speed"], self._ddp["comm_speed"])
+            if setting.world_size > 1
+            else (np.ones(self.num_draws), np.ones(self.num_draws))
+        )
+        return Terms(
+            compute_s=compute_s,
+            issue_s=issue_s,
+            bucket_s=self._ddp["bucket_s"],
+            bucket_s_per_byte=self._ddp["bucket_s_per_byte"],
+            all_reduce_s=lambda size_bytes: self.all_reduce_s(size_bytes, setting.world_size),
+            broadcast_s=lambda size_bytes: self.broadcast_s(size_bytes, setting.world_size),
+            load_s=self._load_s(setting, loader_samples_per_s),
+            slowest=self.slowest(workload, setting),
+            compute_speed=speeds[0],
+            comm_speed=speeds[1],
+            evidence=self._evidence(workload, phases, setting),
+        )
+
+    def _rng(self, name: str) -> np.random.Generator:
+        """Randomness of its own for each parameter, so that the order of questions is no matter."""
+        return np.random.default_rng([self._seed, zlib.crc32(name.encode())])
+
+    def _sample_ddp(self) -> Mapping[str, Samples]:
+        """Bootstrap draws, repeated as needed; draw 0 is the fitted value."""
+        ddp = self.profile.ddp
+        rows = self._rng("ddp").integers(0, len(ddp.draws), self.num_draws)
+        table = np.array(ddp.draws)[rows]
+        table[0] = ddp.values
+        return {name: table[:, column] for column, name in enumerate(ddp.names)}
+
+    def _sample_device(self) -> Samples:
+        """Factors of a device that was never run: all its times are wrong together."""
+        deviates = self._rng("device").standard_normal(self.num_draws)
+        deviates[0] = 0.0
+        rescaling = self.profile.rescaling
+        factors: Samples = np.exp((0.0 if rescaling is None else rescaling.log_error) * deviates)
+        return factors
+
+    def _read(
+        self, workload: WorkloadProfile, phases: PhaseCurves, name: str, micro_batch: int
+    ) -> Samples:
+        key = (workload.workload.name, phases.world_size, name)
+        if key not in self._curves:
+            points: tuple[CurvePoint, ...] = getattr(phases, name)
+            self._curves[key] = CurveDraws.sample(
+                points, num_draws=self.num_draws, rng=self._rng(repr(key))
+            )
+        return self._curves[key].read(micro_batch)
+
+    @property
+    def network(self) -> Network:
+        """What collectives cost.
+
+        Raises
+        ------
+        CalibrationUnavailable
+            If no group was measured, or none that fits into the tier of the cluster that it tells about.
+        """
+        if self._network is None:
+            place = "" if self._cluster is None else f" inside one tier of {self._cluster.name}"
+            raise CalibrationUnavailable(
+                f"--devices: several devices need an all-reduce measured{place}, but the profile "
+                "holds none; calibrate with --nproc 2 or correct the counts of the cluster file"
+            )
+        return self._network
+
+    def all_reduce_s(
+        self, size_bytes: Bytes | Samples, world_size: int, *, bandwidth: Samples | float = 1.0
+    ) -> Samples:
+        """Time of one all-reduce alone, if links had so many times their bandwidth. [s]"""
+        alone_s = self.network.all_reduce_s(size_bytes, world_size=world_size, rate=bandwidth)
+        return alone_s * self._ddp["all_reduce_scale"]
+
+    def broadcast_s(
+        self, size_bytes: Bytes | Samples, world_size: int, *, bandwidth: Samples | float = 1.0
+    ) -> Samples:
+        """Time of one broadcast alone, if links had so many times their bandwidth. [s]"""
+        return self.network.broadcast_s(size_bytes, world_size=world_size, rate=bandwidth)
+
+    def _load_s(self, setting: Setting, samples_per_s: float | None) -> Samples:
+        seconds = 0.0 if samples_per_s is None else setting.local_batch / samples_per_s
+        return np.full(self.num_draws, seconds)
+
+    def slowest(
+        self, workload: WorkloadProfile, setting: Setting, *, probability: float = 0.5
+    ) -> Samples:
+        """Slowest rank over the typical rank, at a quantile of the steps: ranks differ for good, too."""
+        together = setting.synchronisation is Synchronisation.DDP and setting.world_size > 1
+        num_ranks = setting.world_size if together else 1
+        known = 1.0 if self._cluster is None else self._cluster.slowest_device(num_ranks)
+        if not together and probability == 0.5:
+            return np.full(self.num_draws, known)
+        noise = RankNoise(
+            step_ratios=np.array(_nearest_noise(workload, setting.micro_batch)),
+            level=1.0,
+            rank_spread=workload.rank_spread if together else 0.0,
+            num_ranks=self.profile.max_world_size,
+        )
+
+        def slowest_of(count: int) -> Samples:
+            return noise.slowest(
+                num_ranks=count,
+                probability=probability,
+                num_draws=self.num_draws,
+                rng=self._rng(f"noise {workload.workload.name} {setting.micro_batch}"),
+            )
+
+        factors = slowest_of(num_ranks)
+        # A device that is known to be slow has noise of its own.
+        return factors if known == 1.0 else np.maximum(factors, known * slowest_of(1))
+
+    def _evidence(
+        self, workload: WorkloadProfile, phases: PhaseCurves, setting: Setting
+    ) -> dict[str, Evidence]:
+        evidence = {"compute": self._compute_evidence(workload, phases, setting.micro_batch)}
+        if setting.world_size == 1:
+            return evidence
+        beyond = setting.world_size > self.profile.max_world_size
+        buckets = gradient_buckets(workload.workload, setting)
+        evidence["communication"] = self.network.evidence(
+            [bucket.size_bytes for bucket in buckets], world_size=setting.world_size
+        )
+        evidence["interference"] = (
+            (Evidence.EXTRAPOLATED if beyond else Evidence.INTERPOLATED)
+            if all(self.profile.ddp.determined)
+            else Evidence.ASSUMED
+        )
+        evidence["stragglers"] = Evidence.EXTRAPOLATED if beyond else Evidence.MEASURED
+        if self.profile.rescaling is not None:
+            return dict.fromkeys(evidence, Evidence.ASSUMED)
+        return evidence
+
+    def _compute_evidence(
+        self, workload: WorkloadProfile, phases: PhaseCurves, micro_batch: int
+    ) -> Evidence:
+        if self.profile.rescaling is not None:
+            return Evidence.ASSUMED
+        if workload.evidence is not None:
+            measured = micro_batch in workload.measured_batches and phases.world_size == 1
+            return Evidence.MEASURED if measured else workload.evidence
+        curve = self._curves[(workload.workload.name, phases.world_size, "backward")]
+        calibrated = self.profile.workload(workload.workload.name) is not None
+        return curve.evidence(micro_batch) if calibrated else Evidence.EXTRAPOLATED
+
+
+def _phases_at(workload: WorkloadProfile, world_size: int) -> PhaseCurves:
+    """Curves of the smallest measured world size that is not below; a full node beyond the largest."""
+    fitting = [phases for phases in workload.phases if phases.world_size >= world_size]
+    return fitting[0] if fitting else workload.phases[-1]
+
+
+def _nearest_noise(workload: WorkloadProfile, micro_batch: int) -> tuple[float, ...]:
+    """Ratios of the calibrated micro-batch that is nearest on a logarithmic scale."""
+    if not workload.noise:
+        return ()
+    nearest = min(workload.noise, key=lambda noise: abs(math.log(noise.micro_batch / micro_batch)))
+    return nearest.ratios
+
+
+def borrowed_profile(profile: ProfileDocument, workload: Workload) -> WorkloadProfile:
+    """Curves for a workload that was never run, scaled from the calibrated ones by their flop.
+
+    Each calibrated workload tells how long a FLOP takes at its largest batch; their spread is the
+    doubt. A trace of the operators would do far better; until then this is an extrapolation and
+    says so.
+    """
+    donors = profile.workloads
+    batches = sorted({int(p.at) for donor in donors for p in donor.phases[0].forward})
+    ends = (batches[0], batches[-1])
+    # Backward issues about twice as many operators as forward.
+    issue_s = profile.dispatch_s * workload.num_operators
+    host = {"forward": issue_s / 3, "backward": issue_s * 2 / 3, "optimizer": 0.0}
+    flop = {"forward": workload.forward_flop, "backward": workload.backward_flop}
+
+    def line(constant_s: float, slope_s: float, spread: float) -> tuple[CurvePoint, ...]:
+        return tuple(
+            CurvePoint(at=batch, time_s=constant_s + slope_s * batch, relative_error=spread)
+            for batch in ends
+        )
+
+    curves = {"input": line(0.0, 0.0, 0.0)}
+    for name, count in flop.items():
+        seconds_per_flop, spread = _seconds_per_flop(donors, name)
+        constant_s = 0.0 if profile.asynchronous else host[name]
+        curves[name] = line(constant_s, count * seconds_per_flop, spread)
+    per_parameter_s = float(
+        np.median([d.phases[0].optimizer[0].time_s / d.workload.num_parameters for d in donors])
+    )
+    curves["optimizer"] = line(workload.num_parameters * per_parameter_s, 0.0, _BORROWED_SPREAD)
+    if profile.asynchronous:
+        curves |= {
+            f"dispatch_{name}": line(seconds, 0.0, _BORROWED_SPREAD)
+            for name, seconds in host.items()
+        }
+    return WorkloadProfile(
+        workload=workload,
+        phases=tuple(
+            PhaseCurves(world_size=phases.world_size, **curves) for phases in donors[0].phases
+        ),
+        noise=max((donor.noise for donor in donors), key=len),
+        rank_spread=max(donor.rank_spread for donor in donors),
+        speed_sensitivity=1.0,
+    )
+
+
+def _seconds_per_flop(donors: tuple[WorkloadProfile, ...], phase: str) -> tuple[float, float]:
+    """Geometric mean over workloads, at their largest batch, and its spread in log. [s/FLOP]"""
+    logs = []
+    for donor in donors:
+        largest = getattr(donor.phases[-1], phase)[-1]
+        flop = donor.workload.forward_flop if phase == "forward" else donor.workload.backward_flop
+        if flop > 0:
+            logs.append(math.log(largest.time_s / (largest.at * flop)))
+    return math.exp(float(np.mean(logs))), max(_BORROWED_SPREAD, float(np.std(logs)))
+
+
+#: Of the draws that are the same whenever the same is asked.
+SEED = 0
+#: Doubt, in log, of a workload whose times are borrowed: a prior.
+_BORROWED_ERROR = 0.3
+#: Of a model that was never compared with anything: a prior.
+_UNKNOWN_ERROR = 0.05
+
+
+def model_form(
+    profile: ProfileDocument,
+    validation: ValidationDocument | None,
+    workload: WorkloadProfile,
+    setting: Setting,
+    *,
+    num_draws: int,
+    run_error: float,
+) -> Samples:
+    """Factors by which the model has been wrong before, in either direction; the first one is 1.
+
+    Parameter draws already hold the doubt of the measurements, so that the two together are on the
+    safe side. No residual tells about a step that was traced: how far its run is off what the setting
+    takes in the mean of many comes on top, in log.
+    """
+    errors = list(
+        profile.residual.single_log_errors
+        if setting.world_size == 1
+        else profile.residual.ddp_log_errors
+    )
+    errors += _earlier_errors(validation, setting)
+    is_calibrated = profile.workload(workload.workload.name) is not None
+    if not is_calibrated and workload.evidence is None:
+        errors.append(_BORROWED_ERROR)
+    pool = np.array(errors or [_UNKNOWN_ERROR])
+    # Seeded by the setting, so that the order of questions is no matter.
+    rng = np.random.default_rng([SEED, zlib.crc32(setting.label.encode())])
+    signs = rng.choice([-1, 1], num_draws)
+    logs = rng.choice(pool, num_draws) * signs
+    if not is_calibrated:
+        logs = logs + run_error * rng.standard_normal(num_draws)
+    logs[0] = 0.0
+    factors: Samples = np.exp(logs)
+    return factors
+
+
+def _earlier_errors(validation: ValidationDocument | None, setting: Setting) -> list[float]:
+    """Log errors of earlier fresh runs of the same kind, without those of this very setting."""
+    if validation is None:
+        return []
+    return [
+        float(np.log1p(entry.signed_error))
+        for entry in validation.settings
+        if (entry.setting.world_size == 1) == (setting.world_size == 1) and entry.setting != setting
+    ]

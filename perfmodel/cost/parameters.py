@@ -1,0 +1,368 @@
+"""What end-to-end step times are made of, as a few numbers with physical priors.
+
+A latent is positive and known before any run within a factor: its prior is log-normal. Data sheets
+give the scale; the runs move it as far as they can.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg
+from scipy.optimize import minimize
+from scipy.special import expit
+
+from perfmodel import checks
+from perfmodel.arrays import FloatArray
+from perfmodel.cost.jobs import Column, Jobs
+
+Latents: TypeAlias = Mapping[str, float | NDArray[np.float64]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSheet:
+    """Data-sheet values of a device and its links; they only centre the priors."""
+
+    name: str
+    matmul_flop_per_s: float
+    """Dense peak in the precision of the runs."""
+    memory_bytes_per_s: float
+    link_bytes_per_s: float
+    """Bus bandwidth of a collective inside the node."""
+    node_bytes_per_s: float
+    """Network bandwidth of one device's share of the node's adapters."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that no device has."""
+        for name in (
+            "matmul_flop_per_s",
+            "memory_bytes_per_s",
+            "link_bytes_per_s",
+            "node_bytes_per_s",
+        ):
+            checks.positive(name, getattr(self, name))
+
+
+#: Dense bf16/fp16 peak (fp32 for those without) and memory bandwidth of the vendors' data sheets;
+#: measured all-reduce bus bandwidth in the node, and 200 or 400 Gb/s per device between nodes.
+SHEETS: Final[Mapping[str, DeviceSheet]] = MappingProxyType(
+    {
+        sheet.name: sheet
+        for sheet in (
+            DeviceSheet(
+                name="A100",
+                matmul_flop_per_s=312e12,
+                memory_bytes_per_s=2.0e12,
+                link_bytes_per_s=235e9,
+                node_bytes_per_s=25e9,
+            ),
+            DeviceSheet(
+                name="H100",
+                matmul_flop_per_s=989e12,
+                memory_bytes_per_s=3.35e12,
+                link_bytes_per_s=350e9,
+                node_bytes_per_s=50e9,
+            ),
+            DeviceSheet(
+                name="V100",
+                matmul_flop_per_s=125e12,
+                memory_bytes_per_s=0.9e12,
+                link_bytes_per_s=130e9,
+                node_bytes_per_s=12.5e9,
+            ),
+            DeviceSheet(
+                name="B200",
+                matmul_flop_per_s=2250e12,
+                memory_bytes_per_s=8.0e12,
+                link_bytes_per_s=682e9,
+                node_bytes_per_s=50e9,
+            ),
+        )
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prior:
+    """What is believed of one latent before any run."""
+
+    median: float
+    log_sigma: float
+    """Standard deviation of its natural logarithm."""
+    meaning: str
+
+
+def step_time_priors(sheet: DeviceSheet) -> dict[str, Prior]:
+    """Priors of the latents of ``step_parts``, in the order in which they are fitted."""
+    return _device_priors(sheet) | _communication_priors(sheet)
+
+
+def _device_priors(sheet: DeviceSheet) -> dict[str, Prior]:
+    return {
+        "matmul_flop_per_s": Prior(
+            median=0.7 * sheet.matmul_flop_per_s,
+            log_sigma=0.3,
+            meaning="matrix products of unlimited size, one device",
+        ),
+        "half_tokens": Prior(
+            median=150.0, log_sigma=1.0, meaning="tokens at which products run at half speed"
+        ),
+        "half_width": Prior(
+            median=100.0, log_sigma=1.0, meaning="hidden / tp at which products run at half speed"
+        ),
+        "attention_cost": Prior(
+            median=1.0, log_sigma=0.5, meaning="fused attention: time over that of its FLOP"
+        ),
+        "memory_bytes_per_s": Prior(
+            median=0.7 * sheet.memory_bytes_per_s,
+            log_sigma=0.5,
+            meaning="norms, activations, residuals, optimizer",
+        ),
+        "backward_ratio": Prior(
+            median=2.0, log_sigma=0.1, meaning="backward over forward pass of a layer"
+        ),
+        "head_cost": Prior(median=1.0, log_sigma=0.1, meaning="output head: time over its FLOP's"),
+        "layer_host_s": Prior(
+            median=300e-6, log_sigma=1.0, meaning="host time to issue one layer's forward pass"
+        ),
+        "tensor_host_share": Prior(
+            median=0.5, log_sigma=1.0, meaning="more host time per layer with tensor parallelism"
+        ),
+        "micro_step_s": Prior(
+            median=2e-3, log_sigma=1.0, meaning="fixed time per micro-batch and stage"
+        ),
+        "step_s": Prior(median=10e-3, log_sigma=1.5, meaning="fixed time per step"),
+        "optimizer_bytes": Prior(
+            median=30.0, log_sigma=0.5, meaning="memory traffic per updated parameter"
+        ),
+    }
+
+
+def _communication_priors(sheet: DeviceSheet) -> dict[str, Prior]:
+    return {
+        "tensor_latency_s": Prior(
+            median=20e-6, log_sigma=1.0, meaning="one tensor-parallel collective, per doubling"
+        ),
+        "tensor_bytes_per_s": Prior(
+            median=0.8 * sheet.link_bytes_per_s,
+            log_sigma=0.5,
+            meaning="bus bandwidth inside a node",
+        ),
+        "tensor_node_s": Prior(
+            median=200e-6,
+            log_sigma=1.0,
+            meaning="tensor parallelism across nodes: per layer and rank beyond the node",
+        ),
+        "crowded_s": Prior(
+            median=300e-6,
+            log_sigma=2.0,
+            meaning="tensor parallelism beside a pipeline across nodes: per layer and rank",
+        ),
+        "node_bytes_per_s": Prior(
+            median=0.7 * sheet.node_bytes_per_s,
+            log_sigma=0.5,
+            meaning="network bandwidth per device between nodes",
+        ),
+        "hop_latency_s": Prior(
+            median=100e-6, log_sigma=1.0, meaning="one hand-over between pipeline stages"
+        ),
+        "data_bytes_per_s": Prior(
+            median=0.7 * sheet.link_bytes_per_s,
+            log_sigma=0.5,
+            meaning="bus bandwidth of gradients inside a node",
+        ),
+        "overlap": Prior(
+            median=1.5, log_sigma=0.5, meaning="hiding of gradients: 1 none, large perfect"
+        ),
+        "straggler_share": Prior(
+            median=0.01, log_sigma=1.0, meaning="slower per doubling of the nodes"
+        ),
+    }
+
+
+def stall_prior() -> Prior:
+    """Prior of the stall per pipeline hop of runs in a disturbed state."""
+    return Prior(
+        median=0.1, log_sigma=1.5, meaning="disturbed runs: stall per hop between nodes and batch"
+    )
+
+
+def medians(priors: Mapping[str, Prior]) -> dict[str, float]:
+    """The latents before any run."""
+    return {name: prior.median for name, prior in priors.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spreads:
+    """Standard deviations in log step time, fraction."""
+
+    shape: float
+    layout: float
+    noise: float
+    length: float
+    """Distance at which layouts stop deviating alike, in doublings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Discrepancy:
+    """Deviations known at the runs, and how they carry over to other jobs."""
+
+    runs: Jobs
+    deviations: Column
+    """Of the runs, in log step time."""
+    trust: Column
+    """How far each run is believed, in (0, 1]."""
+    spreads: Spreads
+    weights: Column
+    """Inverse covariance times deviation, shape ``(num_runs,)``."""
+    inverse: FloatArray
+    """Inverse covariance of the runs, shape ``(num_runs, num_runs)``."""
+
+    def at(self, jobs: Jobs) -> tuple[Column, Column]:
+        """Expected deviation and its variance, noise of a run included, both in log step time."""
+        cross = covariance(jobs, self.runs, self.spreads)
+        explained = np.einsum("ij,ij->i", cross @ self.inverse, cross)
+        own = self.spreads.shape**2 + self.spreads.layout**2 + self.spreads.noise**2
+        return cross @ self.weights, np.maximum(own - explained, self.spreads.noise**2)
+
+    def unknown_share(self, jobs: Jobs) -> Column:
+        """How little the runs say of jobs: 0 at the layout of a run, 1 where all are far."""
+        nearest = layout_distance_squared(jobs, self.runs).min(axis=1)
+        return np.asarray(1 - np.exp(-nearest / (2 * self.spreads.length**2)))
+
+    def difference_variance(self, jobs: Jobs, reference: int) -> Column:
+        """Variance of every job's deviation minus that of one of them, noise of a run left out."""
+        cross = covariance(jobs, self.runs, self.spreads)
+        own = self.spreads.shape**2 + self.spreads.layout**2
+        explained = np.einsum("ij,ij->i", cross @ self.inverse, cross)
+        alone = np.maximum(own - explained, 0.0)
+        one = jobs.take(np.array([reference]))
+        both = covariance(jobs, one, self.spreads)[:, 0]
+        both = both - cross @ (self.inverse @ cross[reference])
+        return np.asarray(np.maximum(alone + alone[reference] - 2 * both, 0.0))
+
+
+def layout_distance_squared(first: Jobs, second: Jobs) -> FloatArray:
+    """Squared distance of layouts and models, in doublings; sharding levels are one doubling apart."""
+    total = np.zeros((len(first), len(second)))
+    for one, other in zip(_coordinates(first), _coordinates(second), strict=True):
+        total += np.subtract.outer(one, other) ** 2
+    return total
+
+
+def _coordinates(jobs: Jobs) -> tuple[Column, ...]:
+    return (
+        np.log2(jobs.tp),
+        np.log2(jobs.pp),
+        np.log2(jobs.dp),
+        np.log2(jobs.micro_batch),
+        np.log2(jobs.sequence),
+        2 * np.log2(jobs.hidden),
+        np.log2(jobs.layers),
+        jobs.zero,
+        jobs.recompute_full,
+    )
+
+
+def same_shape(first: Jobs, second: Jobs) -> FloatArray:
+    """1 where the work of one device on one layer and micro-batch is the same, else 0."""
+    same = np.ones((len(first), len(second)), dtype=bool)
+    for name in ("tp", "micro_batch", "sequence", "hidden", "feed_forward"):
+        same &= np.equal.outer(getattr(first, name), getattr(second, name))
+    return same.astype(np.float64)
+
+
+def covariance(first: Jobs, second: Jobs, spreads: Spreads) -> FloatArray:
+    """Covariance of deviations, noise left out."""
+    near = np.exp(-layout_distance_squared(first, second) / (2 * spreads.length**2))
+    return spreads.shape**2 * same_shape(first, second) + spreads.layout**2 * near
+
+
+def condition(runs: Jobs, deviations: Column, trust: Column, spreads: Spreads) -> Discrepancy:
+    """The deviations of runs, each with a trust in (0, 1] that divides its noise variance."""
+    own = covariance(runs, runs, spreads) + np.diag(spreads.noise**2 / trust)
+    inverse = linalg.inv(own)
+    return Discrepancy(
+        runs=runs,
+        deviations=deviations,
+        trust=trust,
+        spreads=spreads,
+        weights=inverse @ deviations,
+        inverse=inverse,
+    )
+
+
+_CROWDED_DOUBLINGS: Final = 5.0
+"""Beyond 32 nodes nearly every run of the published cluster stalls."""
+_ABRUPT: Final = 3.0
+"""So that one doubling beyond them may decide alone."""
+_WEIGHT_SIGMA: Final = 0.7
+"""Prior width of the logistic weights: one doubling hardly decides alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Disturbance:
+    """The stall of disturbed runs, and the odds of being one."""
+
+    stall_s: float
+    """Time lost per exchange. [s]"""
+    weights: Column
+    """Of a logistic regression on the layout; the first is the constant."""
+
+    def probability(self, jobs: Jobs) -> Column:
+        """Probability of a job to be disturbed, 0 inside one node."""
+        return np.where(may_stall(jobs), expit(_features(jobs) @ self.weights), 0.0)
+
+
+def may_stall(jobs: Jobs) -> NDArray[np.bool_]:
+    """Whether a job exchanges anything between nodes."""
+    return jobs.several_nodes
+
+
+def stall_time_s(jobs: Jobs, stall_s: float) -> Column:
+    """Time lost by stalls: so much per exchange between nodes. [s]
+
+    In a pipeline a micro-batch waits for both neighbours, for one in a pipeline of two stages; while a
+    longer one fills and drains it stalls about once per further stage. Without a pipeline disturbed
+    runs exchange gradients after every micro-batch: twice to sum and spread them, once where the
+    optimizer is sharded and summing is enough.
+    """
+    alone = np.where(jobs.zero == 0, 2.0, 1.0)
+    each = np.where(jobs.pp == 1, alone, np.where(jobs.pp == 2, 1.0, 2.0))
+    exchanges = jobs.accumulation * each + np.maximum(jobs.pp - 4, 0.0)
+    return np.where(may_stall(jobs), stall_s * exchanges, 0.0)
+
+
+def fit_odds(jobs: Jobs, disturbed: Column) -> Column:
+    """Logistic weights that explain how likely each job was disturbed, drawn towards 0."""
+    features = _features(jobs)
+
+    def loss(weights: Column) -> tuple[float, Column]:
+        score = features @ weights
+        pull = np.concatenate([[0.0], weights[1:] / _WEIGHT_SIGMA**2])
+        total = np.logaddexp(0, score).sum() - disturbed @ score + pull @ weights / 2
+        return float(total), features.T @ (expit(score) - disturbed) + pull
+
+    return np.asarray(minimize(loss, np.zeros(features.shape[1]), jac=True, method="BFGS").x)
+
+
+def _features(jobs: Jobs) -> NDArray[np.float64]:
+    """Constant, size of the job, and its layout in doublings, about one wide and centred."""
+    nodes = np.log2(jobs.devices / jobs.devices_per_node)
+    return np.stack(
+        [
+            np.ones(len(jobs)),
+            nodes - 3,
+            _ABRUPT * np.maximum(nodes - _CROWDED_DOUBLINGS, 0),
+            jobs.zero - 0.5,
+            np.log2(jobs.micro_batch) / 2 - 1,
+            # Hand-overs between stages and exchanges of gradients stall at different times.
+            jobs.pp == 1,
+            np.log2(jobs.tp) / 2 - 1,
+            np.log2(jobs.hidden) - 11.5,
+        ],
+        axis=1,
+    )

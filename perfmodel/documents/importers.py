@@ -1,0 +1,478 @@
+"""Import logs of nccl-tests, as text or JSON (2.19), into measured collectives.
+
+Text lines hold size, count, type, reduction, root, then time in us, algbw and busbw in GB/s
+(decimal) and errors, out of place and in place. The JSON dumps the whole process environment; it is
+dropped unread, because it may hold secrets.
+"""
+
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import Field, PositiveInt
+
+from perfmodel.documents.base import Document, Provenance, Record
+from perfmodel.documents.profile import Curve, CurvePoint
+from perfmodel.errors import InvalidDocument, UsageError, why
+from perfmodel.machine.cluster import DEVICE, NODE, Cluster, Tier
+
+_ESCAPES: Final = re.compile(r"\x1b\[[0-9;]*m")
+_DEVICE: Final = re.compile(r"^GPU\d+$")
+_ADAPTER: Final = re.compile(r"^(NIC\d+|mlx\d+_\w+|ib\w+|efa\w*|bnxt\w*)$")
+#: Paths of the matrix, from near to far; ``NV#`` is nearer than all.
+_NEAR: Final = ("PIX", "PXB")
+_PATHS: Final = (*_NEAR, "PHB", "NODE", "SYS")
+#: Each way and per link from NVLink 2 to NVLink 4; NVLink 5 has twice as much. [B/s]
+_NVLINK_BYTES_PER_S: Final = 25e9
+#: PCIe 4.0 x16 as copies reach it. [B/s]
+_PCIE_BYTES_PER_S: Final = 27e9
+#: Steps of NCCL's simple protocol over NVLink, PCIe and the network (src/graph/tuning.cc). [s]
+_NVLINK_S: Final = 3.4e-6
+_PCIE_S: Final = 5.7e-6
+_NETWORK_S: Final = 14e-6
+
+_INIT: Final = re.compile(
+    r"^\s*(?P<host>\S+?):\d+:\d+ \[\d+\] NCCL INFO .*\brank (?P<rank>\d+) nranks (?P<count>\d+)\b"
+)
+_USING: Final = re.compile(r"NCCL INFO NET/\w+ *: Using (?P<adapters>.*)")
+_SWITCHES_ADD: Final = "NVLS multicast support is available"
+#: Part of a link's rate that NVLS reaches on Hopper and on Blackwell in NCCL's tuner
+#: (src/graph/tuning.cc). A log names no device, but 18 links make 371 and 722 GB/s (src/graph/topo.h).
+_IN_SWITCH_REDUCTION_OF_HOPPER: Final = 0.85
+_IN_SWITCH_REDUCTION: Final = 0.74
+_MORE_THAN_HOPPER_BYTES_PER_S: Final = 500e9
+_RATE: Final = re.compile(r"NCCL INFO .*\+ (?P<kind>NVL|NET)\[(?P<rate>[\d.]+)\]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What one log told."""
+
+    devices_per_node: int
+    nodes: int = 1
+    adapters: int = 0
+    """Of one node, for traffic of its devices."""
+    link_bytes_per_s: float
+    link_s: float
+    link_source: str
+    adapter_bytes_per_s: float | None = None
+    in_switch_reduction: float = 0.0
+    """As a tier's."""
+
+
+def read_topology(path: Path) -> Found:
+    """Read either kind of log.
+
+    Raises
+    ------
+    InvalidDocument
+        If it is neither, is truncated, or its ranks do not add up.
+    """
+    try:
+        text = _ESCAPES.sub("", path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidDocument(f"{path}: topology log cannot be read: {why(error)}") from error
+    if "NCCL INFO" in text:
+        return _from_nccl(path, text)
+    return _from_matrix(path, text)
+
+
+def as_cluster(
+    found: Found,
+    *,
+    name: str,
+    nodes: int | None = None,
+    link_bytes_per_s: float | None = None,
+    adapter_bytes_per_s: float | None = None,
+) -> Cluster:
+    """Join what was found and what was given to a cluster.
+
+    Raises
+    ------
+    UsageError
+        If there are several nodes and nothing tells the rate of an adapter.
+    """
+    count = nodes or found.nodes
+    tiers = [
+        Tier(
+            name=NODE,
+            of=DEVICE,
+            count=found.devices_per_node,
+            link_bytes_per_s=link_bytes_per_s or found.link_bytes_per_s,
+            latency_s=found.link_s,
+            in_switch_reduction=found.in_switch_reduction,
+            source="given" if link_bytes_per_s else found.link_source,
+        )
+    ]
+    if count > 1:
+        rate = adapter_bytes_per_s or found.adapter_bytes_per_s
+        if rate is None:
+            raise UsageError(
+                "--nic-bandwidth: must be given for several nodes, because the log does not say it, "
+                "got none; for example 400Gb/s"
+            )
+        tiers.append(
+            Tier(
+                name="fabric",
+                of=NODE,
+                count=count,
+                links=max(1, found.adapters),
+                link_bytes_per_s=rate,
+                latency_s=max(0.0, _NETWORK_S - found.link_s),
+                source="given, assumed non-blocking"
+                if adapter_bytes_per_s
+                else "NCCL's log, assumed non-blocking",
+            )
+        )
+    return Cluster(name=name, tiers=tuple(tiers))
+
+
+def _from_matrix(path: Path, text: str) -> Found:
+    lines = [line.split() for line in text.splitlines() if line.strip()]
+    start = next((i for i, line in enumerate(lines) if line[0] == "GPU0" and "X" not in line), None)
+    if start is None:
+        raise InvalidDocument(
+            f"{path}: must be the output of nvidia-smi topo -m or of NCCL_DEBUG=INFO, got neither; "
+            "save one of them unchanged"
+        )
+    heads = [word for word in lines[start] if _DEVICE.match(word) or _ADAPTER.match(word)]
+    rows = {
+        line[0]: dict(zip(heads, line[1:], strict=False))
+        for line in lines[start + 1 :]
+        if line[0] in heads
+    }
+    devices = [head for head in heads if _DEVICE.match(head)]
+    for device in devices:
+        cells = rows.get(device, {})
+        if len(cells) < len(heads) or cells.get(device) != "X":
+            raise InvalidDocument(
+                f"{path}: row of {device} must have {len(heads)} cells with X at its own, got "
+                f"{len(cells)}; the matrix is truncated, save it again"
+            )
+    pairs = [rows[a][b] for a in devices for b in devices if a != b]
+    bytes_per_s, seconds, source = _links(path, pairs)
+    adapters = [head for head in heads if head not in devices]
+    near = [a for a in adapters if any(rows[device][a] in _NEAR for device in devices)]
+    return Found(
+        devices_per_node=len(devices),
+        adapters=len(near or adapters),
+        link_bytes_per_s=bytes_per_s,
+        link_s=seconds,
+        link_source=source,
+    )
+
+
+def _links(path: Path, pairs: list[str]) -> tuple[float, float, str]:
+    """Rate, latency and source of the weakest pair, which every ring crosses."""
+    bonds = []
+    for pair in pairs:
+        if pair.startswith("NV") and pair[2:].isdigit():
+            bonds.append(int(pair[2:]))
+        elif pair not in _PATHS:
+            raise InvalidDocument(
+                f"{path}: a cell must be X, NV#, {', '.join(_PATHS)}, got {pair!r}; save it again"
+            )
+    if pairs and len(bonds) == len(pairs):
+        count = min(bonds)
+        source = (
+            f"nvidia-smi topo -m: NV{count}; assumed 25 GB/s each way of a link (NVLink 2 to 4)"
+        )
+        return count * _NVLINK_BYTES_PER_S, _NVLINK_S, source
+    farthest = max((p for p in pairs if p in _PATHS), key=_PATHS.index, default="no partner")
+    return (
+        _PCIE_BYTES_PER_S,
+        _PCIE_S,
+        f"nvidia-smi topo -m: {farthest}; assumed PCIe 4.0 x16 at 87 % of its rate",
+    )
+
+
+def _from_nccl(path: Path, text: str) -> Found:
+    lines = text.splitlines()
+    seen = [match for match in map(_INIT.search, lines) if match]
+    if not seen:
+        raise InvalidDocument(
+            f"{path}: log must hold lines 'rank R nranks N' of NCCL's start, got none; "
+            "run with NCCL_DEBUG=INFO"
+        )
+    count = max(int(match["count"]) for match in seen)
+    hosts: dict[str, set[int]] = defaultdict(set)
+    for match in seen:
+        if int(match["count"]) == count:
+            hosts[match["host"]].add(int(match["rank"]))
+    ranks = set().union(*hosts.values())
+    if len(ranks) != count:
+        raise InvalidDocument(
+            f"{path}: log is truncated: it names {len(ranks)} of {count} ranks; keep the output of all"
+        )
+    per_node = {len(of_host) for of_host in hosts.values()}
+    if len(per_node) > 1 or sum(map(len, hosts.values())) != count:
+        raise InvalidDocument(
+            f"{path}: every node must have the same number of ranks, got "
+            f"{', '.join(f'{h}: {len(r)}' for h, r in sorted(hosts.items()))}; use whole nodes"
+        )
+    rates: dict[str, list[float]] = defaultdict(list)
+    for match in filter(None, map(_RATE.search, lines)):
+        rates[match["kind"]].append(float(match["rate"]) * 1e9)
+    using = next((match["adapters"] for match in map(_USING.search, lines) if match), "")
+    nvlink = min(rates["NVL"], default=None)
+    return Found(
+        devices_per_node=per_node.pop(),
+        nodes=len(hosts),
+        adapters=len(re.findall(r"\[\d+\]", using)),
+        link_bytes_per_s=nvlink or _PCIE_BYTES_PER_S,
+        link_s=_NVLINK_S if nvlink else _PCIE_S,
+        link_source="NCCL's topology lines"
+        if nvlink
+        else "assumed: PCIe 4.0 x16 at 87 % of its rate, because NCCL's log names no NVLink",
+        adapter_bytes_per_s=min(rates["NET"], default=None),
+        in_switch_reduction=_in_switch_reduction(nvlink) if _SWITCHES_ADD in text else 0.0,
+    )
+
+
+def _in_switch_reduction(nvlink_bytes_per_s: float | None) -> float:
+    """The lower share where the log does not tell."""
+    if nvlink_bytes_per_s is None or nvlink_bytes_per_s > _MORE_THAN_HOPPER_BYTES_PER_S:
+        return _IN_SWITCH_REDUCTION
+    return _IN_SWITCH_REDUCTION_OF_HOPPER
+
+
+Library = Literal["gloo", "nccl", "unknown"]
+
+
+class MeasuredCollective(Record):
+    """One collective in one group, over the size of the whole array."""
+
+    collective: str
+    world_size: Annotated[int, Field(ge=2)]
+    num_nodes: PositiveInt
+    points: Curve
+    """Time over the size in bytes, ascending; the size counts as in nccl-tests (whole array)."""
+
+
+class CollectivesDocument(Document):
+    """What collectives cost on one system."""
+
+    current_version: ClassVar[int] = 1
+    title: ClassVar[str] = "collectives file"
+
+    provenance: Provenance
+    system: str
+    library: Library
+    ranks_per_node: PositiveInt | None
+    """None if the source does not say."""
+    collectives: Annotated[tuple[MeasuredCollective, ...], Field(min_length=1)]
+    notes: tuple[str, ...]
+    """What a reader must know: assumptions of an import, what was dropped."""
+
+
+#: A log tells no spread; single figures are means of some twenty iterations.
+IMPORTED_ERROR: Final = 0.02
+#: algbw is printed with two decimals: time and bandwidth must agree to that, or the units differ.
+_UNIT_TOLERANCE: Final = 0.05
+_NAMES: Final = {
+    "AllReduce": "all_reduce",
+    "AllGather": "all_gather",
+    "ReduceScatter": "reduce_scatter",
+    "Broadcast": "broadcast",
+    "AlltoAll": "all_to_all",
+    "SendRecv": "send_recv",
+}
+#: In our words.
+COLLECTIVES: Final = tuple(_NAMES.values())
+_RANK: Final = re.compile(
+    r"^#\s+Rank\s+(\d+)\s(?:\s*Group\s+(\d+)\s)?.*\son\s+(\S+)\s+device", re.MULTILINE
+)
+#: Figures that are too wide for their column are printed with an exponent.
+_FIGURE: Final = r"([\d.]+(?:e[+-]?\d+)?)"
+_ROW: Final = re.compile(
+    rf"^\s*([\d_]+)\s+([\d_]+)\s+(\w+)\s+(\w+)\s+(-?\d+)\s+{_FIGURE}\s+{_FIGURE}"
+    r"(?:\s+[\d.e+-]+\s+(\S+))?"
+)
+#: Heading of the number of wrong elements; older versions print the largest deviation there, as "error".
+_WRONG: Final = "#wrong"
+#: In place of that number, if they were not counted.
+_UNCOUNTED: Final = ("N/A", "None", "nan")
+_SUMMARY: Final = re.compile(r"^# Out of bounds values *: *\d+ +(\w+)", re.MULTILINE)
+#: Newer logs say which program ran.
+_STARTED: Final = re.compile(r"^# Collective test starting: *(\S+)", re.MULTILINE)
+
+
+def read_nccl_tests(path: Path, *, collective: str | None = None) -> MeasuredCollective:
+    """One log as one measured group.
+
+    Parameters
+    ----------
+    collective
+        Needed for text of old versions, which does not say what was run; overrides what a log says.
+
+    Raises
+    ------
+    InvalidDocument
+        If the log is truncated, its units are others, or it does not name its ranks.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidDocument(f"{path}: nccl-tests log cannot be read: {why(error)}") from error
+    if text.lstrip().startswith("{"):
+        return _from_json(path, text, collective)
+    return _from_text(path, text, collective)
+
+
+def _from_text(path: Path, text: str, collective: str | None) -> MeasuredCollective:
+    started = _STARTED.search(text)
+    collective = collective or _known(started[1] if started else "")
+    if collective is None:
+        raise InvalidDocument(f"{path}: log does not name its collective; pass --collective")
+    if "(us)" not in text or "(GB/s)" not in text:
+        raise InvalidDocument(
+            f"{path}: columns must be in (us) and (GB/s), as nccl-tests prints them"
+        )
+    if "# Avg bus bandwidth" not in text:
+        raise InvalidDocument(f"{path}: log is truncated: no line '# Avg bus bandwidth'")
+    checked = _SUMMARY.search(text)
+    _refuse_failed(path, is_okay=checked is None or checked[1] == "OK")
+    rows = [match for match in map(_ROW.match, text.splitlines()) if match]
+    points = [
+        _point(
+            path,
+            float(row[1].replace("_", "")),
+            time_us=float(row[6]),
+            algbw=float(row[7]),
+            wrong=row[8] if _WRONG in text else None,
+        )
+        for row in rows
+    ]
+    ranks = [
+        _Rank(number=int(number), group=int(group or 0), host=host)
+        for number, group, host in _RANK.findall(text)
+    ]
+    return _measured(path, collective, ranks=ranks, points=points)
+
+
+def _from_json(path: Path, text: str, collective: str | None) -> MeasuredCollective:
+    try:
+        raw: dict[str, Any] = json.loads(text)
+        results, devices = raw["results"], raw["devices"]
+        # nccl-tests writes booleans as text.
+        okay = (raw.get("out_of_bounds") or {}).get("okay", True)
+        _refuse_failed(path, is_okay=str(okay).lower() != "false")
+        name = collective or _named(path, raw)
+        points = [
+            _point(
+                path,
+                float(entry["size"]),
+                time_us=_time_us(side),
+                algbw=float(side["alg_bw"]),
+                wrong=side.get("nwrong"),
+            )
+            for entry in results
+            # Replays of traces are timed in place alone.
+            for side in [entry["out_of_place"] or entry["in_place"]]
+        ]
+        ranks = [
+            _Rank(
+                number=int(device["rank"]),
+                group=int(device.get("group", 0)),
+                host=str(device["hostname"]),
+            )
+            for device in devices
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        said = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise InvalidDocument(
+            f"{path}: nccl-tests JSON is truncated or malformed: {said}; save it again"
+        ) from error
+    return _measured(path, name, ranks=ranks, points=points)
+
+
+def _refuse_failed(path: Path, *, is_okay: bool) -> None:
+    if not is_okay:
+        raise InvalidDocument(
+            f"{path}: log must end with 'Out of bounds values: 0 OK', got FAILED; repair the machine and run "
+            "again: times of wrong results tell nothing"
+        )
+
+
+def _named(path: Path, raw: dict[str, Any]) -> str:
+    names = " ".join(
+        [*map(str, raw.get("args", ())), *(str(r.get("experiment_name")) for r in raw["results"])]
+    )
+    found = _known(names)
+    if found is None:
+        raise InvalidDocument(f"{path}: log does not name its collective; pass --collective")
+    return found
+
+
+def _known(names: str) -> str | None:
+    """The collective of a program or of an experiment; None if there is none."""
+    for ours in _NAMES.values():
+        if f"{ours}_perf" in names or ours.replace("_", "") + "_perf" in names:
+            return ours
+    return next((ours for theirs, ours in _NAMES.items() if theirs in names), None)
+
+
+def _time_us(side: dict[str, Any]) -> float:
+    return float(side["time"] if "time" in side else side["cpu_time"])
+
+
+def _point(
+    path: Path, size_bytes: float, *, time_us: float, algbw: float, wrong: object
+) -> CurvePoint | None:
+    if size_bytes <= 0:
+        return None
+    if wrong is not None and str(wrong) not in _UNCOUNTED and float(str(wrong)) > 0:
+        raise InvalidDocument(
+            f"{path}: results at {size_bytes:.0f} B must be right (#wrong 0), got {wrong} wrong elements; "
+            "repair the machine and run again: times of wrong results tell nothing"
+        )
+    if not (math.isfinite(time_us) and time_us > 0):
+        raise InvalidDocument(f"{path}: time at {size_bytes:.0f} B must be > 0 us, got {time_us}")
+    implied = size_bytes / time_us / 1e3
+    # Below 1 GB/s two decimals say too little.
+    if algbw >= 1 and abs(implied / algbw - 1) > _UNIT_TOLERANCE:
+        raise InvalidDocument(
+            f"{path}: {size_bytes:.0f} B in {time_us} us are {implied:.3g} GB/s, but the log prints "
+            f"{algbw}; units must be us and GB/s (decimal)"
+        )
+    return CurvePoint(at=size_bytes, time_s=time_us * 1e-6, relative_error=IMPORTED_ERROR)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rank:
+    number: int
+    group: int
+    host: str
+
+
+def _measured(
+    path: Path, collective: str, *, ranks: Sequence[_Rank], points: Iterable[CurvePoint | None]
+) -> MeasuredCollective:
+    found = tuple(sorted((p for p in points if p is not None), key=lambda p: p.at))
+    if not found:
+        raise InvalidDocument(f"{path}: log is truncated: no rows with a size and a time")
+    if len(ranks) < 2:
+        raise InvalidDocument(f"{path}: log must list at least 2 ranks, got {len(ranks)}")
+    groups = {rank.group for rank in ranks}
+    if len(groups) > 1:
+        raise InvalidDocument(
+            f"{path}: log must be of one group, got {len(groups)} that ran side by side and shared links; "
+            "run one alone, without NCCL_TESTS_SPLIT"
+        )
+    count = max(rank.number for rank in ranks) + 1
+    if sorted(rank.number for rank in ranks) != list(range(count)):
+        raise InvalidDocument(
+            f"{path}: log must list every rank once, got {len(ranks)} lines for ranks 0 to {count - 1}; "
+            "it is truncated or joined from several, save it again"
+        )
+    return MeasuredCollective(
+        collective=collective,
+        world_size=len(ranks),
+        num_nodes=len({rank.host for rank in ranks}),
+        points=found,
+    )

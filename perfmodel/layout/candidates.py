@@ -1,0 +1,216 @@
+"""All layouts that a model, a cluster and a global batch allow, as columns."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from itertools import product
+from typing import Final
+
+import numpy as np
+
+from perfmodel import checks
+from perfmodel.arrays import IntArray
+from perfmodel.errors import NotFeasible
+from perfmodel.layout.layout import Layout, Recompute
+
+LARGEST_MICRO_BATCH: Final = 64
+LARGEST_CONTEXT: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """What bounds the layouts."""
+
+    layers: int
+    heads: int
+    sequence: int
+    devices: int
+    global_batch: int
+    experts: int = 1
+    fused_attention: bool = True
+    """Selective recomputation then saves nothing and is left out."""
+    interleave: int = 1
+    """Most stages per device."""
+
+    def __post_init__(self) -> None:
+        """Refuse empty clusters and batches."""
+        for field in fields(self):
+            if field.type in (int, "int"):
+                checks.at_least(field.name, getattr(self, field.name), 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayoutColumns:
+    """One row per layout, whole numbers; recomputation by its position in ``Recompute``."""
+
+    rows: IntArray
+    """Shape ``(num_layouts, 10)``: the numbers of ``COLUMNS``."""
+
+    def __len__(self) -> int:
+        """Number of layouts."""
+        return len(self.rows)
+
+    def column(self, name: str) -> IntArray:
+        """One number of every layout."""
+        return self.rows[:, COLUMNS.index(name)]
+
+    def layout(self, index: int) -> Layout:
+        """One of them, with the options that are taken for granted."""
+        dp, tp, pp, cp, ep, zero, micro_batch, accumulation, recompute, interleave = map(
+            int, self.rows[index]
+        )
+        return Layout(
+            dp=dp,
+            tp=tp,
+            pp=pp,
+            cp=cp,
+            ep=ep,
+            zero=zero,
+            micro_batch=micro_batch,
+            accumulation=accumulation,
+            recompute=tuple(Recompute)[recompute],
+            interleave=interleave,
+            sequence_parallel=tp > 1,
+        )
+
+
+COLUMNS: Final = (
+    "dp", "tp", "pp", "cp", "ep", "zero", "micro_batch", "accumulation", "recompute", "interleave"
+)  # fmt: skip
+
+
+def feasible_layouts(space: Space) -> LayoutColumns:
+    """Every layout that ``feasibility.impossible`` does not refuse, within bounds.
+
+    One forward, one backward in turn; sequence parallelism wherever matrices are shared; sharding only
+    where there is somebody to share with. Stages may be uneven by one layer.
+    """
+    rows = list(_rows(space))
+    return LayoutColumns(rows=np.array(rows, dtype=np.int64).reshape(len(rows), len(COLUMNS)))
+
+
+def _rows(space: Space) -> Iterator[tuple[int, ...]]:
+    recomputes = (0, 2) if space.fused_attention else (0, 1, 2)
+    for tp, pp, cp in _shares(space):
+        dp = space.devices // (tp * pp * cp)
+        if space.global_batch % dp:
+            continue
+        zeros = (0,) if dp * cp == 1 else (0, 1) if pp > 1 else (0, 1, 2, 3)
+        each = space.global_batch // dp
+        eps = [ep for ep in divisors(space.experts) if dp * cp % ep == 0]
+        for micro_batch in divisors(each, most=LARGEST_MICRO_BATCH):
+            accumulation = each // micro_batch
+            for interleave in _interleaves(space, pp, accumulation):
+                for ep, zero, recompute in product(eps, zeros, recomputes):
+                    yield (
+                        *(dp, tp, pp, cp, ep, zero),
+                        *(micro_batch, accumulation, recompute, interleave),
+                    )
+
+
+def _shares(space: Space) -> Iterator[tuple[int, int, int]]:
+    """How many ranks share a matrix, the layers and a sequence."""
+    for tp in divisors(space.heads):
+        for pp in divisors(space.devices, most=space.layers):
+            cp = 1
+            while cp <= LARGEST_CONTEXT:
+                whole = cp == 1 or space.sequence % (2 * cp) == 0
+                if whole and space.devices % (tp * pp * cp) == 0:
+                    yield tp, pp, cp
+                cp *= 2
+
+
+def _interleaves(space: Space, pp: int, accumulation: int) -> tuple[int, ...]:
+    if pp == 1 or accumulation % pp or space.layers % pp:
+        return (1,)
+    return divisors(space.layers // pp, most=space.interleave)
+
+
+def divisors(number: int, *, most: int | None = None) -> tuple[int, ...]:
+    """Divisors in ascending order, up to a bound."""
+    bound = number if most is None else min(number, most)
+    return tuple(value for value in range(1, bound + 1) if number % value == 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What bounds the layouts of one model on one cluster."""
+
+    layers: int
+    heads: int
+    devices: int
+    sequence: int | None = None
+    """Tokens per sequence, if known."""
+    experts: int = 1
+    devices_per_node: int | None = None
+
+
+def require_feasible(layout: Layout, limits: Limits) -> None:
+    """Refuse a layout that this model or this number of devices does not allow.
+
+    Raises
+    ------
+    NotFeasible
+        Naming the first rule that is broken.
+    """
+    reason = impossible(layout, limits)
+    if reason is not None:
+        raise NotFeasible(f"layout {layout}: {reason}")
+
+
+def impossible(layout: Layout, limits: Limits) -> str | None:
+    """Why a layout cannot be run, or ``None``."""
+    rules = (*_model_rules(layout, limits), *_cluster_rules(layout, limits))
+    return next((reason for broken, reason in rules if broken), None)
+
+
+def _model_rules(layout: Layout, limits: Limits) -> tuple[tuple[bool, str], ...]:
+    layers, sequence, experts = limits.layers, limits.sequence, limits.experts
+    chunks = layout.pp * layout.interleave
+    return (
+        (
+            limits.heads % layout.tp != 0,
+            f"tp must divide the {limits.heads} heads, got {layout.tp}",
+        ),
+        (
+            chunks > layers,
+            f"pp x interleave must be at most the {layers} layers, got {chunks}",
+        ),
+        (
+            layout.interleave > 1 and layers % chunks != 0,
+            f"pp x interleave must divide the {layers} layers, got {chunks}",
+        ),
+        (
+            bool(layout.stage_layers) and sum(layout.stage_layers) != layers,
+            f"stage_layers must add up to the {layers} layers, got {sum(layout.stage_layers)}",
+        ),
+        (
+            sequence is not None and sequence % (2 * layout.cp) != 0 and layout.cp > 1,
+            f"2 x cp must divide the {sequence} tokens of a sequence, got cp = {layout.cp}",
+        ),
+        (
+            experts == 1 and layout.ep != 1,
+            f"ep must be 1 for a model without experts, got {layout.ep}",
+        ),
+        (
+            experts % layout.ep != 0,
+            f"ep must divide the {experts} experts, got {layout.ep}",
+        ),
+        (
+            layout.interleave > 1 and layout.accumulation % layout.pp != 0,
+            f"accumulation must be a multiple of pp = {layout.pp}, got {layout.accumulation}",
+        ),
+    )
+
+
+def _cluster_rules(layout: Layout, limits: Limits) -> tuple[tuple[bool, str], ...]:
+    node = limits.devices_per_node
+    return (
+        (
+            layout.world_size != limits.devices,
+            f"dp x tp x pp x cp must be {limits.devices} devices, got {layout.world_size}",
+        ),
+        (
+            layout.one_process and node is not None and layout.dp > node,
+            f"one_process=yes must stay within a node of {node} devices, got dp = {layout.dp}",
+        ),
+    )

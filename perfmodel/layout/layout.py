@@ -1,0 +1,394 @@
+"""How a large model is spread over devices: one grammar for every parallelism, and what contradicts.
+
+``dp=8 tp=4 pp=2 cp=1 ep=1 zero=1 micro_batch=2 recompute=selective schedule=1f1b interleave=2``; what a
+model or a cluster does not allow is in ``parallelism.feasibility``.
+"""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Final, TypeVar
+
+from perfmodel import checks
+from perfmodel.errors import NotFeasible, UsageError, did_you_mean
+from perfmodel.layout.setting import MOST_BATCH, MOST_DEVICES
+
+
+class Recompute(enum.StrEnum):
+    """Which activations are computed again in the backward pass."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    """Attention alone (Korthikanti 2022, arXiv 2205.05198)."""
+    FULL = "full"
+
+
+class Schedule(enum.StrEnum):
+    """Order of the micro-batches in a pipeline."""
+
+    GPIPE = "gpipe"
+    """All forward passes, then all backward passes: every micro-batch is in flight."""
+    ONE_F_ONE_B = "1f1b"
+    """One forward, one backward in turn: at most one micro-batch in flight per stage behind."""
+    ZERO_BUBBLE = "zero_bubble"
+    """Weight gradients fill the bubble; a third of it is left (Qi 2023, arXiv 2401.10241)."""
+
+
+class Precision(enum.StrEnum):
+    """Type of the factors of matrix products; a calibration's runs used 16 bit."""
+
+    BF16 = "bf16"
+    FP8 = "fp8"
+    """Products in 8 bit; weights, activations and messages stay in 16 bit."""
+    TF32 = "tf32"
+    """Products of 32-bit numbers on tensor cores; all else is 32 bit."""
+    FP32 = "fp32"
+
+
+class Offload(enum.StrEnum):
+    """What lives in the memory of the host."""
+
+    NONE = "none"
+    OPTIMIZER = "optimizer"
+    """States and update: gradients go down, new parameters come up (arXiv 2101.06840)."""
+    PARAMETERS = "parameters"
+    """Sharded parameters as well: they come up for every gather."""
+
+
+class Order(enum.StrEnum):
+    """How ranks are numbered over the nodes, from neighbours to the farthest, in Megatron-LM's words."""
+
+    DATA_INSIDE = "tp-cp-dp-pp"
+    """Replicas stand side by side; stages are far from each other."""
+    PIPELINE_INSIDE = "tp-cp-pp-dp"
+    """Stages stand side by side; replicas are far from each other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """One way to spread a transformer over ``world_size`` devices."""
+
+    dp: int = 1
+    """Data-parallel replicas."""
+    tp: int = 1
+    """Ranks that share each matrix."""
+    pp: int = 1
+    """Pipeline stages."""
+    cp: int = 1
+    """Ranks that share each sequence."""
+    ep: int = 1
+    """Ranks that share the experts."""
+    zero: int = 0
+    """0: everything replicated, 1: optimizer sharded over dp, 2: and gradients, 3: and parameters."""
+    micro_batch: int = 1
+    """Sequences per forward pass of one replica."""
+    accumulation: int = 1
+    """Micro-batches per step of one replica."""
+    recompute: Recompute = Recompute.NONE
+    schedule: Schedule = Schedule.ONE_F_ONE_B
+    interleave: int = 1
+    """Stages per device (virtual pipeline)."""
+    sequence_parallel: bool = False
+    """Norms and dropouts are divided over tp as well."""
+    imbalance: float = 1.0
+    """Tokens of the rank with the busiest experts over the mean."""
+    shard: int = 0
+    """Ranks among which zero=3 shards, replicated across such groups (HSDP); 0: all."""
+    prefetch: int = 1
+    """Sharded layers that are gathered ahead of the one in use; 0: each waits for its own."""
+    overlap: bool = True
+    """Gradients leave during the last backward pass; else after it, parameters before the first pass."""
+    offload: Offload = Offload.NONE
+    precision: Precision = Precision.BF16
+    order: Order = Order.DATA_INSIDE
+    one_process: bool = False
+    """torch's DataParallel: threads of one process behind one interpreter lock."""
+    sites: int = 1
+    """Places with a thin link between them, over which the replicas are divided."""
+    sync_every: int = 1
+    """Steps between two exchanges of sites (local SGD)."""
+    stage_layers: tuple[int, ...] = ()
+    """Layers of each pipeline stage; empty: as even as possible, fewer at the ends."""
+
+    def __post_init__(self) -> None:
+        """Refuse layouts that no model could have."""
+        for name in _AT_LEAST_ONE:
+            checks.at_least(name, getattr(self, name), 1)
+        checks.within("dp x tp x pp x cp", self.world_size, 1, MOST_DEVICES)
+        checks.within("dp x micro_batch x accumulation", self.global_batch, 1, MOST_BATCH)
+        checks.at_least("shard", self.shard, 0)
+        checks.at_least("prefetch", self.prefetch, 0)
+        checks.finite("imbalance", self.imbalance)
+        for broken, reason in _contradictions(self):
+            if broken:
+                raise ValueError(reason)
+
+    @property
+    def replicas(self) -> int:
+        """Ranks of one site that hold the same layers before any sharding."""
+        return self.dp * self.cp // self.sites
+
+    @property
+    def shards(self) -> int:
+        """Ranks among which states are divided, if they are."""
+        return self.shard or self.replicas
+
+    def stages(self, layers: int) -> tuple[int, ...]:
+        """Layers of every pipeline stage.
+
+        What is left of an even split goes to the middle: the embedding and the head are at the ends.
+        """
+        if self.stage_layers:
+            return self.stage_layers
+        each, left = divmod(layers, self.pp)
+        order = (*range(1, self.pp - 1), 0)
+        more = set(order[:left])
+        return tuple(each + (stage in more) for stage in range(self.pp))
+
+    @property
+    def world_size(self) -> int:
+        """Number of devices."""
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences per optimizer step."""
+        return self.dp * self.micro_batch * self.accumulation
+
+    def __str__(self) -> str:
+        """The layout in the grammar that ``parse_layout`` reads, defaults left out."""
+        return " ".join(
+            f"{field.name}={_text(value)}"
+            for field in fields(self)
+            if (value := getattr(self, field.name)) != field.default
+        )
+
+
+def _contradictions(layout: Layout) -> tuple[tuple[bool, str], ...]:
+    """Rules that no model and no cluster is needed for, with what to say of each."""
+    return (*_pipeline_rules(layout), *_sharding_rules(layout), *_other_rules(layout))
+
+
+def _pipeline_rules(layout: Layout) -> tuple[tuple[bool, str], ...]:
+    stages = layout.stage_layers
+    return (
+        (
+            layout.interleave > 1 and layout.pp == 1,
+            f"interleave must be 1 without a pipeline, got {layout.interleave}",
+        ),
+        (
+            layout.interleave > 1 and layout.schedule is not Schedule.ONE_F_ONE_B,
+            f"schedule must be {Schedule.ONE_F_ONE_B} with interleave > 1, got {layout.schedule}",
+        ),
+        (
+            layout.pp > 1 and layout.zero > 1,
+            (
+                f"zero must be 0 or 1 in a pipeline (gradients stay until the last micro-batch), "
+                f"got {layout.zero}"
+            ),
+        ),
+        (
+            bool(stages) and len(stages) != layout.pp,
+            f"stage_layers must name the layers of {layout.pp} stages (pp), got {len(stages)}",
+        ),
+        (any(each < 1 for each in stages), f"stage_layers must be >= 1, got {_text(stages)}"),
+        (
+            bool(stages) and layout.interleave > 1,
+            f"stage_layers excludes interleave > 1, got {layout.interleave}",
+        ),
+    )
+
+
+def _sharding_rules(layout: Layout) -> tuple[tuple[bool, str], ...]:
+    replicas = layout.replicas
+    return (
+        (layout.zero not in (0, 1, 2, 3), f"zero must be 0, 1, 2 or 3, got {layout.zero}"),
+        (layout.shard > 0 and layout.zero != 3, f"shard must come with zero=3, got {layout.zero}"),
+        (
+            layout.shard > 0 and replicas % layout.shard != 0,
+            f"shard must divide the {replicas} replicas (dp x cp of one site), got {layout.shard}",
+        ),
+        (
+            layout.shard > 0 and layout.ep > 1,
+            f"shard excludes expert parallelism, got ep = {layout.ep}",
+        ),
+        (
+            layout.prefetch != 1 and layout.zero != 3,
+            f"prefetch must come with zero=3, got zero = {layout.zero}",
+        ),
+        (
+            not layout.overlap and (layout.zero == 3 or replicas == 1),
+            f"overlap=no must come with zero < 3 and dp x cp > 1, got {layout.zero} and {replicas}",
+        ),
+        (
+            layout.offload is Offload.PARAMETERS and layout.zero != 3,
+            f"offload={Offload.PARAMETERS} must come with zero=3, got zero = {layout.zero}",
+        ),
+        (
+            replicas % layout.ep != 0,
+            f"ep must divide the {replicas} replicas (dp x cp of one site), got {layout.ep}",
+        ),
+        (layout.imbalance < 1, f"imbalance must be >= 1, got {layout.imbalance:g}"),
+        (
+            1 < layout.ep < layout.imbalance,
+            f"imbalance must be at most ep = {layout.ep}, got {layout.imbalance:g}",
+        ),
+        (
+            layout.imbalance > 1 and layout.ep == 1,
+            f"imbalance must be 1 without expert parallelism (ep), got {layout.imbalance:g}",
+        ),
+    )
+
+
+def _other_rules(layout: Layout) -> tuple[tuple[bool, str], ...]:
+    alone = layout.tp * layout.pp * layout.cp * layout.ep * layout.sites == 1
+    threads = "one_process=yes (DataParallel)"
+    return (
+        (
+            layout.dp % layout.sites != 0,
+            f"sites must divide the {layout.dp} replicas (dp), got {layout.sites}",
+        ),
+        (
+            layout.sync_every > 1 and layout.sites == 1,
+            f"sync_every must be 1 on one site, got {layout.sync_every}; add sites=2",
+        ),
+        (
+            layout.one_process and not alone,
+            (
+                f"{threads} excludes tp, pp, cp, ep and sites above 1, got {layout.tp}, {layout.pp}, "
+                f"{layout.cp}, {layout.ep} and {layout.sites}"
+            ),
+        ),
+        (
+            layout.one_process and layout.zero != 0,
+            f"{threads} excludes sharding, got zero = {layout.zero}",
+        ),
+        (layout.one_process and not layout.overlap, f"{threads} excludes overlap=no"),
+        (
+            layout.one_process and layout.offload is not Offload.NONE,
+            f"{threads} excludes offload, got {layout.offload}",
+        ),
+    )
+
+
+_NUMBERS: Final = (
+    "dp", "tp", "pp", "cp", "ep", "zero", "micro_batch", "accumulation", "interleave",
+    "shard", "prefetch", "sites", "sync_every",
+)  # fmt: skip
+_AT_LEAST_ONE: Final = tuple(name for name in _NUMBERS if name not in {"zero", "shard", "prefetch"})
+_KEYS: Final = (
+    *_NUMBERS, "recompute", "schedule", "offload", "precision", "order",
+    "sequence_parallel", "overlap", "one_process", "imbalance", "stage_layers",
+)  # fmt: skip
+
+
+def parse_layout(text: str) -> Layout:
+    """A layout from text such as ``dp=8 tp=4 pp=2 zero=1 micro_batch=2 recompute=selective``.
+
+    Raises
+    ------
+    UsageError
+        If a word is not ``key=value``, a key is unknown or given twice, or a value makes no sense.
+    """
+    words: dict[str, str] = {}
+    for word in text.split():
+        key, equals, value = word.partition("=")
+        if not equals or key not in _KEYS:
+            raise UsageError(
+                f"layout: every word must be KEY=VALUE with KEY one of {', '.join(_KEYS)}, "
+                f"got {word!r}{_near(key)}"
+            )
+        if key in words:
+            raise UsageError(f"layout: {key} must be given once, got it twice in {text!r}")
+        words[key] = value
+    try:
+        layout = Layout(
+            **{key: _number(key, words[key]) for key in _NUMBERS if key in words},
+            recompute=_choice("recompute", words, Recompute.NONE),
+            schedule=_choice("schedule", words, Schedule.ONE_F_ONE_B),
+            offload=_choice("offload", words, Offload.NONE),
+            precision=_choice("precision", words, Precision.BF16),
+            order=_choice("order", words, Order.DATA_INSIDE),
+            sequence_parallel=_yes("sequence_parallel", words),
+            overlap=_yes("overlap", words, default="yes"),
+            one_process=_yes("one_process", words),
+            imbalance=_decimal("imbalance", words.get("imbalance", "1")),
+            stage_layers=tuple(
+                _number("stage_layers", each) for each in words["stage_layers"].split(",")
+            )
+            if "stage_layers" in words
+            else (),
+        )
+        _require_meaning(layout, words)
+    except ValueError as error:
+        raise UsageError(f"layout: {error}") from error
+    return layout
+
+
+def _require_meaning(layout: Layout, words: Mapping[str, str]) -> None:
+    """Refuse options that were typed and would change nothing."""
+    if layout.sequence_parallel and layout.tp == 1:
+        raise ValueError("sequence_parallel=yes must come with tp > 1, got tp = 1")
+    if "schedule" in words and layout.pp == 1:
+        raise ValueError(f"schedule must come with pp > 1, got {layout.schedule} with pp = 1")
+    if "order" in words and layout.pp == 1:
+        raise ValueError(f"order must come with pp > 1, got {layout.order} with pp = 1")
+
+
+def accumulation_for(*, global_batch: int, dp: int, micro_batch: int) -> int:
+    """Micro-batches per step that make up a global batch.
+
+    Raises
+    ------
+    NotFeasible
+        If the batch cannot be split evenly.
+    """
+    each = dp * micro_batch
+    if global_batch < 1 or global_batch % each:
+        raise NotFeasible(
+            f"global batch must be a multiple of dp x micro_batch ({each}), got {global_batch}"
+        )
+    return global_batch // each
+
+
+_ChoiceT = TypeVar("_ChoiceT", Recompute, Schedule, Offload, Precision, Order)
+
+
+def _choice(key: str, words: Mapping[str, str], default: _ChoiceT) -> _ChoiceT:
+    kind = type(default)
+    try:
+        return kind(words.get(key, default))
+    except ValueError:
+        raise ValueError(f"{key} must be one of {', '.join(kind)}, got {words[key]!r}") from None
+
+
+def _near(key: str) -> str:
+    return "" if key in _KEYS else did_you_mean(key, _KEYS)
+
+
+def _number(key: str, text: str) -> int:
+    if not text.removeprefix("-").isascii() or not text.removeprefix("-").isdigit():
+        raise ValueError(f"{key} must be a whole number, got {text!r}")
+    return int(text)
+
+
+def _decimal(key: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{key} must be a number, got {text!r}") from None
+
+
+def _yes(key: str, words: Mapping[str, str], *, default: str = "no") -> bool:
+    text = words.get(key, default)
+    if text not in {"yes", "no"}:
+        raise ValueError(f"{key} must be yes or no, got {text!r}")
+    return text == "yes"
+
+
+def _text(value: object) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    if isinstance(value, float):
+        return f"{value:g}"
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)

@@ -1,0 +1,375 @@
+"""Use case: all layouts of a model on a cluster, ranked by inferred step time, ties said."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from typing import Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from perfmodel.cost.inferred import InferredModel, StepInterval
+from perfmodel.cost.jobs import Column, Jobs, jobs_from_columns, model_columns
+from perfmodel.cost.layout_memory import fullest_and_fit
+from perfmodel.cost.layout_time import StepParts, step_time_s
+from perfmodel.cost.memory import FITS_ABOVE
+from perfmodel.cost.parameters import stall_time_s
+from perfmodel.documents.prediction import Interval, ParallelismPlanDocument, RankedLayout
+from perfmodel.errors import NotFeasible, UsageError
+from perfmodel.layout.candidates import COLUMNS, LayoutColumns, Space, feasible_layouts
+from perfmodel.predict_layout import (
+    InferredMachine,
+    Training,
+    layout_caveats,
+    layout_provenance,
+    parts_record,
+    trained_record,
+    work_per_peak_s,
+)
+from perfmodel.statistics.normal import DEVIATE_90
+from perfmodel.units import format_bytes, format_duration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Judged:
+    """Verdicts on layouts, in their order."""
+
+    needed_bytes: Column
+    """Of the fullest rank. [B]"""
+    fit: Column
+    """Probability that it runs within the capacity."""
+    log_step: Column
+    """Middle of the states that a step may be in, log of seconds; infinite if it hardly fits."""
+
+
+def judge_layouts(
+    model: InferredModel, training: Training, capacity_bytes: int, layouts: LayoutColumns
+) -> Judged:
+    """Verdicts on some layouts."""
+    jobs = search_jobs(training, layouts)
+    needed, fit = fullest_and_fit(model.memory, jobs, capacity_bytes)
+    log_step = np.full(len(jobs), np.inf)
+    possible = np.flatnonzero(fit > 1 - FITS_ABOVE)
+    log_step[possible] = _log_step(model, jobs.take(possible))
+    return Judged(needed_bytes=needed, fit=fit, log_step=log_step)
+
+
+def together(pieces: Sequence[Judged]) -> Judged:
+    """Verdicts on all layouts from those on pieces."""
+    return Judged(
+        needed_bytes=np.concatenate([piece.needed_bytes for piece in pieces]),
+        fit=np.concatenate([piece.fit for piece in pieces]),
+        log_step=np.concatenate([piece.log_step for piece in pieces]),
+    )
+
+
+def _log_step(model: InferredModel, jobs: Jobs) -> Column:
+    """Most states are calm; where stalls are likely the middle is later."""
+    shift, _ = model.discrepancy.at(jobs)
+    step_s = step_time_s(jobs, model.nominal)
+    logs = np.log(step_s) + shift
+    if model.disturbance is not None:
+        late = np.log1p(stall_time_s(jobs, model.disturbance.stall_s) / step_s)
+        logs = logs + model.disturbance.probability(jobs) * late
+    return np.asarray(logs)
+
+
+def search_jobs(training: Training, layouts: LayoutColumns) -> Jobs:
+    """The layouts of a search as columns for the closed forms."""
+    each, left = np.divmod(training.model.shape.layers, layouts.column("pp"))
+    recompute = layouts.column("recompute")
+    return jobs_from_columns(
+        {
+            **model_columns(training.model.shape),
+            **{name: layouts.column(name) for name in COLUMNS if name != "recompute"},
+            "sequence": training.model.sequence,
+            "devices_per_node": training.devices_per_node,
+            "gpipe": 0.0,
+            "zero_bubble": 0.0,
+            "recompute_attention": recompute == 1,
+            "recompute_full": recompute == 2,
+            "sequence_parallel": layouts.column("tp") > 1,
+            # As ``Layout.stages`` spreads them.
+            "first_layers": np.where(left > 0, each + (left == layouts.column("pp") - 1), 0),
+            "most_layers": np.where(left > 0, each + 1, 0),
+            "last_layers": np.where(left > 0, each, 0),
+        }
+    )
+
+
+_PieceT = TypeVar("_PieceT")
+_ResultT = TypeVar("_ResultT")
+
+_CONNECT_S: Final = 10
+"""How long a scheduler may take to answer. [s]"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """Who does the work; the default is this process alone."""
+
+    processes: int = 1
+    scheduler: str | None = None
+    """Address of a Dask scheduler, such as tcp://host:8786, whose workers have perfmodel installed."""
+
+
+def spread(
+    function: Callable[[_PieceT], _ResultT], pieces: Sequence[_PieceT], workers: Workers
+) -> list[_ResultT]:
+    """Results of a function that processes can be sent, in the order of the pieces.
+
+    Raises
+    ------
+    UsageError
+        If Dask is not installed, or its scheduler does not answer.
+    """
+    if workers.scheduler is not None:
+        return _on_cluster(function, pieces, workers.scheduler)
+    if workers.processes == 1 or len(pieces) < 2:
+        return [function(piece) for piece in pieces]
+    # A fork would copy the threads of numpy's libraries in whatever state they are.
+    context = get_context("spawn")
+    with ProcessPoolExecutor(min(workers.processes, len(pieces)), context) as pool:
+        return list(pool.map(function, pieces))
+
+
+def _on_cluster(
+    function: Callable[[_PieceT], _ResultT], pieces: Sequence[_PieceT], address: str
+) -> list[_ResultT]:
+    try:
+        from distributed import Client  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise UsageError(
+            "--scheduler: needs Dask, got none installed; pip install 'perfmodel[distributed]'"
+        ) from error
+    try:
+        client = Client(address, timeout=_CONNECT_S, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"--scheduler: must be a Dask scheduler that answers, such as tcp://host:8786, got {address!r}"
+        ) from error
+    with client:
+        return list(client.gather(client.map(function, pieces, pure=False)))
+
+
+_CANDIDATES: Final = 256
+"""Layouts whose interval is computed: far more than are shown, so that deviations may reorder them."""
+_PIECE: Final = 8192
+"""Layouts that are judged at a time."""
+ALONE: Final = Workers()
+_TERMS: Final = {
+    "compute_s": "compute",
+    "tensor_s": "tensor and context collectives",
+    "pipeline_s": "pipeline",
+    "data_s": "gradients and sharded parameters",
+    "other_s": "optimizer and fixed costs",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What to search, and how much of it to show."""
+
+    training: Training
+    capacity_bytes: int
+    interleave: int = 1
+    top: int = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Search:
+    """All layouts that are possible, with verdicts on them."""
+
+    training: Training
+    layouts: LayoutColumns
+    judged: Judged
+
+    def jobs(self, chosen: NDArray[np.intp]) -> Jobs:
+        """Some of the layouts as columns."""
+        return search_jobs(self.training, LayoutColumns(rows=self.layouts.rows[chosen]))
+
+    def fastest(self, among: NDArray[np.intp]) -> NDArray[np.intp]:
+        """The candidates among some layouts, in the order of the search."""
+        order = np.argsort(self.judged.log_step[among], kind="stable")[:_CANDIDATES]
+        return among[order]
+
+
+def plan_parallelism(
+    machine: InferredMachine,
+    request: Request,
+    *,
+    argv: Sequence[str],
+    workers: Workers = ALONE,
+) -> ParallelismPlanDocument:
+    """Feasible layouts that fit, fastest first, with what each loses to the first.
+
+    Raises
+    ------
+    NotFeasible
+        If no layout is possible, or none fits.
+    UsageError
+        If the workers cannot be reached.
+    """
+    search = search_layouts(machine.model, request, workers)
+    fit = search.judged.fit
+    fitting = np.flatnonzero(fit >= FITS_ABOVE)
+    if not fitting.size:
+        raise NotFeasible(_nothing_fits(search, request))
+    chosen = search.fastest(fitting)
+    jobs = search.jobs(chosen)
+    found = machine.model.predict(jobs)
+    sort = np.argsort(found.mean_s, kind="stable")[: request.top]
+    ranked = _ranked(machine, search, chosen[sort], request)
+    close = np.flatnonzero((fit < FITS_ABOVE) & (fit > 1 - FITS_ABOVE))
+    return ParallelismPlanDocument(
+        schema_version=ParallelismPlanDocument.current_version,
+        provenance=layout_provenance(machine, argv),
+        profile_digest=machine.document.digest,
+        device_name=machine.document.device,
+        evidence="inferred",
+        trained=trained_record(request.training),
+        capacity_bytes=request.capacity_bytes,
+        num_feasible=len(search.layouts),
+        num_fitting=len(fitting),
+        ranked=ranked,
+        caveats=(
+            *layout_caveats(machine, jobs.take(sort[:1])),
+            *_close(machine.model, search, close, ranked[0].step_s.p50),
+        ),
+    )
+
+
+def search_layouts(model: InferredModel, request: Request, workers: Workers = ALONE) -> Search:
+    """Every layout that the model, the devices and the global batch allow.
+
+    Raises
+    ------
+    NotFeasible
+        If there is none.
+    UsageError
+        If the workers cannot be reached.
+    """
+    training = request.training
+    shape = training.model.shape
+    space = Space(
+        layers=shape.layers,
+        heads=shape.heads,
+        experts=shape.experts,
+        sequence=training.model.sequence,
+        devices=training.devices,
+        global_batch=training.global_batch,
+        fused_attention=shape.fused_attention,
+        interleave=request.interleave,
+    )
+    layouts = feasible_layouts(space)
+    if not len(layouts):
+        raise NotFeasible(
+            f"--devices: {training.devices} cannot be split over {shape.layers} layers, {shape.heads} "
+            f"heads and a global batch of {training.global_batch}; change one of them"
+        )
+    judge = partial(judge_layouts, model, training, request.capacity_bytes)
+    # Pieces of one size whoever works, so that all answers are the same to the last bit.
+    pieces = [
+        LayoutColumns(rows=layouts.rows[first : first + _PIECE])
+        for first in range(0, len(layouts), _PIECE)
+    ]
+    judged = spread(judge, pieces, workers)
+    return Search(training=training, layouts=layouts, judged=together(judged))
+
+
+def _ranked(
+    machine: InferredMachine, search: Search, chosen: NDArray[np.intp], request: Request
+) -> tuple[RankedLayout, ...]:
+    jobs = search.jobs(chosen)
+    needed_bytes, fit = search.judged.needed_bytes, search.judged.fit
+    found = machine.model.predict(jobs)
+    parts = machine.model.parts(jobs)
+    slower, ties = against_first(machine.model, jobs, found)
+    work = request.training.global_batch * request.training.model.sequence
+    return tuple(
+        RankedLayout(
+            rank=1 if ties[index] else index + 1,
+            layout=str(search.layouts.layout(int(where))),
+            step_s=Interval(
+                p5=float(found.lower_s[index]),
+                p50=float(found.number_s[index]),
+                p95=float(found.upper_s[index]),
+            ),
+            tokens_per_s=float(work / found.number_s[index]),
+            mfu=float(work_per_peak_s(machine, jobs) / found.number_s[index]),
+            needed_bytes=float(needed_bytes[where]),
+            fit_probability=float(fit[where]),
+            slower_probability=float(slower[index]),
+            ties=bool(ties[index]),
+            parts_s=parts_record(parts, index),
+            loses_in=loses[0],
+            loses_by_s=loses[1],
+        )
+        for index, where in enumerate(chosen)
+        for loses in [_loss(parts, index)]
+    )
+
+
+def against_first(
+    model: InferredModel, jobs: Jobs, found: StepInterval
+) -> tuple[Column, NDArray[np.bool_]]:
+    """Probability of every job to be slower than the first, and whether the two tie.
+
+    Both are predicted from the same latents and neighbouring deviations, so that most of their doubt
+    is shared: the doubt of the ratio is what counts.
+    """
+    deviation = np.maximum(spread_against_first(model, jobs), 1e-9)
+    distance = np.log(found.mean_s / found.mean_s[0]) / deviation
+    return np.asarray(ndtr(distance)), np.abs(distance) <= DEVIATE_90
+
+
+def spread_against_first(model: InferredModel, jobs: Jobs) -> Column:
+    """Standard deviation of the logarithm of every step over the first, in calm runs."""
+    drawn = step_time_s(jobs, {name: values[:, None] for name, values in model.draws.items()})
+    logs = np.log(drawn)
+    variance = (logs - logs[:, :1]).var(axis=0) + model.discrepancy.difference_variance(jobs, 0)
+    return np.asarray(np.sqrt(np.maximum(variance, 0)) * model.doubt_factor(jobs))
+
+
+def _loss(parts: StepParts, index: int) -> tuple[str, float]:
+    """The term that is longer than the first layout's by most."""
+    if index == 0:
+        return "", 0.0
+    by_s = {
+        term: float(getattr(parts, name)[index] - getattr(parts, name)[0])
+        for name, term in _TERMS.items()
+    }
+    name = max(by_s, key=lambda term: by_s[term])
+    return name, by_s[name]
+
+
+def _close(
+    model: InferredModel, search: Search, close: NDArray[np.intp], best_s: float
+) -> list[str]:
+    """Layouts whose memory is too close to call are left out; say if one would be faster."""
+    if not close.size:
+        return []
+    first = search.fastest(close)[:1]
+    step_s = float(model.predict(search.jobs(first)).number_s[0])
+    if step_s >= best_s:
+        return []
+    where = int(first[0])
+    return [
+        (
+            f"too close to call by memory and left out: {search.layouts.layout(where)}, "
+            f"{format_duration(step_s)} if it fits (probability {search.judged.fit[where]:.0%})"
+        )
+    ]
+
+
+def _nothing_fits(search: Search, request: Request) -> str:
+    needed_bytes = search.judged.needed_bytes
+    where = int(np.argmin(needed_bytes))
+    return (
+        f"--device-memory: none of {len(search.layouts)} layouts fits into "
+        f"{format_bytes(request.capacity_bytes)}; the leanest, {search.layouts.layout(where)}, needs "
+        f"{format_bytes(float(needed_bytes[where]))}: take more or larger devices"
+    )

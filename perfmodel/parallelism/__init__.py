@@ -1,1 +1,0 @@
-"""How training is spread over ranks."""

@@ -1,1 +1,0 @@
-"""One training step as work on streams."""

@@ -1,0 +1,496 @@
+"""One training step under a layout: operations of every pipeline stage on its streams.
+
+One rank stands for all of a stage. Every operation says which share of its cause's work per
+micro-batch and stage it is (per step for gradients and optimizer), so that prices are few.
+"""
+
+import enum
+from collections import deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol
+
+from perfmodel.layout.layout import Layout, Offload, Recompute, Schedule
+from perfmodel.layout.pipeline import Pass, Work, stage_order
+from perfmodel.step.program import Cause, Operation, StepProgram, Stream
+
+
+class Put(Protocol):
+    """Appends an operation to a program and returns its position."""
+
+    def __call__(  # noqa: D102 - see above
+        self,
+        stage: int,
+        work: Work,
+        cause: Cause,
+        *,
+        stream: Stream,
+        share: float,
+        after: tuple[int, ...],
+    ) -> int: ...
+
+
+class Parcel(NamedTuple):
+    """What a stage offers to another until that one fetches it."""
+
+    stage: int
+    work: Work
+    stream: Stream
+    end: int
+    """Of the compute that made it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class WaitingHandOvers:
+    """What stages have offered, sent and done last."""
+
+    queued: float
+    """Share of a hand-over that the kernel of its sender holds."""
+    last: dict[int, int] = field(default_factory=dict)
+    """End of the last compute of a stage."""
+    offered: dict[tuple[int, Work], Parcel] = field(default_factory=dict)
+    """What a stage's work will fetch when it has nothing else to do."""
+    sending: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """End of the compute whose result a stage offered last, and to whom."""
+    between: dict[tuple[int, int], int] = field(default_factory=dict)
+    """The last hand-over between two stages."""
+    sent: dict[int, list[int]] = field(default_factory=dict)
+    """What a stage's kernel has taken since that stage last turned."""
+    turned: dict[int, bool] = field(default_factory=dict)
+    """Whether a stage's last pass was a forward one."""
+
+    def offer(self, parcel: Parcel, other: int, received: Work) -> None:
+        """Keep a parcel until another stage needs it for this work."""
+        self.offered[other, received] = parcel
+        self.sending[parcel.stage] = (parcel.end, other)
+
+    def fetch(self, stage: int, work: Work, put: Put) -> int | None:
+        """Append the hand-over of what is offered to a stage's next work, if anything is; its end."""
+        parcel = self.offered.pop((stage, work), None)
+        if parcel is None:
+            return None
+        between = (min(stage, parcel.stage), max(stage, parcel.stage))
+        busy = [self.between[between]] if between in self.between else []
+        ready = self._announce(stage, parcel, put)
+        end = self._send(parcel, (parcel.end, *ready, *busy), put)
+        self.between[between] = end
+        return end
+
+    def must_wait(self, stage: int, work: Work) -> bool:
+        """Whether a stage that turns still offers something that nobody fetched."""
+        return self._turns(stage, work) and any(p.stage == stage for p in self.offered.values())
+
+    def begin(self, stage: int, work: Work) -> list[int]:
+        """Note a stage's next pass; what its compute waits for."""
+        awaited = self.sent.pop(stage, []) if self._turns(stage, work) else []
+        self.turned[stage] = work.kind is Pass.FORWARD
+        return awaited
+
+    def _announce(self, stage: int, parcel: Parcel, put: Put) -> tuple[int, ...]:
+        """When a sender knows that a stage is ready to receive."""
+        if stage not in self.last:
+            return ()
+        idle = self.last[stage]
+        end, other = self.sending.get(stage, (-1, -1))
+        if not self.queued or end != idle or other == parcel.stage:
+            return (idle,)
+        waits = min(self.queued, 1.0)
+        return (self._put(parcel, waits, (idle,), put),)
+
+    def _send(self, parcel: Parcel, after: tuple[int, ...], put: Put) -> int:
+        held = min(self.queued, 1.0)
+        if held < 1:
+            taken = self._put(parcel, 1 - held, after, put)
+            self.sent.setdefault(parcel.stage, []).append(taken)
+            after = (taken,)
+        return self._put(parcel, held, after, put) if held else after[0]
+
+    @staticmethod
+    def _put(parcel: Parcel, share: float, after: tuple[int, ...], put: Put) -> int:
+        return put(
+            parcel.stage,
+            parcel.work,
+            Cause.HAND_OVER,
+            stream=parcel.stream,
+            share=share,
+            after=after,
+        )
+
+    def _turns(self, stage: int, work: Work) -> bool:
+        """Whether a stage goes from forward to backward passes, or back."""
+        before = self.turned.get(stage)
+        return before is not None and before is not (work.kind is Pass.FORWARD)
+
+
+BUCKETS: Final = 8
+"""Pieces of a chunk's gradients that are exchanged one by one, unless it has fewer layers."""
+HEAD_FORWARD: Final = 1 / 3
+"""Part of the output head's work in the forward pass: one of three products."""
+#: Work that grows with the layers of a stage; a share of 1 is that of the fullest stage.
+_OF_LAYERS: Final = frozenset({Cause.FORWARD, Cause.BACKWARD, Cause.WEIGHT_GRADIENT, Cause.TENSOR})
+
+
+class Execution(enum.StrEnum):
+    """What compute waits for beyond its input, because of how a library runs collectives."""
+
+    ON_STREAMS = "on_streams"
+    """Nothing: streams wait for each other, the host runs ahead."""
+    BLOCKING = "blocking"
+    """The host waits, as with gloo. It gathers nothing ahead over the end of a pass, and computes nothing
+    until the gradients of a sharded layer are reduced. Hand-overs are ``program.waiting``'s."""
+
+
+def compile_layout(
+    layout: Layout,
+    *,
+    layers: int,
+    execution: Execution = Execution.ON_STREAMS,
+    queued: float = 0.0,
+) -> StepProgram:
+    """A step of all stages.
+
+    Tensor-parallel collectives are waited for. Hand-overs travel beside compute. Gradients are
+    exchanged in buckets beside the last backward pass of their layers; with a sharded optimizer (ZeRO-1
+    and 2) the updated parameters are gathered beside the first forward pass. Fully sharded parameters
+    (ZeRO-3, FSDP) are gathered layer by layer, ``prefetch`` ahead of the compute, in both passes; HSDP
+    sums the shards of gradients between groups. One process (DataParallel) sends out its parameters before
+    every forward pass, gathers logits and sums gradients, and waits for all of it. Without
+    overlap what replicas exchange stands in the way of compute, after all passes and before the first.
+
+    Parameters
+    ----------
+    layout
+        A layout that the model allows.
+    layers
+        Layers of the whole model.
+    execution
+        How the library runs collectives.
+    queued
+        Share of a hand-over that the kernel of its sender holds, where the host waits.
+
+    Raises
+    ------
+    ValueError
+        If stages are interleaved and hand-overs block: they would wait for each other for ever.
+    """
+    if execution is Execution.BLOCKING and layout.interleave > 1:
+        raise ValueError(f"interleave must be 1 where the host waits, got {layout.interleave}")
+    stages = layout.stages(layers)
+    fullest = max(stages)
+    builder = _Builder(
+        layout=layout,
+        pieces=_pieces(layout, layers),
+        execution=execution,
+        waiting=WaitingHandOvers(queued=queued),
+        filled=tuple(held / fullest for held in stages),
+    )
+    for stage in range(layout.pp):
+        builder.begin(stage)
+    queues = [deque(stage_order(layout, stage)) for stage in range(layout.pp)]
+    while any(queues):
+        moved = False
+        for stage, queue in enumerate(queues):
+            while queue and builder.prepare(stage, queue[0]):
+                builder.add(stage, queue.popleft())
+                moved = True
+        assert moved, f"the schedule of {layout} waits for itself"
+    for stage in range(layout.pp):
+        builder.finish(stage)
+    return StepProgram(tuple(builder.operations))
+
+
+def _pieces(layout: Layout, layers: int) -> int:
+    """Pieces of a chunk that communicate one by one: layers if sharded, else buckets."""
+    held = max(layers // (layout.pp * layout.interleave), 1)
+    return held if layout.zero == 3 else min(held, BUCKETS)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Builder:
+    """Appends operations in an order in which every dependency points backwards."""
+
+    layout: Layout
+    pieces: int
+    execution: Execution
+    waiting: WaitingHandOvers
+    filled: tuple[float, ...]
+    """Layers of every stage over those of the fullest."""
+    operations: list[Operation] = field(default_factory=list)
+    arrived: dict[tuple[int, Work], tuple[int, ...]] = field(default_factory=dict)
+    """What a stage's work waits for, once all of it is in the program."""
+    exchanged: dict[int, list[int]] = field(default_factory=dict)
+    """Exchanges of gradients by stage."""
+    used: list[int] = field(default_factory=list)
+    """Ends of the compute of layers whose parameters are gathered, in order."""
+    awaited: dict[int, list[int]] = field(default_factory=dict)
+    """Collectives that a stage's next compute waits for."""
+    is_replicated: bool = field(init=False)
+    """Whether there is anybody to exchange gradients with."""
+    is_blocking: bool = field(init=False)
+    """Whether the host waits for collectives."""
+    is_sharded: bool = field(init=False)
+    """Whether parameters are gathered for every pass."""
+    splits_backward: bool = field(init=False)
+    is_uneven: bool = field(init=False)
+    """Whether fixed work does not grow with the layers of a stage: it is then an operation of its own."""
+    head_forward: float = field(init=False)
+    """Share of the head that comes before all backward passes; all of it where they follow at once."""
+    is_serial: bool = field(init=False)
+    """Whether nothing is computed while replicas exchange."""
+    has_threads: bool = field(init=False)
+    """One process with several devices."""
+    summed: tuple[int, ...] = ()
+    """Last gradients of one process, which it waits for before the next micro-batch."""
+    tensor_shares: Mapping[Cause, float] = field(init=False)
+    """Part of a layer's collectives by pass; empty without any."""
+
+    def __post_init__(self) -> None:
+        """Look up once what every operation asks."""
+        layout = self.layout
+        self.is_blocking = self.execution is Execution.BLOCKING
+        self.is_replicated = layout.replicas > 1 and not layout.one_process
+        self.is_sharded = layout.zero == 3 and (
+            self.is_replicated or layout.offload is Offload.PARAMETERS
+        )
+        self.is_uneven = min(self.filled) < 1
+        parted = layout.schedule is Schedule.GPIPE and layout.pp > 1
+        self.head_forward = HEAD_FORWARD if parted else 1.0
+        self.is_serial = self.is_replicated and not layout.overlap
+        self.has_threads = layout.one_process and layout.dp > 1
+        self.splits_backward = layout.schedule is Schedule.ZERO_BUBBLE and layout.pp > 1
+        self.tensor_shares = _tensor_shares(layout)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether replicas exchange beside compute."""
+        return self.is_replicated and not self.is_serial
+
+    def prepare(self, stage: int, work: Work) -> bool:
+        """Fetch what is offered to the stage's next work; say whether all it waits for is there."""
+        if self.is_blocking:
+            end = self.waiting.fetch(stage, work, self._put)
+            if end is not None:
+                self._arrive(stage, work, end)
+            if self.waiting.must_wait(stage, work):
+                return False
+        if work.kind is Pass.FORWARD and stage == 0 and work.chunk == 0:
+            return True
+        return work.kind is Pass.WEIGHT or (stage, work) in self.arrived
+
+    def add(self, stage: int, work: Work) -> None:
+        """Append a pass of a stage and what it hands over."""
+        after = self.arrived.pop((stage, work), ())
+        if self.is_blocking:
+            self.awaited.setdefault(stage, []).extend(self.waiting.begin(stage, work))
+        if work.kind is Pass.FORWARD:
+            self._forward(stage, work, after)
+        elif work.kind is Pass.BACKWARD:
+            if stage == self.layout.pp - 1 and self.head_forward < 1:
+                left = 1 - self.head_forward
+                after = (self._put(stage, work, Cause.HEAD, share=left, after=after),)
+            self._backward(stage, work, after)
+        else:
+            self._weight_gradients(stage, work)
+
+    def begin(self, stage: int) -> None:
+        """Append what a stage waits for before its first pass: updated parameters, without overlap."""
+        if self.is_serial and self.layout.zero:
+            self._put(stage, Work(Pass.FORWARD, 0), Cause.ALL_GATHER)
+
+    def finish(self, stage: int) -> None:
+        """Append the optimizer of a stage."""
+        last = Work(Pass.WEIGHT, self.layout.accumulation - 1)
+        if self.is_serial:
+            summed = Cause.REDUCE_SCATTER if self.layout.zero else Cause.ALL_REDUCE
+            self._put(stage, last, summed)
+        waits = tuple(self.exchanged.get(stage, ()))
+        if self.is_replicated or self.is_sharded:
+            waits = (self._put(stage, last, Cause.CONTENTION, after=waits),)
+        if self.layout.offload is not Offload.NONE:
+            waits = (self._put(stage, last, Cause.OFFLOAD, after=waits),)
+        end = self._put(stage, last, Cause.OPTIMIZER, after=waits)
+        if self.layout.sites > 1:
+            self._put(stage, last, Cause.SITES, stream=Stream.COMM, after=(end,))
+
+    def _forward(self, stage: int, work: Work, after: tuple[int, ...]) -> None:
+        layout = self.layout
+        if self.has_threads:
+            after += (
+                self._put(stage, work, Cause.BROADCAST, stream=Stream.COMM, after=self.summed),
+            )
+        if self.is_uneven:
+            self._put(stage, work, Cause.DISPATCH, share=1 / 2, after=after)
+        if stage == 0 and work.chunk == 0:
+            self._put(stage, work, Cause.EMBEDDING, after=after)
+        gathers = self.is_sharded or (
+            self.overlaps and layout.zero in (1, 2) and work.micro_batch == 0
+        )
+        pieces = self.pieces if gathers else 1
+        for piece in range(pieces):
+            waits = after if piece == 0 else ()
+            if gathers:
+                waits += (self._gather(stage, work, piece),)
+            end = self._compute(stage, work, Cause.FORWARD, pieces=pieces, after=waits)
+        if stage == layout.pp - 1 and work.chunk == layout.interleave - 1:
+            if self.has_threads:
+                end = self._put(stage, work, Cause.ALL_GATHER, stream=Stream.COMM, after=(end,))
+            end = self._put(stage, work, Cause.HEAD, share=self.head_forward, after=(end,))
+            self._arrive(stage, Work(Pass.BACKWARD, work.micro_batch, work.chunk), end)
+        else:
+            self._hand_over(stage, work, Stream.SEND_FORWARD, end)
+
+    def _backward(self, stage: int, work: Work, after: tuple[int, ...]) -> None:
+        last = work.micro_batch == self.layout.accumulation - 1
+        exchanges = self.is_sharded or (self.overlaps and last and not self.splits_backward)
+        pieces = self.pieces if exchanges else 1
+        if self.is_uneven:
+            self._put(stage, work, Cause.DISPATCH, share=1 / 2, after=after)
+        waits = after
+        if self.is_sharded:
+            waits += (self._gather(stage, work, 0),)
+        for piece in range(pieces):
+            end = self._compute(stage, work, Cause.BACKWARD, pieces=pieces, after=waits)
+            waits = ()
+            if self.is_sharded and piece + 1 < pieces:
+                # Before the gradients of this piece, or the next piece would wait for them.
+                waits = (self._gather(stage, work, piece + 1),)
+            if exchanges:
+                self._exchange(stage, work, piece, pieces=pieces, after=(end,))
+        if self.has_threads:
+            end = self._put(stage, work, Cause.ALL_REDUCE, stream=Stream.COMM, after=(end,))
+            self.summed = (end,)
+            self.exchanged[stage] = [end]
+        if stage > 0 or work.chunk > 0:
+            self._hand_over(stage, work, Stream.SEND_BACKWARD, end)
+
+    def _weight_gradients(self, stage: int, work: Work) -> None:
+        exchanges = self.overlaps and work.micro_batch == self.layout.accumulation - 1
+        pieces = self.pieces if exchanges else 1
+        for piece in range(pieces):
+            end = self._put(stage, work, Cause.WEIGHT_GRADIENT, share=1 / pieces)
+            if exchanges:
+                self._exchange(stage, work, piece, pieces=pieces, after=(end,))
+
+    def _compute(
+        self, stage: int, work: Work, cause: Cause, *, pieces: int, after: tuple[int, ...]
+    ) -> int:
+        """Compute of a piece and its collectives, which the next piece waits for."""
+        share = 1 / (pieces * self.layout.interleave)
+        end = self._put(stage, work, cause, share=share, after=after)
+        self.used.append(end)
+        if not self.tensor_shares:
+            return end
+        end = self._put(
+            stage,
+            work,
+            Cause.TENSOR,
+            stream=Stream.TENSOR,
+            share=share * self.tensor_shares[cause],
+            after=(end,),
+        )
+        self.awaited[stage] = [end]
+        if self.is_sharded and self.layout.prefetch == 0:
+            self.used[-1] = end
+        return end
+
+    def _gather(self, stage: int, work: Work, piece: int) -> int:
+        """Parameters of a piece; no earlier than the prefetch allows if sharded, or the host waits."""
+        waits = self.is_blocking
+        ahead = 1 if waits and piece == 0 else self.layout.prefetch + 1
+        is_limited = (self.is_sharded or waits) and len(self.used) >= ahead
+        after = self.used[-ahead:][:1] if is_limited else []
+        return self._put(
+            stage,
+            work,
+            Cause.ALL_GATHER,
+            stream=Stream.COMM,
+            share=1 / (self.pieces * self.layout.interleave),
+            after=tuple(after),
+            number=piece,
+        )
+
+    def _exchange(
+        self,
+        stage: int,
+        work: Work,
+        piece: int,
+        *,
+        pieces: int,
+        after: tuple[int, ...],
+    ) -> None:
+        if not self.is_replicated:
+            return
+        reduced = self._put(
+            stage,
+            work,
+            Cause.ALL_REDUCE if self.layout.zero == 0 else Cause.REDUCE_SCATTER,
+            stream=Stream.COMM,
+            share=1 / (pieces * self.layout.interleave),
+            after=after,
+            number=piece,
+        )
+        if self.layout.shard:
+            reduced = self._put(
+                stage,
+                work,
+                Cause.ALL_REDUCE,
+                stream=Stream.COMM,
+                share=1 / (pieces * self.layout.interleave),
+                number=piece,
+            )
+        self.exchanged.setdefault(stage, []).append(reduced)
+        if self.is_blocking and self.layout.zero > 1:
+            self.awaited.setdefault(stage, []).append(reduced)
+
+    def _hand_over(self, stage: int, work: Work, stream: Stream, end: int) -> None:
+        """Send to the neighbour that holds the layers behind, or before."""
+        layout = self.layout
+        step = 1 if stream is Stream.SEND_FORWARD else -1
+        place = work.chunk * layout.pp + stage + step
+        chunk, other = divmod(place, layout.pp)
+        received = Work(work.kind, work.micro_batch, chunk)
+        if self.is_blocking and other != stage:
+            self.waiting.offer(Parcel(stage, work, stream, end), other, received)
+            return
+        if other != stage:
+            end = self._put(stage, work, Cause.HAND_OVER, stream=stream, after=(end,))
+        self._arrive(other, received, end)
+
+    def _arrive(self, stage: int, work: Work, end: int) -> None:
+        self.arrived[stage, work] = (end,)
+
+    def _put(  # noqa: PLR0913 - an operation has as many properties
+        self,
+        stage: int,
+        work: Work,
+        cause: Cause,
+        *,
+        stream: Stream = Stream.COMPUTE,
+        share: float = 1.0,
+        after: Collection[int] = (),
+        number: int | None = None,
+    ) -> int:
+        if cause in _OF_LAYERS:
+            share *= self.filled[stage]
+        if stream is Stream.COMPUTE and stage in self.awaited:
+            more = self.awaited.pop(stage)
+            after = {*after, *more} if after else more
+        name = f"{cause} {work.micro_batch}"
+        if self.layout.interleave > 1:
+            name = f"{name}/{work.chunk}"
+        if number is not None:
+            name = f"{name}.{number}"
+        # By position, which takes half the time of names.
+        self.operations.append(Operation(name, stream, cause, tuple(after), share, 0, None, stage))
+        position = len(self.operations) - 1
+        if self.is_blocking and stream is Stream.COMPUTE:
+            self.waiting.last[stage] = position
+        return position
+
+
+def _tensor_shares(layout: Layout) -> Mapping[Cause, float]:
+    """Full recomputation repeats the collectives of the forward pass."""
+    if layout.tp * layout.cp * layout.ep == 1:
+        return {}
+    passes = 3 if layout.recompute is Recompute.FULL else 2
+    return {Cause.FORWARD: 1 / passes, Cause.BACKWARD: (passes - 1) / passes}

@@ -1,1 +1,0 @@
-"""Which devices there are, and through which links they reach each other."""

@@ -1,0 +1,500 @@
+"""Every operator that reaches a device, with its tensors, arguments, phase and module."""
+
+import functools
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+)
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from perfmodel.errors import UntraceableModel
+from perfmodel.trace.liveness import LiveStorages, Place
+from perfmodel.units import Bytes
+from perfmodel.workload.operator import ELEMENT_BYTES, Phase, TensorSpec
+
+
+class ModulePaths:
+    """Follows which module runs; a node of the backward pass belongs to the module that made it."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self._paths = {module: path for path, module in root.named_modules()}
+        self._owners = {p: name.rpartition(".")[0] for name, p in root.named_parameters()}
+        self._stack: list[str] = []
+        self._of_node: dict[int, str] = {}
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Watch modules begin and end."""
+        begin = register_module_forward_pre_hook(self._begin)
+        end = register_module_forward_hook(self._end, always_call=True)
+        try:
+            yield
+        finally:
+            begin.remove()
+            end.remove()
+            self._stack.clear()
+            self._of_node.clear()
+
+    def forward(self) -> str:
+        """Path of the module that runs now; the node that autograd just made is noted as its own."""
+        path = self._stack[-1] if self._stack else ""
+        # The first operator after a node was made is the node's own; a later one may be another module's.
+        self._of_node.setdefault(torch.autograd._get_sequence_nr() - 1, path)  # type: ignore[attr-defined] # noqa: SLF001
+        return path
+
+    def backward(self) -> str:
+        """Path of the module whose gradient is computed now, or that is computed again."""
+        if self._stack:
+            return self.forward()
+        node: Any = torch._C._current_autograd_node()  # type: ignore[attr-defined] # noqa: SLF001
+        if node is None:
+            return ""
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, torch.Tensor):
+            return self._owners.get(variable, "")  # type: ignore[call-overload,no-any-return]
+        return self._of_node.get(node._sequence_nr(), "")  # noqa: SLF001
+
+    def _begin(self, module: nn.Module, _inputs: Any) -> None:
+        inherited = self._stack[-1] if self._stack else ""
+        self._stack.append(self._paths.get(module, inherited))
+
+    def _end(self, _module: nn.Module, _inputs: Any, _outputs: Any) -> None:
+        self._stack.pop()
+
+
+_ADD = torch.ops.aten.add.Tensor
+_ADD_IN_PLACE = torch.ops.aten.add_.Tensor
+#: Builds of older versions without CUDA lack it; there a part of a larger gradient counts as one of its own.
+_holders_of_storage = getattr(torch._C, "_storage_Use_Count", lambda _: 1)  # noqa: SLF001
+_IS_DENSE = torch.ops.aten.is_non_overlapping_and_dense.default
+
+
+def as_unwatched(func: OpOverload, args: tuple[Any, ...], least: tuple[int, int]) -> OpOverload:
+    """The operator that a backward pass calls when no mode watches.
+
+    Parameters
+    ----------
+    least
+        What ``least_holders`` says.
+
+    References
+    ----------
+    .. [1] ``can_accumulate_inplace`` in PyTorch's ``torch/csrc/autograd/input_buffer.cpp``.
+    """
+    if func is not _ADD or torch.is_grad_enabled() or not isinstance(args[1], Tensor):
+        return func
+    so_far, another = args[:2]
+    # Formulas of gradients that add two of their own results look the same, but there are few.
+    is_sum = so_far.shape == another.shape and so_far.dtype == another.dtype
+    if is_sum and _IS_DENSE(so_far) and _holders(so_far) == least:
+        return _ADD_IN_PLACE
+    return func
+
+
+def _holders(tensor: Tensor) -> tuple[int, int]:
+    """How many refer to a tensor and to its storage, those on the way here among them."""
+    storage = tensor.untyped_storage()
+    return int(tensor._use_count()), int(_holders_of_storage(storage._cdata))  # noqa: SLF001
+
+
+@functools.cache
+def least_holders() -> tuple[int, int]:
+    """How many refer to a sum that autograd alone holds, and to its storage.
+
+    Not to be asked first inside a backward pass, where nothing can be differentiated.
+    """
+    seen = _Holders()
+    with seen:
+        values = torch.zeros(1, device="cpu", requires_grad=True) * 1
+        (values.sin() + values.cos()).backward()  # type: ignore[no-untyped-call]
+    return seen.found
+
+
+class _Holders(TorchDispatchMode):
+    """Looks at the one sum of a backward pass."""
+
+    found = 0, 0
+    """Unless it was seen; then no sum is in place."""
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        if func is _ADD and not args[0].requires_grad:
+            self.found = _holders(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+_CONVOLUTION: Final = torch.ops.aten.convolution.default
+_CONVOLUTION_BACKWARD: Final = torch.ops.aten.convolution_backward.default
+#: Channels that a blocked layout rounds up to: the floats of one vector register.
+_BLOCK: Final = {"AVX512": 16}.get(torch.backends.cpu.get_cpu_capability(), 8)
+#: Below this many channels oneDNN reads images as they are.
+_PLAIN_CHANNELS: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvolutionSizes:
+    """Bytes of the tensors of one convolution, and of their copies in blocked layout."""
+
+    inputs: Bytes
+    weight: Bytes
+    outputs: Bytes
+    blocked_inputs: Bytes
+    """Zero if the kernel reads the inputs as they are."""
+    blocked_weight: Bytes
+    blocked_outputs: Bytes
+
+
+def forward_workspace_bytes(sizes: ConvolutionSizes) -> Bytes:
+    """Beyond the result: the copies while the kernel runs, then the result beside its copy. [B]"""
+    running = sizes.blocked_inputs + sizes.blocked_weight + sizes.blocked_outputs
+    leaving = sizes.blocked_outputs + sizes.outputs
+    return max(running, leaving) - sizes.outputs
+
+
+def backward_workspace_bytes(sizes: ConvolutionSizes, *, inputs_need_gradient: bool) -> Bytes:
+    """Beyond the gradients of inputs and weight, which are computed one after the other. [B]"""
+    done = sizes.inputs if inputs_need_gradient else 0
+    blocked_gradient = sizes.blocked_inputs or sizes.inputs
+    moments = [
+        done + sizes.blocked_outputs + sizes.blocked_inputs + sizes.blocked_weight,
+        done + sizes.blocked_weight + sizes.weight,
+    ]
+    if inputs_need_gradient:
+        moments += [
+            sizes.blocked_outputs + sizes.blocked_weight + blocked_gradient,
+            blocked_gradient + sizes.inputs,
+        ]
+    return max(0, max(moments) - done - sizes.weight)
+
+
+def workspace_bytes(func: Any, args: Sequence[Any]) -> Bytes:
+    """What the CPU kernel of an operator takes beyond its results; 0 where nothing is known. [B]"""
+    if func is _CONVOLUTION:
+        inputs, weight, _, *settings = args[:9]
+        outputs = _output_shape(inputs, weight, settings)
+        return _convolution_workspace(inputs, weight, outputs, settings, None)
+    if func is _CONVOLUTION_BACKWARD:
+        gradient, inputs, weight, _, *settings = args[:10]
+        return _convolution_workspace(inputs, weight, gradient.shape, settings, args[10][0])
+    return 0
+
+
+def _convolution_workspace(
+    inputs: Tensor,
+    weight: Tensor,
+    outputs: Sequence[int],
+    settings: Sequence[Any],
+    inputs_need_gradient: bool | None,  # noqa: FBT001 - None: forward
+) -> Bytes:
+    """Settings are stride, padding, dilation, transposed, output padding and groups."""
+    if inputs.device.type != "cpu" or inputs.dim() != 4:
+        return 0
+    if inputs.is_contiguous(memory_format=torch.channels_last) and not inputs.is_contiguous():
+        # The kernel works in place; the weight alone is copied.
+        return weight.nbytes
+    kind = torch._C._select_conv_backend(inputs, weight, None, *settings).name  # type: ignore[attr-defined] # noqa: SLF001
+    if kind == "Slow2d":
+        return _columns_bytes(inputs, weight, outputs, settings)
+    if not kind.startswith("Mkldnn"):
+        return 0
+    sizes = _sizes(inputs, weight, outputs)
+    if inputs_need_gradient is None:
+        return forward_workspace_bytes(sizes)
+    return backward_workspace_bytes(sizes, inputs_need_gradient=inputs_need_gradient)
+
+
+def _sizes(inputs: Tensor, weight: Tensor, outputs: Sequence[int]) -> ConvolutionSizes:
+    out_bytes = math.prod(outputs) * inputs.element_size()
+    plain = inputs.shape[1] < _PLAIN_CHANNELS
+    return ConvolutionSizes(
+        inputs=inputs.nbytes,
+        weight=weight.nbytes,
+        outputs=out_bytes,
+        blocked_inputs=0 if plain else _blocked(inputs.nbytes, inputs.shape[1]),
+        blocked_weight=weight.nbytes,
+        blocked_outputs=_blocked(out_bytes, outputs[1]),
+    )
+
+
+def _blocked(size_bytes: Bytes, channels: int) -> Bytes:
+    return size_bytes // channels * (math.ceil(channels / _BLOCK) * _BLOCK)
+
+
+def _columns_bytes(
+    inputs: Tensor, weight: Tensor, outputs: Sequence[int], settings: Sequence[Any]
+) -> Bytes:
+    """The matrix of patches of the unfolding kernel; a 1x1 kernel that moves by 1 needs none."""
+    stride, padding, *_ = settings
+    height, width = weight.shape[2:]
+    if (height, width) == (1, 1) and set(stride) == {1} and set(padding) == {0}:
+        return 0
+    positions = int(outputs[2]) * int(outputs[3])
+    patch = int(inputs.shape[1]) * int(height) * int(width)
+    return int(inputs.shape[0]) * patch * positions * inputs.element_size()
+
+
+def _output_shape(inputs: Tensor, weight: Tensor, settings: Sequence[Any]) -> tuple[int, ...]:
+    stride, padding, dilation, transposed, *_ = settings
+    if transposed or inputs.dim() != 4:
+        return tuple(inputs.shape)
+    spatial = (
+        (size + 2 * pad - hop * (kernel - 1) - 1) // step + 1
+        for size, kernel, step, pad, hop in zip(
+            inputs.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
+        )
+    )
+    return (inputs.shape[0], weight.shape[0], *spatial)
+
+
+_DEVICE_OF = torch.ops.prim.device.default
+_WEIGHT_OF_NORM = {
+    torch.ops.aten.native_batch_norm.default: 1,
+    torch.ops.aten.native_layer_norm.default: 2,
+}
+_DATA_ERRORS = (DataDependentOutputException, DynamicOutputShapeException)
+_NO_DATA = (
+    "asks for a value that only a real run has (control flow that depends on data); "
+    "replace it by a fixed choice for tracing, or trace a module without it"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RawOperator:
+    """An operator as seen at one micro-batch."""
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    arguments: str
+    mutated: tuple[int, ...]
+    view: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RawCall:
+    """One call of a raw operator."""
+
+    operator: RawOperator
+    phase: Phase
+    module: str
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Tensors among the arguments of one call."""
+
+    specs: list[TensorSpec] = field(default_factory=list)
+    positions: dict[int, int] = field(default_factory=dict)
+    """Of each tensor object in ``specs``."""
+
+
+class Recorder(TorchDispatchMode):
+    """Records while it is entered, and follows what is alive; ``phase`` is set from outside."""
+
+    def __init__(self, paths: ModulePaths) -> None:
+        super().__init__()
+        self.phase = Phase.FORWARD
+        self.num_phase_calls = 0
+        """Calls of the present phase so far."""
+        self.calls: list[RawCall] = []
+        self.module = ""
+        """Where the last operator was called."""
+        self.operator = ""
+        """Name of the last operator."""
+        self.running = False
+        """Whether that operator has not returned yet."""
+        self.live = LiveStorages()
+        self._paths = paths
+        self._least_holders = least_holders()
+        self._operators: dict[RawOperator, RawOperator] = {}
+        self._specs: dict[tuple[Any, ...], TensorSpec] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled while a step is traced: torch need not guard every call against it."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run an operator and note it."""
+        del types
+        keywords = kwargs or {}
+        if func is _DEVICE_OF:  # a question that only tensors without content dispatch
+            return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
+        if self.phase is Phase.BACKWARD:
+            func = as_unwatched(func, args, self._least_holders)
+        self.operator = str(func)
+        at_forward = self.phase is Phase.FORWARD
+        self.module = self._paths.forward() if at_forward else self._paths.backward()
+        seen = _Seen()
+        arguments = json.dumps(
+            [
+                [self._encoded(value, seen) for value in args],
+                {key: self._encoded(value, seen) for key, value in keywords.items()},
+            ]
+        )
+        mutated = _mutated(func, args, keywords, seen)
+        self.live.begin(
+            Place(phase=self.phase, module=self.module, operator=self.operator),
+            workspace_bytes(func, args),
+        )
+        self.running = True
+        try:
+            result = func(*args, **keywords)
+        except _DATA_ERRORS as error:
+            raise UntraceableModel(f"{self.place()}: {_NO_DATA}") from error
+        self.running = False
+        result = _mended(func, args, result)
+        fresh = _fresh(func, result)
+        outputs = tuple(self._spec(tensor) for tensor in fresh)
+        for tensor in fresh:
+            self.live.follow(tensor)
+        self.num_phase_calls += 1
+        self._note(
+            RawOperator(
+                self.operator, tuple(seen.specs), outputs, arguments, mutated, _aliases(func).view
+            )
+        )
+        return result
+
+    def begin(self, phase: Phase) -> None:
+        """What follows belongs to another phase."""
+        self.phase = phase
+        self.num_phase_calls = 0
+
+    def place(self) -> str:
+        """Module and operator where a trace is, for messages."""
+        return f"{self.where()}, operator {self.operator}"
+
+    def where(self) -> str:
+        """The module alone."""
+        return f"module {self.module!r}" if self.module else "the model's own forward or its loss"
+
+    def _note(self, operator: RawOperator) -> None:
+        known = self._operators.setdefault(operator, operator)
+        self.calls.append(RawCall(known, self.phase, self.module))
+
+    def _spec(self, tensor: Tensor) -> TensorSpec:
+        if tensor.layout is not torch.strided:
+            raise UntraceableModel(
+                f"{self.place()}: tensors must be dense, got layout {tensor.layout}; "
+                "use dense gradients (sparse=False)"
+            )
+        stride = None if tensor.is_contiguous() else tuple(tensor.stride())
+        key = (tuple(tensor.shape), tensor.dtype, stride)
+        spec = self._specs.get(key)
+        if spec is None:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            if dtype not in ELEMENT_BYTES:
+                raise UntraceableModel(f"{self.place()}: data type {dtype} is not known")
+            spec = TensorSpec(shape=tuple(int(n) for n in key[0]), dtype=dtype, stride=stride)
+            self._specs[key] = spec
+        return spec
+
+    def _encoded(self, value: Any, seen: _Seen) -> Any:
+        """An argument as JSON; tensors become positions."""
+        if isinstance(value, Tensor):
+            position = seen.positions.get(id(value))
+            if position is None:
+                position = len(seen.specs)
+                seen.positions[id(value)] = position
+                seen.specs.append(self._spec(value))
+            return {"tensor": position}
+        if isinstance(value, list | tuple):
+            return [self._encoded(item, seen) for item in value]
+        return _encoded_constant(value)
+
+
+def _encoded_constant(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {"device": value.type}
+    if isinstance(value, torch.layout):
+        return {"layout": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.memory_format):
+        return {"memory_format": str(value).removeprefix("torch.")}
+    return {"opaque": type(value).__name__}
+
+
+@dataclass(frozen=True, slots=True)
+class _Aliases:
+    """What the schema of an operator says about memory that it shares."""
+
+    written: tuple[tuple[int, str], ...]
+    """Position and name of the arguments that it writes."""
+    fresh: tuple[bool, ...]
+    """Of each result, whether it is something else than a written argument."""
+    view: bool
+    """Whether a result shares the memory of an argument that is not written."""
+
+
+@functools.cache
+def _aliases(func: OpOverload) -> _Aliases:
+    schema = func._schema  # noqa: SLF001
+    returned = [declared.alias_info for declared in schema.returns]
+    return _Aliases(
+        written=tuple(
+            (index, argument.name)
+            for index, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ),
+        fresh=tuple(alias is None or not alias.is_write for alias in returned),
+        view=any(alias is not None and not alias.is_write for alias in returned),
+    )
+
+
+def _mutated(
+    func: OpOverload, args: tuple[Any, ...], keywords: dict[str, Any], seen: _Seen
+) -> tuple[int, ...]:
+    """Positions of the tensors that the schema says are written."""
+    written: list[int] = []
+    for index, name in _aliases(func).written:
+        value = args[index] if index < len(args) else keywords.get(name)
+        values = value if isinstance(value, list | tuple) else [value]
+        written += [seen.positions[id(v)] for v in values if isinstance(v, Tensor)]
+    return tuple(dict.fromkeys(written))
+
+
+def _fresh(func: OpOverload, result: Any) -> list[Tensor]:
+    """Tensors that a call returns anew; those that it wrote in place are known already."""
+    declared = _aliases(func).fresh
+    values = result if isinstance(result, tuple) and len(declared) > 1 else (result,)
+    tensors: list[Tensor] = []
+    for fresh, value in zip(declared, values, strict=False):
+        if fresh:
+            items = value if isinstance(value, list | tuple) else (value,)
+            tensors += [item for item in items if isinstance(item, Tensor)]
+    return tensors
+
+
+def _mended(func: OpOverload, args: tuple[Any, ...], result: Any) -> Any:
+    """What the kernel returns, where the shape rules of torch say something else.
+
+    Under autocast the statistics of a normalisation have the type of its weight; torch's rules give
+    them the type of the batch.
+    """
+    position = _WEIGHT_OF_NORM.get(func)
+    if position is None or args[position] is None or args[position].dtype == result[1].dtype:
+        return result
+    return result[0], *(statistic.to(args[position].dtype) for statistic in result[1:])

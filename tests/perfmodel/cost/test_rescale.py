@@ -1,0 +1,298 @@
+"""Scaling to a device that is not present: laws, and sums by hand."""
+
+import functools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel.cost.memory import CONTEXT, step_memory
+from perfmodel.cost.operators import OperatorPrices
+from perfmodel.cost.rescaling import (
+    BETWEEN_GPUS_LOG_ERROR,
+    find_device,
+    rescaled_profile,
+    rescaled_s,
+    shipped_catalogue,
+)
+from perfmodel.documents.hardware import DataSheet
+from perfmodel.documents.prediction import Evidence
+from perfmodel.documents.profile import DeviceRates, OperatorProfile, ProfileDocument, Rescaling
+from perfmodel.errors import CalibrationUnavailable, UsageError
+from perfmodel.layout.setting import Setting, scaled_settings
+from perfmodel.machine.cluster import Cluster, Tier
+from perfmodel.predictor import Predictor, caveats
+from perfmodel.workload.operator import Operator, Phase, TensorSpec
+from tests.perfmodel.cli.test_memory_command import document as remembered
+from tests.perfmodel.operators import (
+    BYTES_PER_S,
+    FLOP_PER_S,
+    addition,
+    matmul,
+    operator,
+    prices_of_the_made_up_machine,
+)
+from tests.perfmodel.profiles import Machine, profile
+from tests.perfmodel.traces import WORKLOAD, traced
+
+START_S = 3e-6
+A = DeviceRates(name="A", flop_per_s={"fp32": FLOP_PER_S}, bytes_per_s=BYTES_PER_S)
+
+
+def rates(flop: float, memory: float) -> DeviceRates:
+    """A device so many times as fast as A."""
+    return DeviceRates(
+        name="B", flop_per_s={"fp32": FLOP_PER_S * flop}, bytes_per_s=BYTES_PER_S * memory
+    )
+
+
+def rescaling(target: DeviceRates) -> Rescaling:
+    return Rescaling(
+        source=A,
+        target=target,
+        start_s=START_S,
+        log_error=0.2,
+        notes=("note",),
+        notes_on_groups=("group",),
+        device_kind="cpu",
+    )
+
+
+def moved_bytes(called: Operator) -> int:
+    return called.read_bytes + called.written_bytes
+
+
+def bound_s(called: Operator, device: DeviceRates) -> float:
+    return max(called.flop / device.flop_per_s["fp32"], moved_bytes(called) / device.bytes_per_s)
+
+
+def scaled_s(time_s: float, called: Operator, target: DeviceRates) -> float:
+    return rescaled_s(time_s, called, rescaling(target), shortest_s=0.0)
+
+
+factors = st.floats(0.05, 50.0)
+sizes = st.integers(1, 3000)
+operators = st.one_of(
+    st.builds(matmul, sizes, sizes, sizes), st.builds(addition, st.integers(1, 10**8))
+)
+#: Over the bound of A: nothing is faster than its own device.
+slowness = st.floats(1.0, 30.0)
+
+
+def test_what_binds_is_scaled_and_the_start_stays() -> None:
+    product, stream = matmul(1000, 1000, 1000), addition(10**6)
+    assert bound_s(product, A) == 2e9 / FLOP_PER_S == 0.02
+    assert scaled_s(0.025, product, rates(10, 2)) == pytest.approx(START_S + (0.025 - START_S) / 10)
+    assert bound_s(stream, A) == 12e6 / BYTES_PER_S == 1.2e-3
+    assert scaled_s(2e-3, stream, rates(10, 2)) == pytest.approx(START_S + (2e-3 - START_S) / 2)
+    # Twelve megabytes now bind the product: 1.2 ms instead of 20 ms / 100.
+    assert scaled_s(0.025, product, rates(100, 1)) == pytest.approx(
+        START_S + (0.025 - START_S) * 1.2e-3 / 0.02
+    )
+
+
+@given(called=operators, slow=slowness)
+def test_scaling_to_the_same_data_sheet_changes_nothing(called: Operator, slow: float) -> None:
+    time_s = bound_s(called, A) * slow
+    assert scaled_s(time_s, called, rates(1.0, 1.0)) == pytest.approx(time_s)
+
+
+@given(called=operators, slow=slowness, flop=factors, memory=factors, more=st.floats(1.0, 10.0))
+def test_a_better_device_is_never_slower(
+    called: Operator, slow: float, flop: float, memory: float, more: float
+) -> None:
+    time_s = bound_s(called, A) * slow
+    before_s = scaled_s(time_s, called, rates(flop, memory))
+    for better in (rates(flop * more, memory), rates(flop, memory * more)):
+        assert scaled_s(time_s, called, better) <= before_s * (1 + 1e-12)
+
+
+@given(called=operators, slow=slowness, flop=factors, memory=factors)
+def test_nothing_beats_the_targets_data_sheet_or_the_start_of_a_call(
+    called: Operator, slow: float, flop: float, memory: float
+) -> None:
+    target = rates(flop, memory)
+    time_s = bound_s(called, A) * slow
+    found_s = scaled_s(time_s, called, target)
+    assert called.flop / found_s <= target.flop_per_s["fp32"] * (1 + 1e-9)
+    assert moved_bytes(called) / found_s <= target.bytes_per_s * (1 + 1e-9)
+    assert found_s >= min(time_s, START_S) * (1 - 1e-9)
+
+
+def test_without_a_time_of_its_own_the_start_is_the_shortest_call_of_the_family() -> None:
+    on_gpu = rescaling(rates(1e6, 1e6)).model_copy(update={"start_s": None})
+    assert rescaled_s(1e-3, addition(10), on_gpu, shortest_s=4e-6) == pytest.approx(4e-6, rel=1e-2)
+
+
+def half(called: Operator) -> Operator:
+    """The same product in bf16."""
+    specs = tuple(TensorSpec(shape=s.shape, dtype="bfloat16") for s in called.inputs)
+    return operator(called.name, specs, specs[:1])
+
+
+def test_a_type_that_the_data_sheet_lacks_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"A must have a rate for bf16 .*got fp32"):
+        scaled_s(1.0, half(matmul(8, 8, 8)), A)
+
+
+def sheet(name: str, **changes: object) -> DataSheet:
+    figures: dict[str, object] = {
+        "id": name,
+        "name": name,
+        "vendor": "NVIDIA",
+        "kind": "cuda",
+        "architecture": "",
+        "form": "",
+        "memory": {"value": "1GiB", "source": "s"},
+        "bandwidth": {"value": "1TB/s", "source": "s"},
+        "peaks": {"fp32": {"value": "10TFLOP/s", "source": "s"}},
+    }
+    return DataSheet.model_validate(figures | changes)
+
+
+@functools.cache
+def priced() -> OperatorProfile:
+    return prices_of_the_made_up_machine()
+
+
+def calibrated(device_name: str = "synthetic", **changes: object) -> ProfileDocument:
+    return profile(Machine(dispatch_s=START_S, residual=0.05)).model_copy(
+        update={"operators": priced(), "device_name": device_name, **changes}
+    )
+
+
+def test_measured_peaks_stand_for_the_data_sheet_of_a_device_without_one() -> None:
+    found = rescaled_profile(calibrated(), sheet("faster"), shipped_catalogue())
+    assert found.rescaling is not None
+    assert found.rescaling.source.flop_per_s["fp32"] == priced().peak_flop_per_s
+    assert found.rescaling.source.bytes_per_s == priced().peak_bytes_per_s
+    assert any("its measured peaks stand for a data sheet" in n for n in found.rescaling.notes)
+    before, after = (
+        OperatorPrices(operators).price([addition(10**6)], Phase.FORWARD)[0].time_s
+        for operators in (priced(), found.operators)
+        if operators is not None
+    )
+    ratio = priced().peak_bytes_per_s / 1e12
+    assert after == pytest.approx(START_S + (before - START_S) * ratio)
+
+
+def test_a_calibrated_device_is_left_as_it_is() -> None:
+    machine = calibrated("NVIDIA H100 80GB HBM3")
+    catalogue = shipped_catalogue()
+    assert rescaled_profile(machine, find_device("h100-sxm", catalogue), catalogue) is machine
+
+
+def test_memory_is_taken_by_the_framework_of_the_device_that_is_asked_about() -> None:
+    """Whatever is timed stays of the kind that was calibrated; a step fits into the other device."""
+    machine, catalogue = calibrated(), shipped_catalogue()
+    found = rescaled_profile(machine, find_device("h100-sxm", catalogue), catalogue)
+    assert (machine.device_kind, machine.memory_kind) == ("cpu", "cpu")
+    assert (found.device_kind, found.memory_kind) == ("cpu", "cuda")
+    one = Setting(workload="light", world_size=1, micro_batch=8)
+    here, there = (
+        step_memory(remembered(), one, device_kind=m.memory_kind) for m in (machine, found)
+    )
+    assert here is not None
+    assert there is not None
+    assert there.parts[CONTEXT] > here.parts[CONTEXT]
+    assert there.moment == here.moment
+
+
+def test_links_scale_collectives_where_both_are_known() -> None:
+    catalogue = shipped_catalogue()
+    machine = calibrated("NVIDIA A100-SXM4-80GB", backend="nccl")
+    found = rescaled_profile(machine, find_device("h100-sxm", catalogue), catalogue)
+    for before, after in zip(
+        machine.collectives[0].points, found.collectives[0].points, strict=True
+    ):
+        start_s = machine.collectives[0].points[0].time_s
+        assert after.time_s == pytest.approx(start_s + (before.time_s - start_s) / 1.5)
+    assert found.rescaling is not None
+    assert found.rescaling.log_error == BETWEEN_GPUS_LOG_ERROR
+    assert "1.5 times the rate" in found.rescaling.notes_on_groups[0]
+
+
+def test_communication_of_unknown_links_stays_and_says_so() -> None:
+    found = rescaled_profile(calibrated(), sheet("faster"), shipped_catalogue())
+    assert found.collectives == calibrated().collectives
+    assert found.rescaling is not None
+    assert "no ratio of links is known" in found.rescaling.notes_on_groups[0]
+
+
+def test_convolutions_of_nvidia_run_in_tf32_by_default() -> None:
+    catalogue = shipped_catalogue()
+    machine = calibrated("NVIDIA A100-SXM4-80GB")
+    found = rescaled_profile(machine, find_device("h100-sxm", catalogue), catalogue).rescaling
+    assert found is not None
+    assert found.source.flop_per_s["convolution fp32"] == 156e12
+    assert found.target.flop_per_s["fp32"] == 67e12
+
+
+def test_what_cannot_be_scaled_is_refused() -> None:
+    catalogue = shipped_catalogue()
+    without = calibrated().model_copy(update={"operators": None})
+    with pytest.raises(CalibrationUnavailable, match="must hold prices of operators"):
+        rescaled_profile(without, sheet("faster"), catalogue)
+    with pytest.raises(UsageError, match="must give a memory bandwidth"):
+        rescaled_profile(calibrated(), sheet("faster", bandwidth=None), catalogue)
+    found = Predictor(rescaled_profile(calibrated(), sheet("faster"), catalogue))
+    with pytest.raises(UsageError, match="perfmodel trace heavy"):
+        found.workload("heavy")
+
+
+def test_a_prediction_for_an_absent_device_is_faster_wider_and_says_so() -> None:
+    catalogue = shipped_catalogue()
+    machine = calibrated()
+    scaled = rescaled_profile(machine, sheet("faster"), catalogue)
+    found = {}
+    for name, document in (("present", machine), ("absent", scaled)):
+        predictor = Predictor(document)
+        workload = predictor.workload(WORKLOAD, traced())
+        (setting,) = scaled_settings(workload.workload.name, [1], scaling="weak", batch=64)
+        step = predictor.step(workload, setting)
+        found[name] = (
+            predictor.point(step, baseline=step),
+            caveats(document, [predictor.point(step, baseline=step)], workload=workload),
+        )
+    (present, _), (absent, said) = found["present"], found["absent"]
+    assert absent.step_s.p50 < present.step_s.p50
+    assert absent.step_s.p95 / absent.step_s.p5 > 4 * present.step_s.p95 / present.step_s.p5
+    assert absent.evidence["compute"] is Evidence.ASSUMED
+    assert any("nothing was run on faster" in caveat for caveat in said)
+
+
+NODE = Tier(name="node", of="device", count=8, link_bytes_per_s=1e9, latency_s=1e-5)
+
+
+@pytest.mark.parametrize("cluster", [None, Cluster(name="one", tiers=(NODE,))])
+def test_whose_links_are_meant_is_said_of_groups_also_on_a_cluster(
+    cluster: Cluster | None,
+) -> None:
+    scaled = rescaled_profile(calibrated(), sheet("faster"), shipped_catalogue())
+    assert scaled.rescaling is not None
+    predictor = Predictor(scaled, cluster=cluster)
+    workload = predictor.workload(WORKLOAD, traced())
+    steps = [
+        predictor.step(workload, setting)
+        for setting in scaled_settings(workload.workload.name, [1, 2], scaling="weak", batch=64)
+    ]
+    points = [predictor.point(step, baseline=steps[0]) for step in steps]
+    alone, together = (
+        caveats(scaled, found, workload=workload, cluster=cluster) for found in (points[:1], points)
+    )
+    (note,) = scaled.rescaling.notes_on_groups
+    assert note in together
+    assert note not in alone
+
+
+def test_what_a_host_saves_per_call_is_not_saved_by_another_device() -> None:
+    """Neither a constant below zero beside the curves nor such an overhead makes it faster."""
+    alone = prices_of_the_made_up_machine().model_copy(
+        update={"rescaling": rescaling(rates(2.0, 2.0))}
+    )
+    step = traced().at(micro_batch=4)
+    overhead = alone.overhead.model_copy(update={"forward_s": -1e-6, "backward_s": -1e-6})
+    hasty = alone.model_copy(update={"curve_call_s": -1e-6, "overhead": overhead})
+    expected, found = (OperatorPrices(of, use_measured=False).step(step) for of in (alone, hasty))
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        assert found[phase].time_s == expected[phase].time_s

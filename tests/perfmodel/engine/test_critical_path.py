@@ -1,0 +1,67 @@
+"""Which operations a step waited for."""
+
+import numpy as np
+import pytest
+
+from perfmodel.engine.critical_path import critical_path, time_by_cause
+from perfmodel.engine.simulate import simulate
+from perfmodel.step.program import Cause, Interference, Operation, StepProgram, Stream
+
+
+def operation(stream: Stream, cause: Cause, *after: int) -> Operation:
+    return Operation(name=cause.value, stream=stream, cause=cause, after=after)
+
+
+#: The all-reduce runs beside the backward pass; the optimizer waits for both.
+PROGRAM = StepProgram(
+    (
+        operation(Stream.COMPUTE, Cause.FORWARD),
+        operation(Stream.COMPUTE, Cause.BACKWARD),
+        operation(Stream.COMM, Cause.ALL_REDUCE, 0),
+        operation(Stream.COMPUTE, Cause.OPTIMIZER, 2),
+    )
+)
+
+
+def test_the_path_goes_through_what_ended_last() -> None:
+    """Forward 2, then backward 3 beside all-reduce 4: ends 2, 5, 6; the optimizer ends at 7."""
+    trace = simulate(PROGRAM, np.array([[2.0, 3.0, 4.0, 1.0]]))
+    assert critical_path(trace) == (0, 2, 3)
+    assert time_by_cause(trace) == pytest.approx(
+        {Cause.FORWARD: 2.0, Cause.ALL_REDUCE: 4.0, Cause.OPTIMIZER: 1.0}
+    )
+
+
+def test_hidden_communication_takes_no_time() -> None:
+    """Backward 5 beside all-reduce 4: 2 + 5 + 1 = 8."""
+    trace = simulate(PROGRAM, np.array([[2.0, 5.0, 4.0, 1.0]]))
+    assert critical_path(trace) == (0, 1, 3)
+    assert time_by_cause(trace) == pytest.approx(
+        {Cause.FORWARD: 2.0, Cause.BACKWARD: 5.0, Cause.OPTIMIZER: 1.0}
+    )
+
+
+def test_operations_of_no_length_are_not_a_cause() -> None:
+    trace = simulate(PROGRAM, np.array([[2.0, 0.0, 4.0, 0.0]]))
+    assert set(time_by_cause(trace)) == {Cause.FORWARD, Cause.ALL_REDUCE}
+
+
+def test_causes_sum_to_the_step_where_both_sides_slow_each_other() -> None:
+    """Both at half speed: backward 3 ends at 2 + 6 = 8, when 3 of the all-reduce's 4 are done.
+
+    The last one takes 1 alone: it ends at 9, the optimizer at 10.
+    """
+    half = Interference(compute_speed=0.5, comm_speed=0.5)
+    trace = simulate(PROGRAM, np.array([[2.0, 3.0, 4.0, 1.0]]), interference=half)
+    causes = time_by_cause(trace)
+    assert causes == pytest.approx(
+        {Cause.FORWARD: 2.0, Cause.ALL_REDUCE: 7.0, Cause.OPTIMIZER: 1.0}
+    )
+    assert sum(causes.values()) == pytest.approx(trace.step_s) == pytest.approx(10.0)
+
+
+def test_every_rank_has_a_path_of_its_own() -> None:
+    """Rank 1's forward takes 4: rank 0 waits for the all-reduce from 4 to 8."""
+    trace = simulate(PROGRAM, np.array([[2.0, 3.0, 4.0, 1.0], [4.0, 3.0, 4.0, 1.0]]))
+    assert time_by_cause(trace, rank=1)[Cause.FORWARD] == pytest.approx(4.0)
+    assert time_by_cause(trace, rank=0)[Cause.ALL_REDUCE] == pytest.approx(6.0)

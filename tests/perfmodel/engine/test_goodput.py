@@ -1,0 +1,110 @@
+"""Closed forms of jobs that fail."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from scipy.optimize import minimize_scalar
+
+from perfmodel.engine.job import FailureCause, Job
+from perfmodel.engine.job_algebra import (
+    best_interval_s,
+    daly_interval_s,
+    expected_elapsed_s,
+    expected_stops,
+    young_interval_s,
+)
+
+HOUR_S = 3600.0
+JOB = Job(
+    devices=1,
+    work_s=1000.0,
+    checkpoint_interval_s=100.0,
+    checkpoint_write_s=10.0,
+    causes=(FailureCause(name="any", mtbf_device_s=1000.0),),
+)
+
+
+def test_youngs_interval_by_hand() -> None:
+    """A write of 5 minutes, a stop per day: sqrt(2 * 300 * 86,400) = 7,200 s."""
+    assert young_interval_s(write_s=300, mtbf_s=86_400) == pytest.approx(7200)
+
+
+def test_dalys_interval_by_hand() -> None:
+    """write / (2 mtbf) = 0.01: 0.2 mtbf (1 + 0.1 / 3 + 0.01 / 9) - 0.02 mtbf = 0.186889 mtbf."""
+    assert daly_interval_s(write_s=20, mtbf_s=1000) == pytest.approx(186.889, abs=1e-3)
+    assert daly_interval_s(write_s=2000, mtbf_s=1000) == 1000
+
+
+@pytest.mark.parametrize("share", [1e-9, 1e-6, 1e-3, 0.1, 1.0, 5.0])
+def test_the_exact_interval_is_where_a_search_finds_the_least_cost(share: float) -> None:
+    found = minimize_scalar(
+        lambda log_x: math.log(math.expm1(math.exp(log_x) + share)) - log_x,
+        bounds=(math.log(share) - 8, 3),
+        method="bounded",
+        options={"xatol": 1e-10},
+    )
+    best = best_interval_s(write_s=share * HOUR_S, mtbf_s=HOUR_S) / HOUR_S
+    assert best == pytest.approx(math.exp(found.x), rel=1e-3)
+
+
+@pytest.mark.parametrize("share", [1e-8, 1e-4, 0.01, 0.1, 0.5])
+def test_daly_is_within_two_per_cent_of_the_best_cost(share: float) -> None:
+    def cost(interval_s: float) -> float:
+        return expected_elapsed_s(
+            replace(
+                JOB,
+                work_s=1000 * interval_s,
+                checkpoint_interval_s=interval_s,
+                checkpoint_write_s=1000 * share,
+            )
+        ) / (1000 * interval_s)
+
+    best = cost(best_interval_s(write_s=1000 * share, mtbf_s=1000))
+    assert best <= cost(daly_interval_s(write_s=1000 * share, mtbf_s=1000)) <= 1.02 * best
+
+
+def test_the_mean_end_by_hand() -> None:
+    """Ten segments of 110 s, a mean of 1,000 s: 10 * 1000 (exp(0.11) - 1) = 1162.78 s."""
+    assert expected_elapsed_s(JOB) == pytest.approx(1162.78, abs=0.01)
+    assert expected_stops(JOB) == pytest.approx(1.16278, abs=1e-5)
+    slow = replace(JOB, detection_s=40.0, restart_s=60.0)
+    assert expected_elapsed_s(slow) == pytest.approx(1162.78 * math.exp(0.1), abs=0.02)
+
+
+def test_a_last_segment_may_be_short() -> None:
+    """50 s of work are one segment of 60 s."""
+    short = replace(JOB, work_s=50.0)
+    assert expected_elapsed_s(short) == pytest.approx(1000 * math.expm1(0.06))
+
+
+def test_nothing_fails() -> None:
+    quiet = replace(JOB, causes=())
+    assert expected_elapsed_s(quiet) == 1100
+    assert expected_stops(quiet) == 0
+    assert best_interval_s(write_s=1, mtbf_s=math.inf) == math.inf
+    assert daly_interval_s(write_s=1, mtbf_s=math.inf) == math.inf
+
+
+def test_a_hopeless_job_never_ends() -> None:
+    assert expected_elapsed_s(replace(JOB, devices=10**9)) == math.inf
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"maintenance_every_s": 500.0},
+        {"spares": 2, "replacement_s": 10.0},
+    ],
+)
+def test_beyond_the_formula_there_is_no_answer(change: dict[str, float]) -> None:
+    taking = FailureCause(name="any", mtbf_device_s=1000.0, takes_node=True)
+    with pytest.raises(ValueError, match="the closed form"):
+        expected_elapsed_s(replace(JOB, causes=(taking,), **change))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("write_s", "mtbf_s"), [(-1, 10), (math.nan, 10), (1, 0), (1, -5)])
+def test_times_that_make_no_sense_are_refused(write_s: float, mtbf_s: float) -> None:
+    for formula in (young_interval_s, daly_interval_s, best_interval_s):
+        with pytest.raises(ValueError, match="must be finite and >"):
+            formula(write_s=write_s, mtbf_s=mtbf_s)

@@ -1,0 +1,204 @@
+"""The course of a job, by hand and against closed forms."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from simpy import Environment
+
+from perfmodel.engine.job import FailureCause, Job
+from perfmodel.engine.job_algebra import expected_elapsed_s, expected_stops
+from perfmodel.engine.simulate_job import Activity, JobRun, _Course, simulate_job
+
+#: Failures that a test places itself: one device, a mean of one second.
+STRUCK = FailureCause(name="struck", mtbf_device_s=1.0)
+
+
+class Luck:
+    """Random numbers that are known beforehand."""
+
+    def __init__(self, times_to_failure_s: Sequence[float]) -> None:
+        self._left = [*times_to_failure_s, math.inf]
+
+    def standard_exponential(self) -> float:
+        return self._left.pop(0)
+
+    def random(self) -> float:
+        return 0.5
+
+
+def played(job: Job, *times_to_failure_s: float) -> tuple[float, dict[str, float], int]:
+    """End, what took time, failures."""
+    env = Environment()
+    luck: object = Luck(times_to_failure_s)
+    course = _Course(env, job, luck, 1.0)  # type: ignore[arg-type]
+    env.run(env.process(course.run()))
+    spent = {activity.value: value for activity, value in course.spent_s.items() if value}
+    return env.now, spent, sum(course.stops.values())
+
+
+SHORT = Job(
+    devices=1,
+    work_s=25.0,
+    checkpoint_interval_s=10.0,
+    checkpoint_write_s=1.0,
+    causes=(STRUCK,),
+    detection_s=2.0,
+    restart_s=3.0,
+)
+
+
+def test_without_failures_a_job_works_and_saves() -> None:
+    """10 + 1, 10 + 1, 5 + 1."""
+    assert played(SHORT) == (28.0, {"work": 25.0, "checkpoint": 3.0}, 0)
+
+
+def test_a_failure_costs_what_was_not_saved_and_the_way_back() -> None:
+    """Struck at 15: 4 s since the checkpoint at 11 are lost; 2 + 3 s later 15 s of work are left."""
+    spent = {"work": 25.0, "checkpoint": 3.0, "lost": 4.0, "detection": 2.0, "restart": 3.0}
+    assert played(SHORT, 15.0) == (37.0, spent, 1)
+
+
+def test_a_half_written_checkpoint_is_worth_nothing() -> None:
+    """Struck at 10.5, within the first write: everything is lost."""
+    end_s, spent, _ = played(SHORT, 10.5)
+    assert spent["lost"] == 10.5
+    assert end_s == 10.5 + 5 + 28
+
+
+def test_a_failure_on_the_way_back_starts_it_over() -> None:
+    """Struck at 15 and 4 s later, 2 s into the restart: 4 + 5 s until work goes on."""
+    end_s, spent, failures = played(SHORT, 15.0, 4.0)
+    assert (end_s, failures) == (41.0, 2)
+    assert (spent["detection"], spent["restart"]) == (4.0, 5.0)
+
+
+def test_without_a_spare_the_job_waits_until_the_node_is_replaced() -> None:
+    """Struck at 5 and again 6 s of work and recovery later; each node takes 100 s from its detection."""
+    taking = replace(STRUCK, takes_node=True)
+    job = replace(SHORT, causes=(taking,), spares=0, replacement_s=100.0)
+    end_s, spent, _ = played(job, 5.0)
+    assert spent["waiting"] == 100.0
+    assert end_s == 5 + 2 + 100 + 3 + 28
+    with_one = replace(job, spares=1)
+    assert "waiting" not in played(with_one, 5.0)[1]
+    # the second node is detected at 5 + 6 + 2 = 13, the first one is back at 5 + 2 + 100 = 107
+    assert played(with_one, 5.0, 6.0)[1]["waiting"] == 107.0 - 13.0
+
+
+def test_two_nodes_that_fail_together_are_replaced_side_by_side() -> None:
+    """Struck at 5, and 1 s later while nobody has noticed: both are found at 8 and back at 108."""
+    taking = replace(STRUCK, takes_node=True)
+    job = replace(SHORT, causes=(taking,), spares=0, replacement_s=100.0)
+    end_s, spent, failures = played(job, 5.0, 1.0)
+    assert failures == 2
+    assert spent["waiting"] == 100.0
+    assert end_s == 108 + 3 + 28
+
+
+def test_a_planned_stop_saves_first() -> None:
+    """At 15 s 4 s are unsaved: 1 s of writing, 7 s of maintenance, 3 s of restart; then 10 + 1 and 1 + 1.
+
+    The next stop is due at 30, the end is at 39: at 30 the job has worked 4 s again.
+    """
+    job = replace(SHORT, maintenance_every_s=15.0, maintenance_s=7.0)
+    # 16 saved 14; 26 on; 30 due, 4 s worked, 31 saved 18; 41 on; 45 due, 46 saved 22; 56 on; 59 + 1
+    assert played(job)[0] == 60.0
+    assert played(job)[1] == {
+        "work": 25.0,
+        "checkpoint": 5.0,
+        "maintenance": 21.0,
+        "restart": 9.0,
+    }
+
+
+def courses(job: Job, count: int = 300) -> list[JobRun]:
+    return [simulate_job(job, seed=[7, replica]) for replica in range(count)]
+
+
+def mean(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and its standard error."""
+    return float(np.mean(values)), float(np.std(values, ddof=1) / math.sqrt(len(values)))
+
+
+ANY = FailureCause(name="any", mtbf_device_s=1e6)
+LONG = Job(
+    devices=100,
+    work_s=1e6,
+    checkpoint_interval_s=1300.0,
+    checkpoint_write_s=90.0,
+    causes=(ANY,),
+    detection_s=300.0,
+    restart_s=900.0,
+)
+
+
+@pytest.mark.parametrize("interval_s", [300.0, 1300.0, 8000.0])
+@pytest.mark.parametrize("write_s", [10.0, 400.0])
+def test_the_mean_end_is_that_of_dalys_complete_model(interval_s: float, write_s: float) -> None:
+    """Within four standard errors, and within 2 %."""
+    job = replace(LONG, checkpoint_interval_s=interval_s, checkpoint_write_s=write_s)
+    runs = courses(job)
+    end_s, error_s = mean([run.elapsed_s for run in runs])
+    assert end_s == pytest.approx(expected_elapsed_s(job), abs=4 * error_s)
+    assert end_s == pytest.approx(expected_elapsed_s(job), rel=0.02)
+    stops, stops_error = mean([run.unplanned_stops for run in runs])
+    assert stops == pytest.approx(expected_stops(job), abs=4 * stops_error)
+
+
+def test_without_spares_every_stop_waits_as_the_closed_form_says() -> None:
+    taking = replace(ANY, takes_node=True)
+    job = replace(LONG, causes=(taking,), spares=0, replacement_s=5000.0)
+    end_s, error_s = mean([run.elapsed_s for run in courses(job)])
+    assert end_s == pytest.approx(expected_elapsed_s(job), abs=4 * error_s)
+
+
+@pytest.mark.parametrize(("spares", "waiting"), [(0, 2 / 3), (1, 2 / 5), (3, 2 / 21)])
+def test_waiting_for_spares_is_erlangs_loss_formula(spares: int, waiting: float) -> None:
+    """Two nodes are under replacement on average; Erlang B(2; 1, 2, 4 lines) = 2/3, 2/5, 2/21."""
+    taking = replace(ANY, takes_node=True)
+    job = replace(LONG, causes=(taking,), detection_s=0.0, spares=spares, replacement_s=2e4)
+    runs = courses(job, 100)
+    waited_s = sum(run.spent_s[Activity.WAITING] for run in runs)
+    assert waited_s / sum(run.elapsed_s for run in runs) == pytest.approx(waiting, rel=0.05)
+
+
+def test_causes_strike_in_proportion_to_their_rates() -> None:
+    rare = FailureCause(name="rare", mtbf_device_s=4e6)
+    runs = courses(replace(LONG, causes=(ANY, rare)), 100)
+    often, seldom = (sum(run.stops[name] for run in runs) for name in ("any", "rare"))
+    assert often / seldom == pytest.approx(4, rel=0.1)
+
+
+def test_the_same_seed_gives_the_same_course() -> None:
+    assert simulate_job(LONG, seed=3) == simulate_job(LONG, seed=3)
+    assert simulate_job(LONG, seed=3) != simulate_job(LONG, seed=4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"devices": 0}, "devices must be >= 1"),
+        ({"work_s": 0.0}, "work_s must be finite and > 0"),
+        ({"checkpoint_interval_s": math.inf}, "checkpoint_interval_s must be finite and > 0"),
+        ({"restart_s": -1.0}, "restart_s must be finite and >= 0"),
+        ({"detection_s": math.nan}, "detection_s must be finite and >= 0"),
+        ({"spares": -1}, "spares must be >= 0"),
+        ({"causes": (ANY, ANY)}, "causes must have different names"),
+        ({"maintenance_every_s": 10.0, "maintenance_s": 10.0}, "must be < maintenance_every_s"),
+        (
+            {"maintenance_every_s": 10.0, "checkpoint_write_s": 10.0},
+            "must be < maintenance_every_s",
+        ),
+    ],
+)
+def test_a_job_that_makes_no_sense_is_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(LONG, **change)  # type: ignore[arg-type]
+
+
+def test_a_cause_that_strikes_at_once_is_refused() -> None:
+    with pytest.raises(ValueError, match="mtbf_device_s of cause 'dead' must be finite and > 0"):
+        FailureCause(name="dead", mtbf_device_s=0.0)

@@ -1,0 +1,79 @@
+"""Recursions that a reader can redo by hand."""
+
+import numpy as np
+import pytest
+
+from perfmodel.engine import algebra as max_plus
+from perfmodel.engine.algebra import end_times, step_times
+from perfmodel.step.program import Cause, Operation, StepProgram, Stream
+
+
+def operation(stream: Stream, *after: int) -> Operation:
+    return Operation(name="some", stream=stream, cause=Cause.BACKWARD, after=after)
+
+
+TWO_BUCKETS = StepProgram(
+    (
+        operation(Stream.COMPUTE),
+        operation(Stream.COMPUTE),
+        operation(Stream.COMM, 1),
+        operation(Stream.COMPUTE),
+        operation(Stream.COMM, 3),
+        operation(Stream.COMPUTE, 2, 4),
+    )
+)
+
+
+def test_an_end_is_the_latest_awaited_end_plus_the_duration() -> None:
+    """Compute 2, 2 + 3 = 5, 5 + 4 = 9; collectives 5 + 5 = 10, max(9, 10) + 1 = 11; last 11 + 1."""
+    ends_s = end_times(TWO_BUCKETS, [2, 3, 5, 4, 1, 1])
+    assert ends_s.tolist() == [2, 5, 10, 9, 11, 12]
+    assert float(step_times(TWO_BUCKETS, [2, 3, 5, 4, 1, 1])) == 12
+
+
+def test_a_step_ends_with_the_last_operation_of_any_stream() -> None:
+    program = StepProgram(
+        (operation(Stream.HOST), operation(Stream.COMPUTE), operation(Stream.COMM))
+    )
+    durations_s = [[1, 3, 3], [2, 5, 1], [4, 4, 4]]
+    assert step_times(program, durations_s).tolist() == [4, 5, 4]
+
+
+def test_a_batch_of_any_shape_is_evaluated_draw_by_draw() -> None:
+    durations_s = np.random.default_rng(0).uniform(size=(6, 3, 4))
+    ends_s = end_times(TWO_BUCKETS, durations_s)
+    assert ends_s.shape == (6, 3, 4)
+    assert np.array_equal(ends_s[:, 2, 1], end_times(TWO_BUCKETS, durations_s[:, 2, 1]))
+    assert np.array_equal(step_times(TWO_BUCKETS, durations_s), ends_s.max(axis=0))
+
+
+def test_an_empty_batch_is_an_empty_answer() -> None:
+    assert step_times(TWO_BUCKETS, np.ones((6, 0))).shape == (0,)
+    assert end_times(TWO_BUCKETS, np.ones((6, 0))).shape == (6, 0)
+
+
+def test_chunks_join_without_a_seam() -> None:
+    durations_s = np.random.default_rng(1).uniform(size=(6, max_plus.CHUNK + 3))
+    ends_s = end_times(TWO_BUCKETS, durations_s)
+    for draw in (0, max_plus.CHUNK - 1, max_plus.CHUNK, max_plus.CHUNK + 2):
+        assert np.array_equal(ends_s[:, draw], end_times(TWO_BUCKETS, durations_s[:, draw]))
+    assert np.array_equal(step_times(TWO_BUCKETS, durations_s), ends_s.max(axis=0))
+
+
+def test_durations_are_left_untouched() -> None:
+    durations_s = np.ones((6, 5))
+    step_times(TWO_BUCKETS, durations_s)
+    end_times(TWO_BUCKETS, durations_s)
+    assert np.array_equal(durations_s, np.ones((6, 5)))
+
+
+def test_an_unknown_duration_makes_an_unknown_step() -> None:
+    assert np.isnan(step_times(TWO_BUCKETS, [2, 3, np.nan, 4, 1, 1]))
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (5, 6)])
+def test_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"must have shape \(num_operations = 6, \*batch\)"):
+        step_times(TWO_BUCKETS, np.ones(shape))
+    with pytest.raises(ValueError, match=r"must have shape \(num_operations = 6, \*batch\)"):
+        end_times(TWO_BUCKETS, np.ones(shape))

@@ -1,0 +1,198 @@
+"""Steps that a reader can redo by hand, and durations that are refused."""
+
+import gc
+import math
+
+import numpy as np
+import pytest
+
+from perfmodel.engine.simulate import simulate
+from perfmodel.step.program import Cause, Interference, Operation, StepProgram, Stream
+
+
+def operation(name: str, stream: Stream, *after: int) -> Operation:
+    return Operation(name=name, stream=stream, cause=Cause.BACKWARD, after=after)
+
+
+TWO_BUCKETS = StepProgram(
+    (
+        operation("forward", Stream.COMPUTE),
+        operation("backward[0]", Stream.COMPUTE),
+        operation("all_reduce[0]", Stream.COMM, 1),
+        operation("backward[1]", Stream.COMPUTE),
+        operation("all_reduce[1]", Stream.COMM, 3),
+        operation("optimizer", Stream.COMPUTE, 2, 4),
+    )
+)
+#: A (compute), then B (compute) beside C (collective, after A).
+OVERLAP = StepProgram(
+    (
+        operation("A", Stream.COMPUTE),
+        operation("B", Stream.COMPUTE),
+        operation("C", Stream.COMM, 0),
+    )
+)
+SLOWED = Interference(compute_speed=0.5, comm_speed=0.8)
+
+
+def test_all_reduces_queue_behind_each_other_and_the_optimizer_waits() -> None:
+    """Forward 0-2, backward 2-5, 5-9; all-reduce 5-10, then max(9, 10) = 10-11; optimizer 11-12."""
+    trace = simulate(TWO_BUCKETS, [[2, 3, 5, 4, 1, 1]])
+    assert trace.start_s.tolist() == [[0, 2, 5, 5, 10, 11]]
+    assert trace.end_s.tolist() == [[2, 5, 10, 9, 11, 12]]
+    assert trace.step_s == 12
+
+
+def test_a_collective_waits_for_the_slowest_rank() -> None:
+    """Rank 1: backward 2-8 and 8-12; all-reduce 8-13 and 13-14; optimizer 14-15 on both.
+
+    Rank 0 computes as if alone: backward 2-5 and 5-9.
+    """
+    trace = simulate(TWO_BUCKETS, [[2, 3, 5, 4, 1, 1], [2, 6, 5, 4, 1, 1]])
+    assert trace.end_s.tolist() == [[2, 5, 13, 9, 14, 15], [2, 8, 13, 12, 14, 15]]
+    assert trace.start_s.tolist() == [[0, 2, 8, 5, 13, 14], [0, 2, 8, 8, 13, 14]]
+
+
+def test_ranks_that_differ_by_an_optimizer_do_not_wait_at_the_end() -> None:
+    trace = simulate(TWO_BUCKETS, [[2, 3, 5, 4, 1, 1], [2, 3, 5, 4, 1, 7]])
+    assert trace.end_s[:, 5].tolist() == [12, 18]
+    assert trace.step_s == 18
+
+
+def test_host_work_gates_the_device() -> None:
+    """Host 0-3 and 3-6; the device cannot start its second kernel before 6, so it ends at 7."""
+    program = StepProgram(
+        (
+            operation("dispatch[0]", Stream.HOST),
+            operation("kernel[0]", Stream.COMPUTE, 0),
+            operation("dispatch[1]", Stream.HOST),
+            operation("kernel[1]", Stream.COMPUTE, 2),
+        )
+    )
+    assert simulate(program, [[3, 1, 3, 1]]).end_s.tolist() == [[3, 4, 6, 7]]
+
+
+def test_an_operation_may_depend_on_a_collective_and_on_nothing() -> None:
+    """Loader 0-4 beside a broadcast 0-3 that nothing precedes; compute waits for both: 4-5."""
+    program = StepProgram(
+        (
+            operation("batch", Stream.LOADER),
+            operation("broadcast", Stream.COMM),
+            operation("forward", Stream.COMPUTE, 0, 1),
+        )
+    )
+    assert simulate(program, [[4, 3, 1], [2, 3, 1]]).end_s.tolist() == [[4, 3, 5], [2, 3, 4]]
+
+
+def test_operations_without_duration_keep_their_order() -> None:
+    trace = simulate(TWO_BUCKETS, np.zeros((3, 6)))
+    assert trace.step_s == 0
+    some = simulate(TWO_BUCKETS, [[0, 3, 0, 0, 2, 0]])
+    assert some.end_s.tolist() == [[0, 3, 3, 3, 5, 5]]
+
+
+def test_compute_and_a_collective_slow_each_other_until_the_collective_ends() -> None:
+    """C starts at 1 and needs 2 / 0.8 = 2.5: ends 3.5. B has done 2.5 x 0.5 = 1.25 of 4 by then,
+    and the other 2.75 at full speed: ends 6.25.
+    """
+    trace = simulate(OVERLAP, [[1, 4, 2]], interference=SLOWED)
+    assert trace.end_s[0].tolist() == pytest.approx([1, 6.25, 3.5], rel=1e-12)
+
+
+def test_compute_and_a_collective_slow_each_other_until_compute_ends() -> None:
+    """B needs 1 / 0.5 = 2: ends 3. C has done 2 x 0.8 = 1.6 of 2 by then, the rest alone: 3.4."""
+    trace = simulate(OVERLAP, [[1, 1, 2]], interference=SLOWED)
+    assert trace.end_s[0].tolist() == pytest.approx([1, 3, 3.4], rel=1e-12)
+
+
+def test_a_collective_is_slow_as_long_as_any_rank_computes() -> None:
+    """B ends at 1 + 0.5 / 0.5 = 2 on rank 0 and at 1 + 1 / 0.5 = 3 on rank 1; C has done 1.6 of 2
+    by 3 and ends at 3.4 on both.
+    """
+    trace = simulate(OVERLAP, [[1.0, 0.5, 2.0], [1.0, 1.0, 2.0]], interference=SLOWED)
+    assert trace.end_s.tolist() == [
+        pytest.approx([1, 2, 3.4], rel=1e-12),
+        pytest.approx([1, 3, 3.4], rel=1e-12),
+    ]
+
+
+def test_host_and_loader_never_slow_down() -> None:
+    """The collective takes 2 beside host and loader work, and they take no longer than alone."""
+    program = StepProgram(
+        (
+            operation("batch", Stream.LOADER),
+            operation("dispatch", Stream.HOST),
+            operation("broadcast", Stream.COMM),
+        )
+    )
+    assert simulate(program, [[3, 5, 2]], interference=SLOWED).end_s.tolist() == [[3, 5, 2]]
+
+
+def test_a_stream_that_goes_on_at_once_counts_as_busy_throughout() -> None:
+    """Two collectives of 1 follow each other beside B: 2 / 0.8 = 2.5 in all, B as in one of 2."""
+    program = StepProgram((*OVERLAP.operations, operation("D", Stream.COMM)))
+    trace = simulate(program, [[1, 4, 1, 1]], interference=SLOWED)
+    assert trace.end_s[0].tolist() == pytest.approx([1, 6.25, 2.25, 3.5], rel=1e-12)
+
+
+def test_with_interference_the_slowest_rank_need_not_stand_for_all() -> None:
+    """Rank 0 computes 0.75-1 beside the broadcast, which has done 0.75 + 0.25 / 2 = 0.875 by then
+    and ends at 1.125. Rank 1, twice as slow, computes 1.5-2: with it alone the broadcast ends at 1.
+    """
+    program = StepProgram(
+        (
+            operation("batch", Stream.LOADER),
+            operation("broadcast", Stream.COMM),
+            operation("forward", Stream.COMPUTE, 0),
+        )
+    )
+    halved = Interference(compute_speed=1.0, comm_speed=0.5)
+    durations_s = np.array([[0.75, 1.0, 0.25], [1.5, 1.0, 0.5]])
+    assert simulate(program, durations_s, interference=halved).end_s[1, 1] == 1.125
+    assert simulate(program, durations_s[1:], interference=halved).end_s[0, 1] == 1.0
+
+
+def test_spans_name_rank_and_operation() -> None:
+    spans = list(simulate(OVERLAP, [[1, 4, 2], [1, 3, 2]]).spans())
+    assert [(span.rank, span.operation.name, span.start_s, span.end_s) for span in spans] == [
+        (0, "A", 0, 1),
+        (0, "B", 1, 5),
+        (0, "C", 1, 3),
+        (1, "A", 0, 1),
+        (1, "B", 1, 4),
+        (1, "C", 1, 3),
+    ]
+
+
+@pytest.mark.parametrize("shape", [(6,), (0, 6), (1, 5), (1, 1, 6)])
+def test_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="must have shape"):
+        simulate(TWO_BUCKETS, np.ones(shape))
+
+
+@pytest.mark.parametrize("bad_s", [-1.0, math.nan, math.inf])
+def test_a_bad_duration_is_named(bad_s: float) -> None:
+    durations_s = np.ones((2, 6))
+    durations_s[1, 3] = bad_s
+    with pytest.raises(
+        ValueError, match=rf"of backward\[1\] must be finite and >= 0, got {bad_s} on rank 1"
+    ):
+        simulate(TWO_BUCKETS, durations_s)
+
+
+def test_ranks_must_agree_on_a_collective() -> None:
+    durations_s = np.ones((2, 6))
+    durations_s[1, 2] = 2
+    with pytest.raises(ValueError, match=r"all_reduce\[0\] must be the same on all ranks, got 2.0"):
+        simulate(TWO_BUCKETS, durations_s)
+
+
+def test_the_garbage_collector_is_left_as_it_was() -> None:
+    simulate(OVERLAP, [[1, 1, 1]])
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        simulate(OVERLAP, [[1, 1, 1]])
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

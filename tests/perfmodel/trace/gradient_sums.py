@@ -1,0 +1,42 @@
+"""How often a backward pass adds gradients up, in place and not: traced, and in a real step."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from perfmodel.trace.recorder import RawCall
+from perfmodel.trace.sources import ModelSource
+from perfmodel.trace.step import build_trainee, record_step, without_content
+from perfmodel.workload.operator import Phase
+from tests.perfmodel.trace.method import SGD_LOOP
+
+_SUMS = ("aten::add", "aten::add_")
+_MICRO_BATCH = 2
+
+
+def sums_of_calls(calls: Iterable[RawCall]) -> Counter[str]:
+    """In the backward pass of a trace."""
+    names = (call.operator.name for call in calls if call.phase is Phase.BACKWARD)
+    short = (f"aten::{name.split('.')[1]}" for name in names)
+    return Counter(name for name in short if name in _SUMS)
+
+
+def sums_of_backward(start: Tensor) -> Counter[str]:
+    """In a real backward pass from here."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        start.backward()  # type: ignore[no-untyped-call]
+    names = (event.name for event in profiled.events() or ())
+    return Counter(name for name in names if name in _SUMS)
+
+
+def traced_and_real(source: ModelSource) -> tuple[Counter[str], Counter[str]]:
+    """Of a model's step."""
+    with without_content("cpu"):
+        traced = sums_of_calls(record_step(build_trainee(source, SGD_LOOP), _MICRO_BATCH).calls)
+    trainee = build_trainee(source, SGD_LOOP)
+    trainee.optimizer.zero_grad()
+    batch = source.draw_batch(_MICRO_BATCH)
+    outputs = trainee.module(*batch.positional, **batch.keyword)
+    return traced, sums_of_backward(source.loss(outputs, batch.targets))

@@ -1,0 +1,130 @@
+"""A trace adds gradients up as a real step does: in place where nobody else holds the sum so far."""
+
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from perfmodel.trace.recorder import ModulePaths, RawCall, Recorder
+from perfmodel.trace.sources import SampleSize, find_source
+from perfmodel.trace.step import without_content
+from perfmodel.workload.operator import Phase
+from tests.perfmodel.trace.gradient_sums import sums_of_backward, sums_of_calls, traced_and_real
+
+HELD: list[Tensor] = []
+
+
+def three_readers(x: Tensor) -> Tensor:
+    return x.sin() + x.cos() + x.exp()
+
+
+def residual(x: Tensor) -> Tensor:
+    """Both summands are given the same gradient: while one holds it, it stays as it is."""
+    return x + x.sin() + x
+
+
+def concatenated(x: Tensor) -> Tensor:
+    """The first gradient is a part of a larger one."""
+    return torch.cat((x, x.sin()), dim=1).cos() * torch.cat((x, x.exp()), dim=1)
+
+
+def kept(x: Tensor) -> Tensor:
+    """A script that holds on to a gradient."""
+    a = x * 2
+    a.retain_grad()
+    HELD.append(a)
+    return a.sin() + a.cos()
+
+
+def transposed(x: Tensor) -> Tensor:
+    return x.t().sin() + x.t().cos() + x.exp().t()
+
+
+def in_parts(x: Tensor) -> Tensor:
+    """Gradients of parts have gaps."""
+    return x[:, ::2].sin() + x[:, ::2].cos()
+
+
+class Doubled(torch.autograd.Function):
+    """A gradient that a script adds up itself."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        found: Tensor = gradients[0] + x
+        return found
+
+
+def added_by_a_script(x: Tensor) -> Tensor:
+    doubled: Tensor = Doubled.apply(x)
+    return doubled.sin() + doubled.cos()
+
+
+class Block(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        """Read the input twice."""
+        return x.sin() + x
+
+
+def checkpointed(x: Tensor) -> Tensor:
+    """What is computed again adds as a forward pass does."""
+    found: Tensor = checkpoint(Block(), x * 2, use_reentrant=False)
+    return found
+
+
+CASES = MappingProxyType(
+    {
+        function.__name__: function
+        for function in (
+            three_readers,
+            residual,
+            concatenated,
+            kept,
+            transposed,
+            in_parts,
+            added_by_a_script,
+            checkpointed,
+        )
+    }
+)
+
+
+def loss(function: Callable[[Tensor], Tensor]) -> Tensor:
+    x = torch.ones(4, 6, requires_grad=True) * 1
+    return function(x).sum()
+
+
+def traced(function: Callable[[Tensor], Tensor]) -> list[RawCall]:
+    with without_content("cpu"), Recorder(ModulePaths(nn.Identity())) as recorder:
+        start = loss(function)
+        recorder.begin(Phase.BACKWARD)
+        start.backward()  # type: ignore[no-untyped-call]
+    calls: list[RawCall] = recorder.calls
+    return calls
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sums_of_a_traced_backward_pass_are_those_of_a_real_one(name: str) -> None:
+    found = sums_of_calls(traced(CASES[name]))
+    assert found == sums_of_backward(loss(CASES[name]))
+    assert found.total() > 0
+
+
+def test_sums_of_a_model_whose_layers_read_all_before_them_are_those_of_a_real_step() -> None:
+    found, real = traced_and_real(find_source("densenet121", SampleSize(image_size=32)))
+    assert found == real
+    assert found["aten::add_"] > found["aten::add"] > 0
+
+
+def test_a_sum_in_place_makes_no_tensor() -> None:
+    sums = [c.operator for c in traced(three_readers) if c.operator.name == "aten.add_.Tensor"]
+    assert {(operator.mutated, operator.outputs) for operator in sums} == {((0,), ())}

@@ -1,0 +1,105 @@
+"""Floating point operations against torch's counter, published figures and closed formulas."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from torchvision.models import get_model_weights
+
+from perfmodel.trace.sources import SampleSize, find_source
+from perfmodel.trace.step import build_trainee, record_step, without_content
+from perfmodel.trace.trace import trace_model
+from perfmodel.workload.operator import Phase, TensorSpec, flop
+from tests.perfmodel.trace.method import SGD
+
+
+def counted(name: str, *phases: Phase) -> tuple[float, int]:
+    """Ours and torch's."""
+    source = find_source(f"torchvision:{name}", SampleSize(image_size=64))
+    with without_content("cpu"):
+        trainee = build_trainee(source, SGD)
+        batch = source.draw_batch(2)
+        with FlopCounterMode(display=False) as counter:
+            loss = source.loss(trainee.module(*batch.positional), batch.targets)
+            if Phase.BACKWARD in phases:
+                loss.backward()  # type: ignore[no-untyped-call]
+        step = record_step(trainee, 2)
+    ours = sum(
+        flop(c.operator.name, c.operator.inputs, c.operator.outputs, c.operator.arguments)
+        for c in step.calls
+        if c.phase in phases
+    )
+    return ours, counter.get_total_flops()
+
+
+@pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1"])
+def test_whole_steps_count_as_torch_counts_them(name: str) -> None:
+    ours, theirs = counted(name, Phase.FORWARD, Phase.BACKWARD)
+    assert ours == theirs
+
+
+def test_grouped_convolutions_count_their_groups_backward_too() -> None:
+    forward, theirs = counted("mobilenet_v3_small", Phase.FORWARD)
+    assert forward == theirs
+    backward, far_too_many = counted("mobilenet_v3_small", Phase.BACKWARD, Phase.FORWARD)
+    # Two gradients of each product but for the images'; torch's counter forgets groups here.
+    assert 2.8 * forward < backward < 3 * forward < far_too_many
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "alexnet",
+        "resnet50",
+        "vgg11",
+        "efficientnet_b0",
+        "shufflenet_v2_x1_0",
+        "vit_b_32",
+        "regnet_y_400mf",
+    ],
+)
+def test_forward_passes_compute_what_torchvision_publishes(name: str) -> None:
+    weights: Any = next(iter(get_model_weights(name)))
+    pixels = weights.transforms().crop_size[0]
+    source = find_source(f"torchvision:{name}", SampleSize(image_size=pixels))
+    traced = trace_model(source, SGD, micro_batch=2)
+    assert traced.workload.num_parameters == weights.meta["num_params"]
+    # Published as multiply-adds with three decimals.
+    giga_multiply_adds = traced.workload.forward_flop / 2e9
+    assert giga_multiply_adds == pytest.approx(weights.meta["_ops"], rel=0.01, abs=0.001)
+
+
+def test_a_transformer_computes_six_per_parameter_and_token_plus_attention(tmp_path: Path) -> None:
+    layers, width, inner, tokens, vocabulary = 3, 64, 256, 32, 1000
+    config = {
+        "model_type": "llama",
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": tokens,
+    }
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    traced = trace_model(find_source(str(path), SampleSize()), SGD, micro_batch=2)
+    step = traced.step.at(micro_batch=1)
+    weights = layers * (4 * width**2 + 3 * width * inner) + vocabulary * width
+    scores = layers * 2 * tokens**2 * width  # one of the two products of attention
+    assert step.flop(Phase.FORWARD) == 2 * weights * tokens + 2 * scores
+    # Backward: every product twice, and attention's scores once more.
+    assert step.flop(Phase.BACKWARD) == 4 * weights * tokens + 5 * scores
+
+
+def test_attention_on_a_processor_counts_though_torch_forgets_it() -> None:
+    query = torch.randn(2, 4, 16, 8)
+    with FlopCounterMode(display=False) as counter:
+        torch.nn.functional.scaled_dot_product_attention(query, query, query)
+    spec = TensorSpec(shape=(2, 4, 16, 8), dtype="float32")
+    name = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+    ours = flop(name, [spec, spec, spec], [spec], "[[], {}]")
+    assert ours == 2 * 2 * (2 * 4 * 16 * 16 * 8)
+    assert counter.get_total_flops() in (0, ours)

@@ -1,0 +1,80 @@
+"""A function in a copy of this process."""
+
+import functools
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+import pytest
+
+from perfmodel.errors import UntraceableModel
+from perfmodel.trace.allocator import Fork
+
+
+def test_the_copy_answers_and_changes_nothing_here() -> None:
+    seen: list[int] = []
+
+    def act() -> tuple[int, list[int]]:
+        seen.append(1)
+        return os.getpid(), seen
+
+    with Fork(act) as copy:
+        child, found = copy.result()
+    assert child != os.getpid()
+    assert found == [1]
+    assert seen == []
+
+
+def test_what_the_copy_raises_is_raised_here() -> None:
+    def act() -> NoReturn:
+        raise UntraceableModel("module 'x': no")
+
+    with Fork(act) as copy, pytest.raises(UntraceableModel, match="module 'x': no"):
+        copy.result()
+
+
+class OfTwo(Exception):
+    """Cannot be made again from its text alone."""
+
+    def __init__(self, one: str, other: str) -> None:
+        super().__init__(f"{one} {other}")
+
+
+def test_an_error_that_cannot_travel_is_told() -> None:
+    def act() -> NoReturn:
+        raise OfTwo("no", "way")
+
+    # Dask, where a test has loaded it, teaches exceptions to travel as they are.
+    with Fork(act) as copy, pytest.raises((RuntimeError, OfTwo), match="no way"):
+        copy.result()
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        (lambda: os._exit(3), "exit code 3"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "out of memory"),
+        (sys.exit, "exit code 1"),
+    ],
+)
+def test_how_a_copy_ended_without_an_answer_is_told(end: Callable[[], object], told: str) -> None:
+    with Fork(end) as copy, pytest.raises(RuntimeError, match=rf"before it ends, got .*{told}"):
+        copy.result()
+
+
+def test_a_copy_that_hangs_is_not_waited_for() -> None:
+    with (
+        Fork(functools.partial(time.sleep, 60)) as copy,
+        pytest.raises(TimeoutError, match=r"must answer within 0\.01 s"),
+    ):
+        copy.result(within_s=0.01)
+
+
+def test_a_copy_that_is_not_wanted_is_ended() -> None:
+    with Fork(functools.partial(time.sleep, 60)) as copy:
+        pass
+    with pytest.raises(ChildProcessError):
+        os.waitpid(copy._child, os.WNOHANG)

@@ -1,0 +1,120 @@
+"""Models built from configurations: their published sizes, and whatever a file gets wrong."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfmodel.errors import UntraceableModel, UsageError
+from perfmodel.trace.sources import ModelSource, SampleSize, find_source
+from perfmodel.trace.step import without_content
+from perfmodel.trace.trace import trace_model
+from perfmodel.workload.operator import Phase
+from tests.perfmodel.trace.configs import CONFIGS
+from tests.perfmodel.trace.method import SGD
+
+TINY = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 16,
+}
+
+
+def source_of(folder: Path, config: Any, **size: int) -> ModelSource:
+    path = folder / "config.json"
+    path.write_text(config if isinstance(config, str) else json.dumps(config), encoding="utf-8")
+    return find_source(str(path), SampleSize(**size))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_models_have_the_parameters_that_were_published(tmp_path: Path, name: str) -> None:
+    config, published = CONFIGS[name]
+    source = source_of(tmp_path, config)
+    with without_content("cpu"):
+        module = source.build()
+    assert sum(parameter.numel() for parameter in module.parameters()) == published
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt2", "bert-base-uncased", "opt-350m", "pythia-160m", "qwen3-8b"]
+)
+def test_every_family_can_be_traced_small(tmp_path: Path, name: str) -> None:
+    config, _ = CONFIGS[name]
+    layers = "n_layer" if "n_layer" in config else "num_hidden_layers"
+    traced = trace_model(
+        source_of(tmp_path, config | {layers: 2}, sequence_length=16), SGD, micro_batch=2
+    )
+    assert traced.step.at(micro_batch=1).unused_parameters == ()
+    assert traced.workload.backward_flop > 2 * traced.workload.forward_flop * 0.99
+
+
+def test_keys_of_both_versions_mean_the_same(tmp_path: Path) -> None:
+    old = TINY | {"rope_theta": 1e4, "torch_dtype": "float16"}
+    new = TINY | {"rope_parameters": {"rope_theta": 1e4}, "dtype": "float16"}
+    first, second = (
+        trace_model(source_of(tmp_path, config), SGD, micro_batch=2) for config in (old, new)
+    )
+    assert first.step == second.step
+
+
+def test_tied_weights_are_one_parameter(tmp_path: Path) -> None:
+    tied = trace_model(
+        source_of(tmp_path, TINY | {"tie_word_embeddings": True}), SGD, micro_batch=2
+    )
+    apart = trace_model(source_of(tmp_path, TINY), SGD, micro_batch=2)
+    assert apart.workload.num_parameters - tied.workload.num_parameters == 100 * 32
+    # The embedding gets its share last, so its gradient is complete at the end.
+    assert tied.workload.parameters[-1].name == "embed_tokens.weight"
+
+
+def test_experts_share_the_tokens_evenly_and_say_so(tmp_path: Path) -> None:
+    experts = TINY | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+    mixed = trace_model(source_of(tmp_path, experts), SGD, micro_batch=2)
+    dense = trace_model(source_of(tmp_path, TINY), SGD, micro_batch=2)
+    assert any("experts" in caveat for caveat in mixed.step.caveats)
+    tokens, mlp, router = 16, 3 * 32 * 64, 32 * 4
+    extra = 2 * tokens * 2 * (mlp + router)  # two layers, twice the experts per token
+    difference = mixed.workload.forward_flop - dense.workload.forward_flop
+    assert difference == 2 * tokens * 2 * mlp + 2 * tokens * 2 * router == extra
+    step = mixed.step.at(micro_batch=1)
+    assert step.flop(Phase.BACKWARD) > step.flop(Phase.FORWARD)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ("{", "cannot be read as JSON"),
+        ("[]", "must hold a JSON object, got list"),
+        (TINY | {"model_type": "mamba"}, "model_type: must be one of llama"),
+        (
+            {key: TINY[key] for key in TINY if key != "hidden_size"},
+            "must have hidden_size or n_embd",
+        ),
+        (
+            TINY | {"hidden_size": 33},
+            "hidden_size: must be divisible by the 4 attention heads, got 33",
+        ),
+        (TINY | {"num_key_value_heads": 3}, "num_key_value_heads: must be a divisor of the 4"),
+        (TINY | {"num_hidden_layers": 0}, "num_hidden_layers: must be a whole number >= 1, got 0"),
+        (TINY | {"vocab_size": "many"}, "vocab_size: must be a whole number >= 1, got 'many'"),
+        (TINY | {"hidden_act": "tanhh"}, "hidden_act: must be one of"),
+        (TINY | {"attention_dropout": 2}, "attention_dropout: must be in"),
+    ],
+)
+def test_a_broken_configuration_names_key_and_value(tmp_path: Path, config: Any, says: str) -> None:
+    with pytest.raises(UntraceableModel, match=r"config\.json") as caught:
+        source_of(tmp_path, config)
+    assert says in str(caught.value)
+
+
+def test_more_tokens_than_positions_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--sequence-length: must be <= 16"):
+        source_of(tmp_path, TINY, sequence_length=17)
+    with pytest.raises(UsageError, match="--image-size"):
+        source_of(tmp_path, TINY, image_size=224)

@@ -1,0 +1,170 @@
+"""Traced steps of small models, against hand-made sums."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from typing import NoReturn
+
+import pytest
+
+from perfmodel.trace import trace
+from perfmodel.trace.sources import SampleSize, find_source
+from perfmodel.trace.step import RawStep, Trainee, record_step
+from perfmodel.trace.trace import TracedModel, trace_model
+from perfmodel.workload.operator import Phase
+from perfmodel.workload.step import StepMethod
+from tests.perfmodel.trace.method import SGD
+
+
+def traced(text: str, *, micro_batch: int = 4, method: StepMethod = SGD) -> TracedModel:
+    return trace_model(find_source(text, SampleSize()), method, micro_batch=micro_batch)
+
+
+@pytest.fixture(scope="module")
+def lenet() -> TracedModel:
+    return traced("lenet")
+
+
+def test_lenet_computes_what_the_hand_says(lenet: TracedModel) -> None:
+    convolutions = 2 * 28 * 28 * 6 * 25 + 2 * 10 * 10 * 16 * 6 * 25
+    products = 2 * (400 * 120 + 120 * 84 + 84 * 10)
+    step = lenet.step.at(micro_batch=1)
+    assert step.flop(Phase.FORWARD) == convolutions + products
+    # Two gradients for every layer, but none for the images.
+    assert step.flop(Phase.BACKWARD) == 2 * (convolutions + products) - 2 * 28 * 28 * 6 * 25
+    assert lenet.workload.forward_flop == convolutions + products
+    assert lenet.workload.num_parameters == 61_706
+
+
+@pytest.mark.parametrize("text", ["lenet", "resnet18", "mlp", "transformer"])
+def test_a_step_scaled_to_another_batch_is_the_step_traced_there(text: str) -> None:
+    scaled = traced(text, micro_batch=3).step.at(micro_batch=10)
+    there = traced(text, micro_batch=10).step.at(micro_batch=10)
+    assert scaled.segments == there.segments
+    for one, other in zip(scaled.operators, there.operators, strict=True):
+        assert (one.name, one.inputs, one.outputs) == (other.name, other.inputs, other.outputs)
+        assert (one.flop, one.read_bytes, one.written_bytes) == (
+            other.flop,
+            other.read_bytes,
+            other.written_bytes,
+        )
+    assert scaled.saved_bytes == there.saved_bytes
+
+
+BESIDE = """
+import json
+from perfmodel.tracing import trace
+from perfmodel.trace.sources import SampleSize
+from perfmodel.trace.sources import find_source
+from tests.perfmodel.trace.method import SGD
+
+record_step, here = trace.record_step, []
+
+def noted(trainee, micro_batch):
+    here.append(micro_batch)
+    return record_step(trainee, micro_batch)
+
+trace.record_step = noted
+source = find_source("lenet", SampleSize())
+beside = trace.trace_model(source, SGD, micro_batch=4, beside=True)
+found = {"traced here": list(here), "same": beside == trace.trace_model(source, SGD, micro_batch=4)}
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.long
+def test_two_batches_traced_beside_each_other_give_the_same_trace() -> None:
+    # Autograd, which other tests have used, refuses copies of this process.
+    printed = subprocess.run(
+        [sys.executable, "-c", BESIDE], check=True, capture_output=True, text=True
+    ).stdout
+    assert json.loads(printed.splitlines()[-1]) == {"traced here": [4], "same": True}
+
+
+def test_where_there_is_no_room_for_a_copy_both_batches_are_traced_here(
+    lenet: TracedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> NoReturn:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(os, "fork", refuse)
+    found = trace_model(find_source("lenet", SampleSize()), SGD, micro_batch=4, beside=True)
+    assert found == lenet
+
+
+def test_a_copy_that_hangs_is_replaced(lenet: TracedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = os.getpid()
+
+    def hangs_in_a_copy(trainee: Trainee, micro_batch: int) -> RawStep:
+        if os.getpid() != here:
+            time.sleep(600)
+        return record_step(trainee, micro_batch)
+
+    monkeypatch.setattr(trace, "record_step", hangs_in_a_copy)
+    monkeypatch.setattr(trace, "_LEAST_PATIENCE_S", 0.0)
+    found = trace_model(find_source("lenet", SampleSize()), SGD, micro_batch=4, beside=True)
+    assert found == lenet
+
+
+def test_gradients_become_ready_from_the_last_layer_to_the_first(lenet: TracedModel) -> None:
+    names = [parameter.name for parameter in lenet.workload.parameters]
+    assert {names[0], names[1]} == {"11.weight", "11.bias"}
+    assert {names[-1], names[-2]} == {"0.weight", "0.bias"}
+    assert lenet.workload.parameters[-1].ready_fraction == 1.0
+
+
+def test_blocks_computed_again_cost_one_more_forward_pass_and_keep_less() -> None:
+    plain = traced("resnet18").step.at(micro_batch=4)
+    again = traced("resnet18", method=replace(SGD, checkpointing="per-block")).step.at(
+        micro_batch=4
+    )
+    whole = traced("resnet18", method=replace(SGD, checkpointing="full")).step.at(micro_batch=4)
+    assert again.flop(Phase.FORWARD) == plain.flop(Phase.FORWARD) == whole.flop(Phase.FORWARD)
+    extra = whole.flop(Phase.BACKWARD) - plain.flop(Phase.BACKWARD)
+    assert 0.9 < extra / plain.flop(Phase.FORWARD) <= 1.0  # what no gradient needs is left out
+    assert plain.flop(Phase.BACKWARD) < again.flop(Phase.BACKWARD) < whole.flop(Phase.BACKWARD)
+    assert whole.saved_bytes < again.saved_bytes < plain.saved_bytes
+
+
+def test_autocast_multiplies_in_half_precision_and_updates_in_single() -> None:
+    step = traced("mlp", method=replace(SGD, precision="bf16")).step.at(micro_batch=4)
+    products = {s.dtype for o in step.operators if o.flop for s in o.inputs}
+    assert products == {"bfloat16"}
+    assert {parameter.dtype for parameter in step.parameters} == {"float32"}
+
+
+@pytest.mark.parametrize(
+    ("implementation", "name", "calls"),
+    [
+        ("loop", "aten.addcdiv_.default", 54),
+        ("foreach", "aten._foreach_addcdiv_.ScalarList", 1),
+        ("fused", "aten._fused_adamw_.default", 1),
+    ],
+)
+def test_optimizers_dispatch_per_parameter_or_for_all_at_once(
+    implementation: str, name: str, calls: int
+) -> None:
+    method = replace(SGD, optimizer="adamw", optimizer_implementation=implementation)
+    step = traced("transformer", method=method).step.at(micro_batch=2)
+    assert len(step.parameters) == 54
+    counted = [step.operators[call.operator].name for call in step.calls()].count(name)
+    assert counted == calls
+
+
+def test_the_implementation_of_the_optimizer_decides_what_the_host_issues() -> None:
+    calls = {
+        implementation: traced(
+            "lenet", method=replace(SGD, optimizer_implementation=implementation)
+        )
+        .step.at(micro_batch=2)
+        .num_calls(Phase.OPTIMIZER)
+        for implementation in ("loop", "foreach", "fused")
+    }
+    # Ten tensors with three operators each, against a few for all together.
+    assert calls["loop"] >= 30
+    assert calls["loop"] > 5 * calls["foreach"] > 0
+    assert calls["foreach"] > calls["fused"] > 0
