@@ -215,7 +215,7 @@ class _Watch:
 DONE_PREFIX: Final = "done: "
 #: How it announces that a task is measured again, because others had the processors.
 TRYING_AGAIN: Final = "trying again"
-#: How it announces that it has waited for calm, and for how long since the last such line. [s]
+#: How it announces that it has waited for quiet, and for how long since the last such line. [s]
 WAITED_PREFIX: Final = "waited: "
 
 

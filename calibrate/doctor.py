@@ -7,7 +7,7 @@ from typing import Final, Literal, TypeAlias
 
 from calibrate.environment import Environment, GpuFacts
 from calibrate.topology import default_ranks
-from perfmodel.documents.base import CALM
+from perfmodel.documents.base import QUIET
 from perfmodel.units import GIB, format_bytes
 
 Severity: TypeAlias = Literal["ok", "warn", "bad"]
@@ -20,7 +20,7 @@ class Finding:
     Attributes
     ----------
     severity
-        ``ok`` is fine, ``warn`` widens the doubt, ``bad`` makes numbers that mislead.
+        ``ok`` is fine, ``warn`` widens the uncertainty, ``bad`` makes numbers that mislead.
     what
         The fact, with its value.
     why
@@ -45,7 +45,7 @@ def ok(what: str) -> Finding:
 
 
 def warn(what: str, *, why: str, advice: str) -> Finding:
-    """Report what widens the doubt."""
+    """Report what widens the uncertainty."""
     return Finding(severity="warn", what=what, why=why, advice=advice)
 
 
@@ -58,7 +58,7 @@ Check: TypeAlias = Callable[[Environment], Finding | None]
 
 _BUSY_WARN: Final = 0.10
 _BUSY_BAD: Final = 0.40
-_STOLEN_BAD: Final = 0.20
+_STEAL_BAD: Final = 0.20
 _MIN_AVAILABLE_BYTES: Final = 2 * GIB
 _MIN_AVAILABLE_FRACTION: Final = 0.10
 _SWAP_FRACTION: Final = 0.01
@@ -79,7 +79,7 @@ def check_busy_cores(environment: Environment) -> Finding | None:
 
 
 def check_load(environment: Environment) -> Finding | None:
-    """Look for a long run queue: the calm of this moment would not last."""
+    """Look for a long run queue: the quiet of this moment would not last."""
     cpu = environment["cpu"]
     load, cores = cpu["load_average_1min"], cpu["logical_cores"] or cpu["usable_cores"]
     if load is None or load <= cores:
@@ -145,18 +145,18 @@ def check_virtual(environment: Environment) -> Finding | None:
     )
 
 
-def check_stolen(environment: Environment) -> Finding | None:
+def check_steal(environment: Environment) -> Finding | None:
     """Look for neighbours at work: the kernel counts what they take."""
-    stolen = environment["cpu"]["stolen"]
-    if stolen is None:
+    steal = environment["cpu"]["steal"]
+    if steal is None:
         return None
-    share = f"{100 * stolen:.0f} % of the processor time"
+    share = f"{100 * steal:.0f} % of the processor time"
     what = f"{share} goes to other guests of the host when all cores work"
-    if stolen <= CALM:
+    if steal <= QUIET:
         return ok(what)
-    report = bad if stolen > _STOLEN_BAD else warn
+    report = bad if steal > _STEAL_BAD else warn
     why = "steps, collectives and probes stop at any moment for as long as the neighbours want"
-    advice = "wait for a calmer hour, calibrate with --patience 30min, or take a dedicated host"
+    advice = "wait for a quieter hour, calibrate with --patience 30min, or take a dedicated host"
     return report(what, why=why, advice=advice)
 
 
@@ -230,7 +230,7 @@ HOST_CHECKS: Final[tuple[Check, ...]] = (
     check_quota,
     check_smt,
     check_virtual,
-    check_stolen,
+    check_steal,
     check_memory,
     check_swap,
     check_torch,
@@ -522,6 +522,6 @@ def _verdict(diagnosis: Diagnosis) -> str:
     numbers = f"{count['bad']} bad, {count['warn']} warn, {count['ok']} ok"
     return {
         "bad": f"Not fit to be measured: {numbers}",
-        "warn": f"Fit to be measured, with wider doubt: {numbers}",
+        "warn": f"Fit to be measured, with wider uncertainty: {numbers}",
         "ok": f"Fit to be measured: {numbers}",
     }[diagnosis.severity]

@@ -26,7 +26,7 @@ from typing import Any, Final, Generic, NamedTuple, TypedDict, TypeVar
 import psutil
 
 from calibrate.processes import usable_cores
-from perfmodel.documents.base import CALM, command_line
+from perfmodel.documents.base import QUIET, command_line
 from perfmodel.units import GIB, MIB, Seconds
 
 
@@ -43,7 +43,7 @@ class HostFacts(TypedDict):
 class CpuFacts(TypedDict):
     """Cores, what limits them, and how busy they are before the measurement.
 
-    ``stolen`` is the share of wanted time that a hypervisor gives to others while all cores work, as
+    ``steal`` is the share of wanted time that a hypervisor gives to others while all cores work, as
     far as it tells.
     """
 
@@ -58,7 +58,7 @@ class CpuFacts(TypedDict):
     max_frequency_hz: float | None
     load_average_1min: float | None
     busy_cores: float | None
-    stolen: float | None
+    steal: float | None
 
 
 class MemoryFacts(TypedDict):
@@ -312,11 +312,11 @@ def _scaled_whole(cell: str, factor: int) -> int | None:
     return None if number is None else round(number * factor)
 
 
-#: How often a task is measured before the calmest time is taken.
+#: How often a task is measured before the quietest time is taken.
 MOST_TRIES: Final = 3
 #: No task is tried again at once while all tries again took more than this share of the first ones.
 _MOST_AGAIN: Final = 0.5
-#: Who waits for calm lets the machine rest for so long, then keeps it busy for a moment to see.
+#: Who waits for quiet lets the machine rest for so long, then keeps it busy for a moment to see.
 _REST_S: Final = 16.0
 _LOOK_S: Final = 4.0
 _BLOCK_BYTES: Final = 2**20
@@ -328,35 +328,35 @@ class ProcessorTime(NamedTuple):
     """Of all processors of the machine together. [s]"""
 
     busy_s: Seconds
-    stolen_s: Seconds
+    steal_s: Seconds
     """Wanted here, and given to others."""
 
     def since(self, start: "ProcessorTime") -> "ProcessorTime":
         """What was spent from then on; counters that were set back count as standing still."""
         return ProcessorTime(
             busy_s=max(0.0, self.busy_s - start.busy_s),
-            stolen_s=max(0.0, self.stolen_s - start.stolen_s),
+            steal_s=max(0.0, self.steal_s - start.steal_s),
         )
 
     @property
-    def stolen_share(self) -> float:
+    def steal_share(self) -> float:
         """Of what was wanted, in [0, 1]."""
-        wanted_s = self.busy_s + self.stolen_s
-        return self.stolen_s / wanted_s if wanted_s > 0 else 0.0
+        wanted_s = self.busy_s + self.steal_s
+        return self.steal_s / wanted_s if wanted_s > 0 else 0.0
 
 
 def processor_time() -> ProcessorTime:
-    """Since the start of the machine; nothing is stolen where nobody counts it."""
+    """Since the start of the machine; nothing is steal where nobody counts it."""
     times = psutil.cpu_times()
     busy = (getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
-    return ProcessorTime(busy_s=sum(busy), stolen_s=getattr(times, "steal", 0.0))
+    return ProcessorTime(busy_s=sum(busy), steal_s=getattr(times, "steal", 0.0))
 
 
-def stolen_under_load(num_cores: int, load_s: Seconds) -> float:
-    """Share that is stolen while so many cores are kept busy: an idle machine has nothing to lose."""
+def steal_under_load(num_cores: int, load_s: Seconds) -> float:
+    """Share that is steal while so many cores are kept busy: an idle machine has nothing to lose."""
     start = processor_time()
     keep_busy(num_cores, load_s)
-    return processor_time().since(start).stolen_share
+    return processor_time().since(start).steal_share
 
 
 def keep_busy(num_cores: int, load_s: Seconds) -> None:
@@ -394,7 +394,7 @@ class Patience:
     on_again: Callable[[], None]
     """Called before another try."""
     wait_s: Seconds = 0.0
-    """How long it may still wait for calm before tasks are tried again, all together."""
+    """How long it may still wait for quiet before tasks are tried again, all together."""
     on_wait: Callable[[Seconds], None] = lambda _waited_s: None
     """Called with how long it has waited since the last call."""
     look: Callable[[Seconds], None] = lambda load_s: keep_busy(1, load_s)
@@ -405,25 +405,25 @@ class Patience:
     _once_s: Seconds = 0.0
     _again_s: Seconds = 0.0
 
-    def calmest(self, act: Callable[[], _T], *, most_tries: int = MOST_TRIES) -> Tried[_T]:
-        """The calmest of some tries, nearly always the first one; all ranks must call it."""
+    def quietest(self, act: Callable[[], _T], *, most_tries: int = MOST_TRIES) -> Tried[_T]:
+        """The quietest of some tries, nearly always the first one; all ranks must call it."""
         best = self._try(act)
         self._once_s += best.wall_s
         for number in range(1, most_tries):
-            if best.spent.stolen_share <= CALM:
+            if best.spent.steal_share <= QUIET:
                 break
             is_spent = self._again_s > _MOST_AGAIN * self._once_s
             # What disturbs for a moment is over by the second try.
-            is_over = (number > 1 or is_spent) and self._waited_for_calm()
+            is_over = (number > 1 or is_spent) and self._waited_for_quiet()
             if is_spent and not is_over:
                 break
             self.on_again()
             again = self._try(act)
             self._again_s += again.wall_s
-            best = min(best, again, key=lambda tried: tried.spent.stolen_share)
+            best = min(best, again, key=lambda tried: tried.spent.steal_share)
         return best
 
-    def _waited_for_calm(self) -> bool:
+    def _waited_for_quiet(self) -> bool:
         """Whether others left the processors alone before nothing might be waited any more."""
         while self.wait_s > 0:
             rest_s = min(_REST_S, self.wait_s)
@@ -432,7 +432,7 @@ class Patience:
             waited_s = rest_s + seen.wall_s
             self.wait_s -= waited_s
             self.on_wait(waited_s)
-            if seen.spent.stolen_share <= CALM:
+            if seen.spent.steal_share <= QUIET:
                 return True
         return False
 
@@ -466,9 +466,7 @@ def cpu_facts(
         max_frequency_hz=frequency[1],
         load_average_1min=_load_average(),
         busy_cores=None if busy_fraction is None else busy_fraction * (logical or 1),
-        stolen=stolen_under_load(usable_cores(), load_s)
-        if load_s > 0 and is_virtual(root)
-        else None,
+        steal=steal_under_load(usable_cores(), load_s) if load_s > 0 and is_virtual(root) else None,
     )
 
 

@@ -119,9 +119,9 @@ class Budget:
     """How much time a calibration may take, and what it spends it on."""
 
     num_rounds: int
-    """Fresh process groups; every setting is visited once in each."""
-    visit_s: Seconds
-    """Timed steps per visit ..."""
+    """Fresh process groups; every setting is measured once in each."""
+    repetition_s: Seconds
+    """Timed steps per repetition ..."""
     min_steps: int
     """... but not fewer than these."""
     num_batches: int
@@ -143,7 +143,7 @@ _SIZES: Final = tuple(KIB * 4**power for power in range(10))
 BUDGETS: Final = {
     "quick": Budget(
         num_rounds=2,
-        visit_s=0.2,
+        repetition_s=0.2,
         min_steps=3,
         num_batches=2,
         varies_all=False,
@@ -154,7 +154,7 @@ BUDGETS: Final = {
     ),
     "standard": Budget(
         num_rounds=6,
-        visit_s=0.4,
+        repetition_s=0.4,
         min_steps=4,
         num_batches=4,
         varies_all=True,
@@ -165,7 +165,7 @@ BUDGETS: Final = {
     ),
     "thorough": Budget(
         num_rounds=12,
-        visit_s=0.9,
+        repetition_s=0.9,
         min_steps=4,
         num_batches=4,
         varies_all=True,
@@ -316,7 +316,7 @@ class Experiment:
                     round=index,
                     workload=model,
                     micro_batch=micro_batch,
-                    target_s=self.budget.visit_s,
+                    target_s=self.budget.repetition_s,
                     # Real steps on a GPU hold gaps that the host leaves, which are priced apart.
                     beside_steps=self.device_kind == "cpu",
                 )
@@ -332,7 +332,7 @@ class Experiment:
             name=f"{index}: {setting.label}",
             round=index,
             setting=setting,
-            target_s=self.budget.visit_s,
+            target_s=self.budget.repetition_s,
             min_steps=self.budget.min_steps,
         )
 
@@ -349,7 +349,7 @@ class Experiment:
                 probe=planned.probe,
                 dtype=planned.dtype,
                 shape=planned.shape,
-                target_s=self.budget.visit_s / 4,
+                target_s=self.budget.repetition_s / 4,
             )
 
     def _collectives(self, index: int) -> Iterable[Task]:
@@ -365,7 +365,7 @@ class Experiment:
                         collective=collective,
                         world_size=world_size,
                         size_bytes=size_bytes,
-                        target_s=self.budget.visit_s / 3,
+                        target_s=self.budget.repetition_s / 3,
                     )
 
     def _sizes(self, collective: str) -> tuple[int, ...]:
@@ -381,7 +381,7 @@ class Experiment:
                     round=index,
                     world_size=world_size,
                     size_bytes=size_bytes,
-                    target_s=self.budget.visit_s,
+                    target_s=self.budget.repetition_s,
                 )
 
 

@@ -286,9 +286,9 @@ def places(operators: Sequence[Operator]) -> Places:
 
 @dataclass(slots=True)
 class _Belief:
-    """Doubt about the candidates' operators of one family."""
+    """Uncertainty about the candidates' operators of one family."""
 
-    doubt: FloatArray
+    uncertainty: FloatArray
     """Covariance of their log times."""
     noise: float
     owners: list[int]
@@ -296,17 +296,17 @@ class _Belief:
 
     def gains(self, num_candidates: int) -> FloatArray:
         """By candidate, the variance that timing its operators takes from all. [log^2]"""
-        own = np.diag(self.doubt) + self.noise**2
+        own = np.diag(self.uncertainty) + self.noise**2
         taken: FloatArray = np.zeros(num_candidates)
-        np.add.at(taken, self.owners, np.sum(self.doubt**2, axis=0) / own)
+        np.add.at(taken, self.owners, np.sum(self.uncertainty**2, axis=0) / own)
         return taken
 
     def learn(self, candidate: int) -> None:
         """What remains once a candidate is timed."""
         for at, owner in enumerate(self.owners):
             if owner == candidate:
-                column = self.doubt[:, at].copy()
-                self.doubt -= np.outer(column, column) / (column[at] + self.noise**2)
+                column = self.uncertainty[:, at].copy()
+                self.uncertainty -= np.outer(column, column) / (column[at] + self.noise**2)
 
 
 def most_telling(
@@ -341,12 +341,12 @@ def _belief(
     points = np.array([point for _, point in group])
     if entry is None or len(entry.lengths) != points.shape[1]:
         lengths = np.full(points.shape[1], TYPICAL_LENGTH)
-        doubt = covariance(points, points, lengths, TYPICAL_SPREAD)
-        return _Belief(doubt=doubt, noise=TYPICAL_NOISE, owners=owners)
+        uncertainty = covariance(points, points, lengths, TYPICAL_SPREAD)
+        return _Belief(uncertainty=uncertainty, noise=TYPICAL_NOISE, owners=owners)
     lengths, timed = np.array(entry.lengths), np.array(entry.features)
     own = covariance(timed, timed, lengths, entry.spread)
     own += (entry.noise**2 + 1e-9) * np.eye(len(timed))
     cross = covariance(points, timed, lengths, entry.spread)
     explained = cross @ np.linalg.solve(own, cross.T)
-    doubt = covariance(points, points, lengths, entry.spread) - explained
-    return _Belief(doubt=doubt, noise=max(entry.noise, 1e-3), owners=owners)
+    uncertainty = covariance(points, points, lengths, entry.spread) - explained
+    return _Belief(uncertainty=uncertainty, noise=max(entry.noise, 1e-3), owners=owners)

@@ -61,12 +61,12 @@ def steps_over_replays(pairs: Sequence[Pair], phase: str | None = None) -> Estim
     if sum(map(len, speeds)) >= _FEW_STEPS:
         whole = [_step_ratios(steps, replay, None) for steps, replay in pairs]
         exponent = exponent_within(zip(speeds, whole, strict=True), otherwise=0.0)
-    visits = [
+    repetitions = [
         _step_ratios(steps, replay, phase) / speed**exponent
         for speed, (steps, replay) in zip(speeds, pairs, strict=True)
     ]
-    scatter = estimate([trimmed_mean(visit) for visit in visits])
-    return replace(scatter, value_s=trimmed_mean(np.concatenate(visits)))
+    scatter = estimate([trimmed_mean(repetition) for repetition in repetitions])
+    return replace(scatter, value_s=trimmed_mean(np.concatenate(repetitions)))
 
 
 def _speed_ratios(steps: RankSteps, replay: ReplayObservation) -> FloatArray:
@@ -87,8 +87,8 @@ def _step_ratios(steps: RankSteps, replay: ReplayObservation, phase: str | None)
 
 def replayed_s(group: Sequence[ReplayObservation], phase: str | None = None) -> Seconds:
     """Of replays of one step: the sum of what its phases typically take, or one of them. [s]"""
-    visits = ([trimmed_mean(passes_s) for passes_s in _phases_s(e, phase)] for e in group)
-    return sum(estimate(each_s).value_s for each_s in zip(*visits, strict=True))
+    repetitions = ([trimmed_mean(passes_s) for passes_s in _phases_s(e, phase)] for e in group)
+    return sum(estimate(each_s).value_s for each_s in zip(*repetitions, strict=True))
 
 
 def _phases_s(entry: ReplayObservation, phase: str | None) -> list[Sequence[Seconds]]:
@@ -196,7 +196,7 @@ def with_replays(
     ----------
     in_turn
         Whether it is for steps that took turns with these replays: by how much replays differ from
-        visit to visit is then no doubt, as steps differ with them.
+        repetition to repetition is then no uncertainty, as steps differ with them.
     """
     assert profile.operators is not None, "profiles without prices are refused before measuring"
     factor = to_typical_speed(replays, profile.speed_probe_alone_s, profile.speed_sensitivity)

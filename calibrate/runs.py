@@ -1,4 +1,4 @@
-"""Use case: latents of large-model steps from a table of runs that somebody made."""
+"""Use case: fitted parameters of large-model steps from a table of runs that somebody made."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -64,7 +64,7 @@ class RunTable:
 def calibrate_from_runs(
     table: Path, *, columns: Path | None, device: str, seed: int = 0
 ) -> tuple[InferredDocument, tuple[str, ...]]:
-    """Latents inferred from runs: a CSV, run records, traces or logs; and what to know of their reading.
+    """Parameters inferred from runs: a CSV, run records, traces or logs; and what to know of their reading.
 
     Raises
     ------

@@ -18,7 +18,7 @@ class TraceTask(Record):
     workload: str
 
 
-class Trainee(Record):
+class ModelSpec(Record):
     """A model that is no reference model, as the tracer finds it, and its optimizer."""
 
     model: str
@@ -39,7 +39,7 @@ class ReplayTask(Record):
     micro_batch: int
     document: str | None = None
     """File of the traced workload; ``None`` if the worker is to trace it itself ..."""
-    trainee: Trainee | None = None
+    model_spec: ModelSpec | None = None
     """... from this, or from the reference model of the workload's name."""
     target_s: float
     beside_steps: bool = False
@@ -70,7 +70,7 @@ class StepTask(Record):
     name: str
     round: int
     setting: Setting
-    trainee: Trainee | None = None
+    model_spec: ModelSpec | None = None
     """What to train, unless it is the reference model of the workload's name."""
     target_s: float
     min_steps: Annotated[int, Field(ge=1)] = 4

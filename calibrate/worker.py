@@ -92,7 +92,7 @@ def main() -> None:
     if session.rank == 0:
         append_line(output, _environment().model_dump_json())
     patience = Patience(
-        agree=lambda mine: session.agree_on_largest(mine, key=lambda each: each[0].stolen_share),
+        agree=lambda mine: session.agree_on_largest(mine, key=lambda each: each[0].steal_share),
         on_again=lambda: _say(session, TRYING_AGAIN),
         # The nodes of one run were told by different launchers.
         wait_s=session.agree_on_largest(order.patience_s, key=operator.neg),
@@ -102,7 +102,7 @@ def main() -> None:
     with _carrier(session, order.tasks) as carry_out:
         for task in order.tasks:
             act = functools.partial(carry_out, task)
-            tried = patience.calmest(
+            tried = patience.quietest(
                 act, most_tries=1 if isinstance(task, _UNTIMED) else MOST_TRIES
             )
             if session.rank == 0:
@@ -126,7 +126,7 @@ def _lines(task: Task, tried: Tried[str | None]) -> str:
         task=task.name,
         round=task.round,
         busy_s=tried.spent.busy_s,
-        stolen_s=tried.spent.stolen_s,
+        steal_s=tried.spent.steal_s,
     )
     return f"{tried.found}\n{spent.model_dump_json()}"
 
@@ -163,7 +163,7 @@ def _imported_late(tasks: Sequence[Task]) -> list[str]:
     names = ["torch._dynamo"]
     if any(isinstance(task, LayersTask) for task in tasks):
         names.append("calibrate.probes.chain")
-    if any(getattr(task, "trainee", None) is not None for task in tasks):
+    if any(getattr(task, "model_spec", None) is not None for task in tasks):
         names.append("perfmodel.trace.sources")
     return names
 
@@ -181,9 +181,9 @@ def _wants_own_heap(session: Session, task: Task) -> bool:
             alone = task.setting.world_size == 1 and (
                 task.setting.synchronisation is Synchronisation.NONE
             )
-            return alone and task.trainee is not None
+            return alone and task.model_spec is not None
         case ReplayTask():
-            return task.trainee is not None or task.document is not None
+            return task.model_spec is not None or task.document is not None
         case _:
             return isinstance(task, LayersTask)
 
@@ -200,13 +200,13 @@ def _steps(session: Session, task: StepTask) -> Sequence[Observation] | None:
         setting,
         target_s=task.target_s,
         min_steps=task.min_steps,
-        trainee=task.trainee,
+        model_spec=task.model_spec,
         in_turn=None if replayed is None else replayed.replay.again,
     )
     streams = None
     if session.asynchronous and setting.synchronisation is Synchronisation.NONE:
         streams = measure_device_streams(session, setting, steps=_DEVICE_STREAM_STEPS)
-    buckets = bucket_bytes(session, setting) if task.trainee is None else ()
+    buckets = bucket_bytes(session, setting) if task.model_spec is None else ()
     gathered = session.gather(mine, world_size=setting.world_size)
     if session.rank != 0:
         return None
@@ -288,7 +288,7 @@ def _replay(session: Session, task: ReplayTask) -> ReplayObservation | None:
         ),
         target_s=task.target_s,
         min_steps=_STEPS_BESIDE,
-        trainee=task.trainee,
+        model_spec=task.model_spec,
         in_turn=replayed.replay.again,
     )
     return replayed.observation(beside=steps)

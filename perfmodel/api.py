@@ -267,7 +267,7 @@ def predict(  # noqa: PLR0913 - one parameter per part of the question
     Returns
     -------
     PredictionDocument
-        One point per device count: every quantity as ``p5``, ``p50``, ``p95``; times in seconds.
+        One point per device count: every quantity as ``p5``, ``nominal``, ``p95``; times in seconds.
 
     Raises
     ------

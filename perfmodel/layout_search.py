@@ -67,7 +67,7 @@ def together(pieces: Sequence[Judged]) -> Judged:
 
 
 def _log_step(model: InferredModel, jobs: Jobs) -> Column:
-    """Most states are calm; where stalls are likely the middle is later."""
+    """Most states are normal; where stalls are likely the middle is later."""
     shift, _ = model.discrepancy.at(jobs)
     step_s = step_time_s(jobs, model.nominal)
     logs = np.log(step_s) + shift
@@ -237,7 +237,7 @@ def plan_parallelism(
         ranked=ranked,
         caveats=(
             *layout_caveats(machine, jobs.take(sort[:1])),
-            *_close(machine.model, search, close, ranked[0].step_s.p50),
+            *_close(machine.model, search, close, ranked[0].step_s.nominal),
         ),
     )
 
@@ -295,7 +295,7 @@ def _ranked(
             layout=str(search.layouts.layout(int(where))),
             step_s=Interval(
                 p5=float(found.lower_s[index]),
-                p50=float(found.number_s[index]),
+                nominal=float(found.number_s[index]),
                 p95=float(found.upper_s[index]),
             ),
             tokens_per_s=float(work / found.number_s[index]),
@@ -318,8 +318,8 @@ def against_first(
 ) -> tuple[Column, NDArray[np.bool_]]:
     """Probability of every job to be slower than the first, and whether the two tie.
 
-    Both are predicted from the same latents and neighbouring deviations, so that most of their doubt
-    is shared: the doubt of the ratio is what counts.
+    Both are predicted from the same fitted parameters and neighbouring deviations, so that most of their uncertainty
+    is shared: the uncertainty of the ratio is what counts.
     """
     deviation = np.maximum(spread_against_first(model, jobs), 1e-9)
     distance = np.log(found.mean_s / found.mean_s[0]) / deviation
@@ -327,11 +327,11 @@ def against_first(
 
 
 def spread_against_first(model: InferredModel, jobs: Jobs) -> Column:
-    """Standard deviation of the logarithm of every step over the first, in calm runs."""
+    """Standard deviation of the logarithm of every step over the first, in normal runs."""
     drawn = step_time_s(jobs, {name: values[:, None] for name, values in model.draws.items()})
     logs = np.log(drawn)
     variance = (logs - logs[:, :1]).var(axis=0) + model.discrepancy.difference_variance(jobs, 0)
-    return np.asarray(np.sqrt(np.maximum(variance, 0)) * model.doubt_factor(jobs))
+    return np.asarray(np.sqrt(np.maximum(variance, 0)) * model.uncertainty_factor(jobs))
 
 
 def _loss(parts: StepParts, index: int) -> tuple[str, float]:

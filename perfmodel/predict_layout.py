@@ -1,4 +1,4 @@
-"""Use case: one layout of a large model, from latents that were inferred from runs."""
+"""Use case: one layout of a large model, from fitted parameters that were inferred from runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -46,10 +46,10 @@ _STAGE_PARTS: Final = (
     "logits_bytes",
 )
 _PARTS: Final = ("compute_s", "tensor_s", "pipeline_s", "data_s", "other_s")
-#: What a job needs of the latents, if the runs did not determine them.
+#: What a job needs of the fitted parameters, if the runs did not determine them.
 _RELEVANT: Final = {
     "tp": ("tensor_latency_s", "tensor_bytes_per_s"),
-    "pp": ("hop_latency_s",),
+    "pp": ("p2p_latency_s",),
     "dp": ("data_bytes_per_s", "overlap"),
 }
 
@@ -99,7 +99,7 @@ def predict_layout(
     capacity_bytes: int | None = None,
     argv: Sequence[str],
 ) -> tuple[LayoutPredictionDocument, Trace]:
-    """Step, throughput, utilisation and memory of a layout with their doubt, and the simulated step.
+    """Step, throughput, utilisation and memory of a layout with their uncertainty, and the simulated step.
 
     Raises
     ------
@@ -109,7 +109,7 @@ def predict_layout(
     jobs = layout_jobs(training, layout, device=machine.document.device)
     found = machine.model.predict(jobs)
     step_s = Interval(
-        p5=float(found.lower_s[0]), p50=float(found.number_s[0]), p95=float(found.upper_s[0])
+        p5=float(found.lower_s[0]), nominal=float(found.number_s[0]), p95=float(found.upper_s[0])
     )
     parts = machine.model.parts(jobs)
     held = layout.stages(training.model.shape.layers)
@@ -138,7 +138,7 @@ def predict_layout(
 
 
 def simulated_step(machine: InferredMachine, training: Training, layout: Layout) -> Trace:
-    """The step of every pipeline stage in simulated time, at the fitted latents.
+    """The step of every pipeline stage in simulated time, at the fitted parameters.
 
     Raises
     ------
@@ -222,7 +222,7 @@ def layout_caveats(machine: InferredMachine, jobs: Jobs) -> list[str]:
         chance = float(machine.model.disturbance.probability(jobs.take(np.array([0])))[0])
         if chance > RARE_STALL:
             caveats.append(
-                f"some runs between nodes stalled; this one would with probability {chance:.0%}, "
+                f"some runs between nodes degraded; this one would with probability {chance:.0%}, "
                 "which the interval holds"
             )
     memory = machine.model.memory
@@ -290,7 +290,7 @@ def _option_caveats(layout: Layout, jobs: Jobs, held: Sequence[int]) -> tuple[st
         )
     if layout.ep > 1 and layout.imbalance == 1:
         said.append(
-            "experts are taken as evenly visited; imbalance=1.2 lets the busiest rank decide"
+            "experts are taken as evenly measured; imbalance=1.2 lets the busiest rank decide"
         )
     if layout.sync_every > 1:
         said.append(
@@ -369,4 +369,6 @@ def _fits(
 
 
 def _is_determined(document: InferredDocument, name: str) -> bool:
-    return all(latent.determined for latent in document.latents if latent.name == name)
+    return all(
+        parameter.determined for parameter in document.fitted_parameters if parameter.name == name
+    )

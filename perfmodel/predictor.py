@@ -15,7 +15,7 @@ from perfmodel.cost.machine import SEED, CostModel, borrowed_profile, model_form
 from perfmodel.cost.rescaling import whole_steps_refused
 from perfmodel.cost.terms import Samples, Terms, paced
 from perfmodel.cost.traced import origin_caveats, traced_profile
-from perfmodel.documents.base import CALM, Provenance, age_caveats
+from perfmodel.documents.base import QUIET, Provenance, age_caveats
 from perfmodel.documents.prediction import (
     Evidence,
     Interval,
@@ -56,11 +56,11 @@ class StepPrediction:
     straggler_s: Seconds
     """Nominally, the part of it that ranks as fast as the typical one would not take. [s]"""
     step_s: Samples
-    """Shape ``(num_draws,)``: doubt of the parameters and of the model's form. [s]"""
+    """Shape ``(num_draws,)``: uncertainty of the parameters and of the model's form. [s]"""
     exposed_comm_s: Samples
     tail_s: Mapping[int, Samples]
     """95 and 99: that percentile over the steps of a run, shape ``(num_draws,)``. [s]"""
-    binding_link: str | None = None
+    bottleneck_link: str | None = None
     """Which link costs most of the largest all-reduce, and why; None without a cluster."""
 
 
@@ -87,10 +87,10 @@ class Predictor:
     cluster
         Through which links the devices reach each other; without it one ring of links like the
         measured ones.
-    num_visits
-        Over how many visits a step of a traced workload is meant as a mean; None for steps that take
+    num_repetitions
+        Over how many repetitions a step of a traced workload is meant as a mean; None for steps that take
         turns with the replays which price them: what moves the machine from one hour to another moves
-        both, and is no doubt.
+        both, and is no uncertainty.
 
     Raises
     ------
@@ -108,9 +108,9 @@ class Predictor:
         num_draws: int = NUM_DRAWS,
         use_measured: bool = True,
         cluster: Cluster | None = None,
-        num_visits: int | None = 1,
+        num_repetitions: int | None = 1,
     ) -> None:
-        self._num_visits = num_visits
+        self._num_repetitions = num_repetitions
         self._use_measured = use_measured
         _refuse_other_machine(profile, validation)
         _refuse_other_nodes(profile, cluster)
@@ -193,20 +193,20 @@ class Predictor:
             program, [(terms, case_s) for case_s in cases_s]
         )
         sharing = self._sharing(program, durations_s[:, 0], setting.world_size)
-        doubt = self._doubt(workload, setting)
+        uncertainty = self._uncertainty(workload, setting)
         return StepPrediction(
             setting=setting,
             program=program,
             terms=terms,
             trace=trace,
             straggler_s=max(0.0, trace.step_s - float(even_s[0])),
-            step_s=step_s * sharing * doubt,
+            step_s=step_s * sharing * uncertainty,
             tail_s={
-                percent: tail_s * sharing * doubt
+                percent: tail_s * sharing * uncertainty
                 for percent, tail_s in zip(tails, tails_s, strict=True)
             },
             exposed_comm_s=np.maximum(0.0, step_s * sharing - silent_s),
-            binding_link=self._binding(program, setting.world_size),
+            bottleneck_link=self._binding(program, setting.world_size),
         )
 
     def step_draws(
@@ -234,7 +234,7 @@ class Predictor:
         return [
             draws_s[index]
             * self._sharing(of_one.program, of_one.durations_s[:, 0], setting.world_size)
-            * self._doubt(workload, setting)
+            * self._uncertainty(workload, setting)
             for index, (of_one, setting) in enumerate(zip(priced, settings, strict=True))
         ]
 
@@ -243,7 +243,7 @@ class Predictor:
         world_size = step.setting.world_size
         batch = step.setting.global_batch
         ratio = batch / baseline.setting.global_batch
-        # The baseline's own doubt cancels where the two settings are the same.
+        # The baseline's own uncertainty cancels where the two settings are the same.
         speedup = (
             np.ones(self._num_draws) if step is baseline else ratio * baseline.step_s / step.step_s
         )
@@ -258,7 +258,7 @@ class Predictor:
             straggler_s=step.straggler_s,
             evidence=dict(step.terms.evidence),
             tail_s={f"p{percent}": interval(tail_s) for percent, tail_s in step.tail_s.items()},
-            binding_link=step.binding_link,
+            bottleneck_link=step.bottleneck_link,
         )
 
     def _priced(
@@ -283,18 +283,20 @@ class Predictor:
         slowest = self._costs.slowest(workload, setting, probability=percent / 100)
         return np.maximum(slowest, terms.slowest)
 
-    def _doubt(self, workload: WorkloadProfile, setting: Setting) -> Samples:
+    def _uncertainty(self, workload: WorkloadProfile, setting: Setting) -> Samples:
         """Factors of what parameters do not tell: one more round, and the form of the model."""
-        visit_error = self.profile.visit_error_of(setting.world_size)
+        repetition_error = self.profile.repetition_error_of(setting.world_size)
         form = model_form(
             self.profile,
             self.validation,
             workload,
             setting,
             num_draws=self._num_draws,
-            run_error=visit_error / math.sqrt(self._num_visits) if self._num_visits else 0.0,
+            run_error=repetition_error / math.sqrt(self._num_repetitions)
+            if self._num_repetitions
+            else 0.0,
         )
-        return form if self._num_visits is None else self._common * form
+        return form if self._num_repetitions is None else self._common * form
 
     def _sharing(self, program: StepProgram, durations_s: Samples, world_size: int) -> float:
         """Factor on the step by other jobs whose collectives cross the same links."""
@@ -476,10 +478,10 @@ def caveats(
 def _condition_caveats(profile: ProfileDocument) -> list[str]:
     """What a training must set to be like the measured ones, beside its number of threads."""
     found = []
-    if profile.stolen > CALM:
+    if profile.steal > QUIET:
         found.append(
-            f"while the machine was measured its hypervisor gave {100 * profile.stolen:.0f} % of the "
-            "processor time that was wanted to others: calibrate again in a calmer hour, or with --patience"
+            f"while the machine was measured its hypervisor gave {100 * profile.steal:.0f} % of the "
+            "processor time that was wanted to others: calibrate again in a quieter hour, or with --patience"
         )
     kept = [f"{name}={v}" for name, v in profile.variables.items() if name.startswith("MALLOC_")]
     if kept and profile.rescaling is None:

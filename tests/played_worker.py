@@ -26,15 +26,15 @@ def step_observation(
     setting: Setting,
     *,
     task: str = "",
-    visit: int = 0,
+    repetition: int = 0,
     step_s: float = 0.01,
     speed_probe_s: float = 1e-3,
 ) -> StepObservation:
     """Every rank takes the same time for each of its steps, a quarter of it for each phase."""
     steps_s, quarter_s = (step_s,) * NUM_STEPS, (step_s / 4,) * NUM_STEPS
     return StepObservation(
-        task=task or f"{visit}: {setting.label}",
-        round=visit,
+        task=task or f"{repetition}: {setting.label}",
+        round=repetition,
         started_utc=0.0,
         setting=setting,
         ranks=tuple(
@@ -100,7 +100,7 @@ class PlayedWorker:
             step_observation(
                 task.setting,
                 task=task.name,
-                visit=task.round,
+                repetition=task.round,
                 step_s=self.step_s(task.setting),
                 speed_probe_s=self.speed_probe_s,
             ),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from calibrate.fit.steps import Visit, estimate, to_speed
+from calibrate.fit.steps import Repetition, estimate, to_speed
 from perfmodel.arrays import FloatArray
 from perfmodel.documents.prediction import Interval
 from perfmodel.documents.profile import ASSUMED_SENSITIVITY, ProfileDocument
@@ -22,30 +22,30 @@ class Measured:
     """At the machine speed of the calibration."""
     raw_s: Seconds
     relative_error: float
-    num_visits: int
+    num_repetitions: int
 
 
-def measured(visits: Sequence[Visit], *, profile: ProfileDocument) -> Measured:
-    """Typical step over visits, as the clock showed it and at the machine speed of the calibration.
+def measured(repetitions: Sequence[Repetition], *, profile: ProfileDocument) -> Measured:
+    """Typical step over repetitions, as the clock showed it and at the machine speed of the calibration.
 
-    Each visit is brought to that speed as far as the workload followed it then. A machine that differs
+    Each repetition is brought to that speed as far as the workload followed it then. A machine that differs
     from its calibration as a whole is followed no further than one that differs from minute to minute:
     both times it is mostly a neighbour on the same core (see the record of ``validate models``, seventh).
     """
-    setting = visits[0].setting
+    setting = repetitions[0].setting
     workload = profile.workload(setting.workload)
     sensitivity = workload.speed_sensitivity if workload is not None else ASSUMED_SENSITIVITY
     at_speed = estimate(
         [
             v.step_s * to_speed(v, speed_probe_s=profile.speed_probe_s, sensitivity=sensitivity)
-            for v in visits
+            for v in repetitions
         ]
     )
     return Measured(
         value_s=at_speed.value_s,
-        raw_s=estimate([v.wall_s for v in visits]).value_s,
+        raw_s=estimate([v.wall_s for v in repetitions]).value_s,
         relative_error=at_speed.relative_error,
-        num_visits=len(visits),
+        num_repetitions=len(repetitions),
     )
 
 
@@ -58,7 +58,7 @@ def compare_setting(
         predicted_s=predicted_s,
         measured_s=found.value_s,
         measured_raw_s=found.raw_s,
-        num_visits=found.num_visits,
+        num_repetitions=found.num_repetitions,
         measured_relative_error=found.relative_error,
         signed_error=predicted_s.signed_error(found.value_s),
         signed_error_raw=predicted_s.signed_error(found.raw_s),

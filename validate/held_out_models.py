@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from calibrate.task import Trainee
+from calibrate.task import ModelSpec
 from perfmodel.documents.base import write_atomically
 from perfmodel.layout.setting import Setting, Synchronisation
 
@@ -86,10 +86,10 @@ class HeldOutModel:
         size = f" {self.image_size}px" if self.image_size else ""
         return f"{self.model.rpartition(':')[2]}{size} {optimizer}"
 
-    def trainee(self, optimizer: Optimizer, folder: Path) -> Trainee:
+    def model_spec(self, optimizer: Optimizer, folder: Path) -> ModelSpec:
         """What the worker builds; the folder holds the configurations."""
         model = self.model if self.config is None else str(config_path(folder, self.model))
-        return Trainee(model=model, image_size=self.image_size, optimizer=optimizer)
+        return ModelSpec(model=model, image_size=self.image_size, optimizer=optimizer)
 
 
 def _vision(
@@ -155,11 +155,11 @@ class HeldOutSetting:
     """One run: a setting and what is trained in it."""
 
     setting: Setting
-    trainee: Trainee
+    model_spec: ModelSpec
 
 
 def write_configs(folder: Path) -> None:
-    """Write the configurations that the trainees are built from."""
+    """Write the configurations that the model_specs are built from."""
     for model in HELD_OUT:
         if model.config is not None:
             write_config(folder, model.model, model.config)
@@ -189,7 +189,7 @@ def _single(
         micro_batch=micro_batch,
         synchronisation=Synchronisation.NONE,
     )
-    return HeldOutSetting(setting=setting, trainee=model.trainee(optimizer, folder))
+    return HeldOutSetting(setting=setting, model_spec=model.model_spec(optimizer, folder))
 
 
 def _parallel(
@@ -198,4 +198,4 @@ def _parallel(
     setting = Setting(
         workload=model.label(optimizer), world_size=world_size, micro_batch=micro_batch
     )
-    return HeldOutSetting(setting=setting, trainee=model.trainee(optimizer, folder))
+    return HeldOutSetting(setting=setting, model_spec=model.model_spec(optimizer, folder))

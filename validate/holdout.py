@@ -17,7 +17,7 @@ from perfmodel.units import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldoutBudget:
-    """How many held-out settings, and how often each is visited."""
+    """How many held-out settings, and how often each is measured."""
 
     num_batches: int
     """Held-out micro-batches per workload inside the calibrated range."""
@@ -26,12 +26,12 @@ class HoldoutBudget:
     num_rounds: int
     """Fresh process groups."""
     repeats_per_round: int
-    """Visits to calibrated settings, which tell the noise floor alone."""
-    visit_s: Seconds
+    """Repetitions to calibrated settings, which tell the noise floor alone."""
+    repetition_s: Seconds
     min_steps: int
 
 
-#: Visits to each setting in one process group. A second one tells as much as a second round, which starts the
+#: Repetitions to each setting in one process group. A second one tells as much as a second round, which starts the
 #: ranks anew: on the recorded runs both judge the same predictions to be 3.4 % off (means over six pairs).
 PASSES_PER_ROUND: Final = 2
 
@@ -41,7 +41,7 @@ BUDGETS: Final = {
         goes_beyond=False,
         num_rounds=1,
         repeats_per_round=1,
-        visit_s=0.2,
+        repetition_s=0.2,
         min_steps=3,
     ),
     "standard": HoldoutBudget(
@@ -49,7 +49,7 @@ BUDGETS: Final = {
         goes_beyond=True,
         num_rounds=6,
         repeats_per_round=2,
-        visit_s=0.4,
+        repetition_s=0.4,
         min_steps=4,
     ),
 }
@@ -138,17 +138,17 @@ def rounds(
     for round_index in range(budget.num_rounds):
         tasks: list[Task] = []
         for pass_index in range(PASSES_PER_ROUND):
-            visit = round_index * PASSES_PER_ROUND + pass_index
+            repetition = round_index * PASSES_PER_ROUND + pass_index
             order = list(settings)
             if pass_index < budget.repeats_per_round:
                 order += repeated
-            random.Random(f"{seed}-{visit}").shuffle(order)  # noqa: S311 - an order, no secret
+            random.Random(f"{seed}-{repetition}").shuffle(order)  # noqa: S311 - an order, no secret
             tasks += [
                 StepTask(
-                    name=f"{visit}: {setting.label}",
-                    round=visit,
+                    name=f"{repetition}: {setting.label}",
+                    round=repetition,
                     setting=setting,
-                    target_s=budget.visit_s,
+                    target_s=budget.repetition_s,
                     min_steps=budget.min_steps,
                 )
                 for setting in order

@@ -13,14 +13,14 @@ from calibrate.campaign import Campaign, Progress, measure
 from calibrate.environment import describe_environment
 from calibrate.fit.steps import (
     Estimate,
-    Visit,
+    Repetition,
     by_setting,
     estimate,
+    repetition,
     speed_sensitivity,
     to_speed,
     trimmed_mean,
     typical_speed,
-    visit,
 )
 from calibrate.launch import Launcher
 from calibrate.placement import placement_of, provenance
@@ -32,7 +32,7 @@ from perfmodel.documents.observation import (
     ReplayObservation,
     StepObservation,
     read_observations,
-    stolen_share,
+    steal_share,
 )
 from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
 from perfmodel.documents.verdicts import ComparedModel, ModelsValidationDocument
@@ -57,19 +57,19 @@ _PHASES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelsBudget:
-    """How often each held-out run is visited."""
+    """How often each held-out run is measured."""
 
     num_rounds: int
-    """Fresh process groups; each visits every run once."""
-    visit_s: Seconds
+    """Fresh process groups; each repetitions every run once."""
+    repetition_s: Seconds
     """Of steps; replays take as long beside them. [s]"""
-    parallel_visits: int = 2
+    parallel_repetitions: int = 2
     """In every round of a run on several ranks: whatever disturbs one of them stops all."""
 
 
 BUDGETS: Final = {
-    "quick": ModelsBudget(num_rounds=2, visit_s=1.0),
-    "standard": ModelsBudget(num_rounds=4, visit_s=2.0),
+    "quick": ModelsBudget(num_rounds=2, repetition_s=1.0),
+    "standard": ModelsBudget(num_rounds=4, repetition_s=2.0),
 }
 
 
@@ -131,7 +131,7 @@ def rounds(
         tasks = [
             _task(run, index, number, budget)
             for run in settings
-            for number in range(budget.parallel_visits if run.setting.world_size > 1 else 1)
+            for number in range(budget.parallel_repetitions if run.setting.world_size > 1 else 1)
         ]
         draw.shuffle(tasks)
         result.append(tuple(tasks))
@@ -144,8 +144,8 @@ def _task(run: HeldOutSetting, index: int, number: int, budget: ModelsBudget) ->
         name=f"{index}: {run.setting.label}{again}",
         round=index,
         setting=run.setting,
-        trainee=run.trainee,
-        target_s=budget.visit_s,
+        model_spec=run.model_spec,
+        target_s=budget.repetition_s,
         is_replayed=run.setting.world_size == 1,
     )
 
@@ -154,13 +154,13 @@ def _task(run: HeldOutSetting, index: int, number: int, budget: ModelsBudget) ->
 class _Found:
     """One run as measured."""
 
-    visits: tuple[Visit, ...]
+    repetitions: tuple[Repetition, ...]
     factors: tuple[float, ...]
-    """By visit: what brings it to the machine speed of the calibration."""
+    """By repetition: what brings it to the machine speed of the calibration."""
     processor_s: Seconds
     """At that speed. [s]"""
     pairs: tuple[Pair, ...] = ()
-    """Of every visit, where each took turns with a replay of its own."""
+    """Of every repetition, where each took turns with a replay of its own."""
     pair_factor: float = 1.0
     """What brings those replays to the machine speed of the calibration."""
 
@@ -173,7 +173,7 @@ class _Found:
         return estimate(
             [
                 factor * (entry.step_s if phase is None else entry.phases_s[phase])
-                for factor, entry in zip(self.factors, self.visits, strict=True)
+                for factor, entry in zip(self.factors, self.repetitions, strict=True)
             ]
         )
 
@@ -195,12 +195,14 @@ def judge_models(
     found = _found(steps, profile, replays=replays if uses_replays else ())
     if uses_replays:
         profile = with_replays(profile, replays)
-    num_visits = round(float(np.median([len(entry.visits) for entry in found.values()] or [1])))
-    later = Predictor(profile, use_measured=uses_replays, num_visits=num_visits)
+    num_repetitions = round(
+        float(np.median([len(entry.repetitions) for entry in found.values()] or [1]))
+    )
+    later = Predictor(profile, use_measured=uses_replays, num_repetitions=num_repetitions)
     in_turn = later
     if any(entry.pairs for entry in found.values()):
         known = with_replays(request.profile, replays, in_turn=True)
-        in_turn = Predictor(known, num_visits=None)
+        in_turn = Predictor(known, num_repetitions=None)
     traced = _traced(later, replays)
     rows = tuple(
         _compared(
@@ -219,8 +221,8 @@ def judge_models(
             "continue with --resume"
         )
     slowdown = float(np.median([1 / factor for e in found.values() for factor in e.factors]))
-    stolen = stolen_share(observations)
-    return _document(request, rows, slowdown=slowdown, stolen=stolen, path=path)
+    steal = steal_share(observations)
+    return _document(request, rows, slowdown=slowdown, steal=steal, path=path)
 
 
 def _traced(
@@ -242,15 +244,15 @@ def _found(
 ) -> dict[Setting, _Found]:
     """Every run at the machine speed of the calibration.
 
-    Curves were measured at another time than the runs: each visit is brought to that speed by its own
+    Curves were measured at another time than the runs: each repetition is brought to that speed by its own
     speed probe, as far as runs follow theirs. A replay stood beside its run and saw the same
-    machine, better than any probe: then one factor serves both, and where each visit has one, steps are
+    machine, better than any probe: then one factor serves both, and where each repetition has one, steps are
     compared pass by pass.
     """
-    groups = by_setting(visit(entry) for entry in steps)
-    visits = [entry for group in groups.values() for entry in group]
-    speed_s = typical_speed(visits)
-    sensitivity = 0.0 if replays else speed_sensitivity(visits)
+    groups = by_setting(repetition(entry) for entry in steps)
+    repetitions = [entry for group in groups.values() for entry in group]
+    speed_s = typical_speed(repetitions)
+    sensitivity = 0.0 if replays else speed_sensitivity(repetitions)
     # Replays are brought to that speed as reference models follow it: runs beside them must be as well.
     exponent = profile.speed_sensitivity if replays else sensitivity
     drift = {n: (profile.speed_probe_s[n] / probe_s) ** exponent for n, probe_s in speed_s.items()}
@@ -269,7 +271,7 @@ def _found(
             pairs.setdefault(entry.setting, []).append((entry.ranks[0], beside))
     return {
         setting: _Found(
-            visits=group,
+            repetitions=group,
             factors=tuple(
                 drift[setting.world_size]
                 * to_speed(entry, speed_probe_s=speed_s, sensitivity=sensitivity)
@@ -283,9 +285,9 @@ def _found(
     }
 
 
-def _processor_s(visits_s: Sequence[Seconds]) -> Seconds:
-    """Typical over visits; 0 where nobody counted. [s]"""
-    return estimate(visits_s).value_s if visits_s else 0.0
+def _processor_s(repetitions_s: Sequence[Seconds]) -> Seconds:
+    """Typical over repetitions; 0 where nobody counted. [s]"""
+    return estimate(repetitions_s).value_s if repetitions_s else 0.0
 
 
 def _compared(
@@ -294,7 +296,7 @@ def _compared(
     step = predictor.step(workload, setting)
     predicted_s = interval(step.step_s)
     measured = found.typical()
-    raw = estimate([entry.wall_s for entry in found.visits])
+    raw = estimate([entry.wall_s for entry in found.repetitions])
     against_processor = predicted_s.signed_error(found.processor_s) if found.processor_s else 0.0
     return ComparedModel(
         setting=setting,
@@ -303,7 +305,7 @@ def _compared(
         measured_s=measured.value_s,
         measured_raw_s=raw.value_s,
         processor_s=found.processor_s,
-        num_visits=len(found.visits),
+        num_repetitions=len(found.repetitions),
         measured_relative_error=measured.relative_error,
         signed_error=predicted_s.signed_error(measured.value_s),
         signed_error_processor=against_processor,
@@ -327,7 +329,7 @@ def _document(
     rows: tuple[ComparedModel, ...],
     *,
     slowdown: float,
-    stolen: float,
+    steal: float,
     path: Path,
 ) -> ModelsValidationDocument:
     single = [row for row in rows if row.setting.world_size == 1]
@@ -344,7 +346,7 @@ def _document(
         observations_sha256=file_sha256(path),
         mode=request.mode,
         machine_slowdown=slowdown,
-        stolen=stolen,
+        steal=steal,
         models=rows,
         summary=summary,
         summary_processor=summarise([row.signed_error_processor for row in single]),

@@ -12,7 +12,7 @@ import numpy as np
 
 from calibrate.campaign import Campaign, Progress, measure
 from calibrate.environment import describe_environment
-from calibrate.fit.steps import by_setting, visit
+from calibrate.fit.steps import by_setting, repetition
 from calibrate.launch import Launcher
 from calibrate.placement import (
     Placement,
@@ -23,7 +23,7 @@ from calibrate.placement import (
 )
 from calibrate.topology import LaunchFlags
 from perfmodel.documents.base import file_sha256
-from perfmodel.documents.observation import StepObservation, read_observations, stolen_share
+from perfmodel.documents.observation import StepObservation, read_observations, steal_share
 from perfmodel.documents.prediction import Interval
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import (
@@ -54,7 +54,7 @@ class ValidationRequest(ProfileRequest):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Foretold:
+class Predicted:
     """What was predicted before anything was measured."""
 
     steps_s: Mapping[Setting, Interval]
@@ -84,11 +84,11 @@ def validate(
     settings = holdout_settings(
         profile, num_batches=budget.num_batches, goes_beyond=budget.goes_beyond
     )
-    foretold = foretell(profile, settings, earlier=request.earlier)
+    predicted = predict(profile, settings, earlier=request.earlier)
     observations = measure(
         Campaign(
             folder=request.folder,
-            plan=_plan(request, foretold),
+            plan=_plan(request, predicted),
             rounds=rounds(
                 settings, repeated=repeated_settings(profile), budget=budget, seed=request.seed
             ),
@@ -99,7 +99,7 @@ def validate(
         resume=request.resume,
         on_progress=on_progress,
     )
-    comparison = compare_observations(profile, foretold, observations)
+    comparison = compare_observations(profile, predicted, observations)
     document = _document(request, comparison, observations)
     # Every node judges the same shared observations; one of them writes.
     if here.topology.node_rank == 0:
@@ -107,12 +107,12 @@ def validate(
     return document
 
 
-def foretell(
+def predict(
     profile: ProfileDocument,
     settings: tuple[Setting, ...],
     *,
     earlier: ValidationDocument | None = None,
-) -> Foretold:
+) -> Predicted:
     """Predict every setting, and the speed-up of those with several ranks."""
     predictor = Predictor(profile, validation=earlier)
     steps = {
@@ -125,7 +125,7 @@ def foretell(
         if setting.world_size > 1 and baseline in steps:
             ratio = setting.global_batch / baseline.global_batch
             speedups[setting] = interval(ratio * steps[baseline].step_s / step.step_s)
-    return Foretold(
+    return Predicted(
         steps_s={setting: interval(step.step_s) for setting, step in steps.items()},
         speedups=speedups,
     )
@@ -139,11 +139,11 @@ class Comparison:
     speedups: Mapping[Setting, ComparedSpeedup]
     repeats: tuple[Repeat, ...]
     machine_slowdown: float
-    stolen: float
+    steal: float
 
 
 def compare_observations(
-    profile: ProfileDocument, foretold: Foretold, observations: Path
+    profile: ProfileDocument, predicted: Predicted, observations: Path
 ) -> Comparison:
     """Put every prediction beside what was measured.
 
@@ -153,14 +153,18 @@ def compare_observations(
         If a predicted setting was never run.
     """
     entries = read_observations(observations)
-    visits = by_setting(visit(entry) for entry in entries if isinstance(entry, StepObservation))
-    missing = [setting.label for setting in foretold.steps_s if setting not in visits]
+    repetitions = by_setting(
+        repetition(entry) for entry in entries if isinstance(entry, StepObservation)
+    )
+    missing = [setting.label for setting in predicted.steps_s if setting not in repetitions]
     if missing:
         raise MeasurementFailed(
             f"{observations}: {len(missing)} predicted settings were not run, such as {missing[0]}; "
             "continue with --resume"
         )
-    found = {setting: compare.measured(group, profile=profile) for setting, group in visits.items()}
+    found = {
+        setting: compare.measured(group, profile=profile) for setting, group in repetitions.items()
+    }
     calibrated_s = {
         setting: step_s
         for setting, step_s in _calibrated_steps(profile).items()
@@ -168,24 +172,24 @@ def compare_observations(
     }
     slowdowns = [
         entry.speed_probe_s / profile.speed_probe_s[setting.world_size]
-        for setting, group in visits.items()
+        for setting, group in repetitions.items()
         for entry in group
     ]
     return Comparison(
         settings=tuple(
             compare.compare_setting(setting, predicted_s, found[setting], profile=profile)
-            for setting, predicted_s in foretold.steps_s.items()
+            for setting, predicted_s in predicted.steps_s.items()
         ),
         speedups={
             setting: compare.compare_speedup(setting, predicted, found)
-            for setting, predicted in foretold.speedups.items()
+            for setting, predicted in predicted.speedups.items()
         },
         repeats=tuple(
             compare.compare_repeat(setting, step_s, found[setting])
             for setting, step_s in calibrated_s.items()
         ),
         machine_slowdown=float(np.median(slowdowns)),
-        stolen=stolen_share(entries),
+        steal=steal_share(entries),
     )
 
 
@@ -230,7 +234,7 @@ def _document(
         profile_digest=request.profile.digest,
         observations_sha256=file_sha256(observations),
         machine_slowdown=comparison.machine_slowdown,
-        stolen=comparison.stolen,
+        steal=comparison.steal,
         settings=rows,
         speedups=tuple(speedups.values()),
         repeats=comparison.repeats,
@@ -252,7 +256,7 @@ def _document(
     )
 
 
-def _plan(request: ValidationRequest, foretold: Foretold) -> dict[str, object]:
+def _plan(request: ValidationRequest, predicted: Predicted) -> dict[str, object]:
     """What is measured, promised and predicted; written before the first run."""
     tolerances = gates.Tolerances()
     return {
@@ -262,10 +266,10 @@ def _plan(request: ValidationRequest, foretold: Foretold) -> dict[str, object]:
         "profile_digest": request.profile.digest,
         "gates": {name: getattr(tolerances, name) for name in type(tolerances).__slots__},
         "predicted_s": {
-            setting.label: found.model_dump() for setting, found in foretold.steps_s.items()
+            setting.label: found.model_dump() for setting, found in predicted.steps_s.items()
         },
         "predicted_speedups": {
-            setting.label: found.model_dump() for setting, found in foretold.speedups.items()
+            setting.label: found.model_dump() for setting, found in predicted.speedups.items()
         },
     }
 

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 from scipy.optimize import least_squares, nnls
 
-from calibrate.fit.steps import Visit, to_speed
+from calibrate.fit.steps import Repetition, to_speed
 from perfmodel.arrays import FloatArray
 from perfmodel.cost.machine import CostModel
 from perfmodel.documents.profile import DdpCosts, ProfileDocument, Residual, WorkloadProfile
@@ -43,7 +43,7 @@ class BucketCosts:
 
 
 def fit_bucket_costs(
-    groups: Mapping[Setting, Sequence[Visit]],
+    groups: Mapping[Setting, Sequence[Repetition]],
     workloads: Mapping[str, WorkloadProfile],
     *,
     speed_probe_s: Mapping[int, Seconds],
@@ -57,7 +57,7 @@ def fit_bucket_costs(
         The fit, and bootstrap draws of shape ``(NUM_DRAWS, 2)``.
     """
     rows = []
-    for setting, visits in groups.items():
+    for setting, repetitions in groups.items():
         if setting.world_size != 1 or setting.synchronisation is not Synchronisation.DDP:
             continue
         bare = Setting(
@@ -81,7 +81,7 @@ def fit_bucket_costs(
                 v.wall_s * at_speed(v) - steps_s[v.round],
                 steps_s[v.round],
             )
-            for v in visits
+            for v in repetitions
             if v.round in steps_s
         ]
     if not rows:
@@ -158,7 +158,7 @@ class _Targets:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Fit:
-    """All-reduce scale, compute speed and communication speed, with their doubt."""
+    """All-reduce scale, compute speed and communication speed, with their uncertainty."""
 
     theta: FloatArray
     covariance: FloatArray

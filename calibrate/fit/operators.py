@@ -293,7 +293,7 @@ def fit_operators(
 def fit_curves(
     layers: Sequence[OperatorsObservation], *, keeps_memory: bool = False
 ) -> tuple[OperatorFamily, ...]:
-    """Curves of all families in a hurry: good enough to see where they are in doubt."""
+    """Curves of all families in a hurry: good enough to see where they are in uncertainty."""
     if not layers:
         return ()
     speed_s = trimmed_mean([trimmed_mean(entry.speed_probe_s) for entry in layers])

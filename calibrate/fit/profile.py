@@ -15,11 +15,11 @@ from calibrate.fit.steps import (
     by_setting,
     estimate,
     fit_workload,
+    repetition,
+    repetition_errors,
     round_error,
     single_steps,
     typical_speed,
-    visit,
-    visit_errors,
     with_device_streams,
 )
 from calibrate.placement import keeps_memory
@@ -34,7 +34,7 @@ from perfmodel.documents.observation import (
     StepObservation,
     WorkloadObservation,
     read_observations,
-    stolen_share,
+    steal_share,
 )
 from perfmodel.documents.profile import (
     CheckpointProfile,
@@ -94,12 +94,12 @@ def fit_profile(
         keeps_memory=keeps_memory(draft.variables, device_kind=draft.device_kind),
     )
     if operators is not None:
-        off = visit_errors(
-            [visit(entry) for entry in steps],
+        off = repetition_errors(
+            [repetition(entry) for entry in steps],
             speed_probe_s=draft.speed_probe_s,
             sensitivities={w.workload.name: w.speed_sensitivity for w in draft.workloads},
         )
-        operators = operators.model_copy(update={"visit_errors": off})
+        operators = operators.model_copy(update={"repetition_errors": off})
     return _with_ddp(draft.model_copy(update={"operators": operators}), steps)
 
 
@@ -112,13 +112,15 @@ def _draft(
 ) -> ProfileDocument:
     """Everything but DDP's own costs, which are fitted on top of it."""
     steps = _of(observations, StepObservation)
-    visits = [visit(observation) for observation in steps]
-    speed_probe_s = typical_speed(visits)
-    slowdowns = [entry.speed_probe_s / speed_probe_s[entry.setting.world_size] for entry in visits]
+    repetitions = [repetition(observation) for observation in steps]
+    speed_probe_s = typical_speed(repetitions)
+    slowdowns = [
+        entry.speed_probe_s / speed_probe_s[entry.setting.world_size] for entry in repetitions
+    ]
     workloads = []
     for traced in _of(observations, WorkloadObservation):
         name = traced.workload.name
-        mine = [entry for entry in visits if entry.setting.workload == name]
+        mine = [entry for entry in repetitions if entry.setting.workload == name]
         if mine:
             fitted = fit_workload(traced.workload, mine, speed_probe_s=speed_probe_s)
             raw = [entry for entry in steps if entry.setting.workload == name]
@@ -149,20 +151,22 @@ def _draft(
         residual=Residual(single_log_errors=(), ddp_log_errors=()),
         rates=rates,
         dispatch_s=next((rate.time_s for rate in rates if rate.probe == "dispatch"), 0.0),
-        round_error=round_error(visits, speed_probe_s=speed_probe_s, sensitivities=sensitivities),
+        round_error=round_error(
+            repetitions, speed_probe_s=speed_probe_s, sensitivities=sensitivities
+        ),
         steps=single_steps(
-            by_setting(visits), speed_probe_s=speed_probe_s, sensitivities=sensitivities
+            by_setting(repetitions), speed_probe_s=speed_probe_s, sensitivities=sensitivities
         ),
         checkpoint=checkpoint_profile(_of(observations, CheckpointObservation)),
         undetermined=(),
-        stolen=stolen_share(observations),
+        steal=steal_share(observations),
     )
 
 
 def _with_ddp(draft: ProfileDocument, steps: Sequence[StepObservation]) -> ProfileDocument:
     rng = np.random.default_rng(draft.provenance.seed)
     buckets, bucket_draws = fit_bucket_costs(
-        by_setting([visit(observation) for observation in steps]),
+        by_setting([repetition(observation) for observation in steps]),
         {entry.workload.name: entry for entry in draft.workloads},
         speed_probe_s=draft.speed_probe_s,
         rng=rng,
@@ -212,7 +216,7 @@ def _device_name(environment: dict[str, Any], device_kind: str) -> str:
 def collective_profiles(
     observations: Sequence[CollectiveObservation],
 ) -> tuple[CollectiveProfile, ...]:
-    """Median over visits of the slowest rank's median."""
+    """Median over repetitions of the slowest rank's median."""
     groups: dict[tuple[str, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for entry in observations:
         slowest_s = float(np.median(np.max(np.array(entry.durations_s), axis=0)))
@@ -240,7 +244,7 @@ def _monotone_points(sizes: dict[int, list[float]]) -> tuple[CurvePoint, ...]:
 def checkpoint_profile(
     observations: Sequence[CheckpointObservation],
 ) -> CheckpointProfile | None:
-    """Median of every visit, their typical value over visits, by size; None if there is none."""
+    """Median of every repetition, their typical value over repetitions, by size; None if there is none."""
     if not observations:
         return None
     curves: dict[str, dict[int, list[float]]] = {
@@ -254,7 +258,7 @@ def checkpoint_profile(
 
 
 def _overlaps(observations: Sequence[OverlapObservation]) -> tuple[OverlapProfile, ...]:
-    """Speeds beside each other: ratios within a visit, their typical value over visits."""
+    """Speeds beside each other: ratios within a repetition, their typical value over repetitions."""
     groups: dict[tuple[int, int], list[OverlapObservation]] = defaultdict(list)
     for entry in observations:
         groups[entry.world_size, entry.size_bytes].append(entry)
@@ -271,8 +275,8 @@ def _overlaps(observations: Sequence[OverlapObservation]) -> tuple[OverlapProfil
     )
 
 
-def _speed(visits: Iterable[tuple[Sequence[float], Sequence[float]]]) -> float:
-    return estimate([float(np.median(a) / np.median(t)) for a, t in visits]).value_s
+def _speed(repetitions: Iterable[tuple[Sequence[float], Sequence[float]]]) -> float:
+    return estimate([float(np.median(a) / np.median(t)) for a, t in repetitions]).value_s
 
 
 def _rates(observations: Sequence[ComputeObservation]) -> tuple[ComputeRate, ...]:

@@ -1,4 +1,4 @@
-"""Compute curves, noise and single steps of each workload from its visits."""
+"""Compute curves, noise and single steps of each workload from its repetitions."""
 
 import math
 from collections import defaultdict
@@ -24,23 +24,23 @@ from perfmodel.layout.setting import Setting, Synchronisation
 from perfmodel.units import Seconds
 from perfmodel.workload.workload import Workload
 
-#: A standard error is at least this: two visits that agree by chance are not that certain.
+#: A standard error is at least this: two repetitions that agree by chance are not that certain.
 _SMALLEST_ERROR = 0.01
 _ASSUMED_SPREAD = 0.1
-#: Of two visits neither can be called the disturbed one.
+#: Of two repetitions neither can be called the disturbed one.
 _PAIR = 2
 #: Below the resolution of any clock; keeps the logarithm finite.
 _SMALLEST_S = 1e-9
 #: What rounding leaves of the variance of equal values.
 _NO_VARIANCE = 1e-12
-#: Visits needed before the sensitivity to machine speed is worth regressing.
+#: Repetitions needed before the sensitivity to machine speed is worth regressing.
 _MINIMUM_PAIRS = 8
 
 Values: TypeAlias = Sequence[float] | FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Visit:
+class Repetition:
     """Typical steps of one observation."""
 
     setting: Setting
@@ -59,17 +59,17 @@ class Visit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A typical value over visits and the standard error of its logarithm."""
+    """A typical value over repetitions and the standard error of its logarithm."""
 
     value_s: Seconds
     relative_error: float
 
 
-def visit(observation: StepObservation) -> Visit:
+def repetition(observation: StepObservation) -> Repetition:
     """Summarise one observation."""
     ranks = observation.ranks
     accumulation = observation.setting.accumulation
-    return Visit(
+    return Repetition(
         setting=observation.setting,
         round=observation.round,
         step_s=max(trimmed_mean(rank.step_s) for rank in ranks),
@@ -99,29 +99,29 @@ def _phase(rank: RankSteps, phase: str) -> Sequence[float]:
     return values
 
 
-def by_setting(visits: Iterable[Visit]) -> dict[Setting, tuple[Visit, ...]]:
-    """Visits of each setting."""
-    groups: dict[Setting, list[Visit]] = defaultdict(list)
-    for entry in visits:
+def by_setting(repetitions: Iterable[Repetition]) -> dict[Setting, tuple[Repetition, ...]]:
+    """Repetitions of each setting."""
+    groups: dict[Setting, list[Repetition]] = defaultdict(list)
+    for entry in repetitions:
         groups[entry.setting].append(entry)
     return {setting: tuple(group) for setting, group in groups.items()}
 
 
-def typical_speed(visits: Iterable[Visit]) -> dict[int, Seconds]:
+def typical_speed(repetitions: Iterable[Repetition]) -> dict[int, Seconds]:
     """Typical time of the speed probe by the number of ranks at work. [s]
 
     Ranks on one machine slow each other's probe down, always: that is no drift, so that each
     world size has a reference of its own.
     """
     times_s: dict[int, list[Seconds]] = defaultdict(list)
-    for entry in visits:
+    for entry in repetitions:
         times_s[entry.setting.world_size].append(entry.speed_probe_s)
     return {size: estimate(group).value_s for size, group in sorted(times_s.items())}
 
 
-def speed_sensitivity(visits: Iterable[Visit]) -> float:
+def speed_sensitivity(repetitions: Iterable[Repetition]) -> float:
     """Exponent in [0, 1] by which step times follow the speed probe, within settings."""
-    groups = by_setting(visits).values()
+    groups = by_setting(repetitions).values()
     if sum(map(len, groups)) < _MINIMUM_PAIRS:
         return ASSUMED_SENSITIVITY
     return exponent_within(
@@ -136,7 +136,9 @@ def exponent_within(groups: Iterable[tuple[Values, Values]], *, otherwise: float
     Least squares of logarithms; ``otherwise`` where the first ones do not differ.
     """
     deviations = [
-        [logs - logs.mean() for logs in map(_logs_visits, pair)] for pair in groups if len(pair[0])
+        [logs - logs.mean() for logs in map(_logs_repetitions, pair)]
+        for pair in groups
+        if len(pair[0])
     ]
     variance = sum(float(first @ first) for first, _ in deviations)
     if variance < _NO_VARIANCE:
@@ -145,8 +147,10 @@ def exponent_within(groups: Iterable[tuple[Values, Values]], *, otherwise: float
     return float(np.clip(covariance / variance, 0.0, 1.0))
 
 
-def to_speed(entry: Visit, *, speed_probe_s: Mapping[int, Seconds], sensitivity: float) -> float:
-    """Factor that brings a visit's times to the typical machine speed of its world size."""
+def to_speed(
+    entry: Repetition, *, speed_probe_s: Mapping[int, Seconds], sensitivity: float
+) -> float:
+    """Factor that brings a repetition's times to the typical machine speed of its world size."""
     return float((speed_probe_s[entry.setting.world_size] / entry.speed_probe_s) ** sensitivity)
 
 
@@ -160,13 +164,15 @@ def trimmed_mean(values: Values) -> float:
 
 
 def estimate(values_s: Sequence[float]) -> Estimate:
-    """Trimmed mean, and the standard error of its logarithm, from one value per visit.
+    """Trimmed mean, and the standard error of its logarithm, from one value per repetition.
 
-    From three visits on at least the highest and the lowest are dropped: few must stand one that was
+    From three repetitions on at least the highest and the lowest are dropped: few must stand one that was
     disturbed.
     """
-    # One visit says nothing about its own spread.
-    spread = float(_logs_visits(values_s).std(ddof=1)) if len(values_s) > 1 else _ASSUMED_SPREAD
+    # One repetition says nothing about its own spread.
+    spread = (
+        float(_logs_repetitions(values_s).std(ddof=1)) if len(values_s) > 1 else _ASSUMED_SPREAD
+    )
     num_dropped = max(len(values_s) // 6, 1 if len(values_s) > _PAIR else 0)
     return Estimate(
         value_s=_mean_without(num_dropped, values_s),
@@ -176,11 +182,11 @@ def estimate(values_s: Sequence[float]) -> Estimate:
 
 def _mean_without(num_dropped: int, values: Values) -> float:
     """Mean in log without so many at either end."""
-    logs = np.sort(_logs_visits(values))
+    logs = np.sort(_logs_repetitions(values))
     return float(np.exp(logs[num_dropped : len(logs) - num_dropped].mean()))
 
 
-def _logs_visits(values: Values) -> FloatArray:
+def _logs_repetitions(values: Values) -> FloatArray:
     return np.log(np.maximum(values, _SMALLEST_S))
 
 
@@ -196,11 +202,11 @@ _NUM_RATIOS = 64
 
 
 def fit_workload(
-    workload: Workload, visits: Sequence[Visit], *, speed_probe_s: Mapping[int, Seconds]
+    workload: Workload, repetitions: Sequence[Repetition], *, speed_probe_s: Mapping[int, Seconds]
 ) -> WorkloadProfile:
     """Curves and noise of one workload, at one machine speed."""
-    sensitivity = speed_sensitivity(visits)
-    groups = by_setting(visits)
+    sensitivity = speed_sensitivity(repetitions)
+    groups = by_setting(repetitions)
     world_sizes = sorted({s.world_size for s in groups if _isolates_compute(s)})
     phases = tuple(
         PhaseCurves(
@@ -222,7 +228,7 @@ def fit_workload(
 
 
 def round_error(
-    visits: Sequence[Visit],
+    repetitions: Sequence[Repetition],
     *,
     speed_probe_s: Mapping[int, Seconds],
     sensitivities: Mapping[str, float],
@@ -233,7 +239,7 @@ def round_error(
     round's mean deviation from the settings' own means is one draw of it.
     """
     deviations: dict[int, list[float]] = defaultdict(list)
-    for group in by_setting(visits).values():
+    for group in by_setting(repetitions).values():
         logs = _logs(group, speed_probe_s, sensitivities)
         mean = sum(logs.values()) / len(logs)
         for index, value in logs.items():
@@ -244,18 +250,18 @@ def round_error(
     return float(np.std(rounds, ddof=1) / math.sqrt(len(rounds)))
 
 
-def visit_errors(
-    visits: Sequence[Visit],
+def repetition_errors(
+    repetitions: Sequence[Repetition],
     *,
     speed_probe_s: Mapping[int, Seconds],
     sensitivities: Mapping[str, float],
 ) -> dict[int, float]:
-    """By the number of ranks at work, how far one visit is off its setting's mean, in log.
+    """By the number of ranks at work, how far one repetition is off its setting's mean, in log.
 
-    Root mean square over settings; without settings that were visited twice, nothing is known.
+    Root mean square over settings; without settings that were measured twice, nothing is known.
     """
     squares: dict[int, list[float]] = defaultdict(list)
-    for setting, group in by_setting(visits).items():
+    for setting, group in by_setting(repetitions).items():
         logs = _logs(group, speed_probe_s, sensitivities)
         if len(logs) > 1:
             squares[setting.world_size].append(float(np.var([*logs.values()], ddof=1)))
@@ -263,7 +269,7 @@ def visit_errors(
 
 
 def _logs(
-    group: Sequence[Visit],
+    group: Sequence[Repetition],
     speed_probe_s: Mapping[int, Seconds],
     sensitivities: Mapping[str, float],
 ) -> dict[int, float]:
@@ -309,19 +315,19 @@ def with_device_streams(
 
 
 def single_steps(
-    groups: Mapping[Setting, Sequence[Visit]],
+    groups: Mapping[Setting, Sequence[Repetition]],
     *,
     speed_probe_s: Mapping[int, Seconds],
     sensitivities: Mapping[str, float],
 ) -> tuple[SingleStep, ...]:
     """Each calibrated setting as measured, at one machine speed."""
     steps = []
-    for setting, visits in groups.items():
+    for setting, repetitions in groups.items():
         sensitivity = sensitivities[setting.workload]
         result = estimate(
             [
                 v.step_s * to_speed(v, speed_probe_s=speed_probe_s, sensitivity=sensitivity)
-                for v in visits
+                for v in repetitions
             ]
         )
         steps.append(
@@ -349,7 +355,7 @@ def _isolates_compute(setting: Setting) -> bool:
 
 
 def _curve(
-    groups: Mapping[Setting, Sequence[Visit]],
+    groups: Mapping[Setting, Sequence[Repetition]],
     phase: str,
     world_size: int,
     speed_probe_s: Mapping[int, Seconds],
@@ -361,10 +367,10 @@ def _curve(
             [
                 v.phases_s[phase]
                 * to_speed(v, speed_probe_s=speed_probe_s, sensitivity=sensitivity)
-                for v in visits
+                for v in repetitions
             ],
         )
-        for setting, visits in groups.items()
+        for setting, repetitions in groups.items()
         if setting.world_size == world_size and _isolates_compute(setting)
     ]
     return smoothed(sorted(points, key=lambda point: point.at))
@@ -409,13 +415,15 @@ def _point(at: float, values_s: Sequence[float]) -> CurvePoint:
     return CurvePoint(at=at, time_s=result.value_s, relative_error=result.relative_error)
 
 
-def _noise(groups: Mapping[Setting, Sequence[Visit]], world_size: int) -> tuple[StepNoise, ...]:
+def _noise(
+    groups: Mapping[Setting, Sequence[Repetition]], world_size: int
+) -> tuple[StepNoise, ...]:
     """Distribution of single steps per micro-batch, where ranks do not wait for each other."""
     noise = []
-    for setting, visits in sorted(groups.items(), key=lambda item: item[0].micro_batch):
+    for setting, repetitions in sorted(groups.items(), key=lambda item: item[0].micro_batch):
         if setting.world_size != world_size or not _isolates_compute(setting):
             continue
-        ratios = np.concatenate([visit.ratios for visit in visits])
+        ratios = np.concatenate([repetition.ratios for repetition in repetitions])
         count = min(_NUM_RATIOS, len(ratios))
         probabilities = (np.arange(count) + 0.5) / count
         noise.append(
@@ -427,17 +435,17 @@ def _noise(groups: Mapping[Setting, Sequence[Visit]], world_size: int) -> tuple[
     return tuple(noise)
 
 
-def _rank_spread(groups: Mapping[Setting, Sequence[Visit]]) -> float:
-    """Spread of ranks that persists over visits: the part that is not step noise.
+def _rank_spread(groups: Mapping[Setting, Sequence[Repetition]]) -> float:
+    """Spread of ranks that persists over repetitions: the part that is not step noise.
 
-    Each rank's mean log offset over all no_sync visits; with few visits the offsets also hold
+    Each rank's mean log offset over all no_sync repetitions; with few repetitions the offsets also hold
     noise, whose share is subtracted.
     """
     offsets = [
-        np.log(visit.rank_steps_s) - np.mean(np.log(visit.rank_steps_s))
-        for setting, visits in groups.items()
+        np.log(repetition.rank_steps_s) - np.mean(np.log(repetition.rank_steps_s))
+        for setting, repetitions in groups.items()
         if setting.world_size > 1 and _isolates_compute(setting)
-        for visit in visits
+        for repetition in repetitions
     ]
     if not offsets:
         return 0.0

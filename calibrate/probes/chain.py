@@ -82,7 +82,7 @@ class _Composer:
     handed: set[int] = field(default_factory=set)
     between: set[int] = field(default_factory=set)
 
-    def hand_over(self, spec: TensorSpec) -> None:
+    def p2p(self, spec: TensorSpec) -> None:
         """What the layer before would make: fresh in memory and in the caches."""
         self.operators.append(_copy(spec))
         position = len(self.operators) - 1
@@ -115,7 +115,7 @@ def chained(layers: Sequence[RecordedLayer]) -> Chain:
     for layer in layers:
         composer.pass_weights(Phase.FORWARD)
         for spec in layer.inputs:
-            composer.hand_over(spec)
+            composer.p2p(spec)
         composer.run(layer, Phase.FORWARD)
     for layer in reversed(layers):
         composer.pass_weights(Phase.BACKWARD)

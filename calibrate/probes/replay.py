@@ -377,7 +377,7 @@ class Replayed:
                 round=task.round,
                 workload=task.setting.workload,
                 micro_batch=task.setting.micro_batch,
-                trainee=task.trainee,
+                model_spec=task.model_spec,
                 target_s=task.target_s,
             ),
         )

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from calibrate.probes.session import Session
-from calibrate.task import ReplayTask, Trainee
+from calibrate.task import ModelSpec, ReplayTask
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import InvalidDocument
 from perfmodel.trace.reference import MODELS
@@ -25,17 +25,17 @@ _TIMED_BACKWARDS = 5
 
 
 @functools.cache
-def _traced(trainee: Trainee, device_kind: str) -> TracedModel:
+def _traced(model_spec: ModelSpec, device_kind: str) -> TracedModel:
     """A trace serves every micro-batch, so that one per process is enough."""
-    size = SampleSize(image_size=trainee.image_size, sequence_length=trainee.sequence_length)
+    size = SampleSize(image_size=model_spec.image_size, sequence_length=model_spec.sequence_length)
     method = StepMethod(
-        optimizer=trainee.optimizer,
-        optimizer_implementation=trainee.implementation,
+        optimizer=model_spec.optimizer,
+        optimizer_implementation=model_spec.implementation,
         precision="fp32",
         checkpointing="none",
         device_kind=device_kind,
     )
-    return trace_model(find_source(trainee.model, size), method, micro_batch=2)
+    return trace_model(find_source(model_spec.model, size), method, micro_batch=2)
 
 
 def replayed_step(session: Session, task: ReplayTask) -> tuple[TracedModel | None, TracedStep]:
@@ -47,7 +47,7 @@ def replayed_step(session: Session, task: ReplayTask) -> tuple[TracedModel | Non
         If the file of the workload holds no trace.
     """
     if task.document is None:
-        traced = _traced(task.trainee or Trainee(model=task.workload), session.device.type)
+        traced = _traced(task.model_spec or ModelSpec(model=task.workload), session.device.type)
         return traced, traced.step.at(micro_batch=task.micro_batch)
     document = WorkloadDocument.read(Path(task.document))
     if document.trace is None:

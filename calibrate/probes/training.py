@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.probes.session import Session, host_clock, repeats_within
-from calibrate.task import Trainee
+from calibrate.task import ModelSpec
 from perfmodel.documents.observation import PHASES, DeviceStreams, RankSteps
 from perfmodel.layout.setting import Setting, Synchronisation
 from perfmodel.trace.reference import MODELS
@@ -155,7 +155,7 @@ def measure_steps(
     *,
     target_s: Seconds,
     min_steps: int,
-    trainee: Trainee | None = None,
+    model_spec: ModelSpec | None = None,
     in_turn: Callable[[int], None] | None = None,
 ) -> RankSteps:
     """Time about ``target_s`` of steps on this rank; all ranks of the setting must call it.
@@ -166,7 +166,7 @@ def measure_steps(
         Called before every few steps with their number: what is compared with them, and should see the
         same machine.
     """
-    trainer = _trainer(session, setting, trainee)
+    trainer = _trainer(session, setting, model_spec)
     # DDP forms its final buckets after its first step, which a model does once per process.
     _, warm_s = _run(session, trainer, setting, num_steps=2 if trainer.is_warm else 3)
     trainer.is_warm = True
@@ -183,8 +183,8 @@ def measure_steps(
         step_hint_s=min(warm_s["step"][1:]),
         in_turn=in_turn,
     )
-    if trainee is not None:
-        # Such models are large and visited once per process.
+    if model_spec is not None:
+        # Such models are large and measured once per process.
         session.models.clear()
     return RankSteps(
         rank=session.rank,
@@ -300,7 +300,7 @@ def _collect(
     phases["optimizer"].append(durations_s[-1])
 
 
-def _trainer(session: Session, setting: Setting, trainee: Trainee | None = None) -> Trainer:
+def _trainer(session: Session, setting: Setting, model_spec: ModelSpec | None = None) -> Trainer:
     wrapped = setting.synchronisation is not Synchronisation.NONE
     # no_sync steps share the wrapper of the default bucket size.
     cap_mb = setting.bucket_cap_mb if setting.synchronisation is Synchronisation.DDP else None
@@ -314,8 +314,8 @@ def _trainer(session: Session, setting: Setting, trainee: Trainee | None = None)
     if key not in session.models:
         session.models[key] = (
             _build(session, setting, wrapped=wrapped, cap_mb=cap_mb)
-            if trainee is None
-            else _build_trainee(session, setting, trainee, cap_mb=cap_mb)
+            if model_spec is None
+            else _build_model_spec(session, setting, model_spec, cap_mb=cap_mb)
         )
     trainer: Trainer = session.models[key]
     return trainer
@@ -351,11 +351,11 @@ def _wrapped(
     )
 
 
-def _build_trainee(
-    session: Session, setting: Setting, trainee: Trainee, *, cap_mb: float | None
+def _build_model_spec(
+    session: Session, setting: Setting, model_spec: ModelSpec, *, cap_mb: float | None
 ) -> Trainer:
-    size = SampleSize(image_size=trainee.image_size, sequence_length=trainee.sequence_length)
-    source = find_source(trainee.model, size)
+    size = SampleSize(image_size=model_spec.image_size, sequence_length=model_spec.sequence_length)
+    source = find_source(model_spec.model, size)
     torch.manual_seed(0)
     module: nn.Module = source.build().to(session.device)
     if setting.synchronisation is not Synchronisation.NONE:
@@ -366,7 +366,7 @@ def _build_trainee(
     return SourceTrainer(
         module=module,
         optimizer=make_optimizer(
-            module.parameters(), name=trainee.optimizer, implementation=trainee.implementation
+            module.parameters(), name=model_spec.optimizer, implementation=model_spec.implementation
         ),
         inputs=nothing,
         labels=nothing,

@@ -134,7 +134,7 @@ _COMMANDS: Final[dict[str, tuple[Callable[..., None], str]]] = {
     "memory": (memory.memory, "Does a step fit, the largest batch, what to change."),
     "techniques": (memory.techniques, "Checkpointing, offload ...: time and memory."),
     "devices": (devices.devices, "Data sheets of devices that need not be present."),
-    "predict": (predict.predict, "Speed-up, step time, doubt for any number of devices."),
+    "predict": (predict.predict, "Speed-up, step time, uncertainty for any number of devices."),
     "explain": (predict.explain, "What costs the speed-up, what a change would gain."),
     "report": (report.report, "Predictions and validations as one HTML page."),
     "goodput": (decide.goodput, "Weeks of a job that fails: its end, how often to save."),

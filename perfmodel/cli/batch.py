@@ -180,4 +180,6 @@ def _predicted(
     )
     profile = open_workload(predictor, workload).profile
     document, _ = forecast(predictor, profile, request, argv=sys.argv)
-    return {float(point.setting.global_batch): point.samples_per_s.p50 for point in document.points}
+    return {
+        float(point.setting.global_batch): point.samples_per_s.nominal for point in document.points
+    }

@@ -158,8 +158,8 @@ class Storage:
             read = timed_words("read", cost.read_s, cost.evidence, total_bytes, writers)
             found.append(f"{read}; starting and warming up are not in it: --restart-s")
         return CheckpointFigures(
-            write_s=cost.write_s.p50,
-            restart_s=cost.read_s.p50 if restart_s is None else restart_s,
+            write_s=cost.write_s.nominal,
+            restart_s=cost.read_s.nominal if restart_s is None else restart_s,
             notes=tuple(found),
         )
 

@@ -214,10 +214,10 @@ def _calibrate_workload(
 
 def _infer(table: Path, *, columns: Path | None, device: str, out: Path, seed: int) -> None:
     from calibrate.runs import calibrate_from_runs
-    from perfmodel.report.layout import latent_lines
+    from perfmodel.report.layout import parameter_lines
 
     document, notes = calibrate_from_runs(table, columns=columns, device=device, seed=seed)
-    show_lines([*latent_lines(document), *(f"- {note}" for note in notes)])
+    show_lines([*parameter_lines(document), *(f"- {note}" for note in notes)])
     document.write(out / "inferred.json")
     typer.echo(
         f"inferred from {document.num_runs} runs on {document.device}: {out / 'inferred.json'}"

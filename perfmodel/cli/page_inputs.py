@@ -92,7 +92,7 @@ def _is_inferred(path: Path) -> bool:
         raw = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return False
-    return isinstance(raw, dict) and "latents" in raw
+    return isinstance(raw, dict) and "fitted_parameters" in raw
 
 
 def _step_machine(

@@ -96,7 +96,7 @@ class CriticalBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantiles:
-    """A quantity and its doubt."""
+    """A quantity and its uncertainty."""
 
     p5: float
     p50: float
@@ -119,7 +119,7 @@ class Convergence:
 
     @property
     def critical_batch(self) -> Quantiles:
-        """Batch that needs twice the samples of a tiny one, and the doubt of it."""
+        """Batch that needs twice the samples of a tiny one, and the uncertainty of it."""
         return _quantiles(self.log_critical, self.weights)
 
     def samples(self, batch: float) -> Quantiles:
@@ -316,7 +316,7 @@ _STARTS_SEEN: Final = 2
 
 
 def critical_batch(scale: NoiseScaleProfile) -> CriticalBatch:
-    """What the noise scale says of the critical batch, with the doubt of both."""
+    """What the noise scale says of the critical batch, with the uncertainty of both."""
     return CriticalBatch.of_noise_scale(scale.noise_scale, relative_error=scale.relative_error)
 
 
@@ -346,4 +346,4 @@ def calibrated_law(scale: NoiseScaleProfile) -> Convergence:
 
 def interval_of(quantiles: Quantiles) -> Interval:
     """What the law says of a quantity, as documents hold it."""
-    return Interval(p5=quantiles.p5, p50=quantiles.p50, p95=quantiles.p95)
+    return Interval(p5=quantiles.p5, nominal=quantiles.p50, p95=quantiles.p95)

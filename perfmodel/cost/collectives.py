@@ -280,15 +280,15 @@ def _doublings(level: PricedLevel) -> int:
     return math.ceil(math.log2(level.members))
 
 
-#: Doubt per doubling of the group beyond the largest one measured, inside a node and between nodes:
+#: Uncertainty per doubling of the group beyond the largest one measured, inside a node and between nodes:
 #: priors.
-DOUBT_PER_DOUBLING: Final = 0.05
-_DOUBT_BETWEEN_NODES: Final = 0.15
+UNCERTAINTY_PER_DOUBLING: Final = 0.05
+_UNCERTAINTY_BETWEEN_NODES: Final = 0.15
 #: Messages between nodes over those inside, where only the latter were measured, and its factor of
-#: doubt: data sheets range from 1 (an adapter of 400 Gb/s for each H100) to 5 (four of 100 Gb/s for
+#: uncertainty: data sheets range from 1 (an adapter of 400 Gb/s for each H100) to 5 (four of 100 Gb/s for
 #: eight A100).
 _BETWEEN_RATIO: Final = 2.0
-_BETWEEN_DOUBT: Final = 0.5
+_BETWEEN_UNCERTAINTY: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -299,7 +299,7 @@ class CollectiveCost:
     inside: MessageCost | None
     between: MessageCost | None
     deviates: Samples
-    """Of the doubt beyond what was measured, shape ``(num_draws,)``; draw 0 is 0."""
+    """Of the uncertainty beyond what was measured, shape ``(num_draws,)``; draw 0 is 0."""
 
     @classmethod
     def sample(
@@ -358,19 +358,21 @@ class CollectiveCost:
         own, other = (self.between, self.inside) if num_nodes > 1 else (self.inside, self.between)
         messages = own or other
         assert messages is not None, "sample refuses no groups"
-        ratio, doubt = self._unseen(crosses=num_nodes > 1) if own is None else (1.0, 0.0)
+        ratio, uncertainty = self._unseen(crosses=num_nodes > 1) if own is None else (1.0, 0.0)
         largest = messages.ranks[-1]
-        per_doubling = _DOUBT_BETWEEN_NODES if num_nodes > 1 else DOUBT_PER_DOUBLING
-        doubt = math.hypot(doubt, per_doubling * max(0.0, math.log2(world_size / largest)))
+        per_doubling = _UNCERTAINTY_BETWEEN_NODES if num_nodes > 1 else UNCERTAINTY_PER_DOUBLING
+        uncertainty = math.hypot(
+            uncertainty, per_doubling * max(0.0, math.log2(world_size / largest))
+        )
         alone_s = grouped_s(
             messages, size_bytes, self.collective, ranks=world_size, nodes=num_nodes
         )
-        result: Samples = alone_s * ratio * np.exp(doubt * self.deviates)
+        result: Samples = alone_s * ratio * np.exp(uncertainty * self.deviates)
         return result
 
     @staticmethod
     def _unseen(*, crosses: bool) -> tuple[float, float]:
-        return (_BETWEEN_RATIO if crosses else 1 / _BETWEEN_RATIO), _BETWEEN_DOUBT
+        return (_BETWEEN_RATIO if crosses else 1 / _BETWEEN_RATIO), _BETWEEN_UNCERTAINTY
 
 
 def grouped_s(

@@ -1,4 +1,4 @@
-"""Step times from latents that were inferred from runs: number, interval, parts, disturbed runs."""
+"""Step times from fitted parameters that were inferred from runs: number, interval, parts, disturbed runs."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -22,7 +22,7 @@ from perfmodel.cost.parameters import (
 from perfmodel.documents.inferred import (
     DeviationSpreads,
     InferredDocument,
-    InferredLatent,
+    InferredParameter,
     PeakMemory,
     StallRecord,
 )
@@ -37,7 +37,7 @@ class StepInterval:
 
     number_s: Column
     """The one to name: of all numbers in the interval the one with the least expected relative error.
-    Where a run is calm or takes ten times as long, the calm one unless the other is ten times as likely."""
+    Where a run is normal or takes ten times as long, the normal one unless the other is ten times as likely."""
     mean_s: Column
     """Geometric mean over the states that a run may be in: what layouts are ranked by."""
     lower_s: Column
@@ -47,25 +47,25 @@ class StepInterval:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StepDoubt:
-    """What the doubt of predicted steps consists of, each shape ``(num_jobs,)``."""
+class StepUncertainty:
+    """What the uncertainty of predicted steps consists of, each shape ``(num_jobs,)``."""
 
-    latents: Column
-    """Standard deviation of the logarithm, by the inferred latents."""
+    fitted: Column
+    """Standard deviation of the logarithm, by the inferred fitted parameters."""
     formula: Column
     """The same, by what the formula does not explain."""
     stall_probability: Column
-    stalled_ratio: Column
-    """Stalled step over calm step."""
+    degraded_ratio: Column
+    """Degraded step over normal step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class InferredModel:
-    """Latents inferred from end-to-end step times, with their doubt."""
+    """FittedParameters inferred from end-to-end step times, with their uncertainty."""
 
     priors: Mapping[str, Prior]
     draws: Mapping[str, Column]
-    """Draws of every latent, shape ``(num_draws,)``; the first is the fit itself."""
+    """Draws of every parameter, shape ``(num_draws,)``; the first is the fit itself."""
     moved: Mapping[str, float]
     """How far the runs narrowed a prior: posterior over prior standard deviation, in (0, 1]."""
     discrepancy: Discrepancy
@@ -77,18 +77,18 @@ class InferredModel:
 
     @property
     def nominal(self) -> dict[str, float]:
-        """The fitted latents."""
+        """The fitted parameters."""
         return {name: float(values[0]) for name, values in self.draws.items()}
 
     def parts(self, jobs: Jobs) -> StepParts:
-        """Where the time goes at the fitted latents, without the unexplained deviation."""
+        """Where the time goes at the fitted parameters, without the unexplained deviation."""
         return step_parts(jobs, self.nominal)
 
     def predict(self, jobs: Jobs, *, stalls: bool = True) -> StepInterval:
         """Step times with 90 % intervals; without ``stalls`` those of runs that nothing disturbs."""
         centre, disturbed, chance, variance = self._states(jobs)
         chance = chance if stalls else np.zeros(len(jobs))
-        spread = np.sqrt(variance + self._latent_variance(jobs)) * self.doubt_factor(jobs)
+        spread = np.sqrt(variance + self._parameter_variance(jobs)) * self.uncertainty_factor(jobs)
         lower_s, upper_s = (
             np.exp(_quantile(share, centre, disturbed, chance, spread)) for share in (LOWER, UPPER)
         )
@@ -106,28 +106,28 @@ class InferredModel:
         The first is the number to name. All jobs share their random numbers, so that they compare in pairs.
         """
         centre, disturbed, chance, variance = self._states(jobs)
-        spread = np.sqrt(variance + self._latent_variance(jobs)) * self.doubt_factor(jobs)
+        spread = np.sqrt(variance + self._parameter_variance(jobs)) * self.uncertainty_factor(jobs)
         rng = np.random.default_rng(seed)
         normal, uniform = rng.standard_normal(num_draws), rng.random(num_draws)
-        stalled = uniform < chance[:, None]
-        logs = np.where(stalled, disturbed[:, None], centre[:, None]) + spread[:, None] * normal
+        degraded = uniform < chance[:, None]
+        logs = np.where(degraded, disturbed[:, None], centre[:, None]) + spread[:, None] * normal
         draws_s: Column = np.exp(logs)
         draws_s[:, 0] = self.predict(jobs).number_s
         return draws_s
 
-    def doubt(self, jobs: Jobs) -> StepDoubt:
+    def uncertainty(self, jobs: Jobs) -> StepUncertainty:
         """What the intervals of some jobs consist of."""
         centre, disturbed, chance, variance = self._states(jobs)
-        factor = self.doubt_factor(jobs)
-        return StepDoubt(
-            latents=np.sqrt(self._latent_variance(jobs)) * factor,
+        factor = self.uncertainty_factor(jobs)
+        return StepUncertainty(
+            fitted=np.sqrt(self._parameter_variance(jobs)) * factor,
             formula=np.sqrt(variance) * factor,
             stall_probability=chance,
-            stalled_ratio=np.exp(disturbed - centre),
+            degraded_ratio=np.exp(disturbed - centre),
         )
 
-    def doubt_factor(self, jobs: Jobs) -> Column:
-        """Factor on the doubt of jobs, so that 90 % of outcomes lie inside.
+    def uncertainty_factor(self, jobs: Jobs) -> Column:
+        """Factor on the uncertainty of jobs, so that 90 % of outcomes lie inside.
 
         It was found among the runs. Where these say nothing of a layout, it may widen but not narrow.
         """
@@ -135,54 +135,54 @@ class InferredModel:
         far = max(self.widening, 1.0)
         return np.asarray(np.sqrt(self.widening**2 * (1 - unknown) + far**2 * unknown))
 
-    def _latent_variance(self, jobs: Jobs) -> Column:
-        """Variance of the logarithm over the draws of the latents."""
+    def _parameter_variance(self, jobs: Jobs) -> Column:
+        """Variance of the logarithm over the draws of the fitted parameters."""
         drawn = step_time_s(jobs, {name: values[:, None] for name, values in self.draws.items()})
         return np.asarray(np.log(drawn).var(axis=0))
 
     def looks_disturbed(self, jobs: Jobs, step_s: Column) -> NDArray[np.bool_]:
-        """Whether a measured step is nearer to the stalled than to the calm prediction."""
-        calm, late, _, _ = self._states(jobs)
-        return np.abs(late - np.log(step_s)) < np.abs(calm - np.log(step_s))
+        """Whether a measured step is nearer to the degraded than to the normal prediction."""
+        normal, late, _, _ = self._states(jobs)
+        return np.abs(late - np.log(step_s)) < np.abs(normal - np.log(step_s))
 
     def _states(self, jobs: Jobs) -> tuple[Column, Column, Column, Column]:
-        """Logarithms of the calm and of the stalled step, odds of the latter, variance of both."""
-        calm_s = step_time_s(jobs, self.nominal)
+        """Logarithms of the normal and of the degraded step, odds of the latter, variance of both."""
+        normal_s = step_time_s(jobs, self.nominal)
         shift, variance = self.discrepancy.at(jobs)
-        calm = np.log(calm_s) + shift
+        normal = np.log(normal_s) + shift
         if self.disturbance is None:
-            return calm, calm, np.zeros(len(jobs)), variance
-        stalled = np.log(calm_s + stall_time_s(jobs, self.disturbance.stall_s)) + shift
-        return calm, stalled, self.disturbance.probability(jobs), variance
+            return normal, normal, np.zeros(len(jobs)), variance
+        degraded = np.log(normal_s + stall_time_s(jobs, self.disturbance.stall_s)) + shift
+        return normal, degraded, self.disturbance.probability(jobs), variance
 
 
-def _named_s(calm: Column, disturbed: Column, chance: Column, spread: Column) -> Column:
+def _named_s(normal: Column, disturbed: Column, chance: Column, spread: Column) -> Column:
     """Number with the least expected relative error, from the logarithms of the two states. [s]
 
     |f / y - 1| weighs an outcome y by 1 / y: the median, with each state weighted by one over its time.
     """
-    weight = chance * np.exp(np.maximum(calm - disturbed, -50.0))
+    weight = chance * np.exp(np.maximum(normal - disturbed, -50.0))
     late = weight / np.maximum(weight + 1 - chance, 1e-12)
-    return np.asarray(np.exp(_quantile(0.5, calm, disturbed, late, spread)))
+    return np.asarray(np.exp(_quantile(0.5, normal, disturbed, late, spread)))
 
 
 def _quantile(
-    share: float, calm: Column, disturbed: Column, chance: Column, spread: Column
+    share: float, normal: Column, disturbed: Column, chance: Column, spread: Column
 ) -> Column:
     """Quantile of a mixture of two normal distributions of equal width, by bisection."""
-    low = np.minimum(calm, disturbed) - 8 * spread
-    high = np.maximum(calm, disturbed) + 8 * spread
+    low = np.minimum(normal, disturbed) - 8 * spread
+    high = np.maximum(normal, disturbed) + 8 * spread
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         # norm.cdf without its checks, which take ten times as long for a single job.
-        below = (1 - chance) * ndtr((middle - calm) / spread)
+        below = (1 - chance) * ndtr((middle - normal) / spread)
         below += chance * ndtr((middle - disturbed) / spread)
         low, high = np.where(below < share, middle, low), np.where(below < share, high, middle)
     return np.asarray((low + high) / 2)
 
 
 KNOWN_BELOW = 0.7
-"""A latent counts as determined if the runs narrowed its prior at least to this share."""
+"""A parameter counts as determined if the runs narrowed its prior at least to this share."""
 
 
 def inferred_fields(
@@ -201,7 +201,9 @@ def inferred_fields(
     return {
         "num_runs": len(runs),
         "runs": _said(runs),
-        "latents": tuple(_latent(model, name, prior) for name, prior in model.priors.items()),
+        "fitted_parameters": tuple(
+            _parameter(model, name, prior) for name, prior in model.priors.items()
+        ),
         "deviations": tuple(map(float, model.discrepancy.deviations)),
         "trust": tuple(map(float, model.discrepancy.trust)),
         "spreads": DeviationSpreads(**asdict(model.discrepancy.spreads)),
@@ -216,14 +218,19 @@ def model_of(document: InferredDocument) -> InferredModel:
     runs = jobs_from_columns(document.runs)
     return InferredModel(
         priors={
-            latent.name: Prior(
-                median=latent.prior, log_sigma=latent.prior_log_sigma, meaning=latent.meaning
+            parameter.name: Prior(
+                median=parameter.prior,
+                log_sigma=parameter.prior_log_sigma,
+                meaning=parameter.meaning,
             )
-            for latent in document.latents
+            for parameter in document.fitted_parameters
         },
-        draws={latent.name: np.array(latent.draws) for latent in document.latents},
+        draws={
+            parameter.name: np.array(parameter.draws) for parameter in document.fitted_parameters
+        },
         moved={
-            latent.name: latent.log_sigma / latent.prior_log_sigma for latent in document.latents
+            parameter.name: parameter.log_sigma / parameter.prior_log_sigma
+            for parameter in document.fitted_parameters
         },
         discrepancy=condition(
             runs,
@@ -247,8 +254,8 @@ def _said(runs: Jobs) -> dict[str, tuple[float, ...]]:
     }
 
 
-def _latent(model: InferredModel, name: str, prior: Prior) -> InferredLatent:
-    return InferredLatent(
+def _parameter(model: InferredModel, name: str, prior: Prior) -> InferredParameter:
+    return InferredParameter(
         name=name,
         value=model.nominal[name],
         log_sigma=prior.log_sigma * model.moved[name],

@@ -1,8 +1,8 @@
 """Latent parameters of large-model steps, inferred from the end-to-end step times of runs.
 
-Penalised least squares in log step time: every latent is drawn to its prior as strongly as the prior
-is sure, every run pulls with a heavy-tailed loss so that single odd runs do not bend the fit. Doubt:
-the curvature at the fit gives draws of the latents, what remains is a Gaussian process over layouts,
+Penalised least squares in log step time: every parameter is drawn to its prior as strongly as the prior
+is sure, every run pulls with a heavy-tailed loss so that single odd runs do not bend the fit. Uncertainty:
+the curvature at the fit gives draws of the fitted parameters, what remains is a Gaussian process over layouts,
 and leaving runs out tells how wide 90 % is.
 """
 
@@ -50,9 +50,9 @@ _LENGTH_BOUNDS: Final = (0.7, 1.5, 4.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Fit:
-    latents: dict[str, float]
+    fitted: dict[str, float]
     covariance: NDArray[np.float64]
-    """Of the standardised logarithms of the latents."""
+    """Of the standardised logarithms of the fitted parameters."""
     disturbed: Column
     """Probability of each run to have been disturbed."""
 
@@ -86,7 +86,7 @@ def infer(
         If there are too few runs, or a step time is not positive.
     """
     _require_runs(jobs, step_s)
-    fit = _calm_or_disturbed(jobs, step_s, priors, sigma)
+    fit = _normal_or_disturbed(jobs, step_s, priors, sigma)
     deviation = _deviation(jobs, step_s, fit)
     trust = trust_in(deviation, sigma)
     spreads = fit_spreads(jobs, deviation, trust)
@@ -99,7 +99,7 @@ def infer(
             for index, name in enumerate(names)
         },
         discrepancy=condition(jobs, deviation, trust, spreads),
-        disturbance=_disturbance(jobs, fit) if _STALL in fit.latents else None,
+        disturbance=_disturbance(jobs, fit) if _STALL in fit.fitted else None,
         widening=_widening(jobs, step_s, priors, (fit, spreads), sigma=sigma, seed=seed),
     )
 
@@ -114,22 +114,22 @@ def _require_runs(jobs: Jobs, step_s: Column) -> None:
         )
 
 
-def _calm_or_disturbed(
+def _normal_or_disturbed(
     jobs: Jobs, step_s: Column, priors: Mapping[str, Prior], sigma: float
 ) -> _Fit:
     """Fit with and without a disturbed state; the state stays only if several runs show it."""
     nobody = np.zeros(len(jobs))
     candidates = may_stall(jobs)
-    calm = _penalised(jobs, step_s, priors, nobody, sigma)
+    normal = _penalised(jobs, step_s, priors, nobody, sigma)
     if candidates.sum() < MINIMUM_RUNS:
-        return calm
+        return normal
     both = {**priors, _STALL: stall_prior()}
-    excess = np.log(step_s) - np.log(step_time_s(jobs, calm.latents))
+    excess = np.log(step_s) - np.log(step_time_s(jobs, normal.fitted))
     chance = np.where(candidates & (excess > np.log(1.5)), 0.9, 0.0)
-    fit = calm
+    fit = normal
     for _ in range(_ROUNDS):
         if chance.sum() < MINIMUM_RUNS:
-            return calm
+            return normal
         fit = _penalised(jobs, step_s, both, chance, sigma)
         chance = _responsibility(jobs, step_s, fit, sigma)
     return fit
@@ -137,17 +137,18 @@ def _calm_or_disturbed(
 
 def _responsibility(jobs: Jobs, step_s: Column, fit: _Fit, sigma: float) -> Column:
     """Probability of every run to have been disturbed, given the fit (Cauchy scatter)."""
-    calm = step_time_s(jobs, fit.latents)
-    stall = stall_time_s(jobs, fit.latents[_STALL])
+    normal = step_time_s(jobs, fit.fitted)
+    stall = stall_time_s(jobs, fit.fitted[_STALL])
     share = np.clip(_disturbance(jobs, fit).probability(jobs), 0.02, 0.98)
     # Runs scatter more around a guess of the state than around a known one.
     width = 2 * sigma
     likely = [
-        1 / (1 + ((np.log(step_s) - np.log(time)) / width) ** 2) for time in (calm, calm + stall)
+        1 / (1 + ((np.log(step_s) - np.log(time)) / width) ** 2)
+        for time in (normal, normal + stall)
     ]
     weight = share * likely[1] / (share * likely[1] + (1 - share) * likely[0])
     # A stall that hardly lengthens the step cannot be told from scatter.
-    visible = np.log1p(stall / calm) > 2 * sigma
+    visible = np.log1p(stall / normal) > 2 * sigma
     return np.where(may_stall(jobs) & visible, weight, 0.0)
 
 
@@ -159,24 +160,24 @@ def _penalised(
     width = np.array([prior.log_sigma for prior in priors.values()])
     log_step = np.log(step_s)
 
-    def latents(z: Column) -> dict[str, float]:
+    def fitted(z: Column) -> dict[str, float]:
         values = np.exp(centre + np.clip(z, -6, 6) * width)
         return {name: float(value) for name, value in zip(names, values, strict=True)}
 
     def residuals(z: Column) -> Column:
-        now = latents(z)
-        calm = step_time_s(jobs, now)
-        late = calm + stall_time_s(jobs, now.get(_STALL, 0.0))
+        now = fitted(z)
+        normal = step_time_s(jobs, now)
+        late = normal + stall_time_s(jobs, now.get(_STALL, 0.0))
         scatter = [
             np.sqrt(share) * heavy_tailed((np.log(time) - log_step) / sigma)
-            for share, time in ((1 - disturbed, calm), (disturbed, late))
+            for share, time in ((1 - disturbed, normal), (disturbed, late))
         ]
         return np.concatenate([*scatter, z])
 
     found = least_squares(residuals, np.zeros(len(names)), max_nfev=60)
     jacobian = np.asarray(found.jac, dtype=float)
     return _Fit(
-        latents=latents(found.x),
+        fitted=fitted(found.x),
         covariance=np.asarray(linalg.inv(jacobian.T @ jacobian), dtype=float),
         disturbed=disturbed,
     )
@@ -190,14 +191,14 @@ def heavy_tailed(z: Column) -> Column:
 def _draws(
     names: list[str], priors: Mapping[str, Prior], fit: _Fit, seed: int
 ) -> dict[str, Column]:
-    """Draws of the latents from the curvature at the fit; the first is the fit."""
+    """Draws of the fitted parameters from the curvature at the fit; the first is the fit."""
     generator = np.random.default_rng(seed)
     count = len(names)
     cov = fit.covariance[:count, :count]
     normal = generator.multivariate_normal(np.zeros(count), cov, size=NUM_DRAWS, method="eigh")
     normal[0] = 0
     return {
-        name: fit.latents[name] * np.exp(normal[:, index] * priors[name].log_sigma)
+        name: fit.fitted[name] * np.exp(normal[:, index] * priors[name].log_sigma)
         for index, name in enumerate(names)
     }
 
@@ -205,16 +206,16 @@ def _draws(
 def _disturbance(jobs: Jobs, fit: _Fit) -> Disturbance:
     candidates = may_stall(jobs)
     return Disturbance(
-        stall_s=fit.latents[_STALL],
+        stall_s=fit.fitted[_STALL],
         weights=fit_odds(jobs.take(candidates), fit.disturbed[candidates]),
     )
 
 
 def _deviation(jobs: Jobs, step_s: Column, fit: _Fit) -> Column:
     """Log of measured over computed step time, in the state that each run most probably was in."""
-    calm = step_time_s(jobs, fit.latents)
-    late = calm + stall_time_s(jobs, fit.latents.get(_STALL, 0.0))
-    return np.asarray(np.log(step_s) - np.log(np.where(fit.disturbed > 0.5, late, calm)))
+    normal = step_time_s(jobs, fit.fitted)
+    late = normal + stall_time_s(jobs, fit.fitted.get(_STALL, 0.0))
+    return np.asarray(np.log(step_s) - np.log(np.where(fit.disturbed > 0.5, late, normal)))
 
 
 def trust_in(deviation: Column, sigma: float) -> Column:
@@ -238,7 +239,7 @@ def _widening(
     """
     fit, spreads = found
     folds = np.random.default_rng(seed).permutation(len(jobs)) % min(_FOLDS, len(jobs))
-    known = {**priors, _STALL: stall_prior()} if _STALL in fit.latents else priors
+    known = {**priors, _STALL: stall_prior()} if _STALL in fit.fitted else priors
     scores: list[float] = []
     for fold in range(int(folds.max()) + 1):
         rest, left = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)

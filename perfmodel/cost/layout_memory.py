@@ -159,8 +159,8 @@ def fit_probability(
 ) -> NDArray[np.float64]:
     """Probability that ranks with these tensors run within a capacity."""
     needed = needed_bytes(tensor_bytes, overhead)
-    doubt = np.hypot(overhead.log_spread, FORMULA_LOG_SPREAD) * tensor_bytes
-    spread = np.hypot(overhead.context_spread_bytes, doubt)
+    uncertainty = np.hypot(overhead.log_spread, FORMULA_LOG_SPREAD) * tensor_bytes
+    spread = np.hypot(overhead.context_spread_bytes, uncertainty)
     return np.asarray(ndtr((capacity_bytes - needed) / spread))
 
 
@@ -235,7 +235,7 @@ class InferredMemory:
     factors: dict[str, float]
     discrepancy: Discrepancy
     widening: float
-    """Factor on the doubt so that 90 % of the left-out runs lay inside."""
+    """Factor on the uncertainty so that 90 % of the left-out runs lay inside."""
 
     def predict(self, jobs: Jobs) -> tuple[Column, Column]:
         """Most probable peaks [B], and the half-width of the 90 % interval of their logarithm."""

@@ -1,6 +1,6 @@
 """Step time of a large model under a layout, in closed form and vectorised over jobs and draws.
 
-All latents may be numbers or arrays that broadcast against the columns, such as shape
+All fitted parameters may be numbers or arrays that broadcast against the columns, such as shape
 ``(num_draws, 1)``. The parts add up to the total.
 """
 
@@ -16,9 +16,9 @@ from perfmodel.cost.exchanges import (
     all_to_all_s,
     context_s,
     data_s,
-    hop_s,
     offload_s,
     outputs_s,
+    p2p_s,
     replicas_reduce_s,
     replicate_s,
     sites_s,
@@ -28,7 +28,7 @@ from perfmodel.cost.exchanges import (
     upload_s,
 )
 from perfmodel.cost.jobs import Column, Jobs
-from perfmodel.cost.parameters import Latents
+from perfmodel.cost.parameters import FittedParameters
 from perfmodel.layout.layout import Layout, Recompute, Schedule
 from perfmodel.step.layout import HEAD_FORWARD
 from perfmodel.step.program import Cause, StepProgram
@@ -55,7 +55,7 @@ class StepPieces:
     micro_step_s: Column
     head_s: Column
     embedding_s: Column
-    hop_s: Column
+    p2p_s: Column
     gather_s: Column
     """Sharded parameters of the same, once."""
     scatter_s: Column
@@ -86,14 +86,14 @@ SHARDED_OVERLAP: Final = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepParts:
-    """Where the time of a step goes; every array has the shape of latents x jobs. [s]"""
+    """Where the time of a step goes; every array has the shape of fitted parameters x jobs. [s]"""
 
     compute_s: Column
     """Matrix products, memory traffic and recomputation of the busiest stage, host waits included."""
     tensor_s: Column
     """Collectives of tensor and context parallelism."""
     pipeline_s: Column
-    """Filling and draining the pipeline, hand-overs between stages."""
+    """Filling and draining the pipeline, point-to-point sends between stages."""
     data_s: Column
     """Gradients and sharded parameters, as far as they are not hidden; exchanges of sites and threads."""
     other_s: Column
@@ -115,40 +115,40 @@ class _Layer:
     """Collectives, both passes."""
 
 
-def step_parts(jobs: Jobs, latents: Latents) -> StepParts:
+def step_parts(jobs: Jobs, fitted: FittedParameters) -> StepParts:
     """Parts of the step time of every job.
 
     Parameters
     ----------
     jobs
         What is trained, and how it is spread.
-    latents
+    fitted parameters
         Values by the names of ``step_time_priors``.
     """
-    layer = _layer(jobs, latents)
-    head = _head_s(jobs, latents)
-    fixed = latents["micro_step_s"]
+    layer = _layer(jobs, fitted)
+    head = _head_s(jobs, fitted)
+    fixed = fitted["micro_step_s"]
     each = layer.forward_s + layer.backward_s
     both = each + layer.tensor_s
     # The slowest stage sets the pace: the last one with the head, or a fuller one before it.
     ends_last = jobs.end_layers * both + head >= jobs.middle_layers * both
     count = np.where(ends_last, jobs.end_layers, jobs.middle_layers)
     ends = np.where(ends_last, head, 0.0)
-    ends = ends + np.where(jobs.pp > 1, 0.0, _embedding_s(jobs, latents))
+    ends = ends + np.where(jobs.pp > 1, 0.0, _embedding_s(jobs, fitted))
     collectives = count * layer.tensor_s
-    gathers = count * _waiting_for_shards_s(jobs, latents, layer)
+    gathers = count * _waiting_for_shards_s(jobs, fitted, layer)
     others = (jobs.layers - count) * both + (jobs.pp - 1) * fixed
     others = others + np.where(ends_last, 0.0, head)
-    hop = hop_s(jobs, latents)
+    hop = p2p_s(jobs, fitted)
     fill = _fill(jobs, layer) * others + 2 * (jobs.pp * jobs.interleave - 1) * hop
     slowest = count * both + fixed + ends
     handing = (jobs.accumulation - 1) * _waiting_for_hops_s(jobs, hop, slowest, others)
-    data = _exposed_s(jobs, latents, hiding_s=_hiding_s(jobs, layer)) + sites_s(jobs)
-    optimizer = _optimizer_s(jobs, latents) + offload_s(jobs) + latents["step_s"]
-    slower = _slower(jobs, latents)
+    data = _exposed_s(jobs, fitted, hiding_s=_hiding_s(jobs, layer)) + sites_s(jobs)
+    optimizer = _optimizer_s(jobs, fitted) + offload_s(jobs) + fitted["step_s"]
+    slower = _slower(jobs, fitted)
     compute = jobs.accumulation * (count * each + fixed + ends)
     tensor = jobs.accumulation * collectives
-    exposed = jobs.accumulation * (gathers + threads_s(jobs, latents)) + data
+    exposed = jobs.accumulation * (gathers + threads_s(jobs, fitted)) + data
     pipeline = fill + handing + (jobs.accumulation - 1) * _changing_pace_s(jobs, layer, head)
     waiting = slower * (compute + tensor + pipeline + exposed + optimizer)
     return StepParts(
@@ -160,13 +160,13 @@ def step_parts(jobs: Jobs, latents: Latents) -> StepParts:
     )
 
 
-def step_time_s(jobs: Jobs, latents: Latents) -> Column:
+def step_time_s(jobs: Jobs, fitted: FittedParameters) -> Column:
     """Step time of every job. [s]"""
-    return step_parts(jobs, latents).total_s
+    return step_parts(jobs, fitted).total_s
 
 
 def _waiting_for_hops_s(jobs: Jobs, hop: Column, slowest: Column, others: Column) -> Column:
-    """What the slowest stage waits for hand-overs, per micro-batch. [s]
+    """What the slowest stage waits for point-to-point sends, per micro-batch. [s]
 
     Uneven stages have slack, unless the round trip through the whole pipeline, with one micro-batch in
     flight per stage, is longer.
@@ -179,13 +179,13 @@ def _waiting_for_hops_s(jobs: Jobs, hop: Column, slowest: Column, others: Column
     return np.where(uneven, np.maximum(trip - slowest, 0.0), even)
 
 
-def _waiting_for_shards_s(jobs: Jobs, latents: Latents, layer: _Layer) -> Column:
+def _waiting_for_shards_s(jobs: Jobs, fitted: FittedParameters, layer: _Layer) -> Column:
     """What a layer's passes with their collectives wait for sharded parameters and gradients. [s]"""
     ahead, back = _passes(jobs, layer)
-    scatter = _scatter_s(jobs, latents)
+    scatter = _scatter_s(jobs, fitted)
     gather = scatter + upload_s(jobs)
-    leave = scatter + replicas_reduce_s(jobs, latents)
-    exponent = SHARDED_OVERLAP * np.asarray(latents["overlap"])
+    leave = scatter + replicas_reduce_s(jobs, fitted)
+    exponent = SHARDED_OVERLAP * np.asarray(fitted["overlap"])
     early = jobs.prefetch > 0
     forward = np.where(
         early,
@@ -200,17 +200,17 @@ def _waiting_for_shards_s(jobs: Jobs, latents: Latents, layer: _Layer) -> Column
     return np.where(jobs.zero >= 3, forward + backward, 0.0)
 
 
-def step_pieces(jobs: Jobs, latents: Latents) -> StepPieces:
+def step_pieces(jobs: Jobs, fitted: FittedParameters) -> StepPieces:
     """Pieces of the step of every job."""
-    layer = _layer(jobs, latents)
+    layer = _layer(jobs, fitted)
     count = jobs.layers_per_stage
-    scatter, reduce = _scatter_s(jobs, latents), replicas_reduce_s(jobs, latents)
+    scatter, reduce = _scatter_s(jobs, fitted), replicas_reduce_s(jobs, fitted)
     gather = scatter + upload_s(jobs)
-    data = data_s(jobs, latents)
-    exponent = SHARDED_OVERLAP * np.asarray(latents["overlap"])
+    data = data_s(jobs, fitted)
+    exponent = SHARDED_OVERLAP * np.asarray(fitted["overlap"])
     hiding = _hiding_s(jobs, layer)
     beside = np.where(jobs.overlapped > 0, np.maximum(data - hiding, 0.0), data)
-    replicated = _exposed_s(jobs, latents, hiding_s=hiding) - beside
+    replicated = _exposed_s(jobs, fitted, hiding_s=hiding) - beside
     early = np.where(jobs.prefetch > 0, gather, 0.0)
     ahead, back = _passes(jobs, layer)
     sharded = count * (
@@ -221,21 +221,21 @@ def step_pieces(jobs: Jobs, latents: Latents) -> StepPieces:
         forward_s=count * layer.forward_s,
         backward_s=count * layer.backward_s,
         tensor_s=count * layer.tensor_s,
-        micro_step_s=np.asarray(latents["micro_step_s"]) * np.ones(len(jobs)),
-        head_s=_head_s(jobs, latents),
-        embedding_s=np.asarray(_embedding_s(jobs, latents)),
-        hop_s=hop_s(jobs, latents),
+        micro_step_s=np.asarray(fitted["micro_step_s"]) * np.ones(len(jobs)),
+        head_s=_head_s(jobs, fitted),
+        embedding_s=np.asarray(_embedding_s(jobs, fitted)),
+        p2p_s=p2p_s(jobs, fitted),
         gather_s=count * gather,
         scatter_s=count * scatter,
         reduce_s=count * reduce,
         data_s=data,
         contention_s=np.where(jobs.zero >= 3, sharded, replicated),
-        optimizer_s=_optimizer_s(jobs, latents) + latents["step_s"],
+        optimizer_s=_optimizer_s(jobs, fitted) + fitted["step_s"],
         offload_s=offload_s(jobs),
         sites_s=sites_s(jobs),
-        replicate_s=replicate_s(jobs, latents),
-        outputs_s=outputs_s(jobs, latents),
-        slower=1 + _slower(jobs, latents),
+        replicate_s=replicate_s(jobs, fitted),
+        outputs_s=outputs_s(jobs, fitted),
+        slower=1 + _slower(jobs, fitted),
     )
 
 
@@ -244,14 +244,14 @@ def _contention_s(first: Column, second: Column, exponent: Column) -> Column:
     return soft_maximum(first, second, exponent) - np.maximum(first, second)
 
 
-def _slower(jobs: Jobs, latents: Latents) -> Column:
+def _slower(jobs: Jobs, fitted: FittedParameters) -> Column:
     """Share by which the slowest of many nodes is behind."""
     nodes = np.maximum(jobs.devices / jobs.devices_per_node, 1)
-    return np.asarray(latents["straggler_share"] * np.log2(nodes))
+    return np.asarray(fitted["straggler_share"] * np.log2(nodes))
 
 
 def hops_per_micro_batch(jobs: Jobs) -> Column:
-    """Hand-overs that a middle stage waits for per micro-batch: two neighbours, or one of two stages.
+    """Point-to-point sends that a middle stage waits for per micro-batch: two neighbours, or one of two stages.
 
     An interleaved stage has another chunk to work on meanwhile.
     """
@@ -259,18 +259,16 @@ def hops_per_micro_batch(jobs: Jobs) -> Column:
     return np.where(jobs.interleave > 1, 0.0, waits)
 
 
-def _speed(jobs: Jobs, latents: Latents, tokens: Column, ratio: Column) -> Column:
+def _speed(jobs: Jobs, fitted: FittedParameters, tokens: Column, ratio: Column) -> Column:
     """Speed of matrix products of this size, saturating in tokens and in width. [FLOP/s]"""
-    slow = (1 + latents["half_tokens"] / tokens) * (
-        1 + latents["half_width"] * jobs.tp / jobs.hidden
-    )
-    return np.asarray(latents["matmul_flop_per_s"] * ratio / slow)
+    slow = (1 + fitted["half_tokens"] / tokens) * (1 + fitted["half_width"] * jobs.tp / jobs.hidden)
+    return np.asarray(fitted["matmul_flop_per_s"] * ratio / slow)
 
 
-def _products_s(jobs: Jobs, latents: Latents) -> Column:
+def _products_s(jobs: Jobs, fitted: FittedParameters) -> Column:
     """Matrix products of one layer, forward; the busiest experts decide. [s]"""
     tokens = jobs.tokens
-    speed = _speed(jobs, latents, tokens, jobs.matmul_ratio)
+    speed = _speed(jobs, fitted, tokens, jobs.matmul_ratio)
     dense = layer_matmul_flop(tokens, jobs.layer_parameters) / jobs.tp / speed
     is_mixed = jobs.experts > 1
     if not is_mixed.any():
@@ -279,7 +277,7 @@ def _products_s(jobs: Jobs, latents: Latents) -> Column:
     shared = layer_matmul_flop(tokens, jobs.attention_parameters) / speed
     visits = tokens * jobs.experts_per_token * jobs.imbalance
     mixed = layer_matmul_flop(visits, jobs.expert_parameters)
-    mixed = mixed / _speed(jobs, latents, each, jobs.matmul_ratio)
+    mixed = mixed / _speed(jobs, fitted, each, jobs.matmul_ratio)
     return np.where(is_mixed, (shared + mixed) / jobs.tp, dense)
 
 
@@ -297,17 +295,17 @@ def _traffic_bytes(jobs: Jobs) -> Column:
     return np.asarray(traffic * jobs.element_bytes / HALF_BYTES)
 
 
-def _layer(jobs: Jobs, latents: Latents) -> _Layer:
+def _layer(jobs: Jobs, fitted: FittedParameters) -> _Layer:
     tokens, tp = jobs.tokens, jobs.tp
     # Attention has no 8-bit products here; those of 32 bit are slower.
     ratio = np.minimum(jobs.matmul_ratio, 1.0)
     scores = attention_flop(tokens, jobs.sequence, jobs.hidden) / tp
-    fused = scores * latents["attention_cost"] / (latents["matmul_flop_per_s"] * ratio)
-    written = scores / _speed(jobs, latents, tokens, ratio)
+    fused = scores * fitted["attention_cost"] / (fitted["matmul_flop_per_s"] * ratio)
+    written = scores / _speed(jobs, fitted, tokens, ratio)
     attention = np.where(jobs.fused_attention > 0, fused, written)
-    traffic = _traffic_bytes(jobs) / latents["memory_bytes_per_s"]
-    device = _products_s(jobs, latents) + attention + traffic
-    host = _host_s(jobs, latents)
+    traffic = _traffic_bytes(jobs) / fitted["memory_bytes_per_s"]
+    device = _products_s(jobs, fitted) + attention + traffic
+    host = _host_s(jobs, fitted)
     alone = soft_maximum(device, host, DEVICE_OR_HOST)
     forward = alone
     if (jobs.one_process > 0).any():
@@ -315,15 +313,15 @@ def _layer(jobs: Jobs, latents: Latents) -> _Layer:
         threads = np.where(jobs.one_process > 0, jobs.dp, 1.0)
         forward = soft_maximum(device, threads * host, DEVICE_OR_HOST)
     backward = (
-        latents["backward_ratio"] * alone
+        fitted["backward_ratio"] * alone
         + jobs.recompute_full * forward
         + jobs.recompute_attention * attention
     )
     passes = 2 + jobs.recompute_full
-    collective = 2 * (tensor_collective_s(jobs, latents) + all_to_all_s(jobs, latents))
+    collective = 2 * (tensor_collective_s(jobs, fitted) + all_to_all_s(jobs, fitted))
     # A host that is late hides collectives as well.
     waiting = soft_maximum(device + collective, host, DEVICE_OR_HOST) - alone
-    ring = context_s(jobs, latents)
+    ring = context_s(jobs, fitted)
     unhidden = np.where(ring > 0, soft_maximum(ring, fused, DEVICE_OR_HOST) - fused, 0.0)
     return _Layer(
         forward_s=np.asarray(forward),
@@ -332,7 +330,7 @@ def _layer(jobs: Jobs, latents: Latents) -> _Layer:
     )
 
 
-def _host_s(jobs: Jobs, latents: Latents) -> Column:
+def _host_s(jobs: Jobs, fitted: FittedParameters) -> Column:
     """Shortest time of a layer's forward pass, however little work it holds. [s]
 
     Collectives of many ranks add latency that the host waits for: across nodes, and inside a node
@@ -341,25 +339,25 @@ def _host_s(jobs: Jobs, latents: Latents) -> Column:
     split = jobs.tp > 1
     crowded = jobs.several_nodes & (jobs.pp > 1) & split
     return np.asarray(
-        latents["layer_host_s"] * (1 + split * latents["tensor_host_share"])
-        + latents["tensor_node_s"] * np.maximum(jobs.tp - jobs.devices_per_node, 0)
-        + crowded * latents["crowded_s"] * jobs.tp
+        fitted["layer_host_s"] * (1 + split * fitted["tensor_host_share"])
+        + fitted["tensor_node_s"] * np.maximum(jobs.tp - jobs.devices_per_node, 0)
+        + crowded * fitted["crowded_s"] * jobs.tp
     )
 
 
-def _head_s(jobs: Jobs, latents: Latents) -> Column:
+def _head_s(jobs: Jobs, fitted: FittedParameters) -> Column:
     """Output head and loss, both passes; one process computes the loss of all its devices on one. [s]"""
     logits = jobs.tokens * jobs.vocabulary / jobs.tp
-    product = latents["head_cost"] * (1 + latents["backward_ratio"]) * 2 * logits * jobs.hidden
-    speed = _speed(jobs, latents, jobs.tokens, np.minimum(jobs.matmul_ratio, 1.0))
+    product = fitted["head_cost"] * (1 + fitted["backward_ratio"]) * 2 * logits * jobs.hidden
+    speed = _speed(jobs, fitted, jobs.tokens, np.minimum(jobs.matmul_ratio, 1.0))
     gathered = logits * np.where(jobs.one_process > 0, jobs.dp, 1.0)
     # The loss reads and writes the logits in 32 bit, forward and backward: three passes of 8 bytes.
-    return np.asarray(product / speed + 24 * gathered / latents["memory_bytes_per_s"])
+    return np.asarray(product / speed + 24 * gathered / fitted["memory_bytes_per_s"])
 
 
-def _embedding_s(jobs: Jobs, latents: Latents) -> Column:
+def _embedding_s(jobs: Jobs, fitted: FittedParameters) -> Column:
     traffic = 9 * jobs.element_bytes * jobs.tokens * jobs.hidden
-    return np.asarray(traffic / latents["memory_bytes_per_s"])
+    return np.asarray(traffic / fitted["memory_bytes_per_s"])
 
 
 def _fill(jobs: Jobs, layer: _Layer) -> Column:
@@ -400,12 +398,12 @@ def _changing_pace_s(jobs: Jobs, layer: _Layer, head: Column) -> Column:
     return np.where(gpipe, sum(paces) - np.maximum(middle * both, end * both + head), 0.0)
 
 
-def _scatter_s(jobs: Jobs, latents: Latents) -> Column:
+def _scatter_s(jobs: Jobs, fitted: FittedParameters) -> Column:
     """All-gather of one layer's sharded parameters, or reduce-scatter of its gradients. [s]"""
-    total = all_gather_s(jobs, latents, jobs.common_parameters, group=jobs.shards)
+    total = all_gather_s(jobs, fitted, jobs.common_parameters, group=jobs.shards)
     if (jobs.ep > 1).any():
         group = jobs.replicas / jobs.ep
-        total = total + all_gather_s(jobs, latents, jobs.divided_parameters, group=group)
+        total = total + all_gather_s(jobs, fitted, jobs.divided_parameters, group=group)
     return total
 
 
@@ -415,27 +413,27 @@ def _hiding_s(jobs: Jobs, layer: _Layer) -> Column:
     return np.asarray(left * jobs.layers_per_stage * layer.backward_s)
 
 
-def _exposed_s(jobs: Jobs, latents: Latents, *, hiding_s: Column) -> Column:
+def _exposed_s(jobs: Jobs, fitted: FittedParameters, *, hiding_s: Column) -> Column:
     """Gradient synchronisation that the last backward pass does not hide. [s]"""
-    total = data_s(jobs, latents)
+    total = data_s(jobs, fitted)
     hiding = np.maximum(hiding_s, 1e-9)
     # Exponents below 1 cost more than both in turn: gradients can slow the backward pass down.
-    overlap = np.maximum(np.asarray(latents["overlap"]), 0.5)
+    overlap = np.maximum(np.asarray(fitted["overlap"]), 0.5)
     exposed = soft_maximum(hiding, total, overlap) - hiding
     # What runs lost beyond the exchange itself does not go away with the overlap.
     return np.where(jobs.overlapped > 0, exposed, np.maximum(exposed, total))
 
 
-def _optimizer_s(jobs: Jobs, latents: Latents) -> Column:
+def _optimizer_s(jobs: Jobs, fitted: FittedParameters) -> Column:
     """Update on the device; nothing if that is the host's business. [s]"""
     common = jobs.common_stage_parameters / np.where(jobs.zero >= 1, jobs.shards, 1.0)
     divided = jobs.divided_stage_parameters
     divided = divided / np.where(jobs.zero >= 1, jobs.replicas / jobs.ep, 1.0)
-    traffic = latents["optimizer_bytes"] * (common + divided) * (1 - jobs.offload)
-    return np.asarray(traffic / latents["memory_bytes_per_s"])
+    traffic = fitted["optimizer_bytes"] * (common + divided) * (1 - jobs.offload)
+    return np.asarray(traffic / fitted["memory_bytes_per_s"])
 
 
-def unit_times(layout: Layout, jobs: Jobs, latents: Latents) -> dict[Cause, Column]:
+def unit_times(layout: Layout, jobs: Jobs, fitted: FittedParameters) -> dict[Cause, Column]:
     """Time of each cause for the whole of one stage, per micro-batch or per step. [s]
 
     Parameters
@@ -444,10 +442,10 @@ def unit_times(layout: Layout, jobs: Jobs, latents: Latents) -> dict[Cause, Colu
         The layout of ``jobs``.
     jobs
         One job.
-    latents
+    fitted parameters
         Numbers, or columns of shape ``(num_draws, 1)``.
     """
-    found = step_pieces(jobs, latents)
+    found = step_pieces(jobs, fitted)
     weight = np.zeros_like(found.backward_s)
     if layout.schedule is Schedule.ZERO_BUBBLE and layout.pp > 1:
         # Gradients of inputs and of weights are two products of the same size; what is recomputed
@@ -469,7 +467,7 @@ def unit_times(layout: Layout, jobs: Jobs, latents: Latents) -> dict[Cause, Colu
         Cause.WEIGHT_GRADIENT: weight,
         Cause.HEAD: found.head_s,
         Cause.TENSOR: found.tensor_s,
-        Cause.HAND_OVER: found.hop_s,
+        Cause.P2P: found.p2p_s,
         Cause.BROADCAST: found.replicate_s,
         Cause.ALL_REDUCE: reduced,
         Cause.ALL_GATHER: gathered,

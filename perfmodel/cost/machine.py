@@ -1,4 +1,4 @@
-"""From a profile to the terms of any setting, with draws that carry the profile's doubt."""
+"""From a profile to the terms of any setting, with draws that carry the profile's uncertainty."""
 
 import math
 import zlib
@@ -33,15 +33,15 @@ _ISSUES: tuple[tuple[Cause, str], ...] = (
 )
 
 
-#: Doubt, in log, of anything borrowed from other workloads: at least this.
+#: Uncertainty, in log, of anything borrowed from other workloads: at least this.
 _BORROWED_SPREAD = 0.5
 
 
 class CostModel:
-    """Draws every parameter of a profile once, so that settings share their doubt.
+    """Draws every parameter of a profile once, so that settings share their uncertainty.
 
     Two settings that rest on the same measurement are wrong together; their ratio, a speed-up, is
-    then less doubtful than either.
+    then less uncertain than either.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ def borrowed_profile(profile: ProfileDocument, workload: Workload) -> WorkloadPr
     """Curves for a workload that was never run, scaled from the calibrated ones by their flop.
 
     Each calibrated workload tells how long a FLOP takes at its largest batch; their spread is the
-    doubt. A trace of the operators would do far better; until then this is an extrapolation and
+    uncertainty. A trace of the operators would do far better; until then this is an extrapolation and
     says so.
     """
     donors = profile.workloads
@@ -295,7 +295,7 @@ def _seconds_per_flop(donors: tuple[WorkloadProfile, ...], phase: str) -> tuple[
 
 #: Of the draws that are the same whenever the same is asked.
 SEED = 0
-#: Doubt, in log, of a workload whose times are borrowed: a prior.
+#: Uncertainty, in log, of a workload whose times are borrowed: a prior.
 _BORROWED_ERROR = 0.3
 #: Of a model that was never compared with anything: a prior.
 _UNKNOWN_ERROR = 0.05
@@ -312,7 +312,7 @@ def model_form(
 ) -> Samples:
     """Factors by which the model has been wrong before, in either direction; the first one is 1.
 
-    Parameter draws already hold the doubt of the measurements, so that the two together are on the
+    Parameter draws already hold the uncertainty of the measurements, so that the two together are on the
     safe side. No residual tells about a step that was traced: how far its run is off what the setting
     takes in the mean of many comes on top, in log.
     """

@@ -1,4 +1,4 @@
-"""Whether a training step fits into a device: parts, framework, allocator, and the doubt of each."""
+"""Whether a training step fits into a device: parts, framework, allocator, and the uncertainty of each."""
 
 import dataclasses
 import enum
@@ -231,7 +231,7 @@ class CheckpointDraws:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointCost:
-    """Time of one checkpoint and its doubt. [s]"""
+    """Time of one checkpoint and its uncertainty. [s]"""
 
     write_s: Interval
     read_s: Interval
@@ -241,7 +241,7 @@ class CheckpointCost:
 def checkpoint_cost(
     profile: CheckpointProfile, size_bytes: Bytes, *, writers: int = 1
 ) -> CheckpointCost:
-    """Time of a checkpoint and its doubt; see ``checkpoint_draws``."""
+    """Time of a checkpoint and its uncertainty; see ``checkpoint_draws``."""
     found = checkpoint_draws(profile, size_bytes, writers=writers, num_draws=_NUM_DRAWS)
     return CheckpointCost(
         write_s=_interval(found.write_s), read_s=_interval(found.read_s), evidence=found.evidence

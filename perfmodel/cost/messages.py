@@ -137,7 +137,7 @@ class MessageLaw:
         )
         jacobian = np.asarray(solution.jac, dtype=np.float64)
         covariance = np.linalg.inv(jacobian.T @ jacobian)
-        # What the law misses makes its parameters more doubtful than points alone.
+        # What the law misses makes its parameters more uncertain than points alone.
         excess = max(1.0, float(np.mean(residuals(solution.x)[: len(logs)] ** 2)))
         spread = np.linalg.cholesky(covariance) * math.sqrt(excess)
         shifts = spread @ deviates
@@ -146,8 +146,8 @@ class MessageLaw:
 
     def message_s(self, message_bytes: Samples, of: Work) -> Samples:
         """Time of one message, shape ``(num_sizes, num_draws)`` for sizes of shape ``(num_sizes, 1)``. [s]"""
-        hop_s, s_per_byte, handling_s, handling_s_per_byte, sharpness = np.exp(self.logs)
-        link_s = of.rounds * hop_s + of.loads * s_per_byte * message_bytes
+        p2p_s, s_per_byte, handling_s, handling_s_per_byte, sharpness = np.exp(self.logs)
+        link_s = of.rounds * p2p_s + of.loads * s_per_byte * message_bytes
         host_s = of.handled * (handling_s + handling_s_per_byte * message_bytes)
         return soft_maximum(link_s, host_s, 1.0 + sharpness) * (1 + _TILT * np.log1p(message_bytes))
 
@@ -168,9 +168,9 @@ _GROWTH_SPREAD: Final = 0.15
 #: Error of one group as a whole, in log: what the growth is read against.
 _GROUP_ERROR: Final = 0.05
 
-#: Doubt, in log, between measured sizes: it grows by the square root of the distance to the nearest,
+#: Uncertainty, in log, between measured sizes: it grows by the square root of the distance to the nearest,
 #: in e-folds. Half of the sizes of five published logs, a factor of 4 apart, told the others to 4 %.
-_DOUBT_BETWEEN_SIZES: Final = 0.08
+_UNCERTAINTY_BETWEEN_SIZES: Final = 0.08
 
 _TWO_NODES: Final = 2
 
@@ -243,7 +243,7 @@ class MessageCost:
     """Ascending."""
     curves: tuple[CurveDraws, ...]
     """Over the size of a message."""
-    doubt: Samples
+    uncertainty: Samples
     """Deviates of what lies between measured sizes, shape ``(num_draws,)``; draw 0 is 0."""
     growth: Samples
     """Exponent in the number of ranks, shape ``(num_draws,)``, never below 0: without a law."""
@@ -273,8 +273,8 @@ class MessageCost:
         # Nodes do not share processors: what grows between them is what a fabric lacks.
         beliefs = _GROWTHS[:1] if library != "gloo" and ordered[0][1] > 1 else _GROWTHS
         growth = _growth(found, beliefs, rng.standard_normal(num_draws))
-        doubt = rng.standard_normal(num_draws)
-        doubt[0] = 0.0
+        uncertainty = rng.standard_normal(num_draws)
+        uncertainty[0] = 0.0
         curves = tuple(
             CurveDraws.sample(points, num_draws=num_draws, rng=rng) for points in found.values()
         )
@@ -285,7 +285,7 @@ class MessageCost:
         return cls(
             collective=collective,
             library=library,
-            doubt=doubt,
+            uncertainty=uncertainty,
             ranks=tuple(found),
             curves=curves,
             growth=growth,
@@ -312,7 +312,9 @@ class MessageCost:
         inside = np.log(np.clip(message_bytes, group.sizes_bytes[0], group.sizes_bytes[-1]))
         distance = np.abs(inside[:, np.newaxis] - logs).min(axis=1)[:, np.newaxis]
         found_s = group.curve.read_many(self._abscissa(message_bytes, ranks))
-        result: Samples = found_s * np.exp(_DOUBT_BETWEEN_SIZES * np.sqrt(distance) * self.doubt)
+        result: Samples = found_s * np.exp(
+            _UNCERTAINTY_BETWEEN_SIZES * np.sqrt(distance) * self.uncertainty
+        )
         return result
 
     def latency_s(self, ranks: int) -> Samples:
@@ -321,19 +323,19 @@ class MessageCost:
 
     def _group(self, ranks: int) -> "_Group":
         if ranks not in self._by_ranks:
-            sizes, time_s, doubt = self._times(ranks)
-            curve = CurveDraws(self._abscissa(sizes, ranks), time_s, doubt)
+            sizes, time_s, uncertainty = self._times(ranks)
+            curve = CurveDraws(self._abscissa(sizes, ranks), time_s, uncertainty)
             self._by_ranks[ranks] = _Group(sizes_bytes=sizes, curve=curve)
         return self._by_ranks[ranks]
 
     def _times(self, ranks: int) -> tuple[Samples, Samples, Samples]:
-        """Sizes, times of messages of these sizes, and deviates of the doubt beyond them."""
+        """Sizes, times of messages of these sizes, and deviates of the uncertainty beyond them."""
         right = next((i for i, n in enumerate(self.ranks) if n >= ranks), len(self.ranks) - 1)
         curve, nearest = self.curves[right], self.ranks[right]
         if ranks > nearest:
-            return curve.at, curve.time_s * self._grown(curve.at, nearest, ranks), curve.doubt
+            return curve.at, curve.time_s * self._grown(curve.at, nearest, ranks), curve.uncertainty
         if ranks == nearest or right == 0:
-            return curve.at, curve.time_s, curve.doubt
+            return curve.at, curve.time_s, curve.uncertainty
         left_n = self.ranks[right - 1]
         weight = math.log(ranks / left_n) / math.log(nearest / left_n)
         sizes = np.union1d(self.curves[right - 1].at, curve.at)
@@ -343,7 +345,7 @@ class MessageCost:
         time_s = (left_s * self._grown(sizes, left_n, ranks)) ** (1 - weight) * (
             right_s * self._grown(sizes, nearest, ranks)
         ) ** weight
-        return sizes, np.maximum.accumulate(time_s, axis=0), curve.doubt
+        return sizes, np.maximum.accumulate(time_s, axis=0), curve.uncertainty
 
     def _grown(self, sizes_bytes: Samples, measured: int, ranks: int) -> Samples:
         """Messages of a group over those of a measured one.
@@ -449,7 +451,7 @@ def _growth(
 
     The likelier belief is taken and corrected by the slope over the groups, at the ends of the sizes
     that they share. A negative exponent (larger groups that were faster) ends with the largest group.
-    With one group the doubt per doubling, which callers add, stands for that of the growth.
+    With one group the uncertainty per doubling, which callers add, stands for that of the growth.
     """
     if len(groups) == 1:
         return np.full_like(deviates, beliefs[0])

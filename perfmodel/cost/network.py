@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 
 from perfmodel.cost.collectives import (
-    DOUBT_PER_DOUBLING,
     SWITCH_LATENCY_S,
+    UNCERTAINTY_PER_DOUBLING,
     PricedLevel,
     SwitchedSum,
     all_reduce_s,
@@ -27,9 +27,9 @@ from perfmodel.documents.profile import CollectiveProfile, ProfileDocument
 from perfmodel.machine.cluster import Cluster, Level
 from perfmodel.units import Bytes
 
-#: Doubt, in log, of rates and latencies that a cluster file gives: a prior. Published all-reduces
+#: Uncertainty, in log, of rates and latencies that a cluster file gives: a prior. Published all-reduces
 #: reach 50 to 97 % of the line rate that data sheets name.
-_DOUBT_OF_FILE: Final = 0.3
+_UNCERTAINTY_OF_FILE: Final = 0.3
 NOT_MEASURED: Final = -1
 
 
@@ -38,19 +38,19 @@ class Network:
     """Which links collectives cross, each with draws of what a message costs on them.
 
     The tier that was measured takes its messages from the profile; others take latency and rate
-    from the cluster file, with wide doubt.
+    from the cluster file, with wide uncertainty.
     """
 
     largest_world_size: int
     """Most ranks that took part in a measured all-reduce."""
     all_reduce: MessageCost
     broadcast: MessageCost | None
-    doubt: Samples
+    uncertainty: Samples
     """Deviates, shape ``(num_draws,)``, of the error beyond the largest group; draw 0 is 0."""
     cluster: Cluster | None = None
     measured_tier: int = 0
     """Place, from the inside, of the tier that the profile tells about, or ``NOT_MEASURED``."""
-    tier_doubts: Samples
+    tier_uncertainties: Samples
     """Factors on what the file says, shape ``(num_tiers, num_draws)``; draw 0 is 1."""
 
     @classmethod
@@ -75,8 +75,8 @@ class Network:
             return None
         deviates = rng("tiers").standard_normal((len(cluster.tiers) if cluster else 1, num_draws))
         deviates[:, 0] = 0.0
-        doubt = rng("groups").standard_normal(num_draws)
-        doubt[0] = 0.0
+        uncertainty = rng("groups").standard_normal(num_draws)
+        uncertainty[0] = 0.0
 
         def messages(name: str) -> MessageCost | None:
             found = [
@@ -96,10 +96,10 @@ class Network:
             largest_world_size=largest,
             all_reduce=all_reduce,
             broadcast=messages("broadcast"),
-            doubt=doubt,
+            uncertainty=uncertainty,
             cluster=cluster,
             measured_tier=measured_tier,
-            tier_doubts=np.exp(_DOUBT_OF_FILE * deviates),
+            tier_uncertainties=np.exp(_UNCERTAINTY_OF_FILE * deviates),
         )
 
     def all_reduce_s(
@@ -115,7 +115,7 @@ class Network:
             What-if: bandwidth of all links over what it is.
         """
         if world_size == 1:
-            return np.zeros_like(self.doubt)
+            return np.zeros_like(self.uncertainty)
         used = () if self.cluster is None else self.cluster.levels(world_size)
         if all(level.place == self.measured_tier for level in used):
             alone_s = grouped_s(
@@ -136,7 +136,7 @@ class Network:
     ) -> Samples:
         """Time of one broadcast alone; parameters as for an all-reduce. [s]"""
         if world_size == 1:
-            return np.zeros_like(self.doubt)
+            return np.zeros_like(self.uncertainty)
         messages = self.broadcast
         assert messages is not None, "calibration measures broadcasts with all-reduces"
         if self.cluster is None:
@@ -189,21 +189,21 @@ class Network:
                 inside_node=is_inside,
             )
             return replace(measured, switch=_switched(measured, level))
-        doubt = self.tier_doubts[level.place]
+        uncertainty = self.tier_uncertainties[level.place]
 
         def transfer_s(size_bytes: float | Samples) -> Samples:
-            result: Samples = size_bytes / (level.bytes_per_s * rate) * doubt
+            result: Samples = size_bytes / (level.bytes_per_s * rate) * uncertainty
             return result
 
         def switched_s(size_bytes: float | Samples) -> Samples:
             return transfer_s(switched_bytes(size_bytes, level.members) / level.in_switch_reduction)
 
-        switch = SwitchedSum(latency_s=SWITCH_LATENCY_S * doubt, transfer_s=switched_s)
+        switch = SwitchedSum(latency_s=SWITCH_LATENCY_S * uncertainty, transfer_s=switched_s)
         return PricedLevel(
             tier=level.tier,
             members=level.members,
             crossings=level.crossings,
-            latency_s=level.latency_s * doubt,
+            latency_s=level.latency_s * uncertainty,
             transfer_s=transfer_s,
             inside_node=is_inside,
             switch=switch if level.in_switch_reduction else None,
@@ -215,7 +215,7 @@ class Network:
 
     def _widening(self, world_size: int) -> Samples:
         doublings = max(0.0, math.log2(world_size / self.largest_world_size))
-        result: Samples = np.exp(DOUBT_PER_DOUBLING * doublings * self.doubt)
+        result: Samples = np.exp(UNCERTAINTY_PER_DOUBLING * doublings * self.uncertainty)
         return result
 
 

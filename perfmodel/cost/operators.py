@@ -33,8 +33,8 @@ UNKNOWN_LOG_ERROR = 1.0
 _FAR_OUTSIDE = 0.5
 #: ... or where the curve knows little more than its mean: this share of its spread.
 _FAR_INSIDE = 0.8
-#: Doubt, in log, per e-fold beyond the timed sizes: a prior.
-_DOUBT_PER_EFOLD = 0.1
+#: Uncertainty, in log, per e-fold beyond the timed sizes: a prior.
+_UNCERTAINTY_PER_EFOLD = 0.1
 #: Typical time over the roofline of memory for operators without a family.
 _UNKNOWN_RATIO = 2.0
 #: Reads and writes per parameter and step: momentum reads three values and writes two, Adam with
@@ -198,7 +198,7 @@ class OperatorPrices:
             _Reading(
                 # Prices are added up: the mean of what scatters around the curve in log.
                 ratio=math.exp(float(mean) + entry.noise**2 / 2),
-                log_error=math.hypot(float(error), _DOUBT_PER_EFOLD * float(beyond)),
+                log_error=math.hypot(float(error), _UNCERTAINTY_PER_EFOLD * float(beyond)),
                 evidence=Evidence.INTERPOLATED
                 if is_known and beyond < _FAR_OUTSIDE
                 else Evidence.EXTRAPOLATED,

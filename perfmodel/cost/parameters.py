@@ -1,6 +1,6 @@
 """What end-to-end step times are made of, as a few numbers with physical priors.
 
-A latent is positive and known before any run within a factor: its prior is log-normal. Data sheets
+A parameter is positive and known before any run within a factor: its prior is log-normal. Data sheets
 give the scale; the runs move it as far as they can.
 """
 
@@ -19,7 +19,7 @@ from perfmodel import checks
 from perfmodel.arrays import FloatArray
 from perfmodel.cost.jobs import Column, Jobs
 
-Latents: TypeAlias = Mapping[str, float | NDArray[np.float64]]
+FittedParameters: TypeAlias = Mapping[str, float | NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ SHEETS: Final[Mapping[str, DeviceSheet]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prior:
-    """What is believed of one latent before any run."""
+    """What is believed of one parameter before any run."""
 
     median: float
     log_sigma: float
@@ -96,7 +96,7 @@ class Prior:
 
 
 def step_time_priors(sheet: DeviceSheet) -> dict[str, Prior]:
-    """Priors of the latents of ``step_parts``, in the order in which they are fitted."""
+    """Priors of the fitted parameters of ``step_parts``, in the order in which they are fitted."""
     return _device_priors(sheet) | _communication_priors(sheet)
 
 
@@ -166,8 +166,8 @@ def _communication_priors(sheet: DeviceSheet) -> dict[str, Prior]:
             log_sigma=0.5,
             meaning="network bandwidth per device between nodes",
         ),
-        "hop_latency_s": Prior(
-            median=100e-6, log_sigma=1.0, meaning="one hand-over between pipeline stages"
+        "p2p_latency_s": Prior(
+            median=100e-6, log_sigma=1.0, meaning="one point-to-point send between pipeline stages"
         ),
         "data_bytes_per_s": Prior(
             median=0.7 * sheet.link_bytes_per_s,
@@ -191,7 +191,7 @@ def stall_prior() -> Prior:
 
 
 def medians(priors: Mapping[str, Prior]) -> dict[str, float]:
-    """The latents before any run."""
+    """The fitted parameters before any run."""
     return {name: prior.median for name, prior in priors.items()}
 
 
@@ -359,7 +359,7 @@ def _features(jobs: Jobs) -> NDArray[np.float64]:
             _ABRUPT * np.maximum(nodes - _CROWDED_DOUBLINGS, 0),
             jobs.zero - 0.5,
             np.log2(jobs.micro_batch) / 2 - 1,
-            # Hand-overs between stages and exchanges of gradients stall at different times.
+            # Point-to-point sends between stages and exchanges of gradients stall at different times.
             jobs.pp == 1,
             np.log2(jobs.tp) / 2 - 1,
             np.log2(jobs.hidden) - 11.5,

@@ -14,11 +14,11 @@ FASTEST_FLOP_PER_S: Final = 2.5e15
 SLOWEST_FLOP_PER_S: Final = 1e10
 """One core of a CPU is faster; slower steps are waiting, or not in the unit that is claimed."""
 LEAST_SHARE_OF_PEAK: Final = 1e-3
-"""Half of all runs of a table are above: calm published ones reach 3 to 60 % of the peak, stalled 0.1 %."""
+"""Half of all runs of a table are above: normal published ones reach 3 to 60 % of the peak, degraded 0.1 %."""
 OUT_OF_PROPORTION: Final = 30.0
 """Published peaks are within a factor of 6 of the formula."""
 FAR_BEHIND: Final = 100.0
-"""Calm published runs of one table are within a factor of 20 of each other; one in milliseconds is not."""
+"""Normal published runs of one table are within a factor of 20 of each other; one in milliseconds is not."""
 CONTRADICTION: Final = 1.5
 """Ratio of two step times of the same job from which on they contradict each other."""
 

@@ -334,7 +334,7 @@ def _notes(profile: ProfileDocument, source: _Source, target: DataSheet) -> tupl
     )
     scaled = (
         f"nothing was run on {target.name}: each operator is scaled from {profile.device_name} by the "
-        f"data-sheet ratio of what binds it (perfmodel devices {target.id}), with {spread:.0%} of doubt "
+        f"data-sheet ratio of what binds it (perfmodel devices {target.id}), with {spread:.0%} of uncertainty "
         f"(one standard deviation) from {origin}"
     )
     found = [scaled, f"host time is that of the calibrated machine ({profile.device_name})"]

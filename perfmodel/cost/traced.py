@@ -26,9 +26,9 @@ from perfmodel.workload.workload import Workload
 
 #: Micro-batches at which curves are read; between them time is close to linear.
 _GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-#: How much more doubtful a phase is per e-fold of micro-batch away from a measured one: a prior.
-_DOUBT_PER_EFOLD = 0.05
-#: Doubt, in log, of the host's time to issue an operator: a prior.
+#: How much more uncertain a phase is per e-fold of micro-batch away from a measured one: a prior.
+_UNCERTAINTY_PER_EFOLD = 0.05
+#: Uncertainty, in log, of the host's time to issue an operator: a prior.
 _DISPATCH_ERROR = 0.3
 #: Smallest spread of how ranks slow each other down, in log.
 _SMALLEST_SPREAD = 0.02
@@ -170,8 +170,8 @@ def _points(
         elif found:
             nearest = _nearest(found, batch)
             ratio = found[nearest].time_s / max(priced[nearest].time_s, 1e-12)
-            doubt = _DOUBT_PER_EFOLD * abs(math.log(nearest / batch))
-            error = math.hypot(found[nearest].relative_error, doubt)
+            uncertainty = _UNCERTAINTY_PER_EFOLD * abs(math.log(nearest / batch))
+            error = math.hypot(found[nearest].relative_error, uncertainty)
             points.append(_point(batch, price.time_s * ratio, error))
         else:
             points.append(_point(batch, price.time_s, price.relative_error))
@@ -240,7 +240,7 @@ def slowdown(
     """Ratio of a phase with so many ranks at work to one alone, for a model of a size.
 
     Ranks share the path to memory: how much that costs is read along the sizes of the reference
-    models, by a line whose slope is drawn towards none, and is the more doubtful the farther away.
+    models, by a line whose slope is drawn towards none, and is the more uncertain the farther away.
     """
     found = [
         (math.log(max(1, workload.workload.gradient_bytes)), math.log(many.time_s / one.time_s))

@@ -138,7 +138,7 @@ class AcceptanceTerms(Document):
 
 
 class Verdict(enum.StrEnum):
-    """What the doubt of a measurement allows to say."""
+    """What the uncertainty of a measurement allows to say."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -157,7 +157,7 @@ class JudgedClause(Record):
     probability_kept: float | None
     """That the true value keeps the limit."""
     verdict: Verdict
-    culprits: tuple[str, ...]
+    suspects: tuple[str, ...]
     """Which device, rank or group is to blame, where the data say so."""
 
 
@@ -177,7 +177,7 @@ class AcceptanceDocument(Document):
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """Names of the clauses that are broken beyond doubt."""
+        """Names of the clauses that are broken beyond uncertainty."""
         return self.having(Verdict.FAILED)
 
     def having(self, verdict: Verdict) -> tuple[str, ...]:

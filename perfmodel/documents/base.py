@@ -36,7 +36,7 @@ _NO_KIND: Final = "union_tag_not_found"
 #: Keys that tell kinds of files which lie beside each other.
 _TELLTALES: Final = {
     "device_kind": "the profile of a machine",
-    "latents": "a calibration from runs, which is for perfmodel predict --layout and plan parallelism",
+    "fitted_parameters": "a calibration from runs, which is for perfmodel predict --layout and plan parallelism",
     "noise_floor": "a validation, which is for --validation",
     "points": "a prediction",
     "trace": "a workload file, which is for --workload",
@@ -389,4 +389,4 @@ def age_caveats(made_utc: str) -> tuple[str, ...]:
 
 
 #: Of the processor time that is wanted, the share that a hypervisor may give to others without a word.
-CALM: Final = 0.05
+QUIET: Final = 0.05

@@ -1,4 +1,4 @@
-"""Latents of large-model steps that were inferred from runs of others."""
+"""FittedParameters of large-model steps that were inferred from runs of others."""
 
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -9,8 +9,8 @@ from perfmodel.documents.base import Document, Provenance, Record, Text, checked
 from perfmodel.errors import CalibrationUnavailable, PerfModelError
 
 
-class InferredLatent(Record):
-    """One latent before and after the runs."""
+class InferredParameter(Record):
+    """One parameter before and after the runs."""
 
     name: str
     value: PositiveFloat
@@ -19,10 +19,10 @@ class InferredLatent(Record):
     prior: PositiveFloat
     prior_log_sigma: PositiveFloat
     determined: bool
-    """False: the runs hardly tell, and the prior is kept with its wide doubt."""
+    """False: the runs hardly tell, and the prior is kept with its wide uncertainty."""
     meaning: str
     draws: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)]
-    """The doubt that the latents share: entry i of all latents belongs together, the first is the fit."""
+    """Joint draws: entry i of all parameters belongs together; the first is the fit."""
 
 
 class DeviationSpreads(Record):
@@ -72,7 +72,7 @@ class InferredDocument(Document):
     num_runs: PositiveInt
     runs: dict[str, tuple[float, ...]]
     step_s: tuple[PositiveFloat, ...]
-    latents: Annotated[tuple[InferredLatent, ...], Field(min_length=1)]
+    fitted_parameters: Annotated[tuple[InferredParameter, ...], Field(min_length=1)]
     deviations: tuple[float, ...]
     """What the formula leaves unexplained of every run, log of measured over computed."""
     trust: tuple[PositiveFloat, ...]

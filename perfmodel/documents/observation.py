@@ -71,7 +71,7 @@ class DeviceStreams(Record):
 
 
 class StepObservation(Record):
-    """One visit to a setting: a few steps in one process."""
+    """One repetition to a setting: a few steps in one process."""
 
     kind: Literal["step"] = "step"
     task: str
@@ -267,7 +267,7 @@ class ProcessorObservation(Record):
     task: str
     round: int
     busy_s: Duration
-    stolen_s: Duration
+    steal_s: Duration
     """Wanted, and given to others by a hypervisor, as far as it tells."""
 
 
@@ -315,9 +315,9 @@ def tasks_done(observations: Iterable[Observation]) -> frozenset[str]:
     return frozenset(observation.task for observation in observations)
 
 
-def stolen_share(observations: Sequence[Observation]) -> float:
+def steal_share(observations: Sequence[Observation]) -> float:
     """Of the processor time that was wanted, what a hypervisor gave to others, in [0, 1]."""
     spent = [entry for entry in observations if isinstance(entry, ProcessorObservation)]
-    stolen_s = sum(entry.stolen_s for entry in spent)
-    wanted_s = stolen_s + sum(entry.busy_s for entry in spent)
-    return stolen_s / wanted_s if wanted_s > 0 else 0.0
+    steal_s = sum(entry.steal_s for entry in spent)
+    wanted_s = steal_s + sum(entry.busy_s for entry in spent)
+    return steal_s / wanted_s if wanted_s > 0 else 0.0

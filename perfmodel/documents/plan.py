@@ -188,7 +188,7 @@ class Option(Record):
     validation: Text | None = None
     """Of that machine: earlier errors enter the intervals; beside the plan."""
     device: Text | None = None
-    """Another device by its data sheet, to which the profile is scaled with wide doubt."""
+    """Another device by its data sheet, to which the profile is scaled with wide uncertainty."""
     cluster: Text | None = None
     """Links between the devices, beside the plan; default: one ring of links like the measured ones."""
     device_memory: Text | None = None
@@ -346,7 +346,7 @@ class PlanRow(Record):
     global_batch: PositiveInt
     step_s: Interval
     elapsed_s: Interval
-    """From the start to the end of the job, stops included; p50 is the nominal one. [s]"""
+    """From the start to the end of the job, stops included; nominal is the nominal one. [s]"""
     cost: Interval
     """In the currency of the plan."""
     energy_kwh: float | None

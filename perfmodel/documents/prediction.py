@@ -35,34 +35,40 @@ class Evidence(enum.StrEnum):
 
 
 class Interval(Record):
-    """A quantity and its doubt: 90 % of outcomes should lie between p5 and p95."""
+    """A quantity and its uncertainty: 90 % of outcomes should lie between p5 and p95."""
 
     p5: float
-    p50: float
+    nominal: float
     p95: float
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
-        if not self.p5 <= self.p50 <= self.p95:
-            raise ValueError(f"p5 <= p50 <= p95 must hold, got {self.p5}, {self.p50}, {self.p95}")
+        if not self.p5 <= self.nominal <= self.p95:
+            raise ValueError(
+                f"p5 <= nominal <= p95 must hold, got {self.p5}, {self.nominal}, {self.p95}"
+            )
         return self
 
     @classmethod
     def of(cls, draws: FloatArray, *, nominal: float | None = None) -> Self:
         """The middle 90 % of draws around their median, or around a nominal value, always inside."""
-        p5, p50, p95 = (float(value) for value in np.quantile(draws, [0.05, 0.5, 0.95]))
+        p5, nominal, p95 = (float(value) for value in np.quantile(draws, [0.05, 0.5, 0.95]))
         if nominal is None:
-            return cls(p5=p5, p50=p50, p95=p95)
-        return cls(p5=min(p5, nominal), p50=nominal, p95=max(p95, nominal))
+            return cls(p5=p5, nominal=nominal, p95=p95)
+        return cls(p5=min(p5, nominal), nominal=nominal, p95=max(p95, nominal))
 
     def __mul__(self, factor: float) -> "Interval":
-        return Interval(p5=self.p5 * factor, p50=self.p50 * factor, p95=self.p95 * factor)
+        return Interval(p5=self.p5 * factor, nominal=self.nominal * factor, p95=self.p95 * factor)
 
     def __truediv__(self, divisor: float) -> "Interval":
-        return Interval(p5=self.p5 / divisor, p50=self.p50 / divisor, p95=self.p95 / divisor)
+        return Interval(
+            p5=self.p5 / divisor, nominal=self.nominal / divisor, p95=self.p95 / divisor
+        )
 
     def __rtruediv__(self, dividend: float) -> "Interval":
-        return Interval(p5=dividend / self.p95, p50=dividend / self.p50, p95=dividend / self.p5)
+        return Interval(
+            p5=dividend / self.p95, nominal=dividend / self.nominal, p95=dividend / self.p5
+        )
 
     def holds(self, measured: float) -> bool:
         """Whether a value lies inside, ends included."""
@@ -70,7 +76,7 @@ class Interval(Record):
 
     def signed_error(self, measured: float) -> float:
         """Predicted over measured, minus 1."""
-        return self.p50 / measured - 1
+        return self.nominal / measured - 1
 
 
 class PredictedPoint(Record):
@@ -95,7 +101,7 @@ class PredictedPoint(Record):
     """Term of the model to where it comes from."""
     tail_s: dict[str, Interval] = Field(default_factory=dict)
     """``p95`` and ``p99`` over the steps of a run, by the measured noise of ranks. [s]"""
-    binding_link: str | None = None
+    bottleneck_link: str | None = None
     """With a cluster: which tier costs most of the largest all-reduce, and why."""
 
     @property
@@ -193,7 +199,7 @@ class TrainedModel(Record):
 
 
 class StepPartsRecord(Record):
-    """Parts of a step at the fitted latents, which add up to it before deviations of runs. [s]"""
+    """Parts of a step at the fitted parameters, which add up to it before deviations of runs. [s]"""
 
     compute_s: NonNegativeFloat
     tensor_s: NonNegativeFloat
@@ -217,7 +223,7 @@ class StageMemory(Record):
 
 
 class LayoutPredictionDocument(Document):
-    """One layout: step, throughput, utilisation, memory, doubt."""
+    """One layout: step, throughput, utilisation, memory, uncertainty."""
 
     current_version: ClassVar[int] = 2
     title: ClassVar[str] = "prediction of a layout"
@@ -237,7 +243,7 @@ class LayoutPredictionDocument(Document):
     """Model FLOP over the dense peak of the data sheet; attention counted in full, nothing recomputed."""
     parts_s: StepPartsRecord
     simulated_step_s: PositiveFloat
-    """The step program in simulated time, at the fitted latents, before deviations of runs. [s]"""
+    """The step program in simulated time, at the fitted parameters, before deviations of runs. [s]"""
     formula_step_s: PositiveFloat
     """The closed form of the same. [s]"""
     memory: Annotated[tuple[StageMemory, ...], Field(min_length=1)]

@@ -134,7 +134,7 @@ class ComputeRate(Record):
 
 
 class SingleStep(Record):
-    """A calibrated setting as measured, for plots and speed-ups: what is typical over visits."""
+    """A calibrated setting as measured, for plots and speed-ups: what is typical over repetitions."""
 
     workload: str
     world_size: PositiveInt
@@ -245,8 +245,8 @@ class OperatorProfile(Record):
     curve_call_s: float = 0.0
     """What a call that a curve prices takes in a step beyond it, less than nothing where single layers
     start from emptier caches; nothing in profiles of before. [s]"""
-    visit_errors: dict[PositiveInt, RelativeError] = Field(default_factory=dict)
-    """By the number of ranks at work, how far one visit to a setting is off, in log; none in early
+    repetition_errors: dict[PositiveInt, RelativeError] = Field(default_factory=dict)
+    """By the number of ranks at work, how far one repetition to a setting is off, in log; none in early
     profiles."""
     rescaling: Rescaling | None = None
     """Set where the prices are for another device than the one that was timed; never in a file of a
@@ -254,7 +254,7 @@ class OperatorProfile(Record):
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return unless_empty(write(self), "rescaling", "visit_errors", "curve_call_s")
+        return unless_empty(write(self), "rescaling", "repetition_errors", "curve_call_s")
 
 
 class CheckpointProfile(Record):
@@ -316,7 +316,7 @@ class ProfileDocument(Document):
     """By the number of ranks at work, the typical time of the fixed computation that ran between
     steps: the machine's speed then."""
     speed_spread: RelativeError
-    """Standard deviation of the logarithm of that time over visits: how steady the machine was."""
+    """Standard deviation of the logarithm of that time over repetitions: how steady the machine was."""
     round_error: RelativeError
     """Standard error, in log, of what all steps of a round have in common: the error that no
     number of settings averages away."""
@@ -337,12 +337,12 @@ class ProfileDocument(Document):
     """By name of the workload; see ``perfmodel calibrate --noise-scale``."""
     undetermined: tuple[str, ...]
     """What the data could not determine, in words."""
-    stolen: Share = 0.0
+    steal: Share = 0.0
     """Processor time that a hypervisor gave to others meanwhile, of what was wanted."""
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return unless_empty(write(self), "checkpoint", "noise_scales", "stolen")
+        return unless_empty(write(self), "checkpoint", "noise_scales", "steal")
 
     @property
     def max_world_size(self) -> int:
@@ -380,9 +380,9 @@ class ProfileDocument(Document):
         """Gradient noise of a workload by name, if it was measured."""
         return next((entry for entry in self.noise_scales if entry.workload == workload), None)
 
-    def visit_error_of(self, world_size: int) -> float:
-        """How far one visit is off with so many ranks, or with the most below that; 0 if unknown."""
-        known = {} if self.operators is None else self.operators.visit_errors
+    def repetition_error_of(self, world_size: int) -> float:
+        """How far one repetition is off with so many ranks, or with the most below that; 0 if unknown."""
+        known = {} if self.operators is None else self.operators.repetition_errors
         return known.get(max((n for n in known if n <= world_size), default=0), 0.0)
 
     def workload(self, name: str) -> WorkloadProfile | None:

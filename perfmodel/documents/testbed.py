@@ -161,7 +161,7 @@ class CollectiveSetting(Record):
     target_s: PositiveFloat | None = None
     """Repeat each size for about so long, three times at least; None: ``repeats`` times. [s]"""
     pause_s: NonNegativeFloat = 0.03
-    """Before each collective: makes links idle and their credit full; 0 keeps the group warm. [s]"""
+    """Before each collective: makes links idle and their burst full; 0 keeps the group warm. [s]"""
     warm_up_bytes: NonNegativeInt = 0
     """Of each size, unrecorded, before it is timed: what shaped links let through at once is used up."""
     keep_awake: bool = False
@@ -232,7 +232,7 @@ class HostUse(Record):
     """CPU time of all ranks. [s]"""
     foreign_cpu_s: NonNegativeFloat
     """CPU time of everything else on the machine. [s]"""
-    stolen_cpu_s: NonNegativeFloat = 0.0
+    steal_cpu_s: NonNegativeFloat = 0.0
     """What the hypervisor gave to other guests while cores here had work; 0 in earlier runs. [s]"""
     num_cores: PositiveInt
     is_realtime: bool
@@ -244,9 +244,9 @@ class HostUse(Record):
         return self.own_cpu_s / (self.window_s * self.num_cores)
 
     @property
-    def stolen_share(self) -> float:
+    def steal_share(self) -> float:
         """Time that other guests took, over what the cores could give."""
-        return self.stolen_cpu_s / (self.window_s * self.num_cores)
+        return self.steal_cpu_s / (self.window_s * self.num_cores)
 
 
 class TrainingRun(Record):
@@ -269,7 +269,7 @@ class TrainingRun(Record):
     """By how much emulated layers ended after their time. [s]"""
     late_p99_s: NonNegativeFloat
     attempts: PositiveInt = 1
-    """Runs until other guests left the machine alone; the calmest is kept."""
+    """Runs until other guests left the machine alone; the quietest is kept."""
 
 
 class CollectiveRun(Record):
@@ -285,7 +285,7 @@ class CollectiveRun(Record):
     """CPU time of all ranks of a group per collective, for each size. [s]"""
     host: HostUse
     attempts: PositiveInt = 1
-    """Runs until other guests left the machine alone; the calmest is kept."""
+    """Runs until other guests left the machine alone; the quietest is kept."""
 
 
 class StrategyRun(Record):
@@ -322,7 +322,7 @@ def append_run(path: Path, run: Run) -> None:
     append_line(path, run.model_dump_json())
 
 
-class ForetoldStep(Record):
+class PredictedStep(Record):
     """What was predicted before a setting ran."""
 
     name: str
@@ -343,7 +343,7 @@ class JudgedStep(Record):
     name: str
     family: str
     world_size: PositiveInt
-    foretold: ForetoldStep
+    predicted: PredictedStep
     measured_s: PositiveFloat
     """Median step. [s]"""
     measured_p95_s: PositiveFloat
@@ -366,8 +366,8 @@ class JudgedStep(Record):
 
     @property
     def is_limit_named(self) -> bool:
-        """Whether the resource foretold was the busiest, or too close to it to be told from it."""
-        found = self.uses.get(self.foretold.limit, 0.0)
+        """Whether the resource predicted was the busiest, or too close to it to be told from it."""
+        found = self.uses.get(self.predicted.limit, 0.0)
         return found * STANDS_OUT >= max(self.uses.values())
 
 

@@ -22,12 +22,12 @@ class ComparedSetting(Record):
     setting: Setting
     predicted_s: Interval
     measured_s: PositiveFloat
-    """Typical step over visits, each at the machine speed of the calibration. [s]"""
+    """Typical step over repetitions, each at the machine speed of the calibration. [s]"""
     measured_raw_s: PositiveFloat
-    """Typical step over visits as the clock showed it. [s]"""
-    num_visits: PositiveInt
+    """Typical step over repetitions as the clock showed it. [s]"""
+    num_repetitions: PositiveInt
     measured_relative_error: NonNegativeFloat
-    """Standard error of the logarithm of ``measured_s``, from its visits."""
+    """Standard error of the logarithm of ``measured_s``, from its repetitions."""
     signed_error: float
     signed_error_raw: float
     is_covered: bool
@@ -105,7 +105,7 @@ class ValidationDocument(Document):
     observations_sha256: str
     machine_slowdown: PositiveFloat
     """Speed probe now over speed probe at calibration: 1.05 means that the machine is 5 % slower."""
-    stolen: Share = 0.0
+    steal: Share = 0.0
     """As in the profile, of these runs."""
     settings: Annotated[tuple[ComparedSetting, ...], Field(min_length=1)]
     speedups: tuple[ComparedSpeedup, ...]
@@ -130,7 +130,7 @@ class ValidationDocument(Document):
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return unless_empty(write(self), "stolen")
+        return unless_empty(write(self), "steal")
 
 
 class ComparedModel(Record):
@@ -141,7 +141,7 @@ class ComparedModel(Record):
     """ "measured": the model's own operators, timed in place; "curves": calibrated curves alone."""
     predicted_s: Interval
     measured_s: PositiveFloat
-    """Trimmed mean over visits, at the machine speed of the calibration. [s]
+    """Trimmed mean over repetitions, at the machine speed of the calibration. [s]
 
     Of steps that took turns with replays: their ratio, step by pass, times the typical replay.
     """
@@ -149,7 +149,7 @@ class ComparedModel(Record):
     """As the clock showed it. [s]"""
     processor_s: NonNegativeFloat
     """Processor time of a step, at the machine speed of the calibration; waiting does not count. [s]"""
-    num_visits: PositiveInt
+    num_repetitions: PositiveInt
     measured_relative_error: NonNegativeFloat
     signed_error: float
     signed_error_processor: float
@@ -172,7 +172,7 @@ class ModelsValidationDocument(Document):
     observations_sha256: str
     mode: str
     machine_slowdown: PositiveFloat
-    stolen: Share = 0.0
+    steal: Share = 0.0
     """As in the profile, of these runs."""
     models: tuple[ComparedModel, ...]
     summary: ErrorSummary
@@ -187,7 +187,7 @@ class ModelsValidationDocument(Document):
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return unless_empty(write(self), "stolen")
+        return unless_empty(write(self), "steal")
 
 
 class PublishedErrors(Record):
@@ -228,7 +228,7 @@ class PublishedDocument(Document):
     """Series that hold too little to hold something out."""
 
 
-class ForetoldStrategy(Record):
+class PredictedStrategy(Record):
     """What was predicted before a setting ran."""
 
     name: str
@@ -242,7 +242,7 @@ class JudgedStrategy(Record):
     name: str
     family: str
     world_size: PositiveInt
-    foretold: ForetoldStrategy
+    predicted: PredictedStrategy
     measured_s: PositiveFloat
     """Median step. [s]"""
     signed_error: float

@@ -140,7 +140,7 @@ class RankNoise:
     rank_spread: float
     """Standard deviation of the logarithm of what stays with a rank."""
     num_ranks: int
-    """Ranks that were measured: the fewer, the more doubtful is ``rank_spread``."""
+    """Ranks that were measured: the fewer, the more uncertain is ``rank_spread``."""
 
     @classmethod
     def fit(cls, groups: list[FloatArray]) -> "RankNoise":

@@ -117,7 +117,7 @@ class LayoutDesk:
                 devices=entry.world_size,
                 value=Interval(
                     p5=work / float(found.upper_s[i]),
-                    p50=work / float(found.number_s[i]),
+                    nominal=work / float(found.number_s[i]),
                     p95=work / float(found.lower_s[i]),
                 ),
                 ideal=first * entry.world_size,

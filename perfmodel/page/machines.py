@@ -57,7 +57,7 @@ class StepMachine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutMachine:
-    """A machine whose latents were inferred from runs."""
+    """A machine whose fitted parameters were inferred from runs."""
 
     name: str
     typed: str

@@ -77,7 +77,7 @@ def quantity(
 
 
 def _kernel(profile: ProfileDocument, clause: Clause) -> Quantity | None:
-    """Kernels have no error of their own: the machine's speed varied by that much between visits."""
+    """Kernels have no error of their own: the machine's speed varied by that much between repetitions."""
     for rate in profile.rates:
         if (rate.probe, rate.dtype, rate.shape) == ("matmul", clause.dtype, clause.shape):
             return Quantity(
@@ -133,10 +133,10 @@ def _spread(profile: ProfileDocument) -> Quantity | None:
 
 
 def _goodput(goodput: GoodputDocument) -> Quantity:
-    """Half of the 90 % interval is 1.645 standard errors, which hold the doubt of the failure rates."""
+    """Half of the 90 % interval is 1.645 standard errors, which hold the uncertainty of the failure rates."""
     share = goodput.effective_fraction
     return Quantity(
-        value=share.p50,
+        value=share.nominal,
         log_error=math.log(share.p95 / share.p5) / (2 * NormalDist().inv_cdf(0.95)),
         source="predicted",
     )
@@ -175,7 +175,7 @@ def _step(profile: ProfileDocument, clause: Clause) -> Quantity | None:
 _SLOW_RATIO: Final = 1.02
 
 
-def culprits(
+def suspects(
     clause: Clause, profile: ProfileDocument, observations: Sequence[Observation]
 ) -> tuple[str, ...]:
     """Sentences; none if nothing points anywhere."""
@@ -209,8 +209,8 @@ def unmeasured_links(profile: ProfileDocument) -> tuple[str, ...]:
 def rank_ratios(observations: Sequence[Observation]) -> dict[int, float]:
     """Time of each rank over the median rank, in steps in which nobody waits for anybody.
 
-    Ranks are compared within a visit, so that the machine's speed at that moment cancels; what
-    counts is the median over visits.
+    Ranks are compared within a repetition, so that the machine's speed at that moment cancels; what
+    counts is the median over repetitions.
     """
     found: defaultdict[int, list[float]] = defaultdict(list)
     for observation in observations:
@@ -328,7 +328,7 @@ def judge(
     goodput: GoodputDocument | None = None,
     argv: Sequence[str] = ("perfmodel.judge",),
 ) -> AcceptanceDocument:
-    """Judge every clause with the doubt of the delivered machine's measurement.
+    """Judge every clause with the uncertainty of the delivered machine's measurement.
 
     Parameters
     ----------
@@ -367,7 +367,7 @@ def _judged(
             source="",
             probability_kept=None,
             verdict=Verdict.NOT_MEASURED,
-            culprits=(),
+            suspects=(),
         )
     kept = probability_kept(clause, found)
     verdict = Verdict.CLOSE
@@ -382,7 +382,7 @@ def _judged(
         source=found.source,
         probability_kept=kept,
         verdict=verdict,
-        culprits=() if verdict is Verdict.PASSED else culprits(clause, delivered, observations),
+        suspects=() if verdict is Verdict.PASSED else suspects(clause, delivered, observations),
     )
 
 

@@ -316,7 +316,7 @@ def timed_words(
     """A sentence about one direction of a checkpoint that was timed."""
     by = "one process" if writers == 1 else f"{writers} processes, said not to slow each other"
     return (
-        f"a checkpoint of {format_bytes(size_bytes)} is {done} in {format_duration(found_s.p50)} "
+        f"a checkpoint of {format_bytes(size_bytes)} is {done} in {format_duration(found_s.nominal)} "
         f"[{format_duration(found_s.p5)} - {format_duration(found_s.p95)}] by {by} ({evidence.value}): "
         "the storage of the calibration, which need not be that of the job"
     )

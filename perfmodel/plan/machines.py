@@ -138,7 +138,7 @@ class StepTable:
         """Draws of the step at any counts, shape ``(len(counts), num_draws)``. [s]
 
         Between two predicted counts the nominal step is linear in log; the draws deviate from it as
-        those of the nearer one do, so that doubt is not averaged away.
+        those of the nearer one do, so that uncertainty is not averaged away.
         """
         at, logs = self._table()
         where = np.log(counts)
@@ -334,22 +334,22 @@ class LayoutTable:
 
     def ends(self, count: int) -> list[Ends]:
         """Assumptions about the step, and by which factors each alone moves it."""
-        doubt = self._machine.model.doubt(self._chosen[count].jobs)
+        uncertainty = self._machine.model.uncertainty(self._chosen[count].jobs)
         spreads = {
-            Assumption.LATENTS: doubt.latents,
-            Assumption.LAYOUT_FORMULA: doubt.formula,
+            Assumption.LATENTS: uncertainty.fitted,
+            Assumption.LAYOUT_FORMULA: uncertainty.formula,
         }
         ends: list[Ends] = []
         for name, spread in spreads.items():
             factor = float(np.exp(DEVIATE_90 * spread[0]))
             ends.append((name, (1 / factor, factor)))
-        if doubt.stall_probability[0] > RARE_STALL:
-            # the nominal step lies between the calm and the stalled one
+        if uncertainty.stall_probability[0] > RARE_STALL:
+            # the nominal step lies between the quiet and the stalled one
             found = self._chosen[count]
-            calm_s = float(self._machine.model.predict(found.jobs, stalls=False).number_s[0])
+            quiet_s = float(self._machine.model.predict(found.jobs, stalls=False).number_s[0])
             nominal_s = float(found.step_s[0])
-            late_s = calm_s * float(doubt.stalled_ratio[0])
-            low, high = min(calm_s, nominal_s), max(late_s, nominal_s)
+            late_s = quiet_s * float(uncertainty.degraded_ratio[0])
+            low, high = min(quiet_s, nominal_s), max(late_s, nominal_s)
             ends.append((Assumption.STALLS, (low / nominal_s, high / nominal_s)))
         return ends
 
@@ -381,11 +381,11 @@ class LayoutTable:
                 batch=batch,
                 devices=count,
                 from_devices=first,
-                speedup=Interval(p5=ratio[0], p50=ratio[1], p95=ratio[2]),
+                speedup=Interval(p5=ratio[0], nominal=ratio[1], p95=ratio[2]),
                 efficiency=Interval(
                     **{
                         name: value * first / count
-                        for name, value in zip(("p5", "p50", "p95"), ratio, strict=True)
+                        for name, value in zip(("p5", "nominal", "p95"), ratio, strict=True)
                     }
                 ),
             )

@@ -51,11 +51,11 @@ from perfmodel.units import DAY_S, HOUR_S, Seconds, format_duration
 
 def reason(row: PlanRow, winner: PlanRow, currency: str) -> str:
     """Why a feasible row lost: it costs more, or as much and takes longer."""
-    dearer = row.cost.p50 - winner.cost.p50
-    later_s = row.elapsed_s.p50 - winner.elapsed_s.p50
+    dearer = row.cost.nominal - winner.cost.nominal
+    later_s = row.elapsed_s.nominal - winner.elapsed_s.nominal
     when = f"{format_duration(abs(later_s))} {'later' if later_s > 0 else 'sooner'}"
     return (
-        f"{dearer:,.0f} {currency} dearer ({100 * dearer / winner.cost.p50:+.1f} %), "
+        f"{dearer:,.0f} {currency} dearer ({100 * dearer / winner.cost.nominal:+.1f} %), "
         f"{when if later_s else 'done at the same time'}"
     )
 
@@ -86,9 +86,9 @@ def nearest_reason(plan: PlanFile, row: PlanRow, found: Outcome, start: dt.date)
 
 def break_even(option: Option, row: PlanRow, winner: PlanRow) -> float | None:
     """Price per device-hour at which a row costs as much as the winner; None if it cannot."""
-    device_hours = row.devices * row.elapsed_s.p50 / HOUR_S
+    device_hours = row.devices * row.elapsed_s.nominal / HOUR_S
     energy = hourly_price(option) - option.price.value
-    price = (winner.cost.p50 - setup_cost(option)) / device_hours - energy
+    price = (winner.cost.nominal - setup_cost(option)) / device_hours - energy
     return price if price > 0 else None
 
 
@@ -272,11 +272,11 @@ class Planner:
             step_s=interval(facts.step_s),
             elapsed_s=elapsed_s,
             cost=interval(found.cost[0]),
-            energy_kwh=None if power is None else power * elapsed_s.p50 / HOUR_S,
+            energy_kwh=None if power is None else power * elapsed_s.nominal / HOUR_S,
             power_kw=power,
             deadline_probability=float(in_time[0]),
             probability=float(kept[0]),
-            end=self._day_after(elapsed_s.p50),
+            end=self._day_after(elapsed_s.nominal),
             latest_end=self._day_after(elapsed_s.p95),
             expected_stops=float(found.expected_stops[0]),
             checkpoint_interval_s=checkpoint_s if math.isfinite(checkpoint_s) else None,

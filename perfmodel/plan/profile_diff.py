@@ -16,7 +16,7 @@ from perfmodel.predictor import Predictor, interval
 from perfmodel.statistics.pairing import unpaired
 from perfmodel.units import Seconds, format_bytes
 
-#: Doubt is never below this, in log: clocks and rounding.
+#: Uncertainty is never below this, in log: clocks and rounding.
 SMALLEST_ERROR = 1e-4
 
 
@@ -35,7 +35,7 @@ def estimates(profile: ProfileDocument) -> dict[str, Estimate]:
     """Parameters by name.
 
     Steps and phases carry, beside their own error, that of the round, which no number of settings
-    averages away. Kernels alone carry the spread of the machine's speed over visits.
+    averages away. Kernels alone carry the spread of the machine's speed over repetitions.
     """
     found: dict[str, Estimate] = {}
     for workload in profile.workloads:
@@ -126,7 +126,7 @@ _VOLATILE: Final = (
     "command_line",
     "cpu.load_average_1min",
     "cpu.busy_cores",
-    "cpu.stolen",
+    "cpu.steal",
     "cpu.frequency_hz",
     "memory.available_bytes",
     "memory.swap_used_bytes",
@@ -143,7 +143,7 @@ def compare_profiles(
 ) -> ProfileDiffDocument:
     """Compare every parameter that both hold.
 
-    Differences are judged against the doubt of both sides, by Student's t with the rounds of both
+    Differences are judged against the uncertainty of both sides, by Student's t with the rounds of both
     less two degrees of freedom, and all together by the rule of Benjamini and Hochberg [1]_: of the
     parameters called changed, at most this share is chance, on average.
 
@@ -277,5 +277,5 @@ def _caveats(old: ProfileDocument, new: ProfileDocument) -> Iterator[str]:
         yield "a profile of fewer than three rounds hardly knows its own noise"
     yield (
         "kernels alone have no error of their own: they are judged by how much the machine's speed "
-        "varied between visits"
+        "varied between repetitions"
     )

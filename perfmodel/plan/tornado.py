@@ -47,7 +47,7 @@ def tornado(
 ) -> tuple[Swing, ...]:
     """Swing of every assumption from its 5th to its 95th percentile, the largest first.
 
-    Failure rates are varied by a factor of 2 and prices by 10 %: their doubt is not measured.
+    Failure rates are varied by a factor of 2 and prices by 10 %: their uncertainty is not measured.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ def draws_ends(draws: Samples) -> tuple[float, float]:
 
 
 def _nominal(terms: Terms) -> Terms:
-    """The same terms without doubt."""
+    """The same terms without uncertainty."""
 
     def still(draws: Samples) -> Samples:
         return np.broadcast_to(draws[..., :1], draws.shape)

@@ -139,7 +139,7 @@ def terms_grid(terms: AcceptanceTerms) -> Grid:
     return grid(
         f"Acceptance: like {terms.device_name}",
         text=("Clause",),
-        numbers=("Reference", "Doubt", "Limit"),
+        numbers=("Reference", "Uncertainty", "Limit"),
         rows=[
             (
                 clause.name,
@@ -150,7 +150,7 @@ def terms_grid(terms: AcceptanceTerms) -> Grid:
             for clause in terms.clause
         ],
         caption=f"A machine as good as the reference, measured as well, passes each clause with "
-        f"{percent(terms.confidence)} probability. Doubt: standard error.",
+        f"{percent(terms.confidence)} probability. Uncertainty: standard error.",
     )
 
 
@@ -171,7 +171,7 @@ def judgement_grid(document: AcceptanceDocument) -> Grid:
     return grid(
         f"Acceptance of {document.delivered_name}",
         text=("Clause",),
-        numbers=("Limit", "Delivered", "Doubt", "P(kept)"),
+        numbers=("Limit", "Delivered", "Uncertainty", "P(kept)"),
         notes=("Verdict",),
         rows=[
             (
@@ -184,15 +184,15 @@ def judgement_grid(document: AcceptanceDocument) -> Grid:
             )
             for entry in document.judged
         ],
-        caption=f"Passed or failed: with {percent(document.terms.confidence)} confidence. Doubt: standard "
+        caption=f"Passed or failed: with {percent(document.terms.confidence)} confidence. Uncertainty: standard "
         "error of what was delivered.",
     )
 
 
 def judgement_lines(document: AcceptanceDocument) -> list[str]:
-    """Who is to blame, and what to do where doubt is too large."""
+    """Who is to blame, and what to do where uncertainty is too large."""
     lines = [
-        f"{entry.clause.name}: {culprit}" for entry in document.judged for culprit in entry.culprits
+        f"{entry.clause.name}: {suspect}" for entry in document.judged for suspect in entry.suspects
     ]
     close = document.having(Verdict.CLOSE)
     if close:

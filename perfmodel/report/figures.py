@@ -255,7 +255,7 @@ def _parity_points(
     axes: Axes, entries: Sequence[ComparedSetting], *, scale: float, position: int
 ) -> None:
     measured = np.array([entry.measured_s for entry in entries]) / scale
-    predicted = np.array([entry.predicted_s.p50 for entry in entries]) / scale
+    predicted = np.array([entry.predicted_s.nominal for entry in entries]) / scale
     low, high = np.array([_bounds(entry) for entry in entries]).T / scale
     axes.errorbar(
         measured,
@@ -398,7 +398,7 @@ def _curve(axes: Axes, points: _Points, prediction: PredictionDocument, *, posit
     sizes = sorted(points.predicted)
     low, middle, high = (
         points.scale * np.array([getattr(points.predicted[size], part) for size in sizes])
-        for part in ("p5", "p50", "p95")
+        for part in ("p5", "nominal", "p95")
     )
     axes.fill_between(sizes, low, high, color=colour, alpha=0.2, linewidth=0)
     line = LINES[position % len(LINES)]
@@ -490,8 +490,8 @@ def front_figure(document: PlanDocument) -> Figure:
         own = {(row.devices, row.micro_batch): row for row in rows if row.option == option.name}
         if own:
             axes.plot(
-                [row.elapsed_s.p50 / DAY_S for row in own.values()],
-                [row.cost.p50 for row in own.values()],
+                [row.elapsed_s.nominal / DAY_S for row in own.values()],
+                [row.cost.nominal for row in own.values()],
                 linestyle="",
                 label=plain(option.name),
                 color=COLOURS[place % len(COLOURS)],
@@ -518,13 +518,13 @@ def front_figure(document: PlanDocument) -> Figure:
 def _mark_first(axes: Axes, row: PlanRow) -> None:
     """The interval of the first row, both ways."""
     axes.errorbar(
-        row.elapsed_s.p50 / DAY_S,
-        row.cost.p50,
+        row.elapsed_s.nominal / DAY_S,
+        row.cost.nominal,
         xerr=[
-            [(row.elapsed_s.p50 - row.elapsed_s.p5) / DAY_S],
-            [(row.elapsed_s.p95 - row.elapsed_s.p50) / DAY_S],
+            [(row.elapsed_s.nominal - row.elapsed_s.p5) / DAY_S],
+            [(row.elapsed_s.p95 - row.elapsed_s.nominal) / DAY_S],
         ],
-        yerr=[[row.cost.p50 - row.cost.p5], [row.cost.p95 - row.cost.p50]],
+        yerr=[[row.cost.nominal - row.cost.p5], [row.cost.p95 - row.cost.nominal]],
         color="black",
         linewidth=1,
         capsize=3,
@@ -537,7 +537,7 @@ def tornado_figure(document: PlanDocument) -> Figure:
     swings = document.tornado[::-1]
     figure = new_figure(height_in=1.2 + 0.35 * len(swings))
     axes = figure.subplots()
-    nominal = document.options[0].row.cost.p50
+    nominal = document.options[0].row.cost.nominal
     for place, swing in enumerate(swings):
         for end, colour in ((swing.low_cost, COLOURS[0]), (swing.high_cost, COLOURS[1])):
             axes.barh(place, end - nominal, left=nominal, color=colour, height=0.6)

@@ -118,7 +118,7 @@ class LinkedNumbers:
 
     def interval(self, path: str, kind: str) -> Markup:
         """The value and its 90 % interval."""
-        middle, low, high = (self.show(f"{path}.{name}", kind) for name in ("p50", "p5", "p95"))
+        middle, low, high = (self.show(f"{path}.{name}", kind) for name in ("nominal", "p5", "p95"))
         return Markup('{} <span class="range">[{}&thinsp;&ndash;&thinsp;{}]</span>').format(
             middle, low, high
         )
@@ -190,11 +190,11 @@ def _speedup(predictions: Sequence[PredictionDocument]) -> KeyNumber:
     point = _largest(prediction) if prediction else None
     if prediction is None or point is None:
         return KeyNumber(name="Speed-up", value="-", meaning="nothing was predicted")
-    low, high = (number(bound, like=point.speedup.p50) for bound in _ends(point))
+    low, high = (number(bound, like=point.speedup.nominal) for bound in _ends(point))
     which = f"{prediction.workload}, {scaling_words(prediction)}"
     return KeyNumber(
         name=f"Speed-up on {point.setting.world_size} devices",
-        value=f"{number(point.speedup.p50)} x",
+        value=f"{number(point.speedup.nominal)} x",
         meaning=f"90 % interval {low} to {high}; {which}",
     )
 
@@ -393,7 +393,7 @@ def _prediction_pictures(predictions: Sequence[PredictionDocument]) -> Iterator[
     if predictions:
         yield Picture(
             svg=inline_svg(figures.speedup_figure(predictions), prefix="speedup", title="Speed-up"),
-            caption="Lines: predicted (p50). Bands: 90 % of outcomes should lie inside. Diamonds: "
+            caption="Lines: predicted (nominal). Bands: 90 % of outcomes should lie inside. Diamonds: "
             "real runs. Dashed grey: perfect scaling.",
         )
     for position, prediction in enumerate(predictions):

@@ -28,7 +28,7 @@ _GRANTED = " sequence_parallel=yes"
 PARTS = (
     ("compute", "compute_s"),
     ("tensor and context collectives", "tensor_s"),
-    ("pipeline: fill, drain, hand-overs", "pipeline_s"),
+    ("pipeline: fill, drain, point-to-point sends", "pipeline_s"),
     ("gradients and sharded parameters, exposed", "data_s"),
     ("optimizer, fixed costs, stragglers", "other_s"),
 )
@@ -43,7 +43,7 @@ _MEMORY = (
 
 
 def parts_grid(document: LayoutPredictionDocument) -> Grid:
-    """Where the step goes, at the fitted latents."""
+    """Where the step goes, at the fitted parameters."""
     trained = document.trained
     return grid(
         f"{trained.name} on {trained.devices} x {document.device_name}: {document.layout}",
@@ -80,11 +80,11 @@ def layout_lines(document: LayoutPredictionDocument) -> list[str]:
             "devices"
         ),
         (
-            f"step: {format_duration(step.p50)} [{format_duration(step.p5)} - "
+            f"step: {format_duration(step.nominal)} [{format_duration(step.p5)} - "
             f"{format_duration(step.p95)}], 90 %, evidence {document.evidence}"
         ),
         (
-            f"tokens/s: {document.tokens_per_s.p50:,.0f} "
+            f"tokens/s: {document.tokens_per_s.nominal:,.0f} "
             f"[{document.tokens_per_s.p5:,.0f} - {document.tokens_per_s.p95:,.0f}]"
         ),
         f"MFU: {_percent(document.mfu)} of the dense 16-bit peak of the data sheet (perfmodel devices)",
@@ -115,7 +115,7 @@ def plan_grid(document: ParallelismPlanDocument) -> Grid:
             (
                 f"{entry.rank}{' tie' if entry.ties and entry.loses_in else ''}",
                 (
-                    f"{format_duration(entry.step_s.p50)} ({format_duration(entry.step_s.p5)} - "
+                    f"{format_duration(entry.step_s.nominal)} ({format_duration(entry.step_s.p5)} - "
                     f"{format_duration(entry.step_s.p95)})"
                 ),
                 f"{entry.mfu:.0%}",
@@ -148,7 +148,7 @@ def plan_lines(document: ParallelismPlanDocument) -> list[str]:
     if lost is not None and lost is not document.ranked[1]:
         lines.append(
             f"the first that loses beyond the error bar: {lost.layout}, by "
-            f"{lost.step_s.p50 / document.ranked[0].step_s.p50 - 1:.1%}, most of it in {lost.loses_in} "
+            f"{lost.step_s.nominal / document.ranked[0].step_s.nominal - 1:.1%}, most of it in {lost.loses_in} "
             f"({format_duration(lost.loses_by_s)}); slower with probability {lost.slower_probability:.0%}"
         )
     return [*lines, *(f"caveat: {caveat}" for caveat in document.caveats)]
@@ -158,7 +158,7 @@ def _runner_up(document: ParallelismPlanDocument) -> str:
     """Why the second is not the first."""
     first, second = document.ranked[:2]
     verdict = "a tie" if second.ties else "behind"
-    share = second.step_s.p50 / first.step_s.p50 - 1
+    share = second.step_s.nominal / first.step_s.nominal - 1
     where = (
         f", most of it in {second.loses_in} ({format_duration(second.loses_by_s)})"
         if second.loses_by_s > 0
@@ -178,7 +178,7 @@ def _part_rows(parts: StepPartsRecord, total_s: float) -> list[tuple[str, ...]]:
 
 
 def _percent(values: Interval) -> str:
-    return f"{values.p50:.1%} [{values.p5:.1%} - {values.p95:.1%}]"
+    return f"{values.nominal:.1%} [{values.p5:.1%} - {values.p95:.1%}]"
 
 
 def layout_whatif_grid(document: LayoutWhatIfDocument) -> Grid:
@@ -203,7 +203,7 @@ def _row(scenario: LayoutScenario) -> tuple[str, ...]:
         scenario.name.replace(", ", "\n"),
         duration_interval(found.step_s),
         count_interval(found.tokens_per_s),
-        percent(found.mfu.p50),
+        percent(found.mfu.nominal),
         format_bytes(fullest),
         "-" if fits is None else percent(fits),
         "-" if ratio is None else interval(ratio),
@@ -213,7 +213,7 @@ def _row(scenario: LayoutScenario) -> tuple[str, ...]:
 def layout_whatif_lines(document: LayoutWhatIfDocument) -> list[str]:
     """The layout of each scenario, which parts of the step changed, and caveats."""
     first = document.scenarios[0].prediction
-    smallest_s = SMALLEST_SHARE * first.step_s.p50
+    smallest_s = SMALLEST_SHARE * first.step_s.nominal
     lines = []
     for scenario in document.scenarios:
         found = scenario.prediction
@@ -240,13 +240,13 @@ def _moved(
     ]
 
 
-def latent_lines(document: InferredDocument) -> list[str]:
-    """Every latent with the factor of its 90 % interval, and whether the runs determine it; memory."""
-    lines = [f"{'latent':20} {'value':>10}  x/ of 90 %"]
+def parameter_lines(document: InferredDocument) -> list[str]:
+    """Every parameter with the factor of its 90 % interval, and whether the runs determine it; memory."""
+    lines = [f"{'parameter':20} {'value':>10}  x/ of 90 %"]
     lines += [
-        f"{latent.name:20} {latent.value:10.4g}  x/ {math.exp(DEVIATE_90 * latent.log_sigma):.2f}  "
-        f"{'determined' if latent.determined else 'prior kept, the runs do not tell'}: {latent.meaning}"
-        for latent in document.latents
+        f"{parameter.name:20} {parameter.value:10.4g}  x/ {math.exp(DEVIATE_90 * parameter.log_sigma):.2f}  "
+        f"{'determined' if parameter.determined else 'prior kept, the runs do not tell'}: {parameter.meaning}"
+        for parameter in document.fitted_parameters
     ]
     if document.memory is not None:
         parts = ", ".join(f"{name} {value:.3g}" for name, value in document.memory.factors.items())

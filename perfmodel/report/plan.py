@@ -138,14 +138,14 @@ def _scaling_line(entry: ScalingStatement) -> str:
     return (
         f"{entry.scaling} scaling, batch {entry.batch:,} {fixed}: from {entry.from_devices:,} to "
         f"{entry.devices:,} devices {one_line(interval(entry.speedup))} times as fast, efficiency "
-        f"{percent(entry.efficiency.p50)}"
+        f"{percent(entry.efficiency.nominal)}"
     )
 
 
 def _row_lines(name: str, rows: tuple[PlanRow, ...]) -> list[str]:
     return [
         f"{name}: {row.devices:,} x {row.option}, batch {row.micro_batch}: "
-        f"{format_duration(row.elapsed_s.p50)}, {row.cost.p50:,.0f}, {percent(row.probability)}"
+        f"{format_duration(row.elapsed_s.nominal)}, {row.cost.nominal:,.0f}, {percent(row.probability)}"
         for row in rows
     ]
 
@@ -229,7 +229,7 @@ def _pictures(document: PlanDocument) -> list[Picture]:
         Picture(
             svg=inline_svg(tornado_figure(document), prefix="tornado", title="Sensitivity"),
             caption="Failure rates by a factor of 2, prices by 10 %; all else over the range that holds "
-            "90 % of its doubt.",
+            "90 % of its uncertainty.",
         ),
     ]
 
@@ -398,7 +398,7 @@ def goodput_lines(document: GoodputDocument) -> list[str]:
             f"{format_duration(job.work_s)} of work (median and 90 % of courses)"
         ),
         (
-            f"Effective training time: {percent(effective.p50)} "
+            f"Effective training time: {percent(effective.nominal)} "
             f"[{percent(effective.p5)} - {percent(effective.p95)}]"
         ),
         f"Unplanned stops: {one_line(interval(document.unplanned_stops))}, {mtbf}"

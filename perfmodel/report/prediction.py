@@ -55,8 +55,8 @@ def _row(point: PredictedPoint) -> tuple[str, ...]:
         duration_interval(point.step_s),
         count_interval(point.samples_per_s),
         interval(point.speedup),
-        percent(point.scaling_efficiency.p50),
-        format_duration(point.exposed_comm_s.p50),
+        percent(point.scaling_efficiency.nominal),
+        format_duration(point.exposed_comm_s.nominal),
         point.weakest_evidence.value,
     )
 
@@ -181,7 +181,7 @@ def standing_line(found: Standing) -> str:
         f"measured {format_duration(found.measured_s)}: {found.verdict}; predicted {predicted}, "
         f"{percent(found.share_slower)} of outcomes take longer"
     )
-    more_s = found.measured_s - found.predicted_s.p50
+    more_s = found.measured_s - found.predicted_s.nominal
     if found.verdict is Verdict.SLOWER:
         return (
             f"{line}; {format_duration(more_s)} are more than the causes below cost when calibrated: "
@@ -307,7 +307,7 @@ def _cause_lines(first: ScenarioOutcome, scenario: ScenarioOutcome) -> list[str]
     contrast = scenario.contrast
     assert contrast is not None
     ratio = contrast.throughput_ratio
-    if ratio.p5 == ratio.p95 == 1 and contrast.step_difference_s.p50 == 0:
+    if ratio.p5 == ratio.p95 == 1 and contrast.step_difference_s.nominal == 0:
         return ["  no difference"]
     if max(abs(ratio.p5 - 1), abs(ratio.p95 - 1)) < _SMALLEST_RATIO:
         return [f"  samples/s differ by less than {100 * _SMALLEST_RATIO:g} %"]
@@ -315,14 +315,14 @@ def _cause_lines(first: ScenarioOutcome, scenario: ScenarioOutcome) -> list[str]
     share = samples / scenario.point.setting.global_batch
     same = "" if share == 1 else f" (for the same {samples} samples)"
     difference = one_line(duration_interval(_magnitude(contrast.step_difference_s)))
-    sign = "less" if contrast.step_difference_s.p50 < 0 else "more"
+    sign = "less" if contrast.step_difference_s.nominal < 0 else "more"
     pairing = "" if contrast.is_paired else "; another machine, not paired"
     faster = f"more samples/s with {percent(contrast.probability_faster)}"
     path = (
         {cause.value: time_s for cause, time_s in first.point.breakdown_s.items()},
         {cause.value: time_s for cause, time_s in scenario.point.breakdown_s.items()},
     )
-    smallest_s = SMALLEST_SHARE * first.point.step_s.p50
+    smallest_s = SMALLEST_SHARE * first.point.step_s.nominal
     return [
         f"  step {difference} {sign}; {faster}{pairing}",
         *(f"  on the critical path, {x}{same}" for x in _moved(*path, share, smallest_s)),
@@ -348,9 +348,9 @@ def _moved(
 
 def _magnitude(difference: Interval) -> Interval:
     """The same difference, positive in the middle."""
-    if difference.p50 >= 0:
+    if difference.nominal >= 0:
         return difference
-    return Interval(p5=-difference.p95, p50=-difference.p50, p95=-difference.p5)
+    return Interval(p5=-difference.p95, nominal=-difference.nominal, p95=-difference.p5)
 
 
 def _time(seconds: Seconds) -> str:

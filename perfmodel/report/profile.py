@@ -254,7 +254,7 @@ def difference_grid(document: ProfileDiffDocument) -> Grid:
         text=("Parameter",),
         numbers=("Old", "New", "Change", "z", "q"),
         rows=[_row(entry) for entry in shown],
-        caption="z: difference over the doubt of both profiles. q: share of chance among all that are as "
+        caption="z: difference over the uncertainty of both profiles. q: share of chance among all that are as "
         f"unlikely (Benjamini-Hochberg); a change has q <= {document.false_discovery_rate:g}.",
     )
 

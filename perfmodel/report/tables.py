@@ -27,7 +27,7 @@ from perfmodel.report.wording import (
     gate_lines,
     number,
     percent,
-    stolen_lines,
+    steal_lines,
     verdict,
 )
 from perfmodel.step.ddp import DDP_CAUSES
@@ -54,8 +54,8 @@ def binding_lines(prediction: PredictionDocument) -> list[str]:
     """With a cluster: which link costs most of an all-reduce, for runs of equal answers."""
     lines, shown = [], None
     for point in prediction.points:
-        if point.binding_link not in (None, shown):
-            shown = point.binding_link
+        if point.bottleneck_link not in (None, shown):
+            shown = point.bottleneck_link
             lines.append(
                 f"from {point.setting.world_size} devices on, all-reduce waits for: {shown}"
             )
@@ -137,7 +137,7 @@ def summary_lines(validation: ValidationDocument) -> list[str]:
         f"Coverage, raw: {percent(validation.coverage_raw)}",
         *gate_lines(validation.gates),
         *_noise_lines(validation),
-        *stolen_lines(validation.stolen),
+        *steal_lines(validation.steal),
     ]
 
 
@@ -190,10 +190,10 @@ def _csv_row(prediction: PredictionDocument, point: PredictedPoint) -> dict[str,
         **{
             f"{name}_{part}{unit}": getattr(quantity, part)
             for (name, unit), quantity in quantities.items()
-            for part in ("p5", "p50", "p95")
+            for part in ("p5", "nominal", "p95")
         },
         "straggler_s": point.straggler_s,
         **{f"breakdown_{cause}_s": point.breakdown_s.get(cause, 0.0) for cause in DDP_CAUSES},
-        "binding_link": point.binding_link or "",
+        "bottleneck_link": point.bottleneck_link or "",
         "weakest_evidence": point.weakest_evidence.value,
     }

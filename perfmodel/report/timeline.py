@@ -43,7 +43,7 @@ _COMMUNICATION: Final = {
         COLOURS[1],
         {Cause.ALL_REDUCE, Cause.ALL_GATHER, Cause.REDUCE_SCATTER, Cause.BROADCAST, Cause.SITES},
     ),
-    "hand-over": ("#8C564B", {Cause.HAND_OVER}),
+    "point-to-point send": ("#8C564B", {Cause.P2P}),
 }
 _KINDS: Final = {**_COMPUTE, **_COMMUNICATION}
 

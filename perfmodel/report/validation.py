@@ -27,13 +27,13 @@ def validation_grid(validation: ValidationDocument) -> Grid:
         rows=(_row(entry) for entry in validation.settings),
         caption="Batch: micro-batch per device x accumulation. Measured: at the machine speed of "
         "the calibration, below it as the clock showed it (raw), then the standard error and in "
-        "brackets the visits. Error: predicted over measured minus 1, below it against raw.",
+        "brackets the repetitions. Error: predicted over measured minus 1, below it against raw.",
     )
 
 
 def _row(entry: ComparedSetting) -> tuple[str, ...]:
     setting = entry.setting
-    doubt = f"+-{percent(entry.measured_relative_error)} ({entry.num_visits})"
+    uncertainty = f"+-{percent(entry.measured_relative_error)} ({entry.num_repetitions})"
     raw = format_duration(entry.measured_raw_s)
     error, error_raw = (
         percent(value, signed=True) for value in (entry.signed_error, entry.signed_error_raw)
@@ -44,7 +44,7 @@ def _row(entry: ComparedSetting) -> tuple[str, ...]:
         f"{setting.micro_batch} x {setting.accumulation}",
         gradients(setting),
         duration_interval(entry.predicted_s),
-        f"{format_duration(entry.measured_s)}\nraw {raw}\n{doubt}",
+        f"{format_duration(entry.measured_s)}\nraw {raw}\n{uncertainty}",
         f"{error}\nraw {error_raw}",
         "yes" if entry.is_covered else "NO",
     )

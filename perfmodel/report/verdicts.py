@@ -24,7 +24,7 @@ from perfmodel.report.wording import (
     gate_lines,
     grid,
     percent,
-    stolen_lines,
+    steal_lines,
 )
 from perfmodel.units import format_duration
 
@@ -72,7 +72,7 @@ def models_lines(validation: ModelsValidationDocument) -> Iterator[str]:
         yield _line("several devices, from the trace alone", validation.summary_ddp)
     yield f"machine speed: {validation.machine_slowdown:.3f} x the probe time of the calibration"
     yield from gate_lines(validation.gates)
-    yield from stolen_lines(validation.stolen)
+    yield from steal_lines(validation.steal)
 
 
 def _line(name: str, summary: ErrorSummary) -> str:
@@ -158,7 +158,7 @@ def strategy_settings_grid(document: StrategiesDocument) -> Grid:
 def _row_strategies_grids(setting: JudgedStrategy) -> tuple[str, ...]:
     return (
         setting.name,
-        duration_interval(setting.foretold.step_s),
+        duration_interval(setting.predicted.step_s),
         format_duration(setting.measured_s),
         percent(setting.signed_error, signed=True),
         percent(setting.variation),
@@ -204,10 +204,10 @@ def _row_testbed_grids(step: JudgedStep) -> tuple[str, ...]:
         error += f"\n({percent(step.replayed_error, signed=True)})"
     limit = step.limit
     if not step.is_limit_named:
-        limit += f"\nNOT {step.foretold.limit}"
+        limit += f"\nNOT {step.predicted.limit}"
     return (
         step.name,
-        duration_interval(step.foretold.step_s),
+        duration_interval(step.predicted.step_s),
         format_duration(step.measured_s),
         error,
         percent(step.variation),

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from perfmodel.documents.base import CALM
+from perfmodel.documents.base import QUIET
 from perfmodel.documents.prediction import Interval, PredictionDocument
 from perfmodel.documents.verdicts import ErrorSummary, Gate, ValidationDocument
 from perfmodel.layout.setting import Setting, Synchronisation
@@ -61,29 +61,30 @@ def percent(fraction: float, *, signed: bool = False) -> str:
 
 def interval(quantity: Interval) -> str:
     """Text such as ``6.93 [6.51-7.20]``, over two lines."""
-    low, high = (number(value, like=quantity.p50) for value in (quantity.p5, quantity.p95))
-    return f"{number(quantity.p50)}\n[{low}-{high}]"
+    low, high = (number(value, like=quantity.nominal) for value in (quantity.p5, quantity.p95))
+    return f"{number(quantity.nominal)}\n[{low}-{high}]"
 
 
 def count_interval(quantity: Interval) -> str:
     """Text such as ``13.9 k [13.2-14.6]``, over two lines; k, M and G are powers of 1000."""
-    prefix = format_rate(max(quantity.p50, 1.0), "").split()[1].removesuffix("/s")
+    prefix = format_rate(max(quantity.nominal, 1.0), "").split()[1].removesuffix("/s")
     scale = PREFIXES[prefix]
     low, high = (
-        number(value / scale, like=quantity.p50 / scale) for value in (quantity.p5, quantity.p95)
+        number(value / scale, like=quantity.nominal / scale)
+        for value in (quantity.p5, quantity.p95)
     )
-    return f"{number(quantity.p50 / scale)} {prefix}".rstrip() + f"\n[{low}-{high}]"
+    return f"{number(quantity.nominal / scale)} {prefix}".rstrip() + f"\n[{low}-{high}]"
 
 
 def duration_interval(quantity: Interval) -> str:
     """Text such as ``12.3 ms [11.8-13.1]``, over two lines, all in the unit of the first."""
     if quantity.p95 == quantity.p5 == 0:
         return "0 s"
-    unit = duration_unit(quantity.p50 or quantity.p95)
+    unit = duration_unit(quantity.nominal or quantity.p95)
     scale = parse_duration(f"1 {unit}")
     middle, low, high = (
-        number(value / scale, like=quantity.p50 / scale)
-        for value in (quantity.p50, quantity.p5, quantity.p95)
+        number(value / scale, like=quantity.nominal / scale)
+        for value in (quantity.nominal, quantity.p5, quantity.p95)
     )
     return f"{middle} {unit}\n[{low}-{high}]"
 
@@ -184,13 +185,13 @@ def listed(items: Iterable[str]) -> str:
     return ", ".join(items) or "-"
 
 
-def stolen_lines(stolen: float) -> list[str]:
+def steal_lines(steal: float) -> list[str]:
     """Say so if a hypervisor gave much of the processors to others meanwhile."""
-    if stolen <= CALM:
+    if steal <= QUIET:
         return []
     line = (
-        f"The hypervisor gave {percent(stolen)} of the processor time that was wanted to others during "
-        "these runs: repeat them in a calmer hour"
+        f"The hypervisor gave {percent(steal)} of the processor time that was wanted to others during "
+        "these runs: repeat them in a quieter hour"
     )
     return [line]
 

@@ -21,7 +21,7 @@ from perfmodel.statistics.pairing import FASTER, unpaired
 
 #: Said wherever something was set.
 UNMEASURED: Final = (
-    "what was set is taken as said, without doubt of its own; that the rest stays as measured is "
+    "what was set is taken as said, without uncertainty of its own; that the rest stays as measured is "
     "an assumption"
 )
 
@@ -30,7 +30,7 @@ def compare_scenarios(scenarios: Sequence[Scenario], *, argv: Sequence[str]) -> 
     """Predict every scenario; the first is what the others are compared with.
 
     All draws are seeded by the name of the parameter, so that scenarios of one machine share the
-    errors of everything that was not changed, and a difference is less doubtful than its two sides.
+    errors of everything that was not changed, and a difference is less uncertain than its two sides.
 
     Raises
     ------

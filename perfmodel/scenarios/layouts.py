@@ -54,7 +54,7 @@ def compare_layouts(
     """Predict a layout, and one more for every combination of ``KEY=VALUE[,VALUE...]``.
 
     Devices and sequences per step stay: ``dp`` and ``accumulation`` follow, unless they are set. Both sides
-    are predicted from the same latents and neighbouring deviations, so that much of their doubt cancels.
+    are predicted from the same fitted parameters and neighbouring deviations: much of their uncertainty cancels.
 
     Raises
     ------
@@ -139,14 +139,14 @@ def _contrast(
 ) -> tuple[Interval, float]:
     """Ratio of tokens per second, and the probability that it is above 1.
 
-    The ratio is that of the numbers that are named; its doubt is that of calm runs, without stalls.
+    The ratio is that of the numbers that are named; its uncertainty is that of normal runs, without stalls.
     """
-    ratio = other.tokens_per_s.p50 / first.tokens_per_s.p50
+    ratio = other.tokens_per_s.nominal / first.tokens_per_s.nominal
     spread = float(spread_against_first(base.machine.model, both)[1])
     if spread == 0:
-        return Interval(p5=ratio, p50=ratio, p95=ratio), float(ratio > FASTER)
+        return Interval(p5=ratio, nominal=ratio, p95=ratio), float(ratio > FASTER)
     far = float(np.exp(DEVIATE_90 * spread))
     return (
-        Interval(p5=ratio / far, p50=ratio, p95=ratio * far),
+        Interval(p5=ratio / far, nominal=ratio, p95=ratio * far),
         float(ndtr(np.log(ratio) / spread)),
     )

@@ -111,7 +111,7 @@ def with_device_speed(profile: ProfileDocument, factor: float) -> ProfileDocumen
 def scaled(
     workload: WorkloadProfile, names: Iterable[str], factor: float, *, relative_error: float = 0.0
 ) -> WorkloadProfile:
-    """Some phases take ``factor`` times as long, with so much more doubt (in log)."""
+    """Some phases take ``factor`` times as long, with so much more uncertainty (in log)."""
     names = tuple(names)
 
     def point(was: CurvePoint) -> CurvePoint:

@@ -45,7 +45,7 @@ class WaitingHandOvers:
     """What stages have offered, sent and done last."""
 
     queued: float
-    """Share of a hand-over that the kernel of its sender holds."""
+    """Share of a point-to-point send that the kernel of its sender holds."""
     last: dict[int, int] = field(default_factory=dict)
     """End of the last compute of a stage."""
     offered: dict[tuple[int, Work], Parcel] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class WaitingHandOvers:
     sending: dict[int, tuple[int, int]] = field(default_factory=dict)
     """End of the compute whose result a stage offered last, and to whom."""
     between: dict[tuple[int, int], int] = field(default_factory=dict)
-    """The last hand-over between two stages."""
+    """The last point-to-point send between two stages."""
     sent: dict[int, list[int]] = field(default_factory=dict)
     """What a stage's kernel has taken since that stage last turned."""
     turned: dict[int, bool] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class WaitingHandOvers:
         self.sending[parcel.stage] = (parcel.end, other)
 
     def fetch(self, stage: int, work: Work, put: Put) -> int | None:
-        """Append the hand-over of what is offered to a stage's next work, if anything is; its end."""
+        """Append the point-to-point send of what is offered to a stage's next work, if anything is; its end."""
         parcel = self.offered.pop((stage, work), None)
         if parcel is None:
             return None
@@ -110,7 +110,7 @@ class WaitingHandOvers:
         return put(
             parcel.stage,
             parcel.work,
-            Cause.HAND_OVER,
+            Cause.P2P,
             stream=parcel.stream,
             share=share,
             after=after,
@@ -137,7 +137,7 @@ class Execution(enum.StrEnum):
     """Nothing: streams wait for each other, the host runs ahead."""
     BLOCKING = "blocking"
     """The host waits, as with gloo. It gathers nothing ahead over the end of a pass, and computes nothing
-    until the gradients of a sharded layer are reduced. Hand-overs are ``program.waiting``'s."""
+    until the gradients of a sharded layer are reduced. Point-to-point sends are ``program.waiting``'s."""
 
 
 def compile_layout(
@@ -149,7 +149,7 @@ def compile_layout(
 ) -> StepProgram:
     """A step of all stages.
 
-    Tensor-parallel collectives are waited for. Hand-overs travel beside compute. Gradients are
+    Tensor-parallel collectives are waited for. Point-to-point sends travel beside compute. Gradients are
     exchanged in buckets beside the last backward pass of their layers; with a sharded optimizer (ZeRO-1
     and 2) the updated parameters are gathered beside the first forward pass. Fully sharded parameters
     (ZeRO-3, FSDP) are gathered layer by layer, ``prefetch`` ahead of the compute, in both passes; HSDP
@@ -166,12 +166,12 @@ def compile_layout(
     execution
         How the library runs collectives.
     queued
-        Share of a hand-over that the kernel of its sender holds, where the host waits.
+        Share of a point-to-point send that the kernel of its sender holds, where the host waits.
 
     Raises
     ------
     ValueError
-        If stages are interleaved and hand-overs block: they would wait for each other for ever.
+        If stages are interleaved and point-to-point sends block: they would wait for each other for ever.
     """
     if execution is Execution.BLOCKING and layout.interleave > 1:
         raise ValueError(f"interleave must be 1 where the host waits, got {layout.interleave}")
@@ -337,7 +337,7 @@ class _Builder:
             end = self._put(stage, work, Cause.HEAD, share=self.head_forward, after=(end,))
             self._arrive(stage, Work(Pass.BACKWARD, work.micro_batch, work.chunk), end)
         else:
-            self._hand_over(stage, work, Stream.SEND_FORWARD, end)
+            self._p2p(stage, work, Stream.SEND_FORWARD, end)
 
     def _backward(self, stage: int, work: Work, after: tuple[int, ...]) -> None:
         last = work.micro_batch == self.layout.accumulation - 1
@@ -361,7 +361,7 @@ class _Builder:
             self.summed = (end,)
             self.exchanged[stage] = [end]
         if stage > 0 or work.chunk > 0:
-            self._hand_over(stage, work, Stream.SEND_BACKWARD, end)
+            self._p2p(stage, work, Stream.SEND_BACKWARD, end)
 
     def _weight_gradients(self, stage: int, work: Work) -> None:
         exchanges = self.overlaps and work.micro_batch == self.layout.accumulation - 1
@@ -442,7 +442,7 @@ class _Builder:
         if self.is_blocking and self.layout.zero > 1:
             self.awaited.setdefault(stage, []).append(reduced)
 
-    def _hand_over(self, stage: int, work: Work, stream: Stream, end: int) -> None:
+    def _p2p(self, stage: int, work: Work, stream: Stream, end: int) -> None:
         """Send to the neighbour that holds the layers behind, or before."""
         layout = self.layout
         step = 1 if stream is Stream.SEND_FORWARD else -1
@@ -453,7 +453,7 @@ class _Builder:
             self.waiting.offer(Parcel(stage, work, stream, end), other, received)
             return
         if other != stage:
-            end = self._put(stage, work, Cause.HAND_OVER, stream=stream, after=(end,))
+            end = self._put(stage, work, Cause.P2P, stream=stream, after=(end,))
         self._arrive(other, received, end)
 
     def _arrive(self, stage: int, work: Work, end: int) -> None:

@@ -49,7 +49,7 @@ class Cause(enum.StrEnum):
     """Of a schedule that computes it apart from the rest of the backward pass."""
     TENSOR = "tensor"
     """Collectives of tensor, context and expert parallelism."""
-    HAND_OVER = "hand_over"
+    P2P = "p2p"
     """Between pipeline stages."""
     ALL_GATHER = "all_gather"
     REDUCE_SCATTER = "reduce_scatter"

@@ -22,7 +22,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from perfmodel.trace.sources import ModelSource, SampleSize, find_source
-from perfmodel.trace.step import Trainee, autocast, build_trainee, record_step, without_content
+from perfmodel.trace.step import ModelSpec, autocast, build_model_spec, record_step, without_content
 from perfmodel.units import Bytes, Seconds
 from perfmodel.workload.step import StepMethod
 
@@ -33,11 +33,11 @@ _ALLOCATION = "[memory]"
 def allocator_peak_bytes(source: ModelSource, method: StepMethod, micro_batch: int) -> Bytes:
     """Train two real steps and take the most memory in use during the second. [B]"""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        trainee = build_trainee(source, method)
+        model_spec = build_model_spec(source, method)
         batch = source.draw_batch(micro_batch)
-        _real_step(trainee, batch)
+        _real_step(model_spec, batch)
         with record_function(_STEP):
-            _real_step(trainee, batch)
+            _real_step(model_spec, batch)
     results = profiler.profiler.kineto_results  # type: ignore[union-attr]
     return peak_of_events(list(results.events()))
 
@@ -57,13 +57,13 @@ def peak_of_events(events: list[Any]) -> Bytes:
     return peak
 
 
-def _real_step(trainee: Trainee, batch: Any) -> None:
-    trainee.optimizer.zero_grad(set_to_none=True)
-    with autocast(trainee.method):
-        outputs = trainee.module(*batch.positional, **batch.keyword)
-        loss = trainee.source.loss(outputs, batch.targets)
+def _real_step(model_spec: ModelSpec, batch: Any) -> None:
+    model_spec.optimizer.zero_grad(set_to_none=True)
+    with autocast(model_spec.method):
+        outputs = model_spec.module(*batch.positional, **batch.keyword)
+        loss = model_spec.source.loss(outputs, batch.targets)
     loss.backward()  # type: ignore[no-untyped-call]
-    trainee.optimizer.step()
+    model_spec.optimizer.step()
 
 
 def main(arguments: list[str]) -> None:
@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> None:
     )
     source = find_source(name, SampleSize())
     with without_content("cpu"):
-        sweep = record_step(build_trainee(source, method), int(batch)).sweep
+        sweep = record_step(build_model_spec(source, method), int(batch)).sweep
     measured = allocator_peak_bytes(source, method, int(batch))
     place = sweep.places[int(sweep.parts.sum(axis=1).argmax())]
     found = {

@@ -49,7 +49,7 @@ class RawStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trainee:
+class ModelSpec:
     """A model and its optimizer, ready for a step."""
 
     source: ModelSource
@@ -79,7 +79,7 @@ def _without_tracebacks() -> Iterator[None]:
         logger.disabled = before
 
 
-def build_trainee(source: ModelSource, method: StepMethod) -> Trainee:
+def build_model_spec(source: ModelSource, method: StepMethod) -> ModelSpec:
     """Build a model and bring its optimizer past its first step, in which it makes its states.
 
     Raises
@@ -99,7 +99,7 @@ def build_trainee(source: ModelSource, method: StepMethod) -> Trainee:
     for parameter in trained:
         parameter.grad = torch.empty_like(parameter)
     optimizer.step()
-    return Trainee(source=source, method=method, module=module, optimizer=optimizer)
+    return ModelSpec(source=source, method=method, module=module, optimizer=optimizer)
 
 
 def _built(source: ModelSource) -> nn.Module:
@@ -155,7 +155,7 @@ def _without_initialisation() -> Iterator[None]:
             setattr(nn.init, name, function)
 
 
-def record_step(trainee: Trainee, micro_batch: int) -> RawStep:
+def record_step(model_spec: ModelSpec, micro_batch: int) -> RawStep:
     """Forward, loss, backward and optimizer once, as recorded operators and the memory between them.
 
     Optimizer states are there from the start.
@@ -165,25 +165,25 @@ def record_step(trainee: Trainee, micro_batch: int) -> RawStep:
     UntraceableModel
         With module and operator, if the model raises or asks for data.
     """
-    trainee.optimizer.zero_grad(set_to_none=True)
-    paths = ModulePaths(trainee.module)
+    model_spec.optimizer.zero_grad(set_to_none=True)
+    paths = ModulePaths(model_spec.module)
     recorder = Recorder(paths)
-    held = Blocks(trainee.module, recorder.live)
+    held = Blocks(model_spec.module, recorder.live)
     ready: dict[str, int] = {}
-    batch = trainee.source.draw_batch(micro_batch)
-    _follow_owned(recorder.live, trainee, batch)
+    batch = model_spec.source.draw_batch(micro_batch)
+    _follow_owned(recorder.live, model_spec, batch)
     with (
         _one_thread(),
-        _ready_hooks(trainee.module, recorder, ready),
+        _ready_hooks(model_spec.module, recorder, ready),
         paths.following(),
         held.following(),
     ):
         try:
-            saved_bytes = _run(trainee, batch, recorder)
+            saved_bytes = _run(model_spec, batch, recorder)
         except PerfModelError:
             raise
         except Exception as error:
-            raise UntraceableModel(_complaint(trainee.source, recorder, error)) from error
+            raise UntraceableModel(_complaint(model_spec.source, recorder, error)) from error
     return RawStep(
         micro_batch=micro_batch,
         calls=tuple(recorder.calls),
@@ -199,12 +199,12 @@ def record_step(trainee: Trainee, micro_batch: int) -> RawStep:
     )
 
 
-def _run(trainee: Trainee, batch: Batch, recorder: Recorder) -> Bytes:
+def _run(model_spec: ModelSpec, batch: Batch, recorder: Recorder) -> Bytes:
     live = recorder.live
     with recorder:
-        with autocast(trainee.method):
-            outputs = trainee.module(*batch.positional, **batch.keyword)
-            loss = trainee.source.loss(outputs, batch.targets)
+        with autocast(model_spec.method):
+            outputs = model_spec.module(*batch.positional, **batch.keyword)
+            loss = model_spec.source.loss(outputs, batch.targets)
         live.end_of_forward()
         with live.held():
             del outputs
@@ -212,18 +212,18 @@ def _run(trainee: Trainee, batch: Batch, recorder: Recorder) -> Bytes:
         saved_bytes = live.kept_bytes()
         recorder.begin(Phase.BACKWARD)
         loss.backward()  # type: ignore[no-untyped-call]
-        gradients = (parameter.grad for parameter in trainee.module.parameters())
+        gradients = (parameter.grad for parameter in model_spec.module.parameters())
         live.mark((grad for grad in gradients if grad is not None), Part.GRADIENTS)
         recorder.begin(Phase.OPTIMIZER)
-        trainee.optimizer.step()
+        model_spec.optimizer.step()
     return saved_bytes
 
 
-def _follow_owned(live: LiveStorages, trainee: Trainee, batch: Batch) -> None:
+def _follow_owned(live: LiveStorages, model_spec: ModelSpec, batch: Batch) -> None:
     owned: dict[Part, list[Any]] = {
-        Part.PARAMETERS: list(trainee.module.parameters()),
-        Part.BUFFERS: list(trainee.module.buffers()),
-        Part.OPTIMIZER: tree_leaves(list(trainee.optimizer.state.values())),
+        Part.PARAMETERS: list(model_spec.module.parameters()),
+        Part.BUFFERS: list(model_spec.module.buffers()),
+        Part.OPTIMIZER: tree_leaves(list(model_spec.optimizer.state.values())),
         Part.INPUTS: tree_leaves((batch.positional, batch.keyword, batch.targets)),
     }
     for part, leaves in owned.items():

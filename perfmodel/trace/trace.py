@@ -21,9 +21,9 @@ from perfmodel.trace.liveness import joined_memory
 from perfmodel.trace.sources import ModelSource
 from perfmodel.trace.step import (
     Joiner,
+    ModelSpec,
     RawStep,
-    Trainee,
-    build_trainee,
+    build_model_spec,
     joined_calls,
     record_step,
     without_content,
@@ -83,27 +83,27 @@ def trace_model(
         )
     least = max(2, micro_batch)
     with without_content(method.device_kind), without_collection():
-        trainee = build_trainee(source, method)
-        first, second = _recorded(trainee, least, beside=beside and method.device_kind == "cpu")
-    step = _symbolic(trainee, first, second)
+        model_spec = build_model_spec(source, method)
+        first, second = _recorded(model_spec, least, beside=beside and method.device_kind == "cpu")
+    step = _symbolic(model_spec, first, second)
     memory = joined_memory(first.sweep, second.sweep)
     concrete = step.at(micro_batch=least)
-    workload = workload_of(source.name, concrete, trainee.module)
+    workload = workload_of(source.name, concrete, model_spec.module)
     return TracedModel(workload=workload, step=step, memory=memory)
 
 
-def _recorded(trainee: Trainee, least: int, *, beside: bool) -> tuple[RawStep, RawStep]:
+def _recorded(model_spec: ModelSpec, least: int, *, beside: bool) -> tuple[RawStep, RawStep]:
     """A step at a micro-batch and at twice as many samples."""
 
     def record_second() -> RawStep:
-        return record_step(trainee, 2 * least)
+        return record_step(model_spec, 2 * least)
 
     copy = _copied(record_second) if beside and hasattr(os, "fork") else None
     if copy is None:
-        return record_step(trainee, least), record_second()
+        return record_step(model_spec, least), record_second()
     with copy:
         started_s = time.monotonic()
-        first = record_step(trainee, least)
+        first = record_step(model_spec, least)
         own_s = time.monotonic() - started_s
         try:
             return first, copy.result(within_s=_LEAST_PATIENCE_S + 2 * own_s)
@@ -118,19 +118,19 @@ def _copied(act: Callable[[], RawStep]) -> Fork[RawStep] | None:
         return None
 
 
-def _symbolic(trainee: Trainee, first: RawStep, second: RawStep) -> SymbolicStep:
+def _symbolic(model_spec: ModelSpec, first: RawStep, second: RawStep) -> SymbolicStep:
     joiner = Joiner(first, second)
     calls = joined_calls(joiner, first, second)
     if list(first.ready_after.items()) != list(second.ready_after.items()):
         raise UntraceableModel(
-            f"{trainee.source.name}: gradients become ready in another order at micro-batch "
+            f"{model_spec.source.name}: gradients become ready in another order at micro-batch "
             f"{second.micro_batch} than at {first.micro_batch}; make the model independent of the batch"
         )
-    module = trainee.module
+    module = model_spec.module
     return SymbolicStep(
         traced_micro_batches=(first.micro_batch, second.micro_batch),
-        sample=trainee.source.sample,
-        method=trainee.method,
+        sample=model_spec.source.sample,
+        method=model_spec.method,
         tensors=joiner.tensors,
         operators=joiner.operators,
         segments=compressed(calls),
@@ -140,7 +140,7 @@ def _symbolic(trainee: Trainee, first: RawStep, second: RawStep) -> SymbolicStep
         frozen_bytes=sum(
             p.numel() * p.element_size() for p in module.parameters() if not p.requires_grad
         ),
-        caveats=trainee.source.caveats,
+        caveats=model_spec.source.caveats,
     )
 
 

@@ -37,7 +37,7 @@ class Transformer:
     fused_attention: bool = True
     """Scores never reach memory (FlashAttention)."""
     experts: int = 1
-    """Feed-forward parts per layer, of which each token visits a few; 1: a dense model."""
+    """Feed-forward parts per layer, of which each token repetitions a few; 1: a dense model."""
     experts_per_token: int = 1
 
     def __post_init__(self) -> None:
@@ -207,7 +207,7 @@ _LLAMA: Final[Mapping[str, tuple[int, int, int, int, int, int, int]]] = {
     "mixtral-8x7b": (32, 4096, 32, 8, 14_336, 32_000, 4096),
     "mixtral-8x22b": (56, 6144, 48, 8, 16_384, 32_768, 4096),
 }
-#: Experts per layer, and those that a token visits; one of one in all others.
+#: Experts per layer, and those that a token repetitions; one of one in all others.
 _EXPERTS: Final[Mapping[str, tuple[int, int]]] = {"mixtral-8x7b": (8, 2), "mixtral-8x22b": (8, 2)}
 
 

@@ -18,8 +18,8 @@ def main() -> None:
         folder = Path(name)
         write_configs(folder)
         for model in HELD_OUT:
-            trainee = model.trainee("sgd", folder)
-            source = find_source(trainee.model, SampleSize(image_size=trainee.image_size))
+            model_spec = model.model_spec("sgd", folder)
+            source = find_source(model_spec.model, SampleSize(image_size=model_spec.image_size))
             traced, real = (
                 f"{sums['aten::add_']:3d} in place, {sums['aten::add']:3d} not"
                 for sums in traced_and_real(source)

@@ -1,7 +1,7 @@
 """What a training pays for memory that it gives back: steps under both conditions, in turn.
 
 ``python -m tests.benchmarks.kept_memory docs/records/operators/kept_memory.json`` trains the held-out
-models on one rank, each in a process of its own, and writes the median step of every visit.
+models on one rank, each in a process of its own, and writes the median step of every repetition.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Final
 
 from calibrate.campaign import Campaign, measure
 from calibrate.environment import describe_environment
-from calibrate.fit.steps import visit
+from calibrate.fit.steps import repetition
 from calibrate.launch import TorchrunLauncher
 from calibrate.placement import KEPT_MEMORY, place
 from calibrate.task import StepTask
@@ -24,7 +24,7 @@ from perfmodel.documents.observation import StepObservation, read_observations
 from validate.held_out_models import HELD_OUT, held_out_settings, write_configs
 
 _NUM_ROUNDS: Final = 2
-_VISIT_S: Final = 0.6
+_REPETITION_S: Final = 0.6
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
     for index in range(_NUM_ROUNDS):
         order = ("kept", "given back")
         for name in order if index % 2 == 0 else reversed(order):
-            for label, step_s in _visits(kept=name == "kept").items():
+            for label, step_s in _repetitions(kept=name == "kept").items():
                 steps_s[label][name].append(step_s)
     ratios = {label: median(by["given back"]) / median(by["kept"]) for label, by in steps_s.items()}
     for label, by in sorted(steps_s.items(), key=lambda entry: ratios[entry[0]]):
@@ -44,7 +44,7 @@ def main() -> None:
     write_atomically(Path(sys.argv[1]), json.dumps({"steps_s": steps_s}, indent=1) + "\n")
 
 
-def _visits(*, kept: bool) -> dict[str, float]:
+def _repetitions(*, kept: bool) -> dict[str, float]:
     """Median step of every model at its smallest micro-batch. [s]"""
     here = place(
         describe_environment(observe_s=0.0),
@@ -63,8 +63,8 @@ def _visits(*, kept: bool) -> dict[str, float]:
                 name=run.setting.label,
                 round=0,
                 setting=run.setting,
-                trainee=run.trainee,
-                target_s=_VISIT_S,
+                model_spec=run.model_spec,
+                target_s=_REPETITION_S,
             )
             for run in held_out_settings(1, folder)
             if run.setting.micro_batch == smallest[run.setting.workload]
@@ -75,7 +75,7 @@ def _visits(*, kept: bool) -> dict[str, float]:
         )
         found = [entry for entry in read_observations(path) if isinstance(entry, StepObservation)]
     return {
-        f"{entry.setting.workload}, {entry.setting.micro_batch}": visit(entry).step_s
+        f"{entry.setting.workload}, {entry.setting.micro_batch}": repetition(entry).step_s
         for entry in found
     }
 

@@ -1,4 +1,4 @@
-"""How fast the processor was while a campaign of unseen models ran, and what that made of its visits.
+"""How fast the processor was while a campaign of unseen models ran, and what that made of its repetitions.
 
 ``python -m tests.benchmarks.processor_speeds docs/records/operators/sixth``
 """
@@ -29,19 +29,19 @@ _QUANTILES: Final = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 
 
 def main() -> None:
-    """Print the speed probe, the scatter of visits by two statistics, and steps over their replays."""
+    """Print the speed probe, the scatter of repetitions by two statistics, and steps over their replays."""
     with tempfile.TemporaryDirectory() as name:
         observations = read_observations(unpacked(Path(sys.argv[1]), Path(name) / "runs.jsonl"))
     replays = {e.task: e for e in observations if isinstance(e, ReplayObservation)}
-    visits: dict[Setting, list[RankSteps]] = defaultdict(list)
+    repetitions: dict[Setting, list[RankSteps]] = defaultdict(list)
     pairs: dict[Setting, list[Pair]] = defaultdict(list)
     for entry in observations:
         if isinstance(entry, StepObservation) and len(entry.ranks) == 1:
             (rank,) = entry.ranks
-            visits[entry.setting].append(rank)
+            repetitions[entry.setting].append(rank)
             if beside := replays.get(replay_name(entry.task)):
                 pairs[entry.setting].append((rank, beside))
-    groups = [*visits.values()]
+    groups = [*repetitions.values()]
     probes_s = np.concatenate([rank.speed_probe_s for group in groups for rank in group])
     quantiles = ", ".join(f"{1e3 * np.quantile(probes_s, q):.3f} ({q:.0%})" for q in _QUANTILES)
     _say(f"speed probe [ms]: {quantiles}")
@@ -60,7 +60,9 @@ def _say_scatter(
     ]
     exponent = exponent_within(typical_s, otherwise=0.0)
     raw, at_speed = (scatter(typical_s, exponent=by) for by in (0.0, exponent))
-    _say(f"{name}: {raw:.1%} from visit to visit, {at_speed:.1%} at one speed ({exponent:.2f})")
+    _say(
+        f"{name}: {raw:.1%} from repetition to repetition, {at_speed:.1%} at one speed ({exponent:.2f})"
+    )
 
 
 def scatter(groups: Sequence[tuple[Values, Values]], *, exponent: float) -> float:
@@ -74,7 +76,7 @@ def _turns(setting: Setting, pairs: Sequence[Pair]) -> str:
     apart = [trimmed_mean(steps.step_s) / replayed_s([replay]) for steps, replay in pairs]
     together = steps_over_replays(pairs)
     return (
-        f"{setting.label}: steps over replays, visit by visit "
+        f"{setting.label}: steps over replays, repetition by repetition "
         + ", ".join(f"{ratio:.2f}" for ratio in apart)
         + f"; pass by pass {together.value_s:.3f} (known to {together.relative_error:.1%})"
     )

@@ -132,7 +132,7 @@ def _accuracy(validation: ValidationDocument) -> Iterator[str]:
     )
     yield (
         f"The machine's speed probe took {validation.machine_slowdown:.2f} times as long as at "
-        "calibration; times against the bare clock differ by that, and by drift from visit to visit."
+        "calibration; times against the bare clock differ by that, and by drift from repetition to repetition."
     )
 
 
@@ -223,7 +223,7 @@ def _time(entry: dict[str, Any]) -> str:
 
 
 def _interval(values: Interval) -> str:
-    return f"{values.p50:.2f} ({values.p5:.2f}-{values.p95:.2f})"
+    return f"{values.nominal:.2f} ({values.p5:.2f}-{values.p95:.2f})"
 
 
 def _percent(value: float) -> str:

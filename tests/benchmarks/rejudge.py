@@ -11,7 +11,7 @@ from pathlib import Path
 from perfmodel.documents.testbed import JudgedStep, Run, TrainingRun, read_runs
 from validate.compare import summarise
 from validate.testbed.calibration import calibrate
-from validate.testbed.foretell import foretell
+from validate.testbed.predict import predict
 from validate.testbed.resources import HOST
 from validate.testbed.verdict import families, groups, judge_step
 
@@ -21,7 +21,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     calibration = calibrate(recorded_runs(folder / "calibration.jsonl.gz"))
     steps = [
-        judge_step(foretell(run.setting, calibration), run, calibration)
+        judge_step(predict(run.setting, calibration), run, calibration)
         for run in recorded_runs(folder / "runs.jsonl.gz")
         if isinstance(run, TrainingRun)
     ]
@@ -39,7 +39,7 @@ def main() -> None:
             f"95th percentile of the steps, with noise: {len(tails)} settings  bias {errors.bias:+.1%}  "
             f"MAPE {errors.mape:.1%}  worst {errors.worst_absolute:.1%}\n"
         )
-    left = [_left_at_its_price(s) for s in steps if s.limit == s.foretold.limit == HOST]
+    left = [_left_at_its_price(s) for s in steps if s.limit == s.predicted.limit == HOST]
     if left:
         errors = summarise(left)
         sys.stdout.write(
@@ -50,7 +50,7 @@ def main() -> None:
 
 def _left_at_its_price(step: JudgedStep) -> float:
     """Error left of a step whose CPU time is known: a busy machine's step is that over its cores."""
-    return step.uses[HOST] / step.foretold.uses[HOST] - 1
+    return step.uses[HOST] / step.predicted.uses[HOST] - 1
 
 
 def recorded_runs(packed: Path) -> list[Run]:

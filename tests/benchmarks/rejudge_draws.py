@@ -60,7 +60,7 @@ def _fitted(profile: ProfileDocument, observations: Sequence[Observation]) -> Pr
         sensitivity=profile.speed_sensitivity,
     )
     assert operators is not None, "half of the operators are left"
-    kept = {"visit_errors": profile.operators.visit_errors}
+    kept = {"repetition_errors": profile.operators.repetition_errors}
     return profile.model_copy(update={"operators": operators.model_copy(update=kept)})
 
 

@@ -16,8 +16,8 @@ from perfmodel.step.layout import compile_layout
 from perfmodel.step.program import StepProgram
 from tests.benchmarks.rejudge import recorded_runs
 from validate.strategies.calibration import calibrate
-from validate.strategies.foretell import HostWork, StrategyCalibration, StrategyPrices, compiled
 from validate.strategies.plan import FAMILIES
+from validate.strategies.predict import HostWork, StrategyCalibration, StrategyPrices, compiled
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from tests.benchmarks.rejudge_models import unpacked
 from validate.compare import summarise
-from validate.validate import VALIDATION, compare_observations, foretell
+from validate.validate import VALIDATION, compare_observations, predict
 
 
 def main() -> None:
@@ -26,9 +26,9 @@ def main() -> None:
         profile = fit_profile(
             unpacked(calibration, folder / "calibration.jsonl"), provenance=recorded.provenance
         )
-        foretold = foretell(profile, tuple(row.setting for row in before.settings))
+        predicted = predict(profile, tuple(row.setting for row in before.settings))
         runs = unpacked(judged, folder / "runs.jsonl")
-        found = compare_observations(profile, foretold, runs)
+        found = compare_observations(profile, predicted, runs)
     for name, rows in (("as recorded", before.settings), ("today", found.settings)):
         for where, is_beyond in (("inside", False), ("beyond", True)):
             chosen = [row for row in rows if row.is_extrapolated is is_beyond]

@@ -9,7 +9,7 @@ from typing import Final
 
 from perfmodel.documents.testbed import HostUse, JudgedStep, TestbedDocument, TrainingRun
 from tests.benchmarks.rejudge import recorded_runs
-from validate.testbed.disturbance import STOLEN_LIMIT
+from validate.testbed.disturbance import STEAL_LIMIT
 from validate.testbed.resources import HOST
 
 #: Share of the cores that a busy machine has for the testbed.
@@ -24,23 +24,23 @@ def main() -> None:
         for run in recorded_runs(folder / "runs.jsonl.gz")
         if isinstance(run, TrainingRun)
     }
-    lost = [host.stolen_share for host in hosts.values()]
-    disturbed = sorted(share for share in lost if share > STOLEN_LIMIT)
-    _say(f"{len(disturbed)} of {len(lost)} runs lost more than {STOLEN_LIMIT:.0%} of the cores")
+    lost = [host.steal_share for host in hosts.values()]
+    disturbed = sorted(share for share in lost if share > STEAL_LIMIT)
+    _say(f"{len(disturbed)} of {len(lost)} runs lost more than {STEAL_LIMIT:.0%} of the cores")
     if disturbed:
         _say(f"these lost {disturbed[0]:.1%} to {disturbed[-1]:.1%}")
     for step in TestbedDocument.read(folder / "testbed.json").settings:
-        if step.limit == step.foretold.limit == HOST:
+        if step.limit == step.predicted.limit == HOST:
             _say(_charged(step, hosts[step.name]))
 
 
 def _charged(step: JudgedStep, host: HostUse) -> str:
     busy_cores_s = _BUSY * host.window_s * host.num_cores
     used_s = step.uses[HOST] * step.measured_s
-    foretold_s = step.foretold.uses[HOST] * step.foretold.step_s.p50
+    predicted_s = step.predicted.uses[HOST] * step.predicted.step_s.nominal
     return (
         f"{step.name}: off by {step.signed_error:+.1%}; a step charged the cores "
-        f"{used_s / foretold_s:.2f} times what was foretold; CPU time over {_BUSY} of the cores "
+        f"{used_s / predicted_s:.2f} times what was predicted; CPU time over {_BUSY} of the cores "
         f"{host.own_cpu_s / busy_cores_s - 1:+.1%}, with that of other processes "
         f"{(host.own_cpu_s + host.foreign_cpu_s) / busy_cores_s - 1:+.1%}"
     )

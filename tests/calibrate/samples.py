@@ -38,7 +38,7 @@ def plain_environment(num_gpus: int = 0) -> Environment:
             max_frequency_hz=3.7e9,
             load_average_1min=0.1,
             busy_cores=0.2,
-            stolen=None,
+            steal=None,
         ),
         memory=MemoryFacts(
             total_bytes=64 * GIB, available_bytes=60 * GIB, limit_bytes=None, swap_used_bytes=0

@@ -209,7 +209,7 @@ def test_measuring_a_task_again_is_no_stall_and_no_finished_task(campaign: Campa
     assert seen == []
 
 
-def test_waiting_for_calm_is_shown_and_leaves_less_for_later_rounds(campaign: Campaign) -> None:
+def test_waiting_for_quiet_is_shown_and_leaves_less_for_later_rounds(campaign: Campaign) -> None:
     seen: list[Progress] = []
     worker = PlayedWorker()
 

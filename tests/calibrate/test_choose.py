@@ -1,4 +1,4 @@
-"""Layers are chosen where they take away most doubt, and the same ones every time."""
+"""Layers are chosen where they take away most uncertainty, and the same ones every time."""
 
 import math
 from pathlib import Path

@@ -22,8 +22,8 @@ FAULTS: list[tuple[Change, Severity, str]] = [
     (lambda e: e["cpu"].update({"threads_per_core": 2}), "warn", "2 hardware threads per core"),
     (lambda e: e["cpu"].update({"usable_cores": 2}), "bad", "2 usable cores for 4 ranks"),
     (lambda e: e["host"].update({"is_virtual": True}), "warn", "virtual machine"),
-    (lambda e: e["cpu"].update({"stolen": 0.11}), "warn", "11 % of the processor time goes to"),
-    (lambda e: e["cpu"].update({"stolen": 0.57}), "bad", "57 % of the processor time goes to"),
+    (lambda e: e["cpu"].update({"steal": 0.11}), "warn", "11 % of the processor time goes to"),
+    (lambda e: e["cpu"].update({"steal": 0.57}), "bad", "57 % of the processor time goes to"),
     (lambda e: e["memory"].update({"available_bytes": GIB}), "bad", "1 GiB of 64 GiB memory"),
     (lambda e: e["memory"].update({"limit_bytes": GIB}), "bad", "1 GiB of 1 GiB memory"),
     (lambda e: e["memory"].update({"swap_used_bytes": 3 * GIB}), "warn", "3 GiB in swap"),
@@ -171,7 +171,7 @@ ok    no other process on the GPUs
 ok    every GPU reaches every other directly
 ok    16 usable cores for 2 ranks
 
-Fit to be measured, with wider doubt: 0 bad, 1 warn, 8 ok"""
+Fit to be measured, with wider uncertainty: 0 bad, 1 warn, 8 ok"""
 
 
 def test_a_grave_finding_is_in_the_verdict() -> None:

@@ -40,7 +40,7 @@ def test_group_sizes_double_up_to_all_ranks(world_size: int, sizes: tuple[int, .
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_every_setting_is_visited_once_per_round(budget: str) -> None:
+def test_every_setting_is_measured_once_per_round(budget: str) -> None:
     experiment = an_experiment(budget=budget)
     wanted = Counter(setting for block in experiment.settings() for setting in block)
     assert set(wanted.values()) == {1}

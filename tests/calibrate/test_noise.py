@@ -48,7 +48,7 @@ def test_trainings_agree_on_the_scale_that_they_were_made_with() -> None:
     assert found.samples_to_target == 32 * 80
 
 
-def test_trainings_that_differ_leave_doubt() -> None:
+def test_trainings_that_differ_leave_uncertainty() -> None:
     """Scales 64 and 144: geometric mean 96, standard error of the log ln(144 / 64) / 2 = 0.405."""
     found = noise_of([training(scale=64), training(scale=144, seed=1)])
     assert found.noise_scale == pytest.approx(96)

@@ -10,7 +10,7 @@ from calibrate.campaign import measure
 from calibrate.experiment import BUCKET_CAPS_MB
 from calibrate.launch import TorchrunLauncher
 from calibrate.noise import trainings_in
-from calibrate.task import CheckpointTask, StepTask, Trainee, TrainingTask
+from calibrate.task import CheckpointTask, ModelSpec, StepTask, TrainingTask
 from perfmodel.cost.batch import noise_scale
 from perfmodel.documents.observation import (
     CheckpointObservation,
@@ -67,7 +67,7 @@ REPLAYED = StepTask(
         micro_batch=2,
         synchronisation=Synchronisation.NONE,
     ),
-    trainee=Trainee(model="torchvision:squeezenet1_1", image_size=64, optimizer="adamw"),
+    model_spec=ModelSpec(model="torchvision:squeezenet1_1", image_size=64, optimizer="adamw"),
     target_s=0.0,
     is_replayed=True,
 )

@@ -42,7 +42,7 @@ def test_milliseconds_under_another_name(tmp_path: Path) -> None:
     document, _ = calibrate_from_runs(table, columns=mapping, device="A100")
     document.write(tmp_path / "inferred.json")
     again = InferredDocument.read(tmp_path / "inferred.json")
-    fitted = {latent.name: latent for latent in again.latents}
+    fitted = {parameter.name: parameter for parameter in again.fitted_parameters}
     assert fitted["layer_host_s"].value == pytest.approx(800e-6, rel=0.25)
     assert not fitted["straggler_share"].determined
     assert model_of(again).nominal["layer_host_s"] == fitted["layer_host_s"].value
@@ -226,7 +226,7 @@ def test_runs_faster_than_their_device_are_refused(tmp_path: Path) -> None:
 def test_a_device_of_the_catalogue_has_priors_too(tmp_path: Path) -> None:
     document, _ = calibrate_from_runs(write(tmp_path / "runs.csv"), columns=None, device="H200 SXM")
     assert document.device == "h200-sxm"
-    prior = {latent.name: latent.prior for latent in document.latents}
+    prior = {parameter.name: parameter.prior for parameter in document.fitted_parameters}
     # 4.8 TB/s by its data sheet, of which a prior expects 70 %.
     assert prior["memory_bytes_per_s"] == pytest.approx(0.7 * 4.8e12)
 

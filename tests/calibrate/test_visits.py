@@ -1,4 +1,4 @@
-"""From the steps of ranks to one number per visit, by hand."""
+"""From the steps of ranks to one number per repetition, by hand."""
 
 import dataclasses
 import math
@@ -10,11 +10,11 @@ import pytest
 from calibrate.fit.steps import (
     by_setting,
     estimate,
+    repetition,
+    repetition_errors,
     to_speed,
     trimmed_mean,
     typical_speed,
-    visit,
-    visit_errors,
 )
 from perfmodel.documents.observation import RankSteps, StepObservation
 from perfmodel.layout.setting import Setting
@@ -43,7 +43,7 @@ def rank_steps(rank: int, steps_s: Sequence[float]) -> RankSteps:
 def observation() -> StepObservation:
     """Typically rank 0 takes 2 s, rank 1 takes 4 s; each has an outlier at either end."""
     first, second = [1.0, *[2.0] * 4, 90.0], [*[4.0] * 4, 0.5, 5.0]
-    return step_observation(PAIR, visit=7).model_copy(
+    return step_observation(PAIR, repetition=7).model_copy(
         update={"ranks": (rank_steps(0, first), rank_steps(1, second))}
     )
 
@@ -51,7 +51,7 @@ def observation() -> StepObservation:
 def test_a_step_lasts_as_long_as_the_slowest_rank_typically(
     observation: StepObservation,
 ) -> None:
-    summary = visit(observation)
+    summary = repetition(observation)
     assert summary.step_s == pytest.approx(4.0)
     assert summary.rank_steps_s == pytest.approx((2.0, 4.0))
     assert (summary.setting, summary.round) == (PAIR, 7)
@@ -61,33 +61,33 @@ def test_noise_is_that_of_the_clock_on_the_wall(observation: StepObservation) ->
     """Steps of 2 s that took 3, 4 and 8 s until others gave the processor back."""
     wall_s = (3.0, *[4.0] * 4, 8.0)
     alone = rank_steps(0, [2.0] * 6).model_copy(update={"wall_s": wall_s})
-    summary = visit(observation.model_copy(update={"ranks": (alone,)}))
+    summary = repetition(observation.model_copy(update={"ranks": (alone,)}))
     assert (summary.step_s, summary.wall_s) == pytest.approx((2.0, 4.0))
     assert summary.ratios == pytest.approx((0.75, *[1.0] * 4, 2.0))
-    assert visit(observation).wall_s == pytest.approx(4.0)
+    assert repetition(observation).wall_s == pytest.approx(4.0)
 
 
 def test_phases_are_means_over_ranks_per_micro_step(observation: StepObservation) -> None:
     """2 s and 4 s: 3 s on average; halved by two micro-steps but for the optimizer."""
-    assert visit(observation).phases_s == pytest.approx(
+    assert repetition(observation).phases_s == pytest.approx(
         {"input": 0.15, "forward": 0.3, "backward": 0.45, "optimizer": 1.2}
     )
 
 
 def test_the_speed_probe_is_a_mean_over_ranks(observation: StepObservation) -> None:
-    assert visit(observation).speed_probe_s == pytest.approx(0.0015)
+    assert repetition(observation).speed_probe_s == pytest.approx(0.0015)
 
 
 def test_ratios_relate_every_step_to_its_own_rank(observation: StepObservation) -> None:
-    assert visit(observation).ratios == pytest.approx(
+    assert repetition(observation).ratios == pytest.approx(
         (0.5, *[1.0] * 4, 45.0, *[1.0] * 4, 0.125, 1.25)
     )
 
 
-def test_visits_gather_by_setting() -> None:
+def test_repetitions_gather_by_setting() -> None:
     single = Setting(workload="light", world_size=1, micro_batch=4)
     groups = by_setting(
-        visit(step_observation(setting, visit=index))
+        repetition(step_observation(setting, repetition=index))
         for index, setting in enumerate((PAIR, single, PAIR))
     )
     assert {setting: [entry.round for entry in group] for setting, group in groups.items()} == {
@@ -99,9 +99,9 @@ def test_visits_gather_by_setting() -> None:
 @pytest.mark.parametrize("sensitivity", [0.0, 0.5, 1.0])
 def test_drift_is_removed(sensitivity: float) -> None:
     """A machine four times slower slows a workload by 4 to the power of its sensitivity."""
-    calm = visit(step_observation(PAIR, step_s=0.1, speed_probe_s=0.001))
-    slow = visit(step_observation(PAIR, step_s=0.1 * 4**sensitivity, speed_probe_s=0.004))
-    for entry in (calm, slow):
+    quiet = repetition(step_observation(PAIR, step_s=0.1, speed_probe_s=0.001))
+    slow = repetition(step_observation(PAIR, step_s=0.1 * 4**sensitivity, speed_probe_s=0.004))
+    for entry in (quiet, slow):
         factor = to_speed(entry, speed_probe_s={2: 0.001}, sensitivity=sensitivity)
         assert entry.step_s * factor == pytest.approx(0.1)
 
@@ -110,25 +110,25 @@ def test_ranks_that_slow_each_other_are_no_drift() -> None:
     """Alone the probe takes 1 ms, in a pair always 3 ms: both are the typical speed."""
     alone = Setting(workload="light", world_size=1, micro_batch=4)
     probes_s = {alone: (0.001, 0.0009, 0.002), PAIR: (0.003, 0.005, 0.003)}
-    visits = [
-        visit(step_observation(setting, speed_probe_s=probe_s))
+    repetitions = [
+        repetition(step_observation(setting, speed_probe_s=probe_s))
         for setting, group_s in probes_s.items()
         for probe_s in group_s
     ]
-    typical_s = typical_speed(visits)
+    typical_s = typical_speed(repetitions)
     assert typical_s == {1: pytest.approx(0.001), 2: pytest.approx(0.003)}
-    factors = [to_speed(entry, speed_probe_s=typical_s, sensitivity=1.0) for entry in visits]
+    factors = [to_speed(entry, speed_probe_s=typical_s, sensitivity=1.0) for entry in repetitions]
     assert factors == pytest.approx([1, 1 / 0.9, 1 / 2, 1, 3 / 5, 1])
 
 
 @pytest.mark.parametrize("wild_s", [0.001, 0.9, 30.0])
-def test_one_wild_visit_of_six_is_dropped_at_either_end(wild_s: float) -> None:
-    """Of six visits the fastest and the slowest are dropped, whichever is the wild one."""
+def test_one_wild_repetition_of_six_is_dropped_at_either_end(wild_s: float) -> None:
+    """Of six repetitions the fastest and the slowest are dropped, whichever is the wild one."""
     steady_s = [0.1, 0.1, 0.1, 0.1, 0.1]
     assert estimate([*steady_s, wild_s]).value_s == pytest.approx(0.1)
 
 
-def test_of_three_visits_the_middle_one_counts_of_two_both() -> None:
+def test_of_three_repetitions_the_middle_one_counts_of_two_both() -> None:
     assert estimate([40.0, 0.1, 0.2]).value_s == pytest.approx(0.2)
     assert estimate([0.1, 0.4]).value_s == pytest.approx(0.2)
 
@@ -144,35 +144,35 @@ def test_fewer_than_six_steps_are_all_kept() -> None:
     assert trimmed_mean([0.1, 0.1, 0.8]) == pytest.approx(0.2)
 
 
-def test_twelve_visits_lose_two_at_either_end() -> None:
+def test_twelve_repetitions_lose_two_at_either_end() -> None:
     """Of the powers 2^0 ... 2^11 the powers 2^2 ... 2^9 stay; in the middle lies 2^5.5."""
     values_s = [2.0**power for power in range(12)]
     assert estimate(values_s).value_s == pytest.approx(2**5.5)
 
 
 def test_the_error_of_an_estimate_is_that_of_a_mean() -> None:
-    """The standard deviation of the logarithms of all visits over the root of their number."""
+    """The standard deviation of the logarithms of all repetitions over the root of their number."""
     values_s = [1.0, 1.2, 1.5, 1.1]
     expected = statistics.stdev(math.log(value) for value in values_s) / math.sqrt(4)
     assert estimate(values_s).relative_error == pytest.approx(expected)
 
 
-def test_one_visit_alone_is_trusted_to_a_tenth() -> None:
+def test_one_repetition_alone_is_trusted_to_a_tenth() -> None:
     assert estimate([0.3]).relative_error == pytest.approx(0.1)
 
 
-def test_visits_that_agree_by_chance_are_not_certain() -> None:
+def test_repetitions_that_agree_by_chance_are_not_certain() -> None:
     assert estimate([0.3] * 10).relative_error == pytest.approx(0.01)
 
 
-def test_how_far_one_visit_is_off_is_pooled_over_settings_of_as_many_ranks(
+def test_how_far_one_repetition_is_off_is_pooled_over_settings_of_as_many_ranks(
     observation: StepObservation,
 ) -> None:
     """Steps of 1 s and e^0.2 s in one setting, equal ones in another: variances 0.02 and 0."""
-    first = visit(observation)
+    first = repetition(observation)
     slower = dataclasses.replace(first, step_s=first.step_s * math.exp(0.2), round=8)
     other = dataclasses.replace(first, setting=dataclasses.replace(PAIR, micro_batch=8))
-    found = visit_errors(
+    found = repetition_errors(
         [first, slower, other, dataclasses.replace(other, round=8)],
         speed_probe_s={2: first.speed_probe_s},
         sensitivities={"light": 1.0},

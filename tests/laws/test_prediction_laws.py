@@ -81,7 +81,7 @@ def test_faster_messages_never_slow_a_step(
     better = dataclasses.replace(machine, message_scale=faster)
     slow = predicted(machine, n, workload=workload, bucket_cap_mb=cap)[1]
     fast = predicted(better, n, workload=workload, bucket_cap_mb=cap)[1]
-    assert fast.step_s.p50 <= slow.step_s.p50 * TOLERANCE
+    assert fast.step_s.nominal <= slow.step_s.nominal * TOLERANCE
 
 
 @few
@@ -90,7 +90,7 @@ def test_n_devices_are_never_more_than_n_times_as_fast(
     machine: Machine, workload: str, cap: float | None, scaling: Scaling, n: int
 ) -> None:
     point = predicted(machine, n, workload=workload, scaling=scaling, bucket_cap_mb=cap)[1]
-    assert point.speedup.p50 <= n * TOLERANCE
+    assert point.speedup.nominal <= n * TOLERANCE
 
 
 @few
@@ -114,7 +114,7 @@ def test_throughput_of_a_rank_never_grows_with_their_number(
     machine: Machine, workload: str, cap: float | None
 ) -> None:
     points = predicted(machine, 2, 3, 4, 8, 64, 1024, workload=workload, bucket_cap_mb=cap)
-    steps_s = [point.step_s.p50 for point in points]
+    steps_s = [point.step_s.nominal for point in points]
     assert all(after_s * TOLERANCE >= before_s for before_s, after_s in itertools.pairwise(steps_s))
 
 
@@ -125,9 +125,9 @@ def test_a_machine_slower_in_everything_is_slower_by_that_factor(
 ) -> None:
     slower = dataclasses.replace(machine, time_scale=scale)
     before, after = (predicted(each, n, workload=workload)[1] for each in (machine, slower))
-    assert after.step_s.p50 == pytest.approx(scale * before.step_s.p50, rel=1e-9)
+    assert after.step_s.nominal == pytest.approx(scale * before.step_s.nominal, rel=1e-9)
     assert after.step_s.p95 == pytest.approx(scale * before.step_s.p95, rel=1e-9)
-    assert after.speedup.p50 == pytest.approx(before.speedup.p50, rel=1e-9)
+    assert after.speedup.nominal == pytest.approx(before.speedup.nominal, rel=1e-9)
 
 
 @few
@@ -137,9 +137,9 @@ def test_quantiles_are_in_order_and_causes_sum_to_the_step(
 ) -> None:
     for point in predicted(machine, n, workload=workload, scaling=scaling):
         for quantity in (point.step_s, point.samples_per_s, point.speedup, point.exposed_comm_s):
-            assert quantity.p5 <= quantity.p50 <= quantity.p95
-        assert sum(point.breakdown_s.values()) == pytest.approx(point.step_s.p50, rel=1e-6)
-        assert 0 <= point.straggler_s < point.step_s.p50
+            assert quantity.p5 <= quantity.nominal <= quantity.p95
+        assert sum(point.breakdown_s.values()) == pytest.approx(point.step_s.nominal, rel=1e-6)
+        assert 0 <= point.straggler_s < point.step_s.nominal
 
 
 @few

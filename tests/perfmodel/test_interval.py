@@ -17,4 +17,4 @@ def test_the_middle_of_draws_always_holds_the_nominal_value(
     nominal: float | None, expected: tuple[float, float, float]
 ) -> None:
     found = Interval.of(DRAWS, nominal=nominal)
-    assert (found.p5, found.p50, found.p95) == pytest.approx(expected)
+    assert (found.p5, found.nominal, found.p95) == pytest.approx(expected)

@@ -22,7 +22,7 @@ def found(factor: float) -> Standing:
         setting=setting,
         measured_s=factor * float(draws_s[0]),
     )
-    assert result.predicted_s.p50 == pytest.approx(float(draws_s[0]))
+    assert result.predicted_s.nominal == pytest.approx(float(draws_s[0]))
     share = np.mean(draws_s[1:] > result.measured_s)
     assert result.share_slower == pytest.approx(float(share), abs=0.01)
     return result

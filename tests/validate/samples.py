@@ -62,7 +62,7 @@ def single(micro_batch: int = 8, *, workload: str = "light") -> Setting:
 
 
 def exactly(value: float) -> Interval:
-    return Interval(p5=value, p50=value, p95=value)
+    return Interval(p5=value, nominal=value, p95=value)
 
 
 def errors(signed: Sequence[float]) -> ErrorSummary:

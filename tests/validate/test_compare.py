@@ -2,7 +2,7 @@
 
 import pytest
 
-from calibrate.fit.steps import Visit, visit
+from calibrate.fit.steps import Repetition, repetition
 from perfmodel.documents.prediction import Interval
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.layout.setting import Setting, Synchronisation
@@ -25,14 +25,14 @@ def found(value_s: float, *, raw_s: float | None = None) -> Measured:
         value_s=value_s,
         raw_s=value_s if raw_s is None else raw_s,
         relative_error=0.01,
-        num_visits=3,
+        num_repetitions=3,
     )
 
 
-def visits_on_a_slow_machine() -> list[Visit]:
+def repetitions_on_a_slow_machine() -> list[Repetition]:
     """Twice as slow as at calibration (probe 1 ms): 20 ms on the clock, as the probe says 2 ms."""
     return [
-        visit(step_observation(single(), visit=index, step_s=0.020, speed_probe_s=0.002))
+        repetition(step_observation(single(), repetition=index, step_s=0.020, speed_probe_s=0.002))
         for index in range(3)
     ]
 
@@ -55,12 +55,12 @@ def test_a_measurement_is_brought_to_the_speed_of_the_calibration(
     sensitivity: float, value_s: float
 ) -> None:
     result = measured(
-        visits_on_a_slow_machine(),
+        repetitions_on_a_slow_machine(),
         profile=with_sensitivity(sensitivity),
     )
     assert result.raw_s == pytest.approx(0.020)
     assert result.value_s == pytest.approx(value_s)
-    assert result.num_visits == 3
+    assert result.num_repetitions == 3
 
 
 def test_a_prediction_that_is_too_long_has_a_positive_error() -> None:
@@ -70,7 +70,7 @@ def test_a_prediction_that_is_too_long_has_a_positive_error() -> None:
     )
     assert row.signed_error == pytest.approx(0.2)
     assert row.signed_error_raw == pytest.approx(-0.25)
-    assert (row.measured_s, row.measured_raw_s, row.num_visits) == (0.010, 0.016, 3)
+    assert (row.measured_s, row.measured_raw_s, row.num_repetitions) == (0.010, 0.016, 3)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_coverage_is_that_of_the_interval_at_calibrated_speed(
 ) -> None:
     row = compare_setting(
         single(),
-        Interval(p5=0.009, p50=0.010, p95=0.013),
+        Interval(p5=0.009, nominal=0.010, p95=0.013),
         found(measured_s, raw_s=0.010),
         profile=profile(Machine()),
     )

@@ -114,29 +114,29 @@ def test_repeats_leave_out_what_was_not_calibrated() -> None:
     assert repeated_settings(profile(Machine())) == (single(16, workload="heavy"),)
 
 
-def test_every_setting_is_visited_in_every_pass_of_every_round() -> None:
+def test_every_setting_is_measured_in_every_pass_of_every_round() -> None:
     settings = holdout_settings(four_workloads(), num_batches=1)
     planned = rounds(settings, budget=STANDARD, seed=1)
     assert len(planned) == STANDARD.num_rounds
-    visits = Counter(
+    repetitions = Counter(
         task.setting for tasks in planned for task in tasks if isinstance(task, StepTask)
     )
-    assert visits == dict.fromkeys(settings, STANDARD.num_rounds * PASSES_PER_ROUND)
+    assert repetitions == dict.fromkeys(settings, STANDARD.num_rounds * PASSES_PER_ROUND)
     names = Counter(task.name for tasks in planned for task in tasks)
     assert set(names.values()) == {1}
 
 
-def test_where_time_is_short_one_start_serves_and_repeats_are_visited_once() -> None:
+def test_where_time_is_short_one_start_serves_and_repeats_are_measured_once() -> None:
     machine = four_workloads()
     settings, repeated = holdout_settings(machine, num_batches=1), repeated_settings(machine)
     (tasks,) = rounds(settings, repeated=repeated, budget=BUDGETS["quick"], seed=1)
-    visits = Counter(task.setting for task in tasks if isinstance(task, StepTask))
-    assert visits == {**dict.fromkeys(settings, 2), **dict.fromkeys(repeated, 1)}
+    repetitions = Counter(task.setting for task in tasks if isinstance(task, StepTask))
+    assert repetitions == {**dict.fromkeys(settings, 2), **dict.fromkeys(repeated, 1)}
     assert len({task.name for task in tasks}) == len(tasks)
     assert {task.min_steps for task in tasks if isinstance(task, StepTask)} == {3}
 
 
-def test_a_seed_fixes_the_order_of_visits() -> None:
+def test_a_seed_fixes_the_order_of_repetitions() -> None:
     settings = holdout_settings(four_workloads(), num_batches=1)
     assert rounds(settings, budget=STANDARD, seed=1) == rounds(settings, budget=STANDARD, seed=1)
     assert rounds(settings, budget=STANDARD, seed=1) != rounds(settings, budget=STANDARD, seed=2)

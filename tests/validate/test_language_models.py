@@ -35,7 +35,7 @@ def test_a_language_model_has_its_size_and_really_trains(
 ) -> None:
     write_configs(tmp_path)
     torch.manual_seed(0)
-    source = find_source(model.trainee("sgd", tmp_path).model, SampleSize())
+    source = find_source(model.model_spec("sgd", tmp_path).model, SampleSize())
     module = source.build()
     assert sum(parameter.numel() for parameter in module.parameters()) == parameters
     optimizer = make_optimizer(module.parameters(), name="sgd", implementation="loop")

@@ -45,7 +45,7 @@ def path(tmp_path: Path) -> Path:
 
 def run_of(step_s: float, *, speed_probe_s: float = 1e-3) -> StepObservation:
     return step_observation(
-        SETTING, task="run", visit=0, step_s=step_s, speed_probe_s=speed_probe_s
+        SETTING, task="run", repetition=0, step_s=step_s, speed_probe_s=speed_probe_s
     )
 
 
@@ -98,7 +98,7 @@ def test_the_sum_of_measured_operators_is_compared_with_the_run(
 def test_curves_alone_do_not_look_at_the_replay(machine: ProfileDocument, path: Path) -> None:
     request = ModelsRequest(profile=at_this_speed(machine), folder=path.parent, mode="curves")
     slow, fast = (
-        judge_models(request, [run_of(0.5), replay_of(time_s)], path).models[0].predicted_s.p50
+        judge_models(request, [run_of(0.5), replay_of(time_s)], path).models[0].predicted_s.nominal
         for time_s in (0.1, 0.001)
     )
     assert slow == fast
@@ -112,15 +112,15 @@ def test_curves_alone_do_not_look_at_the_replay(machine: ProfileDocument, path: 
         ("curves", replay_name("run"), 1.3),
     ],
 )
-def test_what_moves_a_machine_over_hours_is_no_doubt_of_steps_in_turn_with_their_replays(
+def test_what_moves_a_machine_over_hours_is_no_uncertainty_of_steps_in_turn_with_their_replays(
     machine: ProfileDocument, path: Path, mode: Mode, replay: str, widened: float
 ) -> None:
-    calm = at_this_speed(machine)
-    assert calm.operators is not None
-    restless = calm.model_copy(
+    quiet = at_this_speed(machine)
+    assert quiet.operators is not None
+    restless = quiet.model_copy(
         update={
             "round_error": 0.1,
-            "operators": calm.operators.model_copy(update={"visit_errors": {1: 0.2}}),
+            "operators": quiet.operators.model_copy(update={"repetition_errors": {1: 0.2}}),
         }
     )
     runs: list[Observation] = [run_of(0.5), replay_of(0.1).model_copy(update={"task": replay})]
@@ -128,25 +128,25 @@ def test_what_moves_a_machine_over_hours_is_no_doubt_of_steps_in_turn_with_their
         judge_models(ModelsRequest(profile=of, folder=path.parent, mode=mode), runs, path)
         .models[0]
         .predicted_s.p95
-        for of in (calm, restless)
+        for of in (quiet, restless)
     )
     assert wide / sharp == pytest.approx(widened, abs=0.15 * (widened > 1))
 
 
-def test_curves_are_compared_with_visits_at_the_speed_of_their_own_probe(
+def test_curves_are_compared_with_repetitions_at_the_speed_of_their_own_probe(
     machine: ProfileDocument, path: Path
 ) -> None:
     """1 s while the probe took twice as long is 0.5 s; replays in turn have the speed of their own."""
-    visits: list[Observation] = [run_of(0.5), run_of(1.0, speed_probe_s=2e-3), replay_of(0.1)]
+    repetitions: list[Observation] = [run_of(0.5), run_of(1.0, speed_probe_s=2e-3), replay_of(0.1)]
     found: dict[Mode, float] = {}
     for mode in get_args(Mode):
         request = ModelsRequest(profile=at_this_speed(machine), folder=path.parent, mode=mode)
-        found[mode] = judge_models(request, visits, path).models[0].measured_s
+        found[mode] = judge_models(request, repetitions, path).models[0].measured_s
     assert found["curves"] == pytest.approx(0.5)
     assert found["measured"] == pytest.approx((0.5 * 1.0) ** 0.5)
 
 
-def test_a_processor_that_changes_its_speed_within_a_visit_is_out_of_the_comparison(
+def test_a_processor_that_changes_its_speed_within_a_repetition_is_out_of_the_comparison(
     machine: ProfileDocument, path: Path
 ) -> None:
     """Medians apart would stand for other speeds, 1.35 beside 1.7; of twelve turns one met both."""
@@ -204,11 +204,11 @@ def test_runs_on_one_rank_are_replayed_in_turn() -> None:
             assert task.is_replayed == (task.setting.world_size == 1)
 
 
-def test_runs_on_several_ranks_are_visited_more_often_under_names_of_their_own() -> None:
+def test_runs_on_several_ranks_are_measured_more_often_under_names_of_their_own() -> None:
     settings = held_out_settings(2, FOLDER)
     for tasks in rounds(settings, BUDGETS["quick"], seed=1):
         names = [task.name for task in tasks]
         assert len(set(names)) == len(names)
-        visits = Counter(task.setting for task in tasks if isinstance(task, StepTask))
+        repetitions = Counter(task.setting for task in tasks if isinstance(task, StepTask))
         for run in settings:
-            assert visits[run.setting] == (2 if run.setting.world_size > 1 else 1)
+            assert repetitions[run.setting] == (2 if run.setting.world_size > 1 else 1)

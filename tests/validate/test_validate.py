@@ -53,12 +53,12 @@ def request_(tmp_path: Path, here: str) -> ValidationRequest:
     )
 
 
-def as_foretold(folder: Path, *, slower: float = 1.0) -> Callable[[Setting], float]:
-    """Step time that the plan foretells, for the held-out settings; 10 ms for the repeated ones."""
+def as_predicted(folder: Path, *, slower: float = 1.0) -> Callable[[Setting], float]:
+    """Step time that the plan predicts, for the held-out settings; 10 ms for the repeated ones."""
 
     def step_s(setting: Setting) -> float:
-        foretold = json.loads((folder / PLAN).read_text())["predicted_s"]
-        return slower * float(foretold.get(setting.label, {"p50": 0.01})["p50"])
+        predicted = json.loads((folder / PLAN).read_text())["predicted_s"]
+        return slower * float(predicted.get(setting.label, {"nominal": 0.01})["nominal"])
 
     return step_s
 
@@ -91,13 +91,13 @@ def test_predictions_and_gates_are_on_disk_before_the_first_run(
     assert len(plan["predicted_s"]) == 8
     assert set(plan["predicted_s"]["light n=2 micro_batch=8 accumulation=2 ddp cap=default"]) == {
         "p5",
-        "p50",
+        "nominal",
         "p95",
     }
 
 
 def test_what_was_predicted_is_what_is_judged(request_: ValidationRequest) -> None:
-    document = run(request_, PlayedWorker(step_s=as_foretold(request_.folder)))
+    document = run(request_, PlayedWorker(step_s=as_predicted(request_.folder)))
     assert plan_of(request_)["predicted_s"] == {
         row.setting.label: row.predicted_s.model_dump() for row in document.settings
     }
@@ -106,7 +106,7 @@ def test_what_was_predicted_is_what_is_judged(request_: ValidationRequest) -> No
 def test_a_machine_that_does_as_predicted_passes_without_error(
     request_: ValidationRequest,
 ) -> None:
-    document = run(request_, PlayedWorker(step_s=as_foretold(request_.folder)))
+    document = run(request_, PlayedWorker(step_s=as_predicted(request_.folder)))
     assert document.passed
     assert document.summary.num_settings == 8
     assert document.summary.mape == pytest.approx(0, abs=1e-9)
@@ -122,7 +122,7 @@ def test_a_machine_that_does_as_predicted_passes_without_error(
 
 def test_a_machine_that_is_slower_than_predicted_fails(request_: ValidationRequest) -> None:
     """Every step takes 1.25 times as long as predicted: errors of -20 %, the same speed-ups."""
-    document = run(request_, PlayedWorker(step_s=as_foretold(request_.folder, slower=1.25)))
+    document = run(request_, PlayedWorker(step_s=as_predicted(request_.folder, slower=1.25)))
     assert not document.passed
     assert document.summary.bias == pytest.approx(-0.2)
     assert {gate.name for gate in document.gates if not gate.passed} == {
@@ -141,7 +141,7 @@ def test_a_slow_hour_of_the_whole_machine_is_no_error_of_the_model(
 ) -> None:
     """Steps and speed probe both take 1.25 times as long: the clock shows -20 %, the verdict 0."""
     worker = PlayedWorker(
-        step_s=as_foretold(request_.folder, slower=1.25),
+        step_s=as_predicted(request_.folder, slower=1.25),
         speed_probe_s=1.25 * request_.profile.speed_probe_s[1],
     )
     document = run(request_, worker)
@@ -155,7 +155,7 @@ def test_a_setting_that_was_not_run_is_missed_and_can_be_resumed(
     request_: ValidationRequest, here: str
 ) -> None:
     worker = PlayedWorker(
-        step_s=as_foretold(request_.folder),
+        step_s=as_predicted(request_.folder),
         fingerprint=here,
         skips=lambda setting: setting.accumulation == 2,
     )
@@ -181,7 +181,7 @@ def test_a_crash_of_the_ranks_keeps_what_was_measured(request_: ValidationReques
 def test_predictions_changed_by_another_profile_are_not_resumed(
     request_: ValidationRequest, here: str
 ) -> None:
-    worker = PlayedWorker(step_s=as_foretold(request_.folder), fingerprint=here)
+    worker = PlayedWorker(step_s=as_predicted(request_.folder), fingerprint=here)
     run(request_, worker)
     other = measured_here(profile(Machine(latency_s=2e-4)), here)
     with pytest.raises(UsageError, match="another plan"):
@@ -220,7 +220,7 @@ def test_four_workloads_are_enough_to_judge_both_ends_of_the_coverage(
     machine = measured_here(four_workloads(Machine(relative_error=0.02)), here)
     document = run(
         ValidationRequest(profile=machine, folder=request_.folder),
-        PlayedWorker(step_s=as_foretold(request_.folder)),
+        PlayedWorker(step_s=as_predicted(request_.folder)),
     )
     coverage = next(gate for gate in document.gates if gate.name.startswith("coverage"))
     # Accuracy is promised inside the calibrated range; eight settings lie beyond it.
@@ -278,7 +278,7 @@ def two_nodes(machine: ProfileDocument) -> ProfileDocument:
 
 def test_a_profile_of_two_nodes_is_judged_on_two(request_: ValidationRequest) -> None:
     flags = LaunchFlags(nnodes=2, node_rank=0, master_addr="127.0.0.1", master_port=29_517)
-    launcher = FakeLauncher(behave=PlayedWorker(step_s=as_foretold(request_.folder)))
+    launcher = FakeLauncher(behave=PlayedWorker(step_s=as_predicted(request_.folder)))
     validate(
         replace(request_, profile=two_nodes(request_.profile), flags=flags),
         launcher,

@@ -70,7 +70,7 @@ def validate_network(
         ) as campaign:
             campaign.run(parts[0], output)
             for part in parts[1:]:
-                _foretell(request, part)
+                _predict(request, part)
                 campaign.run(part, output)
     return conclude(request)
 
@@ -91,7 +91,7 @@ def _refuse_another_campaign(request: NetworkRequest) -> None:
             )
 
 
-def _foretell(request: NetworkRequest, part: Sequence[CollectiveSetting]) -> None:
+def _predict(request: NetworkRequest, part: Sequence[CollectiveSetting]) -> None:
     """Write gates and predictions, unless an earlier start has."""
     if (request.folder / PLAN).exists():
         return
@@ -100,7 +100,7 @@ def _foretell(request: NetworkRequest, part: Sequence[CollectiveSetting]) -> Non
         "mbit": request.mbit,
         "seed": request.seed,
         "gates": verdict.LIMITS,
-        "predicted": verdict.foretell(verdict.points(_runs(request)), part),
+        "predicted": verdict.predict(verdict.points(_runs(request)), part),
     }
     write_plan(request.folder, content)
 
@@ -111,7 +111,7 @@ def _refuse_another_law(request: NetworkRequest) -> None:
     names = {setting.name for setting in known}
     fitted = [run for run in _runs(request) if run.setting.name in names]
     then = _times_s(read_plan(request.folder).get("predicted", ()))
-    today = _times_s(verdict.foretell(verdict.points(fitted), judged))
+    today = _times_s(verdict.predict(verdict.points(fitted), judged))
     if today.keys() != then.keys() or any(
         abs(time_s / then[key] - 1) > _SAME_LAW for key, time_s in today.items()
     ):

@@ -35,7 +35,7 @@ BUDGETS: Final = {"quick": 1, "standard": 2, BLIND: 3}
 _TARGET_S: Final = 0.05
 _MOST_REPEATS: Final = 30
 #: Several times what idle links let through at once: without a warm-up the median of some sizes is a
-#: time with that credit, of others one without it.
+#: time with that burst, of others one without it.
 _WARM_UP_BYTES: Final = 4 * BURST_BYTES
 
 

@@ -227,7 +227,7 @@ def _fitted(collective: str, known: tuple[Point, ...]) -> CollectiveCost:
     )
 
 
-def foretell(
+def predict(
     known: Mapping[Key, Sequence[Point]], settings: Iterable[CollectiveSetting]
 ) -> list[dict[str, object]]:
     """What settings that nobody has run yet will take, from points that are known."""

@@ -48,7 +48,7 @@ class _Judged:
     unknown: Runs
     model: InferredModel
     interval: StepInterval
-    calm: StepInterval
+    quiet: StepInterval
     """The same if nothing stalls."""
 
 
@@ -116,7 +116,7 @@ def judge_playbook(folder: Path) -> Verdict:
     """A tenth of the layouts predicts the others: all, those unlikely to stall, those not disturbed.
 
     How likely a stall is follows from the layout alone, before anything of it is measured. A run counts as
-    disturbed if it is nearer to the stalled than to the calm prediction; the stall is that of the
+    disturbed if it is nearer to the stalled than to the quiet prediction; the stall is that of the
     calibration, but which run is left out depends on its measured step.
     """
     runs, bad = playbook_runs(folder)
@@ -128,9 +128,9 @@ def judge_playbook(folder: Path) -> Verdict:
         _judge(runs, first, second, device="H100", sigma=_PLAYBOOK_SIGMA)
         for first, second in splits
     ]
-    calm, safe = [_undisturbed(one) for one in judged], [_unlikely(one) for one in judged]
+    quiet, safe = [_undisturbed(one) for one in judged], [_unlikely(one) for one in judged]
     total = sum(len(one.unknown) for one in judged)
-    disturbed = 1 - sum(len(one.unknown) for one in calm) / total
+    disturbed = 1 - sum(len(one.unknown) for one in quiet) / total
     likely = 1 - sum(len(one.unknown) for one in safe) / total
     return [
         _series(
@@ -141,7 +141,9 @@ def judge_playbook(folder: Path) -> Verdict:
             f"the same without the {likely:.0%} whose odds of a stall are {_UNLIKELY:.0%} and more",
             safe,
         ),
-        _series("playbook", f"the same without the {disturbed:.0%} disturbed; {_told(calm)}", calm),
+        _series(
+            "playbook", f"the same without the {disturbed:.0%} disturbed; {_told(quiet)}", quiet
+        ),
         *filter(None, [judge_twins(runs)]),
     ], bad
 
@@ -199,7 +201,7 @@ def _judge(runs: Runs, first: Index, second: Index, *, device: str, sigma: float
         unknown=unknown,
         model=model,
         interval=model.predict(unknown.jobs),
-        calm=model.predict(unknown.jobs, stalls=False),
+        quiet=model.predict(unknown.jobs, stalls=False),
     )
 
 
@@ -207,18 +209,18 @@ def _undisturbed(judged: _Judged) -> _Judged:
     unknown = judged.unknown
     mask = ~judged.model.looks_disturbed(unknown.jobs, unknown.step_s)
     kept = unknown.take(mask)
-    calm = judged.model.predict(kept.jobs, stalls=False)
-    return replace(judged, unknown=kept, interval=calm, calm=calm)
+    quiet = judged.model.predict(kept.jobs, stalls=False)
+    return replace(judged, unknown=kept, interval=quiet, quiet=quiet)
 
 
 def _unlikely(judged: _Judged) -> _Judged:
-    chance = judged.model.doubt(judged.unknown.jobs).stall_probability
+    chance = judged.model.uncertainty(judged.unknown.jobs).stall_probability
     kept = judged.unknown.take(chance < _UNLIKELY)
     return replace(
         judged,
         unknown=kept,
         interval=judged.model.predict(kept.jobs),
-        calm=judged.model.predict(kept.jobs, stalls=False),
+        quiet=judged.model.predict(kept.jobs, stalls=False),
     )
 
 
@@ -237,9 +239,9 @@ def _series(source: str, name: str, judged: list[_Judged]) -> PublishedSeries:
         "linear scaling": np.concatenate([_linear(one) for one in judged]),
         "USL": np.concatenate([_usl(one) for one in judged]),
     }
-    calm = np.concatenate([one.calm.number_s for one in judged])
-    if (calm != predicted["perfmodel"]).any():
-        predicted["perfmodel, if nothing stalls"] = calm
+    quiet = np.concatenate([one.quiet.number_s for one in judged])
+    if (quiet != predicted["perfmodel"]).any():
+        predicted["perfmodel, if nothing stalls"] = quiet
     return PublishedSeries(
         source=source,
         name=name,

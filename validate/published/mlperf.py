@@ -16,7 +16,7 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray
 from perfmodel.cost.batch import TUNING_SPREAD, Convergence, fit_convergence
-from perfmodel.cost.terms import DOUBT_AT_ONE_EFOLD
+from perfmodel.cost.terms import UNCERTAINTY_AT_ONE_EFOLD
 from perfmodel.documents.verdicts import PublishedSeries
 from perfmodel.statistics.normal import DEVIATE_90
 from validate.published import convergence
@@ -64,7 +64,7 @@ class Prior:
     """What the coefficients of ``growth_terms`` are before a system is seen."""
 
     mean: FloatArray
-    doubt: FloatArray
+    uncertainty: FloatArray
     """Covariance, the differences between systems included."""
 
 
@@ -161,38 +161,38 @@ def _grown(series: Mapping[str, Series], benchmarks: Mapping[str, str]) -> dict[
     found = {}
     for name, one in series.items():
         prior = priors[benchmarks[name]]
-        mean, doubt = conditioned(one, prior.mean, prior.doubt)
-        found[name] = _widened(grow_linearly(one, *_not_negative(mean, doubt)), _beyond(one))
+        mean, uncertainty = conditioned(one, prior.mean, prior.uncertainty)
+        found[name] = _widened(grow_linearly(one, *_not_negative(mean, uncertainty)), _beyond(one))
     return found
 
 
 def _beyond(one: Series) -> FloatArray:
-    """Doubt of batches per device outside of the known ones, as curves have it; log, 90 %."""
+    """Uncertainty of batches per device outside of the known ones, as curves have it; log, 90 %."""
     if one.batch is None:
         return np.zeros_like(one.gpus)
     logs = np.log(one.batch)
     known = logs[: TWO_COUNTS.known if len(logs) > TWO_COUNTS.known else ONE_COUNT.known]
     distance = np.maximum(np.maximum(known.min() - logs, logs - known.max()), 0.0)
-    return np.asarray(DEVIATE_90 * DOUBT_AT_ONE_EFOLD * np.sqrt(distance))
+    return np.asarray(DEVIATE_90 * UNCERTAINTY_AT_ONE_EFOLD * np.sqrt(distance))
 
 
 def _widened(growth: Growth, more: FloatArray) -> Growth:
-    """The interval with another, independent doubt; log, 90 %."""
+    """The interval with another, independent uncertainty; log, 90 %."""
     low, middle, high = growth
     half = np.hypot((high - low) / (2 * middle), more)
     return middle * np.exp(-half), middle, middle * np.exp(half)
 
 
-def _not_negative(mean: FloatArray, doubt: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _not_negative(mean: FloatArray, uncertainty: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Coefficients without those that would speed a step up, the others told so."""
     for _ in mean:
         index = int(np.argmin(mean))
         if mean[index] >= 0:
             break
-        gain = doubt[:, index] / doubt[index, index]
+        gain = uncertainty[:, index] / uncertainty[index, index]
         mean = mean - gain * mean[index]
         mean[index] = 0.0
-    return np.maximum(mean, 0.0), doubt
+    return np.maximum(mean, 0.0), uncertainty
 
 
 def _verdicts(
@@ -222,17 +222,19 @@ def pool(series: Sequence[Series], before: Prior) -> Prior:
     grown = np.array([one.step[1] / one.step[0] - 1 for one in known])
     rest = grown - terms @ before.mean
     own = np.diag(_SPREADS**2)
-    best = max(_DIFFERENCES, key=lambda scale: _log_likelihood(terms, rest, before.doubt, scale))
-    inverse = np.linalg.inv(_covariance(terms, before.doubt, float(best)))
-    gain = before.doubt @ terms.T @ inverse
+    best = max(
+        _DIFFERENCES, key=lambda scale: _log_likelihood(terms, rest, before.uncertainty, scale)
+    )
+    inverse = np.linalg.inv(_covariance(terms, before.uncertainty, float(best)))
+    gain = before.uncertainty @ terms.T @ inverse
     return Prior(
         mean=before.mean + gain @ rest,
-        doubt=before.doubt - gain @ terms @ before.doubt + float(best) ** 2 * own,
+        uncertainty=before.uncertainty - gain @ terms @ before.uncertainty + float(best) ** 2 * own,
     )
 
 
 def _covariance(terms: FloatArray, common: FloatArray, scale: float) -> FloatArray:
-    """Of the growth at the second counts: common doubt, differences between systems, scatter."""
+    """Of the growth at the second counts: common uncertainty, differences between systems, scatter."""
     own = ((terms * _SPREADS * scale) ** 2).sum(axis=1) + NOISE**2
     return np.asarray(terms @ common @ terms.T + np.diag(own))
 
@@ -244,11 +246,11 @@ def _log_likelihood(terms: FloatArray, rest: FloatArray, common: FloatArray, sca
 
 
 def _first_prior() -> Prior:
-    return Prior(mean=_COEFFICIENTS, doubt=np.diag(_SPREADS**2))
+    return Prior(mean=_COEFFICIENTS, uncertainty=np.diag(_SPREADS**2))
 
 
 def _with_samples(steps: Growth, one: _System, law: Convergence) -> Growth:
-    """Growth of the step times that of the samples; their doubts are independent, in log."""
+    """Growth of the step times that of the samples; their uncertainties are independent, in log."""
     first = one.global_batch[0]
     ratios = [law.samples_ratio(batch, reference=first) for batch in one.global_batch]
     more = np.array([ratio.p50 for ratio in ratios])

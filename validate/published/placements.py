@@ -24,9 +24,9 @@ _FEWEST: Final = 12
 #: Traffic between two nodes grows with the devices of both; over more nodes that growth is shared.
 _KEPT_GROWTH: Final = 0.5
 _PER_DOUBLING: Final = 0.5
-"""Growth of the doubt per doubling of the nodes."""
+"""Growth of the uncertainty per doubling of the nodes."""
 _UNSEEN_NETWORK: Final = 0.08
-"""Doubt of a network between more nodes than were measured, log, per doubling."""
+"""Uncertainty of a network between more nodes than were measured, log, per doubling."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,13 +30,13 @@ _LOSS_PRIOR: Final = (float(np.log(0.04)), 0.7)
 _OTHER_SYSTEM: Final = 1.0
 """More spread of that loss, log, for a series of which two devices were never measured."""
 _GROWTH: Final = 0.45
-"""Doubt of the exponent with which the loss grows with the devices of a node: a host that serves its
+"""Uncertainty of the exponent with which the loss grows with the devices of a node: a host that serves its
 devices in turn, instead of a ring whose work per device hardly grows, is at the end of the interval."""
 _PER_DOUBLING: Final = 0.01
 """Loss per doubling of the nodes, unless enough series tell."""
 _BETWEEN_NODES: Final = 0.05
-"""Its doubt: nothing measured inside a node tells of the network between them."""
-_LEAST_DOUBT: Final = 0.005
+"""Its uncertainty: nothing measured inside a node tells of the network between them."""
+_LEAST_UNCERTAINTY: Final = 0.005
 _FEWEST: Final = 5
 
 
@@ -157,7 +157,7 @@ def slope_prior(series: Sequence[Series]) -> tuple[float, float]:
     ]
     if len(slopes) < _FEWEST:
         return _PER_DOUBLING, _BETWEEN_NODES
-    return float(np.median(slopes)), max(_spread(slopes), _LEAST_DOUBT)
+    return float(np.median(slopes)), max(_spread(slopes), _LEAST_UNCERTAINTY)
 
 
 def predict_growth(series: Series, prior: tuple[float, float] = _LOSS_PRIOR) -> Growth:
@@ -170,8 +170,8 @@ def predict_growth(series: Series, prior: tuple[float, float] = _LOSS_PRIOR) -> 
     log_median, spread = prior
     lost = float(np.exp(log_median))
     if 2.0 in n:
-        doubt = spread * lost
-        trust = doubt**2 / (doubt**2 + NOISE**2)
+        uncertainty = spread * lost
+        trust = uncertainty**2 / (uncertainty**2 + NOISE**2)
         lost = max(trust * _seen(series) + (1 - trust) * lost, 0.0)
         wide = np.sqrt(trust) * NOISE / max(lost, NOISE)
     else:
@@ -199,8 +199,11 @@ def predict_from_several(
     lost = float(np.exp(prior[0]))
     is_seen = len(series.gpus) > 2
     spread = prior[1] if is_seen else float(np.hypot(prior[1], _OTHER_SYSTEM))
-    mean, doubt = np.array([lost, slope[0], 0.0]), np.diag([spread * lost, slope[1], 0.0]) ** 2
-    return grow_linearly(series, *conditioned(series, mean, doubt))
+    mean, uncertainty = (
+        np.array([lost, slope[0], 0.0]),
+        np.diag([spread * lost, slope[1], 0.0]) ** 2,
+    )
+    return grow_linearly(series, *conditioned(series, mean, uncertainty))
 
 
 def growth_terms(series: Series) -> FloatArray:
@@ -216,24 +219,24 @@ def growth_terms(series: Series) -> FloatArray:
 
 
 def conditioned(
-    series: Series, mean: FloatArray, doubt: FloatArray
+    series: Series, mean: FloatArray, uncertainty: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Coefficients of ``growth_terms`` and their covariance, told by the second count of a longer series.
 
     It moves them as far as the scatter of published numbers allows (Gaussian conditioning).
     """
     if len(series.gpus) <= TWO_COUNTS.known:
-        return mean, doubt
+        return mean, uncertainty
     seen = growth_terms(series)[1]
-    gain = doubt @ seen / (seen @ doubt @ seen + NOISE**2)
+    gain = uncertainty @ seen / (seen @ uncertainty @ seen + NOISE**2)
     surprise = float(series.step[1] / series.step[0] - 1 - seen @ mean)
-    return mean + gain * surprise, doubt - np.outer(gain, seen @ doubt)
+    return mean + gain * surprise, uncertainty - np.outer(gain, seen @ uncertainty)
 
 
-def grow_linearly(series: Series, mean: FloatArray, doubt: FloatArray) -> Growth:
+def grow_linearly(series: Series, mean: FloatArray, uncertainty: FloatArray) -> Growth:
     """Growth with coefficients of ``growth_terms`` in units of the first step, and their covariance."""
     terms = growth_terms(series)
-    variance = np.einsum("ij,jk,ik->i", terms, doubt, terms) + NOISE**2
+    variance = np.einsum("ij,jk,ik->i", terms, uncertainty, terms) + NOISE**2
     middle, half = 1 + terms @ mean, DEVIATE_90 * np.sqrt(variance)
     return middle - half, middle, middle + half
 

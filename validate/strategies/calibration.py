@@ -10,8 +10,8 @@ from scipy.optimize import least_squares
 
 from perfmodel.documents.testbed import CollectiveRun, Run, StrategyRun, TrainingRun
 from perfmodel.errors import MeasurementFailed
-from validate.strategies.foretell import HostWork, StrategyCalibration, StrategyPrices
 from validate.strategies.plan import FAMILIES, IN_TURN
+from validate.strategies.predict import HostWork, StrategyCalibration, StrategyPrices
 from validate.testbed.shaped import ShapedRing, message_bytes_of
 
 NUM_DRAWS: Final = 200

@@ -14,9 +14,9 @@ from calibrate.environment import describe_environment
 from calibrate.placement import provenance
 from perfmodel.documents.testbed import StrategyRun, StrategySetting, read_runs
 from perfmodel.documents.verdicts import (
-    ForetoldStrategy,
     Gate,
     JudgedStrategy,
+    PredictedStrategy,
     StrategiesDocument,
     StrategyFamily,
 )
@@ -24,7 +24,7 @@ from validate.compare import fraction, summarise
 from validate.gates import coverage_gate, gate, passed, step_gates
 from validate.strategies import plan
 from validate.strategies.calibration import calibrate
-from validate.strategies.foretell import StrategyCalibration, foretell
+from validate.strategies.predict import StrategyCalibration, predict
 from validate.testbed.campaign import (
     CALIBRATION,
     RUNS,
@@ -33,7 +33,7 @@ from validate.testbed.campaign import (
     open_campaign,
     refuse_earlier_runs,
 )
-from validate.testbed.predictions import foretell_once
+from validate.testbed.predictions import predict_once
 
 VERDICT: Final = "strategies.json"
 ALL: Final = "all"
@@ -65,19 +65,19 @@ def validate_strategies(
     ) as campaign:
         campaign.run(first, request.folder / CALIBRATION)
         calibration = calibrate(read_runs(request.folder / CALIBRATION), seed=request.seed)
-        foretold = _foretold(request, judged, calibration)
+        predicted = _predicted(request, judged, calibration)
         campaign.run(judged, request.folder / RUNS)
-    return conclude(request, calibration, foretold)
+    return conclude(request, calibration, predicted)
 
 
 def conclude(
     request: CampaignRequest,
     calibration: StrategyCalibration,
-    foretold: dict[str, ForetoldStrategy],
+    predicted: dict[str, PredictedStrategy],
 ) -> StrategiesDocument:
     """Judge what is on disk, and write the verdict."""
     settings = tuple(
-        judge(foretold[run.setting.name], run)
+        judge(predicted[run.setting.name], run)
         for run in read_runs(request.folder / RUNS)
         if isinstance(run, StrategyRun)
     )
@@ -96,17 +96,17 @@ def conclude(
     return document
 
 
-def judge(foretold: ForetoldStrategy, run: StrategyRun) -> JudgedStrategy:
+def judge(predicted: PredictedStrategy, run: StrategyRun) -> JudgedStrategy:
     """Compare one setting."""
     measured_s = float(np.median(run.step_s))
     return JudgedStrategy(
         name=run.setting.name,
         family=run.setting.family,
         world_size=run.setting.fabric.num_ranks,
-        foretold=foretold,
+        predicted=predicted,
         measured_s=measured_s,
-        signed_error=foretold.step_s.signed_error(measured_s),
-        is_covered=foretold.step_s.holds(measured_s),
+        signed_error=predicted.step_s.signed_error(measured_s),
+        is_covered=predicted.step_s.holds(measured_s),
         variation=float(np.std(run.step_s) / np.mean(run.step_s)),
         own_cpu_share=run.host.own_share,
     )
@@ -153,17 +153,17 @@ def law(calibration: StrategyCalibration) -> dict[str, float]:
     return found
 
 
-def _foretold(
+def _predicted(
     request: CampaignRequest,
     judged: Sequence[StrategySetting],
     calibration: StrategyCalibration,
-) -> dict[str, ForetoldStrategy]:
+) -> dict[str, PredictedStrategy]:
     """Predictions on disk: those of an earlier start, or new ones, written before the first run."""
-    return foretell_once(
+    return predict_once(
         request.folder,
         judged,
-        lambda setting: foretell(setting, calibration, seed=request.seed),
-        kind=ForetoldStrategy,
+        lambda setting: predict(setting, calibration, seed=request.seed),
+        kind=PredictedStrategy,
         options={"seed": request.seed},
         terms={"gates": LIMITS, "law": law(calibration)},
     )

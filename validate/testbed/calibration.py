@@ -11,9 +11,9 @@ from perfmodel.arrays import FloatArray
 from perfmodel.documents.testbed import CollectiveRun, Run, TrainingRun
 from perfmodel.engine.stragglers import RankNoise
 from perfmodel.errors import MeasurementFailed
-from validate.testbed.disturbance import calmest_of_each, price_doubt
-from validate.testbed.foretell import Calibration, TrainingPrices, is_noisy, noise_key
+from validate.testbed.disturbance import price_uncertainty, quietest_of_each
 from validate.testbed.plan import RUSH
+from validate.testbed.predict import Calibration, TrainingPrices, is_noisy, noise_key
 from validate.testbed.shaped import ShapedRing, message_bytes_of
 
 NUM_DRAWS: Final = 100
@@ -23,14 +23,14 @@ LARGEST_WORLD_SIZE: Final = 2
 def calibrate(runs: Sequence[Run], *, seed: int = 0) -> Calibration:
     """Fit the ring on collectives, then what a rank does besides on training runs.
 
-    Of settings that were run again the calmest run counts.
+    Of settings that were run again the quietest run counts.
 
     Raises
     ------
     MeasurementFailed
         If a kind of run is missing.
     """
-    runs = calmest_of_each(runs)
+    runs = quietest_of_each(runs)
     assert all(run.setting.fabric.num_ranks <= LARGEST_WORLD_SIZE for run in runs)
     collectives = [run for run in runs if isinstance(run, CollectiveRun)]
     trainings = [run for run in runs if isinstance(run, TrainingRun)]
@@ -60,7 +60,7 @@ def calibrate(runs: Sequence[Run], *, seed: int = 0) -> Calibration:
         byte_cpu_s=0.0,
         noises=_noises(trainings),
         residual=0.0,
-        price_doubt=price_doubt(runs),
+        price_uncertainty=price_uncertainty(runs),
         num_cores=plain[0].host.num_cores,
         num_draws=NUM_DRAWS,
     )

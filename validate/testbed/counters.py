@@ -11,7 +11,7 @@ from validate.testbed.wiring import sent_bytes
 #: Key of the machine's busy CPU time among the counters. [s]
 BUSY: Final = "busy cpu"
 #: Key of the CPU time that the hypervisor gave to other guests. [s]
-STOLEN: Final = "stolen cpu"
+STEAL: Final = "steal cpu"
 
 _LARGEST_TEXT_BYTES: Final = 65536
 
@@ -37,13 +37,13 @@ class CounterReader:
         return cls(files)
 
     def read(self) -> dict[str, float]:
-        """Bytes sent by each link, and busy and stolen seconds of the machine."""
+        """Bytes sent by each link, and busy and steal seconds of the machine."""
         found: dict[str, float] = {
             link: sent_bytes(os.pread(file, _LARGEST_TEXT_BYTES, 0).decode(), device)
             for link, (file, device) in self.files.items()
         }
         now = processor_time()
-        return found | {BUSY: now.busy_s, STOLEN: now.stolen_s}
+        return found | {BUSY: now.busy_s, STEAL: now.steal_s}
 
     def close(self) -> None:
         """Close the files."""

@@ -16,37 +16,37 @@ from perfmodel.statistics.normal import MEDIAN_OVER_MEAN
 from validate.testbed.shaped import undisturbed_s
 
 #: A run from which other guests of the host took more than this share of the cores is repeated.
-STOLEN_LIMIT: Final = 0.02
-#: With a run that lost more, even at its calmest, a calibration is refused.
-_MOST_STOLEN: Final = 0.1
-#: Doubt of the machine's prices, in log, from which on they are measured at one more moment, and
+STEAL_LIMIT: Final = 0.02
+#: With a run that lost more, even at its quietest, a calibration is refused.
+_MOST_STEAL: Final = 0.1
+#: Uncertainty of the machine's prices, in log, from which on they are measured at one more moment, and
 #: with which a calibration is refused: prices decide by their whole on a machine that is the limit.
-_WANTED_DOUBT: Final = 0.05
-_MOST_DOUBT: Final = 0.1
+_WANTED_UNCERTAINTY: Final = 0.05
+_MOST_UNCERTAINTY: Final = 0.1
 
 
-def calmest_of_each(runs: Iterable[Run]) -> list[Run]:
+def quietest_of_each(runs: Iterable[Run]) -> list[Run]:
     """Of runs with the same name the one that lost least to other guests."""
     found: dict[str, Run] = {}
     for run in runs:
         known = found.get(run.setting.name)
-        if known is None or run.host.stolen_share < known.host.stolen_share:
+        if known is None or run.host.steal_share < known.host.steal_share:
             found[run.setting.name] = run
     return list(found.values())
 
 
 def disturbed(runs: Iterable[Run]) -> list[Run]:
-    """Runs that lost too much to other guests, though the calmest of their name."""
-    return [run for run in calmest_of_each(runs) if run.host.stolen_share > STOLEN_LIMIT]
+    """Runs that lost too much to other guests, though the quietest of their name."""
+    return [run for run in quietest_of_each(runs) if run.host.steal_share > STEAL_LIMIT]
 
 
-def price_doubt(runs: Iterable[Run]) -> float:
+def price_uncertainty(runs: Iterable[Run]) -> float:
     """Standard error, in log, of medians over the moments at which the same work was priced.
 
     Settings that differ in nothing but their name are the same work; without any it is 0.
     """
     prices: dict[str, list[float]] = defaultdict(list)
-    for run in calmest_of_each(runs):
+    for run in quietest_of_each(runs):
         if isinstance(run, CollectiveRun | TrainingRun):
             work = run.setting.model_copy(update={"name": ""}).model_dump_json()
             for place, price_s in enumerate(_prices_s(run)):
@@ -70,7 +70,7 @@ def _prices_s(run: CollectiveRun | TrainingRun) -> tuple[float, ...]:
 
 def wants_another_moment(runs: Iterable[Run]) -> bool:
     """Whether the machine's prices differ so much that they are worth measuring once more."""
-    return price_doubt(runs) > _WANTED_DOUBT
+    return price_uncertainty(runs) > _WANTED_UNCERTAINTY
 
 
 def refuse_disturbed(runs: Iterable[Run], *, where: str) -> None:
@@ -82,18 +82,18 @@ def refuse_disturbed(runs: Iterable[Run], *, where: str) -> None:
         If a run lost too much to other guests however often it was repeated, or prices of the same
         work contradict each other.
     """
-    calmest = calmest_of_each(runs)
-    worst = max(calmest, key=lambda run: run.host.stolen_share)
-    if worst.host.stolen_share > _MOST_STOLEN:
+    quietest = quietest_of_each(runs)
+    worst = max(quietest, key=lambda run: run.host.steal_share)
+    if worst.host.steal_share > _MOST_STEAL:
         raise MeasurementFailed(
-            f"{where}: calibration must lose at most {_MOST_STOLEN:.0%} of the cores to other guests of "
-            f"the host, but {worst.setting.name!r} lost {worst.host.stolen_share:.0%} at its calmest; "
-            "continue with --resume in a calmer hour"
+            f"{where}: calibration must lose at most {_MOST_STEAL:.0%} of the cores to other guests of "
+            f"the host, but {worst.setting.name!r} lost {worst.host.steal_share:.0%} at its quietest; "
+            "continue with --resume in a quieter hour"
         )
-    doubt = price_doubt(calmest)
-    if doubt > _MOST_DOUBT:
+    uncertainty = price_uncertainty(quietest)
+    if uncertainty > _MOST_UNCERTAINTY:
         raise MeasurementFailed(
             f"{where}: the same work must cost the machine the same at every moment of the calibration "
-            f"(to {_MOST_DOUBT:.0%}), but its price is known to {doubt:.0%} only; something else uses the "
-            "host: continue with --resume in a calmer hour"
+            f"(to {_MOST_UNCERTAINTY:.0%}), but its price is known to {uncertainty:.0%} only; something else uses the "
+            "host: continue with --resume in a quieter hour"
         )

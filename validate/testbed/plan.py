@@ -40,7 +40,7 @@ def flat(num_ranks: int, mbit: float) -> Fabric:
     return Fabric(node_of_rank=tuple(range(num_ranks)), node_bytes_per_s=(mbit * MBIT,) * num_ranks)
 
 
-_CALM: Final = Noise()
+_QUIET: Final = Noise()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Recipe:
     mbit: float
     accumulation: int = 1
     bucket_cap_mb: float | None = None
-    noise: Noise = _CALM
+    noise: Noise = _QUIET
     num_steps: int = 7
 
     def setting(self, number: int) -> TrainingSetting:

@@ -18,8 +18,8 @@ from perfmodel.documents.testbed import (
 )
 from perfmodel.units import Seconds
 from validate.testbed.client import Cluster
-from validate.testbed.counters import BUSY, STOLEN
-from validate.testbed.disturbance import STOLEN_LIMIT
+from validate.testbed.counters import BUSY, STEAL
+from validate.testbed.disturbance import STEAL_LIMIT
 from validate.testbed.noise import draw_factors
 
 #: Ranks may take this long, whatever they do: nothing in the plan comes near.
@@ -34,17 +34,17 @@ R = TypeVar("R", TrainingRun, CollectiveRun)
 
 def play_training(cluster: Cluster, setting: TrainingSetting) -> TrainingRun:
     """Run one training setting, again where other guests disturbed it."""
-    return calmest(lambda: _train(cluster, setting))
+    return quietest(lambda: _train(cluster, setting))
 
 
-def calmest(play: Callable[[], R]) -> R:
-    """The first undisturbed run, or of several disturbed ones that with the least stolen time."""
+def quietest(play: Callable[[], R]) -> R:
+    """The first undisturbed run, or of several disturbed ones that with the least steal time."""
     runs: list[R] = []
     while len(runs) < _MOST_ATTEMPTS:
         runs.append(play())
-        if runs[-1].host.stolen_share <= STOLEN_LIMIT:
+        if runs[-1].host.steal_share <= STEAL_LIMIT:
             break
-    kept = min(runs, key=lambda run: run.host.stolen_share)
+    kept = min(runs, key=lambda run: run.host.steal_share)
     return kept.model_copy(update={"attempts": len(runs)})
 
 
@@ -90,12 +90,12 @@ def _steps(reply: dict[str, Any]) -> tuple[Seconds, ...]:
 
 def _link_bytes(reply: dict[str, Any]) -> dict[str, int]:
     before, after = (reply["ranks"][0][moment]["counters"] for moment in ("before", "after"))
-    return {link: int(after[link] - before[link]) for link in before if link not in {BUSY, STOLEN}}
+    return {link: int(after[link] - before[link]) for link in before if link not in {BUSY, STEAL}}
 
 
 def play_collectives(cluster: Cluster, setting: CollectiveSetting) -> CollectiveRun:
     """Run one setting of collectives, again where other guests disturbed it."""
-    return calmest(lambda: _collect(cluster, setting))
+    return quietest(lambda: _collect(cluster, setting))
 
 
 def _collect(cluster: Cluster, setting: CollectiveSetting) -> CollectiveRun:
@@ -121,12 +121,12 @@ def _host(reply: dict[str, Any]) -> HostUse:
     ranks = reply["ranks"]
     first, last = ranks[0]["before"], ranks[0]["after"]
     own_s = sum(rank["after"]["cpu_s"] - rank["before"]["cpu_s"] for rank in ranks)
-    busy_s, stolen_s = (last["counters"][of] - first["counters"][of] for of in (BUSY, STOLEN))
+    busy_s, steal_s = (last["counters"][of] - first["counters"][of] for of in (BUSY, STEAL))
     return HostUse(
         window_s=last["at_s"] - first["at_s"],
         own_cpu_s=own_s,
         foreign_cpu_s=max(0.0, busy_s - own_s),
-        stolen_cpu_s=max(0.0, stolen_s),
+        steal_cpu_s=max(0.0, steal_s),
         num_cores=usable_cores(),
         is_realtime=reply["is_realtime"],
     )

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from calibrate.campaign import PLAN, read_plan, write_plan
-from perfmodel.documents.testbed import ForetoldStep
-from perfmodel.documents.verdicts import ForetoldStrategy
+from perfmodel.documents.testbed import PredictedStep
+from perfmodel.documents.verdicts import PredictedStrategy
 from perfmodel.errors import InvalidDocument, UsageError, why
 
 
@@ -19,18 +19,18 @@ class Named(Protocol):
 
 
 _Setting = TypeVar("_Setting", bound=Named)
-_Foretold = TypeVar("_Foretold", ForetoldStep, ForetoldStrategy)
+_Predicted = TypeVar("_Predicted", PredictedStep, PredictedStrategy)
 
 
-def foretell_once(
+def predict_once(
     folder: Path,
     settings: Sequence[_Setting],
-    foretell: Callable[[_Setting], _Foretold],
+    predict: Callable[[_Setting], _Predicted],
     *,
-    kind: type[_Foretold],
+    kind: type[_Predicted],
     options: Mapping[str, object],
     terms: Mapping[str, object],
-) -> dict[str, _Foretold]:
+) -> dict[str, _Predicted]:
     """Predictions by name: those of an earlier start, or new ones, written before the first run.
 
     Parameters
@@ -49,26 +49,26 @@ def foretell_once(
     """
     if (folder / PLAN).exists():
         return _read(folder, kind, names={setting.name for setting in settings}, options=options)
-    foretold = {setting.name: foretell(setting) for setting in settings}
-    predicted = [entry.model_dump() for entry in foretold.values()]
-    write_plan(folder, {**options, **terms, "predicted": predicted})
-    return foretold
+    predicted = {setting.name: predict(setting) for setting in settings}
+    rows = [entry.model_dump() for entry in predicted.values()]
+    write_plan(folder, {**options, **terms, "predicted": rows})
+    return predicted
 
 
 def _read(
-    folder: Path, kind: type[_Foretold], *, names: set[str], options: Mapping[str, object]
-) -> dict[str, _Foretold]:
+    folder: Path, kind: type[_Predicted], *, names: set[str], options: Mapping[str, object]
+) -> dict[str, _Predicted]:
     raw, path = read_plan(folder), folder / PLAN
     try:
         entries = [kind.model_validate(entry) for entry in raw["predicted"]]
         earlier = ", ".join(f"{option} {raw[option]}" for option in options)
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidDocument(f"{path}: plan cannot be read: {why(error)}") from error
-    foretold = {entry.name: entry for entry in entries}
-    if set(foretold) != names:
+    predicted = {entry.name: entry for entry in entries}
+    if set(predicted) != names:
         flags = " and ".join(f"--{option}" for option in options)
         raise UsageError(
             f"{flags}: must be as in {path} ({earlier}), and the settings those of this version; "
             "repeat them, or choose another folder"
         )
-    return foretold
+    return predicted

@@ -20,7 +20,7 @@ _KINDS: Final[dict[Cause, CollectiveKind]] = {
     Cause.ALL_GATHER: "all_gather",
     Cause.REDUCE_SCATTER: "reduce_scatter",
     Cause.BROADCAST: "broadcast",
-    Cause.HAND_OVER: "send_recv",
+    Cause.P2P: "send_recv",
 }
 
 
@@ -36,7 +36,7 @@ class PlayingMachine:
 class Saving(NamedTuple):
     """What a collective need not wait for; arrays have shape ``(num_draws,)``."""
 
-    credit_s: FloatArray
+    burst_s: FloatArray
     """What links that had time to rest let through at once. [s]"""
     head_start_s: FloatArray | float = 0.0
     """For how long it was under way before, behind another. [s]"""
@@ -83,7 +83,7 @@ class Prices(ABC):
             self._size_bytes(operation),
             self.setting.fabric,
             num_cores=self.calibration.num_cores,
-            credit_s=saving.credit_s,
+            burst_s=saving.burst_s,
             head_start_s=saving.head_start_s,
             collective=_KINDS[operation.cause],
         )
@@ -102,5 +102,5 @@ class Prices(ABC):
 
 
 def is_collective(operation: Operation) -> bool:
-    """Whether it is links that an operation keeps busy, hand-overs between two ranks included."""
+    """Whether it is links that an operation keeps busy, point-to-point sends between two ranks included."""
     return operation.cause in _KINDS

@@ -21,7 +21,7 @@ WARM_UP_STEPS = 3
 #: Collectives whose root is done before the others, so that it would begin the next one early.
 _ONE_WAY = frozenset({"broadcast", "send_recv"})
 _FEWEST_REPEATS = 3
-#: Warming up ends after so long, whatever is left of the links' credit: links that refill as fast have
+#: Warming up ends after so long, whatever is left of the links' burst: links that refill as fast have
 #: no part in the time.
 _WARM_UP_LIMIT_S = 0.3
 
@@ -205,7 +205,7 @@ def _repeats(setting: CollectiveSetting, size_bytes: int, act: Callable[[], obje
 
 
 def _num_warm_ups(setting: CollectiveSetting, size_bytes: int, elapsed_s: Seconds) -> int:
-    """Calls that use up the credit of links, after a first that took ``elapsed_s``."""
+    """Calls that use up the burst of links, after a first that took ``elapsed_s``."""
     return min(
         math.ceil(setting.warm_up_bytes / size_bytes) - 1 if setting.warm_up_bytes else 0,
         math.ceil(_WARM_UP_LIMIT_S / elapsed_s),
@@ -218,7 +218,7 @@ def _act(place: Place, collective: str, size_bytes: int) -> Callable[[], object]
     whole = torch.ones(shard.numel() * place.world_size)
     exchanged = torch.zeros_like(whole) if collective == "all_to_all" else shard
 
-    def hand_over() -> object:
+    def p2p() -> object:
         if place.rank == 0:
             return dist.send(whole, dst=1)
         return dist.recv(whole, src=0) if place.rank == 1 else None
@@ -229,6 +229,6 @@ def _act(place: Place, collective: str, size_bytes: int) -> Callable[[], object]
         "reduce_scatter": lambda: dist.reduce_scatter_tensor(shard, whole),
         "broadcast": lambda: dist.broadcast(whole, src=0),
         "all_to_all": lambda: dist.all_to_all_single(exchanged, whole),
-        "send_recv": hand_over,
+        "send_recv": p2p,
     }
     return acts[collective]

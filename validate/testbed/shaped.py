@@ -40,7 +40,7 @@ _LARGE_BYTES: Final = 4_000_000
 #: Collectives whose shaped link is at least this fast were limited by the machine.
 _UNSHAPED_BYTES_PER_S: Final = 1e9
 
-#: All-reduces that keep a shaped link busy for longer tell its rate and credit. [s]
+#: All-reduces that keep a shaped link busy for longer tell its rate and burst. [s]
 _WIRE_ONLY_S: Final = 0.008
 
 #: Messages' share in a warm all-reduce of two ranks, the rest is the call: recorded all-gathers, half of
@@ -62,11 +62,11 @@ class ShapedRing:
     """Bytes on the wire per byte of payload: headers of full frames."""
     message_bytes: Samples
     """Bytes on the wire per message between two ranks, whatever its size: announcements. [B]"""
-    credit_bytes: Samples
+    burst_bytes: Samples
     """What an idle shaped link lets through at once. [B]"""
     launch_s: Samples
     """From a call to the first message of an idle group. [s]"""
-    hop_s: Samples
+    p2p_s: Samples
     """From a message's arrival to the next one's departure. [s]"""
     launch_cpu_s: Samples
     """CPU time of one rank per call. [s]"""
@@ -112,7 +112,7 @@ class ShapedRing:
     def wire_s(
         self, size_bytes: Bytes, fabric: Fabric, collective: CollectiveKind = "all_reduce"
     ) -> Samples:
-        """Time that the busiest link needs for one collective, without credit. [s]"""
+        """Time that the busiest link needs for one collective, without burst. [s]"""
         num_ranks = fabric.num_ranks
         if num_ranks == 1:
             return np.zeros_like(self.overhead)
@@ -121,7 +121,7 @@ class ShapedRing:
             each_s = (size_bytes * self.overhead + self.message_bytes) / min(
                 free_rates(fabric).values()
             )
-            copied: Samples = self.launch_s + copies * (each_s + self.hop_s)
+            copied: Samples = self.launch_s + copies * (each_s + self.p2p_s)
             return copied
         apart_bytes = _ACKNOWLEDGED_PARTS * _ACKNOWLEDGEMENT_BYTES if num_ranks > _PAIR else 0
         message_bytes = size_bytes / num_ranks * self.overhead + self.message_bytes + apart_bytes
@@ -138,17 +138,17 @@ class ShapedRing:
 
     def latency_s(self, num_ranks: int, collective: CollectiveKind = "all_reduce") -> Samples:
         """Time in which the first message goes all the way round, whatever its size. [s]"""
-        result: Samples = self.launch_s + _PASSES.get(collective, 1) * (num_ranks - 1) * self.hop_s
+        result: Samples = self.launch_s + _PASSES.get(collective, 1) * (num_ranks - 1) * self.p2p_s
         return result
 
-    def credit_s(self, fabric: Fabric) -> Samples:
-        """Time that the full credit of the busiest link saves. [s]"""
+    def burst_s(self, fabric: Fabric) -> Samples:
+        """Time that the full burst of the busiest link saves. [s]"""
         loads = ring_crossings(fabric)
         free = free_rates(fabric)
         busiest = max(loads, key=lambda link: loads[link] / free[link])
         if loads[busiest] == 0:
             return np.zeros_like(self.overhead)
-        result: Samples = self.credit_bytes / free[busiest]
+        result: Samples = self.burst_bytes / free[busiest]
         return result
 
     def cpu_s(
@@ -172,7 +172,7 @@ class ShapedRing:
         fabric: Fabric,
         *,
         num_cores: int,
-        credit_s: Samples,
+        burst_s: Samples,
         head_start_s: Samples | float = 0.0,
         collective: CollectiveKind = "all_reduce",
     ) -> Samples:
@@ -182,8 +182,8 @@ class ShapedRing:
         ----------
         size_bytes
             Whole array, as nccl-tests counts it.
-        credit_s
-            What the credit of idle links saves.
+        burst_s
+            What the burst of idle links saves.
         head_start_s
             For how long it was under way before, behind another that kept the links but not the
             machine busy.
@@ -191,7 +191,7 @@ class ShapedRing:
         num_ranks = fabric.num_ranks
         hidden_s = np.minimum(self.latency_s(num_ranks, collective), head_start_s)
         whole_s = self.wire_s(size_bytes, fabric, collective)
-        wire_s = np.maximum(whole_s - credit_s - hidden_s, 0.0)
+        wire_s = np.maximum(whole_s - burst_s - hidden_s, 0.0)
         host_s = self.cpu_s(size_bytes, num_ranks, collective) / num_cores
         return soft_maximum(wire_s, np.maximum(host_s - head_start_s, 0.0), SHARPNESS)
 
@@ -294,16 +294,16 @@ def _estimate(runs: Sequence[CollectiveRun], message_bytes: float, read: Reader)
     # Other programs disturb most repeats; what many ranks see is the price without them.
     warm_s = float(np.median([p[4] for p in warm]))
     cold_s = float(np.median([p[2] for p in cold]))
-    hop_s = warm_s / 2
+    p2p_s = warm_s / 2
     launch_s = max(cold_s - warm_s, 0.0)
     # Two ranks move every byte once each way, in two messages: time x rate = overhead x size + 2 x
-    # message - credit. Relative errors are alike, so that rows are divided by the size.
+    # message - burst. Relative errors are alike, so that rows are divided by the size.
     rows = [(1.0, -1.0 / size) for _, size, *_ in shaped]
     values = [
-        ((t - launch_s - 2 * hop_s) * rate[id(s)] - 2 * message_bytes) / size
+        ((t - launch_s - 2 * p2p_s) * rate[id(s)] - 2 * message_bytes) / size
         for s, size, t, *_ in shaped
     ]
-    (overhead, credit), *_ = np.linalg.lstsq(np.array(rows), np.array(values), rcond=None)
+    (overhead, burst), *_ = np.linalg.lstsq(np.array(rows), np.array(values), rcond=None)
     # Awake and warm, a small all-reduce keeps all cores busy, with its messages and with the call.
     num_cores = runs[0].host.num_cores
     share = _share_of_messages(warm_s, [p[4] for p in halved])
@@ -316,9 +316,9 @@ def _estimate(runs: Sequence[CollectiveRun], message_bytes: float, read: Reader)
     return [
         float(overhead),
         float(message_bytes),
-        float(credit),
+        float(burst),
         launch_s,
-        hop_s,
+        p2p_s,
         max(launch_cpu_s, 0.0),
         message_cpu_s,
         byte_cpu_s,

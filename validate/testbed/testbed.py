@@ -13,7 +13,7 @@ from calibrate.campaign import PLAN, Progress
 from calibrate.environment import describe_environment
 from calibrate.placement import provenance
 from perfmodel.documents.testbed import (
-    ForetoldStep,
+    PredictedStep,
     Run,
     TestbedDocument,
     TrainingRun,
@@ -34,8 +34,8 @@ from validate.testbed.campaign import (
     refuse_earlier_runs,
 )
 from validate.testbed.disturbance import disturbed, refuse_disturbed, wants_another_moment
-from validate.testbed.foretell import Calibration, foretell
-from validate.testbed.predictions import foretell_once
+from validate.testbed.predict import Calibration, predict
+from validate.testbed.predictions import predict_once
 
 VERDICT: Final = "testbed.json"
 
@@ -82,14 +82,14 @@ def validate_testbed(
     ) as campaign:
         campaign.run(first, request.folder / CALIBRATION)
         if not (request.folder / PLAN).exists():
-            calm_down(campaign, request.folder / CALIBRATION)
+            quiet_down(campaign, request.folder / CALIBRATION)
         calibration = calibrate(read_runs(request.folder / CALIBRATION), seed=request.seed)
-        foretold = _foretold(request, judged, calibration)
+        predicted = _predicted(request, judged, calibration)
         campaign.run(judged, request.folder / RUNS)
-    return conclude(request, calibration, foretold)
+    return conclude(request, calibration, predicted)
 
 
-def calm_down(campaign: Campaign, output: Path) -> None:
+def quiet_down(campaign: Campaign, output: Path) -> None:
     """Repeat what other guests of the host disturbed; refuse the calibration if that does not help.
 
     Raises
@@ -118,11 +118,11 @@ def _next_moment(runs: Sequence[Run]) -> int:
 
 
 def conclude(
-    request: TestbedRequest, calibration: Calibration, foretold: dict[str, ForetoldStep]
+    request: TestbedRequest, calibration: Calibration, predicted: dict[str, PredictedStep]
 ) -> TestbedDocument:
     """Judge what is on disk, and write the verdict."""
     steps = tuple(
-        verdict.judge_step(foretold[run.setting.name], run, calibration)
+        verdict.judge_step(predicted[run.setting.name], run, calibration)
         for run in read_runs(request.folder / RUNS)
         if isinstance(run, TrainingRun)
     )
@@ -150,21 +150,21 @@ def _law(calibration: Calibration) -> dict[str, float]:
         "layer_cpu_s",
         "byte_cpu_s",
         "residual",
-        "price_doubt",
+        "price_uncertainty",
     )
     own = {f"rank_{name}": float(getattr(calibration, name)) for name in names}
     return {f"ring_{name}": value for name, value in calibration.ring.nominal().items()} | own
 
 
-def _foretold(
+def _predicted(
     request: TestbedRequest, judged: Sequence[TrainingSetting], calibration: Calibration
-) -> dict[str, ForetoldStep]:
+) -> dict[str, PredictedStep]:
     """Predictions on disk: those of an earlier start, or new ones, written before the first run."""
-    return foretell_once(
+    return predict_once(
         request.folder,
         judged,
-        lambda setting: foretell(setting, calibration, seed=request.seed),
-        kind=ForetoldStep,
+        lambda setting: predict(setting, calibration, seed=request.seed),
+        kind=PredictedStep,
         options={"budget": request.budget, "seed": request.seed},
         terms={"gates": verdict.LIMITS, "law": _law(calibration)},
     )

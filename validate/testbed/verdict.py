@@ -5,11 +5,11 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.documents.testbed import ForetoldStep, JudgedFamily, JudgedStep, TrainingRun
+from perfmodel.documents.testbed import JudgedFamily, JudgedStep, PredictedStep, TrainingRun
 from perfmodel.documents.verdicts import Gate
 from validate.compare import fraction, summarise
 from validate.gates import coverage_gate, gate, step_gates
-from validate.testbed.foretell import Calibration, replayed
+from validate.testbed.predict import Calibration, replayed
 from validate.testbed.resources import HOST, limit, observed_uses
 from validate.testbed.shaped import ring_bytes
 
@@ -26,7 +26,7 @@ LIMITS: Final[dict[str, dict[str, float]]] = {
 _HOST_LIMIT: Final = 0.6
 
 
-def judge_step(foretold: ForetoldStep, run: TrainingRun, calibration: Calibration) -> JudgedStep:
+def judge_step(predicted: PredictedStep, run: TrainingRun, calibration: Calibration) -> JudgedStep:
     """Compare one setting."""
     measured_s = float(np.median(run.step_s))
     measured_p95_s = float(np.quantile(run.step_s, 0.95))
@@ -42,17 +42,17 @@ def judge_step(foretold: ForetoldStep, run: TrainingRun, calibration: Calibratio
         name=run.setting.name,
         family=run.setting.family,
         world_size=run.setting.fabric.num_ranks,
-        foretold=foretold,
+        predicted=predicted,
         measured_s=measured_s,
         measured_p95_s=measured_p95_s,
-        signed_error=foretold.step_s.signed_error(measured_s),
-        signed_error_p95=foretold.p95_s.signed_error(measured_p95_s),
+        signed_error=predicted.step_s.signed_error(measured_s),
+        signed_error_p95=predicted.p95_s.signed_error(measured_p95_s),
         replayed_error=(
             float(np.median(replayed(run.setting, calibration, factors))) / measured_s - 1
             if is_random
             else None
         ),
-        is_covered=foretold.step_s.holds(measured_s),
+        is_covered=predicted.step_s.holds(measured_s),
         limit=limit(uses),
         uses=uses,
         is_host_limited=uses[HOST] > _HOST_LIMIT,

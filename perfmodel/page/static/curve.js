@@ -60,7 +60,7 @@ function drawCurve(answer, devices, choose) {
   const band = [...at((p) => p.value.p95), ...at((p) => p.value.p5).reverse()];
   image.append(svg("path", { class: "ideal", d: path(at((p) => p.ideal)) }));
   image.append(svg("path", { class: "band", d: `${path(band)}Z` }));
-  image.append(svg("path", { class: "curve", d: path(at((p) => p.value.p50)) }));
+  image.append(svg("path", { class: "curve", d: path(at((p) => p.value.nominal)) }));
   for (const point of points) drawPoint(image, point, scales, { answer, devices, choose });
   const end = points.at(-1);
   image.append(svg("text", { x: scales.x(end.devices), y: scales.y(end.ideal) - 5, "text-anchor": "end" }, "nothing lost"));
@@ -73,7 +73,7 @@ function drawCurve(answer, devices, choose) {
 }
 
 function drawPoint(image, point, scales, { answer, devices, choose }) {
-  const [x, y] = [scales.x(point.devices), scales.y(point.value.p50)];
+  const [x, y] = [scales.x(point.devices), scales.y(point.value.nominal)];
   const isChosen = point.devices === devices;
   if (isChosen) image.append(svg("line", { class: "whisker", x1: x, x2: x, y1: scales.y(point.value.p5), y2: scales.y(point.value.p95) }));
   image.append(svg("circle", { class: isChosen ? "chosen" : "dot", cx: x, cy: y, r: isChosen ? 6.5 : 3 }));
@@ -94,7 +94,7 @@ function drawPoint(image, point, scales, { answer, devices, choose }) {
 function curveTable(answer) {
   const rows = answer.curve.map((point) => {
     const { value, unit, range } = answer.speedup ? ranged(point.value) : rangedCount(point.value, "tokens/s");
-    return [count(point.devices), `${value} ${unit}`.trim(), range, percent(point.value.p50 / point.ideal)];
+    return [count(point.devices), `${value} ${unit}`.trim(), range, percent(point.value.nominal / point.ideal)];
   });
   return table(["Devices", answer.speedup ? "Speed-up" : "Throughput", "90 % interval", "Of nothing lost"], rows);
 }

@@ -59,18 +59,18 @@ function scaleOf(value) {
 
 // An interval as its middle and its range, in one unit.
 function ranged(interval, scale = 1, unit = "") {
-  const like = interval.p50 / scale;
+  const like = interval.nominal / scale;
   const [low, high] = [interval.p5, interval.p95].map((value) => number(value / scale, like));
   return { value: number(like), unit, range: `[${low}-${high}]` };
 }
 
 function rangedDuration(interval) {
-  const [unit, size] = durationUnit(interval.p50 || interval.p95);
+  const [unit, size] = durationUnit(interval.nominal || interval.p95);
   return ranged(interval, size, unit);
 }
 
 function rangedCount(interval, unit) {
-  const [prefix, size] = scaleOf(Math.max(interval.p50, 1));
+  const [prefix, size] = scaleOf(Math.max(interval.nominal, 1));
   return ranged(interval, size, `${prefix ? `${prefix} ` : ""}${unit}`.trim());
 }
 

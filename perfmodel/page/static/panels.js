@@ -8,7 +8,7 @@ function figure(id, title, { value, unit = "", range }, note = "") {
 
 function percentRange(interval) {
   const [low, high] = [interval.p5, interval.p95].map((value) => (100 * value).toFixed(1));
-  return { value: (100 * interval.p50).toFixed(1), unit: "%", range: `[${low}-${high}]` };
+  return { value: (100 * interval.nominal).toFixed(1), unit: "%", range: `[${low}-${high}]` };
 }
 
 function drawFigures(answer) {

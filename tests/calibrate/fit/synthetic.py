@@ -34,7 +34,7 @@ PROBE_S: Final = 1e-3
 NOISE: Final = 0.02
 """Standard deviation of single times in log."""
 DRIFT: Final = 0.15
-"""Of the machine's speed from visit to visit, in log."""
+"""Of the machine's speed from repetition to repetition, in log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Calibration:
             for setting in self._settings(workload):
                 step_s = float(predictor.step(predictor.workload(workload), setting).step_s[0])
                 for index in range(self.num_rounds):
-                    yield self._visit(setting, step_s, index, rng)
+                    yield self._repetition(setting, step_s, index, rng)
         if self.num_ranks > 1:
             yield from self._collectives(rng)
 
@@ -83,7 +83,7 @@ class Calibration:
                     single, world_size=self.num_ranks, synchronisation=Synchronisation.NO_SYNC
                 )
 
-    def _visit(
+    def _repetition(
         self, setting: Setting, step_s: float, index: int, rng: np.random.Generator
     ) -> StepObservation:
         slowdown = float(np.exp(DRIFT * rng.standard_normal()))

@@ -19,7 +19,7 @@ def test_fit_recovers_the_function_that_made_the_data(seed: int) -> None:
     assert 0.025 < process.noise < 0.1
 
 
-def test_doubt_grows_away_from_the_data() -> None:
+def test_uncertainty_grows_away_from_the_data() -> None:
     inputs = np.linspace(0, 5, 20)[:, None]
     process = fit_gaussian_process(inputs, np.sin(inputs[:, 0]))
     _, errors = process.predict(np.array([[2.5], [7.0], [12.0], [40.0]]))

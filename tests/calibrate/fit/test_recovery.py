@@ -10,7 +10,7 @@ import pytest
 
 from calibrate.fit.ddp import BucketCosts, fit_bucket_costs, prior_speeds
 from calibrate.fit.profile import fit_profile
-from calibrate.fit.steps import by_setting, visit
+from calibrate.fit.steps import by_setting, repetition
 from perfmodel.documents.observation import (
     CollectiveObservation,
     OverlapObservation,
@@ -48,11 +48,11 @@ def refitted(folder: Path, calibration: Calibration) -> ProfileDocument:
     return fit_profile(path, provenance=PROVENANCE)
 
 
-def test_what_was_stolen_from_bare_steps_is_no_cost_of_ddp() -> None:
+def test_what_was_steal_from_bare_steps_is_no_cost_of_ddp() -> None:
     """A fifth of every bare step went to others: its own clock does not see that, DDP's on the wall does."""
 
     def fitted_costs(own_share: float) -> BucketCosts:
-        visits = []
+        repetitions = []
         for entry in Calibration(machine=MACHINE, seed=0).observations():
             if not isinstance(entry, StepObservation):
                 continue
@@ -63,9 +63,9 @@ def test_what_was_stolen_from_bare_steps_is_no_cost_of_ddp() -> None:
                 )
                 for rank in entry.ranks
             ]
-            visits.append(visit(entry.model_copy(update={"ranks": tuple(ranks)})))
+            repetitions.append(repetition(entry.model_copy(update={"ranks": tuple(ranks)})))
         costs, _ = fit_bucket_costs(
-            by_setting(visits),
+            by_setting(repetitions),
             {entry.workload.name: entry for entry in fitted(0).workloads},
             speed_probe_s=fitted(0).speed_probe_s,
             rng=np.random.default_rng(0),
@@ -79,7 +79,7 @@ def test_what_was_stolen_from_bare_steps_is_no_cost_of_ddp() -> None:
 @seeds
 @pytest.mark.parametrize("name", ["light", "heavy"])
 def test_phase_times_are_recovered_within_five_percent(name: str, seed: int) -> None:
-    """Six visits of 15 % drift, brought to the typical speed of each world size."""
+    """Six repetitions of 15 % drift, brought to the typical speed of each world size."""
     workload = fitted(seed).workload(name)
     assert workload is not None
     assert [phases.world_size for phases in workload.phases] == [1, 2]
@@ -96,7 +96,7 @@ def test_phase_times_are_recovered_within_five_percent(name: str, seed: int) -> 
 
 @seeds
 def test_drift_of_the_machine_is_removed(seed: int) -> None:
-    """Without correction the median of six visits would be off by about 1.25 * 15 / sqrt 6 = 8 %.
+    """Without correction the median of six repetitions would be off by about 1.25 * 15 / sqrt 6 = 8 %.
 
     The 39 settings' errors then spread by 8 %; with correction by less than 2 %.
     """
@@ -259,7 +259,7 @@ def test_a_larger_message_is_never_faster(tmp_path: Path) -> None:
 
 
 def overlap(index: int, *, compute_speed: float, comm_speed: float) -> OverlapObservation:
-    """Visits differ in machine speed, which cancels; single samples are disturbed."""
+    """Repetitions differ in machine speed, which cancels; single samples are disturbed."""
     slowdown = 1 + index / 10
     return OverlapObservation(
         task=f"overlap {index}",

@@ -27,9 +27,9 @@ def test_json_holds_the_speed_up_that_counts(run: Run) -> None:
     assert largest.batch == 2000
     assert largest.throughput_speedup == pytest.approx(7)
     assert largest.target_speedup is not None
-    assert largest.target_speedup.p50 == pytest.approx(7 / 2.4, rel=0.05)
+    assert largest.target_speedup.nominal == pytest.approx(7 / 2.4, rel=0.05)
     assert largest.time_to_target_s is not None
-    assert largest.time_to_target_s.p50 == pytest.approx(300_000 / 700, rel=0.05)
+    assert largest.time_to_target_s.nominal == pytest.approx(300_000 / 700, rel=0.05)
     assert largest.is_beyond_critical
     assert not largest.is_extrapolated
     assert document.critical_batch.p5 < 1000 < document.critical_batch.p95
@@ -90,9 +90,9 @@ def test_a_noise_scale_stands_for_runs_at_other_batches(run: Run, noisy: Path) -
     assert document.noise_scale == pytest.approx(96)
     first, last = document.outlooks
     assert first.batch == 32
-    assert first.samples.p50 == pytest.approx(2560, rel=0.01)
+    assert first.samples.nominal == pytest.approx(2560, rel=0.01)
     # the exponent is a nuisance: the median law is a little flatter than this one
-    assert last.steps.p50 == pytest.approx(25, rel=0.15)
+    assert last.steps.nominal == pytest.approx(25, rel=0.15)
     assert last.steps.p5 < 22
     assert last.is_beyond_critical
     assert last.learning_rate_factor == pytest.approx(3.2, rel=0.05)
@@ -111,7 +111,7 @@ def test_devices_are_priced_by_the_profile(run: Run, noisy: Path) -> None:
     last = document.outlooks[-1]
     assert last.throughput_speedup is not None
     assert last.target_speedup is not None
-    assert last.throughput_speedup > 1.5 * last.target_speedup.p50
+    assert last.throughput_speedup > 1.5 * last.target_speedup.nominal
     assert last.time_to_target_s is not None
 
 
@@ -123,7 +123,7 @@ def test_norms_of_a_training_give_its_scale(run: Run, tmp_path: Path) -> None:
         run("batch", "--gradient-norms", path, "--points", "32=10", "--batches", 96, "--json")
     )
     assert document.noise_scale == pytest.approx(96)
-    assert document.outlooks[-1].samples_ratio.p50 == pytest.approx(1.5, rel=0.05)
+    assert document.outlooks[-1].samples_ratio.nominal == pytest.approx(1.5, rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -36,13 +36,13 @@ def predicted(machine: str, cluster: str, devices: str) -> dict[str, object]:
     return found
 
 
-def test_a_prediction_names_the_cluster_its_binding_link_and_the_tail(machine: str) -> None:
+def test_a_prediction_names_the_cluster_its_bottleneck_link_and_the_tail(machine: str) -> None:
     cluster = str(ROOT / "docs/clusters/two-sites.toml")
     document = predicted(machine, cluster, "8,64")
     assert document["cluster"] == "2 sites of 4 x 8 H100"
     points = document["points"]
     assert isinstance(points, list)
-    assert points[0]["binding_link"].startswith("node")
+    assert points[0]["bottleneck_link"].startswith("node")
     assert points[1]["evidence"]["communication"] == "assumed"
     assert set(points[1]["tail_s"]) == {"p95", "p99"}
     assert "never confirmed" in str(document["caveats"])

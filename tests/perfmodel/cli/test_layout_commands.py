@@ -50,7 +50,7 @@ def test_a_layout_is_predicted_from_a_configuration(
     assert answer == LayoutPredictionDocument.read(tmp_path / "answer.json")
     assert answer.trained.devices == 8
     assert "accumulation=8" in answer.layout
-    assert answer.tokens_per_s.p50 == pytest.approx(32 * 4096 / answer.step_s.p50)
+    assert answer.tokens_per_s.nominal == pytest.approx(32 * 4096 / answer.step_s.nominal)
     assert sum(answer.parts_s.model_dump().values()) == pytest.approx(answer.formula_step_s)
     assert answer.simulated_step_s == pytest.approx(answer.formula_step_s, rel=0.06)
     assert [stage.stage for stage in answer.memory] == [0, 1]

@@ -57,7 +57,7 @@ def test_json_is_a_prediction_document(predict: Predict) -> None:
     found = document(predict("--devices", "1,2,64", "--json"))
     assert [point.setting.world_size for point in found.points] == [1, 2, 64]
     assert (found.workload, found.scaling) == ("light", "weak")
-    assert found.points[0].speedup.p50 == 1.0
+    assert found.points[0].speedup.nominal == 1.0
 
 
 def test_the_written_document_is_the_printed_one(predict: Predict, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_csv_holds_the_same_numbers(predict: Predict) -> None:
     assert all(None not in row and None not in row.values() for row in rows)
     speedups = [{float(value) for value in row.values() if is_number(value)} for row in rows]
     assert all(
-        point.speedup.p50 in numbers for point, numbers in zip(points, speedups, strict=True)
+        point.speedup.nominal in numbers for point, numbers in zip(points, speedups, strict=True)
     )
 
 
@@ -137,7 +137,7 @@ def test_strong_scaling_splits_the_batch(predict: Predict) -> None:
 def test_a_slow_loader_bounds_the_throughput(predict: Predict) -> None:
     found = document(predict("--devices", "1,2", "--loader-samples-per-s", 100, "--json"))
     for point in found.points:
-        assert point.samples_per_s.p50 <= 100 * point.setting.world_size * 1.05
+        assert point.samples_per_s.nominal <= 100 * point.setting.world_size * 1.05
 
 
 def test_a_workload_file_is_predicted_like_its_name(predict: Predict, tmp_path: Path) -> None:

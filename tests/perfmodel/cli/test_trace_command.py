@@ -183,7 +183,7 @@ def test_a_tied_weight_counts_once_and_autocast_computes_in_its_type(
         assert ("gradient scaler" in result.stdout) == (precision == "fp16")
 
 
-def test_an_unknown_operator_is_traced_and_priced_with_doubt(
+def test_an_unknown_operator_is_traced_and_priced_with_uncertainty(
     run: Run, factories: Path, tmp_path: Path
 ) -> None:
     path, machine = tmp_path / "out.json", tmp_path / "profile.json"

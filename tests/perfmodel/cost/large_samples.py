@@ -1,4 +1,4 @@
-"""Jobs and step times of a machine whose latents are known."""
+"""Jobs and step times of a machine whose fitted parameters are known."""
 
 import functools
 
@@ -32,7 +32,7 @@ def some_jobs(*, most: int = 8) -> Jobs:
 
 
 def truth() -> dict[str, float]:
-    """Latents away from their priors."""
+    """FittedParameters away from their priors."""
     values = medians(step_time_priors(SHEETS["A100"]))
     return values | {
         "matmul_flop_per_s": 160e12,

@@ -129,7 +129,7 @@ def test_more_than_two_nodes_send_twice_as_much_under_nccl(library: str, more: f
     assert four_s == pytest.approx(62 * latency_s + more * transfer_s, rel=1e-3)
 
 
-def test_nodes_that_nobody_measured_are_assumed_slower_and_doubtful() -> None:
+def test_nodes_that_nobody_measured_are_assumed_slower_and_uncertain() -> None:
     cost = sampled(measured(8), num_draws=2000)
     inside_s, between_s = (cost.time_s(2**20, world_size=8, num_nodes=m) for m in (1, 2))
     assert between_s[0] > inside_s[0]
@@ -163,7 +163,7 @@ def test_one_odd_measurement_does_not_lift_all_larger_ones() -> None:
     assert largest_s == pytest.approx(ring_s(SIZES[-1], 2), rel=0.01)
 
 
-def test_doubt_grows_beyond_the_largest_group() -> None:
+def test_uncertainty_grows_beyond_the_largest_group() -> None:
     cost = sampled(measured(2, error=0.01), num_draws=2000)
     spreads = [np.log(cost.time_s(2**20, world_size=n)).std() for n in (2, 4, 16, 256)]
     assert all(a < b for a, b in itertools.pairwise(spreads))

@@ -62,7 +62,7 @@ def test_draws_scatter_by_the_error_and_the_first_does_not() -> None:
     assert np.log(draws.time_s[0]).std() == pytest.approx(0.1, rel=0.05)
 
 
-def test_doubt_grows_with_the_distance_from_the_range() -> None:
+def test_uncertainty_grows_with_the_distance_from_the_range() -> None:
     """20 % at a factor of e, by the square root of the distance; the curve itself has no error."""
     draws = curve((1, 1.0), (2, 2.0), num_draws=4000)
     for at, expected in ((1.5, 0.0), (2 * np.e, 0.2), (2 * np.e**4, 0.4), (1 / np.e, 0.2)):

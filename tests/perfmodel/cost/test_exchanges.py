@@ -8,9 +8,9 @@ import pytest
 from perfmodel.cost.exchanges import (
     all_to_all_s,
     data_s,
-    hop_s,
     offload_s,
     outputs_s,
+    p2p_s,
     replicas_reduce_s,
     replicate_s,
     sites_s,
@@ -42,7 +42,7 @@ def jobs_of(text: str) -> Jobs:
 
 
 def test_mixtral_has_the_parameters_of_its_paper() -> None:
-    """46.7 G in all, 12.9 G of them visited by a token (arXiv 2401.04088)."""
+    """46.7 G in all, 12.9 G of them measured by a token (arXiv 2401.04088)."""
     shape = TRANSFORMERS["mixtral-8x7b"].shape
     assert shape.parameters == pytest.approx(46.7e9, rel=1e-3)
     assert replace(shape, experts=2).parameters == pytest.approx(12.9e9, rel=2e-3)
@@ -62,16 +62,16 @@ def test_tokens_travel_to_experts_inside_and_between_nodes() -> None:
 
 
 def test_what_stands_side_by_side_does_not_leave_the_node() -> None:
-    """Two stages of 8 replicas on two nodes of 8: either the hand-overs cross, or half of each ring."""
+    """Two stages of 8 replicas on two nodes of 8: either the point-to-point sends cross, or half of each ring."""
     far, near = (jobs_of(f"dp=8 pp=2 order={order}") for order in ("tp-cp-dp-pp", "tp-cp-pp-dp"))
     size = 128 * 256 * 2
-    latents = LATENTS | {"hop_latency_s": 0.0}
-    assert hop_s(far, latents)[0] == pytest.approx(size / 10e9)
-    assert hop_s(near, latents)[0] == pytest.approx(size / 100e9)
+    fitted_parameters = LATENTS | {"p2p_latency_s": 0.0}
+    assert p2p_s(far, fitted_parameters)[0] == pytest.approx(size / 10e9)
+    assert p2p_s(near, fitted_parameters)[0] == pytest.approx(size / 100e9)
     moved = 2 * 7 / 8 * 2 * (2 * LAYER + TABLE)
-    assert data_s(far, latents)[0] == pytest.approx(moved / 80e9)
+    assert data_s(far, fitted_parameters)[0] == pytest.approx(moved / 80e9)
     # Four replicas of a node share what its adapters carry for their stage.
-    assert data_s(near, latents)[0] == pytest.approx(moved / 40e9)
+    assert data_s(near, fitted_parameters)[0] == pytest.approx(moved / 40e9)
 
 
 def test_ranks_that_share_a_sequence_stay_neighbours() -> None:
@@ -162,7 +162,7 @@ def test_uneven_stages_wait_for_the_fullest() -> None:
         "head_cost": 1e-30,
         "memory_bytes_per_s": 1e30,
         "micro_step_s": 0.0,
-        "hop_latency_s": 0.0,
+        "p2p_latency_s": 0.0,
         "tensor_bytes_per_s": 1e30,
         "node_bytes_per_s": 1e30,
         "step_s": 0.0,

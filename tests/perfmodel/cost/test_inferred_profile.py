@@ -22,11 +22,11 @@ def test_a_read_fit_predicts_what_the_written_one_did(tmp_path: Path) -> None:
         np.testing.assert_allclose(getattr(after, name), getattr(before, name), rtol=1e-6)
 
 
-def test_stalled_runs_are_kept(tmp_path: Path) -> None:
+def test_degraded_runs_are_kept(tmp_path: Path) -> None:
     jobs = some_jobs(most=64)
     jobs = jobs.take(np.arange(0, len(jobs), 3))
-    stalled = (np.arange(len(jobs)) % 3 == 0) & jobs.several_nodes & (jobs.pp > 1)
-    step_s = measured(jobs) + np.where(stalled, stall_time_s(jobs, 0.5), 0.0)
+    degraded = (np.arange(len(jobs)) % 3 == 0) & jobs.several_nodes & (jobs.pp > 1)
+    step_s = measured(jobs) + np.where(degraded, stall_time_s(jobs, 0.5), 0.0)
     model = infer(jobs, step_s, step_time_priors(SHEETS["A100"]))
     assert model.disturbance is not None
     fields = document().model_dump() | dict(inferred_fields(model))

@@ -1,4 +1,4 @@
-"""Known latents are recovered; what runs cannot tell is said."""
+"""Known fitted parameters are recovered; what runs cannot tell is said."""
 
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ def test_what_the_runs_do_not_tell_stays_at_its_prior_and_is_wide() -> None:
     assert (wide.upper_s / wide.lower_s).mean() > 1.2 * (narrow.upper_s / narrow.lower_s).mean()
 
 
-def test_few_runs_and_far_layouts_never_narrow_the_doubt() -> None:
+def test_few_runs_and_far_layouts_never_narrow_the_uncertainty() -> None:
     jobs = some_jobs(most=64)
     few = jobs.take(np.arange(0, len(jobs), len(jobs) // 4)[:4])
     assert infer(few, measured(few), PRIORS).widening >= 1
@@ -48,25 +48,25 @@ def test_few_runs_and_far_layouts_never_narrow_the_doubt() -> None:
     model = replace(infer(near, measured(near), PRIORS), widening=0.3)
     # Eight times the devices of any run, and a run itself.
     chosen = np.array([int(np.argmax(jobs.devices)), 0])
-    own = np.sqrt(model._latent_variance(jobs.take(chosen)))
-    far, at_run = model.doubt(jobs.take(chosen)).latents / own
+    own = np.sqrt(model._parameter_variance(jobs.take(chosen)))
+    far, at_run = model.uncertainty(jobs.take(chosen)).fitted / own
     assert far > 0.95
     assert at_run == pytest.approx(0.3)
 
 
-def test_stalled_runs_are_told_apart_and_do_not_bend_the_fit() -> None:
+def test_degraded_runs_are_told_apart_and_do_not_bend_the_fit() -> None:
     jobs = some_jobs(most=64)
     jobs = jobs.take(np.arange(0, len(jobs), 2))
-    stalled = (np.arange(len(jobs)) % 3 == 0) & jobs.several_nodes & (jobs.pp > 1)
-    step_s = measured(jobs) + np.where(stalled, stall_time_s(jobs, 0.5), 0.0)
+    degraded = (np.arange(len(jobs)) % 3 == 0) & jobs.several_nodes & (jobs.pp > 1)
+    step_s = measured(jobs) + np.where(degraded, stall_time_s(jobs, 0.5), 0.0)
     model = infer(jobs, step_s, PRIORS)
     assert model.disturbance is not None
     assert model.disturbance.stall_s == pytest.approx(0.5, rel=0.05)
-    calm = ~stalled
-    error = step_time_s(jobs, model.nominal)[calm] / step_time_s(jobs, truth())[calm] - 1
+    normal = ~degraded
+    error = step_time_s(jobs, model.nominal)[normal] / step_time_s(jobs, truth())[normal] - 1
     assert np.abs(error).mean() < 0.05
     seen = model.looks_disturbed(jobs, step_s)
-    assert (seen == stalled)[jobs.several_nodes].mean() > 0.95
+    assert (seen == degraded)[jobs.several_nodes].mean() > 0.95
     typical = model.predict(jobs, stalls=False).number_s
     assert np.abs(typical / step_time_s(jobs, truth()) - 1).mean() < 0.05
 
@@ -100,19 +100,19 @@ def test_a_stall_counts_once_per_exchange_and_micro_batch() -> None:
 def test_the_number_to_name_is_that_with_the_least_relative_error() -> None:
     jobs = some_jobs(most=64)
     jobs = jobs.take(jobs.several_nodes & (jobs.pp > 1))
-    stalled = np.arange(len(jobs)) % 3 > 0
-    step_s = measured(jobs) + np.where(stalled, stall_time_s(jobs, 0.5), 0.0)
+    degraded = np.arange(len(jobs)) % 3 > 0
+    step_s = measured(jobs) + np.where(degraded, stall_time_s(jobs, 0.5), 0.0)
     model = infer(jobs, step_s, PRIORS)
     assert model.disturbance is not None
-    calm_s = model.predict(jobs, stalls=False).number_s
-    late_s = calm_s + stall_time_s(jobs, model.disturbance.stall_s)
+    normal_s = model.predict(jobs, stalls=False).number_s
+    late_s = normal_s + stall_time_s(jobs, model.disturbance.stall_s)
     chance = model.disturbance.probability(jobs)
-    ratio = late_s / calm_s
-    loss_calm, loss_late = chance * (1 - 1 / ratio), (1 - chance) * (ratio - 1)
-    clear = np.abs(np.log(loss_calm / loss_late)) > 1.0
+    ratio = late_s / normal_s
+    loss_normal, loss_late = chance * (1 - 1 / ratio), (1 - chance) * (ratio - 1)
+    clear = np.abs(np.log(loss_normal / loss_late)) > 1.0
     assert clear.any()
     named = model.predict(jobs).number_s
-    best_s = np.where(loss_calm < loss_late, calm_s, late_s)
+    best_s = np.where(loss_normal < loss_late, normal_s, late_s)
     assert named[clear] == pytest.approx(best_s[clear], rel=0.2)
 
 

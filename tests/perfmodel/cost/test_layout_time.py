@@ -32,7 +32,7 @@ def test_one_device_communicates_nothing() -> None:
 
 def test_the_bubble_is_p_minus_one_stages() -> None:
     jobs = some_jobs().take(np.flatnonzero(some_jobs().pp == 4))
-    free = LATENTS | {"hop_latency_s": 1e-12, "tensor_bytes_per_s": 1e18, "head_cost": 1e-9}
+    free = LATENTS | {"p2p_latency_s": 1e-12, "tensor_bytes_per_s": 1e18, "head_cost": 1e-9}
     free |= {"memory_bytes_per_s": 1e18, "node_bytes_per_s": 1e18, "micro_step_s": 1e-12}
     alone = jobs.take(np.flatnonzero((jobs.tp == 1) & (jobs.dp == 1)))
     parts = step_parts(alone, free)

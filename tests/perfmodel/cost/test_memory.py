@@ -58,7 +58,7 @@ def test_gradients_as_views_are_not_counted_twice() -> None:
     assert found.tensor_bytes == 100 * MIB
 
 
-def test_half_of_the_doubt_is_too_close_to_call() -> None:
+def test_half_of_the_uncertainty_is_too_close_to_call() -> None:
     found = device_memory(
         step_memory(MIB), MemorySetting(micro_batch=8), gradient_bytes=0, overhead=PLAIN
     )
@@ -69,7 +69,7 @@ def test_half_of_the_doubt_is_too_close_to_call() -> None:
 
 
 def test_the_largest_batch_fits_and_the_next_does_not() -> None:
-    """(40 + 20 b) x 1.5 + 10 <= 1000 MiB: b <= 31, a hair below with the doubt."""
+    """(40 + 20 b) x 1.5 + 10 <= 1000 MiB: b <= 31, a hair below with the uncertainty."""
     batch = largest_batch(
         step_memory(MIB),
         MemorySetting(micro_batch=1),

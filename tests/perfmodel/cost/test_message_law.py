@@ -122,7 +122,7 @@ def test_sixteen_ranks_follow_from_two_four_and_eight(collective: str, seed: int
     assert np.abs(np.log(errors)).max() < 0.08
 
 
-def test_what_stays_hidden_behind_links_stays_doubtful() -> None:
+def test_what_stays_hidden_behind_links_stays_uncertain() -> None:
     """Handling a byte costs a hundredth of what its link takes: its draws spread, the link's do not."""
     rng = np.random.default_rng(0)
     groups = {ranks: measured(ranks, "all_reduce", rng, 0.01) for ranks in (2, 4)}

@@ -78,7 +78,7 @@ def test_the_loader_works_for_all_samples_of_a_rank() -> None:
     assert set(terms(document).load_s) == {0.0}
 
 
-def test_settings_share_their_doubt() -> None:
+def test_settings_share_their_uncertainty() -> None:
     """One rank and two read curves that were drawn once: asking again gives the same draws."""
     document = profile(Machine(relative_error=0.1))
     workload = document.workload("heavy")

@@ -105,9 +105,9 @@ def test_eight_nodes_of_h200_from_one_and_the_data_sheet_of_their_adapters() -> 
             rng=np.random.default_rng(0),
         ),
         broadcast=None,
-        doubt=np.zeros(1),
+        uncertainty=np.zeros(1),
         cluster=Cluster(name="h200", tiers=(node, fabric)),
-        tier_doubts=np.ones((2, 1)),
+        tier_uncertainties=np.ones((2, 1)),
     )
     predicted_s = float(found.all_reduce_s(size, world_size=64)[0])
     assert float(np.abs(predicted_s / measured_s - 1).mean()) < 0.195
@@ -143,7 +143,7 @@ def test_collectives_priced_together_cost_what_each_costs_alone(
         assert np.broadcast_to(together_s, alone_s.shape) == pytest.approx(alone_s, rel=1e-12)
 
 
-def test_links_that_only_a_file_tells_are_more_doubtful() -> None:
+def test_links_that_only_a_file_tells_are_more_uncertain() -> None:
     machine = Machine(relative_error=0.01)
     measured, assumed = (
         np.log(network(machine, of, num_draws=2000).all_reduce_s(16 * MIB, world_size=16)).std()
@@ -213,7 +213,7 @@ def test_trees_inside_a_node_are_chains(num_nodes: int) -> None:
 
 
 @pytest.mark.parametrize("of", [None, cluster()])
-def test_broadcasts_are_as_doubtful_beyond_the_largest_group_as_all_reduces(
+def test_broadcasts_are_as_uncertain_beyond_the_largest_group_as_all_reduces(
     of: Cluster | None,
 ) -> None:
     """Two ranks measured without error; 4 are one doubling, 16 are three."""

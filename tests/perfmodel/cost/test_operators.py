@@ -60,7 +60,7 @@ def test_no_addition_moves_bytes_faster_than_memory(size: int) -> None:
     assert moved / price_s(called) <= machine().peak_bytes_per_s * (1 + 1e-9)
 
 
-def test_doubt_grows_away_from_the_measured_sizes() -> None:
+def test_uncertainty_grows_away_from_the_measured_sizes() -> None:
     prices = OperatorPrices(machine())
     near, far, farther = (
         prices.price([matmul(*3 * (size,))], Phase.FORWARD)[0] for size in (200, 8_000, 10**6)
@@ -69,7 +69,7 @@ def test_doubt_grows_away_from_the_measured_sizes() -> None:
     assert farther.evidence is Evidence.EXTRAPOLATED
 
 
-def test_an_operator_without_any_timing_is_bounded_by_physics_and_in_doubt() -> None:
+def test_an_operator_without_any_timing_is_bounded_by_physics_and_in_uncertainty() -> None:
     called = operator("aten.fft_fft.default", (spec(10**6),), (spec(10**6),))
     found = OperatorPrices(machine()).price([called], Phase.FORWARD)[0]
     assert found.time_s >= 8e6 / machine().peak_bytes_per_s

@@ -21,23 +21,23 @@ PROFILE = CheckpointProfile(
 
 def test_a_larger_file_goes_on_at_the_measured_rate() -> None:
     cost = checkpoint_cost(PROFILE, 10**10)
-    assert cost.write_s.p50 == pytest.approx(100.1)
-    assert cost.read_s.p50 == pytest.approx(50.05)
+    assert cost.write_s.nominal == pytest.approx(100.1)
+    assert cost.read_s.nominal == pytest.approx(50.05)
     assert cost.evidence is Evidence.EXTRAPOLATED
     assert cost.write_s.p5 < 0.8 * 100.1
     assert cost.write_s.p95 > 1.2 * 100.1
 
 
-def test_between_two_files_the_doubt_is_that_of_the_files() -> None:
+def test_between_two_files_the_uncertainty_is_that_of_the_files() -> None:
     cost = checkpoint_cost(PROFILE, 5 * 10**7)
-    assert cost.write_s.p50 == pytest.approx(0.6)
+    assert cost.write_s.nominal == pytest.approx(0.6)
     assert cost.evidence is Evidence.INTERPOLATED
     assert cost.write_s.p95 < 1.1 * 0.6
 
 
 def test_parts_take_what_a_file_of_their_size_takes_as_an_assumption() -> None:
     cost = checkpoint_cost(PROFILE, 8 * 10**8, writers=8)
-    assert cost.write_s.p50 == pytest.approx(1.1)
+    assert cost.write_s.nominal == pytest.approx(1.1)
     assert cost.evidence is Evidence.ASSUMED
 
 

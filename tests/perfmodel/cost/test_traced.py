@@ -144,9 +144,9 @@ def test_heavier_models_are_slowed_as_the_reference_models_rise(machine: Profile
     assert slowdown(level, Phase.BACKWARD, 2, 10**12).factor == pytest.approx(1.1)
 
 
-def test_one_more_visit_widens_what_is_said_of_a_traced_step(machine: ProfileDocument) -> None:
+def test_one_more_repetition_widens_what_is_said_of_a_traced_step(machine: ProfileDocument) -> None:
     assert machine.operators is not None
-    restless = machine.operators.model_copy(update={"visit_errors": {1: 0.2}})
+    restless = machine.operators.model_copy(update={"repetition_errors": {1: 0.2}})
     widths = []
     for known in (machine, machine.model_copy(update={"operators": restless})):
         predictor = Predictor(known)

@@ -220,8 +220,8 @@ def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_interval_must_be_in_order() -> None:
-    with pytest.raises(ValueError, match=r"p5 <= p50 <= p95 must hold, got 2.0, 1.0, 3.0"):
-        Interval(p5=2.0, p50=1.0, p95=3.0)
+    with pytest.raises(ValueError, match=r"p5 <= nominal <= p95 must hold, got 2.0, 1.0, 3.0"):
+        Interval(p5=2.0, nominal=1.0, p95=3.0)
 
 
 def test_a_last_line_without_its_end_is_dropped(tmp_path: Path) -> None:
@@ -303,7 +303,7 @@ def test_a_recorded_command_does_not_say_where_its_program_lies(called: str, nam
 
 
 def test_durations_are_stored_finer_than_any_clock_ticks_and_no_finer() -> None:
-    observed = ProcessorObservation(task="t", round=0, busy_s=0.1234567891234, stolen_s=0.1 + 0.2)
+    observed = ProcessorObservation(task="t", round=0, busy_s=0.1234567891234, steal_s=0.1 + 0.2)
     stored = observed.model_dump_json()
-    assert '"busy_s":0.1234567891,"stolen_s":0.3' in stored
+    assert '"busy_s":0.1234567891,"steal_s":0.3' in stored
     assert ProcessorObservation.model_validate_json(stored).model_dump_json() == stored

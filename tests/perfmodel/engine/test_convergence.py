@@ -122,7 +122,7 @@ def test_without_a_run_a_noise_scale_tells_no_samples() -> None:
         fit_convergence([], critical=told)
 
 
-def test_points_that_are_little_known_pull_little_and_leave_more_doubt() -> None:
+def test_points_that_are_little_known_pull_little_and_leave_more_uncertainty() -> None:
     """Precisions 1 / 0.06^2 and 1 / (0.06^2 + 0.6^2), 101 : 1: the height is that of the first."""
     batches = (1, 2)  # far below the critical batch, where samples stay the same
     told = CriticalBatch(batch=1e6, log_error=0.1)

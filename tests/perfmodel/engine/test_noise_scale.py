@@ -50,7 +50,7 @@ def best_decrease(gradients: FloatArray, true: FloatArray) -> float:
     return along**2 / float((gradients**2).sum(axis=1).mean()) / 2
 
 
-def test_the_estimate_foretells_what_a_larger_batch_gains_per_step() -> None:
+def test_the_estimate_predicts_what_a_larger_batch_gains_per_step() -> None:
     """A quadratic bowl, optimal rates: progress per step grows as 1 / (1 + B_noise / B)."""
     rng = np.random.default_rng(5)
     true = np.full(100, 0.1)
@@ -72,8 +72,8 @@ def test_the_estimate_foretells_what_a_larger_batch_gains_per_step() -> None:
         best_decrease(true + per_sample / math.sqrt(batch) * rng.standard_normal((4000, 100)), true)
         for batch in (16, 256)
     )
-    foretold = (1 + found.batch / 16) / (1 + found.batch / 256)
-    assert large / small == pytest.approx(foretold, rel=0.05)
+    predicted = (1 + found.batch / 16) / (1 + found.batch / 256)
+    assert large / small == pytest.approx(predicted, rel=0.05)
 
 
 def exact(scale: float, *, num_steps: int) -> list[GradientNorms]:

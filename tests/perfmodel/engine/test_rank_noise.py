@@ -81,7 +81,7 @@ def test_the_slowest_of_sixteen_is_predicted_from_two() -> None:
     assert found == pytest.approx(1.410, rel=0.04)
 
 
-def test_resampling_tells_the_doubt_of_few_ranks() -> None:
+def test_resampling_tells_the_uncertainty_of_few_ranks() -> None:
     rng = np.random.default_rng(3)
     stays = np.exp(0.1 * rng.standard_normal((4, 1)))
     noise = RankNoise.fit([stays * np.exp(0.01 * rng.standard_normal((4, 100)))])

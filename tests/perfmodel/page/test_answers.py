@@ -86,7 +86,7 @@ def test_money_is_device_hours_times_price() -> None:
     spending = Spending(per_device_hour=3, currency="EUR", work=1e6)
     answer = answers().answer(asked(spending=spending))
     assert answer.spent is not None
-    assert answer.spent.cost.p50 == pytest.approx(24 * 1e6 / answer.throughput.p50 / 3600)
+    assert answer.spent.cost.nominal == pytest.approx(24 * 1e6 / answer.throughput.nominal / 3600)
     assert answer.spent.cost.p95 == pytest.approx(24 * 1e6 / answer.throughput.p5 / 3600)
 
 
@@ -112,7 +112,7 @@ def test_a_layout_is_answered_as_predict_does(
     assert answer.memory.fit_probability == told.fit_probability
     assert sum(answer.memory.parts_bytes.values()) == pytest.approx(answer.memory.needed_bytes)
     [here] = [point for point in answer.curve if point.devices == 40]
-    assert here.value.p50 == pytest.approx(told.tokens_per_s.p50)
+    assert here.value.nominal == pytest.approx(told.tokens_per_s.nominal)
     assert {lane.name.partition(":")[0] for lane in answer.timeline} == {"stage 0", "stage 1"}
 
 

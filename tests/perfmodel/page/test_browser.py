@@ -221,7 +221,7 @@ def test_a_price_gives_the_cost(page: Any) -> None:
     page.select_option("#offer", index=1)
     settled(page)
     price = float(page.input_value("#price"))
-    throughput = told(page).point.samples_per_s.p50
+    throughput = told(page).point.samples_per_s.nominal
     text = page.locator("#cost").text_content()
     number = float(re.sub(r"[^\d.]", "", text))
     scale = 1000 if " k " in text else 1
@@ -283,7 +283,7 @@ def test_numbers_are_written_as_the_command_line_writes_them(browser: Any) -> No
     """The script rounds and scales by the rules of ``report.wording``, over fourteen decades."""
     middles = [10 ** (power / 37) for power in range(-260, 261)]
     edges = [1, 9.995, 99.95, 999.4, 999.5, 0.9995, 59.99, 60, 119.9, 120, 7200, 0.00099951]
-    cases = [Interval(p5=0.83 * m, p50=m, p95=1.37 * m) for m in (*middles, *edges)]
+    cases = [Interval(p5=0.83 * m, nominal=m, p95=1.37 * m) for m in (*middles, *edges)]
     source = (ROOT / "perfmodel/page/static/format.js").read_text(encoding="utf-8")
     script = """cases => {
         const text = ({value, unit, range}) => `${value}${unit && " " + unit}\n${range}`;

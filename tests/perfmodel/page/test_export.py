@@ -44,7 +44,7 @@ def test_a_file_holds_an_answer_for_every_place_of_its_sliders() -> None:
     stored = data["answers"]["6|16|4x"]
     asked = STEP.model_copy(update={"changes": {"network.bandwidth": "4x"}})
     exact = answers().answer(asked)
-    assert stored["step_s"]["p50"] == pytest.approx(exact.step_s.p50, rel=1e-5)
+    assert stored["step_s"]["nominal"] == pytest.approx(exact.step_s.nominal, rel=1e-5)
     curve = data["curves"][stored["curve_at"]]
     assert [point["devices"] for point in curve] == [point.devices for point in exact.curve]
     assert len(data["curves"]) < len(keys)
@@ -55,7 +55,7 @@ def test_what_is_not_feasible_is_in_the_file_as_its_reason() -> None:
     question = STEP.model_copy(update={"scaling": "strong", "batch": 64, "devices": 2})
     data = held(export_html(answers(), question))
     assert "multiple of devices" in data["answers"]["1024|64|"]["error"]
-    assert data["answers"]["64|64|"]["speedup"]["p50"] > 0
+    assert data["answers"]["64|64|"]["speedup"]["nominal"] > 0
 
 
 def test_a_layout_moves_by_replicas() -> None:

@@ -50,7 +50,7 @@ def verdict(terms: AcceptanceTerms, delivered: ProfileDocument, kind: ClauseKind
     return next(e.verdict for e in judge(terms, delivered).judged if e.clause.kind is kind)
 
 
-def test_a_limit_leaves_room_for_the_doubt_of_both_measurements() -> None:
+def test_a_limit_leaves_room_for_the_uncertainty_of_both_measurements() -> None:
     found = clause(acceptance_terms(machine(), ["heavy"], confidence=0.95), ClauseKind.GEMM)
     assert found.reference == 1e12
     allowance = Z95 * (math.sqrt(2) + 1) * 0.05
@@ -96,7 +96,7 @@ def test_a_machine_as_good_passes_with_the_confidence() -> None:
     ("gemm", "expected"),
     [(1e12, Verdict.PASSED), (0.8e12, Verdict.CLOSE), (0.6e12, Verdict.FAILED)],
 )
-def test_doubt_decides_what_can_be_called(gemm: float, expected: Verdict) -> None:
+def test_uncertainty_decides_what_can_be_called(gemm: float, expected: Verdict) -> None:
     """The limit is at 0.82; 0.05 of error reaches 8 % to either side."""
     terms = acceptance_terms(machine(), [], confidence=0.95)
     assert verdict(terms, machine(gemm=gemm), ClauseKind.GEMM) is expected
@@ -107,7 +107,7 @@ def test_a_slow_network_breaks_its_clauses_and_no_other() -> None:
     document = judge(terms, machine(s_per_byte=1.5e-9))
     assert document.failed == ("all-reduce busbw at 64 MiB, 2 ranks",)
     [broken] = [entry for entry in document.judged if entry.verdict is Verdict.FAILED]
-    assert broken.culprits[0].startswith("link: busbw of the largest all-reduce by group: 2 ranks")
+    assert broken.suspects[0].startswith("link: busbw of the largest all-reduce by group: 2 ranks")
 
 
 def test_probabilities_are_normal_in_log() -> None:
@@ -131,7 +131,7 @@ def test_a_step_is_taken_from_a_run_where_there_is_one() -> None:
     assert predicted.source == "predicted"
 
 
-def visit(*step_s: float) -> StepObservation:
+def repetition(*step_s: float) -> StepObservation:
     return StepObservation(
         task="t",
         round=0,
@@ -159,13 +159,13 @@ def visit(*step_s: float) -> StepObservation:
 
 
 def test_the_slow_rank_is_named() -> None:
-    """The machine was slower at the second visit: what counts is within a visit."""
-    visits = [visit(1.0, 1.0, 1.3, 1.0), visit(2.0, 2.0, 2.6, 2.0)]
-    assert rank_ratios(visits) == pytest.approx({0: 1.0, 1: 1.0, 2: 1.3, 3: 1.0})
+    """The machine was slower at the second repetition: what counts is within a repetition."""
+    repetitions = [repetition(1.0, 1.0, 1.3, 1.0), repetition(2.0, 2.0, 2.6, 2.0)]
+    assert rank_ratios(repetitions) == pytest.approx({0: 1.0, 1: 1.0, 2: 1.3, 3: 1.0})
     terms = acceptance_terms(machine(), ["heavy"], confidence=0.95)
-    document = judge(terms, machine(gemm=0.5e12), observations=visits)
+    document = judge(terms, machine(gemm=0.5e12), observations=repetitions)
     [broken] = [entry for entry in document.judged if entry.verdict is Verdict.FAILED]
-    assert broken.culprits[0].startswith("rank 2 (node 1, device 0) takes 1.30 times as long")
+    assert broken.suspects[0].startswith("rank 2 (node 1, device 0) takes 1.30 times as long")
 
 
 def test_what_was_not_measured_is_not_accepted() -> None:
@@ -241,7 +241,7 @@ def test_useful_time_is_a_clause_and_is_judged_from_the_stops_that_were_seen() -
     good = job(2000)
     terms = acceptance_terms(machine(), [], confidence=0.95, goodput=good)
     found = clause(terms, ClauseKind.GOODPUT)
-    assert found.reference == good.effective_fraction.p50
+    assert found.reference == good.effective_fraction.nominal
     assert found.at_least is not None
     assert 0 < found.at_least < found.reference < 1
     judged = {

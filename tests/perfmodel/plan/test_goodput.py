@@ -36,8 +36,8 @@ BLOOM = Job(
 
 def test_llama_3_stops_as_often_as_published_and_trains_nine_tenths_of_the_time() -> None:
     document = goodput(Request(job=LLAMA_3, replicas=60, mtbf_stops=419), argv=["perfmodel"])
-    assert document.elapsed_s.p50 / DAY_S == pytest.approx(54, rel=0.01)
-    assert document.unplanned_stops.p50 == pytest.approx(419, rel=0.02)
+    assert document.elapsed_s.nominal / DAY_S == pytest.approx(54, rel=0.01)
+    assert document.unplanned_stops.nominal == pytest.approx(419, rel=0.02)
     assert document.unplanned_stops.p5 < 419 < document.unplanned_stops.p95
     assert document.effective_fraction.p5 > 0.9
     assert document.closed_form_elapsed_s == pytest.approx(document.elapsed_mean_s, rel=0.02)
@@ -49,10 +49,10 @@ def test_bloom_saves_at_almost_no_cost_and_loses_half_an_interval_per_failure() 
     assert stops == pytest.approx(document.elapsed_mean_s / (7 * DAY_S), rel=0.1)
     assert document.spent_mean_s["lost"] / stops == pytest.approx(1.5 * HOUR_S, rel=0.1)
     assert document.spent_mean_s["checkpoint"] / document.elapsed_mean_s < 0.004
-    assert document.effective_fraction.p50 > 0.98
+    assert document.effective_fraction.nominal > 0.98
 
 
-def test_the_doubt_of_the_rate_widens_the_answer() -> None:
+def test_the_uncertainty_of_the_rate_widens_the_answer() -> None:
     sure = goodput(Request(job=LLAMA_3, replicas=60), argv=[]).elapsed_s
     unsure = goodput(Request(job=LLAMA_3, replicas=60, mtbf_stops=5), argv=[]).elapsed_s
     assert unsure.p95 - unsure.p5 > 2 * (sure.p95 - sure.p5)
@@ -75,7 +75,7 @@ def test_the_best_interval_by_simulation_is_that_of_the_formula() -> None:
 
 def test_a_deadline_is_met_by_the_share_of_courses_that_end_before_it() -> None:
     request = Request(job=LLAMA_3, replicas=40)
-    median_s = goodput(request, argv=[]).elapsed_s.p50
+    median_s = goodput(request, argv=[]).elapsed_s.nominal
     on_time = goodput(replace(request, deadline_s=median_s), argv=[])
     assert on_time.deadline_probability == pytest.approx(0.5)
     late = goodput(replace(request, deadline_s=LLAMA_3.work_s), argv=[])

@@ -99,13 +99,13 @@ def test_the_ranking_is_that_of_brute_force_over_the_simulator(tmp_path: Path) -
             theirs.devices,
             theirs.micro_batch,
         )
-        assert ours.elapsed_s.p50 == pytest.approx(theirs.elapsed_s, rel=1e-9)
-        assert ours.cost.p50 == pytest.approx(theirs.cost, rel=1e-9)
+        assert ours.elapsed_s.nominal == pytest.approx(theirs.elapsed_s, rel=1e-9)
+        assert ours.cost.nominal == pytest.approx(theirs.cost, rel=1e-9)
     best = {row.option: row for row in reversed(feasible)}
     for verdict in document.options:
         theirs = best[verdict.row.option]
         assert verdict.row.devices == theirs.devices
-        assert verdict.row.cost.p50 == pytest.approx(theirs.cost, rel=1e-9)
+        assert verdict.row.cost.nominal == pytest.approx(theirs.cost, rel=1e-9)
     front = [
         e
         for e in feasible
@@ -118,7 +118,7 @@ def test_the_ranking_is_that_of_brute_force_over_the_simulator(tmp_path: Path) -
 
 
 def test_the_chance_is_that_of_simulated_weeks(tmp_path: Path) -> None:
-    """Without doubt about the step only failures are left, and they are simulated event by event."""
+    """Without uncertainty about the step only failures are left, and they are simulated event by event."""
     plan = plan_of(tmp_path)
     sure = profile(Machine())
     document = plan_options(
@@ -127,14 +127,14 @@ def test_the_chance_is_that_of_simulated_weeks(tmp_path: Path) -> None:
     row = document.ranked[0]
     simulated = goodput(
         Request(
-            job=job(plan, float(np.ceil(8e8 / row.global_batch)) * row.step_s.p50, row.devices),
+            job=job(plan, float(np.ceil(8e8 / row.global_batch)) * row.step_s.nominal, row.devices),
             replicas=400,
             deadline_s=30 * 86400.0,
         ),
         argv=(),
     )
     assert simulated.deadline_probability == pytest.approx(row.deadline_probability, abs=0.05)
-    assert simulated.elapsed_mean_s == pytest.approx(row.elapsed_s.p50, rel=0.01)
+    assert simulated.elapsed_mean_s == pytest.approx(row.elapsed_s.nominal, rel=0.01)
     assert simulated.elapsed_s.p95 == pytest.approx(row.elapsed_s.p95, rel=0.02)
     assert row.expected_stops == pytest.approx(sum(simulated.stops_mean.values()), rel=0.1)
 
@@ -147,12 +147,12 @@ def test_break_even_is_the_price_at_which_two_options_cost_the_same(tmp_path: Pa
     text = PLAN.replace(f"value = {old}, unit", f"value = {loser.break_even_price}, unit")
     again = pm.plan_options(written(tmp_path, text), today=TODAY)
     costs = {
-        entry.row.option: entry.row.cost.p50
+        entry.row.option: entry.row.cost.nominal
         for entry in again.options
         if (entry.row.devices, entry.row.micro_batch)
         in {(v.row.devices, v.row.micro_batch) for v in first.options}
     }
-    winner = first.ranked[0].cost.p50
+    winner = first.ranked[0].cost.nominal
     assert min(costs.values()) <= winner * (1 + 1e-9)
     assert costs.get(name, winner) == pytest.approx(winner, rel=1e-9)
 
@@ -211,7 +211,7 @@ def test_the_tornado_is_sorted_and_names_a_measurement(tmp_path: Path) -> None:
     assert swings == sorted(swings, reverse=True)
     assert {entry.assumption for entry in document.tornado} >= {"computing", "communication"}
     assert "minutes" in document.next_measurement
-    winner = document.ranked[0].cost.p50
+    winner = document.ranked[0].cost.nominal
     prices = next(e for e in document.tornado if e.assumption.startswith("prices"))
     assert prices.high_cost - prices.low_cost == pytest.approx(0.2 * (winner - setup(document)))
 
@@ -352,8 +352,8 @@ def test_the_network_of_an_option_is_that_of_its_cluster_file(tmp_path: Path) ->
     )
     [setting] = scaled_settings("heavy", [8], scaling="weak", batch=16)
     expected_s = predictor.step(predictor.workload("heavy"), setting).step_s[0]
-    assert rows["wired"].step_s.p50 == pytest.approx(expected_s, rel=1e-9)
-    assert rows["wired"].step_s.p50 > 1.05 * rows["ring"].step_s.p50
+    assert rows["wired"].step_s.nominal == pytest.approx(expected_s, rel=1e-9)
+    assert rows["wired"].step_s.nominal > 1.05 * rows["ring"].step_s.nominal
 
 
 def test_both_kinds_of_scaling_are_those_of_predict(tmp_path: Path) -> None:

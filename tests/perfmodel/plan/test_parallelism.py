@@ -93,11 +93,11 @@ def test_the_best_of_a_search_is_the_best_of_single_predictions(machine: Inferre
             times[str(found.layout(index))] = float(machine.model.predict(jobs).mean_s[0])
     assert 5 < plan.num_fitting == len(times) < len(found)
     ordered = sorted(times.values())[:5]
-    assert [entry.step_s.p50 for entry in plan.ranked] == pytest.approx(ordered)
+    assert [entry.step_s.nominal for entry in plan.ranked] == pytest.approx(ordered)
     first = plan.ranked[0]
     alone, _ = predict_layout(machine, request.training, parse_layout(first.layout), argv=())
-    assert alone.step_s.p50 == pytest.approx(first.step_s.p50)
-    assert alone.mfu.p50 == pytest.approx(first.mfu)
+    assert alone.step_s.nominal == pytest.approx(first.step_s.nominal)
+    assert alone.mfu.nominal == pytest.approx(first.mfu)
 
 
 def test_losers_say_in_which_term_and_ties_share_the_first_rank(machine: InferredMachine) -> None:
@@ -116,7 +116,7 @@ def test_losers_say_in_which_term_and_ties_share_the_first_rank(machine: Inferre
     assert again == plan
 
 
-def test_shared_doubt_cancels_between_neighbours(machine: InferredMachine) -> None:
+def test_shared_uncertainty_cancels_between_neighbours(machine: InferredMachine) -> None:
     """The ratio of a layout to itself is certain, however wide its interval."""
     jobs = layout_jobs(training(), parse_layout("dp=8 accumulation=2"))
     twice = jobs.take(np.array([0, 0]))

@@ -56,7 +56,7 @@ def test_what_did_change_is_found_and_ranked() -> None:
     assert "heavy, 1 x 16" in moved
 
 
-def test_a_score_is_a_difference_over_the_doubt_of_both() -> None:
+def test_a_score_is_a_difference_over_the_uncertainty_of_both() -> None:
     old = Estimate(value=2.0, unit="s", error=0.03)
     new = Estimate(value=2.2, unit="s", error=0.04)
     assert score(old, new) == pytest.approx(np.log(1.1) / 0.05)

@@ -60,7 +60,7 @@ def test_by_hand_a_size_between_two_that_were_timed() -> None:
     assert len(both.notes) == 1
 
 
-def test_what_was_typed_has_no_doubt_and_no_note() -> None:
+def test_what_was_typed_has_no_uncertainty_and_no_note() -> None:
     found = stops_of(Failures(mtbf_device_hours=1, checkpoint_s=30, restart_s=5), None)
     assert not found.is_timed
     assert found.notes == ()
@@ -69,7 +69,7 @@ def test_what_was_typed_has_no_doubt_and_no_note() -> None:
     assert len(found.write_s) == NUM_DRAWS
 
 
-def test_a_timed_checkpoint_without_doubt_is_the_same_plan_as_one_that_is_typed(
+def test_a_timed_checkpoint_without_uncertainty_is_the_same_plan_as_one_that_is_typed(
     tmp_path: Path,
 ) -> None:
     typed = PLAN.replace("checkpoint_s = 30", "checkpoint_s = 6")
@@ -82,7 +82,7 @@ def test_a_timed_checkpoint_without_doubt_is_the_same_plan_as_one_that_is_typed(
     for ours, theirs in zip(found.ranked, by_hand.ranked, strict=True):
         assert ours.elapsed_s == theirs.elapsed_s
         assert ours.checkpoint_s is not None
-        assert ours.checkpoint_s.p50 == pytest.approx(6)
+        assert ours.checkpoint_s.nominal == pytest.approx(6)
         assert theirs.checkpoint_s is None
     row = found.ranked[0]
     mtbf_s = 2000 * 3600 / row.devices
@@ -90,19 +90,19 @@ def test_a_timed_checkpoint_without_doubt_is_the_same_plan_as_one_that_is_typed(
     assert any(caveat.startswith("slow.json: a checkpoint of") for caveat in found.caveats)
 
 
-def test_doubt_of_a_checkpoint_widens_the_end_and_is_in_the_tornado(tmp_path: Path) -> None:
+def test_uncertainty_of_a_checkpoint_widens_the_end_and_is_in_the_tornado(tmp_path: Path) -> None:
     often = TIMED.replace("mtbf_device_hours = 2000", "mtbf_device_hours = 20")
     path = written(tmp_path, often)
     with_timed(tmp_path, timed())
     sure = pm.plan_options(path, today=TODAY)
     with_timed(tmp_path, timed(error=0.7))
-    doubtful = pm.plan_options(path, today=TODAY)
+    uncertain = pm.plan_options(path, today=TODAY)
     width, wider = (
         document.options[0].row.elapsed_s.p95 / document.options[0].row.elapsed_s.p5
-        for document in (sure, doubtful)
+        for document in (sure, uncertain)
     )
     assert wider > 1.01 * width
-    swings = {entry.assumption: entry for entry in doubtful.tornado}
+    swings = {entry.assumption: entry for entry in uncertain.tornado}
     swing = swings["the time of a checkpoint"]
     assert swing.high_elapsed_s > 1.01 * swing.low_elapsed_s
     assert "storage of the job" in swing.measurement

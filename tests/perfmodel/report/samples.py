@@ -25,7 +25,7 @@ from tests.perfmodel.report.profile_samples import PROVENANCE, plain_profile
 
 
 def around(value: float, *, spread: float = 0.05) -> Interval:
-    return Interval(p5=value * (1 - spread), p50=value, p95=value * (1 + spread))
+    return Interval(p5=value * (1 - spread), nominal=value, p95=value * (1 + spread))
 
 
 def plain_point(world_size: int, *, workload: str = "resnet18") -> PredictedPoint:
@@ -84,7 +84,7 @@ def compared(setting: Setting, *, predicted_s: float, measured_s: float) -> Comp
         predicted_s=interval,
         measured_s=measured_s,
         measured_raw_s=measured_s * 1.02,
-        num_visits=4,
+        num_repetitions=4,
         measured_relative_error=0.008,
         signed_error=predicted_s / measured_s - 1,
         signed_error_raw=predicted_s / (1.02 * measured_s) - 1,

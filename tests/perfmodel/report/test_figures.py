@@ -59,7 +59,7 @@ def test_png_is_png() -> None:
 def test_speedup_shows_every_prediction_and_every_real_run() -> None:
     prediction = plain_prediction()
     speedup, efficiency = speedup_figure([prediction, plain_prediction(workload="lenet")]).axes
-    expected = [(point.setting.world_size, point.speedup.p50) for point in prediction.points]
+    expected = [(point.setting.world_size, point.speedup.nominal) for point in prediction.points]
     assert line(speedup, "resnet18, weak scaling") == expected
     assert line(speedup, "lenet, weak scaling") == expected
     assert line(speedup, "resnet18, measured") == [(1, 1.0), (2, 1.91)]
@@ -76,7 +76,7 @@ def test_breakdown_stacks_to_the_step() -> None:
     bars = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
     for bar, position in zip(bars, itertools.cycle(range(len(tops))), strict=False):
         tops[position] += bar.get_height()
-    assert tops == pytest.approx([point.step_s.p50 * 1e3 for point in prediction.points])
+    assert tops == pytest.approx([point.step_s.nominal * 1e3 for point in prediction.points])
 
 
 def test_parity_holds_one_point_per_setting() -> None:
@@ -87,7 +87,7 @@ def test_parity_holds_one_point_per_setting() -> None:
         for container in axes.containers
         for point in np.asarray(container[0].get_xydata()).tolist()
     ]
-    expected = [[e.measured_s * 1e3, e.predicted_s.p50 * 1e3] for e in validation.settings]
+    expected = [[e.measured_s * 1e3, e.predicted_s.nominal * 1e3] for e in validation.settings]
     assert np.asarray(points) == pytest.approx(np.asarray(expected))
 
 

@@ -37,10 +37,10 @@ def test_numbers_have_three_digits_and_their_interval_as_many_decimals() -> None
         "11300",
     ]
     assert number(-0.0001) == "0.00"
-    assert duration_interval(Interval(p5=0.0095, p50=0.0123, p95=0.1)) == "12.3 ms\n[9.5-100.0]"
-    assert duration_interval(Interval(p5=0, p50=0, p95=0.002)) == "0.00 ms\n[0.00-2.00]"
-    assert count_interval(Interval(p5=13235, p50=13932, p95=14629)) == "13.9 k\n[13.2-14.6]"
-    assert count_interval(Interval(p5=0.1, p50=0.2, p95=0.3)) == "0.20\n[0.10-0.30]"
+    assert duration_interval(Interval(p5=0.0095, nominal=0.0123, p95=0.1)) == "12.3 ms\n[9.5-100.0]"
+    assert duration_interval(Interval(p5=0, nominal=0, p95=0.002)) == "0.00 ms\n[0.00-2.00]"
+    assert count_interval(Interval(p5=13235, nominal=13932, p95=14629)) == "13.9 k\n[13.2-14.6]"
+    assert count_interval(Interval(p5=0.1, nominal=0.2, p95=0.3)) == "0.20\n[0.10-0.30]"
 
 
 def test_percentages_carry_their_sign_and_never_a_negative_zero() -> None:
@@ -58,10 +58,10 @@ def test_every_number_of_a_prediction_is_shown() -> None:
             f"{point.setting.global_batch}",
             *duration_interval(point.step_s).split("\n"),
             *count_interval(point.samples_per_s).split("\n"),
-            number(point.speedup.p50),
+            number(point.speedup.nominal),
             f"[{number(point.speedup.p5)}-",
-            percent(point.scaling_efficiency.p50),
-            format_duration(point.exposed_comm_s.p50),
+            percent(point.scaling_efficiency.nominal),
+            format_duration(point.exposed_comm_s.nominal),
         )
         assert [cell for cell in cells if cell not in text] == []
     assert "weak scaling" in text
@@ -120,10 +120,10 @@ def test_csv_round_trips_to_the_last_digit() -> None:
     rows = list(csv.DictReader(io.StringIO(csv_text(prediction))))
     assert len(rows) == len(prediction.points)
     for row, point in zip(rows, prediction.points, strict=True):
-        assert float(row["step_p50_s"]) == point.step_s.p50
+        assert float(row["step_p50_s"]) == point.step_s.nominal
         assert float(row["samples_p5_per_s"]) == point.samples_per_s.p5
         assert float(row["speedup_p95"]) == point.speedup.p95
-        assert float(row["exposed_comm_p50_s"]) == point.exposed_comm_s.p50
+        assert float(row["exposed_comm_p50_s"]) == point.exposed_comm_s.nominal
         assert int(row["global_batch"]) == point.setting.global_batch
         parts = (float(text) for name, text in row.items() if name.startswith("breakdown_"))
         assert sum(parts) == sum(point.breakdown_s.values())

@@ -15,7 +15,7 @@ from perfmodel.step.program import Cause, Trace
 
 
 def step(layout: Layout, *, layers: int = 8) -> Trace:
-    """Forward 1 s, backward 2 s, hand-overs and all else nothing."""
+    """Forward 1 s, backward 2 s, point-to-point sends and all else nothing."""
     times = dict.fromkeys(Cause, np.array(0.0))
     times |= {Cause.FORWARD: np.array(1.0), Cause.BACKWARD: np.array(2.0)}
     program = compile_layout(layout, layers=layers)

@@ -101,9 +101,9 @@ def test_gradients_in_16_bit_gain_what_explain_says() -> None:
 
 def test_nobody_waits_for_ranks_that_are_alike() -> None:
     noisy = scenario(Machine(noise=(0.8, 1.0, 1.0, 1.3), rank_spread=0.1))
-    calm = scenario(Machine())
-    assert step_s(noisy) > 1.1 * step_s(calm)
-    assert step_s(changed(noisy, {"ranks.noise": "0x"})) == pytest.approx(step_s(calm))
+    quiet = scenario(Machine())
+    assert step_s(noisy) > 1.1 * step_s(quiet)
+    assert step_s(changed(noisy, {"ranks.noise": "0x"})) == pytest.approx(step_s(quiet))
 
 
 def test_the_question_is_changed_too() -> None:

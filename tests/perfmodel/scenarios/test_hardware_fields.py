@@ -35,9 +35,9 @@ def test_the_cluster_of_the_question_is_that_of_every_scenario_but_where_it_is_t
     first, halved, ring = pm.whatif(
         machine, "heavy", *changes, devices=32, batch=16, cluster=ETHERNET
     ).scenarios
-    assert first.point.binding_link is not None
-    assert halved.point.binding_link is not None
-    assert ring.point.binding_link is None
+    assert first.point.bottleneck_link is not None
+    assert halved.point.bottleneck_link is not None
+    assert ring.point.bottleneck_link is None
 
 
 def test_a_faster_uplink_is_what_its_file_would_say(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_faster_line_is_never_slower() -> None:
     machine = profile(Machine(s_per_byte=1e-11, latency_s=1e-5))
     rates = [{"cluster.bandwidth": f"wan:{rate}Gb/s"} for rate in (0.1, 1, 10, 100, 400, 800)]
     _, *found = pm.whatif(machine, "heavy", *rates, devices=64, cluster=SITES).scenarios
-    steps_s = [entry.point.step_s.p50 for entry in found]
+    steps_s = [entry.point.step_s.nominal for entry in found]
     assert steps_s == sorted(steps_s, reverse=True)
     assert steps_s[0] > 2 * steps_s[-1]
 
@@ -90,7 +90,7 @@ def test_a_device_that_is_not_present_is_that_of_predict() -> None:
     scaled = rescaled_profile(machine, find_device("h100-sxm", catalogue), catalogue)
     [direct] = pm.predict(scaled, traced_file, devices=(1,), batch=64).points
     assert there.point.step_s == direct.step_s
-    assert there.point.step_s.p50 < here.point.step_s.p50
+    assert there.point.step_s.nominal < here.point.step_s.nominal
     assert there.point.evidence["compute"] is Evidence.ASSUMED
     assert "H100" in there.device_name
     contrast = there.contrast

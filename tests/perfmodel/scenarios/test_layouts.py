@@ -57,11 +57,11 @@ def test_every_layout_is_that_of_predict_and_devices_and_batch_stay() -> None:
     assert found[1].prediction.step_s == direct.step_s
     ratio = found[1].throughput_ratio
     assert ratio is not None
-    tokens = [entry.prediction.tokens_per_s.p50 for entry in found]
-    assert ratio.p50 == pytest.approx(tokens[1] / tokens[0])
+    tokens = [entry.prediction.tokens_per_s.nominal for entry in found]
+    assert ratio.nominal == pytest.approx(tokens[1] / tokens[0])
 
 
-def test_a_comparison_is_less_doubtful_than_its_sides() -> None:
+def test_a_comparison_is_less_uncertain_than_its_sides() -> None:
     first, same, other = compared("zero=1,2").scenarios
     assert first.throughput_ratio is None
     assert same.throughput_ratio is not None
@@ -107,7 +107,7 @@ def test_experts_are_shared_by_the_replicas_that_follow() -> None:
 def test_a_larger_model_takes_longer_and_more_memory() -> None:
     small, large = compared("model=llama2-13b").scenarios
     assert large.prediction.trained.name == "llama2-13b"
-    assert large.prediction.step_s.p50 > 1.5 * small.prediction.step_s.p50
+    assert large.prediction.step_s.nominal > 1.5 * small.prediction.step_s.nominal
     assert large.prediction.memory[0].needed_bytes > small.prediction.memory[0].needed_bytes
     assert large.throughput_ratio is not None
     assert large.throughput_ratio.p95 < 1

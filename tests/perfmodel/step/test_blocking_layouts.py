@@ -54,10 +54,10 @@ def test_parameters_kept_whole_are_gathered_once() -> None:
 
 
 @pytest.mark.parametrize("micro_batches", [2, 5])
-def test_two_stages_hand_over_when_both_are_idle(micro_batches: int) -> None:
-    """GPipe: (m + 1)(1 + 2) of compute; every hand-over, m each way, keeps the second stage waiting."""
+def test_two_stages_p2p_when_both_are_idle(micro_batches: int) -> None:
+    """GPipe: (m + 1)(1 + 2) of compute; every point-to-point send, m each way, keeps the second stage waiting."""
     layout = Layout(pp=2, accumulation=micro_batches, schedule=Schedule.GPIPE)
-    found = step_s(layout, WAITING, {"forward": 1.0, "backward": 2.0, "hand_over": 0.5})
+    found = step_s(layout, WAITING, {"forward": 1.0, "backward": 2.0, "p2p": 0.5})
     assert found == pytest.approx(3 * (micro_batches + 1) + 0.5 * 2 * micro_batches)
 
 
@@ -67,7 +67,7 @@ def test_opposite_hand_overs_of_two_stages_take_turns() -> None:
     The first stage's B0 takes 2 after the exchange at 10, beside F1' and B1' that end at 13.
     """
     found = step_s(
-        Layout(pp=2, accumulation=2), WAITING, {"forward": 1.0, "backward": 2.0, "hand_over": 2.0}
+        Layout(pp=2, accumulation=2), WAITING, {"forward": 1.0, "backward": 2.0, "p2p": 2.0}
     )
     assert found == pytest.approx(1 + 2 + 3 + 4 + 3 + 2 + 2)
 
@@ -76,10 +76,10 @@ def test_a_stage_that_sends_announces_late_what_it_can_receive() -> None:
     """GPipe, 3 stages, 2 micro-batches; the middle one announces once forward and once backward.
 
     Forward 1, over 2, backward 2: F0 at 0, 3, 6; F1 fetched at 4, done at 7; B0 at 10, 14, 18; B1 fetched at
-    16, at 18 and 22, until 24. A quarter of a hand-over in the kernel delays both fetches by 0.5.
+    16, at 18 and 22, until 24. A quarter of a point-to-point send in the kernel delays both fetches by 0.5.
     """
     layout = Layout(pp=3, accumulation=2, schedule=Schedule.GPIPE)
-    times = {"forward": 1.0, "backward": 2.0, "hand_over": 2.0}
+    times = {"forward": 1.0, "backward": 2.0, "p2p": 2.0}
     assert step_s(layout, WAITING, times, layers=3) == pytest.approx(24)
     assert step_s(layout, WAITING, times, layers=3, queued=0.25) == pytest.approx(25)
 
@@ -87,14 +87,14 @@ def test_a_stage_that_sends_announces_late_what_it_can_receive() -> None:
 @pytest.mark.parametrize("queued", [0.4, 1.0, 3.0])
 def test_two_stages_have_nobody_else_to_send_to(queued: float) -> None:
     layout = Layout(pp=2, accumulation=5, schedule=Schedule.GPIPE)
-    times = {"forward": 1.0, "backward": 2.0, "hand_over": 0.5}
+    times = {"forward": 1.0, "backward": 2.0, "p2p": 0.5}
     assert step_s(layout, WAITING, times, queued=queued) == step_s(layout, WAITING, times)
 
 
 def test_a_stage_turns_when_the_kernel_has_taken_what_it_sent() -> None:
     """1F1B: what is left in the kernel arrives while the sender already works backward."""
     layout = Layout(pp=3, accumulation=6)
-    times = {"forward": 1.0, "backward": 2.0, "hand_over": 2.0}
+    times = {"forward": 1.0, "backward": 2.0, "p2p": 2.0}
     found = [step_s(layout, WAITING, times, layers=3, queued=q) for q in (0.0, 0.1, 0.2)]
     assert found == sorted(found, reverse=True)
     assert found[2] < found[0]
@@ -111,7 +111,7 @@ def test_interleaved_stages_would_wait_for_ever() -> None:
     schedule=st.sampled_from(Schedule),
     forward_s=seconds,
     backward_s=seconds,
-    hand_over_s=seconds,
+    p2p_s=seconds,
     queued=st.sampled_from([0.0, 0.3, 1.0]),
 )
 def test_waiting_never_makes_a_pipeline_faster(  # noqa: PLR0913, PLR0917 - one per number of a pipeline
@@ -120,20 +120,20 @@ def test_waiting_never_makes_a_pipeline_faster(  # noqa: PLR0913, PLR0917 - one 
     schedule: Schedule,
     forward_s: float,
     backward_s: float,
-    hand_over_s: float,
+    p2p_s: float,
     queued: float,
 ) -> None:
     layout = Layout(pp=stages, accumulation=rounds, schedule=schedule)
     times = {
         "forward": forward_s,
         "backward": backward_s,
-        "hand_over": hand_over_s,
+        "p2p": p2p_s,
         "weight_gradient": backward_s,
     }
     waiting = step_s(layout, WAITING, times, layers=stages, queued=queued)
     streams = step_s(layout, ON_STREAMS, times, layers=stages)
     assert waiting >= streams * (1 - 1e-9)
-    free = {**times, "hand_over": 0.0}
+    free = {**times, "p2p": 0.0}
     assert step_s(layout, WAITING, free, layers=stages) == pytest.approx(
         step_s(layout, ON_STREAMS, free, layers=stages)
     )

@@ -8,7 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from perfmodel.trace.recorder import RawCall
 from perfmodel.trace.sources import ModelSource
-from perfmodel.trace.step import build_trainee, record_step, without_content
+from perfmodel.trace.step import build_model_spec, record_step, without_content
 from perfmodel.workload.operator import Phase
 from tests.perfmodel.trace.method import SGD_LOOP
 
@@ -34,9 +34,9 @@ def sums_of_backward(start: Tensor) -> Counter[str]:
 def traced_and_real(source: ModelSource) -> tuple[Counter[str], Counter[str]]:
     """Of a model's step."""
     with without_content("cpu"):
-        traced = sums_of_calls(record_step(build_trainee(source, SGD_LOOP), _MICRO_BATCH).calls)
-    trainee = build_trainee(source, SGD_LOOP)
-    trainee.optimizer.zero_grad()
+        traced = sums_of_calls(record_step(build_model_spec(source, SGD_LOOP), _MICRO_BATCH).calls)
+    model_spec = build_model_spec(source, SGD_LOOP)
+    model_spec.optimizer.zero_grad()
     batch = source.draw_batch(_MICRO_BATCH)
-    outputs = trainee.module(*batch.positional, **batch.keyword)
+    outputs = model_spec.module(*batch.positional, **batch.keyword)
     return traced, sums_of_backward(source.loss(outputs, batch.targets))

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models import get_model_weights
 
 from perfmodel.trace.sources import SampleSize, find_source
-from perfmodel.trace.step import build_trainee, record_step, without_content
+from perfmodel.trace.step import build_model_spec, record_step, without_content
 from perfmodel.trace.trace import trace_model
 from perfmodel.workload.operator import Phase, TensorSpec, flop
 from tests.perfmodel.trace.method import SGD
@@ -20,13 +20,13 @@ def counted(name: str, *phases: Phase) -> tuple[float, int]:
     """Ours and torch's."""
     source = find_source(f"torchvision:{name}", SampleSize(image_size=64))
     with without_content("cpu"):
-        trainee = build_trainee(source, SGD)
+        model_spec = build_model_spec(source, SGD)
         batch = source.draw_batch(2)
         with FlopCounterMode(display=False) as counter:
-            loss = source.loss(trainee.module(*batch.positional), batch.targets)
+            loss = source.loss(model_spec.module(*batch.positional), batch.targets)
             if Phase.BACKWARD in phases:
                 loss.backward()  # type: ignore[no-untyped-call]
-        step = record_step(trainee, 2)
+        step = record_step(model_spec, 2)
     ours = sum(
         flop(c.operator.name, c.operator.inputs, c.operator.outputs, c.operator.arguments)
         for c in step.calls

@@ -12,7 +12,7 @@ from perfmodel.trace.recorder import (
     forward_workspace_bytes,
 )
 from perfmodel.trace.sources import Batch, ModelSource, SampleSize, find_source
-from perfmodel.trace.step import build_trainee, record_step, without_content
+from perfmodel.trace.step import build_model_spec, record_step, without_content
 from perfmodel.workload.memory import Part
 from perfmodel.workload.operator import Phase
 from perfmodel.workload.step import StepMethod
@@ -46,7 +46,7 @@ def two_layers() -> ModelSource:
 
 def swept(source: ModelSource, how: StepMethod, micro_batch: int) -> Sweep:
     with without_content("cpu"):
-        return record_step(build_trainee(source, how), micro_batch).sweep
+        return record_step(build_model_spec(source, how), micro_batch).sweep
 
 
 def column(sweep: Sweep, part: Part, phase: Phase) -> int:
@@ -108,8 +108,8 @@ def test_views_and_in_place_operators_add_nothing() -> None:
 def test_two_batches_say_what_a_third_needs() -> None:
     source = find_source("resnet18", SampleSize())
     with without_content("cpu"):
-        trainee = build_trainee(source, method("adamw"))
-        first, second, third = (record_step(trainee, batch).sweep for batch in (4, 8, 32))
+        model_spec = build_model_spec(source, method("adamw"))
+        first, second, third = (record_step(model_spec, batch).sweep for batch in (4, 8, 32))
     memory = joined_memory(first, second)
     assert memory.peak_bytes(4) == first.peak_bytes
     assert memory.peak_bytes(8) == second.peak_bytes
@@ -122,8 +122,8 @@ def test_blocks_and_checkpointing_agree_with_a_checkpointed_trace() -> None:
 
     source = find_source("transformer", SampleSize())
     with without_content("cpu"):
-        trainee = build_trainee(source, method())
-        sweeps = [record_step(trainee, batch).sweep for batch in (16, 32)]
+        model_spec = build_model_spec(source, method())
+        sweeps = [record_step(model_spec, batch).sweep for batch in (16, 32)]
     plain = joined_memory(*sweeps)
     again = swept(source, method(checkpointing="per-block"), 32)
     assert len(plain.blocks) == 4

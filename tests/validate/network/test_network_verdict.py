@@ -19,7 +19,7 @@ from tests.turns import machine_is_held
 from tests.validate.testbed.played import serve
 from validate.network import network, plan, verdict
 from validate.testbed import campaign
-from validate.testbed.counters import BUSY, STOLEN
+from validate.testbed.counters import BUSY, STEAL
 
 #: Links of 25 MB/s; a message costs 30 us of CPU time that all ranks share.
 LAW = MessageLaw(logs=np.log([[1e-4], [4e-8], [3e-5], [1e-10], [7.0]]))
@@ -42,7 +42,7 @@ class LawfulCluster:
             ends_s = [start_s + duration_s for start_s in starts_s]
             sizes.append({"starts_s": starts_s, "ends_s": ends_s, "cpu_s": 1e-4})
         before, after = (
-            {"counters": {BUSY: at_s, STOLEN: 0.0}, "cpu_s": at_s / 10, "at_s": at_s}
+            {"counters": {BUSY: at_s, STEAL: 0.0}, "cpu_s": at_s / 10, "at_s": at_s}
             for at_s in (0.0, 1.0)
         )
         rank = {"before": before, "after": after, "sizes": sizes}
@@ -200,7 +200,7 @@ def test_a_blind_campaign_predicts_before_it_measures(
     with pytest.raises(Interrupted):
         run(tmp_path, plan.BLIND, mbit=100.0, limit_s=1e-9)
     # Known settings alone: the predictions are there, and no run that they judge.
-    monkeypatch.setattr(network, "_foretell", _stop_after(network._foretell))
+    monkeypatch.setattr(network, "_predict", _stop_after(network._predict))
     with pytest.raises(StopIteration):
         run(tmp_path, plan.BLIND, mbit=100.0, resume=True)
     assert set(cluster.played) == {setting.name for setting in known}

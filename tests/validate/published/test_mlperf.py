@@ -60,7 +60,7 @@ def test_what_a_step_costs_is_paid_more_often_by_smaller_batches() -> None:
     assert terms[1] == pytest.approx([0, 1, 1])
 
 
-def test_batches_beyond_the_known_ones_are_doubtful() -> None:
+def test_batches_beyond_the_known_ones_are_uncertain() -> None:
     # Known are 64 and 32 samples per device: 16 and 8 lie half an octave and more outside.
     found = mlperf._beyond(series())
     assert found[:2] == pytest.approx([0, 0])

@@ -8,8 +8,8 @@ import numpy as np
 from perfmodel.documents.testbed import CollectiveSetting, Job, StrategySetting
 from perfmodel.errors import MeasurementFailed
 from tests.validate.testbed.played import NUM_CORES, PlayedCluster, known_ring, moments
-from validate.strategies.foretell import HostWork, StrategyCalibration, StrategyPrices
 from validate.strategies.plan import FAMILIES, IN_TURN
+from validate.strategies.predict import HostWork, StrategyCalibration, StrategyPrices
 from validate.testbed.shaped import link_rates
 
 PAIR_GATHER = 1.5

@@ -13,8 +13,8 @@ from perfmodel.documents.testbed import CollectiveSetting, Job, TrainingSetting
 from perfmodel.errors import MeasurementFailed
 from validate.testbed import campaign
 from validate.testbed.client import Cluster
-from validate.testbed.counters import BUSY, STOLEN
-from validate.testbed.foretell import Calibration, TrainingPrices, simulated_step
+from validate.testbed.counters import BUSY, STEAL
+from validate.testbed.predict import Calibration, TrainingPrices, simulated_step
 from validate.testbed.shaped import ShapedRing, link_rates, path, ring_bytes
 
 NUM_CORES = 2
@@ -38,9 +38,9 @@ def known_ring() -> ShapedRing:
     return ShapedRing(
         overhead=one(1.01),
         message_bytes=one(500.0),
-        credit_bytes=one(70_000.0),
+        burst_bytes=one(70_000.0),
         launch_s=one(4e-4),
-        hop_s=one(1e-4),
+        p2p_s=one(1e-4),
         launch_cpu_s=one(4e-4),
         message_cpu_s=one(3.75e-5),
         byte_cpu_s=one(1e-9),
@@ -58,7 +58,7 @@ def known() -> Calibration:
         byte_cpu_s=4e-10,
         noises={},
         residual=0.002,
-        price_doubt=0.0,
+        price_uncertainty=0.0,
         num_cores=NUM_CORES,
         num_draws=1,
     )
@@ -79,18 +79,18 @@ class PlayedCluster:
         if len(self.played) >= self.at_most:
             raise MeasurementFailed("played cluster: enough")
         self.played.append(job.setting.name)
-        stolen = 0.15 if len(self.played) <= self.disturbed else 0.0
+        steal = 0.15 if len(self.played) <= self.disturbed else 0.0
         if isinstance(job.setting, CollectiveSetting):
             dearer = np.exp(self.drift * len(self.played))
             copies = job.setting.fabric.num_ranks * job.setting.copies
-            return _reply([_collective_rank(job.setting, dearer)] * copies, stolen)
+            return _reply([_collective_rank(job.setting, dearer)] * copies, steal)
         assert isinstance(job.setting, TrainingSetting)
-        return _reply(_training_ranks(job.setting, np.array(job.factors)), stolen)
+        return _reply(_training_ranks(job.setting, np.array(job.factors)), steal)
 
 
-def _reply(ranks: list[dict[str, Any]], stolen: float) -> dict[str, Any]:
+def _reply(ranks: list[dict[str, Any]], steal: float) -> dict[str, Any]:
     after = ranks[0]["after"]
-    after["counters"][STOLEN] = stolen * after["at_s"] * usable_cores()
+    after["counters"][STEAL] = steal * after["at_s"] * usable_cores()
     return {"started_utc": 0.0, "is_realtime": True, "ranks": ranks}
 
 
@@ -98,8 +98,8 @@ def moments(
     window_s: float, cpu_s: float, sent: dict[str, float]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     nothing = dict.fromkeys(sent, 0.0)
-    before = {"counters": nothing | {BUSY: 0.0, STOLEN: 0.0}, "cpu_s": 0.0, "at_s": 0.0}
-    after = {"counters": sent | {BUSY: window_s, STOLEN: 0.0}, "cpu_s": cpu_s, "at_s": window_s}
+    before = {"counters": nothing | {BUSY: 0.0, STEAL: 0.0}, "cpu_s": 0.0, "at_s": 0.0}
+    after = {"counters": sent | {BUSY: window_s, STEAL: 0.0}, "cpu_s": cpu_s, "at_s": window_s}
     return before, after
 
 
@@ -109,14 +109,14 @@ def _collective_rank(setting: CollectiveSetting, dearer: float) -> dict[str, Any
     sizes = []
     for size_bytes in setting.sizes_bytes:
         duration_s = float(
-            ring.time_s(size_bytes, fabric, num_cores=NUM_CORES, credit_s=ring.credit_s(fabric))[0]
+            ring.time_s(size_bytes, fabric, num_cores=NUM_CORES, burst_s=ring.burst_s(fabric))[0]
         )
         num_ranks = fabric.num_ranks
         cpu_s = float(ring.cpu_s(size_bytes, num_ranks)[0])
         if setting.pause_s == 0:
             # A quarter of a warm all-reduce is its call; an all-gather has half of the messages.
             hops = 2.0 if setting.collective == "all_reduce" else 2.0 * (0.25 + 0.75 / 2)
-            duration_s = float(hops * ring.hop_s[0]) * dearer
+            duration_s = float(hops * ring.p2p_s[0]) * dearer
         starts_s = [float(number) for number in range(setting.repeats)]
         ends_s = [start_s + duration_s for start_s in starts_s]
         sizes.append({"starts_s": starts_s, "ends_s": ends_s, "cpu_s": cpu_s / num_ranks})

@@ -9,8 +9,8 @@ import pytest
 from perfmodel.documents.testbed import Run, TrainingRun, read_runs
 from perfmodel.errors import MeasurementFailed
 from tests.validate.testbed.played import PlayedCluster, serve
-from validate.testbed import calibration, foretell, plan, play, testbed
-from validate.testbed.disturbance import calmest_of_each, disturbed, price_doubt
+from validate.testbed import calibration, plan, play, predict, testbed
+from validate.testbed.disturbance import disturbed, price_uncertainty, quietest_of_each
 
 
 @pytest.fixture
@@ -31,12 +31,12 @@ def calibrated(folder: Path) -> list[Run]:
     return read_runs(folder / "calibration.jsonl")
 
 
-def rush(name: str, *, own_cpu_s: float, stolen: float = 0.0) -> TrainingRun:
+def rush(name: str, *, own_cpu_s: float, steal: float = 0.0) -> TrainingRun:
     """One step in a second of two cores."""
     setting = plan.prices(0)[-1]
     found = play.play_training(PlayedCluster(), setting)  # type: ignore[arg-type]
     host = found.host.model_copy(
-        update={"window_s": 1.0, "num_cores": 2, "own_cpu_s": own_cpu_s, "stolen_cpu_s": 2 * stolen}
+        update={"window_s": 1.0, "num_cores": 2, "own_cpu_s": own_cpu_s, "steal_cpu_s": 2 * steal}
     )
     return found.model_copy(
         update={
@@ -50,13 +50,13 @@ def rush(name: str, *, own_cpu_s: float, stolen: float = 0.0) -> TrainingRun:
 def test_prices_of_the_same_work_at_three_moments() -> None:
     """1, e and e^2 seconds: variance of the logarithms 1, error of their median 1.2533 / sqrt 3."""
     runs = [rush(str(n), own_cpu_s=float(np.exp(n))) for n in range(3)]
-    assert price_doubt(runs) == pytest.approx(1.2533 / np.sqrt(3), rel=1e-4)
-    assert price_doubt(runs[:1]) == 0.0
+    assert price_uncertainty(runs) == pytest.approx(1.2533 / np.sqrt(3), rel=1e-4)
+    assert price_uncertainty(runs[:1]) == 0.0
 
 
-def test_of_runs_with_one_name_the_calmest_counts() -> None:
-    runs = [rush("a", own_cpu_s=9.0, stolen=0.3), rush("a", own_cpu_s=1.0, stolen=0.01)]
-    assert calmest_of_each([*runs, rush("b", own_cpu_s=1.0)]) == [
+def test_of_runs_with_one_name_the_quietest_counts() -> None:
+    runs = [rush("a", own_cpu_s=9.0, steal=0.3), rush("a", own_cpu_s=1.0, steal=0.01)]
+    assert quietest_of_each([*runs, rush("b", own_cpu_s=1.0)]) == [
         runs[1],
         rush("b", own_cpu_s=1.0),
     ]
@@ -67,7 +67,7 @@ def test_of_runs_with_one_name_the_calmest_counts() -> None:
 def test_disturbed_settings_are_run_again_before_anything_is_predicted(
     cluster: PlayedCluster, tmp_path: Path
 ) -> None:
-    """Three attempts at each of the first two settings are disturbed; later repeats are calm."""
+    """Three attempts at each of the first two settings are disturbed; later repeats are quiet."""
     cluster.disturbed = 6
     run(tmp_path)
     names = [found.setting.name for found in calibrated(tmp_path)]
@@ -79,7 +79,9 @@ def test_a_calibration_that_stays_disturbed_is_refused_and_can_be_continued(
     cluster: PlayedCluster, tmp_path: Path
 ) -> None:
     cluster.disturbed = 10_000
-    with pytest.raises(MeasurementFailed, match=r"lost 15% at its calmest; continue with --resume"):
+    with pytest.raises(
+        MeasurementFailed, match=r"lost 15% at its quietest; continue with --resume"
+    ):
         run(tmp_path)
     assert not (tmp_path / "plan.json").exists()
     cluster.disturbed = 0
@@ -87,7 +89,7 @@ def test_a_calibration_that_stays_disturbed_is_refused_and_can_be_continued(
     assert (tmp_path / "testbed.json").exists()
 
 
-def test_prices_that_differ_are_measured_at_more_moments_and_doubted(
+def test_prices_that_differ_are_measured_at_more_moments_and_uncertain(
     cluster: PlayedCluster, tmp_path: Path
 ) -> None:
     """Waking prices drift by 1.4 % a setting: too much for three moments, little enough for five."""
@@ -95,12 +97,12 @@ def test_prices_that_differ_are_measured_at_more_moments_and_doubted(
     run(tmp_path)
     names = {found.setting.name for found in calibrated(tmp_path)}
     assert {s.name for s in plan.prices(plan.NUM_MOMENTS)} <= names
-    doubtful = calibration.calibrate(calibrated(tmp_path))
-    assert doubtful.price_doubt > 0.02
+    uncertain = calibration.calibrate(calibrated(tmp_path))
+    assert uncertain.price_uncertainty > 0.02
     setting = plan.hard()[-1]
     found, sure = (
-        foretell.foretell(setting, c).step_s
-        for c in (doubtful, dataclasses.replace(doubtful, price_doubt=0.0))
+        predict.predict(setting, c).step_s
+        for c in (uncertain, dataclasses.replace(uncertain, price_uncertainty=0.0))
     )
     assert found.p95 / found.p5 > sure.p95 / sure.p5
 

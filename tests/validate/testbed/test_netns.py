@@ -59,7 +59,7 @@ def training(name: str, fabric: Fabric, **changes: object) -> TrainingSetting:
 
 
 def test_a_large_all_reduce_takes_the_time_of_its_ring(cluster: Cluster) -> None:
-    """4 MiB at 200 Mbit/s between two: 168 ms, plus 1 % of headers, less the shaper's credit."""
+    """4 MiB at 200 Mbit/s between two: 168 ms, plus 1 % of headers, less the shaper's burst."""
     setting = CollectiveSetting(
         name="ring", fabric=plan.flat(2, 200), sizes_bytes=(4 * 2**20,), repeats=3
     )
@@ -203,16 +203,16 @@ def test_strategies_run_for_real_and_wait_for_their_collectives(
     # Three layers of 30 ms, divided by tp; or (3 micro-batches + 2) passes of a stage of one layer.
     compute_s = 0.09 / spread.tp if spread.pp == 1 else 5 * 0.03
     step_s = float(np.median(run.step_s))
-    # Credit of the links saves up to 1.4 ms of each of the collectives, of which there are 12 at most.
+    # Burst of the links saves up to 1.4 ms of each of the collectives, of which there are 12 at most.
     assert step_s > compute_s + waits_s - 12 * 70_000 / 50e6
     assert step_s < 1.5 * (compute_s + waits_s) + 0.05
 
 
-def test_a_warm_up_uses_the_credit_of_idle_links_up(cluster: Cluster) -> None:
+def test_a_warm_up_uses_the_burst_of_idle_links_up(cluster: Cluster) -> None:
     """16 KiB at 120 Mbit/s take 1.1 ms; the first four fit into what idle links let through at once."""
     setting = CollectiveSetting.model_validate(
         {
-            "name": "credit",
+            "name": "burst",
             "collective": "send_recv",
             "fabric": plan.flat(2, 120),
             "sizes_bytes": (16_384,),

@@ -34,7 +34,7 @@ def flat(num_ranks: int, *mbit: float) -> Fabric:
 def time_s(size_bytes: int, fabric: Fabric) -> float:
     ring = known_ring()
     none = np.zeros(1)
-    return float(ring.time_s(size_bytes, fabric, num_cores=2, credit_s=none)[0])
+    return float(ring.time_s(size_bytes, fabric, num_cores=2, burst_s=none)[0])
 
 
 def test_a_ring_in_block_order_crosses_every_uplink_once() -> None:
@@ -95,7 +95,7 @@ def test_the_slowest_link_rules() -> None:
 def test_ranks_of_one_node_need_no_link() -> None:
     alone = Fabric(node_of_rank=(0, 0), node_bytes_per_s=(1e3,))
     assert float(known_ring().wire_s(10**9, alone)[0]) == pytest.approx(6e-4)
-    assert float(known_ring().credit_s(alone)[0]) == 0.0
+    assert float(known_ring().burst_s(alone)[0]) == 0.0
 
 
 def test_one_rank_reduces_for_nothing() -> None:
@@ -184,13 +184,11 @@ def test_what_comes_with_every_message_is_read_off_the_counters() -> None:
         message_bytes_of([])
 
 
-def test_steady_traffic_lets_the_credit_grow_and_makes_it_worth_more() -> None:
+def test_steady_traffic_lets_the_burst_grow_and_makes_it_worth_more() -> None:
     stream = Traffic(from_node=0, to_node=1, bytes_per_s=75 * MBIT)
     shared = flat(4, 100).model_copy(update={"background": (stream,)})
     ring = known_ring()
-    assert float(ring.credit_s(shared)[0]) == pytest.approx(
-        4 * float(ring.credit_s(flat(4, 100))[0])
-    )
+    assert float(ring.burst_s(shared)[0]) == pytest.approx(4 * float(ring.burst_s(flat(4, 100))[0]))
 
 
 def test_copies_of_a_broadcast_that_follow_one_another() -> None:

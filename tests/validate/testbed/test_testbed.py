@@ -20,9 +20,9 @@ from perfmodel.report import verdicts as testbed_grids
 from perfmodel.step.ddp import gradient_buckets
 from tests.turns import machine_is_held
 from tests.validate.testbed.played import PlayedCluster, known, serve
-from validate.testbed import calibration, client, foretell, plan, play, shapes, testbed, verdict
-from validate.testbed.foretell import noise_key
+from validate.testbed import calibration, client, plan, play, predict, shapes, testbed, verdict
 from validate.testbed.noise import draw_factors
+from validate.testbed.predict import noise_key
 from validate.testbed.resources import limit, link_uses
 
 
@@ -77,7 +77,7 @@ def test_tables_name_every_setting_and_mark_what_was_missed(
     assert {row[0] for row in grid.rows} == {step.name for step in document.settings}
     first = document.settings[0]
     for busier, is_named in ((1.04, True), (1.06, False)):
-        uses = {first.foretold.limit: 0.5, "nothing": 0.5 * busier}
+        uses = {first.predicted.limit: 0.5, "nothing": 0.5 * busier}
         assert first.model_copy(update={"uses": uses}).is_limit_named is is_named
     missed = first.model_copy(
         update={"limit": "nothing", "uses": {"nothing": 1.0}, "is_covered": False}
@@ -85,7 +85,7 @@ def test_tables_name_every_setting_and_mark_what_was_missed(
     changed = document.model_copy(update={"settings": (missed,)})
     (row,) = testbed_grids.settings_grid(changed).rows
     assert row[-2] == "NO"
-    assert row[-1] == f"nothing\nNOT {missed.foretold.limit}"
+    assert row[-1] == f"nothing\nNOT {missed.predicted.limit}"
     names = [row[0] for row in testbed_grids.families_grid(document).rows]
     assert names[-2:] == ["plain", "hard"]
     assert len(document.gates) == 7
@@ -237,25 +237,25 @@ def test_gates_are_those_that_were_promised() -> None:
     assert verdict.LIMITS["hard"] == {"mape": 0.04, "worst": 0.12, "limits_named": 1.0}
 
 
-def test_what_other_guests_disturbed_is_run_again_and_the_calmest_is_kept() -> None:
+def test_what_other_guests_disturbed_is_run_again_and_the_quietest_is_kept() -> None:
     cluster = PlayedCluster()
     run = play.play_training(cluster, plan.plain()[0])
 
-    def stolen(seconds: float) -> TrainingRun:
+    def steal(seconds: float) -> TrainingRun:
         return run.model_copy(
             update={
-                "host": run.host.model_copy(update={"stolen_cpu_s": seconds * run.host.window_s})
+                "host": run.host.model_copy(update={"steal_cpu_s": seconds * run.host.window_s})
             }
         )
 
-    twice = iter([stolen(0.5), stolen(0.01)])
-    found = play.calmest(lambda: next(twice))
+    twice = iter([steal(0.5), steal(0.01)])
+    found = play.quietest(lambda: next(twice))
     assert found.attempts == 2
-    assert found.host.stolen_share == pytest.approx(0.005)
-    always = iter([stolen(0.5), stolen(0.3), stolen(0.4)])
-    found = play.calmest(lambda: next(always))
+    assert found.host.steal_share == pytest.approx(0.005)
+    always = iter([steal(0.5), steal(0.3), steal(0.4)])
+    found = play.quietest(lambda: next(always))
     assert found.attempts == 3
-    assert found.host.stolen_share == pytest.approx(0.15)
+    assert found.host.steal_share == pytest.approx(0.15)
 
 
 def test_on_a_saturated_machine_nobody_sleeps() -> None:
@@ -269,7 +269,7 @@ def test_on_a_saturated_machine_nobody_sleeps() -> None:
         )
         setting = recipe.setting(0)
         of_both = [
-            float(foretell.TrainingPrices.of(setting, c).cpu_s()[0]) for c in (calibration, awake)
+            float(predict.TrainingPrices.of(setting, c).cpu_s()[0]) for c in (calibration, awake)
         ]
         return (of_both[0] - of_both[1]) / (16 * len(setting.model.layers) * 1e-2)
 
