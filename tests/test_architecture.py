@@ -21,8 +21,8 @@ from tests.conftest import WITH_RANKS
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("calibrate", "perfmodel", "validate")
-LONGEST_FILE_LINES = 400
-LONGEST_FUNCTION_LINES = 60
+LONGEST_FILE_LINES = 600
+LONGEST_FUNCTION_LINES = 80
 
 #: The command line is a promise. A change here needs a line in CHANGELOG.md.
 COMMAND_LINE = {
