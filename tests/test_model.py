@@ -255,7 +255,9 @@ def test_sums_by_hand() -> None:
     times_ms = {"ring": 14 + 14, "halving_doubling": 6 + 14, "all_gather": 7 + 7, "nvls": 1 + 9}
     for algorithm, time_ms in times_ms.items():
         assert model.collective_s(algorithm, 8000, tier) == pytest.approx(time_ms * 1e-3)
-    # 6 messages of 1 ms and 14 kB inside; 2 of 4 ms and 8 kB at half the rate across.
+    found_ms = [1e3 * model.collective_s("tree", 368, Tier(n, 1e-3, 1e6)) for n in (2, 8)]
+    assert found_ms == pytest.approx([2 + 1, 6 + 2])
+    # 6 messages of 1 ms and 12 kB inside; 2 of 4 ms and 8 kB at half the rate across.
     both = model.hierarchical_all_reduce_s(8000, Tier(4, 1e-3, 1e6), Tier(2, 4e-3, 5e5))
     assert both == pytest.approx((6 + 12 + 8 + 16) * 1e-3)
     tiers_of_8 = [level(Tier(4, 1e-3, 1e6), crossings=6), level(Tier(2, 4e-3, 5e5))]
