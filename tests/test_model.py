@@ -11,24 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel import model
-from perfmodel.algebra.fluid import end_times_with_interference
-from perfmodel.algebra.goodput import expected_elapsed_s
-from perfmodel.algebra.max_plus import end_times
+from perfmodel.cost.collectives import PricedLevel, SwitchedSum, all_reduce_s, broadcast_s
 from perfmodel.cost.jobs import jobs_from
 from perfmodel.cost.layout_memory import in_flight, rank_memory
-from perfmodel.cost.layout_terms import layout_durations
-from perfmodel.cost.levels import PricedLevel, SwitchedSum, all_reduce_s, broadcast_s
-from perfmodel.cost.message import message_bytes, num_messages
+from perfmodel.cost.layout_time import layout_durations
+from perfmodel.cost.messages import message_bytes, num_messages
+from perfmodel.engine.algebra import end_times, end_times_with_interference
+from perfmodel.engine.job import FailureCause, Job
+from perfmodel.engine.job_algebra import expected_elapsed_s
+from perfmodel.engine.simulate import simulate
+from perfmodel.engine.stragglers import expected_largest_deviate
+from perfmodel.layout.layout import Layout, Schedule
+from perfmodel.layout.setting import Setting
 from perfmodel.model import Tier
-from perfmodel.parallelism.layout import Layout, Schedule
-from perfmodel.parallelism.strategy import Setting
-from perfmodel.program.ddp import compile_step
-from perfmodel.program.interference import Interference
-from perfmodel.program.job import FailureCause, Job
-from perfmodel.program.layout_step import compile_layout
-from perfmodel.program.operation import Cause, StepProgram, Stream
-from perfmodel.simulation import simulate
-from perfmodel.statistics.stragglers import expected_largest_deviate
+from perfmodel.step.ddp import compile_step
+from perfmodel.step.layout import compile_layout
+from perfmodel.step.program import Cause, Interference, StepProgram, Stream
 from perfmodel.units import MIB
 from perfmodel.workload.transformer import gpt
 from perfmodel.workload.workload import Parameter, Workload
@@ -166,7 +164,7 @@ def test_pipeline_is_exact_without_hops_and_a_bound_with_them(
     step_s = model.pipeline_s(p, m, forward, backward, interleave=v)
     assert layout_step_s(layout, times) == pytest.approx(step_s, rel=EXACT)
     hop = share * min(forward, backward)
-    with_hops_s = layout_step_s(layout, {**times, Cause.HAND_OVER: hop})
+    with_hops_s = layout_step_s(layout, {**times, Cause.P2P: hop})
     bound_s = model.pipeline_s(p, m, forward, backward, hop_s=hop, interleave=v)
     if layout.schedule is Schedule.GPIPE:
         assert with_hops_s == pytest.approx(bound_s, rel=EXACT)
