@@ -129,7 +129,7 @@ class OperatorPrices:
         for (position, phase), count in step.call_counts().items():
             groups[phase].append((step.operators[position], count))
         prices = {
-            phase: self._phase(groups[phase], phase) for phase in (Phase.FORWARD, Phase.BACKWARD)
+            phase: self.phase(groups[phase], phase) for phase in (Phase.FORWARD, Phase.BACKWARD)
         }
         return {**prices, Phase.OPTIMIZER: self.optimizer(step)}
 
@@ -238,7 +238,8 @@ class OperatorPrices:
             family=kind,
         )
 
-    def _phase(self, calls: list[tuple[Operator, int]], phase: Phase) -> PhasePrice:
+    def phase(self, calls: list[tuple[Operator, int]], phase: Phase) -> PhasePrice:
+        """Calls of one phase, with how often each runs, and what a step adds per call."""
         prices = self.price([operator for operator, _ in calls], phase)
         counts = [count for _, count in calls]
         overhead = self.profile.overhead

@@ -1,0 +1,69 @@
+"""Work of the units of a traced step under a layout, read from the curves of its operators."""
+
+from dataclasses import replace
+
+from perfmodel.cost.operators import OperatorPrices
+from perfmodel.layout.layout import Layout, Recompute
+from perfmodel.step.division import (
+    Unit,
+    UnitShares,
+    constant_dimensions,
+    divided,
+    num_elements,
+    units,
+)
+from perfmodel.units import Seconds
+from perfmodel.workload.memory import StepMemory
+from perfmodel.workload.operator import Operator, Phase
+from perfmodel.workload.step import SymbolicStep
+
+
+def unit_shares(
+    trace: SymbolicStep, memory: StepMemory | None, layout: Layout, prices: OperatorPrices
+) -> UnitShares:
+    """Time of every unit on one rank over that of the whole step on a rank that shares nothing.
+
+    What was measured of a whole pass is multiplied by a share, so that curves only tell how work is
+    divided:
+
+        share(unit) = time(unit / tp) / sum of time(unit) over all units
+    """
+    step = trace.at(micro_batch=layout.micro_batch)
+    every = units(trace, memory)
+    shards = layout.shards if layout.zero else 1
+
+    def pass_s(unit: Unit, phase: Phase, tp: int) -> Seconds:
+        calls: list[tuple[Operator, int]] = []
+        for call in unit.calls:
+            if call.phase is phase:
+                operator = step.operators[call.operator]
+                if call.divisible or layout.sequence_parallel:
+                    operator = divided(operator, constant_dimensions(trace, call.operator), tp)
+                calls.append((operator, call.times))
+        return prices.phase(calls, phase).time_s if calls else 0.0
+
+    def update_s(unit: Unit, tp: int, shards: int) -> Seconds:
+        # Shards are flat parts of every parameter, as FSDP2 cuts them.
+        held = tuple(
+            replace(p, shape=(max(1, -(-num_elements(p, tp) // shards)),))
+            for p in (step.parameters[i] for i in unit.parameters)
+        )
+        return prices.optimizer(replace(step, parameters=held)).time_s if held else 0.0
+
+    forward_s, backward_s = (
+        sum(pass_s(unit, phase, 1) for unit in every) or 1.0
+        for phase in (Phase.FORWARD, Phase.BACKWARD)
+    )
+    forward = [pass_s(unit, Phase.FORWARD, layout.tp) for unit in every]
+    backward = [pass_s(unit, Phase.BACKWARD, layout.tp) for unit in every]
+    if layout.recompute is Recompute.FULL:
+        backward = [
+            own_s + (again_s if unit.block is not None else 0.0)
+            for own_s, again_s, unit in zip(backward, forward, every, strict=True)
+        ]
+    whole_s = sum(update_s(unit, 1, 1) for unit in every) or 1.0
+    return UnitShares(
+        forward=tuple(own_s / forward_s for own_s in forward),
+        backward=tuple(own_s / backward_s for own_s in backward),
+        optimizer=tuple(update_s(unit, layout.tp, shards) / whole_s for unit in every),
+    )
