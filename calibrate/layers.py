@@ -12,7 +12,7 @@ import numpy as np
 from calibrate.fit.operators import TYPICAL_LENGTH, TYPICAL_NOISE, TYPICAL_SPREAD
 from perfmodel.arrays import FloatArray
 from perfmodel.cost.families import covariance, family, features
-from perfmodel.documents.profile import OperatorFamily
+from perfmodel.machine.measured import OperatorFamily
 from perfmodel.workload.operator import Operator
 
 

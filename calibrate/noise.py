@@ -16,8 +16,9 @@ from calibrate.placement import placement_of
 from calibrate.task import TrainingTask
 from perfmodel.cost.batch import GradientNorms, NoiseScale, noise_scale
 from perfmodel.documents.observation import TrainingObservation, read_observations
-from perfmodel.documents.profile import NoiseScaleProfile, ProfileDocument
+from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import MeasurementFailed, UsageError, did_you_mean
+from perfmodel.machine.measured import NoiseScaleProfile
 
 #: Folder, inside that of a calibration, with one folder per model that was trained.
 NOISE: Final = "noise"

@@ -11,7 +11,8 @@ import numpy as np
 from calibrate.fit.steps import Estimate, estimate, exponent_within, trimmed_mean
 from perfmodel.arrays import FloatArray
 from perfmodel.documents.observation import PHASES, RankSteps, ReplayObservation, read_observations
-from perfmodel.documents.profile import MeasuredOperator, MeasuredStep, ProfileDocument
+from perfmodel.documents.profile import ProfileDocument
+from perfmodel.machine.measured import MeasuredOperator, MeasuredStep
 from perfmodel.units import Seconds
 from perfmodel.workload.operator import Operator, Phase, TensorSpec
 from perfmodel.workload.step import TracedStep
@@ -202,14 +203,14 @@ def with_replays(
     factor = to_typical_speed(replays, profile.speed_probe_alone_s, profile.speed_sensitivity)
     added = measured_steps(replays, factor)
     if in_turn:
-        added = tuple(step.model_copy(update={"relative_error": _SMALLEST_ERROR}) for step in added)
+        added = tuple(replace(step, relative_error=_SMALLEST_ERROR) for step in added)
     new = {(step.workload, step.micro_batch, step.parameters) for step in added}
     kept = [
         step
         for step in profile.operators.measured
         if (step.workload, step.micro_batch, step.parameters) not in new
     ]
-    operators = profile.operators.model_copy(update={"measured": (*kept, *added)})
+    operators = replace(profile.operators, measured=(*kept, *added))
     return profile.model_copy(update={"operators": operators})
 
 

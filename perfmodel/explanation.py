@@ -10,8 +10,8 @@ import numpy as np
 
 from perfmodel.cost.terms import Samples, Terms
 from perfmodel.documents.prediction import Interval
-from perfmodel.documents.profile import WorkloadProfile
 from perfmodel.layout.setting import Scaling, Setting, Synchronisation
+from perfmodel.machine.measured import MeasuredWorkload
 from perfmodel.predictor import Predictor, StepPrediction, interval, refuse_other_jobs, step_times
 from perfmodel.step.program import Cause
 from perfmodel.units import Bytes, Seconds
@@ -54,7 +54,7 @@ class NominalModel:
 
     predictor: Predictor
     """With one draw, which is the nominal one."""
-    workload: WorkloadProfile
+    workload: MeasuredWorkload
     loader_samples_per_s: float | None
 
     def step(self, setting: Setting) -> StepPrediction:
@@ -350,7 +350,7 @@ class Explanation:
 def explain(
     predictor: Predictor,
     *,
-    workload: WorkloadProfile,
+    workload: MeasuredWorkload,
     setting: Setting,
     scaling: Scaling = "weak",
     loader_samples_per_s: float | None = None,
@@ -448,7 +448,7 @@ class Standing:
 def standing(
     predictor: Predictor,
     *,
-    workload: WorkloadProfile,
+    workload: MeasuredWorkload,
     setting: Setting,
     measured_s: Seconds,
     loader_samples_per_s: float | None = None,

@@ -17,13 +17,12 @@ from perfmodel.cost.terms import Samples, Terms, paced
 from perfmodel.cost.traced import origin_caveats, traced_profile
 from perfmodel.documents.base import QUIET, Provenance, age_caveats
 from perfmodel.documents.prediction import (
-    Evidence,
     Interval,
     MeasuredPoint,
     PredictedPoint,
     PredictionDocument,
 )
-from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
+from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.engine.algebra import end_times_with_interference
@@ -33,6 +32,8 @@ from perfmodel.engine.simulate import simulate
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError, did_you_mean
 from perfmodel.layout.setting import Scaling, Setting, Synchronisation, scaled_settings
 from perfmodel.machine.cluster import Cluster
+from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.measured import MeasuredWorkload
 from perfmodel.step.ddp import compile_step
 from perfmodel.step.program import Cause, Interference, StepProgram, Stream, Trace
 from perfmodel.units import Bytes, Seconds
@@ -128,7 +129,7 @@ class Predictor:
 
     def workload(
         self, workload: str | Workload, trace: SymbolicStep | None = None
-    ) -> WorkloadProfile:
+    ) -> MeasuredWorkload:
         """A calibrated workload by name, a traced one by its operators, or any with borrowed curves.
 
         Raises
@@ -164,7 +165,7 @@ class Predictor:
 
     def step(
         self,
-        workload: WorkloadProfile,
+        workload: MeasuredWorkload,
         setting: Setting,
         *,
         loader_samples_per_s: float | None = None,
@@ -211,7 +212,7 @@ class Predictor:
 
     def step_draws(
         self,
-        workload: WorkloadProfile,
+        workload: MeasuredWorkload,
         settings: Sequence[Setting],
         *,
         loader_samples_per_s: float | None = None,
@@ -262,7 +263,7 @@ class Predictor:
         )
 
     def _priced(
-        self, workload: WorkloadProfile, setting: Setting, loader_samples_per_s: float | None
+        self, workload: MeasuredWorkload, setting: Setting, loader_samples_per_s: float | None
     ) -> _Priced:
         """The program of a setting and what its operations cost."""
         _refuse_too_many(self.cluster, setting)
@@ -277,13 +278,13 @@ class Predictor:
         return _Priced(program, terms, median_s, paced(program, median_s, terms.slowest))
 
     def _slowest(
-        self, workload: WorkloadProfile, setting: Setting, terms: Terms, percent: int
+        self, workload: MeasuredWorkload, setting: Setting, terms: Terms, percent: int
     ) -> Samples:
         """How slow the slowest rank is in so many percent of all steps at most."""
         slowest = self._costs.slowest(workload, setting, probability=percent / 100)
         return np.maximum(slowest, terms.slowest)
 
-    def _uncertainty(self, workload: WorkloadProfile, setting: Setting) -> Samples:
+    def _uncertainty(self, workload: MeasuredWorkload, setting: Setting) -> Samples:
         """Factors of what parameters do not tell: one more round, and the form of the model."""
         repetition_error = self.profile.repetition_error_of(setting.world_size)
         form = model_form(
@@ -439,7 +440,7 @@ def caveats(
     profile: ProfileDocument,
     points: Sequence[PredictedPoint],
     *,
-    workload: WorkloadProfile,
+    workload: MeasuredWorkload,
     cluster: Cluster | None = None,
 ) -> tuple[str, ...]:
     """What a reader must know before acting on the numbers."""
@@ -559,7 +560,7 @@ class Forecast:
 class OpenedWorkload:
     """A workload on a machine, with the file it came from (None: a calibrated one)."""
 
-    profile: WorkloadProfile
+    profile: MeasuredWorkload
     document: WorkloadDocument | None
 
 
@@ -600,7 +601,7 @@ def _document(name: str) -> WorkloadDocument | None:
     return WorkloadDocument.read(path) if path.suffix == ".json" else None
 
 
-def forecast_settings(workload: WorkloadProfile, request: Forecast) -> tuple[Setting, ...]:
+def forecast_settings(workload: MeasuredWorkload, request: Forecast) -> tuple[Setting, ...]:
     """One device, which speed-ups refer to, and every count asked for."""
     batches = sorted(int(point.at) for point in workload.phases[0].forward)
     default = batches[-1] if request.scaling == "strong" else batches[len(batches) // 2]
@@ -615,7 +616,7 @@ def forecast_settings(workload: WorkloadProfile, request: Forecast) -> tuple[Set
 
 
 def forecast(
-    predictor: Predictor, workload: WorkloadProfile, request: Forecast, *, argv: Sequence[str]
+    predictor: Predictor, workload: MeasuredWorkload, request: Forecast, *, argv: Sequence[str]
 ) -> tuple[PredictionDocument, StepPrediction]:
     """Predict every count; also return the step at the largest one, for its timeline."""
     settings = forecast_settings(workload, request)

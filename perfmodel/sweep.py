@@ -9,10 +9,11 @@ from perfmodel import checks
 from perfmodel.arrays import FloatArray
 from perfmodel.cost.machine import CostModel
 from perfmodel.cost.terms import Samples, Terms
-from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
+from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.layout.setting import Setting
 from perfmodel.machine.cluster import Cluster
+from perfmodel.machine.measured import MeasuredWorkload
 from perfmodel.predictor import refuse_other_jobs, step_times
 from perfmodel.step.ddp import compile_step
 from perfmodel.units import Bytes
@@ -48,7 +49,7 @@ class Grid:
 
 def sweep(
     profile: ProfileDocument,
-    workload: WorkloadProfile,
+    workload: MeasuredWorkload,
     grid: Grid,
     *,
     cluster: Cluster | None = None,
@@ -90,7 +91,7 @@ def sweep(
     return np.stack(steps_s, axis=-1).reshape(grid.shape)
 
 
-def _setting(workload: WorkloadProfile, grid: Grid, cap: float | None) -> Setting:
+def _setting(workload: MeasuredWorkload, grid: Grid, cap: float | None) -> Setting:
     return Setting(
         workload=workload.workload.name,
         world_size=grid.world_sizes[0],
@@ -99,7 +100,7 @@ def _setting(workload: WorkloadProfile, grid: Grid, cap: float | None) -> Settin
     )
 
 
-def _terms(costs: CostModel, workload: WorkloadProfile, grid: Grid) -> Terms:
+def _terms(costs: CostModel, workload: MeasuredWorkload, grid: Grid) -> Terms:
     """Terms whose draws are the grid, bucket caps left out: these need programs of their own."""
     num_sizes, num_batches, num_rates, _ = grid.shape
     base = _setting(workload, grid, None)

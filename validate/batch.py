@@ -23,9 +23,9 @@ from perfmodel.cost.batch import (
 )
 from perfmodel.documents.base import file_sha256
 from perfmodel.documents.observation import TrainingObservation
-from perfmodel.documents.profile import NoiseScaleProfile
 from perfmodel.documents.verdicts import BatchValidationDocument, ErrorSummary, JudgedBatch
 from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, refuse_unknown
+from perfmodel.machine.measured import NoiseScaleProfile
 from validate.compare import fraction, summarise
 from validate.request import ProfileRequest
 

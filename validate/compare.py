@@ -8,9 +8,10 @@ import numpy as np
 from calibrate.fit.steps import Repetition, estimate, to_speed
 from perfmodel.arrays import FloatArray
 from perfmodel.documents.prediction import Interval
-from perfmodel.documents.profile import ASSUMED_SENSITIVITY, ProfileDocument
+from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ComparedSetting, ComparedSpeedup, ErrorSummary, Repeat
 from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.machine.measured import ASSUMED_SENSITIVITY
 from perfmodel.units import Seconds
 
 

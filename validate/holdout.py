@@ -9,9 +9,10 @@ from typing import Final
 
 from calibrate.experiment import doubling_sizes
 from calibrate.task import StepTask, Task
-from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
+from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import UsageError
 from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.machine.measured import MeasuredWorkload
 from perfmodel.units import Seconds
 
 
@@ -158,7 +159,7 @@ def rounds(
 
 
 def _of_workload(
-    workload: WorkloadProfile, world_size: int, *, num_batches: int, goes_beyond: bool
+    workload: MeasuredWorkload, world_size: int, *, num_batches: int, goes_beyond: bool
 ) -> Iterable[Setting]:
     name = workload.workload.name
     middles = _between(workload)[:num_batches]
@@ -173,7 +174,7 @@ def _of_workload(
             yield Setting(workload=name, world_size=world_size, micro_batch=beyond)
 
 
-def _between(workload: WorkloadProfile) -> tuple[int, ...]:
+def _between(workload: MeasuredWorkload) -> tuple[int, ...]:
     """Micro-batches in the gaps of the calibrated ones, widest gap first, none of them calibrated."""
     calibrated = sorted(int(point.at) for point in workload.phases[0].forward)
     gaps = sorted(itertools.pairwise(calibrated), key=lambda gap: gap[0] / gap[1])

@@ -34,10 +34,11 @@ from perfmodel.documents.observation import (
     read_observations,
     steal_share,
 )
-from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
+from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ComparedModel, ModelsValidationDocument
 from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, refuse_unknown
 from perfmodel.layout.setting import Setting
+from perfmodel.machine.measured import MeasuredWorkload
 from perfmodel.predictor import Predictor, StepPrediction, interval
 from perfmodel.step.program import Cause
 from perfmodel.units import Seconds
@@ -227,7 +228,7 @@ def judge_models(
 
 def _traced(
     predictor: Predictor, replays: Sequence[ReplayObservation]
-) -> Mapping[str, WorkloadProfile]:
+) -> Mapping[str, MeasuredWorkload]:
     """Curves of each held-out workload from its trace alone."""
     return {
         entry.workload: predictor.workload(entry.model, entry.traced)
@@ -291,7 +292,7 @@ def _processor_s(repetitions_s: Sequence[Seconds]) -> Seconds:
 
 
 def _compared(
-    setting: Setting, found: _Found, predictor: Predictor, workload: WorkloadProfile, mode: Mode
+    setting: Setting, found: _Found, predictor: Predictor, workload: MeasuredWorkload, mode: Mode
 ) -> ComparedModel:
     step = predictor.step(workload, setting)
     predicted_s = interval(step.step_s)

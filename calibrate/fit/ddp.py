@@ -14,8 +14,9 @@ from scipy.optimize import least_squares, nnls
 from calibrate.fit.steps import Repetition, to_speed
 from perfmodel.arrays import FloatArray
 from perfmodel.cost.machine import CostModel
-from perfmodel.documents.profile import DdpCosts, ProfileDocument, Residual, WorkloadProfile
+from perfmodel.documents.profile import ProfileDocument
 from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.machine.measured import DdpCosts, MeasuredWorkload, Residual
 from perfmodel.predictor import step_times
 from perfmodel.step.ddp import compile_step, gradient_buckets
 from perfmodel.units import Seconds
@@ -44,7 +45,7 @@ class BucketCosts:
 
 def fit_bucket_costs(
     groups: Mapping[Setting, Sequence[Repetition]],
-    workloads: Mapping[str, WorkloadProfile],
+    workloads: Mapping[str, MeasuredWorkload],
     *,
     speed_probe_s: Mapping[int, Seconds],
     rng: np.random.Generator,

@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -44,12 +44,12 @@ from perfmodel.documents.observation import (
     OptimizerPoint,
     ReplayObservation,
 )
-from perfmodel.documents.profile import (
+from perfmodel.machine.measured import (
     ASSUMED_SENSITIVITY,
     ComputeRate,
+    MeasuredWorkload,
+    OperatorCosts,
     OperatorFamily,
-    OperatorProfile,
-    WorkloadProfile,
 )
 from perfmodel.units import Seconds
 from perfmodel.workload.operator import Phase
@@ -245,12 +245,12 @@ _BELIEVED = (0.5, -math.inf), (2.0, math.inf)
 def fit_operators(
     observations: Sequence[Observation],
     *,
-    workloads: Sequence[WorkloadProfile],
+    workloads: Sequence[MeasuredWorkload],
     rates: Sequence[ComputeRate],
     speed_probe_s: Seconds,
     sensitivity: float,
     keeps_memory: bool = False,
-) -> OperatorProfile | None:
+) -> OperatorCosts | None:
     """Everything that prices traced workloads, or ``None`` where no operator was timed.
 
     Parameters
@@ -271,7 +271,7 @@ def fit_operators(
     timings = _timings(layers, speed_probe_s, sensitivity)
     families = _families(timings, most_points=MOST_POINTS, keeps_memory=keeps_memory)
     everything = [timing for group in timings.values() for timing in group]
-    draft = OperatorProfile(
+    draft = OperatorCosts(
         peak_flop_per_s=_peak(
             [t.flop / t.time_s for t in everything] + [rate.flop_per_s for rate in rates]
         ),
@@ -284,7 +284,7 @@ def fit_operators(
         overhead=NO_OVERHEAD,
         curve_log_error=ASSUMED_ERROR,
     )
-    draft = draft.model_copy(update={"overhead": fit_overhead(draft.measured, replays, workloads)})
+    draft = replace(draft, overhead=fit_overhead(draft.measured, replays, workloads))
     rows = _curve_rows(draft, replays, workloads)
     asynchronous = any(entry.phases[0].dispatch_forward for entry in workloads)
     return _brought_to_steps(draft, rows, asynchronous=asynchronous)
@@ -378,16 +378,16 @@ def _optimizer_timing(point: OptimizerPoint, factor: float) -> Timing:
 
 
 def _curve_rows(
-    draft: OperatorProfile,
+    draft: OperatorCosts,
     replays: Sequence[ReplayObservation],
-    workloads: Sequence[WorkloadProfile],
+    workloads: Sequence[MeasuredWorkload],
 ) -> list[PassRow]:
     """Forward and backward passes of the reference models: real time, that by curves alone, calls.
 
     Without what every call takes beyond its price, whatever the price comes from.
     """
     known = {entry.workload.name: entry for entry in workloads}
-    bare = draft.model_copy(update={"overhead": NO_OVERHEAD})
+    bare = replace(draft, overhead=NO_OVERHEAD)
     prices = OperatorPrices(bare, use_measured=False)
     rows = []
     for (name, micro_batch), entry in {
@@ -405,8 +405,8 @@ def _curve_rows(
 
 
 def _brought_to_steps(
-    draft: OperatorProfile, rows: Sequence[PassRow], *, asynchronous: bool
-) -> OperatorProfile:
+    draft: OperatorCosts, rows: Sequence[PassRow], *, asynchronous: bool
+) -> OperatorCosts:
     """Curves as steps are: ``real = factor * curve + constant * calls``, by least relative squares.
 
     A row of layers that found its memory there is kinder than a step to what works long, and harder on
@@ -421,12 +421,11 @@ def _brought_to_steps(
         terms = np.stack([curve_s / real_s, calls / real_s], axis=1)
         factor, call_s = map(float, lsq_linear(terms, np.ones(len(rows)), bounds=_BELIEVED).x)
     left = np.log(np.maximum(factor * curve_s + call_s * calls, _SMALLEST_S) / real_s)
-    return draft.model_copy(
-        update={
-            "families": tuple(_slower(entry, factor) for entry in draft.families),
-            "curve_call_s": call_s,
-            "curve_log_error": root_mean_square(left),
-        }
+    return replace(
+        draft,
+        families=tuple(_slower(entry, factor) for entry in draft.families),
+        curve_call_s=call_s,
+        curve_log_error=root_mean_square(left),
     )
 
 
@@ -434,9 +433,8 @@ def _slower(family: OperatorFamily, factor: float) -> OperatorFamily:
     """A family's curve in steps; an optimizer's is left, timed as the one call that it is."""
     if is_optimizer_family(family.name):
         return family
-    return family.model_copy(
-        update={
-            "unit_s": tuple(each_s * factor for each_s in family.unit_s),
-            "least_s": family.least_s * factor,
-        }
+    return replace(
+        family,
+        unit_s=tuple(each_s * factor for each_s in family.unit_s),
+        least_s=family.least_s * factor,
     )

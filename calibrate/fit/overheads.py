@@ -10,7 +10,7 @@ from calibrate.replays import Pair, StepKey, replayed_s, step_key, steps_over_re
 from perfmodel.arrays import FloatArray
 from perfmodel.cost.terms import CurveDraws
 from perfmodel.documents.observation import ReplayObservation
-from perfmodel.documents.profile import CallOverhead, MeasuredStep, WorkloadProfile
+from perfmodel.machine.measured import CallOverhead, MeasuredStep, MeasuredWorkload
 from perfmodel.units import Seconds
 from perfmodel.workload.operator import Phase
 
@@ -34,7 +34,7 @@ NO_OVERHEAD = CallOverhead(
 def fit_overhead(
     measured: Sequence[MeasuredStep],
     replays: Sequence[ReplayObservation],
-    workloads: Sequence[WorkloadProfile],
+    workloads: Sequence[MeasuredWorkload],
 ) -> CallOverhead:
     """What real steps of the reference models take beyond the sum of their operators, per call.
 
@@ -81,7 +81,7 @@ def _rows_in_turn(replays: Sequence[ReplayObservation]) -> _Rows:
 def _rows_apart(
     measured: Sequence[MeasuredStep],
     replays: Sequence[ReplayObservation],
-    workloads: Sequence[WorkloadProfile],
+    workloads: Sequence[MeasuredWorkload],
 ) -> _Rows:
     """Of replays and steps of different moments, brought to one machine speed."""
     known = {entry.workload.name: entry for entry in workloads}
@@ -127,7 +127,7 @@ def _replay_of(step: MeasuredStep, replays: Sequence[ReplayObservation]) -> Repl
     return next(entry for entry in replays if step_key(entry) == wanted)
 
 
-def real_s_of(profile: WorkloadProfile, phase: str, micro_batch: int) -> Seconds:
+def real_s_of(profile: MeasuredWorkload, phase: str, micro_batch: int) -> Seconds:
     """What a phase of a reference model takes in its steps. [s]"""
     points = getattr(profile.phases[0], phase)
     draws = CurveDraws.sample(points, num_draws=1, rng=np.random.default_rng(0))

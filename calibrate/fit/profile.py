@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,17 +37,17 @@ from perfmodel.documents.observation import (
     read_observations,
     steal_share,
 )
-from perfmodel.documents.profile import (
+from perfmodel.documents.profile import ProfileDocument
+from perfmodel.errors import IncomparableRuns, MeasurementFailed
+from perfmodel.machine.measured import (
     CheckpointProfile,
     CollectiveProfile,
     ComputeRate,
     CurvePoint,
     DdpCosts,
     OverlapProfile,
-    ProfileDocument,
     Residual,
 )
-from perfmodel.errors import IncomparableRuns, MeasurementFailed
 
 _T = TypeVar("_T")
 
@@ -99,7 +100,7 @@ def fit_profile(
             speed_probe_s=draft.speed_probe_s,
             sensitivities={w.workload.name: w.speed_sensitivity for w in draft.workloads},
         )
-        operators = operators.model_copy(update={"repetition_errors": off})
+        operators = replace(operators, repetition_errors=off)
     return _with_ddp(draft.model_copy(update={"operators": operators}), steps)
 
 

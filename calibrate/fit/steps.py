@@ -3,24 +3,24 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 from scipy.optimize import nnls
 
 from perfmodel.arrays import FloatArray
 from perfmodel.documents.observation import PHASES, DeviceStreams, RankSteps, StepObservation
-from perfmodel.documents.profile import (
+from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.machine.measured import (
     ASSUMED_SENSITIVITY,
     PHASE_CURVES,
     CurvePoint,
+    MeasuredWorkload,
     PhaseCurves,
     SingleStep,
     StepNoise,
-    WorkloadProfile,
 )
-from perfmodel.layout.setting import Setting, Synchronisation
 from perfmodel.units import Seconds
 from perfmodel.workload.workload import Workload
 
@@ -203,7 +203,7 @@ _NUM_RATIOS = 64
 
 def fit_workload(
     workload: Workload, repetitions: Sequence[Repetition], *, speed_probe_s: Mapping[int, Seconds]
-) -> WorkloadProfile:
+) -> MeasuredWorkload:
     """Curves and noise of one workload, at one machine speed."""
     sensitivity = speed_sensitivity(repetitions)
     groups = by_setting(repetitions)
@@ -218,7 +218,7 @@ def fit_workload(
         )
         for world_size in world_sizes
     )
-    return WorkloadProfile(
+    return MeasuredWorkload(
         workload=workload,
         phases=phases,
         noise=_noise(groups, max(world_sizes)),
@@ -288,8 +288,8 @@ def _logs(
 
 
 def with_device_streams(
-    profile: WorkloadProfile, observations: Sequence[StepObservation]
-) -> WorkloadProfile:
+    profile: MeasuredWorkload, observations: Sequence[StepObservation]
+) -> MeasuredWorkload:
     """Replace the curves of an asynchronous device by dense device times and host times."""
     streams: dict[int, list[DeviceStreams]] = {}
     for observation in observations:
@@ -299,7 +299,7 @@ def with_device_streams(
             )
     if not streams:
         return profile
-    curves = {
+    curves: dict[str, Any] = {
         name: tuple(
             _point(
                 batch,
@@ -310,8 +310,8 @@ def with_device_streams(
         for name in PHASE_CURVES
         if name != "input"
     }
-    phases = tuple(entry.model_copy(update=curves) for entry in profile.phases)
-    return profile.model_copy(update={"phases": phases})
+    phases = tuple(replace(entry, **curves) for entry in profile.phases)
+    return replace(profile, phases=phases)
 
 
 def single_steps(

@@ -15,7 +15,8 @@ from perfmodel.errors import CalibrationUnavailable, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from perfmodel.cost.batch import BatchPoint, CriticalBatch
-    from perfmodel.documents.profile import NoiseScaleProfile, ProfileDocument
+    from perfmodel.documents.profile import ProfileDocument
+    from perfmodel.machine.measured import NoiseScaleProfile
 
 _POINTS = typer.Option(
     help="BATCH=SAMPLES to the target for at least two batch sizes, such as 1024=58.4,2048=56.5; with "

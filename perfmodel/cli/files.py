@@ -9,9 +9,10 @@ from perfmodel.cli.output import show, show_lines
 from perfmodel.documents.base import write_atomically, write_bytes_atomically
 from perfmodel.documents.hardware import read_cluster
 from perfmodel.documents.prediction import PredictionDocument
-from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
+from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.machine.measured import MeasuredWorkload
 from perfmodel.predictor import Predictor, StepPrediction, open_workload
 from perfmodel.report.timeline import chrome_trace_text
 
@@ -34,7 +35,7 @@ class Inputs:
     """Documents that a prediction starts from."""
 
     predictor: Predictor
-    workload: WorkloadProfile
+    workload: MeasuredWorkload
     document: WorkloadDocument | None = None
     """The workload file, if there was one."""
 

@@ -9,9 +9,10 @@ from typing import Final
 from perfmodel.checks import at_least, non_negative, positive, within
 from perfmodel.cli.options import at_least_one, size_bytes
 from perfmodel.cost.memory import checkpoint_cost
-from perfmodel.documents.profile import CheckpointProfile, ProfileDocument
+from perfmodel.documents.profile import ProfileDocument
 from perfmodel.engine.job import FailureCause, Job
 from perfmodel.errors import CalibrationUnavailable, UsageError
+from perfmodel.machine.measured import CheckpointProfile
 from perfmodel.plan.goodput import best_interval_or_work_s, timed_words
 from perfmodel.units import DAY_S, HOUR_S, Seconds
 

@@ -19,12 +19,12 @@ from perfmodel.cost.operators import OperatorPrices
 from perfmodel.cost.techniques import Basis, HostLink, Question, StepTimes, techniques
 from perfmodel.cost.traced import mixed_ratio
 from perfmodel.documents.hardware import DataSheet
-from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.engine.critical_path import time_by_cause
 from perfmodel.errors import InvalidDocument
 from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.machine.evidence import Evidence
 from perfmodel.predictor import Predictor
 from perfmodel.report.memory import MemoryReport
 from perfmodel.step.program import Cause

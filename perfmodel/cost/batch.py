@@ -23,7 +23,7 @@ import numpy as np
 from perfmodel.arrays import FloatArray
 from perfmodel.checks import WrongArgument, at_least, non_negative, positive
 from perfmodel.documents.prediction import Interval
-from perfmodel.documents.profile import NoiseScaleProfile
+from perfmodel.machine.measured import NoiseScaleProfile
 from perfmodel.statistics.normal import MEDIAN_OVER_MEAN
 
 #: Equally likely widths of the knee.

@@ -19,13 +19,8 @@ from perfmodel.cost.parameters import (
     condition,
     stall_time_s,
 )
-from perfmodel.documents.inferred import (
-    DeviationSpreads,
-    InferredDocument,
-    InferredParameter,
-    PeakMemory,
-    StallRecord,
-)
+from perfmodel.documents.inferred import InferredDocument
+from perfmodel.machine.inferred import DeviationSpreads, InferredParameter, PeakMemory, StallRecord
 
 LOWER, UPPER = 0.05, 0.95
 _BISECTIONS: Final = 40
@@ -236,7 +231,7 @@ def model_of(document: InferredDocument) -> InferredModel:
             runs,
             np.array(document.deviations),
             np.array(document.trust),
-            Spreads(**document.spreads.model_dump()),
+            Spreads(**asdict(document.spreads)),
         ),
         disturbance=_disturbance(document),
         widening=document.interval_widening,
@@ -300,7 +295,7 @@ def _memory(document: InferredDocument, runs: Jobs) -> InferredMemory | None:
             runs.take(np.array(said.runs)),
             np.array(said.deviations),
             np.array(said.trust),
-            Spreads(**said.spreads.model_dump()),
+            Spreads(**asdict(said.spreads)),
         ),
         widening=said.interval_widening,
     )

@@ -8,13 +8,14 @@ import numpy as np
 
 from perfmodel.cost.network import Network
 from perfmodel.cost.terms import CurveDraws, Samples, Terms
-from perfmodel.documents.prediction import Evidence
-from perfmodel.documents.profile import CurvePoint, PhaseCurves, ProfileDocument, WorkloadProfile
+from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.engine.stragglers import RankNoise
 from perfmodel.errors import CalibrationUnavailable
 from perfmodel.layout.setting import Setting, Synchronisation
 from perfmodel.machine.cluster import Cluster
+from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.measured import CurvePoint, MeasuredWorkload, PhaseCurves
 from perfmodel.step.ddp import gradient_buckets
 from perfmodel.step.program import Cause
 from perfmodel.units import Bytes
@@ -62,7 +63,7 @@ class CostModel:
         self._device = self._sample_device()
 
     def terms(
-        self, workload: WorkloadProfile, setting: Setting, *, loader_samples_per_s: float | None
+        self, workload: MeasuredWorkload, setting: Setting, *, loader_samples_per_s: float | None
     ) -> Terms:
         """Cost terms of one setting of a calibrated workload."""
         phases = _phases_at(workload, setting.world_size)
@@ -116,7 +117,7 @@ class CostModel:
         return factors
 
     def _read(
-        self, workload: WorkloadProfile, phases: PhaseCurves, name: str, micro_batch: int
+        self, workload: MeasuredWorkload, phases: PhaseCurves, name: str, micro_batch: int
     ) -> Samples:
         key = (workload.workload.name, phases.world_size, name)
         if key not in self._curves:
@@ -161,7 +162,7 @@ class CostModel:
         return np.full(self.num_draws, seconds)
 
     def slowest(
-        self, workload: WorkloadProfile, setting: Setting, *, probability: float = 0.5
+        self, workload: MeasuredWorkload, setting: Setting, *, probability: float = 0.5
     ) -> Samples:
         """Slowest rank over the typical rank, at a quantile of the steps: ranks differ for good, too."""
         together = setting.synchronisation is Synchronisation.DDP and setting.world_size > 1
@@ -189,7 +190,7 @@ class CostModel:
         return factors if known == 1.0 else np.maximum(factors, known * slowest_of(1))
 
     def _evidence(
-        self, workload: WorkloadProfile, phases: PhaseCurves, setting: Setting
+        self, workload: MeasuredWorkload, phases: PhaseCurves, setting: Setting
     ) -> dict[str, Evidence]:
         evidence = {"compute": self._compute_evidence(workload, phases, setting.micro_batch)}
         if setting.world_size == 1:
@@ -210,7 +211,7 @@ class CostModel:
         return evidence
 
     def _compute_evidence(
-        self, workload: WorkloadProfile, phases: PhaseCurves, micro_batch: int
+        self, workload: MeasuredWorkload, phases: PhaseCurves, micro_batch: int
     ) -> Evidence:
         if self.profile.rescaling is not None:
             return Evidence.ASSUMED
@@ -222,13 +223,13 @@ class CostModel:
         return curve.evidence(micro_batch) if calibrated else Evidence.EXTRAPOLATED
 
 
-def _phases_at(workload: WorkloadProfile, world_size: int) -> PhaseCurves:
+def _phases_at(workload: MeasuredWorkload, world_size: int) -> PhaseCurves:
     """Curves of the smallest measured world size that is not below; a full node beyond the largest."""
     fitting = [phases for phases in workload.phases if phases.world_size >= world_size]
     return fitting[0] if fitting else workload.phases[-1]
 
 
-def _nearest_noise(workload: WorkloadProfile, micro_batch: int) -> tuple[float, ...]:
+def _nearest_noise(workload: MeasuredWorkload, micro_batch: int) -> tuple[float, ...]:
     """Ratios of the calibrated micro-batch that is nearest on a logarithmic scale."""
     if not workload.noise:
         return ()
@@ -236,7 +237,7 @@ def _nearest_noise(workload: WorkloadProfile, micro_batch: int) -> tuple[float, 
     return nearest.ratios
 
 
-def borrowed_profile(profile: ProfileDocument, workload: Workload) -> WorkloadProfile:
+def borrowed_profile(profile: ProfileDocument, workload: Workload) -> MeasuredWorkload:
     """Curves for a workload that was never run, scaled from the calibrated ones by their flop.
 
     Each calibrated workload tells how long a FLOP takes at its largest batch; their spread is the
@@ -271,7 +272,7 @@ def borrowed_profile(profile: ProfileDocument, workload: Workload) -> WorkloadPr
             f"dispatch_{name}": line(seconds, 0.0, _BORROWED_SPREAD)
             for name, seconds in host.items()
         }
-    return WorkloadProfile(
+    return MeasuredWorkload(
         workload=workload,
         phases=tuple(
             PhaseCurves(world_size=phases.world_size, **curves) for phases in donors[0].phases
@@ -282,7 +283,7 @@ def borrowed_profile(profile: ProfileDocument, workload: Workload) -> WorkloadPr
     )
 
 
-def _seconds_per_flop(donors: tuple[WorkloadProfile, ...], phase: str) -> tuple[float, float]:
+def _seconds_per_flop(donors: tuple[MeasuredWorkload, ...], phase: str) -> tuple[float, float]:
     """Geometric mean over workloads, at their largest batch, and its spread in log. [s/FLOP]"""
     logs = []
     for donor in donors:
@@ -304,7 +305,7 @@ _UNKNOWN_ERROR = 0.05
 def model_form(
     profile: ProfileDocument,
     validation: ValidationDocument | None,
-    workload: WorkloadProfile,
+    workload: MeasuredWorkload,
     setting: Setting,
     *,
     num_draws: int,

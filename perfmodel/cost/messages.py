@@ -7,7 +7,7 @@ that all ranks share make it cost more with every rank. Which of the two holds i
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Final
 
@@ -15,8 +15,8 @@ import numpy as np
 
 from perfmodel.cost.exchanges import soft_maximum
 from perfmodel.cost.terms import CurveDraws, Samples
-from perfmodel.documents.profile import CurvePoint
 from perfmodel.errors import UsageError
+from perfmodel.machine.measured import CurvePoint
 
 #: Beliefs, as medians, each within a factor of exp(3): a hop and a byte of a link, handling a message
 #: and a byte of it; and how much sharper than a sum the larger of the two wins. [s, s/B, s, s/B, 1]
@@ -425,11 +425,10 @@ def _messages(collective: str, group: Group, library: str) -> list[CurvePoint]:
     if len(merged) == 1:
         only = merged[0]
         latency_s = min(only.time_s, _LATENCY_S.get(library, _LATENCY_S["nccl"]))
-        return [only.model_copy(update={"at": 1.0, "time_s": latency_s}), only]
+        return [replace(only, at=1.0, time_s=latency_s), only]
     logs = _rising([math.log(point.time_s) for point in merged])
     return [
-        point.model_copy(update={"time_s": math.exp(value)})
-        for point, value in zip(merged, logs, strict=True)
+        replace(point, time_s=math.exp(value)) for point, value in zip(merged, logs, strict=True)
     ]
 
 

@@ -22,9 +22,10 @@ from perfmodel.cost.collectives import (
 )
 from perfmodel.cost.messages import MessageCost
 from perfmodel.cost.terms import Samples
-from perfmodel.documents.prediction import Evidence
-from perfmodel.documents.profile import CollectiveProfile, ProfileDocument
+from perfmodel.documents.profile import ProfileDocument
 from perfmodel.machine.cluster import Cluster, Level
+from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.measured import CollectiveProfile
 from perfmodel.units import Bytes
 
 #: Uncertainty, in log, of rates and latencies that a cluster file gives: a prior. Published all-reduces

@@ -21,8 +21,8 @@ from perfmodel.cost.families import (
 )
 from perfmodel.cost.rescaling import rescaled_s, rescaled_stream_s
 from perfmodel.cost.terms import Samples
-from perfmodel.documents.prediction import Evidence
-from perfmodel.documents.profile import OperatorFamily, OperatorProfile
+from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.measured import OperatorCosts, OperatorFamily
 from perfmodel.units import Flop, Seconds
 from perfmodel.workload.operator import ELEMENT_BYTES, Operator, Phase
 from perfmodel.workload.step import TracedParameter, TracedStep, parameters_signature, signature
@@ -98,7 +98,7 @@ def work_s(units: Sequence[float], unit_s: Sequence[Seconds], *, least_s: Second
 class OperatorPrices:
     """Prices of any operator on one machine."""
 
-    profile: OperatorProfile
+    profile: OperatorCosts
     use_measured: bool = True
     """Whether times measured in place count, or curves alone."""
     own: str = ""

@@ -4,21 +4,16 @@ import difflib
 import functools
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from perfmodel.cost.parameters import SHEETS, DeviceSheet
 from perfmodel.documents.hardware import Catalogue, DataSheet, LinkSheet, plain, read_catalogue
-from perfmodel.documents.profile import (
-    CollectiveProfile,
-    DdpCosts,
-    DeviceRates,
-    ProfileDocument,
-    Rescaling,
-)
+from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.layout.layout import Precision
+from perfmodel.machine.measured import CollectiveProfile, DdpCosts, DeviceRates, Rescaling
 from perfmodel.units import Flop, Seconds, format_rate
 from perfmodel.workload.operator import Operator
 
@@ -243,7 +238,7 @@ def rescaled_profile(
     return profile.model_copy(
         update={
             "device_name": f"{target.name} (scaled from {profile.device_name})",
-            "operators": operators.model_copy(update={"rescaling": rescaling}),
+            "operators": replace(operators, rescaling=rescaling),
             "collectives": tuple(_collective(c, link_ratio or 1.0) for c in profile.collectives),
             "ddp": _ddp(profile.ddp, memory_ratio),
             "steps": (),
@@ -308,10 +303,9 @@ def _collective(entry: CollectiveProfile, ratio: float) -> CollectiveProfile:
     """What goes beyond the smallest message is transfer, and follows the link."""
     start_s = min(point.time_s for point in entry.points)
     points = tuple(
-        point.model_copy(update={"time_s": start_s + (point.time_s - start_s) / ratio})
-        for point in entry.points
+        replace(point, time_s=start_s + (point.time_s - start_s) / ratio) for point in entry.points
     )
-    return entry.model_copy(update={"points": points})
+    return replace(entry, points=points)
 
 
 def _ddp(ddp: DdpCosts, memory_ratio: float) -> DdpCosts:
@@ -320,9 +314,7 @@ def _ddp(ddp: DdpCosts, memory_ratio: float) -> DdpCosts:
     def scaled(row: tuple[float, ...]) -> tuple[float, ...]:
         return tuple(value * factor for value, factor in zip(row, factors, strict=True))
 
-    return ddp.model_copy(
-        update={"values": scaled(ddp.values), "draws": tuple(scaled(row) for row in ddp.draws)}
-    )
+    return replace(ddp, values=scaled(ddp.values), draws=tuple(scaled(row) for row in ddp.draws))
 
 
 def _notes(profile: ProfileDocument, source: _Source, target: DataSheet) -> tuple[str, ...]:

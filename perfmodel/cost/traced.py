@@ -8,16 +8,16 @@ import numpy as np
 
 from perfmodel.cost.operators import OperatorPrices, PhasePrice
 from perfmodel.cost.rescaling import bound_s
-from perfmodel.documents.prediction import Evidence
-from perfmodel.documents.profile import (
+from perfmodel.documents.profile import ProfileDocument
+from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.measured import (
     ComputeRate,
     CurvePoint,
     DeviceRates,
-    OperatorProfile,
+    MeasuredWorkload,
+    OperatorCosts,
     PhaseCurves,
-    ProfileDocument,
     StepNoise,
-    WorkloadProfile,
 )
 from perfmodel.units import Bytes, Seconds
 from perfmodel.workload.operator import Operator, Phase, TensorSpec
@@ -46,12 +46,12 @@ class _Slowdown:
 
 def traced_profile(
     profile: ProfileDocument,
-    operators: OperatorProfile,
+    operators: OperatorCosts,
     workload: Workload,
     trace: SymbolicStep,
     *,
     use_measured: bool = True,
-) -> WorkloadProfile:
+) -> MeasuredWorkload:
     """Curves of a workload that was never run, as those of a calibrated one.
 
     Parameters
@@ -88,7 +88,7 @@ def traced_profile(
     }
     unpriced = {name for steps in priced.values() for p in steps.values() for name in p.unpriced}
     noise, rank_spread = _borrowed_noise(profile, points[Phase.BACKWARD])
-    return WorkloadProfile(
+    return MeasuredWorkload(
         workload=with_ready_times(workload, steps[_middle(batches)], exact),
         phases=_phases(profile, trace, points, workload.gradient_bytes),
         noise=noise,
@@ -299,7 +299,7 @@ def _borrowed_noise(
     return donor.noise, donor.rank_spread
 
 
-def origin_caveats(profile: ProfileDocument, workload: WorkloadProfile) -> tuple[str, ...]:
+def origin_caveats(profile: ProfileDocument, workload: MeasuredWorkload) -> tuple[str, ...]:
     """How a workload that was never run came to its times."""
     name = workload.workload.name
     if profile.workload(name) is not None:

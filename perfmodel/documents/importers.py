@@ -17,9 +17,9 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import Field, PositiveInt
 
 from perfmodel.documents.base import Document, Provenance, Record
-from perfmodel.documents.profile import Curve, CurvePoint
 from perfmodel.errors import InvalidDocument, UsageError, why
 from perfmodel.machine.cluster import DEVICE, NODE, Cluster, Tier
+from perfmodel.machine.measured import Curve, CurvePoint
 
 _ESCAPES: Final = re.compile(r"\x1b\[[0-9;]*m")
 _DEVICE: Final = re.compile(r"^GPU\d+$")

@@ -7,55 +7,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from perfmodel.documents.base import Document, Provenance, Record, Text, checked, read_toml
 from perfmodel.errors import CalibrationUnavailable, PerfModelError
-
-
-class InferredParameter(Record):
-    """One parameter before and after the runs."""
-
-    name: str
-    value: PositiveFloat
-    log_sigma: PositiveFloat
-    """Standard deviation of its natural logarithm, after the runs."""
-    prior: PositiveFloat
-    prior_log_sigma: PositiveFloat
-    determined: bool
-    """False: the runs hardly tell, and the prior is kept with its wide uncertainty."""
-    meaning: str
-    draws: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)]
-    """Joint draws: entry i of all parameters belongs together; the first is the fit."""
-
-
-class DeviationSpreads(Record):
-    """Standard deviations of what the formula leaves unexplained, in log step time."""
-
-    shape: PositiveFloat
-    layout: PositiveFloat
-    noise: PositiveFloat
-    length: PositiveFloat
-    """Distance at which layouts stop deviating alike, in doublings."""
-
-
-class StallRecord(Record):
-    """A state in which every exchange between nodes stalls, and the odds of being in it."""
-
-    stall_s: PositiveFloat
-    """Per exchange. [s]"""
-    weights: tuple[float, ...]
-    """Of the logistic regression on the layout that tells how likely a job is disturbed."""
-
-
-class PeakMemory(Record):
-    """Factors on the parts of a rank's memory, inferred from the peaks that runs printed."""
-
-    runs: Annotated[tuple[int, ...], Field(min_length=1)]
-    """Positions of those runs."""
-    factors: dict[str, PositiveFloat]
-    """By part; that of the context is bytes."""
-    deviations: tuple[float, ...]
-    """What the parts leave unexplained of every peak, log of printed over computed."""
-    trust: tuple[PositiveFloat, ...]
-    spreads: DeviationSpreads
-    interval_widening: PositiveFloat
+from perfmodel.machine.inferred import DeviationSpreads, InferredParameter, PeakMemory, StallRecord
 
 
 class InferredDocument(Document):

@@ -5,8 +5,9 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, TypeAdapter
 
 from perfmodel.documents.base import Record, Share
-from perfmodel.documents.prediction import Contrast, Evidence, Interval
+from perfmodel.documents.prediction import Contrast, Interval
 from perfmodel.layout.setting import MOST_BATCH, MOST_DEVICES
+from perfmodel.machine.evidence import Evidence
 
 _Text = Annotated[str, Field(min_length=1, max_length=200)]
 _Value = Annotated[str, Field(min_length=1, max_length=40)]

@@ -1,7 +1,5 @@
 """The prediction: quantities with intervals, evidence per term, caveats."""
 
-import enum
-from collections.abc import Iterable
 from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
@@ -17,21 +15,8 @@ from pydantic import (
 from perfmodel.arrays import FloatArray
 from perfmodel.documents.base import Document, Provenance, Record, Share
 from perfmodel.layout.setting import Setting
+from perfmodel.machine.evidence import Evidence
 from perfmodel.step.program import Cause
-
-
-class Evidence(enum.StrEnum):
-    """Where a term comes from, from the best to the weakest."""
-
-    MEASURED = "measured"
-    INTERPOLATED = "interpolated"
-    EXTRAPOLATED = "extrapolated"
-    ASSUMED = "assumed"
-
-    @classmethod
-    def weakest(cls, found: Iterable["Evidence"]) -> "Evidence":
-        """The weakest of some; of none, the weakest there is."""
-        return max(found, key=list(cls).index, default=cls.ASSUMED)
 
 
 class Interval(Record):

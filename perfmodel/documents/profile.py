@@ -1,296 +1,26 @@
 """The profile: what a calibration says a machine can do, and how sure it is."""
 
 import statistics
-from typing import Annotated, ClassVar, Final, Literal
+from typing import ClassVar, Literal
 
-from pydantic import (
-    Field,
-    PositiveFloat,
-    PositiveInt,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-)
-
-from perfmodel.documents.base import Document, Provenance, Record, Share, unless_empty
-from perfmodel.documents.prediction import Evidence
+from perfmodel.documents.base import Document, Provenance
 from perfmodel.errors import CalibrationUnavailable, PerfModelError
-from perfmodel.units import Seconds
-from perfmodel.workload.workload import Workload
-
-#: Exponent by which work follows the speed probe where nothing tells it: as it follows a slower clock.
-ASSUMED_SENSITIVITY: Final = 1.0
-
-RelativeError = Annotated[float, Field(ge=0)]
-
-
-class CurvePoint(Record):
-    """A typical time at one abscissa (a micro-batch, or a message size in bytes)."""
-
-    at: Annotated[float, Field(gt=0)]
-    time_s: Annotated[float, Field(ge=0)]
-    relative_error: RelativeError
-    """Standard error of the logarithm of ``time_s``."""
-
-
-Curve = Annotated[tuple[CurvePoint, ...], Field(min_length=1)]
-
-
-class PhaseCurves(Record):
-    """Time of each phase of one micro-step over the micro-batch, with so many ranks at work."""
-
-    world_size: PositiveInt
-    input: Curve
-    forward: Curve
-    backward: Curve
-    optimizer: Curve
-    dispatch_forward: tuple[CurvePoint, ...] = ()
-    """Host time to issue the forward pass; empty on devices that run synchronously."""
-    dispatch_backward: tuple[CurvePoint, ...] = ()
-    dispatch_optimizer: tuple[CurvePoint, ...] = ()
-
-
-PHASE_CURVES: Final = tuple(name for name in PhaseCurves.model_fields if name != "world_size")
-
-
-class StepNoise(Record):
-    """Spread of single steps of one rank around the typical one."""
-
-    micro_batch: PositiveInt
-    ratios: tuple[PositiveFloat, ...]
-    """Step over typical step at evenly spaced probabilities (k + 1/2) / len."""
-
-
-class WorkloadProfile(Record):
-    """One workload as measured on the machine."""
-
-    workload: Workload
-    phases: Annotated[tuple[PhaseCurves, ...], Field(min_length=1)]
-    """Ascending in ``world_size``; the first is one rank alone."""
-    noise: tuple[StepNoise, ...]
-    rank_spread: RelativeError
-    """Standard deviation of the logarithm of the ranks' own typical steps; 0 with one rank."""
-    speed_sensitivity: Share
-    """How much of a slow-down of the speed probe this workload shares, as an exponent."""
-    evidence: Evidence | None = None
-    """Where the curves come from, if not from steps of this workload on this machine."""
-    measured_batches: tuple[int, ...] = ()
-    """Micro-batches at which all operators were measured in place, if the curves are theirs."""
-    unpriced: tuple[str, ...] = ()
-    """Operators that no timing tells about: priced by what memory and arithmetic allow at most."""
-
-
-class CollectiveProfile(Record):
-    """One collective over the group sizes at hand."""
-
-    collective: str
-    world_size: PositiveInt
-    points: Curve
-    """Time over the size of the whole array in bytes."""
-
-
-class OverlapProfile(Record):
-    """Matrix products and one all-reduce at the same time, each as a fraction of its speed alone."""
-
-    world_size: PositiveInt
-    size_bytes: PositiveInt
-    """Of the all-reduce."""
-    compute_speed: PositiveFloat
-    comm_speed: PositiveFloat
-
-
-class DdpCosts(Record):
-    """What DDP adds to a step beyond compute and communication alone; draws carry the covariance."""
-
-    names: tuple[str, ...] = (
-        "bucket_s",
-        "bucket_s_per_byte",
-        "all_reduce_scale",
-        "compute_speed",
-        "comm_speed",
-    )
-    values: tuple[float, ...]
-    draws: tuple[tuple[float, ...], ...]
-    """Bootstrap over the rounds of the calibration; shape ``(num_draws, len(names))``."""
-    determined: tuple[bool, ...]
-    """Whether the data determine each value; otherwise it is an assumption."""
-
-
-class Residual(Record):
-    """Errors of the model on its own calibration, each setting left out of the fit in turn."""
-
-    single_log_errors: tuple[float, ...]
-    ddp_log_errors: tuple[float, ...]
-
-
-class ComputeRate(Record):
-    """A kernel alone: what the device can do at most."""
-
-    probe: str
-    dtype: str
-    shape: tuple[int, ...]
-    time_s: PositiveFloat
-    flop_per_s: Annotated[float, Field(ge=0)]
-    bytes_per_s: Annotated[float, Field(ge=0)]
-
-
-class SingleStep(Record):
-    """A calibrated setting as measured, for plots and speed-ups: what is typical over repetitions."""
-
-    workload: str
-    world_size: PositiveInt
-    micro_batch: PositiveInt
-    synchronisation: str
-    bucket_cap_mb: float | None
-    step_s: PositiveFloat
-    relative_error: RelativeError
-
-
-class OperatorFamily(Record):
-    """Timings of operators that tell about each other, as ratios to the sum of their work's times."""
-
-    name: str
-    flop_per_s: Annotated[float, Field(ge=0)]
-    """Highest rate that any member reached; 0 if none computes products."""
-    bytes_per_s: PositiveFloat
-    least_s: PositiveFloat
-    """Fastest member: the price of a call that has nothing to do. [s]"""
-    unit_s: tuple[Annotated[float, Field(ge=0)], ...] = ()
-    """Time per unit of each kind of work; none in early profiles, whose ratios are to the roofline. [s]"""
-    features: tuple[tuple[float, ...], ...]
-    log_ratios: tuple[float, ...]
-    """Logarithm of time over that sum, one per row of ``features``."""
-    lengths: tuple[PositiveFloat, ...]
-    spread: PositiveFloat
-    noise: PositiveFloat
-
-    @model_serializer(mode="wrap")
-    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return unless_empty(write(self), "unit_s")
-
-
-class MeasuredOperator(Record):
-    """One operator of a workload, timed in the order and surroundings of its step."""
-
-    signature: str
-    phase: str
-    time_s: Annotated[float, Field(ge=0)]
-    """Mean over its calls. [s]"""
-
-
-class MeasuredStep(Record):
-    """A traced step at one micro-batch, measured operator by operator."""
-
-    workload: str
-    micro_batch: PositiveInt
-    parameters: str
-    """Signature of the parameters and the optimizer."""
-    operators: tuple[MeasuredOperator, ...]
-    optimizer_s: Annotated[float, Field(ge=0)]
-    relative_error: RelativeError
-
-
-class CallOverhead(Record):
-    """What a step costs per operator beyond the operators: modules, autograd, the loop over them. [s]
-
-    Below zero where a step calls them more cheaply than a replay does: a backward pass is C++ alone.
-    """
-
-    forward_s: float
-    backward_s: float
-    optimizer_s: float
-    """Per trained tensor."""
-    forward_log_error: RelativeError
-    """Standard deviation, in log, of reference models around their sums."""
-    backward_log_error: RelativeError
-    optimizer_log_error: RelativeError
-
-
-class DeviceRates(Record):
-    """What a device can do, by its data sheet or as measured."""
-
-    name: str
-    flop_per_s: dict[str, PositiveFloat]
-    """Products by the type of their factors; "convolution fp32" where that differs from matrices."""
-    bytes_per_s: PositiveFloat
-
-
-class Rescaling(Record):
-    """How prices of a calibrated device become those of one that is not present."""
-
-    source: DeviceRates
-    target: DeviceRates
-    start_s: Annotated[float, Field(ge=0)] | None
-    """Part of every call that stays as it is; ``None``: the shortest call of its family. [s]"""
-    log_error: RelativeError
-    """Standard deviation, in log, of scaled times; common to all of them."""
-    notes: tuple[str, ...]
-    """What a reader must know of any prediction."""
-    notes_on_groups: tuple[str, ...]
-    """The same of predictions for several devices."""
-    device_kind: Literal["cpu", "cuda"]
-    """Whose framework and allocator take memory; whatever is timed is as on the calibrated kind."""
-
-
-class OperatorProfile(Record):
-    """What single operators cost on the machine."""
-
-    peak_flop_per_s: PositiveFloat
-    peak_bytes_per_s: PositiveFloat
-    """No operator is priced above these two, whatever a fit says."""
-    families: tuple[OperatorFamily, ...]
-    measured: tuple[MeasuredStep, ...]
-    overhead: CallOverhead
-    curve_log_error: RelativeError
-    """Standard deviation, in log, of curve-priced reference phases around the measured ones."""
-    curve_call_s: float = 0.0
-    """What a call that a curve prices takes in a step beyond it, less than nothing where single layers
-    start from emptier caches; nothing in profiles of before. [s]"""
-    repetition_errors: dict[PositiveInt, RelativeError] = Field(default_factory=dict)
-    """By the number of ranks at work, how far one repetition to a setting is off, in log; none in early
-    profiles."""
-    rescaling: Rescaling | None = None
-    """Set where the prices are for another device than the one that was timed; never in a file of a
-    calibration."""
-
-    @model_serializer(mode="wrap")
-    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return unless_empty(write(self), "rescaling", "repetition_errors", "curve_call_s")
-
-
-class CheckpointProfile(Record):
-    """Checkpoints as one process wrote and read them, in the folder of the calibration."""
-
-    write: Curve
-    """Time over the size of the file in bytes, until it is on the disk."""
-    read: Curve
-    """The same back into model and optimizer, past the page cache."""
-
-
-class NoiseScaleProfile(Record):
-    """Gradient noise of a reference model along real trainings under DDP, on generated samples."""
-
-    workload: str
-    samples: str
-    """What was learned: a noise scale belongs to a model and its data."""
-    ranks: PositiveInt
-    batch: PositiveInt
-    """At which it was trained, of all ranks together. [samples]"""
-    learning_rate: PositiveFloat
-    target_loss: PositiveFloat
-    noise_scale: PositiveFloat
-    """Over the whole training: the batch that is said to need twice the samples of a tiny one."""
-    relative_error: RelativeError
-    """Standard error of its logarithm, over trainings with other starts and other samples."""
-    at_start: PositiveFloat
-    """In the first part of the training. [samples]"""
-    at_end: PositiveFloat
-    steps_to_target: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
-    """Of each training."""
-
-    @property
-    def samples_to_target(self) -> float:
-        """Median over the trainings."""
-        return self.batch * statistics.median(self.steps_to_target)
+from perfmodel.machine.measured import (
+    ASSUMED_SENSITIVITY,
+    CheckpointProfile,
+    CollectiveProfile,
+    ComputeRate,
+    DdpCosts,
+    MeasuredWorkload,
+    NoiseScaleProfile,
+    OperatorCosts,
+    OverlapProfile,
+    RelativeError,
+    Rescaling,
+    Residual,
+    SingleStep,
+)
+from perfmodel.units import Count, NonNegative, Positive, Seconds, Share
 
 
 class ProfileDocument(Document):
@@ -307,12 +37,12 @@ class ProfileDocument(Document):
     backend: str
     asynchronous: bool
     """Whether the device runs behind the host's back (a GPU does, a CPU does not)."""
-    ranks_per_node: PositiveInt
-    num_nodes: PositiveInt
-    num_rounds: PositiveInt
+    ranks_per_node: Count
+    num_nodes: Count
+    num_rounds: Count
     environment: dict[str, object]
     observations_sha256: str
-    speed_probe_s: dict[PositiveInt, PositiveFloat]
+    speed_probe_s: dict[Count, Positive]
     """By the number of ranks at work, the typical time of the fixed computation that ran between
     steps: the machine's speed then."""
     speed_spread: RelativeError
@@ -320,16 +50,16 @@ class ProfileDocument(Document):
     round_error: RelativeError
     """Standard error, in log, of what all steps of a round have in common: the error that no
     number of settings averages away."""
-    workloads: tuple[WorkloadProfile, ...]
+    workloads: tuple[MeasuredWorkload, ...]
     collectives: tuple[CollectiveProfile, ...]
     overlaps: tuple[OverlapProfile, ...] = ()
     ddp: DdpCosts
     residual: Residual
     rates: tuple[ComputeRate, ...]
-    dispatch_s: Annotated[float, Field(ge=0)]
+    dispatch_s: NonNegative
     """Host time to issue one operator that has nothing to do."""
     steps: tuple[SingleStep, ...]
-    operators: OperatorProfile | None = None
+    operators: OperatorCosts | None = None
     """Prices for traced workloads; absent where no operator was timed."""
     checkpoint: CheckpointProfile | None = None
     """Absent where no checkpoint was timed."""
@@ -339,10 +69,6 @@ class ProfileDocument(Document):
     """What the data could not determine, in words."""
     steal: Share = 0.0
     """Processor time that a hypervisor gave to others meanwhile, of what was wanted."""
-
-    @model_serializer(mode="wrap")
-    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return unless_empty(write(self), "checkpoint", "noise_scales", "steal")
 
     @property
     def max_world_size(self) -> int:
@@ -385,7 +111,7 @@ class ProfileDocument(Document):
         known = {} if self.operators is None else self.operators.repetition_errors
         return known.get(max((n for n in known if n <= world_size), default=0), 0.0)
 
-    def workload(self, name: str) -> WorkloadProfile | None:
+    def workload(self, name: str) -> MeasuredWorkload | None:
         """A calibrated workload by name, if there is one; its whole steps tell nothing of another device."""
         if self.rescaling is not None:
             return None

@@ -12,8 +12,9 @@ from pydantic import (
 )
 
 from perfmodel.documents.base import Document, Provenance, Record, Share, unless_empty
-from perfmodel.documents.prediction import Evidence, Interval
+from perfmodel.documents.prediction import Interval
 from perfmodel.layout.setting import Setting
+from perfmodel.machine.evidence import Evidence
 
 
 class ComparedSetting(Record):

@@ -8,11 +8,12 @@ from typing import Final, TypeVar
 
 from perfmodel.documents.page import PriceOffer, Spending, Spent, TimelineLane, TimelineSpan
 from perfmodel.documents.prediction import Interval
-from perfmodel.documents.profile import ProfileDocument, WorkloadProfile
+from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import refuse_unknown
 from perfmodel.machine.cluster import Cluster
+from perfmodel.machine.measured import MeasuredWorkload
 from perfmodel.predict_layout import InferredMachine
 from perfmodel.step.program import Span, Stream, Trace
 from perfmodel.units import HOUR_S, Seconds
@@ -23,7 +24,7 @@ from perfmodel.workload.transformer import NamedTransformer
 class OpenedWorkload:
     """A workload on a calibrated machine."""
 
-    entry: WorkloadProfile
+    entry: MeasuredWorkload
     typed: str
     """As ``--workload`` takes it."""
     document: WorkloadDocument | None = None

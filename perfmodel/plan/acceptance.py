@@ -30,10 +30,11 @@ from perfmodel.documents.acceptance import (
 from perfmodel.documents.base import command_line
 from perfmodel.documents.goodput import GoodputDocument
 from perfmodel.documents.observation import Observation, StepObservation
-from perfmodel.documents.profile import CollectiveProfile, ProfileDocument
+from perfmodel.documents.profile import ProfileDocument
 from perfmodel.engine.stragglers import expected_largest_deviate
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.layout.setting import Setting, Synchronisation, scaled_settings
+from perfmodel.machine.measured import CollectiveProfile
 from perfmodel.predictor import Predictor
 from perfmodel.units import GIB, KIB, Bytes, format_bytes, format_rate
 

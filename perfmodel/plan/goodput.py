@@ -15,8 +15,7 @@ from perfmodel.cost.terms import Samples
 from perfmodel.documents.base import command_line
 from perfmodel.documents.goodput import CheckpointIntervals, GoodputDocument, TriedInterval
 from perfmodel.documents.plan import Failures
-from perfmodel.documents.prediction import Evidence, Interval
-from perfmodel.documents.profile import CheckpointProfile
+from perfmodel.documents.prediction import Interval
 from perfmodel.engine.job import Job
 from perfmodel.engine.job_algebra import (
     best_interval_s,
@@ -27,6 +26,8 @@ from perfmodel.engine.job_algebra import (
 )
 from perfmodel.engine.simulate_job import Activity, JobRun, simulate_job
 from perfmodel.errors import NotFeasible
+from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.measured import CheckpointProfile
 from perfmodel.predictor import NUM_DRAWS, interval
 from perfmodel.units import HOUR_S, Bytes, Seconds, format_bytes, format_duration
 

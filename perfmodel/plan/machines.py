@@ -18,8 +18,8 @@ from perfmodel.cost.terms import Samples
 from perfmodel.documents.hardware import read_cluster
 from perfmodel.documents.inferred import InferredDocument
 from perfmodel.documents.plan import Option, PlanAccuracy, PlanFile, PlanMachine, ScalingStatement
-from perfmodel.documents.prediction import Evidence, Interval, PredictedPoint
-from perfmodel.documents.profile import CheckpointProfile, ProfileDocument, WorkloadProfile
+from perfmodel.documents.prediction import Interval, PredictedPoint
+from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError, refuse_unknown
@@ -27,6 +27,8 @@ from perfmodel.layout.layout import Layout, accumulation_for
 from perfmodel.layout.setting import MOST_BATCH, Scaling, Setting, scaled_settings
 from perfmodel.layout_search import Request, search_layouts, spread_against_first
 from perfmodel.machine.cluster import DEVICES_PER_NODE, Cluster
+from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.measured import CheckpointProfile, MeasuredWorkload
 from perfmodel.plan.steps import Assumption, Ends, Facts, FitInMemory, Steps
 from perfmodel.plan.tornado import step_ends
 from perfmodel.predict_layout import (
@@ -69,7 +71,7 @@ class StepTable:
     def __init__(  # noqa: PLR0913 - one parameter per part of the question
         self,
         predictor: Predictor,
-        workload: WorkloadProfile,
+        workload: MeasuredWorkload,
         *,
         scaling: Scaling,
         batch: int,
@@ -520,7 +522,7 @@ class _Opened:
 
     def __init__(self, plan: PlanFile, sources: Sources) -> None:
         self._plan, self._sources = plan, sources
-        self._predictors: dict[object, tuple[Predictor, WorkloadProfile]] = {}
+        self._predictors: dict[object, tuple[Predictor, MeasuredWorkload]] = {}
         self._inferred: dict[str, InferredMachine] = {}
         # a digest takes some ten milliseconds, and options ask for it at every batch
         self._keys = {option.name: self._key(option) for option in plan.option}

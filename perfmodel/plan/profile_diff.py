@@ -9,9 +9,10 @@ import numpy as np
 
 from perfmodel.documents.acceptance import Difference, MovedPrediction, ProfileDiffDocument
 from perfmodel.documents.base import command_line
-from perfmodel.documents.profile import PHASE_CURVES, ProfileDocument, WorkloadProfile
+from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import IncomparableRuns
 from perfmodel.layout.setting import scaled_settings
+from perfmodel.machine.measured import PHASE_CURVES, MeasuredWorkload
 from perfmodel.predictor import Predictor, interval
 from perfmodel.statistics.pairing import unpaired
 from perfmodel.units import Seconds, format_bytes
@@ -47,7 +48,7 @@ def estimates(profile: ProfileDocument) -> dict[str, Estimate]:
     return found
 
 
-def _phases(workload: WorkloadProfile, round_error: float) -> Iterator[tuple[str, Estimate]]:
+def _phases(workload: MeasuredWorkload, round_error: float) -> Iterator[tuple[str, Estimate]]:
     for phases in workload.phases:
         for name in PHASE_CURVES:
             for point in getattr(phases, name):
@@ -261,7 +262,7 @@ def _predictions(old: ProfileDocument, new: ProfileDocument) -> Iterator[MovedPr
             )
 
 
-def _shared_batch(old: WorkloadProfile, new: WorkloadProfile | None) -> int | None:
+def _shared_batch(old: MeasuredWorkload, new: MeasuredWorkload | None) -> int | None:
     """The middle one of the micro-batches that both calibrated."""
     if new is None:
         return None

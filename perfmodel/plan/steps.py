@@ -8,7 +8,7 @@ from typing import Final, Literal, Protocol
 from perfmodel.arrays import IntArray
 from perfmodel.cost.terms import Samples
 from perfmodel.documents.plan import ScalingStatement
-from perfmodel.documents.prediction import Evidence
+from perfmodel.machine.evidence import Evidence
 
 
 class Assumption(StrEnum):

@@ -17,14 +17,9 @@ from perfmodel.cost.collectives import busbw_factor
 from perfmodel.documents.observation import PHASES
 from perfmodel.documents.plan import PlanDocument, PlanRow
 from perfmodel.documents.prediction import Interval, PredictionDocument
-from perfmodel.documents.profile import (
-    CollectiveProfile,
-    CurvePoint,
-    PhaseCurves,
-    ProfileDocument,
-    WorkloadProfile,
-)
+from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ComparedSetting, ValidationDocument
+from perfmodel.machine.measured import CollectiveProfile, CurvePoint, MeasuredWorkload, PhaseCurves
 from perfmodel.report.prediction import causes_of
 from perfmodel.report.wording import duration_unit, percent, short_label
 from perfmodel.step.program import Cause
@@ -177,7 +172,7 @@ def compute_figure(profile: ProfileDocument) -> Figure:
     return figure
 
 
-def _compute_panel(axes: Axes, entry: WorkloadProfile) -> None:
+def _compute_panel(axes: Axes, entry: MeasuredWorkload) -> None:
     for position, phases in enumerate(entry.phases):
         _phase_lines(axes, phases, line=LINES[position % len(LINES)])
     batches = {round(point.at) for phases in entry.phases for point in phases.forward}

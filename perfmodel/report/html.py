@@ -12,9 +12,10 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from perfmodel.documents.base import Provenance
-from perfmodel.documents.prediction import Evidence, PredictedPoint, PredictionDocument
+from perfmodel.documents.prediction import PredictedPoint, PredictionDocument
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
+from perfmodel.machine.evidence import Evidence
 from perfmodel.report import figures
 from perfmodel.report import prediction as prediction_grids
 from perfmodel.report import profile as profile_grids

@@ -8,13 +8,13 @@ import numpy as np
 from perfmodel.cost.collectives import busbw_factor
 from perfmodel.cost.memory import rate_bytes_per_s
 from perfmodel.documents.acceptance import Difference, ProfileDiffDocument
-from perfmodel.documents.profile import (
+from perfmodel.documents.profile import ProfileDocument
+from perfmodel.machine.measured import (
     CheckpointProfile,
     CollectiveProfile,
     CurvePoint,
+    MeasuredWorkload,
     NoiseScaleProfile,
-    ProfileDocument,
-    WorkloadProfile,
 )
 from perfmodel.report.wording import (
     Grid,
@@ -106,7 +106,7 @@ def workload_grid(profile: ProfileDocument) -> Grid:
     )
 
 
-def _workload(entry: WorkloadProfile) -> tuple[str, ...]:
+def _workload(entry: MeasuredWorkload) -> tuple[str, ...]:
     workload = entry.workload
     spreads = [np.quantile(noise.ratios, [0.05, 0.95]) for noise in entry.noise if noise.ratios]
     widest = max(spreads, key=lambda pair: float(pair[1] - pair[0]), default=None)

@@ -7,14 +7,9 @@ import numpy as np
 
 from perfmodel.cost.terms import Samples
 from perfmodel.documents.base import Provenance
-from perfmodel.documents.prediction import (
-    Contrast,
-    Evidence,
-    PredictedPoint,
-    ScenarioOutcome,
-    WhatIfDocument,
-)
+from perfmodel.documents.prediction import Contrast, PredictedPoint, ScenarioOutcome, WhatIfDocument
 from perfmodel.explanation import explain
+from perfmodel.machine.evidence import Evidence
 from perfmodel.predictor import Predictor, caveats, forecast_settings, interval
 from perfmodel.scenarios.machine import Scenario
 from perfmodel.statistics.pairing import FASTER, unpaired

@@ -9,15 +9,16 @@ import difflib
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 from perfmodel.cost.rescaling import LINK_SHARE, find_device, rescaled_profile, shipped_catalogue
 from perfmodel.documents.hardware import LinkSheet, read_cluster
-from perfmodel.documents.profile import WorkloadProfile
 from perfmodel.errors import CalibrationUnavailable, UsageError, did_you_mean, refuse_unknown
 from perfmodel.machine.cluster import Cluster, Tier
+from perfmodel.machine.measured import MeasuredWorkload
 from perfmodel.predictor import Predictor, open_workload, refuse_other_jobs
 from perfmodel.scenarios import machine
 from perfmodel.scenarios.machine import Scenario, WhatIfField
@@ -306,7 +307,7 @@ def _buffers(scenario: Scenario, value: str) -> Scenario:
     if value == "broadcast":
         return scenario
     workload = dataclasses.replace(scenario.workload.workload, buffer_bytes=())
-    return _with_workload(scenario, scenario.workload.model_copy(update={"workload": workload}))
+    return _with_workload(scenario, replace(scenario.workload, workload=workload))
 
 
 def _gradients(scenario: Scenario, value: str) -> Scenario:
@@ -423,7 +424,7 @@ def _rank_noise(scenario: Scenario, value: str) -> Scenario:
     )
 
 
-def _with_workload(scenario: Scenario, workload: WorkloadProfile) -> Scenario:
+def _with_workload(scenario: Scenario, workload: MeasuredWorkload) -> Scenario:
     """Replace the workload here and, where it is calibrated, in the profile."""
     entries = tuple(
         workload if entry.workload.name == workload.workload.name else entry

@@ -5,24 +5,19 @@ two predictions differ by the change alone.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 import numpy as np
 
 from perfmodel.cost.messages import message_bytes, num_messages
 from perfmodel.cost.terms import Samples
-from perfmodel.documents.profile import (
-    CollectiveProfile,
-    CurvePoint,
-    PhaseCurves,
-    ProfileDocument,
-    WorkloadProfile,
-)
+from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import CalibrationUnavailable
 from perfmodel.machine.cluster import Cluster
+from perfmodel.machine.measured import CollectiveProfile, CurvePoint, MeasuredWorkload, PhaseCurves
 from perfmodel.predictor import Forecast
 from perfmodel.units import BytesPerSecond, Seconds
 
@@ -87,8 +82,8 @@ def with_gradient_share(profile: ProfileDocument, share: float) -> ProfileDocume
     def changed(entry: CollectiveProfile) -> CollectiveProfile:
         if entry.collective != "all_reduce":
             return entry
-        points = tuple(p.model_copy(update={"at": p.at / share}) for p in entry.points)
-        return entry.model_copy(update={"points": points})
+        points = tuple(replace(p, at=p.at / share) for p in entry.points)
+        return replace(entry, points=points)
 
     return profile.model_copy(update={"collectives": tuple(map(changed, profile.collectives))})
 
@@ -99,44 +94,36 @@ def with_device_speed(profile: ProfileDocument, factor: float) -> ProfileDocumen
     scale = np.array([1 / factor if name in _DEVICE_DDP_COSTS else 1.0 for name in ddp.names])
     values: Samples = np.array(ddp.values) * scale
     draws: Samples = np.array(ddp.draws) * scale
-    changed = ddp.model_copy(
-        update={
-            "values": tuple(values.tolist()),
-            "draws": tuple(tuple(row) for row in draws.tolist()),
-        }
+    changed = replace(
+        ddp, values=tuple(values.tolist()), draws=tuple(tuple(row) for row in draws.tolist())
     )
     return profile.model_copy(update={"ddp": changed})
 
 
 def scaled(
-    workload: WorkloadProfile, names: Iterable[str], factor: float, *, relative_error: float = 0.0
-) -> WorkloadProfile:
+    workload: MeasuredWorkload, names: Iterable[str], factor: float, *, relative_error: float = 0.0
+) -> MeasuredWorkload:
     """Some phases take ``factor`` times as long, with so much more uncertainty (in log)."""
     names = tuple(names)
 
     def point(was: CurvePoint) -> CurvePoint:
         error = float(np.hypot(was.relative_error, relative_error))
-        return was.model_copy(
-            update={"time_s": was.time_s * factor, "relative_error": error if was.time_s else 0.0}
-        )
+        return replace(was, time_s=was.time_s * factor, relative_error=error if was.time_s else 0.0)
 
     def phases(was: PhaseCurves) -> PhaseCurves:
-        return was.model_copy(
-            update={name: tuple(map(point, getattr(was, name))) for name in names}
-        )
+        changed: dict[str, Any] = {name: tuple(map(point, getattr(was, name))) for name in names}
+        return replace(was, **changed)
 
-    return workload.model_copy(update={"phases": tuple(map(phases, workload.phases))})
+    return replace(workload, phases=tuple(map(phases, workload.phases)))
 
 
-def with_rank_noise(workload: WorkloadProfile, factor: float) -> WorkloadProfile:
+def with_rank_noise(workload: MeasuredWorkload, factor: float) -> MeasuredWorkload:
     """Ranks and steps that differ, in log, by ``factor`` times as much."""
     noise = tuple(
-        entry.model_copy(update={"ratios": tuple(ratio**factor for ratio in entry.ratios)})
+        replace(entry, ratios=tuple(ratio**factor for ratio in entry.ratios))
         for entry in workload.noise
     )
-    return workload.model_copy(
-        update={"noise": noise, "rank_spread": workload.rank_spread * factor}
-    )
+    return replace(workload, noise=noise, rank_spread=workload.rank_spread * factor)
 
 
 def matrix_speed(profile: ProfileDocument, dtype: str) -> float:
@@ -178,8 +165,8 @@ def _messages(entries: Iterable[CollectiveProfile]) -> Iterable[tuple[float, Sec
 
 
 def _with_times(entry: CollectiveProfile, time: Callable[[Seconds], Seconds]) -> CollectiveProfile:
-    points = tuple(p.model_copy(update={"time_s": time(p.time_s)}) for p in entry.points)
-    return entry.model_copy(update={"points": points})
+    points = tuple(replace(p, time_s=time(p.time_s)) for p in entry.points)
+    return replace(entry, points=points)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +174,7 @@ class Scenario:
     """What a prediction starts from, after some changes."""
 
     profile: ProfileDocument
-    workload: WorkloadProfile
+    workload: MeasuredWorkload
     request: Forecast
     """With one device count."""
     machine_digest: str

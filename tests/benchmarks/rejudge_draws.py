@@ -8,6 +8,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from calibrate.fit.operators import fit_operators
@@ -60,8 +61,11 @@ def _fitted(profile: ProfileDocument, observations: Sequence[Observation]) -> Pr
         sensitivity=profile.speed_sensitivity,
     )
     assert operators is not None, "half of the operators are left"
-    kept = {"repetition_errors": profile.operators.repetition_errors}
-    return profile.model_copy(update={"operators": operators.model_copy(update=kept)})
+    return profile.model_copy(
+        update={
+            "operators": replace(operators, repetition_errors=profile.operators.repetition_errors)
+        }
+    )
 
 
 if __name__ == "__main__":

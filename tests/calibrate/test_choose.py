@@ -12,7 +12,7 @@ from calibrate.layers import Places, most_telling, places, planned_layers
 from calibrate.probes.chain import chosen_layers, timed_before
 from calibrate.probes.session import Session
 from calibrate.task import LayersTask
-from perfmodel.documents.profile import OperatorFamily
+from perfmodel.machine.measured import OperatorFamily
 from tests.perfmodel.operators import addition, observation
 
 

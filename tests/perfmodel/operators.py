@@ -7,7 +7,7 @@ import numpy as np
 
 from calibrate.fit.operators import fit_operators
 from perfmodel.documents.observation import IsolatedOperator, OperatorsObservation
-from perfmodel.documents.profile import OperatorProfile
+from perfmodel.machine.measured import OperatorCosts
 from perfmodel.workload.operator import Operator, Phase, TensorSpec, flop, traffic_bytes
 
 #: What the made-up machine can do.
@@ -79,7 +79,7 @@ def observation(seed: int = 0, noise: float = 0.02) -> OperatorsObservation:
     )
 
 
-def prices_of_the_made_up_machine(seed: int = 0) -> OperatorProfile:
+def prices_of_the_made_up_machine(seed: int = 0) -> OperatorCosts:
     profile = fit_operators(
         [observation(seed)], workloads=(), rates=(), speed_probe_s=1e-3, sensitivity=1.0
     )

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from perfmodel.documents.base import Provenance
-from perfmodel.documents.profile import (
+from perfmodel.documents.profile import ProfileDocument
+from perfmodel.machine.measured import (
     CollectiveProfile,
     CurvePoint,
     DdpCosts,
+    MeasuredWorkload,
     PhaseCurves,
-    ProfileDocument,
     Residual,
     SingleStep,
     StepNoise,
-    WorkloadProfile,
 )
 from perfmodel.workload.workload import Parameter, Workload
 
@@ -154,8 +154,8 @@ def profile(machine: Machine) -> ProfileDocument:
     )
 
 
-def _workload(workload: Workload, machine: Machine) -> WorkloadProfile:
-    return WorkloadProfile(
+def _workload(workload: Workload, machine: Machine) -> MeasuredWorkload:
+    return MeasuredWorkload(
         workload=workload,
         phases=tuple(
             _phases(workload.name, machine, world_size=n) for n in range(1, machine.world_size + 1)

@@ -1,12 +1,14 @@
 """Profiles to be judged, and results of judging them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from perfmodel.documents.prediction import Interval
-from perfmodel.documents.profile import ProfileDocument, SingleStep, WorkloadProfile
+from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ErrorSummary
 from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.machine.measured import MeasuredWorkload, SingleStep
 from tests.perfmodel.profiles import MICRO_BATCHES, Machine, profile
 
 WORKLOADS: Final = ("light", "heavy", "third", "fourth")
@@ -32,10 +34,10 @@ def four_workloads(machine: Machine | None = None) -> ProfileDocument:
     )
 
 
-def _renamed(entry: WorkloadProfile, name: str) -> WorkloadProfile:
+def _renamed(entry: MeasuredWorkload, name: str) -> MeasuredWorkload:
     fields = {key: getattr(entry.workload, key) for key in type(entry.workload).__slots__}
     workload = type(entry.workload)(**{**fields, "name": name})
-    return entry.model_copy(update={"workload": workload})
+    return replace(entry, workload=workload)
 
 
 def calibrated_step(

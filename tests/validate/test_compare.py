@@ -1,5 +1,7 @@
 """Predicted beside measured, by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from calibrate.fit.steps import Repetition, repetition
@@ -42,8 +44,7 @@ def with_sensitivity(sensitivity: float) -> ProfileDocument:
     return machine.model_copy(
         update={
             "workloads": tuple(
-                entry.model_copy(update={"speed_sensitivity": sensitivity})
-                for entry in machine.workloads
+                replace(entry, speed_sensitivity=sensitivity) for entry in machine.workloads
             )
         }
     )

@@ -1,6 +1,7 @@
 """Held-out settings are new to the profile, and there are enough of them."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -81,8 +82,8 @@ def test_a_number_of_ranks_between_the_calibrated_ones_is_held_out(
 def test_a_profile_without_gaps_is_judged_above_its_range() -> None:
     machine = profile(Machine())
     curve = machine.workloads[0].phases[0].forward[:1]
-    phases = machine.workloads[0].phases[0].model_copy(update={"forward": curve})
-    single_batch = machine.workloads[0].model_copy(update={"phases": (phases,)})
+    phases = replace(machine.workloads[0].phases[0], forward=curve)
+    single_batch = replace(machine.workloads[0], phases=(phases,))
     spoilt = machine.model_copy(update={"workloads": (single_batch,)})
     assert {s.micro_batch for s in holdout_settings(spoilt, num_batches=2)} == {5}
 

@@ -1,6 +1,7 @@
 """Models that no fit has seen: which are run, and what is said about their predictions."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -120,7 +121,7 @@ def test_what_moves_a_machine_over_hours_is_no_uncertainty_of_steps_in_turn_with
     restless = quiet.model_copy(
         update={
             "round_error": 0.1,
-            "operators": quiet.operators.model_copy(update={"repetition_errors": {1: 0.2}}),
+            "operators": replace(quiet.operators, repetition_errors={1: 0.2}),
         }
     )
     runs: list[Observation] = [run_of(0.5), replay_of(0.1).model_copy(update={"task": replay})]

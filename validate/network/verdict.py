@@ -13,9 +13,9 @@ import numpy as np
 from perfmodel.arrays import FloatArray
 from perfmodel.cost.collectives import CollectiveCost
 from perfmodel.documents.importers import MeasuredCollective
-from perfmodel.documents.profile import CurvePoint
 from perfmodel.documents.testbed import CollectiveRun, CollectiveSetting
 from perfmodel.documents.verdicts import ErrorsBySize, Gate, PublishedSeries
+from perfmodel.machine.measured import CurvePoint
 from perfmodel.statistics.normal import MEDIAN_OVER_MEAN
 from perfmodel.units import KIB, Seconds
 from validate.compare import summarise

@@ -12,8 +12,8 @@ from scipy.optimize import isotonic_regression
 
 from perfmodel.cost.collectives import CollectiveCost
 from perfmodel.documents.importers import MeasuredCollective
-from perfmodel.documents.profile import CurvePoint
 from perfmodel.documents.verdicts import PublishedSeries
+from perfmodel.machine.measured import CurvePoint
 from validate.published.baselines import alpha_beta_ring, ring_s
 from validate.published.errors import compare_predictors
 from validate.published.rows import number, read_rows

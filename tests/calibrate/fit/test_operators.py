@@ -1,5 +1,7 @@
 """What a step adds to its operators is recovered; what cannot be known is assumed."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -274,7 +276,7 @@ def test_curves_are_brought_to_the_steps_of_reference_models(factor: float) -> N
     alone = prices_of_the_made_up_machine()
     slower = tuple(_slower(family, factor) for family in alone.families)
     reference = traced_profile(
-        profile(Machine()), alone.model_copy(update={"families": slower}), WORKLOAD, traced()
+        profile(Machine()), replace(alone, families=slower), WORKLOAD, traced()
     )
     replay = beside(50, 1e-4, real_s=5e-3).model_copy(
         update={"workload": WORKLOAD.name, "traced": traced()}
@@ -316,7 +318,7 @@ def test_what_a_call_takes_beyond_its_curve_is_told_from_a_factor(
 
 def test_what_a_call_takes_beyond_its_curve_is_added_to_calls_without_a_measurement() -> None:
     alone = prices_of_the_made_up_machine()
-    longer = alone.model_copy(update={"curve_call_s": 1e-3})
+    longer = replace(alone, curve_call_s=1e-3)
     counts = traced().at(micro_batch=4).call_counts()
     before, after = (
         OperatorPrices(of, use_measured=False).step(traced().at(micro_batch=4))

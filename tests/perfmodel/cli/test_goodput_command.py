@@ -1,13 +1,14 @@
 """perfmodel goodput: what it prints, and what it refuses."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from perfmodel.documents.goodput import GoodputDocument
-from perfmodel.documents.profile import CheckpointProfile, CurvePoint
 from perfmodel.errors import EXIT_CALIBRATION, EXIT_NOT_FEASIBLE, EXIT_OK, EXIT_USAGE
+from perfmodel.machine.measured import CheckpointProfile, CurvePoint
 from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.profiles import Machine, profile
 
@@ -109,7 +110,7 @@ def timed(tmp_path: Path) -> Path:
     points = tuple(
         CurvePoint(at=size, time_s=0.1 + size * 1e-8, relative_error=0.02) for size in (1e6, 1e8)
     )
-    halves = tuple(p.model_copy(update={"time_s": p.time_s / 2}) for p in points)
+    halves = tuple(replace(p, time_s=p.time_s / 2) for p in points)
     path = tmp_path / "profile.json"
     document = profile(Machine())
     checkpoint = CheckpointProfile(write=points, read=halves)

@@ -1,6 +1,7 @@
 """Collectives of any group from measured ones."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,8 +12,8 @@ from scipy.optimize import isotonic_regression
 from perfmodel.cost.collectives import CollectiveCost, grouped_s
 from perfmodel.cost.messages import MessageCost, _rising, bus_factor, message_bytes, num_messages
 from perfmodel.documents.importers import MeasuredCollective
-from perfmodel.documents.profile import CurvePoint
 from perfmodel.errors import UsageError
+from perfmodel.machine.measured import CurvePoint
 
 LATENCY_S = 1e-4
 S_PER_BYTE = 1e-9
@@ -157,7 +158,7 @@ def test_larger_messages_are_never_faster_even_if_groups_disagree() -> None:
 def test_one_odd_measurement_does_not_lift_all_larger_ones() -> None:
     """A size that took ten times as long: its neighbours move by less than a factor of two."""
     whole = measured(2)
-    odd = whole.points[3].model_copy(update={"time_s": whole.points[3].time_s * 10})
+    odd = replace(whole.points[3], time_s=whole.points[3].time_s * 10)
     spoilt = whole.model_copy(update={"points": (*whole.points[:3], odd, *whole.points[4:])})
     largest_s = float(sampled(spoilt).time_s(SIZES[-1], world_size=2)[0])
     assert largest_s == pytest.approx(ring_s(SIZES[-1], 2), rel=0.01)
@@ -195,7 +196,7 @@ def test_groups_of_as_many_ranks_over_other_nodes_are_refused() -> None:
 def test_a_group_that_was_measured_twice_counts_twice() -> None:
     """Geometric mean of once and four times the time."""
     whole = measured(2)
-    slow = [p.model_copy(update={"time_s": 4 * p.time_s}) for p in whole.points]
+    slow = [replace(p, time_s=4 * p.time_s) for p in whole.points]
     cost = sampled(whole, whole.model_copy(update={"points": tuple(slow)}))
     expected_s = 2 * ring_s(SIZES[3], 2)
     assert float(cost.time_s(SIZES[3], world_size=2)[0]) == pytest.approx(expected_s)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from perfmodel.cost.terms import CurveDraws
-from perfmodel.documents.prediction import Evidence
-from perfmodel.documents.profile import CurvePoint
+from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.measured import CurvePoint
 
 
 def curve(*points: tuple[float, float], error: float = 0.0, num_draws: int = 3) -> CurveDraws:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from perfmodel.cost.messages import NUM_PARAMETERS, MessageLaw, message_bytes, num_messages, work
 from perfmodel.cost.terms import Samples
-from perfmodel.documents.profile import CurvePoint
+from perfmodel.machine.measured import CurvePoint
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 SIZES = tuple(4.0**power for power in range(5, 13))

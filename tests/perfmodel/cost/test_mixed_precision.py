@@ -1,10 +1,12 @@
 """Autocast to bf16, by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from perfmodel.cost.operators import OperatorPrices
 from perfmodel.cost.traced import mixed_ratio
-from perfmodel.documents.profile import ComputeRate, DeviceRates, Rescaling
+from perfmodel.machine.measured import ComputeRate, DeviceRates, Rescaling
 from perfmodel.workload.operator import Phase
 from tests.perfmodel.operators import prices_of_the_made_up_machine
 from tests.perfmodel.traces import traced
@@ -66,7 +68,7 @@ def test_on_another_device_the_data_sheet_decides() -> None:
         notes_on_groups=(),
         device_kind="cpu",
     )
-    operators = prices_of_the_made_up_machine().model_copy(update={"rescaling": rescaling})
+    operators = replace(prices_of_the_made_up_machine(), rescaling=rescaling)
     prices = OperatorPrices(operators, use_measured=False)
     found = mixed_ratio(STEP, prices, [], Phase.BACKWARD)
     assert found is not None

@@ -7,9 +7,9 @@ import pytest
 
 from perfmodel.cost.machine import CostModel, borrowed_profile
 from perfmodel.cost.terms import Terms
-from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.machine.evidence import Evidence
 from perfmodel.step.program import Cause
 from perfmodel.units import MIB
 from tests.perfmodel.profiles import HEAVY, Machine, profile

@@ -1,6 +1,7 @@
 """Collectives of a profile, alone and on a cluster around it."""
 
 import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,12 +10,12 @@ from perfmodel.cost.collectives import SWITCH_LATENCY_S
 from perfmodel.cost.machine import CostModel
 from perfmodel.cost.messages import MessageCost
 from perfmodel.cost.network import NOT_MEASURED, Network
-from perfmodel.documents.prediction import Evidence
-from perfmodel.documents.profile import CurvePoint
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.explanation import explain
 from perfmodel.layout.setting import Setting, Synchronisation
 from perfmodel.machine.cluster import Cluster, SlowDevice, SlowLink, Tier, Traffic
+from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.measured import CurvePoint
 from perfmodel.predictor import Predictor
 from perfmodel.sweep import Grid, sweep
 from perfmodel.units import MIB
@@ -188,7 +189,7 @@ def test_measured_links_stand_only_for_their_like(
 def test_groups_that_fit_into_no_tier_are_no_calibration() -> None:
     """Measured on 4 ranks, a socket of 2."""
     whole = profile(Machine(world_size=4))
-    four = [c.model_copy(update={"world_size": 4}) for c in whole.collectives]
+    four = [replace(c, world_size=4) for c in whole.collectives]
     socket = Tier(name="socket", of="device", count=2, link_bytes_per_s=1e9, latency_s=1e-6)
     node = Tier(name="node", of="socket", count=2, link_bytes_per_s=1e9, latency_s=1e-6)
     predictor = Predictor(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -9,8 +10,8 @@ from hypothesis import strategies as st
 
 from perfmodel.cost.families import FRESH_KIND, family, features, fresh_s, wider_family, work
 from perfmodel.cost.operators import UNKNOWN_LOG_ERROR, OperatorPrices, work_s
-from perfmodel.documents.prediction import Evidence
-from perfmodel.documents.profile import MeasuredOperator, MeasuredStep, OperatorProfile
+from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.measured import MeasuredOperator, MeasuredStep, OperatorCosts
 from perfmodel.workload.operator import Operator, Phase
 from perfmodel.workload.step import signature
 from tests.perfmodel.operators import (
@@ -24,7 +25,7 @@ from tests.perfmodel.operators import (
 
 
 @functools.cache
-def machine() -> OperatorProfile:
+def machine() -> OperatorCosts:
     return prices_of_the_made_up_machine()
 
 
@@ -87,7 +88,7 @@ def test_what_was_measured_in_place_comes_first_unless_curves_are_asked_for() ->
         optimizer_s=0.1,
         relative_error=0.01,
     )
-    profile = machine().model_copy(update={"measured": (step,)})
+    profile = replace(machine(), measured=(step,))
     found = OperatorPrices(profile).price([called], Phase.FORWARD)[0]
     assert (found.time_s, found.evidence) == (0.5, Evidence.MEASURED)
     other = OperatorPrices(profile, use_measured=False).price([called], Phase.FORWARD)[0]
@@ -183,7 +184,7 @@ def test_calls_that_a_step_makes_more_cheaply_than_a_replay_still_take_time() ->
     called = addition(1000)
     (price,) = OperatorPrices(machine()).price([called], Phase.BACKWARD)
     for saved, left in ((0.1, 0.9), (0.3, 0.7), (5.0, 0.5)):
-        overhead = machine().overhead.model_copy(update={"backward_s": -saved * price.time_s})
-        profile = machine().model_copy(update={"overhead": overhead})
+        overhead = replace(machine().overhead, backward_s=-saved * price.time_s)
+        profile = replace(machine(), overhead=overhead)
         found = OperatorPrices(profile)._phase([(called, 7)], Phase.BACKWARD)
         assert found.time_s == pytest.approx(7 * left * price.time_s)

@@ -1,6 +1,7 @@
 """Scaling to a device that is not present: laws, and sums by hand."""
 
 import functools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -16,11 +17,12 @@ from perfmodel.cost.rescaling import (
     shipped_catalogue,
 )
 from perfmodel.documents.hardware import DataSheet
-from perfmodel.documents.prediction import Evidence
-from perfmodel.documents.profile import DeviceRates, OperatorProfile, ProfileDocument, Rescaling
+from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.layout.setting import Setting, scaled_settings
 from perfmodel.machine.cluster import Cluster, Tier
+from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.measured import DeviceRates, OperatorCosts, Rescaling
 from perfmodel.predictor import Predictor, caveats
 from perfmodel.workload.operator import Operator, Phase, TensorSpec
 from tests.perfmodel.cli.test_memory_command import document as remembered
@@ -120,7 +122,7 @@ def test_nothing_beats_the_targets_data_sheet_or_the_start_of_a_call(
 
 
 def test_without_a_time_of_its_own_the_start_is_the_shortest_call_of_the_family() -> None:
-    on_gpu = rescaling(rates(1e6, 1e6)).model_copy(update={"start_s": None})
+    on_gpu = replace(rescaling(rates(1e6, 1e6)), start_s=None)
     assert rescaled_s(1e-3, addition(10), on_gpu, shortest_s=4e-6) == pytest.approx(4e-6, rel=1e-2)
 
 
@@ -151,7 +153,7 @@ def sheet(name: str, **changes: object) -> DataSheet:
 
 
 @functools.cache
-def priced() -> OperatorProfile:
+def priced() -> OperatorCosts:
     return prices_of_the_made_up_machine()
 
 
@@ -287,12 +289,10 @@ def test_whose_links_are_meant_is_said_of_groups_also_on_a_cluster(
 
 def test_what_a_host_saves_per_call_is_not_saved_by_another_device() -> None:
     """Neither a constant below zero beside the curves nor such an overhead makes it faster."""
-    alone = prices_of_the_made_up_machine().model_copy(
-        update={"rescaling": rescaling(rates(2.0, 2.0))}
-    )
+    alone = replace(prices_of_the_made_up_machine(), rescaling=rescaling(rates(2.0, 2.0)))
     step = traced().at(micro_batch=4)
-    overhead = alone.overhead.model_copy(update={"forward_s": -1e-6, "backward_s": -1e-6})
-    hasty = alone.model_copy(update={"curve_call_s": -1e-6, "overhead": overhead})
+    overhead = replace(alone.overhead, forward_s=-1e-6, backward_s=-1e-6)
+    hasty = replace(alone, curve_call_s=-1e-6, overhead=overhead)
     expected, found = (OperatorPrices(of, use_measured=False).step(step) for of in (alone, hasty))
     for phase in (Phase.FORWARD, Phase.BACKWARD):
         assert found[phase].time_s == expected[phase].time_s

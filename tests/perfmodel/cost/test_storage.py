@@ -3,8 +3,8 @@
 import pytest
 
 from perfmodel.cost.memory import checkpoint_cost, rate_bytes_per_s
-from perfmodel.documents.prediction import Evidence
-from perfmodel.documents.profile import CheckpointProfile, CurvePoint
+from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.measured import CheckpointProfile, CurvePoint
 from perfmodel.units import Bytes
 
 

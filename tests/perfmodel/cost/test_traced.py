@@ -1,22 +1,23 @@
 """A traced workload as phase curves: sums of prices, evidence, ranks that slow each other down."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from calibrate.fit.operators import fit_operators
 from perfmodel.cost.operators import OperatorPrices
 from perfmodel.cost.traced import slowdown, traced_profile, with_ready_times
-from perfmodel.documents.prediction import Evidence
-from perfmodel.documents.profile import (
+from perfmodel.documents.profile import ProfileDocument
+from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.measured import (
     MeasuredOperator,
     MeasuredStep,
-    OperatorProfile,
+    MeasuredWorkload,
+    OperatorCosts,
     PhaseCurves,
-    ProfileDocument,
-    WorkloadProfile,
 )
-from perfmodel.layout.setting import Setting, Synchronisation
 from perfmodel.predictor import Predictor, caveats, interval
 from perfmodel.workload.operator import Phase
 from perfmodel.workload.step import parameters_signature, signature
@@ -26,12 +27,12 @@ from tests.perfmodel.traces import WORKLOAD, traced
 
 
 @pytest.fixture(scope="module")
-def prices() -> OperatorProfile:
+def prices() -> OperatorCosts:
     return prices_of_the_made_up_machine()
 
 
 @pytest.fixture(scope="module")
-def machine(prices: OperatorProfile) -> ProfileDocument:
+def machine(prices: OperatorCosts) -> ProfileDocument:
     return profile(Machine()).model_copy(update={"operators": prices})
 
 
@@ -44,7 +45,7 @@ def single(micro_batch: int) -> Setting:
     )
 
 
-def measured(prices: OperatorProfile, micro_batch: int, time_s: float) -> OperatorProfile:
+def measured(prices: OperatorCosts, micro_batch: int, time_s: float) -> OperatorCosts:
     """Every operator of the step measured to take so long."""
     step = traced().at(micro_batch=micro_batch)
     names = [(signature(step.operators[at]), phase.value) for at, phase in step.call_counts()]
@@ -58,10 +59,10 @@ def measured(prices: OperatorProfile, micro_batch: int, time_s: float) -> Operat
         optimizer_s=5 * time_s,
         relative_error=0.01,
     )
-    return prices.model_copy(update={"measured": (found,)})
+    return replace(prices, measured=(found,))
 
 
-def test_a_phase_is_the_sum_of_its_calls(prices: OperatorProfile) -> None:
+def test_a_phase_is_the_sum_of_its_calls(prices: OperatorCosts) -> None:
     step = traced().at(micro_batch=8)
     table = OperatorPrices(prices)
     forward, gradient = (price.time_s for price in table.price(step.operators, Phase.BACKWARD))
@@ -79,7 +80,7 @@ def test_a_traced_workload_is_predicted_without_ever_having_run(machine: Profile
 
 
 def test_measured_operators_decide_at_their_batch_and_scale_the_others(
-    machine: ProfileDocument, prices: OperatorProfile
+    machine: ProfileDocument, prices: OperatorCosts
 ) -> None:
     known = machine.model_copy(update={"operators": measured(prices, 8, 0.1)})
     predictor = Predictor(known)
@@ -98,7 +99,7 @@ def test_measured_operators_decide_at_their_batch_and_scale_the_others(
 
 
 def test_ranks_beside_each_other_are_slowed_as_the_reference_models_are(
-    machine: ProfileDocument, prices: OperatorProfile
+    machine: ProfileDocument, prices: OperatorCosts
 ) -> None:
     workload = traced_profile(machine, prices, WORKLOAD, traced())
     one, two = workload.phases[0], workload.phases[-1]
@@ -113,19 +114,17 @@ def with_sharing(machine: ProfileDocument, slopes: dict[str, float]) -> ProfileD
     return machine.model_copy(
         update={
             "workloads": tuple(
-                entry.model_copy(update={"phases": (entry.phases[0], _slowed(entry, slopes))})
+                replace(entry, phases=(entry.phases[0], _slowed(entry, slopes)))
                 for entry in machine.workloads
             )
         }
     )
 
 
-def _slowed(entry: WorkloadProfile, slopes: dict[str, float]) -> PhaseCurves:
+def _slowed(entry: MeasuredWorkload, slopes: dict[str, float]) -> PhaseCurves:
     factor = slopes[entry.workload.name]
-    points = tuple(
-        p.model_copy(update={"time_s": p.time_s * factor}) for p in entry.phases[0].backward
-    )
-    return entry.phases[1].model_copy(update={"backward": points})
+    points = tuple(replace(p, time_s=p.time_s * factor) for p in entry.phases[0].backward)
+    return replace(entry.phases[1], backward=points)
 
 
 def test_heavier_models_are_slowed_as_the_reference_models_rise(machine: ProfileDocument) -> None:
@@ -146,7 +145,7 @@ def test_heavier_models_are_slowed_as_the_reference_models_rise(machine: Profile
 
 def test_one_more_repetition_widens_what_is_said_of_a_traced_step(machine: ProfileDocument) -> None:
     assert machine.operators is not None
-    restless = machine.operators.model_copy(update={"repetition_errors": {1: 0.2}})
+    restless = replace(machine.operators, repetition_errors={1: 0.2})
     widths = []
     for known in (machine, machine.model_copy(update={"operators": restless})):
         predictor = Predictor(known)
@@ -168,7 +167,7 @@ def test_an_operator_that_nothing_tells_about_is_named(machine: ProfileDocument)
 
 
 def test_a_gradient_is_ready_when_the_priced_backward_pass_is_there(
-    prices: OperatorProfile,
+    prices: OperatorCosts,
 ) -> None:
     table = OperatorPrices(prices)
     step = traced().at(micro_batch=8)
@@ -178,7 +177,7 @@ def test_a_gradient_is_ready_when_the_priced_backward_pass_is_there(
 
 
 def test_a_light_model_on_a_fast_device_takes_as_long_as_the_host_needs_to_issue_it(
-    prices: OperatorProfile,
+    prices: OperatorCosts,
 ) -> None:
     """3 calls of 10 ms on the host, while the device needs a tenth of that; a large batch turns that."""
     fast = profile(Machine(asynchronous=True, dispatch_s=1e-2))

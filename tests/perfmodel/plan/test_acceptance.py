@@ -10,10 +10,11 @@ import pytest
 from perfmodel.documents.acceptance import AcceptanceTerms, Clause, ClauseKind, Verdict
 from perfmodel.documents.goodput import GoodputDocument
 from perfmodel.documents.observation import RankSteps, StepObservation
-from perfmodel.documents.profile import ComputeRate, ProfileDocument
+from perfmodel.documents.profile import ProfileDocument
 from perfmodel.engine.job import FailureCause, Job
 from perfmodel.errors import CalibrationUnavailable, InvalidDocument, UsageError
 from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.machine.measured import ComputeRate
 from perfmodel.plan.acceptance import (
     Quantity,
     acceptance_terms,

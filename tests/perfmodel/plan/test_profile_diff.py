@@ -1,10 +1,14 @@
 """Two profiles: what changed beyond noise."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
-from perfmodel.documents.profile import CurvePoint, ProfileDocument
+from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import IncomparableRuns
+from perfmodel.machine.measured import CurvePoint
 from perfmodel.plan.profile_diff import Estimate, changed_facts, compare_profiles, estimates, score
 from tests.perfmodel.profiles import Machine, profile
 
@@ -19,18 +23,18 @@ def noisy(seed: int, *, slower_forward: float = 1.0) -> ProfileDocument:
     for entry in document.workloads:
         phases = []
         for one in entry.phases:
-            update = {}
+            update: dict[str, Any] = {}
             for name in ("input", "forward", "backward", "optimizer"):
                 factor = slower_forward if name == "forward" else 1.0
                 update[name] = tuple(_drawn(p, rng, factor) for p in getattr(one, name))
-            phases.append(one.model_copy(update=update))
-        workloads.append(entry.model_copy(update={"phases": tuple(phases)}))
+            phases.append(replace(one, **update))
+        workloads.append(replace(entry, phases=tuple(phases)))
     return document.model_copy(update={"workloads": tuple(workloads), "num_rounds": 20})
 
 
 def _drawn(point: CurvePoint, rng: np.random.Generator, factor: float) -> CurvePoint:
     time_s = point.time_s * factor * float(np.exp(ERROR * rng.standard_normal()))
-    return point.model_copy(update={"time_s": time_s})
+    return replace(point, time_s=time_s)
 
 
 def test_measuring_twice_changes_nothing() -> None:
@@ -78,9 +82,7 @@ def test_what_only_one_holds_is_said() -> None:
 
 def test_nothing_in_common_is_refused() -> None:
     empty = profile(Machine(world_size=1)).model_copy(update={"workloads": (), "steps": ()})
-    nothing = empty.model_copy(
-        update={"ddp": empty.ddp.model_copy(update={"determined": (False,) * 5})}
-    )
+    nothing = empty.model_copy(update={"ddp": replace(empty.ddp, determined=(False,) * 5)})
     with pytest.raises(IncomparableRuns, match="common parameter"):
         compare_profiles(nothing, profile(Machine()))
 

@@ -7,9 +7,9 @@ import pytest
 
 import perfmodel as pm
 from perfmodel.documents.plan import Failures
-from perfmodel.documents.profile import CheckpointProfile, CurvePoint
 from perfmodel.engine.job_algebra import best_interval_s
 from perfmodel.errors import CalibrationUnavailable, InvalidDocument, UsageError
+from perfmodel.machine.measured import CheckpointProfile, CurvePoint
 from perfmodel.plan.goodput import stops_of
 from perfmodel.predictor import NUM_DRAWS
 from tests.perfmodel.plan.plans import PLAN, TODAY, written

@@ -5,19 +5,19 @@ from typing import Final
 import numpy as np
 
 from perfmodel.documents.base import Provenance
-from perfmodel.documents.profile import (
+from perfmodel.documents.profile import ProfileDocument
+from perfmodel.machine.measured import (
     CollectiveProfile,
     ComputeRate,
     Curve,
     CurvePoint,
     DdpCosts,
+    MeasuredWorkload,
     OverlapProfile,
     PhaseCurves,
-    ProfileDocument,
     Residual,
     SingleStep,
     StepNoise,
-    WorkloadProfile,
 )
 from perfmodel.workload.workload import Parameter, Workload
 
@@ -49,7 +49,7 @@ def plain_workload(name: str) -> Workload:
     )
 
 
-def plain_workload_profile(name: str) -> WorkloadProfile:
+def plain_workload_profile(name: str) -> MeasuredWorkload:
     phases = tuple(
         PhaseCurves(
             world_size=world_size,
@@ -61,7 +61,7 @@ def plain_workload_profile(name: str) -> WorkloadProfile:
         )
         for world_size in (1, 2)
     )
-    return WorkloadProfile(
+    return MeasuredWorkload(
         workload=plain_workload(name),
         phases=phases,
         noise=(StepNoise(micro_batch=32, ratios=tuple(np.linspace(0.95, 1.25, 21))),),

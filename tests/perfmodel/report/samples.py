@@ -5,7 +5,6 @@ from typing import Literal
 import numpy as np
 
 from perfmodel.documents.prediction import (
-    Evidence,
     Interval,
     MeasuredPoint,
     PredictedPoint,
@@ -20,6 +19,7 @@ from perfmodel.documents.verdicts import (
     ValidationDocument,
 )
 from perfmodel.layout.setting import Setting
+from perfmodel.machine.evidence import Evidence
 from perfmodel.step.program import Cause, Operation, StepProgram, Stream, Trace
 from tests.perfmodel.report.profile_samples import PROVENANCE, plain_profile
 

@@ -6,9 +6,9 @@ import pytest
 
 import perfmodel as pm
 from perfmodel.cost.rescaling import LINK_SHARE, find_device, rescaled_profile, shipped_catalogue
-from perfmodel.documents.prediction import Evidence
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import NotFeasible, PerfModelError, UsageError
+from perfmodel.machine.evidence import Evidence
 from perfmodel.scenarios.fields import scenarios_of, usable_links
 from perfmodel.scenarios.machine import link_of
 from tests.perfmodel.cost.test_rescale import calibrated

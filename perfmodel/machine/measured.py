@@ -1,0 +1,299 @@
+"""Costs of a machine as measured: curves of phases, operators, collectives, and what DDP adds."""
+
+import statistics
+from dataclasses import dataclass, field
+from typing import Annotated, Final, Literal
+
+from annotated_types import MinLen
+
+from perfmodel.machine.evidence import Evidence
+from perfmodel.units import Count, NonNegative, Positive, Share
+from perfmodel.workload.workload import Workload
+
+#: Standard error of a logarithm.
+RelativeError = NonNegative
+#: Exponent by which work follows the speed probe where nothing tells it: as it follows a slower clock.
+ASSUMED_SENSITIVITY: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePoint:
+    """A typical time at one abscissa (a micro-batch, or a message size in bytes)."""
+
+    at: Positive
+    time_s: NonNegative
+    relative_error: RelativeError
+    """Standard error of the logarithm of ``time_s``."""
+
+
+Curve = Annotated[tuple[CurvePoint, ...], MinLen(1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseCurves:
+    """Time of each phase of one micro-step over the micro-batch, with so many ranks at work."""
+
+    world_size: Count
+    input: Curve
+    forward: Curve
+    backward: Curve
+    optimizer: Curve
+    dispatch_forward: tuple[CurvePoint, ...] = ()
+    """Host time to issue the forward pass; empty on devices that run synchronously."""
+    dispatch_backward: tuple[CurvePoint, ...] = ()
+    dispatch_optimizer: tuple[CurvePoint, ...] = ()
+
+
+PHASE_CURVES: Final = tuple(
+    name for name in PhaseCurves.__dataclass_fields__ if name != "world_size"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepNoise:
+    """Spread of single steps of one rank around the typical one."""
+
+    micro_batch: Count
+    ratios: tuple[Positive, ...]
+    """Step over typical step at evenly spaced probabilities (k + 1/2) / len."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredWorkload:
+    """One workload as measured on the machine."""
+
+    workload: Workload
+    phases: Annotated[tuple[PhaseCurves, ...], MinLen(1)]
+    """Ascending in ``world_size``; the first is one rank alone."""
+    noise: tuple[StepNoise, ...]
+    rank_spread: RelativeError
+    """Standard deviation of the logarithm of the ranks' own typical steps; 0 with one rank."""
+    speed_sensitivity: Share
+    """How much of a slow-down of the speed probe this workload shares, as an exponent."""
+    evidence: Evidence | None = None
+    """Where the curves come from, if not from steps of this workload on this machine."""
+    measured_batches: tuple[int, ...] = ()
+    """Micro-batches at which all operators were measured in place, if the curves are theirs."""
+    unpriced: tuple[str, ...] = ()
+    """Operators that no timing tells about: priced by what memory and arithmetic allow at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveProfile:
+    """One collective over the group sizes at hand."""
+
+    collective: str
+    world_size: Count
+    points: Curve
+    """Time over the size of the whole array in bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlapProfile:
+    """Matrix products and one all-reduce at the same time, each as a fraction of its speed alone."""
+
+    world_size: Count
+    size_bytes: Count
+    """Of the all-reduce."""
+    compute_speed: Positive
+    comm_speed: Positive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DdpCosts:
+    """What DDP adds to a step beyond compute and communication alone; draws carry the covariance."""
+
+    names: tuple[str, ...] = (
+        "bucket_s",
+        "bucket_s_per_byte",
+        "all_reduce_scale",
+        "compute_speed",
+        "comm_speed",
+    )
+    values: tuple[float, ...]
+    draws: tuple[tuple[float, ...], ...]
+    """Bootstrap over the rounds of the calibration; shape ``(num_draws, len(names))``."""
+    determined: tuple[bool, ...]
+    """Whether the data determine each value; otherwise it is an assumption."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residual:
+    """Errors of the model on its own calibration, each setting left out of the fit in turn."""
+
+    single_log_errors: tuple[float, ...]
+    ddp_log_errors: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeRate:
+    """A kernel alone: what the device can do at most."""
+
+    probe: str
+    dtype: str
+    shape: tuple[int, ...]
+    time_s: Positive
+    flop_per_s: NonNegative
+    bytes_per_s: NonNegative
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SingleStep:
+    """A calibrated setting as measured, for plots and speed-ups: what is typical over repetitions."""
+
+    workload: str
+    world_size: Count
+    micro_batch: Count
+    synchronisation: str
+    bucket_cap_mb: float | None
+    step_s: Positive
+    relative_error: RelativeError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorFamily:
+    """Timings of operators that tell about each other, as ratios to the sum of their work's times."""
+
+    name: str
+    flop_per_s: NonNegative
+    """Highest rate that any member reached; 0 if none computes products."""
+    bytes_per_s: Positive
+    least_s: Positive
+    """Fastest member: the price of a call that has nothing to do. [s]"""
+    unit_s: tuple[NonNegative, ...] = ()
+    """Time per unit of each kind of work; none in early profiles, whose ratios are to the roofline. [s]"""
+    features: tuple[tuple[float, ...], ...]
+    log_ratios: tuple[float, ...]
+    """Logarithm of time over that sum, one per row of ``features``."""
+    lengths: tuple[Positive, ...]
+    spread: Positive
+    noise: Positive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredOperator:
+    """One operator of a workload, timed in the order and surroundings of its step."""
+
+    signature: str
+    phase: str
+    time_s: NonNegative
+    """Mean over its calls. [s]"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredStep:
+    """A traced step at one micro-batch, measured operator by operator."""
+
+    workload: str
+    micro_batch: Count
+    parameters: str
+    """Signature of the parameters and the optimizer."""
+    operators: tuple[MeasuredOperator, ...]
+    optimizer_s: NonNegative
+    relative_error: RelativeError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallOverhead:
+    """What a step costs per operator beyond the operators: modules, autograd, the loop over them. [s]
+
+    Below zero where a step calls them more cheaply than a replay does: a backward pass is C++ alone.
+    """
+
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
+    """Per trained tensor."""
+    forward_log_error: RelativeError
+    """Standard deviation, in log, of reference models around their sums."""
+    backward_log_error: RelativeError
+    optimizer_log_error: RelativeError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRates:
+    """What a device can do, by its data sheet or as measured."""
+
+    name: str
+    flop_per_s: dict[str, Positive]
+    """Products by the type of their factors; "convolution fp32" where that differs from matrices."""
+    bytes_per_s: Positive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rescaling:
+    """How prices of a calibrated device become those of one that is not present."""
+
+    source: DeviceRates
+    target: DeviceRates
+    start_s: NonNegative | None
+    """Part of every call that stays as it is; ``None``: the shortest call of its family. [s]"""
+    log_error: RelativeError
+    """Standard deviation, in log, of scaled times; common to all of them."""
+    notes: tuple[str, ...]
+    """What a reader must know of any prediction."""
+    notes_on_groups: tuple[str, ...]
+    """The same of predictions for several devices."""
+    device_kind: Literal["cpu", "cuda"]
+    """Whose framework and allocator take memory; whatever is timed is as on the calibrated kind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorCosts:
+    """What single operators cost on the machine."""
+
+    peak_flop_per_s: Positive
+    peak_bytes_per_s: Positive
+    """No operator is priced above these two, whatever a fit says."""
+    families: tuple[OperatorFamily, ...]
+    measured: tuple[MeasuredStep, ...]
+    overhead: CallOverhead
+    curve_log_error: RelativeError
+    """Standard deviation, in log, of curve-priced reference phases around the measured ones."""
+    curve_call_s: float = 0.0
+    """What a call that a curve prices takes in a step beyond it, less than nothing where single layers
+    start from emptier caches; nothing in profiles of before. [s]"""
+    repetition_errors: dict[Count, RelativeError] = field(default_factory=dict)
+    """By the number of ranks at work, how far one repetition to a setting is off, in log; none in early
+    profiles."""
+    rescaling: Rescaling | None = None
+    """Set where the prices are for another device than the one that was timed; never in a file of a
+    calibration."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointProfile:
+    """Checkpoints as one process wrote and read them, in the folder of the calibration."""
+
+    write: Curve
+    """Time over the size of the file in bytes, until it is on the disk."""
+    read: Curve
+    """The same back into model and optimizer, past the page cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseScaleProfile:
+    """Gradient noise of a reference model along real trainings under DDP, on generated samples."""
+
+    workload: str
+    samples: str
+    """What was learned: a noise scale belongs to a model and its data."""
+    ranks: Count
+    batch: Count
+    """At which it was trained, of all ranks together. [samples]"""
+    learning_rate: Positive
+    target_loss: Positive
+    noise_scale: Positive
+    """Over the whole training: the batch that is said to need twice the samples of a tiny one."""
+    relative_error: RelativeError
+    """Standard error of its logarithm, over trainings with other starts and other samples."""
+    at_start: Positive
+    """In the first part of the training. [samples]"""
+    at_end: Positive
+    steps_to_target: Annotated[tuple[Count, ...], MinLen(1)]
+    """Of each training."""
+
+    @property
+    def samples_to_target(self) -> float:
+        """Median over the trainings."""
+        return self.batch * statistics.median(self.steps_to_target)
