@@ -1,5 +1,6 @@
 """Reading and writing documents: strict, versioned, atomic."""
 
+import dataclasses
 import datetime as dt
 import hashlib
 import json
@@ -31,7 +32,7 @@ STRICT = ConfigDict(
     defer_build=True,
 )
 #: Pydantic's names of errors.
-_UNKNOWN_KEY: Final = "extra_forbidden"
+_UNKNOWN_KEYS: Final = ("extra_forbidden", "unexpected_keyword_argument")
 _NO_KIND: Final = "union_tag_not_found"
 #: Keys that tell kinds of files which lie beside each other.
 _TELLTALES: Final = {
@@ -257,11 +258,11 @@ def first_problem(error: ValidationError, model: type[BaseModel] | None = None) 
     """
     problems = error.errors(include_url=False)
     # a misspelt key is also a missing one: what was written says more than what was not
-    problem = min(problems, key=lambda one: one["type"] != _UNKNOWN_KEY)
+    problem = min(problems, key=lambda one: one["type"] not in _UNKNOWN_KEYS)
     *parent, key = problem["loc"] or ("document",)
     where = ".".join(map(str, (*parent, key)))
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    if problem["type"] == _UNKNOWN_KEY:
+    if problem["type"] in _UNKNOWN_KEYS:
         missing = [
             str(one["loc"][-1])
             for one in problems
@@ -278,22 +279,32 @@ def first_problem(error: ValidationError, model: type[BaseModel] | None = None) 
 
 def _keys_at(model: type[BaseModel], place: Sequence[int | str]) -> list[str]:
     """Every key that may stand at a place of a document."""
-    models = [model]
+    models: list[type] = [model]
     for part in place:
         found = [
             inner
             for outer in models
-            if part in outer.model_fields
-            for inner in _models_in(outer.model_fields[str(part)].annotation)
+            if part in _fields(outer)
+            for inner in _models_in(_fields(outer)[str(part)])
         ]
         # positions in lists, keys of maps and tags of unions lead no deeper
         models = found or models
-    return sorted({name for one in models for name in one.model_fields})
+    return sorted({name for one in models for name in _fields(one)})
 
 
-def _models_in(annotation: object) -> list[type[BaseModel]]:
+def _fields(model: type) -> dict[str, object]:
+    """Types of the fields of a record or a dataclass, by name."""
+    if issubclass(model, BaseModel):
+        return {name: field.annotation for name, field in model.model_fields.items()}
+    fields: dict[str, dataclasses.Field[object]] = getattr(model, "__dataclass_fields__", {})
+    return {name: field.type for name, field in fields.items()}
+
+
+def _models_in(annotation: object) -> list[type]:
     """Kinds of records somewhere in a type such as ``tuple[Record, ...] | None``."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    if isinstance(annotation, type) and (
+        issubclass(annotation, BaseModel) or dataclasses.is_dataclass(annotation)
+    ):
         return [annotation]
     return [model for part in get_args(annotation) for model in _models_in(part)]
 

@@ -37,9 +37,8 @@ class Interval(Record):
     @classmethod
     def of(cls, draws: FloatArray, *, nominal: float | None = None) -> Self:
         """The middle 90 % of draws around their median, or around a nominal value, always inside."""
-        p5, nominal, p95 = (float(value) for value in np.quantile(draws, [0.05, 0.5, 0.95]))
-        if nominal is None:
-            return cls(p5=p5, nominal=nominal, p95=p95)
+        p5, median, p95 = (float(value) for value in np.quantile(draws, [0.05, 0.5, 0.95]))
+        nominal = median if nominal is None else nominal
         return cls(p5=min(p5, nominal), nominal=nominal, p95=max(p95, nominal))
 
     def __mul__(self, factor: float) -> "Interval":

@@ -141,12 +141,6 @@ def test_a_misspelt_key_that_need_not_be_there_is_recognised(tmp_path: Path) -> 
     assert refusal(path).endswith("; did you mean names?")
 
 
-def test_profiles_without_what_is_measured_since_digest_as_they_did(tmp_path: Path) -> None:
-    path = tmp_path / "p.json"
-    profile(Machine()).write(path)
-    assert {"checkpoint", "noise_scales"}.isdisjoint(json.loads(path.read_text()))
-
-
 @pytest.mark.parametrize("version", [0, 2, "1", None])
 def test_another_schema_version_is_refused_with_what_to_do(tmp_path: Path, version: object) -> None:
     path = written(tmp_path / "p.json", lambda raw: raw.update(schema_version=version))
