@@ -12,6 +12,7 @@ import numpy as np
 from perfmodel import checks
 from perfmodel.cost.batch import calibrated_law
 from perfmodel.cost.machine import SEED, CostModel, borrowed_profile, model_form
+from perfmodel.cost.network import Group
 from perfmodel.cost.rescaling import whole_steps_refused
 from perfmodel.cost.terms import Samples, Terms, paced
 from perfmodel.cost.traced import origin_caveats, traced_profile
@@ -304,7 +305,7 @@ class Predictor:
         size_bytes = _largest_all_reduce(program)
         if self.cluster is None or not size_bytes:
             return 1.0
-        occupied = self._costs.network.occupancy(size_bytes, world_size=world_size)
+        occupied = self._costs.network.occupancy(size_bytes, Group(world_size))
         factors = [
             slowdown_by_sharing(program, durations_s, num_jobs=1 + jobs, occupied=share)
             for tier, share in occupied.items()
@@ -316,7 +317,7 @@ class Predictor:
         size_bytes = _largest_all_reduce(program)
         if self.cluster is None or not size_bytes:
             return None
-        return self._costs.network.binding(size_bytes, world_size=world_size)
+        return self._costs.network.bottleneck(size_bytes, Group(world_size))
 
 
 def _largest_all_reduce(program: StepProgram) -> Bytes:

@@ -11,11 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel import model
-from perfmodel.cost.collectives import PricedLevel, SwitchedSum, all_reduce_s, broadcast_s
+from perfmodel.cost.collectives import (
+    LevelCost,
+    SwitchedSum,
+    all_reduce_s,
+    broadcast_s,
+    message_bytes,
+    num_messages,
+)
 from perfmodel.cost.jobs import jobs_from
 from perfmodel.cost.layout_memory import in_flight, rank_memory
 from perfmodel.cost.layout_time import layout_durations
-from perfmodel.cost.messages import message_bytes, num_messages
 from perfmodel.engine.algebra import end_times, end_times_with_interference
 from perfmodel.engine.job import FailureCause, Job
 from perfmodel.engine.job_algebra import expected_elapsed_s
@@ -175,8 +181,8 @@ def test_pipeline_is_exact_without_hops_and_a_bound_with_them(
         assert layout_step_s(uneven, times) <= step_s * (1 + EXACT)
 
 
-def level(tier: Tier, **others: Any) -> PricedLevel:
-    return PricedLevel(
+def level(tier: Tier, **others: Any) -> LevelCost:
+    return LevelCost(
         tier="links",
         members=tier.n,
         latency_s=np.array([tier.hop_s]),

@@ -6,9 +6,8 @@ FittedParameters may be numbers or columns, as in ``cost.layout_time``.
 from typing import Final
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from perfmodel.arrays import FloatArray
+from perfmodel.cost.collectives import ring_share
 from perfmodel.cost.jobs import Column, Jobs
 from perfmodel.cost.parameters import FittedParameters
 
@@ -31,7 +30,7 @@ def tensor_collective_s(jobs: Jobs, fitted: FittedParameters) -> Column:
     outside = np.minimum(np.asarray(fitted["node_bytes_per_s"]) * jobs.devices_per_node, inside)
     speed = np.where(tp > jobs.devices_per_node, outside, inside)
     size = jobs.element_bytes * jobs.tokens * jobs.hidden
-    moved = 2 * (tp - 1) / tp * size / speed
+    moved = ring_share(tp, passes=2) * size / speed
     return np.where(tp > 1, fitted["tensor_latency_s"] * np.log2(tp) + moved, 0.0)
 
 
@@ -137,7 +136,7 @@ def sites_s(jobs: Jobs) -> Column:
     """
     model = jobs.layers * jobs.layer_parameters
     model = model + (2 - jobs.tied) * jobs.vocabulary * jobs.hidden
-    crossing = 2 * (jobs.sites - 1) / jobs.sites * SITE_BYTES * model / jobs.site_bytes_per_s
+    crossing = ring_share(jobs.sites, passes=2) * SITE_BYTES * model / jobs.site_bytes_per_s
     return np.asarray(crossing / jobs.sync_every)
 
 
@@ -188,7 +187,7 @@ def _moved_s(
     inside = np.asarray(fitted["data_bytes_per_s"])
     outside = np.minimum(inside, np.asarray(fitted["node_bytes_per_s"]) * members)
     speed = np.where(group > members, outside, inside)
-    return np.asarray((group - 1) / group * jobs.element_bytes * parameters / speed)
+    return np.asarray(ring_share(group) * jobs.element_bytes * parameters / speed)
 
 
 def _members(jobs: Jobs, group: Column, *, every: Column | float) -> Column:
@@ -201,14 +200,3 @@ def _members(jobs: Jobs, group: Column, *, every: Column | float) -> Column:
     near = np.minimum(np.floor(node), np.ceil(jobs.cp / every))
     apart = np.maximum(near, np.floor(node / jobs.pp))
     return np.clip(np.where(jobs.pipeline_inside > 0, apart, np.floor(node)), 1, group)
-
-
-#: Two times of nothing take nothing. [s]
-_NOTHING_S: Final = 1e-30
-
-
-def soft_maximum(first: ArrayLike, second: ArrayLike, exponent: ArrayLike) -> FloatArray:
-    """(a^k + b^k)^(1/k): a sum for k = 1, the maximum for large k (AdaptDL, OSDI'21); arrays broadcast."""
-    larger, power = np.maximum(first, second), np.asarray(exponent)
-    ratio = np.minimum(first, second) / np.maximum(larger, _NOTHING_S)
-    return np.asarray(larger * (1 + ratio**power) ** (1 / power))

@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.arrays import soft_maximum
 from perfmodel.cost.exchanges import (
     all_gather_s,
     all_to_all_s,
@@ -22,7 +23,6 @@ from perfmodel.cost.exchanges import (
     replicas_reduce_s,
     replicate_s,
     sites_s,
-    soft_maximum,
     tensor_collective_s,
     threads_s,
     upload_s,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from perfmodel.cost.network import Network
+from perfmodel.cost.network import Group, Network
 from perfmodel.cost.terms import CurveDraws, Samples, Terms
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
@@ -148,14 +148,14 @@ class CostModel:
         self, size_bytes: Bytes | Samples, world_size: int, *, bandwidth: Samples | float = 1.0
     ) -> Samples:
         """Time of one all-reduce alone, if links had so many times their bandwidth. [s]"""
-        alone_s = self.network.all_reduce_s(size_bytes, world_size=world_size, rate=bandwidth)
+        alone_s = self.network.time_s("all_reduce", size_bytes, Group(world_size), rate=bandwidth)
         return alone_s * self._ddp["all_reduce_scale"]
 
     def broadcast_s(
         self, size_bytes: Bytes | Samples, world_size: int, *, bandwidth: Samples | float = 1.0
     ) -> Samples:
         """Time of one broadcast alone, if links had so many times their bandwidth. [s]"""
-        return self.network.broadcast_s(size_bytes, world_size=world_size, rate=bandwidth)
+        return self.network.time_s("broadcast", size_bytes, Group(world_size), rate=bandwidth)
 
     def _load_s(self, setting: Setting, samples_per_s: float | None) -> Samples:
         seconds = 0.0 if samples_per_s is None else setting.local_batch / samples_per_s
@@ -198,7 +198,7 @@ class CostModel:
         beyond = setting.world_size > self.profile.max_world_size
         buckets = gradient_buckets(workload.workload, setting)
         evidence["communication"] = self.network.evidence(
-            [bucket.size_bytes for bucket in buckets], world_size=setting.world_size
+            [bucket.size_bytes for bucket in buckets], Group(setting.world_size)
         )
         evidence["interference"] = (
             (Evidence.EXTRAPOLATED if beyond else Evidence.INTERPOLATED)

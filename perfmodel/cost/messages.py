@@ -1,19 +1,29 @@
-"""The time of one message of a collective, over its size and the size of the group.
+"""The time of one message of a collective, over its size and the size of the group: the fit of all libraries.
 
-Every collective is a number of equal messages one after another; so what was measured in any group
-tells about one message. Links of its own make a message cost the same in every group; processors
-that all ranks share make it cost more with every rank. Which of the two holds is read from the groups.
+What was measured in any group tells about one message. Links of its own make a message cost the same in
+every group; processors that all ranks share make it cost more with every rank. Which of the two holds
+is read from the groups.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from perfmodel.cost.exchanges import soft_maximum
+from perfmodel.arrays import soft_maximum
+from perfmodel.cost.collectives import (
+    Algorithm,
+    LevelCost,
+    Work,
+    all_reduce_s,
+    library_of,
+    message_bytes,
+    num_messages,
+    work,
+)
 from perfmodel.cost.terms import CurveDraws, Samples
 from perfmodel.errors import UsageError
 from perfmodel.machine.measured import CurvePoint
@@ -27,84 +37,32 @@ _SPREADS: Final = (3.0, 3.0, 3.0, 3.0, 1.0)
 _POINT_ERROR: Final = 0.05
 #: Keeps the law rising in the size where it is flat to the last digit.
 _TILT: Final = 1e-6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What one of a collective's equal messages stands for."""
-
-    rounds: float
-    """Hops that follow one another."""
-    loads: float
-    """Messages that the busiest link carries one after another."""
-    handled: float
-    """Messages that all ranks together handle."""
-
-
-def _everything_shared(
-    groups: Mapping[int, Sequence[CurvePoint]], works: Mapping[int, Work]
-) -> tuple[float, ...]:
-    """Parameters by which the smallest group's messages show links, the largest's only processors."""
-    smallest, largest = min(groups), max(groups)
-    pairs = []
-    for ranks, count in ((smallest, works[smallest].loads), (largest, works[largest].handled)):
-        low, high = groups[ranks][0], groups[ranks][-1]
-        pairs += [low.time_s / count, high.time_s / high.at / count]
-    return (*pairs, _BELIEFS[-1])
-
-
-def work(collective: str, ranks: int, num_messages: int) -> Work:
-    """What gloo does, over the messages that the collective is counted as.
-
-    References
-    ----------
-    .. [1] gloo, broadcast.cc, allgather.cc, alltoall.cc, allreduce.cc; reduce-scatter in torch is an
-       all-reduce of which each rank keeps a part.
-    """
-    match collective:
-        case "broadcast":
-            return Work(
-                rounds=1.0,
-                loads=_tree_loads(ranks) / num_messages,
-                handled=(ranks - 1) / num_messages,
-            )
-        case "all_to_all":
-            return Work(rounds=1 / num_messages, loads=1.0, handled=ranks)
-        case "reduce_scatter":
-            return Work(rounds=2.0, loads=2.0, handled=2 * ranks)
-        case "send_recv":
-            return Work(rounds=1.0, loads=1.0, handled=1.0)
-        case _:
-            return Work(rounds=1.0, loads=1.0, handled=ranks)
-
-
-def _tree_loads(ranks: int) -> int:
-    """Messages on the slowest way from the root to a leaf of a binomial tree.
-
-    A rank sends to all its children at once, so that they share its link and receive at the same time.
-    """
-    rounds = math.ceil(math.log2(ranks))
-    done = [0] * ranks
-    for rank in range(ranks):
-        first = rank.bit_length()
-        children = [rank + 2**i for i in range(first, rounds) if rank + 2**i < ranks]
-        for child in children:
-            done[child] = done[rank] + len(children)
-    return max(done)
+#: Without a law: the growth of a message with the group is believed to be that of links of their own (0) or
+#: of processors that all ranks share (1), as an exponent with this spread; and the error of one group as a
+#: whole, in log, against which it is read.
+_GROWTHS: Final = (0.0, 1.0)
+_GROWTH_SPREAD: Final = 0.15
+_GROUP_ERROR: Final = 0.05
+#: Uncertainty, in log, between measured sizes: it grows by the square root of the distance to the nearest,
+#: in e-folds. Half of the sizes of five published logs, a factor of 4 apart, told the others to 4 %.
+_UNCERTAINTY_BETWEEN_SIZES: Final = 0.08
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MessageLaw:
-    """Logarithms of the parameters, shape ``(5, num_draws)``; draw 0 is the fit."""
+    """Message time of a library whose ranks move the bytes themselves.
+
+    link = rounds * hop + loads * s_per_byte * size
+    host = handled * (handling + handling_per_byte * size)
+    time = (link^k + host^k)^(1/k),  k = 1 + sharpness
+    """
 
     logs: Samples
+    """Logarithms of the parameters, shape ``(5, num_draws)``; draw 0 is the fit."""
 
     @classmethod
     def fit(
-        cls,
-        groups: Mapping[int, Sequence[CurvePoint]],
-        works: Mapping[int, Work],
-        deviates: Samples,
+        cls, groups: Mapping[int, Sequence[CurvePoint]], collective: str, deviates: Samples
     ) -> "MessageLaw":
         """Fit to messages of several groups, least squares on logarithms.
 
@@ -115,6 +73,7 @@ class MessageLaw:
         """
         from scipy.optimize import least_squares  # noqa: PLC0415 - slow, and one group needs none
 
+        works = {ranks: work(collective, ranks) for ranks in groups}
         sizes = [np.array([point.at for point in points]) for points in groups.values()]
         logs = np.log([point.time_s for points in groups.values() for point in points])
         centre = np.log(_BELIEFS)
@@ -128,8 +87,16 @@ class MessageLaw:
             data: Samples = (np.log(np.concatenate(found)) - logs) / _POINT_ERROR
             return np.concatenate([data, (p - centre) / _SPREADS])
 
-        # What is hidden at the start stays hidden: begin without shared processors, and with them.
-        shared = np.log(_everything_shared(groups, works))
+        # What is hidden at the start stays hidden: begin without shared processors, and with them. Then
+        # the smallest group's messages show links, the largest's processors alone.
+        ends = []
+        for ranks, count in (
+            (min(groups), works[min(groups)].loads),
+            (max(groups), works[max(groups)].handled),
+        ):
+            low, high = groups[ranks][0], groups[ranks][-1]
+            ends += [low.time_s / count, high.time_s / high.at / count]
+        shared = np.log((*ends, _BELIEFS[-1]))
         starts = (centre, shared, np.where(np.arange(NUM_PARAMETERS) == 0, shared - 2.0, shared))
         solution = min(
             (least_squares(residuals, start, loss="soft_l1") for start in starts),
@@ -156,85 +123,20 @@ class MessageLaw:
         return MessageLaw(logs=self.logs[:, :1])
 
 
-#: Latency of a message where one size was measured, so that nothing tells it from transfer: hops of
-#: NCCL's simple protocol take 3.4 us (NVLink) to 14 us (network) [1]_, of TCP some tens. [s]
-#:
-#: .. [1] NCCL, src/graph/tuning.cc (2026-06-11).
-_LATENCY_S: Final[Mapping[str, float]] = {"gloo": 40e-6, "nccl": 7e-6}
-#: What is believed of the growth of a message with the group, as an exponent: links of their own (0)
-#: or processors that all ranks share (1), each with this spread.
-_GROWTHS: Final = (0.0, 1.0)
-_GROWTH_SPREAD: Final = 0.15
-#: Error of one group as a whole, in log: what the growth is read against.
-_GROUP_ERROR: Final = 0.05
+class Group(NamedTuple):
+    """One measured group: ranks, nodes that it spans, and its points over the size of the whole array."""
 
-#: Uncertainty, in log, between measured sizes: it grows by the square root of the distance to the nearest,
-#: in e-folds. Half of the sizes of five published logs, a factor of 4 apart, told the others to 4 %.
-_UNCERTAINTY_BETWEEN_SIZES: Final = 0.08
-
-_TWO_NODES: Final = 2
-
-#: One measured group: ranks, nodes, and its points over the size of the whole array.
-Group = tuple[int, int, Sequence[CurvePoint]]
-
-
-def num_messages(collective: str, ranks: int) -> int:
-    """Messages that follow one another.
-
-    References
-    ----------
-    .. [1] P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
-       workstations", J. Parallel Distrib. Comput. 69(2):117-124, 2009.
-    """
-    if collective == "broadcast":
-        return math.ceil(math.log2(ranks))
-    if collective == "send_recv":
-        return 1
-    return (ranks - 1) * (2 if collective == "all_reduce" else 1)
-
-
-def message_bytes(
-    collective: str, size_bytes: float, ranks: int, nodes: int = 1, library: str = "gloo"
-) -> float:
-    """Size of one of them, in proportion to ``size_bytes``, that of the whole array. [B]
-
-    A ring sends a part of ``1 / ranks`` over every link, those between nodes too. NCCL's all-reduce
-    between two nodes is a pair of trees that cross once up and once down, each with a half of the
-    array: half of what a ring, or trees of three nodes and more, send [1]_.
-
-    References
-    ----------
-    .. [1] NCCL, src/graph/tuning.cc: up to two nodes a graph has the bandwidth that it has inside a
-       node, beyond that the one between nodes.
-    """
-    if collective in {"broadcast", "send_recv"}:
-        return size_bytes
-    if collective == "all_to_all" and nodes > 1:
-        # All pairs across: those inside a node need no link between nodes.
-        return size_bytes * (nodes - 1) / nodes / (ranks - 1)
-    if collective == "all_reduce" and nodes == _TWO_NODES and library == "nccl":
-        return size_bytes / 2 / (ranks - 1)
-    return size_bytes / ranks
-
-
-def bus_factor(collective: str, ranks: int) -> float:
-    """Bus bandwidth over size per time, as nccl-tests prints it.
-
-    References
-    ----------
-    .. [1] nccl-tests, doc/PERFORMANCE.md, "Bus bandwidth".
-    """
-    if collective in {"broadcast", "send_recv"}:
-        return 1.0
-    return num_messages(collective, ranks) / ranks
+    ranks: int
+    nodes: int
+    points: Sequence[CurvePoint]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MessageCost:
-    """One curve per measured group; other groups follow by a law of gloo, or by their growth alone.
+    """One curve per measured group; other groups follow by a law, or by their growth alone.
 
     What was measured comes out as it was. The law tells where between two measured sizes a message
-    becomes dearer, how groups between two measured ones lie, and how those beyond the largest grow.
+    takes longer, how groups between two measured ones lie, and how those beyond the largest grow.
     """
 
     collective: str
@@ -248,8 +150,9 @@ class MessageCost:
     growth: Samples
     """Exponent in the number of ranks, shape ``(num_draws,)``, never below 0: without a law."""
     law: MessageLaw | None
-    """Of gloo, where several groups tell it."""
-    _by_ranks: dict[int, "_Group"] = field(default_factory=dict)
+    """Where several groups of a library that needs processors tell it."""
+    _by_ranks: dict[int, tuple[Samples, CurveDraws]] = field(default_factory=dict)
+    """Sizes, and the curve over the abscissa of the group."""
 
     @classmethod
     def sample(
@@ -268,10 +171,11 @@ class MessageCost:
         UsageError
             If groups of as many ranks span different numbers of nodes.
         """
-        ordered = sorted(_joined(collective, groups), key=lambda group: group[0])
-        found = {group[0]: _messages(collective, group, library) for group in ordered}
+        ordered = sorted(_joined(collective, groups), key=lambda group: group.ranks)
+        found = {group.ranks: _messages(collective, group, library) for group in ordered}
+        by_processors = library_of(library).by_processors
         # Nodes do not share processors: what grows between them is what a fabric lacks.
-        beliefs = _GROWTHS[:1] if library != "gloo" and ordered[0][1] > 1 else _GROWTHS
+        beliefs = _GROWTHS if by_processors or ordered[0].nodes == 1 else _GROWTHS[:1]
         growth = _growth(found, beliefs, rng.standard_normal(num_draws))
         uncertainty = rng.standard_normal(num_draws)
         uncertainty[0] = 0.0
@@ -279,9 +183,9 @@ class MessageCost:
             CurveDraws.sample(points, num_draws=num_draws, rng=rng) for points in found.values()
         )
         law = None
-        if library == "gloo" and len(found) > 1:
-            works = {ranks: _work(collective, ranks) for ranks in found}
-            law = MessageLaw.fit(found, works, rng.standard_normal((NUM_PARAMETERS, num_draws)))
+        if by_processors and len(found) > 1:
+            deviates = rng.standard_normal((NUM_PARAMETERS, num_draws))
+            law = MessageLaw.fit(found, collective, deviates)
         return cls(
             collective=collective,
             library=library,
@@ -300,32 +204,94 @@ class MessageCost:
             max(float(curve.at[-1]) for curve in self.curves),
         )
 
-    def read(self, message_bytes: float, ranks: int) -> Samples:
-        """Time of one message in a group, shape ``(num_draws,)``. [s]"""
-        result: Samples = self.read_many(np.array([message_bytes]), ranks)[0]
-        return result
-
-    def read_many(self, message_bytes: Samples, ranks: int) -> Samples:
-        """Times of messages of many sizes, shape ``(num_sizes,)``, one row each. [s]"""
-        group = self._group(ranks)
-        logs = np.log(group.sizes_bytes)
-        inside = np.log(np.clip(message_bytes, group.sizes_bytes[0], group.sizes_bytes[-1]))
-        distance = np.abs(inside[:, np.newaxis] - logs).min(axis=1)[:, np.newaxis]
-        found_s = group.curve.read_many(self._abscissa(message_bytes, ranks))
+    def read(self, message_bytes: Samples, ranks: int) -> Samples:
+        """Times of messages of many sizes in a group, shape ``(num_sizes,)``, one row each. [s]"""
+        sizes, curve = self._group(ranks)
+        inside = np.log(np.clip(message_bytes, sizes[0], sizes[-1]))
+        distance = np.abs(inside[:, np.newaxis] - np.log(sizes)).min(axis=1)[:, np.newaxis]
+        found_s = curve.read_many(self._abscissa(message_bytes, ranks))
         result: Samples = found_s * np.exp(
             _UNCERTAINTY_BETWEEN_SIZES * np.sqrt(distance) * self.uncertainty
         )
         return result
 
-    def latency_s(self, ranks: int) -> Samples:
-        """Time of the smallest message measured. [s]"""
-        return self.read(self.sizes_bytes[0], ranks)
+    def level(
+        self,
+        tier: str,
+        members: int,
+        *,
+        crossings: int | None = None,
+        rate: Samples | float = 1.0,
+        inside_node: bool = False,
+    ) -> LevelCost:
+        """A tier whose messages were measured; ``rate`` is the part of its bandwidth that is left."""
+        latency_s: Samples = self.read(np.array([self.sizes_bytes[0]]), members)[0]
 
-    def _group(self, ranks: int) -> "_Group":
+        def transfer_s(size_bytes: float | Samples) -> Samples:
+            # Below the smallest message measured this is negative, so that small ones cost less than
+            # it: no transfer, which another rate would change.
+            extra_s = self.read(np.atleast_2d(size_bytes)[:, 0], members) - latency_s
+            rows: Samples = np.where(extra_s > 0, extra_s / rate, extra_s)
+            return rows if isinstance(size_bytes, np.ndarray) else rows[0]
+
+        return LevelCost(
+            tier=tier,
+            members=members,
+            crossings=members - 1 if crossings is None else crossings,
+            latency_s=latency_s,
+            transfer_s=transfer_s,
+            inside_node=inside_node,
+        )
+
+    def group_s(
+        self,
+        size_bytes: float | Samples,
+        ranks: int,
+        *,
+        nodes: int | None = None,
+        rate: Samples | float = 1.0,
+    ) -> Samples:
+        """Time of a collective of one tier, shape ``(num_draws,)``; of many at once, one row for each. [s]
+
+        Beyond the largest group measured a library may have a better algorithm than the one it took
+        there, but the group is never faster than that one.
+
+        Parameters
+        ----------
+        size_bytes
+            One size, or many of shape ``(num_sizes, 1)``.
+        nodes
+            That the group spans, if known. Inside one node NCCL's trees are chains, no better than rings.
+        rate
+            What-if: bandwidth over what it is.
+        """
+
+        def in_group(members: int) -> Samples:
+            level = self.level("links", members, rate=rate)
+            spanned = min(nodes or 1, members)
+            share = message_bytes(self.collective, 1.0, members, spanned, self.library)
+            count = num_messages(self.collective, members)
+            return count * (level.latency_s + level.transfer_s(size_bytes * share))
+
+        own_s, largest = in_group(ranks), self.ranks[-1]
+        if ranks <= largest or self.collective != "all_reduce" or not self._has_others(nodes):
+            return own_s
+        level = self.level("links", ranks, rate=rate)
+        other_s = all_reduce_s([level], size_bytes, library=self.library)
+        result: Samples = np.minimum(own_s, np.maximum(other_s, in_group(largest)))
+        return result
+
+    def _has_others(self, nodes: int | None) -> bool:
+        """Whether there are algorithms that beat a ring in larger groups."""
+        algorithms = library_of(self.library).algorithms
+        trees = Algorithm.TREE in algorithms and nodes != 1
+        return trees or Algorithm.HALVING_DOUBLING in algorithms
+
+    def _group(self, ranks: int) -> tuple[Samples, CurveDraws]:
         if ranks not in self._by_ranks:
             sizes, time_s, uncertainty = self._times(ranks)
             curve = CurveDraws(self._abscissa(sizes, ranks), time_s, uncertainty)
-            self._by_ranks[ranks] = _Group(sizes_bytes=sizes, curve=curve)
+            self._by_ranks[ranks] = sizes, curve
         return self._by_ranks[ranks]
 
     def _times(self, ranks: int) -> tuple[Samples, Samples, Samples]:
@@ -340,11 +306,10 @@ class MessageCost:
         weight = math.log(ranks / left_n) / math.log(nearest / left_n)
         sizes = np.union1d(self.curves[right - 1].at, curve.at)
         left_s, right_s = (
-            self._group(n).curve.read_many(self._abscissa(sizes, n)) for n in (left_n, nearest)
+            self._group(n)[1].read_many(self._abscissa(sizes, n)) * self._grown(sizes, n, ranks)
+            for n in (left_n, nearest)
         )
-        time_s = (left_s * self._grown(sizes, left_n, ranks)) ** (1 - weight) * (
-            right_s * self._grown(sizes, nearest, ranks)
-        ) ** weight
+        time_s = left_s ** (1 - weight) * right_s**weight
         return sizes, np.maximum.accumulate(time_s, axis=0), curve.uncertainty
 
     def _grown(self, sizes_bytes: Samples, measured: int, ranks: int) -> Samples:
@@ -357,7 +322,7 @@ class MessageCost:
             return np.exp(self.growth * math.log(ranks / measured)) if beyond else np.ones(1)
         sizes = sizes_bytes[:, np.newaxis]
         own_s, other_s = (
-            self.law.message_s(sizes, _work(self.collective, n)) for n in (measured, ranks)
+            self.law.message_s(sizes, work(self.collective, n)) for n in (measured, ranks)
         )
         ratio: Samples = other_s / own_s
         return ratio
@@ -366,35 +331,22 @@ class MessageCost:
         """What a curve is linear in: the size, or what the law says."""
         if self.law is None:
             return sizes_bytes
-        law = self.law.nominal()
-        return law.message_s(sizes_bytes[:, np.newaxis], _work(self.collective, ranks))[:, 0]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Group:
-    """Messages of a group of one size."""
-
-    sizes_bytes: Samples
-    curve: CurveDraws
-    """Over the abscissa of the group."""
-
-
-def _work(collective: str, ranks: int) -> Work:
-    return work(collective, ranks, num_messages(collective, ranks))
+        of = work(self.collective, ranks)
+        return self.law.nominal().message_s(sizes_bytes[:, np.newaxis], of)[:, 0]
 
 
 def _joined(collective: str, groups: Iterable[Group]) -> list[Group]:
     """One group for each number of ranks: what was measured again counts as repeated points."""
     found: dict[int, Group] = {}
     for ranks, nodes, points in groups:
-        _, spans, known = found.get(ranks, (ranks, nodes, ()))
-        if spans != nodes:
+        known = found.get(ranks, Group(ranks, nodes, ()))
+        if known.nodes != nodes:
             raise UsageError(
                 f"{collective}: groups of {ranks} ranks must all span as many nodes, got "
-                f"{min(spans, nodes)} and {max(spans, nodes)}; keep one of them, or read them one "
-                "at a time"
+                f"{min(known.nodes, nodes)} and {max(known.nodes, nodes)}; keep one of them, or read "
+                "them one at a time"
             )
-        found[ranks] = ranks, nodes, (*known, *points)
+        found[ranks] = Group(ranks, nodes, (*known.points, *points))
     return list(found.values())
 
 
@@ -414,33 +366,30 @@ def _rising(values: Sequence[float]) -> list[float]:
 
 def _messages(collective: str, group: Group, library: str) -> list[CurvePoint]:
     """A group's points as messages, ascending; repeated sizes are averaged, a larger one never faster."""
-    ranks, nodes, points = group
+    count = num_messages(collective, group.ranks)
     by_size: dict[float, list[CurvePoint]] = {}
-    for point in points:
-        by_size.setdefault(message_bytes(collective, point.at, ranks, nodes, library), []).append(
-            point
+    for point in group.points:
+        size = message_bytes(collective, point.at, group.ranks, group.nodes, library)
+        by_size.setdefault(size, []).append(point)
+    merged = []
+    for size, points in sorted(by_size.items()):
+        logs = [math.log(point.time_s) for point in points]
+        error = max(point.relative_error for point in points) / math.sqrt(len(points))
+        merged.append(
+            CurvePoint(
+                at=size,
+                time_s=math.exp(sum(logs) / len(logs)) / count,
+                relative_error=max(error, float(np.std(logs))),
+            )
         )
-    count = num_messages(collective, ranks)
-    merged = [_merged(size, by_size[size], count) for size in sorted(by_size)]
     if len(merged) == 1:
         only = merged[0]
-        latency_s = min(only.time_s, _LATENCY_S.get(library, _LATENCY_S["nccl"]))
+        latency_s = min(only.time_s, library_of(library).latency_s)
         return [replace(only, at=1.0, time_s=latency_s), only]
-    logs = _rising([math.log(point.time_s) for point in merged])
+    rising = _rising([math.log(point.time_s) for point in merged])
     return [
-        replace(point, time_s=math.exp(value)) for point, value in zip(merged, logs, strict=True)
+        replace(point, time_s=math.exp(value)) for point, value in zip(merged, rising, strict=True)
     ]
-
-
-def _merged(size_bytes: float, points: Sequence[CurvePoint], count: int) -> CurvePoint:
-    """Geometric mean of repeated measurements, as one of ``count`` messages."""
-    logs = [math.log(point.time_s) for point in points]
-    errors = [point.relative_error for point in points]
-    return CurvePoint(
-        at=size_bytes,
-        time_s=math.exp(sum(logs) / len(logs)) / count,
-        relative_error=max(max(errors) / math.sqrt(len(errors)), float(np.std(logs))),
-    )
 
 
 def _growth(

@@ -1,27 +1,28 @@
-"""Collectives on the machine as it was measured, or on a cluster around it."""
+"""Collectives of any kind and group, on the links as they were measured or on a cluster around them."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
 
 import numpy as np
 
+from perfmodel.cost import messages
 from perfmodel.cost.collectives import (
     SWITCH_LATENCY_S,
-    UNCERTAINTY_PER_DOUBLING,
-    PricedLevel,
+    LevelCost,
     SwitchedSum,
     all_reduce_s,
-    binding,
+    bottleneck,
     broadcast_s,
-    grouped_s,
+    half_s,
+    library_of,
     occupancy,
-    single_level,
     switched_bytes,
 )
 from perfmodel.cost.messages import MessageCost
 from perfmodel.cost.terms import Samples
+from perfmodel.documents.importers import MeasuredCollective
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.machine.cluster import Cluster, Level
 from perfmodel.machine.evidence import Evidence
@@ -31,7 +32,26 @@ from perfmodel.units import Bytes
 #: Uncertainty, in log, of rates and latencies that a cluster file gives: a prior. Published all-reduces
 #: reach 50 to 97 % of the line rate that data sheets name.
 _UNCERTAINTY_OF_FILE: Final = 0.3
+#: The same of a kind of collective that is read off the messages of all-reduces: a prior.
+_UNCERTAINTY_OF_KIND: Final = 0.1
+#: The same per doubling of the group beyond the largest one measured, inside a node and between: priors.
+_UNCERTAINTY_PER_DOUBLING: Final = 0.05
+_UNCERTAINTY_BETWEEN_NODES: Final = 0.15
+#: Messages between nodes over those inside, where only the latter were measured, and its factor of
+#: uncertainty: data sheets range from 1 (an adapter of 400 Gb/s for each H100) to 5 (four of 100 Gb/s for
+#: eight A100).
+_BETWEEN_RATIO: Final = 2.0
+_BETWEEN_UNCERTAINTY: Final = 0.5
 NOT_MEASURED: Final = -1
+ALL_REDUCE: Final = "all_reduce"
+_KINDS: Final = (ALL_REDUCE, "broadcast", "all_gather", "reduce_scatter", "send_recv")
+
+
+class Group(NamedTuple):
+    """Ranks that communicate: how many, and how far neighbours are apart in the numbering of all."""
+
+    size: int
+    stride: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,17 +62,18 @@ class Network:
     from the cluster file, with wide uncertainty.
     """
 
-    largest_world_size: int
-    """Most ranks that took part in a measured all-reduce."""
-    all_reduce: MessageCost
-    broadcast: MessageCost | None
+    messages: Mapping[str, MessageCost]
+    """By kind of collective; all-reduces among them."""
     uncertainty: Samples
     """Deviates, shape ``(num_draws,)``, of the error beyond the largest group; draw 0 is 0."""
+    kind_uncertainty: Samples
+    """Factors on kinds that were not measured, shape ``(num_draws,)``; draw 0 is 1."""
     cluster: Cluster | None = None
     measured_tier: int = 0
     """Place, from the inside, of the tier that the profile tells about, or ``NOT_MEASURED``."""
     tier_uncertainties: Samples
     """Factors on what the file says, shape ``(num_tiers, num_draws)``; draw 0 is 1."""
+    _borrowed: dict[str, MessageCost] = field(default_factory=dict)
 
     @classmethod
     def sample(
@@ -71,125 +92,157 @@ class Network:
             Randomness of its own by name, so that the order of questions is no matter.
         """
         measured_tier, groups = _measured(profile, cluster)
-        largest = max((g.world_size for g in groups if g.collective == "all_reduce"), default=1)
-        if largest == 1:
-            return None
-        deviates = rng("tiers").standard_normal((len(cluster.tiers) if cluster else 1, num_draws))
-        deviates[:, 0] = 0.0
-        uncertainty = rng("groups").standard_normal(num_draws)
-        uncertainty[0] = 0.0
-
-        def messages(name: str) -> MessageCost | None:
-            found = [
-                (g.world_size, 1, g.points)
-                for g in groups
-                if g.collective == name and g.world_size > 1
-            ]
-            if not found:
-                return None
-            return MessageCost.sample(
-                name, found, library=profile.backend, num_draws=num_draws, rng=rng(name)
+        found = {
+            kind: MessageCost.sample(
+                kind, of_kind, library=profile.backend, num_draws=num_draws, rng=rng(kind)
             )
+            for kind in _KINDS
+            if (
+                of_kind := [
+                    messages.Group(g.world_size, 1, g.points)
+                    for g in groups
+                    if g.collective == kind and g.world_size > 1
+                ]
+            )
+        }
+        if ALL_REDUCE not in found:
+            return None
 
-        all_reduce = messages("all_reduce")
-        assert all_reduce is not None, "largest > 1"
+        def deviates(name: str, rows: int) -> Samples:
+            drawn = rng(name).standard_normal((rows, num_draws))
+            drawn[:, 0] = 0.0
+            return drawn
+
+        num_tiers = len(cluster.tiers) if cluster else 1
         return cls(
-            largest_world_size=largest,
-            all_reduce=all_reduce,
-            broadcast=messages("broadcast"),
-            uncertainty=uncertainty,
+            messages=found,
+            uncertainty=deviates("groups", 1)[0],
+            kind_uncertainty=np.exp(_UNCERTAINTY_OF_KIND * deviates("kinds", 1)[0]),
             cluster=cluster,
             measured_tier=measured_tier,
-            tier_uncertainties=np.exp(_UNCERTAINTY_OF_FILE * deviates),
+            tier_uncertainties=np.exp(_UNCERTAINTY_OF_FILE * deviates("tiers", num_tiers)),
         )
 
-    def all_reduce_s(
-        self, size_bytes: Bytes | Samples, *, world_size: int, rate: Samples | float = 1.0
+    @property
+    def library(self) -> str:
+        """What carried out the measured collectives."""
+        return self.messages[ALL_REDUCE].library
+
+    def time_s(
+        self,
+        kind: str,
+        size_bytes: Bytes | Samples,
+        group: Group,
+        *,
+        rate: Samples | float = 1.0,
     ) -> Samples:
-        """Time of one all-reduce alone, shape ``(num_draws,)``; of many at once, one row for each. [s]
+        """Time of one collective alone, shape ``(num_draws,)``; of many at once, one row for each. [s]
 
         Parameters
         ----------
+        kind
+            One of all_reduce, broadcast, all_gather, reduce_scatter and send_recv.
         size_bytes
-            One size, or many of shape ``(num_sizes, 1)``.
+            Of the whole array; one size, or many of shape ``(num_sizes, 1)``.
         rate
             What-if: bandwidth of all links over what it is.
         """
-        if world_size == 1:
+        if group.size == 1:
             return np.zeros_like(self.uncertainty)
-        used = () if self.cluster is None else self.cluster.levels(world_size)
-        if all(level.place == self.measured_tier for level in used):
-            alone_s = grouped_s(
-                self.all_reduce,
+        used = self._levels(group)
+        is_flat = used is None or all(level.place == self.measured_tier for level in used)
+        halves = kind == "reduce_scatter" and library_of(self.library).scatter_passes == 1
+        if kind == "reduce_scatter" and not halves and not (kind in self.messages and is_flat):
+            kind = ALL_REDUCE
+        known, factor = self._known(kind)
+        if used is None or (is_flat and kind != "broadcast"):
+            inside = self.cluster is not None and self._inside_node(self.measured_tier)
+            alone_s = known.group_s(
                 size_bytes,
-                "all_reduce",
-                ranks=world_size,
-                nodes=1 if self._inside_node(self.measured_tier) else None,
-                rate=rate * math.prod(level.slow_factor for level in used),
+                group.size,
+                nodes=1 if inside else None,
+                rate=rate * math.prod(level.slow_factor for level in used or ()),
             )
         else:
-            levels = self._levels(self.all_reduce, used, rate)
-            alone_s = all_reduce_s(levels, size_bytes, library=self.all_reduce.library)
-        return alone_s * self._widening(world_size)
+            levels = [self._cost(known, level, rate) for level in used]
+            if kind == ALL_REDUCE:
+                alone_s = all_reduce_s(levels, size_bytes, library=self.library)
+            elif kind == "broadcast":
+                alone_s = broadcast_s(levels, size_bytes)
+            elif kind == "send_recv":
+                alone_s = levels[-1].latency_s + levels[-1].transfer_s(size_bytes)
+            else:
+                alone_s = half_s(levels, size_bytes, library=self.library)
+        doublings = max(0.0, math.log2(group.size / known.ranks[-1]))
+        widening = np.exp(_UNCERTAINTY_PER_DOUBLING * doublings * self.uncertainty)
+        result: Samples = alone_s * factor * widening
+        return result
 
-    def broadcast_s(
-        self, size_bytes: Bytes | Samples, *, world_size: int, rate: Samples | float = 1.0
-    ) -> Samples:
-        """Time of one broadcast alone; parameters as for an all-reduce. [s]"""
-        if world_size == 1:
-            return np.zeros_like(self.uncertainty)
-        messages = self.broadcast
-        assert messages is not None, "calibration measures broadcasts with all-reduces"
-        if self.cluster is None:
-            alone_s = grouped_s(messages, size_bytes, "broadcast", ranks=world_size, rate=rate)
-        else:
-            levels = self._levels(messages, self.cluster.levels(world_size), rate)
-            alone_s = broadcast_s(levels, size_bytes)
-        return alone_s * self._widening(world_size)
-
-    def binding(self, size_bytes: Bytes, *, world_size: int) -> str | None:
+    def bottleneck(self, size_bytes: Bytes, group: Group) -> str | None:
         """Which link costs most of an all-reduce, and why; None without a cluster or a partner."""
-        if self.cluster is None or world_size == 1:
-            return None
-        levels = self._levels(self.all_reduce, self.cluster.levels(world_size))
-        return binding(levels, size_bytes, library=self.all_reduce.library)
+        levels = self._all_reduce_levels(group)
+        return bottleneck(levels, size_bytes, library=self.library) if levels else None
 
-    def occupancy(self, size_bytes: Bytes, *, world_size: int) -> dict[str, float]:
+    def occupancy(self, size_bytes: Bytes, group: Group) -> dict[str, float]:
         """For which part of an all-reduce the links of each tier are busy; empty without a cluster."""
-        if self.cluster is None or world_size == 1:
-            return {}
-        levels = self._levels(self.all_reduce, self.cluster.levels(world_size))
-        return occupancy(levels, size_bytes, library=self.all_reduce.library)
+        levels = self._all_reduce_levels(group)
+        return occupancy(levels, size_bytes, library=self.library) if levels else {}
 
-    def evidence(self, sizes_bytes: Iterable[Bytes], *, world_size: int) -> Evidence:
-        """How well the data support a group size and the messages of all its all-reduces."""
-        if self.cluster is not None and world_size > 1:
-            places = {level.place for level in self.cluster.levels(world_size)}
-            if places != {self.measured_tier}:
-                return Evidence.ASSUMED
-        smallest, largest = self.all_reduce.sizes_bytes
-        inside = all(smallest <= size / world_size <= largest for size in sizes_bytes)
-        if inside and world_size <= self.largest_world_size:
-            return Evidence.INTERPOLATED
-        return Evidence.EXTRAPOLATED
+    def evidence(
+        self, sizes_bytes: Iterable[Bytes], group: Group, *, kind: str = ALL_REDUCE
+    ) -> Evidence:
+        """How well the data support a group size and the messages of all its collectives."""
+        used = self._levels(group)
+        if used is not None and {level.place for level in used} - {self.measured_tier}:
+            return Evidence.ASSUMED
+        known = self.messages.get(kind)
+        if known is None:
+            return Evidence.EXTRAPOLATED
+        smallest, largest = known.sizes_bytes
+        parts = group.size if kind not in {"broadcast", "send_recv"} else 1
+        inside = all(smallest <= size / parts <= largest for size in sizes_bytes)
+        is_known = inside and group.size <= known.ranks[-1]
+        return Evidence.INTERPOLATED if is_known else Evidence.EXTRAPOLATED
 
-    def _levels(
-        self, messages: MessageCost, levels: Sequence[Level], rate: Samples | float = 1.0
-    ) -> tuple[PricedLevel, ...]:
-        return tuple(self._priced(messages, level, rate) for level in levels)
+    def _known(self, kind: str) -> tuple[MessageCost, Samples | float]:
+        """Messages of a kind, those of an all-reduce if it was not measured, and their uncertainty."""
+        if kind in self.messages:
+            return self.messages[kind], 1.0
+        if kind not in self._borrowed:
+            self._borrowed[kind] = replace(self.messages[ALL_REDUCE], collective=kind, _by_ranks={})
+        return self._borrowed[kind], self.kind_uncertainty
 
-    def _priced(self, messages: MessageCost, level: Level, rate: Samples | float) -> PricedLevel:
+    def _levels(self, group: Group) -> tuple[Level, ...] | None:
+        """Tiers that a group crosses; None without a cluster."""
+        if self.cluster is None:
+            return None
+        return self.cluster.levels(group.size, stride=group.stride)
+
+    def _all_reduce_levels(self, group: Group) -> list[LevelCost]:
+        used = self._levels(group) if group.size > 1 else None
+        return [self._cost(self.messages[ALL_REDUCE], level, 1.0) for level in used or ()]
+
+    def _cost(self, known: MessageCost, level: Level, rate: Samples | float) -> LevelCost:
         is_inside = self._inside_node(level.place)
         if level.place == self.measured_tier:
-            measured = single_level(
-                messages,
+            measured = known.level(
                 level.tier,
                 level.members,
                 crossings=level.crossings,
                 rate=level.slow_factor * rate,
                 inside_node=is_inside,
             )
-            return replace(measured, switch=_switched(measured, level))
+            if not level.in_switch_reduction:
+                return measured
+            # What was measured holds what the switches do: as a whole it is their sum.
+            count = 2 * (level.members - 1)
+            whole = SwitchedSum(
+                latency_s=count * measured.latency_s,
+                transfer_s=lambda size_bytes: (
+                    count * measured.transfer_s(size_bytes / level.members)
+                ),
+            )
+            return replace(measured, switch=whole)
         uncertainty = self.tier_uncertainties[level.place]
 
         def transfer_s(size_bytes: float | Samples) -> Samples:
@@ -200,7 +253,7 @@ class Network:
             return transfer_s(switched_bytes(size_bytes, level.members) / level.in_switch_reduction)
 
         switch = SwitchedSum(latency_s=SWITCH_LATENCY_S * uncertainty, transfer_s=switched_s)
-        return PricedLevel(
+        return LevelCost(
             tier=level.tier,
             members=level.members,
             crossings=level.crossings,
@@ -213,22 +266,6 @@ class Network:
     def _inside_node(self, place: int) -> bool:
         """Whether a tier joins devices of one machine; unknown, and so False, without a cluster."""
         return self.cluster is not None and place < self.cluster.first_between_nodes
-
-    def _widening(self, world_size: int) -> Samples:
-        doublings = max(0.0, math.log2(world_size / self.largest_world_size))
-        result: Samples = np.exp(UNCERTAINTY_PER_DOUBLING * doublings * self.uncertainty)
-        return result
-
-
-def _switched(measured: PricedLevel, level: Level) -> SwitchedSum | None:
-    """What was measured holds what the switches do: as a whole it is their sum."""
-    if not level.in_switch_reduction:
-        return None
-    count = 2 * (level.members - 1)
-    return SwitchedSum(
-        latency_s=count * measured.latency_s,
-        transfer_s=lambda size_bytes: count * measured.transfer_s(size_bytes / level.members),
-    )
 
 
 def _measured(
@@ -251,3 +288,77 @@ def _measured(
     if not apart:
         largest = min(largest, profile.ranks_per_node)
     return place, [group for group in profile.collectives if group.world_size <= largest]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CollectiveCost:
+    """One kind of collective of groups inside a node and of groups over several, without a cluster."""
+
+    inside: MessageCost | None
+    between: MessageCost | None
+    deviates: Samples
+    """Of the uncertainty beyond what was measured, shape ``(num_draws,)``; draw 0 is 0."""
+
+    @classmethod
+    def sample(
+        cls,
+        groups: Iterable[MeasuredCollective],
+        *,
+        library: str,
+        num_draws: int,
+        rng: np.random.Generator,
+    ) -> "CollectiveCost":
+        """Draw from the groups of one collective.
+
+        Raises
+        ------
+        ValueError
+            If there is no group, or they are of different collectives.
+        """
+        found = tuple(groups)
+        names = {group.collective for group in found}
+        if len(names) != 1:
+            raise ValueError(f"groups must be of one collective, got {sorted(names)}")
+        deviates = rng.standard_normal(num_draws)
+        deviates[0] = 0.0
+        (kind,) = names
+        inside, between = (
+            MessageCost.sample(kind, chosen, library=library, num_draws=num_draws, rng=rng)
+            if chosen
+            else None
+            for chosen in (
+                [
+                    messages.Group(group.world_size, group.num_nodes, group.points)
+                    for group in found
+                    if (group.num_nodes > 1) is crosses
+                ]
+                for crosses in (False, True)
+            )
+        )
+        return cls(inside=inside, between=between, deviates=deviates)
+
+    def time_s(self, size_bytes: Bytes, *, world_size: int, num_nodes: int = 1) -> Samples:
+        """Time of one collective alone, shape ``(num_draws,)``. [s]
+
+        Parameters
+        ----------
+        size_bytes
+            Whole array, as nccl-tests counts it.
+        num_nodes
+            Nodes that the group spans.
+        """
+        if world_size == 1:
+            return np.zeros_like(self.deviates)
+        crosses = num_nodes > 1
+        own, other = (self.between, self.inside) if crosses else (self.inside, self.between)
+        known = own or other
+        assert known is not None, "sample refuses no groups"
+        ratio = 1.0 if own else _BETWEEN_RATIO if crosses else 1 / _BETWEEN_RATIO
+        per_doubling = _UNCERTAINTY_BETWEEN_NODES if crosses else _UNCERTAINTY_PER_DOUBLING
+        uncertainty = math.hypot(
+            0.0 if own else _BETWEEN_UNCERTAINTY,
+            per_doubling * max(0.0, math.log2(world_size / known.ranks[-1])),
+        )
+        alone_s = known.group_s(size_bytes, world_size, nodes=num_nodes)
+        result: Samples = alone_s * ratio * np.exp(uncertainty * self.deviates)
+        return result

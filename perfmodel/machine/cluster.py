@@ -187,23 +187,33 @@ class Cluster:
         inside = [t.name for t in self.tiers].index(tier)
         return math.prod(t.count for t in self.tiers[inside:])
 
-    def levels(self, num_devices: int) -> tuple[Level, ...]:
+    def levels(self, num_devices: int, *, stride: int = 1) -> tuple[Level, ...]:
         """Tiers in use by devices that fill the cluster node by node.
+
+        Parameters
+        ----------
+        stride
+            How far neighbours are apart; the devices between them are groups of the same kind, with
+            which they share the links of what they stand in.
 
         Raises
         ------
         ValueError
             If the cluster has fewer devices.
         """
-        checks.within("num_devices", num_devices, 1, self.num_devices)
+        span = (num_devices - 1) * stride + 1
+        checks.within("num_devices", span, 1, self.num_devices)
         found: list[Level] = []
-        units, latency_s, reach = num_devices, 0.0, math.inf
+        latency_s, reach = 0.0, math.inf
+        inside, held, units = 1, 1, num_devices  # devices of a member, those of the group, members
         for place, tier in enumerate(self.tiers):
-            members, groups = min(units, tier.count), -(-units // tier.count)
             latency_s += tier.latency_s
-            left = self._left(tier, num_devices)
+            left = self._left(tier, span)
             # A member sends no faster than all that is inside it.
-            reach = min(tier.bytes_per_s * left, reach)
+            reach = min(tier.bytes_per_s * left / min(stride, inside), reach)
+            inside *= tier.count
+            holds = min(-(-inside // stride), num_devices)
+            members, groups = min(units, -(-holds // held)), -(-num_devices // holds)
             if members > 1:
                 level = Level(
                     tier=tier.name,
@@ -216,7 +226,7 @@ class Cluster:
                     in_switch_reduction=tier.in_switch_reduction,
                 )
                 found.append(level)
-            units, reach = groups, reach * members
+            held, units, reach = holds, groups, reach * members
         return tuple(found)
 
     def slowest_device(self, num_devices: int) -> float:

@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from perfmodel.cost.collectives import busbw_factor
+from perfmodel.cost.collectives import bus_factor
 from perfmodel.cost.terms import CurveDraws
 from perfmodel.documents.acceptance import (
     UNITS,
@@ -110,8 +110,7 @@ def _busbw(profile: ProfileDocument, clause: Clause) -> Quantity | None:
         return None
     assert clause.size_bytes is not None
     assert clause.world_size is not None
-    factor = busbw_factor("all_reduce", world_size=clause.world_size)
-    assert factor is not None
+    factor = bus_factor("all_reduce", clause.world_size)
     return Quantity(
         value=clause.size_bytes * factor / found.value,
         log_error=found.log_error,
@@ -249,7 +248,7 @@ def _groups(profile: ProfileDocument) -> Iterator[str]:
     """Bandwidth by group size: where it drops is where the slow link is."""
     found = {}
     for entry in profile.collectives:
-        factor = busbw_factor("all_reduce", world_size=entry.world_size)
+        factor = bus_factor("all_reduce", entry.world_size)
         if entry.collective == "all_reduce" and factor and entry.points:
             last = max(entry.points, key=lambda point: point.at)
             found[entry.world_size] = last.at * factor / last.time_s

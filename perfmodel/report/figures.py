@@ -13,7 +13,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator
 
-from perfmodel.cost.collectives import busbw_factor
+from perfmodel.cost.collectives import bus_factor
 from perfmodel.documents.observation import PHASES
 from perfmodel.documents.plan import PlanDocument, PlanRow
 from perfmodel.documents.prediction import Interval, PredictionDocument
@@ -131,9 +131,8 @@ def collective_figure(profile: ProfileDocument) -> Figure:
         label = plain(f"{entry.collective}, {entry.world_size} devices")
         at, time_s = _curve_machine_figures(entry.points)
         time_axes.plot(at, time_s * 1e3, label=label, markersize=4, **styles)
-        factor = busbw_factor(entry.collective, world_size=entry.world_size)
-        if factor is not None:
-            busbw_axes.plot(at, factor * at / time_s / 1e9, label=label, markersize=4, **styles)
+        factor = bus_factor(entry.collective, entry.world_size)
+        busbw_axes.plot(at, factor * at / time_s / 1e9, label=label, markersize=4, **styles)
     _finish_collectives(time_axes, busbw_axes, profile.collectives)
     legend_below(figure)
     return figure

@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.cost.collectives import CollectiveCost
-from perfmodel.cost.messages import bus_factor
+from perfmodel.cost.collectives import bus_factor
+from perfmodel.cost.network import CollectiveCost
 from perfmodel.documents.importers import CollectivesDocument, MeasuredCollective, read_nccl_tests
 from perfmodel.errors import InvalidDocument
 from perfmodel.report.wording import Grid, grid

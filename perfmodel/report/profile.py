@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from perfmodel.cost.collectives import busbw_factor
+from perfmodel.cost.collectives import bus_factor
 from perfmodel.cost.memory import rate_bytes_per_s
 from perfmodel.documents.acceptance import Difference, ProfileDiffDocument
 from perfmodel.documents.profile import ProfileDocument
@@ -195,9 +195,9 @@ def overlap_grid(profile: ProfileDocument) -> Grid:
 
 def _collective(entry: CollectiveProfile) -> tuple[str, ...]:
     first, last = entry.points[0], entry.points[-1]
-    factor = busbw_factor(entry.collective, world_size=entry.world_size)
+    factor = bus_factor(entry.collective, entry.world_size)
     busbw = "-"
-    if factor is not None and last.time_s > 0:
+    if last.time_s > 0:
         busbw = format_rate(factor * last.at / last.time_s, "B")
     return (
         entry.collective,

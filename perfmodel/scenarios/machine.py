@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from perfmodel.cost.messages import message_bytes, num_messages
+from perfmodel.cost.collectives import message_bytes, num_messages
 from perfmodel.cost.terms import Samples
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.cost.collectives import CollectiveCost
+from perfmodel.cost.network import CollectiveCost
 from perfmodel.documents.importers import MeasuredCollective
 from perfmodel.documents.testbed import CollectiveRun, CollectiveSetting
 from perfmodel.documents.verdicts import ErrorsBySize, Gate, PublishedSeries

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
-from perfmodel.cost.collectives import CollectiveCost
+from perfmodel.cost.network import CollectiveCost
 from perfmodel.documents.importers import MeasuredCollective
 from perfmodel.documents.verdicts import PublishedSeries
 from perfmodel.machine.measured import CurvePoint

@@ -10,7 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.cost.exchanges import soft_maximum
+from perfmodel.arrays import soft_maximum
+from perfmodel.cost.collectives import LIBRARIES, copies_in_turn, ring_share
 from perfmodel.cost.terms import Samples
 from perfmodel.documents.testbed import CollectiveKind, CollectiveRun, Fabric, TrainingRun
 from perfmodel.units import Bytes, BytesPerSecond
@@ -25,7 +26,11 @@ _MESSAGES_PER_STEP: Final = 2
 
 #: How often gloo's rings move the array past every rank; its reduce-scatter is an all-reduce of which each
 #: rank keeps its part, by the counters of links and by its duration.
-_PASSES: Final[Mapping[str, int]] = {"all_reduce": 2, "reduce_scatter": 2, "all_gather": 1}
+_PASSES: Final[Mapping[str, int]] = {
+    "all_reduce": 2,
+    "reduce_scatter": LIBRARIES["gloo"].scatter_passes,
+    "all_gather": 1,
+}
 
 #: Between two ranks acknowledgements ride on the data that goes back. In a larger ring nothing goes
 #: back to the sender, so that each of a message's parts is acknowledged by a frame of its own
@@ -196,19 +201,6 @@ class ShapedRing:
         return soft_maximum(wire_s, np.maximum(host_s - head_start_s, 0.0), SHARPNESS)
 
 
-def copies_in_turn(num_ranks: int) -> int:
-    """Copies of an array that follow one another in gloo's broadcast until the last rank has it.
-
-    Rank v sends to v + 2^k for every 2^k > v, all at once over one link (gloo/broadcast.cc).
-    """
-    done = {0: 0}
-    for rank in range(num_ranks):
-        steps = [2**k for k in range(num_ranks.bit_length()) if 2**k > rank]
-        children = [rank + step for step in steps if rank + step < num_ranks]
-        done |= dict.fromkeys(children, done[rank] + len(children))
-    return max(done.values())
-
-
 def link_rates(fabric: Fabric) -> dict[str, BytesPerSecond]:
     """Every shaped link and its rate. [B/s]"""
     nodes = {f"uplink of node {i}": rate for i, rate in enumerate(fabric.node_bytes_per_s)}
@@ -336,8 +328,7 @@ def _share_of_messages(all_reduce_s: float, all_gathers_s: Sequence[float]) -> f
 
 def ring_bytes(size_bytes: float, fabric: Fabric) -> Mapping[str, float]:
     """Payload that one all-reduce sends over each link. [B]"""
-    num_ranks = fabric.num_ranks
-    edge_bytes = 2 * (num_ranks - 1) / num_ranks * size_bytes
+    edge_bytes = size_bytes * float(ring_share(fabric.num_ranks, passes=2))
     return {link: count * edge_bytes for link, count in ring_crossings(fabric).items()}
 
 

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 
-from perfmodel.cost.collectives import CollectiveCost, grouped_s
-from perfmodel.cost.messages import MessageCost, _rising, bus_factor, message_bytes, num_messages
+from perfmodel.cost.collectives import bus_factor, message_bytes, num_messages
+from perfmodel.cost.messages import Group, MessageCost, _rising
+from perfmodel.cost.network import CollectiveCost
 from perfmodel.documents.importers import MeasuredCollective
 from perfmodel.errors import UsageError
 from perfmodel.machine.measured import CurvePoint
@@ -216,15 +217,12 @@ def test_less_bandwidth_is_never_faster(
     points = tuple(point for point in measured(2).points if point.at >= 2**16)
     messages = MessageCost.sample(
         collective,
-        [(2, 1, points)],
+        [Group(2, 1, points)],
         library=library,
         num_draws=1,
         rng=np.random.default_rng(0),
     )
-    slow_s, fast_s = (
-        float(grouped_s(messages, size, collective, ranks=ranks, rate=rate)[0])
-        for rate in sorted(rates)
-    )
+    slow_s, fast_s = (float(messages.group_s(size, ranks, rate=rate)[0]) for rate in sorted(rates))
     assert slow_s >= fast_s * (1 - 1e-9)
     assert fast_s > 0
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.cost.exchanges import soft_maximum
+from perfmodel.arrays import soft_maximum
 from perfmodel.cost.layout_time import step_parts, step_time_s
 from perfmodel.cost.parameters import SHEETS, medians, step_time_priors
 from tests.perfmodel.cost.large_samples import some_jobs

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from perfmodel.cost.collectives import (
     SWITCH_LATENCY_S,
-    PricedLevel,
+    LevelCost,
     SwitchedSum,
     all_reduce_s,
-    binding,
+    bottleneck,
     broadcast_s,
     occupancy,
     switched_bytes,
@@ -24,12 +24,12 @@ LIBRARIES = st.sampled_from(["gloo", "nccl"])
 ALL_LIBRARIES = st.sampled_from(["gloo", "nccl", "unknown"])
 
 
-def priced(cluster: Cluster, num_devices: int) -> list[PricedLevel]:
+def priced(cluster: Cluster, num_devices: int) -> list[LevelCost]:
     def transfer(bytes_per_s: float, size: float | np.ndarray) -> np.ndarray:
         return np.atleast_1d(size / bytes_per_s)
 
     return [
-        PricedLevel(
+        LevelCost(
             tier=level.tier,
             members=level.members,
             crossings=level.crossings,
@@ -77,7 +77,7 @@ def test_a_hierarchy_sends_less_between_nodes() -> None:
     rates: 57 ms.
     """
     assert time(TWO_NODES, 8, 8000, "nccl") == pytest.approx(42 * MS)
-    found = binding(priced(TWO_NODES, 8), 8000, library="nccl")
+    found = bottleneck(priced(TWO_NODES, 8), 8000, library="nccl")
     assert found == "fabric (bandwidth, hierarchical of 2)"
 
 
@@ -118,7 +118,9 @@ def test_trees_over_nodes_whose_switches_add() -> None:
     """
     adding = with_switches(TWO_NODES, 1.0)
     assert time(adding, 8, 8000, "nccl") == pytest.approx(24 * MS + SWITCH_LATENCY_S)
-    assert binding(priced(adding, 8), 8000, library="nccl") == "fabric (bandwidth, NVLS tree of 2)"
+    assert (
+        bottleneck(priced(adding, 8), 8000, library="nccl") == "fabric (bandwidth, NVLS tree of 2)"
+    )
     assert occupancy(priced(adding, 8), 8000, library="nccl")["fabric"] == pytest.approx(
         16 / 24.025, rel=1e-6
     )

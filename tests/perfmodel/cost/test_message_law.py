@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.cost.messages import NUM_PARAMETERS, MessageLaw, message_bytes, num_messages, work
+from perfmodel.cost.collectives import message_bytes, num_messages, work
+from perfmodel.cost.messages import NUM_PARAMETERS, MessageLaw
 from perfmodel.cost.terms import Samples
 from perfmodel.machine.measured import CurvePoint
 
@@ -24,7 +25,7 @@ def law(*parameters: float) -> MessageLaw:
 def whole_s(of: MessageLaw, collective: str, size_bytes: float, ranks: int) -> float:
     count = num_messages(collective, ranks)
     sent = np.array([[message_bytes(collective, size_bytes, ranks)]])
-    return count * float(of.message_s(sent, work(collective, ranks, count))[0, 0])
+    return count * float(of.message_s(sent, work(collective, ranks))[0, 0])
 
 
 @pytest.mark.parametrize(
@@ -111,9 +112,8 @@ def test_sixteen_ranks_follow_from_two_four_and_eight(collective: str, seed: int
     """Links decide nearly everything up to 8 ranks; processors most of the small ones at 16."""
     rng = np.random.default_rng(seed)
     groups = {ranks: measured(ranks, collective, rng, 0.01) for ranks in (2, 4, 8)}
-    works = {ranks: work(collective, ranks, num_messages(collective, ranks)) for ranks in groups}
     deviates: Samples = rng.standard_normal((NUM_PARAMETERS, 400))
-    found = MessageLaw.fit(groups, works, deviates)
+    found = MessageLaw.fit(groups, collective, deviates)
     errors = [
         whole_s(found.nominal(), collective, size, 16) / whole_s(law(*KNOWN), collective, size, 16)
         for size in SIZES
@@ -126,10 +126,7 @@ def test_what_stays_hidden_behind_links_stays_uncertain() -> None:
     """Handling a byte costs a hundredth of what its link takes: its draws spread, the link's do not."""
     rng = np.random.default_rng(0)
     groups = {ranks: measured(ranks, "all_reduce", rng, 0.01) for ranks in (2, 4)}
-    works = {
-        ranks: work("all_reduce", ranks, num_messages("all_reduce", ranks)) for ranks in groups
-    }
-    found = MessageLaw.fit(groups, works, rng.standard_normal((NUM_PARAMETERS, 400)))
+    found = MessageLaw.fit(groups, "all_reduce", rng.standard_normal((NUM_PARAMETERS, 400)))
     _, link, _, handled, _ = found.logs.std(axis=1)
     assert link < 0.05
     assert handled > 1.0
@@ -139,6 +136,6 @@ def test_the_law_rises_with_the_size_even_where_nothing_moves() -> None:
     """So that curves over it have one abscissa for each size."""
     flat = law(1e-3, 1e-30, 1e-9, 1e-30, 7.0)
     sizes = np.geomspace(1, 1e9, 50)[:, np.newaxis]
-    found = flat.message_s(sizes, work("all_reduce", 4, 6))[:, 0]
+    found = flat.message_s(sizes, work("all_reduce", 4))[:, 0]
     assert all(a < b for a, b in itertools.pairwise(found))
     assert found[-1] == pytest.approx(found[0], rel=1e-4)

@@ -1,15 +1,15 @@
 """Collectives of a profile, alone and on a cluster around it."""
 
 import dataclasses
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from perfmodel.cost import messages
 from perfmodel.cost.collectives import SWITCH_LATENCY_S
 from perfmodel.cost.machine import CostModel
 from perfmodel.cost.messages import MessageCost
-from perfmodel.cost.network import NOT_MEASURED, Network
+from perfmodel.cost.network import NOT_MEASURED, Group, Network
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.explanation import explain
 from perfmodel.layout.setting import Setting, Synchronisation
@@ -43,8 +43,8 @@ def step_s(of: Cluster | None, setting: Setting = SETTING) -> float:
 def test_the_measured_tier_takes_its_messages_from_the_profile() -> None:
     """Inside the node the file says nothing: 4 ranks send 6 messages of a quarter."""
     machine = Machine()
-    alone_s = network(machine).all_reduce_s(4 * MIB, world_size=4)
-    inside_s = network(machine, cluster()).all_reduce_s(4 * MIB, world_size=4)
+    alone_s = network(machine).time_s("all_reduce", 4 * MIB, Group(4))
+    inside_s = network(machine, cluster()).time_s("all_reduce", 4 * MIB, Group(4))
     assert float(inside_s[0]) == pytest.approx(float(alone_s[0]))
     assert float(inside_s[0]) == pytest.approx(6 * message_time(machine, MIB))
 
@@ -54,10 +54,12 @@ def test_a_ring_between_nodes_waits_for_the_link_of_the_file() -> None:
     found = network(Machine(), cluster())
     whole_s = 24 * 1e-4 + 6 * 1e-3 + 30 * MIB / 2e8
     # The smallest message of the profile, 128 B, counts as latency.
-    assert float(found.all_reduce_s(16 * MIB, world_size=16)[0]) == pytest.approx(whole_s, rel=1e-3)
-    assert found.binding(16 * MIB, world_size=16) == "fabric (bandwidth, ring of 4)"
-    assert found.evidence([16 * MIB], world_size=16) is Evidence.ASSUMED
-    assert found.evidence([MIB], world_size=2) is Evidence.INTERPOLATED
+    assert float(found.time_s("all_reduce", 16 * MIB, Group(16))[0]) == pytest.approx(
+        whole_s, rel=1e-3
+    )
+    assert found.bottleneck(16 * MIB, Group(16)) == "fabric (bandwidth, ring of 4)"
+    assert found.evidence([16 * MIB], Group(16)) is Evidence.ASSUMED
+    assert found.evidence([MIB], Group(2)) is Evidence.INTERPOLATED
 
 
 @pytest.mark.parametrize("measured", [True, False])
@@ -74,8 +76,10 @@ def test_nccl_takes_trees_over_nodes_whose_switches_add(*, measured: bool) -> No
     assert found is not None
     first_s = 6 * 1e-4 if measured else SWITCH_LATENCY_S
     whole_s = first_s + 2 * 1e-3 + 16 * MIB / 2e8
-    assert float(found.all_reduce_s(16 * MIB, world_size=8)[0]) == pytest.approx(whole_s, rel=1e-3)
-    assert found.binding(16 * MIB, world_size=8) == "fabric (bandwidth, NVLS tree of 2)"
+    assert float(found.time_s("all_reduce", 16 * MIB, Group(8))[0]) == pytest.approx(
+        whole_s, rel=1e-3
+    )
+    assert found.bottleneck(16 * MIB, Group(8)) == "fabric (bandwidth, NVLS tree of 2)"
 
 
 def test_eight_nodes_of_h200_from_one_and_the_data_sheet_of_their_adapters() -> None:
@@ -97,22 +101,23 @@ def test_eight_nodes_of_h200_from_one_and_the_data_sheet_of_their_adapters() -> 
         name="fabric", of="node", count=8, links=8, link_bytes_per_s=40e9, latency_s=10.6e-6
     )
     found = Network(
-        largest_world_size=8,
-        all_reduce=MessageCost.sample(
-            "all_reduce",
-            [(8, 1, inside)],
-            library="nccl",
-            num_draws=1,
-            rng=np.random.default_rng(0),
-        ),
-        broadcast=None,
+        messages={
+            "all_reduce": MessageCost.sample(
+                "all_reduce",
+                [messages.Group(8, 1, inside)],
+                library="nccl",
+                num_draws=1,
+                rng=np.random.default_rng(0),
+            )
+        },
         uncertainty=np.zeros(1),
+        kind_uncertainty=np.ones(1),
         cluster=Cluster(name="h200", tiers=(node, fabric)),
         tier_uncertainties=np.ones((2, 1)),
     )
-    predicted_s = float(found.all_reduce_s(size, world_size=64)[0])
+    predicted_s = float(found.time_s("all_reduce", size, Group(64))[0])
     assert float(np.abs(predicted_s / measured_s - 1).mean()) < 0.195
-    assert found.binding(size, world_size=64) == "fabric (bandwidth, NVLS tree of 8)"
+    assert found.bottleneck(size, Group(64)) == "fabric (bandwidth, NVLS tree of 8)"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +132,7 @@ def test_eight_nodes_of_h200_from_one_and_the_data_sheet_of_their_adapters() -> 
 def test_groups_and_messages_beyond_the_data_are_extrapolated(
     sizes_bytes: list[int], world_size: int, expected: Evidence
 ) -> None:
-    assert network(Machine()).evidence(sizes_bytes, world_size=world_size) is expected
+    assert network(Machine()).evidence(sizes_bytes, Group(world_size)) is expected
 
 
 @pytest.mark.parametrize("of", [None, cluster()])
@@ -138,16 +143,16 @@ def test_collectives_priced_together_cost_what_each_costs_alone(
     found = network(Machine(relative_error=0.05), of, num_draws=7)
     sizes = [64, 1000, MIB, 100 * MIB]
     column = np.array(sizes, np.float64)[:, np.newaxis]
-    for price in (found.all_reduce_s, found.broadcast_s):
-        together_s = price(column, world_size=world_size)
-        alone_s = np.stack([price(size, world_size=world_size) for size in sizes])
+    for kind in ("all_reduce", "broadcast", "all_gather", "reduce_scatter"):
+        together_s = found.time_s(kind, column, Group(world_size))
+        alone_s = np.stack([found.time_s(kind, size, Group(world_size)) for size in sizes])
         assert np.broadcast_to(together_s, alone_s.shape) == pytest.approx(alone_s, rel=1e-12)
 
 
 def test_links_that_only_a_file_tells_are_more_uncertain() -> None:
     machine = Machine(relative_error=0.01)
     measured, assumed = (
-        np.log(network(machine, of, num_draws=2000).all_reduce_s(16 * MIB, world_size=16)).std()
+        np.log(network(machine, of, num_draws=2000).time_s("all_reduce", 16 * MIB, Group(16))).std()
         for of in (None, cluster())
     )
     assert assumed > 0.25 > measured
@@ -156,10 +161,10 @@ def test_links_that_only_a_file_tells_are_more_uncertain() -> None:
 def test_ranks_on_one_machine_say_nothing_about_machines_with_one_device() -> None:
     rack = Tier(name="rack", of="device", count=16, link_bytes_per_s=1e8, latency_s=1e-3)
     found = network(Machine(), Cluster(name="rack", tiers=(rack,)))
-    assert float(found.all_reduce_s(2 * MIB, world_size=2)[0]) == pytest.approx(
+    assert float(found.time_s("all_reduce", 2 * MIB, Group(2))[0]) == pytest.approx(
         2 * (1e-3 + MIB / 1e8)
     )
-    assert found.evidence([MIB], world_size=2) is Evidence.ASSUMED
+    assert found.evidence([MIB], Group(2)) is Evidence.ASSUMED
 
 
 RACK = Tier(name="rack", of="device", count=16, link_bytes_per_s=1e8, latency_s=1e-3)
@@ -189,7 +194,7 @@ def test_measured_links_stand_only_for_their_like(
 def test_groups_that_fit_into_no_tier_are_no_calibration() -> None:
     """Measured on 4 ranks, a socket of 2."""
     whole = profile(Machine(world_size=4))
-    four = [replace(c, world_size=4) for c in whole.collectives]
+    four = [dataclasses.replace(c, world_size=4) for c in whole.collectives]
     socket = Tier(name="socket", of="device", count=2, link_bytes_per_s=1e9, latency_s=1e-6)
     node = Tier(name="node", of="socket", count=2, link_bytes_per_s=1e9, latency_s=1e-6)
     predictor = Predictor(
@@ -210,7 +215,7 @@ def test_trees_inside_a_node_are_chains(num_nodes: int) -> None:
     of = Cluster(name="one", tiers=(dataclasses.replace(NODE, count=8),))
     found = CostModel(document, num_draws=1, seed=0, cluster=of).network
     ring_s = 14 * (1e-4 + 2**13 * 1e-9)
-    assert float(found.all_reduce_s(2**16, world_size=8)[0]) == pytest.approx(ring_s, rel=1e-3)
+    assert float(found.time_s("all_reduce", 2**16, Group(8))[0]) == pytest.approx(ring_s, rel=1e-3)
 
 
 @pytest.mark.parametrize("of", [None, cluster()])
@@ -220,7 +225,7 @@ def test_broadcasts_are_as_uncertain_beyond_the_largest_group_as_all_reduces(
     """Two ranks measured without error; 4 are one doubling, 16 are three."""
     found = network(Machine(), of, num_draws=2000)
     for world_size in (2, 4) if of else (2, 4, 16):
-        spread = np.log(found.broadcast_s(MIB, world_size=world_size)).std()
+        spread = np.log(found.time_s("broadcast", MIB, Group(world_size))).std()
         assert spread == pytest.approx(0.05 * np.log2(world_size / 2), rel=0.1)
 
 

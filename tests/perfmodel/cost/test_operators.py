@@ -186,5 +186,5 @@ def test_calls_that_a_step_makes_more_cheaply_than_a_replay_still_take_time() ->
     for saved, left in ((0.1, 0.9), (0.3, 0.7), (5.0, 0.5)):
         overhead = replace(machine().overhead, backward_s=-saved * price.time_s)
         profile = replace(machine(), overhead=overhead)
-        found = OperatorPrices(profile)._phase([(called, 7)], Phase.BACKWARD)
+        found = OperatorPrices(profile).phase([(called, 7)], Phase.BACKWARD)
         assert found.time_s == pytest.approx(7 * left * price.time_s)

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from perfmodel.cost.collectives import busbw_factor
+from perfmodel.cost.collectives import bus_factor
 from perfmodel.report.figures import (
     breakdown_figure,
     collective_figure,
@@ -105,13 +105,12 @@ def test_errors_hold_one_row_per_setting_with_its_sign() -> None:
 
 def test_busbw_by_hand() -> None:
     """2(n-1)/n of 4 ranks is 1.5, (n-1)/n is 0.75; a broadcast sends everything once."""
-    assert busbw_factor("all_reduce", world_size=4) == 1.5
-    assert busbw_factor("all_reduce", world_size=2) == 1.0
-    assert busbw_factor("all_gather", world_size=4) == 0.75
-    assert busbw_factor("reduce_scatter", world_size=4) == 0.75
-    assert busbw_factor("broadcast", world_size=4) == 1.0
-    assert busbw_factor("send_recv", world_size=2) == 1.0
-    assert busbw_factor("barrier", world_size=2) is None
+    assert bus_factor("all_reduce", 4) == 1.5
+    assert bus_factor("all_reduce", 2) == 1.0
+    assert bus_factor("all_gather", 4) == 0.75
+    assert bus_factor("reduce_scatter", 4) == 0.75
+    assert bus_factor("broadcast", 4) == 1.0
+    assert bus_factor("send_recv", 2) == 1.0
 
 
 def test_collectives_show_bus_bandwidth() -> None:

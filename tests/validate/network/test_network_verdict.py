@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from calibrate.campaign import Progress, lock_path
-from perfmodel.cost.messages import MessageLaw, message_bytes, num_messages, work
+from perfmodel.cost.collectives import message_bytes, num_messages, work
+from perfmodel.cost.messages import MessageLaw
 from perfmodel.documents.testbed import CollectiveSetting, Job
 from perfmodel.documents.verdicts import NetworkVerdict
 from perfmodel.errors import Interrupted, NotFeasible, UsageError
@@ -53,7 +54,7 @@ class LawfulCluster:
 def lawful_s(collective: str, size_bytes: float, ranks: int) -> float:
     count = num_messages(collective, ranks)
     sent = np.array([[message_bytes(collective, size_bytes, ranks)]])
-    return count * float(LAW.message_s(sent, work(collective, ranks, count))[0, 0])
+    return count * float(LAW.message_s(sent, work(collective, ranks))[0, 0])
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.cost.exchanges import soft_maximum
+from perfmodel.arrays import soft_maximum
+from perfmodel.cost.collectives import copies_in_turn
 from perfmodel.documents.testbed import Fabric, Traffic
 from tests.validate.testbed.played import PlayedCluster, known_ring
 from validate.testbed import plan
@@ -13,7 +14,6 @@ from validate.testbed.play import play_collectives, play_training
 from validate.testbed.shaped import (
     SHARPNESS,
     ShapedRing,
-    copies_in_turn,
     free_rates,
     message_bytes_of,
     path,
