@@ -38,7 +38,7 @@ def keep(runs: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name in names:
             shutil.copy(runs / stage / name, folder / name)
-        packed = folder / "observations.jsonl.gz"
+        packed = folder / "observations.jsonl.xz"
         # Without a time stamp the same observations give the same file.
         with (
             (runs / stage / "observations.jsonl").open("rb") as raw,

@@ -1,0 +1,20 @@
+"""Numbers and errors are those of the recorded table; ``python -m tests.regression check``: all."""
+
+import json
+
+import pytest
+
+from tests.regression.__main__ import differences, run
+from tests.regression.cases import HERE, Case, cases
+
+_TABLE = json.loads((HERE / "table.json").read_bytes())
+_FAST = [case for case in cases() if case.is_fast][::7]
+
+
+def test_every_case_has_a_row() -> None:
+    assert list(_TABLE) == [case.name for case in cases()]
+
+
+@pytest.mark.parametrize("case", _FAST, ids=lambda case: case.name)
+def test_row(case: Case) -> None:
+    assert not [*differences(_TABLE[case.name], run(case))]
