@@ -3,7 +3,7 @@
 import dataclasses
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,11 +15,15 @@ from perfmodel.checks import at_least, positive
 from perfmodel.cost.terms import CurveDraws, Samples
 from perfmodel.documents.prediction import Interval
 from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.layout.layout import Layout, Recompute, Schedule
 from perfmodel.layout.setting import Setting
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import CheckpointProfile, CurvePoint
+from perfmodel.step.division import Unit, parameter_bytes, stage_units, units
 from perfmodel.units import MIB, Bytes
 from perfmodel.workload.memory import Moment, Part, StepMemory
+from perfmodel.workload.operator import Phase
+from perfmodel.workload.step import SymbolicStep
 
 BUCKETS: Final = "DDP buckets"
 CONTEXT: Final = "framework context"
@@ -216,6 +220,101 @@ def largest_batch(
         middle = (least + most) // 2
         least, most = (middle, most) if fits(middle) else (least, middle)
     return least
+
+
+#: Activations of a block that tensor parallelism leaves whole, in sizes of its input: what enters its two
+#: norms and its two residual sums (arXiv 2205.05198).
+_WHOLE_INPUTS: Final = 4
+#: Uncertainty, in log, of tensors under a layout that no trace saw: a prior.
+_LAYOUT_LOG_SPREAD: Final = 0.05
+
+
+def rank_memory(
+    trace: SymbolicStep, memory: StepMemory, layout: Layout, *, overhead: Overhead
+) -> tuple[DeviceMemory, ...]:
+    """What one rank of every pipeline stage of a traced step holds at its highest moment.
+
+        parameters = traced * held / shards (zero = 3) + units that are gathered
+        gradients  = traced * held / shards (zero >= 2) + the unit that is reduced
+        optimizer  = traced * held / shards (zero >= 1)
+        activations = in flight * (kept by the stage's blocks) / tp + the rest
+
+    ``held`` is the stage's part of the parameters, divided by ``tp`` where they are matrices. With data
+    parallelism alone it is the traced step beside DDP's buckets.
+
+    Raises
+    ------
+    NotFeasible
+        If the layout asks for what a trace does not tell about.
+    """
+    stages = stage_units(trace, memory, layout)
+    every = units(trace, memory)
+    setting = MemorySetting(micro_batch=layout.micro_batch, devices=layout.replicas)
+    gradient_bytes = parameter_bytes(trace, range(len(trace.parameters)), 1)
+    if layout.zero == 0 and layout.tp == layout.pp == 1 and layout.recompute is Recompute.NONE:
+        return (device_memory(memory, setting, gradient_bytes=gradient_bytes, overhead=overhead),)
+    overhead = dataclasses.replace(
+        overhead, log_spread=math.hypot(overhead.log_spread, _LAYOUT_LOG_SPREAD)
+    )
+    shards = layout.shards if layout.zero else 1
+    found = []
+    for stage, held in enumerate(stages):
+        names = [every[i] for i in held]
+        sizes = [parameter_bytes(trace, unit.parameters, layout.tp) for unit in names]
+        part = sum(sizes) / gradient_bytes
+        gathered = max(sizes) if layout.zero == 3 else 0
+        kept = _kept_bytes(names, layout, stage)
+        candidates = []
+        for moment in memory.moments:
+            parts = {name.value: size for name, size in moment.at(layout.micro_batch).items()}
+            blocks = sum(block.saved.at(layout.micro_batch) for block in memory.blocks)
+            rest = max(parts[Part.ACTIVATIONS.value] - blocks, 0)
+            parts[Part.PARAMETERS.value] = round(
+                parts[Part.PARAMETERS.value] * part / (shards if layout.zero == 3 else 1)
+                + gathered * min(1 + layout.prefetch, len(names))
+            )
+            # Gradients of micro-batches before are there all the time.
+            grown = gradient_bytes if layout.accumulation > 1 else parts[Part.GRADIENTS.value]
+            parts[Part.GRADIENTS.value] = round(
+                grown * part / (shards if layout.zero >= 2 else 1)
+                + (gathered if moment.phase is Phase.BACKWARD else 0)
+            )
+            parts[Part.OPTIMIZER.value] = round(parts[Part.OPTIMIZER.value] * part / shards)
+            share = min(parts[Part.ACTIVATIONS.value] / blocks, 1.0) if blocks else 1.0
+            parts[Part.ACTIVATIONS.value] = round(kept * share) + (
+                rest if stage == len(stages) - 1 else 0
+            )
+            inside = any(unit.path and moment.module.startswith(unit.path) for unit in names)
+            if not inside and stage < len(stages) - 1:
+                saved = [u.block.saved.at(layout.micro_batch) for u in names if u.block is not None]
+                parts[Part.TEMPORARIES.value] = min(
+                    parts[Part.TEMPORARIES.value], max(saved, default=0)
+                )
+            exchanged = layout.zero == 0 and layout.replicas > 1
+            parts[BUCKETS] = sum(sizes) if exchanged else 0
+            candidates.append((parts, moment))
+        parts, moment = max(candidates, key=lambda candidate: sum(candidate[0].values()))
+        found.append(with_overhead(parts, moment, overhead))
+    return tuple(found)
+
+
+def _kept_bytes(held: Sequence[Unit], layout: Layout, stage: int) -> float:
+    """What the blocks of a stage keep for their backward passes, of all micro-batches in flight. [B]"""
+    saved = []
+    for unit in held:
+        if unit.block is not None:
+            entering = unit.block.input.at(layout.micro_batch)
+            size = unit.block.saved.at(layout.micro_batch)
+            whole = 0 if layout.sequence_parallel else min(_WHOLE_INPUTS * entering, size)
+            own = whole + (size - whole) / layout.tp
+            saved.append((own, entering))
+    in_flight = layout.accumulation
+    if layout.schedule is Schedule.ONE_F_ONE_B:
+        in_flight = min(layout.pp - stage, layout.accumulation)
+    if layout.recompute is Recompute.FULL:
+        again = max((own for own, _ in saved), default=0.0)
+        return in_flight * sum(entering for _, entering in saved) + again
+    return in_flight * sum(own for own, _ in saved)
 
 
 _NUM_DRAWS: Final = 1000
