@@ -318,3 +318,64 @@ def test_strong_and_weak_scaling_reach_16384_devices() -> None:
     )
     setting = Setting(workload="heavy", world_size=16384, micro_batch=4)
     assert step_s(large, setting) > step_s(large, SETTING) / 16
+
+
+#: 4 nodes of 4: 1 GB/s and 0.1 ms inside, 0.2 GB/s and 0.9 ms more between.
+@pytest.mark.parametrize(
+    ("size", "stride", "places", "bytes_per_s"),
+    [
+        (4, 1, [0], [1e9]),
+        (16, 1, [0, 1], [1e9, 2e8]),
+        (4, 4, [1], [2e8 / 4]),  # one of each node; the other three groups share the adapter
+        (2, 2, [0], [1e9]),
+        (8, 2, [0, 1], [1e9, 2e8 / 2]),
+        (2, 8, [1], [2e8 / 4]),
+    ],
+)
+def test_groups_apart_share_the_links_of_what_they_stand_in(
+    size: int, stride: int, places: list[int], bytes_per_s: list[float]
+) -> None:
+    found = cluster().levels(size, stride=stride)
+    assert [level.place for level in found] == places
+    assert [level.bytes_per_s for level in found] == pytest.approx(bytes_per_s)
+    assert sum(level.crossings for level in found) == size - 1
+
+
+@pytest.mark.parametrize("of", [None, cluster()])
+@pytest.mark.parametrize("size", [2, 4, 16])
+def test_an_all_gather_is_half_of_an_all_reduce(of: Cluster | None, size: int) -> None:
+    """No such kind was measured: its messages are those of an all-reduce, and gloo scatters by one."""
+    found = network(Machine(), of)
+    group, array = Group(size), 16 * MIB
+    whole_s, gather_s, scatter_s = (
+        float(found.time_s(kind, array, group)[0])
+        for kind in ("all_reduce", "all_gather", "reduce_scatter")
+    )
+    assert gather_s == pytest.approx(whole_s / 2)
+    assert scatter_s == pytest.approx(whole_s)
+    assert found.evidence([array], group, kind="all_gather") is not Evidence.INTERPOLATED
+
+
+def test_a_message_between_stages_is_one_message_of_the_whole() -> None:
+    machine = Machine()
+    assert float(network(machine).time_s("send_recv", MIB, Group(2))[0]) == pytest.approx(
+        message_time(machine, MIB)
+    )
+    between_s = network(machine, cluster()).time_s("send_recv", MIB, Group(2, 4))
+    assert float(between_s[0]) == pytest.approx(1e-3 + 4 * MIB / 2e8)
+
+
+def test_a_kind_that_was_measured_comes_out_as_it_was() -> None:
+    document = profile(Machine())
+    whole = document.collectives[0]
+    slow = tuple(dataclasses.replace(p, time_s=3 * p.time_s) for p in whole.points)
+    gather = dataclasses.replace(whole, collective="all_gather", points=slow)
+    collectives = (*document.collectives, gather)
+    found = CostModel(
+        document.model_copy(update={"collectives": collectives}), num_draws=1, seed=0
+    ).network
+    point = slow[-2]
+    assert float(found.time_s("all_gather", int(point.at), Group(2))[0]) == pytest.approx(
+        point.time_s
+    )
+    assert found.evidence([int(point.at)], Group(2), kind="all_gather") is Evidence.INTERPOLATED

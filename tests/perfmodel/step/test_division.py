@@ -1,0 +1,163 @@
+"""Units, stages and tensor-parallel shares of a traced step: sums, bytes and FLOP by hand."""
+
+import pytest
+
+from perfmodel.cost.operators import OperatorPrices
+from perfmodel.cost.shares import unit_shares
+from perfmodel.errors import NotFeasible
+from perfmodel.layout.layout import Layout, parse_layout
+from perfmodel.step.division import (
+    StageDivision,
+    constant_dimensions,
+    divide,
+    divided,
+    parameter_bytes,
+    stage_units,
+    units,
+)
+from perfmodel.units import MIB
+from perfmodel.workload.operator import Phase
+from tests.perfmodel.llama import HIDDEN, LAYERS, document, traced
+from tests.perfmodel.operators import prices_of_the_made_up_machine
+
+SEQUENCE = 64
+BATCH = 8
+
+
+@pytest.fixture(scope="module")
+def prices() -> OperatorPrices:
+    return OperatorPrices(prices_of_the_made_up_machine(), use_measured=False)
+
+
+def division(text: str, prices: OperatorPrices, model: str = "llama") -> tuple[StageDivision, ...]:
+    layout = parse_layout(f"{text} micro_batch={BATCH}")
+    trace, memory = traced(model)
+    return divide(
+        trace,
+        memory,
+        document(model).workload.parameters,
+        layout,
+        unit_shares(trace, memory, layout, prices),
+        limits_bytes=(MIB, 25 * MIB),
+    )
+
+
+@pytest.mark.parametrize(("model", "blocks"), [("llama", LAYERS), ("resnet18", 8)])
+def test_every_call_and_parameter_is_in_one_unit(model: str, blocks: int) -> None:
+    trace, memory = traced(model)
+    found = units(trace, memory)
+    assert [unit.block is not None for unit in found] == [False, *[True] * blocks, False]
+    step = trace.at(micro_batch=BATCH)
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        assert sum(unit.num_calls(phase) for unit in found) == step.num_calls(phase)
+    held = sorted(position for unit in found for position in unit.parameters)
+    assert held == list(range(len(trace.parameters)))
+
+
+def test_a_block_has_two_pairs_of_matrices_and_its_input_is_the_hidden_state() -> None:
+    trace, memory = traced()
+    _, block, *_ = units(trace, memory)
+    assert block.regions == (2, 2)
+    assert block.activation.at(BATCH) == BATCH * SEQUENCE * HIDDEN * 4
+
+
+@pytest.mark.parametrize(
+    "text", ["dp=1", "dp=8", "fsdp=8", "pp=4", "dp=2 zero=1 pp=2", "pp=2 dp=4"]
+)
+@pytest.mark.parametrize("model", ["llama", "resnet18"])
+def test_shares_of_a_step_add_to_one(text: str, model: str, prices: OperatorPrices) -> None:
+    stages = division(text.replace("fsdp=8", "dp=8 zero=3"), prices, model)
+    for name in ("forward", "backward"):
+        pieces = [piece for stage in stages for piece in getattr(stage, name)]
+        assert sum(piece.share for piece in pieces) == pytest.approx(1, abs=1e-9)
+        assert sum(piece.issue_share for piece in pieces) == pytest.approx(1, abs=1e-9)
+        assert not any(piece.all_reduces for piece in pieces)
+    assert sum(stage.issue_optimizer for stage in stages) == pytest.approx(1)
+    if "zero" not in text and "fsdp" not in text:
+        assert sum(stage.optimizer for stage in stages) == pytest.approx(1)
+
+
+def test_sharded_parameters_are_gathered_unit_by_unit(prices: OperatorPrices) -> None:
+    trace, memory = traced()
+    (stage,) = division("dp=8 zero=3", prices)
+    sizes = [parameter_bytes(trace, unit.parameters, 1) for unit in units(trace, memory)]
+    assert [piece.size_bytes for piece in stage.forward] == sizes
+    assert [piece.size_bytes for piece in stage.backward] == sizes[::-1]
+    assert sum(sizes) == document().workload.gradient_bytes
+
+
+def test_buckets_of_a_pipeline_hold_the_gradients_of_their_stage(prices: OperatorPrices) -> None:
+    trace, memory = traced()
+    layout = Layout(pp=2, micro_batch=BATCH)
+    stages = division("pp=2", prices)
+    for stage, held in zip(stages, stage_units(trace, memory, layout), strict=True):
+        own = [p for i in held for p in units(trace, memory)[i].parameters]
+        reduced = sum(piece.size_bytes for piece in stage.backward)
+        assert reduced == parameter_bytes(trace, own, 1)
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_tensor_parallelism_divides_the_flop_of_every_block(tp: int) -> None:
+    trace, memory = traced()
+    step = trace.at(micro_batch=BATCH)
+    for unit in units(trace, memory):
+        for phase in (Phase.FORWARD, Phase.BACKWARD):
+            calls = [call for call in unit.calls if call.phase is phase]
+            whole = sum(call.times * step.operators[call.operator].flop for call in calls)
+            own = sum(
+                call.times
+                * divided(
+                    step.operators[call.operator], constant_dimensions(trace, call.operator), tp
+                ).flop
+                for call in calls
+                if call.divisible
+            )
+            assert own == pytest.approx(whole / tp, rel=1e-12)
+
+
+def test_tensor_parallel_ranks_reduce_activations_twice_a_block_and_pass(
+    prices: OperatorPrices,
+) -> None:
+    """And the embedding forward, what enters the head backward; full recomputation repeats blocks."""
+    (stage,) = division("tp=2", prices)
+    assert sum(piece.all_reduces for piece in stage.forward) == 2 * LAYERS + 1
+    assert sum(piece.all_reduces for piece in stage.backward) == pytest.approx(2 * LAYERS + 1)
+    (again,) = division("tp=2 recompute=full", prices)
+    assert sum(piece.all_reduces for piece in again.backward) == pytest.approx(4 * LAYERS + 1)
+    assert 0.5 <= sum(piece.share for piece in stage.forward) < 0.7
+    assert stage.optimizer == pytest.approx(0.5, abs=0.1)
+
+
+def test_full_recomputation_adds_the_forward_pass_of_the_blocks(prices: OperatorPrices) -> None:
+    plain, again = (division(f"dp=2{more}", prices)[0] for more in ("", " recompute=full"))
+    assert sum(p.share for p in again.forward) == pytest.approx(1)
+    assert 1.2 < sum(p.share for p in again.backward) / sum(p.share for p in plain.backward) < 1.7
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("dp=8 one_process=yes", "DataParallel"),
+        ("dp=8 zero=1 offload=optimizer", "offload=optimizer"),
+        ("dp=8 sites=2", "sites must be 1"),
+        ("dp=8 zero=3 shard=4", "no HSDP"),
+        ("pp=2 accumulation=4 schedule=zero_bubble", "schedule must be"),
+        ("cp=2", "cp must be 1"),
+        ("pp=5", "pp must be at most the 4 blocks"),
+        ("pp=2 stage_layers=1,2", "stage_layers must add up to the 4 blocks"),
+        ("tp=7", "tp must divide a width"),
+    ],
+)
+def test_what_a_trace_does_not_tell_about_is_refused_in_one_line(
+    text: str, message: str, prices: OperatorPrices
+) -> None:
+    with pytest.raises(NotFeasible, match=f"--layout: .*{message}") as raised:
+        division(text, prices)
+    assert "\n" not in str(raised.value)
+
+
+def test_convolutions_are_not_divided(prices: OperatorPrices) -> None:
+    with pytest.raises(
+        NotFeasible, match="--layout: tp must be 1 for a model without blocks of mat"
+    ):
+        division("tp=2", prices, "resnet18")
