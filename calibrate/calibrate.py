@@ -112,4 +112,5 @@ def refit(folder: Path) -> ProfileDocument:
 
 def _with_stored(profile: ProfileDocument, folder: Path) -> ProfileDocument:
     """What was measured in the folder besides, by commands of its own: it must survive a new fit."""
-    return with_stored_noise(with_stored_workloads(profile, folder), folder)
+    machine = with_stored_noise(with_stored_workloads(profile.machine, folder), folder)
+    return profile.with_machine(machine)

@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -16,9 +16,8 @@ from calibrate.placement import placement_of
 from calibrate.task import TrainingTask
 from perfmodel.cost.batch import GradientNorms, NoiseScale, noise_scale
 from perfmodel.documents.observation import TrainingObservation, read_observations
-from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import MeasurementFailed, UsageError, did_you_mean
-from perfmodel.machine.measured import NoiseScaleProfile
+from perfmodel.machine.measured import MeasuredMachine, NoiseScaleProfile
 
 #: Folder, inside that of a calibration, with one folder per model that was trained.
 NOISE: Final = "noise"
@@ -89,9 +88,9 @@ def measure_noise(
     request: NoiseRequest,
     launcher: Launcher,
     *,
-    profile: ProfileDocument,
+    profile: MeasuredMachine,
     on_progress: Callable[[Progress], None],
-) -> ProfileDocument:
+) -> MeasuredMachine:
     """Train each model a few times and return the profile with their noise scales.
 
     Raises
@@ -155,8 +154,8 @@ def trainings_in(path: Path) -> list[TrainingObservation]:
 
 
 def with_noise(
-    profile: ProfileDocument, trainings: Sequence[TrainingObservation]
-) -> ProfileDocument:
+    profile: MeasuredMachine, trainings: Sequence[TrainingObservation]
+) -> MeasuredMachine:
     """The profile with the noise scales of these trainings, in place of those it had of their models."""
     groups: dict[str, list[TrainingObservation]] = defaultdict(list)
     for training in trainings:
@@ -164,10 +163,10 @@ def with_noise(
     kept = [entry for entry in profile.noise_scales if entry.workload not in groups]
     found = [noise_of(group) for group in groups.values()]
     ordered = sorted((*kept, *found), key=lambda entry: entry.workload)
-    return profile.model_copy(update={"noise_scales": tuple(ordered)})
+    return replace(profile, noise_scales=tuple(ordered))
 
 
-def with_stored_noise(profile: ProfileDocument, folder: Path) -> ProfileDocument:
+def with_stored_noise(profile: MeasuredMachine, folder: Path) -> MeasuredMachine:
     """The profile with every noise scale that was measured in the folder of its calibration."""
     for observations in sorted((folder / NOISE).glob(f"*/{OBSERVATIONS}")):
         profile = with_noise(profile, trainings_in(observations))

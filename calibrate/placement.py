@@ -21,8 +21,8 @@ from calibrate.topology import (
     without_torchrun,
 )
 from perfmodel.documents.base import Provenance, command_line
-from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError
+from perfmodel.machine.measured import MeasuredMachine
 
 _THREADS: Final = "OMP_NUM_THREADS"
 _GOVERNING: Final = (_THREADS, "MALLOC_")
@@ -56,7 +56,7 @@ def keeps_memory(variables: Mapping[str, str], *, device_kind: DeviceKind) -> bo
     return device_kind != "cpu" or KEPT_MEMORY.items() <= variables.items()
 
 
-def recorded_conditions(profile: ProfileDocument) -> dict[str, str]:
+def recorded_conditions(profile: MeasuredMachine) -> dict[str, str]:
     """What the ranks of a calibration ran under, whatever is set now."""
     return _governing(profile.variables)
 
@@ -139,7 +139,7 @@ def place(
 
 
 def placement_of(
-    profile: ProfileDocument, *, num_ranks: int | None = None, where: str = "--profile"
+    profile: MeasuredMachine, *, num_ranks: int | None = None, where: str = "--profile"
 ) -> Placement:
     """Where the ranks of a calibration ran, for what is judged by it or added to it.
 
@@ -176,7 +176,7 @@ def _visible_gpus(environ: Mapping[str, str]) -> int:
 
 
 def refuse_other_machine(
-    profile: ProfileDocument, fingerprint: str, *, where: str = "--profile"
+    profile: MeasuredMachine, fingerprint: str, *, where: str = "--profile"
 ) -> None:
     """Compare the fingerprint of this machine with that in the profile.
 
@@ -185,7 +185,7 @@ def refuse_other_machine(
     CalibrationUnavailable
         If they differ.
     """
-    found = profile.provenance.host_fingerprint
+    found = profile.origin.fingerprint
     if found != fingerprint:
         raise CalibrationUnavailable(
             f"{where}: must describe this machine (fingerprint {fingerprint[:12]}), got "

@@ -11,8 +11,7 @@ import numpy as np
 from calibrate.fit.steps import Estimate, estimate, exponent_within, trimmed_mean
 from perfmodel.arrays import FloatArray
 from perfmodel.documents.observation import PHASES, RankSteps, ReplayObservation, read_observations
-from perfmodel.documents.profile import ProfileDocument
-from perfmodel.machine.measured import MeasuredOperator, MeasuredStep
+from perfmodel.machine.measured import MeasuredMachine, MeasuredOperator, MeasuredStep
 from perfmodel.units import Seconds
 from perfmodel.workload.operator import Operator, Phase, TensorSpec
 from perfmodel.workload.step import TracedStep
@@ -189,8 +188,8 @@ def replays_in(observations: Path) -> list[ReplayObservation]:
 
 
 def with_replays(
-    profile: ProfileDocument, replays: Sequence[ReplayObservation], *, in_turn: bool = False
-) -> ProfileDocument:
+    profile: MeasuredMachine, replays: Sequence[ReplayObservation], *, in_turn: bool = False
+) -> MeasuredMachine:
     """The profile with replayed steps beside those that it has; a new one replaces its old self.
 
     Parameters
@@ -211,7 +210,7 @@ def with_replays(
         if (step.workload, step.micro_batch, step.parameters) not in new
     ]
     operators = replace(profile.operators, measured=(*kept, *added))
-    return profile.model_copy(update={"operators": operators})
+    return replace(profile, operators=operators)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

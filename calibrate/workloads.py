@@ -11,9 +11,9 @@ from calibrate.launch import Launcher
 from calibrate.placement import placement_of
 from calibrate.replays import replays_in, with_replays
 from calibrate.task import ReplayTask, Task
-from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError
+from perfmodel.machine.measured import MeasuredMachine
 
 #: Folder, inside that of a calibration, with one folder per workload that was measured in place.
 WORKLOADS: Final = "workloads"
@@ -37,9 +37,9 @@ def measure_workload(
     request: WorkloadRequest,
     launcher: Launcher,
     *,
-    profile: ProfileDocument,
+    profile: MeasuredMachine,
     on_progress: Callable[[Progress], None],
-) -> ProfileDocument:
+) -> MeasuredMachine:
     """Replay a traced step on one device and return the profile with its operators.
 
     Raises
@@ -97,7 +97,7 @@ def _file_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "_", name)
 
 
-def with_stored_workloads(profile: ProfileDocument, folder: Path) -> ProfileDocument:
+def with_stored_workloads(profile: MeasuredMachine, folder: Path) -> MeasuredMachine:
     """The profile with every workload that was measured in place in the folder of its calibration."""
     if profile.operators is None:
         return profile

@@ -32,6 +32,7 @@ from perfmodel.explanation import explain as explain_setting
 from perfmodel.layout.layout import parse_layout
 from perfmodel.layout.setting import Scaling
 from perfmodel.machine.cluster import DEVICES_PER_NODE, Cluster
+from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.plan.acceptance import acceptance_terms as terms_of
 from perfmodel.plan.acceptance import judge
 from perfmodel.plan.cost import compare_costs as costs_of
@@ -193,7 +194,7 @@ def predict_large_model(
 
 
 #: A document, or the file that holds it.
-AnyProfile: TypeAlias = ProfileDocument | str | os.PathLike[str]
+AnyProfile: TypeAlias = MeasuredMachine | str | os.PathLike[str]
 AnyValidation: TypeAlias = ValidationDocument | str | os.PathLike[str]
 #: Name of a calibrated workload, a workload file, or its document.
 AnyWorkload: TypeAlias = WorkloadDocument | str | os.PathLike[str]
@@ -201,7 +202,7 @@ AnyWorkload: TypeAlias = WorkloadDocument | str | os.PathLike[str]
 AnyCluster: TypeAlias = Cluster | str | os.PathLike[str]
 
 
-def read_profile(path: str | os.PathLike[str]) -> ProfileDocument:
+def read_profile(path: str | os.PathLike[str]) -> MeasuredMachine:
     """Read a profile, as ``perfmodel calibrate`` writes it.
 
     Raises
@@ -209,7 +210,7 @@ def read_profile(path: str | os.PathLike[str]) -> ProfileDocument:
     CalibrationUnavailable
         If the file is missing, broken or of another version.
     """
-    return ProfileDocument.read(Path(path))
+    return ProfileDocument.read(Path(path)).machine
 
 
 def read_workload(path: str | os.PathLike[str]) -> WorkloadDocument:
@@ -378,7 +379,7 @@ def acceptance_terms(
     goodput
         From ``perfmodel goodput --json``: its share of useful time becomes a clause.
     """
-    machine = profile if isinstance(profile, ProfileDocument) else read_profile(profile)
+    machine = profile if isinstance(profile, MeasuredMachine) else read_profile(profile)
     names = [entry.workload.name for entry in machine.workloads]
     return terms_of(machine, workloads or names, confidence=confidence, goodput=goodput)
 
@@ -390,7 +391,7 @@ def _opened(
     cluster: AnyCluster | None,
 ) -> tuple[Predictor, OpenedWorkload]:
     """The machine with earlier errors, in a cluster, and the workload on it."""
-    machine = profile if isinstance(profile, ProfileDocument) else read_profile(profile)
+    machine = profile if isinstance(profile, MeasuredMachine) else read_profile(profile)
     if validation is not None and not isinstance(validation, ValidationDocument):
         validation = read_validation(validation)
     if cluster is not None and not isinstance(cluster, Cluster):

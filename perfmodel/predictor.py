@@ -23,7 +23,6 @@ from perfmodel.documents.prediction import (
     PredictedPoint,
     PredictionDocument,
 )
-from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.engine.algebra import end_times_with_interference
@@ -34,7 +33,7 @@ from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError, di
 from perfmodel.layout.setting import Scaling, Setting, Synchronisation, scaled_settings
 from perfmodel.machine.cluster import Cluster
 from perfmodel.machine.evidence import Evidence
-from perfmodel.machine.measured import MeasuredWorkload
+from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
 from perfmodel.step.ddp import compile_step
 from perfmodel.step.program import Cause, Interference, StepProgram, Stream, Trace
 from perfmodel.units import Bytes, Seconds
@@ -104,7 +103,7 @@ class Predictor:
 
     def __init__(
         self,
-        profile: ProfileDocument,
+        profile: MeasuredMachine,
         *,
         validation: ValidationDocument | None = None,
         num_draws: int = NUM_DRAWS,
@@ -326,10 +325,10 @@ def _largest_all_reduce(program: StepProgram) -> Bytes:
     return max(sizes, default=0)
 
 
-def _refuse_other_machine(profile: ProfileDocument, validation: ValidationDocument | None) -> None:
+def _refuse_other_machine(profile: MeasuredMachine, validation: ValidationDocument | None) -> None:
     if validation is None:
         return
-    ours, theirs = (d.provenance.host_fingerprint for d in (profile, validation))
+    ours, theirs = profile.origin.fingerprint, validation.provenance.host_fingerprint
     if ours != theirs:
         raise CalibrationUnavailable(
             f"--validation: must come from the machine of the profile (fingerprint {ours[:12]}), "
@@ -337,7 +336,7 @@ def _refuse_other_machine(profile: ProfileDocument, validation: ValidationDocume
         )
 
 
-def _refuse_other_nodes(profile: ProfileDocument, cluster: Cluster | None) -> None:
+def _refuse_other_nodes(profile: MeasuredMachine, cluster: Cluster | None) -> None:
     devices = None if cluster is None else cluster.devices_per_node
     if cluster is not None and devices is not None and profile.ranks_per_node > devices:
         raise UsageError(
@@ -394,7 +393,7 @@ def interval(draws: Samples) -> Interval:
 
 
 def measured_points(
-    profile: ProfileDocument, workload: str, settings: Sequence[Setting]
+    profile: MeasuredMachine, workload: str, settings: Sequence[Setting]
 ) -> tuple[MeasuredPoint, ...]:
     """Calibration runs that are the same as one of the settings, with measured speed-ups."""
     steps_s = {
@@ -438,7 +437,7 @@ def _key(setting: Setting) -> tuple[int, int, str, float | None]:
 
 
 def caveats(
-    profile: ProfileDocument,
+    profile: MeasuredMachine,
     points: Sequence[PredictedPoint],
     *,
     workload: MeasuredWorkload,
@@ -446,7 +445,7 @@ def caveats(
 ) -> tuple[str, ...]:
     """What a reader must know before acting on the numbers."""
     found = [
-        *age_caveats(profile.provenance.created_utc),
+        *age_caveats(profile.origin.made_utc),
         *_condition_caveats(profile),
         *profile.undetermined,
         *origin_caveats(profile, workload),
@@ -477,7 +476,7 @@ def caveats(
     return tuple(found)
 
 
-def _condition_caveats(profile: ProfileDocument) -> list[str]:
+def _condition_caveats(profile: MeasuredMachine) -> list[str]:
     """What a training must set to be like the measured ones, beside its number of threads."""
     found = []
     if profile.steal > QUIET:
@@ -493,7 +492,7 @@ def _condition_caveats(profile: ProfileDocument) -> list[str]:
 
 
 def critical_caveats(
-    profile: ProfileDocument, workload: str, global_batches: Iterable[int]
+    profile: MeasuredMachine, workload: str, global_batches: Iterable[int]
 ) -> list[str]:
     """A sentence where batches pass the critical one, if a noise scale of the workload was measured."""
     scale = profile.noise_scale(workload)
@@ -527,7 +526,7 @@ def refuse_other_jobs(cluster: Cluster | None, *, by: str) -> None:
         )
 
 
-def _beyond(profile: ProfileDocument, largest: int, cluster: Cluster | None) -> str:
+def _beyond(profile: MeasuredMachine, largest: int, cluster: Cluster | None) -> str:
     """How groups larger than any measured one come about."""
     links = (
         "one ring of links like the measured ones"
@@ -635,7 +634,7 @@ def forecast(
     validation = predictor.validation
     document = PredictionDocument(
         schema_version=PredictionDocument.current_version,
-        provenance=Provenance.of_answer(argv, host_fingerprint=profile.provenance.host_fingerprint),
+        provenance=Provenance.of_answer(argv, host_fingerprint=profile.origin.fingerprint),
         profile_digest=profile.digest,
         validation_digest=None if validation is None else validation.digest,
         device_name=profile.device_name,

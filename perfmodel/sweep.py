@@ -9,11 +9,10 @@ from perfmodel import checks
 from perfmodel.arrays import FloatArray
 from perfmodel.cost.machine import CostModel
 from perfmodel.cost.terms import Samples, Terms
-from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.layout.setting import Setting
 from perfmodel.machine.cluster import Cluster
-from perfmodel.machine.measured import MeasuredWorkload
+from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
 from perfmodel.predictor import refuse_other_jobs, step_times
 from perfmodel.step.ddp import compile_step
 from perfmodel.units import Bytes
@@ -48,7 +47,7 @@ class Grid:
 
 
 def sweep(
-    profile: ProfileDocument,
+    profile: MeasuredMachine,
     workload: MeasuredWorkload,
     grid: Grid,
     *,

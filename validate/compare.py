@@ -8,10 +8,9 @@ import numpy as np
 from calibrate.fit.steps import Repetition, estimate, to_speed
 from perfmodel.arrays import FloatArray
 from perfmodel.documents.prediction import Interval
-from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ComparedSetting, ComparedSpeedup, ErrorSummary, Repeat
 from perfmodel.layout.setting import Setting, Synchronisation
-from perfmodel.machine.measured import ASSUMED_SENSITIVITY
+from perfmodel.machine.measured import ASSUMED_SENSITIVITY, MeasuredMachine
 from perfmodel.units import Seconds
 
 
@@ -26,7 +25,7 @@ class Measured:
     num_repetitions: int
 
 
-def measured(repetitions: Sequence[Repetition], *, profile: ProfileDocument) -> Measured:
+def measured(repetitions: Sequence[Repetition], *, profile: MeasuredMachine) -> Measured:
     """Typical step over repetitions, as the clock showed it and at the machine speed of the calibration.
 
     Each repetition is brought to that speed as far as the workload followed it then. A machine that differs
@@ -51,7 +50,7 @@ def measured(repetitions: Sequence[Repetition], *, profile: ProfileDocument) -> 
 
 
 def compare_setting(
-    setting: Setting, predicted_s: Interval, found: Measured, *, profile: ProfileDocument
+    setting: Setting, predicted_s: Interval, found: Measured, *, profile: MeasuredMachine
 ) -> ComparedSetting:
     """One row of the table."""
     return ComparedSetting(
@@ -69,7 +68,7 @@ def compare_setting(
     )
 
 
-def is_extrapolated(setting: Setting, profile: ProfileDocument) -> bool:
+def is_extrapolated(setting: Setting, profile: MeasuredMachine) -> bool:
     """Whether a micro-batch lies beyond those that were calibrated for its workload."""
     workload = profile.workload(setting.workload)
     if workload is None:

@@ -9,10 +9,9 @@ from typing import Final
 
 from calibrate.experiment import doubling_sizes
 from calibrate.task import StepTask, Task
-from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import UsageError
 from perfmodel.layout.setting import Setting, Synchronisation
-from perfmodel.machine.measured import MeasuredWorkload
+from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
 from perfmodel.units import Seconds
 
 
@@ -63,7 +62,7 @@ _BEYOND: Final = 1.25
 
 
 def holdout_settings(
-    profile: ProfileDocument, *, num_batches: int, goes_beyond: bool = False
+    profile: MeasuredMachine, *, num_batches: int, goes_beyond: bool = False
 ) -> tuple[Setting, ...]:
     """Held-out settings of every calibrated workload: single device first, then several ranks.
 
@@ -95,7 +94,7 @@ def holdout_settings(
     return settings
 
 
-def calibrated_settings(profile: ProfileDocument) -> frozenset[Setting]:
+def calibrated_settings(profile: MeasuredMachine) -> frozenset[Setting]:
     """Every setting whose steps went into the profile."""
     return frozenset(
         Setting(
@@ -109,7 +108,7 @@ def calibrated_settings(profile: ProfileDocument) -> frozenset[Setting]:
     )
 
 
-def repeated_settings(profile: ProfileDocument) -> tuple[Setting, ...]:
+def repeated_settings(profile: MeasuredMachine) -> tuple[Setting, ...]:
     """Calibrated settings to run again, one single and one synchronised per workload.
 
     Their errors hold no model at all: only noise, drift, and what changes between processes.

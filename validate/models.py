@@ -34,11 +34,10 @@ from perfmodel.documents.observation import (
     read_observations,
     steal_share,
 )
-from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ComparedModel, ModelsValidationDocument
 from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, refuse_unknown
 from perfmodel.layout.setting import Setting
-from perfmodel.machine.measured import MeasuredWorkload
+from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
 from perfmodel.predictor import Predictor, StepPrediction, interval
 from perfmodel.step.program import Cause
 from perfmodel.units import Seconds
@@ -239,7 +238,7 @@ def _traced(
 
 def _found(
     steps: Sequence[StepObservation],
-    profile: ProfileDocument,
+    profile: MeasuredMachine,
     *,
     replays: Sequence[ReplayObservation],
 ) -> dict[Setting, _Found]:

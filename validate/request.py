@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfmodel.documents.profile import ProfileDocument
+from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.units import Seconds
 
 
@@ -11,7 +11,7 @@ from perfmodel.units import Seconds
 class ProfileRequest:
     """What the user asked for: the profile that is judged, how thoroughly, and where runs are kept."""
 
-    profile: ProfileDocument
+    profile: MeasuredMachine
     folder: Path
     budget: str = "standard"
     seed: int = 1

@@ -25,7 +25,6 @@ from calibrate.topology import LaunchFlags
 from perfmodel.documents.base import file_sha256
 from perfmodel.documents.observation import StepObservation, read_observations, steal_share
 from perfmodel.documents.prediction import Interval
-from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import (
     ComparedSetting,
     ComparedSpeedup,
@@ -34,6 +33,7 @@ from perfmodel.documents.verdicts import (
 )
 from perfmodel.errors import MeasurementFailed, UsageError, refuse_unknown
 from perfmodel.layout.setting import Setting
+from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.predictor import Predictor, interval
 from validate import compare, gates
 from validate.compare import fraction, summarise, summarise_any
@@ -108,7 +108,7 @@ def validate(
 
 
 def predict(
-    profile: ProfileDocument,
+    profile: MeasuredMachine,
     settings: tuple[Setting, ...],
     *,
     earlier: ValidationDocument | None = None,
@@ -143,7 +143,7 @@ class Comparison:
 
 
 def compare_observations(
-    profile: ProfileDocument, predicted: Predicted, observations: Path
+    profile: MeasuredMachine, predicted: Predicted, observations: Path
 ) -> Comparison:
     """Put every prediction beside what was measured.
 
@@ -193,7 +193,7 @@ def compare_observations(
     )
 
 
-def _calibrated_steps(profile: ProfileDocument) -> dict[Setting, float]:
+def _calibrated_steps(profile: MeasuredMachine) -> dict[Setting, float]:
     repeats = repeated_settings(profile)
     steps_s = {
         (s.workload, s.world_size, s.micro_batch, s.synchronisation, s.bucket_cap_mb): s.step_s
@@ -274,7 +274,7 @@ def _plan(request: ValidationRequest, predicted: Predicted) -> dict[str, object]
     }
 
 
-def _refuse_other_nodes(profile: ProfileDocument, here: Placement) -> None:
+def _refuse_other_nodes(profile: MeasuredMachine, here: Placement) -> None:
     topology = here.topology
     if topology.num_nodes != profile.num_nodes:
         raise UsageError(

@@ -5,7 +5,7 @@ scale of the all-reduce and the two interference speeds from several ranks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -14,9 +14,8 @@ from scipy.optimize import least_squares, nnls
 from calibrate.fit.steps import Repetition, to_speed
 from perfmodel.arrays import FloatArray
 from perfmodel.cost.machine import CostModel
-from perfmodel.documents.profile import ProfileDocument
 from perfmodel.layout.setting import Setting, Synchronisation
-from perfmodel.machine.measured import DdpCosts, MeasuredWorkload, Residual
+from perfmodel.machine.measured import DdpCosts, MeasuredMachine, MeasuredWorkload, Residual
 from perfmodel.predictor import step_times
 from perfmodel.step.ddp import compile_step, gradient_buckets
 from perfmodel.units import Seconds
@@ -105,7 +104,7 @@ def _bucket_solution(table: FloatArray) -> FloatArray:
 
 
 def fit_ddp(
-    profile: ProfileDocument,
+    profile: MeasuredMachine,
     *,
     buckets: BucketCosts,
     bucket_draws: FloatArray,
@@ -166,7 +165,7 @@ class _Fit:
     left_out_log_errors: FloatArray
 
 
-def prior_speeds(profile: ProfileDocument) -> tuple[float, float]:
+def prior_speeds(profile: MeasuredMachine) -> tuple[float, float]:
     """What the fit expects of compute and communication beside each other, before any step.
 
     The overlap probe's geometric means at the largest group, inside the bounds of the fit.
@@ -214,7 +213,7 @@ def _least_squares(
     )
 
 
-def _synchronised(profile: ProfileDocument) -> _Targets:
+def _synchronised(profile: MeasuredMachine) -> _Targets:
     steps = [
         step
         for step in profile.steps
@@ -237,14 +236,14 @@ def _synchronised(profile: ProfileDocument) -> _Targets:
 
 
 def _predictor_of(
-    profile: ProfileDocument, settings: Sequence[Setting], fixed: Sequence[float]
+    profile: MeasuredMachine, settings: Sequence[Setting], fixed: Sequence[float]
 ) -> Callable[[FloatArray], FloatArray]:
     """Nominal step time of each setting as a function of the three parameters."""
 
     def predicted(theta: FloatArray) -> FloatArray:
         values = (*fixed, *(float(value) for value in theta))
         ddp = DdpCosts(values=values, draws=(values,), determined=(True,) * 5)
-        costs = CostModel(profile.model_copy(update={"ddp": ddp}), num_draws=1, seed=0)
+        costs = CostModel(replace(profile, ddp=ddp), num_draws=1, seed=0)
         return np.array([_nominal_step(costs, setting) for setting in settings])
 
     return predicted
@@ -258,14 +257,14 @@ def _nominal_step(costs: CostModel, setting: Setting) -> Seconds:
     return float(step_times(program, terms, terms.durations(program))[0])
 
 
-def fit_residual(profile: ProfileDocument, ddp_log_errors: tuple[float, ...]) -> Residual:
+def fit_residual(profile: MeasuredMachine, ddp_log_errors: tuple[float, ...]) -> Residual:
     """Errors of single-device steps when each inner micro-batch is left out of its curve."""
     return Residual(
         single_log_errors=tuple(_left_out_errors(profile)), ddp_log_errors=ddp_log_errors
     )
 
 
-def _left_out_errors(profile: ProfileDocument) -> list[float]:
+def _left_out_errors(profile: MeasuredMachine) -> list[float]:
     errors = []
     for workload in profile.workloads:
         phases = workload.phases[0]

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from scipy.optimize import isotonic_regression
@@ -45,6 +45,7 @@ from perfmodel.machine.measured import (
     ComputeRate,
     CurvePoint,
     DdpCosts,
+    MeasuredMachine,
     OverlapProfile,
     Residual,
 )
@@ -77,14 +78,12 @@ def fit_profile(
             f"{observations_path}: holds {len(steps)} step observations and {len(traced)} traced "
             "workloads, at least one of each is needed; continue with --resume"
         )
-    digest = file_sha256(observations_path)
-    draft = _draft(observations, environment, provenance=provenance, digest=digest)
-    draft = draft.model_copy(
-        update={
-            "num_nodes": num_nodes,
-            "ranks_per_node": draft.ranks_per_node // num_nodes,
-            "undetermined": _undetermined(draft, num_nodes=num_nodes),
-        }
+    draft = _draft(observations, environment)
+    draft = replace(
+        draft,
+        num_nodes=num_nodes,
+        ranks_per_node=draft.ranks_per_node // num_nodes,
+        undetermined=_undetermined(draft, num_nodes=num_nodes),
     )
     operators = fit_operators(
         observations,
@@ -101,16 +100,15 @@ def fit_profile(
             sensitivities={w.workload.name: w.speed_sensitivity for w in draft.workloads},
         )
         operators = replace(operators, repetition_errors=off)
-    return _with_ddp(draft.model_copy(update={"operators": operators}), steps)
+    return ProfileDocument(
+        schema_version=ProfileDocument.current_version,
+        provenance=provenance,
+        observations_sha256=file_sha256(observations_path),
+        machine=_with_ddp(replace(draft, operators=operators), steps, seed=provenance.seed),
+    )
 
 
-def _draft(
-    observations: Sequence[Observation],
-    environment: dict[str, Any],
-    *,
-    provenance: Provenance,
-    digest: str,
-) -> ProfileDocument:
+def _draft(observations: Sequence[Observation], environment: dict[str, Any]) -> MeasuredMachine:
     """Everything but DDP's own costs, which are fitted on top of it."""
     steps = _of(observations, StepObservation)
     repetitions = [repetition(observation) for observation in steps]
@@ -127,13 +125,13 @@ def _draft(
             raw = [entry for entry in steps if entry.setting.workload == name]
             workloads.append(with_device_streams(fitted, raw))
     sensitivities = {w.workload.name: w.speed_sensitivity for w in workloads}
-    device_kind = "cuda" if any(entry.device_streams for entry in steps) else "cpu"
+    device_kind: Literal["cpu", "cuda"] = (
+        "cuda" if any(entry.device_streams for entry in steps) else "cpu"
+    )
     rates = _rates(_of(observations, ComputeObservation))
     collectives = collective_profiles(_of(observations, CollectiveObservation))
     world_size = max(entry.setting.world_size for entry in steps)
-    return ProfileDocument(
-        schema_version=ProfileDocument.current_version,
-        provenance=provenance,
+    return MeasuredMachine(
         device_kind=device_kind,
         device_name=_device_name(environment, device_kind),
         backend="nccl" if device_kind == "cuda" else "gloo",
@@ -142,7 +140,6 @@ def _draft(
         num_nodes=1,
         num_rounds=1 + max(entry.round for entry in steps),
         environment=environment,
-        observations_sha256=digest,
         speed_probe_s=speed_probe_s,
         speed_spread=float(np.log(slowdowns).std()),
         workloads=tuple(workloads),
@@ -164,8 +161,10 @@ def _draft(
     )
 
 
-def _with_ddp(draft: ProfileDocument, steps: Sequence[StepObservation]) -> ProfileDocument:
-    rng = np.random.default_rng(draft.provenance.seed)
+def _with_ddp(
+    draft: MeasuredMachine, steps: Sequence[StepObservation], *, seed: int
+) -> MeasuredMachine:
+    rng = np.random.default_rng(seed)
     buckets, bucket_draws = fit_bucket_costs(
         by_setting([repetition(observation) for observation in steps]),
         {entry.workload.name: entry for entry in draft.workloads},
@@ -173,8 +172,8 @@ def _with_ddp(draft: ProfileDocument, steps: Sequence[StepObservation]) -> Profi
         rng=rng,
     )
     costs, errors = fit_ddp(draft, buckets=buckets, bucket_draws=bucket_draws, rng=rng)
-    fitted = draft.model_copy(update={"ddp": costs})
-    return fitted.model_copy(update={"residual": fit_residual(fitted, errors)})
+    fitted = replace(draft, ddp=costs)
+    return replace(fitted, residual=fit_residual(fitted, errors))
 
 
 def _of(observations: Sequence[Observation], kind: type[_T]) -> list[_T]:
@@ -297,7 +296,7 @@ def _rates(observations: Sequence[ComputeObservation]) -> tuple[ComputeRate, ...
     return tuple(rates)
 
 
-def _undetermined(draft: ProfileDocument, *, num_nodes: int) -> tuple[str, ...]:
+def _undetermined(draft: MeasuredMachine, *, num_nodes: int) -> tuple[str, ...]:
     """What these machines cannot tell."""
     world_size = draft.ranks_per_node
     found = []

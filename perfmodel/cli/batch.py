@@ -15,8 +15,7 @@ from perfmodel.errors import CalibrationUnavailable, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from perfmodel.cost.batch import BatchPoint, CriticalBatch
-    from perfmodel.documents.profile import ProfileDocument
-    from perfmodel.machine.measured import NoiseScaleProfile
+    from perfmodel.machine.measured import MeasuredMachine, NoiseScaleProfile
 
 _POINTS = typer.Option(
     help="BATCH=SAMPLES to the target for at least two batch sizes, such as 1024=58.4,2048=56.5; with "
@@ -156,10 +155,10 @@ def _measured_scale(workload: str, path: Path) -> "NoiseScaleProfile":
     return scale
 
 
-def _read(path: Path) -> "ProfileDocument":
+def _read(path: Path) -> "MeasuredMachine":
     from perfmodel.documents.profile import ProfileDocument
 
-    return ProfileDocument.read(path)
+    return ProfileDocument.read(path).machine
 
 
 def _predicted(

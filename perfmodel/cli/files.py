@@ -48,7 +48,7 @@ def read_inputs(sources: Sources) -> Inputs:
     validation, cluster = sources.validation, sources.cluster
     sheet = None if sources.device is None else device_sheet(sources.device)
     predictor = Predictor(
-        on_device(ProfileDocument.read(sources.profile), sheet),
+        on_device(ProfileDocument.read(sources.profile).machine, sheet),
         validation=None if validation is None else ValidationDocument.read(validation),
         cluster=None if cluster is None else read_cluster(cluster),
     )

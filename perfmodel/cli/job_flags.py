@@ -165,7 +165,7 @@ class Storage:
         )
 
     def _timed(self) -> CheckpointProfile:
-        found = ProfileDocument.read(self.profile).checkpoint
+        found = ProfileDocument.read(self.profile).machine.checkpoint
         if found is None:
             raise CalibrationUnavailable(
                 f"{self.profile}: must hold the time of a checkpoint, got none; run perfmodel calibrate "

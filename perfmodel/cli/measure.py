@@ -179,9 +179,10 @@ def _calibrate_noise(models: str, out: Path, *, resume: bool) -> None:
     request = use_case.NoiseRequest(folder=out, models=names(models), resume=resume)
     profile = ProfileDocument.read(path)
     with measurement("calibrate") as on_progress:
-        profile = use_case.measure_noise(
-            request, TorchrunLauncher(), profile=profile, on_progress=on_progress
+        machine = use_case.measure_noise(
+            request, TorchrunLauncher(), profile=profile.machine, on_progress=on_progress
         )
+    profile = profile.with_machine(machine)
     profile.write(path)
     show(profile_table(profile))
     typer.echo(f"profile: {path}")
@@ -205,9 +206,10 @@ def _calibrate_workload(
     )
     profile = ProfileDocument.read(path)
     with measurement("calibrate") as on_progress:
-        profile = use_case.measure_workload(
-            request, TorchrunLauncher(), profile=profile, on_progress=on_progress
+        machine = use_case.measure_workload(
+            request, TorchrunLauncher(), profile=profile.machine, on_progress=on_progress
         )
+    profile = profile.with_machine(machine)
     profile.write(path)
     typer.echo(f"profile: {path}")
 

@@ -178,7 +178,7 @@ def _host_link_of(device: str | None) -> float:
 
 if TYPE_CHECKING:
     from perfmodel.documents.hardware import DataSheet
-    from perfmodel.documents.profile import ProfileDocument
+    from perfmodel.machine.measured import MeasuredMachine
 
 
 def devices(
@@ -227,7 +227,7 @@ def device_sheet(name: str) -> "DataSheet":
     return find_device(name, shipped_catalogue())
 
 
-def on_device(profile: "ProfileDocument", sheet: "DataSheet | None") -> "ProfileDocument":
+def on_device(profile: "MeasuredMachine", sheet: "DataSheet | None") -> "MeasuredMachine":
     """The profile, brought to another device if one is asked for."""
     if sheet is None:
         return profile

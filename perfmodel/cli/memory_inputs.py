@@ -25,6 +25,7 @@ from perfmodel.engine.critical_path import time_by_cause
 from perfmodel.errors import InvalidDocument
 from perfmodel.layout.setting import Setting, Synchronisation
 from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.predictor import Predictor
 from perfmodel.report.memory import MemoryReport
 from perfmodel.step.program import Cause
@@ -86,7 +87,7 @@ def ask(  # noqa: PLR0913 - one parameter per flag
     sheet = None if device is None else device_sheet(device)
     kind = device_kind or (traced_kind if sheet is None or sheet.kind != "cuda" else sheet.kind)
     one_of("--device-kind", kind, tuple(OVERHEADS))
-    machine = None if profile is None else on_device(ProfileDocument.read(profile), sheet)
+    machine = None if profile is None else on_device(ProfileDocument.read(profile).machine, sheet)
     times = _relative_times(document) if machine is None else _times(document, machine, batch)
     question = Question(
         memory=document.memory,
@@ -163,7 +164,7 @@ def _caveats(memory: StepMemory, batch: int, kind: str, traced_kind: str) -> lis
     return caveats
 
 
-def _device_caveats(sheet: DataSheet | None, machine: ProfileDocument | None) -> list[str]:
+def _device_caveats(sheet: DataSheet | None, machine: MeasuredMachine | None) -> list[str]:
     if sheet is None:
         return []
     label = (
@@ -186,7 +187,7 @@ def _relative_times(document: WorkloadDocument) -> StepTimes:
     )
 
 
-def _times(document: WorkloadDocument, profile: ProfileDocument, batch: int) -> StepTimes:
+def _times(document: WorkloadDocument, profile: MeasuredMachine, batch: int) -> StepTimes:
     predictor = Predictor(profile)
     setting = Setting(
         workload=document.workload.name,
@@ -227,7 +228,7 @@ def _times(document: WorkloadDocument, profile: ProfileDocument, batch: int) -> 
 
 
 def _mixed_s(
-    document: WorkloadDocument, profile: ProfileDocument, batch: int, plain: StepTimes
+    document: WorkloadDocument, profile: MeasuredMachine, batch: int, plain: StepTimes
 ) -> Seconds | None:
     """The step under autocast, as products change from one precision to the other. [s]"""
     if profile.operators is None or document.trace is None:
@@ -243,7 +244,7 @@ def _mixed_s(
 
 
 def _fused_s(
-    document: WorkloadDocument, profile: ProfileDocument, batch: int, optimizer_s: Seconds
+    document: WorkloadDocument, profile: MeasuredMachine, batch: int, optimizer_s: Seconds
 ) -> Seconds | None:
     """The optimizer's phase, changed as the curves change from its implementation to the fused one. [s]"""
     if profile.operators is None or document.trace is None:

@@ -14,6 +14,7 @@ from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UsageError
+from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.page.machines import (
     Desk,
     LayoutMachine,
@@ -102,10 +103,10 @@ def _step_machine(
     validation: ValidationDocument | None,
     validation_path: Path | None,
 ) -> StepMachine:
-    profile = ProfileDocument.read(path)
+    profile = ProfileDocument.read(path).machine
     is_own = (
         validation is not None
-        and validation.provenance.host_fingerprint == profile.provenance.host_fingerprint
+        and validation.provenance.host_fingerprint == profile.origin.fingerprint
     )
     return StepMachine(
         name=name,
@@ -119,7 +120,7 @@ def _step_machine(
 
 
 def _workloads(
-    profile: ProfileDocument, documents: Sequence[tuple[Path, WorkloadDocument]]
+    profile: MeasuredMachine, documents: Sequence[tuple[Path, WorkloadDocument]]
 ) -> Mapping[str, OpenedWorkload]:
     predictor = Predictor(profile, num_draws=1)
     found = {

@@ -133,7 +133,8 @@ def report(
     from perfmodel.report.figures import figure_bytes, report_figures
     from perfmodel.report.html import report_html
 
-    machine = ProfileDocument.read(profile)
+    document = ProfileDocument.read(profile)
+    machine = document.machine
     verdict = None if validation is None else ValidationDocument.read(validation)
     predictor = Predictor(machine, validation=verdict)
     chosen = names(workloads) or [entry.workload.name for entry in machine.workloads]
@@ -143,7 +144,7 @@ def report(
         for opened in (open_workload(predictor, name, where="--workloads") for name in chosen)
     ]
     write_atomically(
-        out / "report.html", report_html(machine, predictions=predictions, validation=verdict)
+        out / "report.html", report_html(document, predictions=predictions, validation=verdict)
     )
     for name, figure in report_figures(
         machine, predictions=predictions, validation=verdict

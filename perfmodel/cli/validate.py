@@ -61,7 +61,7 @@ def validate(  # noqa: PLR0913 - one parameter per flag
     from validate import validate as use_case
 
     request = use_case.ValidationRequest(
-        profile=ProfileDocument.read(profile),
+        profile=ProfileDocument.read(profile).machine,
         folder=out,
         budget=budget,
         seed=seed,
@@ -114,7 +114,7 @@ def models(  # noqa: PLR0913 - one parameter per flag
 
     chosen: use_case.Mode = one_of("--mode", mode, get_args(use_case.Mode))
     request = use_case.ModelsRequest(
-        profile=ProfileDocument.read(profile),
+        profile=ProfileDocument.read(profile).machine,
         folder=out,
         mode=chosen,
         budget=budget,
@@ -153,7 +153,7 @@ def batch(
     from validate import batch as use_case
 
     request = use_case.BatchRequest(
-        profile=ProfileDocument.read(profile),
+        profile=ProfileDocument.read(profile).machine,
         folder=out,
         workload=workload,
         budget=budget,

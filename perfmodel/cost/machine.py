@@ -8,14 +8,13 @@ import numpy as np
 
 from perfmodel.cost.network import Group, Network
 from perfmodel.cost.terms import CurveDraws, Samples, Terms
-from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.engine.stragglers import RankNoise
 from perfmodel.errors import CalibrationUnavailable
 from perfmodel.layout.setting import Setting, Synchronisation
 from perfmodel.machine.cluster import Cluster
 from perfmodel.machine.evidence import Evidence
-from perfmodel.machine.measured import CurvePoint, MeasuredWorkload, PhaseCurves
+from perfmodel.machine.measured import CurvePoint, MeasuredMachine, MeasuredWorkload, PhaseCurves
 from perfmodel.step.ddp import gradient_buckets
 from perfmodel.step.program import Cause
 from perfmodel.units import Bytes
@@ -47,7 +46,7 @@ class CostModel:
 
     def __init__(
         self,
-        profile: ProfileDocument,
+        profile: MeasuredMachine,
         *,
         num_draws: int,
         seed: int,
@@ -237,7 +236,7 @@ def _nearest_noise(workload: MeasuredWorkload, micro_batch: int) -> tuple[float,
     return nearest.ratios
 
 
-def borrowed_profile(profile: ProfileDocument, workload: Workload) -> MeasuredWorkload:
+def borrowed_profile(profile: MeasuredMachine, workload: Workload) -> MeasuredWorkload:
     """Curves for a workload that was never run, scaled from the calibrated ones by their flop.
 
     Each calibrated workload tells how long a FLOP takes at its largest batch; their spread is the
@@ -303,7 +302,7 @@ _UNKNOWN_ERROR = 0.05
 
 
 def model_form(
-    profile: ProfileDocument,
+    profile: MeasuredMachine,
     validation: ValidationDocument | None,
     workload: MeasuredWorkload,
     setting: Setting,

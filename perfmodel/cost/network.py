@@ -23,10 +23,9 @@ from perfmodel.cost.collectives import (
 from perfmodel.cost.messages import MessageCost
 from perfmodel.cost.terms import Samples
 from perfmodel.documents.importers import MeasuredCollective
-from perfmodel.documents.profile import ProfileDocument
 from perfmodel.machine.cluster import Cluster, Level
 from perfmodel.machine.evidence import Evidence
-from perfmodel.machine.measured import CollectiveProfile
+from perfmodel.machine.measured import CollectiveProfile, MeasuredMachine
 from perfmodel.units import Bytes
 
 #: Uncertainty, in log, of rates and latencies that a cluster file gives: a prior. Published all-reduces
@@ -78,7 +77,7 @@ class Network:
     @classmethod
     def sample(
         cls,
-        profile: ProfileDocument,
+        profile: MeasuredMachine,
         *,
         cluster: Cluster | None,
         num_draws: int,
@@ -269,7 +268,7 @@ class Network:
 
 
 def _measured(
-    profile: ProfileDocument, cluster: Cluster | None
+    profile: MeasuredMachine, cluster: Cluster | None
 ) -> tuple[int, Sequence[CollectiveProfile]]:
     """Place of the tier that was measured, and the groups that stayed inside it.
 

@@ -2,6 +2,7 @@
 
 import difflib
 import functools
+import hashlib
 import math
 import re
 from dataclasses import dataclass, replace
@@ -10,10 +11,15 @@ from typing import Final
 
 from perfmodel.cost.parameters import SHEETS, DeviceSheet
 from perfmodel.documents.hardware import Catalogue, DataSheet, LinkSheet, plain, read_catalogue
-from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.layout.layout import Precision
-from perfmodel.machine.measured import CollectiveProfile, DdpCosts, DeviceRates, Rescaling
+from perfmodel.machine.measured import (
+    CollectiveProfile,
+    DdpCosts,
+    DeviceRates,
+    MeasuredMachine,
+    Rescaling,
+)
 from perfmodel.units import Flop, Seconds, format_rate
 from perfmodel.workload.operator import Operator
 
@@ -197,8 +203,8 @@ class _Source:
 
 
 def rescaled_profile(
-    profile: ProfileDocument, target: DataSheet, catalogue: Catalogue
-) -> ProfileDocument:
+    profile: MeasuredMachine, target: DataSheet, catalogue: Catalogue
+) -> MeasuredMachine:
     """The profile as it would be on another device; the same profile if that is the calibrated one.
 
     Operators are scaled by what binds each of them, collectives by the links between devices where
@@ -235,19 +241,24 @@ def rescaled_profile(
         device_kind="cuda" if target.kind == "cuda" else profile.device_kind,
     )
     memory_ratio = source.rates.bytes_per_s / rates.bytes_per_s
-    return profile.model_copy(
-        update={
-            "device_name": f"{target.name} (scaled from {profile.device_name})",
-            "operators": replace(operators, rescaling=rescaling),
-            "collectives": tuple(_collective(c, link_ratio or 1.0) for c in profile.collectives),
-            "ddp": _ddp(profile.ddp, memory_ratio),
-            "steps": (),
-            "rates": (),
-        }
+    return replace(
+        profile,
+        device_name=f"{target.name} (scaled from {profile.device_name})",
+        origin=replace(profile.origin, digest=_other_digest(profile, target)),
+        operators=replace(operators, rescaling=rescaling),
+        collectives=tuple(_collective(c, link_ratio or 1.0) for c in profile.collectives),
+        ddp=_ddp(profile.ddp, memory_ratio),
+        steps=(),
+        rates=(),
     )
 
 
-def _source(profile: ProfileDocument, sheet: DataSheet | None) -> _Source:
+def _other_digest(profile: MeasuredMachine, target: DataSheet) -> str:
+    """Another machine: its draws are not those of the calibrated one."""
+    return hashlib.sha256(f"{profile.digest} {target.model_dump_json()}".encode()).hexdigest()
+
+
+def _source(profile: MeasuredMachine, sheet: DataSheet | None) -> _Source:
     """Rates of the calibrated device: its data sheet's, or the best that were measured."""
     if sheet is not None:
         return _Source(rates=_rates(sheet), sheet=sheet)
@@ -287,7 +298,7 @@ def _log_error(source: DataSheet | None, target: DataSheet) -> float:
 
 
 def _link_ratio(
-    profile: ProfileDocument, source: DataSheet | None, target: DataSheet
+    profile: MeasuredMachine, source: DataSheet | None, target: DataSheet
 ) -> float | None:
     """Link of the target over that of the source; ``None`` where the profile does not measure links."""
     if profile.backend != "nccl" or profile.num_nodes > 1 or profile.max_world_size == 1:
@@ -317,7 +328,7 @@ def _ddp(ddp: DdpCosts, memory_ratio: float) -> DdpCosts:
     return replace(ddp, values=scaled(ddp.values), draws=tuple(scaled(row) for row in ddp.draws))
 
 
-def _notes(profile: ProfileDocument, source: _Source, target: DataSheet) -> tuple[str, ...]:
+def _notes(profile: MeasuredMachine, source: _Source, target: DataSheet) -> tuple[str, ...]:
     spread = _log_error(source.sheet, target)
     origin = (
         "published trainings of ten models on four GPUs"
@@ -345,7 +356,7 @@ def _notes(profile: ProfileDocument, source: _Source, target: DataSheet) -> tupl
 
 
 def _note_on_links(
-    profile: ProfileDocument, source: DataSheet | None, target: DataSheet, ratio: float | None
+    profile: MeasuredMachine, source: DataSheet | None, target: DataSheet, ratio: float | None
 ) -> str:
     if ratio is None:
         return (

@@ -8,12 +8,12 @@ import numpy as np
 
 from perfmodel.cost.operators import OperatorPrices, PhasePrice
 from perfmodel.cost.rescaling import bound_s
-from perfmodel.documents.profile import ProfileDocument
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import (
     ComputeRate,
     CurvePoint,
     DeviceRates,
+    MeasuredMachine,
     MeasuredWorkload,
     OperatorCosts,
     PhaseCurves,
@@ -45,7 +45,7 @@ class _Slowdown:
 
 
 def traced_profile(
-    profile: ProfileDocument,
+    profile: MeasuredMachine,
     operators: OperatorCosts,
     workload: Workload,
     trace: SymbolicStep,
@@ -195,7 +195,7 @@ def _evidence(priced: Mapping[int, Mapping[Phase, PhasePrice]], *, has_measured:
 
 
 def _phases(
-    profile: ProfileDocument,
+    profile: MeasuredMachine,
     trace: SymbolicStep,
     points: Mapping[Phase, tuple[CurvePoint, ...]],
     heavy_bytes: Bytes,
@@ -221,7 +221,7 @@ def _phases(
 
 
 def _dispatch(
-    profile: ProfileDocument, trace: SymbolicStep, points: Mapping[Phase, tuple[CurvePoint, ...]]
+    profile: MeasuredMachine, trace: SymbolicStep, points: Mapping[Phase, tuple[CurvePoint, ...]]
 ) -> dict[str, tuple[CurvePoint, ...]]:
     """The host's time to issue every operator, whatever the batch."""
     step = trace.at(micro_batch=max(2, trace.traced_micro_batches[0]))
@@ -235,7 +235,7 @@ def _dispatch(
 
 
 def slowdown(
-    profile: ProfileDocument, phase: Phase, world_size: int, gradient_bytes: Bytes
+    profile: MeasuredMachine, phase: Phase, world_size: int, gradient_bytes: Bytes
 ) -> _Slowdown:
     """Ratio of a phase with so many ranks at work to one alone, for a model of a size.
 
@@ -281,7 +281,7 @@ def _slowed(points: Sequence[CurvePoint], by: _Slowdown) -> tuple[CurvePoint, ..
 
 
 def _borrowed_noise(
-    profile: ProfileDocument, backward: Sequence[CurvePoint]
+    profile: MeasuredMachine, backward: Sequence[CurvePoint]
 ) -> tuple[tuple[StepNoise, ...], float]:
     """Noise of the reference model whose steps are about as long, and the spread of its ranks."""
     middle_s = backward[len(backward) // 2].time_s
@@ -299,7 +299,7 @@ def _borrowed_noise(
     return donor.noise, donor.rank_spread
 
 
-def origin_caveats(profile: ProfileDocument, workload: MeasuredWorkload) -> tuple[str, ...]:
+def origin_caveats(profile: MeasuredMachine, workload: MeasuredWorkload) -> tuple[str, ...]:
     """How a workload that was never run came to its times."""
     name = workload.workload.name
     if profile.workload(name) is not None:

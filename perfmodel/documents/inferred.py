@@ -13,9 +13,10 @@ from perfmodel.machine.inferred import DeviationSpreads, InferredParameter, Peak
 class InferredDocument(Document):
     """A calibration from logs: everything that a prediction needs, and the runs behind it."""
 
-    current_version: ClassVar[int] = 3
+    current_version: ClassVar[int] = 4
     title: ClassVar[str] = "calibration from runs"
     made_by: ClassVar[str] = "perfmodel calibrate --from-runs writes one"
+    remake: ClassVar[str] = "perfmodel calibrate --from-runs RUNS makes it anew"
     unreadable: ClassVar[type[PerfModelError]] = CalibrationUnavailable
 
     provenance: Provenance

@@ -8,12 +8,11 @@ from typing import Final, TypeVar
 
 from perfmodel.documents.page import PriceOffer, Spending, Spent, TimelineLane, TimelineSpan
 from perfmodel.documents.prediction import Interval
-from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import refuse_unknown
 from perfmodel.machine.cluster import Cluster
-from perfmodel.machine.measured import MeasuredWorkload
+from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
 from perfmodel.predict_layout import InferredMachine
 from perfmodel.step.program import Span, Stream, Trace
 from perfmodel.units import HOUR_S, Seconds
@@ -47,7 +46,7 @@ class StepMachine:
     name: str
     typed: str
     """As ``--profile`` takes it."""
-    profile: ProfileDocument
+    profile: MeasuredMachine
     digest: str
     workloads: Mapping[str, OpenedWorkload]
     clusters: Mapping[str, OpenedCluster] = field(default_factory=dict)

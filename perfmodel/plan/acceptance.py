@@ -30,11 +30,10 @@ from perfmodel.documents.acceptance import (
 from perfmodel.documents.base import command_line
 from perfmodel.documents.goodput import GoodputDocument
 from perfmodel.documents.observation import Observation, StepObservation
-from perfmodel.documents.profile import ProfileDocument
 from perfmodel.engine.stragglers import expected_largest_deviate
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.layout.setting import Setting, Synchronisation, scaled_settings
-from perfmodel.machine.measured import CollectiveProfile
+from perfmodel.machine.measured import CollectiveProfile, MeasuredMachine
 from perfmodel.predictor import Predictor
 from perfmodel.units import GIB, KIB, Bytes, format_bytes, format_rate
 
@@ -53,7 +52,7 @@ class Quantity:
 
 
 def quantity(
-    profile: ProfileDocument, clause: Clause, *, goodput: GoodputDocument | None = None
+    profile: MeasuredMachine, clause: Clause, *, goodput: GoodputDocument | None = None
 ) -> Quantity | None:
     """What the machine does about a clause; None if nothing was measured about it.
 
@@ -77,7 +76,7 @@ def quantity(
             return None if goodput is None else _goodput(goodput)
 
 
-def _kernel(profile: ProfileDocument, clause: Clause) -> Quantity | None:
+def _kernel(profile: MeasuredMachine, clause: Clause) -> Quantity | None:
     """Kernels have no error of their own: the machine's speed varied by that much between repetitions."""
     for rate in profile.rates:
         if (rate.probe, rate.dtype, rate.shape) == ("matmul", clause.dtype, clause.shape):
@@ -87,7 +86,7 @@ def _kernel(profile: ProfileDocument, clause: Clause) -> Quantity | None:
     return None
 
 
-def _all_reduce(profile: ProfileDocument, clause: Clause) -> Quantity | None:
+def _all_reduce(profile: MeasuredMachine, clause: Clause) -> Quantity | None:
     """Time of an all-reduce of the size, in the group of that size. [s]"""
     assert clause.size_bytes is not None
     for entry in profile.collectives:
@@ -104,7 +103,7 @@ def _all_reduce(profile: ProfileDocument, clause: Clause) -> Quantity | None:
     return None
 
 
-def _busbw(profile: ProfileDocument, clause: Clause) -> Quantity | None:
+def _busbw(profile: MeasuredMachine, clause: Clause) -> Quantity | None:
     found = _all_reduce(profile, clause)
     if found is None:
         return None
@@ -118,7 +117,7 @@ def _busbw(profile: ProfileDocument, clause: Clause) -> Quantity | None:
     )
 
 
-def _spread(profile: ProfileDocument) -> Quantity | None:
+def _spread(profile: MeasuredMachine) -> Quantity | None:
     """Slowest of all ranks over the median rank, of the workload that shows it most.
 
     The standard deviation of n ranks is itself uncertain by ``1 / sqrt(2 (n - 1))``.
@@ -142,11 +141,11 @@ def _goodput(goodput: GoodputDocument) -> Quantity:
     )
 
 
-def _has_all_reduce(profile: ProfileDocument) -> bool:
+def _has_all_reduce(profile: MeasuredMachine) -> bool:
     return any(entry.collective == "all_reduce" for entry in profile.collectives)
 
 
-def _step(profile: ProfileDocument, clause: Clause) -> Quantity | None:
+def _step(profile: MeasuredMachine, clause: Clause) -> Quantity | None:
     """As it ran, or as the model has it, which needs an all-reduce for several ranks. [s]"""
     assert clause.workload is not None
     assert clause.world_size is not None
@@ -176,7 +175,7 @@ _SLOW_RATIO: Final = 1.02
 
 
 def suspects(
-    clause: Clause, profile: ProfileDocument, observations: Sequence[Observation]
+    clause: Clause, profile: MeasuredMachine, observations: Sequence[Observation]
 ) -> tuple[str, ...]:
     """Sentences; none if nothing points anywhere."""
     match clause.kind:
@@ -190,7 +189,7 @@ def suspects(
             return (*_slow_ranks(profile, observations), f"device: {profile.device_name}")
 
 
-def unmeasured_links(profile: ProfileDocument) -> tuple[str, ...]:
+def unmeasured_links(profile: MeasuredMachine) -> tuple[str, ...]:
     """Links that no measured all-reduce crossed, in sentences."""
     sizes = [entry.world_size for entry in profile.collectives if entry.collective == "all_reduce"]
     if not sizes:
@@ -227,7 +226,7 @@ def _is_local(setting: Setting) -> bool:
     return setting.world_size > 1 and setting.synchronisation is Synchronisation.NO_SYNC
 
 
-def _slow_ranks(profile: ProfileDocument, observations: Sequence[Observation]) -> Iterator[str]:
+def _slow_ranks(profile: MeasuredMachine, observations: Sequence[Observation]) -> Iterator[str]:
     slow = {rank: ratio for rank, ratio in rank_ratios(observations).items() if ratio > _SLOW_RATIO}
     for rank, ratio in sorted(slow.items(), key=lambda item: -item[1]):
         node, local_rank = divmod(rank, profile.ranks_per_node)
@@ -244,7 +243,7 @@ def _device(environment: Mapping[str, object], local_rank: int) -> str:
     return f"device {local_rank}"
 
 
-def _groups(profile: ProfileDocument) -> Iterator[str]:
+def _groups(profile: MeasuredMachine) -> Iterator[str]:
     """Bandwidth by group size: where it drops is where the slow link is."""
     found = {}
     for entry in profile.collectives:
@@ -270,7 +269,7 @@ SMALL_BYTES: Final[Bytes] = 32 * KIB
 
 
 def acceptance_terms(
-    profile: ProfileDocument,
+    profile: MeasuredMachine,
     workloads: Sequence[str],
     *,
     confidence: float,
@@ -322,7 +321,7 @@ def acceptance_terms(
 
 def judge(
     terms: AcceptanceTerms,
-    delivered: ProfileDocument,
+    delivered: MeasuredMachine,
     *,
     observations: Sequence[Observation] = (),
     goodput: GoodputDocument | None = None,
@@ -353,7 +352,7 @@ def judge(
 
 def _judged(
     clause: Clause,
-    delivered: ProfileDocument,
+    delivered: MeasuredMachine,
     goodput: GoodputDocument | None,
     confidence: float,
     observations: Sequence[Observation],
@@ -407,7 +406,7 @@ def _with_limit(clause: Clause, found: Quantity, confidence: float) -> Clause:
     )
 
 
-def _wanted(profile: ProfileDocument, workloads: Sequence[str]) -> Iterator[Clause]:
+def _wanted(profile: MeasuredMachine, workloads: Sequence[str]) -> Iterator[Clause]:
     """What can be asked of this machine; limits follow."""
     yield from _kernels(profile)
     yield from _network(profile)
@@ -430,7 +429,7 @@ def _wanted(profile: ProfileDocument, workloads: Sequence[str]) -> Iterator[Clau
             )
 
 
-def _kernels(profile: ProfileDocument) -> Iterator[Clause]:
+def _kernels(profile: MeasuredMachine) -> Iterator[Clause]:
     largest = {
         rate.dtype: rate.shape
         for rate in sorted(profile.rates, key=lambda rate: math.prod(rate.shape))
@@ -441,7 +440,7 @@ def _kernels(profile: ProfileDocument) -> Iterator[Clause]:
         yield _clause(ClauseKind.GEMM, f"matrix product {dtype} {size}", dtype=dtype, shape=shape)
 
 
-def _network(profile: ProfileDocument) -> Iterator[Clause]:
+def _network(profile: MeasuredMachine) -> Iterator[Clause]:
     reduces = [entry for entry in profile.collectives if entry.collective == "all_reduce"]
     if not reduces:
         return

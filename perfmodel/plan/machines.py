@@ -28,7 +28,7 @@ from perfmodel.layout.setting import MOST_BATCH, Scaling, Setting, scaled_settin
 from perfmodel.layout_search import Request, search_layouts, spread_against_first
 from perfmodel.machine.cluster import DEVICES_PER_NODE, Cluster
 from perfmodel.machine.evidence import Evidence
-from perfmodel.machine.measured import CheckpointProfile, MeasuredWorkload
+from perfmodel.machine.measured import CheckpointProfile, MeasuredMachine, MeasuredWorkload
 from perfmodel.plan.steps import Assumption, Ends, Facts, FitInMemory, Steps
 from perfmodel.plan.tornado import step_ends
 from perfmodel.predict_layout import (
@@ -486,7 +486,7 @@ Tables: TypeAlias = dict[tuple[int, int], Steps]
 class Sources:
     """The files that a plan names, read; by option."""
 
-    profiles: Mapping[str, ProfileDocument | InferredDocument]
+    profiles: Mapping[str, MeasuredMachine | InferredDocument]
     validations: Mapping[str, ValidationDocument] = field(default_factory=dict)
     clusters: Mapping[str, Cluster] = field(default_factory=dict)
     workload: WorkloadDocument | None = None
@@ -585,7 +585,7 @@ class _Opened:
         )
 
     def _memory(
-        self, option: Option, profile: ProfileDocument
+        self, option: Option, profile: MeasuredMachine
     ) -> Callable[[Setting], FitInMemory] | None:
         capacity_bytes, document = option.capacity_bytes, self._sources.workload
         if capacity_bytes is None:
@@ -621,15 +621,17 @@ def _record(options: list[Option], sources: Sources) -> PlanMachine:
     if isinstance(profile, InferredDocument):
         sizes = inferred_machine(profile).model.discrepancy.runs.devices
         device, num_runs, most = profile.device, profile.num_runs, int(sizes.max())
+        made_utc = profile.provenance.created_utc
     else:
         device, num_runs, most = profile.device_name, len(profile.steps), profile.max_world_size
+        made_utc = profile.origin.made_utc
     return PlanMachine(
         options=tuple(option.name for option in options),
         profile=options[0].profile,
         digest=profile.digest,
         device=device,
         basis="inferred" if isinstance(profile, InferredDocument) else "measured",
-        made_utc=profile.provenance.created_utc,
+        made_utc=made_utc,
         num_runs=max(num_runs, 1),
         most_devices=most,
         accuracy=_accuracy(options[0], sources.validations.get(options[0].name)),
@@ -711,11 +713,11 @@ def read_sources(
     )
 
 
-def _profile(option: Option, folder: Path, *, is_large: bool) -> ProfileDocument | InferredDocument:
+def _profile(option: Option, folder: Path, *, is_large: bool) -> MeasuredMachine | InferredDocument:
     path = folder / option.profile
     if is_large:
         return InferredDocument.read(path)
-    profile = ProfileDocument.read(path)
+    profile = ProfileDocument.read(path).machine
     if option.device is None:
         return profile
     catalogue = shipped_catalogue()
@@ -724,14 +726,14 @@ def _profile(option: Option, folder: Path, *, is_large: bool) -> ProfileDocument
 
 
 def _checkpoints(
-    plan: PlanFile, profiles: Mapping[str, ProfileDocument | InferredDocument], folder: Path
+    plan: PlanFile, profiles: Mapping[str, MeasuredMachine | InferredDocument], folder: Path
 ) -> dict[str, tuple[str, CheckpointProfile]]:
     """By option, the profile that timed checkpoints and their times, where the plan gives their size."""
     failures = plan.failures
     if failures is None or failures.checkpoint_size is None:
         return {}
     name = failures.checkpoint_profile
-    shared = None if name is None else ProfileDocument.read(folder / name)
+    shared = None if name is None else ProfileDocument.read(folder / name).machine
     found = {}
     for option in plan.option:
         document = shared or profiles[option.name]

@@ -23,8 +23,8 @@ from perfmodel.documents.plan import (
     PlanRow,
     Swing,
 )
-from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import NotFeasible
+from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.plan.goodput import Stops, stops_of
 from perfmodel.plan.machines import Sources, machine_records, open_tables
 from perfmodel.plan.outcome import (
@@ -337,7 +337,7 @@ class Planner:
         workload = self.plan.work.workload
         for row in sorted(rows, key=lambda row: -row.global_batch):
             profile = self._sources.profiles[row.option]
-            if isinstance(profile, ProfileDocument) and workload is not None:
+            if isinstance(profile, MeasuredMachine) and workload is not None:
                 found |= dict.fromkeys(critical_caveats(profile, workload, [row.global_batch]))
         return list(found)[:1]
 

@@ -9,10 +9,9 @@ import numpy as np
 
 from perfmodel.documents.acceptance import Difference, MovedPrediction, ProfileDiffDocument
 from perfmodel.documents.base import command_line
-from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import IncomparableRuns
 from perfmodel.layout.setting import scaled_settings
-from perfmodel.machine.measured import PHASE_CURVES, MeasuredWorkload
+from perfmodel.machine.measured import PHASE_CURVES, MeasuredMachine, MeasuredWorkload
 from perfmodel.predictor import Predictor, interval
 from perfmodel.statistics.pairing import unpaired
 from perfmodel.units import Seconds, format_bytes
@@ -32,7 +31,7 @@ class Estimate:
     is_additive: bool = False
 
 
-def estimates(profile: ProfileDocument) -> dict[str, Estimate]:
+def estimates(profile: MeasuredMachine) -> dict[str, Estimate]:
     """Parameters by name.
 
     Steps and phases carry, beside their own error, that of the round, which no number of settings
@@ -60,7 +59,7 @@ def _phases(workload: MeasuredWorkload, round_error: float) -> Iterator[tuple[st
                     )
 
 
-def _collectives(profile: ProfileDocument) -> Iterator[tuple[str, Estimate]]:
+def _collectives(profile: MeasuredMachine) -> Iterator[tuple[str, Estimate]]:
     for entry in profile.collectives:
         for point in entry.points:
             yield (
@@ -69,7 +68,7 @@ def _collectives(profile: ProfileDocument) -> Iterator[tuple[str, Estimate]]:
             )
 
 
-def _steps(profile: ProfileDocument) -> Iterator[tuple[str, Estimate]]:
+def _steps(profile: MeasuredMachine) -> Iterator[tuple[str, Estimate]]:
     for step in profile.steps:
         cap = "" if step.bucket_cap_mb is None else f", cap {step.bucket_cap_mb:g} MiB"
         yield (
@@ -81,7 +80,7 @@ def _steps(profile: ProfileDocument) -> Iterator[tuple[str, Estimate]]:
         )
 
 
-def _ddp(profile: ProfileDocument) -> Iterator[tuple[str, Estimate]]:
+def _ddp(profile: MeasuredMachine) -> Iterator[tuple[str, Estimate]]:
     ddp = profile.ddp
     spreads = np.array(ddp.draws).std(axis=0)
     units = {"bucket_s": "s", "bucket_s_per_byte": "s/B"}
@@ -100,7 +99,7 @@ def _ddp(profile: ProfileDocument) -> Iterator[tuple[str, Estimate]]:
             )
 
 
-def _kernels(profile: ProfileDocument) -> Iterator[tuple[str, Estimate]]:
+def _kernels(profile: MeasuredMachine) -> Iterator[tuple[str, Estimate]]:
     for rate in profile.rates:
         shape = "x".join(map(str, rate.shape))
         yield (
@@ -136,8 +135,8 @@ _VOLATILE: Final = (
 
 
 def compare_profiles(
-    old: ProfileDocument,
-    new: ProfileDocument,
+    old: MeasuredMachine,
+    new: MeasuredMachine,
     *,
     argv: Sequence[str] = ("perfmodel.compare_profiles",),
     false_discovery_rate: float = FALSE_DISCOVERY_RATE,
@@ -240,7 +239,7 @@ def _facts(tree: object, path: str = "") -> Iterator[tuple[str, str]]:
         yield path, str(tree)
 
 
-def _predictions(old: ProfileDocument, new: ProfileDocument) -> Iterator[MovedPrediction]:
+def _predictions(old: MeasuredMachine, new: MeasuredMachine) -> Iterator[MovedPrediction]:
     before, after = Predictor(old), Predictor(new)
     together = min(old.max_world_size, new.max_world_size)
     counts = sorted({*_DEVICE_COUNTS, together}) if together > 1 else [1]
@@ -271,8 +270,8 @@ def _shared_batch(old: MeasuredWorkload, new: MeasuredWorkload | None) -> int | 
     return shared[len(shared) // 2] if shared else None
 
 
-def _caveats(old: ProfileDocument, new: ProfileDocument) -> Iterator[str]:
-    if old.provenance.host_fingerprint != new.provenance.host_fingerprint:
+def _caveats(old: MeasuredMachine, new: MeasuredMachine) -> Iterator[str]:
+    if old.origin.fingerprint != new.origin.fingerprint:
         yield "the profiles are of different machines"
     if min(old.num_rounds, new.num_rounds) < 3:
         yield "a profile of fewer than three rounds hardly knows its own noise"

@@ -17,9 +17,14 @@ from perfmodel.cost.collectives import bus_factor
 from perfmodel.documents.observation import PHASES
 from perfmodel.documents.plan import PlanDocument, PlanRow
 from perfmodel.documents.prediction import Interval, PredictionDocument
-from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ComparedSetting, ValidationDocument
-from perfmodel.machine.measured import CollectiveProfile, CurvePoint, MeasuredWorkload, PhaseCurves
+from perfmodel.machine.measured import (
+    CollectiveProfile,
+    CurvePoint,
+    MeasuredMachine,
+    MeasuredWorkload,
+    PhaseCurves,
+)
 from perfmodel.report.prediction import causes_of
 from perfmodel.report.wording import duration_unit, percent, short_label
 from perfmodel.step.program import Cause
@@ -116,7 +121,7 @@ def figure_bytes(figure: Figure, *, format: Literal["svg", "png"]) -> bytes:  # 
     return file.getvalue()
 
 
-def collective_figure(profile: ProfileDocument) -> Figure:
+def collective_figure(profile: MeasuredMachine) -> Figure:
     """Figure of time and bus bandwidth of each collective over the size of the array."""
     figure = new_figure(width_in=9.2)
     time_axes, busbw_axes = figure.subplots(1, 2)
@@ -158,7 +163,7 @@ def _finish_collectives(
     finish(busbw_axes, title="Bus bandwidth", x="Size of the whole array [B]", y="busbw [GB/s]")
 
 
-def compute_figure(profile: ProfileDocument) -> Figure:
+def compute_figure(profile: MeasuredMachine) -> Figure:
     """Figure of the time of each phase over the micro-batch, one panel per workload."""
     num_rows = max(1, -(-len(profile.workloads) // 2))
     figure = new_figure(width_in=9.2, height_in=0.8 + 3.4 * num_rows)
@@ -455,7 +460,7 @@ def _legend_beside(axes: Axes) -> None:
 
 
 def report_figures(
-    profile: ProfileDocument,
+    profile: MeasuredMachine,
     *,
     predictions: Sequence[PredictionDocument],
     validation: ValidationDocument | None,

@@ -16,6 +16,7 @@ from perfmodel.documents.prediction import PredictedPoint, PredictionDocument
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.report import figures
 from perfmodel.report import prediction as prediction_grids
 from perfmodel.report import profile as profile_grids
@@ -324,16 +325,16 @@ def report_html(
     return template("report.html.j2").render(
         head=headline(profile, predictions=predictions, validation=validation),
         measured=_measured(profile),
-        measured_pictures=_machine_pictures(profile),
+        measured_pictures=_machine_pictures(profile.machine),
         predicted=[table for entry in predictions for table in _predicted(entry)],
         predicted_pictures=list(_prediction_pictures(predictions)),
         wrong=_wrong(validation) if validation else [],
         wrong_pictures=_validation_pictures(validation) if validation else [],
-        device_name=profile.device_name,
+        device_name=profile.machine.device_name,
         is_validated=validation is not None,
-        undetermined=profile.undetermined,
+        undetermined=profile.machine.undetermined,
         sources=list(_sources(profile, predictions, validation)),
-        environment=_environment_grid(profile),
+        environment=_environment_grid(profile.machine),
         definitions=DEFINITIONS,
     )
 
@@ -343,9 +344,10 @@ def _filled(*grids: Grid) -> list[Grid]:
     return [table for table in grids if table.rows]
 
 
-def _measured(profile: ProfileDocument) -> list[Grid]:
+def _measured(document: ProfileDocument) -> list[Grid]:
+    profile = document.machine
     return _filled(
-        profile_grids.machine_grid(profile),
+        profile_grids.machine_grid(document),
         profile_grids.workload_grid(profile),
         profile_grids.steps_grid(profile),
         profile_grids.collective_grid(profile),
@@ -374,7 +376,7 @@ def _wrong(validation: ValidationDocument) -> list[Grid]:
     )
 
 
-def _machine_pictures(profile: ProfileDocument) -> list[Picture]:
+def _machine_pictures(profile: MeasuredMachine) -> list[Picture]:
     return [
         Picture(
             svg=inline_svg(figures.compute_figure(profile), prefix="compute", title="Compute time"),
@@ -472,7 +474,7 @@ def _source(title: str, provenance: Provenance, digests: dict[str, str]) -> Grid
     return grid(title, text=("What", "Value"), rows=facts.items())
 
 
-def _environment_grid(profile: ProfileDocument) -> Grid:
+def _environment_grid(profile: MeasuredMachine) -> Grid:
     rows = _flat("", profile.environment)
     return grid("Environment, as the calibration found it", text=("Fact", "Value"), rows=rows)
 

@@ -13,6 +13,7 @@ from perfmodel.machine.measured import (
     CheckpointProfile,
     CollectiveProfile,
     CurvePoint,
+    MeasuredMachine,
     MeasuredWorkload,
     NoiseScaleProfile,
 )
@@ -30,14 +31,15 @@ from perfmodel.report.wording import (
 from perfmodel.units import MIB, format_bytes, format_duration, format_rate
 
 
-def machine_grid(profile: ProfileDocument) -> Grid:
+def machine_grid(document: ProfileDocument) -> Grid:
     """Table of the machine and how steady it was."""
+    profile = document.machine
     runs = "behind the host" if profile.asynchronous else "in step with the host"
     facts = {
         "Device": f"{profile.device_name} ({profile.device_kind}, runs {runs})",
         "Ranks": f"{counted(profile.num_nodes, 'node')} x {profile.ranks_per_node}, {profile.backend}",
-        "Software": listed(f"{name} {text}" for name, text in profile.provenance.versions.items()),
-        "Measured": f"{profile.num_rounds} rounds, written {profile.provenance.created_utc}",
+        "Software": listed(f"{name} {text}" for name, text in document.provenance.versions.items()),
+        "Measured": f"{profile.num_rounds} rounds, written {profile.origin.made_utc}",
         "Speed probe": ", ".join(
             f"{format_duration(time_s)} with {counted(world_size, 'rank')} at work"
             for world_size, time_s in profile.speed_probe_s.items()
@@ -85,7 +87,7 @@ def _residual(log_errors: tuple[float, ...]) -> str:
     )
 
 
-def workload_grid(profile: ProfileDocument) -> Grid:
+def workload_grid(profile: MeasuredMachine) -> Grid:
     """Table of the models that were measured."""
     return grid(
         "Workloads measured",
@@ -124,7 +126,7 @@ def _workload(entry: MeasuredWorkload) -> tuple[str, ...]:
     )
 
 
-def steps_grid(profile: ProfileDocument) -> Grid:
+def steps_grid(profile: MeasuredMachine) -> Grid:
     """Table of whole steps as calibration measured them."""
     rows = (
         (
@@ -146,7 +148,7 @@ def steps_grid(profile: ProfileDocument) -> Grid:
     )
 
 
-def rates_grid(profile: ProfileDocument) -> Grid:
+def rates_grid(profile: MeasuredMachine) -> Grid:
     """Table of kernels alone."""
     rows = (
         (
@@ -163,7 +165,7 @@ def rates_grid(profile: ProfileDocument) -> Grid:
     )
 
 
-def collective_grid(profile: ProfileDocument) -> Grid:
+def collective_grid(profile: MeasuredMachine) -> Grid:
     """Table of collectives at their smallest and largest size."""
     return grid(
         "Collectives alone",
@@ -173,7 +175,7 @@ def collective_grid(profile: ProfileDocument) -> Grid:
     )
 
 
-def overlap_grid(profile: ProfileDocument) -> Grid:
+def overlap_grid(profile: MeasuredMachine) -> Grid:
     """Table of compute and communication beside each other."""
     rows = (
         (
@@ -210,7 +212,7 @@ def _collective(entry: CollectiveProfile) -> tuple[str, ...]:
     )
 
 
-def ddp_grid(profile: ProfileDocument) -> Grid:
+def ddp_grid(profile: MeasuredMachine) -> Grid:
     """Table of what DDP adds to a step, and whether the data determine it."""
     ddp = profile.ddp
     draws = np.asarray(ddp.draws).reshape(-1, len(ddp.names))

@@ -12,6 +12,7 @@ from rich.text import Text
 from perfmodel.documents.prediction import PredictedPoint, PredictionDocument
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import STEP_MAPE, ValidationDocument
+from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.report.prediction import prediction_grid
 from perfmodel.report.profile import (
     collective_grid,
@@ -67,15 +68,15 @@ def validation_table(validation: ValidationDocument) -> Table:
     return rich_table(validation_grid(validation))
 
 
-def profile_table(profile: ProfileDocument) -> Table:
+def profile_table(document: ProfileDocument) -> Table:
     """Table of what was measured on a machine; readable on 80 columns."""
-    table = rich_table(machine_grid(profile))
-    for name, what in _profile_rows(profile):
+    table = rich_table(machine_grid(document))
+    for name, what in _profile_rows(document.machine):
         table.add_row(Text(name), Text(what))
     return table
 
 
-def _profile_rows(profile: ProfileDocument) -> Iterator[tuple[str, str]]:
+def _profile_rows(profile: MeasuredMachine) -> Iterator[tuple[str, str]]:
     for name, _, parameters, gradients, *_ in workload_grid(profile).rows:
         yield name, f"{parameters} parameters, {gradients} of gradients"
     for name, ranks, small, latency, large, time, busbw in collective_grid(profile).rows:

@@ -40,7 +40,7 @@ def compare_scenarios(scenarios: Sequence[Scenario], *, argv: Sequence[str]) -> 
     return WhatIfDocument(
         schema_version=WhatIfDocument.current_version,
         provenance=Provenance.of_answer(
-            argv, host_fingerprint=scenarios[0].profile.provenance.host_fingerprint
+            argv, host_fingerprint=scenarios[0].profile.origin.fingerprint
         ),
         scenarios=_contrasted(outcomes),
         caveats=tuple(texts),

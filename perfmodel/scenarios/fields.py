@@ -433,7 +433,7 @@ def _with_workload(scenario: Scenario, workload: MeasuredWorkload) -> Scenario:
     return dataclasses.replace(
         scenario,
         workload=workload,
-        profile=scenario.profile.model_copy(update={"workloads": entries}),
+        profile=replace(scenario.profile, workloads=entries),
     )
 
 

@@ -12,12 +12,17 @@ import numpy as np
 
 from perfmodel.cost.collectives import message_bytes, num_messages
 from perfmodel.cost.terms import Samples
-from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import CalibrationUnavailable
 from perfmodel.machine.cluster import Cluster
-from perfmodel.machine.measured import CollectiveProfile, CurvePoint, MeasuredWorkload, PhaseCurves
+from perfmodel.machine.measured import (
+    CollectiveProfile,
+    CurvePoint,
+    MeasuredMachine,
+    MeasuredWorkload,
+    PhaseCurves,
+)
 from perfmodel.predictor import Forecast
 from perfmodel.units import BytesPerSecond, Seconds
 
@@ -36,7 +41,7 @@ class Link:
     """Rate of the largest message beyond that; equals the busbw of a large all-reduce. [B/s]"""
 
 
-def link_of(profile: ProfileDocument) -> Link:
+def link_of(profile: MeasuredMachine) -> Link:
     """Latency and bandwidth of the measured ring.
 
     Raises
@@ -57,7 +62,7 @@ def link_of(profile: ProfileDocument) -> Link:
     return Link(latency_s=latency_s, bytes_per_s=size / max(time_s - latency_s, 1e-12))
 
 
-def with_link(profile: ProfileDocument, link: Link) -> ProfileDocument:
+def with_link(profile: MeasuredMachine, link: Link) -> MeasuredMachine:
     """All-reduces and broadcasts over links of another latency and bandwidth.
 
     Each measured message is split into the shortest message's time and the rest; the first is
@@ -73,10 +78,10 @@ def with_link(profile: ProfileDocument, link: Link) -> ProfileDocument:
         least_s = min(point.time_s for point in entry.points)
         return _with_times(entry, lambda time_s: least_s * slower + (time_s - least_s) * thinner)
 
-    return profile.model_copy(update={"collectives": tuple(map(changed, profile.collectives))})
+    return replace(profile, collectives=tuple(map(changed, profile.collectives)))
 
 
-def with_gradient_share(profile: ProfileDocument, share: float) -> ProfileDocument:
+def with_gradient_share(profile: MeasuredMachine, share: float) -> MeasuredMachine:
     """All-reduces that send this share of the gradients' bytes; converting them costs nothing."""
 
     def changed(entry: CollectiveProfile) -> CollectiveProfile:
@@ -85,10 +90,10 @@ def with_gradient_share(profile: ProfileDocument, share: float) -> ProfileDocume
         points = tuple(replace(p, at=p.at / share) for p in entry.points)
         return replace(entry, points=points)
 
-    return profile.model_copy(update={"collectives": tuple(map(changed, profile.collectives))})
+    return replace(profile, collectives=tuple(map(changed, profile.collectives)))
 
 
-def with_device_speed(profile: ProfileDocument, factor: float) -> ProfileDocument:
+def with_device_speed(profile: MeasuredMachine, factor: float) -> MeasuredMachine:
     """Copying gradients into buckets takes ``1 / factor`` of the time; for phases see ``scaled``."""
     ddp = profile.ddp
     scale = np.array([1 / factor if name in _DEVICE_DDP_COSTS else 1.0 for name in ddp.names])
@@ -97,7 +102,7 @@ def with_device_speed(profile: ProfileDocument, factor: float) -> ProfileDocumen
     changed = replace(
         ddp, values=tuple(values.tolist()), draws=tuple(tuple(row) for row in draws.tolist())
     )
-    return profile.model_copy(update={"ddp": changed})
+    return replace(profile, ddp=changed)
 
 
 def scaled(
@@ -126,7 +131,7 @@ def with_rank_noise(workload: MeasuredWorkload, factor: float) -> MeasuredWorklo
     return replace(workload, noise=noise, rank_spread=workload.rank_spread * factor)
 
 
-def matrix_speed(profile: ProfileDocument, dtype: str) -> float:
+def matrix_speed(profile: MeasuredMachine, dtype: str) -> float:
     """Rate of matrix products and convolutions in a type over that in fp32, geometric mean.
 
     Raises
@@ -173,7 +178,7 @@ def _with_times(entry: CollectiveProfile, time: Callable[[Seconds], Seconds]) ->
 class Scenario:
     """What a prediction starts from, after some changes."""
 
-    profile: ProfileDocument
+    profile: MeasuredMachine
     workload: MeasuredWorkload
     request: Forecast
     """With one device count."""

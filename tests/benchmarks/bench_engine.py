@@ -146,7 +146,7 @@ def measure_folded(*, num_repeats: int = 5) -> dict[str, Any]:
     cluster = read_cluster(CLUSTER)
     program = ddp_step(NUM_BUCKETS_ALGEBRA)
     row_s = np.random.default_rng(0).uniform(0.5e-3, 1.5e-3, len(program.operations))
-    costs = CostModel(ProfileDocument.read(PROFILE), num_draws=1, seed=0, cluster=cluster)
+    costs = CostModel(ProfileDocument.read(PROFILE).machine, num_draws=1, seed=0, cluster=cluster)
     positions = np.array(program.on_stream(Stream.COMM))
     sizes_bytes = 2.0**20 + positions[:, np.newaxis]
 
@@ -164,7 +164,7 @@ def measure_folded(*, num_repeats: int = 5) -> dict[str, Any]:
 
 def measure_sweep(*, num_repeats: int = 3) -> dict[str, Any]:
     """Evaluate 100,000 settings of a recorded machine: devices, batches, bandwidths, bucket caps."""
-    profile = ProfileDocument.read(PROFILE)
+    profile = ProfileDocument.read(PROFILE).machine
     workload = profile.workload("resnet18")
     if workload is None:
         raise SystemExit(f"{PROFILE}: must hold resnet18")

@@ -19,7 +19,7 @@ def main() -> None:
     recorded, profile = (Path(argument) for argument in sys.argv[1:3])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        request = BatchRequest(profile=ProfileDocument.read(profile), folder=folder)
+        request = BatchRequest(profile=ProfileDocument.read(profile).machine, folder=folder)
         runs = unpacked(recorded, folder / "observations.jsonl")
         document = judge_batches(request, trainings_in(runs), runs)
     for row in judged_grid(document).rows:

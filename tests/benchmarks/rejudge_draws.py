@@ -15,6 +15,7 @@ from calibrate.fit.operators import fit_operators
 from calibrate.fit.profile import fit_profile
 from perfmodel.documents.observation import Observation, OperatorsObservation, read_observations
 from perfmodel.documents.profile import ProfileDocument
+from perfmodel.machine.measured import MeasuredMachine
 from tests.benchmarks.rejudge_models import say, unpacked
 from validate.models import ModelsRequest, judge_models
 
@@ -26,7 +27,7 @@ def main() -> None:
         folder = Path(name)
         timed = unpacked(calibration, folder / "calibration.jsonl")
         recorded = ProfileDocument.read(calibration / "profile.json")
-        profile = fit_profile(timed, provenance=recorded.provenance)
+        profile = fit_profile(timed, provenance=recorded.provenance).machine
         observations, runs = read_observations(timed), unpacked(judged, folder / "runs.jsonl")
         for seed in range(int(sys.argv[3])):
             half = _half(observations, seed)
@@ -51,7 +52,7 @@ def _half(observations: Sequence[Observation], seed: int) -> list[Observation]:
     ]
 
 
-def _fitted(profile: ProfileDocument, observations: Sequence[Observation]) -> ProfileDocument:
+def _fitted(profile: MeasuredMachine, observations: Sequence[Observation]) -> MeasuredMachine:
     assert profile.operators is not None, "the recorded calibration timed operators"
     operators = fit_operators(
         observations,
@@ -61,10 +62,8 @@ def _fitted(profile: ProfileDocument, observations: Sequence[Observation]) -> Pr
         sensitivity=profile.speed_sensitivity,
     )
     assert operators is not None, "half of the operators are left"
-    return profile.model_copy(
-        update={
-            "operators": replace(operators, repetition_errors=profile.operators.repetition_errors)
-        }
+    return replace(
+        profile, operators=replace(operators, repetition_errors=profile.operators.repetition_errors)
     )
 
 

@@ -28,8 +28,9 @@ def main() -> None:
         folder = Path(name)
         recorded = ProfileDocument.read(calibration / "profile.json")
         profile = fit_profile(
-            unpacked(calibration, folder / "calibration.jsonl"), provenance=recorded.provenance
-        )
+            unpacked(calibration, folder / "calibration.jsonl"),
+            provenance=recorded.provenance,
+        ).machine
         runs = unpacked(judged, folder / "runs.jsonl")
         for mode in ("measured", "curves"):
             request = ModelsRequest(profile=profile, folder=folder, mode=mode)

@@ -24,8 +24,9 @@ def main() -> None:
         folder = Path(name)
         recorded = ProfileDocument.read(calibration / "profile.json")
         profile = fit_profile(
-            unpacked(calibration, folder / "calibration.jsonl"), provenance=recorded.provenance
-        )
+            unpacked(calibration, folder / "calibration.jsonl"),
+            provenance=recorded.provenance,
+        ).machine
         predicted = predict(profile, tuple(row.setting for row in before.settings))
         runs = unpacked(judged, folder / "runs.jsonl")
         found = compare_observations(profile, predicted, runs)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -57,7 +58,7 @@ def test_variables_of_another_heap_are_not_set() -> None:
 
 def test_a_validation_repeats_what_its_calibration_ran_under() -> None:
     variables = {"OMP_NUM_THREADS": "1", "NCCL_ALGO": "Ring"}
-    found = profile(Machine()).model_copy(update={"environment": {"variables": variables}})
+    found = replace(profile(Machine()), environment={"variables": variables})
     now = {"OMP_NUM_THREADS": "2", **KEPT_MEMORY, "HOME": "/root", "NCCL_ALGO": "Tree"}
     environ = worker_environ(now, recorded_conditions(found))
     assert environ["OMP_NUM_THREADS"] == "1"

@@ -10,6 +10,7 @@ from perfmodel.machine.measured import (
     CollectiveProfile,
     CurvePoint,
     DdpCosts,
+    MeasuredMachine,
     MeasuredWorkload,
     PhaseCurves,
     Residual,
@@ -107,7 +108,7 @@ class Machine:
     """Then the host issues each phase in half the time that the device takes for it."""
 
 
-def profile(machine: Machine) -> ProfileDocument:
+def profile(machine: Machine) -> MeasuredMachine:
     scale = machine.time_scale
     ddp = (
         machine.bucket_s * scale,
@@ -116,9 +117,7 @@ def profile(machine: Machine) -> ProfileDocument:
         machine.compute_speed,
         machine.comm_speed,
     )
-    return ProfileDocument(
-        schema_version=ProfileDocument.current_version,
-        provenance=PROVENANCE,
+    found = MeasuredMachine(
         device_kind="cuda" if machine.asynchronous else "cpu",
         device_name="synthetic",
         backend="gloo",
@@ -127,7 +126,6 @@ def profile(machine: Machine) -> ProfileDocument:
         num_nodes=1,
         num_rounds=1,
         environment={},
-        observations_sha256="",
         speed_probe_s={1: 1e-3, 2: 1e-3},
         round_error=0.0,
         speed_spread=0.0,
@@ -151,6 +149,18 @@ def profile(machine: Machine) -> ProfileDocument:
             ),
         ),
         undetermined=(),
+    )
+    return as_file(found).machine
+
+
+def as_file(
+    machine: MeasuredMachine, *, provenance: Provenance = PROVENANCE, sha256: str = ""
+) -> ProfileDocument:
+    return ProfileDocument(
+        schema_version=ProfileDocument.current_version,
+        provenance=provenance,
+        observations_sha256=sha256,
+        machine=machine,
     )
 
 

@@ -5,6 +5,7 @@ import json
 import pkgutil
 import subprocess
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from perfmodel.documents.goodput import GoodputDocument
 from perfmodel.documents.prediction import LayoutPredictionDocument, PredictionDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from tests.perfmodel.cli.command import Run, runner
-from tests.perfmodel.profiles import LIGHT, Machine, profile
+from tests.perfmodel.profiles import LIGHT, Machine, as_file, profile
 
 ROOT = Path(__file__).parents[2]
 MACHINE = profile(Machine(noise=(0.9, 1.0, 1.1), residual=0.03))
@@ -42,7 +43,7 @@ def test_predict_says_what_the_command_line_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "profile.json"
-    MACHINE.write(path)
+    as_file(MACHINE).write(path)
     run: Run = runner(monkeypatch, capsys)
     printed = run(
         *("predict", "--profile", path, "--workload", "light"),
@@ -57,8 +58,8 @@ def test_predict_says_what_the_command_line_says(
 
 
 def test_documents_and_paths_are_the_same(tmp_path: Path) -> None:
-    MACHINE.write(tmp_path / "profile.json")
-    assert pm.read_profile(tmp_path / "profile.json") == MACHINE
+    as_file(MACHINE).write(tmp_path / "profile.json")
+    assert asdict(pm.read_profile(tmp_path / "profile.json")) == asdict(MACHINE)
     by_path = pm.explain(str(tmp_path / "profile.json"), "light", devices=4)
     assert by_path == pm.explain(MACHINE, "light", devices=4)
     assert by_path.setting.workload == LIGHT.name
@@ -66,8 +67,8 @@ def test_documents_and_paths_are_the_same(tmp_path: Path) -> None:
 
 def test_an_old_calibration_is_a_caveat() -> None:
     assert not any("calibrate again" in caveat for caveat in pm.predict(MACHINE, "light").caveats)
-    made = MACHINE.provenance.model_copy(update={"created_utc": "2020-01-01T00:00:00+00:00"})
-    old = MACHINE.model_copy(update={"provenance": made})
+    origin = replace(MACHINE.origin, made_utc="2020-01-01T00:00:00+00:00")
+    old = replace(MACHINE, origin=origin)
     assert "calibration made" in pm.predict(old, "light").caveats[0]
 
 

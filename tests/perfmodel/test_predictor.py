@@ -1,6 +1,7 @@
 """Predictions on a machine whose every parameter is known."""
 
 import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -245,7 +246,7 @@ def test_what_was_not_measured_is_said() -> None:
 
 def test_a_prediction_names_the_allocators_variables_that_it_was_measured_under() -> None:
     variables = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_MAX_": "0"}
-    machine = profile(Machine()).model_copy(update={"environment": {"variables": variables}})
+    machine = replace(profile(Machine()), environment={"variables": variables})
     calibrated = Predictor(machine).workload("heavy")
     (found,) = caveats(machine, points(Machine(), 2), workload=calibrated)
     assert "MALLOC_MMAP_MAX_=0:" in found
@@ -255,7 +256,7 @@ def test_a_prediction_names_the_allocators_variables_that_it_was_measured_under(
 def test_a_prediction_tells_that_others_had_the_processors_of_its_calibration(
     steal: float, words: tuple[str, ...]
 ) -> None:
-    machine = profile(Machine()).model_copy(update={"steal": steal})
+    machine = replace(profile(Machine()), steal=steal)
     calibrated = Predictor(machine).workload("heavy")
     found = caveats(machine, points(Machine(), 2), workload=calibrated)
     assert len(found) == len(words)

@@ -5,32 +5,30 @@ from dataclasses import replace
 from typing import Final
 
 from perfmodel.documents.prediction import Interval
-from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ErrorSummary
 from perfmodel.layout.setting import Setting, Synchronisation
-from perfmodel.machine.measured import MeasuredWorkload, SingleStep
+from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, SingleStep
 from tests.perfmodel.profiles import MICRO_BATCHES, Machine, profile
 
 WORKLOADS: Final = ("light", "heavy", "third", "fourth")
 
 
-def four_workloads(machine: Machine | None = None) -> ProfileDocument:
+def four_workloads(machine: Machine | None = None) -> MeasuredMachine:
     """As many workloads as a calibration has by default, every calibrated step listed."""
     two = profile(machine or Machine())
     workloads = (
         *two.workloads,
         *(_renamed(two.workloads[0], name) for name in WORKLOADS[2:]),
     )
-    return two.model_copy(
-        update={
-            "workloads": workloads,
-            "steps": tuple(
-                calibrated_step(name, world_size, micro_batch)
-                for name in WORKLOADS
-                for world_size in range(1, two.max_world_size + 1)
-                for micro_batch in MICRO_BATCHES
-            ),
-        }
+    return replace(
+        two,
+        workloads=workloads,
+        steps=tuple(
+            calibrated_step(name, world_size, micro_batch)
+            for name in WORKLOADS
+            for world_size in range(1, two.max_world_size + 1)
+            for micro_batch in MICRO_BATCHES
+        ),
     )
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from calibrate.noise import with_noise
 from perfmodel.documents.observation import TrainingObservation
-from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, UsageError
+from perfmodel.machine.measured import MeasuredMachine
 from tests.calibrate.test_noise import training
 from tests.fakes import FakeLauncher
 from tests.perfmodel.profiles import Machine, profile
@@ -18,7 +18,7 @@ from validate.batch import BUDGETS, BatchRequest, judge_batches, planned_tasks, 
 FEWEST, CRITICAL = 40, 96
 
 
-def calibrated() -> ProfileDocument:
+def calibrated() -> MeasuredMachine:
     return with_noise(
         profile(Machine()), [training(steps=160, seed=seed, scale=CRITICAL) for seed in (0, 1)]
     )

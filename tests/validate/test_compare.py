@@ -6,8 +6,8 @@ import pytest
 
 from calibrate.fit.steps import Repetition, repetition
 from perfmodel.documents.prediction import Interval
-from perfmodel.documents.profile import ProfileDocument
 from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.machine.measured import MeasuredMachine
 from tests.perfmodel.profiles import Machine, profile
 from tests.played_worker import step_observation
 from tests.validate.samples import exactly, single
@@ -39,14 +39,13 @@ def repetitions_on_a_slow_machine() -> list[Repetition]:
     ]
 
 
-def with_sensitivity(sensitivity: float) -> ProfileDocument:
+def with_sensitivity(sensitivity: float) -> MeasuredMachine:
     machine = profile(Machine())
-    return machine.model_copy(
-        update={
-            "workloads": tuple(
-                replace(entry, speed_sensitivity=sensitivity) for entry in machine.workloads
-            )
-        }
+    return replace(
+        machine,
+        workloads=tuple(
+            replace(entry, speed_sensitivity=sensitivity) for entry in machine.workloads
+        ),
     )
 
 

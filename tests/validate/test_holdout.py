@@ -84,7 +84,7 @@ def test_a_profile_without_gaps_is_judged_above_its_range() -> None:
     curve = machine.workloads[0].phases[0].forward[:1]
     phases = replace(machine.workloads[0].phases[0], forward=curve)
     single_batch = replace(machine.workloads[0], phases=(phases,))
-    spoilt = machine.model_copy(update={"workloads": (single_batch,)})
+    spoilt = replace(machine, workloads=(single_batch,))
     assert {s.micro_batch for s in holdout_settings(spoilt, num_batches=2)} == {5}
 
 
@@ -98,7 +98,7 @@ def test_one_rank_is_judged_on_single_devices_only() -> None:
 
 def test_a_held_out_setting_that_was_calibrated_is_a_mistake() -> None:
     """The curves say 4, 16, 64, but a step at the held-out 8 went into the profile as well."""
-    spoilt = profile(Machine()).model_copy(update={"steps": (calibrated_step("light", 1, 8),)})
+    spoilt = replace(profile(Machine()), steps=(calibrated_step("light", 1, 8),))
     with pytest.raises(ValueError, match=r"light n=1 micro_batch=8 .* must not be part"):
         holdout_settings(spoilt, num_batches=1)
 

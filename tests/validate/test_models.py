@@ -15,9 +15,9 @@ from perfmodel.documents.observation import (
     StepObservation,
     TimedOperator,
 )
-from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import MeasurementFailed
 from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.workload.step import parameters_signature, signature
 from tests.perfmodel.operators import prices_of_the_made_up_machine
 from tests.perfmodel.profiles import Machine, profile
@@ -33,8 +33,8 @@ SETTING = Setting(
 
 
 @pytest.fixture(scope="module")
-def machine() -> ProfileDocument:
-    return profile(Machine()).model_copy(update={"operators": prices_of_the_made_up_machine()})
+def machine() -> MeasuredMachine:
+    return replace(profile(Machine()), operators=prices_of_the_made_up_machine())
 
 
 @pytest.fixture
@@ -80,12 +80,12 @@ def replay_of(time_s: float) -> ReplayObservation:
     )
 
 
-def at_this_speed(machine: ProfileDocument) -> ProfileDocument:
-    return machine.model_copy(update={"speed_probe_s": {1: 1e-3, 2: 1e-3}})
+def at_this_speed(machine: MeasuredMachine) -> MeasuredMachine:
+    return replace(machine, speed_probe_s={1: 1e-3, 2: 1e-3})
 
 
 def test_the_sum_of_measured_operators_is_compared_with_the_run(
-    machine: ProfileDocument, path: Path
+    machine: MeasuredMachine, path: Path
 ) -> None:
     request = ModelsRequest(profile=at_this_speed(machine), folder=path.parent)
     document = judge_models(request, [run_of(0.5), replay_of(0.1)], path)
@@ -96,7 +96,7 @@ def test_the_sum_of_measured_operators_is_compared_with_the_run(
     assert not document.passed
 
 
-def test_curves_alone_do_not_look_at_the_replay(machine: ProfileDocument, path: Path) -> None:
+def test_curves_alone_do_not_look_at_the_replay(machine: MeasuredMachine, path: Path) -> None:
     request = ModelsRequest(profile=at_this_speed(machine), folder=path.parent, mode="curves")
     slow, fast = (
         judge_models(request, [run_of(0.5), replay_of(time_s)], path).models[0].predicted_s.nominal
@@ -114,15 +114,12 @@ def test_curves_alone_do_not_look_at_the_replay(machine: ProfileDocument, path: 
     ],
 )
 def test_what_moves_a_machine_over_hours_is_no_uncertainty_of_steps_in_turn_with_their_replays(
-    machine: ProfileDocument, path: Path, mode: Mode, replay: str, widened: float
+    machine: MeasuredMachine, path: Path, mode: Mode, replay: str, widened: float
 ) -> None:
     quiet = at_this_speed(machine)
     assert quiet.operators is not None
-    restless = quiet.model_copy(
-        update={
-            "round_error": 0.1,
-            "operators": replace(quiet.operators, repetition_errors={1: 0.2}),
-        }
+    restless = replace(
+        quiet, round_error=0.1, operators=replace(quiet.operators, repetition_errors={1: 0.2})
     )
     runs: list[Observation] = [run_of(0.5), replay_of(0.1).model_copy(update={"task": replay})]
     sharp, wide = (
@@ -135,7 +132,7 @@ def test_what_moves_a_machine_over_hours_is_no_uncertainty_of_steps_in_turn_with
 
 
 def test_curves_are_compared_with_repetitions_at_the_speed_of_their_own_probe(
-    machine: ProfileDocument, path: Path
+    machine: MeasuredMachine, path: Path
 ) -> None:
     """1 s while the probe took twice as long is 0.5 s; replays in turn have the speed of their own."""
     repetitions: list[Observation] = [run_of(0.5), run_of(1.0, speed_probe_s=2e-3), replay_of(0.1)]
@@ -148,7 +145,7 @@ def test_curves_are_compared_with_repetitions_at_the_speed_of_their_own_probe(
 
 
 def test_a_processor_that_changes_its_speed_within_a_repetition_is_out_of_the_comparison(
-    machine: ProfileDocument, path: Path
+    machine: MeasuredMachine, path: Path
 ) -> None:
     """Medians apart would stand for other speeds, 1.35 beside 1.7; of twelve turns one met both."""
     steps_slow, replays_slow = (1.0,) * 6 + (1.7,) * 6, (1.0,) * 5 + (1.7,) * 7
@@ -169,7 +166,7 @@ def test_a_processor_that_changes_its_speed_within_a_repetition_is_out_of_the_co
 
 
 def test_runs_whose_processor_time_nobody_counted_have_no_error_against_it(
-    machine: ProfileDocument, path: Path
+    machine: MeasuredMachine, path: Path
 ) -> None:
     run = run_of(0.5)
     ranks = tuple(rank.model_copy(update={"cpu_s": ()}) for rank in run.ranks)
@@ -179,7 +176,7 @@ def test_runs_whose_processor_time_nobody_counted_have_no_error_against_it(
     assert (row.processor_s, row.signed_error_processor) == (0.0, 0.0)
 
 
-def test_runs_without_a_trace_cannot_be_judged(machine: ProfileDocument, path: Path) -> None:
+def test_runs_without_a_trace_cannot_be_judged(machine: MeasuredMachine, path: Path) -> None:
     request = ModelsRequest(profile=at_this_speed(machine), folder=path.parent)
     with pytest.raises(MeasurementFailed, match="with their traces, got none"):
         judge_models(request, [run_of(0.5)], path)

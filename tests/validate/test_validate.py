@@ -15,10 +15,10 @@ from calibrate.campaign import OBSERVATIONS, PLAN
 from calibrate.environment import describe_environment
 from calibrate.processes import usable_cores
 from calibrate.topology import LaunchFlags
-from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, UsageError
 from perfmodel.layout.setting import Setting
+from perfmodel.machine.measured import MeasuredMachine
 from tests.fakes import FakeLauncher, LaunchCall
 from tests.perfmodel.profiles import Machine, profile
 from tests.played_worker import PlayedWorker
@@ -37,16 +37,16 @@ def here() -> str:
     return describe_environment(observe_s=0.0)["host"]["fingerprint"]
 
 
-def measured_here(machine: ProfileDocument, here: str) -> ProfileDocument:
-    provenance = machine.provenance.model_copy(update={"host_fingerprint": here})
-    return machine.model_copy(update={"provenance": provenance})
+def measured_here(machine: MeasuredMachine, here: str) -> MeasuredMachine:
+    return replace(machine, origin=replace(machine.origin, fingerprint=here))
 
 
 @pytest.fixture
 def request_(tmp_path: Path, here: str) -> ValidationRequest:
     """A machine known to 2 % with two workloads, and two calibrated settings to repeat."""
-    machine = profile(Machine(relative_error=0.02)).model_copy(
-        update={"steps": (calibrated_step("light", 1, 16), calibrated_step("light", 2, 16))}
+    machine = replace(
+        profile(Machine(relative_error=0.02)),
+        steps=(calibrated_step("light", 1, 16), calibrated_step("light", 2, 16)),
     )
     return ValidationRequest(
         profile=measured_here(machine, here), folder=tmp_path / "run", budget="quick"
@@ -209,7 +209,7 @@ def test_an_unknown_budget_is_refused(request_: ValidationRequest) -> None:
 def test_a_profile_of_more_ranks_than_cores_is_refused(
     request_: ValidationRequest, here: str
 ) -> None:
-    many = measured_here(profile(Machine()).model_copy(update={"ranks_per_node": 4096}), here)
+    many = measured_here(replace(profile(Machine()), ranks_per_node=4096), here)
     with pytest.raises(UsageError, match="ranks per node must be <="):
         run(ValidationRequest(profile=many, folder=request_.folder), PlayedWorker())
 
@@ -271,9 +271,9 @@ def test_the_judge_never_loads_the_fits_nor_torch(tmp_path: Path) -> None:
     assert done.stdout == "[]\n"
 
 
-def two_nodes(machine: ProfileDocument) -> ProfileDocument:
+def two_nodes(machine: MeasuredMachine) -> MeasuredMachine:
     """Two ranks, one on each node."""
-    return machine.model_copy(update={"num_nodes": 2, "ranks_per_node": 1})
+    return replace(machine, num_nodes=2, ranks_per_node=1)
 
 
 def test_a_profile_of_two_nodes_is_judged_on_two(request_: ValidationRequest) -> None:

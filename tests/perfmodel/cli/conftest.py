@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.perfmodel.cli.command import Run, runner
-from tests.perfmodel.profiles import Machine, profile
+from tests.perfmodel.profiles import Machine, as_file, profile
 
 
 @pytest.fixture
@@ -17,5 +17,5 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 def stored(tmp_path: Path) -> Path:
     """A profile as a file."""
     path = tmp_path / "profile.json"
-    profile(Machine()).write(path)
+    as_file(profile(Machine())).write(path)
     return path

@@ -12,7 +12,7 @@ import pytest
 
 from perfmodel.errors import EXIT_CALIBRATION, EXIT_FAILURE, EXIT_NOT_FEASIBLE, EXIT_OK, EXIT_USAGE
 from tests.perfmodel.cli.command import Result, Run, complaint
-from tests.perfmodel.profiles import Machine, profile
+from tests.perfmodel.profiles import Machine, as_file, profile
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 
@@ -283,7 +283,7 @@ def test_fitting_an_empty_folder_names_what_is_missing(run: Run, tmp_path: Path)
 
 def test_one_rank_cannot_predict_many(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "alone.json"
-    profile(Machine(world_size=1)).write(path)
+    as_file(profile(Machine(world_size=1))).write(path)
     line = complaint(run("predict", "--profile", path, "--workload", "light"), EXIT_CALIBRATION)
     assert "calibrate with --nproc 2 or more" in line
 

@@ -17,7 +17,7 @@ from calibrate.processes import usable_cores
 from perfmodel.errors import EXIT_CALIBRATION, EXIT_INTERRUPTED, EXIT_OUT_OF_TOLERANCE, EXIT_USAGE
 from tests.fakes import FakeLauncher, LaunchCall
 from tests.perfmodel.cli.command import Run, complaint
-from tests.perfmodel.profiles import Machine, profile
+from tests.perfmodel.profiles import PROVENANCE, Machine, as_file, profile
 from tests.played_worker import PlayedWorker
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
@@ -169,9 +169,9 @@ def local(folder: Path) -> Path:
     """A profile that claims to be of this machine, with one rank."""
     machine = profile(Machine(world_size=1))
     fingerprint = describe_environment(observe_s=0.0)["host"]["fingerprint"]
-    provenance = machine.provenance.model_copy(update={"host_fingerprint": fingerprint})
+    provenance = PROVENANCE.model_copy(update={"host_fingerprint": fingerprint})
     path = folder / "local.json"
-    machine.model_copy(update={"provenance": provenance}).write(path)
+    as_file(machine, provenance=provenance).write(path)
     return path
 
 

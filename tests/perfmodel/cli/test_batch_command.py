@@ -10,7 +10,7 @@ from perfmodel.documents.goodput import BatchDocument
 from perfmodel.errors import EXIT_CALIBRATION, EXIT_OK, EXIT_USAGE
 from tests.calibrate.test_noise import training
 from tests.perfmodel.cli.command import Result, Run, complaint
-from tests.perfmodel.profiles import Machine, profile
+from tests.perfmodel.profiles import Machine, as_file, profile
 
 #: 100 (1 + B / 1000) epochs.
 POINTS = "250=125,500=150,1000=200,2000=300"
@@ -73,7 +73,7 @@ def noisy(tmp_path: Path) -> Path:
     """A profile with a noise scale of 96 for its workload light, trained at batch 32 in 80 steps."""
     path = tmp_path / "profile.json"
     trainings = [training(seed=seed, name="light") for seed in (0, 1)]
-    with_noise(profile(Machine()), trainings).write(path)
+    as_file(with_noise(profile(Machine()), trainings)).write(path)
     return path
 
 

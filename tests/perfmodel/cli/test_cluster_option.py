@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from perfmodel.cli.app import app
 from perfmodel.errors import NotFeasible
 from tests.perfmodel.documents.test_topology_logs import MATRIX
-from tests.perfmodel.profiles import Machine, profile
+from tests.perfmodel.profiles import Machine, as_file, profile
 
 ROOT = Path(__file__).parents[3]
 RUNNER = CliRunner()
@@ -18,7 +18,7 @@ RUNNER = CliRunner()
 @pytest.fixture
 def machine(tmp_path: Path) -> str:
     path = tmp_path / "profile.json"
-    profile(Machine(noise=(0.9, 1.0, 1.1, 1.3))).write(path)
+    as_file(profile(Machine(noise=(0.9, 1.0, 1.1, 1.3)))).write(path)
     return str(path)
 
 

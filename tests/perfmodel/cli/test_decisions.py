@@ -1,6 +1,7 @@
 """perfmodel whatif, diff, acceptance and plan options as a user sees them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from perfmodel.errors import (
 )
 from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.plan.plans import PLAN, written
-from tests.perfmodel.profiles import Machine, profile
+from tests.perfmodel.profiles import Machine, as_file, profile
 
 
 def test_before_and_after_stand_side_by_side(run: Run, stored: Path, tmp_path: Path) -> None:
@@ -56,7 +57,7 @@ def test_a_field_that_is_none_is_one_line(run: Run, stored: Path, tmp_path: Path
 
 def test_a_slower_machine_is_told_apart(run: Run, stored: Path, tmp_path: Path) -> None:
     slower = tmp_path / "slower.json"
-    profile(Machine(time_scale=1.5)).write(slower)
+    as_file(profile(Machine(time_scale=1.5))).write(slower)
     result = run("diff", stored, slower)
     assert result.exit_code == EXIT_OK
     assert "parameters changed" in result.stdout
@@ -72,7 +73,7 @@ def test_a_machine_passes_its_own_clauses_and_a_slow_one_fails(run: Run, tmp_pat
         ("good", Machine(relative_error=0.02)),
         ("slow", Machine(relative_error=0.02, s_per_byte=5e-9)),
     ):
-        profile(machine).write(tmp_path / f"{name}.json")
+        as_file(profile(machine)).write(tmp_path / f"{name}.json")
     clauses = tmp_path / "clauses.toml"
     good, slow = tmp_path / "good.json", tmp_path / "slow.json"
     wrote = run("acceptance", "write", "--profile", good, "--workload", "heavy", "--out", clauses)
@@ -82,7 +83,7 @@ def test_a_machine_passes_its_own_clauses_and_a_slow_one_fails(run: Run, tmp_pat
     assert "failed" not in passed.stdout.replace("Passed or failed", "")
     failed = run("acceptance", "judge", clauses, "--profile", slow)
     light = profile(Machine(relative_error=0.02))
-    light.model_copy(update={"workloads": light.workloads[:1]}).write(slow)
+    as_file(replace(light, workloads=light.workloads[:1])).write(slow)
     unmeasured = run("acceptance", "judge", clauses, "--profile", slow)
     line = complaint(unmeasured, EXIT_OUT_OF_TOLERANCE)
     assert "acceptance: not measured: step of heavy, 1 x 16; step of heavy, 2 x 16" in line

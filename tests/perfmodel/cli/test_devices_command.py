@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,16 +13,14 @@ from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import EXIT_OK, EXIT_USAGE
 from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.operators import prices_of_the_made_up_machine
-from tests.perfmodel.profiles import PROVENANCE, Machine, profile
+from tests.perfmodel.profiles import PROVENANCE, Machine, as_file, profile
 from tests.perfmodel.traces import WORKLOAD, traced
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
     machine, workload = tmp_path / "profile.json", tmp_path / "linear.json"
-    profile(Machine()).model_copy(update={"operators": prices_of_the_made_up_machine()}).write(
-        machine
-    )
+    as_file(replace(profile(Machine()), operators=prices_of_the_made_up_machine())).write(machine)
     WorkloadDocument(
         schema_version=WorkloadDocument.current_version,
         provenance=PROVENANCE,
@@ -60,7 +59,7 @@ def test_an_ambiguous_or_unknown_device_is_refused(run: Run, files: tuple[Path, 
 def test_a_profile_in_a_file_never_holds_a_rescaling(files: tuple[Path, Path]) -> None:
     machine, _ = files
     assert "rescaling" not in json.loads(machine.read_text(encoding="utf-8"))["operators"]
-    assert ProfileDocument.read(machine).rescaling is None
+    assert ProfileDocument.read(machine).machine.rescaling is None
 
 
 def test_predicting_a_traced_workload_needs_nothing_that_is_slow_to_import(

@@ -10,7 +10,7 @@ from perfmodel.documents.goodput import GoodputDocument
 from perfmodel.errors import EXIT_CALIBRATION, EXIT_NOT_FEASIBLE, EXIT_OK, EXIT_USAGE
 from perfmodel.machine.measured import CheckpointProfile, CurvePoint
 from tests.perfmodel.cli.command import Run, complaint
-from tests.perfmodel.profiles import Machine, profile
+from tests.perfmodel.profiles import Machine, as_file, profile
 
 JOB = ("--devices", 100, "--work-days", 10, "--replicas", 5)
 FAILING = (*JOB, "--mtbf-device-hours", 2400, "--checkpoint-s", 60)
@@ -114,7 +114,7 @@ def timed(tmp_path: Path) -> Path:
     path = tmp_path / "profile.json"
     document = profile(Machine())
     checkpoint = CheckpointProfile(write=points, read=halves)
-    document.model_copy(update={"checkpoint": checkpoint}).write(path)
+    as_file(replace(document, checkpoint=checkpoint)).write(path)
     return path
 
 

@@ -12,7 +12,7 @@ import pytest
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.workload import WorkloadDocument
 from tests.perfmodel.cli.command import Run, runner
-from tests.perfmodel.profiles import LIGHT, Machine, profile
+from tests.perfmodel.profiles import LIGHT, Machine, as_file, profile
 
 Predict = Callable[..., str]
 WRITTEN = ("prediction: ", "plot: ", "trace: ")
@@ -24,7 +24,7 @@ def predict(
 ) -> Predict:
     run: Run = runner(monkeypatch, capsys)
     stored = tmp_path / "profile.json"
-    profile(Machine(relative_error=0.02, residual=0.03)).write(stored)
+    as_file(profile(Machine(relative_error=0.02, residual=0.03))).write(stored)
 
     def predict(*arguments: object) -> str:
         result = run("predict", "--profile", stored, "--workload", "light", *arguments)

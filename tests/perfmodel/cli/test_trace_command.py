@@ -1,5 +1,6 @@
 """``perfmodel trace`` as a user sees it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from perfmodel.errors import EXIT_OK, EXIT_USAGE
 from perfmodel.workload.operator import Phase
 from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.operators import prices_of_the_made_up_machine
-from tests.perfmodel.profiles import Machine, profile
+from tests.perfmodel.profiles import Machine, as_file, profile
 
 FACTORIES = """
 import torch
@@ -188,8 +189,8 @@ def test_an_unknown_operator_is_traced_and_priced_with_uncertainty(
 ) -> None:
     path, machine = tmp_path / "out.json", tmp_path / "profile.json"
     assert run("trace", f"{factories}:with_rule", "--output", path).exit_code == EXIT_OK
-    document = profile(Machine()).model_copy(update={"operators": prices_of_the_made_up_machine()})
-    document.write(machine)
+    document = replace(profile(Machine()), operators=prices_of_the_made_up_machine())
+    as_file(document).write(machine)
     asked = ("--profile", machine, "--workload", path, "--devices", 1, "--batch", 8)
     for device in ((), ("--device", "h100-sxm")):
         result = run("predict", *asked, *device)

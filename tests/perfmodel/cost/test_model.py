@@ -1,22 +1,23 @@
 """Terms of a setting from a profile whose parameters are known."""
 
 import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from perfmodel.cost.machine import CostModel, borrowed_profile
 from perfmodel.cost.terms import Terms
-from perfmodel.documents.profile import ProfileDocument
 from perfmodel.layout.setting import Setting, Synchronisation
 from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.step.program import Cause
 from perfmodel.units import MIB
 from tests.perfmodel.profiles import HEAVY, Machine, profile
 
 
 def terms(
-    document: ProfileDocument,
+    document: MeasuredMachine,
     *,
     world_size: int = 2,
     micro_batch: int = 16,
@@ -110,7 +111,7 @@ def test_an_unknown_workload_borrows_time_per_flop() -> None:
     twice as long. The optimizer goes by parameters, which are the same.
     """
     document = profile(Machine())
-    document = document.model_copy(update={"workloads": document.workloads[1:]})
+    document = replace(document, workloads=document.workloads[1:])
     twice = dataclasses.replace(HEAVY, name="twice", forward_flop=2e9, backward_flop=4e9)
     phases = borrowed_profile(document, twice).phases[0]
     assert phases.forward[-1].time_s == pytest.approx(0.642)

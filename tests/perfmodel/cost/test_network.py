@@ -71,7 +71,7 @@ def test_nccl_takes_trees_over_nodes_whose_switches_add(*, measured: bool) -> No
     adding = dataclasses.replace(NODE, in_switch_reduction=0.8)
     inside = adding if measured else dataclasses.replace(adding, name="rack")
     of = Cluster(name="adding", tiers=(inside, FABRIC if measured else AROUND_RACKS))
-    machine = profile(Machine()).model_copy(update={"backend": "nccl"})
+    machine = replace(profile(Machine()), backend="nccl")
     found = CostModel(machine, num_draws=1, seed=0, cluster=of).network
     assert found is not None
     first_s = 6 * 1e-4 if measured else SWITCH_LATENCY_S
@@ -183,8 +183,8 @@ RACK = Tier(name="rack", of="device", count=16, link_bytes_per_s=1e8, latency_s=
 def test_measured_links_stand_only_for_their_like(
     num_nodes: int, ranks_per_node: int, tiers: tuple[Tier, ...], place: int
 ) -> None:
-    document = profile(Machine(world_size=4)).model_copy(
-        update={"num_nodes": num_nodes, "ranks_per_node": ranks_per_node}
+    document = replace(
+        profile(Machine(world_size=4)), num_nodes=num_nodes, ranks_per_node=ranks_per_node
     )
     of = Cluster(name="any", tiers=tiers)
     found = CostModel(document, num_draws=1, seed=0, cluster=of).network
@@ -198,7 +198,7 @@ def test_groups_that_fit_into_no_tier_are_no_calibration() -> None:
     socket = Tier(name="socket", of="device", count=2, link_bytes_per_s=1e9, latency_s=1e-6)
     node = Tier(name="node", of="socket", count=2, link_bytes_per_s=1e9, latency_s=1e-6)
     predictor = Predictor(
-        whole.model_copy(update={"collectives": tuple(four)}),
+        replace(whole, collectives=tuple(four)),
         cluster=Cluster(name="sockets", tiers=(socket, node)),
     )
     setting = Setting(workload="heavy", world_size=4, micro_batch=16)
@@ -209,8 +209,8 @@ def test_groups_that_fit_into_no_tier_are_no_calibration() -> None:
 @pytest.mark.parametrize("num_nodes", [1, 2])
 def test_trees_inside_a_node_are_chains(num_nodes: int) -> None:
     """8 ranks, 64 KiB: 14 messages of 8 KiB, measured inside the node or, between two, as filed."""
-    document = profile(Machine()).model_copy(
-        update={"backend": "nccl", "num_nodes": num_nodes, "ranks_per_node": 2 // num_nodes}
+    document = replace(
+        profile(Machine()), backend="nccl", num_nodes=num_nodes, ranks_per_node=2 // num_nodes
     )
     of = Cluster(name="one", tiers=(dataclasses.replace(NODE, count=8),))
     found = CostModel(document, num_draws=1, seed=0, cluster=of).network

@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,12 +18,11 @@ from perfmodel.cost.rescaling import (
     shipped_catalogue,
 )
 from perfmodel.documents.hardware import DataSheet
-from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.layout.setting import Setting, scaled_settings
 from perfmodel.machine.cluster import Cluster, Tier
 from perfmodel.machine.evidence import Evidence
-from perfmodel.machine.measured import DeviceRates, OperatorCosts, Rescaling
+from perfmodel.machine.measured import DeviceRates, MeasuredMachine, OperatorCosts, Rescaling
 from perfmodel.predictor import Predictor, caveats
 from perfmodel.workload.operator import Operator, Phase, TensorSpec
 from tests.perfmodel.cli.test_memory_command import document as remembered
@@ -157,9 +157,12 @@ def priced() -> OperatorCosts:
     return prices_of_the_made_up_machine()
 
 
-def calibrated(device_name: str = "synthetic", **changes: object) -> ProfileDocument:
-    return profile(Machine(dispatch_s=START_S, residual=0.05)).model_copy(
-        update={"operators": priced(), "device_name": device_name, **changes}
+def calibrated(device_name: str = "synthetic", **changes: Any) -> MeasuredMachine:
+    return replace(
+        profile(Machine(dispatch_s=START_S, residual=0.05)),
+        operators=priced(),
+        device_name=device_name,
+        **changes,
     )
 
 
@@ -232,7 +235,7 @@ def test_convolutions_of_nvidia_run_in_tf32_by_default() -> None:
 
 def test_what_cannot_be_scaled_is_refused() -> None:
     catalogue = shipped_catalogue()
-    without = calibrated().model_copy(update={"operators": None})
+    without = replace(calibrated(), operators=None)
     with pytest.raises(CalibrationUnavailable, match="must hold prices of operators"):
         rescaled_profile(without, sheet("faster"), catalogue)
     with pytest.raises(UsageError, match="must give a memory bandwidth"):

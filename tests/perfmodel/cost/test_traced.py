@@ -8,10 +8,10 @@ import pytest
 from calibrate.fit.operators import fit_operators
 from perfmodel.cost.operators import OperatorPrices
 from perfmodel.cost.traced import slowdown, traced_profile, with_ready_times
-from perfmodel.documents.profile import ProfileDocument
 from perfmodel.layout.setting import Setting, Synchronisation
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import (
+    MeasuredMachine,
     MeasuredOperator,
     MeasuredStep,
     MeasuredWorkload,
@@ -32,8 +32,8 @@ def prices() -> OperatorCosts:
 
 
 @pytest.fixture(scope="module")
-def machine(prices: OperatorCosts) -> ProfileDocument:
-    return profile(Machine()).model_copy(update={"operators": prices})
+def machine(prices: OperatorCosts) -> MeasuredMachine:
+    return replace(profile(Machine()), operators=prices)
 
 
 def single(micro_batch: int) -> Setting:
@@ -71,7 +71,7 @@ def test_a_phase_is_the_sum_of_its_calls(prices: OperatorCosts) -> None:
     assert found[Phase.BACKWARD].time_s == pytest.approx(forward + gradient)
 
 
-def test_a_traced_workload_is_predicted_without_ever_having_run(machine: ProfileDocument) -> None:
+def test_a_traced_workload_is_predicted_without_ever_having_run(machine: MeasuredMachine) -> None:
     predictor = Predictor(machine)
     workload = predictor.workload(WORKLOAD, traced())
     small, large = (predictor.step(workload, single(batch)) for batch in (8, 64))
@@ -80,9 +80,9 @@ def test_a_traced_workload_is_predicted_without_ever_having_run(machine: Profile
 
 
 def test_measured_operators_decide_at_their_batch_and_scale_the_others(
-    machine: ProfileDocument, prices: OperatorCosts
+    machine: MeasuredMachine, prices: OperatorCosts
 ) -> None:
-    known = machine.model_copy(update={"operators": measured(prices, 8, 0.1)})
+    known = replace(machine, operators=measured(prices, 8, 0.1))
     predictor = Predictor(known)
     workload = predictor.workload(WORKLOAD, traced())
     assert workload.measured_batches == (8,)
@@ -99,7 +99,7 @@ def test_measured_operators_decide_at_their_batch_and_scale_the_others(
 
 
 def test_ranks_beside_each_other_are_slowed_as_the_reference_models_are(
-    machine: ProfileDocument, prices: OperatorCosts
+    machine: MeasuredMachine, prices: OperatorCosts
 ) -> None:
     workload = traced_profile(machine, prices, WORKLOAD, traced())
     one, two = workload.phases[0], workload.phases[-1]
@@ -109,15 +109,14 @@ def test_ranks_beside_each_other_are_slowed_as_the_reference_models_are(
         assert second.time_s == pytest.approx(factor * first.time_s)
 
 
-def with_sharing(machine: ProfileDocument, slopes: dict[str, float]) -> ProfileDocument:
+def with_sharing(machine: MeasuredMachine, slopes: dict[str, float]) -> MeasuredMachine:
     """Two ranks slow each other by so much, by workload."""
-    return machine.model_copy(
-        update={
-            "workloads": tuple(
-                replace(entry, phases=(entry.phases[0], _slowed(entry, slopes)))
-                for entry in machine.workloads
-            )
-        }
+    return replace(
+        machine,
+        workloads=tuple(
+            replace(entry, phases=(entry.phases[0], _slowed(entry, slopes)))
+            for entry in machine.workloads
+        ),
     )
 
 
@@ -127,7 +126,7 @@ def _slowed(entry: MeasuredWorkload, slopes: dict[str, float]) -> PhaseCurves:
     return replace(entry.phases[1], backward=points)
 
 
-def test_heavier_models_are_slowed_as_the_reference_models_rise(machine: ProfileDocument) -> None:
+def test_heavier_models_are_slowed_as_the_reference_models_rise(machine: MeasuredMachine) -> None:
     sizes = {w.workload.name: w.workload.gradient_bytes for w in machine.workloads}
     light, heavy = sorted(sizes, key=sizes.__getitem__)
     shared = with_sharing(machine, {light: 1.0, heavy: 1.2})
@@ -143,11 +142,11 @@ def test_heavier_models_are_slowed_as_the_reference_models_rise(machine: Profile
     assert slowdown(level, Phase.BACKWARD, 2, 10**12).factor == pytest.approx(1.1)
 
 
-def test_one_more_repetition_widens_what_is_said_of_a_traced_step(machine: ProfileDocument) -> None:
+def test_one_more_repetition_widens_what_is_said_of_a_traced_step(machine: MeasuredMachine) -> None:
     assert machine.operators is not None
     restless = replace(machine.operators, repetition_errors={1: 0.2})
     widths = []
-    for known in (machine, machine.model_copy(update={"operators": restless})):
+    for known in (machine, replace(machine, operators=restless)):
         predictor = Predictor(known)
         found = interval(predictor.step(predictor.workload(WORKLOAD, traced()), single(8)).step_s)
         widths.append(math.log(found.p95 / found.p5))
@@ -155,7 +154,7 @@ def test_one_more_repetition_widens_what_is_said_of_a_traced_step(machine: Profi
     assert math.hypot(widths[0], 3.29 * 0.2) == pytest.approx(widths[1], rel=0.15)
 
 
-def test_an_operator_that_nothing_tells_about_is_named(machine: ProfileDocument) -> None:
+def test_an_operator_that_nothing_tells_about_is_named(machine: MeasuredMachine) -> None:
     predictor = Predictor(machine)
     workload = predictor.workload(WORKLOAD, traced(mystery=True))
     assert "aten.mystery.default" in workload.unpriced
@@ -181,7 +180,7 @@ def test_a_light_model_on_a_fast_device_takes_as_long_as_the_host_needs_to_issue
 ) -> None:
     """3 calls of 10 ms on the host, while the device needs a tenth of that; a large batch turns that."""
     fast = profile(Machine(asynchronous=True, dispatch_s=1e-2))
-    predictor = Predictor(fast.model_copy(update={"operators": prices}))
+    predictor = Predictor(replace(fast, operators=prices))
     workload = predictor.workload(WORKLOAD, traced())
     steps = {batch: predictor.step(workload, single(batch)) for batch in (1, 4, 4096)}
     host_s = 1e-2 * sum(traced().at(micro_batch=2).num_calls(phase) for phase in Phase)
@@ -198,7 +197,7 @@ def test_a_light_model_on_a_fast_device_takes_as_long_as_the_host_needs_to_issue
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_more_samples_never_take_less_time(machine: ProfileDocument, seed: int) -> None:
+def test_more_samples_never_take_less_time(machine: MeasuredMachine, seed: int) -> None:
     noisy = fit_operators(
         [observation(seed, noise=0.5)], workloads=(), rates=(), speed_probe_s=1e-3, sensitivity=1.0
     )

@@ -17,6 +17,7 @@ from tests.perfmodel.cli.command import runner
 from tests.perfmodel.cli.test_memory_command import document as traced
 from tests.perfmodel.cost.large_samples import document
 from tests.perfmodel.page.desks import NOISY, answers, layout_answers
+from tests.perfmodel.profiles import as_file
 
 
 def asked(**changes: object) -> StepQuestion:
@@ -57,7 +58,7 @@ def test_the_command_below_an_answer_prints_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "runs").mkdir()
-    NOISY.write(tmp_path / "runs" / "profile.json")
+    as_file(NOISY).write(tmp_path / "runs" / "profile.json")
     monkeypatch.chdir(tmp_path)
     changes = {"network.latency": "0.5x", "device.speed": "2x", "accumulation": "2"}
     answer = answers().answer(asked(scaling="strong", batch=64, changes=changes))
@@ -120,7 +121,7 @@ def test_memory_is_that_of_the_memory_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     profile, workload = tmp_path / "profile.json", tmp_path / "light.json"
-    NOISY.write(profile)
+    as_file(NOISY).write(profile)
     traced().write(workload)
     desk = read_desk([profile], [workload], validation=None, budget=None)
     [name] = desk.machines

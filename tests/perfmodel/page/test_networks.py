@@ -1,6 +1,7 @@
 """Clusters, links and devices of the page: the numbers of ``predict --cluster`` and ``whatif``."""
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from perfmodel.page.export import export_html
 from tests.perfmodel.cli.command import runner
 from tests.perfmodel.cost.test_rescale import calibrated
 from tests.perfmodel.page.desks import NOISY
+from tests.perfmodel.profiles import as_file
 from tests.perfmodel.traces import WORKLOAD, traced
 
 CLUSTERS = Path(__file__).parents[3] / "docs/clusters"
@@ -26,8 +28,8 @@ ETHERNET = CLUSTERS / "ethernet.toml"
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answers:
     """A calibrated machine, a traced workload and a cluster, as ``perfmodel serve`` reads them."""
     (tmp_path / "runs").mkdir()
-    machine = NOISY.model_copy(update={"operators": calibrated().operators})
-    machine.write(tmp_path / "runs" / "profile.json")
+    machine = replace(NOISY, operators=calibrated().operators)
+    as_file(machine).write(tmp_path / "runs" / "profile.json")
     WorkloadDocument(
         schema_version=WorkloadDocument.current_version, workload=WORKLOAD, trace=traced()
     ).write(tmp_path / "runs" / "traced.json")
@@ -121,7 +123,7 @@ def test_a_file_to_send_keeps_the_cluster(served: Answers) -> None:
 
 
 def test_links_that_other_jobs_share_are_refused(tmp_path: Path) -> None:
-    NOISY.write(tmp_path / "profile.json")
+    as_file(NOISY).write(tmp_path / "profile.json")
     shared = tmp_path / "shared.toml"
     text = ETHERNET.read_text(encoding="utf-8")
     shared.write_text(text + '\n[[traffic]]\ntier = "uplink"\njobs = 1\n', encoding="utf-8")

@@ -4,7 +4,7 @@ import datetime as dt
 from pathlib import Path
 
 from perfmodel.documents.plan import PlanFile, read_plan
-from tests.perfmodel.profiles import Machine, profile
+from tests.perfmodel.profiles import Machine, as_file, profile
 
 TODAY = dt.date(2026, 11, 21)
 REST = 'currency = "EUR", date = 2026-11-01, region = "Mars", term = "none", source = "made up"'
@@ -49,8 +49,8 @@ power_per_device_w = 1000
 def written(folder: Path, text: str = PLAN) -> Path:
     """A plan file with its two machines beside it."""
     common = {"noise": (0.95, 1.0, 1.0, 1.1), "residual": 0.04, "relative_error": 0.03}
-    profile(Machine(**common)).write(folder / "slow.json")  # type: ignore[arg-type]
-    profile(Machine(time_scale=0.25, **common)).write(folder / "fast.json")  # type: ignore[arg-type]
+    as_file(profile(Machine(**common))).write(folder / "slow.json")  # type: ignore[arg-type]
+    as_file(profile(Machine(time_scale=0.25, **common))).write(folder / "fast.json")  # type: ignore[arg-type]
     path = folder / "plan.toml"
     path.write_text(text, encoding="utf-8")
     return path

@@ -1,6 +1,7 @@
 """Clauses and judgements, by sums that can be done by hand."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from statistics import NormalDist
 
@@ -10,11 +11,10 @@ import pytest
 from perfmodel.documents.acceptance import AcceptanceTerms, Clause, ClauseKind, Verdict
 from perfmodel.documents.goodput import GoodputDocument
 from perfmodel.documents.observation import RankSteps, StepObservation
-from perfmodel.documents.profile import ProfileDocument
 from perfmodel.engine.job import FailureCause, Job
 from perfmodel.errors import CalibrationUnavailable, InvalidDocument, UsageError
 from perfmodel.layout.setting import Setting, Synchronisation
-from perfmodel.machine.measured import ComputeRate
+from perfmodel.machine.measured import ComputeRate, MeasuredMachine
 from perfmodel.plan.acceptance import (
     Quantity,
     acceptance_terms,
@@ -30,7 +30,7 @@ from tests.perfmodel.profiles import Machine, profile
 Z95 = NormalDist().inv_cdf(0.95)
 
 
-def machine(*, gemm: float = 1e12, **changes: float) -> ProfileDocument:
+def machine(*, gemm: float = 1e12, **changes: float) -> MeasuredMachine:
     rate = ComputeRate(
         probe="matmul",
         dtype="fp32",
@@ -40,14 +40,14 @@ def machine(*, gemm: float = 1e12, **changes: float) -> ProfileDocument:
         bytes_per_s=1e9,
     )
     document = profile(Machine(relative_error=0.02, **changes))  # type: ignore[arg-type]
-    return document.model_copy(update={"rates": (rate,), "speed_spread": 0.05})
+    return replace(document, rates=(rate,), speed_spread=0.05)
 
 
 def clause(terms: AcceptanceTerms, kind: ClauseKind) -> Clause:
     return next(entry for entry in terms.clause if entry.kind is kind)
 
 
-def verdict(terms: AcceptanceTerms, delivered: ProfileDocument, kind: ClauseKind) -> Verdict:
+def verdict(terms: AcceptanceTerms, delivered: MeasuredMachine, kind: ClauseKind) -> Verdict:
     return next(e.verdict for e in judge(terms, delivered).judged if e.clause.kind is kind)
 
 
@@ -213,7 +213,7 @@ def test_bad_requests_are_refused() -> None:
 
 def test_several_ranks_without_a_collective_are_not_measured_and_said() -> None:
     terms = acceptance_terms(machine(), ["heavy"], confidence=0.95)
-    silent = machine().model_copy(update={"collectives": (), "steps": ()})
+    silent = replace(machine(), collectives=(), steps=())
     document = judge(terms, silent)
     together = [entry for entry in document.judged if (entry.clause.world_size or 0) > 1]
     assert len(together) == 3

@@ -16,6 +16,7 @@ from perfmodel.engine.job import FailureCause, Job
 from perfmodel.engine.job_algebra import best_interval_s, expected_elapsed_s
 from perfmodel.errors import InvalidDocument, NotFeasible, UsageError
 from perfmodel.layout.setting import scaled_settings
+from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.plan.goodput import Request, goodput
 from perfmodel.plan.machines import MOST_KNOTS, Sources, StepTable
 from perfmodel.plan.options import plan_options
@@ -23,7 +24,7 @@ from perfmodel.plan.steps import Assumption, remedy
 from perfmodel.predictor import Predictor
 from tests.calibrate.test_noise import training
 from tests.perfmodel.plan.plans import PLAN, TODAY, plan_of, written
-from tests.perfmodel.profiles import Machine, profile
+from tests.perfmodel.profiles import PROVENANCE, Machine, as_file, profile
 
 HOUR_S = 3600.0
 
@@ -39,7 +40,7 @@ class Brute:
     cost: float
 
 
-def brute_force(plan: PlanFile, profiles: dict[str, ProfileDocument]) -> list[Brute]:
+def brute_force(plan: PlanFile, profiles: dict[str, MeasuredMachine]) -> list[Brute]:
     found = []
     for option in plan.option:
         predictor = Predictor(profiles[option.name])
@@ -303,9 +304,9 @@ def test_work_can_be_epochs_or_tokens(tmp_path: Path) -> None:
 def test_a_stale_price_is_said_and_an_unknown_workload_refused(tmp_path: Path) -> None:
     plan = written(tmp_path)
     for path in tmp_path.glob("*.json"):
-        machine = ProfileDocument.read(path)
-        made = machine.provenance.model_copy(update={"created_utc": "2026-01-02T03:04:05+00:00"})
-        machine.model_copy(update={"provenance": made}).write(path)
+        machine = ProfileDocument.read(path).machine
+        made = PROVENANCE.model_copy(update={"created_utc": "2026-01-02T03:04:05+00:00"})
+        as_file(machine, provenance=made).write(path)
     document = pm.plan_options(plan, today=dt.date(2026, 12, 15))
     assert sum("quoted" in warning for warning in document.warnings) == 4
     assert sum("calibrate again" in warning for warning in document.warnings) == 2

@@ -6,16 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import IncomparableRuns
-from perfmodel.machine.measured import CurvePoint
+from perfmodel.machine.measured import CurvePoint, MeasuredMachine
 from perfmodel.plan.profile_diff import Estimate, changed_facts, compare_profiles, estimates, score
 from tests.perfmodel.profiles import Machine, profile
 
 ERROR = 0.03
 
 
-def noisy(seed: int, *, slower_forward: float = 1.0) -> ProfileDocument:
+def noisy(seed: int, *, slower_forward: float = 1.0) -> MeasuredMachine:
     """One machine, calibrated once more: every curve point has an error of its own."""
     rng = np.random.default_rng(seed)
     document = profile(Machine(relative_error=ERROR, residual=0.02))
@@ -29,7 +28,7 @@ def noisy(seed: int, *, slower_forward: float = 1.0) -> ProfileDocument:
                 update[name] = tuple(_drawn(p, rng, factor) for p in getattr(one, name))
             phases.append(replace(one, **update))
         workloads.append(replace(entry, phases=tuple(phases)))
-    return document.model_copy(update={"workloads": tuple(workloads), "num_rounds": 20})
+    return replace(document, workloads=tuple(workloads), num_rounds=20)
 
 
 def _drawn(point: CurvePoint, rng: np.random.Generator, factor: float) -> CurvePoint:
@@ -81,8 +80,8 @@ def test_what_only_one_holds_is_said() -> None:
 
 
 def test_nothing_in_common_is_refused() -> None:
-    empty = profile(Machine(world_size=1)).model_copy(update={"workloads": (), "steps": ()})
-    nothing = empty.model_copy(update={"ddp": replace(empty.ddp, determined=(False,) * 5)})
+    empty = replace(profile(Machine(world_size=1)), workloads=(), steps=())
+    nothing = replace(empty, ddp=replace(empty.ddp, determined=(False,) * 5))
     with pytest.raises(IncomparableRuns, match="common parameter"):
         compare_profiles(nothing, profile(Machine()))
 

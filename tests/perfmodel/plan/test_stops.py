@@ -1,5 +1,6 @@
 """Checkpoints of a plan, as typed and as a calibration timed them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from perfmodel.machine.measured import CheckpointProfile, CurvePoint
 from perfmodel.plan.goodput import stops_of
 from perfmodel.predictor import NUM_DRAWS
 from tests.perfmodel.plan.plans import PLAN, TODAY, written
+from tests.perfmodel.profiles import as_file
 
 SIZES = (1e8, 1e9)
 
@@ -32,7 +34,7 @@ def timed(*, error: float = 0.0) -> CheckpointProfile:
 def with_timed(folder: Path, checkpoint: CheckpointProfile) -> None:
     for name in ("slow.json", "fast.json"):
         machine = pm.read_profile(folder / name)
-        machine.model_copy(update={"checkpoint": checkpoint}).write(folder / name)
+        as_file(replace(machine, checkpoint=checkpoint)).write(folder / name)
 
 
 TIMED = PLAN.replace("checkpoint_s = 30", 'checkpoint_size = "500MB"').replace(
@@ -113,7 +115,7 @@ def test_another_profile_may_have_timed_the_storage(tmp_path: Path) -> None:
         tmp_path, TIMED.replace("detection_s", 'checkpoint_profile = "fast.json"\ndetection_s')
     )
     machine = pm.read_profile(tmp_path / "fast.json")
-    machine.model_copy(update={"checkpoint": timed()}).write(tmp_path / "fast.json")
+    as_file(replace(machine, checkpoint=timed())).write(tmp_path / "fast.json")
     found = pm.plan_options(path, today=TODAY)
     assert all(row.checkpoint_s is not None for row in found.ranked)
 

@@ -12,6 +12,7 @@ from perfmodel.machine.measured import (
     Curve,
     CurvePoint,
     DdpCosts,
+    MeasuredMachine,
     MeasuredWorkload,
     OverlapProfile,
     PhaseCurves,
@@ -20,6 +21,7 @@ from perfmodel.machine.measured import (
     StepNoise,
 )
 from perfmodel.workload.workload import Parameter, Workload
+from tests.perfmodel.profiles import as_file
 
 PROVENANCE: Final = Provenance(
     created_utc="2026-01-02T03:04:05+00:00",
@@ -82,9 +84,7 @@ def plain_collective(name: str, *, world_size: int = 2) -> CollectiveProfile:
 def plain_profile(
     *, workloads: tuple[str, ...] = ("lenet", "resnet18"), device_name: str = "AMD EPYC 9654"
 ) -> ProfileDocument:
-    return ProfileDocument(
-        schema_version=1,
-        provenance=PROVENANCE,
+    machine = MeasuredMachine(
         device_kind="cpu",
         device_name=device_name,
         backend="gloo",
@@ -93,7 +93,6 @@ def plain_profile(
         num_nodes=1,
         num_rounds=6,
         environment={"cpu": {"model": "EPYC", "cores": 16}, "gpus": [], "warning": None},
-        observations_sha256="ab" * 32,
         speed_probe_s={1: 0.0123, 2: 0.0145},
         round_error=0.02,
         speed_spread=0.017,
@@ -137,3 +136,4 @@ def plain_profile(
         ),
         undetermined=("comm_speed: communication never overlapped enough to tell",),
     )
+    return as_file(machine, provenance=PROVENANCE, sha256="ab" * 32)

@@ -26,8 +26,8 @@ FIGURES = {
     "breakdown": lambda: breakdown_figure(plain_prediction()),
     "parity": lambda: parity_figure(plain_validation()),
     "error": lambda: error_figure(plain_validation()),
-    "collective": lambda: collective_figure(plain_profile()),
-    "compute": lambda: compute_figure(plain_profile()),
+    "collective": lambda: collective_figure(plain_profile().machine),
+    "compute": lambda: compute_figure(plain_profile().machine),
 }
 
 
@@ -115,14 +115,14 @@ def test_busbw_by_hand() -> None:
 
 def test_collectives_show_bus_bandwidth() -> None:
     """1 MiB among 4: 2 x 40 us + 1 MiB / 2 GB/s = 604 us, so 1.5 MiB / 604 us = 2.60 GB/s."""
-    time, busbw = collective_figure(plain_profile()).axes
+    time, busbw = collective_figure(plain_profile().machine).axes
     assert line(time, "all_reduce, 4 devices")[2] == pytest.approx((2**20, 0.604288))
     assert line(busbw, "all_reduce, 4 devices")[2] == pytest.approx((2**20, 2.60283), rel=1e-5)
     assert len(line(busbw, "broadcast, 2 devices")) == 4
 
 
 def test_compute_has_a_panel_per_workload() -> None:
-    figure = compute_figure(plain_profile(workloads=("a", "b", "c")))
+    figure = compute_figure(plain_profile(workloads=("a", "b", "c")).machine)
     assert [axes.get_title() for axes in figure.axes if axes.axison] == [
         f"{name}: phases, n ranks at work" for name in "abc"
     ]
