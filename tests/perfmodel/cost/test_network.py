@@ -1,6 +1,7 @@
 """Collectives of a profile, alone and on a cluster around it."""
 
 import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -371,9 +372,7 @@ def test_a_kind_that_was_measured_comes_out_as_it_was() -> None:
     slow = tuple(dataclasses.replace(p, time_s=3 * p.time_s) for p in whole.points)
     gather = dataclasses.replace(whole, collective="all_gather", points=slow)
     collectives = (*document.collectives, gather)
-    found = CostModel(
-        document.model_copy(update={"collectives": collectives}), num_draws=1, seed=0
-    ).network
+    found = CostModel(replace(document, collectives=collectives), num_draws=1, seed=0).network
     point = slow[-2]
     assert float(found.time_s("all_gather", int(point.at), Group(2))[0]) == pytest.approx(
         point.time_s
