@@ -18,7 +18,6 @@ _CACHE: Final = ROOT / ".regression-cache"
 _NAMES: Final = {
     "records": RECORDS,
     "calibration": f"{RECORDS}/calibration/profile.json",
-    "operators_folder": f"{RECORDS}/operators/calibration",
     "operators": f"{RECORDS}/operators/calibration/profile.json",
     "batch": f"{RECORDS}/batch/profile.json",
     "h100": f"{RECORDS}/inferred/h100.json",

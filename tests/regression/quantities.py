@@ -233,7 +233,7 @@ QUANTITIES: Final[Mapping[str, Names]] = {
     },
     "inferred": {
         "spreads": "spreads",
-        "parameters.*.value": "latents/*/value",
+        "parameters.*.value": "fitted_parameters/*/value",
         "widening": "interval_widening",
     },
 }
