@@ -306,9 +306,9 @@ def divide(
         backward = [_piece(every, i, shares, layout, Phase.BACKWARD, trace) for i in reversed(held)]
         if not layout.zero:
             ends = max((ready[i] for i in of_stage), default=behind)
-            forward = [_together(forward)]
+            forward = [together(forward)]
             backward = _bucketed(
-                _together(backward),
+                together(backward),
                 [parameter_bytes(trace, (i,), layout.tp) for i in of_stage],
                 _within([ready[i] for i in of_stage], behind, 1.0 if 0 in held else ends),
                 limits_bytes,
@@ -325,6 +325,17 @@ def divide(
             )
         )
     return tuple(reversed(stages))
+
+
+def undivided(
+    parameters: Sequence[Parameter], *, limits_bytes: Sequence[Bytes]
+) -> tuple[StageDivision, ...]:
+    """A step whose only pieces are the buckets of its gradients: all that parameters alone tell."""
+    whole = Piece(share=1.0, issue_share=1.0)
+    sizes = [parameter.size_bytes for parameter in parameters]
+    ready = [parameter.ready_fraction for parameter in parameters]
+    backward = _bucketed(whole, sizes, ready, limits_bytes)
+    return (StageDivision(forward=(whole,), backward=tuple(backward)),)
 
 
 def stage_units(
@@ -416,7 +427,8 @@ def _piece(
     )
 
 
-def _together(pieces: Sequence[Piece]) -> Piece:
+def together(pieces: Sequence[Piece]) -> Piece:
+    """A pass in one piece."""
     return Piece(*(sum(column) for column in zip(*pieces, strict=True)))
 
 

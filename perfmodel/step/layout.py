@@ -6,13 +6,15 @@ micro-batch and stage it is (per step for gradients and optimizer), so that pric
 
 import enum
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
 from perfmodel.layout.layout import Layout, Offload, Recompute, Schedule
 from perfmodel.layout.pipeline import Pass, Work, stage_order
+from perfmodel.step.division import Piece, StageDivision, together
 from perfmodel.step.program import Cause, Operation, StepProgram, Stream
+from perfmodel.units import Bytes
 
 
 class Put(Protocol):
@@ -184,6 +186,49 @@ def compile_layout(
         waiting=WaitingHandOvers(queued=queued),
         filled=tuple(held / fullest for held in stages),
     )
+    return _built(builder)
+
+
+def compile_divided(  # noqa: PLR0913 - a step has as many properties
+    layout: Layout,
+    divisions: Sequence[StageDivision],
+    *,
+    asynchronous: bool,
+    execution: Execution = Execution.ON_STREAMS,
+    queued: float = 0.0,
+    buffer_bytes: Sequence[Bytes] = (),
+    has_buckets: bool = True,
+) -> StepProgram:
+    """A step of all stages of a workload whose pieces are known.
+
+    As ``compile_layout``, with the sizes of all exchanges; what comes before and after the blocks is in the
+    pieces. On asynchronous devices each piece of compute is first issued by the host. The input of the next
+    step is prepared beside this one, so that a step lasts at least as long as the loader.
+
+    Parameters
+    ----------
+    buffer_bytes
+        What replicas of a module broadcast before the first pass. [B]
+    has_buckets
+        Whether gradients that are not sharded go through the buckets of DistributedDataParallel.
+    """
+    builder = _DividedBuilder(
+        layout=layout,
+        pieces=1,
+        execution=execution,
+        waiting=WaitingHandOvers(queued=queued),
+        filled=(1.0,) * layout.pp,
+        divisions=tuple(divisions),
+        asynchronous=asynchronous,
+        buffer_bytes=tuple(buffer_bytes),
+        has_buckets=has_buckets,
+    )
+    return _built(builder)
+
+
+def _built(builder: "_Builder") -> StepProgram:
+    """Passes of all stages in an order in which each finds what it waits for."""
+    layout = builder.layout
     for stage in range(layout.pp):
         builder.begin(stage)
     queues = [deque(stage_order(layout, stage)) for stage in range(layout.pp)]
@@ -469,19 +514,24 @@ class _Builder:
         share: float = 1.0,
         after: Collection[int] = (),
         number: int | None = None,
+        name: str = "",
+        size_bytes: Bytes = 0,
     ) -> int:
         if cause in _OF_LAYERS:
             share *= self.filled[stage]
         if stream is Stream.COMPUTE and stage in self.awaited:
             more = self.awaited.pop(stage)
             after = {*after, *more} if after else more
-        name = f"{cause} {work.micro_batch}"
-        if self.layout.interleave > 1:
-            name = f"{name}/{work.chunk}"
-        if number is not None:
-            name = f"{name}.{number}"
+        if not name:
+            name = f"{cause} {work.micro_batch}"
+            if self.layout.interleave > 1:
+                name = f"{name}/{work.chunk}"
+            if number is not None:
+                name = f"{name}.{number}"
         # By position, which takes half the time of names.
-        self.operations.append(Operation(name, stream, cause, tuple(after), share, 0, None, stage))
+        self.operations.append(
+            Operation(name, stream, cause, tuple(after), share, size_bytes, None, stage)
+        )
         position = len(self.operations) - 1
         if self.is_blocking and stream is Stream.COMPUTE:
             self.waiting.last[stage] = position
@@ -494,3 +544,224 @@ def _tensor_shares(layout: Layout) -> Mapping[Cause, float]:
         return {}
     passes = 3 if layout.recompute is Recompute.FULL else 2
     return {Cause.FORWARD: 1 / passes, Cause.BACKWARD: (passes - 1) / passes}
+
+
+@dataclass(slots=True, kw_only=True)
+class _DividedBuilder(_Builder):
+    """Operations of a workload whose pieces are known."""
+
+    divisions: tuple[StageDivision, ...]
+    asynchronous: bool
+    buffer_bytes: tuple[Bytes, ...]
+    has_buckets: bool
+
+    def begin(self, stage: int) -> None:
+        """Append the loader, the broadcast of buffers, and parameters that are gathered without overlap."""
+        first = Work(Pass.FORWARD, 0)
+        if stage == 0:
+            name = "load batch"
+            self._put(stage, first, Cause.INPUT, stream=Stream.LOADER, name=name)
+        if stage == 0 and self.is_replicated and self.has_buckets and not self.layout.zero:
+            self.awaited[stage] = [
+                self._put(
+                    stage,
+                    first,
+                    Cause.BROADCAST,
+                    stream=Stream.COMM,
+                    name="broadcast buffers",
+                    size_bytes=size_bytes,
+                )
+                for size_bytes in self.buffer_bytes
+            ]
+        if self.is_serial and self.layout.zero:
+            self._put(stage, first, Cause.ALL_GATHER, size_bytes=self._held_bytes(stage))
+
+    def finish(self, stage: int) -> None:
+        """Append the optimizer of a stage."""
+        last = Work(Pass.WEIGHT, self.layout.accumulation - 1)
+        if self.is_serial:
+            summed = Cause.REDUCE_SCATTER if self.layout.zero else Cause.ALL_REDUCE
+            self._put(stage, last, summed, size_bytes=self._held_bytes(stage))
+        division = self.divisions[stage]
+        self._work(
+            stage,
+            last,
+            Cause.OPTIMIZER,
+            Piece(share=division.optimizer, issue_share=division.issue_optimizer),
+            after=tuple(self.exchanged.get(stage, ())),
+            name="optimizer",
+        )
+
+    def _held_bytes(self, stage: int) -> Bytes:
+        return sum(piece.size_bytes for piece in self.divisions[stage].backward)
+
+    def _forward(self, stage: int, work: Work, after: tuple[int, ...]) -> None:
+        layout = self.layout
+        if stage == 0:
+            self._put(stage, work, Cause.INPUT, after=after)
+        gathers = self.is_sharded or (
+            self.overlaps and layout.zero in (1, 2) and work.micro_batch == 0
+        )
+        pieces = self.divisions[stage].forward
+        pieces = pieces if gathers else (together(pieces),)
+        for number, piece in enumerate(pieces):
+            waits = after if number == 0 else ()
+            if gathers:
+                waits += self._gathered(stage, work, number, piece)
+            end = self._work(
+                stage,
+                work,
+                Cause.FORWARD,
+                piece,
+                after=waits,
+                number=number if len(pieces) > 1 else None,
+            )
+            self.used.append(end)
+        if stage == layout.pp - 1:
+            self._arrive(stage, Work(Pass.BACKWARD, work.micro_batch), end)
+        else:
+            self._p2p(stage, work, Stream.SEND_FORWARD, end)
+
+    def _backward(self, stage: int, work: Work, after: tuple[int, ...]) -> None:
+        layout = self.layout
+        last = work.micro_batch == layout.accumulation - 1
+        buckets = layout.zero == 0 and last and self.has_buckets
+        exchanges = self.is_sharded or (self.overlaps and last)
+        pieces = self.divisions[stage].backward
+        apart = buckets or exchanges
+        pieces = pieces if apart else (together(pieces),)
+        waits = after
+        if self.is_sharded:
+            waits += self._gathered(stage, work, 0, pieces[0])
+        for number, piece in enumerate(pieces):
+            end = self._work(
+                stage, work, Cause.BACKWARD, piece, after=waits, number=number if apart else None
+            )
+            self.used.append(end)
+            waits = ()
+            if self.is_sharded and number + 1 < len(pieces):
+                # Before the gradients of this piece, or the next piece would wait for them.
+                waits = self._gathered(stage, work, number + 1, pieces[number + 1])
+            if (buckets or exchanges) and (layout.zero == 0 or self.is_replicated):
+                end = self._copied(stage, work, number, piece)
+            if exchanges and self.is_replicated:
+                self._reduced(stage, work, number, piece, end)
+        if stage > 0:
+            self._p2p(stage, work, Stream.SEND_BACKWARD, end)
+
+    def _work(  # noqa: PLR0913 - as _put
+        self,
+        stage: int,
+        work: Work,
+        cause: Cause,
+        piece: Piece,
+        *,
+        after: tuple[int, ...],
+        number: int | None = None,
+        name: str = "",
+    ) -> int:
+        """Append compute, issued by the host first where the device is asynchronous, and its all-reduces."""
+        if self.asynchronous:
+            label = name or f"{cause} {work.micro_batch}" + (
+                f".{number}" if number is not None else ""
+            )
+            issued = Operation(
+                f"issue {label}",
+                Stream.HOST,
+                Cause.DISPATCH,
+                (),
+                piece.issue_share,
+                0,
+                cause,
+                stage,
+            )
+            self.operations.append(issued)
+            after += (len(self.operations) - 1,)
+        end = self._put(
+            stage, work, cause, share=piece.share, after=after, number=number, name=name
+        )
+        if not piece.all_reduces:
+            return end
+        end = self._put(
+            stage,
+            work,
+            Cause.TENSOR,
+            stream=Stream.TENSOR,
+            share=piece.all_reduces,
+            after=(end,),
+            number=number,
+            size_bytes=self.divisions[stage].activation_bytes,
+        )
+        self.awaited[stage] = [end]
+        return end
+
+    def _gathered(self, stage: int, work: Work, number: int, piece: Piece) -> tuple[int, ...]:
+        """Parameters of a piece, gathered no earlier than the prefetch allows, and copied out."""
+        ahead = 1 if self.is_blocking and number == 0 else self.layout.prefetch + 1
+        is_limited = (self.is_sharded or self.is_blocking) and len(self.used) >= ahead
+        if not self.is_replicated:
+            return ()
+        gathered = self._put(
+            stage,
+            work,
+            Cause.ALL_GATHER,
+            stream=Stream.COMM,
+            after=tuple(self.used[-ahead:][:1] if is_limited else ()),
+            number=number,
+            size_bytes=piece.size_bytes,
+        )
+        self.awaited.setdefault(stage, []).append(gathered)
+        return (self._copied(stage, work, number, piece),)
+
+    def _copied(self, stage: int, work: Work, number: int, piece: Piece) -> int:
+        name = f"bucket {number}" if self.layout.zero == 0 else ""
+        return self._put(
+            stage, work, Cause.BUCKET, number=number, name=name, size_bytes=piece.size_bytes
+        )
+
+    def _reduced(self, stage: int, work: Work, number: int, piece: Piece, end: int) -> None:
+        """Exchange the gradients of a piece once they are copied."""
+        sharded = self.layout.zero > 0
+        reduced = self._put(
+            stage,
+            work,
+            Cause.REDUCE_SCATTER if sharded else Cause.ALL_REDUCE,
+            stream=Stream.COMM,
+            after=(end,),
+            number=number,
+            name="" if sharded else f"all-reduce {number}",
+            size_bytes=piece.size_bytes,
+        )
+        self.exchanged.setdefault(stage, []).append(reduced)
+        if self.is_blocking and self.layout.zero > 1:
+            self.awaited.setdefault(stage, []).append(reduced)
+
+    def _put(  # noqa: PLR0913 - as above
+        self,
+        stage: int,
+        work: Work,
+        cause: Cause,
+        *,
+        stream: Stream = Stream.COMPUTE,
+        share: float = 1.0,
+        after: Collection[int] = (),
+        number: int | None = None,
+        name: str = "",
+        size_bytes: Bytes = 0,
+    ) -> int:
+        if cause is Cause.P2P:
+            receiver = stage + (stream is Stream.SEND_FORWARD)
+            size_bytes = self.divisions[receiver].activation_bytes
+            size_bytes //= self.layout.tp if self.layout.sequence_parallel else 1
+        # slots and dataclasses leave no cell for a bare super().
+        return super(_DividedBuilder, self)._put(
+            stage,
+            work,
+            cause,
+            stream=stream,
+            share=share,
+            after=after,
+            number=number,
+            name=name,
+            size_bytes=size_bytes,
+        )

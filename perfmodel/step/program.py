@@ -75,9 +75,10 @@ class Operation(NamedTuple):
     after: tuple[int, ...] = ()
     """Positions, in the program, of the operations that must end first."""
     share: float = 1.0
-    """Which fraction of its cause's work this is, such as a backward segment; unused by collectives."""
+    """Which fraction of its cause's work this is, such as a backward segment; of collectives with a size, how
+    many of them follow one another."""
     size_bytes: int = 0
-    """Bytes reduced, broadcast or copied."""
+    """Bytes of the array that is reduced, gathered, sent or copied."""
     issues: Cause | None = None
     """On the host stream: which kind of work is being issued to the device."""
     stage: int = 0
