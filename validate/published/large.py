@@ -1,45 +1,51 @@
-"""Protocols for large models: infer from some runs, predict the others."""
+"""Large models: infer steps and memory from some published runs, predict the others."""
 
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import spearmanr
+from scipy.stats import rankdata, spearmanr
 
-from perfmodel.cost.inferred import InferredModel, StepInterval
+from perfmodel.arrays import BoolArray, FloatArray
+from perfmodel.cost.inferred import InferredModel
 from perfmodel.cost.jobs import Jobs
-from perfmodel.cost.layout_fit import MINIMUM_RUNS, infer
+from perfmodel.cost.layout_fit import MINIMUM_RUNS, infer, infer_memory
 from perfmodel.cost.parameters import SHEETS, step_time_priors
 from perfmodel.documents.verdicts import PublishedSeries
-from validate.published.baselines import usl
-from validate.published.errors import compare_predictors
-from validate.published.large_rows import (
+from validate.published.runs import (
     Runs,
     foundry_runs,
+    memory_runs,
     mlperf_runs,
     playbook_runs,
+    starves_a_stage,
     vtrain_runs,
 )
+from validate.published.tables import Part, Verdict, repeatability, usl, verdict
 
-Verdict = tuple[list[PublishedSeries], list[str]]
-Index = NDArray[np.int64]
+Index: TypeAlias = NDArray[np.int64]
 
 VTRAIN_RUNS: Final = 50
 VTRAIN_DRAWS: Final = 10
 PLAYBOOK_SHARE: Final = 0.1
 PLAYBOOK_DRAWS: Final = 5
+#: Playbook runs scatter more: single benchmark runs on a shared cluster.
 _PLAYBOOK_SIGMA: Final = 0.1
-"""Playbook runs scatter more: single benchmark runs on a shared cluster."""
 _FEWEST: Final = 10
+#: Stages per device of a pipeline of 8 that holds 96 layers.
 _INTERLEAVES: Final = {1: "one stage per device", 12: "one layer per stage"}
-"""Stages per device of a pipeline of 8 that holds 96 layers."""
+#: Odds of a stall that somebody who asks for one number may neglect.
 _UNLIKELY: Final = 0.1
-"""Odds of a stall that somebody who asks for one number may neglect."""
+#: Layouts that somebody would try before a long run.
 _CANDIDATES: Final = 3
-"""Layouts that somebody would try before a long run."""
+_MEMORY_DRAWS: Final = 3
+_FEWEST_PEAKS: Final = 20
+#: Of the plain baseline: 16-bit weights, 32-bit gradients, Adam; nothing else, nothing sharded.
+_BYTES_PER_PARAMETER: Final = 18.0
+_IF_QUIET: Final = "perfmodel, if nothing stalls"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +53,8 @@ class _Judged:
     known: Runs
     unknown: Runs
     model: InferredModel
-    interval: StepInterval
-    quiet: StepInterval
-    """The same if nothing stalls."""
+    stalls: bool = True
+    """Whether predictions hold the chance of a stall."""
 
 
 def judge_vtrain(folder: Path) -> Verdict:
@@ -58,10 +63,9 @@ def judge_vtrain(folder: Path) -> Verdict:
     if len(runs) < VTRAIN_RUNS + _FEWEST:
         return [], [*bad, f"vtrain: {len(runs)} runs"]
     splits = [_random_split(len(runs), VTRAIN_RUNS, seed) for seed in range(VTRAIN_DRAWS)]
-    judged = [_judge(runs, first, second, device="A100") for first, second in splits]
-    series = [
-        _series("vtrain", f"{VTRAIN_RUNS} random runs, {VTRAIN_DRAWS} draws together", judged)
-    ]
+    judged = [_judge(runs, *split, device="A100") for split in splits]
+    name = f"{VTRAIN_RUNS} random runs, {VTRAIN_DRAWS} draws together"
+    series = [_series("vtrain", name, judged)]
     plain = (runs.jobs.tp == 1) & (runs.jobs.pp == 1)
     first = np.flatnonzero(plain & (runs.jobs.dp == 2))
     second = np.flatnonzero(plain & (runs.jobs.dp == 8))
@@ -81,10 +85,8 @@ def judge_foundry(folder: Path) -> Verdict:
         second = np.flatnonzero(runs.jobs.devices > 8)
         skipped += bad
         if min(len(first), len(second)) >= _FEWEST:
-            judged = _judge(runs, first, second, device=device)
-            series.append(
-                _series("llm_foundry", f"FSDP on {name}, 8 devices predict more", [judged])
-            )
+            judged = [_judge(runs, first, second, device=device)]
+            series.append(_series("llm_foundry", f"FSDP on {name}, 8 devices predict more", judged))
         elif len(runs):
             skipped.append(
                 f"llm-foundry on {name}: {len(first)} runs on one node, {len(second)} on several"
@@ -97,7 +99,7 @@ def judge_mlperf(folder: Path) -> Verdict:
 
     How stages interleave is not told: once as if they did not, once layer by layer, which brackets it.
     """
-    series, skipped = [], []
+    series, bad = [], []
     for interleave, meaning in _INTERLEAVES.items():
         runs, bad = mlperf_runs(folder, interleave=interleave)
         counts = np.unique(runs.jobs.devices)
@@ -105,11 +107,10 @@ def judge_mlperf(folder: Path) -> Verdict:
         first, second = np.flatnonzero(smaller), np.flatnonzero(~smaller)
         if len(first) < MINIMUM_RUNS or not len(second):
             return [], [*bad, f"mlperf layouts: {len(runs)} submissions with a layout"]
-        skipped = bad
-        judged = _judge(runs, first, second, device="H100")
         many = f"{counts[len(counts) // 2 - 1]:.0f} devices and fewer predict {counts[-1]:.0f}"
-        series.append(_series("mlperf_layouts", f"GPT-3 175B, {many}, {meaning}", [judged]))
-    return series, skipped
+        judged = [_judge(runs, first, second, device="H100")]
+        series.append(_series("mlperf_layouts", f"GPT-3 175B, {many}, {meaning}", judged))
+    return series, bad
 
 
 def judge_playbook(folder: Path) -> Verdict:
@@ -124,35 +125,43 @@ def judge_playbook(folder: Path) -> Verdict:
     if count < _FEWEST:
         return [], [*bad, f"playbook: {len(runs)} runs"]
     splits = [_random_split(len(runs), count, seed) for seed in range(PLAYBOOK_DRAWS)]
-    judged = [
-        _judge(runs, first, second, device="H100", sigma=_PLAYBOOK_SIGMA)
-        for first, second in splits
-    ]
-    quiet, safe = [_undisturbed(one) for one in judged], [_unlikely(one) for one in judged]
-    total = sum(len(one.unknown) for one in judged)
-    disturbed = 1 - sum(len(one.unknown) for one in quiet) / total
-    likely = 1 - sum(len(one.unknown) for one in safe) / total
-    return [
-        _series(
-            "playbook", f"random 10 % of layouts, {PLAYBOOK_DRAWS} draws; {_told(judged)}", judged
-        ),
-        _series(
-            "playbook",
-            f"the same without the {likely:.0%} whose odds of a stall are {_UNLIKELY:.0%} and more",
-            safe,
-        ),
-        _series(
-            "playbook", f"the same without the {disturbed:.0%} disturbed; {_told(quiet)}", quiet
-        ),
-        *filter(None, [judge_twins(runs)]),
-    ], bad
+    judged = [_judge(runs, *split, device="H100", sigma=_PLAYBOOK_SIGMA) for split in splits]
+    safe, quiet = [], []
+    for one in judged:
+        jobs = one.unknown.jobs
+        likely = one.model.uncertainty(jobs).stall_probability >= _UNLIKELY
+        disturbed = one.model.looks_disturbed(jobs, one.unknown.step_s)
+        safe.append(replace(one, unknown=one.unknown.take(~likely)))
+        quiet.append(replace(one, unknown=one.unknown.take(~disturbed), stalls=False))
+    total, left, kept = (sum(len(one.unknown) for one in of) for of in (judged, safe, quiet))
+    names = {
+        f"random 10 % of layouts, {PLAYBOOK_DRAWS} draws; {_told(judged)}": judged,
+        f"the same without the {1 - left / total:.0%} whose odds of a stall are {_UNLIKELY:.0%} "
+        "and more": safe,
+        f"the same without the {1 - kept / total:.0%} disturbed; {_told(quiet)}": quiet,
+    }
+    series = [_series("playbook", name, chosen) for name, chosen in names.items()]
+    return [*series, *filter(None, [judge_twins(runs)])], bad
 
 
 def _told(judged: list[_Judged]) -> str:
-    rank, first, three = _ranking(judged)
+    """Rank correlation of step times; how much slower the layouts predicted best really are.
+
+    For each model and size of each draw: the layout ranked first, and the best of those that a user tries.
+    """
+    ranks, first, three = [], [], []
+    for one in judged:
+        jobs, measured = one.unknown.jobs, one.unknown.step_s
+        predicted = one.model.predict(jobs, stalls=one.stalls).mean_s
+        ranks.append(float(spearmanr(predicted, measured).statistic))
+        for hidden, devices in {(h, d) for h, d in zip(jobs.hidden, jobs.devices, strict=True)}:
+            same = np.flatnonzero((jobs.hidden == hidden) & (jobs.devices == devices))
+            best = measured[same[np.argsort(predicted[same])]][:_CANDIDATES]
+            first.append(float(best[0] / measured[same].min() - 1))
+            three.append(float(best.min() / measured[same].min() - 1))
     return (
-        f"rank correlation {rank:.3f}; above the fastest, median (mean): layout ranked first "
-        f"{np.median(first):.1%} ({np.mean(first):.1%}), best of the first {_CANDIDATES} "
+        f"rank correlation {np.mean(ranks):.3f}; above the fastest, median (mean): layout ranked "
+        f"first {np.median(first):.1%} ({np.mean(first):.1%}), best of the first {_CANDIDATES} "
         f"{np.median(three):.1%} ({np.mean(three):.1%})"
     )
 
@@ -165,27 +174,33 @@ def judge_twins(runs: Runs) -> PublishedSeries | None:
     first, second = twins(runs.jobs)
     if len(first) < _FEWEST:
         return None
-    measured = runs.step_s[np.concatenate([first, second])]
-    other = runs.step_s[np.concatenate([second, first])]
-    return PublishedSeries(
-        source="playbook",
-        name=f"scatter: {len(first)} pairs of runs of one layout but for ZeRO 0 or 1",
+    part = Part(
+        measured=runs.step_s[np.concatenate([first, second])],
+        predicted={"its measured twin": runs.step_s[np.concatenate([second, first])]},
+    )
+    return verdict(
+        "playbook",
+        f"scatter: {len(first)} pairs of runs of one layout but for ZeRO 0 or 1",
+        [part],
         fitted="one run of a pair",
         predicted="the other",
         num_fitted=len(first),
-        num_predicted=len(measured),
-        errors=compare_predictors(measured, {"its measured twin": other}, covered=None),
     )
 
 
 def twins(jobs: Jobs) -> tuple[Index, Index]:
     """Positions of the runs of pairs that agree in everything but how the optimizer is sharded."""
-    names = [field.name for field in fields(Jobs) if field.name != "zero"]
-    rows = np.stack([getattr(jobs, name) for name in names], axis=1)
-    _, group = np.unique(rows, axis=0, return_inverse=True)
+    group = _groups(jobs, [field.name for field in fields(Jobs) if field.name != "zero"])
     order = np.argsort(group, kind="stable")
     same = group[order[:-1]] == group[order[1:]]
     return order[:-1][same], order[1:][same]
+
+
+def _groups(jobs: Jobs, names: list[str]) -> Index:
+    """The same number for jobs that agree in these columns."""
+    rows = np.stack([getattr(jobs, name) for name in names], axis=1)
+    _, group = np.unique(rows, axis=0, return_inverse=True)
+    return np.asarray(group)
 
 
 def _random_split(total: int, count: int, seed: int) -> tuple[Index, Index]:
@@ -194,111 +209,136 @@ def _random_split(total: int, count: int, seed: int) -> tuple[Index, Index]:
 
 
 def _judge(runs: Runs, first: Index, second: Index, *, device: str, sigma: float = 0.05) -> _Judged:
-    known, unknown = runs.take(first), runs.take(second)
+    known = runs.take(first)
     model = infer(known.jobs, known.step_s, step_time_priors(SHEETS[device]), sigma=sigma)
-    return _Judged(
-        known=known,
-        unknown=unknown,
-        model=model,
-        interval=model.predict(unknown.jobs),
-        quiet=model.predict(unknown.jobs, stalls=False),
-    )
-
-
-def _undisturbed(judged: _Judged) -> _Judged:
-    unknown = judged.unknown
-    mask = ~judged.model.looks_disturbed(unknown.jobs, unknown.step_s)
-    kept = unknown.take(mask)
-    quiet = judged.model.predict(kept.jobs, stalls=False)
-    return replace(judged, unknown=kept, interval=quiet, quiet=quiet)
-
-
-def _unlikely(judged: _Judged) -> _Judged:
-    chance = judged.model.uncertainty(judged.unknown.jobs).stall_probability
-    kept = judged.unknown.take(chance < _UNLIKELY)
-    return replace(
-        judged,
-        unknown=kept,
-        interval=judged.model.predict(kept.jobs),
-        quiet=judged.model.predict(kept.jobs, stalls=False),
-    )
+    return _Judged(known=known, unknown=runs.take(second), model=model)
 
 
 def _series(source: str, name: str, judged: list[_Judged]) -> PublishedSeries:
-    measured = np.concatenate([one.unknown.step_s for one in judged])
-    covered = np.concatenate(
-        [
-            (one.interval.lower_s <= one.unknown.step_s)
-            & (one.unknown.step_s <= one.interval.upper_s)
-            for one in judged
-        ]
-    )
-    predicted = {
-        "perfmodel": np.concatenate([one.interval.number_s for one in judged]),
-        "one efficiency per device": np.concatenate([_one_efficiency(one) for one in judged]),
-        "linear scaling": np.concatenate([_linear(one) for one in judged]),
-        "USL": np.concatenate([_usl(one) for one in judged]),
-    }
-    quiet = np.concatenate([one.quiet.number_s for one in judged])
-    if (quiet != predicted["perfmodel"]).any():
-        predicted["perfmodel, if nothing stalls"] = quiet
-    return PublishedSeries(
-        source=source,
-        name=name,
+    parts = [_part(one) for one in judged]
+    if all((p.predicted["perfmodel"] == p.predicted[_IF_QUIET]).all() for p in parts):
+        for part in parts:
+            del part.predicted[_IF_QUIET]
+    return verdict(
+        source,
+        name,
+        parts,
         fitted="runs of the calibration",
         predicted="all other runs",
         num_fitted=len(judged[0].known),
-        num_predicted=len(measured),
-        errors=compare_predictors(measured, predicted, covered=covered.astype(float)),
     )
 
 
-def _work(runs: Runs) -> NDArray[np.float64]:
-    """FLOP per device and step."""
-    return np.asarray(runs.jobs.model_flop / runs.jobs.devices)
-
-
-def _one_efficiency(judged: _Judged) -> NDArray[np.float64]:
-    """Every device does the same FLOP per second: the median of the calibration."""
-    speed = float(np.median(_work(judged.known) / judged.known.step_s))
-    return _work(judged.unknown) / speed
-
-
-def _linear(judged: _Judged) -> NDArray[np.float64]:
-    """As many FLOP per second and device as the calibrated run with the nearest work per device."""
-    known = _work(judged.known) / judged.known.step_s
-    distance = np.abs(np.subtract.outer(np.log(_work(judged.unknown)), np.log(_work(judged.known))))
-    return np.asarray(_work(judged.unknown) / known[np.argmin(distance, axis=1)])
-
-
-def _usl(judged: _Judged) -> NDArray[np.float64]:
-    """Scalability law over devices, on the time per FLOP of one device."""
+def _part(judged: _Judged) -> Part:
+    """Ours, one efficiency for every device, that of the nearest known run, and the scalability law."""
     known, unknown = judged.known, judged.unknown
-    ones = np.ones(len(known))
+    # FLOP per device and step, and FLOP per second of known devices.
+    work, known_work = (np.asarray(r.jobs.model_flop / r.jobs.devices) for r in (unknown, known))
+    speed = known_work / known.step_s
+    nearest = np.argmin(np.abs(np.subtract.outer(np.log(work), np.log(known_work))), axis=1)
     slow = usl(
-        ones,
+        np.ones(len(known)),
         known.jobs.devices,
-        known.step_s / _work(known),
+        known.step_s / known_work,
         (np.ones(len(unknown)), unknown.jobs.devices),
     )
-    return np.asarray(slow * _work(unknown))
+    ours = judged.model.predict(unknown.jobs, stalls=judged.stalls)
+    return Part(
+        measured=unknown.step_s,
+        predicted={
+            "perfmodel": ours.number_s,
+            "one efficiency per device": work / float(np.median(speed)),
+            "linear scaling": work / speed[nearest],
+            "USL": slow * work,
+            _IF_QUIET: judged.model.predict(unknown.jobs, stalls=False).number_s,
+        },
+        interval=(ours.lower_s, ours.upper_s),
+    )
 
 
-def _ranking(judged: list[_Judged]) -> tuple[float, list[float], list[float]]:
-    """Rank correlation of step times; how much slower the layouts predicted best really are.
+def judge_memory(folder: Path) -> Verdict:
+    """Half of the playbook's peaks predicts the other half, and ranks what failed above what ran."""
+    runs, bad = memory_runs(folder)
+    if len(runs) < _FEWEST_PEAKS:
+        return [], [*bad, f"memory: {len(runs)} rows"]
+    has_failures = (folder / "throughput.csv").is_file()
+    failed = playbook_runs(folder, failed=True)[0].jobs if has_failures else None
+    parts, areas = [], []
+    half = len(runs) // 2
+    for seed in range(_MEMORY_DRAWS):
+        first, second = _random_split(len(runs), half, seed)
+        known, unknown = runs.take(first), runs.take(second)
+        model = infer_memory(known.jobs, known.memory_bytes)
+        peak, width = model.predict(unknown.jobs)
+        plain = _BYTES_PER_PARAMETER * unknown.jobs.stage_parameters
+        parts.append(
+            Part(
+                measured=unknown.memory_bytes,
+                predicted={"perfmodel": peak, "18 bytes per parameter": plain},
+                interval=(peak * np.exp(-width), peak * np.exp(width)),
+            )
+        )
+        if failed is not None:
+            # Jobs fail by their fullest rank, or by a stage left without work.
+            ran, scores = (
+                np.where(starves_a_stage(jobs), np.inf, model.fullest_bytes(jobs))
+                for jobs in (unknown.jobs, failed)
+            )
+            certain = ~smaller_than_one_that_ran(failed, runs.jobs)
+            areas.append((area_under_curve(ran, scores), area_under_curve(ran, scores[certain])))
+    told = ""
+    if areas:
+        every, some = np.mean(areas, axis=0)
+        told = f"; failed rows: AUC {every:.3f}, {some:.3f} without those smaller than one that ran"
+    series = verdict(
+        "memory",
+        f"playbook, random half, {_MEMORY_DRAWS} draws together{told}",
+        parts,
+        fitted="half of the rows",
+        predicted="the other half",
+        num_fitted=half,
+    )
+    groups = same_tensors(runs.jobs)
+    if len(groups) < _FEWEST_PEAKS:
+        return [series], bad
+    scatter = repeatability(
+        "memory",
+        f"scatter: {len(groups)} groups of runs that hold the same tensors",
+        [runs.memory_bytes[group] for group in groups],
+        alike="runs of the same tensors",
+        fitted="the other runs of a group",
+        predicted="each run",
+    )
+    return [series, scatter], bad
 
-    For each model and size of each draw: the layout ranked first, and the best of those that a user tries.
+
+def same_tensors(jobs: Jobs) -> list[Index]:
+    """Positions of runs whose ranks hold the same tensors, where there are several.
+
+    Nothing is sharded over replicas, and enough micro-batches fill the pipeline and sum gradients.
     """
-    ranks, first, tried = [], [], []
-    for one in judged:
-        measured, predicted = one.unknown.step_s, one.interval.mean_s
-        ranks.append(float(spearmanr(predicted, measured).statistic))
-        jobs = one.unknown.jobs
-        groups = {(h, d) for h, d in zip(jobs.hidden, jobs.devices, strict=True)}
-        for hidden, devices in groups:
-            same = np.flatnonzero((jobs.hidden == hidden) & (jobs.devices == devices))
-            best = measured[same[np.argsort(predicted[same])]][:_CANDIDATES]
-            fastest = measured[same].min()
-            first.append(float(best[0] / fastest - 1))
-            tried.append(float(best.min() / fastest - 1))
-    return float(np.mean(ranks)), first, tried
+    full = (jobs.zero == 0) & (jobs.accumulation >= np.maximum(jobs.pp, 2))
+    found = np.flatnonzero(full)
+    group = _groups(jobs, ["layers", "hidden", "tp", "pp", "micro_batch"])[found]
+    members = [found[group == one] for one in np.unique(group)]
+    return [each for each in members if len(each) > 1]
+
+
+def area_under_curve(fit: FloatArray, failed: FloatArray) -> float:
+    """Probability that a failed row scores above one that ran (Mann-Whitney)."""
+    ranks = rankdata(np.concatenate([fit, failed]))[len(fit) :]
+    count = len(failed)
+    return float((ranks.sum() - count * (count + 1) / 2) / (len(fit) * count))
+
+
+def smaller_than_one_that_ran(failed: Jobs, ran: Jobs) -> BoolArray:
+    """Failures that memory cannot explain: the same stages with as much or more of everything ran."""
+    here, there = failed.take(np.arange(len(failed))[:, None]), ran
+    result = there.micro_batch >= here.micro_batch
+    for name in ("hidden", "tp", "pp"):
+        result &= getattr(here, name) == getattr(there, name)
+    # Without sharding the replicas do not matter; with it more replicas hold less each.
+    result &= (there.zero == 0) | ((here.zero >= there.zero) & (here.dp >= there.dp))
+    in_flight = [np.minimum(jobs.accumulation, here.pp) for jobs in (there, here)]
+    result &= in_flight[0] >= in_flight[1]
+    return np.asarray(result.any(axis=1))

@@ -1,42 +1,51 @@
-"""MLPerf submissions: the smaller ones of a system predict its larger ones.
+"""MLPerf: reference convergence points, and submissions whose smaller sizes predict the larger.
 
 Submissions choose their batch: that of each device shrinks as devices are added, and larger batches need
-more samples. Both are told here: device-seconds per sample follow a law of devices and batch, samples to
-the target that of MLPerf's reference points (table ``convergence``).
+more samples. Device-seconds per sample follow a law of devices and batch (``scaling``); samples to the
+target follow that of the reference points.
 """
 
+import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.cost.batch import TUNING_SPREAD, Convergence, fit_convergence
+from perfmodel.cost.batch import TUNING_SPREAD, BatchPoint, Convergence, fit_convergence
 from perfmodel.cost.terms import UNCERTAINTY_AT_ONE_EFOLD
 from perfmodel.documents.verdicts import PublishedSeries
 from perfmodel.statistics.normal import DEVIATE_90
-from validate.published import convergence
-from validate.published.rows import number, read_rows
 from validate.published.scaling import (
     NOISE,
     ONE_COUNT,
     TWO_COUNTS,
     Growth,
-    Split,
+    Series,
     conditioned,
     grow_linearly,
     growth_terms,
     judge_series,
+    split_of,
 )
-from validate.published.series import Series
+from validate.published.tables import Part, Row, Verdict, number, read_rows, verdict
 
-SOURCE: Final = "mlperf"
+_POINTS: Final = ("benchmark", "round", "global_batch", "mean", "olympic_mean")
+_FEWEST_BATCHES: Final = 3
+Points: TypeAlias = tuple[BatchPoint, ...]
+#: How many of n batches are fitted, in ascending order. The first is shown by task too.
+SPLITS: Final[dict[str, Callable[[int], int]]] = {
+    "smaller two thirds": lambda count: math.ceil(2 * count / 3),
+    "smaller half": lambda count: math.ceil(count / 2),
+    "all but the largest": lambda count: count - 1,
+}
+_SHOWN_BY_TASK: Final = "smaller two thirds"
+
 TABLE: Final = "mlperf_scaling"
-Row = dict[str, str]
 _SYSTEM: Final = (
     *("round", "division", "submitter", "benchmark", "hardware", "gpus_per_node", "framework"),
 )
@@ -57,15 +66,89 @@ _FEWEST: Final = 5
 #: Latest round that the form was chosen on, and what is judged apart: those behind it, among themselves.
 _CHOSEN_ON: Final = 1.1
 _LATER: Final = "rounds from 2.0 alone"
+Prior: TypeAlias = tuple[FloatArray, FloatArray]
+"""Mean and covariance of the coefficients of ``growth_terms`` before a system is seen."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prior:
-    """What the coefficients of ``growth_terms`` are before a system is seen."""
+def judge_convergence(folder: Path) -> Verdict:
+    """Smaller batches predict larger ones: all tasks for each split, and each task for the first.
 
-    mean: FloatArray
-    uncertainty: FloatArray
-    """Covariance, the differences between systems included."""
+    Rounds are fitted apart. Series whose points all stand in a longer one count once.
+    """
+    tasks: dict[str, list[Points]] = defaultdict(list)
+    skipped = []
+    for (task, round_name), points in read_points(folder).items():
+        if len(points) < _FEWEST_BATCHES:
+            skipped.append(f"{task}, {round_name}")
+        else:
+            tasks[task].append(points)
+    kept = _without_repeats(tasks)
+    verdicts: list[PublishedSeries] = []
+    for split, size in SPLITS.items():
+        found = {"all tasks": [points for rounds in kept.values() for points in rounds]}
+        if split == _SHOWN_BY_TASK:
+            found |= kept
+        verdicts += [
+            verdict(
+                "convergence",
+                f"samples to target of {task}",
+                [_larger_batches(points, max(2, size(len(points)))) for points in rounds],
+                fitted=split,
+                predicted=f"beyond the {split}",
+                num_fitted=sum(max(2, size(len(points))) for points in rounds),
+            )
+            for task, rounds in found.items()
+            if rounds
+        ]
+    return verdicts, skipped
+
+
+def read_points(folder: Path) -> dict[tuple[str, str], Points]:
+    """Samples to the target by task and round, batches ascending.
+
+    Raises
+    ------
+    InvalidDocument
+        If the table is missing, or lacks a column.
+    """
+    rounds: dict[tuple[str, str], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in read_rows(folder / "convergence.csv", columns=_POINTS):
+        batch = number(row, "global_batch")
+        samples = number(row, "olympic_mean") or number(row, "mean")
+        if batch and samples:
+            rounds[row["benchmark"], row["round"]][batch].append(samples)
+    return {
+        key: tuple(BatchPoint(batch=b, samples=float(np.median(batches[b]))) for b in sorted(batches))
+        for key, batches in rounds.items()
+    }
+
+
+def _without_repeats(tasks: Mapping[str, Sequence[Points]]) -> dict[str, list[Points]]:
+    """Series that no other one contains; of equal ones the first."""
+    kept: list[tuple[str, Points]] = []
+    everything = [(task, points) for task, rounds in tasks.items() for points in rounds]
+    for task, points in sorted(everything, key=lambda entry: -len(entry[1])):
+        if not any(set(points) <= set(longer) for _, longer in kept):
+            kept.append((task, points))
+    found = {task: [p for p in rounds if (task, p) in kept] for task, rounds in tasks.items()}
+    # Equal series of one task stand in the list as often as they were read.
+    return {task: list(dict.fromkeys(rounds)) for task, rounds in found.items() if rounds}
+
+
+def _larger_batches(points: Points, count: int) -> Part:
+    fitted, unknown = points[:count], points[count:]
+    law = fit_convergence(fitted)
+    line = np.polyfit([p.batch for p in fitted], [p.samples for p in fitted], 1)
+    samples = [law.samples(point.batch) for point in unknown]
+    return Part(
+        measured=np.array([point.samples for point in unknown]),
+        predicted={
+            "perfmodel": np.array([found.p50 for found in samples]),
+            "constant samples": np.array([fitted[-1].samples] * len(unknown)),
+            "straight line": np.array([float(np.polyval(line, p.batch)) for p in unknown]),
+        },
+        interval=(np.array([s.p5 for s in samples]), np.array([s.p95 for s in samples])),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +166,7 @@ class _System:
     global_batch: FloatArray
 
 
-def judge(folder: Path) -> tuple[list[PublishedSeries], list[str]]:
+def judge(folder: Path) -> Verdict:
     """Verdict on device-seconds per sample and on the time to train, for all benchmarks and by benchmark."""
     systems, skipped = _read(folder)
     laws = _laws(folder)
@@ -96,82 +179,73 @@ def judge(folder: Path) -> tuple[list[PublishedSeries], list[str]]:
     later, later_told = (
         [one for one in some if _version(one.round) > _CHOSEN_ON] for some in (systems, told)
     )
-    return [
-        *_judge_samples(systems, "all benchmarks"),
-        *_judge_benchmarks(systems),
-        *_judge_whole(told, laws, "time to train"),
-        *_judge_samples(later, _LATER),
-        *_judge_whole(later_told, laws, f"time to train, {_LATER}"),
-    ], skipped
-
-
-def _growth_of(systems: Sequence[_System]) -> dict[str, Growth]:
-    """Of device-seconds per sample, by name of the series."""
-    return _grown(
-        {one.per_sample.name: one.per_sample for one in systems},
-        {one.per_sample.name: one.benchmark for one in systems},
-    )
-
-
-def _judge_samples(systems: Sequence[_System], words: str) -> list[PublishedSeries]:
-    name = f"device-seconds per sample, {words}"
-    return _verdicts(name, [one.per_sample for one in systems], _growth_of(systems))
-
-
-def _judge_benchmarks(systems: Sequence[_System]) -> list[PublishedSeries]:
-    growth = _growth_of(systems)
-    found = []
+    growth = _grown({one.per_sample: one.benchmark for one in systems})
+    name = "device-seconds per sample"
+    found = _verdicts(f"{name}, all benchmarks", growth)
     for benchmark in sorted({one.benchmark for one in systems}):
         same = [one.per_sample for one in systems if one.benchmark == benchmark]
-        long = [one for one in same if len(one.gpus) > TWO_COUNTS.known]
-        found += _verdicts(f"device-seconds per sample, {benchmark}", long, growth)
+        long = {one: growth[one] for one in same if split_of(one) is TWO_COUNTS}
+        found += _verdicts(f"{name}, {benchmark}", long)
+    found += _verdicts("time to train", _whole_growth(told, laws))
+    found += _verdicts(
+        f"{name}, {_LATER}", _grown({one.per_sample: one.benchmark for one in later})
+    )
+    found += _verdicts(f"time to train, {_LATER}", _whole_growth(later_told, laws))
+    return found, skipped
+
+
+def _verdicts(name: str, growth: Mapping[Series, Growth]) -> list[PublishedSeries]:
+    """By what is known of a system: two counts first, where there are any."""
+    found = []
+    for split in (TWO_COUNTS, ONE_COUNT):
+        members = [one for one in growth if split_of(one) is split]
+        if members:
+            grown = [growth[one] for one in members]
+            found.append(judge_series("mlperf", name, split, members, grown))
     return found
 
 
-def _judge_whole(
-    systems: Sequence[_System], laws: Mapping[str, Mapping[float, Convergence]], words: str
-) -> list[PublishedSeries]:
-    """Device-seconds until the target: those per sample, evaluation included, times the samples."""
-    told = {one.whole.name: one for one in systems if one.whole is not None}
-    steps = _grown(
-        {name: one.whole for name, one in told.items() if one.whole is not None},
-        {name: one.benchmark for name, one in told.items()},
-    )
-    growth = {
-        name: _with_samples(steps[name], one, _law(laws[one.benchmark], one.round))
-        for name, one in told.items()
-    }
-    series = [
-        replace(one.whole, step=one.whole.step * one.samples)
-        for one in told.values()
-        if one.whole is not None
-    ]
-    return _verdicts(words, series, growth)
+def _whole_growth(
+    systems: Sequence[_System], laws: Mapping[str, Mapping[float, Convergence]]
+) -> dict[Series, Growth]:
+    """Of device-seconds until the target: those per sample, evaluation included, times the samples."""
+    whole = {one.whole: one for one in systems if one.whole is not None}
+    steps = _grown({series: one.benchmark for series, one in whole.items()})
+    found = {}
+    for series, one in whole.items():
+        of_task = laws[one.benchmark]
+        nearest = min(of_task, key=lambda version: abs(version - _version(one.round)))
+        law, first = of_task[nearest], one.global_batch[0]
+        ratios = [law.samples_ratio(batch, reference=first) for batch in one.global_batch]
+        more = np.array([ratio.p50 for ratio in ratios])
+        wide = np.array([np.log(ratio.p95 / ratio.p5) / 2 for ratio in ratios])
+        tuned = DEVIATE_90 * TUNING_SPREAD * np.sqrt(2)
+        low, middle, high = _widened(steps[series], np.hypot(wide, tuned))
+        until = replace(series, step=series.step * one.samples)
+        found[until] = (low * more, middle * more, high * more)
+    return found
 
 
-def _grown(series: Mapping[str, Series], benchmarks: Mapping[str, str]) -> dict[str, Growth]:
+def _grown(benchmarks: Mapping[Series, str]) -> dict[Series, Growth]:
     """Growth of every series; all benchmarks are the prior of one, its systems that of a system."""
-    everything = pool([*series.values()], _first_prior())
+    everything = pool([*benchmarks], (_COEFFICIENTS, np.diag(_SPREADS**2)))
     priors = {
-        benchmark: pool(
-            [one for name, one in series.items() if benchmarks[name] == benchmark], everything
-        )
-        for benchmark in set(benchmarks.values())
+        name: pool([one for one in benchmarks if benchmarks[one] == name], everything)
+        for name in set(benchmarks.values())
     }
     found = {}
-    for name, one in series.items():
-        prior = priors[benchmarks[name]]
-        mean, uncertainty = conditioned(one, prior.mean, prior.uncertainty)
-        found[name] = _widened(grow_linearly(one, *_not_negative(mean, uncertainty)), _beyond(one))
+    for one, name in benchmarks.items():
+        mean, covariance = _not_negative(*conditioned(one, *priors[name]))
+        found[one] = _widened(grow_linearly(one, mean, covariance), beyond(one))
     return found
 
 
-def _beyond(one: Series) -> FloatArray:
+def beyond(one: Series) -> FloatArray:
     """Uncertainty of batches per device outside of the known ones, as curves have it; log, 90 %."""
     if one.batch is None:
         return np.zeros_like(one.gpus)
     logs = np.log(one.batch)
-    known = logs[: TWO_COUNTS.known if len(logs) > TWO_COUNTS.known else ONE_COUNT.known]
+    known = logs[: split_of(one).known]
     distance = np.maximum(np.maximum(known.min() - logs, logs - known.max()), 0.0)
     return np.asarray(DEVIATE_90 * UNCERTAINTY_AT_ONE_EFOLD * np.sqrt(distance))
 
@@ -183,30 +257,16 @@ def _widened(growth: Growth, more: FloatArray) -> Growth:
     return middle * np.exp(-half), middle, middle * np.exp(half)
 
 
-def _not_negative(mean: FloatArray, uncertainty: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _not_negative(mean: FloatArray, covariance: FloatArray) -> Prior:
     """Coefficients without those that would speed a step up, the others told so."""
     for _ in mean:
         index = int(np.argmin(mean))
         if mean[index] >= 0:
             break
-        gain = uncertainty[:, index] / uncertainty[index, index]
+        gain = covariance[:, index] / covariance[index, index]
         mean = mean - gain * mean[index]
         mean[index] = 0.0
-    return np.maximum(mean, 0.0), uncertainty
-
-
-def _verdicts(
-    name: str, series: Iterable[Series], growth: Mapping[str, Growth]
-) -> list[PublishedSeries]:
-    """By what is known of a system: two counts first, where there are any."""
-    chosen: dict[Split, list[Series]] = {TWO_COUNTS: [], ONE_COUNT: []}
-    for one in series:
-        chosen[TWO_COUNTS if len(one.gpus) > TWO_COUNTS.known else ONE_COUNT].append(one)
-    return [
-        judge_series(SOURCE, name, split, members, lambda one: growth[one.name])
-        for split, members in chosen.items()
-        if members
-    ]
+    return np.maximum(mean, 0.0), covariance
 
 
 def pool(series: Sequence[Series], before: Prior) -> Prior:
@@ -214,68 +274,39 @@ def pool(series: Sequence[Series], before: Prior) -> Prior:
 
     Every system has coefficients of its own around common ones. How far they differ is the multiple of the
     deviations known before that makes the steps at the second counts most probable.
+
+        step_1 / step_0 - 1 = terms (common + own) + scatter
     """
-    known = [one for one in series if len(one.gpus) > TWO_COUNTS.known]
+    known = [one for one in series if split_of(one) is TWO_COUNTS]
     if len(known) < _FEWEST:
         return before
+    mean, common = before
     terms = np.stack([growth_terms(one)[1] for one in known])
     grown = np.array([one.step[1] / one.step[0] - 1 for one in known])
-    rest = grown - terms @ before.mean
-    own = np.diag(_SPREADS**2)
-    best = max(
-        _DIFFERENCES, key=lambda scale: _log_likelihood(terms, rest, before.uncertainty, scale)
-    )
-    inverse = np.linalg.inv(_covariance(terms, before.uncertainty, float(best)))
-    gain = before.uncertainty @ terms.T @ inverse
-    return Prior(
-        mean=before.mean + gain @ rest,
-        uncertainty=before.uncertainty - gain @ terms @ before.uncertainty + float(best) ** 2 * own,
-    )
+    rest = grown - terms @ mean
 
+    def covariance(scale: float) -> FloatArray:
+        own = ((terms * _SPREADS * scale) ** 2).sum(axis=1) + NOISE**2
+        return np.asarray(terms @ common @ terms.T + np.diag(own))
 
-def _covariance(terms: FloatArray, common: FloatArray, scale: float) -> FloatArray:
-    """Of the growth at the second counts: common uncertainty, differences between systems, scatter."""
-    own = ((terms * _SPREADS * scale) ** 2).sum(axis=1) + NOISE**2
-    return np.asarray(terms @ common @ terms.T + np.diag(own))
+    def log_likelihood(scale: float) -> float:
+        _, log_determinant = np.linalg.slogdet(covariance(scale))
+        return float(-0.5 * (rest @ np.linalg.solve(covariance(scale), rest) + log_determinant))
 
-
-def _log_likelihood(terms: FloatArray, rest: FloatArray, common: FloatArray, scale: float) -> float:
-    covariance = _covariance(terms, common, scale)
-    _, log_determinant = np.linalg.slogdet(covariance)
-    return float(-0.5 * (rest @ np.linalg.solve(covariance, rest) + log_determinant))
-
-
-def _first_prior() -> Prior:
-    return Prior(mean=_COEFFICIENTS, uncertainty=np.diag(_SPREADS**2))
-
-
-def _with_samples(steps: Growth, one: _System, law: Convergence) -> Growth:
-    """Growth of the step times that of the samples; their uncertainties are independent, in log."""
-    first = one.global_batch[0]
-    ratios = [law.samples_ratio(batch, reference=first) for batch in one.global_batch]
-    more = np.array([ratio.p50 for ratio in ratios])
-    wide = np.array([np.log(ratio.p95 / ratio.p5) / 2 for ratio in ratios])
-    tuned = DEVIATE_90 * TUNING_SPREAD * np.sqrt(2)
-    low, middle, high = _widened(steps, np.hypot(wide, tuned))
-    return low * more, middle * more, high * more
+    best = float(max(_DIFFERENCES, key=log_likelihood))
+    gain = common @ terms.T @ np.linalg.inv(covariance(best))
+    return mean + gain @ rest, common - gain @ terms @ common + best**2 * np.diag(_SPREADS**2)
 
 
 def _laws(folder: Path) -> dict[str, dict[float, Convergence]]:
     """Samples over the batch by benchmark and round, from the reference points where there are any."""
-    path = folder / f"{convergence.SOURCE}.csv"
-    if not path.is_file():
-        return {}
     found: dict[str, dict[float, Convergence]] = defaultdict(dict)
-    for (task, round_name), points in convergence.read_points(folder).items():
+    points_of = read_points(folder) if (folder / "convergence.csv").is_file() else {}
+    for (task, round_name), points in points_of.items():
         kind, _, version = round_name.partition("_")
         if kind == "training" and len(points) > 1:
             found[task][_version(version)] = fit_convergence(points)
     return dict(found)
-
-
-def _law(laws: Mapping[float, Convergence], round_name: str) -> Convergence:
-    """That of the same round, or of the nearest."""
-    return laws[min(laws, key=lambda each: abs(each - _version(round_name)))]
 
 
 def _version(text: str) -> float:
@@ -291,62 +322,54 @@ def _read(folder: Path) -> tuple[list[_System], list[str]]:
         gpus = number(row, "gpus")
         if gpus is None or number(row, _WHOLE) is None:
             uncounted += 1
-            continue
-        key = (*(row[name] for name in _SYSTEM), _COUNTS.sub("", row["system"]))
-        groups[key][gpus].append(row)
-    skipped = [f"{TABLE}: rows that tell no devices or no time: {uncounted}"] if uncounted else []
-    found, silent = [], 0
-    for key, counts in groups.items():
-        if len(counts) < 2:
-            continue
-        # Of one system's entries with the same count the first stands for all.
-        one = _system(key, [counts[count][0] for count in sorted(counts)])
-        if one is None:
-            silent += 1
         else:
-            found.append(one)
-    if silent:
+            key = (*(row[name] for name in _SYSTEM), _COUNTS.sub("", row["system"]))
+            groups[key][gpus].append(row)
+    skipped = [f"{TABLE}: rows that tell no devices or no time: {uncounted}"] if uncounted else []
+    # Of one system's entries with the same count the first stands for all.
+    systems = [
+        _system(key, [counts[count][0] for count in sorted(counts)])
+        for key, counts in groups.items()
+        if len(counts) > 1
+    ]
+    if silent := systems.count(None):
         skipped.append(f"{TABLE}: systems that tell neither samples nor a rate: {silent}")
-    return found, skipped
+    return [one for one in systems if one is not None], skipped
 
 
 def _system(key: tuple[str, ...], rows: Sequence[Row]) -> _System | None:
     """None if nothing says how many samples were trained."""
     named = dict(zip(_SYSTEM, key, strict=False))
-    gpus = _column(rows, "gpus")
-    batch, samples = _column(rows, "global_batch"), _column(rows, _SAMPLES)
+    gpus, batch, samples = (_column(rows, n) for n in ("gpus", "global_batch", _SAMPLES))
+    trained_s, whole_s, rate = (_column(rows, name) for name in (_TRAINED, _WHOLE, _RATE))
     # Some benchmarks count their only epoch instead of samples.
     is_told = bool(np.isfinite(samples).all() and (samples != 1).all())
-    trained_s, whole_s, rate = (_column(rows, name) for name in (_TRAINED, _WHOLE, _RATE))
     if not np.isfinite(trained_s).all():
         trained_s = whole_s
     per_sample = gpus * trained_s / samples if is_told else gpus / rate
     if not np.isfinite(per_sample).all():
         return None
+    has_batch = bool(np.isfinite(batch).all())
     shown = ("submitter", "benchmark", "round", "division", "hardware", "framework")
-    name = ", ".join([key[-1], *(named[each] for each in shown)])
-
-    def series(step: FloatArray) -> Series:
-        return Series(
-            name=name,
-            gpus=gpus,
-            per_node=number(named, "gpus_per_node") or gpus[0],
-            step=step,
-            batch=batch / gpus if np.isfinite(batch).all() else None,
-        )
-
-    has_both = is_told and bool(np.isfinite(batch).all())
+    series = Series(
+        name=", ".join([key[-1], *(named[each] for each in shown)]),
+        gpus=gpus,
+        per_node=number(named, "gpus_per_node") or gpus[0],
+        step=per_sample,
+        batch=batch / gpus if has_batch else None,
+    )
+    whole = replace(series, step=gpus * whole_s / samples) if is_told and has_batch else None
     return _System(
         benchmark=named["benchmark"],
         round=named["round"],
-        per_sample=series(per_sample),
-        whole=series(gpus * whole_s / samples) if has_both else None,
+        per_sample=series,
+        whole=whole,
         samples=samples,
         global_batch=batch,
     )
 
 
-def _column(rows: Sequence[Row], name: str) -> FloatArray:
+def _column(rows: Iterable[Row], name: str) -> FloatArray:
     """Numbers of all rows; NaN where a cell says nothing."""
     values = [number(row, name) for row in rows]
     return np.array([np.nan if value is None else value for value in values])

@@ -9,32 +9,23 @@ from calibrate.placement import provenance
 from perfmodel.documents.base import file_sha256
 from perfmodel.documents.verdicts import PublishedDocument, PublishedSeries
 from perfmodel.errors import InvalidDocument, UsageError
-from validate.published import (
-    collectives,
-    convergence,
-    large,
-    memory,
-    mlperf,
-    notebooks,
-    placements,
-    scaling,
-)
+from validate.published import collectives, large, mlperf, scaling, steps
+from validate.published.tables import Verdict
 
-Protocol = Callable[[Path], tuple[list[PublishedSeries], list[str]]]
 #: Source -> its table and its protocol.
-PROTOCOLS: Final[dict[str, tuple[str, Protocol]]] = {
-    collectives.SOURCE: ("collectives.csv", collectives.judge),
-    collectives.WHOLE_LOG: (f"{collectives.WHOLE_LOG}.csv", collectives.judge_whole_log),
-    placements.SOURCE: ("steptime_placements.csv", placements.judge),
+PROTOCOLS: Final[dict[str, tuple[str, Callable[[Path], Verdict]]]] = {
+    "collectives": ("collectives.csv", collectives.judge),
+    "vtrain_allreduce": ("vtrain_allreduce.csv", collectives.judge_whole_log),
+    "steptime_placements": ("steptime_placements.csv", steps.judge_placements),
     "vtrain": ("vtrain.csv", large.judge_vtrain),
     "llm_foundry": ("throughput.csv", large.judge_foundry),
     "playbook": ("throughput.csv", large.judge_playbook),
     "scaling": ("throughput.csv", scaling.judge),
-    memory.SOURCE: ("memory.csv", memory.judge),
-    notebooks.SOURCE: ("throughput.csv", notebooks.judge),
-    convergence.SOURCE: ("convergence.csv", convergence.judge),
+    "memory": ("memory.csv", large.judge_memory),
+    "notebooks": ("throughput.csv", steps.judge_notebooks),
+    "convergence": ("convergence.csv", mlperf.judge_convergence),
     "mlperf_layouts": ("mlperf_llm_configs.csv", large.judge_mlperf),
-    mlperf.SOURCE: (f"{mlperf.TABLE}.csv", mlperf.judge),
+    "mlperf": ("mlperf_scaling.csv", mlperf.judge),
 }
 
 

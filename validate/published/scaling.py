@@ -1,47 +1,84 @@
-"""Published throughput of any source: calibrate on the fewest devices, predict more.
+"""Published throughput of any source: the fewest devices predict more.
 
-Steps take ``1 / throughput`` per sample and device, so that weak scaling reads as a step that grows with
-the devices. One and two devices predict the others, or one alone; of sources that begin with more the
-two smallest counts predict the others, or the smallest one alone.
+A step counts as device-seconds per sample, so that weak scaling reads as a step that grows with the
+devices. One and two devices predict the others, or one alone; where a source begins with more, its two
+smallest counts, or its smallest.
 """
 
-from collections.abc import Callable, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from perfmodel.arrays import FloatArray
 from perfmodel.documents.verdicts import PublishedSeries
 from perfmodel.statistics.normal import DEVIATE_90
-from validate.published.errors import compare_predictors
-from validate.published.series import Series, read_series
+from validate.published.tables import Part, Row, Verdict, number, read_rows, verdict
 
-SOURCE: Final = "scaling"
 Growth: TypeAlias = tuple[FloatArray, FloatArray, FloatArray]
 """Step over that of the fewest devices: 5 %, most probable, 95 %."""
 
+#: Sources with protocols of their own: models whose shape is known, books that were built again and again.
+_JUDGED_ELSEWHERE: Final = ("llm-foundry", "ultra-scale playbook, ", "d2l-ai")
+_CONVOLUTIONAL: Final = ("Classification", "Detection", "Segmentation")
+#: What a source keeps constant within a series.
+_CONSTANT: Final = (
+    *("path", "table", "framework", "model", "precision", "scaling_kind", "throughput_unit"),
+    *("tp", "pp", "cp", "ep", "zero_stage", "activation_checkpointing", "seq_len"),
+)
+_MACHINE: Final = ("hardware", "gpu")
+_READ: Final = (
+    *("source", "kind", "gpus", "gpus_per_node", "micro_batch", "global_batch"),
+    *("step_time_s", "throughput", "throughput_per_gpu"),
+)
+#: Counts in a machine's name ("2x H100") say how much of it was used, not which one it is.
+_COUNTS: Final = re.compile(r"(?<![A-Za-z0-9])\d+x(?=[ _A-Z])[ _]?")
+#: Models that are shortened where there are few devices say so in a note.
+_LAYERS: Final = re.compile(r"\blayers=\d+")
+#: Devices that are this much faster together than alone are an error of the table.
+_TOO_GOOD: Final = 1.5
+
+#: Scatter of one published number; a loss below it is not told from none.
 NOISE: Final = 0.02
-"""Scatter of one published number; a loss below it is not told from none."""
-_LOSS_PRIOR: Final = (float(np.log(0.04)), 0.7)
-"""What two devices lose, log median and spread, unless enough series tell."""
+#: What two devices lose, log median and spread, unless enough series tell.
+LOSS_PRIOR: Final = (float(np.log(0.04)), 0.7)
+#: More spread of that loss, log, for a series of which two devices were never measured.
 _OTHER_SYSTEM: Final = 1.0
-"""More spread of that loss, log, for a series of which two devices were never measured."""
+#: Uncertainty of the exponent with which the loss grows with the devices of a node. At its end is a host
+#: that serves its devices one after another, instead of a ring whose work per device hardly grows.
 _GROWTH: Final = 0.45
-"""Uncertainty of the exponent with which the loss grows with the devices of a node: a host that serves its
-devices in turn, instead of a ring whose work per device hardly grows, is at the end of the interval."""
+#: Loss per doubling of the nodes, unless enough series tell, and its uncertainty: nothing measured inside
+#: a node tells of the network between them.
 _PER_DOUBLING: Final = 0.01
-"""Loss per doubling of the nodes, unless enough series tell."""
 _BETWEEN_NODES: Final = 0.05
-"""Its uncertainty: nothing measured inside a node tells of the network between them."""
 _LEAST_UNCERTAINTY: Final = 0.005
 _FEWEST: Final = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Series:
+    """Runs of one model on one system that differ in nothing but the number of devices."""
+
+    name: str
+    gpus: FloatArray
+    """Ascending."""
+    per_node: float
+    step: FloatArray
+    """Device-seconds per sample, any constant unit."""
+    batch: FloatArray | None = None
+    """Samples per device and step where they differ between the counts."""
+
+    @property
+    def doublings(self) -> FloatArray:
+        """Doublings of the nodes."""
+        return np.asarray(np.log2(np.maximum(self.gpus / self.per_node, 1)))
+
+
+class Split(NamedTuple):
     """What is fitted of a series."""
 
     name: str
@@ -50,100 +87,160 @@ class Split:
     """Smallest counts of the devices that are fitted."""
 
 
-_BOTH: Final = Split(name="1 and 2 devices", fitted="1 and 2 devices", known=2)
-_ALONE: Final = Split(name="one device alone", fitted="1 device", known=1)
-TWO_COUNTS: Final = Split(name="two smallest counts", fitted="the two smallest counts", known=2)
-ONE_COUNT: Final = Split(name="smallest count alone", fitted="the smallest count", known=1)
+_BOTH: Final = Split("1 and 2 devices", "1 and 2 devices", 2)
+_ALONE: Final = Split("one device alone", "1 device", 1)
+TWO_COUNTS: Final = Split("two smallest counts", "the two smallest counts", 2)
+ONE_COUNT: Final = Split("smallest count alone", "the smallest count", 1)
 
 
-def judge(folder: Path) -> tuple[list[PublishedSeries], list[str]]:
+def judge(folder: Path) -> Verdict:
     """Verdict per source and kind of calibration."""
-    groups, skipped = read_series(folder)
-    everything = loss_prior([one for found in groups.values() for one in found], _LOSS_PRIOR)
+    sources, skipped = read_series(folder)
+    everything = loss_prior([one for found in sources.values() for one in found])
     verdicts = []
-    for source, series in groups.items():
+    for source, series in sources.items():
+        chosen: dict[Split, list[Series]] = {s: [] for s in (_BOTH, _ALONE, TWO_COUNTS, ONE_COUNT)}
+        for one in series:
+            if one.gpus[0] == 1.0:
+                chosen[_BOTH if 2.0 in one.gpus else _ALONE].append(one)
+            else:
+                chosen[split_of(one)].append(one)
         prior = loss_prior(series, everything)
-        slope = slope_prior([one for one in series if _protocol(one) is TWO_COUNTS])
-        laws: dict[Split, Callable[[Series], Growth]] = {
-            _BOTH: partial(predict_growth, prior=prior),
-            _ALONE: partial(predict_growth, prior=prior),
-            TWO_COUNTS: partial(predict_from_several, prior=prior, slope=slope),
-            ONE_COUNT: partial(predict_from_several, prior=prior, slope=slope),
-        }
-        for protocol, law in laws.items():
-            chosen = [one for one in series if _protocol(one) is protocol]
-            if chosen:
-                verdicts.append(judge_series(SOURCE, source, protocol, chosen, law))
-    if not groups:
+        slope = slope_prior(chosen[TWO_COUNTS])
+        for split, members in chosen.items():
+            if split in (_BOTH, _ALONE):
+                growths = [predict_growth(one, prior) for one in members]
+            else:
+                growths = [predict_from_several(one, prior, slope) for one in members]
+            if members:
+                verdicts.append(judge_series("scaling", source, split, members, growths))
+    if not sources:
         skipped.append("scaling: no series with few devices and more")
     return verdicts, skipped
 
 
-def _protocol(one: Series) -> Split:
-    if one.gpus[0] == 1.0:
-        return _BOTH if 2.0 in one.gpus else _ALONE
-    return TWO_COUNTS if len(one.gpus) > 2 else ONE_COUNT
+def split_of(one: Series) -> Split:
+    """Two counts where there are more than two to begin with."""
+    return TWO_COUNTS if len(one.gpus) > TWO_COUNTS.known else ONE_COUNT
+
+
+def read_series(folder: Path) -> tuple[dict[str, list[Series]], list[str]]:
+    """All series by source, and what was left out.
+
+    Raises
+    ------
+    InvalidDocument
+        If the table is missing, or lacks a column.
+    """
+    groups: dict[tuple[str, ...], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    nodes: dict[tuple[str, ...], float] = {}
+    rows = read_rows(folder / "throughput.csv", columns=(*_READ, *_CONSTANT, *_MACHINE))
+    for key, gpus, cost, per_node in _usable(rows):
+        groups[key][gpus].append(cost)
+        nodes[key] = max(nodes.get(key, 1.0), per_node)
+    found: dict[str, list[Series]] = defaultdict(list)
+    left_out = []
+    for key, steps in groups.items():
+        counts = np.array(sorted(steps))
+        if len(counts) < 2 or counts[-1] <= 2:
+            continue
+        one = Series(
+            name=f"{key[1]} on {key[2]}",
+            gpus=counts,
+            per_node=nodes[key],
+            step=np.array([float(np.median(steps[count])) for count in counts]),
+        )
+        gain = float(one.step[0] / one.step.min())
+        if gain > _TOO_GOOD:
+            left_out.append(
+                f"scaling: {key[0]}: {one.name}: devices are {gain:.3g} times as fast together as alone"
+            )
+        else:
+            found[key[0]].append(one)
+    return dict(found), left_out
+
+
+def _usable(rows: Sequence[Row]) -> Iterator[tuple[tuple[str, ...], float, float, float]]:
+    """What was constant, devices, device-seconds per sample and devices per node of every usable row."""
+    for row in rows:
+        source, gpus = row["source"], number(row, "gpus")
+        if row["kind"] != "measured" or gpus is None or any(x in source for x in _JUDGED_ELSEWHERE):
+            continue
+        each, together = number(row, "micro_batch"), number(row, "global_batch")
+        total, step_s = number(row, "throughput"), number(row, "step_time_s")
+        per_gpu = number(row, "throughput_per_gpu")
+        if total is not None:
+            cost = gpus / total
+        elif per_gpu is not None:
+            cost = 1 / per_gpu
+        elif step_s is not None and together is not None:
+            cost = gpus * step_s / together
+        else:
+            continue
+        batch = "" if each is None else f"{each:g}"
+        if together is not None:
+            batch = f"{each or 0:g}, {together / gpus:g}"
+        if not (batch or row["scaling_kind"]):
+            continue
+        # A source that holds every kind of model is divided into images and others.
+        if "DeepLearningExamples" in source and not row["model"].startswith(_CONVOLUTIONAL):
+            source += ", not images"
+        hardware, gpu = (_COUNTS.sub("", row[name]).strip() for name in _MACHINE)
+        layers = _LAYERS.search(row.get("notes", ""))
+        constant = (row[name] for name in _CONSTANT)
+        told = layers.group() if layers else ""
+        key = (source, row["model"], hardware, gpu, batch, told, *constant)
+        yield key, gpus, cost, number(row, "gpus_per_node") or gpus
 
 
 def judge_series(
-    source: str,
-    name: str,
-    protocol: Split,
-    series: Sequence[Series],
-    law: Callable[[Series], Growth],
+    source: str, name: str, split: Split, series: Sequence[Series], growths: Sequence[Growth]
 ) -> PublishedSeries:
     """Verdict on series of one kind, beside linear scaling and contention alone."""
-    measured, ours, linear, usl, covered = [], [], [], [], []
-    for one in series:
-        low, middle, high = law(one)
+    parts = []
+    later = slice(split.known, None)
+    for one, (low, middle, high) in zip(series, growths, strict=True):
         base = one.step[0]
-        later = slice(protocol.known, None)
-        measured.append(one.step[later])
-        ours.append(base * middle[later])
-        linear.append(np.full(len(one.step[later]), base))
-        usl.append(base * _usl_growth(one, protocol.known)[later])
-        covered.append((base * low <= one.step)[later] & (one.step <= base * high)[later])
-    return PublishedSeries(
-        source=source,
-        name=f"{name}, {protocol.name}{_worst(series, measured, ours)}",
-        fitted=protocol.fitted,
+        # Contention alone: one point does not decide coherency as well.
+        times = one.gpus / one.gpus[0]
+        seen = split.known > 1
+        lost = float(one.step[1] / base - 1) / float(times[1] - 1) if seen else 0.0
+        predicted = {
+            "perfmodel": base * middle,
+            "linear scaling": np.full(len(one.step), base),
+            "USL": base * np.asarray(1 + max(lost, 0.0) * (times - 1)),
+        }
+        parts.append(
+            Part(
+                measured=one.step[later],
+                predicted={method: steps[later] for method, steps in predicted.items()},
+                interval=((base * low)[later], (base * high)[later]),
+            )
+        )
+    worst = ""
+    if len(series) > 2:
+        errors = [np.abs(part.predicted["perfmodel"] / part.measured - 1) for part in parts]
+        index = int(np.argmax([each.mean() for each in errors]))
+        others = np.concatenate(errors[:index] + errors[index + 1 :]).mean()
+        worst = f"; worst {series[index].name} {errors[index].mean():.1%}, all others {others:.1%}"
+    return verdict(
+        source,
+        f"{name}, {split.name}{worst}",
+        parts,
+        fitted=split.fitted,
         predicted="all larger counts",
         num_fitted=len(series),
-        num_predicted=sum(len(one) for one in measured),
-        errors=compare_predictors(
-            np.concatenate(measured),
-            {
-                "perfmodel": np.concatenate(ours),
-                "linear scaling": np.concatenate(linear),
-                "USL": np.concatenate(usl),
-            },
-            covered=np.concatenate(covered).astype(float),
-        ),
-    )
-
-
-def _worst(
-    series: Sequence[Series], measured: Sequence[FloatArray], predicted: Sequence[FloatArray]
-) -> str:
-    """Which series misses by most, and how far off the others are without it."""
-    if len(series) < 3:
-        return ""
-    errors = [np.abs(ours / theirs - 1) for ours, theirs in zip(predicted, measured, strict=True)]
-    worst = int(np.argmax([each.mean() for each in errors]))
-    others = np.concatenate([each for index, each in enumerate(errors) if index != worst])
-    return (
-        f"; worst {series[worst].name} {errors[worst].mean():.1%}, all others {others.mean():.1%}"
     )
 
 
 def loss_prior(
-    series: Sequence[Series], otherwise: tuple[float, float] = _LOSS_PRIOR
+    series: Sequence[Series], otherwise: tuple[float, float] = LOSS_PRIOR
 ) -> tuple[float, float]:
-    """Log median and spread of what two devices lose, over all series that measured it, if enough did."""
-    measured = [one for one in series if {1.0, 2.0} <= set(one.gpus)]
-    logs = [np.log(max(_seen(one), NOISE / 2)) for one in measured]
-    if len(logs) < _FEWEST:
+    """Log median and spread of what two devices lose, over series that measured it, if enough did."""
+    losses = [_seen(one) for one in series if {1.0, 2.0} <= set(one.gpus)]
+    if len(losses) < _FEWEST:
         return otherwise
+    logs = np.log(np.maximum(losses, NOISE / 2))
     return float(np.median(logs)), max(_spread(logs), 0.3)
 
 
@@ -152,19 +249,21 @@ def slope_prior(series: Sequence[Series]) -> tuple[float, float]:
     slopes = [
         float(one.step[1] / one.step[0] - 1) / float(doublings)
         for one in series
-        for doublings in np.diff(_doublings(one)[:2])
+        for doublings in np.diff(one.doublings[:2])
         if doublings > 0
     ]
     if len(slopes) < _FEWEST:
         return _PER_DOUBLING, _BETWEEN_NODES
-    return float(np.median(slopes)), max(_spread(slopes), _LEAST_UNCERTAINTY)
+    return float(np.median(slopes)), max(_spread(np.array(slopes)), _LEAST_UNCERTAINTY)
 
 
-def predict_growth(series: Series, prior: tuple[float, float] = _LOSS_PRIOR) -> Growth:
+def predict_growth(series: Series, prior: tuple[float, float] = LOSS_PRIOR) -> Growth:
     """Growth from one device, or from one and two.
 
-    A ring's work per device grows as (n-1)/n, so what two devices lose is half of what many lose. The
-    loss seen at two devices is drawn to that of all series by the scatter of one published number.
+    growth = 1 + lost 2 (n - 1) / n + slope doublings       n: devices, inside a node and beyond
+
+    A ring's work per device grows as (n-1)/n, so two devices lose half of what many lose. The loss seen
+    at two devices is drawn to that of all series by the scatter of one published number.
     """
     n = series.gpus
     log_median, spread = prior
@@ -177,13 +276,12 @@ def predict_growth(series: Series, prior: tuple[float, float] = _LOSS_PRIOR) -> 
     else:
         wide = float(np.hypot(spread, _OTHER_SYSTEM))
     inside = np.minimum(n, series.per_node)
-    beyond = _doublings(series)
     ring = 2 * (n - 1) / n
-    excess = lost * ring + _PER_DOUBLING * beyond
+    excess = lost * ring + _PER_DOUBLING * series.doublings
     # What two devices seem to lose nothing of may still be as much as the scatter hides.
     hidden = max(NOISE - lost, 0.0) * ring
     log_width = DEVIATE_90 * np.hypot(wide, _GROWTH * np.log(np.maximum(inside - 1, 1)))
-    more = DEVIATE_90 * np.hypot(NOISE, _BETWEEN_NODES * beyond)
+    more = DEVIATE_90 * np.hypot(NOISE, _BETWEEN_NODES * series.doublings)
     low = 1 + excess * np.exp(-log_width) - more
     return low, 1 + excess, 1 + (excess + hidden) * np.exp(log_width) + more
 
@@ -197,13 +295,12 @@ def predict_from_several(
     far as their priors allow.
     """
     lost = float(np.exp(prior[0]))
-    is_seen = len(series.gpus) > 2
+    is_seen = split_of(series) is TWO_COUNTS
     spread = prior[1] if is_seen else float(np.hypot(prior[1], _OTHER_SYSTEM))
-    mean, uncertainty = (
-        np.array([lost, slope[0], 0.0]),
-        np.diag([spread * lost, slope[1], 0.0]) ** 2,
+    mean = np.array([lost, slope[0], 0.0])
+    return grow_linearly(
+        series, *conditioned(series, mean, np.diag([spread * lost, slope[1], 0.0]) ** 2)
     )
-    return grow_linearly(series, *conditioned(series, mean, uncertainty))
 
 
 def growth_terms(series: Series) -> FloatArray:
@@ -214,39 +311,34 @@ def growth_terms(series: Series) -> FloatArray:
     """
     ring = 2 * (1 - 1 / np.minimum(series.gpus, series.per_node))
     steps = np.ones_like(ring) if series.batch is None else series.batch[0] / series.batch
-    terms = np.stack([ring, _doublings(series), steps], axis=1)
+    terms = np.stack([ring, series.doublings, steps], axis=1)
     return np.asarray(terms - terms[0])
 
 
 def conditioned(
-    series: Series, mean: FloatArray, uncertainty: FloatArray
+    series: Series, mean: FloatArray, covariance: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Coefficients of ``growth_terms`` and their covariance, told by the second count of a longer series.
 
     It moves them as far as the scatter of published numbers allows (Gaussian conditioning).
     """
-    if len(series.gpus) <= TWO_COUNTS.known:
-        return mean, uncertainty
+    if split_of(series) is ONE_COUNT:
+        return mean, covariance
     seen = growth_terms(series)[1]
-    gain = uncertainty @ seen / (seen @ uncertainty @ seen + NOISE**2)
+    gain = covariance @ seen / (seen @ covariance @ seen + NOISE**2)
     surprise = float(series.step[1] / series.step[0] - 1 - seen @ mean)
-    return mean + gain * surprise, uncertainty - np.outer(gain, seen @ uncertainty)
+    return mean + gain * surprise, covariance - np.outer(gain, seen @ covariance)
 
 
-def grow_linearly(series: Series, mean: FloatArray, uncertainty: FloatArray) -> Growth:
-    """Growth with coefficients of ``growth_terms`` in units of the first step, and their covariance."""
+def grow_linearly(series: Series, mean: FloatArray, covariance: FloatArray) -> Growth:
+    """Growth with these coefficients of ``growth_terms``, in units of the first step."""
     terms = growth_terms(series)
-    variance = np.einsum("ij,jk,ik->i", terms, uncertainty, terms) + NOISE**2
+    variance = np.einsum("ij,jk,ik->i", terms, covariance, terms) + NOISE**2
     middle, half = 1 + terms @ mean, DEVIATE_90 * np.sqrt(variance)
     return middle - half, middle, middle + half
 
 
-def _doublings(series: Series) -> FloatArray:
-    """Doublings of the nodes."""
-    return np.asarray(np.log2(np.maximum(series.gpus / series.per_node, 1)))
-
-
-def _spread(values: Sequence[float]) -> float:
+def _spread(values: FloatArray) -> float:
     """Standard deviation of a normal distribution with these quartiles."""
     return float(np.quantile(values, 0.75) - np.quantile(values, 0.25)) / 1.35
 
@@ -254,10 +346,3 @@ def _spread(values: Sequence[float]) -> float:
 def _seen(series: Series) -> float:
     """Loss of two devices over one, fraction of the step."""
     return float(series.step[series.gpus == 2.0][0] / series.step[0]) - 1
-
-
-def _usl_growth(one: Series, known: int) -> FloatArray:
-    """Contention alone: one point does not decide coherency as well."""
-    times = one.gpus / one.gpus[0]
-    lost = float(one.step[1] / one.step[0] - 1) / float(times[1] - 1) if known > 1 else 0.0
-    return np.asarray(1 + max(lost, 0.0) * (times - 1))

@@ -1,0 +1,235 @@
+"""Published steps of small models: by placement over nodes, and of book notebooks built many times."""
+
+from collections import defaultdict
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from perfmodel.arrays import BoolArray, FloatArray
+from perfmodel.documents.verdicts import PublishedSeries
+from perfmodel.engine.stragglers import expected_largest_deviate
+from validate.published.tables import (
+    Part,
+    Verdict,
+    adaptdl,
+    linear_scaling,
+    number,
+    read_rows,
+    repeatability,
+    usl,
+    verdict,
+)
+
+_PLACED: Final = (
+    *("cluster", "gpu", "app", "placement", "nodes", "gpus", "local_batch", "step_time_s"),
+)
+_CALIBRATED_NODES: Final = 2
+_FEWEST_PLACED: Final = 12
+#: Traffic between two nodes grows with the devices of both; over more nodes that growth is shared.
+_KEPT_GROWTH: Final = 0.5
+#: Growth of the uncertainty per doubling of the nodes.
+_PER_DOUBLING: Final = 0.5
+#: Uncertainty of a network between more nodes than were measured, log, per doubling.
+_UNSEEN_NETWORK: Final = 0.08
+_BUILT: Final = ("source", "path", "commit", "date", "model", "gpus", "step_time_s")
+_FEWEST_BUILDS: Final = 10
+DRAWS: Final = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """Arrays of one shape."""
+
+    batch: FloatArray
+    nodes: FloatArray
+    gpus: FloatArray
+    densest: FloatArray
+    """Devices of the fullest node."""
+    step_s: FloatArray
+
+    def where(self, mask: BoolArray) -> "Steps":
+        """Some of the steps."""
+        return Steps(**{field.name: getattr(self, field.name)[mask] for field in fields(Steps)})
+
+
+def judge_placements(folder: Path) -> Verdict:
+    """Steps on one and two nodes predict those on more, for every model on every cluster."""
+    groups: dict[str, list[tuple[float, ...]]] = defaultdict(list)
+    for row in read_rows(folder / "steptime_placements.csv", columns=_PLACED):
+        values = [number(row, n) for n in ("local_batch", "nodes", "gpus", "step_time_s")]
+        batch, nodes, gpus, step_s = values
+        if batch and nodes and gpus and step_s:
+            digits = [int(digit) for digit in row["placement"] if digit.isdecimal()]
+            densest = max(digits, default=int(-(-gpus // nodes)))
+            name = f"{row['app']} on {row['gpu']} ({row['cluster']})"
+            groups[name].append((batch, nodes, gpus, densest, step_s))
+    series, skipped = [], []
+    for name, rows in groups.items():
+        table = np.array(rows).T
+        steps = Steps(
+            batch=table[0], nodes=table[1], gpus=table[2], densest=table[3], step_s=table[4]
+        )
+        known = steps.where(steps.nodes <= _CALIBRATED_NODES)
+        unknown = steps.where(steps.nodes > _CALIBRATED_NODES)
+        if min(len(known.batch), len(unknown.batch)) < _FEWEST_PLACED:
+            skipped.append(name)
+        else:
+            series.append(_judge_placed(name, known, unknown))
+    return series, skipped
+
+
+def _judge_placed(name: str, known: Steps, unknown: Steps) -> PublishedSeries:
+    ours, low, high = predict_steps(known, unknown)
+    plain = (known.batch, known.gpus, known.step_s)
+    part = Part(
+        measured=unknown.step_s,
+        predicted={
+            "perfmodel": ours,
+            "linear scaling": linear_scaling(*plain, unknown.batch),
+            "USL": usl(*plain, (unknown.batch, unknown.gpus)),
+            "AdaptDL": adaptdl(
+                (known.batch, known.nodes, known.gpus),
+                known.step_s,
+                (unknown.batch, unknown.nodes, unknown.gpus),
+            ),
+        },
+        interval=(low, high),
+    )
+    return verdict(
+        "steptime_placements",
+        name,
+        [part],
+        fitted="1 and 2 nodes",
+        predicted=f"3 to {int(unknown.nodes.max())} nodes",
+        num_fitted=len(known.batch),
+    )
+
+
+def predict_steps(known: Steps, unknown: Steps) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Most probable steps, and the ends of their 90 % intervals. [s]"""
+    batches = np.unique(known.batch)
+    found = _fit(known, batches)
+    logs = _log_step(found, unknown, batches)
+    inside = np.abs(_log_step(found, known, batches) - np.log(known.step_s))
+    spread = max(float(np.quantile(inside, 0.9)), _held_back(known, batches))
+    # Wider with every doubling of the nodes beyond the calibration, whatever the calibration showed.
+    beyond = 1 + np.log2(unknown.nodes / _CALIBRATED_NODES)
+    width = np.hypot(spread * (1 + _PER_DOUBLING * beyond), _UNSEEN_NETWORK * beyond)
+    return np.exp(logs), np.exp(logs - width), np.exp(logs + width)
+
+
+def _held_back(known: Steps, batches: FloatArray) -> float:
+    """90 % quantile of the errors where the smaller half of the calibration predicts its larger half."""
+    small = known.gpus <= np.median(known.gpus)
+    smaller, larger = known.where(small), known.where(~small)
+    if min(len(smaller.batch), len(larger.batch)) < _FEWEST_PLACED:
+        return 0.0
+    logs = _log_step(_fit(smaller, batches), larger, batches)
+    return float(np.quantile(np.abs(logs - np.log(larger.step_s)), 0.9))
+
+
+def _fit(known: Steps, batches: FloatArray) -> FloatArray:
+    single = np.log(linear_scaling(known.batch, known.gpus, known.step_s, batches))
+    scale = float(single.min())
+    # host per call, host per sample, between nodes, its growth with devices, norms, spread of paces
+    host = [scale - 3, scale - 3 - np.log(batches.max()), scale - 2, 0.5, 0.5, 0.3, np.log(0.03)]
+    start = np.concatenate([single, host])
+
+    def residuals(p: FloatArray) -> FloatArray:
+        errors = _log_step(p, known, batches) - np.log(known.step_s)
+        return np.concatenate([errors, 0.05 * (p - start)])
+
+    found: FloatArray = least_squares(residuals, start, loss="soft_l1", f_scale=0.1).x
+    return found
+
+
+def _log_step(p: FloatArray, steps: Steps, batches: FloatArray) -> FloatArray:
+    """Logarithm of the step. [log s]
+
+    local = |compute(batch), host|_norm * exp(spread * E[largest of n deviates])
+    host  = (devices of the fullest node - 1) (call + sample * batch)
+    step  = |local, network * devices of the fullest node ^ growth|_norm
+    """
+    compute = np.interp(np.log(steps.batch), np.log(batches), p[: len(batches)])
+    call, sample, between, growth, host_norm, net_norm, paces = p[len(batches) :]
+    host = np.log((steps.densest - 1) * (np.exp(call) + np.exp(sample) * steps.batch) + 1e-12)
+    norm = 1 + np.exp(np.clip(host_norm, -5, 3))
+    counts, where = np.unique(steps.gpus, return_inverse=True)
+    slowest = np.array([expected_largest_deviate(int(count)) for count in counts])[where]
+    local = np.logaddexp(norm * compute, norm * host) / norm + np.exp(paces) * slowest
+    kept = np.where(steps.nodes > _CALIBRATED_NODES, _KEPT_GROWTH, 1.0)
+    network = between + kept * np.maximum(growth, 0.0) * np.log(steps.densest)
+    network = np.where(steps.nodes > 1, network, -40.0)
+    norm = 1 + np.exp(np.clip(net_norm, -5, 3))
+    both: FloatArray = np.logaddexp(norm * local, norm * network) / norm
+    return both
+
+
+def judge_notebooks(folder: Path) -> Verdict:
+    """One GPU predicts two, from half of the builds of D2L's notebooks; equal numbers count once.
+
+    LeNet keeps its global batch (strong scaling), ResNet-18 its batch per device (weak).
+    """
+    builds: dict[tuple[str, ...], dict[float, float]] = defaultdict(dict)
+    for row in read_rows(folder / "throughput.csv", columns=_BUILT):
+        gpus, step_s = number(row, "gpus"), number(row, "step_time_s")
+        if "d2l-ai" in row["source"] and gpus and step_s:
+            key = (row["model"], *(row[n] for n in ("source", "path", "commit", "date")))
+            builds[key][gpus] = step_s
+    pairs: dict[str, set[tuple[float, float]]] = defaultdict(set)
+    for (model, *_), by_gpus in builds.items():
+        if 1.0 in by_gpus and 2.0 in by_gpus:
+            pairs[model].add((by_gpus[1.0], by_gpus[2.0]))
+    series: list[PublishedSeries] = []
+    skipped = []
+    for model, found in pairs.items():
+        if len(found) < _FEWEST_BUILDS:
+            skipped.append(f"{model}: {len(found)} builds with one and two GPUs")
+            continue
+        steps = np.array(sorted(found))
+        orders = [np.random.default_rng(seed).permutation(len(steps)) for seed in range(DRAWS)]
+        half = len(steps) // 2
+        series.append(
+            verdict(
+                "notebooks",
+                f"D2L {model}, 2 GPUs, {DRAWS} draws together",
+                [_second(steps[order[:half]], steps[order[half:]]) for order in orders],
+                fitted="both counts of half of the builds, one GPU of the others",
+                predicted="two GPUs of the others",
+                num_fitted=half,
+            )
+        )
+        series += filter(None, [judge_repeats(model, steps)])
+    return series, skipped
+
+
+def _second(known: FloatArray, unknown: FloatArray) -> Part:
+    """Steps on two GPUs from those on one, by the median ratio of known builds; shape ``(builds, 2)``."""
+    ratio = np.log(known[:, 1] / known[:, 0])
+    middle = np.median(ratio)
+    half = np.quantile(np.abs(ratio - middle), min(1.0, 0.9 * (1 + 1 / len(ratio))))
+    ours = unknown[:, 0] * np.exp(middle)
+    return Part(
+        measured=unknown[:, 1],
+        predicted={"perfmodel": ours, "as long as on one": unknown[:, 0]},
+        interval=(ours * np.exp(-half), ours * np.exp(half)),
+    )
+
+
+def judge_repeats(model: str, pairs: FloatArray) -> PublishedSeries | None:
+    """Scatter on two GPUs of builds that print the same step on one."""
+    groups = [pairs[pairs[:, 0] == single, 1] for single in np.unique(pairs[:, 0])]
+    alike = [group for group in groups if len(group) > 1]
+    if sum(map(len, alike)) < _FEWEST_BUILDS:
+        return None
+    return repeatability(
+        "notebooks",
+        f"scatter: builds of D2L {model} that print the same step on one GPU",
+        alike,
+        alike="builds of the same step",
+        fitted="the other builds with that step",
+        predicted="two GPUs of each",
+    )

@@ -1,0 +1,175 @@
+"""Published tables, the verdict on a series, and the plain models that ours stands beside."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from perfmodel.arrays import FloatArray
+from perfmodel.documents.verdicts import PublishedErrors, PublishedSeries
+from perfmodel.errors import InvalidDocument, why
+from validate.compare import summarise
+
+Row: TypeAlias = dict[str, str]
+Verdict: TypeAlias = tuple[list[PublishedSeries], list[str]]
+"""Series that were judged, and what was left out."""
+Three: TypeAlias = tuple[FloatArray, FloatArray, FloatArray]
+
+
+def read_rows(path: Path, *, columns: Sequence[str]) -> list[Row]:
+    """All rows of a CSV file.
+
+    Raises
+    ------
+    InvalidDocument
+        If the file is missing, or lacks a column.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InvalidDocument(f"{path}: table cannot be read: {why(error)}") from error
+    missing = [name for name in columns if not rows or name not in rows[0]]
+    if missing:
+        raise InvalidDocument(f"{path}: must have rows with column {missing[0]!r}, got none")
+    return rows
+
+
+def number(row: Mapping[str, str], name: str) -> float | None:
+    """A positive number, or None where the cell says nothing usable."""
+    try:
+        value = float(row[name])
+    except (ValueError, TypeError):
+        return None
+    return value if 0 < value < float("inf") else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Part:
+    """Measurements of one split beside what each method predicts; arrays of one shape."""
+
+    measured: FloatArray
+    predicted: Mapping[str, FloatArray]
+    """By method, ours first."""
+    interval: tuple[FloatArray, FloatArray] | None = None
+    """Both ends of our 90 % interval."""
+
+    @property
+    def covered(self) -> FloatArray:
+        """1 where the interval holds the measurement."""
+        assert self.interval is not None
+        low, high = self.interval
+        return ((low <= self.measured) & (self.measured <= high)).astype(float)
+
+
+def verdict(
+    source: str, name: str, parts: Sequence[Part], *, fitted: str, predicted: str, num_fitted: int
+) -> PublishedSeries:
+    """Errors of every method over all parts together; coverage belongs to the first, ours."""
+    measured = np.concatenate([part.measured for part in parts])
+    errors = []
+    for method in parts[0].predicted:
+        values = np.concatenate([part.predicted[method] for part in parts])
+        summary = summarise(values / measured - 1).model_dump(exclude={"num_settings"})
+        errors.append(PublishedErrors(method=method, coverage=None, **summary))
+    if parts[0].interval is not None:
+        coverage = float(np.concatenate([part.covered for part in parts]).mean())
+        errors[0] = errors[0].model_copy(update={"coverage": coverage})
+    return PublishedSeries(
+        source=source,
+        name=name,
+        fitted=fitted,
+        predicted=predicted,
+        num_fitted=num_fitted,
+        num_predicted=len(measured),
+        errors=tuple(errors),
+    )
+
+
+def repeatability(
+    source: str, name: str, groups: Sequence[FloatArray], *, alike: str, fitted: str, predicted: str
+) -> PublishedSeries:
+    """Scatter of runs that should be the same: the median of its group's others predicts each."""
+    others = [np.median(np.delete(group, one)) for group in groups for one in range(len(group))]
+    part = Part(measured=np.concatenate(groups), predicted={alike: np.array(others)})
+    return verdict(
+        source, name, [part], fitted=fitted, predicted=predicted, num_fitted=len(groups)
+    )
+
+
+def alpha_beta_ring(known: Three, size: FloatArray, ranks: FloatArray, op: str) -> FloatArray:
+    """Textbook ring, least squares on logarithms of known sizes, ranks and times. [s]
+
+    T = passes (n - 1) (alpha + size / n * beta)
+    """
+    passes = 2.0 if op == "all_reduce" else 1.0
+
+    def ring_s(p: FloatArray, s: FloatArray, n: FloatArray) -> FloatArray:
+        time_s: FloatArray = passes * (n - 1) * (np.exp(p[0]) + s / n * np.exp(p[1]))
+        return time_s
+
+    found = least_squares(
+        lambda p: np.log(ring_s(p, known[0], known[1]) / known[2]), np.log([1e-5, 1e-10])
+    ).x
+    return ring_s(found, size, ranks)
+
+
+def linear_scaling(
+    batch: FloatArray, gpus: FloatArray, step_s: FloatArray, at: FloatArray
+) -> FloatArray:
+    """Steps as long as on the fewest devices with the same batch. [s]"""
+    fewest = gpus == gpus.min()
+    order = np.argsort(batch[fewest])
+    logs = np.interp(np.log(at), np.log(batch[fewest][order]), np.log(step_s[fewest][order]))
+    steps_s: FloatArray = np.exp(logs)
+    return steps_s
+
+
+def usl(
+    batch: FloatArray, gpus: FloatArray, step_s: FloatArray, at: tuple[FloatArray, FloatArray]
+) -> FloatArray:
+    """Universal scalability law at other batches and device counts. [s]
+
+    step = linear (1 + s (n - 1) + k n (n - 1))    [Gunther 2007, chapter 4]
+    """
+
+    def slower(p: FloatArray, n: FloatArray) -> FloatArray:
+        factor: FloatArray = np.log1p(np.exp(p[0]) * (n - 1) + np.exp(p[1]) * n * (n - 1))
+        return factor
+
+    ratio = np.log(step_s / linear_scaling(batch, gpus, step_s, batch))
+    p = least_squares(lambda p: slower(p, gpus) - ratio, np.log([0.1, 1e-3])).x
+    return linear_scaling(batch, gpus, step_s, at[0]) * np.exp(slower(p, at[1]))
+
+
+def adaptdl(features: Three, step_s: FloatArray, at: Three) -> FloatArray:
+    """AdaptDL's seven parameters [Qiao et al. 2021, section 3.2], fitted to batch, nodes, devices. [s]
+
+    step = (compute^g + sync^g)^(1/g);  compute = a + b batch;  sync = c + d (devices - 2), in a node or not
+    """
+
+    def log_step(p: FloatArray, x: Three) -> FloatArray:
+        batch, nodes, gpus = x
+        a_c, b_c, a_r, b_r, a_n, b_n = np.exp(p[:6])
+        gamma = 1 + 9 / (1 + np.exp(-p[6]))
+        more = np.maximum(gpus - 2, 1e-8)
+        sync = np.where(nodes > 1, a_n + b_n * more, a_r + b_r * more)
+        sync = np.where(gpus > 1, sync, 1e-12)
+        logs: FloatArray = (
+            np.logaddexp(gamma * np.log(a_c + b_c * batch), gamma * np.log(sync)) / gamma
+        )
+        return logs
+
+    scale = np.log(np.median(step_s))
+    start = np.array([scale - 1, scale - 5, scale - 2, scale - 4, scale - 1, scale - 3, -1.0])
+
+    def residuals(p: FloatArray) -> FloatArray:
+        # Parameters that the data cannot tell stay where they are.
+        return np.concatenate([log_step(p, features) - np.log(step_s), 1e-3 * (p - start)])
+
+    found = least_squares(residuals, start, bounds=(-30, 10)).x
+    return np.exp(log_step(found, at))
