@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from validate.published.errors import compare_predictors
 
 from validate.compare import fraction, summarise, summarise_any
-from validate.published.errors import compare_predictors
 
 
 def test_a_summary_keeps_the_sign_in_the_bias_only() -> None:

@@ -99,7 +99,8 @@ def judge_mlperf(folder: Path) -> Verdict:
 
     How stages interleave is not told: once as if they did not, once layer by layer, which brackets it.
     """
-    series, bad = [], []
+    series: list[PublishedSeries] = []
+    bad: list[str] = []
     for interleave, meaning in _INTERLEAVES.items():
         runs, bad = mlperf_runs(folder, interleave=interleave)
         counts = np.unique(runs.jobs.devices)

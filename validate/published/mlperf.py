@@ -118,7 +118,9 @@ def read_points(folder: Path) -> dict[tuple[str, str], Points]:
         if batch and samples:
             rounds[row["benchmark"], row["round"]][batch].append(samples)
     return {
-        key: tuple(BatchPoint(batch=b, samples=float(np.median(batches[b]))) for b in sorted(batches))
+        key: tuple(
+            BatchPoint(batch=b, samples=float(np.median(batches[b]))) for b in sorted(batches)
+        )
         for key, batches in rounds.items()
     }
 

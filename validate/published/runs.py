@@ -255,9 +255,7 @@ def _playbook_job(row: Row) -> Job:
     v = _numbers(row, "dp", "tp", "pp", "micro_batch", "grad_accum", "seq_len")
     batch = v["dp"] * v["micro_batch"] * v["grad_accum"]
     if batch != _PLAYBOOK_BATCH:
-        raise _Unusable(
-            f"dp x micro_batch x grad_accum must be {_PLAYBOOK_BATCH}, got {batch:g}"
-        )
+        raise _Unusable(f"dp x micro_batch x grad_accum must be {_PLAYBOOK_BATCH}, got {batch:g}")
     layer_cost = 4 * hidden**2 + 3 * hidden * inner
     return {
         **balanced_stages(layers, v["pp"], head=131_072 * hidden / layer_cost),

@@ -7,7 +7,7 @@ smallest counts, or its smallest.
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
@@ -166,21 +166,12 @@ def _usable(rows: Sequence[Row]) -> Iterator[tuple[tuple[str, ...], float, float
         source, gpus = row["source"], number(row, "gpus")
         if row["kind"] != "measured" or gpus is None or any(x in source for x in _JUDGED_ELSEWHERE):
             continue
+        cost = _cost(row, gpus)
         each, together = number(row, "micro_batch"), number(row, "global_batch")
-        total, step_s = number(row, "throughput"), number(row, "step_time_s")
-        per_gpu = number(row, "throughput_per_gpu")
-        if total is not None:
-            cost = gpus / total
-        elif per_gpu is not None:
-            cost = 1 / per_gpu
-        elif step_s is not None and together is not None:
-            cost = gpus * step_s / together
-        else:
-            continue
         batch = "" if each is None else f"{each:g}"
         if together is not None:
             batch = f"{each or 0:g}, {together / gpus:g}"
-        if not (batch or row["scaling_kind"]):
+        if cost is None or not (batch or row["scaling_kind"]):
             continue
         # A source that holds every kind of model is divided into images and others.
         if "DeepLearningExamples" in source and not row["model"].startswith(_CONVOLUTIONAL):
@@ -191,6 +182,17 @@ def _usable(rows: Sequence[Row]) -> Iterator[tuple[tuple[str, ...], float, float
         told = layers.group() if layers else ""
         key = (source, row["model"], hardware, gpu, batch, told, *constant)
         yield key, gpus, cost, number(row, "gpus_per_node") or gpus
+
+
+def _cost(row: Row, gpus: float) -> float | None:
+    """Device-seconds per sample."""
+    names = ("throughput", "throughput_per_gpu", "step_time_s", "global_batch")
+    total, each, step_s, batch = (number(row, name) for name in names)
+    if total is not None:
+        return gpus / total
+    if each is not None:
+        return 1 / each
+    return None if step_s is None or batch is None else gpus * step_s / batch
 
 
 def judge_series(

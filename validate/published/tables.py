@@ -53,7 +53,7 @@ class Part:
     """Measurements of one split beside what each method predicts; arrays of one shape."""
 
     measured: FloatArray
-    predicted: Mapping[str, FloatArray]
+    predicted: dict[str, FloatArray]
     """By method, ours first."""
     interval: tuple[FloatArray, FloatArray] | None = None
     """Both ends of our 90 % interval."""
@@ -96,9 +96,7 @@ def repeatability(
     """Scatter of runs that should be the same: the median of its group's others predicts each."""
     others = [np.median(np.delete(group, one)) for group in groups for one in range(len(group))]
     part = Part(measured=np.concatenate(groups), predicted={alike: np.array(others)})
-    return verdict(
-        source, name, [part], fitted=fitted, predicted=predicted, num_fitted=len(groups)
-    )
+    return verdict(source, name, [part], fitted=fitted, predicted=predicted, num_fitted=len(groups))
 
 
 def alpha_beta_ring(known: Three, size: FloatArray, ranks: FloatArray, op: str) -> FloatArray:
@@ -112,10 +110,10 @@ def alpha_beta_ring(known: Three, size: FloatArray, ranks: FloatArray, op: str) 
         time_s: FloatArray = passes * (n - 1) * (np.exp(p[0]) + s / n * np.exp(p[1]))
         return time_s
 
-    found = least_squares(
-        lambda p: np.log(ring_s(p, known[0], known[1]) / known[2]), np.log([1e-5, 1e-10])
-    ).x
-    return ring_s(found, size, ranks)
+    def residuals(p: FloatArray) -> FloatArray:
+        return np.log(ring_s(p, known[0], known[1]) / known[2])
+
+    return ring_s(least_squares(residuals, np.log([1e-5, 1e-10])).x, size, ranks)
 
 
 def linear_scaling(
@@ -142,7 +140,11 @@ def usl(
         return factor
 
     ratio = np.log(step_s / linear_scaling(batch, gpus, step_s, batch))
-    p = least_squares(lambda p: slower(p, gpus) - ratio, np.log([0.1, 1e-3])).x
+
+    def residuals(p: FloatArray) -> FloatArray:
+        return slower(p, gpus) - ratio
+
+    p = least_squares(residuals, np.log([0.1, 1e-3])).x
     return linear_scaling(batch, gpus, step_s, at[0]) * np.exp(slower(p, at[1]))
 
 

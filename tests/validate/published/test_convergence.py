@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from perfmodel.errors import InvalidDocument
-from validate.published.convergence import judge
+from validate.published.mlperf import judge_convergence as judge
 
 Row = tuple[str, str, float, object, object]
 

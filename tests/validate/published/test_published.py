@@ -8,7 +8,8 @@ import pytest
 
 from perfmodel.engine.stragglers import expected_largest_deviate
 from perfmodel.errors import InvalidDocument, UsageError
-from validate.published import baselines, collectives, placements
+from validate.published import collectives, steps, tables
+from validate.published.collectives import Point, log_scatter, scatter
 from validate.published.published import judge_published
 
 LATENCY_S = 1e-5
@@ -78,7 +79,7 @@ def test_a_textbook_ring_is_recovered_by_both(tmp_path: Path) -> None:
 
 def test_steps_of_more_nodes_follow_from_two(tmp_path: Path) -> None:
     write(tmp_path / "steptime_placements.csv", placement_rows())
-    (series,), _ = placements.judge(tmp_path)
+    (series,), _ = steps.judge_placements(tmp_path)
     by_method = {entry.method: entry.mape for entry in series.errors}
     assert by_method["perfmodel"] < 0.05
     assert set(by_method) == {"perfmodel", "linear scaling", "USL", "AdaptDL"}
@@ -96,14 +97,14 @@ def test_all_devices_wait_for_the_slowest_of_them(tmp_path: Path) -> None:
         for row in placement_rows()
     ]
     write(tmp_path / "steptime_placements.csv", rows)
-    (series,), _ = placements.judge(tmp_path)
+    (series,), _ = steps.judge_placements(tmp_path)
     ours, *others = (entry.mape for entry in series.errors)
     assert ours < 0.03 < min(others)
 
 
 def test_linear_scaling_reads_the_fewest_devices() -> None:
     batch, gpus, step_s = (np.array(x) for x in ([1.0, 4.0, 1.0], [1.0, 1.0, 2.0], [1.0, 4.0, 9.0]))
-    found = baselines.linear_scaling(batch, gpus, step_s, np.array([2.0]))
+    found = tables.linear_scaling(batch, gpus, step_s, np.array([2.0]))
     assert found == pytest.approx([2.0])
 
 
@@ -118,17 +119,6 @@ def test_a_source_without_protocol_is_refused(tmp_path: Path) -> None:
         judge_published(tmp_path, ("weather",))
 
 
-def test_a_log_of_one_node_is_read_at_powers_of_two(tmp_path: Path) -> None:
-    path = tmp_path / "vtrain_allreduce.csv"
-    lines = ["size(B) count type time(ns) busbw(GB/s)"]
-    lines += [f"{size << 20} {size << 18} float {size * 1000} 23.72" for size in (1, 2, 3, 4)]
-    write(path, [{"source": "v", "ranks": 4, "raw": line} for line in lines])
-    ((key, rows),) = collectives._whole_log(path).items()
-    assert key == ("v", "one node", "all_reduce")
-    assert [row[:3] for row in rows] == [(size * 2**20, 4, 1) for size in (1, 2, 4)]
-    assert [row[3] for row in rows] == pytest.approx([1e-6, 2e-6, 4e-6])
-
-
 def test_every_table_that_was_judged_is_named_by_its_content(tmp_path: Path) -> None:
     write(tmp_path / "collectives.csv", ring_rows())
     lines = [f"{1 << k} 1 float {1000 + (1 << k)} 1.0" for k in range(10, 20)]
@@ -140,3 +130,26 @@ def test_every_table_that_was_judged_is_named_by_its_content(tmp_path: Path) -> 
     assert set(found.data_sha256) == {"collectives", "vtrain_allreduce"}
     assert {series.source for series in found.series} == set(found.data_sha256)
     assert found.skipped == (f"memory: {tmp_path / 'memory.csv'} is missing",)
+
+
+def test_a_log_that_rises_has_no_scatter() -> None:
+    rows = [Point(2.0**k, n, 1, 1e-5 * n * (1 + 2.0**k / 1e4)) for k in range(20) for n in (2, 4)]
+    assert log_scatter(rows) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_a_pair_that_falls_by_a_factor_lies_half_of_it_on_either_side() -> None:
+    """Of 4 timings two trade places by a factor of 4: log 2 for each of them, mean over all four."""
+    rows = [
+        Point(size, 2, 1, time_s)
+        for size, time_s in ((1.0, 1.0), (2.0, 8.0), (4.0, 2.0), (8.0, 16.0))
+    ]
+    assert log_scatter(rows) == pytest.approx(np.log(2) / np.sqrt(2))
+
+
+def test_repeats_and_timings_in_place_say_what_no_model_can_beat() -> None:
+    """Three repeats of 1, 4 and 16 s: the others' geometric means are 8, 4 and 2."""
+    rows = [Point(1.0, 8, 1, time_s, in_place_s=2 * time_s) for time_s in (1.0, 4.0, 16.0)]
+    found = scatter(rows)
+    assert found["the other repeats"] == pytest.approx([8.0, 4.0, 2.0])
+    assert found["timed in place"] == pytest.approx([2.0, 8.0, 32.0])
+    assert scatter([Point(1.0, 8, 1, 1.0)]) == {}

@@ -2,15 +2,21 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from perfmodel.cost.jobs import jobs_from
+from perfmodel.cost.jobs import Jobs, jobs_from
 from perfmodel.layout.layout import Layout
 from perfmodel.workload.transformer import Transformer
 from tests.validate.published.test_published import write
-from validate.published.large import judge_mlperf, twins
-from validate.published.large_rows import _balanced_stages, mlperf_runs, starves_a_stage
-from validate.published.memory import same_tensors
+from validate.published.large import (
+    area_under_curve,
+    judge_mlperf,
+    same_tensors,
+    smaller_than_one_that_ran,
+    twins,
+)
+from validate.published.runs import balanced_stages, mlperf_runs, starves_a_stage
 
 MODEL = Transformer(
     layers=16,
@@ -46,7 +52,7 @@ def test_stages_hold_what_filling_them_in_turn_gives(shape: tuple[int, float], s
     layers, head = shape
     pieces = filled(layers, stages, head)
     counts = [stage.count("layer") for stage in pieces]
-    found = _balanced_stages(layers, stages, head=head)
+    found = balanced_stages(layers, stages, head=head)
     with_head = next(index for index, stage in enumerate(pieces) if "head" in stage)
     assert found["first_layers"] == counts[0]
     assert found["most_layers"] == max(counts)
@@ -60,7 +66,7 @@ def test_a_stage_starves_if_pieces_run_out(stages: int) -> None:
 
 
 def test_without_a_pipeline_nothing_is_said() -> None:
-    assert _balanced_stages(16, 1, head=4.0) == {}
+    assert balanced_stages(16, 1, head=4.0) == {}
 
 
 def test_only_runs_that_hold_the_same_tensors_are_compared() -> None:
@@ -129,3 +135,24 @@ def test_layouts_of_fewer_devices_predict_those_of_more(tmp_path: Path) -> None:
     # Each device does the same work whatever their number.
     assert found[0].errors[0].mape < 0.05
     assert found[0].errors[0].coverage == 1.0
+
+
+def test_area_under_curve_by_hand() -> None:
+    # Of four pairs three are in order.
+    assert area_under_curve(np.array([1.0, 3.0]), np.array([2.0, 4.0])) == 0.75
+
+
+def test_a_failure_smaller_than_a_run_is_not_memory() -> None:
+    def jobs(*layouts: Layout) -> Jobs:
+        return jobs_from([(MODEL, x) for x in layouts], sequence=1024, devices_per_node=8)
+
+    ran = jobs(Layout(tp=2, dp=4, zero=1, micro_batch=4, accumulation=2))
+    failed = jobs(
+        Layout(tp=2, dp=8, zero=1, micro_batch=2, accumulation=2),
+        Layout(tp=2, dp=2, zero=1, micro_batch=2, accumulation=2),
+        Layout(tp=2, dp=8, zero=1, micro_batch=8, accumulation=2),
+        Layout(tp=1, dp=8, zero=1, micro_batch=2, accumulation=2),
+        Layout(tp=2, dp=8, zero=0, micro_batch=2, accumulation=2),
+    )
+    found = smaller_than_one_that_ran(failed, ran)
+    assert found.tolist() == [True, False, False, False, False]
