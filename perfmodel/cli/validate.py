@@ -310,7 +310,7 @@ def run_network(
     from perfmodel import checks
     from perfmodel.report.verdicts import network_size_table, network_table
     from perfmodel.report.wording import gate_lines
-    from validate.network import network as use_case
+    from validate.testbed import network as use_case
 
     checks.positive("--mbit", mbit)
     request = use_case.NetworkRequest(

@@ -3,7 +3,7 @@
 import fcntl
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from perfmodel.documents.verdicts import NetworkVerdict
 from perfmodel.errors import Interrupted, NotFeasible, UsageError
 from tests.turns import machine_is_held
 from tests.validate.testbed.played import serve
-from validate.network import network, plan, verdict
-from validate.testbed import campaign
+from validate.published.collectives import Point
+from validate.testbed import campaign, network
 from validate.testbed.counters import BUSY, STEAL
 
 #: Links of 25 MB/s; a message costs 30 us of CPU time that all ranks share.
@@ -86,18 +86,14 @@ def test_collectives_that_obey_the_law_are_predicted_almost_exactly(
 
 def test_nothing_is_judged_that_was_fitted() -> None:
     """Six sizes: three fitted, three between; 6 and 16 ranks are predicted whole."""
-    sizes = plan.sizes_bytes(plan.LINKS)[:6]
-    points = [
-        verdict.Point(world_size=n, size_bytes=size, rounds_s=(1.0,))
-        for n in plan.GROUPS
-        for size in sizes
-    ]
+    sizes = network.sizes_bytes(network.LINKS)[:6]
+    points = [network.point(n, size, (1.0,)) for n in network.GROUPS for size in sizes]
     found = {
         split.name: (
-            {(p.world_size, p.size_bytes) for p in points if split.is_fitted(p)},
-            {(p.world_size, p.size_bytes) for p in points if split.is_predicted(p)},
+            {(p.ranks, p.size_bytes) for p in points if split.is_fitted(p)},
+            {(p.ranks, p.size_bytes) for p in points if split.is_predicted(p)},
         )
-        for split in verdict.splits(sizes)
+        for split in network.splits(sizes)
     }
     assert all(not fitted & predicted for fitted, predicted in found.values())
     assert {n for n, _ in found["the largest group"][0]} == {2, 4, 8}
@@ -108,7 +104,7 @@ def test_nothing_is_judged_that_was_fitted() -> None:
 
 def test_rounds_are_medians_and_their_spread_is_the_error() -> None:
     """Rounds of 1, 2 and 4 s: median 2, standard deviation ln 2, of the median 1.2533 / sqrt 3 of it."""
-    point = verdict.Point(world_size=2, size_bytes=1024, rounds_s=(4.0, 1.0, 2.0))
+    point = network.point(2, 1024, (4.0, 1.0, 2.0))
     assert point.time_s == 2.0
     assert point.relative_error == pytest.approx(1.2533 * np.log(2) / np.sqrt(3), rel=1e-4)
 
@@ -116,19 +112,19 @@ def test_rounds_are_medians_and_their_spread_is_the_error() -> None:
 def test_errors_are_split_by_the_size_of_the_arrays() -> None:
     """Rounds of 1 and 2 s scatter by ln 2 / sqrt 2: their median by 1.2533 / sqrt 2 of that."""
 
-    def at(size_bytes: float, rounds_s: tuple[float, ...]) -> verdict.Point:
-        return verdict.Point(world_size=6, size_bytes=size_bytes, rounds_s=rounds_s)
+    def at(size_bytes: float, rounds_s: tuple[float, ...]) -> Point:
+        return network.point(6, size_bytes, rounds_s)
 
     points = (at(1024, (1.0, 2.0)), at(16_384, (1.0, 1.0)), at(2**20, (1.0, 1.0)))
     known = [at(size, (1.0, 1.0)) for size in (2048, 4096)]
-    split = verdict.blind_splits([1024])[1]
-    (judged,) = verdict.judge(
+    split = network.splits([1024], blind=True)[1]
+    (judged,) = network.judge(
         {("links", "all_reduce"): [*known, *points]},
         lambda _: (
-            replace(split, is_fitted=lambda p: p in known, is_predicted=lambda p: p in points),
+            split._replace(is_fitted=lambda p: p in known, is_predicted=lambda p: p in points),
         ),
     )
-    small, large = verdict.by_size([judged])
+    small, large = network.by_size([judged])
     assert small.name == "links: inside the range, up to 16 KiB"
     assert (small.errors.num_settings, large.errors.num_settings) == (2, 1)
     assert small.noise == pytest.approx(
@@ -196,17 +192,17 @@ def test_what_makes_no_sense_is_refused(cluster: LawfulCluster, tmp_path: Path) 
 def test_a_blind_campaign_predicts_before_it_measures(
     cluster: LawfulCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(plan.BUDGETS, plan.BLIND, 1)
-    known, judged = plan.settings(plan.BLIND, seed=1, mbit=100)
+    monkeypatch.setitem(network.BUDGETS, network.BLIND, 1)
+    known, judged = network.settings(network.BLIND, seed=1, mbit=100)
     with pytest.raises(Interrupted):
-        run(tmp_path, plan.BLIND, mbit=100.0, limit_s=1e-9)
+        run(tmp_path, network.BLIND, mbit=100.0, limit_s=1e-9)
     # Known settings alone: the predictions are there, and no run that they judge.
-    monkeypatch.setattr(network, "_predict", _stop_after(network._predict))
+    monkeypatch.setattr(network, "_write_predictions", _stop_after(network._write_predictions))
     with pytest.raises(StopIteration):
-        run(tmp_path, plan.BLIND, mbit=100.0, resume=True)
+        run(tmp_path, network.BLIND, mbit=100.0, resume=True)
     assert set(cluster.played) == {setting.name for setting in known}
     content = json.loads((tmp_path / "plan.json").read_text())
-    assert content["gates"] == verdict.LIMITS
+    assert content["gates"] == network.LIMITS
     assert len(content["predicted"]) == sum(len(setting.sizes_bytes) for setting in judged)
     for row in content["predicted"]:
         truth_s = lawful_s(row["collective"], row["size_bytes"], row["ranks"])
@@ -224,26 +220,26 @@ def _stop_after(act: Callable[..., None]) -> Callable[..., None]:
 def test_a_blind_campaign_is_judged_by_what_was_not_fitted(
     cluster: LawfulCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(plan.BUDGETS, plan.BLIND, 1)
-    document = run(tmp_path, plan.BLIND, mbit=100.0)
+    monkeypatch.setitem(network.BUDGETS, network.BLIND, 1)
+    document = run(tmp_path, network.BLIND, mbit=100.0)
     assert document.passed
     assert len(document.gates) == 2
     assert len(cluster.played) == len(set(cluster.played))
-    known, judged = plan.settings(plan.BLIND, seed=1, mbit=100)
+    known, judged = network.settings(network.BLIND, seed=1, mbit=100)
     assert not {s.name for s in known} & {s.name for s in judged}
     points = {(s.collective, s.fabric.num_ranks, size) for s in known for size in s.sizes_bytes}
     others = {(s.collective, s.fabric.num_ranks, size) for s in judged for size in s.sizes_bytes}
     assert not points & others
     assert sum(series.num_predicted for series in document.series) == len(others)
     with pytest.raises(UsageError, match=r"--mbit: must be as in .*plan.json, got 50"):
-        run(tmp_path, plan.BLIND, mbit=50.0, resume=True)
+        run(tmp_path, network.BLIND, mbit=50.0, resume=True)
     with pytest.raises(UsageError, match="--budget blind"):
         run(tmp_path / "other", mbit=100.0)
     with pytest.raises(UsageError, match=r"--budget: must be as in .*plan.json, got quick"):
         run(tmp_path, resume=True)
-    assert run(tmp_path, plan.BLIND, mbit=100.0, resume=True).series == document.series
+    assert run(tmp_path, network.BLIND, mbit=100.0, resume=True).series == document.series
     content = json.loads((tmp_path / "plan.json").read_text())
     content["predicted"][0]["time_s"] *= 1.01
     (tmp_path / "plan.json").write_text(json.dumps(content))
     with pytest.raises(UsageError, match="judge it with the version that wrote them"):
-        run(tmp_path, plan.BLIND, mbit=100.0, resume=True)
+        run(tmp_path, network.BLIND, mbit=100.0, resume=True)

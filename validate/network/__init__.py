@@ -1,1 +1,0 @@
-"""Real collectives of many ranks on this machine, judged beside the law of collectives."""
