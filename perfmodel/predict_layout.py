@@ -63,8 +63,8 @@ class Training:
     devices_per_node: int
     global_batch: int
     """Sequences per optimizer step."""
-    site_bytes_per_s: float | None = None
-    """Link between sites, all devices of a site together. [B/s]"""
+    data_centre_bytes_per_s: float | None = None
+    """Link between data centres, all devices of a data centre together. [B/s]"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -169,7 +169,7 @@ def layout_jobs(training: Training, layout: Layout, *, device: str | None = None
     NotFeasible
         Naming the first rule that is broken.
     UsageError
-        If the layout has several sites, and nothing is known of the link between them.
+        If the layout has several data centres, and nothing is known of the link between them.
     """
     shape = training.model.shape
     limits = Limits(
@@ -186,10 +186,12 @@ def layout_jobs(training: Training, layout: Layout, *, device: str | None = None
         sequence=training.model.sequence,
         devices_per_node=training.devices_per_node,
     )
-    if layout.sites > 1:
-        if training.site_bytes_per_s is None:
-            raise UsageError("--layout: sites > 1 must come with --site-link, such as 10Gbit/s")
-        jobs = replace(jobs, site_bytes_per_s=np.array([training.site_bytes_per_s]))
+    if layout.data_centres > 1:
+        if training.data_centre_bytes_per_s is None:
+            raise UsageError(
+                "--layout: data_centres > 1 must come with --data-centre-link, such as 10Gbit/s"
+            )
+        jobs = replace(jobs, data_centre_bytes_per_s=np.array([training.data_centre_bytes_per_s]))
     return jobs if device is None else _on_device(jobs, layout, device)
 
 
@@ -264,7 +266,7 @@ def _beyond_runs(model: InferredModel, jobs: Jobs) -> list[str]:
         ("offload", "offload: host memory is assumed to give each device 25 GB/s"),
         ("pipeline_inside", "stages side by side on a node (order)"),
         ("one_process", "one process for several devices"),
-        ("sites", "several sites"),
+        ("data_centres", "several data centres"),
     ):
         if getattr(jobs, name)[0] > getattr(runs, name).max():
             caveats.append(f"no run used {meaning}: the formula's effect of it is untested")
@@ -294,7 +296,7 @@ def _option_caveats(layout: Layout, jobs: Jobs, held: Sequence[int]) -> tuple[st
         )
     if layout.sync_every > 1:
         said.append(
-            "sites drift between exchanges: more steps may be needed, which is not predicted"
+            "data centres drift between exchanges: more steps may be needed, which is not predicted"
         )
     return tuple(said)
 

@@ -104,7 +104,7 @@ COMMAND_LINE = {
         "--profile",
         "--scaling",
         "--sequence-length",
-        "--site-link",
+        "--data-centre-link",
         "--timeline",
         "--trace",
         "--validation",

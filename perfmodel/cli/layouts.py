@@ -26,7 +26,7 @@ LAYOUT = typer.Option(
     help='Layout of a large model, such as "dp=8 tp=4 pp=2 zero=1 micro_batch=2"; with --model and a '
     "profile from calibrate --from-runs. --batch then counts sequences per step of all devices. Further "
     "keys: cp, ep, imbalance, accumulation, interleave, stage_layers, schedule, recompute, "
-    "sequence_parallel, shard, prefetch, overlap, offload, precision, order, one_process, sites, sync_every."
+    "sequence_parallel, shard, prefetch, overlap, offload, precision, order, one_process, data_centres, sync_every."
 )
 MODEL = typer.Option(help="Transformer: a Hugging Face config.json, or a name such as llama3-70b.")
 SEQUENCE = typer.Option(
@@ -37,8 +37,8 @@ SCHEDULER = typer.Option(
     help="Dask scheduler whose workers share the search, such as tcp://host:8786; needs the extra "
     "distributed."
 )
-SITE_LINK = typer.Option(
-    help="Bandwidth between sites, all devices of a site together, such as 10Gbit/s; with sites=2 in "
+DATA_CENTRE_LINK = typer.Option(
+    help="Bandwidth between data centres, all devices of one together, such as 10Gbit/s; with data_centres=2 in "
     "--layout."
 )
 TIMELINE = typer.Option(
@@ -82,7 +82,7 @@ class LargeFlags:
     sequence_length: int | None
     devices_per_node: int | None
     device_memory: str | None
-    site_link: str | None
+    data_centre_link: str | None
     timeline: Path | None
 
     def refuse_without_layout(self) -> None:
@@ -161,7 +161,7 @@ def asked_training(
         if large.devices_per_node is None
         else at_least_one("--devices-per-node", large.devices_per_node),
         global_batch=layout.global_batch,
-        site_bytes_per_s=_site_link(large.site_link, layout),
+        data_centre_bytes_per_s=_data_centre_link(large.data_centre_link, layout),
     )
 
 
@@ -214,14 +214,14 @@ def plan_parallelism(  # noqa: PLR0913 - one parameter per flag
     show_document(document, table, plan_lines(document), as_json=as_json)
 
 
-def _site_link(text: str | None, layout: "Layout") -> float | None:
+def _data_centre_link(text: str | None, layout: "Layout") -> float | None:
     if text is None:
         return None
-    if layout.sites == 1:
+    if layout.data_centres == 1:
         raise UsageError(
-            f"--site-link: must come with sites > 1 in --layout, got {text} on one site"
+            f"--data-centre-link: must come with data_centres > 1 in --layout, got {text} on one data centre"
         )
-    return bandwidth_bytes_per_s("--site-link", text)
+    return bandwidth_bytes_per_s("--data-centre-link", text)
 
 
 def capacity_bytes(text: str | None) -> int | None:

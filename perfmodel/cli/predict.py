@@ -9,13 +9,13 @@ import typer
 
 from perfmodel.cli.files import Sources
 from perfmodel.cli.layouts import (
+    DATA_CENTRE_LINK,
     LAYOUT,
     MEMORY,
     MODEL,
     ONLY_WITHOUT_LAYOUT,
     PER_NODE,
     SEQUENCE,
-    SITE_LINK,
     TIMELINE,
     Answers,
     LargeFlags,
@@ -80,14 +80,16 @@ def predict(  # noqa: PLR0913 - one parameter per flag
     sequence_length: Annotated[int | None, SEQUENCE] = None,
     devices_per_node: Annotated[int | None, PER_NODE] = None,
     device_memory: Annotated[str | None, MEMORY] = None,
-    site_link: Annotated[str | None, SITE_LINK] = None,
+    data_centre_link: Annotated[str | None, DATA_CENTRE_LINK] = None,
     timeline: Annotated[Path | None, TIMELINE] = None,
 ) -> None:
     """Predict speed-up and step time for any number of devices, or one layout of a large model."""
     if as_json and as_csv:
         raise UsageError("--json: excludes --csv, got both; --output writes JSON beside --csv")
     answers = Answers(as_json=as_json, as_csv=as_csv, output=output, plot=plot, trace=trace)
-    large = LargeFlags(model, sequence_length, devices_per_node, device_memory, site_link, timeline)
+    large = LargeFlags(
+        model, sequence_length, devices_per_node, device_memory, data_centre_link, timeline
+    )
     if layout is not None:
         refuse_typed(context, ONLY_WITHOUT_LAYOUT, beside="--layout")
         only = None if devices == DEFAULT_DEVICES else device_counts(devices)

@@ -11,8 +11,8 @@ from perfmodel.cost.collectives import ring_share
 from perfmodel.cost.jobs import Column, Jobs
 from perfmodel.cost.parameters import FittedParameters
 
-SITE_BYTES: Final = 4.0
-"""Bytes per parameter that sites exchange: differences of weights in 32 bit (arXiv 2311.08105)."""
+DATA_CENTRE_BYTES: Final = 4.0
+"""Bytes per parameter that data centres exchange: differences of weights in 32 bit (arXiv 2311.08105)."""
 HOST_GRADIENT_BYTES: Final = 4.0
 """Bytes per gradient on the way to the host."""
 HOST_UPDATE_BYTES: Final = 28.0
@@ -129,14 +129,19 @@ def threads_s(jobs: Jobs, fitted: FittedParameters) -> Column:
     return 2 * replicate_s(jobs, fitted) + outputs_s(jobs, fitted)
 
 
-def sites_s(jobs: Jobs) -> Column:
-    """Share of one step in the exchange between sites, which nothing hides. [s]
+def data_centres_s(jobs: Jobs) -> Column:
+    """Share of one step in the exchange between data centres, which nothing hides. [s]
 
-    Every parameter crosses the link once each way of a ring, in 32 bit; all devices of a site share it.
+    Every parameter crosses the link once each way of a ring, in 32 bit; all devices of a data centre share it.
     """
     model = jobs.layers * jobs.layer_parameters
     model = model + (2 - jobs.tied) * jobs.vocabulary * jobs.hidden
-    crossing = ring_share(jobs.sites, passes=2) * SITE_BYTES * model / jobs.site_bytes_per_s
+    crossing = (
+        ring_share(jobs.data_centres, passes=2)
+        * DATA_CENTRE_BYTES
+        * model
+        / jobs.data_centre_bytes_per_s
+    )
     return np.asarray(crossing / jobs.sync_every)
 
 

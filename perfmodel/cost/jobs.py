@@ -25,11 +25,13 @@ SINGLE_BYTES: Final = 4.0
 USUAL: Final[Mapping[str, float]] = MappingProxyType(
     {
         **dict.fromkeys(("experts", "experts_per_token", "ep", "imbalance"), 1.0),
-        **dict.fromkeys(("overlapped", "prefetch", "sites", "sync_every", "matmul_ratio"), 1.0),
+        **dict.fromkeys(
+            ("overlapped", "prefetch", "data_centres", "sync_every", "matmul_ratio"), 1.0
+        ),
         **dict.fromkeys(("shard", "one_process", "offload", "parameter_offload"), 0.0),
         **dict.fromkeys(("pipeline_inside", "first_layers", "most_layers", "last_layers"), 0.0),
         "element_bytes": HALF_BYTES,
-        "site_bytes_per_s": 1.25e9,
+        "data_centre_bytes_per_s": 1.25e9,
         "host_bytes_per_s": 25e9,
     }
 )
@@ -82,10 +84,10 @@ class Jobs:
     pipeline_inside: Column
     """Stages stand side by side on a node and replicas far from each other, not the other way round."""
     one_process: Column
-    sites: Column
+    data_centres: Column
     sync_every: Column
-    site_bytes_per_s: Column
-    """Of the link between sites, all devices together. [B/s]"""
+    data_centre_bytes_per_s: Column
+    """Of the link between data centres, all devices together. [B/s]"""
     host_bytes_per_s: Column
     """Between a device and the memory of its host, each direction. [B/s]"""
     first_layers: Column
@@ -120,8 +122,8 @@ class Jobs:
 
     @property
     def replicas(self) -> Column:
-        """Ranks of one site that hold the same layers before any sharding."""
-        return self.dp * self.cp / self.sites
+        """Ranks of one data centre that hold the same layers before any sharding."""
+        return self.dp * self.cp / self.data_centres
 
     @property
     def shards(self) -> Column:
@@ -233,7 +235,7 @@ def _layout_columns(layout: Layout, layers: int) -> dict[str, float]:
     same = (
         *("dp", "tp", "pp", "cp", "ep", "zero", "micro_batch", "accumulation", "interleave"),
         *("sequence_parallel", "imbalance", "shard", "prefetch", "one_process"),
-        *("sites", "sync_every"),
+        *("data_centres", "sync_every"),
     )
     stages = layout.stages(layers) if layout.stage_layers or layers % layout.pp else (0,)
     return {

@@ -42,7 +42,7 @@ SINGLE: Final = StateBytes(parameter=4.0, gradient=4.0, optimizer=8.0, element=4
 LOGIT_COPIES_BYTES: Final = 12.0
 """Beside the logits their log-softmax, its gradient and their own in 32 bit, as eager torch has. [B]"""
 OUTER_BYTES: Final = 8.0
-"""Per parameter of a site that seldom meets others: last common weights and momentum (arXiv 2311.08105)."""
+"""Per parameter of a data centre that seldom meets others: last common weights and momentum (arXiv 2311.08105)."""
 
 #: Peaks of 1,018 published runs of one framework (nanotron, playbook) against this formula: within 3 %
 #: without tensor and pipeline parallelism, spread by 0.2 to 0.25 in log with them.

@@ -16,13 +16,13 @@ from perfmodel.cost.exchanges import (
     all_gather_s,
     all_to_all_s,
     context_s,
+    data_centres_s,
     data_s,
     offload_s,
     outputs_s,
     p2p_s,
     replicas_reduce_s,
     replicate_s,
-    sites_s,
     tensor_collective_s,
     threads_s,
     upload_s,
@@ -68,8 +68,8 @@ class StepPieces:
     """Beyond perfect overlap: per step for gradients, per micro-batch for sharded parameters."""
     optimizer_s: Column
     offload_s: Column
-    sites_s: Column
-    """Share of one step in an exchange between sites."""
+    data_centres_s: Column
+    """Share of one step in an exchange between data centres."""
     replicate_s: Column
     """Parameters of one process to its devices, or gradients back."""
     outputs_s: Column
@@ -95,7 +95,7 @@ class StepParts:
     pipeline_s: Column
     """Filling and draining the pipeline, point-to-point sends between stages."""
     data_s: Column
-    """Gradients and sharded parameters, as far as they are not hidden; exchanges of sites and threads."""
+    """Gradients and sharded parameters, as far as they are not hidden; exchanges of data centres and threads."""
     other_s: Column
     """Optimizer, its way to the host and back, fixed costs, slower devices among many."""
 
@@ -143,7 +143,7 @@ def step_parts(jobs: Jobs, fitted: FittedParameters) -> StepParts:
     fill = _fill(jobs, layer) * others + 2 * (jobs.pp * jobs.interleave - 1) * hop
     slowest = count * both + fixed + ends
     handing = (jobs.accumulation - 1) * _waiting_for_hops_s(jobs, hop, slowest, others)
-    data = _exposed_s(jobs, fitted, hiding_s=_hiding_s(jobs, layer)) + sites_s(jobs)
+    data = _exposed_s(jobs, fitted, hiding_s=_hiding_s(jobs, layer)) + data_centres_s(jobs)
     optimizer = _optimizer_s(jobs, fitted) + offload_s(jobs) + fitted["step_s"]
     slower = _slower(jobs, fitted)
     compute = jobs.accumulation * (count * each + fixed + ends)
@@ -232,7 +232,7 @@ def step_pieces(jobs: Jobs, fitted: FittedParameters) -> StepPieces:
         contention_s=np.where(jobs.zero >= 3, sharded, replicated),
         optimizer_s=_optimizer_s(jobs, fitted) + fitted["step_s"],
         offload_s=offload_s(jobs),
-        sites_s=sites_s(jobs),
+        data_centres_s=data_centres_s(jobs),
         replicate_s=replicate_s(jobs, fitted),
         outputs_s=outputs_s(jobs, fitted),
         slower=1 + _slower(jobs, fitted),
@@ -473,7 +473,7 @@ def unit_times(layout: Layout, jobs: Jobs, fitted: FittedParameters) -> dict[Cau
         Cause.ALL_GATHER: gathered,
         Cause.REDUCE_SCATTER: found.scatter_s if sharded else found.data_s / 2,
         Cause.OFFLOAD: found.offload_s,
-        Cause.SITES: found.sites_s,
+        Cause.DATA_CENTRES: found.data_centres_s,
         Cause.CONTENTION: found.contention_s * (layout.accumulation if sharded else 1),
         Cause.OPTIMIZER: found.optimizer_s,
     }

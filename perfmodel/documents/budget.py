@@ -68,7 +68,7 @@ class Purchase(Record):
     idle_power_fraction: Share
     """Power when idle over power at work."""
     pue: Annotated[float, Field(ge=1, le=5)]
-    """Power of the site over power of the machines."""
+    """Power of the data centre over power of the machines."""
     energy_price: Price
     staff_price: Price
     upkeep_fraction: Share = 0.0
@@ -102,7 +102,7 @@ class Rental(Record):
 
 
 class Egress(Record):
-    """Data that leaves a rented site."""
+    """Data that leaves a rented data centre."""
 
     gigabytes_per_year: NonNegativeFloat
     price: Price

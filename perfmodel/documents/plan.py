@@ -110,7 +110,7 @@ class Limits(Record):
     budget: PositiveFloat | None = None
     """In the currency of the prices."""
     power_kw: PositiveFloat | None = None
-    """Of all devices, with the site's share. [kW]"""
+    """Of all devices, with the data centre's share. [kW]"""
 
 
 class Failures(Record):
@@ -256,7 +256,7 @@ class Option(Record):
 
     @property
     def power_w(self) -> float:
-        """Per device with the site's share; 0 if nothing is said. [W]"""
+        """Per device with the data centre's share; 0 if nothing is said. [W]"""
         return (self.power_per_device_w or 0.0) * self.pue
 
 
@@ -351,7 +351,7 @@ class PlanRow(Record):
     cost: Interval
     """In the currency of the plan."""
     energy_kwh: float | None
-    """Nominal, with the site's share; None if the plan gives no power. [kWh]"""
+    """Nominal, with the data centre's share; None if the plan gives no power. [kWh]"""
     power_kw: float | None
     deadline_probability: Share
     probability: Share

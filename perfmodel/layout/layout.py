@@ -103,10 +103,10 @@ class Layout:
     order: Order = Order.DATA_INSIDE
     one_process: bool = False
     """torch's DataParallel: threads of one process behind one interpreter lock."""
-    sites: int = 1
+    data_centres: int = 1
     """Places with a thin link between them, over which the replicas are divided."""
     sync_every: int = 1
-    """Steps between two exchanges of sites (local SGD)."""
+    """Steps between two exchanges of data centres (local SGD)."""
     stage_layers: tuple[int, ...] = ()
     """Layers of each pipeline stage; empty: as even as possible, fewer at the ends."""
 
@@ -125,8 +125,8 @@ class Layout:
 
     @property
     def replicas(self) -> int:
-        """Ranks of one site that hold the same layers before any sharding."""
-        return self.dp * self.cp // self.sites
+        """Ranks of one data centre that hold the same layers before any sharding."""
+        return self.dp * self.cp // self.data_centres
 
     @property
     def shards(self) -> int:
@@ -206,7 +206,7 @@ def _sharding_rules(layout: Layout) -> tuple[tuple[bool, str], ...]:
         (layout.shard > 0 and layout.zero != 3, f"shard must come with zero=3, got {layout.zero}"),
         (
             layout.shard > 0 and replicas % layout.shard != 0,
-            f"shard must divide the {replicas} replicas (dp x cp of one site), got {layout.shard}",
+            f"shard must divide the {replicas} replicas (dp x cp of one data centre), got {layout.shard}",
         ),
         (
             layout.shard > 0 and layout.ep > 1,
@@ -226,7 +226,7 @@ def _sharding_rules(layout: Layout) -> tuple[tuple[bool, str], ...]:
         ),
         (
             replicas % layout.ep != 0,
-            f"ep must divide the {replicas} replicas (dp x cp of one site), got {layout.ep}",
+            f"ep must divide the {replicas} replicas (dp x cp of one data centre), got {layout.ep}",
         ),
         (layout.imbalance < 1, f"imbalance must be >= 1, got {layout.imbalance:g}"),
         (
@@ -241,22 +241,22 @@ def _sharding_rules(layout: Layout) -> tuple[tuple[bool, str], ...]:
 
 
 def _other_rules(layout: Layout) -> tuple[tuple[bool, str], ...]:
-    alone = layout.tp * layout.pp * layout.cp * layout.ep * layout.sites == 1
+    alone = layout.tp * layout.pp * layout.cp * layout.ep * layout.data_centres == 1
     threads = "one_process=yes (DataParallel)"
     return (
         (
-            layout.dp % layout.sites != 0,
-            f"sites must divide the {layout.dp} replicas (dp), got {layout.sites}",
+            layout.dp % layout.data_centres != 0,
+            f"data_centres must divide the {layout.dp} replicas (dp), got {layout.data_centres}",
         ),
         (
-            layout.sync_every > 1 and layout.sites == 1,
-            f"sync_every must be 1 on one site, got {layout.sync_every}; add sites=2",
+            layout.sync_every > 1 and layout.data_centres == 1,
+            f"sync_every must be 1 on one data centre, got {layout.sync_every}; add data_centres=2",
         ),
         (
             layout.one_process and not alone,
             (
-                f"{threads} excludes tp, pp, cp, ep and sites above 1, got {layout.tp}, {layout.pp}, "
-                f"{layout.cp}, {layout.ep} and {layout.sites}"
+                f"{threads} excludes tp, pp, cp, ep and data_centres above 1, got {layout.tp}, {layout.pp}, "
+                f"{layout.cp}, {layout.ep} and {layout.data_centres}"
             ),
         ),
         (
@@ -273,7 +273,7 @@ def _other_rules(layout: Layout) -> tuple[tuple[bool, str], ...]:
 
 _NUMBERS: Final = (
     "dp", "tp", "pp", "cp", "ep", "zero", "micro_batch", "accumulation", "interleave",
-    "shard", "prefetch", "sites", "sync_every",
+    "shard", "prefetch", "data_centres", "sync_every",
 )  # fmt: skip
 _AT_LEAST_ONE: Final = tuple(name for name in _NUMBERS if name not in {"zero", "shard", "prefetch"})
 _KEYS: Final = (

@@ -1,7 +1,7 @@
 """A cluster as tiers of links, from the devices of a node outwards; it knows rates, never seconds of work.
 
-A tier joins equal members: devices to a node, nodes to a pod, sites over a WAN. Each member has its
-own links into the tier: NVLink of a device, adapters ("rails") of a node, the WAN line of a site.
+A tier joins equal members: devices to a node, nodes to a pod, data centres over a WAN. Each member has its
+own links into the tier: NVLink of a device, adapters ("rails") of a node, the WAN line of a data centre.
 """
 
 import math

@@ -87,7 +87,7 @@ def setup_cost(option: Option) -> float:
 
 
 def power_kw(option: Option, count: int | IntArray) -> Samples:
-    """Of all devices with the site's share; 0 if nothing is said. [kW]"""
+    """Of all devices with the data centre's share; 0 if nothing is said. [kW]"""
     return np.asarray(count * option.power_w / KILOWATT_W, dtype=float)
 
 

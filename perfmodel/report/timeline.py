@@ -41,7 +41,13 @@ _COMMUNICATION: Final = {
     "tensor, context, experts": (COLOURS[6], {Cause.TENSOR}),
     "gradients, parameters": (
         COLOURS[1],
-        {Cause.ALL_REDUCE, Cause.ALL_GATHER, Cause.REDUCE_SCATTER, Cause.BROADCAST, Cause.SITES},
+        {
+            Cause.ALL_REDUCE,
+            Cause.ALL_GATHER,
+            Cause.REDUCE_SCATTER,
+            Cause.BROADCAST,
+            Cause.DATA_CENTRES,
+        },
     ),
     "point-to-point send": ("#8C564B", {Cause.P2P}),
 }

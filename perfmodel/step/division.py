@@ -366,7 +366,7 @@ def _refuse_untraced(trace: SymbolicStep, layout: Layout, *, num_blocks: int) ->
     rules = (
         (layout.one_process, "one_process=yes (DataParallel) is not modelled"),
         (layout.offload is not Offload.NONE, f"offload={layout.offload} is not modelled"),
-        (layout.sites > 1, f"sites must be 1, got {layout.sites}"),
+        (layout.data_centres > 1, f"data_centres must be 1, got {layout.data_centres}"),
         (layout.shard > 0, f"shard must be 0 (no HSDP), got {layout.shard}"),
         (layout.cp > 1, f"cp must be 1, got {layout.cp}"),
         (layout.ep > 1, f"ep must be 1, got {layout.ep}"),

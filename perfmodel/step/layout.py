@@ -354,8 +354,8 @@ class _Builder:
         if self.layout.offload is not Offload.NONE:
             waits = (self._put(stage, last, Cause.OFFLOAD, after=waits),)
         end = self._put(stage, last, Cause.OPTIMIZER, after=waits)
-        if self.layout.sites > 1:
-            self._put(stage, last, Cause.SITES, stream=Stream.COMM, after=(end,))
+        if self.layout.data_centres > 1:
+            self._put(stage, last, Cause.DATA_CENTRES, stream=Stream.COMM, after=(end,))
 
     def _forward(self, stage: int, work: Work, after: tuple[int, ...]) -> None:
         layout = self.layout

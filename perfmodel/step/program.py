@@ -57,8 +57,8 @@ class Cause(enum.StrEnum):
     """What compute and collectives lose by running beside each other."""
     OFFLOAD = "offload"
     """Gradients to the host, its update, parameters back."""
-    SITES = "sites"
-    """Exchange between sites, the share of one step."""
+    DATA_CENTRES = "data_centres"
+    """Exchange between data centres, the share of one step."""
 
 
 class Operation(NamedTuple):

@@ -69,17 +69,17 @@ def options(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
         chosen["prefetch"] = draw(st.sampled_from([0, 1, 2]))
         chosen["shard"] = draw(st.sampled_from([0, 1, 2])) if layout.dp > 1 else 0
     if layout.dp > 1 and not chosen.get("shard"):
-        chosen["sites"] = draw(st.sampled_from([1, 2]))
+        chosen["data_centres"] = draw(st.sampled_from([1, 2]))
         chosen["ep"] = draw(st.sampled_from([1, 2, 8]))
-    chosen |= draw(placements(layout, sites=chosen.get("sites", 1)))
+    chosen |= draw(placements(layout, data_centres=chosen.get("data_centres", 1)))
     if layout.pp > 1 and layout.interleave == 1:
         chosen["stage_layers"] = draw(st.sampled_from([(), _uneven(layout.pp)]))
-    replicas = layout.dp // chosen.get("sites", 1)
+    replicas = layout.dp // chosen.get("data_centres", 1)
     if replicas % chosen.get("ep", 1):
         chosen["ep"] = 1
     if chosen.get("ep", 1) > 1:
         chosen["imbalance"] = draw(st.sampled_from([1.0, 1.5]))
-    if chosen.get("sites", 1) > 1:
+    if chosen.get("data_centres", 1) > 1:
         chosen["sync_every"] = draw(st.sampled_from([1, 50]))
     offloads = [Offload.NONE, Offload.OPTIMIZER]
     chosen["offload"] = draw(
@@ -89,12 +89,12 @@ def options(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
 
 
 @st.composite
-def placements(draw: st.DrawFn, layout: Layout, *, sites: int) -> dict[str, Any]:
+def placements(draw: st.DrawFn, layout: Layout, *, data_centres: int) -> dict[str, Any]:
     """Where ranks stand, and whether gradients hide, where that means something."""
     chosen: dict[str, Any] = {}
     if layout.pp > 1:
         chosen["order"] = draw(st.sampled_from(Order))
-    if layout.dp // sites > 1 and layout.zero < 3:
+    if layout.dp // data_centres > 1 and layout.zero < 3:
         chosen["overlap"] = draw(st.booleans())
     return chosen
 

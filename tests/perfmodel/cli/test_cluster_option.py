@@ -37,9 +37,9 @@ def predicted(machine: str, cluster: str, devices: str) -> dict[str, object]:
 
 
 def test_a_prediction_names_the_cluster_its_bottleneck_link_and_the_tail(machine: str) -> None:
-    cluster = str(ROOT / "docs/clusters/two-sites.toml")
+    cluster = str(ROOT / "docs/clusters/two-data-centres.toml")
     document = predicted(machine, cluster, "8,64")
-    assert document["cluster"] == "2 sites of 4 x 8 H100"
+    assert document["cluster"] == "2 data centres of 4 x 8 H100"
     points = document["points"]
     assert isinstance(points, list)
     assert points[0]["bottleneck_link"].startswith("node")

@@ -72,18 +72,18 @@ def test_the_table_says_evidence_and_caveats(run: Run, inferred: Path) -> None:
     assert "caveat: 4096 devices, more than the 8 of any run" in result.stdout
 
 
-def test_experts_on_two_sites_are_predicted_and_drawn(
+def test_experts_on_two_data_centres_are_predicted_and_drawn(
     run: Run, inferred: Path, tmp_path: Path
 ) -> None:
     result = run(
         *("predict", "--profile", inferred, "--model", "mixtral-8x7b", "--batch", "64"),
-        *("--layout", "dp=16 tp=2 pp=3 ep=8 zero=1 imbalance=1.2 sites=2 sync_every=50"),
-        *("--site-link", "10Gbit/s", "--timeline", tmp_path / "step.html"),
+        *("--layout", "dp=16 tp=2 pp=3 ep=8 zero=1 imbalance=1.2 data_centres=2 sync_every=50"),
+        *("--data-centre-link", "10Gbit/s", "--timeline", tmp_path / "step.html"),
     )
     assert result.exit_code == 0, result
     assert "batch: 64 sequences of 4,096 tokens per step" in result.stdout
     assert "caveat: uneven stages: 11, 11, 10 layers" in result.stdout
-    assert "caveat: sites drift" in result.stdout
+    assert "caveat: data centres drift" in result.stdout
     assert "stage 2" in (tmp_path / "step.html").read_text()
 
 
@@ -119,11 +119,15 @@ def test_a_cluster_is_searched(run: Run, inferred: Path, config: Path, tmp_path:
         ),
         (("--layout", "dp=2", "--model", "gpt2", "--timeline", "a.gif"), 2, ".png, .svg or .html"),
         (("--timeline", "a.png"), 2, "must come with --layout"),
-        (("--layout", "dp=2 sites=2", "--model", "gpt2-xl"), 2, "must come with --site-link"),
         (
-            ("--layout", "dp=2", "--model", "gpt2-xl", "--site-link", "10Gbit/s"),
+            ("--layout", "dp=2 data_centres=2", "--model", "gpt2-xl"),
             2,
-            "must come with sites > 1",
+            "must come with --data-centre-link",
+        ),
+        (
+            ("--layout", "dp=2", "--model", "gpt2-xl", "--data-centre-link", "10Gbit/s"),
+            2,
+            "must come with data_centres > 1",
         ),
         (
             ("--layout", "dp=4", "--model", "gpt2-xl", "--devices-per-node", "0"),

@@ -1,4 +1,4 @@
-"""Exchanges and options by hand: experts, groups of shards, sites, offload, one process, precision."""
+"""Exchanges and options by hand: experts, groups of shards, data centres, offload, one process, precision."""
 
 from dataclasses import replace
 
@@ -7,13 +7,13 @@ import pytest
 
 from perfmodel.cost.exchanges import (
     all_to_all_s,
+    data_centres_s,
     data_s,
     offload_s,
     outputs_s,
     p2p_s,
     replicas_reduce_s,
     replicate_s,
-    sites_s,
 )
 from perfmodel.cost.jobs import Jobs, jobs_from
 from perfmodel.cost.layout_memory import rank_memory
@@ -103,11 +103,13 @@ def test_groups_of_shards_sum_their_pieces_between_nodes() -> None:
 
 
 def test_sites_exchange_all_parameters_now_and_then() -> None:
-    jobs = replace(jobs_of("dp=16 sites=2 sync_every=100"), site_bytes_per_s=np.array([1.25e9]))
-    assert sites_s(jobs)[0] == pytest.approx(2 * 1 / 2 * 4 * ALL / 1.25e9 / 100)
+    jobs = replace(
+        jobs_of("dp=16 data_centres=2 sync_every=100"), data_centre_bytes_per_s=np.array([1.25e9])
+    )
+    assert data_centres_s(jobs)[0] == pytest.approx(2 * 1 / 2 * 4 * ALL / 1.25e9 / 100)
     parts = step_parts(jobs, LATENTS)
     alone = step_parts(jobs_of("dp=8"), LATENTS)
-    assert parts.data_s[0] - alone.data_s[0] == pytest.approx(sites_s(jobs)[0])
+    assert parts.data_s[0] - alone.data_s[0] == pytest.approx(data_centres_s(jobs)[0])
     extra = rank_memory(jobs, 0).optimizer_bytes - rank_memory(jobs_of("dp=8"), 0).optimizer_bytes
     assert extra[0] == 8 * ALL
 

@@ -170,7 +170,7 @@ def test_a_broadcast_doubles_in_every_tier() -> None:
 @st.composite
 def clusters(draw: st.DrawFn) -> Cluster:
     tiers, inner = [], "device"
-    for name in ("node", "pod", "site")[: draw(st.integers(1, 3))]:
+    for name in ("node", "pod", "data_centre")[: draw(st.integers(1, 3))]:
         tiers.append(
             tier(
                 name,

@@ -18,7 +18,7 @@ from tests.perfmodel.traces import WORKLOAD, traced
 
 CLUSTERS = Path(__file__).parents[3] / "docs/clusters"
 ETHERNET = str(CLUSTERS / "ethernet.toml")
-SITES = str(CLUSTERS / "two-sites.toml")
+DATA_CENTRES = str(CLUSTERS / "two-data-centres.toml")
 
 
 def test_a_cluster_that_is_set_is_that_of_predict() -> None:
@@ -60,7 +60,7 @@ def test_a_faster_uplink_is_what_its_file_would_say(tmp_path: Path) -> None:
 def test_a_faster_line_is_never_slower() -> None:
     machine = profile(Machine(s_per_byte=1e-11, latency_s=1e-5))
     rates = [{"cluster.bandwidth": f"wan:{rate}Gb/s"} for rate in (0.1, 1, 10, 100, 400, 800)]
-    _, *found = pm.whatif(machine, "heavy", *rates, devices=64, cluster=SITES).scenarios
+    _, *found = pm.whatif(machine, "heavy", *rates, devices=64, cluster=DATA_CENTRES).scenarios
     steps_s = [entry.point.step_s.nominal for entry in found]
     assert steps_s == sorted(steps_s, reverse=True)
     assert steps_s[0] > 2 * steps_s[-1]

@@ -139,7 +139,7 @@ def test_full_recomputation_adds_the_forward_pass_of_the_blocks(prices: Operator
     [
         ("dp=8 one_process=yes", "DataParallel"),
         ("dp=8 zero=1 offload=optimizer", "offload=optimizer"),
-        ("dp=8 sites=2", "sites must be 1"),
+        ("dp=8 data_centres=2", "data_centres must be 1"),
         ("dp=8 zero=3 shard=4", "no HSDP"),
         ("pp=2 accumulation=4 schedule=zero_bubble", "schedule must be"),
         ("cp=2", "cp must be 1"),
