@@ -17,8 +17,9 @@ from calibrate.task import (
     Task,
     TraceTask,
 )
+from perfmodel.documents.observation import RunSetting
 from perfmodel.errors import UsageError
-from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.layout.layout import Synchronisation
 from perfmodel.units import GIB, KIB, MIB, Seconds
 
 
@@ -218,7 +219,7 @@ class Experiment:
                     f"--models: must be among {', '.join(REFERENCE_MODELS)}, got {model!r}"
                 )
 
-    def settings(self) -> tuple[tuple[Setting, ...], ...]:
+    def settings(self) -> tuple[tuple[RunSetting, ...], ...]:
         """Settings to run, grouped into blocks whose members differ only in synchronisation."""
         return tuple(
             self._block(model, micro_batch)
@@ -230,8 +231,8 @@ class Experiment:
         """Micro-batch sizes that the budget affords, ascending."""
         return tuple(sorted(_MICRO_BATCHES[self.device_kind][model][: self.budget.num_batches]))
 
-    def _block(self, model: str, micro_batch: int) -> tuple[Setting, ...]:
-        single = Setting(
+    def _block(self, model: str, micro_batch: int) -> tuple[RunSetting, ...]:
+        single = RunSetting(
             workload=model,
             world_size=1,
             micro_batch=micro_batch,
@@ -241,10 +242,10 @@ class Experiment:
         caps_mb = BUCKET_CAPS_MB if is_varied else BUCKET_CAPS_MB[:1]
         # One rank under DDP pays for buckets and hooks, but communicates nothing.
         wrapped = (
-            [Setting(workload=model, world_size=1, micro_batch=micro_batch)] if is_varied else []
+            [RunSetting(workload=model, world_size=1, micro_batch=micro_batch)] if is_varied else []
         )
         parallel = [
-            Setting(
+            RunSetting(
                 workload=model,
                 world_size=world_size,
                 micro_batch=micro_batch,
@@ -327,7 +328,7 @@ class Experiment:
                 name=f"{index}: checkpoint {model}", round=index, workload=model, repeats=1
             )
 
-    def _step(self, setting: Setting, index: int) -> Task:
+    def _step(self, setting: RunSetting, index: int) -> Task:
         return StepTask(
             name=f"{index}: {setting.label}",
             round=index,

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from calibrate.layers import Layer
 from perfmodel.documents.base import Document, Record
-from perfmodel.layout.setting import Setting
+from perfmodel.documents.observation import RunSetting
 
 
 class TraceTask(Record):
@@ -69,7 +69,7 @@ class StepTask(Record):
     kind: Literal["step"] = "step"
     name: str
     round: int
-    setting: Setting
+    setting: RunSetting
     model_spec: ModelSpec | None = None
     """What to train, unless it is the reference model of the workload's name."""
     target_s: float

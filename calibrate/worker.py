@@ -63,11 +63,12 @@ from perfmodel.documents.observation import (
     OverlapObservation,
     ProcessorObservation,
     ReplayObservation,
+    RunSetting,
     StepObservation,
     TrainingObservation,
     WorkloadObservation,
 )
-from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.layout.layout import Synchronisation
 
 #: What they find does not depend on how fast they are.
 _UNTIMED: Final = (TraceTask, TrainingTask)
@@ -280,7 +281,7 @@ def _replay(session: Session, task: ReplayTask) -> ReplayObservation | None:
         return replayed.observation()
     steps = measure_steps(
         session,
-        Setting(
+        RunSetting(
             workload=task.workload,
             world_size=1,
             micro_batch=task.micro_batch,

@@ -29,8 +29,7 @@ from perfmodel.engine.job import FailureCause, Job
 from perfmodel.errors import UsageError
 from perfmodel.explanation import Explanation
 from perfmodel.explanation import explain as explain_setting
-from perfmodel.layout.layout import parse_layout
-from perfmodel.layout.setting import Scaling
+from perfmodel.layout.layout import Scaling, parse_layout
 from perfmodel.machine.cluster import DEVICES_PER_NODE, Cluster
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.plan.acceptance import acceptance_terms as terms_of
@@ -47,7 +46,7 @@ from perfmodel.predictor import (
     OpenedWorkload,
     Predictor,
     forecast,
-    forecast_settings,
+    forecast_layouts,
     open_workload,
 )
 from perfmodel.scenarios.compare import compare_scenarios
@@ -317,7 +316,7 @@ def explain(  # noqa: PLR0913 - the same
     return explain_setting(
         predictor,
         workload=opened.profile,
-        setting=forecast_settings(opened.profile, request)[-1],
+        layout=forecast_layouts(opened.profile, request)[-1],
         scaling=scaling,
         loader_samples_per_s=loader_samples_per_s,
     )

@@ -9,8 +9,9 @@ from typing import Final
 import numpy as np
 
 from perfmodel.cost.terms import Samples, Terms
+from perfmodel.documents.observation import RunSetting
 from perfmodel.documents.prediction import Interval
-from perfmodel.layout.setting import Scaling, Setting, Synchronisation
+from perfmodel.layout.layout import Layout, Scaling, Synchronisation
 from perfmodel.machine.measured import MeasuredWorkload
 from perfmodel.predictor import Predictor, StepPrediction, interval, refuse_other_jobs, step_times
 from perfmodel.step.program import Cause
@@ -38,7 +39,7 @@ class Change:
     kind: ChangeKind
     what: str
     gain_s: Seconds
-    """Time saved per global batch of the setting as it was; negative if the change hurts. [s]"""
+    """Time saved per global batch of the layout as it was; negative if the change hurts. [s]"""
     gain_speedup: float
     """Added to the speed-up, over the same baseline."""
 
@@ -57,15 +58,15 @@ class NominalModel:
     workload: MeasuredWorkload
     loader_samples_per_s: float | None
 
-    def step(self, setting: Setting) -> StepPrediction:
-        """Predict one setting."""
+    def step(self, layout: Layout) -> StepPrediction:
+        """Predict one layout."""
         return self.predictor.step(
-            self.workload, setting, loader_samples_per_s=self.loader_samples_per_s
+            self.workload, layout, loader_samples_per_s=self.loader_samples_per_s
         )
 
-    def step_s(self, setting: Setting) -> Seconds:
-        """Duration of one setting. [s]"""
-        step = self.step(setting)
+    def step_s(self, layout: Layout) -> Seconds:
+        """Duration of one layout. [s]"""
+        step = self.step(layout)
         return nominal_step_time(step, step.terms)
 
 
@@ -93,22 +94,22 @@ class Changes:
         return tuple(sorted(self._changes(), key=lambda change: -change.gain_s))
 
     def _changes(self) -> Iterator[Change]:
-        setting = self.asked.setting
-        micro_batch, accumulation = 2 * setting.micro_batch, 4 * setting.accumulation
+        layout = self.asked.layout
+        micro_batch, accumulation = 2 * layout.micro_batch, 4 * layout.accumulation
         yield self._resized(
             ChangeKind.MICRO_BATCH,
             f"micro-batch {micro_batch}",
-            dataclasses.replace(setting, micro_batch=micro_batch),
+            dataclasses.replace(layout, micro_batch=micro_batch),
         )
         yield self._resized(
             ChangeKind.ACCUMULATION,
             f"accumulation {accumulation}",
-            dataclasses.replace(setting, accumulation=accumulation),
+            dataclasses.replace(layout, accumulation=accumulation),
         )
         if self.model.loader_samples_per_s is not None:
             faster = dataclasses.replace(self.asked.terms, load_s=self.asked.terms.load_s / 2)
             yield self._other_terms(ChangeKind.LOADER, "a loader twice as fast", faster)
-        if setting.world_size > 1 and setting.synchronisation is Synchronisation.DDP:
+        if layout.world_size > 1 and layout.synchronisation is Synchronisation.DDP:
             yield from self._of_ddp()
 
     def _of_ddp(self) -> Iterator[Change]:
@@ -127,11 +128,10 @@ class Changes:
             )
 
     def _best_cap(self) -> Change:
-        setting = self.asked.setting
-        others = [cap for cap in BUCKET_CAPS_MB if cap != setting.bucket_cap_mb]
+        layout = self.asked.layout
+        others = [cap for cap in BUCKET_CAPS_MB if cap != layout.bucket_cap_mb]
         steps_s = {
-            cap: self.model.step_s(dataclasses.replace(setting, bucket_cap_mb=cap))
-            for cap in others
+            cap: self.model.step_s(dataclasses.replace(layout, bucket_cap_mb=cap)) for cap in others
         }
         best = min(others, key=lambda cap: steps_s[cap])
         names = ", ".join(f"{cap:g}" for cap in others)
@@ -139,10 +139,10 @@ class Changes:
             ChangeKind.BUCKET_CAP, f"bucket cap {best:g} MiB (best of {names})", steps_s[best]
         )
 
-    def _resized(self, kind: ChangeKind, what: str, setting: Setting) -> Change:
+    def _resized(self, kind: ChangeKind, what: str, layout: Layout) -> Change:
         """Another global batch: its step is brought to the samples of the step as it was."""
-        before, after = self.asked.setting.global_batch, setting.global_batch
-        step_s = self.model.step_s(setting) * before / after
+        before, after = self.asked.layout.global_batch, layout.global_batch
+        step_s = self.model.step_s(layout) * before / after
         return self._change(kind, f"{what} (global batch {before} -> {after})", step_s)
 
     def _other_terms(self, kind: ChangeKind, what: str, terms: Terms) -> Change:
@@ -178,15 +178,13 @@ class LossCause(enum.StrEnum):
     OPTIMIZER = "optimizer"
 
 
-def alone(setting: Setting) -> Setting:
+def alone(layout: Layout) -> Layout:
     """The same micro-steps on one device without DDP."""
-    return dataclasses.replace(
-        setting, world_size=1, synchronisation=Synchronisation.NONE, bucket_cap_mb=None
-    )
+    return dataclasses.replace(layout, dp=1, wrapper=None, bucket_cap_mb=None)
 
 
 def removals(
-    model: NominalModel, asked: StepPrediction, baseline: Setting
+    model: NominalModel, asked: StepPrediction, baseline: Layout
 ) -> Iterator[tuple[LossCause, Terms]]:
     """Terms of the step with one cause removed at a time."""
     terms, none, one = asked.terms, np.zeros(1), np.ones(1)
@@ -199,13 +197,13 @@ def removals(
     yield LossCause.DISPATCH, _without_dispatch(model, terms)
     yield LossCause.INPUT, replace(_without(terms, Cause.INPUT), load_s=none)
     yield LossCause.OPTIMIZER, _without(terms, Cause.OPTIMIZER)
-    if asked.setting.world_size > 1:
-        single = model.step(alone(asked.setting)).terms
+    if asked.layout.world_size > 1:
+        single = model.step(alone(asked.layout)).terms
         yield (
             LossCause.SHARING,
             replace(terms, compute_s=single.compute_s, issue_s=single.issue_s),
         )
-    if asked.setting.micro_batch != baseline.micro_batch:
+    if asked.layout.micro_batch != baseline.micro_batch:
         yield LossCause.SMALL_BATCH, _at_large_batch(model, asked, baseline.micro_batch)
 
 
@@ -223,8 +221,8 @@ def _without_dispatch(model: NominalModel, terms: Terms) -> Terms:
 
 def _at_large_batch(model: NominalModel, asked: StepPrediction, micro_batch: int) -> Terms:
     """Each sample costs what it does in the baseline's micro-batch; the optimizer is as it was."""
-    large = model.step(dataclasses.replace(asked.setting, micro_batch=micro_batch)).terms
-    share = asked.setting.micro_batch / micro_batch
+    large = model.step(dataclasses.replace(asked.layout, micro_batch=micro_batch)).terms
+    share = asked.layout.micro_batch / micro_batch
 
     def scaled(
         large_s: Mapping[Cause, Samples], asked_s: Mapping[Cause, Samples]
@@ -313,10 +311,10 @@ class Loss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Where the time of a setting goes beyond what n perfect devices would need."""
+    """Where the time of a layout goes beyond what n perfect devices would need."""
 
-    setting: Setting
-    baseline: Setting
+    setting: RunSetting
+    baseline: RunSetting
     """One device without DDP, with the batch that the scaling fixes."""
     baseline_step_s: Seconds
     step_s: Seconds
@@ -351,11 +349,11 @@ def explain(
     predictor: Predictor,
     *,
     workload: MeasuredWorkload,
-    setting: Setting,
+    layout: Layout,
     scaling: Scaling = "weak",
     loader_samples_per_s: float | None = None,
 ) -> Explanation:
-    """Rank what a setting loses, each cause by its removal, at nominal parameters.
+    """Rank what a layout loses, each cause by its removal, at nominal parameters.
 
     On one device the same causes say what the step costs.
 
@@ -376,16 +374,16 @@ def explain(
     # Causes are compared at nominal parameters; the caller's predictor keeps its random state.
     nominal = Predictor(predictor.profile, num_draws=1, cluster=predictor.cluster)
     model = NominalModel(nominal, workload, loader_samples_per_s)
-    factor = setting.world_size if scaling == "strong" else 1
-    baseline = dataclasses.replace(alone(setting), micro_batch=factor * setting.micro_batch)
+    factor = layout.world_size if scaling == "strong" else 1
+    baseline = dataclasses.replace(alone(layout), micro_batch=factor * layout.micro_batch)
     baseline_s = model.step_s(baseline)
-    asked = model.step(setting)
+    asked = model.step(layout)
     step_s = nominal_step_time(asked, asked.terms)
-    speedup = setting.global_batch / baseline.global_batch * baseline_s / step_s
+    speedup = layout.global_batch / baseline.global_batch * baseline_s / step_s
     changes = Changes(model, asked, speedup).ranked()
     return Explanation(
-        setting=setting,
-        baseline=baseline,
+        setting=RunSetting.of(workload.workload.name, layout),
+        baseline=RunSetting.of(workload.workload.name, baseline),
         baseline_step_s=baseline_s,
         step_s=step_s,
         losses=_losses(asked, removals(model, asked, baseline), changes),
@@ -449,7 +447,7 @@ def standing(
     predictor: Predictor,
     *,
     workload: MeasuredWorkload,
-    setting: Setting,
+    layout: Layout,
     measured_s: Seconds,
     loader_samples_per_s: float | None = None,
 ) -> Standing:
@@ -460,7 +458,7 @@ def standing(
     CalibrationUnavailable, NotFeasible
         As for the prediction.
     """
-    [draws_s] = predictor.step_draws(workload, [setting], loader_samples_per_s=loader_samples_per_s)
+    [draws_s] = predictor.step_draws(workload, [layout], loader_samples_per_s=loader_samples_per_s)
     return Standing(
         measured_s=measured_s,
         predicted_s=interval(draws_s),

@@ -17,6 +17,7 @@ from perfmodel.cost.rescaling import whole_steps_refused
 from perfmodel.cost.terms import Samples, Terms, paced
 from perfmodel.cost.traced import origin_caveats, traced_profile
 from perfmodel.documents.base import QUIET, Provenance, age_caveats
+from perfmodel.documents.observation import RunSetting
 from perfmodel.documents.prediction import (
     Interval,
     MeasuredPoint,
@@ -30,7 +31,7 @@ from perfmodel.engine.critical_path import time_by_cause
 from perfmodel.engine.sharing import slowdown_by_sharing
 from perfmodel.engine.simulate import simulate
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError, did_you_mean
-from perfmodel.layout.setting import Scaling, Setting, Synchronisation, scaled_settings
+from perfmodel.layout.layout import Layout, Scaling, scaled_layouts
 from perfmodel.machine.cluster import Cluster
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
@@ -47,9 +48,10 @@ TAILS: Final = (95, 99)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepPrediction:
-    """One setting: the simulated step, and random versions of its duration."""
+    """One layout: the simulated step, and random versions of its duration."""
 
-    setting: Setting
+    workload: MeasuredWorkload
+    layout: Layout
     program: StepProgram
     terms: Terms
     trace: Trace
@@ -64,9 +66,14 @@ class StepPrediction:
     bottleneck_link: str | None = None
     """Which link costs most of the largest all-reduce, and why; None without a cluster."""
 
+    @property
+    def label(self) -> str:
+        """Workload and layout in one line."""
+        return RunSetting.of(self.workload.workload.name, self.layout).label
+
 
 class _Priced(NamedTuple):
-    """What a setting does, and how long each operation takes, on the typical and on the slowest rank."""
+    """What a layout does, and how long each operation takes, on the typical and on the slowest rank."""
 
     program: StepProgram
     terms: Terms
@@ -75,7 +82,7 @@ class _Priced(NamedTuple):
 
 
 class Predictor:
-    """Predicts settings on one profiled machine.
+    """Predicts layouts on one profiled machine.
 
     Parameters
     ----------
@@ -120,7 +127,7 @@ class Predictor:
         self.validation = validation
         self._costs = CostModel(profile, num_draws=num_draws, seed=SEED, cluster=cluster)
         self._num_draws = num_draws
-        # One error for all settings: it moves every step, and cancels in every speed-up. What is
+        # One error for all layouts: it moves every step, and cancels in every speed-up. What is
         # predicted is one more round, whose own deviation comes beside the error of their mean.
         common = np.random.default_rng(SEED).standard_normal(num_draws)
         common[0] = 0.0
@@ -166,12 +173,12 @@ class Predictor:
     def step(
         self,
         workload: MeasuredWorkload,
-        setting: Setting,
+        layout: Layout,
         *,
         loader_samples_per_s: float | None = None,
         tails: Sequence[int] = TAILS,
     ) -> StepPrediction:
-        """Predict one setting, with these percentiles of the steps of a run beside the typical one.
+        """Predict one layout, with these percentiles of the steps of a run beside the typical one.
 
         Raises
         ------
@@ -180,23 +187,24 @@ class Predictor:
         NotFeasible
             If the cluster has fewer devices.
         """
-        priced = self._priced(workload, setting, loader_samples_per_s)
+        priced = self._priced(workload, layout, loader_samples_per_s)
         program, terms, median_s, durations_s = priced
         trace = simulate(
             program, durations_s[:, 0][None, :], interference=nominal_interference(terms)
         )
         late = [
-            paced(program, median_s, self._slowest(workload, setting, terms, percent))
+            paced(program, median_s, self._slowest(workload, layout, terms, percent))
             for percent in tails
         ]
         cases_s = [durations_s, silenced(program, durations_s), median_s, *late]
         step_s, silent_s, even_s, *tails_s = all_step_times(
             program, [(terms, case_s) for case_s in cases_s]
         )
-        sharing = self._sharing(program, durations_s[:, 0], setting.world_size)
-        uncertainty = self._uncertainty(workload, setting)
+        sharing = self._sharing(program, durations_s[:, 0], layout.world_size)
+        uncertainty = self._uncertainty(workload, layout)
         return StepPrediction(
-            setting=setting,
+            workload=workload,
+            layout=layout,
             program=program,
             terms=terms,
             trace=trace,
@@ -207,24 +215,24 @@ class Predictor:
                 for percent, tail_s in zip(tails, tails_s, strict=True)
             },
             exposed_comm_s=np.maximum(0.0, step_s * sharing - silent_s),
-            bottleneck_link=self._binding(program, setting.world_size),
+            bottleneck_link=self._binding(program, layout.world_size),
         )
 
     def step_draws(
         self,
         workload: MeasuredWorkload,
-        settings: Sequence[Setting],
+        layouts: Sequence[Layout],
         *,
         loader_samples_per_s: float | None = None,
     ) -> list[Samples]:
-        """The ``step_s`` of many settings and nothing else: by algebra, equal programs together. [s]
+        """The ``step_s`` of many layouts and nothing else: by algebra, equal programs together. [s]
 
         Raises
         ------
         CalibrationUnavailable, NotFeasible
             As for one step.
         """
-        priced = [self._priced(workload, each, loader_samples_per_s) for each in settings]
+        priced = [self._priced(workload, each, loader_samples_per_s) for each in layouts]
         alike: dict[StepProgram, list[int]] = {}
         for index, of_one in enumerate(priced):
             alike.setdefault(of_one.program, []).append(index)
@@ -234,22 +242,22 @@ class Predictor:
             draws_s |= zip(chosen, all_step_times(program, cases), strict=True)
         return [
             draws_s[index]
-            * self._sharing(of_one.program, of_one.durations_s[:, 0], setting.world_size)
-            * self._uncertainty(workload, setting)
-            for index, (of_one, setting) in enumerate(zip(priced, settings, strict=True))
+            * self._sharing(of_one.program, of_one.durations_s[:, 0], layout.world_size)
+            * self._uncertainty(workload, layout)
+            for index, (of_one, layout) in enumerate(zip(priced, layouts, strict=True))
         ]
 
     def point(self, step: StepPrediction, *, baseline: StepPrediction) -> PredictedPoint:
         """Quantities with intervals, relative to one device."""
-        world_size = step.setting.world_size
-        batch = step.setting.global_batch
-        ratio = batch / baseline.setting.global_batch
-        # The baseline's own uncertainty cancels where the two settings are the same.
+        world_size = step.layout.world_size
+        batch = step.layout.global_batch
+        ratio = batch / baseline.layout.global_batch
+        # The baseline's own uncertainty cancels where the two layouts are the same.
         speedup = (
             np.ones(self._num_draws) if step is baseline else ratio * baseline.step_s / step.step_s
         )
         return PredictedPoint(
-            setting=step.setting,
+            setting=RunSetting.of(step.workload.workload.name, step.layout),
             step_s=interval(step.step_s),
             samples_per_s=interval(batch / step.step_s),
             speedup=interval(speedup),
@@ -263,35 +271,35 @@ class Predictor:
         )
 
     def _priced(
-        self, workload: MeasuredWorkload, setting: Setting, loader_samples_per_s: float | None
+        self, workload: MeasuredWorkload, layout: Layout, loader_samples_per_s: float | None
     ) -> _Priced:
-        """The program of a setting and what its operations cost."""
-        _refuse_too_many(self.cluster, setting)
-        if setting.world_size > 1 and self.profile.max_world_size == 1:
+        """The program of a layout and what its operations cost."""
+        _refuse_too_many(self.cluster, layout)
+        if layout.world_size > 1 and self.profile.max_world_size == 1:
             raise CalibrationUnavailable(
-                f"--devices: {setting.world_size} devices need a measured interconnect, but the "
+                f"--devices: {layout.world_size} devices need a measured interconnect, but the "
                 "profile holds one rank; calibrate with --nproc 2 or more"
             )
-        terms = self._costs.terms(workload, setting, loader_samples_per_s=loader_samples_per_s)
-        program = compile_step(workload.workload, setting, asynchronous=self.profile.asynchronous)
+        terms = self._costs.terms(workload, layout, loader_samples_per_s=loader_samples_per_s)
+        program = compile_step(workload.workload, layout, asynchronous=self.profile.asynchronous)
         median_s = terms.median_durations(program)
         return _Priced(program, terms, median_s, paced(program, median_s, terms.slowest))
 
     def _slowest(
-        self, workload: MeasuredWorkload, setting: Setting, terms: Terms, percent: int
+        self, workload: MeasuredWorkload, layout: Layout, terms: Terms, percent: int
     ) -> Samples:
         """How slow the slowest rank is in so many percent of all steps at most."""
-        slowest = self._costs.slowest(workload, setting, probability=percent / 100)
+        slowest = self._costs.slowest(workload, layout, probability=percent / 100)
         return np.maximum(slowest, terms.slowest)
 
-    def _uncertainty(self, workload: MeasuredWorkload, setting: Setting) -> Samples:
+    def _uncertainty(self, workload: MeasuredWorkload, layout: Layout) -> Samples:
         """Factors of what parameters do not tell: one more round, and the form of the model."""
-        repetition_error = self.profile.repetition_error_of(setting.world_size)
+        repetition_error = self.profile.repetition_error_of(layout.world_size)
         form = model_form(
             self.profile,
             self.validation,
             workload,
-            setting,
+            layout,
             num_draws=self._num_draws,
             run_error=repetition_error / math.sqrt(self._num_repetitions)
             if self._num_repetitions
@@ -345,11 +353,11 @@ def _refuse_other_nodes(profile: MeasuredMachine, cluster: Cluster | None) -> No
         )
 
 
-def _refuse_too_many(cluster: Cluster | None, setting: Setting) -> None:
-    if cluster is not None and setting.world_size > cluster.num_devices:
+def _refuse_too_many(cluster: Cluster | None, layout: Layout) -> None:
+    if cluster is not None and layout.world_size > cluster.num_devices:
         raise NotFeasible(
             f"--devices: must be at most {cluster.num_devices}, all that {cluster.name} has, "
-            f"got {setting.world_size}; ask for fewer or enlarge the cluster file"
+            f"got {layout.world_size}; ask for fewer or enlarge the cluster file"
         )
 
 
@@ -393,33 +401,31 @@ def interval(draws: Samples) -> Interval:
 
 
 def measured_points(
-    profile: MeasuredMachine, workload: str, settings: Sequence[Setting]
+    profile: MeasuredMachine, workload: str, layouts: Sequence[Layout]
 ) -> tuple[MeasuredPoint, ...]:
-    """Calibration runs that are the same as one of the settings, with measured speed-ups."""
+    """Calibration runs that are the same as one of the layouts, with measured speed-ups."""
     steps_s = {
         (step.world_size, step.micro_batch, step.synchronisation, step.bucket_cap_mb): step.step_s
         for step in profile.steps
         if step.workload == workload
     }
     points = []
-    baseline = settings[0]
-    for setting in settings:
-        step_s = steps_s.get(_key(setting))
-        if step_s is None or setting.accumulation != 1:
+    baseline = layouts[0]
+    for layout in layouts:
+        step_s = steps_s.get(_key(layout))
+        if step_s is None or layout.accumulation != 1:
             continue
-        single = dataclasses.replace(
-            baseline, world_size=1, synchronisation=Synchronisation.NONE, bucket_cap_mb=None
-        )
+        single = dataclasses.replace(baseline, dp=1, bucket_cap_mb=None)
         single_s = steps_s.get(_key(single))
         speedup = (
             None
             if single_s is None
-            else setting.global_batch / single.global_batch * single_s / step_s
+            else layout.global_batch / single.global_batch * single_s / step_s
         )
         points.append(
             MeasuredPoint(
-                world_size=setting.world_size,
-                micro_batch=setting.micro_batch,
+                world_size=layout.world_size,
+                micro_batch=layout.micro_batch,
                 step_s=step_s,
                 speedup=speedup,
             )
@@ -427,12 +433,12 @@ def measured_points(
     return tuple(points)
 
 
-def _key(setting: Setting) -> tuple[int, int, str, float | None]:
+def _key(layout: Layout) -> tuple[int, int, str, float | None]:
     return (
-        setting.world_size,
-        setting.micro_batch,
-        setting.synchronisation.value,
-        setting.bucket_cap_mb,
+        layout.world_size,
+        layout.micro_batch,
+        layout.synchronisation.value,
+        layout.bucket_cap_mb,
     )
 
 
@@ -601,12 +607,11 @@ def _document(name: str) -> WorkloadDocument | None:
     return WorkloadDocument.read(path) if path.suffix == ".json" else None
 
 
-def forecast_settings(workload: MeasuredWorkload, request: Forecast) -> tuple[Setting, ...]:
+def forecast_layouts(workload: MeasuredWorkload, request: Forecast) -> tuple[Layout, ...]:
     """One device, which speed-ups refer to, and every count asked for."""
     batches = sorted(int(point.at) for point in workload.phases[0].forward)
     default = batches[-1] if request.scaling == "strong" else batches[len(batches) // 2]
-    return scaled_settings(
-        workload.workload.name,
+    return scaled_layouts(
         sorted({1, *request.world_sizes}),
         scaling=request.scaling,
         batch=default if request.batch is None else request.batch,
@@ -619,16 +624,16 @@ def forecast(
     predictor: Predictor, workload: MeasuredWorkload, request: Forecast, *, argv: Sequence[str]
 ) -> tuple[PredictionDocument, StepPrediction]:
     """Predict every count; also return the step at the largest one, for its timeline."""
-    settings = forecast_settings(workload, request)
+    layouts = forecast_layouts(workload, request)
     steps = [
-        predictor.step(workload, setting, loader_samples_per_s=request.loader_samples_per_s)
-        for setting in settings
+        predictor.step(workload, layout, loader_samples_per_s=request.loader_samples_per_s)
+        for layout in layouts
     ]
     wanted = set(request.world_sizes)
     points = tuple(
         predictor.point(step, baseline=steps[0])
         for step in steps
-        if step.setting.world_size in wanted
+        if step.layout.world_size in wanted
     )
     profile = predictor.profile
     validation = predictor.validation
@@ -642,7 +647,7 @@ def forecast(
         scaling=request.scaling,
         cluster=None if predictor.cluster is None else predictor.cluster.name,
         points=points,
-        measured=measured_points(profile, workload.workload.name, settings),
+        measured=measured_points(profile, workload.workload.name, layouts),
         caveats=caveats(profile, points, workload=workload, cluster=predictor.cluster),
     )
     return document, steps[-1]

@@ -10,7 +10,7 @@ from perfmodel.arrays import FloatArray
 from perfmodel.cost.machine import CostModel
 from perfmodel.cost.terms import Samples, Terms
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
-from perfmodel.layout.setting import Setting
+from perfmodel.layout.layout import Layout, Synchronisation
 from perfmodel.machine.cluster import Cluster
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
 from perfmodel.predictor import refuse_other_jobs, step_times
@@ -20,7 +20,7 @@ from perfmodel.units import Bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """What varies; every combination is a setting."""
+    """What varies; every combination is a layout."""
 
     world_sizes: Sequence[int]
     """Each >= 2."""
@@ -30,7 +30,7 @@ class Grid:
     bucket_caps_mb: Sequence[float | None] = (None,)
 
     def __post_init__(self) -> None:
-        """Refuse empty axes and values that no setting has."""
+        """Refuse empty axes and values that no layout has."""
         if not all((self.world_sizes, self.micro_batches, self.bandwidths, self.bucket_caps_mb)):
             raise UsageError("sweep: every axis must hold at least one value")
         for world_size in self.world_sizes:
@@ -53,7 +53,7 @@ def sweep(
     *,
     cluster: Cluster | None = None,
 ) -> FloatArray:
-    """Step time of every setting of a grid, by vectorised algebra; intervals take ``Predictor``.
+    """Step time of every layout of a grid, by vectorised algebra; intervals take ``Predictor``.
 
     Returns
     -------
@@ -84,29 +84,29 @@ def sweep(
     terms = _terms(costs, workload, grid)
     steps_s = []
     for cap in grid.bucket_caps_mb:
-        setting = _setting(workload, grid, cap)
-        program = compile_step(workload.workload, setting, asynchronous=profile.asynchronous)
+        layout = _layout(grid, cap)
+        program = compile_step(workload.workload, layout, asynchronous=profile.asynchronous)
         steps_s.append(step_times(program, terms, terms.durations(program)))
     return np.stack(steps_s, axis=-1).reshape(grid.shape)
 
 
-def _setting(workload: MeasuredWorkload, grid: Grid, cap: float | None) -> Setting:
-    return Setting(
-        workload=workload.workload.name,
-        world_size=grid.world_sizes[0],
+def _layout(grid: Grid, cap: float | None) -> Layout:
+    return Layout(
+        dp=grid.world_sizes[0],
         micro_batch=grid.micro_batches[0],
         bucket_cap_mb=cap,
+        wrapper=Synchronisation.DDP,
     )
 
 
 def _terms(costs: CostModel, workload: MeasuredWorkload, grid: Grid) -> Terms:
     """Terms whose draws are the grid, bucket caps left out: these need programs of their own."""
     num_sizes, num_batches, num_rates, _ = grid.shape
-    base = _setting(workload, grid, None)
+    base = _layout(grid, None)
     table = [
         costs.terms(
             workload,
-            replace(base, world_size=world_size, micro_batch=micro_batch),
+            replace(base, dp=world_size, micro_batch=micro_batch, wrapper=Synchronisation.DDP),
             loader_samples_per_s=None,
         )
         for world_size in grid.world_sizes

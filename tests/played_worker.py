@@ -10,20 +10,20 @@ from perfmodel.documents.observation import (
     EnvironmentObservation,
     Observation,
     RankSteps,
+    RunSetting,
     StepObservation,
 )
-from perfmodel.layout.setting import Setting
 from tests.fakes import LaunchCall
 
 NUM_STEPS = 12
 
 
-def constant_step(_setting: Setting) -> float:
+def constant_step(_setting: RunSetting) -> float:
     return 0.01
 
 
 def step_observation(
-    setting: Setting,
+    setting: RunSetting,
     *,
     task: str = "",
     repetition: int = 0,
@@ -68,12 +68,12 @@ def orders_of(folder: Path) -> list[list[str]]:
 class PlayedWorker:
     """What a ``FakeLauncher`` does; ``failure`` is raised after so many tasks of all launches."""
 
-    step_s: Callable[[Setting], float] = constant_step
+    step_s: Callable[[RunSetting], float] = constant_step
     speed_probe_s: float = 1e-3
     fingerprint: str = "here"
     fails_after: int | None = None
     failure: BaseException = field(default_factory=lambda: AssertionError("not to be reached"))
-    skips: Callable[[Setting], bool] = lambda _setting: False
+    skips: Callable[[RunSetting], bool] = lambda _setting: False
     finished: list[str] = field(default_factory=list)
 
     def __call__(self, call: LaunchCall) -> None:

@@ -28,7 +28,6 @@ from perfmodel.engine.job_algebra import expected_elapsed_s
 from perfmodel.engine.simulate import simulate
 from perfmodel.engine.stragglers import expected_largest_deviate
 from perfmodel.layout.layout import Layout, Schedule
-from perfmodel.layout.setting import Setting
 from perfmodel.model import Tier
 from perfmodel.step.ddp import compile_step
 from perfmodel.step.layout import compile_layout
@@ -42,7 +41,7 @@ seconds = st.just(0.0) | st.floats(1e-6, 1.0) | st.sampled_from([0.1, 0.2, 0.5])
 positive = st.floats(1e-3, 10.0)
 speeds = st.floats(0.1, 1.0)
 tiers = st.builds(Tier, st.integers(2, 70), st.floats(0, 1e-3), st.floats(1e6, 1e12))
-Case = tuple[Workload, Setting, dict[Cause, float]]
+Case = tuple[Workload, Layout, dict[Cause, float]]
 
 
 @st.composite
@@ -56,12 +55,10 @@ def ddp_cases(draw: st.DrawFn) -> Case:
     work: dict[str, Any] = {"forward_flop": 0.0, "backward_flop": 0.0, "num_operators": 0}
     workload = Workload(name="any", sample="", parameters=parameters, **work)
     m, cap = draw(st.integers(1, 3)), draw(st.none() | st.floats(0.001, 64))
-    setting = Setting(
-        workload="any", world_size=4, micro_batch=1, accumulation=m, bucket_cap_mb=cap
-    )
+    layout = Layout(dp=4, accumulation=m, bucket_cap_mb=cap)
     causes = (Cause.FORWARD, Cause.BACKWARD, Cause.OPTIMIZER, Cause.BUCKET, Cause.DISPATCH)
     times = {cause: draw(seconds) for cause in causes}
-    return workload, setting, times | {Cause.ALL_REDUCE: draw(st.floats(0, 1e-7))}
+    return workload, layout, times | {Cause.ALL_REDUCE: draw(st.floats(0, 1e-7))}
 
 
 def durations(program: StepProgram, times: Mapping[Cause, float]) -> np.ndarray:
@@ -73,16 +70,16 @@ def durations(program: StepProgram, times: Mapping[Cause, float]) -> np.ndarray:
 
 
 def page_step_s(case: Case, pace: float = 1.0, **others: Any) -> float:
-    workload, setting, times = case
+    workload, layout, times = case
     gradients = [parameter.size_bytes for parameter in workload.parameters]
-    cap = None if setting.bucket_cap_mb is None else int(setting.bucket_cap_mb * MIB)
+    cap = None if layout.bucket_cap_mb is None else int(layout.bucket_cap_mb * MIB)
     buckets = model.ddp_buckets(gradients, cap)
     return model.ddp_step_s(
         *[pace * times[cause] for cause in (Cause.FORWARD, Cause.BACKWARD, Cause.OPTIMIZER)],
         ready=[workload.parameters[bucket[-1]].ready_fraction for bucket in buckets],
         all_reduce_s=[times[Cause.ALL_REDUCE] * sum(gradients[i] for i in b) for b in buckets],
         hook_s=pace * times[Cause.BUCKET],
-        micro_batches=setting.accumulation,
+        micro_batches=layout.accumulation,
         **others,
     )
 

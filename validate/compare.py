@@ -7,9 +7,10 @@ import numpy as np
 
 from calibrate.fit.steps import Repetition, estimate, to_speed
 from perfmodel.arrays import FloatArray
+from perfmodel.documents.observation import RunSetting
 from perfmodel.documents.prediction import Interval
 from perfmodel.documents.verdicts import ComparedSetting, ComparedSpeedup, ErrorSummary, Repeat
-from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.layout.layout import Synchronisation
 from perfmodel.machine.measured import ASSUMED_SENSITIVITY, MeasuredMachine
 from perfmodel.units import Seconds
 
@@ -50,7 +51,7 @@ def measured(repetitions: Sequence[Repetition], *, profile: MeasuredMachine) -> 
 
 
 def compare_setting(
-    setting: Setting, predicted_s: Interval, found: Measured, *, profile: MeasuredMachine
+    setting: RunSetting, predicted_s: Interval, found: Measured, *, profile: MeasuredMachine
 ) -> ComparedSetting:
     """One row of the table."""
     return ComparedSetting(
@@ -68,7 +69,7 @@ def compare_setting(
     )
 
 
-def is_extrapolated(setting: Setting, profile: MeasuredMachine) -> bool:
+def is_extrapolated(setting: RunSetting, profile: MeasuredMachine) -> bool:
     """Whether a micro-batch lies beyond those that were calibrated for its workload."""
     workload = profile.workload(setting.workload)
     if workload is None:
@@ -77,7 +78,7 @@ def is_extrapolated(setting: Setting, profile: MeasuredMachine) -> bool:
     return not min(batches) <= setting.micro_batch <= max(batches)
 
 
-def baseline_of(setting: Setting) -> Setting:
+def baseline_of(setting: RunSetting) -> RunSetting:
     """The same micro-batch on one device on its own, every step an optimizer step."""
     return replace(
         setting,
@@ -89,7 +90,7 @@ def baseline_of(setting: Setting) -> Setting:
 
 
 def compare_speedup(
-    setting: Setting, predicted: Interval, found: Mapping[Setting, Measured]
+    setting: RunSetting, predicted: Interval, found: Mapping[RunSetting, Measured]
 ) -> ComparedSpeedup:
     """Throughput over that of the baseline, predicted and measured."""
     baseline = baseline_of(setting)
@@ -110,7 +111,7 @@ def compare_speedup(
     )
 
 
-def compare_repeat(setting: Setting, calibrated_s: Seconds, found: Measured) -> Repeat:
+def compare_repeat(setting: RunSetting, calibrated_s: Seconds, found: Measured) -> Repeat:
     """A calibrated setting, then and now."""
     return Repeat(
         setting=setting,

@@ -8,7 +8,8 @@ from typing import Any, Final, Literal
 
 from calibrate.task import ModelSpec
 from perfmodel.documents.base import write_atomically
-from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.documents.observation import RunSetting
+from perfmodel.layout.layout import Synchronisation
 
 Config = Mapping[str, Any]
 
@@ -154,7 +155,7 @@ HELD_OUT: Final = (
 class HeldOutSetting:
     """One run: a setting and what is trained in it."""
 
-    setting: Setting
+    setting: RunSetting
     model_spec: ModelSpec
 
 
@@ -183,7 +184,7 @@ def held_out_settings(world_size: int, folder: Path) -> tuple[HeldOutSetting, ..
 def _single(
     model: HeldOutModel, optimizer: Optimizer, micro_batch: int, folder: Path
 ) -> HeldOutSetting:
-    setting = Setting(
+    setting = RunSetting(
         workload=model.label(optimizer),
         world_size=1,
         micro_batch=micro_batch,
@@ -195,7 +196,7 @@ def _single(
 def _parallel(
     model: HeldOutModel, optimizer: Optimizer, micro_batch: int, world_size: int, folder: Path
 ) -> HeldOutSetting:
-    setting = Setting(
+    setting = RunSetting(
         workload=model.label(optimizer), world_size=world_size, micro_batch=micro_batch
     )
     return HeldOutSetting(setting=setting, model_spec=model.model_spec(optimizer, folder))

@@ -9,8 +9,9 @@ from typing import Final
 
 from calibrate.experiment import doubling_sizes
 from calibrate.task import StepTask, Task
+from perfmodel.documents.observation import RunSetting
 from perfmodel.errors import UsageError
-from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.layout.layout import Synchronisation
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
 from perfmodel.units import Seconds
 
@@ -63,7 +64,7 @@ _BEYOND: Final = 1.25
 
 def holdout_settings(
     profile: MeasuredMachine, *, num_batches: int, goes_beyond: bool = False
-) -> tuple[Setting, ...]:
+) -> tuple[RunSetting, ...]:
     """Held-out settings of every calibrated workload: single device first, then several ranks.
 
     Micro-batches lie between the calibrated ones, and one above them; bucket caps and accumulations
@@ -94,10 +95,10 @@ def holdout_settings(
     return settings
 
 
-def calibrated_settings(profile: MeasuredMachine) -> frozenset[Setting]:
+def calibrated_settings(profile: MeasuredMachine) -> frozenset[RunSetting]:
     """Every setting whose steps went into the profile."""
     return frozenset(
-        Setting(
+        RunSetting(
             workload=step.workload,
             world_size=step.world_size,
             micro_batch=step.micro_batch,
@@ -108,7 +109,7 @@ def calibrated_settings(profile: MeasuredMachine) -> frozenset[Setting]:
     )
 
 
-def repeated_settings(profile: MeasuredMachine) -> tuple[Setting, ...]:
+def repeated_settings(profile: MeasuredMachine) -> tuple[RunSetting, ...]:
     """Calibrated settings to run again, one single and one synchronised per workload.
 
     Their errors hold no model at all: only noise, drift, and what changes between processes.
@@ -121,15 +122,15 @@ def repeated_settings(profile: MeasuredMachine) -> tuple[Setting, ...]:
         repeats.append(_single(name, middle))
         if profile.max_world_size > 1:
             repeats.append(
-                Setting(workload=name, world_size=profile.max_world_size, micro_batch=middle)
+                RunSetting(workload=name, world_size=profile.max_world_size, micro_batch=middle)
             )
     return tuple(setting for setting in repeats if setting in calibrated_settings(profile))
 
 
 def rounds(
-    settings: Sequence[Setting],
+    settings: Sequence[RunSetting],
     *,
-    repeated: Sequence[Setting] = (),
+    repeated: Sequence[RunSetting] = (),
     budget: HoldoutBudget,
     seed: int,
 ) -> tuple[tuple[Task, ...], ...]:
@@ -159,18 +160,18 @@ def rounds(
 
 def _of_workload(
     workload: MeasuredWorkload, world_size: int, *, num_batches: int, goes_beyond: bool
-) -> Iterable[Setting]:
+) -> Iterable[RunSetting]:
     name = workload.workload.name
     middles = _between(workload)[:num_batches]
     for index, micro_batch in enumerate(middles):
         yield from _block(name, micro_batch, index, world_size)
     if middles and (between := _world_size_between(world_size)) is not None:
-        yield Setting(workload=name, world_size=between, micro_batch=middles[0])
+        yield RunSetting(workload=name, world_size=between, micro_batch=middles[0])
     if goes_beyond or not middles:
         beyond = math.ceil(max(point.at for point in workload.phases[0].forward) * _BEYOND)
         yield _single(name, beyond)
         if world_size > 1:
-            yield Setting(workload=name, world_size=world_size, micro_batch=beyond)
+            yield RunSetting(workload=name, world_size=world_size, micro_batch=beyond)
 
 
 def _between(workload: MeasuredWorkload) -> tuple[int, ...]:
@@ -187,26 +188,26 @@ def _world_size_between(largest: int) -> int | None:
     return None if candidate in doubling_sizes(largest) or candidate < 2 else candidate
 
 
-def _block(name: str, micro_batch: int, index: int, world_size: int) -> Iterable[Setting]:
+def _block(name: str, micro_batch: int, index: int, world_size: int) -> Iterable[RunSetting]:
     accumulation = ACCUMULATIONS[index % len(ACCUMULATIONS)]
     yield _single(name, micro_batch)
     if world_size == 1:
         yield _single(name, micro_batch, accumulation=accumulation)
         return
-    yield Setting(workload=name, world_size=world_size, micro_batch=micro_batch)
-    yield Setting(
+    yield RunSetting(workload=name, world_size=world_size, micro_batch=micro_batch)
+    yield RunSetting(
         workload=name,
         world_size=world_size,
         micro_batch=micro_batch,
         bucket_cap_mb=BUCKET_CAPS_MB[index % len(BUCKET_CAPS_MB)],
     )
-    yield Setting(
+    yield RunSetting(
         workload=name, world_size=world_size, micro_batch=micro_batch, accumulation=accumulation
     )
 
 
-def _single(name: str, micro_batch: int, *, accumulation: int = 1) -> Setting:
-    return Setting(
+def _single(name: str, micro_batch: int, *, accumulation: int = 1) -> RunSetting:
+    return RunSetting(
         workload=name,
         world_size=1,
         micro_batch=micro_batch,

@@ -30,13 +30,13 @@ from perfmodel.documents.base import file_sha256
 from perfmodel.documents.observation import (
     Observation,
     ReplayObservation,
+    RunSetting,
     StepObservation,
     read_observations,
     steal_share,
 )
 from perfmodel.documents.verdicts import ComparedModel, ModelsValidationDocument
 from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, refuse_unknown
-from perfmodel.layout.setting import Setting
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
 from perfmodel.predictor import Predictor, StepPrediction, interval
 from perfmodel.step.program import Cause
@@ -241,7 +241,7 @@ def _found(
     profile: MeasuredMachine,
     *,
     replays: Sequence[ReplayObservation],
-) -> dict[Setting, _Found]:
+) -> dict[RunSetting, _Found]:
     """Every run at the machine speed of the calibration.
 
     Curves were measured at another time than the runs: each repetition is brought to that speed by its own
@@ -256,14 +256,14 @@ def _found(
     # Replays are brought to that speed as reference models follow it: runs beside them must be as well.
     exponent = profile.speed_sensitivity if replays else sensitivity
     drift = {n: (profile.speed_probe_s[n] / probe_s) ** exponent for n, probe_s in speed_s.items()}
-    processor: dict[Setting, list[Seconds]] = defaultdict(list)
+    processor: dict[RunSetting, list[Seconds]] = defaultdict(list)
     for entry in steps:
         counted = [trimmed_mean(rank.cpu_s) for rank in entry.ranks if rank.cpu_s]
         if counted:
             processor[entry.setting].append(float(np.median(counted)))
     by_task = {entry.task: entry for entry in replays}
     pair_factor = to_typical_speed(replays, profile.speed_probe_alone_s, profile.speed_sensitivity)
-    pairs: dict[Setting, list[Pair]] = {}
+    pairs: dict[RunSetting, list[Pair]] = {}
     for entry in steps:
         beside = by_task.get(replay_name(entry.task))
         # A replay is of one pass: steps that accumulate have no like of theirs.
@@ -291,9 +291,9 @@ def _processor_s(repetitions_s: Sequence[Seconds]) -> Seconds:
 
 
 def _compared(
-    setting: Setting, found: _Found, predictor: Predictor, workload: MeasuredWorkload, mode: Mode
+    setting: RunSetting, found: _Found, predictor: Predictor, workload: MeasuredWorkload, mode: Mode
 ) -> ComparedModel:
-    step = predictor.step(workload, setting)
+    step = predictor.step(workload, setting.layout)
     predicted_s = interval(step.step_s)
     measured = found.typical()
     raw = estimate([entry.wall_s for entry in found.repetitions])

@@ -23,7 +23,12 @@ from calibrate.placement import (
 )
 from calibrate.topology import LaunchFlags
 from perfmodel.documents.base import file_sha256
-from perfmodel.documents.observation import StepObservation, read_observations, steal_share
+from perfmodel.documents.observation import (
+    RunSetting,
+    StepObservation,
+    read_observations,
+    steal_share,
+)
 from perfmodel.documents.prediction import Interval
 from perfmodel.documents.verdicts import (
     ComparedSetting,
@@ -32,7 +37,6 @@ from perfmodel.documents.verdicts import (
     ValidationDocument,
 )
 from perfmodel.errors import MeasurementFailed, UsageError, refuse_unknown
-from perfmodel.layout.setting import Setting
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.predictor import Predictor, interval
 from validate import compare, gates
@@ -57,8 +61,8 @@ class ValidationRequest(ProfileRequest):
 class Predicted:
     """What was predicted before anything was measured."""
 
-    steps_s: Mapping[Setting, Interval]
-    speedups: Mapping[Setting, Interval]
+    steps_s: Mapping[RunSetting, Interval]
+    speedups: Mapping[RunSetting, Interval]
 
 
 def validate(
@@ -109,14 +113,14 @@ def validate(
 
 def predict(
     profile: MeasuredMachine,
-    settings: tuple[Setting, ...],
+    settings: tuple[RunSetting, ...],
     *,
     earlier: ValidationDocument | None = None,
 ) -> Predicted:
     """Predict every setting, and the speed-up of those with several ranks."""
     predictor = Predictor(profile, validation=earlier)
     steps = {
-        setting: predictor.step(predictor.workload(setting.workload), setting)
+        setting: predictor.step(predictor.workload(setting.workload), setting.layout)
         for setting in settings
     }
     speedups = {}
@@ -136,7 +140,7 @@ class Comparison:
     """All rows of a validation."""
 
     settings: tuple[ComparedSetting, ...]
-    speedups: Mapping[Setting, ComparedSpeedup]
+    speedups: Mapping[RunSetting, ComparedSpeedup]
     repeats: tuple[Repeat, ...]
     machine_slowdown: float
     steal: float
@@ -193,7 +197,7 @@ def compare_observations(
     )
 
 
-def _calibrated_steps(profile: MeasuredMachine) -> dict[Setting, float]:
+def _calibrated_steps(profile: MeasuredMachine) -> dict[RunSetting, float]:
     repeats = repeated_settings(profile)
     steps_s = {
         (s.workload, s.world_size, s.micro_batch, s.synchronisation, s.bucket_cap_mb): s.step_s

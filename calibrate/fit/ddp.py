@@ -14,7 +14,8 @@ from scipy.optimize import least_squares, nnls
 from calibrate.fit.steps import Repetition, to_speed
 from perfmodel.arrays import FloatArray
 from perfmodel.cost.machine import CostModel
-from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.documents.observation import RunSetting
+from perfmodel.layout.layout import Synchronisation
 from perfmodel.machine.measured import DdpCosts, MeasuredMachine, MeasuredWorkload, Residual
 from perfmodel.predictor import step_times
 from perfmodel.step.ddp import compile_step, gradient_buckets
@@ -43,7 +44,7 @@ class BucketCosts:
 
 
 def fit_bucket_costs(
-    groups: Mapping[Setting, Sequence[Repetition]],
+    groups: Mapping[RunSetting, Sequence[Repetition]],
     workloads: Mapping[str, MeasuredWorkload],
     *,
     speed_probe_s: Mapping[int, Seconds],
@@ -60,7 +61,7 @@ def fit_bucket_costs(
     for setting, repetitions in groups.items():
         if setting.world_size != 1 or setting.synchronisation is not Synchronisation.DDP:
             continue
-        bare = Setting(
+        bare = RunSetting(
             workload=setting.workload,
             world_size=1,
             micro_batch=setting.micro_batch,
@@ -72,7 +73,7 @@ def fit_bucket_costs(
         )
         # A difference, so that both sides go by one clock.
         steps_s = {v.round: v.wall_s * at_speed(v) for v in groups.get(bare, ())}
-        buckets = gradient_buckets(workload.workload, setting)
+        buckets = gradient_buckets(workload.workload, setting.layout)
         size = float(sum(bucket.size_bytes for bucket in buckets))
         rows += [
             (
@@ -151,7 +152,7 @@ def fit_ddp(
 class _Targets:
     """Synchronised settings of a profile and their measured steps."""
 
-    settings: list[Setting]
+    settings: list[RunSetting]
     step_s: FloatArray
     relative_error: FloatArray
 
@@ -220,7 +221,7 @@ def _synchronised(profile: MeasuredMachine) -> _Targets:
         if step.world_size > 1 and step.synchronisation == Synchronisation.DDP.value
     ]
     settings = [
-        Setting(
+        RunSetting(
             workload=step.workload,
             world_size=step.world_size,
             micro_batch=step.micro_batch,
@@ -236,7 +237,7 @@ def _synchronised(profile: MeasuredMachine) -> _Targets:
 
 
 def _predictor_of(
-    profile: MeasuredMachine, settings: Sequence[Setting], fixed: Sequence[float]
+    profile: MeasuredMachine, settings: Sequence[RunSetting], fixed: Sequence[float]
 ) -> Callable[[FloatArray], FloatArray]:
     """Nominal step time of each setting as a function of the three parameters."""
 
@@ -249,11 +250,13 @@ def _predictor_of(
     return predicted
 
 
-def _nominal_step(costs: CostModel, setting: Setting) -> Seconds:
+def _nominal_step(costs: CostModel, setting: RunSetting) -> Seconds:
     workload = costs.profile.workload(setting.workload)
     assert workload is not None, setting
-    terms = costs.terms(workload, setting, loader_samples_per_s=None)
-    program = compile_step(workload.workload, setting, asynchronous=costs.profile.asynchronous)
+    terms = costs.terms(workload, setting.layout, loader_samples_per_s=None)
+    program = compile_step(
+        workload.workload, setting.layout, asynchronous=costs.profile.asynchronous
+    )
     return float(step_times(program, terms, terms.durations(program))[0])
 
 

@@ -10,8 +10,14 @@ import numpy as np
 from scipy.optimize import nnls
 
 from perfmodel.arrays import FloatArray
-from perfmodel.documents.observation import PHASES, DeviceStreams, RankSteps, StepObservation
-from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.documents.observation import (
+    PHASES,
+    DeviceStreams,
+    RankSteps,
+    RunSetting,
+    StepObservation,
+)
+from perfmodel.layout.layout import Synchronisation
 from perfmodel.machine.measured import (
     ASSUMED_SENSITIVITY,
     PHASE_CURVES,
@@ -43,7 +49,7 @@ Values: TypeAlias = Sequence[float] | FloatArray
 class Repetition:
     """Typical steps of one observation."""
 
-    setting: Setting
+    setting: RunSetting
     round: int
     step_s: Seconds
     """Of the slowest rank, as ``RankSteps`` counts seconds. [s]"""
@@ -99,9 +105,9 @@ def _phase(rank: RankSteps, phase: str) -> Sequence[float]:
     return values
 
 
-def by_setting(repetitions: Iterable[Repetition]) -> dict[Setting, tuple[Repetition, ...]]:
+def by_setting(repetitions: Iterable[Repetition]) -> dict[RunSetting, tuple[Repetition, ...]]:
     """Repetitions of each setting."""
-    groups: dict[Setting, list[Repetition]] = defaultdict(list)
+    groups: dict[RunSetting, list[Repetition]] = defaultdict(list)
     for entry in repetitions:
         groups[entry.setting].append(entry)
     return {setting: tuple(group) for setting, group in groups.items()}
@@ -315,7 +321,7 @@ def with_device_streams(
 
 
 def single_steps(
-    groups: Mapping[Setting, Sequence[Repetition]],
+    groups: Mapping[RunSetting, Sequence[Repetition]],
     *,
     speed_probe_s: Mapping[int, Seconds],
     sensitivities: Mapping[str, float],
@@ -348,14 +354,14 @@ def _source(name: str) -> str:
     return name if name.startswith("dispatch") else f"dense_{name}"
 
 
-def _isolates_compute(setting: Setting) -> bool:
+def _isolates_compute(setting: RunSetting) -> bool:
     return setting.synchronisation is (
         Synchronisation.NONE if setting.world_size == 1 else Synchronisation.NO_SYNC
     )
 
 
 def _curve(
-    groups: Mapping[Setting, Sequence[Repetition]],
+    groups: Mapping[RunSetting, Sequence[Repetition]],
     phase: str,
     world_size: int,
     speed_probe_s: Mapping[int, Seconds],
@@ -416,7 +422,7 @@ def _point(at: float, values_s: Sequence[float]) -> CurvePoint:
 
 
 def _noise(
-    groups: Mapping[Setting, Sequence[Repetition]], world_size: int
+    groups: Mapping[RunSetting, Sequence[Repetition]], world_size: int
 ) -> tuple[StepNoise, ...]:
     """Distribution of single steps per micro-batch, where ranks do not wait for each other."""
     noise = []
@@ -435,7 +441,7 @@ def _noise(
     return tuple(noise)
 
 
-def _rank_spread(groups: Mapping[Setting, Sequence[Repetition]]) -> float:
+def _rank_spread(groups: Mapping[RunSetting, Sequence[Repetition]]) -> float:
     """Spread of ranks that persists over repetitions: the part that is not step noise.
 
     Each rank's mean log offset over all no_sync repetitions; with few repetitions the offsets also hold

@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.probes.session import Session, host_clock, repeats_within
 from calibrate.task import ModelSpec
-from perfmodel.documents.observation import PHASES, DeviceStreams, RankSteps
-from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.documents.observation import PHASES, DeviceStreams, RankSteps, RunSetting
+from perfmodel.layout.layout import Synchronisation
 from perfmodel.trace.reference import MODELS
 from perfmodel.trace.sources import Batch, SampleSize, find_source, make_optimizer
 from perfmodel.units import Seconds
@@ -100,7 +100,7 @@ class Trainer:
             self.labels[rows].to(self.device, non_blocking=True),
         )
 
-    def step(self, index: int, *, setting: Setting, clock: Clock) -> None:
+    def step(self, index: int, *, setting: RunSetting, clock: Clock) -> None:
         """Run one optimizer step and mark the end of each phase of each micro-step."""
         for micro_step in range(setting.accumulation):
             is_last = micro_step == setting.accumulation - 1
@@ -122,7 +122,7 @@ class Trainer:
         return nn.functional.cross_entropy(self.module(inputs), labels)
 
     def _synchronisation(
-        self, setting: Setting, *, is_last: bool
+        self, setting: RunSetting, *, is_last: bool
     ) -> contextlib.AbstractContextManager[Any]:
         synchronised = setting.synchronisation is Synchronisation.DDP and is_last
         if synchronised or not isinstance(self.module, DistributedDataParallel):
@@ -151,7 +151,7 @@ class SourceTrainer(Trainer):
 
 def measure_steps(
     session: Session,
-    setting: Setting,
+    setting: RunSetting,
     *,
     target_s: Seconds,
     min_steps: int,
@@ -199,7 +199,7 @@ def measure_steps(
     )
 
 
-def bucket_bytes(session: Session, setting: Setting) -> tuple[int, ...]:
+def bucket_bytes(session: Session, setting: RunSetting) -> tuple[int, ...]:
     """Buckets that DDP really formed, in the order in which it reduces them. [B]"""
     module = _trainer(session, setting).module
     if not isinstance(module, DistributedDataParallel):
@@ -209,7 +209,7 @@ def bucket_bytes(session: Session, setting: Setting) -> tuple[int, ...]:
     return tuple(int(size) for size in str(sizes).split(",") if size.strip())
 
 
-def measure_device_streams(session: Session, setting: Setting, *, steps: int) -> DeviceStreams:
+def measure_device_streams(session: Session, setting: RunSetting, *, steps: int) -> DeviceStreams:
     """Take host and device time of a step apart (asynchronous devices only).
 
     The dense times come from steps that are queued behind a long idle kernel: when the device
@@ -243,7 +243,7 @@ def measure_device_streams(session: Session, setting: Setting, *, steps: int) ->
 def _run(
     session: Session,
     trainer: Trainer,
-    setting: Setting,
+    setting: RunSetting,
     *,
     num_steps: int,
     step_hint_s: Seconds = 0.0,
@@ -284,13 +284,13 @@ def _run(
     return probes_s, phases
 
 
-def _is_joint(setting: Setting) -> bool:
+def _is_joint(setting: RunSetting) -> bool:
     """Whether there is something to wait for: other ranks, or under DDP one's own reductions."""
     return setting.world_size > 1 or setting.synchronisation is not Synchronisation.NONE
 
 
 def _collect(
-    phases: dict[str, list[Seconds]], instants_s: Sequence[Seconds], setting: Setting
+    phases: dict[str, list[Seconds]], instants_s: Sequence[Seconds], setting: RunSetting
 ) -> None:
     """Sort the durations between the marks of one step by phase, summed over micro-steps."""
     durations_s = [end - start for start, end in itertools.pairwise(instants_s)]
@@ -300,7 +300,7 @@ def _collect(
     phases["optimizer"].append(durations_s[-1])
 
 
-def _trainer(session: Session, setting: Setting, model_spec: ModelSpec | None = None) -> Trainer:
+def _trainer(session: Session, setting: RunSetting, model_spec: ModelSpec | None = None) -> Trainer:
     wrapped = setting.synchronisation is not Synchronisation.NONE
     # no_sync steps share the wrapper of the default bucket size.
     cap_mb = setting.bucket_cap_mb if setting.synchronisation is Synchronisation.DDP else None
@@ -321,7 +321,9 @@ def _trainer(session: Session, setting: Setting, model_spec: ModelSpec | None = 
     return trainer
 
 
-def _build(session: Session, setting: Setting, *, wrapped: bool, cap_mb: float | None) -> Trainer:
+def _build(
+    session: Session, setting: RunSetting, *, wrapped: bool, cap_mb: float | None
+) -> Trainer:
     reference = MODELS[setting.workload]
     torch.manual_seed(0)
     module: nn.Module = reference.build().to(session.device)
@@ -341,7 +343,7 @@ def _build(session: Session, setting: Setting, *, wrapped: bool, cap_mb: float |
 
 
 def _wrapped(
-    session: Session, setting: Setting, module: nn.Module, *, cap_mb: float | None
+    session: Session, setting: RunSetting, module: nn.Module, *, cap_mb: float | None
 ) -> nn.Module:
     return DistributedDataParallel(
         module,
@@ -352,7 +354,7 @@ def _wrapped(
 
 
 def _build_model_spec(
-    session: Session, setting: Setting, model_spec: ModelSpec, *, cap_mb: float | None
+    session: Session, setting: RunSetting, model_spec: ModelSpec, *, cap_mb: float | None
 ) -> Trainer:
     size = SampleSize(image_size=model_spec.image_size, sequence_length=model_spec.sequence_length)
     source = find_source(model_spec.model, size)

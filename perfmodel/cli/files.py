@@ -76,4 +76,7 @@ def write_plot(
 
 def write_trace(step: StepPrediction, path: Path) -> None:
     """Write the simulated step as a Chrome trace."""
-    write_atomically(path, chrome_trace_text(step.trace, name=step.setting.label))
+    write_atomically(
+        path,
+        chrome_trace_text(step.trace, name=step.label),
+    )

@@ -23,7 +23,7 @@ from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.engine.critical_path import time_by_cause
 from perfmodel.errors import InvalidDocument
-from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.layout.layout import Layout
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.predictor import Predictor
@@ -189,12 +189,7 @@ def _relative_times(document: WorkloadDocument) -> StepTimes:
 
 def _times(document: WorkloadDocument, profile: MeasuredMachine, batch: int) -> StepTimes:
     predictor = Predictor(profile)
-    setting = Setting(
-        workload=document.workload.name,
-        world_size=1,
-        micro_batch=batch,
-        synchronisation=Synchronisation.NONE,
-    )
+    layout = Layout(micro_batch=batch)
     calibrated = predictor.profile.workload(document.workload.name)
     same = (
         calibrated is not None
@@ -206,7 +201,7 @@ def _times(document: WorkloadDocument, profile: MeasuredMachine, batch: int) -> 
         if same
         else predictor.workload(document.workload, document.trace)
     )
-    step = predictor.step(found, setting)
+    step = predictor.step(found, layout)
     causes = time_by_cause(step.trace)
     weakest = _BASES[Evidence.weakest(step.terms.evidence.values())]
     plain = StepTimes(

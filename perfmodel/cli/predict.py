@@ -179,7 +179,7 @@ def explain(  # noqa: PLR0913 - one parameter per flag
     from perfmodel.cli.files import read_inputs
     from perfmodel.explanation import explain as use_case
     from perfmodel.explanation import standing
-    from perfmodel.predictor import Forecast, forecast_settings
+    from perfmodel.predictor import Forecast, forecast_layouts
     from perfmodel.report.prediction import explanation_lines, standing_line
 
     request = Forecast(
@@ -194,11 +194,11 @@ def explain(  # noqa: PLR0913 - one parameter per flag
     inputs = read_inputs(
         Sources(profile=profile, workload=workload, cluster=cluster, validation=validation)
     )
-    setting = forecast_settings(inputs.workload, request)[-1]
+    layout = forecast_layouts(inputs.workload, request)[-1]
     explanation = use_case(
         inputs.predictor,
         workload=inputs.workload,
-        setting=setting,
+        layout=layout,
         scaling=request.scaling,
         loader_samples_per_s=loader_samples_per_s,
     )
@@ -206,7 +206,7 @@ def explain(  # noqa: PLR0913 - one parameter per flag
         found = standing(
             inputs.predictor,
             workload=inputs.workload,
-            setting=setting,
+            layout=layout,
             measured_s=measured_s,
             loader_samples_per_s=loader_samples_per_s,
         )

@@ -1,4 +1,4 @@
-"""From a profile to the terms of any setting, with draws that carry the profile's uncertainty."""
+"""From a profile to the terms of any layout, with draws that carry the profile's uncertainty."""
 
 import math
 import zlib
@@ -8,10 +8,11 @@ import numpy as np
 
 from perfmodel.cost.network import Group, Network
 from perfmodel.cost.terms import CurveDraws, Samples, Terms
+from perfmodel.documents.observation import RunSetting
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.engine.stragglers import RankNoise
 from perfmodel.errors import CalibrationUnavailable
-from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.layout.layout import Layout, Synchronisation
 from perfmodel.machine.cluster import Cluster
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import CurvePoint, MeasuredMachine, MeasuredWorkload, PhaseCurves
@@ -38,9 +39,9 @@ _BORROWED_SPREAD = 0.5
 
 
 class CostModel:
-    """Draws every parameter of a profile once, so that settings share their uncertainty.
+    """Draws every parameter of a profile once, so that layouts share their uncertainty.
 
-    Two settings that rest on the same measurement are wrong together; their ratio, a speed-up, is
+    Two layouts that rest on the same measurement are wrong together; their ratio, a speed-up, is
     then less uncertain than either.
     """
 
@@ -62,23 +63,23 @@ class CostModel:
         self._device = self._sample_device()
 
     def terms(
-        self, workload: MeasuredWorkload, setting: Setting, *, loader_samples_per_s: float | None
+        self, workload: MeasuredWorkload, layout: Layout, *, loader_samples_per_s: float | None
     ) -> Terms:
-        """Cost terms of one setting of a calibrated workload."""
-        phases = _phases_at(workload, setting.world_size)
+        """Cost terms of one layout of a calibrated workload."""
+        phases = _phases_at(workload, layout.world_size)
         compute_s = {
-            cause: self._read(workload, phases, name, setting.micro_batch) * self._device
+            cause: self._read(workload, phases, name, layout.micro_batch) * self._device
             for cause, name in _PHASES
         }
         issue_s = {
-            cause: self._read(workload, phases, name, setting.micro_batch)
+            cause: self._read(workload, phases, name, layout.micro_batch)
             for cause, name in _ISSUES
             if getattr(phases, name)
         }
         # Without another rank there is nothing to share the device with.
         speeds = (
             (self._ddp["compute_speed"], self._ddp["comm_speed"])
-            if setting.world_size > 1
+            if layout.world_size > 1
             else (np.ones(self.num_draws), np.ones(self.num_draws))
         )
         return Terms(
@@ -86,13 +87,13 @@ class CostModel:
             issue_s=issue_s,
             bucket_s=self._ddp["bucket_s"],
             bucket_s_per_byte=self._ddp["bucket_s_per_byte"],
-            all_reduce_s=lambda size_bytes: self.all_reduce_s(size_bytes, setting.world_size),
-            broadcast_s=lambda size_bytes: self.broadcast_s(size_bytes, setting.world_size),
-            load_s=self._load_s(setting, loader_samples_per_s),
-            slowest=self.slowest(workload, setting),
+            all_reduce_s=lambda size_bytes: self.all_reduce_s(size_bytes, layout.world_size),
+            broadcast_s=lambda size_bytes: self.broadcast_s(size_bytes, layout.world_size),
+            load_s=self._load_s(layout, loader_samples_per_s),
+            slowest=self.slowest(workload, layout),
             compute_speed=speeds[0],
             comm_speed=speeds[1],
-            evidence=self._evidence(workload, phases, setting),
+            evidence=self._evidence(workload, phases, layout),
         )
 
     def _rng(self, name: str) -> np.random.Generator:
@@ -156,21 +157,21 @@ class CostModel:
         """Time of one broadcast alone, if links had so many times their bandwidth. [s]"""
         return self.network.time_s("broadcast", size_bytes, Group(world_size), rate=bandwidth)
 
-    def _load_s(self, setting: Setting, samples_per_s: float | None) -> Samples:
-        seconds = 0.0 if samples_per_s is None else setting.local_batch / samples_per_s
+    def _load_s(self, layout: Layout, samples_per_s: float | None) -> Samples:
+        seconds = 0.0 if samples_per_s is None else layout.local_batch / samples_per_s
         return np.full(self.num_draws, seconds)
 
     def slowest(
-        self, workload: MeasuredWorkload, setting: Setting, *, probability: float = 0.5
+        self, workload: MeasuredWorkload, layout: Layout, *, probability: float = 0.5
     ) -> Samples:
         """Slowest rank over the typical rank, at a quantile of the steps: ranks differ for good, too."""
-        together = setting.synchronisation is Synchronisation.DDP and setting.world_size > 1
-        num_ranks = setting.world_size if together else 1
+        together = layout.synchronisation is Synchronisation.DDP and layout.world_size > 1
+        num_ranks = layout.world_size if together else 1
         known = 1.0 if self._cluster is None else self._cluster.slowest_device(num_ranks)
         if not together and probability == 0.5:
             return np.full(self.num_draws, known)
         noise = RankNoise(
-            step_ratios=np.array(_nearest_noise(workload, setting.micro_batch)),
+            step_ratios=np.array(_nearest_noise(workload, layout.micro_batch)),
             level=1.0,
             rank_spread=workload.rank_spread if together else 0.0,
             num_ranks=self.profile.max_world_size,
@@ -181,7 +182,7 @@ class CostModel:
                 num_ranks=count,
                 probability=probability,
                 num_draws=self.num_draws,
-                rng=self._rng(f"noise {workload.workload.name} {setting.micro_batch}"),
+                rng=self._rng(f"noise {workload.workload.name} {layout.micro_batch}"),
             )
 
         factors = slowest_of(num_ranks)
@@ -189,15 +190,15 @@ class CostModel:
         return factors if known == 1.0 else np.maximum(factors, known * slowest_of(1))
 
     def _evidence(
-        self, workload: MeasuredWorkload, phases: PhaseCurves, setting: Setting
+        self, workload: MeasuredWorkload, phases: PhaseCurves, layout: Layout
     ) -> dict[str, Evidence]:
-        evidence = {"compute": self._compute_evidence(workload, phases, setting.micro_batch)}
-        if setting.world_size == 1:
+        evidence = {"compute": self._compute_evidence(workload, phases, layout.micro_batch)}
+        if layout.world_size == 1:
             return evidence
-        beyond = setting.world_size > self.profile.max_world_size
-        buckets = gradient_buckets(workload.workload, setting)
+        beyond = layout.world_size > self.profile.max_world_size
+        buckets = gradient_buckets(workload.workload, layout)
         evidence["communication"] = self.network.evidence(
-            [bucket.size_bytes for bucket in buckets], Group(setting.world_size)
+            [bucket.size_bytes for bucket in buckets], Group(layout.world_size)
         )
         evidence["interference"] = (
             (Evidence.EXTRAPOLATED if beyond else Evidence.INTERPOLATED)
@@ -305,7 +306,7 @@ def model_form(
     profile: MeasuredMachine,
     validation: ValidationDocument | None,
     workload: MeasuredWorkload,
-    setting: Setting,
+    layout: Layout,
     *,
     num_draws: int,
     run_error: float,
@@ -313,21 +314,23 @@ def model_form(
     """Factors by which the model has been wrong before, in either direction; the first one is 1.
 
     Parameter draws already hold the uncertainty of the measurements, so that the two together are on the
-    safe side. No residual tells about a step that was traced: how far its run is off what the setting
+    safe side. No residual tells about a step that was traced: how far its run is off what the layout
     takes in the mean of many comes on top, in log.
     """
     errors = list(
         profile.residual.single_log_errors
-        if setting.world_size == 1
+        if layout.world_size == 1
         else profile.residual.ddp_log_errors
     )
-    errors += _earlier_errors(validation, setting)
+    errors += _earlier_errors(validation, workload.workload.name, layout)
     is_calibrated = profile.workload(workload.workload.name) is not None
     if not is_calibrated and workload.evidence is None:
         errors.append(_BORROWED_ERROR)
     pool = np.array(errors or [_UNKNOWN_ERROR])
-    # Seeded by the setting, so that the order of questions is no matter.
-    rng = np.random.default_rng([SEED, zlib.crc32(setting.label.encode())])
+    # Seeded by the layout, so that the order of questions is no matter.
+    rng = np.random.default_rng(
+        [SEED, zlib.crc32(seed_text(workload.workload.name, layout).encode())]
+    )
     signs = rng.choice([-1, 1], num_draws)
     logs = rng.choice(pool, num_draws) * signs
     if not is_calibrated:
@@ -337,12 +340,20 @@ def model_form(
     return factors
 
 
-def _earlier_errors(validation: ValidationDocument | None, setting: Setting) -> list[float]:
-    """Log errors of earlier fresh runs of the same kind, without those of this very setting."""
+def seed_text(workload: str, layout: Layout) -> str:
+    """A text of its own for every step, which seeds the errors of its form."""
+    return RunSetting.of(workload, layout).label
+
+
+def _earlier_errors(
+    validation: ValidationDocument | None, workload: str, layout: Layout
+) -> list[float]:
+    """Log errors of earlier fresh runs of the same kind, without those of this very layout."""
     if validation is None:
         return []
+    asked = RunSetting.of(workload, layout)
     return [
         float(np.log1p(entry.signed_error))
         for entry in validation.settings
-        if (entry.setting.world_size == 1) == (setting.world_size == 1) and entry.setting != setting
+        if (entry.setting.world_size == 1) == (layout.world_size == 1) and entry.setting != asked
     ]

@@ -16,7 +16,6 @@ from perfmodel.cost.terms import CurveDraws, Samples
 from perfmodel.documents.prediction import Interval
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.layout.layout import Layout, Recompute, Schedule
-from perfmodel.layout.setting import Setting
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import CheckpointProfile, CurvePoint
 from perfmodel.step.division import Unit, parameter_bytes, stage_units, units
@@ -170,14 +169,14 @@ def device_memory(
 
 
 def step_memory(
-    document: WorkloadDocument, setting: Setting, *, device_kind: str
+    document: WorkloadDocument, layout: Layout, *, device_kind: str
 ) -> DeviceMemory | None:
-    """What one device of a kind needs in a setting; None if nobody recorded the workload's memory."""
+    """What one device of a kind needs under a layout; None if nobody recorded the workload's memory."""
     if document.memory is None:
         return None
     return device_memory(
         document.memory,
-        MemorySetting(micro_batch=setting.micro_batch, devices=setting.world_size),
+        MemorySetting(micro_batch=layout.micro_batch, devices=layout.world_size),
         gradient_bytes=document.workload.gradient_bytes,
         overhead=overhead_of(document.memory, device_kind),
     )

@@ -6,7 +6,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, TypeAd
 
 from perfmodel.documents.base import Record, Share
 from perfmodel.documents.prediction import Contrast, Interval
-from perfmodel.layout.setting import MOST_BATCH, MOST_DEVICES
+from perfmodel.layout.layout import MOST_BATCH, MOST_DEVICES
 from perfmodel.machine.evidence import Evidence
 
 _Text = Annotated[str, Field(min_length=1, max_length=200)]

@@ -14,7 +14,7 @@ from pydantic import (
 
 from perfmodel.arrays import FloatArray
 from perfmodel.documents.base import Document, Provenance, Record, Share
-from perfmodel.layout.setting import Setting
+from perfmodel.documents.observation import RunSetting
 from perfmodel.machine.evidence import Evidence
 from perfmodel.step.program import Cause
 
@@ -66,7 +66,7 @@ class Interval(Record):
 class PredictedPoint(Record):
     """One world size."""
 
-    setting: Setting
+    setting: RunSetting
     step_s: Interval
     """Typical step of a run, from the end of one step to the end of the next. [s]"""
     samples_per_s: Interval

@@ -12,15 +12,15 @@ from pydantic import (
 )
 
 from perfmodel.documents.base import Document, Provenance, Record, Share, unless_empty
+from perfmodel.documents.observation import RunSetting
 from perfmodel.documents.prediction import Interval
-from perfmodel.layout.setting import Setting
 from perfmodel.machine.evidence import Evidence
 
 
 class ComparedSetting(Record):
     """One held-out setting. Signed errors are predicted over measured, minus 1."""
 
-    setting: Setting
+    setting: RunSetting
     predicted_s: Interval
     measured_s: PositiveFloat
     """Typical step over repetitions, each at the machine speed of the calibration. [s]"""
@@ -85,7 +85,7 @@ class ErrorSummary(Record):
 class Repeat(Record):
     """A calibrated setting run again: what even a perfect model could not predict."""
 
-    setting: Setting
+    setting: RunSetting
     calibrated_s: PositiveFloat
     measured_s: PositiveFloat
     measured_raw_s: PositiveFloat
@@ -137,7 +137,7 @@ class ValidationDocument(Document):
 class ComparedModel(Record):
     """One held-out run. Signed errors are predicted over measured, minus 1."""
 
-    setting: Setting
+    setting: RunSetting
     mode: str
     """ "measured": the model's own operators, timed in place; "curves": calibrated curves alone."""
     predicted_s: Interval

@@ -1,17 +1,40 @@
-"""How a large model is spread over devices: one grammar for every parallelism, and what contradicts.
+"""How training is spread over devices: one record and one grammar for every parallelism.
 
-``dp=8 tp=4 pp=2 cp=1 ep=1 zero=1 micro_batch=2 recompute=selective schedule=1f1b interleave=2``; what a
-model or a cluster does not allow is in ``parallelism.feasibility``.
+``ddp=8``, ``fsdp=8 tp=2``, ``dp=8 tp=4 pp=2 zero=1 micro_batch=2 recompute=selective schedule=1f1b``. DDP on
+n devices is ``Layout(dp=n)``. ``layout.candidates`` tells what a model or a cluster does not allow.
 """
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 from perfmodel import checks
 from perfmodel.errors import NotFeasible, UsageError, did_you_mean
-from perfmodel.layout.setting import MOST_BATCH, MOST_DEVICES
+from perfmodel.units import MIB, Bytes
+
+Scaling = Literal["weak", "strong"]
+
+#: Ten times the largest machine; beyond, tables and times say nothing.
+MOST_DEVICES: Final = 2**20
+#: Samples per step, of one device or all; float64 still counts them.
+MOST_BATCH: Final = 2**40
+
+#: PyTorch's defaults when ``bucket_cap_mb`` is not given: ``_DEFAULT_FIRST_BUCKET_BYTES`` and 25 MiB
+#: (torch/nn/parallel/distributed.py). An explicit cap applies to the first bucket as well.
+DEFAULT_FIRST_BUCKET_BYTES: Final = 1 * MIB
+DEFAULT_BUCKET_BYTES: Final = 25 * MIB
+
+
+class Synchronisation(enum.StrEnum):
+    """What happens to the gradients of a step."""
+
+    NONE = "none"
+    """A bare module, no wrapper: what runs on a single device."""
+    NO_SYNC = "no_sync"
+    """Wrapped in DistributedDataParallel, gradients kept local (``no_sync``): isolates compute."""
+    DDP = "ddp"
+    """Wrapped in DistributedDataParallel, gradients averaged bucket by bucket."""
 
 
 class Recompute(enum.StrEnum):
@@ -66,7 +89,7 @@ class Order(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """One way to spread a transformer over ``world_size`` devices."""
+    """One way to spread training over ``world_size`` devices."""
 
     dp: int = 1
     """Data-parallel replicas."""
@@ -109,6 +132,10 @@ class Layout:
     """Steps between two exchanges of data centres (local SGD)."""
     stage_layers: tuple[int, ...] = ()
     """Layers of each pipeline stage; empty: as even as possible, fewer at the ends."""
+    bucket_cap_mb: float | None = None
+    """MiB, as DistributedDataParallel takes it; None: PyTorch's default (1 MiB, then 25 MiB)."""
+    wrapper: Synchronisation | None = None
+    """None: DDP where several replicas hold the same layers, else a bare module."""
 
     def __post_init__(self) -> None:
         """Refuse layouts that no model could have."""
@@ -119,6 +146,11 @@ class Layout:
         checks.at_least("shard", self.shard, 0)
         checks.at_least("prefetch", self.prefetch, 0)
         checks.finite("imbalance", self.imbalance)
+        if self.bucket_cap_mb is not None:
+            checks.positive("bucket_cap", self.bucket_cap_mb)
+        usual = Synchronisation.DDP if self.dp * self.cp > 1 else Synchronisation.NONE
+        if self.wrapper is usual:
+            object.__setattr__(self, "wrapper", None)  # equal layouts compare equal
         for broken, reason in _contradictions(self):
             if broken:
                 raise ValueError(reason)
@@ -151,17 +183,39 @@ class Layout:
         return self.dp * self.tp * self.pp * self.cp
 
     @property
+    def local_batch(self) -> int:
+        """Samples per optimizer step of one replica."""
+        return self.micro_batch * self.accumulation
+
+    @property
     def global_batch(self) -> int:
-        """Sequences per optimizer step."""
-        return self.dp * self.micro_batch * self.accumulation
+        """Samples per optimizer step of all replicas."""
+        return self.dp * self.local_batch
+
+    @property
+    def synchronisation(self) -> Synchronisation:
+        """What happens to the gradients of a step."""
+        if self.wrapper is not None:
+            return self.wrapper
+        return Synchronisation.DDP if self.dp * self.cp > 1 else Synchronisation.NONE
+
+    @property
+    def bucket_limits_bytes(self) -> tuple[Bytes, ...]:
+        """Size limits of the first bucket and of those after it (the last one repeats)."""
+        if self.bucket_cap_mb is None:
+            return (DEFAULT_FIRST_BUCKET_BYTES, DEFAULT_BUCKET_BYTES)
+        return (int(self.bucket_cap_mb * MIB),)
 
     def __str__(self) -> str:
         """The layout in the grammar that ``parse_layout`` reads, defaults left out."""
-        return " ".join(
-            f"{field.name}={_text(value)}"
+        words = {
+            _WORDS.get(field.name, field.name): _text(value)
             for field in fields(self)
             if (value := getattr(self, field.name)) != field.default
-        )
+        }
+        if words.pop("wrapper", None) == "ddp":
+            words = {"ddp": str(self.dp)} | words
+        return " ".join(f"{word}={text}" for word, text in words.items())
 
 
 def _contradictions(layout: Layout) -> tuple[tuple[bool, str], ...]:
@@ -202,6 +256,10 @@ def _pipeline_rules(layout: Layout) -> tuple[tuple[bool, str], ...]:
 def _sharding_rules(layout: Layout) -> tuple[tuple[bool, str], ...]:
     replicas = layout.replicas
     return (
+        (
+            layout.synchronisation is Synchronisation.NONE and replicas > 1,
+            f"dp x cp must be 1 without DDP, got {replicas}",
+        ),
         (layout.zero not in (0, 1, 2, 3), f"zero must be 0, 1, 2 or 3, got {layout.zero}"),
         (layout.shard > 0 and layout.zero != 3, f"shard must come with zero=3, got {layout.zero}"),
         (
@@ -278,8 +336,13 @@ _NUMBERS: Final = (
 _AT_LEAST_ONE: Final = tuple(name for name in _NUMBERS if name not in {"zero", "shard", "prefetch"})
 _KEYS: Final = (
     *_NUMBERS, "recompute", "schedule", "offload", "precision", "order",
-    "sequence_parallel", "overlap", "one_process", "imbalance", "stage_layers",
+    "sequence_parallel", "overlap", "one_process", "imbalance", "stage_layers", "bucket_cap",
+    "ddp", "fsdp",
 )  # fmt: skip
+#: Fields whose word in the grammar is another one.
+_WORDS: Final = {"bucket_cap_mb": "bucket_cap"}
+#: Words that stand for two others: DistributedDataParallel, FullyShardedDataParallel.
+_SHORT: Final = {"ddp": 0, "fsdp": 3}
 
 
 def parse_layout(text: str) -> Layout:
@@ -302,7 +365,13 @@ def parse_layout(text: str) -> Layout:
             raise UsageError(f"layout: {key} must be given once, got it twice in {text!r}")
         words[key] = value
     try:
+        wrapper = Synchronisation.DDP if "ddp" in words else None
+        words = _spelled_out(words)
         layout = Layout(
+            wrapper=wrapper,
+            bucket_cap_mb=_decimal("bucket_cap", words["bucket_cap"])
+            if "bucket_cap" in words
+            else None,
             **{key: _number(key, words[key]) for key in _NUMBERS if key in words},
             recompute=_choice("recompute", words, Recompute.NONE),
             schedule=_choice("schedule", words, Schedule.ONE_F_ONE_B),
@@ -325,6 +394,18 @@ def parse_layout(text: str) -> Layout:
     return layout
 
 
+def _spelled_out(words: Mapping[str, str]) -> dict[str, str]:
+    """The words with ``ddp`` and ``fsdp`` as ``dp`` and ``zero``."""
+    short = [word for word in _SHORT if word in words]
+    if not short:
+        return dict(words)
+    [first, *others] = short
+    for other in (*others, "dp", "zero"):
+        if other in words:
+            raise ValueError(f"{first} excludes {other}, got both")
+    return {**words, "dp": words[first], "zero": str(_SHORT[first])}
+
+
 def _require_meaning(layout: Layout, words: Mapping[str, str]) -> None:
     """Refuse options that were typed and would change nothing."""
     if layout.sequence_parallel and layout.tp == 1:
@@ -333,6 +414,49 @@ def _require_meaning(layout: Layout, words: Mapping[str, str]) -> None:
         raise ValueError(f"schedule must come with pp > 1, got {layout.schedule} with pp = 1")
     if "order" in words and layout.pp == 1:
         raise ValueError(f"order must come with pp > 1, got {layout.order} with pp = 1")
+
+
+def scaled_layouts(
+    world_sizes: Sequence[int],
+    *,
+    scaling: Scaling,
+    batch: int,
+    accumulation: int = 1,
+    bucket_cap_mb: float | None = None,
+) -> tuple[Layout, ...]:
+    """Data-parallel layouts, one per world size; one device has no wrapper.
+
+    Parameters
+    ----------
+    batch
+        Weak scaling: samples per forward pass of each rank, whatever their number. Strong scaling:
+        samples per step of all ranks together.
+
+    Raises
+    ------
+    NotFeasible
+        If the global batch cannot be split evenly.
+    """
+    checks.within("batch", batch, 1, MOST_BATCH)
+    checks.within("accumulation", accumulation, 1, MOST_BATCH)
+    layouts = []
+    for world_size in world_sizes:
+        checks.within("devices", world_size, 1, MOST_DEVICES)
+        parts = world_size * accumulation if scaling == "strong" else 1
+        if batch % parts:
+            raise NotFeasible(
+                f"--scaling strong: the global batch must be a multiple of devices x accumulation "
+                f"({parts}), got {batch}; choose another --batch or fewer --devices"
+            )
+        layouts.append(
+            Layout(
+                dp=world_size,
+                micro_batch=batch // parts,
+                accumulation=accumulation,
+                bucket_cap_mb=bucket_cap_mb,
+            )
+        )
+    return tuple(layouts)
 
 
 def accumulation_for(*, global_batch: int, dp: int, micro_batch: int) -> int:

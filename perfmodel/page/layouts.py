@@ -10,8 +10,7 @@ from perfmodel.cost.memory import verdict
 from perfmodel.documents.page import CurvePoint, LayoutQuestion, MemoryAnswer, PageAnswer
 from perfmodel.documents.prediction import Interval, LayoutPredictionDocument, StageMemory
 from perfmodel.errors import NotFeasible, UsageError
-from perfmodel.layout.layout import Layout, accumulation_for, parse_layout
-from perfmodel.layout.setting import MOST_DEVICES
+from perfmodel.layout.layout import MOST_DEVICES, Layout, accumulation_for, parse_layout
 from perfmodel.machine.cluster import DEVICES_PER_NODE
 from perfmodel.page.machines import LayoutMachine, chosen, spent, timeline
 from perfmodel.predict_layout import Training, predict_layout

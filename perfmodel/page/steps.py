@@ -9,14 +9,14 @@ from perfmodel.cost.terms import Samples
 from perfmodel.documents.page import CurvePoint, MemoryAnswer, PageAnswer, StepQuestion
 from perfmodel.documents.prediction import Contrast
 from perfmodel.errors import NotFeasible, UsageError
-from perfmodel.layout.setting import Setting, scaled_settings
+from perfmodel.layout.layout import Layout, scaled_layouts
 from perfmodel.page.machines import OpenedWorkload, StepMachine, chosen, spent, timeline
 from perfmodel.predictor import (
     Forecast,
     Predictor,
     StepPrediction,
     caveats,
-    forecast_settings,
+    forecast_layouts,
     interval,
 )
 from perfmodel.scenarios.compare import UNMEASURED, contrast_of_draws, predictor_of, with_assumed
@@ -58,12 +58,12 @@ class StepDesk:
         """
         changes = _changes(question)
         scenario = self._scenario(changes)
-        settings = self._settings(scenario, question)
-        single, asked = (self._step(changes, setting) for setting in settings)
+        layouts = self._layouts(scenario, question)
+        single, asked = (self._step(changes, layout) for layout in layouts)
         predictor = self._predictor(changes)
         point = with_assumed(predictor.point(asked, baseline=single), scenario)
         memory, no_memory = _memory(
-            self._workload, question, asked.setting, scenario.profile.memory_kind
+            self._workload, question, asked.layout, scenario.profile.memory_kind
         )
         notes = [
             *caveats(
@@ -73,7 +73,7 @@ class StepDesk:
             *((UNMEASURED,) if scenario.assumed else ()),
         ]
         return PageAnswer(
-            setting=_words(asked.setting, question.scaling),
+            setting=_words(self._workload.entry.workload.name, asked.layout, question.scaling),
             step_s=point.step_s,
             throughput=point.samples_per_s,
             throughput_unit="samples/s",
@@ -125,19 +125,19 @@ class StepDesk:
     def _predictor_of(self, changes: tuple[tuple[str, str], ...]) -> Predictor:
         return predictor_of(self._scenario(changes))
 
-    def _step_of(self, changes: tuple[tuple[str, str], ...], setting: Setting) -> StepPrediction:
+    def _step_of(self, changes: tuple[tuple[str, str], ...], layout: Layout) -> StepPrediction:
         scenario = self._scenario(changes)
         return self._predictor(changes).step(
             scenario.workload,
-            setting,
+            layout,
             loader_samples_per_s=scenario.request.loader_samples_per_s,
             tails=(),
         )
 
-    def _settings(self, scenario: Scenario, question: StepQuestion) -> tuple[Setting, Setting]:
+    def _layouts(self, scenario: Scenario, question: StepQuestion) -> tuple[Layout, Layout]:
         """One device, which the speed-up refers to, and what is asked."""
         request = scenario.request
-        found = forecast_settings(
+        found = forecast_layouts(
             scenario.workload,
             Forecast(
                 world_sizes=(question.devices,),
@@ -154,33 +154,33 @@ class StepDesk:
         if not _changes(question):
             return None
         try:
-            _, setting = self._settings(self._scenario(()), question)
+            _, layout = self._layouts(self._scenario(()), question)
         except NotFeasible:  # the batch may need the changed accumulation to be split evenly
             return None
-        before = self._step((), setting)
-        batches = asked.setting.global_batch / setting.global_batch
+        before = self._step((), layout)
+        batches = asked.layout.global_batch / layout.global_batch
         return contrast_of_draws(before.step_s, asked.step_s, batches=batches, is_paired=True)
 
     def _curve(self, question: StepQuestion, asked: StepPrediction) -> tuple[CurvePoint, ...]:
         """Speed-ups of powers of two and of the count asked for, where the batch can be split."""
-        settings = self._powers(question, asked.setting)
+        layouts = self._powers(question, asked.layout)
         steps_s = {
-            **dict(zip(settings, self._draws(_changes(question), settings), strict=True)),
-            asked.setting: asked.step_s,
+            **dict(zip(layouts, self._draws(_changes(question), layouts), strict=True)),
+            asked.layout: asked.step_s,
         }
-        single = settings[0]
+        single = layouts[0]
         return tuple(
             CurvePoint(
-                devices=setting.world_size,
+                devices=layout.world_size,
                 value=interval(
-                    setting.global_batch / single.global_batch * steps_s[single] / steps_s[setting]
+                    layout.global_batch / single.global_batch * steps_s[single] / steps_s[layout]
                 ),
-                ideal=setting.world_size,
+                ideal=layout.world_size,
             )
-            for setting in sorted(steps_s, key=lambda setting: setting.world_size)
+            for layout in sorted(steps_s, key=lambda layout: layout.world_size)
         )
 
-    def _powers(self, question: StepQuestion, asked: Setting) -> tuple[Setting, ...]:
+    def _powers(self, question: StepQuestion, asked: Layout) -> tuple[Layout, ...]:
         """Settings like the one asked for, on powers of two."""
         most = CURVE_UP_TO if self._machine.profile.max_world_size > 1 else 1
         while most < question.devices:
@@ -191,8 +191,7 @@ class StepDesk:
         counts = [2**power for power in range(most.bit_length())]
         if question.scaling == "strong":
             counts = [count for count in counts if batch % (count * asked.accumulation) == 0]
-        return scaled_settings(
-            asked.workload,
+        return scaled_layouts(
             counts,
             scaling=question.scaling,
             batch=batch,
@@ -201,12 +200,12 @@ class StepDesk:
         )
 
     def _draws_of(
-        self, changes: tuple[tuple[str, str], ...], settings: tuple[Setting, ...]
+        self, changes: tuple[tuple[str, str], ...], layouts: tuple[Layout, ...]
     ) -> list[Samples]:
         scenario = self._scenario(changes)
         return self._predictor(changes).step_draws(
             scenario.workload,
-            settings,
+            layouts,
             loader_samples_per_s=scenario.request.loader_samples_per_s,
         )
 
@@ -227,10 +226,10 @@ def _changes(question: StepQuestion) -> tuple[tuple[str, str], ...]:
 
 
 def _memory(
-    workload: OpenedWorkload, question: StepQuestion, setting: Setting, device_kind: str
+    workload: OpenedWorkload, question: StepQuestion, layout: Layout, device_kind: str
 ) -> tuple[MemoryAnswer | None, str]:
     document = workload.document
-    found = None if document is None else step_memory(document, setting, device_kind=device_kind)
+    found = None if document is None else step_memory(document, layout, device_kind=device_kind)
     if found is None:
         return None, (
             "Not known: this workload was not traced. perfmodel trace writes a file that can be given "
@@ -248,13 +247,13 @@ def _memory(
     ), ""
 
 
-def _words(setting: Setting, scaling: str) -> str:
-    parts = f"{setting.world_size:,} x {setting.micro_batch:,}"
-    if setting.accumulation > 1:
-        parts += f" x {setting.accumulation}"
+def _words(workload: str, layout: Layout, scaling: str) -> str:
+    parts = f"{layout.world_size:,} x {layout.micro_batch:,}"
+    if layout.accumulation > 1:
+        parts += f" x {layout.accumulation}"
     return (
-        f"{setting.workload}, devices x micro-batch{' x accumulation' * (setting.accumulation > 1)} "
-        f"{parts}, global batch {setting.global_batch:,}, {scaling} scaling"
+        f"{workload}, devices x micro-batch{' x accumulation' * (layout.accumulation > 1)} "
+        f"{parts}, global batch {layout.global_batch:,}, {scaling} scaling"
     )
 
 

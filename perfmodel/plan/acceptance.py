@@ -32,7 +32,7 @@ from perfmodel.documents.goodput import GoodputDocument
 from perfmodel.documents.observation import Observation, StepObservation
 from perfmodel.engine.stragglers import expected_largest_deviate
 from perfmodel.errors import CalibrationUnavailable, UsageError
-from perfmodel.layout.setting import Setting, Synchronisation, scaled_settings
+from perfmodel.layout.layout import Layout, Synchronisation, scaled_layouts
 from perfmodel.machine.measured import CollectiveProfile, MeasuredMachine
 from perfmodel.predictor import Predictor
 from perfmodel.units import GIB, KIB, Bytes, format_bytes, format_rate
@@ -153,18 +153,16 @@ def _step(profile: MeasuredMachine, clause: Clause) -> Quantity | None:
     workload = profile.workload(clause.workload)
     if workload is None:
         return None
-    [setting] = scaled_settings(
-        clause.workload, [clause.world_size], scaling="weak", batch=clause.micro_batch
-    )
+    [layout] = scaled_layouts([clause.world_size], scaling="weak", batch=clause.micro_batch)
     for step in profile.steps:
         known = (step.workload, step.world_size, step.micro_batch, step.synchronisation)
-        asked = (setting.workload, setting.world_size, setting.micro_batch)
-        if known == (*asked, setting.synchronisation.value) and step.bucket_cap_mb is None:
+        asked = (clause.workload, layout.world_size, layout.micro_batch)
+        if known == (*asked, layout.synchronisation.value) and step.bucket_cap_mb is None:
             error = math.hypot(step.relative_error, profile.round_error)
             return Quantity(value=step.step_s, log_error=error, source="measured")
-    if setting.synchronisation is Synchronisation.DDP and not _has_all_reduce(profile):
+    if layout.synchronisation is Synchronisation.DDP and not _has_all_reduce(profile):
         return None
-    draws_s = Predictor(profile).step(workload, setting).step_s
+    draws_s = Predictor(profile).step(workload, layout).step_s
     return Quantity(
         value=float(draws_s[0]), log_error=float(np.log(draws_s[1:]).std()), source="predicted"
     )
@@ -213,7 +211,7 @@ def rank_ratios(observations: Sequence[Observation]) -> dict[int, float]:
     """
     found: defaultdict[int, list[float]] = defaultdict(list)
     for observation in observations:
-        if isinstance(observation, StepObservation) and _is_local(observation.setting):
+        if isinstance(observation, StepObservation) and _is_local(observation.setting.layout):
             steps_s = {rank.rank: median(rank.step_s) for rank in observation.ranks}
             middle_s = median(steps_s.values())
             for rank, step_s in steps_s.items():
@@ -221,9 +219,9 @@ def rank_ratios(observations: Sequence[Observation]) -> dict[int, float]:
     return {rank: median(ratios) for rank, ratios in sorted(found.items())}
 
 
-def _is_local(setting: Setting) -> bool:
+def _is_local(layout: Layout) -> bool:
     """Many ranks at work, none of which waits for another."""
-    return setting.world_size > 1 and setting.synchronisation is Synchronisation.NO_SYNC
+    return layout.world_size > 1 and layout.synchronisation is Synchronisation.NO_SYNC
 
 
 def _slow_ranks(profile: MeasuredMachine, observations: Sequence[Observation]) -> Iterator[str]:

@@ -23,8 +23,7 @@ from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError, refuse_unknown
-from perfmodel.layout.layout import Layout, accumulation_for
-from perfmodel.layout.setting import MOST_BATCH, Scaling, Setting, scaled_settings
+from perfmodel.layout.layout import MOST_BATCH, Layout, Scaling, accumulation_for, scaled_layouts
 from perfmodel.layout_search import Request, search_layouts, spread_against_first
 from perfmodel.machine.cluster import DEVICES_PER_NODE, Cluster
 from perfmodel.machine.evidence import Evidence
@@ -65,7 +64,7 @@ class StepTable:
         Candidates. Those into which the batch cannot be split, with strong scaling, are left out, and
         those that do not fit.
     memory
-        Whether a setting fits into a device; None if nobody asks.
+        Whether a layout fits into a device; None if nobody asks.
     """
 
     def __init__(  # noqa: PLR0913 - one parameter per part of the question
@@ -77,7 +76,7 @@ class StepTable:
         batch: int,
         accumulation: int,
         counts: Iterable[int],
-        memory: Callable[[Setting], FitInMemory] | None = None,
+        memory: Callable[[Layout], FitInMemory] | None = None,
     ) -> None:
         self._memory = memory
         self._predictor, self._workload = predictor, workload
@@ -94,16 +93,15 @@ class StepTable:
         self._knots: tuple[Samples, Samples] | None = None
         self.predict(self._first_knots())
 
-    def setting(self, count: int) -> Setting:
+    def layout(self, count: int) -> Layout:
         """What so many devices run."""
-        [setting] = scaled_settings(
-            self._workload.workload.name,
+        [layout] = scaled_layouts(
             [count],
             scaling=self._scaling,
             batch=self._batch,
             accumulation=self._accumulation,
         )
-        return setting
+        return layout
 
     def global_batches(self, counts: IntArray) -> IntArray:
         """Samples per step of all devices together, one per count."""
@@ -114,7 +112,7 @@ class StepTable:
     def step(self, count: int) -> StepPrediction:
         """One count with all that is known of its step; most counts are never asked for it."""
         if count not in self._steps:
-            self._steps[count] = self._predictor.step(self._workload, self.setting(count))
+            self._steps[count] = self._predictor.step(self._workload, self.layout(count))
             self._know({count: self._steps[count].step_s})
         return self._steps[count]
 
@@ -123,8 +121,8 @@ class StepTable:
         fresh = [count for count in counts if count not in self._draws]
         if not fresh:
             return
-        settings = [self.setting(count) for count in fresh]
-        draws_s = self._predictor.step_draws(self._workload, settings)
+        layouts = [self.layout(count) for count in fresh]
+        draws_s = self._predictor.step_draws(self._workload, layouts)
         self._know(dict(zip(fresh, draws_s, strict=True)))
 
     def _know(self, draws_s: Mapping[int, Samples]) -> None:
@@ -164,11 +162,11 @@ class StepTable:
         """One size."""
         step = self.step(count)
         return Facts(
-            micro_batch=step.setting.micro_batch,
-            global_batch=step.setting.global_batch,
+            micro_batch=step.layout.micro_batch,
+            global_batch=step.layout.global_batch,
             step_s=step.step_s,
             evidence=Evidence.weakest(step.terms.evidence.values()),
-            memory=None if self._memory is None else self._memory(step.setting),
+            memory=None if self._memory is None else self._memory(step.layout),
         )
 
     def ends(self, count: int) -> list[Ends]:
@@ -182,36 +180,35 @@ class StepTable:
     def caveats(self, count: int) -> list[str]:
         """Those of a prediction of that size."""
         step = self.step(count)
-        point = self._predictor.point(step, baseline=self._alone(step.setting, "weak"))
+        point = self._predictor.point(step, baseline=self._alone(step.layout, "weak"))
         return list(caveats(self._predictor.profile, [point], workload=self._workload))
 
     def _scaling_of(self, step: StepPrediction) -> Iterator[ScalingStatement]:
-        setting = step.setting
+        layout = step.layout
         batches: dict[Scaling, int] = {
-            "weak": setting.micro_batch,
-            "strong": setting.global_batch,
+            "weak": layout.micro_batch,
+            "strong": layout.global_batch,
         }
         for scaling, batch in batches.items():
             if batch > MOST_BATCH:
                 continue
-            baseline = self._alone(setting, scaling)
+            baseline = self._alone(layout, scaling)
             point: PredictedPoint = self._predictor.point(step, baseline=baseline)
             yield ScalingStatement(
                 scaling=scaling,
                 batch=batch,
-                devices=setting.world_size,
+                devices=layout.world_size,
                 from_devices=1,
                 speedup=point.speedup,
                 efficiency=point.scaling_efficiency,
             )
 
-    def _alone(self, setting: Setting, scaling: Scaling) -> StepPrediction:
-        [alone] = scaled_settings(
-            setting.workload,
+    def _alone(self, layout: Layout, scaling: Scaling) -> StepPrediction:
+        [alone] = scaled_layouts(
             [1],
             scaling=scaling,
-            batch=setting.micro_batch if scaling == "weak" else setting.global_batch,
-            accumulation=setting.accumulation,
+            batch=layout.micro_batch if scaling == "weak" else layout.global_batch,
+            accumulation=layout.accumulation,
         )
         return self._predictor.step(self._workload, alone)
 
@@ -219,13 +216,13 @@ class StepTable:
         if self._scaling == "weak":
             return True
         try:
-            self.setting(count)
+            self.layout(count)
         except NotFeasible:
             return False
         return True
 
     def _fits(self, count: int) -> bool:
-        return self._memory is None or self._memory(self.setting(count)).probability >= FITS_ABOVE
+        return self._memory is None or self._memory(self.layout(count)).probability >= FITS_ABOVE
 
     def _refusal(self, split: Sequence[int]) -> str:
         if not split:
@@ -234,9 +231,7 @@ class StepTable:
                 "that is; choose other batches or counts"
             )
         assert self._memory is not None
-        least = min(
-            (self._memory(self.setting(n)) for n in split), key=lambda fit: fit.needed_bytes
-        )
+        least = min((self._memory(self.layout(n)) for n in split), key=lambda fit: fit.needed_bytes)
         return (
             f"device_memory: batch {self._batch} needs {format_bytes(least.needed_bytes)} of each device; "
             "take smaller batches or larger devices"
@@ -586,7 +581,7 @@ class _Opened:
 
     def _memory(
         self, option: Option, profile: MeasuredMachine
-    ) -> Callable[[Setting], FitInMemory] | None:
+    ) -> Callable[[Layout], FitInMemory] | None:
         capacity_bytes, document = option.capacity_bytes, self._sources.workload
         if capacity_bytes is None:
             return None
@@ -596,8 +591,8 @@ class _Opened:
                 f"work.workload, got {self._plan.work.name!r}, whose memory nobody recorded"
             )
 
-        def fit(setting: Setting) -> FitInMemory:
-            found = step_memory(document, setting, device_kind=profile.memory_kind)
+        def fit(layout: Layout) -> FitInMemory:
+            found = step_memory(document, layout, device_kind=profile.memory_kind)
             assert found is not None
             return FitInMemory(
                 needed_bytes=float(found.needed_bytes),

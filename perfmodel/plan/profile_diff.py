@@ -9,8 +9,9 @@ import numpy as np
 
 from perfmodel.documents.acceptance import Difference, MovedPrediction, ProfileDiffDocument
 from perfmodel.documents.base import command_line
+from perfmodel.documents.observation import RunSetting
 from perfmodel.errors import IncomparableRuns
-from perfmodel.layout.setting import scaled_settings
+from perfmodel.layout.layout import scaled_layouts
 from perfmodel.machine.measured import PHASE_CURVES, MeasuredMachine, MeasuredWorkload
 from perfmodel.predictor import Predictor, interval
 from perfmodel.statistics.pairing import unpaired
@@ -248,9 +249,10 @@ def _predictions(old: MeasuredMachine, new: MeasuredMachine) -> Iterator[MovedPr
         batch = _shared_batch(entry, other)
         if other is None or batch is None or other.workload != entry.workload:
             continue
-        for setting in scaled_settings(entry.workload.name, counts, scaling="weak", batch=batch):
-            old_s = before.step(entry, setting).step_s
-            new_s = after.step(other, setting).step_s
+        for layout in scaled_layouts(counts, scaling="weak", batch=batch):
+            old_s = before.step(entry, layout).step_s
+            new_s = after.step(other, layout).step_s
+            setting = RunSetting.of(entry.workload.name, layout)
             ratio = interval(np.divide(*reversed(unpaired(old_s, new_s, seed=setting.label))))
             yield MovedPrediction(
                 what=f"{setting.workload}, {setting.world_size} x {setting.micro_batch}",

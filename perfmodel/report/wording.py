@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from perfmodel.documents.base import QUIET
+from perfmodel.documents.observation import RunSetting
 from perfmodel.documents.prediction import Interval, PredictionDocument
 from perfmodel.documents.verdicts import ErrorSummary, Gate, ValidationDocument
-from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.layout.layout import Synchronisation
 from perfmodel.units import PREFIXES, Seconds, format_duration, format_rate, parse_duration
 
 DEFINITIONS: Final[dict[str, str]] = {
@@ -99,7 +100,7 @@ def one_line(cell: str) -> str:
     return cell.replace("\n", " ")
 
 
-def gradients(setting: Setting) -> str:
+def gradients(setting: RunSetting) -> str:
     """Text for what happens to the gradients: a bucket cap, or that there is no DDP."""
     if setting.synchronisation is not Synchronisation.DDP:
         return "no DDP" if setting.synchronisation is Synchronisation.NONE else "no_sync"
@@ -111,7 +112,7 @@ def bucket_cap(bucket_cap_mb: float | None) -> str:
     return "default" if bucket_cap_mb is None else f"{bucket_cap_mb:g} MiB"
 
 
-def short_label(setting: Setting) -> str:
+def short_label(setting: RunSetting) -> str:
     """Text such as ``resnet18, 4 x 32 x 2, 25 MiB``: devices, micro-batch, accumulation, cap."""
     sizes = f"{setting.world_size} x {setting.micro_batch} x {setting.accumulation}"
     return f"{setting.workload}, {sizes}, {gradients(setting)}"

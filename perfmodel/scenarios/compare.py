@@ -10,7 +10,7 @@ from perfmodel.documents.base import Provenance
 from perfmodel.documents.prediction import Contrast, PredictedPoint, ScenarioOutcome, WhatIfDocument
 from perfmodel.explanation import explain
 from perfmodel.machine.evidence import Evidence
-from perfmodel.predictor import Predictor, caveats, forecast_settings, interval
+from perfmodel.predictor import Predictor, caveats, forecast_layouts, interval
 from perfmodel.scenarios.machine import Scenario
 from perfmodel.statistics.pairing import FASTER, unpaired
 
@@ -73,7 +73,7 @@ def predictor_of(scenario: Scenario) -> Predictor:
 def _outcome(scenario: Scenario) -> tuple[ScenarioOutcome, tuple[str, ...]]:
     """What the scenario would do, and its caveats."""
     predictor, request = predictor_of(scenario), scenario.request
-    settings = forecast_settings(scenario.workload, request)
+    settings = forecast_layouts(scenario.workload, request)
     steps = [
         predictor.step(
             scenario.workload, setting, loader_samples_per_s=request.loader_samples_per_s
@@ -85,7 +85,7 @@ def _outcome(scenario: Scenario) -> tuple[ScenarioOutcome, tuple[str, ...]]:
     explanation = explain(
         predictor,
         workload=scenario.workload,
-        setting=asked.setting,
+        layout=asked.layout,
         scaling=request.scaling,
         loader_samples_per_s=request.loader_samples_per_s,
     )

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from perfmodel.layout.setting import Setting, Synchronisation, assign_buckets
+from perfmodel.layout.buckets import assign_buckets
+from perfmodel.layout.layout import Layout, Synchronisation
 from perfmodel.step.program import Cause, Operation, StepProgram, Stream
 from perfmodel.units import Bytes
 from perfmodel.workload.workload import Workload
@@ -33,7 +34,7 @@ class GradientBucket:
     """When the last of them is ready, as a fraction of the backward pass."""
 
 
-def gradient_buckets(workload: Workload, setting: Setting) -> tuple[GradientBucket, ...]:
+def gradient_buckets(workload: Workload, layout: Layout) -> tuple[GradientBucket, ...]:
     """Buckets of a step in the order in which DDP reduces them.
 
     The bucket that holds the last gradient is ready at the end of backward: what autograd does
@@ -41,7 +42,7 @@ def gradient_buckets(workload: Workload, setting: Setting) -> tuple[GradientBuck
     """
     parameters = workload.parameters
     groups = assign_buckets(
-        [parameter.size_bytes for parameter in parameters], limits_bytes=setting.bucket_limits_bytes
+        [parameter.size_bytes for parameter in parameters], limits_bytes=layout.bucket_limits_bytes
     )
     return tuple(
         GradientBucket(
@@ -58,7 +59,7 @@ _IN_FLIGHT: Final = 2
 
 def compile_step(
     workload: Workload,
-    setting: Setting,
+    layout: Layout,
     *,
     asynchronous: bool,
     shards_bytes: Sequence[Bytes] = (),
@@ -77,18 +78,18 @@ def compile_step(
     """
     builder = _Builder(asynchronous=asynchronous)
     builder.add(Operation(name="load batch", stream=Stream.LOADER, cause=Cause.INPUT))
-    synchronised = setting.synchronisation is Synchronisation.DDP
-    if synchronised and setting.world_size > 1:
+    synchronised = layout.synchronisation is Synchronisation.DDP
+    if synchronised and layout.world_size > 1:
         builder.broadcast(workload.buffer_bytes)
-    for micro_step in range(setting.accumulation):
-        is_last = micro_step == setting.accumulation - 1
+    for micro_step in range(layout.accumulation):
+        is_last = micro_step == layout.accumulation - 1
         builder.compute(f"input {micro_step}", Cause.INPUT)
         builder.compute(f"forward {micro_step}", Cause.FORWARD)
         if synchronised and is_last:
             builder.synchronised_backward(
                 micro_step,
-                gradient_buckets(workload, setting),
-                communicates=setting.world_size > 1,
+                gradient_buckets(workload, layout),
+                communicates=layout.world_size > 1,
             )
         else:
             builder.compute(f"backward {micro_step}", Cause.BACKWARD)

@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from perfmodel.errors import NotFeasible
+from perfmodel.layout.buckets import assign_buckets
 from perfmodel.layout.layout import Layout, Offload, Recompute, Schedule
-from perfmodel.layout.setting import assign_buckets
 from perfmodel.units import Bytes
 from perfmodel.workload.memory import Block, StepMemory
 from perfmodel.workload.operator import (

@@ -10,8 +10,13 @@ from calibrate.environment import describe_environment
 from calibrate.placement import Placement
 from calibrate.processes import usable_cores
 from calibrate.task import StepTask, Task, TraceTask
-from perfmodel.documents.observation import Observation, StepObservation, WorkloadObservation
-from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.documents.observation import (
+    Observation,
+    RunSetting,
+    StepObservation,
+    WorkloadObservation,
+)
+from perfmodel.layout.layout import Synchronisation
 from perfmodel.step.ddp import gradient_buckets
 from perfmodel.workload.workload import Workload
 from tests.calibrate.played import ALONE
@@ -38,7 +43,7 @@ def campaign_of(folder: Path, *tasks: Task) -> Campaign:
     )
 
 
-def steps_of(*settings: Setting) -> tuple[Task, ...]:
+def steps_of(*settings: RunSetting) -> tuple[Task, ...]:
     """Every model is traced, then every setting runs for a few steps."""
     models = dict.fromkeys(setting.workload for setting in settings)
     return (
@@ -68,7 +73,7 @@ def assert_buckets_are_those_of_ddp(observations: list[Observation]) -> int:
         and entry.setting.synchronisation is Synchronisation.DDP
     ]
     for entry in synchronised:
-        ours = gradient_buckets(models[entry.setting.workload], entry.setting)
+        ours = gradient_buckets(models[entry.setting.workload], entry.setting.layout)
         assert entry.bucket_bytes == tuple(bucket.size_bytes for bucket in ours), (
             entry.setting.label
         )

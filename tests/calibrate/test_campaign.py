@@ -20,7 +20,7 @@ from calibrate.campaign import (
 )
 from calibrate.placement import Placement
 from calibrate.task import StepTask, WorkOrder
-from perfmodel.documents.observation import StepObservation, read_observations
+from perfmodel.documents.observation import RunSetting, StepObservation, read_observations
 from perfmodel.errors import (
     IncomparableRuns,
     Interrupted,
@@ -28,7 +28,6 @@ from perfmodel.errors import (
     PerfModelError,
     UsageError,
 )
-from perfmodel.layout.setting import Setting
 from tests.calibrate.played import ALONE
 from tests.fakes import FakeLauncher, LaunchCall
 from tests.played_worker import PlayedWorker, orders_of
@@ -41,7 +40,7 @@ def tasks_of(index: int) -> tuple[StepTask, ...]:
         StepTask(
             name=f"{index}-{micro_batch}",
             round=index,
-            setting=Setting(workload="light", world_size=2, micro_batch=micro_batch),
+            setting=RunSetting(workload="light", world_size=2, micro_batch=micro_batch),
             target_s=0.1,
         )
         for micro_batch in (1, 2, 3)

@@ -15,7 +15,7 @@ from calibrate.experiment import (
 )
 from calibrate.task import CheckpointTask, CollectiveTask, OverlapTask, ReplayTask, StepTask, Task
 from perfmodel.errors import UsageError
-from perfmodel.layout.setting import Synchronisation
+from perfmodel.layout.layout import Synchronisation
 
 
 def an_experiment(*, world_size: int = 2, seed: int = 0, budget: str = "quick") -> Experiment:

@@ -21,12 +21,13 @@ from calibrate.topology import LaunchFlags
 from perfmodel.documents.observation import (
     Observation,
     RankSteps,
+    RunSetting,
     StepObservation,
     read_observations,
 )
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import MeasurementFailed
-from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.layout.layout import Synchronisation
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.predictor import Forecast, Predictor, forecast
 from tests.calibrate.real_ranks import (
@@ -98,7 +99,7 @@ def assert_steps_are_complete(entry: StepObservation) -> None:
         assert_the_clock_is_right(entry.setting, rank)
 
 
-def assert_the_clock_is_right(setting: Setting, rank: RankSteps) -> None:
+def assert_the_clock_is_right(setting: RunSetting, rank: RankSteps) -> None:
     """That on the wall wherever there is something to wait for; alone, that of the thread."""
     if setting.synchronisation is Synchronisation.NONE:
         assert sum(rank.step_s) == pytest.approx(sum(rank.cpu_s), rel=0.05, abs=1e-4)
@@ -170,7 +171,10 @@ def test_a_killed_rank_is_named_and_the_rest_can_be_resumed(tmp_path: Path) -> N
     campaign = campaign_of(
         tmp_path / "campaign",
         *steps_of(
-            *(Setting(workload="lenet", world_size=2, micro_batch=batch) for batch in range(1, 7))
+            *(
+                RunSetting(workload="lenet", world_size=2, micro_batch=batch)
+                for batch in range(1, 7)
+            )
         ),
     )
 

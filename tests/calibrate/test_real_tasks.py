@@ -15,10 +15,11 @@ from perfmodel.cost.batch import noise_scale
 from perfmodel.documents.observation import (
     CheckpointObservation,
     ReplayObservation,
+    RunSetting,
     StepObservation,
     read_observations,
 )
-from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.layout.layout import Synchronisation
 from perfmodel.plan.batch import read_gradient_norms
 from perfmodel.step.ddp import gradient_buckets
 from tests.calibrate.real_ranks import (
@@ -35,7 +36,7 @@ STEPS = 40
 #: Weights and biases of LeNet; SGD with momentum keeps another copy.
 LENET_BYTES = 4 * 61_706
 SETTINGS = [
-    Setting(workload=model, world_size=1, micro_batch=1, bucket_cap_mb=cap_mb)
+    RunSetting(workload=model, world_size=1, micro_batch=1, bucket_cap_mb=cap_mb)
     for model in ("resnet18", "mlp", "transformer")
     for cap_mb in BUCKET_CAPS_MB
 ]
@@ -61,7 +62,7 @@ def training(name: str, *, world_size: int, seed: int = 0) -> TrainingTask:
 REPLAYED = StepTask(
     name="replayed in turn",
     round=0,
-    setting=Setting(
+    setting=RunSetting(
         workload="squeezenet adamw",
         world_size=1,
         micro_batch=2,
@@ -100,7 +101,7 @@ def test_predicted_buckets_are_those_that_ddp_forms(observations: Path) -> None:
     assert len(models) == 3
     for model in models:
         default, capped = (
-            len(gradient_buckets(model, setting))
+            len(gradient_buckets(model, setting.layout))
             for setting in SETTINGS
             if setting.workload == model.name
         )

@@ -16,11 +16,10 @@ from calibrate.fit.steps import (
     trimmed_mean,
     typical_speed,
 )
-from perfmodel.documents.observation import RankSteps, StepObservation
-from perfmodel.layout.setting import Setting
+from perfmodel.documents.observation import RankSteps, RunSetting, StepObservation
 from tests.played_worker import step_observation
 
-PAIR = Setting(workload="light", world_size=2, micro_batch=4, accumulation=2)
+PAIR = RunSetting(workload="light", world_size=2, micro_batch=4, accumulation=2)
 
 
 def rank_steps(rank: int, steps_s: Sequence[float]) -> RankSteps:
@@ -85,7 +84,7 @@ def test_ratios_relate_every_step_to_its_own_rank(observation: StepObservation) 
 
 
 def test_repetitions_gather_by_setting() -> None:
-    single = Setting(workload="light", world_size=1, micro_batch=4)
+    single = RunSetting(workload="light", world_size=1, micro_batch=4)
     groups = by_setting(
         repetition(step_observation(setting, repetition=index))
         for index, setting in enumerate((PAIR, single, PAIR))
@@ -108,7 +107,7 @@ def test_drift_is_removed(sensitivity: float) -> None:
 
 def test_ranks_that_slow_each_other_are_no_drift() -> None:
     """Alone the probe takes 1 ms, in a pair always 3 ms: both are the typical speed."""
-    alone = Setting(workload="light", world_size=1, micro_batch=4)
+    alone = RunSetting(workload="light", world_size=1, micro_batch=4)
     probes_s = {alone: (0.001, 0.0009, 0.002), PAIR: (0.003, 0.005, 0.003)}
     repetitions = [
         repetition(step_observation(setting, speed_probe_s=probe_s))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.documents.prediction import PredictedPoint
-from perfmodel.layout.setting import Scaling, Setting, scaled_settings
+from perfmodel.layout.layout import Layout, Scaling, Synchronisation, scaled_layouts
 from perfmodel.predictor import Predictor
 from perfmodel.step.program import Stream
 from tests.perfmodel.profiles import Machine, profile
@@ -54,8 +54,8 @@ def predicted(
 ) -> list[PredictedPoint]:
     predictor = Predictor(profile(machine), num_draws=NUM_DRAWS)
     batch = 16 if scaling == "weak" else 192
-    asked = scaled_settings(
-        workload, (1, *world_sizes), scaling=scaling, batch=batch, bucket_cap_mb=bucket_cap_mb
+    asked = scaled_layouts(
+        (1, *world_sizes), scaling=scaling, batch=batch, bucket_cap_mb=bucket_cap_mb
     )
     steps = [predictor.step(predictor.workload(workload), setting) for setting in asked]
     return [predictor.point(step, baseline=steps[0]) for step in steps]
@@ -65,10 +65,10 @@ def predicted(
 @given(machine=machines, workload=names)
 def test_one_rank_communicates_nothing(machine: Machine, workload: str) -> None:
     predictor = Predictor(profile(machine), num_draws=NUM_DRAWS)
-    ddp = Setting(workload=workload, world_size=1, micro_batch=16)
-    (single,) = scaled_settings(workload, [1], scaling="weak", batch=16)
-    for setting in (single, ddp):
-        step = predictor.step(predictor.workload(workload), setting)
+    ddp = Layout(micro_batch=16, wrapper=Synchronisation.DDP)
+    (single,) = scaled_layouts([1], scaling="weak", batch=16)
+    for layout in (single, ddp):
+        step = predictor.step(predictor.workload(workload), layout)
         assert step.program.on_stream(Stream.COMM) == ()
         assert not step.exposed_comm_s.any()
 
@@ -99,8 +99,8 @@ def test_free_overlap_lies_between_the_longer_side_and_the_sum_of_both(
     machine: Machine, workload: str, cap: float | None, n: int
 ) -> None:
     predictor = Predictor(profile(machine), num_draws=1)
-    setting = Setting(workload=workload, world_size=n, micro_batch=16, bucket_cap_mb=cap)
-    step = predictor.step(predictor.workload(workload), setting)
+    layout = Layout(dp=n, micro_batch=16, bucket_cap_mb=cap, wrapper=Synchronisation.DDP)
+    step = predictor.step(predictor.workload(workload), layout)
     durations_s = step.terms.durations(step.program)[:, 0]
     compute_s = durations_s[list(step.program.on_stream(Stream.COMPUTE))].sum()
     comm_s = durations_s[list(step.program.on_stream(Stream.COMM))].sum()

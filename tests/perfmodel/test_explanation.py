@@ -6,7 +6,7 @@ import pytest
 
 from perfmodel.errors import CalibrationUnavailable
 from perfmodel.explanation import ChangeKind, Explanation, LossCause, explain
-from perfmodel.layout.setting import Scaling, scaled_settings
+from perfmodel.layout.layout import Scaling, scaled_layouts
 from perfmodel.predictor import Predictor
 from perfmodel.report.prediction import explanation_lines
 from perfmodel.units import MIB
@@ -29,13 +29,13 @@ def explained(
 ) -> Explanation:
     predictor = Predictor(profile(machine))
     batch = 8 if scaling == "strong" else 16
-    (setting,) = scaled_settings(
-        workload, [world_size], scaling=scaling, batch=batch, bucket_cap_mb=bucket_cap_mb
+    (setting,) = scaled_layouts(
+        [world_size], scaling=scaling, batch=batch, bucket_cap_mb=bucket_cap_mb
     )
     return explain(
         predictor,
         workload=predictor.workload(workload),
-        setting=setting,
+        layout=setting,
         scaling=scaling,
         loader_samples_per_s=loader_samples_per_s,
     )
@@ -185,9 +185,9 @@ def test_explaining_leaves_the_predictor_as_it_was() -> None:
     def predicted(*, explains: bool) -> list[float]:
         predictor = Predictor(profile(Machine(relative_error=0.1, residual=0.1)))
         workload = predictor.workload("heavy")
-        (setting,) = scaled_settings("heavy", [2], scaling="weak", batch=16)
+        (setting,) = scaled_layouts([2], scaling="weak", batch=16)
         if explains:
-            explain(predictor, workload=workload, setting=setting)
+            explain(predictor, workload=workload, layout=setting)
         return [float(value) for value in predictor.step(workload, setting).step_s]
 
     assert predicted(explains=True) == predicted(explains=False)

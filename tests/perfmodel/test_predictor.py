@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from perfmodel.documents.observation import RunSetting
 from perfmodel.documents.prediction import PredictedPoint
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
-from perfmodel.layout.setting import Scaling, Setting, Synchronisation, scaled_settings
+from perfmodel.layout.layout import Scaling, Synchronisation, scaled_layouts
 from perfmodel.predictor import Predictor, caveats, interval, measured_points
 from perfmodel.step.program import Cause
 from perfmodel.units import MIB
@@ -25,8 +26,7 @@ def points(
     bucket_cap_mb: float | None = None,
 ) -> list[PredictedPoint]:
     predictor = Predictor(profile(machine))
-    settings = scaled_settings(
-        workload,
+    settings = scaled_layouts(
         (1, *world_sizes),
         scaling=scaling,
         batch=batch,
@@ -53,7 +53,7 @@ def test_draws_of_many_settings_are_those_of_each_alone(scaling: Scaling) -> Non
     """To the last digit, whichever settings share a program."""
     machine = Machine(noise=(0.9, 1.0, 1.2), residual=0.05, relative_error=0.05)
     predictor = Predictor(profile(machine))
-    settings = scaled_settings("heavy", (1, 2, 4, 16), scaling=scaling, batch=64, accumulation=2)
+    settings = scaled_layouts((1, 2, 4, 16), scaling=scaling, batch=64, accumulation=2)
     workload = predictor.workload("heavy")
     together = predictor.step_draws(workload, settings)
     for setting, step_s in zip(settings, together, strict=True):
@@ -136,7 +136,7 @@ def test_the_tail_of_a_run_grows_with_the_ranks() -> None:
 def test_a_step_lasts_as_long_as_the_loader() -> None:
     """16 samples at 10 per second: 1.6 s."""
     predictor = Predictor(profile(Machine()))
-    (setting,) = scaled_settings("heavy", [1], scaling="weak", batch=16)
+    (setting,) = scaled_layouts([1], scaling="weak", batch=16)
     step = predictor.step(predictor.workload("heavy"), setting, loader_samples_per_s=10)
     assert step.step_s[0] == pytest.approx(1.6)
 
@@ -201,7 +201,7 @@ def test_a_workload_of_ones_own_borrows_curves() -> None:
     own = dataclasses.replace(HEAVY, name="own")
     predictor = Predictor(profile(Machine()))
     step = predictor.step(
-        predictor.workload(own), Setting(workload="own", world_size=2, micro_batch=16)
+        predictor.workload(own), RunSetting(workload="own", world_size=2, micro_batch=16).layout
     )
     assert step.step_s[0] > 0
 
@@ -214,12 +214,12 @@ def test_several_devices_need_a_measured_interconnect() -> None:
 @pytest.mark.parametrize(("batch", "accumulation"), [(16, 1), (3, 2)])
 def test_a_global_batch_that_does_not_divide_is_not_feasible(batch: int, accumulation: int) -> None:
     with pytest.raises(NotFeasible, match=f"got {batch}"):
-        scaled_settings("heavy", [3], scaling="strong", batch=batch, accumulation=accumulation)
+        scaled_layouts([3], scaling="strong", batch=batch, accumulation=accumulation)
 
 
 def test_weak_scaling_fixes_the_micro_batch_and_strong_the_global_batch() -> None:
-    weak = scaled_settings("heavy", [1, 4], scaling="weak", batch=16, accumulation=2)
-    strong = scaled_settings("heavy", [1, 4], scaling="strong", batch=64, accumulation=2)
+    weak = scaled_layouts([1, 4], scaling="weak", batch=16, accumulation=2)
+    strong = scaled_layouts([1, 4], scaling="strong", batch=64, accumulation=2)
     assert [(s.micro_batch, s.global_batch) for s in weak] == [(16, 32), (16, 128)]
     assert [(s.micro_batch, s.global_batch) for s in strong] == [(32, 64), (8, 64)]
     assert [s.synchronisation for s in weak] == [Synchronisation.NONE, Synchronisation.DDP]
@@ -227,7 +227,7 @@ def test_weak_scaling_fixes_the_micro_batch_and_strong_the_global_batch() -> Non
 
 def test_calibration_runs_stand_beside_the_prediction() -> None:
     """The profile holds one run: heavy alone at 16."""
-    settings = scaled_settings("heavy", [1, 2], scaling="weak", batch=16)
+    settings = scaled_layouts([1, 2], scaling="weak", batch=16)
     (point,) = measured_points(profile(Machine()), "heavy", settings)
     assert (point.world_size, point.step_s, point.speedup) == (1, 0.25, 1.0)
 

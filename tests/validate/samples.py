@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from perfmodel.documents.observation import RunSetting
 from perfmodel.documents.prediction import Interval
 from perfmodel.documents.verdicts import ErrorSummary
-from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.layout.layout import Synchronisation
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, SingleStep
 from tests.perfmodel.profiles import MICRO_BATCHES, Machine, profile
 
@@ -52,8 +53,8 @@ def calibrated_step(
     )
 
 
-def single(micro_batch: int = 8, *, workload: str = "light") -> Setting:
-    return Setting(
+def single(micro_batch: int = 8, *, workload: str = "light") -> RunSetting:
+    return RunSetting(
         workload=workload,
         world_size=1,
         micro_batch=micro_batch,

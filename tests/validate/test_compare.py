@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from calibrate.fit.steps import Repetition, repetition
+from perfmodel.documents.observation import RunSetting
 from perfmodel.documents.prediction import Interval
-from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.layout.layout import Synchronisation
 from perfmodel.machine.measured import MeasuredMachine
 from tests.perfmodel.profiles import Machine, profile
 from tests.played_worker import step_observation
@@ -100,10 +101,10 @@ def test_accuracy_is_promised_between_the_calibrated_micro_batches(
 
 
 def test_the_baseline_is_one_bare_device_with_the_same_micro_batch() -> None:
-    setting = Setting(
+    setting = RunSetting(
         workload="light", world_size=2, micro_batch=8, accumulation=3, bucket_cap_mb=2.0
     )
-    assert baseline_of(setting) == Setting(
+    assert baseline_of(setting) == RunSetting(
         workload="light", world_size=1, micro_batch=8, synchronisation=Synchronisation.NONE
     )
 
@@ -115,7 +116,7 @@ def test_the_baseline_is_one_bare_device_with_the_same_micro_batch() -> None:
     [(1, 0.016, 1.25), (3, 0.040, 1.5)],
 )
 def test_a_speedup_compares_throughput(accumulation: int, step_s: float, speedup: float) -> None:
-    setting = Setting(workload="light", world_size=2, micro_batch=8, accumulation=accumulation)
+    setting = RunSetting(workload="light", world_size=2, micro_batch=8, accumulation=accumulation)
     row = compare_speedup(
         setting, exactly(speedup * 0.9), {setting: found(step_s), single(): found(0.010)}
     )

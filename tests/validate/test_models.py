@@ -12,11 +12,12 @@ from calibrate.task import StepTask, replay_name
 from perfmodel.documents.observation import (
     Observation,
     ReplayObservation,
+    RunSetting,
     StepObservation,
     TimedOperator,
 )
 from perfmodel.errors import MeasurementFailed
-from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.layout.layout import Synchronisation
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.workload.step import parameters_signature, signature
 from tests.perfmodel.operators import prices_of_the_made_up_machine
@@ -27,7 +28,7 @@ from validate.held_out_models import HELD_OUT, held_out_settings
 from validate.models import BUDGETS, Mode, ModelsRequest, judge_models, rounds
 
 FOLDER = Path("runs")
-SETTING = Setting(
+SETTING = RunSetting(
     workload=WORKLOAD.name, world_size=1, micro_batch=8, synchronisation=Synchronisation.NONE
 )
 

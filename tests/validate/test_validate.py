@@ -15,9 +15,9 @@ from calibrate.campaign import OBSERVATIONS, PLAN
 from calibrate.environment import describe_environment
 from calibrate.processes import usable_cores
 from calibrate.topology import LaunchFlags
+from perfmodel.documents.observation import RunSetting
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, UsageError
-from perfmodel.layout.setting import Setting
 from perfmodel.machine.measured import MeasuredMachine
 from tests.fakes import FakeLauncher, LaunchCall
 from tests.perfmodel.profiles import Machine, profile
@@ -53,10 +53,10 @@ def request_(tmp_path: Path, here: str) -> ValidationRequest:
     )
 
 
-def as_predicted(folder: Path, *, slower: float = 1.0) -> Callable[[Setting], float]:
+def as_predicted(folder: Path, *, slower: float = 1.0) -> Callable[[RunSetting], float]:
     """Step time that the plan predicts, for the held-out settings; 10 ms for the repeated ones."""
 
-    def step_s(setting: Setting) -> float:
+    def step_s(setting: RunSetting) -> float:
         predicted = json.loads((folder / PLAN).read_text())["predicted_s"]
         return slower * float(predicted.get(setting.label, {"nominal": 0.01})["nominal"])
 

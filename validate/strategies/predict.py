@@ -10,8 +10,8 @@ from perfmodel.documents.prediction import Interval
 from perfmodel.documents.testbed import StrategySetting
 from perfmodel.documents.verdicts import PredictedStrategy
 from perfmodel.engine.algebra import end_times
+from perfmodel.layout.buckets import assign_shards
 from perfmodel.layout.layout import Layout, parse_layout
-from perfmodel.layout.setting import Setting, assign_shards
 from perfmodel.step.ddp import compile_step
 from perfmodel.step.layout import Execution, compile_layout
 from perfmodel.step.program import Cause, Operation, StepProgram, Stream
@@ -91,12 +91,8 @@ def _redundant(setting: StrategySetting, layout: Layout) -> StepProgram:
         backward_flop=0.0,
         num_operators=model.num_layers,
     )
-    step = Setting(
-        workload=setting.name,
-        world_size=layout.dp,
-        micro_batch=1,
-        accumulation=layout.accumulation,
-        bucket_cap_mb=setting.bucket_cap_mb,
+    step = Layout(
+        dp=layout.dp, accumulation=layout.accumulation, bucket_cap_mb=setting.bucket_cap_mb
     )
     shards = assign_shards(sizes, num_ranks=layout.dp)
     return compile_step(workload, step, asynchronous=False, shards_bytes=shards)

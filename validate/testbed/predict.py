@@ -11,7 +11,7 @@ from perfmodel.documents.testbed import Noise, PredictedStep, TrainingSetting
 from perfmodel.engine.algebra import end_times
 from perfmodel.engine.simulate import simulate
 from perfmodel.engine.stragglers import RankNoise, slowest_durations
-from perfmodel.layout.setting import Setting
+from perfmodel.layout.layout import Layout
 from perfmodel.step.ddp import compile_step
 from perfmodel.step.program import Cause, Operation, StepProgram, Stream
 from perfmodel.units import Bytes, Seconds
@@ -76,10 +76,8 @@ class TrainingPrices(Prices):
     @classmethod
     def of(cls, setting: TrainingSetting, calibration: Calibration) -> "TrainingPrices":
         """Compile the step of a setting."""
-        step = Setting(
-            workload=setting.model.name,
-            world_size=setting.fabric.num_ranks,
-            micro_batch=1,
+        step = Layout(
+            dp=setting.fabric.num_ranks,
             accumulation=setting.accumulation,
             bucket_cap_mb=setting.bucket_cap_mb,
         )

@@ -13,10 +13,11 @@ from perfmodel.documents.observation import (
     CollectiveObservation,
     EnvironmentObservation,
     RankSteps,
+    RunSetting,
     StepObservation,
     WorkloadObservation,
 )
-from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.layout.layout import Synchronisation
 from perfmodel.predictor import Predictor
 from perfmodel.workload.workload import Workload
 from tests.perfmodel.profiles import (
@@ -55,15 +56,17 @@ class Calibration:
         predictor = Predictor(profile(self.machine), num_draws=1)
         for workload in (LIGHT, HEAVY):
             for setting in self._settings(workload):
-                step_s = float(predictor.step(predictor.workload(workload), setting).step_s[0])
+                step_s = float(
+                    predictor.step(predictor.workload(workload), setting.layout).step_s[0]
+                )
                 for index in range(self.num_rounds):
                     yield self._repetition(setting, step_s, index, rng)
         if self.num_ranks > 1:
             yield from self._collectives(rng)
 
-    def _settings(self, workload: Workload) -> Iterator[Setting]:
+    def _settings(self, workload: Workload) -> Iterator[RunSetting]:
         for micro_batch in MICRO_BATCHES:
-            single = Setting(
+            single = RunSetting(
                 workload=workload.name,
                 world_size=1,
                 micro_batch=micro_batch,
@@ -84,7 +87,7 @@ class Calibration:
                 )
 
     def _repetition(
-        self, setting: Setting, step_s: float, index: int, rng: np.random.Generator
+        self, setting: RunSetting, step_s: float, index: int, rng: np.random.Generator
     ) -> StepObservation:
         slowdown = float(np.exp(DRIFT * rng.standard_normal()))
         shared = self.machine.sharing if setting.world_size > 1 else 1.0

@@ -15,10 +15,11 @@ from calibrate.fit.steps import by_setting, repetition
 from perfmodel.documents.observation import (
     CollectiveObservation,
     OverlapObservation,
+    RunSetting,
     StepObservation,
 )
 from perfmodel.errors import IncomparableRuns, InvalidDocument, MeasurementFailed
-from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.layout.layout import Synchronisation
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.predictor import Predictor
 from tests.calibrate.fit.synthetic import PROBE_S, Calibration, environment, write_lines
@@ -104,12 +105,12 @@ def test_drift_of_the_machine_is_removed(seed: int) -> None:
     document = fitted(seed)
     truth = Predictor(profile(MACHINE), num_draws=1)
     errors = [
-        np.log(step.step_s / truth.step(truth.workload(step.workload), setting).step_s[0])
+        np.log(step.step_s / truth.step(truth.workload(step.workload), setting.layout).step_s[0])
         - np.log(document.speed_probe_s[step.world_size] / PROBE_S)
         for step in document.steps
         if step.synchronisation == "ddp"
         for setting in [
-            Setting(
+            RunSetting(
                 workload=step.workload,
                 world_size=step.world_size,
                 micro_batch=step.micro_batch,
@@ -158,9 +159,9 @@ def test_what_ddp_adds_is_recovered(seed: int) -> None:
 def test_steps_that_were_never_run_are_predicted_within_five_percent(
     name: str, micro_batch: int, cap: float | None, seed: int
 ) -> None:
-    setting = Setting(workload=name, world_size=2, micro_batch=micro_batch, bucket_cap_mb=cap)
+    setting = RunSetting(workload=name, world_size=2, micro_batch=micro_batch, bucket_cap_mb=cap)
     predictors = [Predictor(document) for document in (fitted(seed), profile(MACHINE))]
-    found, truth = (p.step(p.workload(name), setting).step_s[0] for p in predictors)
+    found, truth = (p.step(p.workload(name), setting.layout).step_s[0] for p in predictors)
     assert found == pytest.approx(truth, rel=0.05)
 
 

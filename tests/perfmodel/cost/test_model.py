@@ -8,7 +8,8 @@ import pytest
 
 from perfmodel.cost.machine import CostModel, borrowed_profile
 from perfmodel.cost.terms import Terms
-from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.documents.observation import RunSetting
+from perfmodel.layout.layout import Synchronisation
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.step.program import Cause
@@ -26,14 +27,14 @@ def terms(
     workload = document.workload("heavy")
     assert workload is not None
     synchronisation = Synchronisation.DDP if world_size > 1 else Synchronisation.NONE
-    setting = Setting(
+    setting = RunSetting(
         workload="heavy",
         world_size=world_size,
         micro_batch=micro_batch,
         synchronisation=synchronisation,
     )
     costs = CostModel(document, num_draws=200, seed=0)
-    return costs.terms(workload, setting, loader_samples_per_s=loader_samples_per_s)
+    return costs.terms(workload, setting.layout, loader_samples_per_s=loader_samples_per_s)
 
 
 def test_compute_is_read_from_the_curves_of_the_world_size() -> None:
@@ -85,10 +86,10 @@ def test_settings_share_their_uncertainty() -> None:
     workload = document.workload("heavy")
     assert workload is not None
     costs = CostModel(document, num_draws=50, seed=0)
-    setting = Setting(workload="heavy", world_size=2, micro_batch=16)
-    first = costs.terms(workload, setting, loader_samples_per_s=None)
+    setting = RunSetting(workload="heavy", world_size=2, micro_batch=16)
+    first = costs.terms(workload, setting.layout, loader_samples_per_s=None)
     again = costs.terms(
-        workload, dataclasses.replace(setting, accumulation=4), loader_samples_per_s=None
+        workload, dataclasses.replace(setting, accumulation=4).layout, loader_samples_per_s=None
     )
     assert np.array_equal(first.compute_s[Cause.FORWARD], again.compute_s[Cause.FORWARD])
     assert len(set(first.compute_s[Cause.FORWARD])) == 50

@@ -11,9 +11,10 @@ from perfmodel.cost.collectives import SWITCH_LATENCY_S
 from perfmodel.cost.machine import CostModel
 from perfmodel.cost.messages import MessageCost
 from perfmodel.cost.network import NOT_MEASURED, Group, Network
+from perfmodel.documents.observation import RunSetting
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.explanation import explain
-from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.layout.layout import Synchronisation
 from perfmodel.machine.cluster import Cluster, SlowDevice, SlowLink, Tier, Traffic
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import CurvePoint
@@ -25,7 +26,7 @@ from tests.perfmodel.profiles import Machine, message_time, profile
 NODE = Tier(name="node", of="device", count=4, link_bytes_per_s=1e9, latency_s=1e-4)
 FABRIC = Tier(name="fabric", of="node", count=4, link_bytes_per_s=2e8, latency_s=9e-4)
 AROUND_RACKS = dataclasses.replace(FABRIC, of="rack")
-SETTING = Setting(workload="heavy", world_size=16, micro_batch=16, bucket_cap_mb=100)
+SETTING = RunSetting(workload="heavy", world_size=16, micro_batch=16, bucket_cap_mb=100)
 
 
 def cluster(**changes: tuple[object, ...]) -> Cluster:
@@ -36,9 +37,9 @@ def network(machine: Machine, of: Cluster | None = None, *, num_draws: int = 1) 
     return CostModel(profile(machine), num_draws=num_draws, seed=0, cluster=of).network
 
 
-def step_s(of: Cluster | None, setting: Setting = SETTING) -> float:
+def step_s(of: Cluster | None, setting: RunSetting = SETTING) -> float:
     predictor = Predictor(profile(Machine()), cluster=of)
-    return float(predictor.step(predictor.workload("heavy"), setting).step_s[0])
+    return float(predictor.step(predictor.workload("heavy"), setting.layout).step_s[0])
 
 
 def test_the_measured_tier_takes_its_messages_from_the_profile() -> None:
@@ -202,9 +203,9 @@ def test_groups_that_fit_into_no_tier_are_no_calibration() -> None:
         replace(whole, collectives=tuple(four)),
         cluster=Cluster(name="sockets", tiers=(socket, node)),
     )
-    setting = Setting(workload="heavy", world_size=4, micro_batch=16)
+    setting = RunSetting(workload="heavy", world_size=4, micro_batch=16)
     with pytest.raises(CalibrationUnavailable, match="all-reduce measured inside one tier of sock"):
-        predictor.step(predictor.workload("heavy"), setting)
+        predictor.step(predictor.workload("heavy"), setting.layout)
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2])
@@ -250,7 +251,7 @@ def test_what_is_not_simulated_refuses_other_jobs() -> None:
     with pytest.raises(UsageError, match=r"sweep: cluster small must have no \[\[traffic\]\] jobs"):
         sweep(predictor.profile, workload, Grid(world_sizes=[2], micro_batches=[4]), cluster=shared)
     with pytest.raises(UsageError, match=r"explain: cluster small must have no"):
-        explain(predictor, workload=workload, setting=SETTING)
+        explain(predictor, workload=workload, layout=SETTING.layout)
 
 
 def test_a_device_known_to_be_slow_has_noise_of_its_own() -> None:
@@ -258,23 +259,23 @@ def test_a_device_known_to_be_slow_has_noise_of_its_own() -> None:
     document = profile(Machine(noise=(0.9, 0.95, 1.0, 1.1, 1.3), rank_spread=0.02))
     workload = document.workloads[1]
     slow = cluster(slow_devices=(SlowDevice(device=0, factor=1.5),))
-    one = Setting(
+    one = RunSetting(
         workload="heavy", world_size=1, micro_batch=16, synchronisation=Synchronisation.NONE
     )
     plain, known = (
         CostModel(document, num_draws=10, seed=0, cluster=of) for of in (cluster(), slow)
     )
     for probability in (0.5, 0.95, 0.99):
-        alone = plain.slowest(workload, one, probability=probability)
-        slowed = known.slowest(workload, one, probability=probability)
+        alone = plain.slowest(workload, one.layout, probability=probability)
+        slowed = known.slowest(workload, one.layout, probability=probability)
         np.testing.assert_allclose(slowed, 1.5 * alone)
-        group = known.slowest(workload, SETTING, probability=probability)
+        group = known.slowest(workload, SETTING.layout, probability=probability)
         assert (group >= slowed * (1 - 1e-9)).all()
 
 
 def test_more_devices_than_the_cluster_has_are_not_feasible() -> None:
     with pytest.raises(NotFeasible, match="at most 16, all that small has, got 17"):
-        step_s(cluster(), Setting(workload="heavy", world_size=17, micro_batch=16))
+        step_s(cluster(), RunSetting(workload="heavy", world_size=17, micro_batch=16))
 
 
 def test_a_node_smaller_than_the_measured_one_does_not_add_up() -> None:
@@ -299,10 +300,10 @@ def test_a_sweep_says_what_single_predictions_say(of: Cluster | None, machine: M
     for i, n in enumerate(grid.world_sizes):
         for j, batch in enumerate(grid.micro_batches):
             for k, cap in enumerate(grid.bucket_caps_mb):
-                setting = Setting(
+                setting = RunSetting(
                     workload="heavy", world_size=n, micro_batch=batch, bucket_cap_mb=cap
                 )
-                expected = float(predictor.step(workload, setting).step_s[0])
+                expected = float(predictor.step(workload, setting.layout).step_s[0])
                 assert found[i, j, 1, k] == pytest.approx(expected)
     assert (np.diff(found, axis=2) <= 1e-12).all()
 
@@ -317,7 +318,7 @@ def test_strong_and_weak_scaling_reach_16384_devices() -> None:
         name="large",
         tiers=(NODE, Tier(name="f", of="node", count=4096, link_bytes_per_s=1e9, latency_s=1e-5)),
     )
-    setting = Setting(workload="heavy", world_size=16384, micro_batch=4)
+    setting = RunSetting(workload="heavy", world_size=16384, micro_batch=4)
     assert step_s(large, setting) > step_s(large, SETTING) / 16
 
 

@@ -18,8 +18,9 @@ from perfmodel.cost.rescaling import (
     shipped_catalogue,
 )
 from perfmodel.documents.hardware import DataSheet
+from perfmodel.documents.observation import RunSetting
 from perfmodel.errors import CalibrationUnavailable, UsageError
-from perfmodel.layout.setting import Setting, scaled_settings
+from perfmodel.layout.layout import scaled_layouts
 from perfmodel.machine.cluster import Cluster, Tier
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import DeviceRates, MeasuredMachine, OperatorCosts, Rescaling
@@ -193,9 +194,9 @@ def test_memory_is_taken_by_the_framework_of_the_device_that_is_asked_about() ->
     found = rescaled_profile(machine, find_device("h100-sxm", catalogue), catalogue)
     assert (machine.device_kind, machine.memory_kind) == ("cpu", "cpu")
     assert (found.device_kind, found.memory_kind) == ("cpu", "cuda")
-    one = Setting(workload="light", world_size=1, micro_batch=8)
+    one = RunSetting(workload="light", world_size=1, micro_batch=8)
     here, there = (
-        step_memory(remembered(), one, device_kind=m.memory_kind) for m in (machine, found)
+        step_memory(remembered(), one.layout, device_kind=m.memory_kind) for m in (machine, found)
     )
     assert here is not None
     assert there is not None
@@ -253,7 +254,7 @@ def test_a_prediction_for_an_absent_device_is_faster_wider_and_says_so() -> None
     for name, document in (("present", machine), ("absent", scaled)):
         predictor = Predictor(document)
         workload = predictor.workload(WORKLOAD, traced())
-        (setting,) = scaled_settings(workload.workload.name, [1], scaling="weak", batch=64)
+        (setting,) = scaled_layouts([1], scaling="weak", batch=64)
         step = predictor.step(workload, setting)
         found[name] = (
             predictor.point(step, baseline=step),
@@ -279,7 +280,7 @@ def test_whose_links_are_meant_is_said_of_groups_also_on_a_cluster(
     workload = predictor.workload(WORKLOAD, traced())
     steps = [
         predictor.step(workload, setting)
-        for setting in scaled_settings(workload.workload.name, [1, 2], scaling="weak", batch=64)
+        for setting in scaled_layouts([1, 2], scaling="weak", batch=64)
     ]
     points = [predictor.point(step, baseline=steps[0]) for step in steps]
     alone, together = (

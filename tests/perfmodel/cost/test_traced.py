@@ -8,7 +8,8 @@ import pytest
 from calibrate.fit.operators import fit_operators
 from perfmodel.cost.operators import OperatorPrices
 from perfmodel.cost.traced import slowdown, traced_profile, with_ready_times
-from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.documents.observation import RunSetting
+from perfmodel.layout.layout import Synchronisation
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import (
     MeasuredMachine,
@@ -36,8 +37,8 @@ def machine(prices: OperatorCosts) -> MeasuredMachine:
     return replace(profile(Machine()), operators=prices)
 
 
-def single(micro_batch: int) -> Setting:
-    return Setting(
+def single(micro_batch: int) -> RunSetting:
+    return RunSetting(
         workload="linear",
         world_size=1,
         micro_batch=micro_batch,
@@ -74,7 +75,7 @@ def test_a_phase_is_the_sum_of_its_calls(prices: OperatorCosts) -> None:
 def test_a_traced_workload_is_predicted_without_ever_having_run(machine: MeasuredMachine) -> None:
     predictor = Predictor(machine)
     workload = predictor.workload(WORKLOAD, traced())
-    small, large = (predictor.step(workload, single(batch)) for batch in (8, 64))
+    small, large = (predictor.step(workload, single(batch).layout) for batch in (8, 64))
     assert 0 < small.step_s[0] < large.step_s[0]
     assert small.terms.evidence["compute"] in (Evidence.INTERPOLATED, Evidence.ASSUMED)
 
@@ -86,15 +87,15 @@ def test_measured_operators_decide_at_their_batch_and_scale_the_others(
     predictor = Predictor(known)
     workload = predictor.workload(WORKLOAD, traced())
     assert workload.measured_batches == (8,)
-    at_eight = predictor.step(workload, single(8))
+    at_eight = predictor.step(workload, single(8).layout)
     # One call forward, two backward, the optimizer five times as long.
     assert at_eight.step_s[0] == pytest.approx(0.1 + 0.2 + 0.5)
     assert at_eight.terms.evidence["compute"] is Evidence.MEASURED
-    at_sixteen = predictor.step(workload, single(16))
+    at_sixteen = predictor.step(workload, single(16).layout)
     assert at_sixteen.terms.evidence["compute"] is Evidence.INTERPOLATED
     assert at_sixteen.step_s[0] > at_eight.step_s[0]
     curves = Predictor(known, use_measured=False)
-    alone = curves.step(curves.workload(WORKLOAD, traced()), single(8))
+    alone = curves.step(curves.workload(WORKLOAD, traced()), single(8).layout)
     assert alone.step_s[0] < 0.1
 
 
@@ -148,7 +149,9 @@ def test_one_more_repetition_widens_what_is_said_of_a_traced_step(machine: Measu
     widths = []
     for known in (machine, replace(machine, operators=restless)):
         predictor = Predictor(known)
-        found = interval(predictor.step(predictor.workload(WORKLOAD, traced()), single(8)).step_s)
+        found = interval(
+            predictor.step(predictor.workload(WORKLOAD, traced()), single(8).layout).step_s
+        )
         widths.append(math.log(found.p95 / found.p5))
     # 3.29 standard deviations lie between the two ends.
     assert math.hypot(widths[0], 3.29 * 0.2) == pytest.approx(widths[1], rel=0.15)
@@ -158,7 +161,7 @@ def test_an_operator_that_nothing_tells_about_is_named(machine: MeasuredMachine)
     predictor = Predictor(machine)
     workload = predictor.workload(WORKLOAD, traced(mystery=True))
     assert "aten.mystery.default" in workload.unpriced
-    step = predictor.step(workload, single(8))
+    step = predictor.step(workload, single(8).layout)
     point = predictor.point(step, baseline=step)
     text = " ".join(caveats(machine, [point], workload=workload))
     assert "aten.mystery.default" in text
@@ -182,7 +185,7 @@ def test_a_light_model_on_a_fast_device_takes_as_long_as_the_host_needs_to_issue
     fast = profile(Machine(asynchronous=True, dispatch_s=1e-2))
     predictor = Predictor(replace(fast, operators=prices))
     workload = predictor.workload(WORKLOAD, traced())
-    steps = {batch: predictor.step(workload, single(batch)) for batch in (1, 4, 4096)}
+    steps = {batch: predictor.step(workload, single(batch).layout) for batch in (1, 4, 4096)}
     host_s = 1e-2 * sum(traced().at(micro_batch=2).num_calls(phase) for phase in Phase)
     device_s = {
         batch: sum(float(time_s[0]) for time_s in step.terms.compute_s.values())

@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 
-from perfmodel.layout.setting import Setting, assign_buckets, assign_shards
+from perfmodel.layout.buckets import assign_buckets, assign_shards
+from perfmodel.layout.layout import Layout
 from perfmodel.units import MIB
 
 
 def limits_bytes(bucket_cap_mb: float | None) -> tuple[int, ...]:
-    setting = Setting(workload="some", world_size=2, micro_batch=1, bucket_cap_mb=bucket_cap_mb)
-    return setting.bucket_limits_bytes
+    layout = Layout(dp=2, bucket_cap_mb=bucket_cap_mb)
+    return layout.bucket_limits_bytes
 
 
 def test_the_default_is_one_mebibyte_and_then_twenty_five() -> None:

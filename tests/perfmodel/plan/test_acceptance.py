@@ -10,10 +10,10 @@ import pytest
 
 from perfmodel.documents.acceptance import AcceptanceTerms, Clause, ClauseKind, Verdict
 from perfmodel.documents.goodput import GoodputDocument
-from perfmodel.documents.observation import RankSteps, StepObservation
+from perfmodel.documents.observation import RankSteps, RunSetting, StepObservation
 from perfmodel.engine.job import FailureCause, Job
 from perfmodel.errors import CalibrationUnavailable, InvalidDocument, UsageError
-from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.layout.layout import Synchronisation
 from perfmodel.machine.measured import ComputeRate, MeasuredMachine
 from perfmodel.plan.acceptance import (
     Quantity,
@@ -137,7 +137,7 @@ def repetition(*step_s: float) -> StepObservation:
         task="t",
         round=0,
         started_utc=0.0,
-        setting=Setting(
+        setting=RunSetting(
             workload="heavy",
             world_size=len(step_s),
             micro_batch=4,

@@ -15,7 +15,7 @@ from perfmodel.documents.profile import ProfileDocument
 from perfmodel.engine.job import FailureCause, Job
 from perfmodel.engine.job_algebra import best_interval_s, expected_elapsed_s
 from perfmodel.errors import InvalidDocument, NotFeasible, UsageError
-from perfmodel.layout.setting import scaled_settings
+from perfmodel.layout.layout import scaled_layouts
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.plan.goodput import Request, goodput
 from perfmodel.plan.machines import MOST_KNOTS, Sources, StepTable
@@ -54,7 +54,7 @@ def brute_force(plan: PlanFile, profiles: dict[str, MeasuredMachine]) -> list[Br
 
 
 def simulated_end_s(plan: PlanFile, predictor: Predictor, batch: int, count: int) -> float:
-    [setting] = scaled_settings("heavy", [count], scaling="weak", batch=batch)
+    [setting] = scaled_layouts([count], scaling="weak", batch=batch)
     step = predictor.step(predictor.workload("heavy"), setting)
     work_s = float(np.ceil(plan.work.total_samples / setting.global_batch)) * step.trace.step_s
     return expected_elapsed_s(job(plan, work_s, count))
@@ -351,7 +351,7 @@ def test_the_network_of_an_option_is_that_of_its_cluster_file(tmp_path: Path) ->
     predictor = Predictor(
         pm.read_profile(tmp_path / "fast.json"), cluster=read_cluster(tmp_path / "thin.toml")
     )
-    [setting] = scaled_settings("heavy", [8], scaling="weak", batch=16)
+    [setting] = scaled_layouts([8], scaling="weak", batch=16)
     expected_s = predictor.step(predictor.workload("heavy"), setting).step_s[0]
     assert rows["wired"].step_s.nominal == pytest.approx(expected_s, rel=1e-9)
     assert rows["wired"].step_s.nominal > 1.05 * rows["ring"].step_s.nominal

@@ -4,6 +4,7 @@ from typing import Literal
 
 import numpy as np
 
+from perfmodel.documents.observation import RunSetting
 from perfmodel.documents.prediction import (
     Interval,
     MeasuredPoint,
@@ -18,7 +19,6 @@ from perfmodel.documents.verdicts import (
     Repeat,
     ValidationDocument,
 )
-from perfmodel.layout.setting import Setting
 from perfmodel.machine.evidence import Evidence
 from perfmodel.step.program import Cause, Operation, StepProgram, Stream, Trace
 from tests.perfmodel.report.profile_samples import PROVENANCE, plain_profile
@@ -35,7 +35,7 @@ def plain_point(world_size: int, *, workload: str = "resnet18") -> PredictedPoin
     speedup = world_size * 0.123 / step_s
     reach = Evidence.MEASURED if world_size <= 2 else Evidence.EXTRAPOLATED
     return PredictedPoint(
-        setting=Setting(workload=workload, world_size=world_size, micro_batch=32),
+        setting=RunSetting(workload=workload, world_size=world_size, micro_batch=32),
         step_s=around(step_s),
         samples_per_s=around(32 * world_size / step_s),
         speedup=around(speedup),
@@ -77,7 +77,7 @@ def plain_prediction(
     )
 
 
-def compared(setting: Setting, *, predicted_s: float, measured_s: float) -> ComparedSetting:
+def compared(setting: RunSetting, *, predicted_s: float, measured_s: float) -> ComparedSetting:
     interval = around(predicted_s)
     return ComparedSetting(
         setting=setting,
@@ -108,7 +108,7 @@ def plain_settings(names: tuple[str, ...]) -> tuple[ComparedSetting, ...]:
     entries = []
     for name in names:
         for accumulation, cap, ratio in ((1, None, 1.01), (2, 5.0, 0.913)):
-            setting = Setting(
+            setting = RunSetting(
                 workload=name,
                 world_size=2,
                 micro_batch=24,
@@ -147,7 +147,7 @@ def plain_validation(
         ),
         repeats=(
             Repeat(
-                setting=Setting(workload="resnet18", world_size=2, micro_batch=32),
+                setting=RunSetting(workload="resnet18", world_size=2, micro_batch=32),
                 calibrated_s=0.1311,
                 measured_s=0.1325,
                 measured_raw_s=0.1351,

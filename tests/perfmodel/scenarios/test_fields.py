@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.explanation import ChangeKind, explain
 from perfmodel.machine.cluster import Cluster, Tier
-from perfmodel.predictor import Forecast, Predictor, forecast_settings
+from perfmodel.predictor import Forecast, Predictor, forecast_layouts
 from perfmodel.scenarios.fields import FIELDS, changed, in_cluster, scenarios_of
 from perfmodel.scenarios.machine import Scenario, link_of
 from tests.perfmodel.profiles import Machine, profile
@@ -31,7 +31,7 @@ def scenario(machine: Machine, workload: str = "heavy", **request: object) -> Sc
 
 def step_s(scenario: Scenario) -> float:
     """Nominal step of a scenario. [s]"""
-    setting = forecast_settings(scenario.workload, scenario.request)[-1]
+    setting = forecast_layouts(scenario.workload, scenario.request)[-1]
     predictor = Predictor(scenario.profile, num_draws=2)
     loader = scenario.request.loader_samples_per_s
     step = predictor.step(scenario.workload, setting, loader_samples_per_s=loader)
@@ -90,8 +90,8 @@ def test_a_faster_device_leaves_the_input_as_it_is() -> None:
 
 def test_gradients_in_16_bit_gain_what_explain_says() -> None:
     was = scenario(Machine(s_per_byte=1e-7))
-    setting = forecast_settings(was.workload, was.request)[-1]
-    found = explain(Predictor(was.profile), workload=was.workload, setting=setting)
+    setting = forecast_layouts(was.workload, was.request)[-1]
+    found = explain(Predictor(was.profile), workload=was.workload, layout=setting)
     [gain_s] = [c.gain_s for c in found.changes if c.kind is ChangeKind.COMPRESSION]
     assert gain_s > 0.01
     assert step_s(was) - step_s(changed(was, {"gradients": "bf16"})) == pytest.approx(gain_s)
@@ -119,9 +119,10 @@ def test_the_question_is_changed_too() -> None:
             "workload": "light",
         },
     )
-    [*_, setting] = forecast_settings(now.workload, now.request)
-    assert (setting.workload, setting.world_size, setting.micro_batch) == ("light", 64, 4)
-    assert (setting.accumulation, setting.bucket_cap_mb) == (2, 5.0)
+    [*_, layout] = forecast_layouts(now.workload, now.request)
+    assert now.workload.workload.name == "light"
+    assert (layout.world_size, layout.micro_batch) == (64, 4)
+    assert (layout.accumulation, layout.bucket_cap_mb) == (2, 5.0)
     assert step_s(now) == pytest.approx(8 / 100)
 
 

@@ -5,24 +5,25 @@ from collections import Counter
 
 import pytest
 
-from perfmodel.layout.setting import Setting, Synchronisation
+from perfmodel.documents.observation import RunSetting
+from perfmodel.layout.layout import Synchronisation
 from perfmodel.step.ddp import compile_step, gradient_buckets
 from perfmodel.step.program import Cause, StepProgram, Stream
 from perfmodel.units import MIB
 from tests.perfmodel.profiles import HEAVY, LIGHT
 
 #: 8 gradients of 1 MiB in 2 buckets of 4 MiB.
-TWO = Setting(workload="heavy", world_size=2, micro_batch=16, bucket_cap_mb=4)
-ALONE = Setting(
+TWO = RunSetting(workload="heavy", world_size=2, micro_batch=16, bucket_cap_mb=4)
+ALONE = RunSetting(
     workload="heavy", world_size=1, micro_batch=16, synchronisation=Synchronisation.NONE
 )
 
 
-def program(setting: Setting, *, asynchronous: bool = False) -> StepProgram:
-    return compile_step(HEAVY, setting, asynchronous=asynchronous)
+def program(setting: RunSetting, *, asynchronous: bool = False) -> StepProgram:
+    return compile_step(HEAVY, setting.layout, asynchronous=asynchronous)
 
 
-def names(setting: Setting, *, asynchronous: bool = False) -> list[str]:
+def names(setting: RunSetting, *, asynchronous: bool = False) -> list[str]:
     return [entry.name for entry in program(setting, asynchronous=asynchronous).operations]
 
 
@@ -36,14 +37,14 @@ def share_of(step: StepProgram, cause: Cause, stream: Stream = Stream.COMPUTE) -
 
 def test_buckets_follow_the_cap_and_are_ready_with_their_last_gradient() -> None:
     """4 of 8 gradients are ready after half of backward, all at its end."""
-    buckets = gradient_buckets(HEAVY, TWO)
+    buckets = gradient_buckets(HEAVY, TWO.layout)
     assert [bucket.size_bytes for bucket in buckets] == [4 * MIB, 4 * MIB]
     assert [bucket.ready_fraction for bucket in buckets] == [0.5, 1.0]
 
 
 def test_the_default_cap_closes_the_first_bucket_at_one_mebibyte() -> None:
     """1 MiB, then the other 7 below 25 MiB."""
-    buckets = gradient_buckets(HEAVY, dataclasses.replace(TWO, bucket_cap_mb=None))
+    buckets = gradient_buckets(HEAVY, dataclasses.replace(TWO, bucket_cap_mb=None).layout)
     assert [bucket.size_bytes for bucket in buckets] == [MIB, 7 * MIB]
 
 
@@ -85,7 +86,7 @@ def test_backward_after_the_last_gradient_comes_before_the_last_bucket() -> None
             dataclasses.replace(parameter, ready_fraction=0.25) for parameter in HEAVY.parameters
         ),
     )
-    step = compile_step(early, TWO, asynchronous=False)
+    step = compile_step(early, TWO.layout, asynchronous=False)
     shares = [entry.share for entry in step.operations if entry.cause is Cause.BACKWARD]
     assert shares == [0.25, 0.75]
 
@@ -116,7 +117,7 @@ def test_buffers_are_broadcast_once_before_the_first_forward() -> None:
 
 
 def test_without_buffers_nothing_is_broadcast() -> None:
-    light = compile_step(LIGHT, TWO, asynchronous=False)
+    light = compile_step(LIGHT, TWO.layout, asynchronous=False)
     assert Cause.BROADCAST not in {entry.cause for entry in light.operations}
 
 
@@ -155,7 +156,7 @@ def test_synchronous_devices_have_no_host_of_their_own() -> None:
 
 def test_shards_are_broadcast_two_at_a_time_after_the_slowest_optimizer() -> None:
     """Shards of 3, 1 and 2: half of the work is the largest's; first 3 beside 1, then 2."""
-    step = compile_step(HEAVY, TWO, asynchronous=False, shards_bytes=(3, 1, 2))
+    step = compile_step(HEAVY, TWO.layout, asynchronous=False, shards_bytes=(3, 1, 2))
     (position,) = (i for i, o in enumerate(step.operations) if o.cause is Cause.OPTIMIZER)
     assert step.operations[position].share == 0.5
     last = step.operations[position + 1 :]

@@ -5,8 +5,7 @@ from itertools import product
 
 import pytest
 
-from perfmodel.layout.layout import Layout, parse_layout
-from perfmodel.layout.setting import Setting
+from perfmodel.layout.layout import Layout, Synchronisation, parse_layout
 from perfmodel.step.ddp import compile_step
 from perfmodel.step.division import Piece, StageDivision, undivided
 from perfmodel.step.layout import Execution, compile_divided
@@ -29,17 +28,17 @@ UNITS = StageDivision(
 def test_ddp_is_a_layout_whose_pieces_are_buckets(
     *, devices: int, accumulation: int, cap: float | None, asynchronous: bool
 ) -> None:
-    setting = Setting(
-        workload="heavy",
-        world_size=devices,
+    layout = Layout(
+        dp=devices,
         micro_batch=4,
         accumulation=accumulation,
         bucket_cap_mb=cap,
+        wrapper=Synchronisation.DDP,
     )
-    expected = compile_step(BUFFERED, setting, asynchronous=asynchronous)
+    expected = compile_step(BUFFERED, layout, asynchronous=asynchronous)
     found = compile_divided(
-        Layout(dp=devices, micro_batch=4, accumulation=accumulation),
-        undivided(BUFFERED.parameters, limits_bytes=setting.bucket_limits_bytes),
+        layout,
+        undivided(BUFFERED.parameters, limits_bytes=layout.bucket_limits_bytes),
         asynchronous=asynchronous,
         buffer_bytes=BUFFERED.buffer_bytes,
     )

@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
+from perfmodel.documents.observation import RunSetting
 from perfmodel.documents.testbed import (
     CollectiveSetting,
     EmulatedStack,
@@ -24,7 +25,6 @@ from perfmodel.documents.testbed import (
 )
 from perfmodel.errors import MeasurementFailed
 from perfmodel.layout.layout import parse_layout
-from perfmodel.layout.setting import Setting
 from perfmodel.step.ddp import gradient_buckets
 from validate.testbed import plan, shapes
 from validate.testbed.client import Cluster, obstacle, running_server
@@ -108,7 +108,7 @@ def test_ddp_buckets_bytes_and_time_are_those_of_the_model(cluster: Cluster) -> 
     run = play_training(cluster, setting)
     workload = shapes.as_workload(setting.model)
     buckets = gradient_buckets(
-        workload, Setting(workload="w", world_size=4, micro_batch=1, bucket_cap_mb=0.5)
+        workload, RunSetting(workload="w", world_size=4, micro_batch=1, bucket_cap_mb=0.5).layout
     )
     assert run.bucket_bytes == tuple(bucket.size_bytes for bucket in buckets)
     ring = 2 * 3 / 4 * setting.model.gradient_bytes * setting.num_steps

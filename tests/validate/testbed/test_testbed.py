@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from perfmodel.documents.observation import RunSetting
 from perfmodel.documents.testbed import Noise, TestbedDocument, TrainingRun, read_runs
 from perfmodel.errors import (
     Interrupted,
@@ -15,7 +16,6 @@ from perfmodel.errors import (
     NotFeasible,
     UsageError,
 )
-from perfmodel.layout.setting import Setting
 from perfmodel.report import verdicts as testbed_grids
 from perfmodel.step.ddp import gradient_buckets
 from tests.turns import machine_is_held
@@ -198,7 +198,8 @@ def test_the_product_sees_layers_in_the_order_of_their_gradients() -> None:
     assert workload.parameters[0].num_elements == 850
     assert workload.parameters[-1].ready_fraction == 1.0
     buckets = gradient_buckets(
-        workload, Setting(workload="lenet", world_size=4, micro_batch=1, bucket_cap_mb=0.1)
+        workload,
+        RunSetting(workload="lenet", world_size=4, micro_batch=1, bucket_cap_mb=0.1).layout,
     )
     assert [b.size_bytes for b in buckets] == [4 * (850 + 10_164 + 48_120), 4 * (2_416 + 156)]
 
