@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from calibrate.agent import die_with_parent
 from calibrate.task import Task
-from perfmodel.trace.allocator import Fork
+from perfmodel.trace.fork import Fork
 
 
 @contextlib.contextmanager

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from calibrate.layers import Layer
-from perfmodel.trace.recorder import ModulePaths, RawOperator, Recorder
+from perfmodel.trace.recorder import ModulePaths, Recorder
 from perfmodel.trace.step import without_content
-from perfmodel.workload.operator import Operator, Phase, TensorSpec, flop, traffic_bytes
+from perfmodel.workload.operator import Operator, Phase, TensorSpec
 
 _RGB: Final = 3
 
@@ -57,7 +57,7 @@ def recorded_layer(layer: Layer, device: torch.device) -> RecordedLayer:
         layer=layer,
         inputs=tuple(_spec(t) for t in built.inputs if t.is_floating_point()),
         parameters=tuple(_spec(parameter) for parameter in built.module.parameters()),
-        calls=tuple((_with_work(call.operator), call.phase) for call in recorder.calls),
+        calls=tuple((recorder.operators[c.operator], c.phase) for c in recorder.calls),
     )
 
 
@@ -68,23 +68,6 @@ def layer_operators(layer: Layer, device: torch.device) -> list[tuple[Operator, 
 
 def _spec(tensor: Tensor) -> TensorSpec:
     return TensorSpec(shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
-
-
-def _with_work(raw: RawOperator) -> Operator:
-    read_bytes, written_bytes = traffic_bytes(
-        raw.name, raw.inputs, raw.outputs, mutated=raw.mutated, view=raw.view
-    )
-    return Operator(
-        name=raw.name,
-        inputs=raw.inputs,
-        outputs=raw.outputs,
-        arguments=raw.arguments,
-        flop=flop(raw.name, raw.inputs, raw.outputs, raw.arguments),
-        read_bytes=read_bytes,
-        written_bytes=written_bytes,
-        mutated=raw.mutated,
-        view=raw.view,
-    )
 
 
 def _convolution(layer: Layer) -> BuiltLayer:

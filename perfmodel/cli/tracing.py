@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from perfmodel.documents.base import Provenance
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UntraceableModel, UsageError
-from perfmodel.trace.collection import without_collection
-from perfmodel.trace.trace import without_compiler
+from perfmodel.trace.imports import without_collection, without_compiler
 from perfmodel.workload.step import StepMethod
 
 if TYPE_CHECKING:
@@ -60,10 +59,7 @@ def _traced(
     """Without the compiler where that works; the code of a factory may ask for it."""
 
     def trace() -> "TracedModel":
-        from perfmodel.trace.sources import (
-            SampleSize,
-            find_source,
-        )
+        from perfmodel.trace.sources import SampleSize, find_source
         from perfmodel.trace.trace import trace_model
 
         size = SampleSize(image_size=image_size, sequence_length=sequence_length)
@@ -84,10 +80,7 @@ def refuse_unknown_models(option: str, names: Sequence[str], *, known: Sequence[
         If one does not exist or cannot be read, or torch is not installed.
     """
     _refuse_without_torch(option)
-    from perfmodel.trace.sources import (
-        SampleSize,
-        find_source,
-    )
+    from perfmodel.trace.sources import SampleSize, find_source
 
     for name in names:
         find_source(name, SampleSize(), option=option, others=known)

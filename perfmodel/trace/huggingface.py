@@ -8,23 +8,20 @@ from torch import Tensor, nn
 
 from perfmodel.errors import UsageError
 from perfmodel.trace.huggingface_config import DECODERS, Config, TransformerShape, read_shape
-from perfmodel.trace.sources import (
-    Batch,
-    ModelSource,
-    SampleSize,
-    classification_loss,
-    refuse_sizes,
-)
+from perfmodel.trace.sources import Batch, ModelSource, SampleSize, classification_loss
 from perfmodel.trace.transformers import (
     ACTIVATIONS,
+    ENCODERS,
     Bert,
     CausalLanguageModel,
     VisionTransformer,
     num_labels,
 )
 
-FAMILIES: Final = (*DECODERS, "bert", "vit")
-_LONGEST_DEFAULT = 2048
+_LONGEST_DEFAULT: Final = 2048
+#: Standard deviation with which embedding tables begin (``initializer_range``). With torch's 1 a tied
+#: head is so sure of itself that every gradient is exactly 0, which no training has.
+_TABLE_SPREAD: Final = 0.02
 
 
 def huggingface_source(path: Path, size: SampleSize) -> ModelSource:
@@ -38,57 +35,60 @@ def huggingface_source(path: Path, size: SampleSize) -> ModelSource:
         If a size does not fit the model.
     """
     config = Config.read(path)
-    shape = read_shape(config, families=FAMILIES)
+    shape = read_shape(config, families=(*DECODERS, *ENCODERS))
     if shape.activation not in ACTIVATIONS:
         raise config.wrong("hidden_act", f"one of {', '.join(ACTIVATIONS)}", shape.activation)
     name = str(config.get("_name_or_path", "") or path.parent.name or path.stem)
     if shape.family == "vit":
-        refuse_sizes(size, "image_size", text=str(path))
+        size.refuse_except("image_size", text=str(path))
         return _image_source(name, shape, size.image_size or config.count("image_size", 224))
-    refuse_sizes(size, "sequence_length", text=str(path))
+    size.refuse_except("sequence_length", text=str(path))
     num_tokens = size.sequence_length or min(shape.num_positions, _LONGEST_DEFAULT)
     if num_tokens > shape.num_positions:
         raise UsageError(
             f"--sequence-length: must be <= {shape.num_positions} for {path}, got {num_tokens}"
         )
-    return _text_source(name, shape, num_tokens)
-
-
-#: Standard deviation with which these models begin (``initializer_range`` of their configurations).
-_TABLE_SPREAD: Final = 0.02
-
-
-def _small_tables(model: nn.Module) -> nn.Module:
-    """Draw embedding tables as these models begin.
-
-    With torch's spread of 1 a tied head is so sure of itself that every gradient is exactly 0, which
-    no training has, and which is slow to take roots of.
-    """
-    for module in model.modules():
-        if isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=_TABLE_SPREAD)
-    return model
-
-
-def _text_source(name: str, shape: TransformerShape, num_tokens: int) -> ModelSource:
-    bert = shape.family == "bert"
     assignments = num_tokens * shape.experts_per_token
     if shape.num_experts and assignments % shape.num_experts:
         raise UsageError(
             f"--sequence-length: times {shape.experts_per_token} experts per token must be divisible by "
             f"{shape.num_experts} experts, got {num_tokens}"
         )
+    return _text_source(name, shape, num_tokens)
+
+
+def _text_source(name: str, shape: TransformerShape, num_tokens: int) -> ModelSource:
+    bert = shape.family == "bert"
+
+    def build() -> nn.Module:
+        model = Bert(shape) if bert else CausalLanguageModel(shape)
+        for module in model.modules():
+            if isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=_TABLE_SPREAD)
+        return model
+
+    caveats = []
+    if bert and not shape.architecture.removeprefix("Bert").startswith("For"):
+        caveats.append("no head is named: the pooled output is trained as if it were scores")
+    if shape.num_experts:
+        caveats.append(
+            f"each of {shape.num_experts} experts gets the same number of tokens; real routers are uneven"
+        )
+    if shape.window is not None and shape.window < num_tokens:
+        caveats.append(
+            f"attention looks back {shape.window} tokens but is counted over all {num_tokens}"
+        )
     return ModelSource(
         name=name,
         sample=f"{num_tokens} tokens",
-        build=lambda: _small_tables(Bert(shape) if bert else CausalLanguageModel(shape)),
+        build=build,
         draw_batch=lambda samples: Batch(
             positional=(torch.randint(0, shape.vocabulary, (samples, num_tokens)),),
             keyword={},
             targets=torch.randint(0, shape.vocabulary, (samples, num_tokens)),
         ),
         loss=_bert_loss if bert else _next_token_loss,
-        caveats=_caveats(shape, num_tokens),
+        caveats=tuple(caveats),
     )
 
 
@@ -127,18 +127,3 @@ def _bert_loss(outputs: Any, targets: Tensor | None) -> Tensor:
     if pooled is not None:
         losses.append(nn.functional.cross_entropy(pooled.float(), targets[:, 0]))
     return sum(losses[1:], start=losses[0])
-
-
-def _caveats(shape: TransformerShape, num_tokens: int) -> tuple[str, ...]:
-    caveats = []
-    if shape.family == "bert" and not shape.architecture.removeprefix("Bert").startswith("For"):
-        caveats.append("no head is named: the pooled output is trained as if it were scores")
-    if shape.num_experts:
-        caveats.append(
-            f"each of {shape.num_experts} experts gets the same number of tokens; real routers are uneven"
-        )
-    if shape.window is not None and shape.window < num_tokens:
-        caveats.append(
-            f"attention looks back {shape.window} tokens but is counted over all {num_tokens}"
-        )
-    return tuple(caveats)

@@ -1,4 +1,4 @@
-"""Reading a Hugging Face ``config.json``: the shapes of a transformer, whatever its keys are called."""
+"""Reading a Hugging Face ``config.json``: the shape of a transformer, whatever its keys are called."""
 
 import json
 from dataclasses import dataclass
@@ -23,40 +23,11 @@ _ALIASES: Final[dict[str, tuple[str, ...]]] = {
     "attention_dropout": ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop"),
     "num_experts": ("num_local_experts", "num_experts"),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransformerShape:
-    """What decides the operators of a transformer."""
-
-    family: str
-    """``model_type`` of the file, such as "llama"."""
-    architecture: str
-    """Class that the file was saved from, such as "BertForMaskedLM"; empty if it does not say."""
-    width: int
-    num_layers: int
-    num_heads: int
-    num_key_value_heads: int
-    head_width: int
-    inner_width: int
-    vocabulary: int
-    """Tokens; 0 for images."""
-    num_positions: int
-    activation: str
-    hidden_dropout: float
-    attention_dropout: float
-    tied: bool
-    attention_bias: bool
-    mlp_bias: bool
-    rotary_fraction: float
-    """Share of each head that is rotated."""
-    parallel_residual: bool
-    num_experts: int
-    experts_per_token: int
-    window: int | None
-    """Tokens that attention looks back, if limited."""
-    raw: "Config"
-    """Everything else, for what only one family has."""
+#: Defaults of transformers' own configuration classes, where a file leaves a key out.
+_ACTIVATIONS: Final = {"gpt2": "gelu_new", "opt": "relu"} | dict.fromkeys(
+    ("gpt_neox", "bert", "vit"), "gelu"
+)
+_DROPOUTS: Final = {"gpt2": 0.1, "opt": 0.1, "bert": 0.1}
 
 
 class Config:
@@ -132,6 +103,43 @@ class Config:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformerShape:
+    """What decides the operators of a transformer."""
+
+    family: str
+    """``model_type`` of the file, such as "llama"."""
+    architecture: str
+    """Class that the file was saved from, such as "BertForMaskedLM"; empty if it does not say."""
+    width: int
+    num_layers: int
+    num_heads: int
+    num_key_value_heads: int
+    head_width: int
+    inner_width: int
+    vocabulary: int
+    """Tokens; 0 for images."""
+    num_positions: int
+    activation: str
+    hidden_dropout: float
+    attention_dropout: float
+    tied: bool
+    attention_bias: bool
+    rotary_fraction: float
+    """Share of each head that is rotated."""
+    num_experts: int
+    experts_per_token: int
+    window: int | None
+    """Tokens that attention looks back, if limited."""
+    raw: Config
+    """Everything else, for what only one family has."""
+
+    @property
+    def is_llama(self) -> bool:
+        """Whether it is Llama or one of its relatives."""
+        return self.family in LLAMA_FAMILY
+
+
 def read_shape(config: Config, *, families: tuple[str, ...]) -> TransformerShape:
     """The shape that a configuration describes.
 
@@ -144,69 +152,46 @@ def read_shape(config: Config, *, families: tuple[str, ...]) -> TransformerShape
     if family not in families:
         raise config.wrong("model_type", f"one of {', '.join(families)}", family)
     width = config.count("hidden_size")
-    num_heads = config.count("num_attention_heads")
-    if config.get("head_dim", None) is None and width % num_heads:
-        raise config.wrong("hidden_size", f"divisible by the {num_heads} attention heads", width)
-    num_key_value_heads = config.count("num_key_value_heads", num_heads)
-    if num_heads % num_key_value_heads:
-        raise config.wrong(
-            "num_key_value_heads",
-            f"a divisor of the {num_heads} attention heads",
-            num_key_value_heads,
-        )
+    heads = config.count("num_attention_heads")
+    if config.get("head_dim", None) is None and width % heads:
+        raise config.wrong("hidden_size", f"divisible by the {heads} attention heads", width)
+    kv_heads = config.count("num_key_value_heads", heads)
+    if heads % kv_heads:
+        rule = f"a divisor of the {heads} attention heads"
+        raise config.wrong("num_key_value_heads", rule, kv_heads)
     architectures = config.get("architectures", [])
+    llama, dropout = family in LLAMA_FAMILY, _DROPOUTS.get(family, 0.0)
+    # Qwen writes a window that is switched off.
+    limited = config.get("use_sliding_window", True) is not False and config.get(
+        "sliding_window", None
+    )
     return TransformerShape(
         family=family,
         architecture=str(architectures[0]) if architectures else "",
         width=width,
         num_layers=config.count("num_hidden_layers"),
-        num_heads=num_heads,
-        num_key_value_heads=num_key_value_heads,
-        head_width=config.count("head_dim", width // num_heads),
+        num_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_width=config.count("head_dim", width // heads),
         inner_width=config.count("intermediate_size", 4 * width if family == "gpt2" else _ABSENT),
         vocabulary=0 if family == "vit" else config.count("vocab_size"),
         num_positions=0 if family == "vit" else config.count("max_position_embeddings"),
         activation=str(config.get("hidden_act", _ACTIVATIONS.get(family, "silu"))),
-        hidden_dropout=config.share("hidden_dropout", _DROPOUTS.get(family, 0.0)),
-        attention_dropout=config.share(
-            "attention_dropout", 0.0 if family == "opt" else _DROPOUTS.get(family, 0.0)
-        ),
+        hidden_dropout=0.0 if llama else config.share("hidden_dropout", dropout),
+        attention_dropout=config.share("attention_dropout", 0.0 if family == "opt" else dropout),
         tied=config.flag("tie_word_embeddings", default=family in {"gpt2", "opt", "bert"}),
         attention_bias=config.flag("attention_bias", default=family in {"qwen2", "gpt_neox"}),
-        mlp_bias=config.flag("mlp_bias", default=False),
-        rotary_fraction=_rotary_fraction(config, family),
-        parallel_residual=config.flag("use_parallel_residual", default=True),
+        rotary_fraction=_rotary_fraction(config) if family == "gpt_neox" else 1.0,
         num_experts=config.count("num_experts", 8 if family == "mixtral" else 0, least=0),
         experts_per_token=config.count("num_experts_per_tok", 2),
-        window=_window(config),
+        window=config.count("sliding_window") if limited else None,
         raw=config,
     )
 
 
-#: Defaults of transformers' own configuration classes, where a file leaves a key out.
-_ACTIVATIONS: Final = {
-    "gpt2": "gelu_new",
-    "gpt_neox": "gelu",
-    "opt": "relu",
-    "bert": "gelu",
-    "vit": "gelu",
-}
-_DROPOUTS: Final = {"gpt2": 0.1, "opt": 0.1, "bert": 0.1}
-
-
-def _rotary_fraction(config: Config, family: str) -> float:
+def _rotary_fraction(config: Config) -> float:
     """GPT-NeoX rotates a part; version 5 moved the key into ``rope_parameters``."""
-    if family != "gpt_neox":
-        return 1.0
     nested = config.get("rope_parameters", {})
     if isinstance(nested, dict) and "partial_rotary_factor" in nested:
         return float(nested["partial_rotary_factor"])
     return config.share("partial_rotary_factor", config.share("rotary_pct", 0.25))
-
-
-def _window(config: Config) -> int | None:
-    """Qwen writes a window that is switched off."""
-    if config.get("use_sliding_window", True) is False:
-        return None
-    window = config.get("sliding_window", None)
-    return None if window is None else config.count("sliding_window")

@@ -1,4 +1,4 @@
-"""Which tensors are alive during a step: a sweep over tensors without content."""
+"""Storages that are alive during a step, followed on tensors without content."""
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -14,20 +14,10 @@ from torch.utils.checkpoint import checkpoint
 from perfmodel.arrays import IntArray
 from perfmodel.errors import UntraceableModel
 from perfmodel.units import Bytes
-from perfmodel.workload.memory import AllocatorBlock as HeldBlock
-from perfmodel.workload.memory import (
-    Block,
-    CachingAllocator,
-    Moment,
-    Part,
-    PartBytes,
-    StepMemory,
-    upper_envelope,
-)
-from perfmodel.workload.operator import Phase
-from perfmodel.workload.step import AffineBytes
+from perfmodel.workload.memory import AllocatorBlock, CachingAllocator, Part
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList)
+_PARTS = tuple(Part)
 
 
 def apply_checkpointing(module: nn.Module, how: str) -> None:
@@ -61,24 +51,17 @@ def blocks(module: nn.Module) -> list[nn.Module]:
     """The outermost modules with parts of their own that stand in a list of modules."""
     found: list[nn.Module] = []
     for child in module.children():
-        plain_container = type(child) in _CONTAINERS
-        if (
-            type(module) in _CONTAINERS
-            and not plain_container
-            and any(True for _ in child.children())
-        ):
+        listed = type(module) in _CONTAINERS and type(child) not in _CONTAINERS
+        if listed and next(child.children(), None) is not None:
             found.append(child)
         else:
             found += blocks(child)
     return found
 
 
-_PARTS = tuple(Part)
-
-
 @dataclass(slots=True)
-class _Stored:
-    """One storage: views share it, in-place operators add none."""
+class _Storage:
+    """Memory of one or more tensors: views share it, in-place operators add none."""
 
     size_bytes: Bytes
     born: int
@@ -89,68 +72,32 @@ class _Stored:
     block: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where in a step a call was."""
-
-    phase: Phase
-    module: str
-    operator: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep:
-    """Bytes in use at every call of a step at one micro-batch."""
-
-    micro_batch: int
-    places: tuple[Place, ...]
-    parts: IntArray
-    """Shape ``(num_calls, len(Part))``, with what each kernel takes for itself. [B]"""
-    blocks: tuple[tuple[str, Bytes, Bytes, Bytes], ...]
-    """Path, parameters, inputs and saved activations of each block. [B]"""
-
-    reserved_ratio: float
-    """What CUDA's caching allocator would hold over what is in use at the peak."""
-
-    @property
-    def peak_bytes(self) -> Bytes:
-        """Most in use at once. [B]"""
-        return int(self.parts.sum(axis=1).max())
-
-
 class LiveStorages:
     """Follows every storage from the operator that makes it until nothing refers to it."""
 
     def __init__(self) -> None:
-        self.block: str | None = None
-        """What storages are made by now."""
-        self.places: list[Place] = []
         self.workspaces: list[Bytes] = []
-        self.storages: list[_Stored] = []
-        self._alive: dict[int, tuple[_Stored, weakref.ref[Any]]] = {}
+        """What the kernel of each call takes for itself. [B]"""
+        self._storages: list[_Storage] = []
+        self._alive: dict[int, tuple[_Storage, weakref.ref[Any]]] = {}
+        self._block: str | None = None
+        self._inputs_of_blocks: dict[str, list[_Storage]] = {}
         self._is_held = False
 
-    def begin(self, place: Place, workspace: Bytes) -> None:
+    def begin(self, workspace: Bytes) -> None:
         """The next call; whatever it returns that was not known is to be followed."""
-        self.places.append(place)
         self.workspaces.append(workspace)
 
-    def follow(self, tensor: Tensor, part: Part | None = None) -> _Stored:
+    def follow(self, tensor: Tensor, part: Part | None = None) -> None:
         """Begin to follow a tensor's storage, unless it is known."""
         storage = tensor.untyped_storage()
         key = storage._cdata  # noqa: SLF001 - its address, the only identity a storage has
         if key in self._alive:
-            return self._alive[key][0]
-        born = -1 if part is not None else len(self.places) - 1
-        stored = _Stored(size_bytes=storage.nbytes(), born=born, part=part, block=self.block)
+            return
+        born = -1 if part is not None else len(self.workspaces) - 1
+        stored = _Storage(size_bytes=storage.nbytes(), born=born, part=part, block=self._block)
         self._alive[key] = stored, weakref.ref(storage, lambda _: self._end(key))
-        self.storages.append(stored)
-        return stored
-
-    def known(self, tensor: Tensor) -> _Stored | None:
-        """The storage of a tensor, if it is followed."""
-        entry = self._alive.get(tensor.untyped_storage()._cdata)  # noqa: SLF001
-        return None if entry is None else entry[0]
+        self._storages.append(stored)
 
     def end_of_forward(self) -> None:
         """What is alive now and was made since is kept for the backward pass."""
@@ -160,7 +107,7 @@ class LiveStorages:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """What a script holds on to until the end of the step may be let go inside."""
+        """Storages that are let go inside count as held until the end of the step, as scripts do."""
         self._is_held = True
         try:
             yield
@@ -173,15 +120,14 @@ class LiveStorages:
 
     def mark(self, tensors: Iterable[Tensor], part: Part) -> None:
         """Say what storages turned out to be for."""
-        for tensor in tensors:
-            stored = self.known(tensor)
-            if stored is not None and stored.part is None:
+        for stored in self._known(tensors):
+            if stored.part is None:
                 stored.part = part
 
     def by_part(self) -> IntArray:
-        """Bytes in use at every call, shape ``(num_calls, len(Part))``. [B]"""
-        changes = np.zeros((len(self.places) + 1, len(_PARTS)), dtype=np.int64)
-        for stored in self.storages:
+        """Bytes in use at every call with the kernels' workspaces, shape ``(num_calls, len(Part))``. [B]"""
+        changes = np.zeros((len(self.workspaces) + 1, len(_PARTS)), dtype=np.int64)
+        for stored in self._storages:
             column = _PARTS.index(stored.part or Part.TEMPORARIES)
             changes[max(stored.born, 0), column] += stored.size_bytes
             if stored.dead is not None:
@@ -191,146 +137,63 @@ class LiveStorages:
         return in_use
 
     def reserved_ratio(self) -> float:
-        """Play the step through a caching allocator: memory held over memory in use at the peak."""
+        """Memory that CUDA's caching allocator would hold over memory in use at the peak."""
         allocator = CachingAllocator()
-        ends: dict[int, list[int]] = {}
-        begins: dict[int, list[int]] = {}
-        for index, stored in enumerate(self.storages):
-            begins.setdefault(stored.born, []).append(index)
-            if stored.dead is not None:
-                ends.setdefault(stored.dead, []).append(index)
-        held: dict[int, HeldBlock] = {}
-        for call in range(-1, len(self.places)):
-            for index in ends.get(call, ()):
-                if index in held:
-                    allocator.release(held.pop(index))
-            for index in begins.get(call, ()):
-                if self.storages[index].size_bytes:
-                    held[index] = allocator.allocate(self.storages[index].size_bytes)
+        # At each call releases come before allocations.
+        events = [(s.dead, 0, i) for i, s in enumerate(self._storages) if s.dead is not None]
+        events += [(s.born, 1, i) for i, s in enumerate(self._storages) if s.size_bytes]
+        held: dict[int, AllocatorBlock] = {}
+        for _, begins, index in sorted(events):
+            if begins:
+                held[index] = allocator.allocate(self._storages[index].size_bytes)
+            elif index in held:
+                allocator.release(held.pop(index))
         return allocator.reserved_bytes / max(1, allocator.peak_allocated_bytes)
 
-    def _end(self, key: int) -> None:
-        stored, _ = self._alive.pop(key)
-        if not self._is_held:
-            stored.dead = len(self.places)
-
-
-class Blocks:
-    """What enters each block of a module, and what it makes for the backward pass."""
-
-    def __init__(self, module: nn.Module, live: LiveStorages) -> None:
-        self._module = module
-        self._live = live
-        self._paths = {block: path for path, block in module.named_modules()}
-        self._entering: dict[str, list[_Stored]] = {}
-
     @contextmanager
-    def following(self) -> Iterator[None]:
-        """Watch blocks begin and end."""
+    def following_blocks(self, module: nn.Module, *, forward: Callable[[], bool]) -> Iterator[None]:
+        """Note what enters each block of a module and what it makes, while the forward pass runs."""
+        paths = {block: path for path, block in module.named_modules()}
+
+        def begin(block: nn.Module, inputs: Any, keywords: Any) -> None:
+            if forward():  # and not computed again in the backward pass
+                self._block = paths[block]
+                leaves = tree_leaves((inputs, keywords))
+                tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor))
+                self._inputs_of_blocks[self._block] = list(self._known(tensors))
+
+        def end(_block: nn.Module, _inputs: Any, _outputs: Any) -> None:
+            self._block = None
+
         handles = []
-        for block in blocks(self._module):
-            handles.append(block.register_forward_pre_hook(self._begin, with_kwargs=True))
-            handles.append(block.register_forward_hook(self._end))
+        for block in blocks(module):
+            handles.append(block.register_forward_pre_hook(begin, with_kwargs=True))
+            handles.append(block.register_forward_hook(end))
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def sizes(self) -> tuple[tuple[str, Bytes, Bytes, Bytes], ...]:
-        """Path, parameters, inputs and saved activations of each. [B]"""
-        parts = dict(self._module.named_modules())
-        saved = dict.fromkeys(self._entering, 0)
-        for stored in self._live.storages:
+    def block_bytes(self) -> dict[str, tuple[Bytes, Bytes]]:
+        """Inputs and saved activations of each block, by its path. [B]"""
+        saved = dict.fromkeys(self._inputs_of_blocks, 0)
+        for stored in self._storages:
             if stored.block in saved and stored.part is Part.ACTIVATIONS:
                 saved[stored.block] += stored.size_bytes
-        return tuple(
-            (
-                path,
-                sum(p.numel() * p.element_size() for p in parts[path].parameters()),
-                sum(s.size_bytes for s in stored if s.part in (None, Part.ACTIVATIONS)),
-                saved[path],
-            )
-            for path, stored in self._entering.items()
-        )
+        made = (None, Part.ACTIVATIONS)
+        return {
+            path: (sum(s.size_bytes for s in inputs if s.part in made), saved[path])
+            for path, inputs in self._inputs_of_blocks.items()
+        }
 
-    def _begin(self, block: nn.Module, inputs: Any, keywords: Any) -> None:
-        places = self._live.places
-        if places and places[-1].phase is not Phase.FORWARD:  # computed again in the backward pass
-            return
-        path = self._paths[block]
-        self._live.block = path
-        tensors = [leaf for leaf in tree_leaves((inputs, keywords)) if isinstance(leaf, Tensor)]
-        known = [self._live.known(tensor) for tensor in tensors]
-        self._entering[path] = [stored for stored in known if stored is not None]
+    def _known(self, tensors: Iterable[Tensor]) -> Iterator[_Storage]:
+        for tensor in tensors:
+            entry = self._alive.get(tensor.untyped_storage()._cdata)  # noqa: SLF001
+            if entry is not None:
+                yield entry[0]
 
-    def _end(self, _block: nn.Module, _inputs: Any, _outputs: Any) -> None:
-        self._live.block = None
-
-
-def joined_memory(first: Sweep, second: Sweep) -> StepMemory:
-    """Two sweeps as one record with the micro-batch left open.
-
-    Raises
-    ------
-    UntraceableModel
-        If the two batches do not run the same operators.
-    """
-    if [place.operator for place in first.places] != [p.operator for p in second.places]:
-        raise UntraceableModel(
-            f"memory at micro-batch {first.micro_batch} and {second.micro_batch}: "
-            "the steps must run the same operators; make the model independent of the batch"
-        )
-    batches = first.micro_batch, second.micro_batch
-    slopes = np.rint((second.parts - first.parts) / (batches[1] - batches[0])).astype(np.int64)
-    constants = first.parts - slopes * batches[0]
-    return StepMemory(
-        traced_micro_batches=batches,
-        moments=_moments(first.places, constants, slopes),
-        reserved_ratio=max(1.0, first.reserved_ratio, second.reserved_ratio),
-        blocks=tuple(
-            Block(
-                path=one[0],
-                parameter_bytes=one[1],
-                input=_line(batches, one[2], other[2]),
-                saved=_line(batches, one[3], other[3]),
-            )
-            for one, other in zip(first.blocks, second.blocks, strict=True)
-        ),
-    )
-
-
-def _moments(
-    places: tuple[Place, ...], constants: IntArray, slopes: IntArray
-) -> tuple[Moment, ...]:
-    moments = []
-    for phase in Phase:
-        calls = [index for index, place in enumerate(places) if place.phase is phase]
-        totals = [
-            AffineBytes(
-                constant_bytes=int(constants[call].sum()), per_sample_bytes=int(slopes[call].sum())
-            )
-            for call in calls
-        ]
-        for position in upper_envelope(totals):
-            call = calls[position]
-            parts = tuple(
-                PartBytes(
-                    part=part,
-                    size=AffineBytes(
-                        constant_bytes=int(constants[call, column]),
-                        per_sample_bytes=int(slopes[call, column]),
-                    ),
-                )
-                for column, part in enumerate(_PARTS)
-            )
-            place = places[call]
-            moments.append(
-                Moment(phase=phase, module=place.module, operator=place.operator, parts=parts)
-            )
-    return tuple(moments)
-
-
-def _line(batches: tuple[int, int], first: Bytes, second: Bytes) -> AffineBytes:
-    slope = round((second - first) / (batches[1] - batches[0]))
-    return AffineBytes(constant_bytes=first - slope * batches[0], per_sample_bytes=slope)
+    def _end(self, key: int) -> None:
+        stored, _ = self._alive.pop(key)
+        if not self._is_held:
+            stored.dead = len(self.workspaces)

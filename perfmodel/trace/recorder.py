@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -23,9 +23,9 @@ from torch.nn.modules.module import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfmodel.errors import UntraceableModel
-from perfmodel.trace.liveness import LiveStorages, Place
+from perfmodel.trace.liveness import LiveStorages
 from perfmodel.units import Bytes
-from perfmodel.workload.operator import ELEMENT_BYTES, Phase, TensorSpec
+from perfmodel.workload.operator import ELEMENT_BYTES, Call, Operator, Phase, TensorSpec
 
 
 class ModulePaths:
@@ -149,7 +149,7 @@ _PLAIN_CHANNELS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConvolutionSizes:
+class ConvolutionBytes:
     """Bytes of the tensors of one convolution, and of their copies in blocked layout."""
 
     inputs: Bytes
@@ -157,31 +157,24 @@ class ConvolutionSizes:
     outputs: Bytes
     blocked_inputs: Bytes
     """Zero if the kernel reads the inputs as they are."""
-    blocked_weight: Bytes
     blocked_outputs: Bytes
 
+    def forward(self) -> Bytes:
+        """Workspace beyond the result: copies while the kernel runs, then the result beside its copy. [B]"""
+        running = self.blocked_inputs + self.weight + self.blocked_outputs
+        return max(running, self.blocked_outputs + self.outputs) - self.outputs
 
-def forward_workspace_bytes(sizes: ConvolutionSizes) -> Bytes:
-    """Beyond the result: the copies while the kernel runs, then the result beside its copy. [B]"""
-    running = sizes.blocked_inputs + sizes.blocked_weight + sizes.blocked_outputs
-    leaving = sizes.blocked_outputs + sizes.outputs
-    return max(running, leaving) - sizes.outputs
-
-
-def backward_workspace_bytes(sizes: ConvolutionSizes, *, inputs_need_gradient: bool) -> Bytes:
-    """Beyond the gradients of inputs and weight, which are computed one after the other. [B]"""
-    done = sizes.inputs if inputs_need_gradient else 0
-    blocked_gradient = sizes.blocked_inputs or sizes.inputs
-    moments = [
-        done + sizes.blocked_outputs + sizes.blocked_inputs + sizes.blocked_weight,
-        done + sizes.blocked_weight + sizes.weight,
-    ]
-    if inputs_need_gradient:
-        moments += [
-            sizes.blocked_outputs + sizes.blocked_weight + blocked_gradient,
-            blocked_gradient + sizes.inputs,
+    def backward(self, *, for_inputs: bool) -> Bytes:
+        """Workspace beyond the gradients of inputs and weight, computed one after the other. [B]"""
+        done = self.inputs if for_inputs else 0
+        moments = [
+            done + self.blocked_outputs + self.blocked_inputs + self.weight,
+            done + 2 * self.weight,
         ]
-    return max(0, max(moments) - done - sizes.weight)
+        if for_inputs:
+            gradient = self.blocked_inputs or self.inputs
+            moments += [self.blocked_outputs + self.weight + gradient, gradient + self.inputs]
+        return max(0, max(moments) - done - self.weight)
 
 
 def workspace_bytes(func: Any, args: Sequence[Any]) -> Bytes:
@@ -189,48 +182,31 @@ def workspace_bytes(func: Any, args: Sequence[Any]) -> Bytes:
     if func is _CONVOLUTION:
         inputs, weight, _, *settings = args[:9]
         outputs = _output_shape(inputs, weight, settings)
-        return _convolution_workspace(inputs, weight, outputs, settings, None)
-    if func is _CONVOLUTION_BACKWARD:
+    elif func is _CONVOLUTION_BACKWARD:
         gradient, inputs, weight, _, *settings = args[:10]
-        return _convolution_workspace(inputs, weight, gradient.shape, settings, args[10][0])
-    return 0
-
-
-def _convolution_workspace(
-    inputs: Tensor,
-    weight: Tensor,
-    outputs: Sequence[int],
-    settings: Sequence[Any],
-    inputs_need_gradient: bool | None,  # noqa: FBT001 - None: forward
-) -> Bytes:
-    """Settings are stride, padding, dilation, transposed, output padding and groups."""
+        outputs = gradient.shape
+    else:
+        return 0
     if inputs.device.type != "cpu" or inputs.dim() != 4:
         return 0
     if inputs.is_contiguous(memory_format=torch.channels_last) and not inputs.is_contiguous():
         # The kernel works in place; the weight alone is copied.
-        return weight.nbytes
+        return int(weight.nbytes)
     kind = torch._C._select_conv_backend(inputs, weight, None, *settings).name  # type: ignore[attr-defined] # noqa: SLF001
     if kind == "Slow2d":
         return _columns_bytes(inputs, weight, outputs, settings)
     if not kind.startswith("Mkldnn"):
         return 0
-    sizes = _sizes(inputs, weight, outputs)
-    if inputs_need_gradient is None:
-        return forward_workspace_bytes(sizes)
-    return backward_workspace_bytes(sizes, inputs_need_gradient=inputs_need_gradient)
-
-
-def _sizes(inputs: Tensor, weight: Tensor, outputs: Sequence[int]) -> ConvolutionSizes:
-    out_bytes = math.prod(outputs) * inputs.element_size()
+    output_bytes = math.prod(outputs) * inputs.element_size()
     plain = inputs.shape[1] < _PLAIN_CHANNELS
-    return ConvolutionSizes(
+    sizes = ConvolutionBytes(
         inputs=inputs.nbytes,
         weight=weight.nbytes,
-        outputs=out_bytes,
+        outputs=output_bytes,
         blocked_inputs=0 if plain else _blocked(inputs.nbytes, inputs.shape[1]),
-        blocked_weight=weight.nbytes,
-        blocked_outputs=_blocked(out_bytes, outputs[1]),
+        blocked_outputs=_blocked(output_bytes, outputs[1]),
     )
+    return sizes.forward() if func is _CONVOLUTION else sizes.backward(for_inputs=args[10][0])
 
 
 def _blocked(size_bytes: Bytes, channels: int) -> Bytes:
@@ -268,6 +244,11 @@ _WEIGHT_OF_NORM = {
     torch.ops.aten.native_batch_norm.default: 1,
     torch.ops.aten.native_layer_norm.default: 2,
 }
+_CONSTANTS: Final[dict[type, str]] = {
+    torch.dtype: "dtype",
+    torch.layout: "layout",
+    torch.memory_format: "memory_format",
+}
 _DATA_ERRORS = (DataDependentOutputException, DynamicOutputShapeException)
 _NO_DATA = (
     "asks for a value that only a real run has (control flow that depends on data); "
@@ -275,45 +256,16 @@ _NO_DATA = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RawOperator:
-    """An operator as seen at one micro-batch."""
-
-    name: str
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    arguments: str
-    mutated: tuple[int, ...]
-    view: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RawCall:
-    """One call of a raw operator."""
-
-    operator: RawOperator
-    phase: Phase
-    module: str
-
-
-@dataclass(slots=True)
-class _Seen:
-    """Tensors among the arguments of one call."""
-
-    specs: list[TensorSpec] = field(default_factory=list)
-    positions: dict[int, int] = field(default_factory=dict)
-    """Of each tensor object in ``specs``."""
-
-
 class Recorder(TorchDispatchMode):
-    """Records while it is entered, and follows what is alive; ``phase`` is set from outside."""
+    """Records operators while it is entered, and follows which storages are alive."""
 
     def __init__(self, paths: ModulePaths) -> None:
         super().__init__()
         self.phase = Phase.FORWARD
         self.num_phase_calls = 0
         """Calls of the present phase so far."""
-        self.calls: list[RawCall] = []
+        self.operators: list[Operator] = []
+        self.calls: list[Call] = []
         self.module = ""
         """Where the last operator was called."""
         self.operator = ""
@@ -323,7 +275,7 @@ class Recorder(TorchDispatchMode):
         self.live = LiveStorages()
         self._paths = paths
         self._least_holders = least_holders()
-        self._operators: dict[RawOperator, RawOperator] = {}
+        self._positions: dict[tuple[Any, ...], int] = {}
         self._specs: dict[tuple[Any, ...], TensorSpec] = {}
 
     @classmethod
@@ -344,18 +296,18 @@ class Recorder(TorchDispatchMode):
         self.operator = str(func)
         at_forward = self.phase is Phase.FORWARD
         self.module = self._paths.forward() if at_forward else self._paths.backward()
-        seen = _Seen()
+        # Positions among the inputs by tensor object.
+        seen: dict[int, int] = {}
+        inputs: list[TensorSpec] = []
         arguments = json.dumps(
             [
-                [self._encoded(value, seen) for value in args],
-                {key: self._encoded(value, seen) for key, value in keywords.items()},
+                [self._encoded(value, seen, inputs) for value in args],
+                {key: self._encoded(value, seen, inputs) for key, value in keywords.items()},
             ]
         )
-        mutated = _mutated(func, args, keywords, seen)
-        self.live.begin(
-            Place(phase=self.phase, module=self.module, operator=self.operator),
-            workspace_bytes(func, args),
-        )
+        aliases = _aliases(func)
+        mutated = _mutated(aliases, args, keywords, seen)
+        self.live.begin(workspace_bytes(func, args))
         self.running = True
         try:
             result = func(*args, **keywords)
@@ -363,16 +315,16 @@ class Recorder(TorchDispatchMode):
             raise UntraceableModel(f"{self.place()}: {_NO_DATA}") from error
         self.running = False
         result = _mended(func, args, result)
-        fresh = _fresh(func, result)
+        fresh = _fresh(aliases, result)
         outputs = tuple(self._spec(tensor) for tensor in fresh)
         for tensor in fresh:
             self.live.follow(tensor)
         self.num_phase_calls += 1
-        self._note(
-            RawOperator(
-                self.operator, tuple(seen.specs), outputs, arguments, mutated, _aliases(func).view
-            )
-        )
+        key = self.operator, tuple(inputs), outputs, arguments, mutated, aliases.view
+        position = self._positions.setdefault(key, len(self.operators))
+        if position == len(self.operators):
+            self.operators.append(Operator.of(*key[:4], mutated=mutated, view=aliases.view))
+        self.calls.append(Call(operator=position, phase=self.phase, module=self.module))
         return result
 
     def begin(self, phase: Phase) -> None:
@@ -387,10 +339,6 @@ class Recorder(TorchDispatchMode):
     def where(self) -> str:
         """The module alone."""
         return f"module {self.module!r}" if self.module else "the model's own forward or its loss"
-
-    def _note(self, operator: RawOperator) -> None:
-        known = self._operators.setdefault(operator, operator)
-        self.calls.append(RawCall(known, self.phase, self.module))
 
     def _spec(self, tensor: Tensor) -> TensorSpec:
         if tensor.layout is not torch.strided:
@@ -409,32 +357,24 @@ class Recorder(TorchDispatchMode):
             self._specs[key] = spec
         return spec
 
-    def _encoded(self, value: Any, seen: _Seen) -> Any:
-        """An argument as JSON; tensors become positions."""
+    def _encoded(self, value: Any, seen: dict[int, int], inputs: list[TensorSpec]) -> Any:
+        """An argument as JSON; tensors become positions among the inputs."""
         if isinstance(value, Tensor):
-            position = seen.positions.get(id(value))
+            position = seen.get(id(value))
             if position is None:
-                position = len(seen.specs)
-                seen.positions[id(value)] = position
-                seen.specs.append(self._spec(value))
+                position = seen[id(value)] = len(inputs)
+                inputs.append(self._spec(value))
             return {"tensor": position}
         if isinstance(value, list | tuple):
-            return [self._encoded(item, seen) for item in value]
-        return _encoded_constant(value)
-
-
-def _encoded_constant(value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, torch.dtype):
-        return {"dtype": str(value).removeprefix("torch.")}
-    if isinstance(value, torch.device):
-        return {"device": value.type}
-    if isinstance(value, torch.layout):
-        return {"layout": str(value).removeprefix("torch.")}
-    if isinstance(value, torch.memory_format):
-        return {"memory_format": str(value).removeprefix("torch.")}
-    return {"opaque": type(value).__name__}
+            return [self._encoded(item, seen, inputs) for item in value]
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, torch.device):
+            return {"device": value.type}
+        for kind, name in _CONSTANTS.items():
+            if isinstance(value, kind):
+                return {name: str(value).removeprefix("torch.")}
+        return {"opaque": type(value).__name__}
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,23 +405,22 @@ def _aliases(func: OpOverload) -> _Aliases:
 
 
 def _mutated(
-    func: OpOverload, args: tuple[Any, ...], keywords: dict[str, Any], seen: _Seen
+    aliases: _Aliases, args: tuple[Any, ...], keywords: dict[str, Any], seen: dict[int, int]
 ) -> tuple[int, ...]:
     """Positions of the tensors that the schema says are written."""
     written: list[int] = []
-    for index, name in _aliases(func).written:
+    for index, name in aliases.written:
         value = args[index] if index < len(args) else keywords.get(name)
         values = value if isinstance(value, list | tuple) else [value]
-        written += [seen.positions[id(v)] for v in values if isinstance(v, Tensor)]
+        written += [seen[id(v)] for v in values if isinstance(v, Tensor)]
     return tuple(dict.fromkeys(written))
 
 
-def _fresh(func: OpOverload, result: Any) -> list[Tensor]:
+def _fresh(aliases: _Aliases, result: Any) -> list[Tensor]:
     """Tensors that a call returns anew; those that it wrote in place are known already."""
-    declared = _aliases(func).fresh
-    values = result if isinstance(result, tuple) and len(declared) > 1 else (result,)
+    values = result if isinstance(result, tuple) and len(aliases.fresh) > 1 else (result,)
     tensors: list[Tensor] = []
-    for fresh, value in zip(declared, values, strict=False):
+    for fresh, value in zip(aliases.fresh, values, strict=False):
         if fresh:
             items = value if isinstance(value, list | tuple) else (value,)
             tensors += [item for item in items if isinstance(item, Tensor)]

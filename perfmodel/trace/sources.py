@@ -18,7 +18,7 @@ from torchvision import models
 from torchvision.models import regnet
 
 from perfmodel.errors import UntraceableModel, UsageError
-from perfmodel.trace.reference import MODELS, ReferenceModel
+from perfmodel.trace.reference import MODELS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,19 +29,31 @@ class Batch:
     keyword: dict[str, Any]
     targets: Tensor | None = None
 
+    @property
+    def sample(self) -> str:
+        """One sample of the inputs by its shapes, such as "16x8 float32"."""
+        named = [*((None, value) for value in self.positional), *self.keyword.items()]
+        return ", ".join(
+            (f"{name}: " if name else "")
+            + ("x".join(str(size) for size in value.shape[1:]) or "1")
+            + f" {str(value.dtype).removeprefix('torch.')}"
+            for name, value in named
+            if isinstance(value, Tensor)
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
     """A model that can be built and trained for a step; nothing is built yet."""
 
     name: str
-    sample: str
-    """What one sample is, such as "3x224x224 image"."""
     build: Callable[[], nn.Module]
     draw_batch: Callable[[int], Batch]
     """A synthetic batch of so many samples."""
     loss: Callable[[Any, Tensor | None], Tensor]
     """Scalar loss from what the model returns and the targets."""
+    sample: str = ""
+    """One sample in words, such as "3x224x224 image"; empty: the shapes of a batch tell."""
     caveats: tuple[str, ...] = ()
     """What the trace assumes and a reader must know."""
 
@@ -54,29 +66,27 @@ def classification_loss(outputs: Any, targets: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSize:
-    """What one sample measures, where the model leaves it open."""
+    """The size of one sample, where the model leaves it open."""
 
     image_size: int | None = None
     """Pixels along each side; ``None`` for the model's own default."""
     sequence_length: int | None = None
     """Tokens; ``None`` for the longest that the model is made for, at most 2,048."""
 
+    def refuse_except(self, *allowed: str, text: str) -> None:
+        """Complain about a size that a model does not take.
 
-def refuse_sizes(size: SampleSize, *allowed: str, text: str) -> None:
-    """Complain about a size that a model does not take.
-
-    Raises
-    ------
-    UsageError
-        If a size is given that is not among the allowed ones.
-    """
-    for field in fields(size):
-        flag = "--" + field.name.replace("_", "-")
-        if getattr(size, field.name) is not None and field.name not in allowed:
-            raise UsageError(
-                f"{flag}: {text} does not take it; leave it out (where names are shared, "
-                "torchvision:NAME is the model of torchvision)"
-            )
+        Raises
+        ------
+        UsageError
+            If a size is given that is not among the allowed ones.
+        """
+        for field in fields(self):
+            if getattr(self, field.name) is not None and field.name not in allowed:
+                raise UsageError(
+                    f"--{field.name.replace('_', '-')}: {text} does not take it; leave it out (where "
+                    "names are shared, torchvision:NAME is the model of torchvision)"
+                )
 
 
 def find_source(
@@ -105,27 +115,22 @@ def find_source(
 
         return huggingface_source(Path(text), size)
     if ".py:" in text or text.endswith(".py"):
-        refuse_sizes(size, text=text)
-        return factory_source(text)
+        size.refuse_except(text=text)
+        return _factory_source(text)
     if text in MODELS:
-        refuse_sizes(size, text=text)
+        size.refuse_except(text=text)
         return reference_source(text)
-
-    name = text.removeprefix("torchvision:")
-    if name not in classification_names():
-        raise UsageError(_unknown(text, option, [*others, *MODELS, *classification_names()]))
-    refuse_sizes(size, "image_size", text=text)
-    return torchvision_source(name, size.image_size)
-
-
-def _unknown(text: str, option: str, known: list[str]) -> str:
-    name = text.removeprefix("torchvision:")
-    near = difflib.get_close_matches(name, set(known), n=3, cutoff=0.5)
-    meant = f"; did you mean {', '.join(near)}?" if near else ""
-    return (
-        f"{option}: must be a reference model, a classification model of torchvision, FILE.py:FACTORY or a "
-        f"Hugging Face config.json, got {text!r}{meant}"
-    )
+    name, _, heads = text.removeprefix("torchvision:").partition(":")
+    if name not in _classification_names() or heads not in {"", _NO_HEADS}:
+        known = {*others, *MODELS, *_classification_names()}
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        meant = f"; did you mean {', '.join(near)}?" if near else ""
+        raise UsageError(
+            f"{option}: must be a reference model, a classification model of torchvision, "
+            f"FILE.py:FACTORY or a Hugging Face config.json, got {text!r}{meant}"
+        )
+    size.refuse_except("image_size", text=text)
+    return _torchvision_source(name, size.image_size, auxiliary=heads != _NO_HEADS)
 
 
 def reference_source(name: str) -> ModelSource:
@@ -135,16 +140,12 @@ def reference_source(name: str) -> ModelSource:
         name=name,
         sample=reference.sample,
         build=reference.build,
-        draw_batch=lambda samples: _reference_batch(reference, samples),
+        draw_batch=lambda samples: Batch(
+            positional=(reference.draw_inputs(samples),),
+            keyword={},
+            targets=torch.randint(0, reference.num_classes, (samples,)),
+        ),
         loss=classification_loss,
-    )
-
-
-def _reference_batch(reference: ReferenceModel, samples: int) -> Batch:
-    return Batch(
-        positional=(reference.draw_inputs(samples),),
-        keyword={},
-        targets=torch.randint(0, reference.num_classes, (samples,)),
     )
 
 
@@ -153,43 +154,53 @@ _NUM_CLASSES: Final = 1000
 _OWN_SIZE: Final = {"inception_v3": 299}
 #: Share of the loss of each auxiliary classifier (Szegedy et al. 2014 and 2015, and their reference code).
 _AUXILIARY_SHARE: Final = {"googlenet": 0.3, "inception_v3": 0.4}
+_NO_HEADS: Final = "no-aux"
 
 
 @functools.cache
-def classification_names() -> tuple[str, ...]:
-    """Names of all classification models."""
+def _classification_names() -> tuple[str, ...]:
     return tuple(models.list_models(module=models))
 
 
-def torchvision_source(name: str, image_size: int | None) -> ModelSource:
+def _torchvision_source(name: str, image_size: int | None, *, auxiliary: bool) -> ModelSource:
     """A classification model for images of a size; ``None`` for the size that it is made for."""
     pixels = image_size or _OWN_SIZE.get(name, 224)
     share = _AUXILIARY_SHARE.get(name, 0.0)
-    return ModelSource(
-        name=f"torchvision:{name}",
-        sample=f"3x{pixels}x{pixels} image",
-        build=lambda: _build(name, pixels),
-        draw_batch=lambda samples: Batch(
-            positional=(torch.randn(samples, 3, pixels, pixels),),
-            keyword={},
-            targets=torch.randint(0, _NUM_CLASSES, (samples,)),
-        ),
-        loss=lambda outputs, targets: _loss(outputs, targets, share),
-    )
-
-
-def _build(name: str, pixels: int) -> nn.Module:
     options: dict[str, Any] = {}
     if name.startswith("vit_"):
         options["image_size"] = pixels
     if name.startswith("maxvit"):
         options["input_size"] = (pixels, pixels)
-    if name in _AUXILIARY_SHARE:
-        options["init_weights"] = False  # its normal distribution comes from scipy, value by value
-        options["aux_logits"] = True
-    with _counted_blocks() if name.startswith("regnet_") else nullcontext():
-        model: nn.Module = models.get_model(name, weights=None, **options)
-    return model
+    if share:
+        # Its normal distribution comes from scipy, value by value.
+        options |= {"init_weights": False, "aux_logits": auxiliary}
+
+    def build() -> nn.Module:
+        with _counted_blocks() if name.startswith("regnet_") else nullcontext():
+            model: nn.Module = models.get_model(name, weights=None, **options)
+        return model
+
+    def loss(outputs: Any, targets: Tensor | None) -> Tensor:
+        main, *heads = outputs if isinstance(outputs, tuple) else (outputs,)
+        total = classification_loss(main, targets)
+        for scores in heads:
+            if scores is not None:
+                total = total + share * classification_loss(scores, targets)
+        return total
+
+    heads = f"auxiliary classifiers are trained too; torchvision:{name}:{_NO_HEADS} has none"
+    return ModelSource(
+        name=f"torchvision:{name}" + ("" if auxiliary else f":{_NO_HEADS}"),
+        sample=f"3x{pixels}x{pixels} image",
+        build=build,
+        draw_batch=lambda samples: Batch(
+            positional=(torch.randn(samples, 3, pixels, pixels),),
+            keyword={},
+            targets=torch.randint(0, _NUM_CLASSES, (samples,)),
+        ),
+        loss=loss,
+        caveats=(heads,) if share and auxiliary else (),
+    )
 
 
 @contextmanager
@@ -208,31 +219,14 @@ def _counted_blocks() -> Iterator[None]:
         regnet.BlockParams.from_init_params = original
 
 
-def _loss(outputs: Any, targets: Tensor | None, share: float) -> Tensor:
-    """Cross-entropy, with the auxiliary classifiers that some models have while they train."""
-    assert targets is not None
-    main, *auxiliary = outputs if isinstance(outputs, tuple) else (outputs,)
-    loss = nn.functional.cross_entropy(main, targets)
-    for scores in auxiliary:
-        loss = loss + share * nn.functional.cross_entropy(scores, targets)
-    return loss
+_IMAGE: Final = 1, 3, 224, 224
 
 
-_PROTOCOL = "must return a module, (module, example) or (module, example, loss)"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Made:
-    module: nn.Module
-    example: Any
-    loss: Callable[[Any], Tensor] | None
-
-
-def factory_source(text: str) -> ModelSource:
+def _factory_source(text: str) -> ModelSource:
     """A model source of ``FILE.py:FACTORY``.
 
-    The file is imported and the factory called once, on tensors without content, when the model is
-    built.
+    The file is imported now. The factory is called once, on tensors without content, when the model
+    is built.
 
     Raises
     ------
@@ -245,18 +239,39 @@ def factory_source(text: str) -> ModelSource:
     if not file or not name:
         raise UsageError(f"MODEL: must be FILE.py:FACTORY, got {text!r}")
     factory = _imported(Path(file), name, text=text)
-    made: list[_Made] = []
+    made: tuple[Any, Callable[[Any], Tensor] | None] = torch.empty(0), None
 
     def build() -> nn.Module:
-        made.append(_checked(factory(), text=text))
-        return made[-1].module
+        nonlocal made
+        returned = factory()
+        parts = returned if isinstance(returned, tuple) else (returned,)
+        module, example, loss = (*parts, None, None)[:3]
+        if len(parts) > 3 or not isinstance(module, nn.Module):
+            raise UntraceableModel(
+                f"{text}: must return a module, (module, example) or (module, example, loss), got "
+                f"{type(module).__name__}"
+            )
+        if loss is not None and not callable(loss):
+            raise UntraceableModel(f"{text}: loss must be callable, got {type(loss).__name__}")
+        made = torch.empty(_IMAGE) if example is None else example, loss
+        return module
+
+    def draw_batch(samples: int) -> Batch:
+        example = made[0]
+        named = example if isinstance(example, dict) else {}
+        items = example if isinstance(example, tuple | list) else (example,)
+        items = () if isinstance(example, dict) else items
+        return Batch(
+            positional=tuple(_resized(value, samples, text=text) for value in items),
+            keyword={key: _resized(value, samples, text=text) for key, value in named.items()},
+            targets=torch.zeros(samples, dtype=torch.int64),
+        )
 
     return ModelSource(
         name=f"{Path(file).stem}:{name}",
-        sample="sample of the factory's example",
         build=build,
-        draw_batch=lambda samples: _batch(made[-1].example, samples, text=text),
-        loss=lambda outputs, targets: _loss_factory(made[-1], outputs, targets, text=text),
+        draw_batch=draw_batch,
+        loss=lambda outputs, targets: _factory_loss(made[1], outputs, targets, text=text),
     )
 
 
@@ -283,31 +298,6 @@ def _imported(file: Path, name: str, *, text: str) -> Callable[[], Any]:
     return factory  # type: ignore[no-any-return]
 
 
-def _checked(made: Any, *, text: str) -> _Made:
-    parts = made if isinstance(made, tuple) else (made,)
-    module, example, loss = (*parts, None, None)[:3]
-    if len(parts) > 3 or not isinstance(module, nn.Module):
-        raise UntraceableModel(f"{text}: {_PROTOCOL}, got {type(module).__name__}")
-    if loss is not None and not callable(loss):
-        raise UntraceableModel(f"{text}: loss must be callable, got {type(loss).__name__}")
-    if example is None:
-        example = torch.empty(1, 3, 224, 224)
-    return _Made(module=module, example=example, loss=loss)
-
-
-def _batch(example: Any, samples: int, *, text: str) -> Batch:
-    if isinstance(example, dict):
-        keyword = {key: _resized(value, samples, text=text) for key, value in example.items()}
-        return Batch(positional=(), keyword=keyword, targets=_sample_count(samples))
-    items = example if isinstance(example, tuple | list) else (example,)
-    positional = tuple(_resized(value, samples, text=text) for value in items)
-    return Batch(positional=positional, keyword={}, targets=_sample_count(samples))
-
-
-def _sample_count(samples: int) -> Tensor:
-    return torch.zeros(samples, dtype=torch.int64)
-
-
 def _resized(value: Any, samples: int, *, text: str) -> Any:
     if not isinstance(value, Tensor):
         return value
@@ -321,12 +311,15 @@ def _resized(value: Any, samples: int, *, text: str) -> Any:
     return tiled.requires_grad_(value.requires_grad)
 
 
-def _loss_factory(made: _Made, outputs: Any, targets: Tensor | None, *, text: str) -> Tensor:
-    if made.loss is not None:
-        return _scalar(made.loss(outputs), text=text)
+def _factory_loss(
+    loss: Callable[[Any], Tensor] | None, outputs: Any, targets: Tensor | None, *, text: str
+) -> Tensor:
     own = outputs.get("loss") if isinstance(outputs, dict) else getattr(outputs, "loss", None)
-    if isinstance(own, Tensor):
-        return _scalar(own, text=text)
+    found = own if loss is None else loss(outputs)
+    if loss is not None or isinstance(own, Tensor):
+        if isinstance(found, Tensor) and found.numel() == 1:
+            return found
+        raise UntraceableModel(f"{text}: loss must be a tensor of one element, got {found!r:.80}")
     if isinstance(outputs, Tensor) and outputs.dim() == 0:
         return outputs
     if isinstance(outputs, Tensor) and outputs.dim() == 2 and targets is not None:
@@ -336,12 +329,6 @@ def _loss_factory(made: _Made, outputs: Any, targets: Tensor | None, *, text: st
         f"{text}: without a loss the model must return a scalar, .loss or scores (samples, classes), "
         f"got {shown}; return (module, example, loss) from the factory"
     )
-
-
-def _scalar(loss: Any, *, text: str) -> Tensor:
-    if isinstance(loss, Tensor) and loss.numel() == 1:
-        return loss
-    raise UntraceableModel(f"{text}: loss must be a tensor of one element, got {loss!r:.80}")
 
 
 _MOMENTUM = 0.9

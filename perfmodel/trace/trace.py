@@ -1,43 +1,41 @@
-"""The use case: a model source as a workload and a symbolic step."""
+"""A model source as a workload, a symbolic step and its memory: two recorded steps joined."""
 
+import json
 import os
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
-from types import ModuleType
-from typing import Any, Final
+from typing import Final
 
+import numpy as np
 import torch
 from torch import nn
 
 from perfmodel.errors import UntraceableModel, UsageError
-from perfmodel.trace.allocator import Fork
-from perfmodel.trace.collection import without_collection
-from perfmodel.trace.liveness import joined_memory
+from perfmodel.trace.fork import Fork
+from perfmodel.trace.imports import without_collection
 from perfmodel.trace.sources import ModelSource
 from perfmodel.trace.step import (
-    Joiner,
-    ModelSpec,
-    RawStep,
-    build_model_spec,
-    joined_calls,
+    RecordedStep,
+    TrainedModel,
+    build_model,
     record_step,
     without_content,
 )
-from perfmodel.workload.memory import StepMemory
-from perfmodel.workload.operator import ELEMENT_BYTES, Phase
+from perfmodel.units import Bytes
+from perfmodel.workload.memory import Block, Moment, Part, PartBytes, StepMemory, upper_envelope
+from perfmodel.workload.operator import ELEMENT_BYTES, Call, Operator, Phase, TensorSpec
 from perfmodel.workload.step import (
     Affine,
     AffineBytes,
+    Dimension,
     StepMethod,
+    SymbolicOperator,
     SymbolicStep,
+    SymbolicTensor,
     TracedParameter,
     TracedStep,
     compressed,
+    merged_arguments,
     through,
 )
 from perfmodel.workload.workload import Parameter, Workload
@@ -45,11 +43,12 @@ from perfmodel.workload.workload import Parameter, Workload
 #: How long a copy of this process may still trace when this one has finished, at least: what another
 #: thread had locked when it was copied would stay locked there for ever.
 _LEAST_PATIENCE_S: Final = 10.0
+_RETRACE = "the step cannot be scaled to other micro-batches; trace it with --micro-batch at each"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedModel:
-    """What tracing a model yields."""
+    """A traced model: the workload, its operators and its memory, with the micro-batch left open."""
 
     workload: Workload
     step: SymbolicStep
@@ -83,27 +82,35 @@ def trace_model(
         )
     least = max(2, micro_batch)
     with without_content(method.device_kind), without_collection():
-        model_spec = build_model_spec(source, method)
-        first, second = _recorded(model_spec, least, beside=beside and method.device_kind == "cpu")
-    step = _symbolic(model_spec, first, second)
-    memory = joined_memory(first.sweep, second.sweep)
-    concrete = step.at(micro_batch=least)
-    workload = workload_of(source.name, concrete, model_spec.module)
-    return TracedModel(workload=workload, step=step, memory=memory)
+        model = build_model(source, method)
+        first, second = _recorded(model, least, beside=beside and method.device_kind == "cpu")
+    step = _joined_step(model, first, second)
+    return TracedModel(
+        workload=_workload(source.name, step.at(micro_batch=least), model.module),
+        step=step,
+        memory=joined_memory(model.module, first, second),
+    )
 
 
-def _recorded(model_spec: ModelSpec, least: int, *, beside: bool) -> tuple[RawStep, RawStep]:
+def _recorded(
+    model: TrainedModel, least: int, *, beside: bool
+) -> tuple[RecordedStep, RecordedStep]:
     """A step at a micro-batch and at twice as many samples."""
 
-    def record_second() -> RawStep:
-        return record_step(model_spec, 2 * least)
+    def record_second() -> RecordedStep:
+        return record_step(model, 2 * least)
 
-    copy = _copied(record_second) if beside and hasattr(os, "fork") else None
+    copy: Fork[RecordedStep] | None = None
+    if beside and hasattr(os, "fork"):
+        try:
+            copy = Fork(record_second)
+        except OSError:  # no memory, or no process, for a copy
+            copy = None
     if copy is None:
-        return record_step(model_spec, least), record_second()
+        return record_step(model, least), record_second()
     with copy:
         started_s = time.monotonic()
-        first = record_step(model_spec, least)
+        first = record_step(model, least)
         own_s = time.monotonic() - started_s
         try:
             return first, copy.result(within_s=_LEAST_PATIENCE_S + 2 * own_s)
@@ -111,46 +118,198 @@ def _recorded(model_spec: ModelSpec, least: int, *, beside: bool) -> tuple[RawSt
             return first, record_second()
 
 
-def _copied(act: Callable[[], RawStep]) -> Fork[RawStep] | None:
-    try:
-        return Fork(act)
-    except OSError:  # no memory, or no process, for a copy
-        return None
-
-
-def _symbolic(model_spec: ModelSpec, first: RawStep, second: RawStep) -> SymbolicStep:
-    joiner = Joiner(first, second)
-    calls = joined_calls(joiner, first, second)
+def _joined_step(model: TrainedModel, first: RecordedStep, second: RecordedStep) -> SymbolicStep:
+    module, source = model.module, model.source
+    tensors, operators, calls = _joined_calls(first, second)
     if list(first.ready_after.items()) != list(second.ready_after.items()):
         raise UntraceableModel(
-            f"{model_spec.source.name}: gradients become ready in another order at micro-batch "
+            f"{source.name}: gradients become ready in another order at micro-batch "
             f"{second.micro_batch} than at {first.micro_batch}; make the model independent of the batch"
         )
-    module = model_spec.module
-    return SymbolicStep(
-        traced_micro_batches=(first.micro_batch, second.micro_batch),
-        sample=model_spec.source.sample,
-        method=model_spec.method,
-        tensors=joiner.tensors,
-        operators=joiner.operators,
-        segments=compressed(calls),
-        parameters=_parameters(module, first.ready_after),
-        saved=_affine_bytes(first, second),
-        buffer_bytes=sum(b.numel() * b.element_size() for b in module.buffers()),
-        frozen_bytes=sum(
-            p.numel() * p.element_size() for p in module.parameters() if not p.requires_grad
-        ),
-        caveats=model_spec.source.caveats,
-    )
-
-
-def _affine_bytes(first: RawStep, second: RawStep) -> AffineBytes:
-    line = through(
+    saved = through(
         ((first.micro_batch, first.saved_bytes), (second.micro_batch, second.saved_bytes))
     )
-    if isinstance(line, Affine):
-        return AffineBytes(constant_bytes=line.constant, per_sample_bytes=line.per_sample)
-    return AffineBytes(constant_bytes=line, per_sample_bytes=0)
+    line = saved if isinstance(saved, Affine) else Affine(constant=saved, per_sample=0)
+    return SymbolicStep(
+        traced_micro_batches=(first.micro_batch, second.micro_batch),
+        sample=first.sample,
+        method=model.method,
+        tensors=tensors,
+        operators=operators,
+        segments=compressed(calls),
+        parameters=_parameters(module, first.ready_after),
+        saved=AffineBytes(constant_bytes=line.constant, per_sample_bytes=line.per_sample),
+        buffer_bytes=sum(b.nbytes for b in module.buffers()),
+        frozen_bytes=sum(p.nbytes for p in module.parameters() if not p.requires_grad),
+        caveats=source.caveats,
+    )
+
+
+def _joined_calls(
+    first: RecordedStep, second: RecordedStep
+) -> tuple[tuple[SymbolicTensor, ...], tuple[SymbolicOperator, ...], list[Call]]:
+    """Tensors, operators and calls of two recordings of one step; equal pairs give one operator.
+
+    The optimizer knows no batch, and is that of the first.
+
+    Raises
+    ------
+    UntraceableModel
+        If the steps differ in more than sizes.
+    """
+    batches = first.micro_batch, second.micro_batch
+    tensors: dict[SymbolicTensor, int] = {}
+    operators: dict[SymbolicOperator, int] = {}
+    pairs: dict[tuple[int, int], int] = {}
+
+    def positions(ones: tuple[TensorSpec, ...], others: tuple[TensorSpec, ...]) -> tuple[int, ...]:
+        if len(ones) != len(others):
+            raise ValueError(
+                f"there are {len(ones)} tensors at one micro-batch and {len(others)} at another"
+            )
+        return tuple(
+            tensors.setdefault(_joined_tensor(one, other, batches), len(tensors))
+            for one, other in zip(ones, others, strict=True)
+        )
+
+    def joined(at: Call, one: Operator, other: Operator) -> Call:
+        position = pairs.get((id(one), id(other)))
+        if position is None:
+            try:
+                operator = SymbolicOperator(
+                    name=one.name,
+                    inputs=positions(one.inputs, other.inputs),
+                    outputs=positions(one.outputs, other.outputs),
+                    arguments=_joined_arguments(one.arguments, other.arguments, batches),
+                    mutated=one.mutated,
+                    view=one.view,
+                )
+            except ValueError as error:
+                raise UntraceableModel(
+                    f"module {at.module!r}, operator {one.name}: {error}: {_RETRACE}"
+                ) from error
+            position = operators.setdefault(operator, len(operators))
+            pairs[id(one), id(other)] = position
+        return Call(operator=position, phase=at.phase, module=at.module)
+
+    ones, others = (
+        [call for call in step.calls if call.phase is not Phase.OPTIMIZER]
+        for step in (first, second)
+    )
+    calls = []
+    for at, there in zip(ones, others, strict=False):
+        one, other = first.operators[at.operator], second.operators[there.operator]
+        if (at.phase, at.module, one.name) != (there.phase, there.module, other.name):
+            raise UntraceableModel(
+                f"module {at.module!r}: runs {one.name} at micro-batch {batches[0]} and {other.name} at "
+                f"{batches[1]}: {_RETRACE}"
+            )
+        calls.append(joined(at, one, other))
+    if len(ones) != len(others):
+        raise UntraceableModel(
+            f"the step runs {len(ones)} operators at micro-batch {batches[0]} and {len(others)} at "
+            f"{batches[1]}: {_RETRACE}"
+        )
+    for at in first.calls[len(ones) :]:
+        operator = first.operators[at.operator]
+        calls.append(joined(at, operator, operator))
+    return tuple(tensors), tuple(operators), calls
+
+
+def _joined_arguments(one: str, other: str, batches: tuple[int, int]) -> str:
+    if one == other:
+        return one
+    merged = merged_arguments(json.loads(one), json.loads(other), micro_batches=batches)
+    return json.dumps(merged)
+
+
+def _joined_tensor(one: TensorSpec, other: TensorSpec, batches: tuple[int, int]) -> SymbolicTensor:
+    if one.dtype != other.dtype or len(one.shape) != len(other.shape):
+        raise ValueError(
+            f"a tensor is {one.shape} {one.dtype} and then {other.shape} {other.dtype}"
+        )
+    if (one.stride is None) != (other.stride is None):
+        raise ValueError("a tensor is contiguous at one micro-batch and not at another")
+
+    def lines(ones: tuple[int, ...], others: tuple[int, ...]) -> tuple[Dimension, ...]:
+        return tuple(
+            through(((batches[0], a), (batches[1], b))) for a, b in zip(ones, others, strict=True)
+        )
+
+    return SymbolicTensor(
+        shape=lines(one.shape, other.shape),
+        dtype=one.dtype,
+        stride=None if one.stride is None else lines(one.stride, other.stride or ()),
+    )
+
+
+def joined_memory(module: nn.Module, first: RecordedStep, second: RecordedStep) -> StepMemory:
+    """The memory of two recordings as one record with the micro-batch left open.
+
+    Raises
+    ------
+    UntraceableModel
+        If the two batches do not run the same operators.
+    """
+    names, others = ([s.operators[c.operator].name for c in s.calls] for s in (first, second))
+    if names != others:
+        raise UntraceableModel(
+            f"memory at micro-batch {first.micro_batch} and {second.micro_batch}: "
+            "the steps must run the same operators; make the model independent of the batch"
+        )
+    batches = first.micro_batch, second.micro_batch
+    parts = dict(module.named_modules())
+    blocks = []
+    for path, (input_bytes, saved_bytes) in first.blocks.items():
+        input_there, saved_there = second.blocks[path]
+        blocks.append(
+            Block(
+                path=path,
+                parameter_bytes=sum(p.nbytes for p in parts[path].parameters()),
+                input=_line(batches, input_bytes, input_there),
+                saved=_line(batches, saved_bytes, saved_there),
+            )
+        )
+    return StepMemory(
+        traced_micro_batches=batches,
+        moments=tuple(
+            Moment(
+                phase=first.calls[index].phase,
+                module=first.calls[index].module,
+                operator=names[index],
+                parts=tuple(
+                    PartBytes(part=part, size=_line(batches, int(here), int(there)))
+                    for part, here, there in zip(
+                        Part, first.in_use[index], second.in_use[index], strict=True
+                    )
+                ),
+            )
+            for index in _highest(first, second)
+        ),
+        reserved_ratio=max(1.0, first.reserved_ratio, second.reserved_ratio),
+        blocks=tuple(blocks),
+    )
+
+
+def _highest(first: RecordedStep, second: RecordedStep) -> list[int]:
+    """Calls of each phase at which more memory is in use than at any other, for some micro-batch."""
+    batches = first.micro_batch, second.micro_batch
+    slopes = np.rint((second.in_use - first.in_use) / (batches[1] - batches[0])).astype(np.int64)
+    constants = (first.in_use - slopes * batches[0]).sum(axis=1)
+    found = []
+    for phase in Phase:
+        calls = [index for index, call in enumerate(first.calls) if call.phase is phase]
+        totals = [
+            AffineBytes(constant_bytes=int(constants[i]), per_sample_bytes=int(slopes[i].sum()))
+            for i in calls
+        ]
+        found += [calls[position] for position in upper_envelope(totals)]
+    return found
+
+
+def _line(batches: tuple[int, int], first: Bytes, second: Bytes) -> AffineBytes:
+    slope = round((second - first) / (batches[1] - batches[0]))
+    return AffineBytes(constant_bytes=first - slope * batches[0], per_sample_bytes=slope)
 
 
 def _parameters(module: nn.Module, ready_after: dict[str, int]) -> tuple[TracedParameter, ...]:
@@ -167,9 +326,19 @@ def _parameters(module: nn.Module, ready_after: dict[str, int]) -> tuple[TracedP
     )
 
 
-def workload_of(name: str, step: TracedStep, module: nn.Module) -> Workload:
-    """What data-parallel training needs to know of a traced step."""
-    fractions = _ready_fractions(step)
+def _workload(name: str, step: TracedStep, module: nn.Module) -> Workload:
+    """What data-parallel training needs to know of a traced step.
+
+    A gradient is ready when so much of the backward FLOP is done as came before it. DDP coalesces
+    the buffers of one data type into one broadcast.
+    """
+    done = [0.0]
+    for call in step.calls():
+        if call.phase is Phase.BACKWARD:
+            done.append(done[-1] + step.operators[call.operator].flop)
+    buffers: dict[torch.dtype, int] = {}
+    for buffer in module.buffers():
+        buffers[buffer.dtype] = buffers.get(buffer.dtype, 0) + buffer.nbytes
     return Workload(
         name=name,
         sample=step.sample,
@@ -178,100 +347,14 @@ def workload_of(name: str, step: TracedStep, module: nn.Module) -> Workload:
                 name=parameter.name,
                 num_elements=parameter.num_elements,
                 element_bytes=ELEMENT_BYTES[parameter.dtype],
-                ready_fraction=fraction,
+                ready_fraction=1.0
+                if parameter.ready_after is None
+                else done[parameter.ready_after] / (done[-1] or 1.0),
             )
-            for parameter, fraction in zip(step.parameters, fractions, strict=True)
+            for parameter in step.parameters
         ),
-        buffer_bytes=buffer_bytes(module),
+        buffer_bytes=tuple(buffers.values()),
         forward_flop=step.flop(Phase.FORWARD) / step.micro_batch,
         backward_flop=step.flop(Phase.BACKWARD) / step.micro_batch,
         num_operators=step.num_calls(Phase.FORWARD) + step.num_calls(Phase.BACKWARD),
     )
-
-
-def buffer_bytes(module: nn.Module) -> tuple[int, ...]:
-    """Bytes per data type: DDP coalesces the buffers of one type into one broadcast. [B]"""
-    sizes: dict[str, int] = {}
-    for buffer in module.buffers():
-        kind = str(buffer.dtype)
-        sizes[kind] = sizes.get(kind, 0) + buffer.numel() * buffer.element_size()
-    return tuple(sizes.values())
-
-
-def _ready_fractions(step: TracedStep) -> list[float]:
-    """Share of the backward flop that is done when each gradient is complete."""
-    done = [0.0]
-    for call in step.calls():
-        if call.phase is Phase.BACKWARD:
-            done.append(done[-1] + step.operators[call.operator].flop)
-    whole = done[-1] or 1.0
-    return [
-        1.0 if parameter.ready_after is None else done[parameter.ready_after] / whole
-        for parameter in step.parameters
-    ]
-
-
-_COMPILER: Final = "torch._dynamo"
-_UTILITIES: Final = f"{_COMPILER}.utils"
-_DISTRIBUTED: Final = "torch.distributed.tensor"
-
-
-@contextmanager
-def without_compiler() -> Iterator[None]:
-    """Inside, what torch and torchvision ask of the compiler in passing is answered without it.
-
-    They import it to say what must not be compiled (optimizers, checkpoints) or could be (pooling of
-    regions). Nothing is compiled here, so that a stand-in serves; its submodules, such as the settings
-    that tensors without content read, are the real ones. Dispatch asks for the type of distributed
-    tensors, to recognise them; there are none. For models that do not ask for the compiler
-    themselves, in a process that only traces; a version of torch that wants more of it fails.
-    """
-    torch = find_spec("torch")
-    if _COMPILER in sys.modules or torch is None or torch.submodule_search_locations is None:
-        yield
-        return
-    folder = Path(next(iter(torch.submodule_search_locations)), "_dynamo")
-    sys.modules.update(_stand_ins(folder))
-    try:
-        yield
-    finally:
-        for name in [name for name in sys.modules if f"{name}.".startswith(f"{_COMPILER}.")]:
-            del sys.modules[name]
-        if isinstance(sys.modules.get(_DISTRIBUTED), _Distributed):
-            del sys.modules[_DISTRIBUTED]
-
-
-def _stand_ins(folder: Path) -> dict[str, ModuleType]:
-    package, utilities = ModuleType(_COMPILER), _Utilities(_UTILITIES)
-    package.__path__ = [str(folder)]
-    vars(package).update(disable=_disable, graph_break=lambda: None, utils=utilities)
-    vars(utilities).update(is_compile_supported=lambda _: False)
-    found: dict[str, ModuleType] = {_COMPILER: package, _UTILITIES: utilities}
-    if _DISTRIBUTED not in sys.modules:
-        found[_DISTRIBUTED] = _Distributed(_DISTRIBUTED)
-    return found
-
-
-class _Utilities(ModuleType):
-    """Whatever is imported from it is there, and is not meant to be called."""
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _never
-
-
-class _Distributed(ModuleType):
-    """Knows the name of a type that no tensor has."""
-
-    class DTensor:
-        """No tensor is one."""
-
-
-def _never(*_: Any, **__: Any) -> Any:
-    raise RuntimeError("nothing is compiled while a step is traced")
-
-
-def _disable(act: Callable[..., Any], *_: Any, **__: Any) -> Callable[..., Any]:
-    """What is never compiled is as it should be."""
-    return act

@@ -6,26 +6,21 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 from perfmodel.units import Bytes, Flop
 
 #: Bytes of one element, by the name that torch gives the type without its prefix.
 ELEMENT_BYTES: Final[dict[str, int]] = {
-    "float64": 8,
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "complex64": 8,
-    "complex128": 16,
-    "int64": 8,
-    "int32": 4,
-    "int16": 2,
-    "int8": 1,
-    "uint8": 1,
-    "bool": 1,
+    name: size
+    for size, names in {
+        16: ("complex128",),
+        8: ("complex64", "float64", "int64"),
+        4: ("float32", "int32"),
+        2: ("float16", "bfloat16", "int16"),
+        1: ("float8_e4m3fn", "float8_e5m2", "int8", "uint8", "bool"),
+    }.items()
+    for name in names
 }
 
 
@@ -89,6 +84,31 @@ class Operator:
     view: bool = False
     """Whether it only looks at its input in another way: it costs the host time and moves nothing."""
 
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
+        arguments: str,
+        *,
+        mutated: tuple[int, ...] = (),
+        view: bool = False,
+    ) -> Self:
+        """An operator with the work and the traffic that follow from its tensors."""
+        read_bytes, written_bytes = traffic_bytes(name, inputs, outputs, mutated=mutated, view=view)
+        return cls(
+            name=name,
+            inputs=inputs,
+            outputs=outputs,
+            arguments=arguments,
+            flop=flop(name, inputs, outputs, arguments),
+            read_bytes=read_bytes,
+            written_bytes=written_bytes,
+            mutated=mutated,
+            view=view,
+        )
+
 
 @functools.lru_cache(maxsize=8192)
 def parsed(arguments: str) -> tuple[list[Any], dict[str, Any]]:
@@ -113,32 +133,25 @@ Shape: TypeAlias = tuple[int, ...]
 
 #: Allocations and questions to a tensor: nothing is moved.
 _MOVES_NOTHING: Final = frozenset(
-    {
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "new_empty",
-        "new_empty_strided",
-        "_local_scalar_dense",
-        "_unsafe_view",
-        "_fused_sdp_choice",
-        "set_",
-        "resize_",
-    }
+    (
+        *(
+            "empty",
+            "empty_like",
+            "empty_strided",
+            "new_empty",
+            "new_empty_strided",
+            "set_",
+            "resize_",
+        ),
+        *("_local_scalar_dense", "_unsafe_view", "_fused_sdp_choice"),
+    )
 )
 #: Operators in place that do not read what they overwrite.
 _OVERWRITES: Final = frozenset(
-    {
-        "zero_",
-        "fill_",
-        "copy_",
-        "normal_",
-        "uniform_",
-        "bernoulli_",
-        "random_",
-        "_foreach_zero_",
-        "_foreach_copy_",
-    }
+    (
+        *("zero_", "fill_", "copy_", "normal_", "uniform_", "bernoulli_", "random_"),
+        *("_foreach_zero_", "_foreach_copy_"),
+    )
 )
 #: Operators that ask a tensor for its shape alone.
 _READS_NOTHING: Final = frozenset(
@@ -194,28 +207,7 @@ def _product(first: Shape, second: Shape) -> int:
     return 2 * math.prod(first) * second[-1]
 
 
-def _matmul(inputs: list[Shape], _outputs: list[Shape], _arguments: str) -> int:
-    return _product(inputs[0], inputs[1])
-
-
-def _add_matmul(inputs: list[Shape], _outputs: list[Shape], _arguments: str) -> int:
-    return _product(inputs[-2], inputs[-1])
-
-
-def _matrix_vector(inputs: list[Shape], _outputs: list[Shape], _arguments: str) -> int:
-    return 2 * math.prod(inputs[-2])
-
-
-def _linear(inputs: list[Shape], _outputs: list[Shape], _arguments: str) -> int:
-    """The weight is stored ``(out, in)``."""
-    return 2 * math.prod(inputs[0]) * inputs[1][0]
-
-
-def _bilinear_dot(inputs: list[Shape], _outputs: list[Shape], _arguments: str) -> int:
-    return 2 * math.prod(inputs[0])
-
-
-def _convolution_flop(image: Shape, weight: Shape, result: Shape, *, transposed: bool) -> int:
+def _convolved(image: Shape, weight: Shape, result: Shape, *, transposed: bool) -> int:
     """Every pixel of the result (of the input, if transposed) meets the whole filter."""
     pixels = (image if transposed else result)[2:]
     return 2 * image[0] * math.prod(pixels) * math.prod(weight)
@@ -223,7 +215,7 @@ def _convolution_flop(image: Shape, weight: Shape, result: Shape, *, transposed:
 
 def _convolution(inputs: list[Shape], outputs: list[Shape], arguments: str) -> int:
     transposed = bool(_positional(arguments, 6, default=False))
-    return _convolution_flop(inputs[0], inputs[1], outputs[0], transposed=transposed)
+    return _convolved(inputs[0], inputs[1], outputs[0], transposed=transposed)
 
 
 def _convolution_backward(inputs: list[Shape], _outputs: list[Shape], arguments: str) -> int:
@@ -231,38 +223,25 @@ def _convolution_backward(inputs: list[Shape], _outputs: list[Shape], arguments:
     gradient, image, weight = inputs[:3]
     transposed = bool(_positional(arguments, 7, default=False))
     mask = _positional(arguments, 10, default=[True, True, True])
-    once = _convolution_flop(image, weight, gradient, transposed=transposed)
+    once = _convolved(image, weight, gradient, transposed=transposed)
     return once * (bool(mask[0]) + bool(mask[1]))
 
 
-def _attention(query: Shape, key: Shape, value: Shape) -> tuple[int, int]:
-    """The scores of all pairs, and their product with the values.
+def _attention(
+    query: Shape, key: Shape, value: Shape, *, score_products: int = 1, value_products: int = 1
+) -> int:
+    """Products of the size of the scores of all pairs, and of the size of scores times values.
 
     A causal mask halves neither: that is the custom of published figures, and of torch's counter.
     """
     *batch, queries, width = query
     pairs = math.prod(batch) * queries * key[-2]
-    return 2 * pairs * width, 2 * pairs * value[-1]
+    return 2 * pairs * (score_products * width + value_products * value[-1])
 
 
-def _attention_forward(inputs: list[Shape], _outputs: list[Shape], _arguments: str) -> int:
-    return sum(_attention(*inputs[:3]))
-
-
-def _attention_backward(inputs: list[Shape], _outputs: list[Shape], _arguments: str) -> int:
-    """Scores again, and the gradients of query, key, value and scores: five products in all."""
-    scores, values = _attention(*inputs[1:4])
-    return 3 * scores + 2 * values
-
-
-def _recurrent_layer(inputs: list[Shape], _outputs: list[Shape], _arguments: str) -> int:
+def _recurrent_layer(tokens: Shape, of_input: Shape, of_hidden: Shape) -> int:
     """Every sample and instant meets the weights of input and of hidden state once."""
-    instants = math.prod(inputs[0][:-1])
-    return 2 * instants * (math.prod(inputs[1]) + math.prod(inputs[2]))
-
-
-def _recurrent_layer_backward(inputs: list[Shape], outputs: list[Shape], arguments: str) -> int:
-    return 2 * _recurrent_layer(inputs, outputs, arguments)
+    return 2 * math.prod(tokens[:-1]) * (math.prod(of_input) + math.prod(of_hidden))
 
 
 def _positional(arguments: str, position: int, *, default: Any) -> Any:
@@ -270,31 +249,31 @@ def _positional(arguments: str, position: int, *, default: Any) -> Any:
     return positional[position] if position < len(positional) else default
 
 
+_ATTENTION: Final = (
+    *("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention"),
+    "fused_attention_overrideable",
+)
 _FORMULAS: Final[dict[str, Formula]] = {
-    "mm": _matmul,
-    "bmm": _matmul,
-    "addmm": _add_matmul,
-    "baddbmm": _add_matmul,
-    "_addmm_activation": _add_matmul,
-    "mv": _matrix_vector,
-    "addmv": _matrix_vector,
-    "dot": _bilinear_dot,
-    "vdot": _bilinear_dot,
-    "linear": _linear,
-    "convolution": _convolution,
-    "_convolution": _convolution,
-    "cudnn_convolution": _convolution,
+    **dict.fromkeys(
+        ("mm", "bmm", "addmm", "baddbmm", "_addmm_activation"),
+        lambda inputs, *_: _product(inputs[-2], inputs[-1]),
+    ),
+    **dict.fromkeys(("mv", "addmv", "dot", "vdot"), lambda inputs, *_: 2 * math.prod(inputs[-2])),
+    # The weight is stored (out, in).
+    "linear": lambda inputs, *_: 2 * math.prod(inputs[0]) * inputs[1][0],
+    **dict.fromkeys(("convolution", "_convolution", "cudnn_convolution"), _convolution),
     "convolution_backward": _convolution_backward,
-    "_scaled_dot_product_flash_attention": _attention_forward,
-    "_scaled_dot_product_flash_attention_for_cpu": _attention_forward,
-    "_scaled_dot_product_efficient_attention": _attention_forward,
-    "_scaled_dot_product_cudnn_attention": _attention_forward,
-    "_scaled_dot_product_fused_attention_overrideable": _attention_forward,
-    "_scaled_dot_product_flash_attention_backward": _attention_backward,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
-    "_scaled_dot_product_efficient_attention_backward": _attention_backward,
-    "_scaled_dot_product_cudnn_attention_backward": _attention_backward,
-    "_scaled_dot_product_fused_attention_overrideable_backward": _attention_backward,
-    "mkldnn_rnn_layer": _recurrent_layer,
-    "mkldnn_rnn_layer_backward": _recurrent_layer_backward,
+    **{
+        f"_scaled_dot_product_{kind}": lambda inputs, *_: _attention(*inputs[:3])
+        for kind in _ATTENTION
+    },
+    # Scores again, and the gradients of query, key, value and scores: five products in all.
+    **{
+        f"_scaled_dot_product_{kind}_backward": lambda inputs, *_: _attention(
+            *inputs[1:4], score_products=3, value_products=2
+        )
+        for kind in _ATTENTION
+    },
+    "mkldnn_rnn_layer": lambda inputs, *_: _recurrent_layer(*inputs[:3]),
+    "mkldnn_rnn_layer_backward": lambda inputs, *_: 2 * _recurrent_layer(*inputs[:3]),
 }

@@ -5,7 +5,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from perfmodel import checks
 from perfmodel.arrays import IntArray
 from perfmodel.units import Bytes, Flop
-from perfmodel.workload.operator import Call, Operator, Phase, TensorSpec, flop, traffic_bytes
+from perfmodel.workload.operator import Call, Operator, Phase, TensorSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,19 +271,8 @@ class SymbolicOperator:
         inputs = tuple(tensors[position] for position in self.inputs)
         outputs = tuple(tensors[position] for position in self.outputs)
         arguments = arguments_at(self.arguments, micro_batch)
-        read_bytes, written_bytes = traffic_bytes(
-            self.name, inputs, outputs, mutated=self.mutated, view=self.view
-        )
-        return Operator(
-            name=self.name,
-            inputs=inputs,
-            outputs=outputs,
-            arguments=arguments,
-            flop=flop(self.name, inputs, outputs, arguments),
-            read_bytes=read_bytes,
-            written_bytes=written_bytes,
-            mutated=self.mutated,
-            view=self.view,
+        return Operator.of(
+            self.name, inputs, outputs, arguments, mutated=self.mutated, view=self.view
         )
 
 
@@ -332,84 +321,47 @@ class SymbolicStep:
 _LONGEST_PERIOD = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
-    start: int
-    period: int
-    count: int
-
-    @property
-    def stop(self) -> int:
-        return self.start + self.period * self.count
-
-    @property
-    def saved_calls(self) -> int:
-        return self.period * (self.count - 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stretch:
-    """Calls that repeat; a run may begin anywhere in what is left over.
-
-    Where it begins decides which module paths fit.
-    """
-
-    first: _Run
-    spare: int
-    """How much later the last possible run begins."""
-
-    @property
-    def common(self) -> slice:
-        """What all its runs cover."""
-        return slice(self.first.start + self.spare, self.first.stop)
-
-    def runs(self) -> Iterator[_Run]:
-        """Every run, the earliest first."""
-        for offset in range(self.spare + 1):
-            yield replace(self.first, start=self.first.start + offset)
-
-
 def compressed(calls: Sequence[Call]) -> tuple[Segment, ...]:
-    """The same calls as segments; ``expanded`` of all segments gives them back in order."""
-    segments: list[Segment] = []
-    at = 0
-    for run in _chosen_runs(calls):
-        if at < run.start:
-            segments.append(Segment(count=1, calls=tuple(calls[at : run.start])))
-        segments.append(_segment(calls, run))
-        at = run.stop
+    """The same calls as segments; ``expanded`` of all segments gives them back in order.
+
+    Stretches that repeat are chosen by the calls that they save, the largest first.
+    """
+    taken = np.zeros(len(calls), dtype=bool)
+    repeated: dict[int, Segment] = {}
+    for _, period, first, count, spare in sorted(_stretches(calls)):
+        if taken[first + spare : first + count * period].any():
+            continue
+        # Where a run begins decides whether its module paths fit.
+        for start in range(first, first + spare + 1):
+            stop = start + count * period
+            if taken[start:stop].any():
+                continue
+            segment = _repeated(calls[start:stop], period)
+            if segment is not None:
+                taken[start:stop] = True
+                repeated[start] = segment
+                break
+    segments, at = [], 0
+    for start, segment in sorted(repeated.items()):
+        if at < start:
+            segments.append(Segment(count=1, calls=tuple(calls[at:start])))
+        segments.append(segment)
+        at = start + segment.count * len(segment.calls)
     if at < len(calls):
         segments.append(Segment(count=1, calls=tuple(calls[at:])))
     return tuple(segments)
 
 
-def _chosen_runs(calls: Sequence[Call]) -> list[_Run]:
-    """Runs that do not overlap, the largest savings first, in the order of the calls."""
-    taken = np.zeros(len(calls), dtype=bool)
-    chosen = []
-    for stretch in sorted(_stretches(calls), key=lambda s: (-s.first.saved_calls, s.first.period)):
-        if taken[stretch.common].any():
-            continue
-        for run in stretch.runs():
-            if not taken[run.start : run.stop].any() and _shift(calls, run) is not None:
-                taken[run.start : run.stop] = True
-                chosen.append(run)
-    return sorted(chosen, key=lambda run: run.start)
-
-
-def _stretches(calls: Sequence[Call]) -> list[_Stretch]:
+def _stretches(calls: Sequence[Call]) -> Iterator[tuple[int, int, int, int, int]]:
+    """Of calls that repeat: minus the calls saved, period, first start, repetitions, later starts."""
     tokens = _tokens(calls)
-    found = []
     for period in range(1, min(_LONGEST_PERIOD, len(calls) // 2) + 1):
         same = np.concatenate(([False], tokens[:-period] == tokens[period:], [False]))
         edges = np.flatnonzero(same[1:] != same[:-1])
         for start, stop in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
-            count = (stop - start) // period + 1
-            if count > 1:
-                spare = stop - start - (count - 1) * period
-                first = _Run(start=start, period=period, count=count)
-                found.append(_Stretch(first=first, spare=min(spare, period - 1)))
-    return found
+            saved, spare = divmod(stop - start, period)
+            if saved:
+                yield -saved * period, period, start, saved + 1, spare
 
 
 def _tokens(calls: Sequence[Call]) -> IntArray:
@@ -426,33 +378,19 @@ def _without_indices(module: str) -> str:
     return ".".join("#" if part.isdigit() else part for part in module.split("."))
 
 
-def _segment(calls: Sequence[Call], run: _Run) -> Segment:
-    shift = _shift(calls, run)
-    assert shift is not None
-    prefix, step = shift
-    block = tuple(calls[run.start : run.start + run.period])
-    return Segment(count=run.count, calls=block, prefix=prefix, step=step)
-
-
-def _shift(calls: Sequence[Call], run: _Run) -> tuple[str, int] | None:
-    """Prefix and step that turn each repetition into the next, or ``None`` if no single one does."""
-    block = calls[run.start : run.start + run.period]
-    following = calls[run.start + run.period : run.start + 2 * run.period]
-    differing = [
-        (one.module, other.module)
-        for one, other in zip(block, following, strict=True)
-        if one.module != other.module
-    ]
-    if not differing:
-        prefix, step = "", 0
-    else:
-        prefix, step = _first_difference(*differing[0])
-    for repetition, begin in enumerate(range(run.start, run.stop, run.period)):
-        by = repetition * step
-        for offset, call in enumerate(block):
-            if calls[begin + offset].module != shifted(call.module, prefix=prefix, by=by):
-                return None
-    return prefix, step
+def _repeated(calls: Sequence[Call], period: int) -> Segment | None:
+    """Calls as repetitions of the first ``period``, or ``None`` if no single index tells them apart."""
+    block = tuple(calls[:period])
+    prefix, step = "", 0
+    for one, other in zip(block, calls[period : 2 * period], strict=True):
+        if one.module != other.module:
+            prefix, step = _first_difference(one.module, other.module)
+            break
+    for at, call in enumerate(calls):
+        repetition, offset = divmod(at, period)
+        if call.module != shifted(block[offset].module, prefix=prefix, by=repetition * step):
+            return None
+    return Segment(count=len(calls) // period, calls=block, prefix=prefix, step=step)
 
 
 def _first_difference(one: str, other: str) -> tuple[str, int]:

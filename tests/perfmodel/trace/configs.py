@@ -2,214 +2,84 @@
 
 from typing import Any, Final
 
-_LLAMA: Final[dict[str, Any]] = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-}
+
+def _config(model_type: str, *sizes: int, **others: Any) -> dict[str, Any]:
+    """From width, inner width, layers, heads, and either vocabulary and positions or nothing."""
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    text = ("vocab_size", "max_position_embeddings")
+    return {"model_type": model_type, **dict(zip((*names, *text), sizes, strict=False))} | others
+
+
+def llama_config(*sizes: int) -> dict[str, Any]:
+    """From width, inner width, layers, heads, vocabulary and positions."""
+    return _config("llama", *sizes)
+
+
+def _llama(model_type: str, *sizes: int, kv_heads: int, **others: Any) -> dict[str, Any]:
+    others = {"hidden_act": "silu", "tie_word_embeddings": False} | others
+    return _config(model_type, *sizes, num_key_value_heads=kv_heads, **others)
+
+
+_OPT: Final = {"activation_function": "relu", "dropout": 0.1}
 
 #: Name: configuration, trainable parameters.
 CONFIGS: Final[dict[str, tuple[dict[str, Any], int]]] = {
     "llama-2-7b": (
-        _LLAMA
-        | {
-            "hidden_size": 4096,
-            "intermediate_size": 11008,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 32,
-            "vocab_size": 32000,
-            "max_position_embeddings": 4096,
-            "torch_dtype": "float16",
-        },
+        _llama("llama", 4096, 11008, 32, 32, 32000, 4096, kv_heads=32, torch_dtype="float16"),
         6_738_415_616,
     ),
     "llama-3-8b": (
-        _LLAMA
-        | {
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "vocab_size": 128256,
-            "max_position_embeddings": 8192,
-            "rope_theta": 500000.0,
-        },
+        _llama("llama", 4096, 14336, 32, 32, 128256, 8192, kv_heads=8, rope_theta=500000.0),
         8_030_261_248,
     ),
     "llama-3-70b": (
-        _LLAMA
-        | {
-            "hidden_size": 8192,
-            "intermediate_size": 28672,
-            "num_hidden_layers": 80,
-            "num_attention_heads": 64,
-            "num_key_value_heads": 8,
-            "vocab_size": 128256,
-            "max_position_embeddings": 8192,
-            "rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"},
-            "dtype": "bfloat16",
-        },
+        _llama("llama", 8192, 28672, 80, 64, 128256, 8192, kv_heads=8)
+        | {"rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"}},
         70_553_706_496,
     ),
     "mistral-7b": (
-        {
-            "model_type": "mistral",
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "vocab_size": 32000,
-            "max_position_embeddings": 32768,
-            "sliding_window": 4096,
-            "hidden_act": "silu",
-            "tie_word_embeddings": False,
-        },
+        _llama("mistral", 4096, 14336, 32, 32, 32000, 32768, kv_heads=8, sliding_window=4096),
         7_241_732_096,
     ),
     "mixtral-8x7b": (
-        {
-            "model_type": "mixtral",
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-            "vocab_size": 32000,
-            "max_position_embeddings": 32768,
-            "sliding_window": None,
-            "hidden_act": "silu",
-            "tie_word_embeddings": False,
-        },
+        _llama("mixtral", 4096, 14336, 32, 32, 32000, 32768, kv_heads=8)
+        | {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None},
         46_702_792_704,
     ),
     "gpt2": (
-        {
-            "model_type": "gpt2",
-            "n_embd": 768,
-            "n_layer": 12,
-            "n_head": 12,
-            "n_positions": 1024,
-            "vocab_size": 50257,
-            "activation_function": "gelu_new",
-            "resid_pdrop": 0.1,
-            "attn_pdrop": 0.1,
-        },
+        {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024}
+        | {"vocab_size": 50257, "activation_function": "gelu_new"}
+        | {"resid_pdrop": 0.1, "attn_pdrop": 0.1},
         124_439_808,
     ),
     "bert-base-uncased": (
-        {
-            "model_type": "bert",
-            "architectures": ["BertModel"],
-            "hidden_size": 768,
-            "intermediate_size": 3072,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "vocab_size": 30522,
-            "max_position_embeddings": 512,
-            "type_vocab_size": 2,
-            "hidden_act": "gelu",
-        },
+        _config("bert", 768, 3072, 12, 12, 30522, 512, type_vocab_size=2, hidden_act="gelu")
+        | {"architectures": ["BertModel"]},
         109_482_240,
     ),
     "vit-base-patch16-224": (
-        {
-            "model_type": "vit",
-            "hidden_size": 768,
-            "intermediate_size": 3072,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "image_size": 224,
-            "patch_size": 16,
-            "num_labels": 1000,
-            "hidden_act": "gelu",
-            "hidden_dropout_prob": 0.0,
-            "attention_probs_dropout_prob": 0.0,
-        },
+        _config("vit", 768, 3072, 12, 12, image_size=224, patch_size=16, num_labels=1000)
+        | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
         86_567_656,
     ),
-    "opt-125m": (
-        {
-            "model_type": "opt",
-            "hidden_size": 768,
-            "ffn_dim": 3072,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "vocab_size": 50272,
-            "max_position_embeddings": 2048,
-            "activation_function": "relu",
-            "dropout": 0.1,
-        },
-        125_239_296,
-    ),
+    "opt-125m": (_config("opt", 768, 3072, 12, 12, 50272, 2048, **_OPT), 125_239_296),
     "opt-350m": (
-        {
-            "model_type": "opt",
-            "hidden_size": 1024,
-            "ffn_dim": 4096,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 16,
-            "vocab_size": 50272,
-            "max_position_embeddings": 2048,
-            "word_embed_proj_dim": 512,
-            "do_layer_norm_before": False,
-            "activation_function": "relu",
-            "dropout": 0.1,
-        },
+        _config("opt", 1024, 4096, 24, 16, 50272, 2048, **_OPT)
+        | {"word_embed_proj_dim": 512, "do_layer_norm_before": False},
         331_196_416,
     ),
     "pythia-160m": (
-        {
-            "model_type": "gpt_neox",
-            "hidden_size": 768,
-            "intermediate_size": 3072,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "vocab_size": 50304,
-            "max_position_embeddings": 2048,
-            "rotary_pct": 0.25,
-            "use_parallel_residual": True,
-            "hidden_act": "gelu",
-            "tie_word_embeddings": False,
-        },
+        _config("gpt_neox", 768, 3072, 12, 12, 50304, 2048, rotary_pct=0.25, hidden_act="gelu")
+        | {"use_parallel_residual": True, "tie_word_embeddings": False},
         162_322_944,
     ),
     "qwen2-7b": (
-        {
-            "model_type": "qwen2",
-            "hidden_size": 3584,
-            "intermediate_size": 18944,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 28,
-            "num_key_value_heads": 4,
-            "vocab_size": 152064,
-            "max_position_embeddings": 131072,
-            "sliding_window": 131072,
-            "use_sliding_window": False,
-            "hidden_act": "silu",
-            "tie_word_embeddings": False,
-        },
+        _llama("qwen2", 3584, 18944, 28, 28, 152064, 131072, kv_heads=4)
+        | {"sliding_window": 131072, "use_sliding_window": False},
         7_615_616_512,
     ),
     "qwen3-8b": (
-        {
-            "model_type": "qwen3",
-            "hidden_size": 4096,
-            "intermediate_size": 12288,
-            "num_hidden_layers": 36,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "vocab_size": 151936,
-            "max_position_embeddings": 40960,
-            "hidden_act": "silu",
-            "tie_word_embeddings": False,
-        },
+        _llama("qwen3", 4096, 12288, 36, 32, 151936, 40960, kv_heads=8, head_dim=128),
         8_190_735_360,
     ),
 }

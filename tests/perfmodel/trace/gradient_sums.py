@@ -1,24 +1,23 @@
 """How often a backward pass adds gradients up, in place and not: traced, and in a real step."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from perfmodel.trace.recorder import RawCall
 from perfmodel.trace.sources import ModelSource
-from perfmodel.trace.step import build_model_spec, record_step, without_content
-from perfmodel.workload.operator import Phase
+from perfmodel.trace.step import build_model, record_step, without_content
+from perfmodel.workload.operator import Call, Operator, Phase
 from tests.perfmodel.trace.method import SGD_LOOP
 
 _SUMS = ("aten::add", "aten::add_")
 _MICRO_BATCH = 2
 
 
-def sums_of_calls(calls: Iterable[RawCall]) -> Counter[str]:
+def sums_of_calls(calls: Sequence[Call], operators: Sequence[Operator]) -> Counter[str]:
     """In the backward pass of a trace."""
-    names = (call.operator.name for call in calls if call.phase is Phase.BACKWARD)
+    names = (operators[call.operator].name for call in calls if call.phase is Phase.BACKWARD)
     short = (f"aten::{name.split('.')[1]}" for name in names)
     return Counter(name for name in short if name in _SUMS)
 
@@ -34,9 +33,12 @@ def sums_of_backward(start: Tensor) -> Counter[str]:
 def traced_and_real(source: ModelSource) -> tuple[Counter[str], Counter[str]]:
     """Of a model's step."""
     with without_content("cpu"):
-        traced = sums_of_calls(record_step(build_model_spec(source, SGD_LOOP), _MICRO_BATCH).calls)
-    model_spec = build_model_spec(source, SGD_LOOP)
-    model_spec.optimizer.zero_grad()
+        step = record_step(build_model(source, SGD_LOOP), _MICRO_BATCH)
+    model = build_model(source, SGD_LOOP)
+    model.optimizer.zero_grad()
     batch = source.draw_batch(_MICRO_BATCH)
-    outputs = model_spec.module(*batch.positional, **batch.keyword)
-    return traced, sums_of_backward(source.loss(outputs, batch.targets))
+    outputs = model.module(*batch.positional, **batch.keyword)
+    return (
+        sums_of_calls(step.calls, step.operators),
+        sums_of_backward(source.loss(outputs, batch.targets)),
+    )

@@ -5,10 +5,9 @@ import sys
 
 ASK = """
 import sys
-from perfmodel.trace.trace import without_compiler
+from perfmodel.trace.imports import without_compiler
 with without_compiler():
-    from perfmodel.trace.sources import SampleSize
-    from perfmodel.trace.sources import find_source
+    from perfmodel.trace.sources import SampleSize, find_source
     from perfmodel.trace.trace import trace_model
     from perfmodel.workload.step import StepMethod
     method = StepMethod(

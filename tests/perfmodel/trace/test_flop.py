@@ -10,9 +10,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models import get_model_weights
 
 from perfmodel.trace.sources import SampleSize, find_source
-from perfmodel.trace.step import build_model_spec, record_step, without_content
+from perfmodel.trace.step import build_model, record_step, without_content
 from perfmodel.trace.trace import trace_model
 from perfmodel.workload.operator import Phase, TensorSpec, flop
+from tests.perfmodel.trace.configs import llama_config
 from tests.perfmodel.trace.method import SGD
 
 
@@ -20,18 +21,14 @@ def counted(name: str, *phases: Phase) -> tuple[float, int]:
     """Ours and torch's."""
     source = find_source(f"torchvision:{name}", SampleSize(image_size=64))
     with without_content("cpu"):
-        model_spec = build_model_spec(source, SGD)
+        model = build_model(source, SGD)
         batch = source.draw_batch(2)
         with FlopCounterMode(display=False) as counter:
-            loss = source.loss(model_spec.module(*batch.positional), batch.targets)
+            loss = source.loss(model.module(*batch.positional), batch.targets)
             if Phase.BACKWARD in phases:
                 loss.backward()  # type: ignore[no-untyped-call]
-        step = record_step(model_spec, 2)
-    ours = sum(
-        flop(c.operator.name, c.operator.inputs, c.operator.outputs, c.operator.arguments)
-        for c in step.calls
-        if c.phase in phases
-    )
+        step = record_step(model, 2)
+    ours = sum(step.operators[call.operator].flop for call in step.calls if call.phase in phases)
     return ours, counter.get_total_flops()
 
 
@@ -51,15 +48,7 @@ def test_grouped_convolutions_count_their_groups_backward_too() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "alexnet",
-        "resnet50",
-        "vgg11",
-        "efficientnet_b0",
-        "shufflenet_v2_x1_0",
-        "vit_b_32",
-        "regnet_y_400mf",
-    ],
+    ["alexnet", "resnet50", "efficientnet_b0", "shufflenet_v2_x1_0", "vit_b_32", "regnet_y_400mf"],
 )
 def test_forward_passes_compute_what_torchvision_publishes(name: str) -> None:
     weights: Any = next(iter(get_model_weights(name)))
@@ -74,15 +63,7 @@ def test_forward_passes_compute_what_torchvision_publishes(name: str) -> None:
 
 def test_a_transformer_computes_six_per_parameter_and_token_plus_attention(tmp_path: Path) -> None:
     layers, width, inner, tokens, vocabulary = 3, 64, 256, 32, 1000
-    config = {
-        "model_type": "llama",
-        "hidden_size": width,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 4,
-        "vocab_size": vocabulary,
-        "max_position_embeddings": tokens,
-    }
+    config = llama_config(width, inner, layers, 4, vocabulary, tokens)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config), encoding="utf-8")
     traced = trace_model(find_source(str(path), SampleSize()), SGD, micro_batch=2)

@@ -8,7 +8,7 @@ import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfmodel.trace.sources import SampleSize, find_source
-from perfmodel.trace.step import RawStep, build_model_spec, record_step, without_content
+from perfmodel.trace.step import RecordedStep, build_model, record_step, without_content
 from perfmodel.trace.trace import trace_model
 from perfmodel.workload.step import StepMethod
 from tests.perfmodel.trace.method import ADAMW_FUSED, ADAMW_LOOP, SGD
@@ -28,11 +28,11 @@ CASES = [
 def test_operators_modules_and_order_are_those_of_a_real_step(
     text: str, size: SampleSize, method: StepMethod
 ) -> None:
-    steps: list[RawStep] = []
+    steps: list[RecordedStep] = []
     for context in (without_content("cpu"), nullcontext()):
         with context:
-            model_spec = build_model_spec(find_source(text, size), method)
-            steps.append(record_step(model_spec, 2))
+            model = build_model(find_source(text, size), method)
+            steps.append(record_step(model, 2))
     fake, real = steps
     assert len(fake.calls) == len(real.calls)
     for one, other in zip(fake.calls, real.calls, strict=True):

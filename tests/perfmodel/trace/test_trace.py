@@ -13,7 +13,7 @@ import pytest
 
 from perfmodel.trace import trace
 from perfmodel.trace.sources import SampleSize, find_source
-from perfmodel.trace.step import ModelSpec, RawStep, record_step
+from perfmodel.trace.step import RecordedStep, TrainedModel, record_step
 from perfmodel.trace.trace import TracedModel, trace_model
 from perfmodel.workload.operator import Phase
 from perfmodel.workload.step import StepMethod
@@ -57,16 +57,15 @@ def test_a_step_scaled_to_another_batch_is_the_step_traced_there(text: str) -> N
 
 BESIDE = """
 import json
-from perfmodel.tracing import trace
-from perfmodel.trace.sources import SampleSize
-from perfmodel.trace.sources import find_source
+from perfmodel.trace import trace
+from perfmodel.trace.sources import SampleSize, find_source
 from tests.perfmodel.trace.method import SGD
 
 record_step, here = trace.record_step, []
 
-def noted(model_spec, micro_batch):
+def noted(model, micro_batch):
     here.append(micro_batch)
-    return record_step(model_spec, micro_batch)
+    return record_step(model, micro_batch)
 
 trace.record_step = noted
 source = find_source("lenet", SampleSize())
@@ -99,10 +98,10 @@ def test_where_there_is_no_room_for_a_copy_both_batches_are_traced_here(
 def test_a_copy_that_hangs_is_replaced(lenet: TracedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     here = os.getpid()
 
-    def hangs_in_a_copy(model_spec: ModelSpec, micro_batch: int) -> RawStep:
+    def hangs_in_a_copy(model: TrainedModel, micro_batch: int) -> RecordedStep:
         if os.getpid() != here:
             time.sleep(600)
-        return record_step(model_spec, micro_batch)
+        return record_step(model, micro_batch)
 
     monkeypatch.setattr(trace, "record_step", hangs_in_a_copy)
     monkeypatch.setattr(trace, "_LEAST_PATIENCE_S", 0.0)
