@@ -157,6 +157,19 @@ class CostModel:
         """Time of one broadcast alone, if links had so many times their bandwidth. [s]"""
         return self.network.time_s("broadcast", size_bytes, Group(world_size), rate=bandwidth)
 
+    def collective_s(
+        self, kind: str, size_bytes: Bytes | Samples, group: Group, *, in_step: bool
+    ) -> Samples:
+        """Time of one collective of a kind in a group, alone or as DDP has it in a step. [s]"""
+        alone_s = self.network.time_s(kind, size_bytes, group)
+        return alone_s * self._ddp["all_reduce_scale"] if in_step else alone_s
+
+    def deviates(self, name: str) -> Samples:
+        """Standard normal numbers of their own for a name; draw 0 is 0."""
+        found = self._rng(name).standard_normal(self.num_draws)
+        found[0] = 0.0
+        return found
+
     def _load_s(self, layout: Layout, samples_per_s: float | None) -> Samples:
         seconds = 0.0 if samples_per_s is None else layout.local_batch / samples_per_s
         return np.full(self.num_draws, seconds)

@@ -1,7 +1,7 @@
 """Seconds for every operation of a step program."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -123,6 +123,8 @@ class Terms:
     bucket_s_per_byte: Samples
     all_reduce_s: Price
     broadcast_s: Price
+    exchange_s: Mapping[Cause, Price] = field(default_factory=dict)
+    """The same of other collectives, and of messages between stages, by what they are for."""
     load_s: Samples
     """Time in which the input pipeline prepares one step's samples. [s]"""
     slowest: Samples
@@ -154,19 +156,23 @@ class Terms:
 
     def _collectives(self, program: StepProgram) -> dict[int, Samples]:
         """Times of all collectives by position, priced together: apart they take a hundred times as long."""
+        prices = {
+            Cause.BROADCAST: self.broadcast_s,
+            Cause.ALL_REDUCE: self.all_reduce_s,
+            **self.exchange_s,
+        }
+        chosen: dict[Cause, list[int]] = {}
+        for position, operation in enumerate(program.operations):
+            if operation.cause in prices:
+                chosen.setdefault(operation.cause, []).append(position)
         found: dict[int, Samples] = {}
-        positions = program.on_stream(Stream.COMM)
-        broadcasts = {i for i in positions if program.operations[i].cause is Cause.BROADCAST}
-        for price, chosen in (
-            (self.broadcast_s, [i for i in positions if i in broadcasts]),
-            (self.all_reduce_s, [i for i in positions if i not in broadcasts]),
-        ):
-            if chosen:
-                sizes = np.array([program.operations[i].size_bytes for i in chosen], np.float64)
-                rows = price(sizes[:, np.newaxis])
-                found |= zip(
-                    chosen, np.broadcast_to(rows, (len(chosen), rows.shape[-1])), strict=True
-                )
+        for cause, positions in chosen.items():
+            sizes = np.array([program.operations[i].size_bytes for i in positions], np.float64)
+            times = np.array([program.operations[i].share for i in positions])[:, np.newaxis]
+            rows = prices[cause](sizes[:, np.newaxis]) * times
+            found |= zip(
+                positions, np.broadcast_to(rows, (len(positions), rows.shape[-1])), strict=True
+            )
         return found
 
     def _duration(self, operation: Operation) -> Samples:

@@ -277,8 +277,6 @@ def divide(
     parameters: Sequence[Parameter],
     layout: Layout,
     shares: UnitShares,
-    *,
-    limits_bytes: Sequence[Bytes],
 ) -> tuple[StageDivision, ...]:
     """Every stage of a traced step under a layout.
 
@@ -288,8 +286,6 @@ def divide(
         Those of the workload, in the order of the trace, with when their gradients are ready.
     shares
         Work of the units under this layout.
-    limits_bytes
-        Of DDP's first bucket and of those after it. [B]
 
     Raises
     ------
@@ -311,7 +307,7 @@ def divide(
                 together(backward),
                 [parameter_bytes(trace, (i,), layout.tp) for i in of_stage],
                 _within([ready[i] for i in of_stage], behind, 1.0 if 0 in held else ends),
-                limits_bytes,
+                layout.bucket_limits_bytes,
             )
             behind = max(behind, ends)
         entering = next((every[i] for i in held if every[i].block is not None), every[held[0]])
@@ -327,14 +323,12 @@ def divide(
     return tuple(reversed(stages))
 
 
-def undivided(
-    parameters: Sequence[Parameter], *, limits_bytes: Sequence[Bytes]
-) -> tuple[StageDivision, ...]:
+def undivided(parameters: Sequence[Parameter], layout: Layout) -> tuple[StageDivision, ...]:
     """A step whose only pieces are the buckets of its gradients: all that parameters alone tell."""
     whole = Piece(share=1.0, issue_share=1.0)
     sizes = [parameter.size_bytes for parameter in parameters]
     ready = [parameter.ready_fraction for parameter in parameters]
-    backward = _bucketed(whole, sizes, ready, limits_bytes)
+    backward = _bucketed(whole, sizes, ready, layout.bucket_limits_bytes)
     return (StageDivision(forward=(whole,), backward=tuple(backward)),)
 
 

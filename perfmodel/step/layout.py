@@ -223,6 +223,7 @@ def compile_divided(  # noqa: PLR0913 - a step has as many properties
         buffer_bytes=tuple(buffer_bytes),
         has_buckets=has_buckets,
     )
+    builder.head_forward = 1.0  # The head is a part of the pieces.
     return _built(builder)
 
 
@@ -626,7 +627,8 @@ class _DividedBuilder(_Builder):
         layout = self.layout
         last = work.micro_batch == layout.accumulation - 1
         buckets = layout.zero == 0 and last and self.has_buckets
-        exchanges = self.is_sharded or (self.overlaps and last)
+        synchronised = layout.zero > 0 or self.has_buckets
+        exchanges = self.is_sharded or (self.overlaps and last and synchronised)
         pieces = self.divisions[stage].backward
         apart = buckets or exchanges
         pieces = pieces if apart else (together(pieces),)

@@ -38,7 +38,7 @@ def test_ddp_is_a_layout_whose_pieces_are_buckets(
     expected = compile_step(BUFFERED, layout, asynchronous=asynchronous)
     found = compile_divided(
         layout,
-        undivided(BUFFERED.parameters, limits_bytes=layout.bucket_limits_bytes),
+        undivided(BUFFERED.parameters, layout),
         asynchronous=asynchronous,
         buffer_bytes=BUFFERED.buffer_bytes,
     )

@@ -15,7 +15,6 @@ from perfmodel.step.division import (
     stage_units,
     units,
 )
-from perfmodel.units import MIB
 from perfmodel.workload.operator import Phase
 from tests.perfmodel.llama import HIDDEN, LAYERS, document, traced
 from tests.perfmodel.operators import prices_of_the_made_up_machine
@@ -38,7 +37,6 @@ def division(text: str, prices: OperatorPrices, model: str = "llama") -> tuple[S
         document(model).workload.parameters,
         layout,
         unit_shares(trace, memory, layout, prices),
-        limits_bytes=(MIB, 25 * MIB),
     )
 
 

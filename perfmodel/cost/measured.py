@@ -1,0 +1,230 @@
+"""A traced step under any layout on a calibrated machine: its program, and what its operations cost."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from perfmodel.cost.collectives import library_of
+from perfmodel.cost.machine import CostModel
+from perfmodel.cost.network import Group
+from perfmodel.cost.operators import OperatorPrices
+from perfmodel.cost.shares import unit_shares
+from perfmodel.cost.terms import Samples, Terms
+from perfmodel.errors import NotFeasible
+from perfmodel.layout.layout import Layout, Order, Synchronisation
+from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.measured import MeasuredWorkload
+from perfmodel.step.division import StageDivision, divide
+from perfmodel.step.layout import Execution, compile_divided
+from perfmodel.step.program import Cause, StepProgram
+from perfmodel.units import Bytes
+from perfmodel.workload.memory import StepMemory
+from perfmodel.workload.step import SymbolicStep
+
+#: Uncertainty, in log, per doubling of the ranks that share matrices: shares are read from curves. A prior.
+_UNCERTAINTY_PER_HALVING: Final = 0.05
+#: The same of each family of parallelism that no run on this machine has judged: a prior.
+_UNJUDGED: Final = 0.05
+#: What a kernel holds of a message that the program has sent: two parts of 64 KiB and their book-keeping
+#: (TCP small queues).
+_KERNEL_QUEUE_BYTES: Final = 200_000
+
+#: Kinds of collectives by what they are for.
+_KINDS: Final = {
+    Cause.ALL_REDUCE: "all_reduce",
+    Cause.BROADCAST: "broadcast",
+    Cause.ALL_GATHER: "all_gather",
+    Cause.REDUCE_SCATTER: "reduce_scatter",
+    Cause.TENSOR: "all_reduce",
+    Cause.P2P: "send_recv",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TracedWorkload:
+    """A workload that was traced, with its times on the machine."""
+
+    measured: MeasuredWorkload
+    trace: SymbolicStep
+    memory: StepMemory | None
+
+
+def is_ddp(layout: Layout) -> bool:
+    """Whether a layout is data parallelism alone, as DistributedDataParallel does it."""
+    return layout.zero == 0 and layout.world_size == layout.dp and not layout.one_process
+
+
+def layout_program(
+    workload: TracedWorkload, layout: Layout, prices: OperatorPrices, *, backend: str, issued: bool
+) -> StepProgram:
+    """The step of a layout.
+
+    Parameters
+    ----------
+    prices
+        Curves of operators, which tell how the work is divided.
+    backend
+        Collective library of the machine.
+    issued
+        Whether the host issues work to a device that runs behind its back.
+
+    Raises
+    ------
+    NotFeasible
+        If the layout asks for what a trace does not tell about.
+    """
+    blocking = library_of(backend).by_processors
+    if blocking and layout.zero == 3:
+        # Without a stream of their own collectives are not gathered ahead: FSDP waits for each.
+        layout = replace(layout, prefetch=0)
+    divisions = divide(
+        workload.trace,
+        workload.memory,
+        workload.measured.workload.parameters,
+        layout,
+        unit_shares(workload.trace, workload.memory, layout, prices),
+    )
+    return compile_divided(
+        layout,
+        divisions,
+        asynchronous=issued,
+        execution=Execution.BLOCKING if blocking else Execution.ON_STREAMS,
+        queued=_queued(divisions) if blocking else 0.0,
+        buffer_bytes=workload.measured.workload.buffer_bytes,
+        has_buckets=layout.synchronisation is Synchronisation.DDP,
+    )
+
+
+def _queued(divisions: tuple[StageDivision, ...]) -> float:
+    """Share of a point-to-point send that the kernel of its sender holds."""
+    largest = max(division.activation_bytes for division in divisions)
+    return _KERNEL_QUEUE_BYTES / max(largest, 1)
+
+
+def groups(layout: Layout) -> dict[Cause, Group]:
+    """Ranks of every exchange: how many, and how far apart in the numbering of all."""
+    inner = layout.tp * layout.cp
+    between_stages = inner
+    replicas = inner
+    if layout.order is Order.DATA_INSIDE:
+        between_stages *= layout.dp
+    else:
+        replicas *= layout.pp
+    data = Group(layout.replicas, replicas)
+    return {
+        **dict.fromkeys(
+            (Cause.ALL_REDUCE, Cause.BROADCAST, Cause.ALL_GATHER, Cause.REDUCE_SCATTER), data
+        ),
+        Cause.TENSOR: Group(layout.tp),
+        Cause.P2P: Group(min(layout.pp, 2), between_stages),
+    }
+
+
+def layout_terms(
+    costs: CostModel,
+    workload: TracedWorkload,
+    layout: Layout,
+    program: StepProgram,
+    *,
+    loader_samples_per_s: float | None = None,
+) -> Terms:
+    """What each kind of work costs under a layout: DDP's terms, and every exchange by its group.
+
+    Raises
+    ------
+    CalibrationUnavailable
+        If the layout has several ranks and the machine was measured with one.
+    """
+    # Ranks beside each other slow each other down whatever they exchange.
+    beside = layout
+    if not is_ddp(layout):
+        beside = Layout(
+            dp=layout.world_size, micro_batch=layout.micro_batch, accumulation=layout.accumulation
+        )
+    terms = costs.terms(workload.measured, beside, loader_samples_per_s=loader_samples_per_s)
+    if beside is layout:
+        return terms
+    members = groups(layout)
+
+    def exchange(cause: Cause) -> Callable[[Bytes | Samples], Samples]:
+        # What DDP's all-reduces cost in a step over alone holds for all that runs beside compute.
+        scale = cause not in (Cause.TENSOR, Cause.P2P, Cause.BROADCAST)
+        return lambda size_bytes: costs.collective_s(
+            _KINDS[cause], size_bytes, members[cause], in_step=scale
+        )
+
+    compute_s = dict(terms.compute_s)
+    if layout.tp > 1:
+        error = _UNCERTAINTY_PER_HALVING * math.log2(layout.tp)
+        factors = np.exp(error * costs.deviates("tensor shares"))
+        compute_s |= {
+            cause: compute_s[cause] * factors for cause in (Cause.FORWARD, Cause.BACKWARD)
+        }
+    return replace(
+        terms,
+        compute_s=compute_s,
+        all_reduce_s=exchange(Cause.ALL_REDUCE),
+        broadcast_s=exchange(Cause.BROADCAST),
+        exchange_s={cause: exchange(cause) for cause in _KINDS},
+        evidence=_evidence(costs, layout, program, terms.evidence["compute"])
+        | {
+            name: terms.evidence[name]
+            for name in ("interference", "stragglers")
+            if name in terms.evidence
+        },
+    )
+
+
+def _evidence(
+    costs: CostModel, layout: Layout, program: StepProgram, compute: Evidence
+) -> dict[str, Evidence]:
+    """Of every term; what was never run in this form is extrapolated at best."""
+    found = {"compute": compute}
+    sizes: dict[Cause, list[Bytes]] = {}
+    for operation in program.operations:
+        if operation.cause in _KINDS and operation.size_bytes:
+            sizes.setdefault(operation.cause, []).append(operation.size_bytes)
+    members = groups(layout)
+    used = {cause: of_cause for cause, of_cause in sizes.items() if members[cause].size > 1}
+    for name, causes in (
+        ("communication", (Cause.ALL_REDUCE, Cause.ALL_GATHER, Cause.REDUCE_SCATTER)),
+        ("tensor collectives", (Cause.TENSOR,)),
+        ("pipeline sends", (Cause.P2P,)),
+    ):
+        kinds = [
+            costs.network.evidence(used[cause], members[cause], kind=_KINDS[cause])
+            for cause in causes
+            if cause in used
+        ]
+        if kinds:
+            found[name] = Evidence.weakest(kinds)
+    if layout.zero:
+        found["sharding work of the host"] = Evidence.ASSUMED
+    if layout.tp > 1:
+        found["compute"] = Evidence.weakest((compute, Evidence.EXTRAPOLATED))
+    return found
+
+
+def form_factors(costs: CostModel, layout: Layout) -> Samples:
+    """Factors of what no run on this machine has judged: sharding, shared matrices, stages. Draw 0 is 1."""
+    families = (layout.zero > 0) + (layout.tp > 1) + (layout.pp > 1)
+    factors: Samples = np.exp(_UNJUDGED * math.sqrt(families) * costs.deviates(f"form {layout}"))
+    return factors
+
+
+def refuse_untraced(layout: Layout, name: str) -> None:
+    """Refuse a layout of a workload of which only parameters are known.
+
+    Raises
+    ------
+    NotFeasible
+        If it is more than data parallelism.
+    """
+    if not is_ddp(layout):
+        raise NotFeasible(
+            f"--layout: {name} must be a workload file of perfmodel trace for anything but dp=N, "
+            f"got {str(layout)!r}; trace it first"
+        )
