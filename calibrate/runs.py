@@ -18,7 +18,7 @@ from calibrate.run_logs import (
     require_known,
     step_column,
 )
-from perfmodel.cost.inferred import inferred_fields
+from perfmodel.cost.inferred import machine_of
 from perfmodel.cost.jobs import Column, Jobs, jobs_from_rows
 from perfmodel.cost.layout_fit import MINIMUM_RUNS, infer, infer_memory
 from perfmodel.cost.parameters import DeviceSheet, step_time_priors
@@ -89,10 +89,9 @@ def calibrate_from_runs(
     document = InferredDocument(
         schema_version=InferredDocument.current_version,
         provenance=provenance(describe_environment(), seed=seed),
-        evidence="inferred",
-        device=sheet.name,
-        step_s=tuple(map(float, runs.step_s)),
-        **inferred_fields(model, printed),
+        machine=machine_of(
+            model, device_name=sheet.name, step_s=runs.step_s.tolist(), printed=printed
+        ),
     )
     return document, runs.notes
 

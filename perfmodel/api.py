@@ -31,6 +31,7 @@ from perfmodel.explanation import Explanation
 from perfmodel.explanation import explain as explain_setting
 from perfmodel.layout.layout import Scaling, parse_layout
 from perfmodel.machine.cluster import DEVICES_PER_NODE, Cluster
+from perfmodel.machine.inferred import InferredMachine
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.plan.acceptance import acceptance_terms as terms_of
 from perfmodel.plan.acceptance import judge
@@ -40,7 +41,7 @@ from perfmodel.plan.goodput import goodput as simulated_weeks
 from perfmodel.plan.machines import named_transformer, read_sources
 from perfmodel.plan.options import plan_options as ranked_options
 from perfmodel.plan.profile_diff import compare_profiles
-from perfmodel.predict_layout import Training, inferred_machine, predict_layout
+from perfmodel.predict_layout import Training, opened_machine, predict_layout
 from perfmodel.predictor import (
     Forecast,
     OpenedWorkload,
@@ -148,7 +149,7 @@ def goodput(
 
 
 def predict_large_model(
-    profile: InferredDocument | str | os.PathLike[str],
+    profile: InferredMachine | str | os.PathLike[str],
     model: str,
     layout: str,
     *,
@@ -173,7 +174,9 @@ def predict_large_model(
         If a name or the layout makes no sense, the model does not allow it, or the profile is another.
     """
     document = (
-        profile if isinstance(profile, InferredDocument) else InferredDocument.read(Path(profile))
+        profile
+        if isinstance(profile, InferredMachine)
+        else InferredDocument.read(Path(profile)).machine
     )
     parsed = parse_layout(layout)
     training = Training(
@@ -183,7 +186,7 @@ def predict_large_model(
         global_batch=parsed.global_batch,
     )
     found, _ = predict_layout(
-        inferred_machine(document),
+        opened_machine(document),
         training,
         parsed,
         capacity_bytes=capacity_bytes,

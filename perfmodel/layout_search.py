@@ -21,7 +21,7 @@ from perfmodel.documents.prediction import Interval, ParallelismPlanDocument, Ra
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.layout.candidates import COLUMNS, LayoutColumns, Space, feasible_layouts
 from perfmodel.predict_layout import (
-    InferredMachine,
+    OpenedMachine,
     Training,
     layout_caveats,
     layout_provenance,
@@ -198,7 +198,7 @@ class Search:
 
 
 def plan_parallelism(
-    machine: InferredMachine,
+    machine: OpenedMachine,
     request: Request,
     *,
     argv: Sequence[str],
@@ -227,8 +227,8 @@ def plan_parallelism(
     return ParallelismPlanDocument(
         schema_version=ParallelismPlanDocument.current_version,
         provenance=layout_provenance(machine, argv),
-        profile_digest=machine.document.digest,
-        device_name=machine.document.device,
+        profile_digest=machine.machine.digest,
+        device_name=machine.machine.device_name,
         evidence="inferred",
         trained=trained_record(request.training),
         capacity_bytes=request.capacity_bytes,
@@ -281,7 +281,7 @@ def search_layouts(model: InferredModel, request: Request, workers: Workers = AL
 
 
 def _ranked(
-    machine: InferredMachine, search: Search, chosen: NDArray[np.intp], request: Request
+    machine: OpenedMachine, search: Search, chosen: NDArray[np.intp], request: Request
 ) -> tuple[RankedLayout, ...]:
     jobs = search.jobs(chosen)
     needed_bytes, fit = search.judged.needed_bytes, search.judged.fit

@@ -19,7 +19,6 @@ from perfmodel.cost.rescaling import (
     shipped_catalogue,
 )
 from perfmodel.documents.base import Provenance, age_caveats
-from perfmodel.documents.inferred import InferredDocument
 from perfmodel.documents.prediction import (
     Interval,
     LayoutPredictionDocument,
@@ -31,6 +30,7 @@ from perfmodel.engine.simulate import collector_paused, simulate
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.layout.candidates import Limits, require_feasible
 from perfmodel.layout.layout import Layout, Precision, Recompute
+from perfmodel.machine.inferred import InferredMachine
 from perfmodel.step.layout import compile_layout
 from perfmodel.step.program import Trace
 from perfmodel.workload.transformer import NamedTransformer
@@ -68,16 +68,16 @@ class Training:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class InferredMachine:
+class OpenedMachine:
     """A calibration from runs, ready to predict."""
 
-    document: InferredDocument
+    machine: InferredMachine
     model: InferredModel
     sheet: DeviceSheet
 
 
-def inferred_machine(document: InferredDocument) -> InferredMachine:
-    """The machine of a document.
+def opened_machine(machine: InferredMachine) -> OpenedMachine:
+    """A machine, ready to predict.
 
     Raises
     ------
@@ -85,14 +85,14 @@ def inferred_machine(document: InferredDocument) -> InferredMachine:
         If the device is not among the known data sheets.
     """
     try:
-        sheet = device_sheet(document.device, flag="profile: device")
+        sheet = device_sheet(machine.device_name, flag="profile: device")
     except UsageError as error:
         raise CalibrationUnavailable(f"{error}; calibrate --from-runs anew") from error
-    return InferredMachine(document=document, model=model_of(document), sheet=sheet)
+    return OpenedMachine(machine=machine, model=model_of(machine), sheet=sheet)
 
 
 def predict_layout(
-    machine: InferredMachine,
+    machine: OpenedMachine,
     training: Training,
     layout: Layout,
     *,
@@ -106,7 +106,7 @@ def predict_layout(
     NotFeasible
         If the model or the number of devices does not allow the layout.
     """
-    jobs = layout_jobs(training, layout, device=machine.document.device)
+    jobs = layout_jobs(training, layout, device=machine.machine.device_name)
     found = machine.model.predict(jobs)
     step_s = Interval(
         p5=float(found.lower_s[0]), nominal=float(found.number_s[0]), p95=float(found.upper_s[0])
@@ -118,8 +118,8 @@ def predict_layout(
     document = LayoutPredictionDocument(
         schema_version=LayoutPredictionDocument.current_version,
         provenance=layout_provenance(machine, argv),
-        profile_digest=machine.document.digest,
-        device_name=machine.document.device,
+        profile_digest=machine.machine.digest,
+        device_name=machine.machine.device_name,
         evidence="inferred",
         trained=trained_record(training),
         layout=str(layout),
@@ -137,7 +137,7 @@ def predict_layout(
     return document, step
 
 
-def simulated_step(machine: InferredMachine, training: Training, layout: Layout) -> Trace:
+def simulated_step(machine: OpenedMachine, training: Training, layout: Layout) -> Trace:
     """The step of every pipeline stage in simulated time, at the fitted parameters.
 
     Raises
@@ -145,7 +145,7 @@ def simulated_step(machine: InferredMachine, training: Training, layout: Layout)
     NotFeasible
         If the model or the number of devices does not allow the layout.
     """
-    jobs = layout_jobs(training, layout, device=machine.document.device)
+    jobs = layout_jobs(training, layout, device=machine.machine.device_name)
     times = unit_times(layout, jobs, machine.model.nominal)
     with collector_paused():
         program = compile_layout(layout, layers=training.model.shape.layers)
@@ -204,11 +204,11 @@ def _on_device(jobs: Jobs, layout: Layout, device: str) -> Jobs:
     return jobs if link is None else replace(jobs, host_bytes_per_s=np.array([link]))
 
 
-def layout_caveats(machine: InferredMachine, jobs: Jobs) -> list[str]:
+def layout_caveats(machine: OpenedMachine, jobs: Jobs) -> list[str]:
     """What must be known before acting on the first of some jobs."""
     caveats = [
         "inferred from end-to-end step times of others: no part of the step was ever measured alone",
-        *age_caveats(machine.document.provenance.created_utc),
+        *age_caveats(machine.machine.origin.made_utc),
         *_beyond_runs(machine.model, jobs),
     ]
     unknown = [
@@ -216,7 +216,7 @@ def layout_caveats(machine: InferredMachine, jobs: Jobs) -> list[str]:
         for key, names in _RELEVANT.items()
         if getattr(jobs, key)[0] > 1
         for name in names
-        if not _is_determined(machine.document, name)
+        if not _is_determined(machine.machine, name)
     ]
     if unknown:
         caveats.append(f"not determined by the runs, prior kept: {', '.join(unknown)}")
@@ -301,7 +301,7 @@ def _option_caveats(layout: Layout, jobs: Jobs, held: Sequence[int]) -> tuple[st
     return tuple(said)
 
 
-def work_per_peak_s(machine: InferredMachine, jobs: Jobs) -> float:
+def work_per_peak_s(machine: OpenedMachine, jobs: Jobs) -> float:
     """How long the model FLOP of a step take at the dense peak of all devices. [s]"""
     peak = machine.sheet.matmul_flop_per_s * jobs.devices[0]
     return float(jobs.model_flop[0] / peak)
@@ -324,10 +324,10 @@ def parts_record(parts: StepParts, index: int) -> StepPartsRecord:
     return StepPartsRecord(**{name: float(getattr(parts, name)[index]) for name in _PARTS})
 
 
-def layout_provenance(machine: InferredMachine, argv: Sequence[str]) -> Provenance:
+def layout_provenance(machine: OpenedMachine, argv: Sequence[str]) -> Provenance:
     """Who made an answer, from whose runs."""
-    source = machine.document.provenance
-    return Provenance.of_answer(argv, host_fingerprint=source.host_fingerprint, seed=source.seed)
+    origin = machine.machine.origin
+    return Provenance.of_answer(argv, host_fingerprint=origin.fingerprint, seed=origin.seed)
 
 
 def _stages(
@@ -370,7 +370,7 @@ def _fits(
     return float(fit_probability(np.array(fullest), capacity_bytes))
 
 
-def _is_determined(document: InferredDocument, name: str) -> bool:
+def _is_determined(document: InferredMachine, name: str) -> bool:
     return all(
         parameter.determined for parameter in document.fitted_parameters if parameter.name == name
     )

@@ -5,14 +5,14 @@ from pathlib import Path
 from perfmodel.cli.options import at_least_one
 from perfmodel.documents.inferred import InferredDocument
 from perfmodel.errors import UsageError, did_you_mean
-from perfmodel.predict_layout import InferredMachine, inferred_machine
+from perfmodel.predict_layout import OpenedMachine, opened_machine
 from perfmodel.trace.huggingface_config import DECODERS, LLAMA_FAMILY, Config, read_shape
 from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer, Transformer
 
 _LONGEST_DEFAULT = 8192
 
 
-def read_machine(profile: Path) -> InferredMachine:
+def read_machine(profile: Path) -> OpenedMachine:
     """A calibration from runs.
 
     Raises
@@ -20,7 +20,7 @@ def read_machine(profile: Path) -> InferredMachine:
     CalibrationUnavailable
         If the file is missing, or is no calibration from runs.
     """
-    return inferred_machine(InferredDocument.read(profile))
+    return opened_machine(InferredDocument.read(profile).machine)
 
 
 def read_model(text: str, *, sequence: int | None) -> NamedTransformer:

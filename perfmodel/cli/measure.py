@@ -219,10 +219,10 @@ def _infer(table: Path, *, columns: Path | None, device: str, out: Path, seed: i
     from perfmodel.report.layout import parameter_lines
 
     document, notes = calibrate_from_runs(table, columns=columns, device=device, seed=seed)
-    show_lines([*parameter_lines(document), *(f"- {note}" for note in notes)])
+    show_lines([*parameter_lines(document.machine), *(f"- {note}" for note in notes)])
     document.write(out / "inferred.json")
     typer.echo(
-        f"inferred from {document.num_runs} runs on {document.device}: {out / 'inferred.json'}"
+        f"inferred from {document.machine.num_runs} runs on {document.machine.device_name}: {out / 'inferred.json'}"
     )
 
 

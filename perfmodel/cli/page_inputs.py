@@ -25,7 +25,7 @@ from perfmodel.page.machines import (
     unique_name,
 )
 from perfmodel.plan.cost import compare_costs
-from perfmodel.predict_layout import inferred_machine
+from perfmodel.predict_layout import opened_machine
 from perfmodel.predictor import Predictor, refuse_other_jobs
 from perfmodel.workload.transformer import TRANSFORMERS
 
@@ -55,7 +55,7 @@ def read_desk(
             machines[name] = LayoutMachine(
                 name=name,
                 typed=typed_path(path),
-                machine=inferred_machine(InferredDocument.read(path)),
+                machine=opened_machine(InferredDocument.read(path).machine),
                 models=TRANSFORMERS,
             )
         else:

@@ -1,8 +1,8 @@
 """Step times from fitted parameters that were inferred from runs: number, interval, parts, disturbed runs."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,13 @@ from perfmodel.cost.parameters import (
     condition,
     stall_time_s,
 )
-from perfmodel.documents.inferred import InferredDocument
-from perfmodel.machine.inferred import DeviationSpreads, InferredParameter, PeakMemory, StallRecord
+from perfmodel.machine.inferred import (
+    DegradedState,
+    DeviationSpreads,
+    FittedParameter,
+    InferredMachine,
+    PeakMemory,
+)
 
 LOWER, UPPER = 0.05, 0.95
 _BISECTIONS: Final = 40
@@ -180,37 +185,47 @@ KNOWN_BELOW = 0.7
 """A parameter counts as determined if the runs narrowed its prior at least to this share."""
 
 
-def inferred_fields(
-    model: InferredModel, printed: NDArray[np.intp] | None = None
-) -> Mapping[str, Any]:
-    """What a document keeps of a model, by its fields.
+def machine_of(
+    model: InferredModel,
+    *,
+    device_name: str,
+    step_s: Iterable[float],
+    printed: NDArray[np.intp] | None = None,
+) -> InferredMachine:
+    """The machine that a model was inferred of.
 
     Parameters
     ----------
     model
         The model.
+    device_name
+        Data sheet of its devices.
+    step_s
+        Step time of every run. [s]
     printed
         Positions of the runs behind its memory; all if not given.
     """
     runs = model.discrepancy.runs
-    return {
-        "num_runs": len(runs),
-        "runs": _said(runs),
-        "fitted_parameters": tuple(
+    return InferredMachine(
+        device_name=device_name,
+        num_runs=len(runs),
+        runs=_said(runs),
+        step_s=tuple(map(float, step_s)),
+        fitted_parameters=tuple(
             _parameter(model, name, prior) for name, prior in model.priors.items()
         ),
-        "deviations": tuple(map(float, model.discrepancy.deviations)),
-        "trust": tuple(map(float, model.discrepancy.trust)),
-        "spreads": DeviationSpreads(**asdict(model.discrepancy.spreads)),
-        "stalls": _stalls(model),
-        "interval_widening": model.widening,
-        "memory": _peaks(model.memory, np.arange(len(runs)) if printed is None else printed),
-    }
+        deviations=tuple(map(float, model.discrepancy.deviations)),
+        trust=tuple(map(float, model.discrepancy.trust)),
+        spreads=DeviationSpreads(**asdict(model.discrepancy.spreads)),
+        degraded=_degraded(model),
+        interval_widening=model.widening,
+        memory=_peaks(model.memory, np.arange(len(runs)) if printed is None else printed),
+    )
 
 
-def model_of(document: InferredDocument) -> InferredModel:
-    """The model of a document."""
-    runs = jobs_from_columns(document.runs)
+def model_of(machine: InferredMachine) -> InferredModel:
+    """The model behind a machine."""
+    runs = jobs_from_columns(machine.runs)
     return InferredModel(
         priors={
             parameter.name: Prior(
@@ -218,24 +233,24 @@ def model_of(document: InferredDocument) -> InferredModel:
                 log_sigma=parameter.prior_log_sigma,
                 meaning=parameter.meaning,
             )
-            for parameter in document.fitted_parameters
+            for parameter in machine.fitted_parameters
         },
         draws={
-            parameter.name: np.array(parameter.draws) for parameter in document.fitted_parameters
+            parameter.name: np.array(parameter.draws) for parameter in machine.fitted_parameters
         },
         moved={
             parameter.name: parameter.log_sigma / parameter.prior_log_sigma
-            for parameter in document.fitted_parameters
+            for parameter in machine.fitted_parameters
         },
         discrepancy=condition(
             runs,
-            np.array(document.deviations),
-            np.array(document.trust),
-            Spreads(**asdict(document.spreads)),
+            np.array(machine.deviations),
+            np.array(machine.trust),
+            Spreads(**asdict(machine.spreads)),
         ),
-        disturbance=_disturbance(document),
-        widening=document.interval_widening,
-        memory=_memory(document, runs),
+        disturbance=_disturbance(machine),
+        widening=machine.interval_widening,
+        memory=_memory(machine, runs),
     )
 
 
@@ -249,8 +264,8 @@ def _said(runs: Jobs) -> dict[str, tuple[float, ...]]:
     }
 
 
-def _parameter(model: InferredModel, name: str, prior: Prior) -> InferredParameter:
-    return InferredParameter(
+def _parameter(model: InferredModel, name: str, prior: Prior) -> FittedParameter:
+    return FittedParameter(
         name=name,
         value=model.nominal[name],
         log_sigma=prior.log_sigma * model.moved[name],
@@ -262,10 +277,10 @@ def _parameter(model: InferredModel, name: str, prior: Prior) -> InferredParamet
     )
 
 
-def _stalls(model: InferredModel) -> StallRecord | None:
+def _degraded(model: InferredModel) -> DegradedState | None:
     if model.disturbance is None:
         return None
-    return StallRecord(
+    return DegradedState(
         stall_s=model.disturbance.stall_s,
         weights=tuple(map(float, model.disturbance.weights)),
     )
@@ -285,8 +300,8 @@ def _peaks(memory: InferredMemory | None, printed: NDArray[np.intp]) -> PeakMemo
     )
 
 
-def _memory(document: InferredDocument, runs: Jobs) -> InferredMemory | None:
-    said = document.memory
+def _memory(machine: InferredMachine, runs: Jobs) -> InferredMemory | None:
+    said = machine.memory
     if said is None:
         return None
     return InferredMemory(
@@ -301,7 +316,7 @@ def _memory(document: InferredDocument, runs: Jobs) -> InferredMemory | None:
     )
 
 
-def _disturbance(document: InferredDocument) -> Disturbance | None:
-    if document.stalls is None:
+def _disturbance(machine: InferredMachine) -> Disturbance | None:
+    if machine.degraded is None:
         return None
-    return Disturbance(stall_s=document.stalls.stall_s, weights=np.array(document.stalls.weights))
+    return Disturbance(stall_s=machine.degraded.stall_s, weights=np.array(machine.degraded.weights))

@@ -36,7 +36,7 @@ _UNKNOWN_KEYS: Final = ("extra_forbidden", "unexpected_keyword_argument")
 _NO_KIND: Final = "union_tag_not_found"
 #: Keys that tell kinds of files which lie beside each other.
 _TELLTALES: Final = {
-    "device_kind": "the profile of a machine",
+    "dispatch_s": "the profile of a machine",
     "fitted_parameters": "a calibration from runs, which is for perfmodel predict --layout and plan parallelism",
     "noise_floor": "a validation, which is for --validation",
     "points": "a prediction",
@@ -114,8 +114,11 @@ class Document(Record):
                 f"{path}: {cls.title} cannot be read: {why(error)}{hint}"
             ) from error
         keys = raw if isinstance(raw, dict) else {}
+        machine = keys.get("machine")
+        said = {*keys, *(machine if isinstance(machine, dict) else ())}
+        own = {*cls.model_fields, *_keys_at(cls, ("machine",))}
         for key, other in _TELLTALES.items():
-            if key in keys and key not in cls.model_fields:
+            if key in said - own:
                 raise cls.unreadable(f"{path}: must be a {cls.title}, got {other}{made_by}")
         version = keys.get("schema_version")
         if version != cls.current_version:

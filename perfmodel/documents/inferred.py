@@ -1,41 +1,24 @@
-"""FittedParameters of large-model steps that were inferred from runs of others."""
+"""Machines inferred from runs of others: their file, and how a table of runs is read."""
 
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field
 
-from perfmodel.documents.base import Document, Provenance, Record, Text, checked, read_toml
-from perfmodel.errors import CalibrationUnavailable, PerfModelError
-from perfmodel.machine.inferred import DeviationSpreads, InferredParameter, PeakMemory, StallRecord
+from perfmodel.documents.base import Record, Text, checked, read_toml
+from perfmodel.documents.profile import MachineDocument, machine_field
+from perfmodel.machine.inferred import InferredMachine
 
 
-class InferredDocument(Document):
-    """A calibration from logs: everything that a prediction needs, and the runs behind it."""
+class InferredDocument(MachineDocument):
+    """What runs of others say about a machine, and the runs."""
 
     current_version: ClassVar[int] = 4
     title: ClassVar[str] = "calibration from runs"
     made_by: ClassVar[str] = "perfmodel calibrate --from-runs writes one"
     remake: ClassVar[str] = "perfmodel calibrate --from-runs RUNS makes it anew"
-    unreadable: ClassVar[type[PerfModelError]] = CalibrationUnavailable
 
-    provenance: Provenance
-    evidence: Literal["inferred"]
-    device: str
-    num_runs: PositiveInt
-    runs: dict[str, tuple[float, ...]]
-    step_s: tuple[PositiveFloat, ...]
-    fitted_parameters: Annotated[tuple[InferredParameter, ...], Field(min_length=1)]
-    deviations: tuple[float, ...]
-    """What the formula leaves unexplained of every run, log of measured over computed."""
-    trust: tuple[PositiveFloat, ...]
-    """How far every run is believed, in (0, 1]."""
-    spreads: DeviationSpreads
-    stalls: StallRecord | None
-    """None if no run showed it."""
-    interval_widening: PositiveFloat
-    memory: PeakMemory | None = None
-    """None if the runs printed no peaks."""
+    machine: Annotated[InferredMachine, machine_field]
 
 
 class RunUnits(Record):

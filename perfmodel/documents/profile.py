@@ -1,4 +1,4 @@
-"""The profile: the file of a calibrated machine."""
+"""Files of machines: what a calibration measured."""
 
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Self
@@ -7,7 +7,7 @@ from pydantic import SerializerFunctionWrapHandler, WrapSerializer, model_valida
 
 from perfmodel.documents.base import Document, Provenance
 from perfmodel.errors import CalibrationUnavailable, PerfModelError
-from perfmodel.machine.machine import Origin
+from perfmodel.machine.machine import Machine, Origin
 from perfmodel.machine.measured import MeasuredMachine
 
 
@@ -16,29 +16,39 @@ def _without_origin(machine: object, write: SerializerFunctionWrapHandler) -> di
     return {key: value for key, value in write(machine).items() if key != "origin"}
 
 
-class ProfileDocument(Document):
+machine_field = WrapSerializer(_without_origin)
+
+
+class MachineDocument(Document):
+    """A file that holds a machine; the machine knows the file."""
+
+    unreadable: ClassVar[type[PerfModelError]] = CalibrationUnavailable
+
+    provenance: Provenance
+    machine: Annotated[Machine, machine_field]
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        origin = Origin(
+            digest=self.digest,
+            fingerprint=self.provenance.host_fingerprint,
+            made_utc=self.provenance.created_utc,
+            seed=self.provenance.seed,
+        )
+        object.__setattr__(self, "machine", replace(self.machine, origin=origin))
+        return self
+
+
+class ProfileDocument(MachineDocument):
     """What ``perfmodel calibrate`` found."""
 
     current_version: ClassVar[int] = 2
     title: ClassVar[str] = "profile"
     made_by: ClassVar[str] = "perfmodel calibrate writes one"
     remake: ClassVar[str] = "perfmodel fit FOLDER makes it anew from its observations"
-    unreadable: ClassVar[type[PerfModelError]] = CalibrationUnavailable
 
-    provenance: Provenance
     observations_sha256: str
-    machine: Annotated[MeasuredMachine, WrapSerializer(_without_origin)]
-
-    @model_validator(mode="after")
-    def _named(self) -> Self:
-        """The machine knows the file that it comes from."""
-        origin = Origin(
-            digest=self.digest,
-            fingerprint=self.provenance.host_fingerprint,
-            made_utc=self.provenance.created_utc,
-        )
-        object.__setattr__(self, "machine", replace(self.machine, origin=origin))
-        return self
+    machine: Annotated[MeasuredMachine, machine_field]
 
     def with_machine(self, machine: MeasuredMachine) -> Self:
         """The same calibration with more measured."""

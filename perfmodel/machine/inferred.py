@@ -5,11 +5,12 @@ from typing import Annotated
 
 from annotated_types import MinLen
 
-from perfmodel.units import Positive
+from perfmodel.machine.machine import Machine
+from perfmodel.units import Count, Positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InferredParameter:
+class FittedParameter:
     """One parameter before and after the runs."""
 
     name: str
@@ -37,7 +38,7 @@ class DeviationSpreads:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StallRecord:
+class DegradedState:
     """A state in which every exchange between nodes stalls, and the odds of being in it."""
 
     stall_s: Positive
@@ -59,3 +60,24 @@ class PeakMemory:
     trust: tuple[Positive, ...]
     spreads: DeviationSpreads
     interval_widening: Positive
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class InferredMachine(Machine):
+    """A machine that others trained on: what their runs say, and the runs."""
+
+    num_runs: Count
+    runs: dict[str, tuple[float, ...]]
+    """Layout and workload of every run, column by column."""
+    step_s: tuple[Positive, ...]
+    fitted_parameters: Annotated[tuple[FittedParameter, ...], MinLen(1)]
+    deviations: tuple[float, ...]
+    """What the formula leaves unexplained of every run, log of measured over computed."""
+    trust: tuple[Positive, ...]
+    """How far every run is believed, in (0, 1]."""
+    spreads: DeviationSpreads
+    degraded: DegradedState | None
+    """None if no run showed it."""
+    interval_widening: Positive
+    memory: PeakMemory | None = None
+    """None if the runs printed no peaks."""

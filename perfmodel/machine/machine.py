@@ -12,6 +12,7 @@ class Origin:
     fingerprint: str = ""
     """Of the host that was measured."""
     made_utc: str = ""
+    seed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -164,7 +164,7 @@ def _of_layouts(machine: LayoutMachine) -> CatalogueProfile:
     return CatalogueProfile(
         name=machine.name,
         kind="layout",
-        device=machine.machine.document.device,
+        device=machine.machine.machine.device_name,
         workloads=tuple(
             CatalogueEntry(name=name, layers=model.shape.layers, heads=model.shape.heads)
             for name, model in machine.models.items()

@@ -13,7 +13,7 @@ from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import refuse_unknown
 from perfmodel.machine.cluster import Cluster
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
-from perfmodel.predict_layout import InferredMachine
+from perfmodel.predict_layout import OpenedMachine
 from perfmodel.step.program import Span, Stream, Trace
 from perfmodel.units import HOUR_S, Seconds
 from perfmodel.workload.transformer import NamedTransformer
@@ -61,7 +61,7 @@ class LayoutMachine:
 
     name: str
     typed: str
-    machine: InferredMachine
+    machine: OpenedMachine
     models: Mapping[str, NamedTransformer]
 
 

@@ -27,16 +27,17 @@ from perfmodel.layout.layout import MOST_BATCH, Layout, Scaling, accumulation_fo
 from perfmodel.layout_search import Request, search_layouts, spread_against_first
 from perfmodel.machine.cluster import DEVICES_PER_NODE, Cluster
 from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.inferred import InferredMachine
 from perfmodel.machine.measured import CheckpointProfile, MeasuredMachine, MeasuredWorkload
 from perfmodel.plan.steps import Assumption, Ends, Facts, FitInMemory, Steps
 from perfmodel.plan.tornado import step_ends
 from perfmodel.predict_layout import (
     RARE_STALL,
-    InferredMachine,
+    OpenedMachine,
     Training,
-    inferred_machine,
     layout_caveats,
     layout_jobs,
+    opened_machine,
 )
 from perfmodel.predictor import (
     NUM_DRAWS,
@@ -278,7 +279,7 @@ class LayoutTable:
     """
 
     def __init__(
-        self, machine: InferredMachine, question: LayoutQuestion, *, counts: Iterable[int]
+        self, machine: OpenedMachine, question: LayoutQuestion, *, counts: Iterable[int]
     ) -> None:
         self._machine, self._question = machine, question
         self._chosen: dict[int, _Chosen] = {}
@@ -481,7 +482,7 @@ Tables: TypeAlias = dict[tuple[int, int], Steps]
 class Sources:
     """The files that a plan names, read; by option."""
 
-    profiles: Mapping[str, MeasuredMachine | InferredDocument]
+    profiles: Mapping[str, MeasuredMachine | InferredMachine]
     validations: Mapping[str, ValidationDocument] = field(default_factory=dict)
     clusters: Mapping[str, Cluster] = field(default_factory=dict)
     workload: WorkloadDocument | None = None
@@ -518,7 +519,7 @@ class _Opened:
     def __init__(self, plan: PlanFile, sources: Sources) -> None:
         self._plan, self._sources = plan, sources
         self._predictors: dict[object, tuple[Predictor, MeasuredWorkload]] = {}
-        self._inferred: dict[str, InferredMachine] = {}
+        self._inferred: dict[str, OpenedMachine] = {}
         # a digest takes some ten milliseconds, and options ask for it at every batch
         self._keys = {option.name: self._key(option) for option in plan.option}
 
@@ -539,7 +540,7 @@ class _Opened:
     def table(self, option: Option, batch: int) -> Steps:
         """Steps of an option at a batch."""
         profile = self._sources.profiles[option.name]
-        if isinstance(profile, InferredDocument):
+        if isinstance(profile, InferredMachine):
             return self._layouts(option, batch, profile)
         key = self.key(option)
         if key not in self._predictors:
@@ -561,11 +562,11 @@ class _Opened:
             memory=self._memory(option, profile),
         )
 
-    def _layouts(self, option: Option, batch: int, document: InferredDocument) -> Steps:
+    def _layouts(self, option: Option, batch: int, document: InferredMachine) -> Steps:
         assert self._sources.model is not None
         assert option.capacity_bytes is not None
         if document.digest not in self._inferred:
-            self._inferred[document.digest] = inferred_machine(document)
+            self._inferred[document.digest] = opened_machine(document)
         return LayoutTable(
             self._inferred[document.digest],
             LayoutQuestion(
@@ -613,20 +614,18 @@ def machine_records(plan: PlanFile, sources: Sources) -> tuple[PlanMachine, ...]
 
 def _record(options: list[Option], sources: Sources) -> PlanMachine:
     profile = sources.profiles[options[0].name]
-    if isinstance(profile, InferredDocument):
-        sizes = inferred_machine(profile).model.discrepancy.runs.devices
-        device, num_runs, most = profile.device, profile.num_runs, int(sizes.max())
-        made_utc = profile.provenance.created_utc
+    if isinstance(profile, InferredMachine):
+        sizes = opened_machine(profile).model.discrepancy.runs.devices
+        device, num_runs, most = profile.device_name, profile.num_runs, int(sizes.max())
     else:
         device, num_runs, most = profile.device_name, len(profile.steps), profile.max_world_size
-        made_utc = profile.origin.made_utc
     return PlanMachine(
         options=tuple(option.name for option in options),
         profile=options[0].profile,
         digest=profile.digest,
         device=device,
-        basis="inferred" if isinstance(profile, InferredDocument) else "measured",
-        made_utc=made_utc,
+        basis="inferred" if isinstance(profile, InferredMachine) else "measured",
+        made_utc=profile.origin.made_utc,
         num_runs=max(num_runs, 1),
         most_devices=most,
         accuracy=_accuracy(options[0], sources.validations.get(options[0].name)),
@@ -708,10 +707,10 @@ def read_sources(
     )
 
 
-def _profile(option: Option, folder: Path, *, is_large: bool) -> MeasuredMachine | InferredDocument:
+def _profile(option: Option, folder: Path, *, is_large: bool) -> MeasuredMachine | InferredMachine:
     path = folder / option.profile
     if is_large:
-        return InferredDocument.read(path)
+        return InferredDocument.read(path).machine
     profile = ProfileDocument.read(path).machine
     if option.device is None:
         return profile
@@ -721,7 +720,7 @@ def _profile(option: Option, folder: Path, *, is_large: bool) -> MeasuredMachine
 
 
 def _checkpoints(
-    plan: PlanFile, profiles: Mapping[str, MeasuredMachine | InferredDocument], folder: Path
+    plan: PlanFile, profiles: Mapping[str, MeasuredMachine | InferredMachine], folder: Path
 ) -> dict[str, tuple[str, CheckpointProfile]]:
     """By option, the profile that timed checkpoints and their times, where the plan gives their size."""
     failures = plan.failures
@@ -733,7 +732,7 @@ def _checkpoints(
     for option in plan.option:
         document = shared or profiles[option.name]
         path = name or option.profile
-        if isinstance(document, InferredDocument):
+        if isinstance(document, InferredMachine):
             raise UsageError(
                 f"failures.checkpoint_profile: must be given with work.model, because {path} was "
                 "inferred from runs and timed no checkpoint"

@@ -2,7 +2,6 @@
 
 import math
 
-from perfmodel.documents.inferred import InferredDocument
 from perfmodel.documents.prediction import (
     Interval,
     LayoutPredictionDocument,
@@ -11,6 +10,7 @@ from perfmodel.documents.prediction import (
     ParallelismPlanDocument,
     StepPartsRecord,
 )
+from perfmodel.machine.inferred import InferredMachine
 from perfmodel.report.prediction import SMALLEST_SHARE
 from perfmodel.report.wording import (
     Grid,
@@ -240,17 +240,17 @@ def _moved(
     ]
 
 
-def parameter_lines(document: InferredDocument) -> list[str]:
+def parameter_lines(machine: InferredMachine) -> list[str]:
     """Every parameter with the factor of its 90 % interval, and whether the runs determine it; memory."""
     lines = [f"{'parameter':20} {'value':>10}  x/ of 90 %"]
     lines += [
         f"{parameter.name:20} {parameter.value:10.4g}  x/ {math.exp(DEVIATE_90 * parameter.log_sigma):.2f}  "
         f"{'determined' if parameter.determined else 'prior kept, the runs do not tell'}: {parameter.meaning}"
-        for parameter in document.fitted_parameters
+        for parameter in machine.fitted_parameters
     ]
-    if document.memory is not None:
-        parts = ", ".join(f"{name} {value:.3g}" for name, value in document.memory.factors.items())
+    if machine.memory is not None:
+        parts = ", ".join(f"{name} {value:.3g}" for name, value in machine.memory.factors.items())
         lines.append(
-            f"memory, from {len(document.memory.runs)} peaks, factors on its parts: {parts}"
+            f"memory, from {len(machine.memory.runs)} peaks, factors on its parts: {parts}"
         )
     return lines

@@ -18,7 +18,7 @@ from perfmodel.errors import NotFeasible
 from perfmodel.layout.layout import Layout, accumulation_for, parse_layout
 from perfmodel.layout_search import spread_against_first
 from perfmodel.predict_layout import (
-    InferredMachine,
+    OpenedMachine,
     Training,
     layout_jobs,
     layout_provenance,
@@ -37,7 +37,7 @@ _MODEL: Final = "model"
 class LayoutBase:
     """The question as it is."""
 
-    machine: InferredMachine
+    machine: OpenedMachine
     training: Training
     text: str
     """The layout as typed."""
@@ -124,7 +124,7 @@ def _parsed(words: Mapping[str, str], *, only: Sequence[str] | None = None) -> L
 
 
 def _jobs(base: LayoutBase, training: Training, layout: Layout) -> Jobs:
-    return layout_jobs(training, layout, device=base.machine.document.device)
+    return layout_jobs(training, layout, device=base.machine.machine.device_name)
 
 
 def _joined(first: Jobs, other: Jobs) -> Jobs:

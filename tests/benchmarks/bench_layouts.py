@@ -12,9 +12,9 @@ from perfmodel.layout.candidates import Space, feasible_layouts
 from perfmodel.layout.layout import parse_layout
 from perfmodel.layout_search import Request, plan_parallelism, search_jobs
 from perfmodel.predict_layout import (
-    InferredMachine,
+    OpenedMachine,
     Training,
-    inferred_machine,
+    opened_machine,
     predict_layout,
     simulated_step,
 )
@@ -37,7 +37,7 @@ def training(name: str, *, devices: int, global_batch: int) -> Training:
     )
 
 
-def measure_prediction(machine: InferredMachine, *, num_repeats: int) -> dict[str, Any]:
+def measure_prediction(machine: OpenedMachine, *, num_repeats: int) -> dict[str, Any]:
     """Predict GPT-3: its step program alone, and the whole answer."""
     asked = training("gpt3-175b", devices=GPT3.world_size, global_batch=GPT3.global_batch)
     step = simulated_step(machine, asked, GPT3)
@@ -51,7 +51,7 @@ def measure_prediction(machine: InferredMachine, *, num_repeats: int) -> dict[st
     }
 
 
-def measure_search(machine: InferredMachine, *, num_repeats: int) -> dict[str, Any]:
+def measure_search(machine: OpenedMachine, *, num_repeats: int) -> dict[str, Any]:
     """Time all layouts of a 70B model on 512 devices: the closed form, and the whole search."""
     asked = training(SEARCHED, devices=NUM_DEVICES, global_batch=GLOBAL_BATCH)
     shape = asked.model.shape
@@ -79,7 +79,7 @@ def measure_search(machine: InferredMachine, *, num_repeats: int) -> dict[str, A
 
 def measure(*, num_repeats: int = 5) -> dict[str, Any]:
     """Measure both."""
-    machine = inferred_machine(document())
+    machine = opened_machine(document().machine)
     return {
         "prediction": measure_prediction(machine, num_repeats=num_repeats),
         "search": measure_search(machine, num_repeats=num_repeats),

@@ -42,10 +42,10 @@ def test_milliseconds_under_another_name(tmp_path: Path) -> None:
     document, _ = calibrate_from_runs(table, columns=mapping, device="A100")
     document.write(tmp_path / "inferred.json")
     again = InferredDocument.read(tmp_path / "inferred.json")
-    fitted = {parameter.name: parameter for parameter in again.fitted_parameters}
+    fitted = {parameter.name: parameter for parameter in again.machine.fitted_parameters}
     assert fitted["layer_host_s"].value == pytest.approx(800e-6, rel=0.25)
     assert not fitted["straggler_share"].determined
-    assert model_of(again).nominal["layer_host_s"] == fitted["layer_host_s"].value
+    assert model_of(again.machine).nominal["layer_host_s"] == fitted["layer_host_s"].value
 
 
 @pytest.mark.parametrize(
@@ -225,8 +225,8 @@ def test_runs_faster_than_their_device_are_refused(tmp_path: Path) -> None:
 
 def test_a_device_of_the_catalogue_has_priors_too(tmp_path: Path) -> None:
     document, _ = calibrate_from_runs(write(tmp_path / "runs.csv"), columns=None, device="H200 SXM")
-    assert document.device == "h200-sxm"
-    prior = {parameter.name: parameter.prior for parameter in document.fitted_parameters}
+    assert document.machine.device_name == "h200-sxm"
+    prior = {parameter.name: parameter.prior for parameter in document.machine.fitted_parameters}
     # 4.8 TB/s by its data sheet, of which a prior expects 70 %.
     assert prior["memory_bytes_per_s"] == pytest.approx(0.7 * 4.8e12)
 
@@ -254,7 +254,7 @@ def test_printed_peaks_move_the_memory_of_predictions(tmp_path: Path) -> None:
     table = table_of(tmp_path / "runs.csv", *rows)
     document, _ = calibrate_from_runs(table, columns=mapping, device="A100")
     document.write(tmp_path / "inferred.json")
-    model = model_of(InferredDocument.read(tmp_path / "inferred.json"))
+    model = model_of(InferredDocument.read(tmp_path / "inferred.json").machine)
     assert model.memory is not None
     unseen = jobs.take(np.arange(1, len(jobs), 2))
     assert model.memory.predict(unseen)[0] == pytest.approx(peaks[1::2], rel=0.1)

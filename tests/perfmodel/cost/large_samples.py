@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 
-from perfmodel.cost.inferred import inferred_fields
+from perfmodel.cost.inferred import machine_of
 from perfmodel.cost.jobs import Column, Jobs, jobs_from
 from perfmodel.cost.layout_fit import infer
 from perfmodel.cost.layout_time import step_time_s
@@ -63,8 +63,5 @@ def document() -> InferredDocument:
             versions={},
             host_fingerprint="none",
         ),
-        evidence="inferred",
-        device="A100",
-        step_s=tuple(map(float, step_s)),
-        **inferred_fields(model),
+        machine=machine_of(model, device_name="A100", step_s=step_s.tolist()),
     )

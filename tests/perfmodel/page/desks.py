@@ -5,7 +5,7 @@ import functools
 from perfmodel.documents.page import PriceOffer
 from perfmodel.page.answers import Answers
 from perfmodel.page.machines import Desk, LayoutMachine, OpenedWorkload, StepMachine
-from perfmodel.predict_layout import inferred_machine
+from perfmodel.predict_layout import opened_machine
 from perfmodel.workload.transformer import TRANSFORMERS
 from tests.perfmodel.cost.large_samples import document
 from tests.perfmodel.profiles import Machine, profile
@@ -30,7 +30,7 @@ def layout_machine() -> LayoutMachine:
     return LayoutMachine(
         name="inferred",
         typed="inferred.json",
-        machine=inferred_machine(document()),
+        machine=opened_machine(document().machine),
         models=TRANSFORMERS,
     )
 

@@ -14,10 +14,10 @@ from perfmodel.layout.candidates import Limits, Space, feasible_layouts, impossi
 from perfmodel.layout.layout import Layout, parse_layout
 from perfmodel.layout_search import Request, against_first, plan_parallelism
 from perfmodel.predict_layout import (
-    InferredMachine,
+    OpenedMachine,
     Training,
-    inferred_machine,
     layout_jobs,
+    opened_machine,
     predict_layout,
 )
 from perfmodel.workload.transformer import NamedTransformer
@@ -27,8 +27,8 @@ GIB = 2**30
 
 
 @pytest.fixture(scope="module")
-def machine() -> InferredMachine:
-    return inferred_machine(document())
+def machine() -> OpenedMachine:
+    return opened_machine(document().machine)
 
 
 def training(*, devices: int = 8, global_batch: int = 16) -> Training:
@@ -80,7 +80,7 @@ def test_every_layout_of_a_small_space_is_found_once() -> None:
         assert layout.global_batch == 4
 
 
-def test_the_best_of_a_search_is_the_best_of_single_predictions(machine: InferredMachine) -> None:
+def test_the_best_of_a_search_is_the_best_of_single_predictions(machine: OpenedMachine) -> None:
     few = training(devices=4, global_batch=8)
     request = Request(training=few, capacity_bytes=16 * GIB, top=5)
     plan = plan_parallelism(machine, request, argv=())
@@ -100,7 +100,7 @@ def test_the_best_of_a_search_is_the_best_of_single_predictions(machine: Inferre
     assert alone.mfu.nominal == pytest.approx(first.mfu)
 
 
-def test_losers_say_in_which_term_and_ties_share_the_first_rank(machine: InferredMachine) -> None:
+def test_losers_say_in_which_term_and_ties_share_the_first_rank(machine: OpenedMachine) -> None:
     request = Request(training=training(), capacity_bytes=40 * GIB, top=200)
     plan = plan_parallelism(machine, request, argv=())
     first = plan.ranked[0]
@@ -116,7 +116,7 @@ def test_losers_say_in_which_term_and_ties_share_the_first_rank(machine: Inferre
     assert again == plan
 
 
-def test_shared_uncertainty_cancels_between_neighbours(machine: InferredMachine) -> None:
+def test_shared_uncertainty_cancels_between_neighbours(machine: OpenedMachine) -> None:
     """The ratio of a layout to itself is certain, however wide its interval."""
     jobs = layout_jobs(training(), parse_layout("dp=8 accumulation=2"))
     twice = jobs.take(np.array([0, 0]))
@@ -127,7 +127,7 @@ def test_shared_uncertainty_cancels_between_neighbours(machine: InferredMachine)
     assert ties.all()
 
 
-def test_nothing_fits_or_nothing_is_possible(machine: InferredMachine) -> None:
+def test_nothing_fits_or_nothing_is_possible(machine: OpenedMachine) -> None:
     with pytest.raises(NotFeasible, match=r"none of .* layouts fits into 2 GiB"):
         plan_parallelism(machine, Request(training=training(), capacity_bytes=2 * GIB), argv=())
     with pytest.raises(NotFeasible, match="29 cannot be split"):
@@ -136,7 +136,7 @@ def test_nothing_fits_or_nothing_is_possible(machine: InferredMachine) -> None:
         )
 
 
-def test_printed_peaks_reach_predictions_and_searches(machine: InferredMachine) -> None:
+def test_printed_peaks_reach_predictions_and_searches(machine: OpenedMachine) -> None:
     """Runs that print a GiB more than their tensors take make every layout need about as much more."""
     runs = some_jobs()
     peaks = rank_memory(runs, 0).tensor_bytes + GIB

@@ -18,7 +18,7 @@ from perfmodel.plan.machines import (
     read_sources,
 )
 from perfmodel.plan.options import plan_options
-from perfmodel.predict_layout import Training, inferred_machine
+from perfmodel.predict_layout import Training, opened_machine
 from perfmodel.workload.transformer import NamedTransformer
 from tests.perfmodel.cost.large_samples import MODEL, document
 from tests.perfmodel.plan.plans import REST, TODAY
@@ -61,7 +61,9 @@ def plan_file(folder: Path, text: str = TEXT) -> PlanFile:
 
 def answer(folder: Path, text: str = TEXT) -> PlanDocument:
     plan = plan_file(folder, text)
-    sources = Sources(profiles={option.name: document() for option in plan.option}, model=TRAINED)
+    sources = Sources(
+        profiles={option.name: document().machine for option in plan.option}, model=TRAINED
+    )
     return plan_options(plan, sources, today=TODAY, argv=())
 
 
@@ -72,7 +74,7 @@ def test_a_free_layout_is_the_first_of_the_search_and_a_fixed_one_is_kept(tmp_pa
     for count in (4, 8, 16):
         training = Training(model=TRAINED, devices=count, devices_per_node=8, global_batch=64)
         searched = plan_parallelism(
-            inferred_machine(document()),
+            opened_machine(document().machine),
             Request(training=training, capacity_bytes=80 * 2**30, top=1),
             argv=(),
         ).ranked[0]
@@ -104,14 +106,14 @@ def test_both_kinds_of_scaling_are_stated_from_the_smallest_size() -> None:
         devices_per_node=8,
         fixed=None,
     )
-    table = LayoutTable(inferred_machine(document()), question, counts=[4, 8, 16])
+    table = LayoutTable(opened_machine(document().machine), question, counts=[4, 8, 16])
     assert table.scaling(4) == []
     kinds = {entry.scaling: entry for entry in table.scaling(16)}
     assert {name: entry.batch for name, entry in kinds.items()} == {"strong": 64, "weak": 4}
     alone, together = (table.facts(count).step_s for count in (4, 16))
     assert kinds["strong"].speedup.nominal == pytest.approx(alone[0] / together[0])
     small = LayoutTable(
-        inferred_machine(document()), dataclasses.replace(question, batch=16), counts=[4]
+        opened_machine(document().machine), dataclasses.replace(question, batch=16), counts=[4]
     )
     ratio = 4 * small.facts(4).step_s[0] / together[0]
     assert kinds["weak"].speedup.nominal == pytest.approx(ratio)

@@ -9,7 +9,7 @@ from perfmodel import search as parallelism
 from perfmodel.documents.prediction import ParallelismPlanDocument
 from perfmodel.errors import UsageError
 from perfmodel.layout_search import Request, Workers, plan_parallelism, spread
-from perfmodel.predict_layout import Training, inferred_machine
+from perfmodel.predict_layout import Training, opened_machine
 from perfmodel.workload.transformer import NamedTransformer
 from tests.perfmodel.cost.large_samples import MODEL, document
 
@@ -24,7 +24,7 @@ def search(workers: Workers) -> ParallelismPlanDocument:
         global_batch=64,
     )
     request = Request(training=training, capacity_bytes=40 * 2**30, top=50)
-    return plan_parallelism(inferred_machine(document()), request, argv=(), workers=workers)
+    return plan_parallelism(opened_machine(document().machine), request, argv=(), workers=workers)
 
 
 def same(first: ParallelismPlanDocument, second: ParallelismPlanDocument) -> bool:

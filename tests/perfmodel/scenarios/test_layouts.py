@@ -9,13 +9,13 @@ from perfmodel.documents.prediction import LayoutWhatIfDocument
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.layout.layout import parse_layout
 from perfmodel.plan.machines import named_transformer
-from perfmodel.predict_layout import Training, inferred_machine, predict_layout
+from perfmodel.predict_layout import Training, opened_machine, predict_layout
 from perfmodel.report.layout import layout_whatif_grid, layout_whatif_lines
 from perfmodel.scenarios.layouts import LayoutBase, compare_layouts
 from tests.perfmodel.cli.command import runner
 
 PROFILE = Path(__file__).parents[3] / "docs/records/inferred/h100.json"
-MACHINE = inferred_machine(InferredDocument.read(PROFILE))
+MACHINE = opened_machine(InferredDocument.read(PROFILE).machine)
 TEXT = "dp=64 zero=1 micro_batch=1 accumulation=16"
 
 
