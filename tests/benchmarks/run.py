@@ -240,7 +240,7 @@ source = "made up"
 
 def _calibrated(profile: Path) -> dict[str, int]:
     """Light and heavy example, each with its smallest calibrated micro-batch."""
-    entries = json.loads(profile.read_bytes())["workloads"]
+    entries = json.loads(profile.read_bytes())["machine"]["workloads"]
     return {
         entry["workload"]["name"]: int(min(p["at"] for p in entry["phases"][0]["forward"]))
         for entry in entries

@@ -197,41 +197,51 @@ def changed(stored: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 
 def forget_speed(content: dict[str, Any]) -> None:
-    del content["speed_probe_s"]
+    del content["machine"]["speed_probe_s"]
 
 
 PROFILES_THAT_BREAK_A_RULE: dict[str, tuple[Callable[[dict[str, Any]], None], str, str]] = {
     "another version": (
         lambda content: content.update(schema_version=99),
-        "schema_version of a profile must be 1",
+        "schema_version of a profile must be 2",
         "99",
     ),
     "no version": (
         lambda content: content.update(schema_version=None),
-        "schema_version of a profile must be 1",
+        "schema_version of a profile must be 2",
         "None",
     ),
     "NaN": (
-        lambda content: content.update(speed_probe_s={"1": float("nan")}),
+        lambda content: content["machine"].update(speed_probe_s={"1": float("nan")}),
         "speed_probe_s",
         "nan",
     ),
     "infinity deep inside": (
-        lambda content: content["workloads"][0]["phases"][0]["forward"][0].update(
+        lambda content: content["machine"]["workloads"][0]["phases"][0]["forward"][0].update(
             time_s=float("inf")
         ),
         "workloads.0.phases.0.forward.0.time_s",
         "inf",
     ),
     "NaN in the workload": (
-        lambda content: content["workloads"][0]["workload"].update(forward_flop=float("nan")),
+        lambda content: content["machine"]["workloads"][0]["workload"].update(
+            forward_flop=float("nan")
+        ),
         "workloads.0.workload",
         "nan",
     ),
-    "negative": (lambda content: content.update(ranks_per_node=-2), "ranks_per_node", "-2"),
-    "unknown key": (lambda content: content.update(colour="red"), "colour", "red"),
+    "negative": (
+        lambda content: content["machine"].update(ranks_per_node=-2),
+        "ranks_per_node",
+        "-2",
+    ),
+    "unknown key": (lambda content: content["machine"].update(colour="red"), "colour", "red"),
     "missing key": (forget_speed, "speed_probe_s", "Field required"),
-    "no workloads": (lambda content: content.update(workloads=[]), "must be in the profile", ""),
+    "no workloads": (
+        lambda content: content["machine"].update(workloads=[]),
+        "must be in the profile",
+        "",
+    ),
 }
 
 
