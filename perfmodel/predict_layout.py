@@ -31,7 +31,7 @@ from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.layout.candidates import Limits, require_feasible
 from perfmodel.layout.layout import Layout, Precision, Recompute
 from perfmodel.machine.inferred import InferredMachine
-from perfmodel.step.layout import compile_layout
+from perfmodel.step.compile import compile_layout
 from perfmodel.step.program import Trace
 from perfmodel.workload.transformer import NamedTransformer
 

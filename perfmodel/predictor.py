@@ -35,7 +35,7 @@ from perfmodel.layout.layout import Layout, Scaling, scaled_layouts
 from perfmodel.machine.cluster import Cluster
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
-from perfmodel.step.ddp import compile_step
+from perfmodel.step.compile import compile_step
 from perfmodel.step.program import Cause, Interference, StepProgram, Stream, Trace
 from perfmodel.units import Bytes, Seconds
 from perfmodel.workload.step import SymbolicStep

@@ -14,7 +14,7 @@ from perfmodel.layout.layout import Layout, Synchronisation
 from perfmodel.machine.cluster import Cluster
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
 from perfmodel.predictor import refuse_other_jobs, step_times
-from perfmodel.step.ddp import compile_step
+from perfmodel.step.compile import compile_step
 from perfmodel.units import Bytes
 
 

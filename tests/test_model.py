@@ -29,8 +29,7 @@ from perfmodel.engine.simulate import simulate
 from perfmodel.engine.stragglers import expected_largest_deviate
 from perfmodel.layout.layout import Layout, Schedule
 from perfmodel.model import Tier
-from perfmodel.step.ddp import compile_step
-from perfmodel.step.layout import compile_layout
+from perfmodel.step.compile import compile_layout, compile_step
 from perfmodel.step.program import Cause, Interference, StepProgram, Stream
 from perfmodel.units import MIB
 from perfmodel.workload.transformer import gpt

@@ -18,7 +18,8 @@ from perfmodel.documents.observation import RunSetting
 from perfmodel.layout.layout import Synchronisation
 from perfmodel.machine.measured import DdpCosts, MeasuredMachine, MeasuredWorkload, Residual
 from perfmodel.predictor import step_times
-from perfmodel.step.ddp import compile_step, gradient_buckets
+from perfmodel.step.compile import compile_step
+from perfmodel.step.division import gradient_buckets
 from perfmodel.units import Seconds
 
 NUM_DRAWS = 200

@@ -30,7 +30,7 @@ from perfmodel.cost.exchanges import (
 from perfmodel.cost.jobs import Column, Jobs
 from perfmodel.cost.parameters import FittedParameters
 from perfmodel.layout.layout import Layout, Recompute, Schedule
-from perfmodel.step.layout import HEAD_FORWARD
+from perfmodel.step.compile import HEAD_FORWARD
 from perfmodel.step.program import Cause, StepProgram
 from perfmodel.workload.transformer import (
     HALF_BYTES,

@@ -16,7 +16,7 @@ from perfmodel.layout.layout import Layout, Synchronisation
 from perfmodel.machine.cluster import Cluster
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import CurvePoint, MeasuredMachine, MeasuredWorkload, PhaseCurves
-from perfmodel.step.ddp import gradient_buckets
+from perfmodel.step.division import gradient_buckets
 from perfmodel.step.program import Cause
 from perfmodel.units import Bytes
 from perfmodel.workload.workload import Workload

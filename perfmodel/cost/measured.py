@@ -17,8 +17,8 @@ from perfmodel.errors import NotFeasible
 from perfmodel.layout.layout import Layout, Order, Synchronisation
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import MeasuredWorkload
+from perfmodel.step.compile import Execution, compile_divided
 from perfmodel.step.division import StageDivision, divide
-from perfmodel.step.layout import Execution, compile_divided
 from perfmodel.step.program import Cause, StepProgram
 from perfmodel.units import Bytes
 from perfmodel.workload.memory import StepMemory

@@ -31,11 +31,23 @@ from perfmodel.report.wording import (
     steal_lines,
     verdict,
 )
-from perfmodel.step.ddp import DDP_CAUSES
+from perfmodel.step.program import Cause
 from perfmodel.units import format_duration
 
 #: From this share of the allowed error on, runs that differ among themselves say little.
 _LARGEST_NOISE_SHARE: Final = 0.75
+
+#: Parts of a data-parallel step, a column each.
+_CAUSES: Final = (
+    Cause.INPUT,
+    Cause.DISPATCH,
+    Cause.FORWARD,
+    Cause.BACKWARD,
+    Cause.BUCKET,
+    Cause.ALL_REDUCE,
+    Cause.BROADCAST,
+    Cause.OPTIMIZER,
+)
 
 
 def prediction_table(prediction: PredictionDocument) -> Table:
@@ -194,7 +206,7 @@ def _csv_row(prediction: PredictionDocument, point: PredictedPoint) -> dict[str,
             for part in ("p5", "nominal", "p95")
         },
         "straggler_s": point.straggler_s,
-        **{f"breakdown_{cause}_s": point.breakdown_s.get(cause, 0.0) for cause in DDP_CAUSES},
+        **{f"breakdown_{cause}_s": point.breakdown_s.get(cause, 0.0) for cause in _CAUSES},
         "bottleneck_link": point.bottleneck_link or "",
         "weakest_evidence": point.weakest_evidence.value,
     }

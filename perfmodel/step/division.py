@@ -30,7 +30,7 @@ from perfmodel.workload.operator import (
     traffic_bytes,
 )
 from perfmodel.workload.step import Affine, AffineBytes, SymbolicStep, TracedParameter
-from perfmodel.workload.workload import Parameter
+from perfmodel.workload.workload import Parameter, Workload
 
 
 class Piece(NamedTuple):
@@ -323,13 +323,19 @@ def divide(
     return tuple(reversed(stages))
 
 
-def undivided(parameters: Sequence[Parameter], layout: Layout) -> tuple[StageDivision, ...]:
-    """A step whose only pieces are the buckets of its gradients: all that parameters alone tell."""
-    whole = Piece(share=1.0, issue_share=1.0)
+def gradient_buckets(workload: Workload, layout: Layout) -> tuple[Piece, ...]:
+    """Pieces of the backward pass, each of which fills a bucket, in the order in which DDP reduces them."""
+    parameters = workload.parameters
     sizes = [parameter.size_bytes for parameter in parameters]
     ready = [parameter.ready_fraction for parameter in parameters]
-    backward = _bucketed(whole, sizes, ready, layout.bucket_limits_bytes)
-    return (StageDivision(forward=(whole,), backward=tuple(backward)),)
+    whole = Piece(share=1.0, issue_share=1.0)
+    return tuple(_bucketed(whole, sizes, ready, layout.bucket_limits_bytes))
+
+
+def undivided(workload: Workload, layout: Layout) -> StageDivision:
+    """A step whose only pieces are the buckets of its gradients: all that parameters alone tell."""
+    whole = Piece(share=1.0, issue_share=1.0)
+    return StageDivision(forward=(whole,), backward=gradient_buckets(workload, layout))
 
 
 def stage_units(

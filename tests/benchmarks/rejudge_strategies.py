@@ -12,7 +12,7 @@ import numpy as np
 
 from perfmodel.documents.testbed import StrategyRun, StrategySetting
 from perfmodel.layout.layout import parse_layout
-from perfmodel.step.layout import compile_layout
+from perfmodel.step.compile import compile_layout
 from perfmodel.step.program import StepProgram
 from tests.benchmarks.rejudge import recorded_runs
 from validate.strategies.calibration import calibrate

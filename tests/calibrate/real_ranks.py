@@ -17,7 +17,7 @@ from perfmodel.documents.observation import (
     WorkloadObservation,
 )
 from perfmodel.layout.layout import Synchronisation
-from perfmodel.step.ddp import gradient_buckets
+from perfmodel.step.division import gradient_buckets
 from perfmodel.workload.workload import Workload
 from tests.calibrate.played import ALONE
 

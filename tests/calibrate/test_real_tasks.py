@@ -21,7 +21,7 @@ from perfmodel.documents.observation import (
 )
 from perfmodel.layout.layout import Synchronisation
 from perfmodel.plan.batch import read_gradient_norms
-from perfmodel.step.ddp import gradient_buckets
+from perfmodel.step.division import gradient_buckets
 from tests.calibrate.real_ranks import (
     NEEDS_TWO_RANKS,
     assert_buckets_are_those_of_ddp,

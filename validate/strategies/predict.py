@@ -12,8 +12,7 @@ from perfmodel.documents.verdicts import PredictedStrategy
 from perfmodel.engine.algebra import end_times
 from perfmodel.layout.buckets import assign_shards
 from perfmodel.layout.layout import Layout, parse_layout
-from perfmodel.step.ddp import compile_step
-from perfmodel.step.layout import Execution, compile_layout
+from perfmodel.step.compile import Execution, compile_layout, compile_step
 from perfmodel.step.program import Cause, Operation, StepProgram, Stream
 from perfmodel.units import Bytes, Seconds
 from perfmodel.workload.workload import Parameter, Workload

@@ -12,7 +12,7 @@ from perfmodel.engine.algebra import end_times
 from perfmodel.engine.simulate import simulate
 from perfmodel.engine.stragglers import RankNoise, slowest_durations
 from perfmodel.layout.layout import Layout
-from perfmodel.step.ddp import compile_step
+from perfmodel.step.compile import compile_step
 from perfmodel.step.program import Cause, Operation, StepProgram, Stream
 from perfmodel.units import Bytes, Seconds
 from validate.testbed.prices import PlayingMachine, Prices, Saving

@@ -10,7 +10,7 @@ from perfmodel.cost.layout_time import layout_durations
 from perfmodel.engine.simulate import simulate
 from perfmodel.layout.layout import Layout
 from perfmodel.report.timeline import MOST_LANES, timeline_bytes, timeline_figure
-from perfmodel.step.layout import compile_layout
+from perfmodel.step.compile import compile_layout
 from perfmodel.step.program import Cause, Trace
 
 

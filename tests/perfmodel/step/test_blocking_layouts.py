@@ -12,7 +12,7 @@ from perfmodel.cost.layout_time import layout_durations
 from perfmodel.engine.algebra import end_times
 from perfmodel.engine.simulate import simulate
 from perfmodel.layout.layout import Layout, Schedule
-from perfmodel.step.layout import Execution, compile_layout
+from perfmodel.step.compile import Execution, compile_layout
 from perfmodel.step.program import Cause
 
 WAITING = Execution.BLOCKING

@@ -25,7 +25,7 @@ from perfmodel.documents.testbed import (
 )
 from perfmodel.errors import MeasurementFailed
 from perfmodel.layout.layout import parse_layout
-from perfmodel.step.ddp import gradient_buckets
+from perfmodel.step.division import gradient_buckets
 from validate.testbed import plan, shapes
 from validate.testbed.client import Cluster, obstacle, running_server
 from validate.testbed.play import play_collectives, play_strategy, play_training

@@ -17,7 +17,7 @@ from perfmodel.errors import (
     UsageError,
 )
 from perfmodel.report import verdicts as testbed_grids
-from perfmodel.step.ddp import gradient_buckets
+from perfmodel.step.division import gradient_buckets
 from tests.turns import machine_is_held
 from tests.validate.testbed.played import PlayedCluster, known, serve
 from validate.testbed import calibration, client, plan, play, predict, shapes, testbed, verdict

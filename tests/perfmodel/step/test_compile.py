@@ -5,26 +5,24 @@ from collections import Counter
 
 import pytest
 
-from perfmodel.documents.observation import RunSetting
-from perfmodel.layout.layout import Synchronisation
-from perfmodel.step.ddp import compile_step, gradient_buckets
+from perfmodel.layout.layout import Layout, Synchronisation
+from perfmodel.step.compile import compile_step
+from perfmodel.step.division import gradient_buckets
 from perfmodel.step.program import Cause, StepProgram, Stream
 from perfmodel.units import MIB
 from tests.perfmodel.profiles import HEAVY, LIGHT
 
 #: 8 gradients of 1 MiB in 2 buckets of 4 MiB.
-TWO = RunSetting(workload="heavy", world_size=2, micro_batch=16, bucket_cap_mb=4)
-ALONE = RunSetting(
-    workload="heavy", world_size=1, micro_batch=16, synchronisation=Synchronisation.NONE
-)
+TWO = Layout(dp=2, micro_batch=16, bucket_cap_mb=4)
+ALONE = Layout(micro_batch=16)
 
 
-def program(setting: RunSetting, *, asynchronous: bool = False) -> StepProgram:
-    return compile_step(HEAVY, setting.layout, asynchronous=asynchronous)
+def program(layout: Layout, *, asynchronous: bool = False) -> StepProgram:
+    return compile_step(HEAVY, layout, asynchronous=asynchronous)
 
 
-def names(setting: RunSetting, *, asynchronous: bool = False) -> list[str]:
-    return [entry.name for entry in program(setting, asynchronous=asynchronous).operations]
+def names(layout: Layout, *, asynchronous: bool = False) -> list[str]:
+    return [entry.name for entry in program(layout, asynchronous=asynchronous).operations]
 
 
 def share_of(step: StepProgram, cause: Cause, stream: Stream = Stream.COMPUTE) -> float:
@@ -37,14 +35,14 @@ def share_of(step: StepProgram, cause: Cause, stream: Stream = Stream.COMPUTE) -
 
 def test_buckets_follow_the_cap_and_are_ready_with_their_last_gradient() -> None:
     """4 of 8 gradients are ready after half of backward, all at its end."""
-    buckets = gradient_buckets(HEAVY, TWO.layout)
+    buckets = gradient_buckets(HEAVY, TWO)
     assert [bucket.size_bytes for bucket in buckets] == [4 * MIB, 4 * MIB]
-    assert [bucket.ready_fraction for bucket in buckets] == [0.5, 1.0]
+    assert [bucket.share for bucket in buckets] == [0.5, 0.5]
 
 
 def test_the_default_cap_closes_the_first_bucket_at_one_mebibyte() -> None:
     """1 MiB, then the other 7 below 25 MiB."""
-    buckets = gradient_buckets(HEAVY, dataclasses.replace(TWO, bucket_cap_mb=None).layout)
+    buckets = gradient_buckets(HEAVY, dataclasses.replace(TWO, bucket_cap_mb=None))
     assert [bucket.size_bytes for bucket in buckets] == [MIB, 7 * MIB]
 
 
@@ -86,7 +84,7 @@ def test_backward_after_the_last_gradient_comes_before_the_last_bucket() -> None
             dataclasses.replace(parameter, ready_fraction=0.25) for parameter in HEAVY.parameters
         ),
     )
-    step = compile_step(early, TWO.layout, asynchronous=False)
+    step = compile_step(early, TWO, asynchronous=False)
     shares = [entry.share for entry in step.operations if entry.cause is Cause.BACKWARD]
     assert shares == [0.25, 0.75]
 
@@ -117,19 +115,19 @@ def test_buffers_are_broadcast_once_before_the_first_forward() -> None:
 
 
 def test_without_buffers_nothing_is_broadcast() -> None:
-    light = compile_step(LIGHT, TWO.layout, asynchronous=False)
+    light = compile_step(LIGHT, TWO, asynchronous=False)
     assert Cause.BROADCAST not in {entry.cause for entry in light.operations}
 
 
 def test_one_rank_under_ddp_fills_buckets_but_communicates_nothing() -> None:
-    step = program(dataclasses.replace(TWO, world_size=1))
+    step = program(dataclasses.replace(TWO, dp=1, wrapper=Synchronisation.DDP))
     counts = Counter(entry.cause for entry in step.operations)
     assert step.on_stream(Stream.COMM) == ()
     assert counts[Cause.BUCKET] == 2
 
 
 def test_without_synchronisation_gradients_stay_where_they_are() -> None:
-    step = program(dataclasses.replace(TWO, synchronisation=Synchronisation.NO_SYNC))
+    step = program(dataclasses.replace(TWO, wrapper=Synchronisation.NO_SYNC))
     assert step.on_stream(Stream.COMM) == ()
     assert Cause.BUCKET not in {entry.cause for entry in step.operations}
 
@@ -156,7 +154,7 @@ def test_synchronous_devices_have_no_host_of_their_own() -> None:
 
 def test_shards_are_broadcast_two_at_a_time_after_the_slowest_optimizer() -> None:
     """Shards of 3, 1 and 2: half of the work is the largest's; first 3 beside 1, then 2."""
-    step = compile_step(HEAVY, TWO.layout, asynchronous=False, shards_bytes=(3, 1, 2))
+    step = compile_step(HEAVY, TWO, asynchronous=False, shards_bytes=(3, 1, 2))
     (position,) = (i for i, o in enumerate(step.operations) if o.cause is Cause.OPTIMIZER)
     assert step.operations[position].share == 0.5
     last = step.operations[position + 1 :]

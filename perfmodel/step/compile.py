@@ -10,11 +10,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
-from perfmodel.layout.layout import Layout, Offload, Recompute, Schedule
+from perfmodel.layout.layout import Layout, Offload, Recompute, Schedule, Synchronisation
 from perfmodel.layout.pipeline import Pass, Work, stage_order
-from perfmodel.step.division import Piece, StageDivision, together
+from perfmodel.step.division import Piece, StageDivision, together, undivided
 from perfmodel.step.program import Cause, Operation, StepProgram, Stream
 from perfmodel.units import Bytes
+from perfmodel.workload.workload import Workload
 
 
 class Put(Protocol):
@@ -126,6 +127,8 @@ class WaitingHandOvers:
 
 BUCKETS: Final = 8
 """Pieces of a chunk's gradients that are exchanged one by one, unless it has fewer layers."""
+#: Collectives that gloo works on at a time (its default number of threads).
+_IN_FLIGHT: Final = 2
 HEAD_FORWARD: Final = 1 / 3
 """Part of the output head's work in the forward pass: one of three products."""
 #: Work that grows with the layers of a stage; a share of 1 is that of the fullest stage.
@@ -198,6 +201,7 @@ def compile_divided(  # noqa: PLR0913 - a step has as many properties
     queued: float = 0.0,
     buffer_bytes: Sequence[Bytes] = (),
     has_buckets: bool = True,
+    shards_bytes: Sequence[Bytes] = (),
 ) -> StepProgram:
     """A step of all stages of a workload whose pieces are known.
 
@@ -211,6 +215,9 @@ def compile_divided(  # noqa: PLR0913 - a step has as many properties
         What replicas of a module broadcast before the first pass. [B]
     has_buckets
         Whether gradients that are not sharded go through the buckets of DistributedDataParallel.
+    shards_bytes
+        Parameters that each rank updates for all, as ZeroRedundancyOptimizer divides them. Their owners
+        then broadcast them, two at a time, and the step ends when all have arrived. [B]
     """
     builder = _DividedBuilder(
         layout=layout,
@@ -221,10 +228,34 @@ def compile_divided(  # noqa: PLR0913 - a step has as many properties
         divisions=tuple(divisions),
         asynchronous=asynchronous,
         buffer_bytes=tuple(buffer_bytes),
-        has_buckets=has_buckets,
+        has_buckets=has_buckets and layout.synchronisation is Synchronisation.DDP,
+        shards_bytes=tuple(shards_bytes),
     )
     builder.head_forward = 1.0  # The head is a part of the pieces.
     return _built(builder)
+
+
+def compile_step(
+    workload: Workload,
+    layout: Layout,
+    *,
+    asynchronous: bool,
+    shards_bytes: Sequence[Bytes] = (),
+) -> StepProgram:
+    """A data-parallel step of a workload of which parameters alone are known.
+
+    Parameters
+    ----------
+    shards_bytes
+        Parameters that each rank updates for all, as ZeroRedundancyOptimizer divides them. [B]
+    """
+    return compile_divided(
+        layout,
+        [undivided(workload, layout)],
+        asynchronous=asynchronous,
+        buffer_bytes=workload.buffer_bytes,
+        shards_bytes=shards_bytes,
+    )
 
 
 def _built(builder: "_Builder") -> StepProgram:
@@ -294,7 +325,11 @@ class _Builder:
         """Look up once what every operation asks."""
         layout = self.layout
         self.is_blocking = self.execution is Execution.BLOCKING
-        self.is_replicated = layout.replicas > 1 and not layout.one_process
+        self.is_replicated = (
+            layout.replicas > 1
+            and not layout.one_process
+            and layout.synchronisation is Synchronisation.DDP
+        )
         self.is_sharded = layout.zero == 3 and (
             self.is_replicated or layout.offload is Offload.PARAMETERS
         )
@@ -555,6 +590,7 @@ class _DividedBuilder(_Builder):
     asynchronous: bool
     buffer_bytes: tuple[Bytes, ...]
     has_buckets: bool
+    shards_bytes: tuple[Bytes, ...]
 
     def begin(self, stage: int) -> None:
         """Append the loader, the broadcast of buffers, and parameters that are gathered without overlap."""
@@ -583,15 +619,28 @@ class _DividedBuilder(_Builder):
         if self.is_serial:
             summed = Cause.REDUCE_SCATTER if self.layout.zero else Cause.ALL_REDUCE
             self._put(stage, last, summed, size_bytes=self._held_bytes(stage))
-        division = self.divisions[stage]
-        self._work(
+        division, shards = self.divisions[stage], self.shards_bytes
+        largest = max(shards) / sum(shards) if shards else 1.0
+        updated = self._work(
             stage,
             last,
             Cause.OPTIMIZER,
-            Piece(share=division.optimizer, issue_share=division.issue_optimizer),
+            Piece(
+                share=division.optimizer * largest, issue_share=division.issue_optimizer * largest
+            ),
             after=tuple(self.exchanged.get(stage, ())),
             name="optimizer",
         )
+        for first in range(0, len(shards), _IN_FLIGHT):
+            self._put(
+                stage,
+                last,
+                Cause.BROADCAST,
+                stream=Stream.COMM,
+                after=(updated,),
+                name="broadcast shards",
+                size_bytes=max(shards[first : first + _IN_FLIGHT]),
+            )
 
     def _held_bytes(self, stage: int) -> Bytes:
         return sum(piece.size_bytes for piece in self.divisions[stage].backward)
