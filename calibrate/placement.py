@@ -115,9 +115,9 @@ def place(
         )
     num_gpus = _visible_gpus(os.environ)
     if device not in ("auto", "cpu", "cuda"):
-        raise UsageError(f"--device: must be auto, cpu or cuda, got {device!r}")
+        raise UsageError(f"--device-kind: must be auto, cpu or cuda, got {device!r}")
     if device == "cuda" and not num_gpus:
-        raise UsageError("--device: cuda needs a GPU that nvidia-smi lists, got none; use cpu")
+        raise UsageError("--device-kind: cuda needs a GPU that nvidia-smi lists, got none; use cpu")
     on_cuda = device == "cuda" or (device == "auto" and num_gpus > 0)
     device_kind: DeviceKind = "cuda" if on_cuda else "cpu"
     num_devices = num_gpus if device_kind == "cuda" else usable_cores()

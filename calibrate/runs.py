@@ -154,7 +154,7 @@ def _require_possible(table: Path, runs: RunTable, sheet: DeviceSheet) -> None:
     for row, problem in fast_for_device(runs.jobs, runs.step_s, peak).items():
         raise InvalidDocument(
             f"{runs.places[row]}, column {runs.step_column}: {problem} of {sheet.name}; say the "
-            "device (--device-type), the precision, or the unit"
+            "device (--device), the precision, or the unit"
         )
 
 

@@ -2,35 +2,17 @@
 
 import functools
 import gc
-import itertools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from perfmodel.checks import WrongArgument
-from perfmodel.cli import (
-    batch,
-    decide,
-    layouts,
-    measure,
-    memory,
-    network,
-    predict,
-    validate,
-    whatif,
-)
-from perfmodel.cli import decide as delivery
-from perfmodel.cli import decide as plan_options
-from perfmodel.cli import memory as devices
-from perfmodel.cli import memory as trace
-from perfmodel.cli import pages as report
-from perfmodel.cli import pages as serve
-from perfmodel.cli import validate as published
-from perfmodel.cli import validate as strategies
-from perfmodel.cli import validate as testbed
+from perfmodel.cli import check, decide, measure, memory, pages, predict, validate
+from perfmodel.cli.options import typed_texts
 from perfmodel.errors import (
     EXIT_FAILURE,
     EXIT_OK,
@@ -51,13 +33,67 @@ Exit codes: 0 ok, 1 failure, 2 usage, 3 not feasible, 4 out of tolerance,
 #: click or of typer itself, by version.
 _UnparsedArguments: Final[type[Exception]] = typer.BadParameter.__mro__[1]
 
-app = typer.Typer(
-    help=_HELP,
-    no_args_is_help=True,
-    add_completion=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+
+def _refuse_repeated(command: Any, context: Any, arguments: Sequence[str]) -> None:
+    """Refuse an option that holds one value and is given several times."""
+    _, _, order = command.make_parser(context).parse_args(args=[*arguments])
+    for parameter in order:
+        is_single = not (
+            getattr(parameter, "multiple", True) or getattr(parameter, "is_flag", True)
+        )
+        times = sum(other is parameter for other in order)
+        if is_single and times > 1:
+            flag = parameter.opts[0]
+            values = typed_texts(flag, arguments)
+            raise UsageError(
+                f"{flag}: must be given once, got {' and '.join(values)}; leave out "
+                f"{'one' if times == 2 else 'all but one'}"
+            )
+
+
+class _Command(TyperCommand):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse, but refuse what typer would silently override."""
+        _refuse_repeated(self, ctx, args)
+        return super().parse_args(ctx, args)
+
+
+#: Which question each command answers, in the order of ``perfmodel --help``.
+_PANELS: Final = {
+    "Measure": ("doctor", "calibrate", "fit", "trace", "network"),
+    "Predict": (
+        "predict",
+        "explain",
+        "whatif",
+        "memory",
+        "techniques",
+        "devices",
+        "serve",
+        "report",
+    ),
+    "Decide": ("plan", "goodput", "batch", "cost"),
+    "Check": ("validate", "diff", "acceptance"),
+}
+
+
+class _Group(TyperGroup):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse, but refuse what typer would silently override."""
+        _refuse_repeated(self, ctx, args)
+        return super().parse_args(ctx, args)
+
+
+class _Root(_Group):
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - typer's signature
+        """Write the commands in groups."""
+        for panel, names in _PANELS.items():
+            with formatter.section(panel):
+                rows = [(name, self.commands[name].get_short_help_str(limit=70)) for name in names]
+                formatter.write_dl(rows)
+
+
+_PLAIN: Final[dict[str, Any]] = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
+app = typer.Typer(help=_HELP, no_args_is_help=True, cls=_Root, **_PLAIN)
 
 
 def _print_version(value: bool) -> None:  # noqa: FBT001 - typer's signature
@@ -82,13 +118,13 @@ def _root(
 _MEASURING: Final = frozenset(
     {
         measure.calibrate,
-        network.measure,
-        strategies.run_strategies,
-        testbed.run_network,
-        testbed.run_testbed,
+        measure.network_measure,
         validate.batch,
         validate.memory,
         validate.models,
+        validate.network,
+        validate.strategies,
+        validate.run_testbed,
         validate.validate,
     }
 )
@@ -130,65 +166,68 @@ _COMMANDS: Final[dict[str, tuple[Callable[..., None], str]]] = {
     "doctor": (measure.doctor, "What would spoil a measurement on this machine."),
     "calibrate": (measure.calibrate, "Measure this machine, write its profile."),
     "fit": (measure.fit, "The profile anew, from stored measurements."),
-    "trace": (trace.trace, "A model as a workload file, without data or GPU."),
+    "trace": (memory.trace, "A model as a workload file, without data or GPU."),
     "memory": (memory.memory, "Does a step fit, the largest batch, what to change."),
     "techniques": (memory.techniques, "Checkpointing, offload ...: time and memory."),
-    "devices": (devices.devices, "Data sheets of devices that need not be present."),
+    "devices": (memory.devices, "Data sheets of devices that need not be present."),
     "predict": (predict.predict, "Speed-up, step time, uncertainty for any number of devices."),
     "explain": (predict.explain, "What costs the speed-up, what a change would gain."),
-    "report": (report.report, "Predictions and validations as one HTML page."),
+    "report": (pages.report, "Predictions and validations as one HTML page."),
     "goodput": (decide.goodput, "Weeks of a job that fails: its end, how often to save."),
-    "batch": (batch.batch, "Time to the target over the batch size."),
+    "batch": (decide.batch, "Time to the target over the batch size."),
     "cost": (decide.cost, "Buy or rent: cost of a useful device-hour."),
-    "whatif": (whatif.whatif, "Change a field: before, after, and why."),
-    "diff": (delivery.diff, "What changed between two profiles beyond noise."),
-    "serve": (serve.serve, "What-if as a page with sliders, on this machine."),
+    "whatif": (predict.whatif, "Change a field: before, after, and why."),
+    "diff": (check.diff, "What changed between two profiles beyond noise."),
+    "serve": (pages.serve, "What-if as a page with sliders, on this machine."),
 }
 for _name, (_command, _line) in _COMMANDS.items():
-    app.command(_name, short_help=_line)(_runnable(_command))
+    app.command(_name, short_help=_line, cls=_Command)(_runnable(_command))
 
-#: Runs on its own, or as one of its sub-commands.
-_validate = typer.Typer(
-    short_help="Run what was never used, print the tool's own error.", rich_markup_mode=None
-)
-_validate.callback(invoke_without_command=True)(_runnable(validate.validate))
-_validate.command("models")(_runnable(validate.models))
-_validate.command("batch")(_runnable(validate.batch))
-_validate.command("memory")(_runnable(validate.memory))
-_validate.command("published")(_runnable(published.published))
-_validate.command("testbed")(_runnable(testbed.run_testbed))
-_validate.command("network")(_runnable(testbed.run_network))
-_validate.command("strategies")(_runnable(strategies.run_strategies))
-app.add_typer(_validate, name="validate")
-
-_network = typer.Typer(
-    no_args_is_help=True,
-    help="Collectives alone: measure, show the fit; cluster files from logs.",
-    short_help="Collectives alone, and cluster files from logs.",
-    rich_markup_mode=None,
-)
-_network.command("measure")(_runnable(network.measure))
-_network.command("show")(_runnable(network.show))
-_network.command("import")(_runnable(network.import_topology))
-app.add_typer(_network, name="network")
-
-_plan = typer.Typer(
-    no_args_is_help=True,
-    help="Search for what to buy, rent or run: machines, layouts.",
-    rich_markup_mode=None,
-)
-_plan.command("options")(_runnable(plan_options.options))
-_plan.command("parallelism")(_runnable(layouts.plan_parallelism))
-app.add_typer(_plan, name="plan")
-
-_acceptance = typer.Typer(
-    no_args_is_help=True,
-    help="Clauses for a contract, and what was delivered.",
-    rich_markup_mode=None,
-)
-_acceptance.command("write")(_runnable(delivery.acceptance_write))
-_acceptance.command("judge")(_runnable(delivery.acceptance_judge))
-app.add_typer(_acceptance, name="acceptance")
+#: Commands with sub-commands; ``validate`` also runs on its own.
+_GROUPS: Final[dict[str, tuple[str, dict[str, Callable[..., None]]]]] = {
+    "validate": (
+        "Run what was never used, print the tool's own error.",
+        {
+            "models": validate.models,
+            "batch": validate.batch,
+            "memory": validate.memory,
+            "published": validate.published,
+            "testbed": validate.run_testbed,
+            "network": validate.network,
+            "strategies": validate.strategies,
+        },
+    ),
+    "network": (
+        "Collectives alone, and cluster files from logs.",
+        {
+            "measure": measure.network_measure,
+            "show": measure.network_show,
+            "import": measure.network_import,
+        },
+    ),
+    "plan": (
+        "Search for what to buy, rent or run: machines, layouts.",
+        {"options": decide.plan_options, "parallelism": predict.plan_parallelism},
+    ),
+    "acceptance": (
+        "Clauses for a contract, and what was delivered.",
+        {"write": check.acceptance_write, "judge": check.acceptance_judge},
+    ),
+}
+for _name, (_line, _subcommands) in _GROUPS.items():
+    _runs_alone = _name == "validate"
+    _group = typer.Typer(
+        help=None if _runs_alone else _line,
+        short_help=_line,
+        no_args_is_help=not _runs_alone,
+        cls=_Group,
+        **_PLAIN,
+    )
+    if _runs_alone:
+        _group.callback(invoke_without_command=True)(_runnable(validate.validate))
+    for _subname, _command in _subcommands.items():
+        _group.command(_subname, cls=_Command)(_runnable(_command))
+    app.add_typer(_group, name=_name)
 
 
 def main() -> None:
@@ -213,21 +252,14 @@ def _explain_usage(error: Any) -> int:
     """One line, as for every other error; the help for commands that need a sub-command."""
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
-    else:
-        command = error.ctx.command_path if error.ctx else "perfmodel"
-        problem = f"{error.format_message().rstrip('.')}{_typed(error)}"
-        _complain(f"{problem}; see {command} --help", code=EXIT_USAGE)
-    return EXIT_USAGE
-
-
-def _typed(error: Any) -> str:
-    """What stood behind an option whose value cannot be parsed, the last time: typer does not say."""
+        return EXIT_USAGE
+    command = error.ctx.command_path if error.ctx else "perfmodel"
+    # What stood behind an option whose value cannot be parsed: typer does not say.
     names = tuple(getattr(getattr(error, "param", None), "opts", ()))
-    for argument, following in reversed([*itertools.pairwise([*sys.argv, ""])]):
-        name, equals, value = argument.partition("=")
-        if name in names:
-            return f", got {value if equals else following!r}"
-    return ""
+    values = [value for name in names for value in typed_texts(name, sys.argv)]
+    got = f", got {values[-1]!r}" if values else ""
+    problem = f"{error.format_message().rstrip('.')}{got}"
+    return _complain(f"{problem}; see {command} --help", code=EXIT_USAGE)
 
 
 def _complain(problem: object, *, code: int) -> int:

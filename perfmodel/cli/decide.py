@@ -1,18 +1,27 @@
-"""Commands that end in a decision; they need no profile and start fast."""
+"""Commands that end in a decision: goodput, cost, plan options, batch; they start fast."""
 
+import math
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from perfmodel.cli.measure import DEFAULT_PROFILE
-from perfmodel.cli.options import day
-from perfmodel.cli.output import show, show_document, show_lines
-from perfmodel.errors import NotFeasible, OutOfTolerance
+from perfmodel import checks
+from perfmodel.cli import options as opt
+from perfmodel.cli.output import show_document
+from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError, did_you_mean
+from perfmodel.units import DAY_S, HOUR_S, Bytes, Seconds
 
 if TYPE_CHECKING:
-    from perfmodel.plan.goodput import Request
+    from perfmodel.cost.batch import BatchPoint, CriticalBatch
+    from perfmodel.engine.job import FailureCause
+    from perfmodel.machine.measured import NoiseScaleProfile
+
+#: More courses take hours and say nothing more.
+MOST_REPLICAS: Final = 1_000_000
 
 _CAUSE = typer.Option(
     help="NAME=DEVICE_HOURS between failures of one cause, for example gpu=140000; with ,replace "
@@ -21,245 +30,371 @@ _CAUSE = typer.Option(
 _MTBF = typer.Option(
     help="Device hours between two failures, all causes together; inf: nothing ever fails."
 )
-_INTERVAL = typer.Option(
-    help="Work between two checkpoints; default: the best by the formula, which needs --checkpoint-s."
+_INTERVAL = opt.positive(
+    "--checkpoint-interval-s", "Work between two checkpoints; default: the best by the formula."
 )
-_WRITE = typer.Option(help="Training stands still for one write; default: see --checkpoint-size.")
-_SIZE = typer.Option(
-    help="Size of all parts, such as 980GB: its write and read take what the calibration timed."
+_WRITE = opt.non_negative(
+    "--checkpoint-s", "Training stands still for one write; or give --checkpoint-size."
 )
-_WRITERS = typer.Option(help="Processes that write an equal part of it each, at the same time.")
-_RESTART = typer.Option(
-    help="Start, read the checkpoint, warm up; default: reading alone, if its size is given."
+_SIZE = opt.size(
+    "--checkpoint-size", "Size of all parts: its write and read take what the calibration timed."
 )
-_STOPS = typer.Option(help="From how many stops the mean times were estimated: widens the answer.")
+_WRITERS = opt.count("--checkpoint-writers", "Processes that write an equal part each, together.")
+_RESTART = opt.non_negative("--restart-s", "Start, read the checkpoint, warm up.")
+_STOPS = opt.count("--mtbf-stops", "Stops that the mean times were estimated from.")
 _SPARES = typer.Option(help="Idle nodes at the start; default: a replacement is always at hand.")
-_REPLACEMENT = typer.Option(help="Until a failed node is back as a spare.")
-_DEADLINE = typer.Option(help="Print the chance to make it.")
+_REPLACEMENT = opt.non_negative("--replacement-hours", "Until a failed node is back as a spare.")
+_MAINTENANCE = opt.positive("--maintenance-every-days", "Period of planned stops, by the calendar.")
+_STOP = opt.non_negative("--maintenance-hours", "Length of a planned stop.")
+_DETECTION = opt.non_negative("--detection-s", "From a failure to the end of the job.")
+_DEADLINE = opt.positive("--deadline-days", "Print the chance to make it.")
 _BEST = typer.Option("--best-interval", help="Search the best interval by simulation too.")
-_MAINTENANCE = typer.Option(help="Period of planned stops, by the calendar.")
 
 
-def goodput(  # noqa: PLR0913 - one parameter per flag
+def goodput(
     *,
-    devices: Annotated[int, typer.Option(help="Devices of the job; any failure stops all.")],
-    work_days: Annotated[float, typer.Option(help="Days of training without any stop.")],
+    devices: opt.Devices,
+    work_days: Annotated[float, opt.positive("--work-days", "Days of training without any stop.")],
     mtbf_device_hours: Annotated[float | None, _MTBF] = None,
     cause: Annotated[list[str] | None, _CAUSE] = None,
     mtbf_stops: Annotated[int | None, _STOPS] = None,
-    checkpoint_s: Annotated[float | None, _WRITE] = None,
-    checkpoint_size: Annotated[str | None, _SIZE] = None,
+    checkpoint_s: Annotated[Seconds | None, _WRITE] = None,
+    checkpoint_size: Annotated[Bytes | None, _SIZE] = None,
     checkpoint_writers: Annotated[int, _WRITERS] = 1,
-    profile: Annotated[Path, typer.Option(help="With --checkpoint-size.")] = DEFAULT_PROFILE,
-    checkpoint_interval_s: Annotated[float | None, _INTERVAL] = None,
-    detection_s: Annotated[float, typer.Option(help="From a failure to the end of the job.")] = 0,
-    restart_s: Annotated[float | None, _RESTART] = None,
+    profile: opt.Profile = opt.DEFAULT_PROFILE,
+    checkpoint_interval_s: Annotated[Seconds | None, _INTERVAL] = None,
+    detection_s: Annotated[Seconds, _DETECTION] = 0,
+    restart_s: Annotated[Seconds | None, _RESTART] = None,
     spares: Annotated[int | None, _SPARES] = None,
     replacement_hours: Annotated[float, _REPLACEMENT] = 0,
     maintenance_every_days: Annotated[float | None, _MAINTENANCE] = None,
-    maintenance_hours: Annotated[float, typer.Option(help="Length of a planned stop.")] = 0,
+    maintenance_hours: Annotated[float, _STOP] = 0,
     deadline_days: Annotated[float | None, _DEADLINE] = None,
     best_interval: Annotated[bool, _BEST] = False,
     replicas: Annotated[int, typer.Option(help="Simulated courses.")] = 200,
-    seed: Annotated[int, typer.Option(help="Seed of the failures.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the goodput document.")] = False,
+    seed: opt.Seed = 0,
+    as_json: opt.Json = False,
 ) -> None:
     """Simulate weeks of a job that fails: when it ends, and how often to write checkpoints."""
-    from perfmodel.cli.job_flags import JobFlags, Storage, check_courses, days
-    from perfmodel.plan.goodput import Request
+    checks.within("--replicas:", replicas, 2, MOST_REPLICAS)
+    checks.non_negative("--seed:", seed)
+    checks.non_negative("--spares:", spares or 0)
+    if maintenance_hours and maintenance_every_days is None:
+        raise UsageError("--maintenance-hours: means nothing without --maintenance-every-days")
+    if replacement_hours and spares is None:
+        raise UsageError("--replacement-hours: means nothing without --spares; give both")
+    from perfmodel.engine.job import Job
+    from perfmodel.plan.goodput import Request, best_interval_or_work_s
+    from perfmodel.plan.goodput import goodput as use_case
+    from perfmodel.report.plan import goodput_lines, goodput_table
 
-    check_courses(replicas, seed=seed, mtbf_stops=mtbf_stops, deadline_days=deadline_days)
-    sized = Storage(profile=profile, size=checkpoint_size, writers=checkpoint_writers)
-    checkpoint = sized.cost(write_s=checkpoint_s, restart_s=restart_s)
-    flags = JobFlags(
+    checkpoint = _checkpoint(checkpoint_size, checkpoint_writers, profile, checkpoint_s, restart_s)
+    causes = _causes(cause or (), mtbf_device_hours, takes_node=spares is not None)
+    if causes and not checkpoint.write_s and checkpoint_interval_s is None:
+        raise UsageError(
+            "--checkpoint-s: must be > 0 for a best interval, got 0: what costs nothing is best done "
+            "all the time; give the time of one write, --checkpoint-size, or --checkpoint-interval-s"
+        )
+    job = Job(
         devices=devices,
-        work_days=work_days,
-        mtbf_device_hours=mtbf_device_hours,
-        causes=cause or (),
-        checkpoint_s=checkpoint.write_s,
-        checkpoint_interval_s=checkpoint_interval_s,
+        work_s=work_days * DAY_S,
+        checkpoint_interval_s=checkpoint_interval_s or work_days * DAY_S,
+        checkpoint_write_s=checkpoint.write_s,
+        causes=causes,
         detection_s=detection_s,
         restart_s=checkpoint.restart_s,
         spares=spares,
-        replacement_hours=replacement_hours,
-        maintenance_every_days=maintenance_every_days,
-        maintenance_hours=maintenance_hours,
+        replacement_s=replacement_hours * HOUR_S,
+        maintenance_every_s=_days_s(maintenance_every_days),
+        maintenance_s=maintenance_hours * HOUR_S,
     )
+    if checkpoint_interval_s is None:
+        job = replace(job, checkpoint_interval_s=best_interval_or_work_s(job))
     request = Request(
-        job=flags.job(),
+        job=job,
         replicas=replicas,
         seed=seed,
         mtbf_stops=mtbf_stops,
-        deadline_s=days(deadline_days),
+        deadline_s=_days_s(deadline_days),
         is_search=best_interval,
         notes=checkpoint.notes,
     )
-    _show_goodput(request, as_json=as_json)
-
-
-def _show_goodput(request: "Request", *, as_json: bool) -> None:
-    from perfmodel.plan.goodput import goodput as use_case
-    from perfmodel.report.plan import goodput_grid, goodput_lines
-    from perfmodel.report.tables import rich_table
-
     document = use_case(request, argv=sys.argv)
-    table = rich_table(goodput_grid(document))
-    show_document(document, table, goodput_lines(document), as_json=as_json)
+    show_document(document, goodput_table(document), goodput_lines(document), as_json=as_json)
+
+
+def _days_s(days: float | None) -> Seconds | None:
+    return None if days is None else days * DAY_S
+
+
+def _causes(
+    texts: Sequence[str], mtbf_hours: float | None, *, takes_node: bool
+) -> "tuple[FailureCause, ...]":
+    from perfmodel.engine.job import FailureCause
+
+    if texts and mtbf_hours is not None:
+        raise UsageError("--cause: excludes --mtbf-device-hours; give one of the two")
+    if texts:
+        return tuple(map(_cause, texts))
+    if mtbf_hours is None:
+        raise UsageError(
+            "--mtbf-device-hours: must be given, or --cause for each kind of failure, got neither; "
+            "inf says that nothing ever fails"
+        )
+    if not mtbf_hours > 0:
+        raise UsageError(
+            f"--mtbf-device-hours: must be > 0, or inf if nothing ever fails, got {mtbf_hours}"
+        )
+    if mtbf_hours == math.inf:
+        return ()
+    return (FailureCause(name="any", mtbf_device_s=mtbf_hours * HOUR_S, takes_node=takes_node),)
+
+
+def _cause(text: str) -> "FailureCause":
+    from perfmodel.engine.job import FailureCause
+
+    name, _, rest = text.partition("=")
+    hours, _, what = rest.partition(",")
+    try:
+        device_hours = float(hours)
+    except ValueError:
+        device_hours = -1
+    if not name.strip() or not device_hours > 0 or what not in ("", "replace"):
+        raise UsageError(
+            f"--cause: must look like gpu=140000 or gpu=140000,replace (device hours > 0), got {text!r}"
+        )
+    return FailureCause(
+        name=name.strip(), mtbf_device_s=device_hours * HOUR_S, takes_node=what == "replace"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Checkpoint:
+    """What a checkpoint costs the job."""
+
+    write_s: Seconds
+    restart_s: Seconds
+    notes: tuple[str, ...] = ()
+
+
+def _checkpoint(
+    size_bytes: Bytes | None,
+    writers: int,
+    profile: Path,
+    write_s: Seconds | None,
+    restart_s: Seconds | None,
+) -> _Checkpoint:
+    """What was typed; the rest, if a size is given, as the calibration timed it."""
+    if size_bytes is None:
+        if writers != 1:
+            raise UsageError("--checkpoint-writers: means nothing without --checkpoint-size")
+        return _Checkpoint(write_s=write_s or 0.0, restart_s=restart_s or 0.0)
+    if write_s is not None:
+        raise UsageError("--checkpoint-s: excludes --checkpoint-size; give one of the two")
+    from perfmodel.cost.memory import checkpoint_cost
+    from perfmodel.documents.profile import ProfileDocument
+    from perfmodel.plan.goodput import timed_words
+
+    timed = ProfileDocument.read(profile).machine.checkpoint
+    if timed is None:
+        raise CalibrationUnavailable(
+            f"{profile}: must hold the time of a checkpoint, got none; run perfmodel calibrate "
+            "anew, or give --checkpoint-s"
+        )
+    cost = checkpoint_cost(timed, size_bytes, writers=writers)
+    notes = [timed_words("written", cost.write_s, cost.evidence, size_bytes, writers)]
+    if restart_s is None:
+        read = timed_words("read", cost.read_s, cost.evidence, size_bytes, writers)
+        notes.append(f"{read}; starting and warming up are not in it: --restart-s")
+    return _Checkpoint(
+        write_s=cost.write_s.nominal,
+        restart_s=cost.read_s.nominal if restart_s is None else restart_s,
+        notes=tuple(notes),
+    )
 
 
 def cost(
-    budget: Annotated[Path, typer.Argument(help="Budget in TOML: what is bought and rented.")],
+    budget_file: Annotated[Path, typer.Argument(help="What is bought and rented (TOML).")],
     *,
-    prices: Annotated[Path | None, typer.Option(help="CSV of prices, used by name.")] = None,
-    today: Annotated[str, typer.Option(help="YYYY-MM-DD, for the age of prices.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the document.")] = False,
+    prices: opt.Prices = None,
+    today: opt.Today = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Compare buying with renting: cost of a useful device-hour, and where they cross."""
+    from perfmodel.documents.base import today_utc
     from perfmodel.documents.budget import read_budget
     from perfmodel.plan.cost import compare_costs
-    from perfmodel.report.plan import cost_grid, cost_lines
-    from perfmodel.report.tables import rich_table
+    from perfmodel.report.plan import cost_lines, cost_table
 
-    on = day("--today", today)
-    document = compare_costs(read_budget(budget, today=on, prices=prices), today=on, argv=sys.argv)
-    table = rich_table(cost_grid(document))
-    show_document(document, table, cost_lines(document), as_json=as_json)
+    on = today or today_utc()
+    budget = read_budget(budget_file, today=on, prices=prices)
+    document = compare_costs(budget, today=on, argv=sys.argv)
+    show_document(document, cost_table(document), cost_lines(document), as_json=as_json)
 
 
 _REPORT = typer.Option(help="Write one HTML file for the person who signs, such as decision.html.")
 
 
-def options(
+def plan_options(
     plan: Annotated[Path, typer.Argument(help="Plan in TOML: work, limits, options with prices.")],
     *,
-    prices: Annotated[Path | None, typer.Option(help="CSV of prices, used by name.")] = None,
-    today: Annotated[str, typer.Option(help="YYYY-MM-DD, for the age of prices.")] = "",
-    output: Annotated[Path | None, typer.Option(help="Write the plan document.")] = None,
+    prices: opt.Prices = None,
+    today: opt.Today = None,
+    output: opt.Output = None,
     report: Annotated[Path | None, _REPORT] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the document.")] = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Rank the options of a plan by cost, with the chance to meet its deadline."""
-    from perfmodel.api import plan_options
-    from perfmodel.cli.layout_inputs import read_model
-    from perfmodel.report.plan import infeasible_line, plan_grid, plan_lines
-    from perfmodel.report.tables import rich_table
+    from perfmodel.api import plan_options as use_case
+    from perfmodel.cli.inputs import read_model
+    from perfmodel.report.plan import infeasible_line, plan_lines, plan_table
 
-    document = plan_options(
+    document = use_case(
         plan,
         prices=prices,
-        today=day("--today", today),
+        today=today,
         open_model=lambda name, sequence: read_model(name, sequence=sequence),
         argv=sys.argv,
     )
-    if output is not None:
-        document.write(output)
     if report is not None:
         from perfmodel.documents.base import write_atomically
         from perfmodel.report.plan import decision_html
 
         write_atomically(report, decision_html(document))
-    show_document(document, rich_table(plan_grid(document)), plan_lines(document), as_json=as_json)
+    show_document(
+        document, plan_table(document), plan_lines(document), as_json=as_json, output=output
+    )
     if not document.ranked:
         raise NotFeasible(infeasible_line(document))
 
 
-DEFAULT_CLAUSES = Path("clauses.toml")
-
-_OLD = typer.Argument(help="Profile before, such as with the old driver.")
-_NEW = typer.Argument(help="Profile after.")
-_CLAUSES = typer.Argument(help="Clauses in TOML, from perfmodel acceptance write.")
-_STEPS = typer.Option(
-    "--workload", help="Calibrated workload whose step is a clause; repeatable. Default: all."
+_POINTS = opt.pairs(
+    "--points",
+    "BATCH=SAMPLES to the target for at least two batch sizes, such as 1024=58.4,2048=56.5; with "
+    "a noise scale one is enough. With --samples-per-unit, epochs or tokens instead of samples.",
 )
-_OBSERVATIONS = typer.Option(
-    help="Raw times of the delivered machine, which name a slow rank; default: beside the profile."
+_RATES = opt.pairs("--samples-per-s", "BATCH=SAMPLES per second, as predicted or timed.")
+_UNIT = opt.positive("--samples-per-unit", "Samples per unit of --points, such as an epoch.")
+_NORMS = typer.Option(
+    help="CSV of a training under DDP, a row per step: ranks, local_batch, mean_square, square_of_mean "
+    "(squared norms of gradients, before and after they are averaged)."
 )
-_GOODPUT = typer.Option(
-    help="From perfmodel goodput --json for the job that is meant: adds a clause on its useful time."
-)
-_DELIVERED_GOODPUT = typer.Option(
-    help="From perfmodel goodput --json with the stops that the delivered machine showed (--mtbf-stops)."
-)
+_NOISE_OF = typer.Option(help="Workload whose noise scale calibrate --noise-scale measured.")
+_FURTHER = opt.numbers("--batches", "Further batches, separated by commas.")
 
 
-def diff(
-    old: Annotated[Path, _OLD],
-    new: Annotated[Path, _NEW],
+def batch(
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the document.")] = False,
+    points: Annotated[Mapping[float, float] | None, _POINTS] = None,
+    batches: Annotated[Sequence[float], _FURTHER] = (),
+    samples_per_s: Annotated[Mapping[float, float] | None, _RATES] = None,
+    samples_per_unit: Annotated[float, _UNIT] = 1,
+    gradient_norms: Annotated[Path | None, _NORMS] = None,
+    workload: Annotated[str | None, _NOISE_OF] = None,
+    profile: opt.Profile = opt.DEFAULT_PROFILE,
+    devices: opt.OptionalDeviceCounts = None,
+    micro_batch: opt.MicroBatch = None,
+    as_json: opt.Json = False,
 ) -> None:
-    """Compare two profiles: what changed beyond noise, and which predictions move."""
-    from perfmodel.api import compare_profiles, read_profile
-    from perfmodel.report.profile import diff_lines, difference_grid, moved_grid
-    from perfmodel.report.tables import rich_table
+    """From runs of some batch sizes, or gradient noise, the time to the target with others."""
+    if workload is None and devices is not None:
+        raise UsageError("--devices: must come with --workload, got it alone")
+    if devices is None and micro_batch is not None:
+        raise UsageError("--micro-batch: must come with --devices, got it alone")
+    if workload is not None and gradient_norms is not None:
+        raise UsageError("--gradient-norms: excludes --workload; give one of the two")
+    from perfmodel.cost.batch import BatchPoint
+    from perfmodel.plan.batch import Request, batch_outlook
+    from perfmodel.report.batch import batch_lines, batch_table
 
-    document = compare_profiles(read_profile(old), read_profile(new), argv=sys.argv)
-    if not as_json:
-        show(rich_table(difference_grid(document)))
-    table = rich_table(moved_grid(document))
-    show_document(document, table, diff_lines(document), as_json=as_json)
-
-
-def acceptance_write(
-    *,
-    profile: Annotated[Path, typer.Option(help="Profile of the reference machine.")],
-    workload: Annotated[list[str] | None, _STEPS] = None,
-    confidence: Annotated[
-        float, typer.Option(help="With which a machine as good passes each clause.")
-    ] = 0.95,
-    goodput: Annotated[Path | None, _GOODPUT] = None,
-    out: Annotated[Path, typer.Option(help="Where to write the clauses.")] = DEFAULT_CLAUSES,
-) -> None:
-    """Write clauses for a contract: what a machine like the one of the profile does."""
-    from perfmodel.api import acceptance_terms, read_profile
-    from perfmodel.documents.base import write_atomically
-    from perfmodel.documents.goodput import GoodputDocument
-    from perfmodel.report.batch import terms_grid, terms_lines
-    from perfmodel.report.tables import rich_table
-
-    terms = acceptance_terms(
-        read_profile(profile),
-        workload,
-        confidence=confidence,
-        goodput=None if goodput is None else GoodputDocument.read(goodput),
+    noise = _noise(workload, profile, gradient_norms)
+    given: Sequence[BatchPoint] = noise.points
+    if points is not None:
+        given = [
+            BatchPoint(batch=size, samples=units * samples_per_unit)
+            for size, units in points.items()
+        ]
+    fewest, words = (2, "two batches") if noise.critical is None else (1, "one batch")
+    if len(given) < fewest:
+        told = ",".join(f"{size:g}={units:g}" for size, units in (points or {}).items())
+        raise UsageError(f"--points: must name at least {words}, got {told or 'none'}")
+    rates = dict(samples_per_s or {})
+    if workload is not None and devices is not None:
+        rates = _predicted(profile, workload, devices, micro_batch) | rates
+    request = Request(
+        points=given,
+        critical=noise.critical,
+        source=noise.source,
+        batches=batches,
+        samples_per_s=rates,
     )
-    write_atomically(out, terms.toml())
-    show(rich_table(terms_grid(terms)))
-    show_lines(terms_lines(terms))
-    typer.echo(f"written: {out}")
+    document = batch_outlook(request, argv=sys.argv)
+    show_document(document, batch_table(document), batch_lines(document), as_json=as_json)
 
 
-def acceptance_judge(
-    clauses: Annotated[Path, _CLAUSES],
-    *,
-    profile: Annotated[Path, typer.Option(help="Profile of the delivered machine.")],
-    observations: Annotated[Path | None, _OBSERVATIONS] = None,
-    goodput: Annotated[Path | None, _DELIVERED_GOODPUT] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the document.")] = False,
-) -> None:
-    """Judge a delivered machine by the clauses of a contract."""
-    from perfmodel.api import judge, read_profile
-    from perfmodel.documents.acceptance import AcceptanceTerms, Verdict
-    from perfmodel.documents.goodput import GoodputDocument
-    from perfmodel.documents.observation import read_observations
-    from perfmodel.report.batch import judgement_grid, judgement_lines
-    from perfmodel.report.tables import rich_table
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Noise:
+    """What a noise scale says before any run at several batches."""
 
-    beside = profile.with_name("observations.jsonl")
-    source = observations or (beside if beside.is_file() else None)
-    document = judge(
-        AcceptanceTerms.read_toml(clauses),
-        read_profile(profile),
-        observations=() if source is None else read_observations(source),
-        goodput=None if goodput is None else GoodputDocument.read(goodput),
-        argv=sys.argv,
+    critical: "CriticalBatch | None" = None
+    points: "Sequence[BatchPoint]" = ()
+    """Samples to the target of the trainings behind it."""
+    source: str = ""
+
+
+def _noise(workload: str | None, profile: Path, norms: Path | None) -> _Noise:
+    from perfmodel.cost.batch import CriticalBatch, critical_batch, noise_scale, reference_point
+    from perfmodel.plan.batch import read_gradient_norms
+
+    if workload is not None:
+        scale = _measured_scale(workload, profile)
+        return _Noise(
+            critical=critical_batch(scale),
+            points=(reference_point(scale),),
+            source=f"the noise scale is of {workload} learning {scale.samples}, to a loss of "
+            f"{scale.target_loss:g}: another task has another, and needs other samples",
+        )
+    if norms is None:
+        return _Noise()
+    found = noise_scale(read_gradient_norms(norms))
+    if found is None:
+        raise UsageError(
+            f"--gradient-norms: {norms} must hold steps whose signal is above their noise, got none; "
+            "record more steps, from the first on"
+        )
+    return _Noise(
+        critical=CriticalBatch.of_noise_scale(found.batch, relative_error=found.relative_error),
+        source=f"noise scale of {norms}: {found.windows[0]:.3g} samples in the first part of the "
+        f"training, {found.windows[-1]:.3g} in the last",
     )
-    table = rich_table(judgement_grid(document))
-    show_document(document, table, judgement_lines(document), as_json=as_json)
-    broken = [
-        f"{verdict}: {'; '.join(names)}"
-        for verdict in (Verdict.FAILED, Verdict.NOT_MEASURED)
-        if (names := document.having(verdict))
-    ]
-    if broken:
-        raise OutOfTolerance(f"acceptance: {'; '.join(broken)}")
+
+
+def _measured_scale(workload: str, path: Path) -> "NoiseScaleProfile":
+    from perfmodel.documents.profile import ProfileDocument
+
+    profile = ProfileDocument.read(path).machine
+    scale = profile.noise_scale(workload)
+    if scale is None:
+        known = [entry.workload for entry in profile.noise_scales]
+        raise CalibrationUnavailable(
+            f"{path}: must hold the noise scale of {workload!r}, got that of "
+            f"{', '.join(known) or 'none'}{did_you_mean(workload, known)}; "
+            "run perfmodel calibrate --noise-scale"
+        )
+    return scale
+
+
+def _predicted(
+    path: Path, workload: str, devices: Sequence[int], micro_batch: int | None
+) -> dict[float, float]:
+    """Samples per second by the global batch, of so many devices that keep their micro-batch."""
+    from perfmodel.documents.profile import ProfileDocument
+    from perfmodel.predictor import Forecast, Predictor, forecast, open_workload
+
+    predictor = Predictor(ProfileDocument.read(path).machine)
+    request = Forecast(world_sizes=tuple(devices), scaling="weak", batch=micro_batch)
+    profile = open_workload(predictor, workload).profile
+    document, _ = forecast(predictor, profile, request, argv=sys.argv)
+    return {
+        float(point.setting.global_batch): point.samples_per_s.nominal for point in document.points
+    }

@@ -1,37 +1,30 @@
-"""Commands that measure: doctor, calibrate, fit. They import torch-side code lazily."""
+"""Commands that measure: doctor, calibrate, fit, network. They import torch-side code lazily."""
 
+import sys
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from perfmodel.cli.options import (
-    MasterAddress,
-    MasterPort,
-    NodeRank,
-    Nodes,
-    Patience,
-    is_typed,
-    names,
-    patience_s,
-    refuse_typed,
-    whole_numbers,
-)
+from perfmodel.cli import options as opt
 from perfmodel.cli.output import measurement, show, show_lines
 from perfmodel.errors import UsageError
+from perfmodel.units import BytesPerSecond
 
-DEFAULT_CALIBRATION = Path("runs/calibration")
-DEFAULT_PROFILE = DEFAULT_CALIBRATION / "profile.json"
+if TYPE_CHECKING:
+    from perfmodel.documents.profile import ProfileDocument
+    from perfmodel.machine.measured import MeasuredMachine
 
-_WORKLOAD = typer.Option(
+#: How long the doctor keeps all cores busy; the kernel counts in hundredths of a second. [s]
+_LOAD_S: Final = 1.0
+
+_FILE = typer.Option(
     help="A traced workload (from perfmodel trace): measure its operators only, on one device, "
     "and add them to the profile in the folder."
 )
 _BUDGET = typer.Option(help="quick, standard or thorough: about 3, 12 or 33 minutes.")
-_OUT = typer.Option(help="Folder for raw observations and the profile.")
-_NPROC = typer.Option(help="Ranks per node; default: every GPU, or every core up to 8.")
-_RESUME = typer.Option("--resume", help="Continue an interrupted calibration in the folder.")
 _NOISE = typer.Option(
     help="Models out of lenet, mlp, resnet18: train them on generated samples under DDP, measure their "
     "gradient noise scale, and add it to the profile in the folder."
@@ -41,17 +34,13 @@ _FROM_RUNS = typer.Option(
     help="Measure nothing: infer from step times: CSV, run records (.jsonl), Kineto trace, MLPerf log, or "
     "a folder of them."
 )
-_COLUMNS = typer.Option(help="TOML: names, units, constants of those runs.")
-_DEVICE_TYPE = typer.Option(
-    help="Device of those runs: A100, H100, V100, B200, or a name of perfmodel devices."
+_COLUMNS = typer.Option(help="With --from-runs, TOML: names, units, constants of those runs.")
+_RUNS_OF = typer.Option(
+    help="With --from-runs, the device of those runs: A100, H100, V100, B200 (perfmodel devices)."
 )
-_BATCHES = typer.Option(
-    help="With --workload: micro-batches to measure; default: where it was traced."
+_BATCHES = opt.counts(
+    "--batches", "With --workload: micro-batches to measure; default: where it was traced."
 )
-
-
-#: How long the doctor keeps all cores busy; the kernel counts in hundredths of a second. [s]
-_LOAD_S = 1.0
 
 
 def doctor() -> None:
@@ -66,7 +55,16 @@ def doctor() -> None:
 
 #: What a whole calibration alone decides: parts that are added later take it from the profile.
 _AS_CALIBRATED = dict.fromkeys(
-    ("budget", "device", "nproc", "models", "nnodes", "node_rank", "master_addr", "master_port"),
+    (
+        "budget",
+        "device_kind",
+        "nproc",
+        "models",
+        "nnodes",
+        "node_rank",
+        "master_addr",
+        "master_port",
+    ),
     "leave it out, the profile in the folder decides",
 )
 _ORDER = {
@@ -83,52 +81,58 @@ _PARTS = {
     | _BATCHES_OF,
     "noise_scale": _AS_CALIBRATED | _ORDER | _BATCHES_OF,
 }
-_OF_RUNS = ("columns", "device_type")
+_OF_RUNS = ("columns", "device")
 
 
-def calibrate(  # noqa: PLR0913 - one parameter per flag
+def calibrate(
     context: typer.Context,
     *,
     budget: Annotated[str, _BUDGET] = "standard",
-    out: Annotated[Path, _OUT] = DEFAULT_CALIBRATION,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    nproc: Annotated[int | None, _NPROC] = None,
+    out: opt.Folder = opt.DEFAULT_CALIBRATION,
+    device_kind: opt.WhichDevice = "auto",
+    nproc: opt.RanksPerNode = None,
     models: Annotated[str, _MODELS] = "lenet,resnet18,mlp,transformer",
     noise_scale: Annotated[str | None, _NOISE] = None,
-    workload: Annotated[Path | None, _WORKLOAD] = None,
-    batches: Annotated[str | None, _BATCHES] = None,
-    resume: Annotated[bool, _RESUME] = False,
-    patience: Patience = None,
-    seed: Annotated[int, typer.Option(help="Seed of the order of measurements.")] = 0,
-    nnodes: Nodes = None,
-    node_rank: NodeRank = None,
-    master_addr: MasterAddress = None,
-    master_port: MasterPort = None,
+    workload: Annotated[Path | None, _FILE] = None,
+    batches: Annotated[Sequence[int] | None, _BATCHES] = None,
+    resume: opt.Resume = False,
+    patience: opt.Patience = None,
+    seed: opt.Seed = 0,
+    nnodes: opt.NumNodes = None,
+    node_rank: opt.NodeRank = None,
+    master_addr: opt.MasterAddress = None,
+    master_port: opt.MasterPort = None,
     from_runs: Annotated[Path | None, _FROM_RUNS] = None,
     columns: Annotated[Path | None, _COLUMNS] = None,
-    device_type: Annotated[str, _DEVICE_TYPE] = "A100",
+    device: Annotated[str, _RUNS_OF] = "A100",
 ) -> None:
     """Measure this machine by real training and write its profile."""
     _refuse_ignored(context)
-    if noise_scale is not None:
-        _calibrate_noise(noise_scale, out, resume=resume)
-        return
-    if workload is not None or batches is not None:
-        _calibrate_workload(workload, out, batches=batches, resume=resume)
-        return
+    if batches is not None and workload is None:
+        raise UsageError("--batches: must come with --workload, got it alone")
     if from_runs is not None:
-        _infer(from_runs, columns=columns, device=device_type, out=out, seed=seed)
+        _infer(from_runs, columns=columns, device=device, out=out, seed=seed)
         return
-    from calibrate import calibrate as use_case
+    from calibrate import calibrate as whole
+    from calibrate import noise, workloads
     from calibrate.launch import TorchrunLauncher
     from calibrate.topology import LaunchFlags
-    from perfmodel.report.tables import profile_table
 
-    request = use_case.CalibrationRequest(
+    if noise_scale is not None:
+        asked = noise.NoiseRequest(folder=out, models=opt.names(noise_scale), resume=resume)
+        _add_to_profile(out, noise.measure_noise, asked)
+        return
+    if workload is not None:
+        part = workloads.WorkloadRequest(
+            folder=out, document=workload, micro_batches=tuple(batches or ()), resume=resume
+        )
+        _add_to_profile(out, workloads.measure_workload, part)
+        return
+    request = whole.CalibrationRequest(
         folder=out,
         budget=budget,
-        device=device,
-        models=names(models),
+        device=device_kind,
+        models=opt.names(models),
         flags=LaunchFlags(
             nnodes=nnodes,
             nproc_per_node=nproc,
@@ -138,12 +142,18 @@ def calibrate(  # noqa: PLR0913 - one parameter per flag
         ),
         seed=seed,
         resume=resume,
-        patience_s=patience_s(patience),
+        patience_s=patience or 0.0,
     )
     with measurement("calibrate") as on_progress:
-        profile = use_case.calibrate(request, TorchrunLauncher(), on_progress=on_progress)
+        profile = whole.calibrate(request, TorchrunLauncher(), on_progress=on_progress)
+    _show_profile(profile, out / whole.PROFILE)
+
+
+def _show_profile(profile: "ProfileDocument", path: Path) -> None:
+    from perfmodel.report.profile import profile_table
+
     show(profile_table(profile))
-    typer.echo(f"profile: {out / use_case.PROFILE}")
+    typer.echo(f"profile: {path}")
 
 
 def _refuse_ignored(context: typer.Context) -> None:
@@ -155,63 +165,32 @@ def _refuse_ignored(context: typer.Context) -> None:
     }
     if len(given) > 1:
         first, *others = given
-        values = [str(context.params[name]) for name in _PARTS if context.params[name] is not None]
+        values = [text for flag in given for text in opt.typed_texts(flag, sys.argv)]
         raise UsageError(
             f"{first}: must come without {' and '.join(others)}, got {' and '.join(values)}; "
             "run the command once for each"
         )
     for flag, excluded in given.items():
-        refuse_typed(context, excluded, beside=flag)
+        opt.refuse_typed(context, excluded, beside=flag)
     for name in () if "--from-runs" in given else _OF_RUNS:
-        if is_typed(context, name):
-            raise UsageError(
-                f"--{name.replace('_', '-')}: must come with --from-runs, got {context.params[name]}"
-            )
+        if opt.typed(context, name):
+            raise UsageError(f"--{name}: must come with --from-runs, got {context.params[name]}")
 
 
-def _calibrate_noise(models: str, out: Path, *, resume: bool) -> None:
-    from calibrate import noise as use_case
-    from calibrate.launch import TorchrunLauncher
-    from perfmodel.documents.profile import ProfileDocument
-    from perfmodel.report.tables import profile_table
-
-    path = out / DEFAULT_PROFILE.name
-    request = use_case.NoiseRequest(folder=out, models=names(models), resume=resume)
-    profile = ProfileDocument.read(path)
-    with measurement("calibrate") as on_progress:
-        machine = use_case.measure_noise(
-            request, TorchrunLauncher(), profile=profile.machine, on_progress=on_progress
-        )
-    profile = profile.with_machine(machine)
-    profile.write(path)
-    show(profile_table(profile))
-    typer.echo(f"profile: {path}")
-
-
-def _calibrate_workload(
-    workload: Path | None, out: Path, *, batches: str | None, resume: bool
-) -> None:
-    if workload is None:
-        raise UsageError("--batches: must come with --workload, got it alone")
-    from calibrate import workloads as use_case
+def _add_to_profile(out: Path, measure: Callable[..., "MeasuredMachine"], request: Any) -> None:
+    """Measure a part, and write the profile in the folder with it."""
     from calibrate.launch import TorchrunLauncher
     from perfmodel.documents.profile import ProfileDocument
 
-    path = out / DEFAULT_PROFILE.name
-    request = use_case.WorkloadRequest(
-        folder=out,
-        document=workload,
-        micro_batches=() if batches is None else whole_numbers("--batches", batches),
-        resume=resume,
-    )
-    profile = ProfileDocument.read(path)
+    path = out / opt.DEFAULT_PROFILE.name
+    document = ProfileDocument.read(path)
     with measurement("calibrate") as on_progress:
-        machine = use_case.measure_workload(
-            request, TorchrunLauncher(), profile=profile.machine, on_progress=on_progress
+        machine = measure(
+            request, TorchrunLauncher(), profile=document.machine, on_progress=on_progress
         )
-    profile = profile.with_machine(machine)
-    profile.write(path)
-    typer.echo(f"profile: {path}")
+    document = document.with_machine(machine)
+    document.write(path)
+    _show_profile(document, path)
 
 
 def _infer(table: Path, *, columns: Path | None, device: str, out: Path, seed: int) -> None:
@@ -219,19 +198,99 @@ def _infer(table: Path, *, columns: Path | None, device: str, out: Path, seed: i
     from perfmodel.report.layout import parameter_lines
 
     document, notes = calibrate_from_runs(table, columns=columns, device=device, seed=seed)
-    show_lines([*parameter_lines(document.machine), *(f"- {note}" for note in notes)])
-    document.write(out / "inferred.json")
-    typer.echo(
-        f"inferred from {document.machine.num_runs} runs on {document.machine.device_name}: {out / 'inferred.json'}"
-    )
+    path = out / "inferred.json"
+    document.write(path)
+    machine = document.machine
+    inferred = f"inferred from {machine.num_runs} runs on {machine.device_name}: {path}"
+    show_lines([*parameter_lines(machine), *(f"- {note}" for note in notes), inferred])
 
 
 def fit(
-    folder: Annotated[Path, typer.Argument(help="Folder of a calibration.")] = DEFAULT_CALIBRATION,
+    folder: Annotated[Path, typer.Argument(help="Folder of a calibration.")] = (
+        opt.DEFAULT_CALIBRATION
+    ),
 ) -> None:
     """Fit the profile anew from the raw observations in a folder."""
     from calibrate import calibrate as use_case
-    from perfmodel.report.tables import profile_table
 
-    show(profile_table(use_case.refit(folder)))
-    typer.echo(f"profile: {folder / use_case.PROFILE}")
+    _show_profile(use_case.refit(folder), folder / use_case.PROFILE)
+
+
+_COLLECTIVES = typer.Option(help="Collectives to measure, separated by commas.")
+_COLLECTIVE = typer.Option(help="What an nccl-tests text log holds, such as all_reduce.")
+_INSIDE = opt.bandwidth("--link-bandwidth", "Of a device inside its node, each way: 368GB/s.")
+_ADAPTER = opt.bandwidth("--nic-bandwidth", "Of one network adapter, such as 400Gb/s.")
+
+
+def network_measure(
+    *,
+    out: opt.Folder = Path("runs/network"),
+    nproc: opt.RanksPerNode = None,
+    collectives: Annotated[str, _COLLECTIVES] = "all_reduce",
+    rounds: Annotated[int, typer.Option(help="Fresh process groups.")] = 4,
+    device_kind: opt.WhichDevice = "auto",
+    resume: opt.Resume = False,
+) -> None:
+    """Measure collectives alone at group sizes 2, 4, 8 ... and message sizes 1 KiB to 16 MiB."""
+    from calibrate import network as use_case
+    from calibrate.launch import TorchrunLauncher
+    from calibrate.topology import LaunchFlags
+
+    request = use_case.NetworkRequest(
+        folder=out,
+        collectives=opt.names(collectives),
+        num_rounds=rounds,
+        device=device_kind,
+        flags=LaunchFlags(nproc_per_node=nproc),
+        resume=resume,
+    )
+    with measurement("network") as on_progress:
+        use_case.measure_network(request, TorchrunLauncher(), on_progress=on_progress)
+    typer.echo(f"collectives: {out / use_case.NETWORK}")
+
+
+def network_show(
+    files: Annotated[list[Path], typer.Argument(help="Files of measure, or nccl-tests logs.")],
+    *,
+    collective: Annotated[str | None, _COLLECTIVE] = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Show algbw, busbw, the fit and its residuals."""
+    import json
+
+    from perfmodel.documents.importers import COLLECTIVES
+    from perfmodel.errors import refuse_unknown
+    from perfmodel.report.network import curve_rows, curves_table, read_curves
+
+    if collective is not None:
+        refuse_unknown("--collective", collective, COLLECTIVES)
+    rows = curve_rows(read_curves(files, collective=collective))
+    if as_json:
+        typer.echo(json.dumps({"schema_version": 1, "rows": rows}, indent=1))
+    else:
+        show(curves_table(rows))
+
+
+def network_import(
+    file: Annotated[Path, typer.Argument(help="Output of nvidia-smi topo -m or NCCL_DEBUG=INFO.")],
+    *,
+    output: Annotated[Path, typer.Option(help="Cluster file to write (TOML).")],
+    nodes: Annotated[int | None, opt.count("--nodes", "Nodes like this one.")] = None,
+    link_bandwidth: Annotated[BytesPerSecond | None, _INSIDE] = None,
+    nic_bandwidth: Annotated[BytesPerSecond | None, _ADAPTER] = None,
+) -> None:
+    """Write a cluster file from what a machine says about its links."""
+    from perfmodel.documents.base import write_atomically
+    from perfmodel.documents.hardware import cluster_text
+    from perfmodel.documents.importers import as_cluster, read_topology
+
+    cluster = as_cluster(
+        read_topology(file),
+        name=file.stem,
+        nodes=nodes,
+        link_bytes_per_s=link_bandwidth,
+        adapter_bytes_per_s=nic_bandwidth,
+    )
+    write_atomically(output, cluster_text(cluster, comments=(f"imported from {file.name}",)))
+    typer.echo(f"cluster: {output}, {cluster.num_devices} devices")
+    show_lines(f"  {tier.name}: {tier.source}" for tier in cluster.tiers)

@@ -4,10 +4,8 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfmodel.cli.memory import device_sheet, on_device
-from perfmodel.cli.options import at_least_one, one_of
+from perfmodel.cli.inputs import read_machine
 from perfmodel.cost.memory import (
-    OVERHEADS,
     MemorySetting,
     Verdict,
     device_memory,
@@ -16,16 +14,16 @@ from perfmodel.cost.memory import (
     verdict,
 )
 from perfmodel.cost.operators import OperatorPrices
+from perfmodel.cost.rescaling import find_device, shipped_catalogue
 from perfmodel.cost.techniques import Basis, HostLink, Question, StepTimes, techniques
 from perfmodel.cost.traced import mixed_ratio
 from perfmodel.documents.hardware import DataSheet
-from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.engine.critical_path import time_by_cause
 from perfmodel.errors import InvalidDocument
 from perfmodel.layout.layout import Layout
-from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import MeasuredMachine
+from perfmodel.machine.evidence import Evidence
 from perfmodel.predictor import Predictor
 from perfmodel.report.memory import MemoryReport
 from perfmodel.step.program import Cause
@@ -55,7 +53,7 @@ class Asked:
     caveats: tuple[str, ...]
 
 
-def ask(  # noqa: PLR0913 - one parameter per flag
+def ask(
     workload: Path,
     *,
     profile: Path | None = None,
@@ -81,13 +79,10 @@ def ask(  # noqa: PLR0913 - one parameter per flag
             f"{workload}: memory must be recorded, got none; trace the model anew with perfmodel trace"
         )
     batch = micro_batch if micro_batch is not None else document.memory.traced_micro_batches[0]
-    for flag, number in (("--micro-batch", batch), ("--devices", devices)):
-        at_least_one(flag, number)
     traced_kind = document.trace.method.device_kind
-    sheet = None if device is None else device_sheet(device)
+    sheet = None if device is None else find_device(device, shipped_catalogue())
     kind = device_kind or (traced_kind if sheet is None or sheet.kind != "cuda" else sheet.kind)
-    one_of("--device-kind", kind, tuple(OVERHEADS))
-    machine = None if profile is None else on_device(ProfileDocument.read(profile).machine, sheet)
+    machine = None if profile is None else read_machine(profile, device=device)
     times = _relative_times(document) if machine is None else _times(document, machine, batch)
     question = Question(
         memory=document.memory,

@@ -1,15 +1,15 @@
-"""Options that several commands share, and texts of options as values; errors name the option."""
+"""Options that commands share, each defined once; texts become values here, and errors name the option."""
 
 import datetime as dt
+import itertools
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 import typer
 
-from perfmodel import checks
-from perfmodel.documents.base import today_utc
 from perfmodel.errors import UsageError, did_you_mean
 from perfmodel.units import (
     MINUTE_S,
@@ -22,33 +22,192 @@ from perfmodel.units import (
 )
 
 _Choice = TypeVar("_Choice", bound=str)
-_Quantity = TypeVar("_Quantity", int, float)
-
-Nodes: TypeAlias = Annotated[int | None, typer.Option(help="Nodes; start the command on each.")]
-NodeRank: TypeAlias = Annotated[int | None, typer.Option(help="Rank of this node.")]
-MasterAddress: TypeAlias = Annotated[str | None, typer.Option(help="Address of node 0.")]
-MasterPort: TypeAlias = Annotated[int | None, typer.Option(help="Port on node 0.")]
-
-Resume: TypeAlias = Annotated[
-    bool, typer.Option("--resume", help="Continue an interrupted campaign in the folder.")
-]
-Patience: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        help="Wait up to so long, in all, while other guests of the host have the processors: 30min."
-    ),
-]
-OrderSeed: TypeAlias = Annotated[int, typer.Option(help="Seed of the order of runs.")]
-Minutes: TypeAlias = Annotated[
-    float | None, typer.Option(help="Stop after so long; continue with --resume.")
-]
-ProfileToJudge: TypeAlias = Annotated[Path, typer.Option(help="Profile to judge.")]
+DEFAULT_CALIBRATION: Final = Path("runs/calibration")
+DEFAULT_PROFILE: Final = DEFAULT_CALIBRATION / "profile.json"
+DEFAULT_DEVICES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
-def is_typed(context: typer.Context, name: str) -> bool:
+def parsed(flag: str, parse: Callable[[str], object], metavar: str, meaning: str) -> Any:
+    """An option whose text is turned into a value; a ``ValueError`` becomes an error of the flag."""
+
+    def value(text: object) -> object:
+        if not isinstance(text, str):  # the default
+            return text
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise UsageError(f"{flag}: {error}") from None
+
+    return typer.Option(flag, parser=value, metavar=metavar, help=meaning)
+
+
+def _above_zero(parse: Callable[[str], float]) -> Callable[[str], float]:
+    def value(text: str) -> float:
+        found = parse(text)
+        if not (math.isfinite(found) and found > 0):
+            raise ValueError(f"must be finite and > 0, got {text!r}")
+        return found
+
+    return value
+
+
+def size(flag: str, meaning: str) -> Any:
+    """An option such as 80GiB. [B]"""
+    return parsed(flag, _above_zero(parse_bytes), "SIZE", meaning)
+
+
+def bandwidth(flag: str, meaning: str) -> Any:
+    """An option such as 25GB/s. [B/s]"""
+    return parsed(flag, _above_zero(parse_bandwidth), "RATE", meaning)
+
+
+def duration(flag: str, meaning: str) -> Any:
+    """An option such as 480ms. [s]"""
+    return parsed(flag, _above_zero(parse_duration), "TIME", meaning)
+
+
+def one_of(flag: str, text: str, choices: Sequence[_Choice]) -> _Choice:
+    """One of a few words."""
+    for known in choices:
+        if known == text:
+            return known
+    near = did_you_mean(text, choices)
+    raise UsageError(f"{flag}: must be {' or '.join(choices)}, got {text!r}{near}")
+
+
+def choice(flag: str, choices: Sequence[str], meaning: str) -> Any:
+    """An option that is one of a few words."""
+    metavar = f"[{'|'.join(choices)}]"
+    return parsed(flag, lambda text: one_of(flag, text, choices), metavar, meaning)
+
+
+def picture(flag: str, forms: Sequence[str], meaning: str) -> Any:
+    """An option that is a file to write whose ending says its form."""
+
+    def parse(text: str) -> Path:
+        if Path(text).suffix not in forms:
+            raise ValueError(f"must end in {', '.join(forms[:-1])} or {forms[-1]}, got {text!r}")
+        return Path(text)
+
+    return parsed(flag, parse, "FILE", meaning)
+
+
+def _whole(text: str) -> int:
+    try:
+        found = int(text)
+    except ValueError:
+        raise ValueError(f"must be a whole number, got {text!r}") from None
+    if found < 1:
+        raise ValueError(f"must be >= 1, got {found}")
+    return found
+
+
+def count(flag: str, meaning: str) -> Any:
+    """An option that is a whole number from 1 on."""
+    return parsed(flag, _whole, "N", meaning)
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Names separated by commas."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    found = tuple(map(_whole, names(text)))
+    if not found:
+        raise ValueError("must name at least one count, got none")
+    return found
+
+
+def counts(flag: str, meaning: str) -> Any:
+    """An option of whole numbers from 1 on, separated by commas."""
+    return parsed(flag, _counts, "N,N,...", meaning)
+
+
+def _ascending(text: str) -> tuple[int, ...]:
+    return tuple(sorted(set(_counts(text))))
+
+
+def _float(text: str, rule: str, holds: Callable[[float], bool]) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        raise ValueError(f"must be a number, got {text.strip()!r}") from None
+    if not (math.isfinite(found) and holds(found)):
+        raise ValueError(f"must be finite and {rule}, got {text.strip()}")
+    return found
+
+
+def _number(text: str) -> float:
+    return _float(text, "> 0", lambda value: value > 0)
+
+
+def _not_below_zero(text: str) -> float:
+    return _float(text, ">= 0", lambda value: value >= 0)
+
+
+def positive(flag: str, meaning: str) -> Any:
+    """An option that is a number above zero."""
+    return parsed(flag, _number, "X", meaning)
+
+
+def non_negative(flag: str, meaning: str) -> Any:
+    """An option that is a number of zero or more."""
+    return parsed(flag, _not_below_zero, "X", meaning)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(map(_number, names(text)))
+
+
+def numbers(flag: str, meaning: str) -> Any:
+    """An option of numbers above zero, separated by commas."""
+    return parsed(flag, _numbers, "X,X,...", meaning)
+
+
+def _pairs(text: str) -> dict[float, float]:
+    found: dict[float, float] = {}
+    for part in names(text):
+        key_text, equals, value_text = part.partition("=")
+        if not equals:
+            raise ValueError(f"must look like 256=4.0,512=5.0, got {part!r}")
+        key = _number(key_text)
+        if key in found:
+            raise ValueError(f"must name each batch once, got {key:g} twice")
+        found[key] = _number(value_text)
+    return found
+
+
+def pairs(flag: str, meaning: str) -> Any:
+    """An option of ``BATCH=NUMBER`` pairs above zero, separated by commas."""
+    return parsed(flag, _pairs, "BATCH=X,...", meaning)
+
+
+def _day(text: str) -> dt.date:
+    try:
+        return dt.date.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"must look like 2026-11-21, got {text!r}") from None
+
+
+def _minutes(text: str) -> Seconds:
+    return MINUTE_S * _number(text)
+
+
+def typed(context: typer.Context, name: str) -> bool:
     """Whether a parameter stood on the command line, whatever its value."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
+
+
+def typed_texts(flag: str, arguments: Sequence[str]) -> list[str]:
+    """What stands behind a flag, each time."""
+    found = []
+    for argument, following in itertools.pairwise([*arguments, ""]):
+        name, equals, value = argument.partition("=")
+        if name == flag:
+            found.append(value if equals else following)
+    return found
 
 
 def refuse_typed(context: typer.Context, excluded: Mapping[str, str], *, beside: str) -> None:
@@ -65,182 +224,125 @@ def refuse_typed(context: typer.Context, excluded: Mapping[str, str], *, beside:
         Naming the first of them.
     """
     for name, instead in excluded.items():
-        if is_typed(context, name):
-            flag, value = f"--{name.replace('_', '-')}", context.params[name]
-            told = "both" if value is True else value
+        if typed(context, name):
+            flag = f"--{name.replace('_', '-')}"
+            is_switch = context.params[name] is True
+            told = "both" if is_switch else typed_texts(flag, sys.argv)[-1]
             raise UsageError(f"{flag}: excludes {beside}, got {told}; {instead}")
 
 
-def limit_s(minutes: float | None) -> Seconds | None:
-    """Time after which a campaign stops, of ``--minutes``. [s]
+# What is asked about.
+Profile: TypeAlias = Annotated[Path, typer.Option(help="Profile, from perfmodel calibrate.")]
+Workload: TypeAlias = Annotated[
+    str, typer.Option(help="Calibrated workload by name, or a workload file (JSON).")
+]
+Device: TypeAlias = Annotated[
+    str | None,
+    typer.Option(help="Device by its data sheet, such as h100-sxm (perfmodel devices)."),
+]
+DeviceKind: TypeAlias = Annotated[
+    str | None, choice("--device-kind", ("cpu", "cuda"), "cpu or cuda; default: as traced.")
+]
+WhichDevice: TypeAlias = Annotated[
+    str, choice("--device-kind", ("auto", "cpu", "cuda"), "auto, cpu or cuda: what is measured.")
+]
+Validation: TypeAlias = Annotated[
+    Path | None, typer.Option(help="A validation, whose errors widen the intervals.")
+]
+ClusterFile: TypeAlias = Annotated[
+    Path | None, typer.Option("--cluster", help="Cluster file (TOML); default: one ring of links.")
+]
+Scaling: TypeAlias = Annotated[
+    Literal["weak", "strong"], choice("--scaling", ("weak", "strong"), "weak or strong.")
+]
+Batch: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        help="Weak scaling: samples per forward pass of each device; strong scaling, and with "
+        "--layout: per step of all devices. Default: the middle calibrated one, the largest."
+    ),
+]
+Accumulation: TypeAlias = Annotated[int, count("--accumulation", "Micro-steps per optimizer step.")]
+BucketCap: TypeAlias = Annotated[
+    float | None, positive("--bucket-cap-mb", "DDP's bucket_cap_mb, in MiB; default: PyTorch's.")
+]
+LoaderRate: TypeAlias = Annotated[
+    float | None,
+    positive("--loader-samples-per-s", "Samples that the input pipeline feeds one device, a second."),
+]
+DeviceCounts: TypeAlias = Annotated[
+    Sequence[int],
+    parsed("--devices", _ascending, "N,N,...", "Device counts, separated by commas."),
+]
+OptionalDeviceCounts: TypeAlias = Annotated[
+    Sequence[int] | None,
+    parsed("--devices", _ascending, "N,N,...", "Device counts, separated by commas."),
+]
+Devices: TypeAlias = Annotated[int, count("--devices", "Number of devices.")]
+MicroBatch: TypeAlias = Annotated[
+    int | None, count("--micro-batch", "Samples per forward pass; default: as traced, calibrated.")
+]
 
-    Raises
-    ------
-    ValueError
-        If it is not above zero.
-    """
-    if minutes is None:
-        return None
-    checks.positive("--minutes", minutes)
-    return minutes * MINUTE_S
+# Layouts of large models.
+LayoutText: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--layout",
+        help='Layout, such as "dp=8 tp=4 pp=2 zero=1 micro_batch=2"; all keys: docs/layouts.md.',
+    ),
+]
+Model: TypeAlias = Annotated[
+    str | None,
+    typer.Option(help="Transformer: a Hugging Face config.json, or a name such as llama3-70b."),
+]
+SequenceLength: TypeAlias = Annotated[
+    int | None, count("--sequence-length", "Tokens of one sample; default: the model's usual.")
+]
+DevicesPerNode: TypeAlias = Annotated[
+    int | None, count("--devices-per-node", "Devices of a node, which share its fast links.")
+]
+DeviceMemory: TypeAlias = Annotated[
+    Bytes | None, size("--device-memory", "Memory of one device, such as 80GiB.")
+]
+DataCentreLink: TypeAlias = Annotated[
+    BytesPerSecond | None,
+    bandwidth("--data-centre-link", "Bandwidth between data centres, all devices of one together."),
+]
 
+# Answers.
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Output: TypeAlias = Annotated[Path | None, typer.Option(help="File to write the answer to (JSON).")]
+Verbose: TypeAlias = Annotated[bool, typer.Option("--verbose", help="Print all caveats, in full.")]
 
-def names(text: str) -> tuple[str, ...]:
-    """Names separated by commas."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+# Money.
+Prices: TypeAlias = Annotated[Path | None, typer.Option(help="CSV of prices, used by name.")]
+Today: TypeAlias = Annotated[
+    dt.date | None, parsed("--today", _day, "YYYY-MM-DD", "Day that the age of prices counts from.")
+]
 
-
-def one_of(option: str, text: str, choices: Sequence[_Choice]) -> _Choice:
-    """One of a few words.
-
-    Raises
-    ------
-    UsageError
-        If it is another one.
-    """
-    for choice in choices:
-        if choice == text:
-            return choice
-    near = did_you_mean(text, choices)
-    raise UsageError(f"{option}: must be {' or '.join(choices)}, got {text!r}{near}")
-
-
-def at_least_one(option: str, value: int) -> int:
-    """A count of something that there must be.
-
-    Raises
-    ------
-    UsageError
-        If it is below 1.
-    """
-    if value < 1:
-        raise UsageError(f"{option}: must be >= 1, got {value}")
-    return value
-
-
-def whole_numbers(option: str, text: str) -> tuple[int, ...]:
-    """Whole numbers from 1 on, separated by commas; at least one.
-
-    Raises
-    ------
-    UsageError
-        If one of them is not, or there is none.
-    """
-    try:
-        found = tuple(int(part) for part in names(text))
-    except ValueError:
-        raise UsageError(
-            f"{option}: must be whole numbers separated by commas, got {text!r}"
-        ) from None
-    if not found:
-        raise UsageError(f"{option}: must name at least one count, got none")
-    at_least_one(option, min(found))
-    return found
-
-
-def device_counts(text: str) -> tuple[int, ...]:
-    """Counts in ascending order, each once."""
-    return tuple(sorted(set(whole_numbers("--devices", text))))
-
-
-def numbers(option: str, text: str) -> tuple[float, ...]:
-    """Numbers above zero, separated by commas.
-
-    Raises
-    ------
-    UsageError
-        If one is not.
-    """
-    return tuple(_number(option, part) for part in names(text))
-
-
-def pairs(option: str, text: str) -> dict[float, float]:
-    """``KEY=VALUE`` pairs of numbers above zero, separated by commas.
-
-    Raises
-    ------
-    UsageError
-        If one is not, or a key is named twice.
-    """
-    found: dict[float, float] = {}
-    for part in names(text):
-        key_text, equals, value_text = part.partition("=")
-        if not equals:
-            raise UsageError(f"{option}: must look like 256=4.0,512=5.0, got {part!r}")
-        key, value = _number(option, key_text), _number(option, value_text)
-        if key in found:
-            raise UsageError(f"{option}: must name each batch once, got {key:g} twice")
-        found[key] = value
-    return found
-
-
-def day(option: str, text: str) -> dt.date:
-    """A day such as 2026-11-21; today if the text is empty.
-
-    Raises
-    ------
-    UsageError
-        If it is no day.
-    """
-    try:
-        return dt.date.fromisoformat(text) if text else today_utc()
-    except ValueError:
-        raise UsageError(f"{option}: must look like 2026-11-21, got {text!r}") from None
-
-
-def size_bytes(option: str, text: str) -> Bytes:
-    """A size such as 80GiB. [B]
-
-    Raises
-    ------
-    UsageError
-        If the text has no known unit or is not above zero.
-    """
-    return _above_zero(option, text, parse_bytes)
-
-
-def bandwidth_bytes_per_s(option: str, text: str) -> BytesPerSecond:
-    """A bandwidth such as 25GB/s. [B/s]
-
-    Raises
-    ------
-    UsageError
-        If the text has no known unit or is not above zero.
-    """
-    return _above_zero(option, text, parse_bandwidth)
-
-
-def duration_s(option: str, text: str) -> Seconds:
-    """A duration such as 480ms. [s]
-
-    Raises
-    ------
-    UsageError
-        If the text has no known unit or is not above zero.
-    """
-    return _above_zero(option, text, parse_duration)
-
-
-def patience_s(text: str | None) -> Seconds:
-    """How long to wait for other guests of the host; not at all where nothing was said. [s]"""
-    return 0.0 if text is None else duration_s("--patience", text)
-
-
-def _above_zero(option: str, text: str, parse: Callable[[str], _Quantity]) -> _Quantity:
-    try:
-        found = parse(text)
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}") from None
-    if found <= 0:
-        raise UsageError(f"{option}: must be > 0, got {text!r}")
-    return found
-
-
-def _number(option: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise UsageError(f"{option}: numbers must be finite and > 0, got {text.strip()!r}")
-    return value
+# Campaigns of measurements.
+Folder: TypeAlias = Annotated[
+    Path, typer.Option("--out", help="Folder for what is measured, and for the result.")
+]
+Resume: TypeAlias = Annotated[
+    bool, typer.Option("--resume", help="Continue, or judge again, what is in the folder.")
+]
+Patience: TypeAlias = Annotated[
+    Seconds | None, duration("--patience", "Longest wait for a quiet host, in all: 30min.")
+]
+Seed: TypeAlias = Annotated[int, typer.Option(help="Seed of the order of runs.")]
+Limit: TypeAlias = Annotated[
+    Seconds | None,
+    parsed("--minutes", _minutes, "MINUTES", "Stop after so long; continue with --resume."),
+]
+NumNodes: TypeAlias = Annotated[
+    int | None, typer.Option("--nnodes", help="Nodes; start the command on each.")
+]
+NodeRank: TypeAlias = Annotated[int | None, typer.Option(help="Rank of this node.")]
+MasterAddress: TypeAlias = Annotated[
+    str | None, typer.Option("--master-addr", help="Address of node 0.")
+]
+MasterPort: TypeAlias = Annotated[int | None, typer.Option(help="Port on node 0.")]
+RanksPerNode: TypeAlias = Annotated[
+    int | None, typer.Option("--nproc", help="Ranks per node; default: every GPU, up to 8 cores.")
+]

@@ -4,9 +4,10 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import typer
@@ -15,28 +16,17 @@ from perfmodel.errors import OutOfTolerance
 from perfmodel.units import Seconds, format_duration
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from perfmodel.documents.base import Document
     from perfmodel.documents.verdicts import Gate
+    from perfmodel.report.tables import Table
 
 
-def show(renderable: "RenderableType") -> None:
-    """Print a table as wide as the terminal."""
+def show(*tables: "Table") -> None:
+    """Print tables as wide as the terminal."""
     from rich.console import Console
 
-    Console().print(renderable)
-
-
-def show_document(
-    document: "Document", table: "RenderableType", lines: Iterable[str], *, as_json: bool
-) -> None:
-    """Print a document for programs, or its table and sentences."""
-    if as_json:
-        typer.echo(document.model_dump_json(indent=1))
-        return
-    show(table)
-    show_lines(lines)
+    for table in tables:
+        Console().print(table)
 
 
 def show_lines(lines: Iterable[str]) -> None:
@@ -44,6 +34,24 @@ def show_lines(lines: Iterable[str]) -> None:
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for line in lines:
         typer.echo(line if width is None else wrapped(line, width))
+
+
+def show_document(
+    document: "Document",
+    tables: "Table | Sequence[Table]",
+    lines: Iterable[str],
+    *,
+    as_json: bool,
+    output: Path | None = None,
+) -> None:
+    """Print a document for programs, or its tables and sentences; write it if asked to."""
+    if output is not None:
+        document.write(output)
+    if as_json:
+        typer.echo(document.model_dump_json(indent=1))
+        return
+    show(*(tables if isinstance(tables, Sequence) else (tables,)))
+    show_lines(lines)
 
 
 def wrapped(line: str, width: int) -> str:

@@ -1,4 +1,4 @@
-"""perfmodel serve: the what-if page, on this machine alone or as one file."""
+"""Pages: serve, the what-if page on this machine alone or as one file; report, one HTML file."""
 
 import sys
 from pathlib import Path
@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from perfmodel.cli.measure import DEFAULT_PROFILE
-from perfmodel.cli.options import device_counts, names
-from perfmodel.cli.predict import DEFAULT_DEVICES
+from perfmodel.cli import options as opt
 from perfmodel.errors import PerfModelError, UsageError
 
 if TYPE_CHECKING:
@@ -17,19 +15,16 @@ if TYPE_CHECKING:
 DEFAULT_PORT: Final = 8765
 _HIGHEST_PORT: Final = 65_535
 
-_PROFILE = typer.Option(
-    help="Profile from perfmodel calibrate, also --from-runs; repeatable. Default: "
-    f"{DEFAULT_PROFILE}."
-)
-_WORKLOAD = typer.Option(
+_PROFILES = typer.Option("--profile", help=f"Profile; repeatable. Default: {opt.DEFAULT_PROFILE}.")
+_WORKLOADS = typer.Option(
+    "--workload",
     help="Workload file from perfmodel trace, whose memory is then known; repeatable. Calibrated "
-    "workloads are always there."
+    "workloads are always there.",
 )
-_CLUSTER = typer.Option(
-    help="Cluster file, whose links between devices can then be chosen; repeatable."
+_CLUSTERS = typer.Option(
+    "--cluster", help="Cluster file, whose links can then be chosen; repeatable."
 )
-_VALIDATION = typer.Option(help="A validation, whose errors widen the intervals of its machine.")
-_BUDGET = typer.Option(help="Budget file, as for perfmodel cost: its prices can be chosen.")
+_BUDGET_FILE = typer.Option(help="As for perfmodel cost: its prices can be chosen.")
 _PORT = typer.Option(help="Port on 127.0.0.1; 0 takes any that is free.")
 _EXPORT = typer.Option(
     help="Write the page as one file and end: devices, batch and bandwidth move among answers "
@@ -40,13 +35,13 @@ _ASK = typer.Option(
 )
 
 
-def serve(  # noqa: PLR0913 - one parameter per flag
+def serve(
     *,
-    profile: Annotated[list[Path] | None, _PROFILE] = None,
-    workload: Annotated[list[Path] | None, _WORKLOAD] = None,
-    cluster: Annotated[list[Path] | None, _CLUSTER] = None,
-    validation: Annotated[Path | None, _VALIDATION] = None,
-    budget: Annotated[Path | None, _BUDGET] = None,
+    profile: Annotated[list[Path] | None, _PROFILES] = None,
+    workload: Annotated[list[Path] | None, _WORKLOADS] = None,
+    cluster: Annotated[list[Path] | None, _CLUSTERS] = None,
+    validation: opt.Validation = None,
+    budget_file: Annotated[Path | None, _BUDGET_FILE] = None,
     port: Annotated[int, _PORT] = DEFAULT_PORT,
     export: Annotated[Path | None, _EXPORT] = None,
     ask: Annotated[str | None, _ASK] = None,
@@ -56,34 +51,25 @@ def serve(  # noqa: PLR0913 - one parameter per flag
         raise UsageError(f"--port: must be from 0 to {_HIGHEST_PORT}, got {port}")
     if ask is not None and export is None:
         raise UsageError("--ask: must come with --export, got it alone")
-    from perfmodel.cli.page_inputs import read_desk
+    from perfmodel.documents.base import write_atomically
     from perfmodel.page.answers import Answers
+    from perfmodel.page.export import export_html, question_of, start
+    from perfmodel.page.machines import read_desk
 
     desk = read_desk(
-        profile or [DEFAULT_PROFILE],
+        profile or [opt.DEFAULT_PROFILE],
         workload or [],
         validation=validation,
-        budget=budget,
+        budget=budget_file,
         clusters=cluster or [],
     )
     answers = Answers(desk)
-    if export is not None:
-        _export(answers, ask, export)
+    if export is None:
+        _serve(answers, port)
         return
-    _serve(answers, port)
-
-
-def _export(answers: "Answers", ask: str | None, path: Path) -> None:
-    from perfmodel.documents.base import write_atomically
-    from perfmodel.page.export import (
-        export_html,
-        question_of,
-        start,
-    )
-
     question = start(answers.catalogue) if ask is None else question_of(ask)
-    write_atomically(path, export_html(answers, question))
-    typer.echo(f"page: {path}")
+    write_atomically(export, export_html(answers, question))
+    typer.echo(f"page: {export}")
 
 
 def _serve(answers: "Answers", port: int) -> None:
@@ -106,49 +92,38 @@ def _serve(answers: "Answers", port: int) -> None:
         typer.echo("ended", err=True)
 
 
+_NAMES = typer.Option(help="Workloads to predict, separated by commas; default: all.")
+
+
 def report(
     *,
-    profile: Annotated[Path, typer.Option(help="Profile of the machine.")] = DEFAULT_PROFILE,
-    validation: Annotated[Path | None, typer.Option(help="Validation to include.")] = None,
-    workloads: Annotated[
-        str, typer.Option(help="Workloads to predict, separated by commas; default: all.")
-    ] = "",
-    devices: Annotated[str, typer.Option(help="Device counts, separated by commas.")] = (
-        DEFAULT_DEVICES
-    ),
-    out: Annotated[Path, typer.Option(help="Folder for report.html and figures/.")] = Path(
-        "runs/report"
-    ),
+    profile: opt.Profile = opt.DEFAULT_PROFILE,
+    validation: opt.Validation = None,
+    workloads: Annotated[str, _NAMES] = "",
+    devices: opt.DeviceCounts = opt.DEFAULT_DEVICES,
+    out: opt.Folder = Path("runs/report"),
 ) -> None:
     """Write one self-contained HTML report, and every plot as SVG and PNG."""
     from perfmodel.documents.base import write_atomically, write_bytes_atomically
     from perfmodel.documents.profile import ProfileDocument
     from perfmodel.documents.verdicts import ValidationDocument
-    from perfmodel.predictor import (
-        Forecast,
-        Predictor,
-        forecast,
-        open_workload,
-    )
+    from perfmodel.predictor import Forecast, Predictor, forecast, open_workload
     from perfmodel.report.figures import figure_bytes, report_figures
     from perfmodel.report.html import report_html
 
-    document = ProfileDocument.read(profile)
-    machine = document.machine
-    verdict = None if validation is None else ValidationDocument.read(validation)
-    predictor = Predictor(machine, validation=verdict)
-    chosen = names(workloads) or [entry.workload.name for entry in machine.workloads]
-    request = Forecast(world_sizes=device_counts(devices), scaling="weak")
+    machine = ProfileDocument.read(profile)
+    judged = None if validation is None else ValidationDocument.read(validation)
+    predictor = Predictor(machine, validation=judged)
+    chosen = opt.names(workloads) or [entry.workload.name for entry in machine.workloads]
+    request = Forecast(world_sizes=tuple(devices), scaling="weak")
     predictions = [
         forecast(predictor, opened.profile, request, argv=sys.argv)[0]
         for opened in (open_workload(predictor, name, where="--workloads") for name in chosen)
     ]
-    write_atomically(
-        out / "report.html", report_html(document, predictions=predictions, validation=verdict)
-    )
-    for name, figure in report_figures(
-        machine, predictions=predictions, validation=verdict
-    ).items():
+    page = report_html(machine, predictions=predictions, judged=judged)
+    write_atomically(out / "report.html", page)
+    figures = report_figures(machine, predictions=predictions, validation=judged)
+    for name, figure in figures.items():
         path = out / "figures" / name
         write_bytes_atomically(path.with_suffix(".svg"), figure_bytes(figure, format="svg"))
         write_bytes_atomically(path.with_suffix(".png"), figure_bytes(figure, format="png"))

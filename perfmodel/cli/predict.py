@@ -1,222 +1,433 @@
-"""Commands that predict: predict and explain. They must start fast, so plots are imported lazily."""
+"""Commands that predict: predict, explain, whatif, plan parallelism; they import the model late."""
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import typer
 
-from perfmodel.cli.files import Sources
-from perfmodel.cli.layouts import (
-    DATA_CENTRE_LINK,
-    LAYOUT,
-    MEMORY,
-    MODEL,
-    ONLY_WITHOUT_LAYOUT,
-    PER_NODE,
-    SEQUENCE,
-    TIMELINE,
-    Answers,
-    LargeFlags,
-    predict_layout,
-)
-from perfmodel.cli.measure import DEFAULT_PROFILE
-from perfmodel.cli.options import at_least_one, device_counts, duration_s, one_of, refuse_typed
-from perfmodel.cli.output import show_lines
+from perfmodel.cli import options as opt
+from perfmodel.cli.output import show_document, show_lines
 from perfmodel.errors import UsageError
+from perfmodel.machine.cluster import DEVICES_PER_NODE
+from perfmodel.units import GIB, Bytes, Seconds
 
-DEFAULT_DEVICES = "1,2,4,8,16,32,64,128,256,512,1024"
-SCALINGS: Final[tuple[Literal["weak", "strong"], ...]] = ("weak", "strong")
+if TYPE_CHECKING:
+    from perfmodel.layout.layout import Layout
+    from perfmodel.predict_layout import Training
+    from perfmodel.step.program import Trace
 
-_PROFILE = typer.Option(help="Profile of the machine, from perfmodel calibrate.")
-_WORKLOAD = typer.Option(help="Calibrated workload by name, or a workload file (JSON).")
-_DEVICE = typer.Option(
-    help="Device that is not present, such as h100-sxm (perfmodel devices): a traced workload is scaled "
-    "to it by data-sheet ratios."
+_CSV = typer.Option("--csv", help="Print comma-separated values.")
+_PLOT = opt.picture("--plot", (".svg", ".png"), "Write a plot, .svg or .png.")
+_TRACE = typer.Option(help="Write the step at the largest count as a Chrome trace.")
+_TIMELINE = opt.picture(
+    "--timeline",
+    (".png", ".svg", ".html"),
+    "Draw the simulated step of --layout, .png, .svg or .html: lanes per stage, bubbles grey.",
 )
-_BATCH = typer.Option(
-    help="Weak scaling: samples per forward pass of each device; strong: per step of all together. "
-    "Default: the middle calibrated micro-batch (weak), the largest (strong)."
+_MEASURED = opt.duration(
+    "--measured",
+    "What a step of yours takes, such as 480ms: is that normal? Median or trimmed mean of a run, "
+    "from the end of one optimizer step to the end of the next.",
 )
-_ACCUMULATION = typer.Option(help="Micro-steps per optimizer step.")
-_BUCKET_CAP = typer.Option(help="DDP's bucket_cap_mb, in MiB; default: PyTorch's.")
-_LOADER = typer.Option(help="Samples per second that the input pipeline feeds one device.")
-CLUSTER = typer.Option(
-    help="Cluster file (TOML): links between the devices; default: one ring of the measured ones."
+_SET = typer.Option(
+    "--set",
+    help="FIELD=VALUE, such as network.bandwidth=400Gb/s or devices=64. Several make one scenario; "
+    "FIELD=A,B makes one for each value. With --layout: its keys, such as tp=4,8, and model.",
 )
-_VALIDATION = typer.Option(help="A validation, whose errors widen the intervals.")
-_MEASURED = typer.Option(
-    help="What a step of yours takes, such as 480ms: is that normal? Median or trimmed mean of a run, "
-    "from the end of one optimizer step to the end of the next."
+_AGAINST = typer.Option(
+    help="Scenarios saved with --output, of this or another machine; repeatable."
 )
 
+#: Parameters that only layouts have.
+_ONLY_WITH_LAYOUT: Final = (
+    *("model", "sequence_length", "devices_per_node", "device_memory", "data_centre_link", "timeline"),
+)
+#: Parameters that layouts do not have, and what to do instead.
+_ONLY_WITHOUT_LAYOUT: Final = {
+    "workload": "--model says what is trained",
+    "device": "a calibration from runs has its device; --device-memory says what fits",
+    "scaling": "--batch counts the sequences of all devices",
+    "accumulation": "write accumulation=N into the layout, or give --batch",
+    "bucket_cap_mb": "leave it out, the closed forms have no buckets",
+    "loader_samples_per_s": "leave it out, the closed forms have no input pipeline",
+    "cluster": "links are inferred from the runs; --devices-per-node says where a node ends",
+    "validation": "leave it out, a calibration from runs has its own intervals",
+}
 
-def predict(  # noqa: PLR0913 - one parameter per flag
+
+def _refuse_beside_layout(context: typer.Context, excluded: dict[str, str]) -> None:
+    """Refuse what would be ignored, with or without a layout."""
+    if context.params["layout"] is not None:
+        opt.refuse_typed(context, excluded, beside="--layout")
+        return
+    for name in _ONLY_WITH_LAYOUT:
+        if opt.typed(context, name):
+            flag = f"--{name.replace('_', '-')}"
+            text = opt.typed_texts(flag, sys.argv)[-1]
+            raise UsageError(f"{flag}: must come with --layout, got {text} alone")
+
+
+def predict(
     *,
     context: typer.Context,
-    profile: Annotated[Path, _PROFILE] = DEFAULT_PROFILE,
-    workload: Annotated[str, _WORKLOAD] = "resnet18",
-    device: Annotated[str | None, _DEVICE] = None,
-    devices: Annotated[str, typer.Option(help="Device counts, separated by commas.")] = (
-        DEFAULT_DEVICES
-    ),
-    scaling: Annotated[str, typer.Option(help="weak or strong.")] = "weak",
-    batch: Annotated[int | None, _BATCH] = None,
-    accumulation: Annotated[int, _ACCUMULATION] = 1,
-    bucket_cap_mb: Annotated[float | None, _BUCKET_CAP] = None,
-    loader_samples_per_s: Annotated[float | None, _LOADER] = None,
-    cluster: Annotated[Path | None, CLUSTER] = None,
-    validation: Annotated[Path | None, _VALIDATION] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the prediction document.")] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
-    output: Annotated[Path | None, typer.Option(help="Write the prediction document.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write a plot, .svg or .png.")] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="Write the step at the largest count as a Chrome trace.")
-    ] = None,
-    layout: Annotated[str | None, LAYOUT] = None,
-    model: Annotated[str | None, MODEL] = None,
-    sequence_length: Annotated[int | None, SEQUENCE] = None,
-    devices_per_node: Annotated[int | None, PER_NODE] = None,
-    device_memory: Annotated[str | None, MEMORY] = None,
-    data_centre_link: Annotated[str | None, DATA_CENTRE_LINK] = None,
-    timeline: Annotated[Path | None, TIMELINE] = None,
+    profile: opt.Profile = opt.DEFAULT_PROFILE,
+    workload: opt.Workload = "resnet18",
+    device: opt.Device = None,
+    devices: opt.DeviceCounts = opt.DEFAULT_DEVICES,
+    scaling: opt.Scaling = "weak",
+    batch: opt.Batch = None,
+    accumulation: opt.Accumulation = 1,
+    bucket_cap_mb: opt.BucketCap = None,
+    loader_samples_per_s: opt.LoaderRate = None,
+    cluster: opt.ClusterFile = None,
+    validation: opt.Validation = None,
+    as_json: opt.Json = False,
+    as_csv: Annotated[bool, _CSV] = False,
+    output: opt.Output = None,
+    plot: Annotated[Path | None, _PLOT] = None,
+    trace: Annotated[Path | None, _TRACE] = None,
+    layout: opt.LayoutText = None,
+    model: opt.Model = None,
+    sequence_length: opt.SequenceLength = None,
+    devices_per_node: opt.DevicesPerNode = None,
+    device_memory: opt.DeviceMemory = None,
+    data_centre_link: opt.DataCentreLink = None,
+    timeline: Annotated[Path | None, _TIMELINE] = None,
+    verbose: opt.Verbose = False,
 ) -> None:
     """Predict speed-up and step time for any number of devices, or one layout of a large model."""
     if as_json and as_csv:
         raise UsageError("--json: excludes --csv, got both; --output writes JSON beside --csv")
-    answers = Answers(as_json=as_json, as_csv=as_csv, output=output, plot=plot, trace=trace)
-    large = LargeFlags(
-        model, sequence_length, devices_per_node, device_memory, data_centre_link, timeline
-    )
+    _refuse_beside_layout(context, _ONLY_WITHOUT_LAYOUT)
+    files = _Files(quiet=as_json or as_csv)
     if layout is not None:
-        refuse_typed(context, ONLY_WITHOUT_LAYOUT, beside="--layout")
-        only = None if devices == DEFAULT_DEVICES else device_counts(devices)
-        predict_layout(profile, layout, large, devices=only, batch=batch, answers=answers)
+        _predict_layout(context, files)
         return
-    large.refuse_without_layout()
-    request = _Request(
-        devices=devices,
+    from perfmodel.cli.inputs import read_inputs
+    from perfmodel.predictor import Forecast, forecast
+    from perfmodel.report.prediction import csv_text, prediction_lines, prediction_table
+
+    request = Forecast(
+        world_sizes=tuple(devices),
         scaling=scaling,
         batch=batch,
         accumulation=accumulation,
         bucket_cap_mb=bucket_cap_mb,
         loader_samples_per_s=loader_samples_per_s,
     )
-    sources = Sources(
-        profile=profile,
-        workload=workload,
-        validation=validation,
-        cluster=cluster,
-        device=device,
-    )
-    _predict_workload(sources, request, answers)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Request:
-    """What to predict of a workload, as typed."""
-
-    devices: str
-    scaling: str
-    batch: int | None
-    accumulation: int
-    bucket_cap_mb: float | None
-    loader_samples_per_s: float | None
-
-
-def _predict_workload(sources: Sources, asked: _Request, answers: Answers) -> None:
-    # What follows imports numpy and pydantic: too slow for --help.
-    from perfmodel.cli.files import print_prediction, read_inputs, write_plot, write_trace
-    from perfmodel.predictor import Forecast, forecast
-
-    plot_format = None if answers.plot is None else _plot_format(answers.plot)
-    request = Forecast(
-        world_sizes=device_counts(asked.devices),
-        scaling=one_of("--scaling", asked.scaling, SCALINGS),
-        batch=asked.batch,
-        accumulation=at_least_one("--accumulation", asked.accumulation),
-        bucket_cap_mb=asked.bucket_cap_mb,
-        loader_samples_per_s=asked.loader_samples_per_s,
-    )
-    inputs = read_inputs(sources)
+    inputs = read_inputs(profile, workload, validation=validation, cluster=cluster, device=device)
     document, largest = forecast(inputs.predictor, inputs.workload, request, argv=sys.argv)
-    if answers.as_json:
-        typer.echo(document.model_dump_json(indent=1))
-    elif answers.as_csv:
-        from perfmodel.report.tables import csv_text
-
+    if as_csv:
         typer.echo(csv_text(document), nl=False)
+        if output is not None:
+            document.write(output)
     else:
-        print_prediction(document)
-    if answers.output is not None:
-        document.write(answers.output)
-        answers.tell("prediction", answers.output)
-    if answers.plot is not None and plot_format is not None:
-        write_plot(document, answers.plot, plot_format)
-        answers.tell("plot", answers.plot)
-    if answers.trace is not None:
-        write_trace(largest, answers.trace)
-        answers.tell("trace", answers.trace)
+        lines = prediction_lines(document, verbose=verbose)
+        show_document(document, prediction_table(document), lines, as_json=as_json, output=output)
+    files.tell("prediction", output)
+    if plot is not None:
+        from perfmodel.documents.base import write_bytes_atomically
+        from perfmodel.report.figures import figure_bytes, speedup_figure
+
+        form: Literal["svg", "png"] = "svg" if plot.suffix == ".svg" else "png"
+        write_bytes_atomically(plot, figure_bytes(speedup_figure([document]), format=form))
+        files.tell("plot", plot)
+    files.write_step(largest.trace, largest.label, trace=trace, timeline=None)
 
 
-def explain(  # noqa: PLR0913 - one parameter per flag
+def _predict_layout(context: typer.Context, files: "_Files") -> None:
+    given = context.params
+    if given["as_csv"] or given["plot"] is not None:
+        raise UsageError(
+            "--layout: excludes --csv and --plot; take --json, --output, --trace or --timeline"
+        )
+    layout, training = _training(context, devices=given["devices"])
+    from perfmodel.documents.inferred import InferredDocument
+    from perfmodel.predict_layout import opened_machine, predict_layout
+    from perfmodel.report.layout import layout_lines, memory_table, parts_table
+
+    machine = opened_machine(InferredDocument.read(given["profile"]).machine)
+    found, step = predict_layout(
+        machine, training, layout, capacity_bytes=given["device_memory"], argv=sys.argv
+    )
+    show_document(
+        found,
+        (parts_table(found), memory_table(found)),
+        layout_lines(found, verbose=given["verbose"]),
+        as_json=given["as_json"],
+        output=given["output"],
+    )
+    files.tell("prediction", given["output"])
+    name = f"{training.model.name} {layout}"
+    files.write_step(step, name, trace=given["trace"], timeline=given["timeline"])
+
+
+class _Files:
+    """Files beside the answer; what was written is said, but not among JSON or CSV."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+
+    def tell(self, what: str, path: Path | None) -> None:
+        if path is not None:
+            typer.echo(f"{what}: {path}", err=self._quiet)
+
+    def write_step(
+        self, step: "Trace", name: str, *, trace: Path | None, timeline: Path | None
+    ) -> None:
+        """Write the simulated step as a Chrome trace and as a picture, if asked to."""
+        if trace is not None:
+            from perfmodel.documents.base import write_atomically
+            from perfmodel.report.timeline import chrome_trace_text
+
+            write_atomically(trace, chrome_trace_text(step, name=name))
+        if timeline is not None:
+            from perfmodel.documents.base import write_bytes_atomically
+            from perfmodel.report.timeline import timeline_bytes
+
+            form = cast('Literal["png", "svg", "html"]', timeline.suffix[1:])
+            write_bytes_atomically(timeline, timeline_bytes(step, title=name, form=form))
+        self.tell("trace", trace)
+        self.tell("timeline", timeline)
+
+
+def _training(context: typer.Context, *, devices: Sequence[int] = ()) -> "tuple[Layout, Training]":
+    """The layout with its batch, and what is trained on which devices."""
+    given = context.params
+    if not given["layout"].strip():
+        raise UsageError('--layout: must be such as "dp=8 tp=4", got nothing; one device is "dp=1"')
+    if given["model"] is None:
+        raise UsageError("--layout: must come with --model, got it alone")
+    counts = devices if opt.typed(context, "devices") else ()
+    if len(counts) > 1:
+        raise UsageError(f"--devices: must be one count with --layout, got {len(counts)}")
+    from perfmodel.cli.inputs import read_model
+    from perfmodel.layout.layout import parse_layout
+    from perfmodel.predict_layout import Training
+
+    layout = _with_batch(parse_layout(given["layout"]), given["batch"])
+    data_centre_link = given.get("data_centre_link")
+    if data_centre_link is not None and layout.data_centres == 1:
+        raise UsageError(
+            f"--data-centre-link: must come with data_centres > 1 in --layout, got "
+            f"{data_centre_link:g} B/s on one data centre"
+        )
+    return layout, Training(
+        model=read_model(given["model"], sequence=given["sequence_length"]),
+        devices=counts[0] if counts else layout.world_size,
+        devices_per_node=given["devices_per_node"] or DEVICES_PER_NODE,
+        global_batch=layout.global_batch,
+        data_centre_bytes_per_s=data_centre_link,
+    )
+
+
+def _with_batch(layout: "Layout", batch: int | None) -> "Layout":
+    """The layout with the accumulation that makes up the global batch, if that is given."""
+    from perfmodel.layout.layout import accumulation_for
+
+    if batch is None:
+        return layout
+    needed = accumulation_for(global_batch=batch, dp=layout.dp, micro_batch=layout.micro_batch)
+    if layout.accumulation not in (1, needed):
+        raise UsageError(
+            f"--batch: must be {layout.global_batch} with accumulation={layout.accumulation} in "
+            f"--layout, got {batch}; give one of the two"
+        )
+    return replace(layout, accumulation=needed)
+
+
+def explain(
     *,
-    profile: Annotated[Path, _PROFILE] = DEFAULT_PROFILE,
-    workload: Annotated[str, _WORKLOAD] = "resnet18",
-    devices: Annotated[int, typer.Option(help="Number of devices.")] = 2,
-    scaling: Annotated[str, typer.Option(help="weak or strong.")] = "weak",
-    batch: Annotated[int | None, _BATCH] = None,
-    accumulation: Annotated[int, _ACCUMULATION] = 1,
-    bucket_cap_mb: Annotated[float | None, _BUCKET_CAP] = None,
-    loader_samples_per_s: Annotated[float | None, _LOADER] = None,
-    cluster: Annotated[Path | None, CLUSTER] = None,
-    validation: Annotated[Path | None, _VALIDATION] = None,
-    measured: Annotated[str | None, _MEASURED] = None,
+    profile: opt.Profile = opt.DEFAULT_PROFILE,
+    workload: opt.Workload = "resnet18",
+    device: opt.Device = None,
+    devices: opt.Devices = 2,
+    scaling: opt.Scaling = "weak",
+    batch: opt.Batch = None,
+    accumulation: opt.Accumulation = 1,
+    bucket_cap_mb: opt.BucketCap = None,
+    loader_samples_per_s: opt.LoaderRate = None,
+    cluster: opt.ClusterFile = None,
+    validation: opt.Validation = None,
+    measured: Annotated[Seconds | None, _MEASURED] = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Rank what costs the speed-up, and what one change would gain."""
-    from perfmodel.cli.files import read_inputs
+    from perfmodel.cli.inputs import read_inputs
     from perfmodel.explanation import explain as use_case
     from perfmodel.explanation import standing
     from perfmodel.predictor import Forecast, forecast_layouts
-    from perfmodel.report.prediction import explanation_lines, standing_line
+    from perfmodel.report.prediction import explanation_json, explanation_lines, standing_line
 
     request = Forecast(
         world_sizes=(devices,),
-        scaling=one_of("--scaling", scaling, SCALINGS),
+        scaling=scaling,
         batch=batch,
-        accumulation=at_least_one("--accumulation", accumulation),
+        accumulation=accumulation,
         bucket_cap_mb=bucket_cap_mb,
         loader_samples_per_s=loader_samples_per_s,
     )
-    measured_s = None if measured is None else duration_s("--measured", measured)
-    inputs = read_inputs(
-        Sources(profile=profile, workload=workload, cluster=cluster, validation=validation)
-    )
-    layout = forecast_layouts(inputs.workload, request)[-1]
-    explanation = use_case(
-        inputs.predictor,
-        workload=inputs.workload,
-        layout=layout,
-        scaling=request.scaling,
-        loader_samples_per_s=loader_samples_per_s,
-    )
-    if measured_s is not None:
-        found = standing(
-            inputs.predictor,
-            workload=inputs.workload,
-            layout=layout,
-            measured_s=measured_s,
-            loader_samples_per_s=loader_samples_per_s,
-        )
-        show_lines([standing_line(found)])
+    inputs = read_inputs(profile, workload, validation=validation, cluster=cluster, device=device)
+    asked: dict[str, Any] = {
+        "workload": inputs.workload,
+        "layout": forecast_layouts(inputs.workload, request)[-1],
+        "loader_samples_per_s": loader_samples_per_s,
+    }
+    explanation = use_case(inputs.predictor, **asked, scaling=scaling)
+    place = None
+    if measured is not None:
+        place = standing(inputs.predictor, **asked, measured_s=measured)
+    if as_json:
+        typer.echo(explanation_json(explanation, place))
+        return
+    show_lines([] if place is None else [standing_line(place)])
     show_lines(explanation_lines(explanation))
 
 
-def _plot_format(path: Path) -> Literal["svg", "png"]:
-    if path.suffix == ".svg":
-        return "svg"
-    if path.suffix == ".png":
-        return "png"
-    raise UsageError(f"--plot: must end in .svg or .png, got {str(path)!r}")
+def whatif(
+    *,
+    context: typer.Context,
+    settings: Annotated[list[str] | None, _SET] = None,
+    profile: opt.Profile = opt.DEFAULT_PROFILE,
+    workload: opt.Workload = "resnet18",
+    device: opt.Device = None,
+    devices: opt.Devices = 8,
+    scaling: opt.Scaling = "weak",
+    batch: opt.Batch = None,
+    validation: opt.Validation = None,
+    cluster: opt.ClusterFile = None,
+    against: Annotated[list[Path] | None, _AGAINST] = None,
+    output: opt.Output = None,
+    fields: Annotated[bool, typer.Option("--fields", help="List what can be set.")] = False,
+    as_json: opt.Json = False,
+    layout: opt.LayoutText = None,
+    model: opt.Model = None,
+    sequence_length: opt.SequenceLength = None,
+    devices_per_node: opt.DevicesPerNode = None,
+    device_memory: opt.DeviceMemory = None,
+    verbose: opt.Verbose = False,
+) -> None:
+    """Change fields of the machine, the workload or the strategy: before, after, and why."""
+    if fields:
+        from perfmodel.report.prediction import fields_lines
+        from perfmodel.scenarios.fields import FIELDS
+
+        show_lines(fields_lines([(f.name, f.example, f.meaning) for f in FIELDS]))
+        return
+    excluded = {**_ONLY_WITHOUT_LAYOUT, "devices": "leave it out", "against": "leave it out"}
+    _refuse_beside_layout(context, excluded)
+    if layout is not None:
+        _compare_layouts(context)
+        return
+    from perfmodel.cli.inputs import read_inputs
+    from perfmodel.documents.prediction import WhatIfDocument
+    from perfmodel.predictor import Forecast
+    from perfmodel.report.prediction import whatif_lines, whatif_table
+    from perfmodel.scenarios.compare import compare_scenarios, with_saved
+    from perfmodel.scenarios.fields import scenarios_of
+    from perfmodel.scenarios.machine import Scenario
+
+    inputs = read_inputs(profile, workload, validation=validation, cluster=cluster, device=device)
+    base = Scenario(
+        profile=inputs.predictor.profile,
+        workload=inputs.workload,
+        request=Forecast(world_sizes=(devices,), scaling=scaling, batch=batch),
+        machine_digest=inputs.predictor.profile.digest,
+        validation=inputs.predictor.validation,
+        document=inputs.document,
+        cluster=inputs.predictor.cluster,
+    )
+    document = compare_scenarios(scenarios_of(base, settings or ()), argv=sys.argv)
+    if output is not None:
+        document.write(output)
+    saved = [(path.stem, WhatIfDocument.read(path)) for path in against or ()]
+    shown = with_saved(document, saved) if saved else document
+    show_document(shown, whatif_table(shown), whatif_lines(shown, verbose=verbose), as_json=as_json)
+
+
+def _compare_layouts(context: typer.Context) -> None:
+    from perfmodel.cli.inputs import read_model
+    from perfmodel.documents.inferred import InferredDocument
+    from perfmodel.predict_layout import opened_machine
+    from perfmodel.report.layout import layout_whatif_lines, layout_whatif_table
+    from perfmodel.scenarios.layouts import LayoutBase, compare_layouts
+
+    given = context.params
+    layout, training = _training(context)
+    base = LayoutBase(
+        machine=opened_machine(InferredDocument.read(given["profile"]).machine),
+        training=training,
+        text=given["layout"],
+        layout=layout,
+        capacity_bytes=given["device_memory"],
+        open_model=lambda name: read_model(name, sequence=given["sequence_length"]),
+    )
+    document = compare_layouts(base, given["settings"] or (), argv=sys.argv)
+    show_document(
+        document,
+        layout_whatif_table(document),
+        layout_whatif_lines(document, verbose=given["verbose"]),
+        as_json=given["as_json"],
+        output=given["output"],
+    )
+
+
+_INFERRED = typer.Option(help="Calibration from runs, from perfmodel calibrate --from-runs.")
+_SEQUENCES = opt.count("--global-batch", "Sequences per step of all devices.")
+_INTERLEAVE = opt.count("--interleave", "Most pipeline stages per device.")
+_TOP = opt.count("--top", "How many layouts to show.")
+_PROCESSES = opt.count("--processes", "Processes that share the search.")
+_SCHEDULER = typer.Option(
+    help="Dask scheduler whose workers share the search, such as tcp://host:8786; needs the extra "
+    "distributed."
+)
+
+
+def plan_parallelism(
+    *,
+    profile: Annotated[Path, _INFERRED],
+    model: Annotated[str, typer.Option(help="Transformer: a config.json, or a name.")],
+    devices: opt.Devices,
+    global_batch: Annotated[int, _SEQUENCES],
+    device_memory: Annotated[
+        Bytes, opt.size("--device-memory", "Memory of one device, such as 80GiB.")
+    ] = 80 * GIB,
+    sequence_length: opt.SequenceLength = None,
+    devices_per_node: Annotated[
+        int, opt.count("--devices-per-node", "Devices of a node, which share its fast links.")
+    ] = DEVICES_PER_NODE,
+    interleave: Annotated[int, _INTERLEAVE] = 1,
+    top: Annotated[int, _TOP] = 10,
+    processes: Annotated[int, _PROCESSES] = 1,
+    scheduler: Annotated[str | None, _SCHEDULER] = None,
+    as_json: opt.Json = False,
+    output: opt.Output = None,
+) -> None:
+    """Rank all layouts of a large model on a cluster; say which ones tie, and why others lose."""
+    if scheduler is not None and processes != 1:
+        raise UsageError(f"--processes: excludes --scheduler, got {processes} beside {scheduler}")
+    from perfmodel.cli.inputs import read_model
+    from perfmodel.documents.inferred import InferredDocument
+    from perfmodel.layout_search import Request, Workers
+    from perfmodel.layout_search import plan_parallelism as use_case
+    from perfmodel.predict_layout import Training, opened_machine
+    from perfmodel.report.layout import plan_lines, plan_table
+
+    training = Training(
+        model=read_model(model, sequence=sequence_length),
+        devices=devices,
+        devices_per_node=devices_per_node,
+        global_batch=global_batch,
+    )
+    request = Request(
+        training=training, capacity_bytes=device_memory, interleave=interleave, top=top
+    )
+    machine = opened_machine(InferredDocument.read(profile).machine)
+    workers = Workers(processes=processes, scheduler=scheduler)
+    document = use_case(machine, request, argv=sys.argv, workers=workers)
+    show_document(
+        document, plan_table(document), plan_lines(document), as_json=as_json, output=output
+    )

@@ -382,7 +382,7 @@ _FAST_LINK_BYTES_PER_S: Final = 400e9
 _NODE_BYTES_PER_S: Final = (50e9, 25e9, 12.5e9)
 
 
-def device_sheet(text: str, *, flag: str = "--device-type") -> DeviceSheet:
+def device_sheet(text: str, *, flag: str = "--device") -> DeviceSheet:
     """What priors need of a device, under the identifier that documents keep.
 
     Parameters

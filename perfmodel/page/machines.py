@@ -1,22 +1,30 @@
 """Machines that the page can ask about, each under a name; paths stay with whoever started it."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Final, TypeVar
 
+from perfmodel.documents.base import today_utc
+from perfmodel.documents.budget import read_budget
+from perfmodel.documents.hardware import read_cluster
+from perfmodel.documents.inferred import InferredDocument
 from perfmodel.documents.page import PriceOffer, Spending, Spent, TimelineLane, TimelineSpan
 from perfmodel.documents.prediction import Interval
+from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import refuse_unknown
+from perfmodel.errors import UsageError, refuse_unknown
 from perfmodel.machine.cluster import Cluster
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
-from perfmodel.predict_layout import OpenedMachine
+from perfmodel.plan.cost import compare_costs
+from perfmodel.predict_layout import OpenedMachine, opened_machine
+from perfmodel.predictor import Predictor, refuse_other_jobs
 from perfmodel.step.program import Span, Stream, Trace
 from perfmodel.units import HOUR_S, Seconds
-from perfmodel.workload.transformer import NamedTransformer
+from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,14 +119,14 @@ def chosen(kind: str, name: str, offered: Mapping[str, _Offered]) -> _Offered:
     return offered[name]
 
 
-def typed_path(path: Path) -> str:
+def _typed(path: Path) -> str:
     """A path that may be shown: relative to the working folder, or the name of the file alone."""
     here, there = Path.cwd(), path.absolute()
     return there.relative_to(here).as_posix() if there.is_relative_to(here) else there.name
 
 
-def unique_name(path: Path, taken: Mapping[str, object]) -> str:
-    """What a file is called on the page: its name, with its folder's where several share it."""
+def _unique_name(path: Path, taken: Mapping[str, object]) -> str:
+    """Name of a file on the page: its own, with its folder's where several share it."""
     name = path.stem
     if name in taken or name == "profile":
         name = f"{path.absolute().parent.name}/{path.stem}"
@@ -127,6 +135,106 @@ def unique_name(path: Path, taken: Mapping[str, object]) -> str:
         name = f"{path.stem} {number}"
         number += 1
     return name
+
+
+def read_desk(
+    profiles: Sequence[Path],
+    workloads: Sequence[Path],
+    *,
+    validation: Path | None,
+    budget: Path | None,
+    clusters: Sequence[Path] = (),
+) -> Desk:
+    """All that a page can be asked, read once.
+
+    Raises
+    ------
+    PerfModelError
+        If a file cannot be read, or a validation belongs to none of the machines.
+    """
+    documents = [(path, WorkloadDocument.read(path)) for path in workloads]
+    judged = None if validation is None else ValidationDocument.read(validation)
+    known: dict[str, OpenedCluster] = {}
+    for path in clusters:
+        cluster = read_cluster(path)
+        refuse_other_jobs(cluster, by="--cluster")
+        known[_unique_name(path, known)] = OpenedCluster(cluster=cluster, typed=_typed(path))
+    machines: dict[str, StepMachine | LayoutMachine] = {}
+    is_used = False
+    for path in profiles:
+        name = _unique_name(path, machines)
+        if _is_inferred(path):
+            machines[name] = LayoutMachine(
+                name=name,
+                typed=_typed(path),
+                machine=opened_machine(InferredDocument.read(path).machine),
+                models=TRANSFORMERS,
+            )
+            continue
+        profile = ProfileDocument.read(path).machine
+        is_own = (
+            judged is not None
+            and judged.provenance.host_fingerprint == profile.origin.fingerprint
+        )
+        is_used |= is_own
+        machines[name] = StepMachine(
+            name=name,
+            typed=_typed(path),
+            profile=profile,
+            digest=profile.digest,
+            workloads=_workloads(profile, documents),
+            clusters=known,
+            validation=judged if is_own else None,
+            validation_typed=_typed(validation) if validation and is_own else "",
+        )
+    if validation is not None and not is_used:
+        raise UsageError(
+            f"--validation: must come from the machine of a profile, got {validation} of another one"
+        )
+    prices, warnings = ((), ()) if budget is None else _prices(budget)
+    return Desk(machines=machines, prices=prices, price_warnings=warnings)
+
+
+def _is_inferred(path: Path) -> bool:
+    """Whether a file is a calibration from runs; what cannot be read is complained of later."""
+    try:
+        raw = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(raw, dict) and "fitted_parameters" in raw
+
+
+def _workloads(
+    profile: MeasuredMachine, documents: Sequence[tuple[Path, WorkloadDocument]]
+) -> Mapping[str, OpenedWorkload]:
+    predictor = Predictor(profile, num_draws=1)
+    found = {
+        entry.workload.name: OpenedWorkload(entry=entry, typed=entry.workload.name)
+        for entry in profile.workloads
+    }
+    for path, document in documents:
+        found[document.workload.name] = OpenedWorkload(
+            entry=predictor.workload(document.workload, document.trace),
+            typed=_typed(path),
+            document=document,
+        )
+    return found
+
+
+def _prices(budget: Path) -> tuple[tuple[PriceOffer, ...], tuple[str, ...]]:
+    """Cost of a useful device-hour in every way of paying, as perfmodel cost says."""
+    today = today_utc()
+    document = compare_costs(read_budget(budget, today=today), today=today, argv=())
+    offers = tuple(
+        PriceOffer(
+            name=option.cost.name,
+            per_device_hour=option.per_useful_device_hour,
+            currency=document.budget.currency,
+            source=_typed(budget),
+        )
+        for option in document.options
+    )
+    return offers, document.warnings
 
 
 def _named(

@@ -1,4 +1,7 @@
-"""The law of the batch as a table and sentences."""
+"""The law of the batch, and clauses of an acceptance, as tables and sentences."""
+
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 from perfmodel.documents.acceptance import (
     AcceptanceDocument,
@@ -7,15 +10,15 @@ from perfmodel.documents.acceptance import (
     ClauseKind,
     Verdict,
 )
-from perfmodel.documents.goodput import BatchDocument, BatchOutlook
+from perfmodel.documents.goodput import BatchDocument
 from perfmodel.documents.verdicts import BatchValidationDocument, JudgedBatch
 from perfmodel.plan.acceptance import LARGE_BYTES
+from perfmodel.report.tables import Table, table
 from perfmodel.report.wording import (
-    Grid,
+    caveat_lines,
     count_interval,
     duration_interval,
     errors,
-    grid,
     interval,
     number,
     one_line,
@@ -23,73 +26,69 @@ from perfmodel.report.wording import (
 )
 from perfmodel.units import format_bytes, format_duration, format_rate
 
+_Value = TypeVar("_Value")
 
-def batch_grid(document: BatchDocument) -> Grid:
+
+def _known(show: Callable[[_Value], str], value: _Value | None) -> str:
+    return "-" if value is None else show(value)
+
+
+def batch_table(document: BatchDocument) -> Table:
     """One row per batch size; readable on 80 columns."""
-    return grid(
+    return table(
         "Batch size and time to target",
-        numbers=(
-            "Batch",
-            "Samples\nto target",
-            "Steps",
-            "Samples/s",
-            "Samples/s\nspeed-up",
-            "Target\nspeed-up",
-            "Time to\ntarget",
-        ),
-        rows=[_row(entry) for entry in document.outlooks],
+        document.outlooks,
+        {
+            "Batch": lambda entry: f"{entry.batch:g}",
+            "Samples\nto target": lambda entry: count_interval(entry.samples),
+            "Steps": lambda entry: count_interval(entry.steps).partition("\n")[0],
+            "Samples/s": lambda entry: _known(number, entry.samples_per_s),
+            "Samples/s\nspeed-up": lambda entry: _known(number, entry.throughput_speedup),
+            "Target\nspeed-up": lambda entry: _known(interval, entry.target_speedup),
+            "Time to\ntarget": lambda entry: _known(duration_interval, entry.time_to_target_s),
+        },
         caption=f"Speed-ups against batch {document.reference_batch:g}; [p5-p95].",
     )
 
 
 def batch_lines(document: BatchDocument) -> list[str]:
     """The critical batch and what must be known before acting."""
+    critical = one_line(count_interval(document.critical_batch))
+    rates = ", ".join(
+        f"{entry.batch:g} x{number(entry.learning_rate_factor)}"
+        for entry in document.outlooks
+        if entry.batch != document.reference_batch
+    )
+    noise = document.noise_scale
     return [
+        f"Critical batch (twice the samples of a tiny one): {critical}",
+        *([f"Gradient noise scale: {number(noise)} samples"] if noise else []),
         (
-            f"Critical batch (twice the samples of a tiny one): "
-            f"{one_line(count_interval(document.critical_batch))}"
+            f"Learning rate of SGD against batch {document.reference_batch:g}: {rates} "
+            "(Adam: the square roots)"
         ),
-        *(
-            [f"Gradient noise scale: {number(document.noise_scale)} samples"]
-            if document.noise_scale
-            else []
-        ),
-        f"Learning rate of SGD against batch {document.reference_batch:g}: "
-        + ", ".join(
-            f"{entry.batch:g} x{number(entry.learning_rate_factor)}"
-            for entry in document.outlooks
-            if entry.batch != document.reference_batch
-        )
-        + " (Adam: the square roots)",
-        *(f"caveat: {caveat}" for caveat in document.caveats),
+        *caveat_lines(document.caveats),
     ]
 
 
-def _row(entry: BatchOutlook) -> tuple[str, ...]:
-    return (
-        f"{entry.batch:g}",
-        count_interval(entry.samples),
-        count_interval(entry.steps).partition("\n")[0],
-        "-" if entry.samples_per_s is None else number(entry.samples_per_s),
-        "-" if entry.throughput_speedup is None else number(entry.throughput_speedup),
-        "-" if entry.target_speedup is None else interval(entry.target_speedup),
-        "-" if entry.time_to_target_s is None else duration_interval(entry.time_to_target_s),
-    )
-
-
-def judged_grid(document: BatchValidationDocument) -> Grid:
+def judged_table(document: BatchValidationDocument) -> Table:
     """One row per batch that was trained; readable on 80 columns."""
-    return grid(
+
+    def error(row: JudgedBatch) -> str:
+        is_reference = row.batch == document.reference_batch
+        return "reference" if is_reference else percent(row.signed_error, signed=True)
+
+    return table(
         f"{document.workload} to its target, predicted from batch {document.reference_batch}",
-        numbers=(
-            "Batch",
-            "Learning\nrate",
-            "Steps\nmeasured",
-            "Of each\nstart",
-            "Steps\npredicted",
-        ),
-        notes=("Error",),
-        rows=[_judged(row, document.reference_batch) for row in document.batches],
+        document.batches,
+        {
+            "Batch": lambda row: row.batch,
+            "Learning\nrate": lambda row: f"{row.learning_rate:.3g}",
+            "Steps\nmeasured": lambda row: number(row.measured_steps),
+            "Of each\nstart": lambda row: " ".join(map(str, row.steps)),
+            "Steps\npredicted": lambda row: count_interval(row.predicted_steps),
+            "<Error": error,
+        },
         caption="Learning rate: the best that was tried. Measured: the median; a start that did not reach "
         "the target counts as longest. Error: predicted over measured minus 1.",
     )
@@ -97,18 +96,24 @@ def judged_grid(document: BatchValidationDocument) -> Grid:
 
 def judged_lines(document: BatchValidationDocument) -> list[str]:
     """Errors of the law beside those of plain rules, and how often intervals held."""
-    edges = [str(row.batch) for row in document.batches if row.is_rate_at_edge]
+    critical = one_line(count_interval(document.measured_critical_batch))
+    entries = {
+        "Law of the noise scale": document.summary,
+        f"From the steps of this campaign at batch {document.reference_batch}": (
+            document.from_own_reference
+        ),
+        "As many samples at any batch": document.same_samples,
+        "As many steps at any batch": document.same_steps,
+    }
     lines = [
         (
             f"Noise scale as calibrated: {number(document.noise_scale)} samples; critical batch of the "
-            f"measured steps: {one_line(count_interval(document.measured_critical_batch))}"
+            f"measured steps: {critical}"
         ),
-        f"Law of the noise scale: {errors(document.summary)}",
-        *_from_own_reference(document),
-        f"As many samples at any batch: {errors(document.same_samples)}",
-        f"As many steps at any batch: {errors(document.same_steps)}",
+        *(f"{name}: {errors(summary)}" for name, summary in entries.items() if summary),
         f"Coverage: {percent(document.coverage)} inside the 90 % interval",
     ]
+    edges = [str(row.batch) for row in document.batches if row.is_rate_at_edge]
     if edges:
         lines.append(f"caveat: the best rate was the highest or lowest tried at {', '.join(edges)}")
     if document.not_reached:
@@ -116,39 +121,17 @@ def judged_lines(document: BatchValidationDocument) -> list[str]:
     return lines
 
 
-def _from_own_reference(document: BatchValidationDocument) -> list[str]:
-    if document.from_own_reference is None:
-        return []
-    found = errors(document.from_own_reference)
-    return [f"From the steps of this campaign at batch {document.reference_batch}: {found}"]
-
-
-def _judged(row: JudgedBatch, reference: int) -> tuple[str, ...]:
-    return (
-        f"{row.batch}",
-        f"{row.learning_rate:.3g}",
-        number(row.measured_steps),
-        " ".join(map(str, row.steps)),
-        count_interval(row.predicted_steps),
-        "reference" if row.batch == reference else percent(row.signed_error, signed=True),
-    )
-
-
-def terms_grid(terms: AcceptanceTerms) -> Grid:
+def terms_table(terms: AcceptanceTerms) -> Table:
     """The clauses, as they stand in the file."""
-    return grid(
+    return table(
         f"Acceptance: like {terms.device_name}",
-        text=("Clause",),
-        numbers=("Reference", "Uncertainty", "Limit"),
-        rows=[
-            (
-                clause.name,
-                clause_value(clause, clause.reference),
-                percent(clause.reference_error),
-                _limit(clause),
-            )
-            for clause in terms.clause
-        ],
+        terms.clause,
+        {
+            "<Clause": lambda clause: clause.name,
+            "Reference": lambda clause: clause_value(clause, clause.reference),
+            "Uncertainty": lambda clause: percent(clause.reference_error),
+            "Limit": _limit,
+        },
         caption=f"A machine as good as the reference, measured as well, passes each clause with "
         f"{percent(terms.confidence)} probability. Uncertainty: standard error.",
     )
@@ -160,30 +143,31 @@ def terms_lines(terms: AcceptanceTerms) -> list[str]:
     largest = max((size for size in sizes if size is not None), default=None)
     if largest is None or largest >= LARGE_BYTES:
         return []
-    size = format_bytes(LARGE_BYTES)
     return [
-        f"caveat: no all-reduce of {size} was measured: its bandwidth is promised at {format_bytes(largest)}"
+        (
+            f"caveat: no all-reduce of {format_bytes(LARGE_BYTES)} was measured: its bandwidth is "
+            f"promised at {format_bytes(largest)}"
+        )
     ]
 
 
-def judgement_grid(document: AcceptanceDocument) -> Grid:
+def judgement_table(document: AcceptanceDocument) -> Table:
     """Every clause beside what was delivered."""
-    return grid(
+    return table(
         f"Acceptance of {document.delivered_name}",
-        text=("Clause",),
-        numbers=("Limit", "Delivered", "Uncertainty", "P(kept)"),
-        notes=("Verdict",),
-        rows=[
-            (
-                entry.clause.name,
-                _limit(entry.clause),
-                "-" if entry.delivered is None else clause_value(entry.clause, entry.delivered),
-                "-" if entry.delivered is None else percent(entry.delivered_error),
-                "-" if entry.probability_kept is None else percent(entry.probability_kept),
-                entry.verdict.value,
-            )
-            for entry in document.judged
-        ],
+        document.judged,
+        {
+            "<Clause": lambda entry: entry.clause.name,
+            "Limit": lambda entry: _limit(entry.clause),
+            "Delivered": lambda entry: _known(
+                lambda value: clause_value(entry.clause, value), entry.delivered
+            ),
+            "Uncertainty": lambda entry: (
+                "-" if entry.delivered is None else percent(entry.delivered_error)
+            ),
+            "P(kept)": lambda entry: _known(percent, entry.probability_kept),
+            "<Verdict": lambda entry: entry.verdict.value,
+        },
         caption=f"Passed or failed: with {percent(document.terms.confidence)} confidence. Uncertainty: standard "
         "error of what was delivered.",
     )
@@ -203,17 +187,17 @@ def judgement_lines(document: AcceptanceDocument) -> list[str]:
     return lines + [f"unmeasured links: {sentence}" for sentence in document.unmeasured_links]
 
 
+_UNITS: Final[dict[str, Callable[[float], str]]] = {
+    "s": format_duration,
+    "share": percent,
+    "ratio": lambda value: f"{number(value)} x",
+}
+
+
 def clause_value(clause: Clause, value: float) -> str:
     """Text of a value in the unit of its clause."""
-    match clause.unit:
-        case "s":
-            return format_duration(value)
-        case "share":
-            return percent(value)
-        case "ratio":
-            return f"{number(value)} x"
-        case unit:
-            return format_rate(value, unit.removesuffix("/s"))
+    show = _UNITS.get(clause.unit)
+    return show(value) if show else format_rate(value, clause.unit.removesuffix("/s"))
 
 
 def _limit(clause: Clause) -> str:

@@ -1,89 +1,84 @@
 """Data sheets as tables, lines and JSON."""
 
+from collections.abc import Callable
 from typing import Final
 
 from perfmodel.documents.hardware import Catalogue, DataSheet, Figure, Pcie, Peak, Power, Rate, Size
-from perfmodel.report.wording import Grid, grid
+from perfmodel.report.tables import Table, table
 from perfmodel.units import PREFIXES, format_bytes, format_rate
 
 
-def devices_grid(catalogue: Catalogue) -> Grid:
+def devices_table(catalogue: Catalogue) -> Table:
     """All devices, one line each; readable on 80 columns."""
-    return grid(
+
+    def rate(found: Rate | None) -> str:
+        return "" if found is None else f"{found.bytes_per_s / PREFIXES['G']:.4g}"
+
+    def peak(*names: str) -> Callable[[DataSheet], str]:
+        def show(sheet: DataSheet) -> str:
+            found = next((sheet.peaks[name] for name in names if name in sheet.peaks), None)
+            return "" if found is None else f"{found.flop_per_s / PREFIXES['T']:.4g}"
+
+        return show
+
+    return table(
         "Devices by data sheet",
-        text=("Device",),
-        numbers=("GiB", "GB/s", "fp32", "tf32", "16 bit", "fp8", "Link\nGB/s", "W"),
-        rows=[_row(sheet) for sheet in catalogue.devices],
+        catalogue.devices,
+        {
+            "<Device": lambda sheet: sheet.id,
+            "GiB": lambda sheet: f"{sheet.memory.size_bytes / PREFIXES['Gi']:.4g}",
+            "GB/s": lambda sheet: rate(sheet.bandwidth),
+            "fp32": peak("fp32"),
+            "tf32": peak("tf32"),
+            "16 bit": peak("fp16", "bf16"),
+            "fp8": peak("fp8"),
+            "Link\nGB/s": lambda sheet: rate(sheet.link),
+            "W": lambda sheet: "" if sheet.power is None else f"{sheet.power.power_w:.0f}",
+        },
         caption="Dense peaks in TFLOP/s, by the type of the factors; 16 bit: fp16, or else bf16. Links: "
         "one direction. Empty: no usable source. One device with its sources: perfmodel devices NAME",
     )
 
 
-def _row(sheet: DataSheet) -> tuple[str, ...]:
-    peaks = sheet.peaks
-    shown = (
-        peaks.get("fp32"),
-        peaks.get("tf32"),
-        peaks.get("fp16", peaks.get("bf16")),
-        peaks.get("fp8"),
-    )
-    return (
-        sheet.id,
-        f"{sheet.memory.size_bytes / PREFIXES['Gi']:.4g}",
-        _plain(sheet.bandwidth),
-        *("" if peak is None else f"{peak.flop_per_s / PREFIXES['T']:.4g}" for peak in shown),
-        _plain(sheet.link),
-        "" if sheet.power is None else f"{sheet.power.power_w:.0f}",
-    )
-
-
-def _plain(rate: Rate | None) -> str:
-    return "" if rate is None else f"{rate.bytes_per_s / PREFIXES['G']:.4g}"
-
-
-def links_grid(catalogue: Catalogue) -> Grid:
+def links_table(catalogue: Catalogue) -> Table:
     """All links; notes stand below names."""
-    return grid(
+    return table(
         "Links: one direction, by data sheet",
-        text=("Link", "Name"),
-        numbers=("Rate",),
-        notes=("Of one", "Source"),
-        rows=[
-            (
-                link.id,
-                f"{link.name}\n({link.note})" if link.note else link.name,
-                _text(link.rate),
-                link.per,
-                link.rate.source,
-            )
-            for link in catalogue.links
-        ],
+        catalogue.links,
+        {
+            "<Link": lambda link: link.id,
+            "<Name": lambda link: f"{link.name}\n({link.note})" if link.note else link.name,
+            "Rate": lambda link: _text(link.rate),
+            "<Of one": lambda link: link.per,
+            "<Source": lambda link: link.rate.source,
+        },
     )
 
 
-def sheet_grid(sheet: DataSheet, catalogue: Catalogue) -> Grid:
+_LABELS: Final = {
+    "achieved": "fastest bf16 product measured",
+    "link": "link between devices",
+    "pcie": "link to the host",
+}
+
+
+def sheet_table(sheet: DataSheet, catalogue: Catalogue) -> Table:
     """Every figure of a device with its source and the source's date."""
-    return grid(
+    return table(
         f"{sheet.name} ({sheet.architecture}, {sheet.form})",
-        text=("Figure",),
-        numbers=("Value",),
-        notes=("Source", "Its date"),
-        rows=[
-            (
-                _LABELS.get(name, name),
-                _text(figure),
-                figure.source,
-                catalogue.sources[figure.source].date,
-            )
-            for name, figure in sheet.figures()
-        ],
+        sheet.figures(),
+        {
+            "<Figure": lambda found: _LABELS.get(found[0], found[0]),
+            "Value": lambda found: _text(found[1]),
+            "<Source": lambda found: found[1].source,
+            "<Its date": lambda found: catalogue.sources[found[1].source].date,
+        },
     )
 
 
 def sheet_lines(sheet: DataSheet, catalogue: Catalogue) -> list[str]:
     """What the table does not hold."""
-    names = ", ".join((sheet.id, *sheet.aliases, *sheet.reported))
-    found = [f"names: {names}"]
+    found = [f"names: {', '.join((sheet.id, *sheet.aliases, *sheet.reported))}"]
     if sheet.link is not None:
         reach = "pairs joined by a bridge" if sheet.link_joins_pairs else "all devices of a node"
         found.append(f"link: {sheet.link_name}, {reach}")
@@ -93,8 +88,7 @@ def sheet_lines(sheet: DataSheet, catalogue: Catalogue) -> list[str]:
         found.append(f"fastest measured product: {share:.0%} of the peak in bf16")
     if sheet.note:
         found.append(f"note: {sheet.note}")
-    used = dict.fromkeys(figure.source for _, figure in sheet.figures())
-    for key in used:
+    for key in dict.fromkeys(figure.source for _, figure in sheet.figures()):
         source = catalogue.sources[key]
         found.append(f"{key}: {source.title} ({source.where})")
     return found
@@ -111,13 +105,6 @@ def devices_json(catalogue: Catalogue, sheet: DataSheet | None) -> dict[str, obj
     if sheet is None:
         written["links"] = [link.model_dump(mode="json") for link in catalogue.links]
     return written
-
-
-_LABELS: Final = {
-    "achieved": "fastest bf16 product measured",
-    "link": "link between devices",
-    "pcie": "link to the host",
-}
 
 
 def _text(figure: Figure | None) -> str:

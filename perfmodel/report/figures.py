@@ -1,9 +1,8 @@
-"""All figures; those of a prediction are drawn here."""
+"""Figures of a profile, predictions, a validation and a plan."""
 
 import io
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -15,16 +14,10 @@ from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocat
 
 from perfmodel.cost.collectives import bus_factor
 from perfmodel.documents.observation import PHASES
-from perfmodel.documents.plan import PlanDocument, PlanRow
+from perfmodel.documents.plan import PlanDocument
 from perfmodel.documents.prediction import Interval, PredictionDocument
-from perfmodel.documents.verdicts import ComparedSetting, ValidationDocument
-from perfmodel.machine.measured import (
-    CollectiveProfile,
-    CurvePoint,
-    MeasuredMachine,
-    MeasuredWorkload,
-    PhaseCurves,
-)
+from perfmodel.documents.verdicts import ValidationDocument
+from perfmodel.machine.measured import CurvePoint, MeasuredMachine, MeasuredWorkload, PhaseCurves
 from perfmodel.report.prediction import causes_of
 from perfmodel.report.wording import duration_unit, percent, short_label
 from perfmodel.step.program import Cause
@@ -122,49 +115,46 @@ def figure_bytes(figure: Figure, *, format: Literal["svg", "png"]) -> bytes:  # 
 
 
 def collective_figure(profile: MeasuredMachine) -> Figure:
-    """Figure of time and bus bandwidth of each collective over the size of the array."""
+    """Time and bus bandwidth of each collective over the size of the array."""
     figure = new_figure(width_in=9.2)
-    time_axes, busbw_axes = figure.subplots(1, 2)
+    panels: tuple[Axes, Axes] = figure.subplots(1, 2)
+    time_axes, busbw_axes = panels
     names = sorted({entry.collective for entry in profile.collectives})
     sizes = sorted({entry.world_size for entry in profile.collectives})
     for entry in profile.collectives:
-        styles = {
-            "color": COLOURS[names.index(entry.collective) % len(COLOURS)],
-            "marker": MARKERS[names.index(entry.collective) % len(MARKERS)],
+        place = names.index(entry.collective)
+        styles: dict[str, Any] = {
+            "color": COLOURS[place % len(COLOURS)],
+            "marker": MARKERS[place % len(MARKERS)],
             "linestyle": LINES[sizes.index(entry.world_size) % len(LINES)],
+            "label": plain(f"{entry.collective}, {entry.world_size} devices"),
+            "markersize": 4,
         }
-        label = plain(f"{entry.collective}, {entry.world_size} devices")
-        at, time_s = _curve_machine_figures(entry.points)
-        time_axes.plot(at, time_s * 1e3, label=label, markersize=4, **styles)
+        at, time_s = _points(entry.points)
+        time_axes.plot(at, time_s * 1e3, **styles)
         factor = bus_factor(entry.collective, entry.world_size)
-        busbw_axes.plot(at, factor * at / time_s / 1e9, label=label, markersize=4, **styles)
-    _finish_collectives(time_axes, busbw_axes, profile.collectives)
+        busbw_axes.plot(at, factor * at / time_s / 1e9, **styles)
+    for axes in panels:
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        log10_ticks(axes.yaxis)
+        axes.xaxis.set_major_formatter(lambda value, _: format_bytes(value).replace(" ", "\n"))
+        note_if_empty(axes, is_empty=not profile.collectives)
+    finish(time_axes, title="Time", x="Size of the whole array [B]", y="Time [ms]")
+    finish(busbw_axes, title="Bus bandwidth", x="Size of the whole array [B]", y="busbw [GB/s]")
     legend_below(figure)
     return figure
 
 
-def _curve_machine_figures(points: Sequence[CurvePoint]) -> tuple[np.ndarray, np.ndarray]:
+def _points(points: Sequence[CurvePoint]) -> tuple[np.ndarray, np.ndarray]:
     # a time of zero has no place on a logarithmic axis, and no bandwidth
     shown = [(point.at, point.time_s) for point in points if point.time_s > 0]
     at, time_s = np.array(shown).reshape(-1, 2).T
     return at, time_s
 
 
-def _finish_collectives(
-    time_axes: Axes, busbw_axes: Axes, entries: Sequence[CollectiveProfile]
-) -> None:
-    for axes in (time_axes, busbw_axes):
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        log10_ticks(axes.yaxis)
-        axes.xaxis.set_major_formatter(lambda value, _: format_bytes(value).replace(" ", "\n"))
-        note_if_empty(axes, is_empty=not entries)
-    finish(time_axes, title="Time", x="Size of the whole array [B]", y="Time [ms]")
-    finish(busbw_axes, title="Bus bandwidth", x="Size of the whole array [B]", y="busbw [GB/s]")
-
-
 def compute_figure(profile: MeasuredMachine) -> Figure:
-    """Figure of the time of each phase over the micro-batch, one panel per workload."""
+    """Time of each phase over the micro-batch, one panel per workload."""
     num_rows = max(1, -(-len(profile.workloads) // 2))
     figure = new_figure(width_in=9.2, height_in=0.8 + 3.4 * num_rows)
     panels: list[Axes] = figure.subplots(num_rows, 2, squeeze=False).ravel().tolist()
@@ -188,116 +178,82 @@ def _compute_panel(axes: Axes, entry: MeasuredWorkload) -> None:
 
 
 def _phase_lines(axes: Axes, phases: PhaseCurves, *, line: str) -> None:
-    curves: dict[str, tuple[CurvePoint, ...]] = {
-        name: getattr(phases, name)
-        for name in (*PHASES, "dispatch_forward", "dispatch_backward", "dispatch_optimizer")
-    }
-    for name, points in curves.items():
-        at, time_s = _curve_machine_figures(points)
-        if not len(at):
-            continue
-        is_host = name.startswith("dispatch_")
-        colour = COLOURS[PHASES.index(name.removeprefix("dispatch_"))]
-        label = f"{name.replace('_', ' ')}, n={phases.world_size}"
-        marker = "x" if is_host else MARKERS[PHASES.index(name)]
-        axes.plot(
-            at,
-            time_s * 1e3,
-            label=label,
-            marker=marker,
-            markersize=4,
-            color=colour,
-            linestyle=line,
-            linewidth=0.8 if is_host else 1.5,
-        )
+    for place, phase in enumerate(PHASES):
+        for name in (phase, f"dispatch_{phase}"):
+            at, time_s = _points(getattr(phases, name, ()))
+            is_host = name != phase
+            if len(at):
+                axes.plot(
+                    at,
+                    time_s * 1e3,
+                    label=f"{name.replace('_', ' ')}, n={phases.world_size}",
+                    marker="x" if is_host else MARKERS[place],
+                    markersize=4,
+                    color=COLOURS[place],
+                    linestyle=line,
+                    linewidth=0.8 if is_host else 1.5,
+                )
 
 
 def parity_figure(validation: ValidationDocument) -> Figure:
-    """Figure of predicted over measured step times; on the diagonal the two agree."""
+    """Predicted over measured step times; on the diagonal the two agree."""
     figure = new_figure(width_in=5.2, height_in=4.8)
     axes = figure.add_subplot()
-    times_s = [entry.measured_s for entry in validation.settings]
-    times_s += [bound for entry in validation.settings for bound in _bounds(entry) if bound > 0]
+    entries = validation.settings
+    times_s = [entry.measured_s for entry in entries]
+    times_s += [
+        bound for entry in entries for bound in (entry.predicted_s.p5, entry.predicted_s.p95)
+    ]
+    times_s = [time_s for time_s in times_s if time_s > 0]
     unit, scale = time_unit(float(np.median(times_s)))
     ends = np.array([min(times_s) / 1.3, max(times_s) * 1.3]) / scale
     axes.plot(ends, ends, color=GREY, linewidth=1, label="predicted = measured")
     band = percent(BAND_FRACTION).replace(".0", "")
     low, high = ends * (1 - BAND_FRACTION), ends * (1 + BAND_FRACTION)
     axes.fill_between(ends, low, high, color=GREY, alpha=0.25, linewidth=0, label=f"+-{band}")
-    for position, workload in enumerate(_workloads(validation)):
-        entries = [entry for entry in validation.settings if entry.setting.workload == workload]
-        _parity_points(axes, entries, scale=scale, position=position)
-    for set_scale, set_limits in (
-        (axes.set_xscale, axes.set_xlim),
-        (axes.set_yscale, axes.set_ylim),
-    ):
-        set_scale("log")
-        set_limits(ends[0], ends[1])
-    for axis in (axes.xaxis, axes.yaxis):
-        log10_ticks(axis)
-    axes.set_aspect("equal")
+    for place, workload in enumerate(sorted({entry.setting.workload for entry in entries})):
+        own = [entry for entry in entries if entry.setting.workload == workload]
+        measured = np.array([entry.measured_s for entry in own]) / scale
+        low, middle, high = _intervals([entry.predicted_s for entry in own]) / scale
+        axes.errorbar(
+            measured,
+            middle,
+            xerr=measured * [entry.measured_relative_error for entry in own],
+            yerr=[middle - low, high - middle],
+            linestyle="none",
+            color=COLOURS[place % len(COLOURS)],
+            marker=MARKERS[place % len(MARKERS)],
+            markersize=5,
+            markeredgecolor="black",
+            markeredgewidth=0.5,
+            elinewidth=1,
+            label=plain(workload),
+        )
+    axes.set(xscale="log", yscale="log", xlim=tuple(ends), ylim=tuple(ends), aspect="equal")
+    log10_ticks(axes.xaxis)
+    log10_ticks(axes.yaxis)
     title = "Fresh runs; bars: predicted p5-p95, measured +- 1 std. error"
     finish(axes, title=title, x=f"Measured step [{unit}]", y=f"Predicted step [{unit}]")
     axes.legend(fontsize="small", frameon=False)
     return figure
 
 
-def _bounds(entry: ComparedSetting) -> tuple[float, float]:
-    return entry.predicted_s.p5, entry.predicted_s.p95
-
-
-def _workloads(validation: ValidationDocument) -> list[str]:
-    return sorted({entry.setting.workload for entry in validation.settings})
-
-
-def _parity_points(
-    axes: Axes, entries: Sequence[ComparedSetting], *, scale: float, position: int
-) -> None:
-    measured = np.array([entry.measured_s for entry in entries]) / scale
-    predicted = np.array([entry.predicted_s.nominal for entry in entries]) / scale
-    low, high = np.array([_bounds(entry) for entry in entries]).T / scale
-    axes.errorbar(
-        measured,
-        predicted,
-        xerr=measured * [entry.measured_relative_error for entry in entries],
-        yerr=[predicted - low, high - predicted],
-        linestyle="none",
-        color=COLOURS[position % len(COLOURS)],
-        marker=MARKERS[position % len(MARKERS)],
-        markersize=5,
-        markeredgecolor="black",
-        markeredgewidth=0.5,
-        elinewidth=1,
-        label=plain(entries[0].setting.workload),
-    )
+def _intervals(values: Iterable[Interval]) -> np.ndarray:
+    """Rows p5, nominal and p95."""
+    return np.array([(value.p5, value.nominal, value.p95) for value in values]).reshape(-1, 3).T
 
 
 def error_figure(validation: ValidationDocument) -> Figure:
-    """Figure of the signed error of each held-out setting; bars: predicted p5-p95."""
+    """Signed error of each held-out setting; bars: predicted p5-p95."""
     entries = sorted(validation.settings, key=lambda entry: short_label(entry.setting))
     figure = new_figure(width_in=7.2, height_in=1.8 + 0.24 * len(entries))
     axes = figure.add_subplot()
     axes.axvspan(-100 * BAND_FRACTION, 100 * BAND_FRACTION, color=GREY, alpha=0.2, linewidth=0)
     axes.axvline(0, color=GREY, linewidth=1)
-    _error_points(axes, entries)
-    labels = [plain(short_label(entry.setting)) for entry in entries]
-    axes.set_yticks(np.arange(len(entries)), labels, fontsize="small")
-    axes.set_ylim(len(entries) - 0.4, -0.6)
-    finish(
-        axes,
-        title="Devices x micro-batch x accumulation, bucket cap; grey: +-6 %",
-        x="Predicted over measured, minus 1 [%]; negative: predicted too fast",
-        y="Setting",
-    )
-    legend_below(figure)
-    return figure
-
-
-def _error_points(axes: Axes, entries: Sequence[ComparedSetting]) -> None:
     rows = np.arange(len(entries))
     errors = 100 * np.array([entry.signed_error for entry in entries])
     measured = np.array([entry.measured_s for entry in entries])
-    low, high = 100 * (np.array([_bounds(entry) for entry in entries]).T / measured - 1)
+    low, _, high = 100 * (_intervals(entry.predicted_s for entry in entries) / measured - 1)
     axes.errorbar(
         errors,
         rows,
@@ -310,31 +266,42 @@ def _error_points(axes: Axes, entries: Sequence[ComparedSetting]) -> None:
     )
     raw = 100 * np.array([entry.signed_error_raw for entry in entries])
     axes.plot(raw, rows, "x", color=COLOURS[1], label="raw, as the clock showed it")
+    labels = [plain(short_label(entry.setting)) for entry in entries]
+    axes.set_yticks(rows, labels, fontsize="small")
+    axes.set_ylim(len(entries) - 0.4, -0.6)
+    finish(
+        axes,
+        title="Devices x micro-batch x accumulation, bucket cap; grey: +-6 %",
+        x="Predicted over measured, minus 1 [%]; negative: predicted too fast",
+        y="Setting",
+    )
+    legend_below(figure)
+    return figure
 
-
-__all__ = [
-    "breakdown_figure",
-    "collective_figure",
-    "compute_figure",
-    "error_figure",
-    "figure_bytes",
-    "parity_figure",
-    "speedup_figure",
-]
 
 CAUSE_COLOURS = (*COLOURS, GREY, "#F0E442", "#8C564B")
 COMMUNICATION = frozenset({Cause.ALL_REDUCE, Cause.BROADCAST, Cause.BUCKET})
 
 
 def speedup_figure(predictions: Sequence[PredictionDocument]) -> Figure:
-    """Figure of speed-up and efficiency over devices: interval as a band, real runs as diamonds."""
+    """Speed-up and efficiency over devices: interval as a band, real runs as diamonds."""
     figure = new_figure(width_in=9.2)
     speedup_axes, efficiency_axes = figure.subplots(1, 2)
     sizes = {point.setting.world_size for entry in predictions for point in entry.points}
     sizes |= {run.world_size for entry in predictions for run in entry.measured if run.speedup}
-    for position, prediction in enumerate(predictions):
-        _curve(speedup_axes, _speedup_points(prediction), prediction, position=position)
-        _curve(efficiency_axes, _efficiency_points(prediction), prediction, position=position)
+    for place, prediction in enumerate(predictions):
+        runs = {run.world_size: run.speedup for run in prediction.measured if run.speedup}
+        points = prediction.points
+        speedups = {point.setting.world_size: point.speedup for point in points}
+        _curve(speedup_axes, prediction, speedups, runs.items(), place=place)
+        _curve(
+            efficiency_axes,
+            prediction,
+            {point.setting.world_size: point.scaling_efficiency for point in points},
+            [(count, speedup / count) for count, speedup in runs.items()],
+            place=place,
+            scale=100,
+        )
     if sizes:
         _ideal(speedup_axes, {size: size for size in sorted(sizes)})
         _ideal(efficiency_axes, dict.fromkeys(sorted(sizes), 100))
@@ -353,61 +320,32 @@ def speedup_figure(predictions: Sequence[PredictionDocument]) -> Figure:
 
 def _ideal(axes: Axes, values: dict[int, int]) -> None:
     log2_ticks(axes, values=values)
-    dashes = (0, (6, 3))
-    axes.plot(
-        list(values),
-        list(values.values()),
-        color=GREY,
-        linestyle=dashes,
-        linewidth=1,
-        label="ideal",
-    )
+    line: dict[str, Any] = {"color": GREY, "linestyle": (0, (6, 3)), "linewidth": 1}
+    axes.plot(list(values), list(values.values()), label="ideal", **line)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Points:
-    predicted: dict[int, Interval]
-    measured: list[tuple[int, float]]
-    scale: float = 1.0
-
-
-def _speedup_points(prediction: PredictionDocument) -> _Points:
-    return _Points(
-        predicted={point.setting.world_size: point.speedup for point in prediction.points},
-        measured=[(run.world_size, run.speedup) for run in prediction.measured if run.speedup],
-    )
-
-
-def _efficiency_points(prediction: PredictionDocument) -> _Points:
-    return _Points(
-        predicted={
-            point.setting.world_size: point.scaling_efficiency for point in prediction.points
-        },
-        measured=[
-            (run.world_size, run.speedup / run.world_size)
-            for run in prediction.measured
-            if run.speedup
-        ],
-        scale=100,
-    )
-
-
-def _curve(axes: Axes, points: _Points, prediction: PredictionDocument, *, position: int) -> None:
-    colour = COLOURS[position % len(COLOURS)]
-    sizes = sorted(points.predicted)
-    low, middle, high = (
-        points.scale * np.array([getattr(points.predicted[size], part) for size in sizes])
-        for part in ("p5", "nominal", "p95")
-    )
+def _curve(
+    axes: Axes,
+    prediction: PredictionDocument,
+    predicted: Mapping[int, Interval],
+    measured: Iterable[tuple[int, float]],
+    *,
+    place: int,
+    scale: float = 1.0,
+) -> None:
+    colour = COLOURS[place % len(COLOURS)]
+    sizes = sorted(predicted)
+    low, middle, high = scale * _intervals(predicted[size] for size in sizes)
     axes.fill_between(sizes, low, high, color=colour, alpha=0.2, linewidth=0)
-    line = LINES[position % len(LINES)]
+    line = LINES[place % len(LINES)]
     label = plain(f"{prediction.workload}, {prediction.scaling} scaling")
     axes.plot(sizes, middle, color=colour, linestyle=line, marker=".", label=label)
-    if points.measured:
-        at, values = np.array(points.measured).T
+    runs = list(measured)
+    if runs:
+        at, values = np.array(runs).T
         axes.plot(
             at,
-            points.scale * values,
+            scale * values,
             color=colour,
             linestyle="none",
             marker="D",
@@ -420,7 +358,7 @@ def _curve(axes: Axes, points: _Points, prediction: PredictionDocument, *, posit
 
 
 def breakdown_figure(prediction: PredictionDocument) -> Figure:
-    """Figure of where the time of a step goes, by cause, over devices; hatched: communication."""
+    """Where the time of a step goes, by cause, over devices; hatched: communication."""
     figure = new_figure()
     axes = figure.add_subplot()
     unit, scale = time_unit(
@@ -446,17 +384,13 @@ def breakdown_figure(prediction: PredictionDocument) -> Figure:
     note_if_empty(axes, is_empty=not base.any())
     title = f"{prediction.workload}, {prediction.scaling} scaling: a step on the critical path"
     finish(axes, title=title, x="Devices [count]", y=f"Time per step [{unit}]")
-    _legend_beside(axes)
-    return figure
-
-
-def _legend_beside(axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if labels:
         # in the order in which the bars are stacked
-        axes.figure.legend(
+        figure.legend(
             handles[::-1], labels[::-1], loc="outside right center", fontsize="small", frameon=False
         )
+    return figure
 
 
 def report_figures(
@@ -496,7 +430,19 @@ def front_figure(document: PlanDocument) -> Figure:
                 color=COLOURS[place % len(COLOURS)],
                 marker=MARKERS[place % len(MARKERS)],
             )
-    _mark_first(axes, document.options[0].row)
+    first = document.options[0].row
+    days = _intervals([first.elapsed_s]) / DAY_S
+    cost = _intervals([first.cost])
+    axes.errorbar(
+        days[1],
+        cost[1],
+        xerr=np.abs(days[[0, 2]] - days[1]),
+        yerr=np.abs(cost[[0, 2]] - cost[1]),
+        color="black",
+        linewidth=1,
+        capsize=3,
+        zorder=0,
+    )
     limits = document.plan.limits
     available = (limits.deadline - document.start).days
     axes.axvline(available, color=GREY, linestyle="--", label="deadline")
@@ -514,23 +460,6 @@ def front_figure(document: PlanDocument) -> Figure:
     return figure
 
 
-def _mark_first(axes: Axes, row: PlanRow) -> None:
-    """The interval of the first row, both ways."""
-    axes.errorbar(
-        row.elapsed_s.nominal / DAY_S,
-        row.cost.nominal,
-        xerr=[
-            [(row.elapsed_s.nominal - row.elapsed_s.p5) / DAY_S],
-            [(row.elapsed_s.p95 - row.elapsed_s.nominal) / DAY_S],
-        ],
-        yerr=[[row.cost.nominal - row.cost.p5], [row.cost.p95 - row.cost.nominal]],
-        color="black",
-        linewidth=1,
-        capsize=3,
-        zorder=0,
-    )
-
-
 def tornado_figure(document: PlanDocument) -> Figure:
     """How far every assumption moves the cost, the largest on top."""
     swings = document.tornado[::-1]
@@ -542,10 +471,5 @@ def tornado_figure(document: PlanDocument) -> Figure:
             axes.barh(place, end - nominal, left=nominal, color=colour, height=0.6)
     axes.axvline(nominal, color="black", linewidth=1)
     axes.set_yticks(range(len(swings)), [plain(swing.assumption) for swing in swings])
-    finish(
-        axes,
-        title="What the cost hangs on",
-        x=f"Cost [{document.plan.currency}]",
-        y="",
-    )
+    finish(axes, title="What the cost hangs on", x=f"Cost [{document.plan.currency}]", y="")
     return figure

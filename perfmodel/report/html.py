@@ -5,7 +5,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
@@ -16,16 +16,11 @@ from perfmodel.documents.prediction import PredictedPoint, PredictionDocument
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.machine.evidence import Evidence
-from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.report import figures
-from perfmodel.report import prediction as prediction_grids
-from perfmodel.report import profile as profile_grids
-from perfmodel.report import validation as validation_grids
+from perfmodel.report import figures, prediction, profile, validation
+from perfmodel.report.tables import Table, facts
 from perfmodel.report.wording import (
     DEFINITIONS,
-    Grid,
     duration_interval,
-    grid,
     interval,
     listed,
     number,
@@ -60,8 +55,7 @@ KINDS: Final[Mapping[str, Callable[[Any], str]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(NamedTuple):
     """One number that a page shows."""
 
     place: int
@@ -105,17 +99,10 @@ class LinkedNumbers:
         """The value at a path as a link to its row among the sources."""
         value = self.value(path)
         if path not in self._entries:
-            origin, anchor = self._origin(path)
-            self._entries[path] = Entry(
-                place=len(self._entries) + 1,
-                path=path,
-                exact=str(value),
-                origin=origin,
-                anchor=anchor,
-            )
-        entry = self._entries[path]
+            place = len(self._entries) + 1
+            self._entries[path] = Entry(place, path, str(value), *self._origin(path))
         return Markup('<a class="n {}" href="#n{}" data-path="{}">{}</a>').format(
-            kind, entry.place, path, KINDS[kind](value)
+            kind, self._entries[path].place, path, KINDS[kind](value)
         )
 
     def interval(self, path: str, kind: str) -> Markup:
@@ -138,8 +125,7 @@ def template(name: str) -> Template:
     return environment.get_template(name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyNumber:
+class KeyNumber(NamedTuple):
     """One number, and the words that go with it."""
 
     name: str
@@ -152,153 +138,141 @@ class Headline:
     """What the person who signs reads first."""
 
     verdict: str
-    state: Literal["passed", "failed", "unknown"]
+    state: str
+    """``passed``, ``failed`` or ``unknown``."""
     numbers: tuple[KeyNumber, ...]
     sentences: tuple[str, ...]
     warnings: tuple[str, ...]
 
 
 def headline(
-    profile: ProfileDocument,
+    machine: ProfileDocument,
     *,
     predictions: Sequence[PredictionDocument],
-    validation: ValidationDocument | None,
+    judged: ValidationDocument | None,
 ) -> Headline:
-    """Sum up a report in plain words."""
-    words = verdict(validation)
-    state: Literal["passed", "failed", "unknown"] = "unknown"
-    if validation is not None and validation.profile_digest != profile.digest:
+    """The report in plain words."""
+    words, state = verdict(judged), "unknown"
+    if judged is not None and judged.profile_digest != machine.digest:
         words = "NOT VALIDATED: the validation at hand judged another profile"
-    elif validation is not None:
-        state = "passed" if validation.passed else "failed"
+    elif judged is not None:
+        state = "passed" if judged.passed else "failed"
     return Headline(
         verdict=words,
         state=state,
-        numbers=(_speedup(predictions), _error(validation), _coverage(validation)),
-        sentences=(*map(_prediction_sentence, predictions), *_error_sentences(validation)),
+        numbers=(_speedup(predictions), *_accuracy(judged)),
+        sentences=(*map(_prediction_sentence, predictions), *_error_sentences(judged)),
         warnings=(
-            *_mismatches(profile, predictions, validation),
+            *_mismatches(machine, predictions, judged),
             *dict.fromkeys(caveat for entry in predictions for caveat in entry.caveats),
         ),
     )
 
 
-def _largest(prediction: PredictionDocument) -> PredictedPoint | None:
-    return max(prediction.points, key=lambda point: point.setting.world_size, default=None)
+def _largest(found: PredictionDocument) -> PredictedPoint | None:
+    return max(found.points, key=lambda point: point.setting.world_size, default=None)
 
 
 def _speedup(predictions: Sequence[PredictionDocument]) -> KeyNumber:
-    prediction = next((entry for entry in predictions if entry.points), None)
-    point = _largest(prediction) if prediction else None
-    if prediction is None or point is None:
-        return KeyNumber(name="Speed-up", value="-", meaning="nothing was predicted")
-    low, high = (number(bound, like=point.speedup.nominal) for bound in _ends(point))
-    which = f"{prediction.workload}, {scaling_words(prediction)}"
-    return KeyNumber(
-        name=f"Speed-up on {point.setting.world_size} devices",
-        value=f"{number(point.speedup.nominal)} x",
-        meaning=f"90 % interval {low} to {high}; {which}",
-    )
+    for found in predictions:
+        point = _largest(found)
+        if point is not None:
+            middle, ends = interval(point.speedup).split("\n")
+            bounds = ends.strip("[]").replace("-", " to ")
+            return KeyNumber(
+                f"Speed-up on {point.setting.world_size} devices",
+                f"{middle} x",
+                f"90 % interval {bounds}; {found.workload}, {scaling_words(found)}",
+            )
+    return KeyNumber("Speed-up", "-", "nothing was predicted")
 
 
-def _ends(point: PredictedPoint) -> tuple[float, float]:
-    return point.speedup.p5, point.speedup.p95
-
-
-def _error(validation: ValidationDocument | None) -> KeyNumber:
-    if validation is None:
-        return KeyNumber(name="Typical error", value="unknown", meaning="no fresh runs were made")
-    summary, floor = validation.summary, validation.noise_floor
+def _accuracy(judged: ValidationDocument | None) -> tuple[KeyNumber, KeyNumber]:
+    if judged is None:
+        return (
+            KeyNumber("Typical error", "unknown", "no fresh runs were made"),
+            KeyNumber("Intervals kept", "unknown", "promised: 90 %"),
+        )
+    summary, floor = judged.summary, judged.noise_floor
     beside = f"; repeating a run differs by {percent(floor.mape)}" if floor else ""
-    return KeyNumber(
-        name="Typical error of a step time",
-        value=percent(summary.mape),
-        meaning=f"over {summary.num_settings} fresh runs on at most {_largest_run(validation)} "
-        f"devices{beside}",
-    )
-
-
-def _largest_run(validation: ValidationDocument) -> int:
-    return max(entry.setting.world_size for entry in validation.settings)
-
-
-def _coverage(validation: ValidationDocument | None) -> KeyNumber:
-    if validation is None:
-        return KeyNumber(name="Intervals kept", value="unknown", meaning="promised: 90 %")
-    covered = sum(entry.is_covered for entry in validation.settings)
-    return KeyNumber(
-        name="Intervals kept",
-        value=percent(validation.coverage),
-        meaning=f"{covered} of {len(validation.settings)} fresh runs lay inside; promised: 90 %",
-    )
-
-
-def _prediction_sentence(prediction: PredictionDocument) -> str:
-    point = _largest(prediction)
-    if point is None:
-        return f"{prediction.workload}: no number of devices was asked for."
-    setting = point.setting
-    grounds = {
-        Evidence.MEASURED: "this setting ran on this machine",
-        Evidence.INTERPOLATED: "it lies between settings that ran on this machine",
-        Evidence.EXTRAPOLATED: "it lies beyond what ran on this machine",
-        Evidence.ASSUMED: "part of it was assumed, not measured",
-    }[point.weakest_evidence]
+    covered = sum(entry.is_covered for entry in judged.settings)
     return (
-        f"{prediction.workload}, {scaling_words(prediction)}: {setting.world_size} devices should "
-        f"process {one_line(interval(point.speedup))} times as many samples per second as one, "
-        f"{setting.local_batch} per device and step, in steps of "
-        f"{one_line(duration_interval(point.step_s))}; {grounds}."
+        KeyNumber(
+            "Typical error of a step time",
+            percent(summary.mape),
+            f"over {summary.num_settings} fresh runs on at most {_largest_run(judged)} "
+            f"devices{beside}",
+        ),
+        KeyNumber(
+            "Intervals kept",
+            percent(judged.coverage),
+            f"{covered} of {len(judged.settings)} fresh runs lay inside; promised: 90 %",
+        ),
     )
 
 
-def _error_sentences(validation: ValidationDocument | None) -> Iterator[str]:
-    if validation is None:
+def _largest_run(judged: ValidationDocument) -> int:
+    return max(entry.setting.world_size for entry in judged.settings)
+
+
+_GROUNDS: Final = {
+    Evidence.MEASURED: "this setting ran on this machine",
+    Evidence.INTERPOLATED: "it lies between settings that ran on this machine",
+    Evidence.EXTRAPOLATED: "it lies beyond what ran on this machine",
+    Evidence.ASSUMED: "part of it was assumed, not measured",
+}
+
+
+def _prediction_sentence(found: PredictionDocument) -> str:
+    point = _largest(found)
+    if point is None:
+        return f"{found.workload}: no number of devices was asked for."
+    return (
+        f"{found.workload}, {scaling_words(found)}: {point.setting.world_size} devices should "
+        f"process {one_line(interval(point.speedup))} times as many samples per second as one, "
+        f"{point.setting.local_batch} per device and step, in steps of "
+        f"{one_line(duration_interval(point.step_s))}; {_GROUNDS[point.weakest_evidence]}."
+    )
+
+
+def _error_sentences(judged: ValidationDocument | None) -> Iterator[str]:
+    if judged is None:
         yield "Nobody has checked these predictions: run the validation before relying on them."
         return
-    summary = validation.summary
-    direction = "too slow" if summary.bias > 0 else "too fast"
+    summary, raw = judged.summary, judged.summary_raw
     yield (
-        f"On fresh runs that calibration had not seen, predictions were {direction} by "
-        f"{percent(abs(summary.bias))} on average (bias) and off by {percent(summary.mape)} "
-        f"typically (MAPE), at the machine speed of the calibration; the worst was off by "
-        f"{percent(summary.worst_absolute)}. As the clock showed it, without that correction: "
-        f"bias {percent(validation.summary_raw.bias, signed=True)}, "
-        f"MAPE {percent(validation.summary_raw.mape)}."
+        f"On fresh runs that calibration had not seen, predictions were "
+        f"{'too slow' if summary.bias > 0 else 'too fast'} by {percent(abs(summary.bias))} on "
+        f"average (bias) and off by {percent(summary.mape)} typically (MAPE), at the machine speed of "
+        f"the calibration; the worst was off by {percent(summary.worst_absolute)}. As the clock showed "
+        f"it, without that correction: bias {percent(raw.bias, signed=True)}, MAPE {percent(raw.mape)}."
     )
     yield (
-        f"No fresh run used more than {_largest_run(validation)} devices: how wrong predictions "
+        f"No fresh run used more than {_largest_run(judged)} devices: how wrong predictions "
         "for more are has not been checked."
     )
-    if validation.noise_floor is not None:
+    if judged.noise_floor is not None:
         yield (
-            "Simply repeating a calibrated run differs by "
-            f"{percent(validation.noise_floor.mape)}: no model could do much better than that here."
+            f"Simply repeating a calibrated run differs by {percent(judged.noise_floor.mape)}: no "
+            "model could do much better than that here."
         )
 
 
 def _mismatches(
-    profile: ProfileDocument,
+    machine: ProfileDocument,
     predictions: Sequence[PredictionDocument],
-    validation: ValidationDocument | None,
+    judged: ValidationDocument | None,
 ) -> Iterator[str]:
-    if validation is not None and validation.profile_digest != profile.digest:
+    if judged is not None and judged.profile_digest != machine.digest:
         yield "The validation judged another profile than the one shown here."
-    for prediction in predictions:
-        if prediction.profile_digest != profile.digest:
-            yield f"The prediction of {prediction.workload} rests on another profile."
-        elif validation is not None and prediction.validation_digest not in (
-            None,
-            validation.digest,
-        ):
-            yield f"The prediction of {prediction.workload} rests on another validation."
+    for found in predictions:
+        if found.profile_digest != machine.digest:
+            yield f"The prediction of {found.workload} rests on another profile."
+        elif judged is not None and found.validation_digest not in (None, judged.digest):
+            yield f"The prediction of {found.workload} rests on another validation."
 
 
-_ID: Final = re.compile(r'(\bid="|url\(#|href="#)')
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
+class Picture(NamedTuple):
     """An inlined figure and what it shows."""
 
     svg: str
@@ -306,163 +280,162 @@ class Picture:
 
 
 def report_html(
-    profile: ProfileDocument,
+    document: ProfileDocument,
     *,
     predictions: Sequence[PredictionDocument],
-    validation: ValidationDocument | None,
+    judged: ValidationDocument | None,
 ) -> str:
-    """Render a report in one self-contained file: no network, no scripts, escaped throughout.
+    """A report as one self-contained file: no network, no scripts, escaped throughout.
 
     Parameters
     ----------
-    profile
+    document
         The calibration that all else rests on; a result of another profile is marked as such.
     predictions
         In the order in which they are shown; may be empty.
-    validation
+    judged
         ``None`` if nothing was checked: the report then says so at the top.
     """
+    machine = document.machine
     return template("report.html.j2").render(
-        head=headline(profile, predictions=predictions, validation=validation),
-        measured=_measured(profile),
-        measured_pictures=_machine_pictures(profile.machine),
-        predicted=[table for entry in predictions for table in _predicted(entry)],
+        head=headline(document, predictions=predictions, judged=judged),
+        measured=_filled(
+            profile.machine_table(document),
+            profile.workloads_table(machine),
+            profile.steps_table(machine),
+            profile.collectives_table(machine),
+            profile.overlaps_table(machine),
+            profile.rates_table(machine),
+            profile.ddp_table(machine),
+        ),
+        measured_pictures=[
+            picture(
+                figures.compute_figure(machine),
+                "Compute time",
+                "Time of each phase of a micro-step as measured; n is the number of ranks at "
+                "work, thin lines are the host issuing work.",
+            ),
+            picture(
+                figures.collective_figure(machine),
+                "Collectives",
+                "Each collective alone on the machine, as measured.",
+            ),
+        ],
+        predicted=[shown for entry in predictions for shown in _predicted(entry)],
         predicted_pictures=list(_prediction_pictures(predictions)),
-        wrong=_wrong(validation) if validation else [],
-        wrong_pictures=_validation_pictures(validation) if validation else [],
-        device_name=profile.machine.device_name,
-        is_validated=validation is not None,
-        undetermined=profile.machine.undetermined,
-        sources=list(_sources(profile, predictions, validation)),
-        environment=_environment_grid(profile.machine),
+        wrong=_wrong(judged) if judged else [],
+        wrong_pictures=_validation_pictures(judged) if judged else [],
+        device_name=machine.device_name,
+        is_validated=judged is not None,
+        undetermined=machine.undetermined,
+        sources=list(_sources(document, predictions, judged)),
+        environment=facts(
+            "Environment, as the calibration found it", _flat("", machine.environment), name="Fact"
+        ),
         definitions=DEFINITIONS,
     )
 
 
-def _filled(*grids: Grid) -> list[Grid]:
+def _filled(*tables: Table) -> list[Table]:
     """Tables that have something to show."""
-    return [table for table in grids if table.rows]
+    return [shown for shown in tables if shown.rows]
 
 
-def _measured(document: ProfileDocument) -> list[Grid]:
-    profile = document.machine
+def _predicted(found: PredictionDocument) -> list[Table]:
     return _filled(
-        profile_grids.machine_grid(document),
-        profile_grids.workload_grid(profile),
-        profile_grids.steps_grid(profile),
-        profile_grids.collective_grid(profile),
-        profile_grids.overlap_grid(profile),
-        profile_grids.rates_grid(profile),
-        profile_grids.ddp_grid(profile),
+        prediction.prediction_table(found),
+        prediction.measured_table(found),
+        prediction.breakdown_table(found),
+        prediction.evidence_table(found),
     )
 
 
-def _predicted(prediction: PredictionDocument) -> list[Grid]:
+def _wrong(judged: ValidationDocument) -> list[Table]:
     return _filled(
-        prediction_grids.prediction_grid(prediction),
-        prediction_grids.measured_grid(prediction),
-        prediction_grids.breakdown_grid(prediction),
-        prediction_grids.evidence_grid(prediction),
+        validation.errors_table(judged),
+        validation.gates_table(judged),
+        validation.steps_table(judged),
+        validation.speedups_table(judged),
+        validation.repeats_table(judged),
     )
-
-
-def _wrong(validation: ValidationDocument) -> list[Grid]:
-    return _filled(
-        validation_grids.summary_grid(validation),
-        validation_grids.gates_grid(validation),
-        validation_grids.validation_grid(validation),
-        validation_grids.speedup_grid(validation),
-        validation_grids.repeats_grid(validation),
-    )
-
-
-def _machine_pictures(profile: MeasuredMachine) -> list[Picture]:
-    return [
-        Picture(
-            svg=inline_svg(figures.compute_figure(profile), prefix="compute", title="Compute time"),
-            caption="Time of each phase of a micro-step as measured; n is the number of ranks at "
-            "work, thin lines are the host issuing work.",
-        ),
-        Picture(
-            svg=inline_svg(
-                figures.collective_figure(profile), prefix="collective", title="Collectives"
-            ),
-            caption="Each collective alone on the machine, as measured.",
-        ),
-    ]
 
 
 def _prediction_pictures(predictions: Sequence[PredictionDocument]) -> Iterator[Picture]:
     if predictions:
-        yield Picture(
-            svg=inline_svg(figures.speedup_figure(predictions), prefix="speedup", title="Speed-up"),
-            caption="Lines: predicted (nominal). Bands: 90 % of outcomes should lie inside. Diamonds: "
+        yield picture(
+            figures.speedup_figure(predictions),
+            "Speed-up",
+            "Lines: predicted (nominal). Bands: 90 % of outcomes should lie inside. Diamonds: "
             "real runs. Dashed grey: perfect scaling.",
         )
-    for position, prediction in enumerate(predictions):
-        yield Picture(
-            svg=inline_svg(
-                figures.breakdown_figure(prediction),
-                prefix=f"breakdown{position}",
-                title=f"Breakdown of a step of {prediction.workload}",
-            ),
-            caption="Where the predicted step goes; hatched: communication that is not "
+    for position, found in enumerate(predictions):
+        yield picture(
+            figures.breakdown_figure(found),
+            f"Breakdown {position} of a step of {found.workload}",
+            "Where the predicted step goes; hatched: communication that is not "
             "hidden, and DDP's own work on buckets.",
         )
 
 
-def _validation_pictures(validation: ValidationDocument) -> list[Picture]:
+def _validation_pictures(judged: ValidationDocument) -> list[Picture]:
     return [
-        Picture(
-            svg=inline_svg(
-                figures.parity_figure(validation), prefix="parity", title="Predicted and measured"
-            ),
-            caption="Each point is a fresh run that calibration had not seen; on the line, "
+        picture(
+            figures.parity_figure(judged),
+            "Predicted and measured",
+            "Each point is a fresh run that calibration had not seen; on the line, "
             "prediction and run agree; the grey band is 6 % to either side.",
         ),
-        Picture(
-            svg=inline_svg(
-                figures.error_figure(validation), prefix="error", title="Error of each setting"
-            ),
-            caption="A bar that crosses zero: the interval held the measured time.",
+        picture(
+            figures.error_figure(judged),
+            "Error of each setting",
+            "A bar that crosses zero: the interval held the measured time.",
         ),
     ]
 
 
-def inline_svg(figure: Figure, *, prefix: str, title: str) -> str:
-    """Text of a figure for the body of a page; its ids start with the prefix, so none clash."""
+def picture(figure: Figure, title: str, caption: str) -> Picture:
+    """A figure for the body of a page; titles differ, so that no ids of two figures clash."""
+    return Picture(inline_svg(figure, title=title), caption)
+
+
+_ID: Final = re.compile(r'(\bid="|url\(#|href="#)')
+
+
+def inline_svg(figure: Figure, *, title: str) -> str:
+    """Text of a figure for the body of a page; its ids start with the title."""
     text = figures.figure_bytes(figure, format="svg").decode()
+    prefix = re.sub(r"\W", "", title)
     text = _ID.sub(rf"\g<1>{prefix}-", text[text.index("<svg") :])
     safe = re.sub(r"[^\w .-]", "", title)
     return text.replace("<svg ", f'<svg role="img" aria-label="{safe}" ', 1)
 
 
 def _sources(
-    profile: ProfileDocument,
+    machine: ProfileDocument,
     predictions: Sequence[PredictionDocument],
-    validation: ValidationDocument | None,
-) -> Iterator[Grid]:
-    raw = {"SHA-256 of the raw observations": profile.observations_sha256}
-    yield _source("Profile", profile.provenance, {"Digest": profile.digest, **raw})
-    for prediction in predictions:
+    judged: ValidationDocument | None,
+) -> Iterator[Table]:
+    raw = {"SHA-256 of the raw observations": machine.observations_sha256}
+    yield _source("Profile", machine.provenance, {"Digest": machine.digest, **raw})
+    for found in predictions:
         digests = {
-            "Digest": prediction.digest,
-            "Rests on profile": prediction.profile_digest,
-            "Rests on validation": prediction.validation_digest or "none",
+            "Digest": found.digest,
+            "Rests on profile": found.profile_digest,
+            "Rests on validation": found.validation_digest or "none",
         }
-        title = f"Prediction: {prediction.workload}, {prediction.scaling} scaling"
-        yield _source(title, prediction.provenance, digests)
-    if validation is not None:
+        title = f"Prediction: {found.workload}, {found.scaling} scaling"
+        yield _source(title, found.provenance, digests)
+    if judged is not None:
         digests = {
-            "Digest": validation.digest,
-            "Rests on profile": validation.profile_digest,
-            "SHA-256 of the raw observations": validation.observations_sha256,
+            "Digest": judged.digest,
+            "Rests on profile": judged.profile_digest,
+            "SHA-256 of the raw observations": judged.observations_sha256,
         }
-        yield _source("Validation", validation.provenance, digests)
+        yield _source("Validation", judged.provenance, digests)
 
 
-def _source(title: str, provenance: Provenance, digests: dict[str, str]) -> Grid:
-    facts = {
+def _source(title: str, provenance: Provenance, digests: dict[str, str]) -> Table:
+    known = {
         **digests,
         "Made": provenance.created_utc,
         "Command": shlex.join(provenance.command_line),
@@ -471,12 +444,7 @@ def _source(title: str, provenance: Provenance, digests: dict[str, str]) -> Grid
         "Host fingerprint": provenance.host_fingerprint,
         "Versions": listed(f"{name} {text}" for name, text in provenance.versions.items()),
     }
-    return grid(title, text=("What", "Value"), rows=facts.items())
-
-
-def _environment_grid(profile: MeasuredMachine) -> Grid:
-    rows = _flat("", profile.environment)
-    return grid("Environment, as the calibration found it", text=("Fact", "Value"), rows=rows)
+    return facts(title, known.items())
 
 
 def _flat(path: str, value: object) -> Iterator[tuple[str, str]]:

@@ -8,15 +8,14 @@ from perfmodel.documents.prediction import (
     LayoutScenario,
     LayoutWhatIfDocument,
     ParallelismPlanDocument,
-    StepPartsRecord,
 )
 from perfmodel.machine.inferred import InferredMachine
 from perfmodel.report.prediction import SMALLEST_SHARE
+from perfmodel.report.tables import Table, table
 from perfmodel.report.wording import (
-    Grid,
+    caveat_lines,
     count_interval,
     duration_interval,
-    grid,
     interval,
     percent,
 )
@@ -32,45 +31,42 @@ PARTS = (
     ("gradients and sharded parameters, exposed", "data_s"),
     ("optimizer, fixed costs, stragglers", "other_s"),
 )
-_MEMORY = (
-    ("weights", "parameters_bytes"),
-    ("gradients", "gradients_bytes"),
-    ("optimizer", "optimizer_bytes"),
-    ("activations", "activations_bytes"),
-    ("logits", "logits_bytes"),
-    ("all", "needed_bytes"),
-)
 
 
-def parts_grid(document: LayoutPredictionDocument) -> Grid:
+def parts_table(document: LayoutPredictionDocument) -> Table:
     """Where the step goes, at the fitted parameters."""
-    trained = document.trained
-    return grid(
+    trained, parts = document.trained, document.parts_s
+    return table(
         f"{trained.name} on {trained.devices} x {document.device_name}: {document.layout}",
-        text=("part of the step",),
-        numbers=("time", "share"),
-        rows=_part_rows(document.parts_s, document.formula_step_s),
+        [(name, getattr(parts, field)) for name, field in PARTS],
+        {
+            "<part of the step": lambda part: part[0],
+            "time": lambda part: format_duration(part[1]),
+            "share": lambda part: f"{part[1] / document.formula_step_s:.1%}",
+        },
     )
 
 
-def memory_grid(document: LayoutPredictionDocument) -> Grid:
+def memory_table(document: LayoutPredictionDocument) -> Table:
     """Memory of a rank of every stage."""
-    return grid(
+    return table(
         "Memory of one rank",
-        numbers=("stage", "layers", *(name for name, _ in _MEMORY)),
-        rows=[
-            (
-                str(stage.stage),
-                str(stage.layers),
-                *(format_bytes(getattr(stage, field)) for _, field in _MEMORY),
-            )
-            for stage in document.memory
-        ],
+        document.memory,
+        {
+            "stage": lambda stage: stage.stage,
+            "layers": lambda stage: stage.layers,
+            "weights": lambda stage: format_bytes(stage.parameters_bytes),
+            "gradients": lambda stage: format_bytes(stage.gradients_bytes),
+            "optimizer": lambda stage: format_bytes(stage.optimizer_bytes),
+            "activations": lambda stage: format_bytes(stage.activations_bytes),
+            "logits": lambda stage: format_bytes(stage.logits_bytes),
+            "all": lambda stage: format_bytes(stage.needed_bytes),
+        },
         caption="All: with the framework's context and the allocator's slack.",
     )
 
 
-def layout_lines(document: LayoutPredictionDocument) -> list[str]:
+def layout_lines(document: LayoutPredictionDocument, *, verbose: bool) -> list[str]:
     """The answer in words, evidence and caveats."""
     step = document.step_s
     trained = document.trained
@@ -98,34 +94,32 @@ def layout_lines(document: LayoutPredictionDocument) -> list[str]:
             f"fits into {format_bytes(document.capacity_bytes)} with probability "
             f"{document.fit_probability:.0%}"
         )
-    return [*lines, *(f"caveat: {caveat}" for caveat in document.caveats)]
+    return [*lines, *caveat_lines(document.caveats, verbose=verbose)]
 
 
-def plan_grid(document: ParallelismPlanDocument) -> Grid:
+def plan_table(document: ParallelismPlanDocument) -> Table:
     """The fastest layouts, each with what it loses to the first."""
     trained = document.trained
-    return grid(
+    return table(
         f"{trained.name}, {trained.devices} x {document.device_name} of "
         f"{format_bytes(document.capacity_bytes)}, {trained.global_batch} sequences of "
         f"{trained.sequence} tokens per step",
-        numbers=("rank", "step (90 %)", "MFU", "memory", "fits"),
-        notes=("layout", "loses in"),
+        document.ranked,
+        {
+            "rank": lambda entry: f"{entry.rank}{' tie' if entry.ties and entry.loses_in else ''}",
+            "step (90 %)": lambda entry: (
+                f"{format_duration(entry.step_s.nominal)} ({format_duration(entry.step_s.p5)} - "
+                f"{format_duration(entry.step_s.p95)})"
+            ),
+            "MFU": lambda entry: f"{entry.mfu:.0%}",
+            "memory": lambda entry: format_bytes(entry.needed_bytes),
+            "fits": lambda entry: f"{entry.fit_probability:.0%}",
+            "<layout": lambda entry: entry.layout.replace(_GRANTED, ""),
+            "<loses in": lambda entry: (
+                f"{entry.loses_in} {format_duration(entry.loses_by_s)}" if entry.loses_in else ""
+            ),
+        },
         caption="With sequence_parallel=yes wherever tp > 1.",
-        rows=[
-            (
-                f"{entry.rank}{' tie' if entry.ties and entry.loses_in else ''}",
-                (
-                    f"{format_duration(entry.step_s.nominal)} ({format_duration(entry.step_s.p5)} - "
-                    f"{format_duration(entry.step_s.p95)})"
-                ),
-                f"{entry.mfu:.0%}",
-                format_bytes(entry.needed_bytes),
-                f"{entry.fit_probability:.0%}",
-                entry.layout.replace(_GRANTED, ""),
-                f"{entry.loses_in} {format_duration(entry.loses_by_s)}" if entry.loses_in else "",
-            )
-            for entry in document.ranked
-        ],
     )
 
 
@@ -170,47 +164,42 @@ def _runner_up(document: ParallelismPlanDocument) -> str:
     )
 
 
-def _part_rows(parts: StepPartsRecord, total_s: float) -> list[tuple[str, ...]]:
-    return [
-        (name, format_duration(getattr(parts, field)), f"{getattr(parts, field) / total_s:.1%}")
-        for name, field in PARTS
-    ]
-
-
 def _percent(values: Interval) -> str:
     return f"{values.nominal:.1%} [{values.p5:.1%} - {values.p95:.1%}]"
 
 
-def layout_whatif_grid(document: LayoutWhatIfDocument) -> Grid:
+def layout_whatif_table(document: LayoutWhatIfDocument) -> Table:
     """One layout per row, each against the first."""
+
+    def fits(scenario: LayoutScenario) -> str:
+        probability = scenario.prediction.fit_probability
+        return "-" if probability is None else percent(probability)
+
+    def ratio(scenario: LayoutScenario) -> str:
+        return "-" if scenario.throughput_ratio is None else interval(scenario.throughput_ratio)
+
     trained = document.scenarios[0].prediction.trained
     device = document.scenarios[0].prediction.device_name
-    return grid(
+    return table(
         f"{trained.name} on {trained.devices:,} x {device}: what if",
-        text=("Scenario",),
-        numbers=("Step", "Tokens/s", "MFU", "Memory", "Fits", "Ratio to\nthe first"),
-        rows=[_row(scenario) for scenario in document.scenarios],
+        document.scenarios,
+        {
+            "<Scenario": lambda scenario: scenario.name.replace(", ", "\n"),
+            "Step": lambda scenario: duration_interval(scenario.prediction.step_s),
+            "Tokens/s": lambda scenario: count_interval(scenario.prediction.tokens_per_s),
+            "MFU": lambda scenario: percent(scenario.prediction.mfu.nominal),
+            "Memory": lambda scenario: format_bytes(
+                max(stage.needed_bytes for stage in scenario.prediction.memory)
+            ),
+            "Fits": fits,
+            "Ratio to\nthe first": ratio,
+        },
         caption="[p5-p95]: 90 % of outcomes should lie inside. Memory: of the fullest rank. Ratio: tokens/s "
         "over those of the first; what both rest on alike cancels.",
     )
 
 
-def _row(scenario: LayoutScenario) -> tuple[str, ...]:
-    found, ratio = scenario.prediction, scenario.throughput_ratio
-    fullest = max(stage.needed_bytes for stage in found.memory)
-    fits = found.fit_probability
-    return (
-        scenario.name.replace(", ", "\n"),
-        duration_interval(found.step_s),
-        count_interval(found.tokens_per_s),
-        percent(found.mfu.nominal),
-        format_bytes(fullest),
-        "-" if fits is None else percent(fits),
-        "-" if ratio is None else interval(ratio),
-    )
-
-
-def layout_whatif_lines(document: LayoutWhatIfDocument) -> list[str]:
+def layout_whatif_lines(document: LayoutWhatIfDocument, *, verbose: bool) -> list[str]:
     """The layout of each scenario, which parts of the step changed, and caveats."""
     first = document.scenarios[0].prediction
     smallest_s = SMALLEST_SHARE * first.step_s.nominal
@@ -225,7 +214,7 @@ def layout_whatif_lines(document: LayoutWhatIfDocument) -> list[str]:
             lines.append(f"  more tokens/s with {percent(scenario.probability_faster)}")
             lines += _moved(scenario, first, smallest_s)
     texts = dict.fromkeys(c for each in document.scenarios for c in each.prediction.caveats)
-    return [*lines, *(f"caveat: {text}" for text in texts)]
+    return [*lines, *caveat_lines(list(texts), verbose=verbose)]
 
 
 def _moved(

@@ -2,13 +2,11 @@
 
 from dataclasses import dataclass
 
-from rich.table import Table
-
 from perfmodel.cost.memory import DeviceMemory, MemorySetting, verdict
 from perfmodel.cost.techniques import Technique
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.report.tables import rich_table
-from perfmodel.report.wording import counted, grid
+from perfmodel.report.tables import Table, table
+from perfmodel.report.wording import caveat_lines, counted
 from perfmodel.units import Bytes, format_bytes, format_duration, format_flop
 from perfmodel.workload.operator import Phase
 from perfmodel.workload.step import TracedStep
@@ -85,21 +83,18 @@ class MemoryReport:
 def memory_table(report: MemoryReport) -> Table:
     """One row per part, at the highest moment of the step."""
     moment, needed_bytes = report.found.moment, report.found.needed_bytes
-    rows = [
-        (name, format_bytes(size_bytes), f"{size_bytes / needed_bytes:.1%}")
-        for name, size_bytes in report.found.parts.items()
-        if size_bytes
-    ]
-    return rich_table(
-        grid(
-            f"{report.name}, micro-batch {report.setting.micro_batch}, "
-            f"{counted(report.setting.devices, 'device')}",
-            text=("Part",),
-            numbers=("Memory", "Share"),
-            rows=[*rows, ("all", format_bytes(needed_bytes), "")],
-            caption=f"Highest in {moment.phase.value}, {moment.module or 'outside modules'}, "
-            f"{moment.operator}.",
-        )
+    parts = [(name, size) for name, size in report.found.parts.items() if size]
+    return table(
+        f"{report.name}, micro-batch {report.setting.micro_batch}, "
+        f"{counted(report.setting.devices, 'device')}",
+        [*parts, ("all", needed_bytes)],
+        {
+            "<Part": lambda part: part[0],
+            "Memory": lambda part: format_bytes(part[1]),
+            "Share": lambda part: "" if part[0] == "all" else f"{part[1] / needed_bytes:.1%}",
+        },
+        caption=f"Highest in {moment.phase.value}, {moment.module or 'outside modules'}, "
+        f"{moment.operator}.",
     )
 
 
@@ -114,66 +109,55 @@ def memory_lines(report: MemoryReport) -> list[str]:
         ),
         f"largest micro-batch that fits for sure: {largest or 'none'}",
         f"evidence: {report.evidence}",
-        *(f"caveat: {caveat}" for caveat in report.caveats),
+        *caveat_lines(report.caveats),
     ]
 
 
 def remedies_table(report: MemoryReport) -> Table:
-    """What to change first: the largest saving on top, with its price in time."""
-    plain = report.techniques[0]
+    """What to change first: the largest saving on top, with its cost in time."""
+    plain_bytes = report.techniques[0].memory.needed_bytes
     found = sorted(report.techniques[1:], key=lambda row: row.memory.needed_bytes)
-    rows = [
-        (
-            row.name,
-            format_bytes(row.memory.needed_bytes),
-            format_bytes(plain.memory.needed_bytes - row.memory.needed_bytes),
-            _ratio(report, row),
-            verdict(row.memory.fit_probability(report.capacity_bytes)).value,
-        )
-        for row in found
-        if row.memory.needed_bytes < plain.memory.needed_bytes
-    ]
-    return rich_table(
-        grid(
-            "What to change first",
-            text=("Change",),
-            numbers=("Memory", "Saves", "Time"),
-            notes=("Fits",),
-            rows=rows,
-        )
+    return table(
+        "What to change first",
+        [row for row in found if row.memory.needed_bytes < plain_bytes],
+        {
+            "<Change": lambda row: row.name,
+            "Memory": lambda row: format_bytes(row.memory.needed_bytes),
+            "Saves": lambda row: format_bytes(plain_bytes - row.memory.needed_bytes),
+            "Time": lambda row: _ratio(report, row),
+            "<Fits": lambda row: verdict(row.memory.fit_probability(report.capacity_bytes)).value,
+        },
     )
 
 
 def techniques_table(report: MemoryReport) -> Table:
     """Time, memory, gain and evidence of every technique."""
     plain_bytes = report.techniques[0].memory.needed_bytes
-    rows = [
-        (
-            row.name,
-            f"{format_duration(row.step_s)} ({_ratio(report, row)})"
-            if report.in_seconds and row.step_s
-            else _ratio(report, row),
-            format_bytes(row.memory.needed_bytes),
-            f"{(plain_bytes - row.memory.needed_bytes) / plain_bytes:.0%}",
-            f"{row.memory_basis.value}; {row.time_basis.value}",
-        )
-        for row in report.techniques
-    ]
-    return rich_table(
-        grid(
-            f"{report.name}, micro-batch {report.setting.micro_batch}",
-            text=("Technique",),
-            numbers=("Step", "Memory", "Saves"),
-            notes=("Evidence (memory; time)",),
-            rows=rows,
-        )
+
+    def step(row: Technique) -> str:
+        if report.in_seconds and row.step_s:
+            return f"{format_duration(row.step_s)} ({_ratio(report, row)})"
+        return _ratio(report, row)
+
+    return table(
+        f"{report.name}, micro-batch {report.setting.micro_batch}",
+        report.techniques,
+        {
+            "<Technique": lambda row: row.name,
+            "Step": step,
+            "Memory": lambda row: format_bytes(row.memory.needed_bytes),
+            "Saves": lambda row: f"{(plain_bytes - row.memory.needed_bytes) / plain_bytes:.0%}",
+            "<Evidence (memory; time)": lambda row: (
+                f"{row.memory_basis.value}; {row.time_basis.value}"
+            ),
+        },
     )
 
 
 def technique_lines(report: MemoryReport) -> list[str]:
     """What each technique assumes, and caveats."""
     notes = [f"{row.name}: {row.note}" for row in report.techniques if row.note]
-    return [*notes, *(f"caveat: {caveat}" for caveat in report.caveats)]
+    return [*notes, *caveat_lines(report.caveats)]
 
 
 def _ratio(report: MemoryReport, row: Technique) -> str:
@@ -203,7 +187,7 @@ def trace_lines(document: WorkloadDocument, *, micro_batch: int) -> list[str]:
             f"saved for backward: {format_bytes(step.saved_bytes)}; "
             f"{len(step.operators)} unique operators in {len(step.segments)} segments"
         ),
-        *(f"caveat: {caveat}" for caveat in _caveats(step)),
+        *caveat_lines(_caveats(step)),
     ]
 
 

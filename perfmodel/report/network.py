@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +12,7 @@ from perfmodel.cost.collectives import bus_factor
 from perfmodel.cost.network import CollectiveCost
 from perfmodel.documents.importers import CollectivesDocument, MeasuredCollective, read_nccl_tests
 from perfmodel.errors import InvalidDocument
-from perfmodel.report.wording import Grid, grid
+from perfmodel.report.tables import Table, table
 from perfmodel.units import format_bytes, format_duration, format_rate
 
 Curves = Mapping[tuple[str, str], Sequence[MeasuredCollective]]
@@ -55,57 +55,60 @@ def _is_ours(path: Path) -> bool:
 
 def curve_rows(curves: Curves) -> list[dict[str, object]]:
     """One row per measured point; bandwidths in bytes per second."""
-    rows: list[dict[str, object]] = []
-    for (library, collective), groups in curves.items():
-        cost = CollectiveCost.sample(
-            groups, library=library, num_draws=_NUM_DRAWS, rng=np.random.default_rng(0)
-        )
-        for group in groups:
-            factor = bus_factor(collective, group.world_size)
-            for point in group.points:
-                draws_s = cost.time_s(
-                    round(point.at), world_size=group.world_size, num_nodes=group.num_nodes
-                )
-                low_s, high_s = np.quantile(draws_s, [0.05, 0.95])
-                rows.append(
-                    {
-                        "collective": collective,
-                        "ranks": group.world_size,
-                        "nodes": group.num_nodes,
-                        "size_bytes": point.at,
-                        "time_s": point.time_s,
-                        "algbw_bytes_per_s": point.at / point.time_s,
-                        "busbw_bytes_per_s": point.at / point.time_s * factor,
-                        "fit_s": float(draws_s[0]),
-                        "fit_p5_s": float(low_s),
-                        "fit_p95_s": float(high_s),
-                        "residual": float(draws_s[0]) / point.time_s - 1,
-                    }
-                )
-    return rows
+    return [
+        row
+        for (library, collective), groups in curves.items()
+        for row in _rows(library, collective, groups)
+    ]
 
 
-def curve_grid(rows: Sequence[Mapping[str, object]]) -> Grid:
-    """As nccl-tests prints it, with the fit beside; readable on 80 columns."""
-    return grid(
-        "Collectives: measured and fitted",
-        text=("Collective",),
-        numbers=("Ranks", "Nodes", "Size", "Time", "algbw", "busbw", "Fit", "Residual"),
-        rows=[_cells(row) for row in rows],
-        caption="Residual: fit over measured, minus 1.",
+def _rows(
+    library: str, collective: str, groups: Sequence[MeasuredCollective]
+) -> Iterator[dict[str, object]]:
+    cost = CollectiveCost.sample(
+        groups, library=library, num_draws=_NUM_DRAWS, rng=np.random.default_rng(0)
     )
+    for group in groups:
+        factor = bus_factor(collective, group.world_size)
+        for point in group.points:
+            draws_s = cost.time_s(
+                round(point.at), world_size=group.world_size, num_nodes=group.num_nodes
+            )
+            low_s, high_s = np.quantile(draws_s, [0.05, 0.95])
+            yield {
+                "collective": collective,
+                "ranks": group.world_size,
+                "nodes": group.num_nodes,
+                "size_bytes": point.at,
+                "time_s": point.time_s,
+                "algbw_bytes_per_s": point.at / point.time_s,
+                "busbw_bytes_per_s": point.at / point.time_s * factor,
+                "fit_s": float(draws_s[0]),
+                "fit_p5_s": float(low_s),
+                "fit_p95_s": float(high_s),
+                "residual": float(draws_s[0]) / point.time_s - 1,
+            }
 
 
-def _cells(row: Mapping[str, object]) -> tuple[str, ...]:
-    value = {name: float(str(row[name])) for name in row if name != "collective"}
-    return (
-        str(row["collective"]),
-        f"{value['ranks']:.0f}",
-        f"{value['nodes']:.0f}",
-        format_bytes(value["size_bytes"]),
-        format_duration(value["time_s"]),
-        format_rate(value["algbw_bytes_per_s"], "B"),
-        format_rate(value["busbw_bytes_per_s"], "B"),
-        format_duration(value["fit_s"]),
-        f"{value['residual']:+.1%}",
+def curves_table(rows: Sequence[Mapping[str, object]]) -> Table:
+    """As nccl-tests prints it, with the fit beside; readable on 80 columns."""
+
+    def value(row: Mapping[str, object], name: str) -> float:
+        return float(str(row[name]))
+
+    return table(
+        "Collectives: measured and fitted",
+        rows,
+        {
+            "<Collective": lambda row: row["collective"],
+            "Ranks": lambda row: row["ranks"],
+            "Nodes": lambda row: row["nodes"],
+            "Size": lambda row: format_bytes(value(row, "size_bytes")),
+            "Time": lambda row: format_duration(value(row, "time_s")),
+            "algbw": lambda row: format_rate(value(row, "algbw_bytes_per_s"), "B"),
+            "busbw": lambda row: format_rate(value(row, "busbw_bytes_per_s"), "B"),
+            "Fit": lambda row: format_duration(value(row, "fit_s")),
+            "Residual": lambda row: f"{value(row, 'residual'):+.1%}",
+        },
+        caption="Residual: fit over measured, minus 1.",
     )

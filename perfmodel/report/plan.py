@@ -9,16 +9,15 @@ from typing import Any, Final
 from perfmodel.documents.budget import CostDocument, CostOption
 from perfmodel.documents.goodput import CheckpointIntervals, GoodputDocument
 from perfmodel.documents.plan import OptionVerdict, PlanDocument, PlanRow, ScalingStatement, Swing
-from perfmodel.documents.prediction import Interval
 from perfmodel.engine.job import Job
 from perfmodel.report.figures import front_figure, tornado_figure
-from perfmodel.report.html import LinkedNumbers, Picture, inline_svg, template
+from perfmodel.report.html import LinkedNumbers, Picture, picture, template
+from perfmodel.report.tables import Table, table
 from perfmodel.report.wording import (
     DEFINITIONS,
-    Grid,
+    caveat_lines,
     count_interval,
     duration_interval,
-    grid,
     interval,
     number,
     one_line,
@@ -29,46 +28,27 @@ from perfmodel.units import format_bytes, format_duration
 _ROWS_SHOWN = 5
 
 
-def plan_grid(document: PlanDocument) -> Grid:
+def plan_table(document: PlanDocument) -> Table:
     """The best size of every option, the winner first."""
     limits = document.plan.limits
-    return grid(
+    return table(
         f"{document.plan.work.name}: {document.plan.work.total_samples:,.0f} samples from "
         f"{document.start} to {limits.deadline}",
-        text=("Option",),
-        numbers=(
-            "De-\nvices",
-            "Batch\neach",
-            "Time",
-            f"Cost,\n{document.plan.currency}",
-            "P(dead-\nline)",
-            "P(all\nlimits)",
-        ),
-        notes=("Verdict",),
-        rows=[
-            (*_cells(entry.row), "feasible" if entry.is_feasible else "not feasible")
-            for entry in document.options
-        ],
+        document.options,
+        {
+            "<Option": lambda entry: entry.row.option,
+            "De-\nvices": lambda entry: f"{entry.row.devices:,}",
+            "Batch\neach": lambda entry: entry.row.micro_batch,
+            "Time": lambda entry: duration_interval(entry.row.elapsed_s),
+            f"Cost,\n{document.plan.currency}": lambda entry: count_interval(entry.row.cost),
+            "P(dead-\nline)": lambda entry: percent(entry.row.deadline_probability),
+            "P(all\nlimits)": lambda entry: percent(entry.row.probability),
+            "<Verdict": lambda entry: "feasible" if entry.is_feasible else "not feasible",
+        },
         caption=f"{document.num_feasible:,} of {document.num_candidates:,} candidates keep all limits with "
         f"{percent(limits.probability)}; one row per option, the cheapest or the one that comes nearest. "
         "[p5-p95]: 90 % of outcomes should lie inside.",
     )
-
-
-def _cells(row: PlanRow) -> tuple[str, ...]:
-    return (
-        row.option,
-        f"{row.devices:,}",
-        str(row.micro_batch),
-        duration_interval(row.elapsed_s),
-        _money(row.cost),
-        percent(row.deadline_probability),
-        percent(row.probability),
-    )
-
-
-def _money(cost: Interval) -> str:
-    return count_interval(cost)
 
 
 def plan_lines(document: PlanDocument) -> list[str]:
@@ -83,7 +63,7 @@ def plan_lines(document: PlanDocument) -> list[str]:
             + ("none of its sizes" if fewest is None else f"{fewest:,}")
         )
     if document.ranked:
-        lines += _winner_lines(document.ranked[0])
+        lines.append(_winner_line(document.ranked[0]))
     lines += [_scaling_line(entry) for entry in document.scaling]
     lines += _row_lines("ranked", document.ranked[:_ROWS_SHOWN])
     lines += _row_lines("sooner for more money", document.front[:_ROWS_SHOWN])
@@ -93,7 +73,7 @@ def plan_lines(document: PlanDocument) -> list[str]:
         lines.append(f"caveat: {document.num_skipped} sizes do not split the global batch evenly")
     if document.num_too_large:
         lines.append(f"caveat: {document.num_too_large} sizes do not fit into memory")
-    lines += [f"caveat: {caveat}" for caveat in document.caveats]
+    lines += caveat_lines(document.caveats)
     return lines + [f"warning: {warning}" for warning in document.warnings]
 
 
@@ -104,23 +84,22 @@ def _break_even(entry: OptionVerdict, document: PlanDocument) -> str:
     return "; no price per device-hour makes up for the rest" if is_rival else ""
 
 
-def _winner_lines(row: PlanRow) -> list[str]:
-    facts = [f"step {duration_interval(row.step_s)}".replace("\n", " ")]
-    facts.append(f"global batch {row.global_batch:,}")
+def _winner_line(row: PlanRow) -> str:
+    facts = [
+        f"step {one_line(duration_interval(row.step_s))}",
+        f"global batch {row.global_batch:,}",
+    ]
     if row.power_kw is not None and row.energy_kwh is not None:
         facts.append(f"{row.power_kw:,.1f} kW, {row.energy_kwh:,.0f} kWh")
     if row.checkpoint_interval_s is not None:
-        written = "" if row.checkpoint_s is None else _written(row.checkpoint_s)
-        facts.append(
-            f"a checkpoint every {format_duration(row.checkpoint_interval_s)}{written}, "
-            f"{row.expected_stops:.1f} stops"
+        written = (
+            f" (written in {one_line(duration_interval(row.checkpoint_s))}, as timed)"
+            if row.checkpoint_s
+            else ""
         )
-    facts.append(f"weakest evidence: {row.evidence}")
-    return [f"the first: {'; '.join(facts)}"]
-
-
-def _written(checkpoint_s: Interval) -> str:
-    return f" (written in {one_line(duration_interval(checkpoint_s))}, as timed)"
+        every = format_duration(row.checkpoint_interval_s)
+        facts.append(f"a checkpoint every {every}{written}, {row.expected_stops:.1f} stops")
+    return f"the first: {'; '.join(facts)}; weakest evidence: {row.evidence}"
 
 
 def _layout_lines(row: PlanRow) -> list[str]:
@@ -221,14 +200,16 @@ def decision_html(document: PlanDocument) -> str:
 
 def _pictures(document: PlanDocument) -> list[Picture]:
     return [
-        Picture(
-            svg=inline_svg(front_figure(document), prefix="front", title="Time and cost"),
-            caption="Ranked candidates, the front between time and cost, and the best of every option; "
+        picture(
+            front_figure(document),
+            "Time and cost",
+            "Ranked candidates, the front between time and cost, and the best of every option; "
             "the cross is the 90 % interval of the first one.",
         ),
-        Picture(
-            svg=inline_svg(tornado_figure(document), prefix="tornado", title="Sensitivity"),
-            caption="Failure rates by a factor of 2, prices by 10 %; all else over the range that holds "
+        picture(
+            tornado_figure(document),
+            "Sensitivity",
+            "Failure rates by a factor of 2, prices by 10 %; all else over the range that holds "
             "90 % of its uncertainty.",
         ),
     ]
@@ -314,26 +295,20 @@ def _row_origin(last: str, path: str) -> str:
     )
 
 
-def cost_grid(document: CostDocument) -> Grid:
+def cost_table(document: CostDocument) -> Table:
     """One way of paying per row, the cheapest first."""
     budget = document.budget
-    return grid(
+    return table(
         f"{budget.buy.devices} devices at {percent(budget.utilisation)} utilisation",
-        text=("Option",),
-        numbers=(
-            f"{budget.currency}\nper year",
-            f"{budget.currency} per useful\ndevice-hour",
-            "Buying pays at\nutilisation",
-        ),
-        rows=[
-            (
-                option.cost.name,
-                f"{option.yearly:,.0f}",
-                f"{option.per_useful_device_hour:.3f}",
-                _crossover(option),
-            )
-            for option in document.options
-        ],
+        document.options,
+        {
+            "<Option": lambda option: option.cost.name,
+            f"{budget.currency}\nper year": lambda option: f"{option.yearly:,.0f}",
+            f"{budget.currency} per useful\ndevice-hour": lambda option: (
+                f"{option.per_useful_device_hour:.3f}"
+            ),
+            "Buying pays at\nutilisation": _crossover,
+        },
     )
 
 
@@ -369,19 +344,17 @@ def _crossover(option: CostOption) -> str:
     return "always" if pays.at_most >= 1 else f"up to {percent(pays.at_most)}"
 
 
-def goodput_grid(document: GoodputDocument) -> Grid:
+def goodput_table(document: GoodputDocument) -> Table:
     """Where the time of the job goes."""
     total_s = document.elapsed_mean_s
-    rows = [
-        (activity, format_duration(spent_s), percent(spent_s / total_s))
-        for activity, spent_s in document.spent_mean_s.items()
-    ]
-    rows.append(("all", format_duration(total_s), percent(1.0)))
-    return grid(
+    return table(
         "Time by activity",
-        text=("Activity",),
-        numbers=("Time", "Share"),
-        rows=rows,
+        [*document.spent_mean_s.items(), ("all", total_s)],
+        {
+            "<Activity": lambda spent: spent[0],
+            "Time": lambda spent: format_duration(spent[1]),
+            "Share": lambda spent: percent(spent[1] / total_s),
+        },
         caption=f"Mean of {document.replicas} courses.",
     )
 
@@ -417,7 +390,7 @@ def goodput_lines(document: GoodputDocument) -> list[str]:
             f"Done within {format_duration(document.deadline_s)}: "
             f"{percent(document.deadline_probability)} of the courses"
         )
-    return lines + [f"caveat: {caveat}" for caveat in document.caveats]
+    return lines + caveat_lines(document.caveats)
 
 
 def _by_cause(document: GoodputDocument) -> str:

@@ -1,6 +1,10 @@
-"""Tables of a prediction."""
+"""A prediction, an explanation and a what-if as tables and lines."""
 
-from collections.abc import Mapping
+import csv
+import io
+from collections.abc import Callable, Mapping
+
+from pydantic_core import to_json
 
 from perfmodel.documents.prediction import (
     Interval,
@@ -10,13 +14,13 @@ from perfmodel.documents.prediction import (
     WhatIfDocument,
 )
 from perfmodel.explanation import Change, Explanation, Loss, Standing, Verdict
+from perfmodel.report.tables import Table, table
 from perfmodel.report.wording import (
-    Grid,
+    caveat_lines,
     count_interval,
     counted,
     duration_interval,
     gradients,
-    grid,
     interval,
     number,
     one_line,
@@ -28,36 +32,24 @@ from perfmodel.step.program import Cause
 from perfmodel.units import Seconds, format_duration
 
 
-def prediction_grid(prediction: PredictionDocument) -> Grid:
-    """Table of what each number of devices would do."""
-    return grid(
+def prediction_table(prediction: PredictionDocument) -> Table:
+    """What each number of devices would do; readable on 80 columns."""
+    return table(
         f"{prediction.workload} on {prediction.device_name}, {prediction.scaling} scaling",
-        numbers=(
-            "De-\nvices",
-            "Global\nbatch",
-            "Step",
-            "Samples/s",
-            "Speed-up",
-            "Effi-\nciency",
-            "Exposed\ncomm.",
-        ),
-        notes=("Weakest\nevidence",),
-        rows=(_row(point) for point in prediction.points),
+        prediction.points,
+        {
+            "De-\nvices": lambda point: point.setting.world_size,
+            "Global\nbatch": lambda point: (
+                f"{point.setting.global_batch}\n{point.setting.local_batch} each"
+            ),
+            "Step": lambda point: duration_interval(point.step_s),
+            "Samples/s": lambda point: count_interval(point.samples_per_s),
+            "Speed-up": lambda point: interval(point.speedup),
+            "Effi-\nciency": lambda point: percent(point.scaling_efficiency.nominal),
+            "Exposed\ncomm.": lambda point: format_duration(point.exposed_comm_s.nominal),
+            "<Weakest\nevidence": lambda point: point.weakest_evidence.value,
+        },
         caption=_caption(prediction),
-    )
-
-
-def _row(point: PredictedPoint) -> tuple[str, ...]:
-    setting = point.setting
-    return (
-        str(setting.world_size),
-        f"{setting.global_batch}\n{setting.local_batch} each",
-        duration_interval(point.step_s),
-        count_interval(point.samples_per_s),
-        interval(point.speedup),
-        percent(point.scaling_efficiency.nominal),
-        format_duration(point.exposed_comm_s.nominal),
-        point.weakest_evidence.value,
     )
 
 
@@ -65,57 +57,63 @@ def _caption(prediction: PredictionDocument) -> str:
     settings = [point.setting for point in prediction.points]
     buckets = sorted({gradients(setting) for setting in settings if setting.world_size > 1})
     *fewer, most = sorted({setting.accumulation for setting in settings})
-    return " ".join(
-        (
-            f"Predicted, {scaling_words(prediction)}; 'each' is the batch per device and step,",
-            f"of {' or '.join((*map(str, fewer), counted(most, 'micro-batch')))};",
-            f"bucket cap: {', '.join(buckets) or '-'}.",
-            "Step: from the end of one optimizer step to the end of the next, typical of a run.",
-            "[p5-p95]: 90 % of outcomes should lie inside.",
-            "Speed-up: samples/s over one device without DDP. Exposed: not hidden behind compute.",
-        )
+    return (
+        f"Predicted, {scaling_words(prediction)}; 'each' is the batch per device and step, "
+        f"of {' or '.join((*map(str, fewer), counted(most, 'micro-batch')))}; "
+        f"bucket cap: {', '.join(buckets) or '-'}. "
+        "Step: from the end of one optimizer step to the end of the next, typical of a run. "
+        "[p5-p95]: 90 % of outcomes should lie inside. "
+        "Speed-up: samples/s over one device without DDP. Exposed: not hidden behind compute."
     )
 
 
-def measured_grid(prediction: PredictionDocument) -> Grid:
-    """Table of real runs of the same workload."""
-    rows = (
-        (
-            str(point.world_size),
-            str(point.micro_batch),
-            format_duration(point.step_s),
-            "-" if point.speedup is None else number(point.speedup),
-        )
+def prediction_lines(prediction: PredictionDocument, *, verbose: bool) -> list[str]:
+    """Real runs, the links that all-reduces wait for, caveats."""
+    runs = [
+        f"{point.world_size} x {point.micro_batch}: {format_duration(point.step_s)}"
+        + ("" if point.speedup is None else f", speed-up {number(point.speedup)}")
         for point in prediction.measured
-    )
-    return grid(
+    ]
+    lines = [f"measured (devices x micro-batch): {'; '.join(runs)}"] if runs else []
+    shown = None
+    for point in prediction.points:
+        if point.bottleneck_link not in (None, shown):
+            shown = point.bottleneck_link
+            lines.append(
+                f"from {point.setting.world_size} devices on, all-reduce waits for: {shown}"
+            )
+    return [*lines, *caveat_lines(prediction.caveats, verbose=verbose)]
+
+
+def measured_table(prediction: PredictionDocument) -> Table:
+    """Real runs of the same workload."""
+    return table(
         f"{prediction.workload}: real runs for comparison",
-        numbers=("Devices", "Micro-batch", "Step, measured", "Speed-up, measured"),
-        rows=rows,
+        prediction.measured,
+        {
+            "Devices": lambda run: run.world_size,
+            "Micro-batch": lambda run: run.micro_batch,
+            "Step, measured": lambda run: format_duration(run.step_s),
+            "Speed-up, measured": lambda run: "-" if run.speedup is None else number(run.speedup),
+        },
     )
 
 
-def breakdown_grid(prediction: PredictionDocument) -> Grid:
-    """Table of where the time of a step goes, by cause."""
-    causes = causes_of(prediction)
-    rows = (
-        (
-            str(point.setting.world_size),
-            *(format_duration(point.breakdown_s.get(cause, 0.0)) for cause in causes),
-            format_duration(point.straggler_s),
-            duration_interval(point.exposed_comm_s),
-        )
-        for point in prediction.points
-    )
-    return grid(
+def breakdown_table(prediction: PredictionDocument) -> Table:
+    """Where the time of a step goes, by cause."""
+
+    def spent(cause: Cause) -> Callable[[PredictedPoint], str]:
+        return lambda point: format_duration(point.breakdown_s.get(cause, 0.0))
+
+    return table(
         f"{prediction.workload}: time on the critical path by cause",
-        numbers=(
-            "Devices",
-            *(cause.replace("_", " ") for cause in causes),
-            "Waiting for stragglers",
-            "Exposed communication",
-        ),
-        rows=rows,
+        prediction.points,
+        {
+            "Devices": lambda point: point.setting.world_size,
+            **{cause.replace("_", " "): spent(cause) for cause in causes_of(prediction)},
+            "Waiting for stragglers": lambda point: format_duration(point.straggler_s),
+            "Exposed communication": lambda point: duration_interval(point.exposed_comm_s),
+        },
         caption="The causes of a row sum to its step; the last two columns are parts of it, "
         "counted another way.",
     )
@@ -130,21 +128,20 @@ def causes_of(prediction: PredictionDocument) -> tuple[Cause, ...]:
     )
 
 
-def evidence_grid(prediction: PredictionDocument) -> Grid:
-    """Table of where each term of each point comes from."""
+def evidence_table(prediction: PredictionDocument) -> Table:
+    """Where each term of each point comes from."""
+
+    def of(term: str) -> Callable[[PredictedPoint], str]:
+        return lambda point: point.evidence[term].value if term in point.evidence else "-"
+
     terms = sorted({term for point in prediction.points for term in point.evidence})
-    rows = (
-        (
-            str(point.setting.world_size),
-            *(point.evidence[term].value if term in point.evidence else "-" for term in terms),
-        )
-        for point in prediction.points
-    )
-    return grid(
+    return table(
         f"{prediction.workload}: evidence per term",
-        numbers=("Devices",),
-        notes=terms,
-        rows=rows,
+        prediction.points,
+        {
+            "Devices": lambda point: point.setting.world_size,
+            **{f"<{term}": of(term) for term in terms},
+        },
     )
 
 
@@ -172,6 +169,12 @@ def explanation_lines(explanation: Explanation) -> list[str]:
         f"add up. Gains are per global batch of the setting, {against} over the same baseline."
     )
     return lines
+
+
+def explanation_json(explanation: Explanation, standing: Standing | None) -> str:
+    """An explanation, and where a measured step stands, for programs; times in seconds."""
+    written = {"schema_version": 1, "explanation": explanation, "standing": standing}
+    return to_json(written, indent=1).decode()
 
 
 def standing_line(found: Standing) -> str:
@@ -254,29 +257,26 @@ _SMALLEST_RATIO = 0.001
 _WIDEST_CHANGE = 20
 
 
-def whatif_grid(document: WhatIfDocument) -> Grid:
+def whatif_table(document: WhatIfDocument) -> Table:
     """One scenario per row, each against the first."""
-    return grid(
+
+    def ratio(scenario: ScenarioOutcome) -> str:
+        return "-" if scenario.contrast is None else interval(scenario.contrast.throughput_ratio)
+
+    return table(
         f"{document.scenarios[0].workload} on {document.scenarios[0].device_name}: what if",
-        text=("Scenario",),
-        numbers=("Step", "Samples/s", "Speed-up", "Ratio to\nthe first"),
-        notes=("Weakest\nevidence",),
-        rows=[_row_whatif(scenario) for scenario in document.scenarios],
+        document.scenarios,
+        {
+            "<Scenario": lambda scenario: "\n".join(map(_scenario_line, scenario.name.split(", "))),
+            "Step": lambda scenario: duration_interval(scenario.point.step_s),
+            "Samples/s": lambda scenario: count_interval(scenario.point.samples_per_s),
+            "Speed-up": lambda scenario: interval(scenario.point.speedup),
+            "Ratio to\nthe first": ratio,
+            "<Weakest\nevidence": lambda scenario: scenario.point.weakest_evidence.value,
+        },
         caption="[p5-p95]: 90 % of outcomes should lie inside. Speed-up: over one device of the same "
         "scenario. Ratio: samples/s over those of the first, draw by draw on the same machine, so that "
         "shared errors cancel.",
-    )
-
-
-def _row_whatif(scenario: ScenarioOutcome) -> tuple[str, ...]:
-    point, contrast = scenario.point, scenario.contrast
-    return (
-        "\n".join(map(_scenario_line, scenario.name.split(", "))),
-        duration_interval(point.step_s),
-        count_interval(point.samples_per_s),
-        interval(point.speedup),
-        "-" if contrast is None else interval(contrast.throughput_ratio),
-        point.weakest_evidence.value,
     )
 
 
@@ -290,7 +290,7 @@ def _scenario_line(change: str) -> str:
     return f"{name}=\n{value}"
 
 
-def whatif_lines(document: WhatIfDocument) -> list[str]:
+def whatif_lines(document: WhatIfDocument, *, verbose: bool) -> list[str]:
     """What each scenario runs, which causes changed, and what must be known first."""
     first = document.scenarios[0]
     lines = []
@@ -299,7 +299,7 @@ def whatif_lines(document: WhatIfDocument) -> list[str]:
         label = f"{short_label(point.setting)}, {scenario.scaling} scaling"
         lines.append(f"{scenario.name}: {label}, global batch {point.setting.global_batch}")
         lines += [] if scenario is first else _cause_lines(first, scenario)
-    return [*lines, *(f"caveat: {caveat}" for caveat in document.caveats)]
+    return [*lines, *caveat_lines(document.caveats, verbose=verbose)]
 
 
 def _cause_lines(first: ScenarioOutcome, scenario: ScenarioOutcome) -> list[str]:
@@ -361,3 +361,52 @@ def fields_lines(fields: list[tuple[str, str, str]]) -> list[str]:
     """Name, example and meaning of every field that can be set."""
     width = max(len(f"{name}={example}") for name, example, _ in fields)
     return [f"{f'{name}={example}':{width}}  {meaning}" for name, example, meaning in fields]
+
+
+#: Parts of a data-parallel step, a column each.
+_CSV_CAUSES = (
+    *(Cause.INPUT, Cause.DISPATCH, Cause.FORWARD, Cause.BACKWARD),
+    *(Cause.BUCKET, Cause.ALL_REDUCE, Cause.BROADCAST, Cause.OPTIMIZER),
+)
+
+
+def csv_text(prediction: PredictionDocument) -> str:
+    """Comma-separated values, one line per number of devices; SI units stand in the headings."""
+    rows = [_csv_row(prediction, point) for point in prediction.points]
+    text = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return text.getvalue()
+
+
+def _csv_row(prediction: PredictionDocument, point: PredictedPoint) -> dict[str, object]:
+    setting = point.setting
+    quantities = {
+        ("step", "_s"): point.step_s,
+        ("samples", "_per_s"): point.samples_per_s,
+        ("speedup", ""): point.speedup,
+        ("scaling_efficiency", "_fraction"): point.scaling_efficiency,
+        ("exposed_comm", "_s"): point.exposed_comm_s,
+    }
+    return {
+        "workload": prediction.workload,
+        "device_name": prediction.device_name,
+        "scaling": prediction.scaling,
+        "world_size": setting.world_size,
+        "micro_batch": setting.micro_batch,
+        "accumulation": setting.accumulation,
+        "local_batch": setting.local_batch,
+        "global_batch": setting.global_batch,
+        "bucket_cap_mib": setting.bucket_cap_mb,
+        **{
+            f"{name}_{part}{unit}": getattr(quantity, part)
+            for (name, unit), quantity in quantities.items()
+            for part in ("p5", "nominal", "p95")
+        },
+        "straggler_s": point.straggler_s,
+        **{f"breakdown_{cause}_s": point.breakdown_s.get(cause, 0.0) for cause in _CSV_CAUSES},
+        "bottleneck_link": point.bottleneck_link or "",
+        "weakest_evidence": point.weakest_evidence.value,
+    }

@@ -1,7 +1,7 @@
-"""Tables of a profile."""
+"""A profile, and the difference of two, as tables and lines."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -17,12 +17,12 @@ from perfmodel.machine.measured import (
     MeasuredWorkload,
     NoiseScaleProfile,
 )
+from perfmodel.report.tables import Table, facts, table
 from perfmodel.report.wording import (
-    Grid,
     bucket_cap,
+    caveat_lines,
     counted,
     duration_interval,
-    grid,
     interval,
     listed,
     number,
@@ -31,28 +31,59 @@ from perfmodel.report.wording import (
 from perfmodel.units import MIB, format_bytes, format_duration, format_rate
 
 
-def machine_grid(document: ProfileDocument) -> Grid:
-    """Table of the machine and how steady it was."""
+def profile_table(document: ProfileDocument) -> Table:
+    """What was measured on a machine; readable on 80 columns."""
+    return facts("Machine", [*_machine(document), *_measured(document.machine)])
+
+
+def machine_table(document: ProfileDocument) -> Table:
+    """The machine and how steady it was."""
+    return facts("Machine", _machine(document))
+
+
+def _machine(document: ProfileDocument) -> Iterator[tuple[str, str]]:
     profile = document.machine
     runs = "behind the host" if profile.asynchronous else "in step with the host"
-    facts = {
-        "Device": f"{profile.device_name} ({profile.device_kind}, runs {runs})",
-        "Ranks": f"{counted(profile.num_nodes, 'node')} x {profile.ranks_per_node}, {profile.backend}",
-        "Software": listed(f"{name} {text}" for name, text in document.provenance.versions.items()),
-        "Measured": f"{profile.num_rounds} rounds, written {profile.origin.made_utc}",
-        "Speed probe": ", ".join(
+    yield "Device", f"{profile.device_name} ({profile.device_kind}, runs {runs})"
+    nodes = counted(profile.num_nodes, "node")
+    yield "Ranks", f"{nodes} x {profile.ranks_per_node}, {profile.backend}"
+    versions = document.provenance.versions.items()
+    yield "Software", listed(f"{name} {text}" for name, text in versions)
+    yield "Measured", f"{profile.num_rounds} rounds, written {profile.origin.made_utc}"
+    yield (
+        "Speed probe",
+        ", ".join(
             f"{format_duration(time_s)} with {counted(world_size, 'rank')} at work"
             for world_size, time_s in profile.speed_probe_s.items()
         ),
-        "Steadiness": f"the probe varied by {percent(profile.speed_spread)} (standard deviation)",
-        "Dispatch": f"{format_duration(profile.dispatch_s)} of host time per empty operator",
-        "Fit, one device": _residual(profile.residual.single_log_errors),
-        "Fit, DDP": _residual(profile.residual.ddp_log_errors),
-    }
+    )
+    spread = percent(profile.speed_spread)
+    yield "Steadiness", f"the probe varied by {spread} (standard deviation)"
+    yield "Dispatch", f"{format_duration(profile.dispatch_s)} of host time per empty operator"
+    yield "Fit, one device", _residual(profile.residual.single_log_errors)
+    yield "Fit, DDP", _residual(profile.residual.ddp_log_errors)
     if profile.checkpoint is not None:
-        facts["Checkpoint"] = _checkpoint(profile.checkpoint)
-    facts |= {f"Noise scale, {entry.workload}": _noise(entry) for entry in profile.noise_scales}
-    return grid("Machine", text=("What", "Value"), rows=facts.items())
+        yield "Checkpoint", _checkpoint(profile.checkpoint)
+    for entry in profile.noise_scales:
+        yield f"Noise scale, {entry.workload}", _noise(entry)
+
+
+def _measured(profile: MeasuredMachine) -> Iterator[tuple[str, str]]:
+    for entry in profile.workloads:
+        size = format_bytes(entry.workload.gradient_bytes)
+        yield (
+            entry.workload.name,
+            f"{entry.workload.num_parameters:,} parameters, {size} of gradients",
+        )
+    for name, ranks, small, latency, large, time, busbw in collectives_table(profile).rows:
+        yield f"{name}, {ranks}", f"{small} in {latency}; {large} in {time} (busbw {busbw})"
+    for ranks, size, compute, comm in overlaps_table(profile).rows:
+        both = f"compute at {compute}, all-reduce of {size} at {comm} of their speeds alone"
+        yield f"at once, {ranks} ranks", both
+    for name, value, spread, is_determined in ddp_table(profile).rows:
+        yield name, f"{value} ({spread}), determined: {is_determined}"
+    for sentence in profile.undetermined:
+        yield "Not determined", sentence
 
 
 def _checkpoint(profile: CheckpointProfile) -> str:
@@ -87,152 +118,135 @@ def _residual(log_errors: tuple[float, ...]) -> str:
     )
 
 
-def workload_grid(profile: MeasuredMachine) -> Grid:
-    """Table of the models that were measured."""
-    return grid(
+def workloads_table(profile: MeasuredMachine) -> Table:
+    """The models that were measured."""
+
+    def flop(entry: MeasuredWorkload) -> str:
+        total = entry.workload.forward_flop + entry.workload.backward_flop
+        return format_rate(total, "FLOP").removesuffix("/s")
+
+    def step_noise(entry: MeasuredWorkload) -> str:
+        spreads = [np.quantile(noise.ratios, [0.05, 0.95]) for noise in entry.noise if noise.ratios]
+        widest = max(spreads, key=lambda pair: float(pair[1] - pair[0]), default=None)
+        return "-" if widest is None else f"{number(widest[0])}-{number(widest[1])}"
+
+    return table(
         "Workloads measured",
-        text=("Workload", "Sample"),
-        numbers=(
-            "Parameters",
-            "Gradients",
-            "FLOP/sample",
-            "Operators",
-            "Step noise",
-            "Ranks",
-            "Sensitivity",
-        ),
-        rows=(_workload(entry) for entry in profile.workloads),
+        profile.workloads,
+        {
+            "<Workload": lambda entry: entry.workload.name,
+            "<Sample": lambda entry: entry.workload.sample,
+            "Parameters": lambda entry: f"{entry.workload.num_parameters:,}",
+            "Gradients": lambda entry: format_bytes(entry.workload.gradient_bytes),
+            "FLOP/sample": flop,
+            "Operators": lambda entry: entry.workload.num_operators,
+            "Step noise": step_noise,
+            "Ranks": lambda entry: percent(entry.rank_spread),
+            "Sensitivity": lambda entry: number(entry.speed_sensitivity),
+        },
         caption="FLOP: forward and backward. Step noise: p5-p95 of single steps over the typical one, "
         "widest micro-batch. Ranks: standard deviation between ranks. "
         "Sensitivity: share of a slow-down of the speed probe, as an exponent.",
     )
 
 
-def _workload(entry: MeasuredWorkload) -> tuple[str, ...]:
-    workload = entry.workload
-    spreads = [np.quantile(noise.ratios, [0.05, 0.95]) for noise in entry.noise if noise.ratios]
-    widest = max(spreads, key=lambda pair: float(pair[1] - pair[0]), default=None)
-    flop = format_rate(workload.forward_flop + workload.backward_flop, "FLOP").removesuffix("/s")
-    return (
-        workload.name,
-        workload.sample,
-        f"{workload.num_parameters:,}",
-        format_bytes(workload.gradient_bytes),
-        flop,
-        str(workload.num_operators),
-        "-" if widest is None else f"{number(widest[0])}-{number(widest[1])}",
-        percent(entry.rank_spread),
-        number(entry.speed_sensitivity),
-    )
-
-
-def steps_grid(profile: MeasuredMachine) -> Grid:
-    """Table of whole steps as calibration measured them."""
-    rows = (
-        (
-            step.workload,
-            str(step.world_size),
-            str(step.micro_batch),
-            step.synchronisation,
-            bucket_cap(step.bucket_cap_mb) if step.synchronisation == "ddp" else "-",
-            format_duration(step.step_s),
-            f"+-{percent(step.relative_error)}",
-        )
-        for step in profile.steps
-    )
-    return grid(
+def steps_table(profile: MeasuredMachine) -> Table:
+    """Whole steps as calibration measured them."""
+    return table(
         "Steps measured",
-        text=("Workload",),
-        numbers=("Devices", "Micro-batch", "Gradients", "Bucket cap", "Step", "Std. error"),
-        rows=rows,
+        profile.steps,
+        {
+            "<Workload": lambda step: step.workload,
+            "Devices": lambda step: step.world_size,
+            "Micro-batch": lambda step: step.micro_batch,
+            "Gradients": lambda step: step.synchronisation,
+            "Bucket cap": lambda step: (
+                bucket_cap(step.bucket_cap_mb) if step.synchronisation == "ddp" else "-"
+            ),
+            "Step": lambda step: format_duration(step.step_s),
+            "Std. error": lambda step: f"+-{percent(step.relative_error)}",
+        },
     )
 
 
-def rates_grid(profile: MeasuredMachine) -> Grid:
-    """Table of kernels alone."""
-    rows = (
-        (
-            f"{rate.probe} {rate.dtype}",
-            " x ".join(map(str, rate.shape)),
-            format_duration(rate.time_s),
-            format_rate(rate.flop_per_s, "FLOP"),
-            format_rate(rate.bytes_per_s, "B"),
-        )
-        for rate in profile.rates
-    )
-    return grid(
-        "Kernels alone", text=("Probe", "Shape"), numbers=("Time", "FLOP/s", "B/s"), rows=rows
+def rates_table(profile: MeasuredMachine) -> Table:
+    """Kernels alone."""
+    return table(
+        "Kernels alone",
+        profile.rates,
+        {
+            "<Probe": lambda rate: f"{rate.probe} {rate.dtype}",
+            "<Shape": lambda rate: " x ".join(map(str, rate.shape)),
+            "Time": lambda rate: format_duration(rate.time_s),
+            "FLOP/s": lambda rate: format_rate(rate.flop_per_s, "FLOP"),
+            "B/s": lambda rate: format_rate(rate.bytes_per_s, "B"),
+        },
     )
 
 
-def collective_grid(profile: MeasuredMachine) -> Grid:
-    """Table of collectives at their smallest and largest size."""
-    return grid(
+def collectives_table(profile: MeasuredMachine) -> Table:
+    """Collectives at their smallest and largest size."""
+
+    def busbw(entry: CollectiveProfile) -> str:
+        last = entry.points[-1]
+        if last.time_s <= 0:
+            return "-"
+        factor = bus_factor(entry.collective, entry.world_size)
+        return format_rate(factor * last.at / last.time_s, "B")
+
+    return table(
         "Collectives alone",
-        text=("Collective",),
-        numbers=("Devices", "Smallest", "Time", "Largest", "Time", "busbw"),
-        rows=(_collective(entry) for entry in profile.collectives),
+        profile.collectives,
+        {
+            "<Collective": lambda entry: entry.collective,
+            "Devices": lambda entry: entry.world_size,
+            "Smallest": lambda entry: format_bytes(entry.points[0].at),
+            "Its time": lambda entry: format_duration(entry.points[0].time_s),
+            "Largest": lambda entry: format_bytes(entry.points[-1].at),
+            "Time": lambda entry: format_duration(entry.points[-1].time_s),
+            "busbw": busbw,
+        },
     )
 
 
-def overlap_grid(profile: MeasuredMachine) -> Grid:
-    """Table of compute and communication beside each other."""
-    rows = (
-        (
-            str(overlap.world_size),
-            format_bytes(overlap.size_bytes),
-            percent(overlap.compute_speed),
-            percent(overlap.comm_speed),
-        )
-        for overlap in profile.overlaps
-    )
-    return grid(
+def overlaps_table(profile: MeasuredMachine) -> Table:
+    """Compute and communication beside each other."""
+    return table(
         "Compute and an all-reduce at once",
-        text=("Devices",),
-        numbers=("All-reduce", "Compute runs at", "All-reduce runs at"),
-        rows=rows,
+        profile.overlaps,
+        {
+            "<Devices": lambda overlap: overlap.world_size,
+            "All-reduce": lambda overlap: format_bytes(overlap.size_bytes),
+            "Compute runs at": lambda overlap: percent(overlap.compute_speed),
+            "All-reduce runs at": lambda overlap: percent(overlap.comm_speed),
+        },
         caption="Each as a share of its speed alone; 100 % and 100 % is free overlap.",
     )
 
 
-def _collective(entry: CollectiveProfile) -> tuple[str, ...]:
-    first, last = entry.points[0], entry.points[-1]
-    factor = bus_factor(entry.collective, entry.world_size)
-    busbw = "-"
-    if last.time_s > 0:
-        busbw = format_rate(factor * last.at / last.time_s, "B")
-    return (
-        entry.collective,
-        str(entry.world_size),
-        format_bytes(first.at),
-        format_duration(first.time_s),
-        format_bytes(last.at),
-        format_duration(last.time_s),
-        busbw,
-    )
-
-
-def ddp_grid(profile: MeasuredMachine) -> Grid:
-    """Table of what DDP adds to a step, and whether the data determine it."""
+def ddp_table(profile: MeasuredMachine) -> Table:
+    """What DDP adds to a step, and whether the data determine it."""
     ddp = profile.ddp
     draws = np.asarray(ddp.draws).reshape(-1, len(ddp.names))
-    rows = []
-    for column, (name, value, is_determined) in enumerate(
-        zip(ddp.names, ddp.values, ddp.determined, strict=True)
-    ):
-        spread = "-"
-        if len(draws):
-            low, high = np.quantile(draws[:, column], [0.05, 0.95])
-            spread = f"{_ddp_value(name, float(low))} to {_ddp_value(name, float(high))}"
-        rows.append(
-            (name, _ddp_value(name, value), spread, "yes" if is_determined else "NO: assumed")
-        )
-    return grid(
+
+    def spread(column: int) -> str:
+        if not len(draws):
+            return "-"
+        low, high = np.quantile(draws[:, column], [0.05, 0.95])
+        name = ddp.names[column]
+        return f"{_ddp_value(name, float(low))} to {_ddp_value(name, float(high))}"
+
+    return table(
         "What DDP adds",
-        text=("Parameter",),
-        numbers=("Value", "90 % of bootstrap"),
-        notes=("Determined by the data",),
-        rows=rows,
+        range(len(ddp.names)),
+        {
+            "<Parameter": lambda column: ddp.names[column],
+            "Value": lambda column: _ddp_value(ddp.names[column], ddp.values[column]),
+            "90 % of bootstrap": spread,
+            "<Determined by the data": lambda column: (
+                "yes" if ddp.determined[column] else "NO: assumed"
+            ),
+        },
     )
 
 
@@ -242,38 +256,32 @@ def _ddp_value(name: str, value: float) -> str:
     return format_duration(value) if name.endswith("_s") else number(value)
 
 
-def difference_grid(document: ProfileDiffDocument) -> Grid:
+def differences_table(document: ProfileDiffDocument) -> Table:
     """What changed beyond noise; the largest of the rest if nothing did."""
+
+    def change(entry: Difference) -> str:
+        if not entry.is_additive:
+            return percent(entry.new / entry.old - 1, signed=True)
+        is_rounding = math.isclose(entry.old, entry.new, rel_tol=1e-9)
+        return f"{0.0 if is_rounding else entry.new - entry.old:+.3g}"
+
     changes = [entry for entry in document.differences if entry.is_change]
-    shown = changes or document.differences[:5]
-    heading = (
-        f"{len(changes)} of {len(document.differences)} parameters changed"
+    count = len(document.differences)
+    return table(
+        f"{len(changes)} of {count} parameters changed"
         if changes
-        else f"none of {len(document.differences)} parameters changed; the least likely by chance"
-    )
-    return grid(
-        heading,
-        text=("Parameter",),
-        numbers=("Old", "New", "Change", "z", "q"),
-        rows=[_row(entry) for entry in shown],
+        else f"none of {count} parameters changed; the least likely by chance",
+        changes or document.differences[:5],
+        {
+            "<Parameter": lambda entry: entry.what,
+            "Old": lambda entry: _value(entry.old, entry.unit),
+            "New": lambda entry: _value(entry.new, entry.unit),
+            "Change": change,
+            "z": lambda entry: f"{entry.z:+.1f}",
+            "q": lambda entry: f"{entry.adjusted_p:.2g}",
+        },
         caption="z: difference over the uncertainty of both profiles. q: share of chance among all that are as "
         f"unlikely (Benjamini-Hochberg); a change has q <= {document.false_discovery_rate:g}.",
-    )
-
-
-def _row(entry: Difference) -> tuple[str, ...]:
-    if entry.is_additive:
-        is_rounding = math.isclose(entry.old, entry.new, rel_tol=1e-9)
-        change = f"{0.0 if is_rounding else entry.new - entry.old:+.3g}"
-    else:
-        change = percent(entry.new / entry.old - 1, signed=True)
-    return (
-        entry.what,
-        _value(entry.old, entry.unit),
-        _value(entry.new, entry.unit),
-        change,
-        f"{entry.z:+.1f}",
-        f"{entry.adjusted_p:.2g}",
     )
 
 
@@ -283,23 +291,18 @@ def _value(value: float, unit: str) -> str:
     return number(value) if unit == "fraction" else f"{value:.3g} {unit}"
 
 
-def moved_grid(document: ProfileDiffDocument) -> Grid:
+def moved_table(document: ProfileDiffDocument) -> Table:
     """Predictions with both profiles."""
-    return grid(
+    return table(
         "Predictions, weak scaling: devices x micro-batch",
-        text=("Setting",),
-        numbers=("Old step", "New step", "New over old"),
-        notes=("Moved",),
-        rows=[
-            (
-                entry.what,
-                duration_interval(entry.old_step_s),
-                duration_interval(entry.new_step_s),
-                interval(entry.ratio),
-                "yes" if entry.is_moved else "no",
-            )
-            for entry in document.predictions
-        ],
+        document.predictions,
+        {
+            "<Setting": lambda entry: entry.what,
+            "Old step": lambda entry: duration_interval(entry.old_step_s),
+            "New step": lambda entry: duration_interval(entry.new_step_s),
+            "New over old": lambda entry: interval(entry.ratio),
+            "<Moved": lambda entry: "yes" if entry.is_moved else "no",
+        },
     )
 
 
@@ -310,4 +313,4 @@ def diff_lines(document: ProfileDiffDocument) -> list[str]:
         lines.append(
             f"not compared: {len(document.missing)} parameters, such as {document.missing[0]}"
         )
-    return [*lines, *(f"caveat: {caveat}" for caveat in document.caveats)]
+    return [*lines, *caveat_lines(document.caveats)]

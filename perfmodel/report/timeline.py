@@ -3,7 +3,7 @@
 import html
 import json
 from collections.abc import Iterator, Sequence
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -21,7 +21,7 @@ from perfmodel.report.figures import (
     time_unit,
 )
 from perfmodel.report.html import inline_svg
-from perfmodel.step.program import Cause, Operation, Span, Stream, Trace
+from perfmodel.step.program import Cause, Operation, Stream, Trace
 
 MOST_LANES: Final = 32
 """Stages or ranks in one picture; of more, evenly chosen ones are drawn."""
@@ -56,8 +56,10 @@ _KINDS: Final = {**_COMPUTE, **_COMMUNICATION}
 
 def timeline_figure(trace: Trace, *, title: str) -> Figure:
     """Figure of a step: one pair of lanes per pipeline stage, or per rank if there are no stages."""
-    lanes = _lanes(trace)
-    shown = _chosen(len(lanes))
+    ranks, stages = range(len(trace.start_s)), range(trace.program.num_stages)
+    lanes = [(rank, stage) for rank in ranks for stage in stages]
+    count = min(len(lanes), MOST_LANES)
+    shown = [round(at) for at in np.linspace(0, len(lanes) - 1, count)]
     figure = new_figure(width_in=10.5, height_in=1.9 + 0.42 * len(shown))
     axes = figure.subplots()
     unit, scale = time_unit(trace.step_s)
@@ -75,7 +77,15 @@ def timeline_figure(trace: Trace, *, title: str) -> Figure:
     axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.set_xlim(0, trace.step_s / scale)
     axes.grid(visible=False, axis="y")
-    _legend(figure, used)
+    handles = [
+        Patch(facecolor=colour, label=plain(name))
+        for name, (colour, _) in _KINDS.items()
+        if name in used
+    ]
+    handles.append(Patch(facecolor=_BUBBLE, label="idle: bubbles and waiting"))
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=5, fontsize="small", frameon=False
+    )
     return figure
 
 
@@ -84,22 +94,9 @@ def timeline_bytes(trace: Trace, *, title: str, form: Literal["png", "svg", "htm
     figure = timeline_figure(trace, title=title)
     if form != "html":
         return figure_bytes(figure, format=form)
-    svg = inline_svg(figure, prefix="timeline", title=title)
+    svg = inline_svg(figure, title=title)
     head = f'<meta charset="utf-8"><title>{html.escape(title)}</title>'
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>\n{svg}\n</body></html>\n'.encode()
-
-
-def _lanes(trace: Trace) -> list[tuple[int, int]]:
-    """Pairs of rank and stage."""
-    ranks = range(len(trace.start_s))
-    return [(rank, stage) for rank in ranks for stage in range(trace.program.num_stages)]
-
-
-def _chosen(count: int) -> list[int]:
-    """Evenly spread positions, both ends among them."""
-    if count <= MOST_LANES:
-        return list(range(count))
-    return [round(at) for at in np.linspace(0, count - 1, MOST_LANES)]
 
 
 def _draw_lane(
@@ -134,21 +131,13 @@ def _label(
     axes: Axes, trace: Trace, where: NDArray[np.intp], position: int, rank: int, scale: float
 ) -> None:
     """Number the micro-batches, once for all pieces of a pass."""
+    style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 6, "color": "white"}
     pieces: dict[str, list[int]] = {}
     for index in map(int, where):
         pieces.setdefault(trace.program.operations[index].name, []).append(index)
     for name, parts in pieces.items():
         middle = (trace.start_s[rank, parts[0]] + trace.end_s[rank, parts[-1]]) / 2 / scale
-        axes.text(
-            float(middle),
-            position - 0.15,
-            name.split(" ")[-1],
-            ha="center",
-            va="center",
-            fontsize=6,
-            color="white",
-            clip_on=True,
-        )
+        axes.text(float(middle), position - 0.15, name.split(" ")[-1], clip_on=True, **style)
 
 
 def _is_roomy(trace: Trace) -> bool:
@@ -181,31 +170,10 @@ def _idle_share(trace: Trace, rank: int, stage: int) -> float:
     return 1 - busy / trace.step_s
 
 
-def _legend(figure: Figure, used: set[str]) -> None:
-    handles = [
-        Patch(facecolor=colour, label=plain(name))
-        for name, (colour, _) in _KINDS.items()
-        if name in used
-    ]
-    figure.legend(
-        handles=[*handles, Patch(facecolor=_BUBBLE, label="idle: bubbles and waiting")],
-        loc="outside lower center",
-        ncols=5,
-        fontsize="small",
-        frameon=False,
-    )
-
-
 MICROSECONDS_PER_S: Final = 1e6
 TID: Final[dict[Stream, int]] = {stream: position for position, stream in enumerate(Stream)}
 CATEGORY: Final[dict[Stream, str]] = {
-    Stream.LOADER: "cpu_op",
-    Stream.HOST: "cpu_op",
-    Stream.COMPUTE: "kernel",
-    Stream.COMM: "kernel",
-    Stream.TENSOR: "kernel",
-    Stream.SEND_FORWARD: "kernel",
-    Stream.SEND_BACKWARD: "kernel",
+    stream: "cpu_op" if stream in {Stream.LOADER, Stream.HOST} else "kernel" for stream in Stream
 }
 STEP_TID: Final = len(TID)
 
@@ -244,48 +212,55 @@ def _names(trace: Trace, name: str) -> Iterator[dict[str, object]]:
                 yield _metadata(process, tid, "thread_sort_index", {"sort_index": tid})
 
 
-def _metadata(rank: int, tid: int, name: str, args: dict[str, object]) -> dict[str, object]:
-    return {"ph": "M", "ts": 0, "pid": rank, "tid": tid, "name": name, "args": args}
+def _metadata(process: int, tid: int, name: str, args: dict[str, object]) -> dict[str, object]:
+    return {"ph": "M", "ts": 0, "pid": process, "tid": tid, "name": name, "args": args}
+
+
+def _complete(
+    category: str, name: str, *, process: int, tid: int, start_s: float, duration_s: float
+) -> dict[str, object]:
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": process,
+        "tid": tid,
+        "ts": start_s * MICROSECONDS_PER_S,
+        "dur": duration_s * MICROSECONDS_PER_S,
+        "args": {},
+    }
 
 
 def _steps(trace: Trace) -> Iterator[dict[str, object]]:
     stages = trace.program.num_stages
     for process in range(len(trace.end_s) * stages):
-        yield {
-            "ph": "X",
-            "cat": "user_annotation",
-            "name": "ProfilerStep#0",
-            "pid": process,
-            "tid": STEP_TID,
-            "ts": 0.0,
-            "dur": float(trace.end_s[process // stages].max()) * MICROSECONDS_PER_S,
-            "args": {},
-        }
+        end_s = float(trace.end_s[process // stages].max())
+        yield _complete(
+            *("user_annotation", "ProfilerStep#0"),
+            process=process,
+            tid=STEP_TID,
+            start_s=0.0,
+            duration_s=end_s,
+        )
 
 
 def _operations(trace: Trace) -> Iterator[dict[str, object]]:
     stages = trace.program.num_stages
     for span in trace.spans():
-        stream = span.operation.stream
-        yield {
-            "ph": "X",
-            "cat": CATEGORY[stream],
-            "name": span.operation.name,
-            "pid": span.rank * stages + span.operation.stage,
-            "tid": TID[stream],
-            "ts": span.start_s * MICROSECONDS_PER_S,
-            "dur": (span.end_s - span.start_s) * MICROSECONDS_PER_S,
-            "args": _args(span, len(trace.start_s)),
+        operation = span.operation
+        args: dict[str, object] = {
+            "cause": operation.cause.value,
+            "size_bytes": operation.size_bytes,
+            "stream": TID[operation.stream],
         }
-
-
-def _args(span: Span, num_ranks: int) -> dict[str, object]:
-    operation = span.operation
-    args: dict[str, object] = {
-        "cause": operation.cause.value,
-        "size_bytes": operation.size_bytes,
-        "stream": TID[operation.stream],
-    }
-    if operation.is_collective:
-        args |= {"Collective name": operation.cause.value, "Group size": num_ranks}
-    return args
+        if operation.is_collective:
+            group = {"Collective name": operation.cause.value, "Group size": len(trace.start_s)}
+            args |= group
+        event = _complete(
+            *(CATEGORY[operation.stream], operation.name),
+            process=span.rank * stages + operation.stage,
+            tid=TID[operation.stream],
+            start_s=span.start_s,
+            duration_s=span.end_s - span.start_s,
+        )
+        yield {**event, "args": args}

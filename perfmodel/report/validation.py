@@ -1,102 +1,116 @@
-"""Tables of a validation."""
+"""Verdicts of all judges as tables and lines: predicted beside measured, errors, gates."""
 
-from perfmodel.documents.verdicts import ComparedSetting, ErrorSummary, ValidationDocument
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from perfmodel.documents.testbed import JudgedFamily, JudgedStep, TestbedDocument
+from perfmodel.documents.verdicts import (
+    STEP_MAPE,
+    ComparedModel,
+    ErrorSummary,
+    JudgedStrategy,
+    ModelsValidationDocument,
+    NetworkVerdict,
+    PublishedSeries,
+    StrategiesDocument,
+    StrategyFamily,
+    ValidationDocument,
+)
+from perfmodel.report.tables import Table, table
 from perfmodel.report.wording import (
-    Grid,
     bucket_cap,
     duration_interval,
+    errors,
+    gate_lines,
     gate_rule,
     gate_value,
     gradients,
-    grid,
     interval,
     number,
     percent,
     short_label,
+    steal_lines,
+    verdict,
 )
 from perfmodel.units import format_duration
 
+#: From this share of the allowed error on, runs that differ among themselves say little.
+_LARGEST_NOISE_SHARE: Final = 0.75
 
-def validation_grid(validation: ValidationDocument) -> Grid:
-    """Table of each held-out setting, predicted beside measured."""
-    return grid(
+
+def _signed(error: float) -> str:
+    return percent(error, signed=True)
+
+
+def _held(is_covered: bool) -> str:  # noqa: FBT001 - one fact, one word
+    return "yes" if is_covered else "NO"
+
+
+def steps_table(validation: ValidationDocument) -> Table:
+    """Each held-out setting, predicted beside measured; readable on 80 columns."""
+    return table(
         "Predicted and measured, settings that calibration never saw",
-        text=("Workload",),
-        numbers=("Devi-\nces", "Batch\nx accum.", "Bucket\ncap", "Predicted", "Measured"),
-        notes=("Error", "In\n90 %"),
-        rows=(_row(entry) for entry in validation.settings),
+        validation.settings,
+        {
+            "<Workload": lambda entry: entry.setting.workload,
+            "Devi-\nces": lambda entry: entry.setting.world_size,
+            "Batch\nx accum.": lambda entry: (
+                f"{entry.setting.micro_batch} x {entry.setting.accumulation}"
+            ),
+            "Bucket\ncap": lambda entry: gradients(entry.setting),
+            "Predicted": lambda entry: duration_interval(entry.predicted_s),
+            "Measured": lambda entry: (
+                f"{format_duration(entry.measured_s)}\nraw {format_duration(entry.measured_raw_s)}\n"
+                f"+-{percent(entry.measured_relative_error)} ({entry.num_repetitions})"
+            ),
+            "<Error": lambda entry: (
+                f"{_signed(entry.signed_error)}\nraw {_signed(entry.signed_error_raw)}"
+            ),
+            "<In\n90 %": lambda entry: _held(entry.is_covered),
+        },
         caption="Batch: micro-batch per device x accumulation. Measured: at the machine speed of "
         "the calibration, below it as the clock showed it (raw), then the standard error and in "
         "brackets the repetitions. Error: predicted over measured minus 1, below it against raw.",
     )
 
 
-def _row(entry: ComparedSetting) -> tuple[str, ...]:
-    setting = entry.setting
-    uncertainty = f"+-{percent(entry.measured_relative_error)} ({entry.num_repetitions})"
-    raw = format_duration(entry.measured_raw_s)
-    error, error_raw = (
-        percent(value, signed=True) for value in (entry.signed_error, entry.signed_error_raw)
-    )
-    return (
-        setting.workload,
-        str(setting.world_size),
-        f"{setting.micro_batch} x {setting.accumulation}",
-        gradients(setting),
-        duration_interval(entry.predicted_s),
-        f"{format_duration(entry.measured_s)}\nraw {raw}\n{uncertainty}",
-        f"{error}\nraw {error_raw}",
-        "yes" if entry.is_covered else "NO",
-    )
-
-
-def speedup_grid(validation: ValidationDocument) -> Grid:
-    """Table of speed-ups, predicted beside measured."""
-    rows = (
-        (
-            entry.workload,
-            str(entry.world_size),
-            f"{entry.micro_batch} x {entry.accumulation}",
-            bucket_cap(entry.bucket_cap_mb),
-            interval(entry.predicted),
-            number(entry.measured),
-            percent(entry.signed_error, signed=True),
-        )
-        for entry in validation.speedups
-    )
-    return grid(
+def speedups_table(validation: ValidationDocument) -> Table:
+    """Speed-ups, predicted beside measured."""
+    return table(
         "Speed-up over one device",
-        text=("Workload",),
-        numbers=("Devices", "Batch x accum.", "Bucket cap", "Predicted", "Measured", "Error"),
-        rows=rows,
+        validation.speedups,
+        {
+            "<Workload": lambda entry: entry.workload,
+            "Devices": lambda entry: entry.world_size,
+            "Batch x accum.": lambda entry: f"{entry.micro_batch} x {entry.accumulation}",
+            "Bucket cap": lambda entry: bucket_cap(entry.bucket_cap_mb),
+            "Predicted": lambda entry: interval(entry.predicted),
+            "Measured": lambda entry: number(entry.measured),
+            "Error": lambda entry: _signed(entry.signed_error),
+        },
     )
 
 
-def repeats_grid(validation: ValidationDocument) -> Grid:
-    """Table of calibrated settings run again: the noise floor."""
-    rows = (
-        (
-            short_label(entry.setting),
-            format_duration(entry.calibrated_s),
-            format_duration(entry.measured_s),
-            format_duration(entry.measured_raw_s),
-            percent(entry.signed_error, signed=True),
-            percent(entry.signed_error_raw, signed=True),
-        )
-        for entry in validation.repeats
-    )
-    return grid(
+def repeats_table(validation: ValidationDocument) -> Table:
+    """Calibrated settings run again: the noise floor."""
+    return table(
         "Calibrated settings run again",
-        text=("Setting",),
-        numbers=("Calibration", "Again", "Again, raw", "Difference", "Difference, raw"),
-        rows=rows,
+        validation.repeats,
+        {
+            "<Setting": lambda entry: short_label(entry.setting),
+            "Calibration": lambda entry: format_duration(entry.calibrated_s),
+            "Again": lambda entry: format_duration(entry.measured_s),
+            "Again, raw": lambda entry: format_duration(entry.measured_raw_s),
+            "Difference": lambda entry: _signed(entry.signed_error),
+            "Difference, raw": lambda entry: _signed(entry.signed_error_raw),
+        },
         caption="Setting: devices x micro-batch x accumulation, bucket cap.",
     )
 
 
-def summary_grid(validation: ValidationDocument) -> Grid:
-    """Table of errors over many settings, beside what no model could avoid."""
-    entries: dict[str, ErrorSummary | None] = {
+def errors_table(validation: ValidationDocument) -> Table:
+    """Errors over many settings, beside what no model could avoid."""
+    entries = {
         "In range, at calibrated machine speed": validation.summary,
         "In range, raw": validation.summary_raw,
         "Beyond the calibrated range": validation.summary_extrapolated,
@@ -105,45 +119,233 @@ def summary_grid(validation: ValidationDocument) -> Grid:
         "Speed-ups, beyond": validation.speedup_summary_extrapolated,
         "Noise floor (repeats)": validation.noise_floor,
     }
-    slowdown = percent(validation.machine_slowdown - 1, signed=True)
-    rows = (_summary(name, summary) for name, summary in entries.items() if summary is not None)
-    return grid(
+    return table(
         "Errors",
-        text=("Over",),
-        numbers=("Settings", "Bias", "MAPE", "Median", "Worst"),
-        rows=rows,
-        caption=f"The speed probe took {slowdown} time against calibration; "
-        f"{percent(validation.coverage)} of settings lay inside the 90 % "
-        "interval.",
+        [(name, summary) for name, summary in entries.items() if summary is not None],
+        {
+            "<Over": lambda entry: entry[0],
+            "Settings": lambda entry: entry[1].num_settings,
+            "Bias": lambda entry: _signed(entry[1].bias),
+            "MAPE": lambda entry: percent(entry[1].mape),
+            "Median": lambda entry: percent(entry[1].median_absolute),
+            "Worst": lambda entry: percent(entry[1].worst_absolute),
+        },
+        caption=f"The speed probe took {_signed(validation.machine_slowdown - 1)} time against "
+        f"calibration; {percent(validation.coverage)} of settings lay inside the 90 % interval.",
     )
 
 
-def _summary(name: str, summary: ErrorSummary) -> tuple[str, ...]:
-    return (
-        name,
-        str(summary.num_settings),
-        percent(summary.bias, signed=True),
-        percent(summary.mape),
-        percent(summary.median_absolute),
-        percent(summary.worst_absolute),
-    )
-
-
-def gates_grid(validation: ValidationDocument) -> Grid:
-    """Table of the thresholds written down before the run."""
-    rows = (
-        (
-            gate.name,
-            gate_rule(gate),
-            gate_value(gate, gate.value),
-            "pass" if gate.passed else "FAIL",
-        )
-        for gate in validation.gates
-    )
-    return grid(
+def gates_table(validation: ValidationDocument) -> Table:
+    """The thresholds written down before the run."""
+    return table(
         "Gates, written down before the run",
-        text=("Gate", "Threshold"),
-        numbers=("Value",),
-        notes=("Result",),
-        rows=rows,
+        validation.gates,
+        {
+            "<Gate": lambda gate: gate.name,
+            "<Threshold": gate_rule,
+            "Value": lambda gate: gate_value(gate, gate.value),
+            "<Result": lambda gate: "pass" if gate.passed else "FAIL",
+        },
     )
+
+
+def summary_lines(validation: ValidationDocument) -> list[str]:
+    """Verdict, errors with the noise floor beside them, coverage and gates, one per line."""
+    entries: dict[str, ErrorSummary | None] = {
+        "At calibrated speed": validation.summary,
+        "Raw (as clocked)": validation.summary_raw,
+        "Beyond the range": validation.summary_extrapolated,
+        "Noise floor": validation.noise_floor,
+        "Speed-up": validation.speedup_summary,
+        "Speed-up, beyond": validation.speedup_summary_extrapolated,
+        "Speed-up, raw": validation.speedup_summary_raw,
+        **validation.summary_by_workload,
+    }
+    covered = sum(entry.is_covered for entry in validation.settings)
+    return [
+        verdict(validation),
+        *(
+            f"{name + ':':20} {errors(summary) if summary else 'not measured'}"
+            for name, summary in entries.items()
+        ),
+        (
+            f"Machine now: {_signed(validation.machine_slowdown - 1)} time for the speed probe, "
+            "against calibration"
+        ),
+        (
+            f"Coverage: {percent(validation.coverage)} inside the 90 % interval "
+            f"({covered} of {len(validation.settings)})"
+        ),
+        f"Coverage, raw: {percent(validation.coverage_raw)}",
+        *gate_lines(validation.gates),
+        *_noise_lines(validation),
+        *steal_lines(validation.steal),
+    ]
+
+
+def _noise_lines(validation: ValidationDocument) -> list[str]:
+    """Warning if runs of one and the same setting differ too much to judge anybody."""
+    allowed = [gate.at_most for gate in validation.gates if gate.name == STEP_MAPE]
+    floor = validation.noise_floor
+    if floor is None or not allowed or allowed[0] is None:
+        return []
+    if floor.mape <= _LARGEST_NOISE_SHARE * allowed[0]:
+        return []
+    return [
+        (
+            f"Too noisy to judge: calibrated settings, run again, were off by {percent(floor.mape)}; "
+            f"predictions may be off by {percent(allowed[0])}. See perfmodel doctor, and measure longer."
+        )
+    ]
+
+
+def models_table(validation: ModelsValidationDocument) -> Table:
+    """Each run of an unseen model, predicted from its trace beside measured."""
+
+    def both_errors(entry: ComparedModel) -> str:
+        return f"{_signed(entry.signed_error)}\ncpu {_signed(entry.signed_error_processor)}"
+
+    return table(
+        f"Models that no fit has seen, mode {validation.mode}",
+        validation.models,
+        {
+            "<Model": lambda entry: entry.setting.workload,
+            "Devi-\nces": lambda entry: entry.setting.world_size,
+            "Micro-\nbatch": lambda entry: entry.setting.micro_batch,
+            "Predicted": lambda entry: duration_interval(entry.predicted_s),
+            "Measured": lambda entry: format_duration(entry.measured_s),
+            "<Error": both_errors,
+            "<Phases": lambda entry: " ".join(map(_signed, entry.phase_errors.values())),
+        },
+        caption="Measured: at the machine speed of the calibration. Error: predicted over "
+        "measured minus 1; below it against processor time. Phases: errors of forward, "
+        "backward, optimizer.",
+    )
+
+
+def models_lines(validation: ModelsValidationDocument) -> list[str]:
+    """Summary of the errors, and of the gates."""
+    entries = {
+        "one device": validation.summary,
+        "one device, processor time": validation.summary_processor,
+        **validation.summary_by_phase,
+        **validation.summary_by_optimizer,
+        "several devices, from the trace alone": validation.summary_ddp,
+    }
+    return [
+        *(f"{name}: {errors(summary)}" for name, summary in entries.items() if summary),
+        f"machine speed: {validation.machine_slowdown:.3f} x the probe time of the calibration",
+        *gate_lines(validation.gates),
+        *steal_lines(validation.steal),
+    ]
+
+
+def series_table(title: str, found: Iterable[PublishedSeries]) -> Table:
+    """One row per series and predictor; errors are predicted over measured, minus 1."""
+    return table(
+        title,
+        [
+            (f"{series.name}, {series.predicted}" if index == 0 else "", row)
+            for series in found
+            for index, row in enumerate(series.errors)
+        ],
+        {
+            "<Series": lambda entry: entry[0],
+            "<Predictor": lambda entry: entry[1].method,
+            "MAPE": lambda entry: percent(entry[1].mape),
+            "Median": lambda entry: percent(entry[1].median_absolute),
+            "Worst": lambda entry: percent(entry[1].worst_absolute),
+            "Bias": lambda entry: _signed(entry[1].bias),
+            "In 90 %": lambda entry: (
+                "" if entry[1].coverage is None else percent(entry[1].coverage)
+            ),
+        },
+    )
+
+
+def network_tables(document: NetworkVerdict) -> tuple[Table, Table]:
+    """Errors by collective, part held out and predictor; then by the size of the arrays."""
+    title = "Collectives of this machine: fitted on a part, judged by the rest"
+    by_size = table(
+        "By the size of the arrays; noise is what a law without errors would show",
+        document.by_size,
+        {
+            "<Predicted": lambda entry: entry.name,
+            "Points": lambda entry: entry.errors.num_settings,
+            "MAPE": lambda entry: percent(entry.errors.mape),
+            "Median": lambda entry: percent(entry.errors.median_absolute),
+            "Bias": lambda entry: _signed(entry.errors.bias),
+            "Noise": lambda entry: percent(entry.noise),
+        },
+    )
+    return series_table(title, document.series), by_size
+
+
+_ON_LINKS: Final[Mapping[str, Callable[[JudgedStep | JudgedStrategy], object]]] = {
+    "<Setting": lambda entry: entry.name,
+    "Predicted": lambda entry: duration_interval(entry.predicted.step_s),
+    "Measured": lambda entry: format_duration(entry.measured_s),
+    "Error": lambda entry: _signed(entry.signed_error) + _replayed(entry),
+    "CV": lambda entry: percent(entry.variation),
+    "Host\nCPU": lambda entry: (
+        percent(entry.own_cpu_share) + "!" * getattr(entry, "is_host_limited", False)
+    ),
+    "<In\n90 %": lambda entry: _held(entry.is_covered),
+}
+_ON_LINKS_CAPTION: Final = (
+    "Step: median of the run. Error: predicted over measured minus 1. CV: standard deviation over "
+    "mean of the steps. Host CPU: what the ranks needed of the machine that plays them."
+)
+
+
+def _replayed(entry: JudgedStep | JudgedStrategy) -> str:
+    error = getattr(entry, "replayed_error", None)
+    return "" if error is None else f"\n({_signed(error)})"
+
+
+def _limit(entry: JudgedStep) -> str:
+    return entry.limit if entry.is_limit_named else f"{entry.limit}\nNOT {entry.predicted.limit}"
+
+
+def strategies_tables(document: StrategiesDocument) -> tuple[Table, Table]:
+    """Each setting over shaped links, and errors by strategy, all together last."""
+    return table(
+        "Real strategies over shaped links, emulated devices: predicted from runs of 2 ranks",
+        sorted(document.settings, key=lambda setting: (setting.family, setting.name)),
+        _ON_LINKS,
+        caption=_ON_LINKS_CAPTION,
+    ), table("Errors by strategy", document.families, _family_columns("Strategy"))
+
+
+def testbed_tables(document: TestbedDocument) -> tuple[Table, Table]:
+    """Each setting over shaped links, and errors by family, the two judged groups last."""
+    settings = table(
+        "Real DDP over shaped links, emulated devices: predicted from runs of 1 and 2 ranks",
+        sorted(document.settings, key=lambda step: (step.family, step.name)),
+        {**_ON_LINKS, "<Limited by": _limit},
+        caption=f"{_ON_LINKS_CAPTION} From 60 % on it, and not links or devices, is the limit "
+        "(marked !). Error in brackets: the simulation is fed the very noise of the run. Limited "
+        "by: the busiest resource, measured; predicted below it where that was another by 5 % and more.",
+    )
+    families = table(
+        "Errors by family",
+        (*document.families, *document.groups),
+        {
+            **_family_columns("Family"),
+            "Limit named": lambda family: percent(family.limits_named),
+        },
+    )
+    return settings, families
+
+
+def _family_columns(
+    name: str,
+) -> dict[str, Callable[[StrategyFamily | JudgedFamily], object]]:
+    return {
+        f"<{name}": lambda family: family.name,
+        "Settings": lambda family: family.summary.num_settings,
+        "Bias": lambda family: _signed(family.summary.bias),
+        "MAPE": lambda family: percent(family.summary.mape),
+        "Worst": lambda family: percent(family.summary.worst_absolute),
+        "In 90 %": lambda family: percent(family.coverage),
+    }

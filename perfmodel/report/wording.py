@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from perfmodel.documents.base import QUIET
@@ -62,19 +61,13 @@ def percent(fraction: float, *, signed: bool = False) -> str:
 
 def interval(quantity: Interval) -> str:
     """Text such as ``6.93 [6.51-7.20]``, over two lines."""
-    low, high = (number(value, like=quantity.nominal) for value in (quantity.p5, quantity.p95))
-    return f"{number(quantity.nominal)}\n[{low}-{high}]"
+    return _scaled(quantity, 1.0, "")
 
 
 def count_interval(quantity: Interval) -> str:
     """Text such as ``13.9 k [13.2-14.6]``, over two lines; k, M and G are powers of 1000."""
     prefix = format_rate(max(quantity.nominal, 1.0), "").split()[1].removesuffix("/s")
-    scale = PREFIXES[prefix]
-    low, high = (
-        number(value / scale, like=quantity.nominal / scale)
-        for value in (quantity.p5, quantity.p95)
-    )
-    return f"{number(quantity.nominal / scale)} {prefix}".rstrip() + f"\n[{low}-{high}]"
+    return _scaled(quantity, PREFIXES[prefix], prefix)
 
 
 def duration_interval(quantity: Interval) -> str:
@@ -82,12 +75,15 @@ def duration_interval(quantity: Interval) -> str:
     if quantity.p95 == quantity.p5 == 0:
         return "0 s"
     unit = duration_unit(quantity.nominal or quantity.p95)
-    scale = parse_duration(f"1 {unit}")
-    middle, low, high = (
+    return _scaled(quantity, parse_duration(f"1 {unit}"), unit)
+
+
+def _scaled(quantity: Interval, scale: float, unit: str) -> str:
+    nominal, low, high = (
         number(value / scale, like=quantity.nominal / scale)
         for value in (quantity.nominal, quantity.p5, quantity.p95)
     )
-    return f"{middle} {unit}\n[{low}-{high}]"
+    return f"{nominal} {unit}".rstrip() + f"\n[{low}-{high}]"
 
 
 def duration_unit(seconds: Seconds) -> str:
@@ -127,16 +123,6 @@ def errors(summary: ErrorSummary) -> str:
     )
 
 
-def error_cells(summary: ErrorSummary) -> tuple[str, ...]:
-    """Settings, bias, MAPE and worst as cells of a table."""
-    return (
-        str(summary.num_settings),
-        percent(summary.bias, signed=True),
-        percent(summary.mape),
-        percent(summary.worst_absolute),
-    )
-
-
 def gate_value(gate: Gate, value: float) -> str:
     """Text of a value or threshold of a gate in its unit."""
     return percent(value) if gate.unit == "fraction" else f"{number(value)} {gate.unit}"
@@ -162,11 +148,12 @@ def verdict(validation: ValidationDocument | None) -> str:
     """One line: passed, failed and by what, or never checked."""
     if validation is None:
         return "NOT VALIDATED: these predictions have not been checked against fresh runs"
-    missed = [gate.name for gate in validation.gates if not gate.passed]
+    count = len(validation.gates)
     if validation.passed:
-        return f"PASSED: {len(validation.gates)} of {len(validation.gates)} gates held"
+        return f"PASSED: {count} of {count} gates held"
+    missed = [gate.name for gate in validation.gates if not gate.passed]
     names = ", ".join(missed) or "see the log of the run"
-    return f"FAILED: {len(missed)} of {len(validation.gates)} gates missed ({names})"
+    return f"FAILED: {len(missed)} of {count} gates missed ({names})"
 
 
 def scaling_words(prediction: PredictionDocument) -> str:
@@ -187,48 +174,34 @@ def listed(items: Iterable[str]) -> str:
 
 
 def steal_lines(steal: float) -> list[str]:
-    """Say so if a hypervisor gave much of the processors to others meanwhile."""
-    if steal <= QUIET:
-        return []
-    line = (
-        f"The hypervisor gave {percent(steal)} of the processor time that was wanted to others during "
-        "these runs: repeat them in a quieter hour"
-    )
-    return [line]
+    """Warning if a hypervisor gave much of the processors to others; ``steal`` is the share."""
+    share = percent(steal)
+    line = f"CPU steal time: {share} during these runs; repeat them while the host is quiet"
+    return [line] if steal > QUIET else []
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """A heading and how its cells stand."""
-
-    name: str
-    is_text: bool = False
-    """Text stands left, numbers right."""
+#: Caveats that are shown without ``--verbose``, and the characters of each.
+MOST_CAVEATS: Final = 3
+LONGEST_CAVEAT: Final = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
-    """Cells as text; a cell may hold several lines."""
+def caveat_lines(caveats: Sequence[str], *, verbose: bool = True) -> list[str]:
+    """Caveats, one per line; without ``verbose`` the first three, each cut to 100 characters."""
+    lines = [f"caveat: {caveat}" for caveat in caveats]
+    if verbose:
+        return lines
+    shown = [_cut(line) for line in lines[:MOST_CAVEATS]]
+    if shown != lines:
+        hidden = len(lines) - len(shown)
+        more = f"{counted(hidden, 'more caveat')}: " if hidden else "in full: "
+        shown.append(f"{more}--verbose")
+    return shown
 
-    title: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[str, ...], ...]
-    caption: str = ""
 
-
-def grid(
-    title: str,
-    *,
-    text: Sequence[str] = (),
-    numbers: Sequence[str] = (),
-    notes: Sequence[str] = (),
-    rows: Iterable[tuple[str, ...]],
-    caption: str = "",
-) -> Grid:
-    """Build a table with columns of text, then of numbers, then of text again."""
-    columns = (
-        *(Column(name=name, is_text=True) for name in text),
-        *(Column(name=name) for name in numbers),
-        *(Column(name=name, is_text=True) for name in notes),
-    )
-    return Grid(title=title, columns=columns, rows=tuple(rows), caption=caption)
+def _cut(line: str) -> str:
+    """The line up to its last clause, or else word, that ends within the limit."""
+    if len(line) <= LONGEST_CAVEAT:
+        return line
+    start = line[: LONGEST_CAVEAT - 3]
+    at = max(start.rfind(mark) for mark in ("; ", ": ", ", "))
+    return f"{start[:at] if at > LONGEST_CAVEAT // 3 else start.rpartition(' ')[0]} ..."

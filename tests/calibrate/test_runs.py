@@ -75,7 +75,7 @@ def test_missing_column_unknown_device_unknown_key(tmp_path: Path) -> None:
     table = write(tmp_path / "runs.csv", step="seconds")
     with pytest.raises(InvalidDocument, match="column step_time_s is missing; needed: layers"):
         calibrate_from_runs(table, columns=None, device="A100")
-    with pytest.raises(UsageError, match="--device-type"):
+    with pytest.raises(UsageError, match="--device"):
         calibrate_from_runs(table, columns=None, device="abacus")
     mapping = tmp_path / "columns.toml"
     mapping.write_text("[columns]\nspeed = 'x'\n")

@@ -321,7 +321,7 @@ def _api(name: str) -> Callable[..., Any]:
 
 
 def _page(profile: str, question: dict[str, Any], **more: Any) -> Any:
-    from perfmodel.cli.page_inputs import read_desk  # noqa: PLC0415
+    from perfmodel.page.machines import read_desk  # noqa: PLC0415
     from perfmodel.documents.page import QUESTION  # noqa: PLC0415
     from perfmodel.page.answers import Answers  # noqa: PLC0415
 

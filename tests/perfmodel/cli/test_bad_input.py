@@ -70,7 +70,7 @@ def test_a_count_below_one_is_refused(predict: Run, counts: str) -> None:
 @pytest.mark.parametrize("counts", ["two", "1;2", "1.5", "1e3", "0x10", "nan"])
 def test_a_count_that_is_no_whole_number_is_refused(predict: Run, counts: str) -> None:
     line = complaint(predict("--devices", counts), EXIT_USAGE)
-    assert f"--devices: must be whole numbers separated by commas, got '{counts}'" in line
+    assert "--devices: must be a whole number, got " in line
 
 
 @pytest.mark.parametrize("counts", ["", ",", " , "])
@@ -100,6 +100,22 @@ def test_a_file_of_another_kind_is_told_apart(run: Run, stored: Path) -> None:
     assert said in complaint(result, EXIT_FAILURE)
 
 
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (("--workload", "heavy"), "--workload: must be given once, got light and heavy"),
+        (
+            ("--batch=8", "--batch", "16"),
+            "--batch: must be given once, got 8 and 16; leave out one",
+        ),
+    ],
+)
+def test_one_value_is_never_silently_the_last(
+    predict: Run, typed: tuple[str, ...], said: str
+) -> None:
+    assert said in complaint(predict(*typed), EXIT_USAGE)
+
+
 def test_two_formats_at_once_are_refused(predict: Run) -> None:
     assert "--json: excludes --csv" in complaint(predict("--json", "--csv"), EXIT_USAGE)
 
@@ -120,7 +136,7 @@ def test_explain_refuses_a_count_below_one(run: Run, stored: Path, devices: str)
 def test_a_rate_or_size_that_cannot_be_is_refused(predict: Run, option: str, value: str) -> None:
     line = complaint(predict(f"{option}={value}"), EXIT_USAGE)
     assert f"{option}: must be finite and > 0" in line
-    assert line.endswith(f"got {float(value)}")
+    assert line.endswith(f"got {value}")
 
 
 @pytest.mark.parametrize("option", ["--batch", "--accumulation"])
@@ -153,8 +169,10 @@ def test_an_unknown_workload_is_refused_and_the_known_ones_named(run: Run, store
     assert "did you mean light?" in near
 
 
-def test_a_missing_workload_file_is_named(predict: Run) -> None:
-    line = complaint(predict("--workload", "nowhere.json"), EXIT_FAILURE)
+def test_a_missing_workload_file_is_named(run: Run, stored: Path) -> None:
+    line = complaint(
+        run("predict", "--profile", stored, "--workload", "nowhere.json"), EXIT_FAILURE
+    )
     assert "nowhere.json: workload cannot be read" in line
 
 
@@ -324,7 +342,7 @@ def test_a_group_without_a_command_prints_its_help(run: Run, arguments: tuple[st
     lines = (result.stdout + result.stderr).splitlines()
     assert result.exit_code == EXIT_USAGE
     assert lines[0] == f"Usage: {' '.join(('perfmodel', *arguments))} [OPTIONS] COMMAND [ARGS]..."
-    assert "Commands:" in lines
+    assert ("Predict:" if not arguments else "Commands:") in lines
 
 
 def test_a_missing_file_of_collectives_is_one_line(run: Run, tmp_path: Path) -> None:

@@ -36,7 +36,9 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[LaunchCall], 
 @pytest.fixture
 def calibrate(run: Run, tmp_path: Path) -> Run:
     return lambda *arguments: run(
-        "calibrate", "--out", tmp_path / "out", "--device", "cpu", *arguments
+        *("calibrate", "--out", tmp_path / "out"),
+        *(() if "--device-kind" in arguments else ("--device-kind", "cpu")),
+        *arguments,
     )
 
 
@@ -50,15 +52,15 @@ def test_an_unknown_budget_is_refused(run: Run, stored: Path, command: str) -> N
 
 @needs_torch
 def test_an_unknown_device_is_refused(calibrate: Run) -> None:
-    line = complaint(calibrate("--device", "tpu"), EXIT_USAGE)
-    assert "--device: must be auto, cpu or cuda, got 'tpu'" in line
+    line = complaint(calibrate("--device-kind", "tpu"), EXIT_USAGE)
+    assert "--device-kind: must be auto or cpu or cuda, got 'tpu'" in line
 
 
 @needs_torch
 @pytest.mark.skipif(bool(query_gpus()), reason="this machine has a GPU")
 def test_cuda_needs_a_gpu(calibrate: Run) -> None:
-    line = complaint(calibrate("--device", "cuda"), EXIT_USAGE)
-    assert "--device: cuda needs a GPU that nvidia-smi lists, got none" in line
+    line = complaint(calibrate("--device-kind", "cuda"), EXIT_USAGE)
+    assert "--device-kind: cuda needs a GPU that nvidia-smi lists, got none" in line
 
 
 @needs_torch
@@ -125,10 +127,10 @@ def test_what_a_part_of_a_calibration_would_ignore_is_refused(
             "--patience: excludes --noise-scale, got 5min",
         ),
         (("--patience", "5"), "--patience: unit of '5' must be one of ns, us, ms, s, min, h, d"),
-        (("--patience", "0s"), "--patience: must be > 0, got '0s'"),
+        (("--patience", "0s"), "--patience: must be finite and > 0, got '0s'"),
         (("--noise-scale", "mlp", "--batches", "4"), "--batches: excludes --noise-scale, got 4"),
         (("--noise-scale", "mlp", "--columns", "c"), "--columns: must come with --from-runs"),
-        (("--device-type", "A100"), "--device-type: must come with --from-runs, got A100"),
+        (("--device", "A100"), "--device: must come with --from-runs, got A100"),
     ],
 )
 def test_what_belongs_to_another_part_of_a_calibration_is_refused(
@@ -142,7 +144,7 @@ def test_ranks_have_the_threads_that_they_always_have(
 ) -> None:
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "to be restored")
     monkeypatch.delenv("OPENBLAS_NUM_THREADS")
-    run("calibrate", "--device-type", "A100")
+    run("calibrate", "--device", "A100")
     assert "OPENBLAS_NUM_THREADS" not in os.environ
     run("devices")
     assert os.environ["OPENBLAS_NUM_THREADS"] == "1"
@@ -160,7 +162,7 @@ def test_ctrl_c_is_one_line_even_outside_the_launcher(
         raise KeyboardInterrupt
 
     launch(interrupt)
-    options = ["--device", "cpu"] if command == "calibrate" else ["--profile", local(tmp_path)]
+    options = ["--device-kind", "cpu"] if command == "calibrate" else ["--profile", local(tmp_path)]
     result = run(command, "--out", tmp_path / "out", *options)
     assert "interrupted" in complaint(result, EXIT_INTERRUPTED)
 

@@ -24,7 +24,9 @@ from tests.perfmodel.profiles import Machine, as_file, profile
 def test_before_and_after_stand_side_by_side(run: Run, stored: Path, tmp_path: Path) -> None:
     saved = tmp_path / "fast.json"
     asked = ("--profile", stored, "--workload", "heavy", "--devices", "8")
-    result = run("whatif", *asked, "--set", "network.bandwidth=2x,4x", "--output", saved)
+    result = run(
+        "whatif", *asked, "--set", "network.bandwidth=2x,4x", "--output", saved, "--verbose"
+    )
     assert result.exit_code == EXIT_OK
     for words in ("as it is", "network.bandwidth=4x", "lost to all reduce:", "is an assumption"):
         assert words in result.stdout
@@ -76,7 +78,9 @@ def test_a_machine_passes_its_own_clauses_and_a_slow_one_fails(run: Run, tmp_pat
         as_file(profile(machine)).write(tmp_path / f"{name}.json")
     clauses = tmp_path / "clauses.toml"
     good, slow = tmp_path / "good.json", tmp_path / "slow.json"
-    wrote = run("acceptance", "write", "--profile", good, "--workload", "heavy", "--out", clauses)
+    wrote = run(
+        "acceptance", "write", "--profile", good, "--workload", "heavy", "--output", clauses
+    )
     assert wrote.exit_code == EXIT_OK
     passed = run("acceptance", "judge", clauses, "--profile", good)
     assert passed.exit_code == EXIT_OK

@@ -64,7 +64,7 @@ def test_a_layout_is_predicted_from_a_configuration(
 def test_the_table_says_evidence_and_caveats(run: Run, inferred: Path) -> None:
     result = run(
         *("predict", "--profile", inferred, "--model", "gpt2-xl", "--devices", "4096"),
-        *("--layout", "dp=4096 zero=3", "--devices-per-node", "8"),
+        *("--layout", "dp=4096 zero=3", "--devices-per-node", "8", "--verbose"),
     )
     assert result.exit_code == 0, result
     assert "evidence inferred" in result.stdout
@@ -78,7 +78,7 @@ def test_experts_on_two_data_centres_are_predicted_and_drawn(
     result = run(
         *("predict", "--profile", inferred, "--model", "mixtral-8x7b", "--batch", "64"),
         *("--layout", "dp=16 tp=2 pp=3 ep=8 zero=1 imbalance=1.2 data_centres=2 sync_every=50"),
-        *("--data-centre-link", "10Gbit/s", "--timeline", tmp_path / "step.html"),
+        *("--data-centre-link", "10Gbit/s", "--timeline", tmp_path / "step.html", "--verbose"),
     )
     assert result.exit_code == 0, result
     assert "batch: 64 sequences of 4,096 tokens per step" in result.stdout

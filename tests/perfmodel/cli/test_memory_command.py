@@ -69,7 +69,7 @@ def test_nothing_fits(run: Run, traced: Path) -> None:
 @pytest.mark.parametrize(
     ("size", "rule"),
     [
-        ("0GiB", "must be > 0"),
+        ("0GiB", "must be finite and > 0"),
         ("-1GiB", "quantity must look like"),
         ("80furlong", "unit of '80furlong' must end in B"),
         ("80", "unit of '80' must end in B"),
@@ -155,4 +155,4 @@ def test_links_must_have_bandwidth(run: Run, traced: Path, stored: Path, flag: s
         flag,
         "0GB/s",
     )
-    assert f"{flag}: must be > 0" in complaint(result, 2)
+    assert f"{flag}: must be finite and > 0" in complaint(result, 2)

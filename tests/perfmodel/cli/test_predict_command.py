@@ -11,7 +11,7 @@ import pytest
 
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.workload import WorkloadDocument
-from tests.perfmodel.cli.command import Run, runner
+from tests.perfmodel.cli.command import Run
 from tests.perfmodel.profiles import LIGHT, Machine, as_file, profile
 
 Predict = Callable[..., str]
@@ -19,10 +19,7 @@ WRITTEN = ("prediction: ", "plot: ", "trace: ")
 
 
 @pytest.fixture
-def predict(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Predict:
-    run: Run = runner(monkeypatch, capsys)
+def predict(tmp_path: Path, run: Run) -> Predict:
     stored = tmp_path / "profile.json"
     as_file(profile(Machine(relative_error=0.02, residual=0.03))).write(stored)
 
@@ -140,8 +137,11 @@ def test_a_slow_loader_bounds_the_throughput(predict: Predict) -> None:
         assert point.samples_per_s.nominal <= 100 * point.setting.world_size * 1.05
 
 
-def test_a_workload_file_is_predicted_like_its_name(predict: Predict, tmp_path: Path) -> None:
+def test_a_workload_file_is_predicted_like_its_name(
+    run: Run, stored: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "light.json"
     WorkloadDocument(schema_version=WorkloadDocument.current_version, workload=LIGHT).write(path)
-    by_file = document(predict("--workload", path, "--devices", "1,2", "--json"))
-    assert by_file.points == document(predict("--devices", "1,2", "--json")).points
+    asked = ("predict", "--profile", stored, "--devices", "1,2", "--json", "--workload")
+    by_file, by_name = (document(run(*asked, name).stdout) for name in (path, "light"))
+    assert by_file.points == by_name.points

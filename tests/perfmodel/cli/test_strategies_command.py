@@ -21,7 +21,7 @@ def test_without_rights_one_line_says_what_is_missing(
 
 def test_options_that_make_no_sense(run: Run, tmp_path: Path) -> None:
     line = complaint(run("validate", "strategies", "--out", tmp_path, "--minutes", "0"), EXIT_USAGE)
-    assert "--minutes must be finite and > 0" in line
+    assert "--minutes: must be finite and > 0" in line
     (tmp_path / "calibration.jsonl").write_text("")
     line = complaint(run("validate", "strategies", "--out", tmp_path), EXIT_USAGE)
     assert "continue with --resume" in line

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 import perfmodel as pm
-from perfmodel.cli.page_inputs import read_desk
 from perfmodel.documents.page import LayoutQuestion, Spending, StepQuestion
 from perfmodel.documents.prediction import LayoutPredictionDocument, WhatIfDocument
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.page.answers import Answers
-from perfmodel.page.machines import typed_path
+from perfmodel.page.machines import read_desk, _typed
 from tests.perfmodel.cli.command import runner
 from tests.perfmodel.cli.test_memory_command import document as traced
 from tests.perfmodel.cost.large_samples import document
@@ -157,6 +156,6 @@ def test_only_paths_below_the_working_folder_are_shown(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert typed_path(Path("runs/profile.json")) == "runs/profile.json"
-    assert typed_path(tmp_path / "runs" / "profile.json") == "runs/profile.json"
-    assert typed_path(Path("/srv/secret/profile.json")) == "profile.json"
+    assert _typed(Path("runs/profile.json")) == "runs/profile.json"
+    assert _typed(tmp_path / "runs" / "profile.json") == "runs/profile.json"
+    assert _typed(Path("/srv/secret/profile.json")) == "profile.json"

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 import perfmodel as pm
-from perfmodel.cli.page_inputs import read_desk
 from perfmodel.documents.page import StepQuestion
 from perfmodel.documents.prediction import WhatIfDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.page.answers import Answers
 from perfmodel.page.export import export_html
+from perfmodel.page.machines import read_desk
 from tests.perfmodel.cli.command import runner
 from tests.perfmodel.cost.test_rescale import calibrated
 from tests.perfmodel.page.desks import NOISY

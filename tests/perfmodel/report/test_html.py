@@ -60,7 +60,7 @@ def read(page: str) -> Reader:
 @pytest.fixture(scope="module")
 def page() -> str:
     predictions = [plain_prediction(), plain_prediction(workload="lenet", scaling="strong")]
-    return report_html(plain_profile(), predictions=predictions, validation=plain_validation())
+    return report_html(plain_profile(), predictions=predictions, judged=plain_validation())
 
 
 def test_page_is_balanced_and_has_its_sections(page: str) -> None:
@@ -114,7 +114,7 @@ def test_hostile_names_are_escaped_everywhere() -> None:
     page = report_html(
         plain_profile(workloads=(name,), device_name=name),
         predictions=[plain_prediction(workload=name)],
-        validation=plain_validation(workloads=(name,)),
+        judged=plain_validation(workloads=(name,)),
     )
     reader = read(page)
     assert "script" not in reader.tags
@@ -122,7 +122,7 @@ def test_hostile_names_are_escaped_everywhere() -> None:
 
 
 def test_without_validation_the_page_says_that_nobody_checked() -> None:
-    page = report_html(plain_profile(), predictions=[], validation=None)
+    page = report_html(plain_profile(), predictions=[], judged=None)
     assert "NOT VALIDATED" in page
     assert "Nobody has checked" in page
     assert "Nothing was predicted." in page
@@ -131,18 +131,18 @@ def test_without_validation_the_page_says_that_nobody_checked() -> None:
 
 
 def test_failure_names_the_gate_at_the_top() -> None:
-    head = headline(plain_profile(), predictions=[], validation=plain_validation(passed=False))
+    head = headline(plain_profile(), predictions=[], judged=plain_validation(passed=False))
     assert head.verdict == "FAILED: 1 of 2 gates missed (coverage)"
     assert head.state == "failed"
 
 
 def test_results_of_another_profile_are_marked() -> None:
     predictions = [plain_prediction()]
-    same = headline(plain_profile(), predictions=predictions, validation=plain_validation())
+    same = headline(plain_profile(), predictions=predictions, judged=plain_validation())
     other = headline(
         plain_profile(device_name="another"),
         predictions=predictions,
-        validation=plain_validation(),
+        judged=plain_validation(),
     )
     assert same.warnings == predictions[0].caveats
     assert other.state == "unknown"
@@ -155,5 +155,5 @@ def test_results_of_another_profile_are_marked() -> None:
 
 def test_a_prediction_that_rests_on_another_validation_is_marked() -> None:
     prediction = plain_prediction().model_copy(update={"validation_digest": "0" * 64})
-    head = headline(plain_profile(), predictions=[prediction], validation=plain_validation())
+    head = headline(plain_profile(), predictions=[prediction], judged=plain_validation())
     assert head.warnings[0] == "The prediction of resnet18 rests on another validation."

@@ -4,18 +4,19 @@ import csv
 import io
 
 from rich.console import Console
-from rich.table import Table
 
 from perfmodel.documents.prediction import Interval
 from perfmodel.documents.verdicts import STEP_MAPE
-from perfmodel.report.prediction import breakdown_grid, evidence_grid
-from perfmodel.report.tables import (
+from perfmodel.report.prediction import (
+    breakdown_table,
     csv_text,
+    evidence_table,
+    prediction_lines,
     prediction_table,
-    profile_table,
-    summary_lines,
-    validation_table,
 )
+from perfmodel.report.profile import profile_table
+from perfmodel.report.tables import Table
+from perfmodel.report.validation import steps_table, summary_lines
 from perfmodel.report.wording import count_interval, duration_interval, number, percent
 from perfmodel.units import format_duration
 from tests.perfmodel.report.profile_samples import plain_profile
@@ -65,14 +66,14 @@ def test_every_number_of_a_prediction_is_shown() -> None:
         )
         assert [cell for cell in cells if cell not in text] == []
     assert "weak scaling" in text
-    assert "speed-up 1.91" in text
+    assert "speed-up 1.91" in prediction_lines(prediction, verbose=False)[0]
 
 
 def test_tables_fit_80_columns_without_breaking_a_cell() -> None:
     text = shown(prediction_table(plain_prediction(world_sizes=(1, 2, 16384))))
     assert "[10700-11800]" in text
     assert "extrapolated" in text
-    assert "raw -10.5 %" in shown(validation_table(plain_validation()))
+    assert "raw -10.5 %" in shown(steps_table(plain_validation()))
     assert max(map(len, text.splitlines())) <= 80
 
 
@@ -81,7 +82,7 @@ def test_markup_in_a_name_is_shown_and_not_obeyed() -> None:
 
 
 def test_every_setting_of_a_validation_is_shown_with_its_sign() -> None:
-    text = shown(validation_table(plain_validation()))
+    text = shown(steps_table(plain_validation()))
     for cell in ("+1.0 %", "-8.7 %", "24 x 2", "5 MiB", "default", "7.2 ms", "raw 7.34 ms", "(4)"):
         assert cell in text
     assert text.count("yes") == text.count("NO ") == 2
@@ -120,10 +121,10 @@ def test_csv_round_trips_to_the_last_digit() -> None:
     rows = list(csv.DictReader(io.StringIO(csv_text(prediction))))
     assert len(rows) == len(prediction.points)
     for row, point in zip(rows, prediction.points, strict=True):
-        assert float(row["step_p50_s"]) == point.step_s.nominal
+        assert float(row["step_nominal_s"]) == point.step_s.nominal
         assert float(row["samples_p5_per_s"]) == point.samples_per_s.p5
         assert float(row["speedup_p95"]) == point.speedup.p95
-        assert float(row["exposed_comm_p50_s"]) == point.exposed_comm_s.nominal
+        assert float(row["exposed_comm_nominal_s"]) == point.exposed_comm_s.nominal
         assert int(row["global_batch"]) == point.setting.global_batch
         parts = (float(text) for name, text in row.items() if name.startswith("breakdown_"))
         assert sum(parts) == sum(point.breakdown_s.values())
@@ -137,8 +138,8 @@ def test_csv_of_nothing_is_nothing() -> None:
 
 def test_breakdown_and_evidence_name_causes_and_terms() -> None:
     prediction = plain_prediction()
-    breakdown, evidence = breakdown_grid(prediction), evidence_grid(prediction)
-    assert [column.name for column in breakdown.columns[1:-2]] == [
+    breakdown, evidence = breakdown_table(prediction), evidence_table(prediction)
+    assert [*breakdown.headings[1:-2]] == [
         "input",
         "forward",
         "backward",

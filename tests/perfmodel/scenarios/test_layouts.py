@@ -10,7 +10,7 @@ from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.layout.layout import parse_layout
 from perfmodel.plan.machines import named_transformer
 from perfmodel.predict_layout import Training, opened_machine, predict_layout
-from perfmodel.report.layout import layout_whatif_grid, layout_whatif_lines
+from perfmodel.report.layout import layout_whatif_lines, layout_whatif_table
 from perfmodel.scenarios.layouts import LayoutBase, compare_layouts
 from tests.perfmodel.cli.command import runner
 
@@ -117,10 +117,10 @@ def test_a_larger_model_takes_longer_and_more_memory() -> None:
 
 def test_the_table_and_its_lines_name_what_changed() -> None:
     document = compared("tp=4")
-    rows = layout_whatif_grid(document).rows
+    rows = layout_whatif_table(document).rows
     assert [row[0] for row in rows] == ["as it is", "tp=4"]
     assert rows[0][-1] == "-"
-    text = "\n".join(layout_whatif_lines(document))
+    text = "\n".join(layout_whatif_lines(document, verbose=True))
     assert "tensor and context collectives: 0 s -> " in text
     assert text.count("caveat: inferred from end-to-end step times") == 1
 

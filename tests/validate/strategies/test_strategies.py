@@ -8,7 +8,7 @@ import pytest
 from perfmodel.documents.verdicts import StrategiesDocument
 from perfmodel.errors import InvalidDocument, MeasurementFailed, UsageError
 from perfmodel.layout.layout import parse_layout
-from perfmodel.report import verdicts as strategies_grids
+from perfmodel.report.validation import strategies_tables
 from tests.validate.strategies.played import PAIR_GATHER, WORK, PlayedStrategies
 from tests.validate.testbed.played import serve
 from validate.strategies import calibration, plan, strategies
@@ -108,12 +108,11 @@ def test_every_strategy_is_judged_on_two_three_and_four_ranks_but_calibrated_on_
 def test_tables_name_every_setting_and_strategy(cluster: PlayedStrategies, tmp_path: Path) -> None:
     document = run(tmp_path)
     assert cluster.played
-    rows = strategies_grids.strategy_settings_grid(document).rows
+    rows = strategies_tables(document)[0].rows
     assert {row[0] for row in rows} == {setting.name for setting in document.settings}
-    families = strategies_grids.strategy_families_grid(document).rows
+    families = strategies_tables(document)[1].rows
     assert [row[0] for row in families] == [*plan.FAMILIES, "all"]
     missed = document.settings[0].model_copy(update={"is_covered": False})
-    (row,) = strategies_grids.strategy_settings_grid(
-        document.model_copy(update={"settings": (missed,)})
-    ).rows
+    changed = document.model_copy(update={"settings": (missed,)})
+    (row,) = strategies_tables(changed)[0].rows
     assert row[-1] == "NO"
