@@ -22,8 +22,8 @@ from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.engine.critical_path import time_by_cause
 from perfmodel.errors import InvalidDocument
 from perfmodel.layout.layout import Layout
-from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.predictor import Predictor
 from perfmodel.report.memory import MemoryReport
 from perfmodel.step.program import Cause

@@ -268,7 +268,9 @@ BucketCap: TypeAlias = Annotated[
 ]
 LoaderRate: TypeAlias = Annotated[
     float | None,
-    positive("--loader-samples-per-s", "Samples that the input pipeline feeds one device, a second."),
+    positive(
+        "--loader-samples-per-s", "Samples that the input pipeline feeds one device, a second."
+    ),
 ]
 DeviceCounts: TypeAlias = Annotated[
     Sequence[int],

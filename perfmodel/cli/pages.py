@@ -111,7 +111,8 @@ def report(
     from perfmodel.report.figures import figure_bytes, report_figures
     from perfmodel.report.html import report_html
 
-    machine = ProfileDocument.read(profile)
+    document = ProfileDocument.read(profile)
+    machine = document.machine
     judged = None if validation is None else ValidationDocument.read(validation)
     predictor = Predictor(machine, validation=judged)
     chosen = opt.names(workloads) or [entry.workload.name for entry in machine.workloads]
@@ -120,7 +121,7 @@ def report(
         forecast(predictor, opened.profile, request, argv=sys.argv)[0]
         for opened in (open_workload(predictor, name, where="--workloads") for name in chosen)
     ]
-    page = report_html(machine, predictions=predictions, judged=judged)
+    page = report_html(document, predictions=predictions, judged=judged)
     write_atomically(out / "report.html", page)
     figures = report_figures(machine, predictions=predictions, validation=judged)
     for name, figure in figures.items():

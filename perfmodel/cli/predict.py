@@ -43,7 +43,14 @@ _AGAINST = typer.Option(
 
 #: Parameters that only layouts have.
 _ONLY_WITH_LAYOUT: Final = (
-    *("model", "sequence_length", "devices_per_node", "device_memory", "data_centre_link", "timeline"),
+    *(
+        "model",
+        "sequence_length",
+        "devices_per_node",
+        "device_memory",
+        "data_centre_link",
+        "timeline",
+    ),
 )
 #: Parameters that layouts do not have, and what to do instead.
 _ONLY_WITHOUT_LAYOUT: Final = {

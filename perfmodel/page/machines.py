@@ -173,8 +173,7 @@ def read_desk(
             continue
         profile = ProfileDocument.read(path).machine
         is_own = (
-            judged is not None
-            and judged.provenance.host_fingerprint == profile.origin.fingerprint
+            judged is not None and judged.provenance.host_fingerprint == profile.origin.fingerprint
         )
         is_used |= is_own
         machines[name] = StepMachine(

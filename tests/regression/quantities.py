@@ -321,9 +321,9 @@ def _api(name: str) -> Callable[..., Any]:
 
 
 def _page(profile: str, question: dict[str, Any], **more: Any) -> Any:
-    from perfmodel.page.machines import read_desk  # noqa: PLC0415
     from perfmodel.documents.page import QUESTION  # noqa: PLC0415
     from perfmodel.page.answers import Answers  # noqa: PLC0415
+    from perfmodel.page.machines import read_desk  # noqa: PLC0415
 
     workloads = [Path(path) for path in more.get("workloads", ())]
     clusters = [Path(path) for path in more.get("clusters", ())]

@@ -137,9 +137,7 @@ def test_a_slow_loader_bounds_the_throughput(predict: Predict) -> None:
         assert point.samples_per_s.nominal <= 100 * point.setting.world_size * 1.05
 
 
-def test_a_workload_file_is_predicted_like_its_name(
-    run: Run, stored: Path, tmp_path: Path
-) -> None:
+def test_a_workload_file_is_predicted_like_its_name(run: Run, stored: Path, tmp_path: Path) -> None:
     path = tmp_path / "light.json"
     WorkloadDocument(schema_version=WorkloadDocument.current_version, workload=LIGHT).write(path)
     asked = ("predict", "--profile", stored, "--devices", "1,2", "--json", "--workload")

@@ -11,7 +11,7 @@ from perfmodel.documents.page import LayoutQuestion, Spending, StepQuestion
 from perfmodel.documents.prediction import LayoutPredictionDocument, WhatIfDocument
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.page.answers import Answers
-from perfmodel.page.machines import read_desk, _typed
+from perfmodel.page.machines import _typed, read_desk
 from tests.perfmodel.cli.command import runner
 from tests.perfmodel.cli.test_memory_command import document as traced
 from tests.perfmodel.cost.large_samples import document
