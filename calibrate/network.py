@@ -14,9 +14,10 @@ from calibrate.launch import Launcher
 from calibrate.placement import place, provenance
 from calibrate.task import CollectiveTask, Task
 from calibrate.topology import LaunchFlags
-from perfmodel.documents.importers import CollectivesDocument, MeasuredCollective
+from perfmodel.documents.importers import CollectivesDocument
 from perfmodel.documents.observation import CollectiveObservation, read_observations
 from perfmodel.errors import UsageError
+from perfmodel.machine.measured import MeasuredCollective
 from perfmodel.units import Seconds
 
 NETWORK: Final = "network.json"

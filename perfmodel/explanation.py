@@ -10,10 +10,10 @@ import numpy as np
 
 from perfmodel.cost.terms import Samples, Terms
 from perfmodel.documents.observation import RunSetting
-from perfmodel.documents.prediction import Interval
 from perfmodel.layout.layout import Layout, Scaling, Synchronisation
 from perfmodel.machine.measured import MeasuredWorkload
 from perfmodel.predictor import Predictor, StepPrediction, interval, refuse_other_jobs, step_times
+from perfmodel.statistics.interval import Interval
 from perfmodel.step.program import Cause
 from perfmodel.units import Bytes, Seconds
 

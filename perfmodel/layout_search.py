@@ -17,7 +17,7 @@ from perfmodel.cost.layout_memory import fullest_and_fit
 from perfmodel.cost.layout_time import StepParts, step_time_s
 from perfmodel.cost.memory import FITS_ABOVE
 from perfmodel.cost.parameters import stall_time_s
-from perfmodel.documents.prediction import Interval, ParallelismPlanDocument, RankedLayout
+from perfmodel.documents.prediction import ParallelismPlanDocument, RankedLayout
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.layout.candidates import COLUMNS, LayoutColumns, Space, feasible_layouts
 from perfmodel.predict_layout import (
@@ -29,6 +29,7 @@ from perfmodel.predict_layout import (
     trained_record,
     work_per_peak_s,
 )
+from perfmodel.statistics.interval import Interval
 from perfmodel.statistics.normal import DEVIATE_90
 from perfmodel.units import format_bytes, format_duration
 

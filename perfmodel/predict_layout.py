@@ -20,7 +20,6 @@ from perfmodel.cost.rescaling import (
 )
 from perfmodel.documents.base import Provenance, age_caveats
 from perfmodel.documents.prediction import (
-    Interval,
     LayoutPredictionDocument,
     StageMemory,
     StepPartsRecord,
@@ -31,6 +30,7 @@ from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.layout.candidates import Limits, require_feasible
 from perfmodel.layout.layout import Layout, Precision, Recompute
 from perfmodel.machine.inferred import InferredMachine
+from perfmodel.statistics.interval import Interval
 from perfmodel.step.compile import compile_layout
 from perfmodel.step.program import Trace
 from perfmodel.workload.transformer import NamedTransformer

@@ -18,12 +18,7 @@ from perfmodel.cost.terms import Samples, Terms, paced
 from perfmodel.cost.traced import origin_caveats, traced_profile
 from perfmodel.documents.base import QUIET, Provenance, age_caveats
 from perfmodel.documents.observation import RunSetting
-from perfmodel.documents.prediction import (
-    Interval,
-    MeasuredPoint,
-    PredictedPoint,
-    PredictionDocument,
-)
+from perfmodel.documents.prediction import MeasuredPoint, PredictedPoint, PredictionDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.engine.algebra import end_times_with_interference
@@ -35,6 +30,7 @@ from perfmodel.layout.layout import Layout, Scaling, scaled_layouts
 from perfmodel.machine.cluster import Cluster
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
+from perfmodel.statistics.interval import Interval
 from perfmodel.step.compile import compile_step
 from perfmodel.step.program import Cause, Interference, StepProgram, Stream, Trace
 from perfmodel.units import Bytes, Seconds
@@ -511,7 +507,7 @@ def critical_caveats(
     return [
         (
             f"global batches up to {largest} pass the critical batch of about {scale.noise_scale:.0f} "
-            f"samples ({task}): {largest} needs about {spent.p50:.1f} times the samples "
+            f"samples ({task}): {largest} needs about {spent.nominal:.1f} times the samples "
             f"[{spent.p5:.1f} - {spent.p95:.1f}] of {reference} to the same loss; see perfmodel batch"
         )
     ]

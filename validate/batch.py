@@ -19,7 +19,6 @@ from perfmodel.cost.batch import (
     Convergence,
     calibrated_law,
     fit_convergence,
-    interval_of,
 )
 from perfmodel.documents.base import file_sha256
 from perfmodel.documents.observation import TrainingObservation
@@ -124,7 +123,7 @@ def planned_tasks(
             seed=1000 * seed + start,
             noise=recipe.noise,
             target_loss=scale.target_loss,
-            max_steps=int(_PATIENCE * law.samples(batch).p50 / batch),
+            max_steps=int(_PATIENCE * law.samples(batch).nominal / batch),
             evaluated_samples=recipe.evaluated_samples,
             look_growth=recipe.look_growth,
         )
@@ -176,7 +175,7 @@ def judge_batches(
         samples=scale.samples,
         reference_batch=scale.batch,
         noise_scale=scale.noise_scale,
-        measured_critical_batch=interval_of(fitted.critical_batch),
+        measured_critical_batch=fitted.critical_batch,
         batches=tuple(rows.values()),
         not_reached=tuple(sorted(set(by_batch) - set(rows))),
         summary=summarise([row.signed_error for row in others]),
@@ -196,7 +195,7 @@ def _from_own_reference(
         return None
     errors = []
     for row in others:
-        more_samples = law.samples_ratio(row.batch, reference=reference.batch).p50
+        more_samples = law.samples_ratio(row.batch, reference=reference.batch).nominal
         steps = reference.measured_steps * more_samples * reference.batch / row.batch
         errors.append(steps / row.measured_steps - 1)
     return summarise(errors)
@@ -227,7 +226,7 @@ def _judged(
     found = _by_rate(group)
     steps = tuple(n for n in found[best] if n is not None)
     measured = _median_steps(found[best])
-    predicted = interval_of(law.samples(batch)) / batch
+    predicted = law.samples(batch) / batch
     return JudgedBatch(
         batch=batch,
         learning_rate=best,

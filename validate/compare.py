@@ -8,10 +8,10 @@ import numpy as np
 from calibrate.fit.steps import Repetition, estimate, to_speed
 from perfmodel.arrays import FloatArray
 from perfmodel.documents.observation import RunSetting
-from perfmodel.documents.prediction import Interval
 from perfmodel.documents.verdicts import ComparedSetting, ComparedSpeedup, ErrorSummary, Repeat
 from perfmodel.layout.layout import Synchronisation
 from perfmodel.machine.measured import ASSUMED_SENSITIVITY, MeasuredMachine
+from perfmodel.statistics.interval import Interval
 from perfmodel.units import Seconds
 
 

@@ -4,7 +4,7 @@ Never fits: the profile is what it is. Predictions and gates are on disk before 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +29,6 @@ from perfmodel.documents.observation import (
     read_observations,
     steal_share,
 )
-from perfmodel.documents.prediction import Interval
 from perfmodel.documents.verdicts import (
     ComparedSetting,
     ComparedSpeedup,
@@ -39,6 +38,7 @@ from perfmodel.documents.verdicts import (
 from perfmodel.errors import MeasurementFailed, UsageError, refuse_unknown
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.predictor import Predictor, interval
+from perfmodel.statistics.interval import Interval
 from validate import compare, gates
 from validate.compare import fraction, summarise, summarise_any
 from validate.holdout import BUDGETS, holdout_settings, repeated_settings, rounds
@@ -270,10 +270,10 @@ def _plan(request: ValidationRequest, predicted: Predicted) -> dict[str, object]
         "profile_digest": request.profile.digest,
         "gates": {name: getattr(tolerances, name) for name in type(tolerances).__slots__},
         "predicted_s": {
-            setting.label: found.model_dump() for setting, found in predicted.steps_s.items()
+            setting.label: asdict(found) for setting, found in predicted.steps_s.items()
         },
         "predicted_speedups": {
-            setting.label: found.model_dump() for setting, found in predicted.speedups.items()
+            setting.label: asdict(found) for setting, found in predicted.speedups.items()
         },
     }
 

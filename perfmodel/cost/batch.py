@@ -22,8 +22,8 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray
 from perfmodel.checks import WrongArgument, at_least, non_negative, positive
-from perfmodel.documents.prediction import Interval
 from perfmodel.machine.measured import NoiseScaleProfile
+from perfmodel.statistics.interval import Interval
 from perfmodel.statistics.normal import MEDIAN_OVER_MEAN
 
 #: Equally likely widths of the knee.
@@ -95,15 +95,6 @@ class CriticalBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quantiles:
-    """A quantity and its uncertainty."""
-
-    p5: float
-    p50: float
-    p95: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Convergence:
     """Samples to the target over the batch, as a posterior on a grid; shape ``(num_laws,)`` each."""
 
@@ -118,11 +109,11 @@ class Convergence:
     """How far, in log, the points leave the height of any one law open."""
 
     @property
-    def critical_batch(self) -> Quantiles:
+    def critical_batch(self) -> Interval:
         """Batch that needs twice the samples of a tiny one, and the uncertainty of it."""
         return _quantiles(self.log_critical, self.weights)
 
-    def samples(self, batch: float) -> Quantiles:
+    def samples(self, batch: float) -> Interval:
         """Samples until the target in one more tuned run, in the unit of the points."""
         positive("batch", batch)
         logs = self.log_samples_min + self._log_growth(batch)
@@ -133,7 +124,7 @@ class Convergence:
             (self.weights[:, None] * density / density.sum()).ravel(),
         )
 
-    def samples_ratio(self, batch: float, *, reference: float) -> Quantiles:
+    def samples_ratio(self, batch: float, *, reference: float) -> Interval:
         """Samples of one batch over those of another, by the law alone (without tuning's scatter)."""
         positive("batch", batch)
         positive("reference", reference)
@@ -204,13 +195,13 @@ def _log_prior(exponents: FloatArray, *, is_told: bool) -> FloatArray:
     return np.log(np.where(exponents == 1.0, LAW_OF_ONE_SCALE, other))
 
 
-def _quantiles(logs: FloatArray, weights: FloatArray) -> Quantiles:
+def _quantiles(logs: FloatArray, weights: FloatArray) -> Interval:
     order = np.argsort(logs, kind="stable")
     cumulated = np.cumsum(weights[order])
     # of the sum that rounding left, not of 1: the last law stays reachable
     places = np.searchsorted(cumulated, np.array([0.05, 0.5, 0.95]) * cumulated[-1])
-    p5, p50, p95 = (float(value) for value in np.exp(logs[order][places]))
-    return Quantiles(p5=p5, p50=p50, p95=p95)
+    p5, median, p95 = (float(value) for value in np.exp(logs[order][places]))
+    return Interval(p5, median, p95)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,8 +333,3 @@ def median_error(steps: Sequence[int]) -> float:
 def calibrated_law(scale: NoiseScaleProfile) -> Convergence:
     """Samples to the target over the batch, from the trainings at one batch and their noise scale."""
     return fit_convergence([reference_point(scale)], critical=critical_batch(scale))
-
-
-def interval_of(quantiles: Quantiles) -> Interval:
-    """What the law says of a quantity, as documents hold it."""
-    return Interval(p5=quantiles.p5, nominal=quantiles.p50, p95=quantiles.p95)

@@ -22,10 +22,9 @@ from perfmodel.cost.collectives import (
 )
 from perfmodel.cost.messages import MessageCost
 from perfmodel.cost.terms import Samples
-from perfmodel.documents.importers import MeasuredCollective
 from perfmodel.machine.cluster import Cluster, Level
 from perfmodel.machine.evidence import Evidence
-from perfmodel.machine.measured import CollectiveProfile, MeasuredMachine
+from perfmodel.machine.measured import CollectiveProfile, MeasuredCollective, MeasuredMachine
 from perfmodel.units import Bytes
 
 #: Uncertainty, in log, of rates and latencies that a cluster file gives: a prior. Published all-reduces

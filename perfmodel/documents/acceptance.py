@@ -9,7 +9,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from pydantic import model_validator as validator
 
 from perfmodel.documents.base import Document, Record, Share, Text, checked, read_toml
-from perfmodel.documents.prediction import Interval
+from perfmodel.statistics.interval import Interval
 
 _Probability = Annotated[float, Field(gt=0.5, lt=1)]
 

@@ -5,8 +5,8 @@ from typing import ClassVar, Self
 from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from perfmodel.documents.base import Document, Record
-from perfmodel.documents.prediction import Interval
 from perfmodel.engine.job import Job
+from perfmodel.statistics.interval import Interval
 
 
 class TriedInterval(Record):

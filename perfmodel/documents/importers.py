@@ -16,10 +16,10 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, PositiveInt
 
-from perfmodel.documents.base import Document, Provenance, Record
+from perfmodel.documents.base import Document, Provenance
 from perfmodel.errors import InvalidDocument, UsageError, why
 from perfmodel.machine.cluster import DEVICE, NODE, Cluster, Tier
-from perfmodel.machine.measured import Curve, CurvePoint
+from perfmodel.machine.measured import CurvePoint, MeasuredCollective
 
 _ESCAPES: Final = re.compile(r"\x1b\[[0-9;]*m")
 _DEVICE: Final = re.compile(r"^GPU\d+$")
@@ -242,16 +242,6 @@ def _in_switch_reduction(nvlink_bytes_per_s: float | None) -> float:
 
 
 Library = Literal["gloo", "nccl", "unknown"]
-
-
-class MeasuredCollective(Record):
-    """One collective in one group, over the size of the whole array."""
-
-    collective: str
-    world_size: Annotated[int, Field(ge=2)]
-    num_nodes: PositiveInt
-    points: Curve
-    """Time over the size in bytes, ascending; the size counts as in nccl-tests (whole array)."""
 
 
 class CollectivesDocument(Document):

@@ -5,9 +5,10 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, TypeAdapter
 
 from perfmodel.documents.base import Record, Share
-from perfmodel.documents.prediction import Contrast, Interval
+from perfmodel.documents.prediction import Contrast
 from perfmodel.layout.layout import MOST_BATCH, MOST_DEVICES
 from perfmodel.machine.evidence import Evidence
+from perfmodel.statistics.interval import Interval
 
 _Text = Annotated[str, Field(min_length=1, max_length=200)]
 _Value = Annotated[str, Field(min_length=1, max_length=40)]

@@ -23,10 +23,10 @@ from perfmodel.documents.budget import (
     refuse_future_prices,
     refuse_mixed_currencies,
 )
-from perfmodel.documents.prediction import Interval
 from perfmodel.errors import InvalidDocument, UsageError
 from perfmodel.layout.layout import Layout, parse_layout
 from perfmodel.machine.evidence import Evidence
+from perfmodel.statistics.interval import Interval
 from perfmodel.units import Bytes, parse_bytes
 
 

@@ -1,66 +1,20 @@
 """The prediction: quantities with intervals, evidence per term, caveats."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-import numpy as np
 from pydantic import (
     Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    model_validator,
 )
 
-from perfmodel.arrays import FloatArray
 from perfmodel.documents.base import Document, Provenance, Record, Share
 from perfmodel.documents.observation import RunSetting
 from perfmodel.machine.evidence import Evidence
+from perfmodel.statistics.interval import Interval
 from perfmodel.step.program import Cause
-
-
-class Interval(Record):
-    """A quantity and its uncertainty: 90 % of outcomes should lie between p5 and p95."""
-
-    p5: float
-    nominal: float
-    p95: float
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if not self.p5 <= self.nominal <= self.p95:
-            raise ValueError(
-                f"p5 <= nominal <= p95 must hold, got {self.p5}, {self.nominal}, {self.p95}"
-            )
-        return self
-
-    @classmethod
-    def of(cls, draws: FloatArray, *, nominal: float | None = None) -> Self:
-        """The middle 90 % of draws around their median, or around a nominal value, always inside."""
-        p5, median, p95 = (float(value) for value in np.quantile(draws, [0.05, 0.5, 0.95]))
-        nominal = median if nominal is None else nominal
-        return cls(p5=min(p5, nominal), nominal=nominal, p95=max(p95, nominal))
-
-    def __mul__(self, factor: float) -> "Interval":
-        return Interval(p5=self.p5 * factor, nominal=self.nominal * factor, p95=self.p95 * factor)
-
-    def __truediv__(self, divisor: float) -> "Interval":
-        return Interval(
-            p5=self.p5 / divisor, nominal=self.nominal / divisor, p95=self.p95 / divisor
-        )
-
-    def __rtruediv__(self, dividend: float) -> "Interval":
-        return Interval(
-            p5=dividend / self.p95, nominal=dividend / self.nominal, p95=dividend / self.p5
-        )
-
-    def holds(self, measured: float) -> bool:
-        """Whether a value lies inside, ends included."""
-        return self.p5 <= measured <= self.p95
-
-    def signed_error(self, measured: float) -> float:
-        """Predicted over measured, minus 1."""
-        return self.nominal / measured - 1
 
 
 class PredictedPoint(Record):

@@ -22,8 +22,8 @@ from perfmodel.documents.base import (
     read_lines,
     trim_unfinished_line,
 )
-from perfmodel.documents.prediction import Interval
 from perfmodel.documents.verdicts import ErrorSummary, Gate
+from perfmodel.statistics.interval import Interval
 
 #: A resource is told from the next one where it is busier by this factor: what the same work costs the
 #: machine differs by as much, and more, from hour to hour.

@@ -13,8 +13,8 @@ from pydantic import (
 
 from perfmodel.documents.base import Document, Provenance, Record, Share, unless_empty
 from perfmodel.documents.observation import RunSetting
-from perfmodel.documents.prediction import Interval
 from perfmodel.machine.evidence import Evidence
+from perfmodel.statistics.interval import Interval
 
 
 class ComparedSetting(Record):

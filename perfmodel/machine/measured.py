@@ -4,7 +4,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal
 
-from annotated_types import MinLen
+from annotated_types import Ge, MinLen
 
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.machine import Machine
@@ -87,6 +87,17 @@ class CollectiveProfile:
     world_size: Count
     points: Curve
     """Time over the size of the whole array in bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredCollective:
+    """One collective in one group, over the size of the whole array."""
+
+    collective: str
+    world_size: Annotated[int, Ge(2)]
+    num_nodes: Count
+    points: Curve
+    """Time over the size in bytes, ascending; the size counts as in nccl-tests (whole array)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

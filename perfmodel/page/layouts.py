@@ -8,12 +8,13 @@ from typing import Final
 from perfmodel.cost.jobs import jobs_from
 from perfmodel.cost.memory import verdict
 from perfmodel.documents.page import CurvePoint, LayoutQuestion, MemoryAnswer, PageAnswer
-from perfmodel.documents.prediction import Interval, LayoutPredictionDocument, StageMemory
+from perfmodel.documents.prediction import LayoutPredictionDocument, StageMemory
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.layout.layout import MOST_DEVICES, Layout, accumulation_for, parse_layout
 from perfmodel.machine.cluster import DEVICES_PER_NODE
 from perfmodel.page.machines import LayoutMachine, chosen, spent, timeline
 from perfmodel.predict_layout import Training, predict_layout
+from perfmodel.statistics.interval import Interval
 from perfmodel.step.program import Trace
 
 #: Passes of all stages are simulated one by one: more of them take seconds.

@@ -12,7 +12,6 @@ from perfmodel.documents.budget import read_budget
 from perfmodel.documents.hardware import read_cluster
 from perfmodel.documents.inferred import InferredDocument
 from perfmodel.documents.page import PriceOffer, Spending, Spent, TimelineLane, TimelineSpan
-from perfmodel.documents.prediction import Interval
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
@@ -22,6 +21,7 @@ from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
 from perfmodel.plan.cost import compare_costs
 from perfmodel.predict_layout import OpenedMachine, opened_machine
 from perfmodel.predictor import Predictor, refuse_other_jobs
+from perfmodel.statistics.interval import Interval
 from perfmodel.step.program import Span, Stream, Trace
 from perfmodel.units import HOUR_S, Seconds
 from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer

@@ -14,7 +14,6 @@ from perfmodel.cost.batch import (
     CriticalBatch,
     GradientNorms,
     fit_convergence,
-    interval_of,
 )
 from perfmodel.documents.base import command_line
 from perfmodel.documents.goodput import BatchDocument, BatchOutlook
@@ -69,7 +68,7 @@ def batch_outlook(request: Request, *, argv: Sequence[str]) -> BatchDocument:
         points=run,
         reference_batch=request.smallest,
         noise_scale=None if request.critical is None else request.critical.batch,
-        critical_batch=interval_of(law.critical_batch),
+        critical_batch=law.critical_batch,
         outlooks=outlooks,
         caveats=tuple(_caveats(outlooks, request)),
     )
@@ -77,8 +76,8 @@ def batch_outlook(request: Request, *, argv: Sequence[str]) -> BatchDocument:
 
 def _outlook(law: Convergence, batch: float, request: Request) -> BatchOutlook:
     reference = request.smallest
-    samples = interval_of(law.samples(batch))
-    ratio = interval_of(law.samples_ratio(batch, reference=reference))
+    samples = law.samples(batch)
+    ratio = law.samples_ratio(batch, reference=reference)
     rate = request.samples_per_s.get(batch)
     reference_rate = request.samples_per_s.get(reference)
     faster = rate / reference_rate if rate and reference_rate else None
@@ -92,14 +91,14 @@ def _outlook(law: Convergence, batch: float, request: Request) -> BatchOutlook:
         target_speedup=None if faster is None else faster / ratio,
         learning_rate_factor=_learning_rate(law, batch) / _learning_rate(law, reference),
         time_to_target_s=None if rate is None else samples / rate,
-        is_beyond_critical=batch > law.critical_batch.p50,
+        is_beyond_critical=batch > law.critical_batch.nominal,
         is_extrapolated=batch > request.largest,
     )
 
 
 def _learning_rate(law: Convergence, batch: float) -> float:
     """Best rate of SGD over that of an endless batch [McCandlish et al., arXiv 1812.06162, section 2.2]."""
-    return 1 / (1 + law.critical_batch.p50 / batch)
+    return 1 / (1 + law.critical_batch.nominal / batch)
 
 
 def _caveats(outlooks: Sequence[BatchOutlook], request: Request) -> list[str]:

@@ -15,7 +15,6 @@ from perfmodel.cost.terms import Samples
 from perfmodel.documents.base import command_line
 from perfmodel.documents.goodput import CheckpointIntervals, GoodputDocument, TriedInterval
 from perfmodel.documents.plan import Failures
-from perfmodel.documents.prediction import Interval
 from perfmodel.engine.job import Job
 from perfmodel.engine.job_algebra import (
     best_interval_s,
@@ -29,6 +28,7 @@ from perfmodel.errors import NotFeasible
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import CheckpointProfile
 from perfmodel.predictor import NUM_DRAWS, interval
+from perfmodel.statistics.interval import Interval
 from perfmodel.units import HOUR_S, Bytes, Seconds, format_bytes, format_duration
 
 #: A job that keeps less than this share of its time is not simulated: it may take for ever.

@@ -18,7 +18,7 @@ from perfmodel.cost.terms import Samples
 from perfmodel.documents.hardware import read_cluster
 from perfmodel.documents.inferred import InferredDocument
 from perfmodel.documents.plan import Option, PlanAccuracy, PlanFile, PlanMachine, ScalingStatement
-from perfmodel.documents.prediction import Interval, PredictedPoint
+from perfmodel.documents.prediction import PredictedPoint
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
@@ -47,6 +47,7 @@ from perfmodel.predictor import (
     open_workload,
     refuse_other_jobs,
 )
+from perfmodel.statistics.interval import Interval
 from perfmodel.statistics.normal import DEVIATE_90
 from perfmodel.units import Bytes, format_bytes
 from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer

@@ -15,11 +15,12 @@ from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocat
 from perfmodel.cost.collectives import bus_factor
 from perfmodel.documents.observation import PHASES
 from perfmodel.documents.plan import PlanDocument
-from perfmodel.documents.prediction import Interval, PredictionDocument
+from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.machine.measured import CurvePoint, MeasuredMachine, MeasuredWorkload, PhaseCurves
 from perfmodel.report.prediction import causes_of
 from perfmodel.report.wording import duration_unit, percent, short_label
+from perfmodel.statistics.interval import Interval
 from perfmodel.step.program import Cause
 from perfmodel.units import DAY_S, Seconds, format_bytes, parse_duration
 

@@ -3,7 +3,6 @@
 import math
 
 from perfmodel.documents.prediction import (
-    Interval,
     LayoutPredictionDocument,
     LayoutScenario,
     LayoutWhatIfDocument,
@@ -19,6 +18,7 @@ from perfmodel.report.wording import (
     interval,
     percent,
 )
+from perfmodel.statistics.interval import Interval
 from perfmodel.statistics.normal import DEVIATE_90
 from perfmodel.units import Seconds, format_bytes, format_duration
 

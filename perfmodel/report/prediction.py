@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from pydantic_core import to_json
 
 from perfmodel.documents.prediction import (
-    Interval,
     PredictedPoint,
     PredictionDocument,
     ScenarioOutcome,
@@ -28,6 +27,7 @@ from perfmodel.report.wording import (
     scaling_words,
     short_label,
 )
+from perfmodel.statistics.interval import Interval
 from perfmodel.step.program import Cause
 from perfmodel.units import Seconds, format_duration
 
@@ -350,7 +350,7 @@ def _magnitude(difference: Interval) -> Interval:
     """The same difference, positive in the middle."""
     if difference.nominal >= 0:
         return difference
-    return Interval(p5=-difference.p95, nominal=-difference.nominal, p95=-difference.p5)
+    return -difference
 
 
 def _time(seconds: Seconds) -> str:

@@ -6,9 +6,10 @@ from typing import Final
 
 from perfmodel.documents.base import QUIET
 from perfmodel.documents.observation import RunSetting
-from perfmodel.documents.prediction import Interval, PredictionDocument
+from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.verdicts import ErrorSummary, Gate, ValidationDocument
 from perfmodel.layout.layout import Synchronisation
+from perfmodel.statistics.interval import Interval
 from perfmodel.units import PREFIXES, Seconds, format_duration, format_rate, parse_duration
 
 DEFINITIONS: Final[dict[str, str]] = {

@@ -9,7 +9,6 @@ from scipy.special import ndtr
 
 from perfmodel.cost.jobs import Jobs, jobs_from_columns
 from perfmodel.documents.prediction import (
-    Interval,
     LayoutPredictionDocument,
     LayoutScenario,
     LayoutWhatIfDocument,
@@ -25,6 +24,7 @@ from perfmodel.predict_layout import (
     predict_layout,
 )
 from perfmodel.scenarios.fields import combinations
+from perfmodel.statistics.interval import Interval
 from perfmodel.statistics.normal import DEVIATE_90
 from perfmodel.statistics.pairing import FASTER
 from perfmodel.units import Bytes

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from perfmodel.documents.prediction import Interval
 from perfmodel.documents.verdicts import ComparedSpeedup, ErrorSummary, ValidationDocument
+from perfmodel.statistics.interval import Interval
 from perfmodel.units import format_bytes, format_duration
 from tests.benchmarks.run import LARGE_TRACE, STORED, TRACE
 

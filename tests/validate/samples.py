@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Final
 
 from perfmodel.documents.observation import RunSetting
-from perfmodel.documents.prediction import Interval
 from perfmodel.documents.verdicts import ErrorSummary
 from perfmodel.layout.layout import Synchronisation
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, SingleStep
+from perfmodel.statistics.interval import Interval
 from tests.perfmodel.profiles import MICRO_BATCHES, Machine, profile
 
 WORKLOADS: Final = ("light", "heavy", "third", "fourth")

@@ -6,9 +6,9 @@ import pytest
 
 from calibrate.fit.steps import Repetition, repetition
 from perfmodel.documents.observation import RunSetting
-from perfmodel.documents.prediction import Interval
 from perfmodel.layout.layout import Synchronisation
 from perfmodel.machine.measured import MeasuredMachine
+from perfmodel.statistics.interval import Interval
 from tests.perfmodel.profiles import Machine, profile
 from tests.played_worker import step_observation
 from tests.validate.samples import exactly, single

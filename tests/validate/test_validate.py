@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,7 @@ def test_predictions_and_gates_are_on_disk_before_the_first_run(
 def test_what_was_predicted_is_what_is_judged(request_: ValidationRequest) -> None:
     document = run(request_, PlayedWorker(step_s=as_predicted(request_.folder)))
     assert plan_of(request_)["predicted_s"] == {
-        row.setting.label: row.predicted_s.model_dump() for row in document.settings
+        row.setting.label: asdict(row.predicted_s) for row in document.settings
     }
 
 

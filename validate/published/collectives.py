@@ -12,9 +12,8 @@ from scipy.optimize import isotonic_regression
 
 from perfmodel.arrays import FloatArray
 from perfmodel.cost.network import CollectiveCost
-from perfmodel.documents.importers import MeasuredCollective
 from perfmodel.documents.verdicts import PublishedSeries
-from perfmodel.machine.measured import CurvePoint
+from perfmodel.machine.measured import CurvePoint, MeasuredCollective
 from validate.published.tables import (
     Part,
     Row,

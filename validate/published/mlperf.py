@@ -145,7 +145,7 @@ def _larger_batches(points: Points, count: int) -> Part:
     return Part(
         measured=np.array([point.samples for point in unknown]),
         predicted={
-            "perfmodel": np.array([found.p50 for found in samples]),
+            "perfmodel": np.array([found.nominal for found in samples]),
             "constant samples": np.array([fitted[-1].samples] * len(unknown)),
             "straight line": np.array([float(np.polyval(line, p.batch)) for p in unknown]),
         },
@@ -219,7 +219,7 @@ def _whole_growth(
         nearest = min(of_task, key=lambda version: abs(version - _version(one.round)))
         law, first = of_task[nearest], one.global_batch[0]
         ratios = [law.samples_ratio(batch, reference=first) for batch in one.global_batch]
-        more = np.array([ratio.p50 for ratio in ratios])
+        more = np.array([ratio.nominal for ratio in ratios])
         wide = np.array([np.log(ratio.p95 / ratio.p5) / 2 for ratio in ratios])
         tuned = DEVIATE_90 * TUNING_SPREAD * np.sqrt(2)
         low, middle, high = _widened(steps[series], np.hypot(wide, tuned))

@@ -6,12 +6,12 @@ from typing import Final
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.documents.prediction import Interval
 from perfmodel.documents.testbed import StrategySetting
 from perfmodel.documents.verdicts import PredictedStrategy
 from perfmodel.engine.algebra import end_times
 from perfmodel.layout.buckets import assign_shards
 from perfmodel.layout.layout import Layout, parse_layout
+from perfmodel.statistics.interval import Interval
 from perfmodel.step.compile import Execution, compile_layout, compile_step
 from perfmodel.step.program import Cause, Operation, StepProgram, Stream
 from perfmodel.units import Bytes, Seconds

@@ -6,12 +6,12 @@ from typing import Final
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.documents.prediction import Interval
 from perfmodel.documents.testbed import Noise, PredictedStep, TrainingSetting
 from perfmodel.engine.algebra import end_times
 from perfmodel.engine.simulate import simulate
 from perfmodel.engine.stragglers import RankNoise, slowest_durations
 from perfmodel.layout.layout import Layout
+from perfmodel.statistics.interval import Interval
 from perfmodel.step.compile import compile_step
 from perfmodel.step.program import Cause, Operation, StepProgram, Stream
 from perfmodel.units import Bytes, Seconds

@@ -12,9 +12,8 @@ from scipy.optimize import isotonic_regression
 from perfmodel.cost.collectives import bus_factor, message_bytes, num_messages
 from perfmodel.cost.messages import Group, MessageCost, _rising
 from perfmodel.cost.network import CollectiveCost
-from perfmodel.documents.importers import MeasuredCollective
 from perfmodel.errors import UsageError
-from perfmodel.machine.measured import CurvePoint
+from perfmodel.machine.measured import CurvePoint, MeasuredCollective
 
 LATENCY_S = 1e-4
 S_PER_BYTE = 1e-9
@@ -120,8 +119,8 @@ def test_what_was_measured_comes_out_as_it_was() -> None:
 @pytest.mark.parametrize(("library", "more"), [("nccl", 1.9375), ("gloo", 1.9375 / 1.875)])
 def test_more_than_two_nodes_send_twice_as_much_under_nccl(library: str, more: float) -> None:
     """1 GiB, all bandwidth: trees of two nodes pass it once over a link, rings of four nearly twice."""
-    two = measured(16, num_nodes=2).model_copy(
-        update={"points": (CurvePoint(at=2.0**30, time_s=0.03, relative_error=0.0),)}
+    two = replace(
+        measured(16, num_nodes=2), points=(CurvePoint(at=2.0**30, time_s=0.03, relative_error=0.0),)
     )
     cost = sampled(two, library=library)
     four_s = float(cost.time_s(2**30, world_size=32, num_nodes=4)[0])
@@ -160,7 +159,7 @@ def test_one_odd_measurement_does_not_lift_all_larger_ones() -> None:
     """A size that took ten times as long: its neighbours move by less than a factor of two."""
     whole = measured(2)
     odd = replace(whole.points[3], time_s=whole.points[3].time_s * 10)
-    spoilt = whole.model_copy(update={"points": (*whole.points[:3], odd, *whole.points[4:])})
+    spoilt = replace(whole, points=(*whole.points[:3], odd, *whole.points[4:]))
     largest_s = float(sampled(spoilt).time_s(SIZES[-1], world_size=2)[0])
     assert largest_s == pytest.approx(ring_s(SIZES[-1], 2), rel=0.01)
 
@@ -198,7 +197,7 @@ def test_a_group_that_was_measured_twice_counts_twice() -> None:
     """Geometric mean of once and four times the time."""
     whole = measured(2)
     slow = [replace(p, time_s=4 * p.time_s) for p in whole.points]
-    cost = sampled(whole, whole.model_copy(update={"points": tuple(slow)}))
+    cost = sampled(whole, replace(whole, points=tuple(slow)))
     expected_s = 2 * ring_s(SIZES[3], 2)
     assert float(cost.time_s(SIZES[3], world_size=2)[0]) == pytest.approx(expected_s)
 

@@ -19,10 +19,11 @@ from perfmodel.documents.observation import (
     read_observations,
     tasks_done,
 )
-from perfmodel.documents.prediction import Interval, PredictionDocument
+from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.errors import CalibrationUnavailable, InvalidDocument, PerfModelError
+from perfmodel.statistics.interval import Interval
 from tests.perfmodel.profiles import Machine, as_file, profile
 
 LINE = CollectiveObservation(

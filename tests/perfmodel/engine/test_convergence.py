@@ -38,8 +38,8 @@ def test_known_parameters_come_back_from_exact_points(exponent: float) -> None:
     fit = fit_convergence(points)
     critical = fit.critical_batch
     assert critical.p5 < 1000 < critical.p95
-    assert critical.p50 == pytest.approx(1000, rel=0.25)
-    assert fit.samples(16_384).p50 == pytest.approx(
+    assert critical.nominal == pytest.approx(1000, rel=0.25)
+    assert fit.samples(16_384).nominal == pytest.approx(
         law(16_384, critical=1000, exponent=exponent), rel=0.12
     )
 
@@ -76,7 +76,7 @@ def test_a_larger_batch_never_needs_fewer_samples_nor_more_steps_than_in_proport
     points = [BatchPoint(batch=first * 2**i, samples=s) for i, s in enumerate(samples)]
     fit = fit_convergence(points)
     ratio = fit.samples_ratio(2 * batch, reference=batch)
-    assert 1 <= ratio.p5 <= ratio.p50 <= ratio.p95 <= 2**1.3 * (1 + 1e-9)
+    assert 1 <= ratio.p5 <= ratio.nominal <= ratio.p95 <= 2**1.3 * (1 + 1e-9)
 
 
 def test_the_unit_of_the_samples_does_not_matter() -> None:
@@ -101,11 +101,11 @@ def test_a_noise_scale_and_one_run_tell_the_law() -> None:
     """Scale 100, 1,000 samples at batch 25: 800 at least, 800 (1 + 400 / 100) = 4,000 at 400."""
     told = CriticalBatch.of_noise_scale(100, relative_error=0.1)
     law = fit_convergence([BatchPoint(batch=25, samples=1000)], critical=told)
-    assert law.critical_batch.p50 == pytest.approx(100, rel=0.05)
-    assert law.samples(25).p50 == pytest.approx(1000, rel=0.02)
+    assert law.critical_batch.nominal == pytest.approx(100, rel=0.05)
+    assert law.samples(25).nominal == pytest.approx(1000, rel=0.02)
     large = law.samples(400)
     # the exponent is a nuisance: the median law is a little flatter than this one
-    assert large.p50 == pytest.approx(4000, rel=0.15)
+    assert large.nominal == pytest.approx(4000, rel=0.15)
     assert large.p5 < 2600
     assert large.p95 > 6000
 
@@ -113,7 +113,9 @@ def test_a_noise_scale_and_one_run_tell_the_law() -> None:
 def test_runs_overrule_a_noise_scale_that_is_wrong() -> None:
     points = [BatchPoint(batch=b, samples=1000 * (1 + b / 500)) for b in (25, 100, 400, 1600)]
     told = CriticalBatch.of_noise_scale(100, relative_error=0.1)
-    assert fit_convergence(points, critical=told).critical_batch.p50 == pytest.approx(500, rel=0.15)
+    assert fit_convergence(points, critical=told).critical_batch.nominal == pytest.approx(
+        500, rel=0.15
+    )
 
 
 def test_without_a_run_a_noise_scale_tells_no_samples() -> None:
@@ -132,7 +134,7 @@ def test_points_that_are_little_known_pull_little_and_leave_more_uncertainty() -
         fit_convergence([sure, other], critical=told).samples(batches[0])
         for other in (unsure, vague)
     )
-    assert equal.p50 == pytest.approx(1000 * math.sqrt(3), rel=0.02)
-    assert uneven.p50 == pytest.approx(1000 * 3 ** (1 / 102), rel=0.02)
+    assert equal.nominal == pytest.approx(1000 * math.sqrt(3), rel=0.02)
+    assert uneven.nominal == pytest.approx(1000 * 3 ** (1 / 102), rel=0.02)
     alone = fit_convergence([vague], critical=told).samples(2)
     assert math.log(alone.p95 / alone.p5) == pytest.approx(2 * 1.645 * 0.606, rel=0.05)

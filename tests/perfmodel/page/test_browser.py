@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
@@ -16,8 +17,9 @@ from unittest.mock import patch
 import pytest
 
 from perfmodel.cli.app import main
-from perfmodel.documents.prediction import Interval, ScenarioOutcome, WhatIfDocument
+from perfmodel.documents.prediction import ScenarioOutcome, WhatIfDocument
 from perfmodel.report.wording import count_interval, duration_interval, interval
+from perfmodel.statistics.interval import Interval
 from tests.perfmodel.cost.large_samples import document
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -291,7 +293,7 @@ def test_numbers_are_written_as_the_command_line_writes_them(browser: Any) -> No
     }"""
     page = browser.new_page()
     page.add_script_tag(content=source)
-    written = page.evaluate(script, [case.model_dump() for case in cases])
+    written = page.evaluate(script, [asdict(case) for case in cases])
     page.close()
     assert written == [[interval(c), duration_interval(c), count_interval(c)] for c in cases]
 

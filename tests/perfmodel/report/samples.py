@@ -5,12 +5,7 @@ from typing import Literal
 import numpy as np
 
 from perfmodel.documents.observation import RunSetting
-from perfmodel.documents.prediction import (
-    Interval,
-    MeasuredPoint,
-    PredictedPoint,
-    PredictionDocument,
-)
+from perfmodel.documents.prediction import MeasuredPoint, PredictedPoint, PredictionDocument
 from perfmodel.documents.verdicts import (
     ComparedSetting,
     ComparedSpeedup,
@@ -20,6 +15,7 @@ from perfmodel.documents.verdicts import (
     ValidationDocument,
 )
 from perfmodel.machine.evidence import Evidence
+from perfmodel.statistics.interval import Interval
 from perfmodel.step.program import Cause, Operation, StepProgram, Stream, Trace
 from tests.perfmodel.report.profile_samples import PROVENANCE, plain_profile
 

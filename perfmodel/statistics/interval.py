@@ -1,0 +1,52 @@
+"""A quantity with its uncertainty."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from perfmodel.arrays import FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A quantity and its uncertainty: 90 % of outcomes should lie between p5 and p95."""
+
+    p5: float
+    nominal: float
+    """At the fitted values; the median of a quantity that is only known by its draws."""
+    p95: float
+
+    def __post_init__(self) -> None:
+        """Refuse what is not in order."""
+        if not self.p5 <= self.nominal <= self.p95:
+            raise ValueError(
+                f"p5 <= nominal <= p95 must hold, got {self.p5}, {self.nominal}, {self.p95}"
+            )
+
+    @classmethod
+    def of(cls, draws: FloatArray, *, nominal: float | None = None) -> Self:
+        """The middle 90 % of draws around their median, or around a nominal value, always inside."""
+        p5, median, p95 = (float(value) for value in np.quantile(draws, [0.05, 0.5, 0.95]))
+        nominal = median if nominal is None else nominal
+        return cls(min(p5, nominal), nominal, max(p95, nominal))
+
+    def __mul__(self, factor: float) -> "Interval":
+        return Interval(self.p5 * factor, self.nominal * factor, self.p95 * factor)
+
+    def __truediv__(self, divisor: float) -> "Interval":
+        return self * (1 / divisor)
+
+    def __rtruediv__(self, dividend: float) -> "Interval":
+        return Interval(dividend / self.p95, dividend / self.nominal, dividend / self.p5)
+
+    def __neg__(self) -> "Interval":
+        return Interval(-self.p95, -self.nominal, -self.p5)
+
+    def holds(self, measured: float) -> bool:
+        """Whether a value lies inside, ends included."""
+        return self.p5 <= measured <= self.p95
+
+    def signed_error(self, measured: float) -> float:
+        """Predicted over measured, minus 1."""
+        return self.nominal / measured - 1
