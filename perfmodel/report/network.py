@@ -12,6 +12,7 @@ from perfmodel.cost.collectives import bus_factor
 from perfmodel.cost.network import CollectiveCost
 from perfmodel.documents.importers import CollectivesDocument, read_nccl_tests
 from perfmodel.errors import InvalidDocument
+from perfmodel.machine.measured import MeasuredCollective
 from perfmodel.report.tables import Table, table
 from perfmodel.units import format_bytes, format_duration, format_rate
 
