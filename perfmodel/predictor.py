@@ -12,10 +12,10 @@ import numpy as np
 from perfmodel import checks
 from perfmodel.cost.batch import calibrated_law
 from perfmodel.cost.machine import SEED, CostModel, borrowed_profile, model_form
-from perfmodel.cost.network import Group
+from perfmodel.cost.measured import beside, form_factors, groups, is_ddp, price
 from perfmodel.cost.rescaling import whole_steps_refused
 from perfmodel.cost.terms import Samples, Terms, paced
-from perfmodel.cost.traced import origin_caveats, traced_profile
+from perfmodel.cost.traced import TracedWorkload, origin_caveats, traced_profile
 from perfmodel.documents.base import QUIET, Provenance, age_caveats
 from perfmodel.documents.observation import RunSetting
 from perfmodel.documents.prediction import MeasuredPoint, PredictedPoint, PredictionDocument
@@ -31,9 +31,9 @@ from perfmodel.machine.cluster import Cluster
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
 from perfmodel.statistics.interval import Interval
-from perfmodel.step.compile import compile_step
 from perfmodel.step.program import Cause, Interference, StepProgram, Stream, Trace
 from perfmodel.units import Bytes, Seconds
+from perfmodel.workload.memory import StepMemory
 from perfmodel.workload.step import SymbolicStep
 from perfmodel.workload.workload import Workload
 
@@ -131,7 +131,10 @@ class Predictor:
         self._common: Samples = np.exp(spread * common)
 
     def workload(
-        self, workload: str | Workload, trace: SymbolicStep | None = None
+        self,
+        workload: str | Workload,
+        trace: SymbolicStep | None = None,
+        memory: StepMemory | None = None,
     ) -> MeasuredWorkload:
         """A calibrated workload by name, a traced one by its operators, or any with borrowed curves.
 
@@ -152,12 +155,13 @@ class Predictor:
                     f"--workload: {name!r} in the file differs from the calibrated workload of that "
                     "name; give it another name"
                 )
-            return calibrated
+            return calibrated if trace is None else TracedWorkload.of(calibrated, trace, memory)
         operators = self.profile.operators
         if isinstance(workload, Workload) and trace is not None and operators is not None:
-            return traced_profile(
+            found = traced_profile(
                 self.profile, operators, workload, trace, use_measured=self._use_measured
             )
+            return TracedWorkload.of(found, trace, memory)
         if isinstance(workload, Workload):
             return borrowed_profile(self.profile, workload)
         known = [entry.workload.name for entry in self.profile.workloads]
@@ -196,7 +200,7 @@ class Predictor:
         step_s, silent_s, even_s, *tails_s = all_step_times(
             program, [(terms, case_s) for case_s in cases_s]
         )
-        sharing = self._sharing(program, durations_s[:, 0], layout.world_size)
+        sharing = self._sharing(program, durations_s[:, 0], layout)
         uncertainty = self._uncertainty(workload, layout)
         return StepPrediction(
             workload=workload,
@@ -211,7 +215,7 @@ class Predictor:
                 for percent, tail_s in zip(tails, tails_s, strict=True)
             },
             exposed_comm_s=np.maximum(0.0, step_s * sharing - silent_s),
-            bottleneck_link=self._binding(program, layout.world_size),
+            bottleneck_link=self._binding(program, layout),
         )
 
     def step_draws(
@@ -238,7 +242,7 @@ class Predictor:
             draws_s |= zip(chosen, all_step_times(program, cases), strict=True)
         return [
             draws_s[index]
-            * self._sharing(of_one.program, of_one.durations_s[:, 0], layout.world_size)
+            * self._sharing(of_one.program, of_one.durations_s[:, 0], layout)
             * self._uncertainty(workload, layout)
             for index, (of_one, layout) in enumerate(zip(priced, layouts, strict=True))
         ]
@@ -276,8 +280,9 @@ class Predictor:
                 f"--devices: {layout.world_size} devices need a measured interconnect, but the "
                 "profile holds one rank; calibrate with --nproc 2 or more"
             )
-        terms = self._costs.terms(workload, layout, loader_samples_per_s=loader_samples_per_s)
-        program = compile_step(workload.workload, layout, asynchronous=self.profile.asynchronous)
+        program, terms = price(
+            self._costs, workload, layout, loader_samples_per_s=loader_samples_per_s
+        )
         median_s = terms.median_durations(program)
         return _Priced(program, terms, median_s, paced(program, median_s, terms.slowest))
 
@@ -285,7 +290,7 @@ class Predictor:
         self, workload: MeasuredWorkload, layout: Layout, terms: Terms, percent: int
     ) -> Samples:
         """How slow the slowest rank is in so many percent of all steps at most."""
-        slowest = self._costs.slowest(workload, layout, probability=percent / 100)
+        slowest = self._costs.slowest(workload, beside(layout), probability=percent / 100)
         return np.maximum(slowest, terms.slowest)
 
     def _uncertainty(self, workload: MeasuredWorkload, layout: Layout) -> Samples:
@@ -295,20 +300,22 @@ class Predictor:
             self.profile,
             self.validation,
             workload,
-            layout,
+            beside(layout),
             num_draws=self._num_draws,
             run_error=repetition_error / math.sqrt(self._num_repetitions)
             if self._num_repetitions
             else 0.0,
         )
+        if not is_ddp(layout):
+            form = form * form_factors(self._costs, layout)
         return form if self._num_repetitions is None else self._common * form
 
-    def _sharing(self, program: StepProgram, durations_s: Samples, world_size: int) -> float:
+    def _sharing(self, program: StepProgram, durations_s: Samples, layout: Layout) -> float:
         """Factor on the step by other jobs whose collectives cross the same links."""
         size_bytes = _largest_all_reduce(program)
         if self.cluster is None or not size_bytes:
             return 1.0
-        occupied = self._costs.network.occupancy(size_bytes, Group(world_size))
+        occupied = self._costs.network.occupancy(size_bytes, groups(layout)[Cause.ALL_REDUCE])
         factors = [
             slowdown_by_sharing(program, durations_s, num_jobs=1 + jobs, occupied=share)
             for tier, share in occupied.items()
@@ -316,11 +323,11 @@ class Predictor:
         ]
         return max(factors, default=1.0)
 
-    def _binding(self, program: StepProgram, world_size: int) -> str | None:
+    def _binding(self, program: StepProgram, layout: Layout) -> str | None:
         size_bytes = _largest_all_reduce(program)
         if self.cluster is None or not size_bytes:
             return None
-        return self._costs.network.bottleneck(size_bytes, Group(world_size))
+        return self._costs.network.bottleneck(size_bytes, groups(layout)[Cause.ALL_REDUCE])
 
 
 def _largest_all_reduce(program: StepProgram) -> Bytes:
@@ -590,7 +597,7 @@ def open_workload(
         profile = (
             predictor.workload(str(name))
             if document is None
-            else predictor.workload(document.workload, document.trace)
+            else predictor.workload(document.workload, document.trace, document.memory)
         )
     except UsageError as error:
         raise UsageError(f"{where}{str(error).removeprefix('--workload')}") from error

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -13,16 +13,15 @@ from perfmodel.cost.network import Group
 from perfmodel.cost.operators import OperatorPrices
 from perfmodel.cost.shares import unit_shares
 from perfmodel.cost.terms import Samples, Terms
-from perfmodel.errors import NotFeasible
-from perfmodel.layout.layout import Layout, Order, Synchronisation
+from perfmodel.cost.traced import TracedWorkload
+from perfmodel.errors import CalibrationUnavailable, NotFeasible
+from perfmodel.layout.layout import Layout, Order, Recompute
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import MeasuredWorkload
-from perfmodel.step.compile import Execution, compile_divided
-from perfmodel.step.division import StageDivision, divide
+from perfmodel.step.compile import Execution, compile_divided, compile_step
+from perfmodel.step.division import divide
 from perfmodel.step.program import Cause, StepProgram
 from perfmodel.units import Bytes
-from perfmodel.workload.memory import StepMemory
-from perfmodel.workload.step import SymbolicStep
 
 #: Uncertainty, in log, per doubling of the ranks that share matrices: shares are read from curves. A prior.
 _UNCERTAINTY_PER_HALVING: Final = 0.05
@@ -43,65 +42,77 @@ _KINDS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TracedWorkload:
-    """A workload that was traced, with its times on the machine."""
-
-    measured: MeasuredWorkload
-    trace: SymbolicStep
-    memory: StepMemory | None
-
-
 def is_ddp(layout: Layout) -> bool:
     """Whether a layout is data parallelism alone, as DistributedDataParallel does it."""
     return layout.zero == 0 and layout.world_size == layout.dp and not layout.one_process
 
 
-def layout_program(
-    workload: TracedWorkload, layout: Layout, prices: OperatorPrices, *, backend: str, issued: bool
-) -> StepProgram:
-    """The step of a layout.
+def beside(layout: Layout) -> Layout:
+    """As many ranks that exchange gradients alone: ranks slow each other down whatever they exchange."""
+    if is_ddp(layout):
+        return layout
+    return Layout(
+        dp=layout.world_size, micro_batch=layout.micro_batch, accumulation=layout.accumulation
+    )
 
-    Parameters
-    ----------
-    prices
-        Curves of operators, which tell how the work is divided.
-    backend
-        Collective library of the machine.
-    issued
-        Whether the host issues work to a device that runs behind its back.
+
+def price(
+    costs: CostModel,
+    workload: MeasuredWorkload,
+    layout: Layout,
+    *,
+    loader_samples_per_s: float | None = None,
+) -> tuple[StepProgram, Terms]:
+    """The step of a layout, and what its operations cost.
 
     Raises
     ------
+    CalibrationUnavailable
+        If the layout has several ranks and the machine was measured with one.
     NotFeasible
-        If the layout asks for what a trace does not tell about.
+        If the layout asks for what the workload does not tell about.
     """
-    blocking = library_of(backend).by_processors
+    terms = costs.terms(workload, beside(layout), loader_samples_per_s=loader_samples_per_s)
+    if is_ddp(layout) and layout.recompute is Recompute.NONE:
+        asynchronous = costs.profile.asynchronous
+        return compile_step(workload.workload, layout, asynchronous=asynchronous), terms
+    if not isinstance(workload, TracedWorkload):
+        raise NotFeasible(
+            f"--layout: --workload must be a file of perfmodel trace for anything but dp=N, got "
+            f"{workload.workload.name} with {str(layout)!r}"
+        )
+    program = _program(costs, workload, layout)
+    return program, _layout_terms(costs, terms, layout, program)
+
+
+def _program(costs: CostModel, workload: TracedWorkload, layout: Layout) -> StepProgram:
+    machine = costs.profile
+    blocking = library_of(machine.backend).by_processors
     if blocking and layout.zero == 3:
         # Without a stream of their own collectives are not gathered ahead: FSDP waits for each.
         layout = replace(layout, prefetch=0)
+    if machine.operators is None:
+        raise CalibrationUnavailable(
+            f"--layout: {str(layout)!r} needs operators, but the profile holds none; calibrate again"
+        )
+    # Curves tell how work is divided; what was measured as a whole is multiplied by the shares.
+    prices = OperatorPrices(machine.operators, use_measured=False)
     divisions = divide(
         workload.trace,
         workload.memory,
-        workload.measured.workload.parameters,
+        workload.workload.parameters,
         layout,
         unit_shares(workload.trace, workload.memory, layout, prices),
     )
+    largest = max(division.activation_bytes for division in divisions)
     return compile_divided(
         layout,
         divisions,
-        asynchronous=issued,
+        asynchronous=machine.asynchronous,
         execution=Execution.BLOCKING if blocking else Execution.ON_STREAMS,
-        queued=_queued(divisions) if blocking else 0.0,
-        buffer_bytes=workload.measured.workload.buffer_bytes,
-        has_buckets=layout.synchronisation is Synchronisation.DDP,
+        queued=_KERNEL_QUEUE_BYTES / max(largest, 1) if blocking else 0.0,
+        buffer_bytes=workload.workload.buffer_bytes,
     )
-
-
-def _queued(divisions: tuple[StageDivision, ...]) -> float:
-    """Share of a point-to-point send that the kernel of its sender holds."""
-    largest = max(division.activation_bytes for division in divisions)
-    return _KERNEL_QUEUE_BYTES / max(largest, 1)
 
 
 def groups(layout: Layout) -> dict[Cause, Group]:
@@ -123,30 +134,8 @@ def groups(layout: Layout) -> dict[Cause, Group]:
     }
 
 
-def layout_terms(
-    costs: CostModel,
-    workload: TracedWorkload,
-    layout: Layout,
-    program: StepProgram,
-    *,
-    loader_samples_per_s: float | None = None,
-) -> Terms:
-    """What each kind of work costs under a layout: DDP's terms, and every exchange by its group.
-
-    Raises
-    ------
-    CalibrationUnavailable
-        If the layout has several ranks and the machine was measured with one.
-    """
-    # Ranks beside each other slow each other down whatever they exchange.
-    beside = layout
-    if not is_ddp(layout):
-        beside = Layout(
-            dp=layout.world_size, micro_batch=layout.micro_batch, accumulation=layout.accumulation
-        )
-    terms = costs.terms(workload.measured, beside, loader_samples_per_s=loader_samples_per_s)
-    if beside is layout:
-        return terms
+def _layout_terms(costs: CostModel, terms: Terms, layout: Layout, program: StepProgram) -> Terms:
+    """Terms of as many ranks beside each other, with every exchange by its group."""
     members = groups(layout)
 
     def exchange(cause: Cause) -> Callable[[Bytes | Samples], Samples]:
@@ -213,18 +202,3 @@ def form_factors(costs: CostModel, layout: Layout) -> Samples:
     families = (layout.zero > 0) + (layout.tp > 1) + (layout.pp > 1)
     factors: Samples = np.exp(_UNJUDGED * math.sqrt(families) * costs.deviates(f"form {layout}"))
     return factors
-
-
-def refuse_untraced(layout: Layout, name: str) -> None:
-    """Refuse a layout of a workload of which only parameters are known.
-
-    Raises
-    ------
-    NotFeasible
-        If it is more than data parallelism.
-    """
-    if not is_ddp(layout):
-        raise NotFeasible(
-            f"--layout: {name} must be a workload file of perfmodel trace for anything but dp=N, "
-            f"got {str(layout)!r}; trace it first"
-        )

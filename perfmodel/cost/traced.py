@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from perfmodel.machine.measured import (
     StepNoise,
 )
 from perfmodel.units import Bytes, Seconds
+from perfmodel.workload.memory import StepMemory
 from perfmodel.workload.operator import Operator, Phase, TensorSpec
 from perfmodel.workload.step import SymbolicStep, TracedStep, parameters_signature
 from perfmodel.workload.workload import Workload
@@ -34,6 +35,23 @@ _DISPATCH_ERROR = 0.3
 _SMALLEST_SPREAD = 0.02
 #: How much more, in log, ranks slow each other down per e-fold of the parameters: a prior's width.
 _SLOPE_PER_EFOLD = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedWorkload(MeasuredWorkload):
+    """A workload whose operators are known, so that any layout can divide them."""
+
+    trace: SymbolicStep
+    memory: StepMemory | None = None
+    """Blocks of layers; without them the step is one unit."""
+
+    @classmethod
+    def of(
+        cls, measured: MeasuredWorkload, trace: SymbolicStep, memory: StepMemory | None
+    ) -> "TracedWorkload":
+        """Times that are known already, with the operators behind them."""
+        known = {field.name: getattr(measured, field.name) for field in fields(MeasuredWorkload)}
+        return cls(**known, trace=trace, memory=memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

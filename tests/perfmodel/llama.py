@@ -14,6 +14,7 @@ from perfmodel.workload.step import StepMethod, SymbolicStep
 HIDDEN: Final = 128
 LAYERS: Final = 4
 _CONFIG: Final = {
+    "_name_or_path": "llama",
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
     "hidden_size": HIDDEN,

@@ -1,0 +1,118 @@
+"""Layouts of a traced model on a calibrated machine: laws that hold for any prices."""
+
+import dataclasses
+
+import pytest
+
+from perfmodel.cost.measured import groups
+from perfmodel.cost.network import Group
+from perfmodel.errors import NotFeasible
+from perfmodel.layout.layout import Layout, parse_layout
+from perfmodel.machine.cluster import Cluster, Tier
+from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
+from perfmodel.predictor import Predictor
+from perfmodel.step.program import Cause
+from tests.perfmodel.llama import document
+from tests.perfmodel.operators import prices_of_the_made_up_machine
+from tests.perfmodel.profiles import Machine, profile
+
+BATCH = 8
+
+
+@pytest.fixture(scope="module")
+def machine() -> MeasuredMachine:
+    found = profile(Machine(bucket_s=1e-5, bucket_s_per_byte=1e-11, world_size=4))
+    return dataclasses.replace(found, operators=prices_of_the_made_up_machine())
+
+
+def workload(predictor: Predictor, model: str = "llama") -> MeasuredWorkload:
+    found = document(model)
+    return predictor.workload(found.workload, found.trace, found.memory)
+
+
+def step_s(machine: MeasuredMachine, text: str, model: str = "llama") -> float:
+    predictor = Predictor(machine)
+    layout = parse_layout(f"{text} micro_batch={BATCH}")
+    return float(predictor.step(workload(predictor, model), layout).step_s[0])
+
+
+@pytest.mark.parametrize("dp", [1, 2, 8])
+def test_ddp_is_the_same_question_in_both_grammars(machine: MeasuredMachine, dp: int) -> None:
+    found = step_s(machine, f"dp={dp} tp=1 pp=1 zero=0")
+    predictor = Predictor(machine)
+    plain = predictor.step(workload(predictor), Layout(dp=dp, micro_batch=BATCH))
+    assert found == pytest.approx(float(plain.step_s[0]), rel=1e-9)
+
+
+def test_full_sharding_costs_more_where_collectives_are_slow(machine: MeasuredMachine) -> None:
+    """Gathering before each pass costs more than once a step; the optimizer is divided in both."""
+    first, third = (step_s(machine, f"dp=4 zero={zero}") for zero in (1, 3))
+    assert first < third
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_tensor_parallelism_divides_compute_and_pays_for_all_reduces(
+    machine: MeasuredMachine, tp: int
+) -> None:
+    predictor = Predictor(machine)
+    whole, divided = (
+        predictor.step(workload(predictor), parse_layout(f"tp={n} micro_batch={BATCH}"))
+        for n in (1, tp)
+    )
+
+    def seconds(of: object, cause: Cause) -> float:
+        program, terms = of.program, of.terms  # type: ignore[attr-defined]
+        rows = terms.durations(program)[:, 0]
+        return sum(
+            float(s) for o, s in zip(program.operations, rows, strict=True) if o.cause is cause
+        )
+
+    for cause in (Cause.FORWARD, Cause.BACKWARD):
+        ratio = seconds(divided, cause) / seconds(whole, cause)
+        assert 1 / tp <= ratio < 1
+    assert seconds(divided, Cause.TENSOR) > 0
+    assert divided.terms.evidence["compute"] in (Evidence.EXTRAPOLATED, Evidence.ASSUMED)
+
+
+def test_a_pipeline_fills_and_drains(machine: MeasuredMachine) -> None:
+    """Of two even stages each works half; with one micro-batch they take turns."""
+    whole, turns = step_s(machine, "dp=1"), step_s(machine, "pp=2")
+    assert turns == pytest.approx(whole, rel=0.2)
+    many = [step_s(machine, f"pp=2 accumulation={m}") / m for m in (1, 2, 8)]
+    assert many[0] > many[1] > many[2] > 0.4 * whole
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["dp=4 zero=3", "dp=2 pp=2 accumulation=2", "pp=4 accumulation=4", "dp=2 recompute=full"],
+)
+def test_convolutions_take_sharding_and_stages(machine: MeasuredMachine, text: str) -> None:
+    assert step_s(machine, text, "resnet18") > 0
+
+
+def test_ranks_of_every_exchange_by_their_order() -> None:
+    found = groups(parse_layout("dp=4 tp=2 pp=2 accumulation=2"))
+    assert found[Cause.TENSOR] == Group(2, 1)
+    assert found[Cause.ALL_REDUCE] == Group(4, 2)
+    assert found[Cause.P2P] == Group(2, 8)
+    outside = groups(parse_layout("dp=4 tp=2 pp=2 accumulation=2 order=tp-cp-pp-dp"))
+    assert outside[Cause.ALL_REDUCE] == Group(4, 4)
+    assert outside[Cause.P2P] == Group(2, 2)
+
+
+def test_tensor_parallelism_between_nodes_is_slow(machine: MeasuredMachine) -> None:
+    node = Tier(name="node", of="device", count=4, link_bytes_per_s=1e9, latency_s=1e-4)
+    fabric = Tier(name="fabric", of="node", count=4, link_bytes_per_s=1e7, latency_s=1e-3)
+    predictor = Predictor(machine, cluster=Cluster(name="slow", tiers=(node, fabric)))
+    inside, across = (
+        float(predictor.step(workload(predictor), parse_layout(text)).step_s[0])
+        for text in ("dp=4 tp=4 micro_batch=8", "dp=1 tp=16 micro_batch=8")
+    )
+    assert across > inside
+
+
+def test_what_was_not_traced_has_data_parallelism_alone(machine: MeasuredMachine) -> None:
+    predictor = Predictor(machine)
+    with pytest.raises(NotFeasible, match="--layout: --workload must be a file of perfmodel trace"):
+        predictor.step(predictor.workload("heavy"), parse_layout("dp=2 zero=3 micro_batch=16"))
