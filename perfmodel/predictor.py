@@ -22,8 +22,8 @@ from perfmodel.documents.prediction import MeasuredPoint, PredictedPoint, Predic
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.engine.algebra import end_times_with_interference
+from perfmodel.engine.contention import slowdown_by_contention
 from perfmodel.engine.critical_path import time_by_cause
-from perfmodel.engine.sharing import slowdown_by_sharing
 from perfmodel.engine.simulate import simulate
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError, did_you_mean
 from perfmodel.layout.layout import Layout, Scaling, scaled_layouts
@@ -317,7 +317,7 @@ class Predictor:
             return 1.0
         occupied = self._costs.network.occupancy(size_bytes, groups(layout)[Cause.ALL_REDUCE])
         factors = [
-            slowdown_by_sharing(program, durations_s, num_jobs=1 + jobs, occupied=share)
+            slowdown_by_contention(program, durations_s, num_jobs=1 + jobs, occupied=share)
             for tier, share in occupied.items()
             if (jobs := self.cluster.neighbours(tier))
         ]

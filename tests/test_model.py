@@ -23,8 +23,7 @@ from perfmodel.cost.jobs import jobs_from
 from perfmodel.cost.layout_memory import in_flight, rank_memory
 from perfmodel.cost.layout_time import layout_durations
 from perfmodel.engine.algebra import end_times, end_times_with_interference
-from perfmodel.engine.job import FailureCause, Job
-from perfmodel.engine.job_algebra import expected_elapsed_s
+from perfmodel.engine.job import FailureCause, Job, expected_elapsed_s
 from perfmodel.engine.simulate import simulate
 from perfmodel.engine.stragglers import expected_largest_deviate
 from perfmodel.layout.layout import Layout, Schedule

@@ -1,4 +1,4 @@
-"""Latent parameters of large-model steps, inferred from the end-to-end step times of runs.
+"""Fitted parameters of large-model steps, inferred from the end-to-end step times of runs.
 
 Penalised least squares in log step time: every parameter is drawn to its prior as strongly as the prior
 is sure, every run pulls with a heavy-tailed loss so that single odd runs do not bend the fit. Uncertainty:
@@ -29,6 +29,7 @@ from perfmodel.cost.parameters import (
     covariance,
     fit_odds,
     may_stall,
+    priors_of,
     stall_prior,
     stall_time_s,
 )
@@ -65,25 +66,10 @@ def infer(
     seed: int = 0,
     sigma: float = _LOG_SIGMA,
 ) -> InferredModel:
-    """The model behind measured step times.
+    """Model behind measured step times of shape ``(num_jobs,)`` in seconds.
 
-    Parameters
-    ----------
-    jobs
-        What was run.
-    step_s
-        Measured step times, shape ``(num_jobs,)``. [s]
-    priors
-        From ``step_time_priors`` of the device.
-    seed
-        Of the draws.
-    sigma
-        Expected scatter around the formula, log.
-
-    Raises
-    ------
-    NotFeasible
-        If there are too few runs, or a step time is not positive.
+    ``priors`` are those of ``step_time_priors``; ``sigma`` is the expected scatter around the formula
+    in log. Raises ``NotFeasible`` if there are too few runs, or a step time is not positive.
     """
     _require_runs(jobs, step_s)
     fit = _normal_or_disturbed(jobs, step_s, priors, sigma)
@@ -258,12 +244,8 @@ def _widening(
 def widening_of(scores: Sequence[float] | Column, *, least: float) -> float:
     """Finite-sample 90 % quantile of left-out errors over that of a normal distribution.
 
-    Parameters
-    ----------
-    scores
-        Absolute errors in units of their predicted spread, one per run.
-    least
-        The smallest factor that is believed, at most 1.
+    ``scores`` are absolute errors in units of their predicted spread; ``least`` is the smallest factor
+    that is believed, at most 1.
     """
     rank = 0.9 * (1 + 1 / len(scores))
     # Of fewer than nine runs no 90 % quantile can be told: they may widen, but not narrow.
@@ -302,39 +284,25 @@ def fit_spreads(jobs: Jobs, deviation: Column, trust: Column) -> Spreads:
     return spreads(found.x)
 
 
-"""Scatter of printed peaks around the formula, log."""
-
 #: Factor on every part, and the bytes of the framework itself.
 MEMORY_PRIORS: Final[Mapping[str, Prior]] = MappingProxyType(
-    {
-        "parameters": Prior(median=1.0, log_sigma=0.3, meaning="16-bit parameters"),
-        "gradients": Prior(median=1.0, log_sigma=0.3, meaning="32-bit gradients"),
-        "optimizer": Prior(median=1.0, log_sigma=0.3, meaning="optimizer states"),
-        "activations": Prior(median=1.0, log_sigma=0.5, meaning="what layers keep for backward"),
-        "logits": Prior(median=1.0, log_sigma=0.5, meaning="output head and loss"),
-        "undivided": Prior(
-            median=2.0, log_sigma=1.0, meaning="whole tensors per micro-batch in flight"
-        ),
-        "head": Prior(median=10.0, log_sigma=1.0, meaning="whole tensors around the output head"),
-        "context": Prior(median=0.5 * GIB, log_sigma=1.0, meaning="framework and libraries [B]"),
-    }
+    priors_of(
+        ("parameters", 1.0, 0.3, "16-bit parameters"),
+        ("gradients", 1.0, 0.3, "32-bit gradients"),
+        ("optimizer", 1.0, 0.3, "optimizer states"),
+        ("activations", 1.0, 0.5, "what layers keep for backward"),
+        ("logits", 1.0, 0.5, "output head and loss"),
+        ("undivided", 2.0, 1.0, "whole tensors per micro-batch in flight"),
+        ("head", 10.0, 1.0, "whole tensors around the output head"),
+        ("context", 0.5 * GIB, 1.0, "framework and libraries [B]"),
+    )
 )
 
 
 def infer_memory(jobs: Jobs, peak_bytes: Column) -> InferredMemory:
-    """The factors behind printed peaks.
+    """Factors behind printed peaks of rank 0, shape ``(num_jobs,)`` in bytes.
 
-    Parameters
-    ----------
-    jobs
-        What was run.
-    peak_bytes
-        Printed peak of rank 0, shape ``(num_jobs,)``. [B]
-
-    Raises
-    ------
-    NotFeasible
-        If there are too few runs, or a peak is not positive.
+    Raises ``NotFeasible`` if there are too few runs, or a peak is not positive.
     """
     if len(jobs) < MINIMUM_RUNS or not (np.isfinite(peak_bytes) & (peak_bytes > 0)).all():
         raise NotFeasible(

@@ -41,43 +41,6 @@ from perfmodel.workload.transformer import (
     split_bytes,
 )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StepPieces:
-    """Pieces of the step of every job; see ``layout_time.step_parts``. [s]"""
-
-    forward_s: Column
-    """Layers of the fullest device, one micro-batch."""
-    backward_s: Column
-    """The same backward, recomputation included."""
-    tensor_s: Column
-    """Collectives of the same, both passes."""
-    micro_step_s: Column
-    head_s: Column
-    embedding_s: Column
-    p2p_s: Column
-    gather_s: Column
-    """Sharded parameters of the same, once."""
-    scatter_s: Column
-    """Their gradients, once."""
-    reduce_s: Column
-    """Gradients of the same between groups of shards, once."""
-    data_s: Column
-    """Gradients of one step, hidden or not."""
-    contention_s: Column
-    """Beyond perfect overlap: per step for gradients, per micro-batch for sharded parameters."""
-    optimizer_s: Column
-    offload_s: Column
-    data_centres_s: Column
-    """Share of one step in an exchange between data centres."""
-    replicate_s: Column
-    """Parameters of one process to its devices, or gradients back."""
-    outputs_s: Column
-    """Logits of one process to the device with the loss."""
-    slower: Column
-    """Factor of slower devices among many."""
-
-
 DEVICE_OR_HOST: Final = 4.0
 """Exponent of the smooth maximum of device and host time: they hide each other almost fully."""
 SHARDED_OVERLAP: Final = 3.0
@@ -116,15 +79,7 @@ class _Layer:
 
 
 def step_parts(jobs: Jobs, fitted: FittedParameters) -> StepParts:
-    """Parts of the step time of every job.
-
-    Parameters
-    ----------
-    jobs
-        What is trained, and how it is spread.
-    fitted parameters
-        Values by the names of ``step_time_priors``.
-    """
+    """Parts of the step time of every job; ``fitted`` is by the names of ``step_time_priors``."""
     layer = _layer(jobs, fitted)
     head = _head_s(jobs, fitted)
     fixed = fitted["micro_step_s"]
@@ -139,17 +94,17 @@ def step_parts(jobs: Jobs, fitted: FittedParameters) -> StepParts:
     gathers = count * _waiting_for_shards_s(jobs, fitted, layer)
     others = (jobs.layers - count) * both + (jobs.pp - 1) * fixed
     others = others + np.where(ends_last, 0.0, head)
-    hop = p2p_s(jobs, fitted)
-    fill = _fill(jobs, layer) * others + 2 * (jobs.pp * jobs.interleave - 1) * hop
+    send = p2p_s(jobs, fitted)
+    fill = _fill(jobs, layer) * others + 2 * (jobs.pp * jobs.interleave - 1) * send
     slowest = count * both + fixed + ends
-    handing = (jobs.accumulation - 1) * _waiting_for_hops_s(jobs, hop, slowest, others)
+    sending = (jobs.accumulation - 1) * _waiting_for_sends_s(jobs, send, slowest, others)
     data = _exposed_s(jobs, fitted, hiding_s=_hiding_s(jobs, layer)) + data_centres_s(jobs)
     optimizer = _optimizer_s(jobs, fitted) + offload_s(jobs) + fitted["step_s"]
     slower = _slower(jobs, fitted)
     compute = jobs.accumulation * (count * each + fixed + ends)
     tensor = jobs.accumulation * collectives
     exposed = jobs.accumulation * (gathers + threads_s(jobs, fitted)) + data
-    pipeline = fill + handing + (jobs.accumulation - 1) * _changing_pace_s(jobs, layer, head)
+    pipeline = fill + sending + (jobs.accumulation - 1) * _changing_pace_s(jobs, layer, head)
     waiting = slower * (compute + tensor + pipeline + exposed + optimizer)
     return StepParts(
         compute_s=np.asarray(compute),
@@ -165,17 +120,17 @@ def step_time_s(jobs: Jobs, fitted: FittedParameters) -> Column:
     return step_parts(jobs, fitted).total_s
 
 
-def _waiting_for_hops_s(jobs: Jobs, hop: Column, slowest: Column, others: Column) -> Column:
+def _waiting_for_sends_s(jobs: Jobs, send: Column, slowest: Column, others: Column) -> Column:
     """What the slowest stage waits for point-to-point sends, per micro-batch. [s]
 
     Uneven stages have slack, unless the round trip through the whole pipeline, with one micro-batch in
     flight per stage, is longer.
     """
-    even = hops_per_micro_batch(jobs) * hop
+    even = _sends_per_micro_batch(jobs) * send
     uneven = jobs.most_layers > 0
     if not uneven.any():
         return np.asarray(even)
-    trip = (slowest + others + 2 * (jobs.pp - 1) * hop) / jobs.pp
+    trip = (slowest + others + 2 * (jobs.pp - 1) * send) / jobs.pp
     return np.where(uneven, np.maximum(trip - slowest, 0.0), even)
 
 
@@ -200,45 +155,6 @@ def _waiting_for_shards_s(jobs: Jobs, fitted: FittedParameters, layer: _Layer) -
     return np.where(jobs.zero >= 3, forward + backward, 0.0)
 
 
-def step_pieces(jobs: Jobs, fitted: FittedParameters) -> StepPieces:
-    """Pieces of the step of every job."""
-    layer = _layer(jobs, fitted)
-    count = jobs.layers_per_stage
-    scatter, reduce = _scatter_s(jobs, fitted), replicas_reduce_s(jobs, fitted)
-    gather = scatter + upload_s(jobs)
-    data = data_s(jobs, fitted)
-    exponent = SHARDED_OVERLAP * np.asarray(fitted["overlap"])
-    hiding = _hiding_s(jobs, layer)
-    beside = np.where(jobs.overlapped > 0, np.maximum(data - hiding, 0.0), data)
-    replicated = _exposed_s(jobs, fitted, hiding_s=hiding) - beside
-    early = np.where(jobs.prefetch > 0, gather, 0.0)
-    ahead, back = _passes(jobs, layer)
-    sharded = count * (
-        np.where(early > 0, _contention_s(ahead, gather, exponent), 0.0)
-        + _contention_s(back, early + scatter + reduce, exponent)
-    )
-    return StepPieces(
-        forward_s=count * layer.forward_s,
-        backward_s=count * layer.backward_s,
-        tensor_s=count * layer.tensor_s,
-        micro_step_s=np.asarray(fitted["micro_step_s"]) * np.ones(len(jobs)),
-        head_s=_head_s(jobs, fitted),
-        embedding_s=np.asarray(_embedding_s(jobs, fitted)),
-        p2p_s=p2p_s(jobs, fitted),
-        gather_s=count * gather,
-        scatter_s=count * scatter,
-        reduce_s=count * reduce,
-        data_s=data,
-        contention_s=np.where(jobs.zero >= 3, sharded, replicated),
-        optimizer_s=_optimizer_s(jobs, fitted) + fitted["step_s"],
-        offload_s=offload_s(jobs),
-        data_centres_s=data_centres_s(jobs),
-        replicate_s=replicate_s(jobs, fitted),
-        outputs_s=outputs_s(jobs, fitted),
-        slower=1 + _slower(jobs, fitted),
-    )
-
-
 def _contention_s(first: Column, second: Column, exponent: Column) -> Column:
     """What two that overlap lose against perfect overlap. [s]"""
     return soft_maximum(first, second, exponent) - np.maximum(first, second)
@@ -250,7 +166,7 @@ def _slower(jobs: Jobs, fitted: FittedParameters) -> Column:
     return np.asarray(fitted["straggler_share"] * np.log2(nodes))
 
 
-def hops_per_micro_batch(jobs: Jobs) -> Column:
+def _sends_per_micro_batch(jobs: Jobs) -> Column:
     """Point-to-point sends that a middle stage waits for per micro-batch: two neighbours, or one of two stages.
 
     An interleaved stage has another chunk to work on meanwhile.
@@ -436,48 +352,59 @@ def _optimizer_s(jobs: Jobs, fitted: FittedParameters) -> Column:
 def unit_times(layout: Layout, jobs: Jobs, fitted: FittedParameters) -> dict[Cause, Column]:
     """Time of each cause for the whole of one stage, per micro-batch or per step. [s]
 
-    Parameters
-    ----------
-    layout
-        The layout of ``jobs``.
-    jobs
-        One job.
-    fitted parameters
-        Numbers, or columns of shape ``(num_draws, 1)``.
+    ``jobs`` is the one job of the layout; ``fitted`` holds numbers, or columns of shape ``(num_draws, 1)``.
     """
-    found = step_pieces(jobs, fitted)
-    weight = np.zeros_like(found.backward_s)
+    layer = _layer(jobs, fitted)
+    count = jobs.layers_per_stage
+    forward, backward = count * layer.forward_s, count * layer.backward_s
+    weight = np.zeros_like(backward)
     if layout.schedule is Schedule.ZERO_BUBBLE and layout.pp > 1:
         # Gradients of inputs and of weights are two products of the same size; what is recomputed
         # belongs to the first.
-        again = found.forward_s if layout.recompute is Recompute.FULL else 0.0
-        weight = (found.backward_s - again) / 2
-    fixed = found.micro_step_s
-    uneven = len(set(layout.stages(int(jobs.layers[0])))) > 1
+        again = forward if layout.recompute is Recompute.FULL else 0.0
+        weight = (backward - again) / 2
+    fixed = np.asarray(fitted["micro_step_s"]) * np.ones(len(jobs))
+    dispatch = 0.0 if len(set(layout.stages(int(jobs.layers[0])))) > 1 else fixed / 2
+    scatter, between = _scatter_s(jobs, fitted), replicas_reduce_s(jobs, fitted)
+    gather, data = scatter + upload_s(jobs), data_s(jobs, fitted)
     sharded = layout.zero == 3
-    reduced = found.reduce_s if sharded else found.data_s
-    gathered = found.gather_s if sharded else found.data_s / 2
+    reduced, gathered, scattered = data, data / 2, data / 2
+    if sharded:
+        reduced, gathered, scattered = count * between, count * gather, count * scatter
+    replicate = replicate_s(jobs, fitted)
     if layout.one_process:
-        reduced, gathered = found.replicate_s, found.outputs_s
+        reduced, gathered = replicate, outputs_s(jobs, fitted)
+    if sharded:
+        exponent = SHARDED_OVERLAP * np.asarray(fitted["overlap"])
+        early = np.where(jobs.prefetch > 0, gather, 0.0)
+        ahead, back = _passes(jobs, layer)
+        beside = np.where(early > 0, _contention_s(ahead, gather, exponent), 0.0)
+        contention = count * (beside + _contention_s(back, early + scatter + between, exponent))
+        contention = contention * layout.accumulation
+    else:
+        hiding = _hiding_s(jobs, layer)
+        perfect = np.where(jobs.overlapped > 0, np.maximum(data - hiding, 0.0), data)
+        contention = _exposed_s(jobs, fitted, hiding_s=hiding) - perfect
     times = {
-        Cause.EMBEDDING: found.embedding_s,
-        Cause.FORWARD: found.forward_s + (0.0 if uneven else fixed / 2),
-        Cause.BACKWARD: found.backward_s - weight + (0.0 if uneven else fixed / 2),
+        Cause.EMBEDDING: _embedding_s(jobs, fitted),
+        Cause.FORWARD: forward + dispatch,
+        Cause.BACKWARD: backward - weight + dispatch,
         Cause.DISPATCH: fixed,
         Cause.WEIGHT_GRADIENT: weight,
-        Cause.HEAD: found.head_s,
-        Cause.TENSOR: found.tensor_s,
-        Cause.P2P: found.p2p_s,
-        Cause.BROADCAST: found.replicate_s,
+        Cause.HEAD: _head_s(jobs, fitted),
+        Cause.TENSOR: count * layer.tensor_s,
+        Cause.P2P: p2p_s(jobs, fitted),
+        Cause.BROADCAST: replicate,
         Cause.ALL_REDUCE: reduced,
         Cause.ALL_GATHER: gathered,
-        Cause.REDUCE_SCATTER: found.scatter_s if sharded else found.data_s / 2,
-        Cause.OFFLOAD: found.offload_s,
-        Cause.DATA_CENTRES: found.data_centres_s,
-        Cause.CONTENTION: found.contention_s * (layout.accumulation if sharded else 1),
-        Cause.OPTIMIZER: found.optimizer_s,
+        Cause.REDUCE_SCATTER: scattered,
+        Cause.OFFLOAD: offload_s(jobs),
+        Cause.DATA_CENTRES: data_centres_s(jobs),
+        Cause.CONTENTION: contention,
+        Cause.OPTIMIZER: _optimizer_s(jobs, fitted) + fitted["step_s"],
     }
-    return {cause: np.asarray(time * found.slower)[..., 0] for cause, time in times.items()}
+    slower = 1 + _slower(jobs, fitted)
+    return {cause: np.asarray(time * slower)[..., 0] for cause, time in times.items()}
 
 
 def layout_durations(program: StepProgram, times: Mapping[Cause, Column]) -> NDArray[np.float64]:

@@ -5,7 +5,7 @@ give the scale; the runs move it as far as they can.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
@@ -36,50 +36,26 @@ class DeviceSheet:
     """Network bandwidth of one device's share of the node's adapters."""
 
     def __post_init__(self) -> None:
-        """Refuse values that no device has."""
-        for name in (
-            "matmul_flop_per_s",
-            "memory_bytes_per_s",
-            "link_bytes_per_s",
-            "node_bytes_per_s",
-        ):
-            checks.positive(name, getattr(self, name))
+        for field in fields(self)[1:]:
+            checks.positive(field.name, getattr(self, field.name))
 
 
 #: Dense bf16/fp16 peak (fp32 for those without) and memory bandwidth of the vendors' data sheets;
 #: measured all-reduce bus bandwidth in the node, and 200 or 400 Gb/s per device between nodes.
 SHEETS: Final[Mapping[str, DeviceSheet]] = MappingProxyType(
     {
-        sheet.name: sheet
-        for sheet in (
-            DeviceSheet(
-                name="A100",
-                matmul_flop_per_s=312e12,
-                memory_bytes_per_s=2.0e12,
-                link_bytes_per_s=235e9,
-                node_bytes_per_s=25e9,
-            ),
-            DeviceSheet(
-                name="H100",
-                matmul_flop_per_s=989e12,
-                memory_bytes_per_s=3.35e12,
-                link_bytes_per_s=350e9,
-                node_bytes_per_s=50e9,
-            ),
-            DeviceSheet(
-                name="V100",
-                matmul_flop_per_s=125e12,
-                memory_bytes_per_s=0.9e12,
-                link_bytes_per_s=130e9,
-                node_bytes_per_s=12.5e9,
-            ),
-            DeviceSheet(
-                name="B200",
-                matmul_flop_per_s=2250e12,
-                memory_bytes_per_s=8.0e12,
-                link_bytes_per_s=682e9,
-                node_bytes_per_s=50e9,
-            ),
+        name: DeviceSheet(
+            name=name,
+            matmul_flop_per_s=matmul,
+            memory_bytes_per_s=memory,
+            link_bytes_per_s=link,
+            node_bytes_per_s=node,
+        )
+        for name, matmul, memory, link, node in (
+            ("A100", 312e12, 2.0e12, 235e9, 25e9),
+            ("H100", 989e12, 3.35e12, 350e9, 50e9),
+            ("V100", 125e12, 0.9e12, 130e9, 12.5e9),
+            ("B200", 2250e12, 8.0e12, 682e9, 50e9),
         )
     }
 )
@@ -95,96 +71,44 @@ class Prior:
     meaning: str
 
 
+def priors_of(*rows: tuple[str, float, float, str]) -> dict[str, Prior]:
+    """Priors by name from rows of name, median, standard deviation of the logarithm, meaning."""
+    return {
+        name: Prior(median=median, log_sigma=log_sigma, meaning=meaning)
+        for name, median, log_sigma, meaning in rows
+    }
+
+
 def step_time_priors(sheet: DeviceSheet) -> dict[str, Prior]:
     """Priors of the fitted parameters of ``step_parts``, in the order in which they are fitted."""
-    return _device_priors(sheet) | _communication_priors(sheet)
-
-
-def _device_priors(sheet: DeviceSheet) -> dict[str, Prior]:
-    return {
-        "matmul_flop_per_s": Prior(
-            median=0.7 * sheet.matmul_flop_per_s,
-            log_sigma=0.3,
-            meaning="matrix products of unlimited size, one device",
-        ),
-        "half_tokens": Prior(
-            median=150.0, log_sigma=1.0, meaning="tokens at which products run at half speed"
-        ),
-        "half_width": Prior(
-            median=100.0, log_sigma=1.0, meaning="hidden / tp at which products run at half speed"
-        ),
-        "attention_cost": Prior(
-            median=1.0, log_sigma=0.5, meaning="fused attention: time over that of its FLOP"
-        ),
-        "memory_bytes_per_s": Prior(
-            median=0.7 * sheet.memory_bytes_per_s,
-            log_sigma=0.5,
-            meaning="norms, activations, residuals, optimizer",
-        ),
-        "backward_ratio": Prior(
-            median=2.0, log_sigma=0.1, meaning="backward over forward pass of a layer"
-        ),
-        "head_cost": Prior(median=1.0, log_sigma=0.1, meaning="output head: time over its FLOP's"),
-        "layer_host_s": Prior(
-            median=300e-6, log_sigma=1.0, meaning="host time to issue one layer's forward pass"
-        ),
-        "tensor_host_share": Prior(
-            median=0.5, log_sigma=1.0, meaning="more host time per layer with tensor parallelism"
-        ),
-        "micro_step_s": Prior(
-            median=2e-3, log_sigma=1.0, meaning="fixed time per micro-batch and stage"
-        ),
-        "step_s": Prior(median=10e-3, log_sigma=1.5, meaning="fixed time per step"),
-        "optimizer_bytes": Prior(
-            median=30.0, log_sigma=0.5, meaning="memory traffic per updated parameter"
-        ),
-    }
-
-
-def _communication_priors(sheet: DeviceSheet) -> dict[str, Prior]:
-    return {
-        "tensor_latency_s": Prior(
-            median=20e-6, log_sigma=1.0, meaning="one tensor-parallel collective, per doubling"
-        ),
-        "tensor_bytes_per_s": Prior(
-            median=0.8 * sheet.link_bytes_per_s,
-            log_sigma=0.5,
-            meaning="bus bandwidth inside a node",
-        ),
-        "tensor_node_s": Prior(
-            median=200e-6,
-            log_sigma=1.0,
-            meaning="tensor parallelism across nodes: per layer and rank beyond the node",
-        ),
-        "crowded_s": Prior(
-            median=300e-6,
-            log_sigma=2.0,
-            meaning="tensor parallelism beside a pipeline across nodes: per layer and rank",
-        ),
-        "node_bytes_per_s": Prior(
-            median=0.7 * sheet.node_bytes_per_s,
-            log_sigma=0.5,
-            meaning="network bandwidth per device between nodes",
-        ),
-        "p2p_latency_s": Prior(
-            median=100e-6, log_sigma=1.0, meaning="one point-to-point send between pipeline stages"
-        ),
-        "data_bytes_per_s": Prior(
-            median=0.7 * sheet.link_bytes_per_s,
-            log_sigma=0.5,
-            meaning="bus bandwidth of gradients inside a node",
-        ),
-        "overlap": Prior(
-            median=1.5, log_sigma=0.5, meaning="hiding of gradients: 1 none, large perfect"
-        ),
-        "straggler_share": Prior(
-            median=0.01, log_sigma=1.0, meaning="slower per doubling of the nodes"
-        ),
-    }
+    flop_per_s, link, node = sheet.matmul_flop_per_s, sheet.link_bytes_per_s, sheet.node_bytes_per_s
+    return priors_of(
+        ("matmul_flop_per_s", 0.7 * flop_per_s, 0.3, "matrix products of unlimited size, one device"),
+        ("half_tokens", 150.0, 1.0, "tokens at which products run at half speed"),
+        ("half_width", 100.0, 1.0, "hidden / tp at which products run at half speed"),
+        ("attention_cost", 1.0, 0.5, "fused attention: time over that of its FLOP"),
+        ("memory_bytes_per_s", 0.7 * sheet.memory_bytes_per_s, 0.5, "norms, activations, residuals, optimizer"),
+        ("backward_ratio", 2.0, 0.1, "backward over forward pass of a layer"),
+        ("head_cost", 1.0, 0.1, "output head: time over its FLOP's"),
+        ("layer_host_s", 300e-6, 1.0, "host time to issue one layer's forward pass"),
+        ("tensor_host_share", 0.5, 1.0, "more host time per layer with tensor parallelism"),
+        ("micro_step_s", 2e-3, 1.0, "fixed time per micro-batch and stage"),
+        ("step_s", 10e-3, 1.5, "fixed time per step"),
+        ("optimizer_bytes", 30.0, 0.5, "memory traffic per updated parameter"),
+        ("tensor_latency_s", 20e-6, 1.0, "one tensor-parallel collective, per doubling"),
+        ("tensor_bytes_per_s", 0.8 * link, 0.5, "bus bandwidth inside a node"),
+        ("tensor_node_s", 200e-6, 1.0, "tensor parallelism across nodes: per layer and rank beyond the node"),
+        ("crowded_s", 300e-6, 2.0, "tensor parallelism beside a pipeline across nodes: per layer and rank"),
+        ("node_bytes_per_s", 0.7 * node, 0.5, "network bandwidth per device between nodes"),
+        ("p2p_latency_s", 100e-6, 1.0, "one point-to-point send between pipeline stages"),
+        ("data_bytes_per_s", 0.7 * link, 0.5, "bus bandwidth of gradients inside a node"),
+        ("overlap", 1.5, 0.5, "hiding of gradients: 1 none, large perfect"),
+        ("straggler_share", 0.01, 1.0, "slower per doubling of the nodes"),
+    )  # fmt: skip
 
 
 def stall_prior() -> Prior:
-    """Prior of the stall per pipeline hop of runs in a disturbed state."""
+    """Prior of the stall per pipeline hop of degraded runs."""
     return Prior(
         median=0.1, log_sigma=1.5, meaning="disturbed runs: stall per hop between nodes and batch"
     )
@@ -254,17 +178,9 @@ def layout_distance_squared(first: Jobs, second: Jobs) -> FloatArray:
 
 
 def _coordinates(jobs: Jobs) -> tuple[Column, ...]:
-    return (
-        np.log2(jobs.tp),
-        np.log2(jobs.pp),
-        np.log2(jobs.dp),
-        np.log2(jobs.micro_batch),
-        np.log2(jobs.sequence),
-        2 * np.log2(jobs.hidden),
-        np.log2(jobs.layers),
-        jobs.zero,
-        jobs.recompute_full,
-    )
+    doublings = (jobs.tp, jobs.pp, jobs.dp, jobs.micro_batch, jobs.sequence)
+    model = (2 * np.log2(jobs.hidden), np.log2(jobs.layers), jobs.zero, jobs.recompute_full)
+    return (*map(np.log2, doublings), *model)
 
 
 def same_shape(first: Jobs, second: Jobs) -> FloatArray:

@@ -1,8 +1,8 @@
-"""Techniques of one device as what-ifs: what each would save in memory, and what it would cost in time."""
+"""Memory techniques of one device: bytes that each saves at the peak, and seconds that it costs."""
 
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from perfmodel import checks
@@ -65,10 +65,8 @@ class HostLink:
     basis: Basis = Basis.ASSUMED
 
     def __post_init__(self) -> None:
-        """Refuse links that carry nothing."""
-        checks.positive("to_device_bytes_per_s", self.to_device_bytes_per_s)
-        checks.positive("to_host_bytes_per_s", self.to_host_bytes_per_s)
-        checks.positive("host_memory_bytes_per_s", self.host_memory_bytes_per_s)
+        for name in ("to_device_bytes_per_s", "to_host_bytes_per_s", "host_memory_bytes_per_s"):
+            checks.positive(name, getattr(self, name))
 
 
 def offload_s(parameter_bytes: Bytes, link: HostLink) -> Seconds:
@@ -150,10 +148,15 @@ def _input(block: Block, micro_batch: int) -> Bytes:
 
 
 Parts = dict[str, Bytes]
-_PARAMETERS, _GRADIENTS, _OPTIMIZER = (
-    part.value for part in (Part.PARAMETERS, Part.GRADIENTS, Part.OPTIMIZER)
+#: Entries of a moment's parts that a technique changes.
+Change = Callable[[Moment, Parts], Parts]
+_PARAMETERS, _GRADIENTS, _OPTIMIZER, _ACTIVATIONS, _TEMPORARIES = (
+    part.value
+    for part in (
+        *(Part.PARAMETERS, Part.GRADIENTS, Part.OPTIMIZER),
+        *(Part.ACTIVATIONS, Part.TEMPORARIES),
+    )
 )
-_ACTIVATIONS, _TEMPORARIES = Part.ACTIVATIONS.value, Part.TEMPORARIES.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,14 +166,10 @@ class Technique:
     name: str
     memory: DeviceMemory
     step_s: Seconds | None
-    """``None`` where it is not known: without a profile, or where the change of speed is the device's own."""
+    """``None`` where it is unknown: no profile, or the device's own speed changes. [s]"""
     memory_basis: Basis
     time_basis: Basis
     note: str
-
-
-def _kept(_moment: Moment, _parts: Parts) -> None:
-    """The memory stays as it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,40 +191,27 @@ class Question:
 
     def moments(self, micro_batch: int | None = None) -> Iterator[tuple[Moment, Parts]]:
         """Every moment with its parts."""
-        setting = MemorySetting(
-            micro_batch=micro_batch or self.setting.micro_batch,
-            devices=self.setting.devices,
-            bucket_view=self.setting.bucket_view,
-        )
+        setting = replace(self.setting, micro_batch=micro_batch or self.setting.micro_batch)
         for moment in self.memory.moments:
             yield moment, tensor_parts(moment, setting, gradient_bytes=self.gradient_bytes)
-
-    def changed(
-        self, change: Callable[[Moment, Parts], None], micro_batch: int | None = None
-    ) -> DeviceMemory:
-        """The highest moment after a change of every moment's parts."""
-        found = []
-        for moment, parts in self.moments(micro_batch):
-            change(moment, parts)
-            found.append((parts, moment))
-        parts, moment = max(found, key=lambda candidate: sum(candidate[0].values()))
-        return with_overhead(parts, moment, self.overhead)
 
     def technique(  # noqa: PLR0913 - one per column of the table
         self,
         name: str,
-        change: Callable[[Moment, Parts], None] = _kept,
+        change: Change = lambda _moment, _parts: {},
         *,
-        note: str,
+        note: str = "",
         step_s: Seconds | None = None,
         time_basis: Basis = Basis.ASSUMED,
         memory_basis: Basis = Basis.DERIVED,
         micro_batch: int | None = None,
     ) -> Technique:
         """One row: the highest moment after a change, and a time where it is known."""
+        found = [(p | change(moment, p), moment) for moment, p in self.moments(micro_batch)]
+        parts, moment = max(found, key=lambda candidate: sum(candidate[0].values()))
         return Technique(
             name=name,
-            memory=self.changed(change, micro_batch),
+            memory=with_overhead(parts, moment, self.overhead),
             step_s=step_s,
             memory_basis=memory_basis,
             time_basis=time_basis,
@@ -235,65 +221,63 @@ class Question:
 
 def techniques(question: Question, capacity_bytes: Bytes) -> list[Technique]:
     """Every technique that applies to a device with so much memory, the plain step first."""
-    rows = [_plain(question)]
+    times, blocks = question.times, question.memory.blocks
+    plain = question.technique("as it is", step_s=times.step_s, time_basis=times.basis)
+    rows = [plain]
     if question.setting.micro_batch > 1:
         rows.append(_accumulation(question))
-    if question.memory.blocks:
-        rows.append(_checkpointing(question))
-    if len(question.memory.blocks) > 1:
-        rows.append(_selective_checkpointing(question, capacity_bytes))
-    rows.append(_full_checkpointing(question))
+    if blocks:
+        per_block = "activation checkpointing per block"
+        note = "exact figures: perfmodel trace --checkpointing per-block"
+        rows.append(_computed_again(question, blocks, name=per_block, note=note))
+    if len(blocks) > 1:
+        fits = plain.memory.fit_probability(capacity_bytes) >= FITS_ABOVE
+        rows.append(_selective_checkpointing(question, None if fits else capacity_bytes))
+    rows.append(
+        question.technique(
+            "activation checkpointing of the whole model",
+            step_s=times.step_s + times.forward_s,
+            time_basis=times.basis,
+            note="everything comes back at once when backward starts: the peak stays",
+        )
+    )
     if not question.is_mixed:
         rows.append(_mixed_precision(question))
     rows.append(_fused(question))
-    if question.times.graphed_s is not None:
-        rows.append(_graphs(question))
+    if times.graphed_s is not None:
+        rows.append(
+            question.technique(
+                "CUDA graphs",
+                step_s=times.graphed_s,
+                memory_basis=Basis.ASSUMED,
+                note="the device alone, nothing to issue; shapes must not change; the graph's own "
+                "memory pool is not counted",
+            )
+        )
     if question.setting.devices > 1:
-        rows += [_sharded_states(question), _sharded_everything(question)]
+        rows += _sharded(question)
     rows.append(_offload(question))
-    if question.memory.blocks:
+    if blocks:
         rows.append(_streaming(question))
     return rows
 
 
-def _plain(question: Question) -> Technique:
-    return question.technique(
-        "as it is",
-        step_s=question.times.step_s,
-        time_basis=question.times.basis,
-        note="",
-    )
-
-
 def _accumulation(question: Question) -> Technique:
     """Half the micro-batch twice: gradients stay from the first half on."""
-
-    def change(_moment: Moment, parts: Parts) -> None:
-        if not question.setting.bucket_view or question.setting.devices == 1:
-            parts[_GRADIENTS] = max(parts[_GRADIENTS], question.gradient_bytes)
-
+    setting = question.setting
+    stay = 0 if setting.bucket_view and setting.devices > 1 else question.gradient_bytes
     return question.technique(
         "gradient accumulation 2",
-        change,
-        micro_batch=-(-question.setting.micro_batch // 2),
+        lambda _, parts: {_GRADIENTS: max(parts[_GRADIENTS], stay)},
+        micro_batch=-(-setting.micro_batch // 2),
         step_s=question.times.step_s,
         note="same samples per step; small kernels run less efficiently, which is not counted",
     )
 
 
-def _checkpointing(question: Question) -> Technique:
-    return _computed_again(
-        question,
-        question.memory.blocks,
-        name="activation checkpointing per block",
-        note="exact figures: perfmodel trace --checkpointing per-block",
-    )
-
-
-def _selective_checkpointing(question: Question, capacity_bytes: Bytes) -> Technique:
-    """As few blocks as make the step fit, those first that save most per time; half where none is needed."""
+def _selective_checkpointing(question: Question, capacity_bytes: Bytes | None) -> Technique:
+    """As few blocks as make the step fit, best saving per time first; half without a capacity."""
     order = by_saving(question.memory.blocks, question.shares, question.setting.micro_batch)
-    half = len(order) // 2
     rows = [
         _computed_again(
             question,
@@ -303,10 +287,10 @@ def _selective_checkpointing(question: Question, capacity_bytes: Bytes) -> Techn
         )
         for count in range(1, len(order))
     ]
-    if _plain(question).memory.fit_probability(capacity_bytes) >= FITS_ABOVE:
-        return rows[half - 1]
-    fitting = [r for r in rows if r.memory.fit_probability(capacity_bytes) >= FITS_ABOVE]
-    return fitting[0] if fitting else rows[half - 1]
+    half = rows[len(order) // 2 - 1]
+    if capacity_bytes is None:
+        return half
+    return next((r for r in rows if r.memory.fit_probability(capacity_bytes) >= FITS_ABOVE), half)
 
 
 def _computed_again(
@@ -315,61 +299,48 @@ def _computed_again(
     batch, blocks = question.setting.micro_batch, question.memory.blocks
     most = max(parts[_ACTIVATIONS] for _, parts in question.moments())
     kept = kept_by_checkpointing(blocks, most, batch, chosen=chosen)
-
-    def change(_moment: Moment, parts: Parts) -> None:
-        parts[_ACTIVATIONS] = min(parts[_ACTIVATIONS], kept)
-
     again = sum(question.shares.get(block.path, 0.0) for block in chosen)
     return question.technique(
         name,
-        change,
+        lambda _, parts: {_ACTIVATIONS: min(parts[_ACTIVATIONS], kept)},
         step_s=question.times.step_s + again * question.times.forward_s,
         time_basis=question.times.basis,
         note=note,
     )
 
 
-def _full_checkpointing(question: Question) -> Technique:
-    return question.technique(
-        "activation checkpointing of the whole model",
-        step_s=question.times.step_s + question.times.forward_s,
-        time_basis=question.times.basis,
-        note="everything comes back at once when backward starts: the peak stays",
-    )
-
-
 def _mixed_precision(question: Question) -> Technique:
-    def change(_moment: Moment, parts: Parts) -> None:
-        parts[_ACTIVATIONS] = parts[_ACTIVATIONS] // 2 + parts[_PARAMETERS] // 2
-        parts[_TEMPORARIES] //= 2
-
+    known = question.times.mixed_s is not None
+    speed = (
+        "products at the device's bf16 rate, all else as in fp32"
+        if known
+        else "no rate of bf16 is known, its time is not counted"
+    )
     return question.technique(
         "mixed precision bf16 (autocast)",
-        change,
+        lambda _, parts: {
+            _ACTIVATIONS: parts[_ACTIVATIONS] // 2 + parts[_PARAMETERS] // 2,
+            _TEMPORARIES: parts[_TEMPORARIES] // 2,
+        },
         step_s=question.times.mixed_s,
         time_basis=question.times.mixed_basis,
         memory_basis=Basis.ASSUMED,
-        note="halves activations, keeps a bf16 copy of the weights; "
-        + (
-            "products at the device's bf16 rate, all else as in fp32"
-            if question.times.mixed_s is not None
-            else "no rate of bf16 is known, its time is not counted"
-        )
-        + "; exact memory: perfmodel trace --precision bf16",
+        note=f"halves activations, keeps a bf16 copy of the weights; {speed}; "
+        "exact memory: perfmodel trace --precision bf16",
     )
 
 
-def _fused(question: Question) -> Technique:
-    def change(moment: Moment, parts: Parts) -> None:
-        if moment.phase is Phase.OPTIMIZER:
-            parts[_TEMPORARIES] = 0
+def _in_place(moment: Moment, parts: Parts) -> Parts:
+    return {_TEMPORARIES: 0 if moment.phase is Phase.OPTIMIZER else parts[_TEMPORARIES]}
 
+
+def _fused(question: Question) -> Technique:
     times = question.times
     fused_s = times.fused_s if question.in_seconds else None
     known = fused_s is not None
     return question.technique(
         "fused optimizer",
-        change,
+        _in_place,
         step_s=None if fused_s is None else times.forward_s + times.backward_s + fused_s,
         time_basis=times.basis if known else Basis.ASSUMED,
         note="updates in place without temporaries"
@@ -377,58 +348,37 @@ def _fused(question: Question) -> Technique:
     )
 
 
-def _graphs(question: Question) -> Technique:
-    return question.technique(
-        "CUDA graphs",
-        step_s=question.times.graphed_s,
-        memory_basis=Basis.ASSUMED,
-        note="the device alone, nothing to issue; shapes must not change; the graph's own memory pool "
-        "is not counted",
-    )
-
-
-def _sharded_states(question: Question) -> Technique:
-    devices = question.setting.devices
-
-    def change(_moment: Moment, parts: Parts) -> None:
-        parts[_OPTIMIZER] //= devices
-
-    return question.technique(
-        f"optimizer states sharded over {devices} (ZeRO-1)",
-        change,
-        note="as many bytes on the wire as DDP [Rajbhandari et al. 2020]; communication is not counted here",
-    )
-
-
-def _sharded_everything(question: Question) -> Technique:
+def _sharded(question: Question) -> list[Technique]:
+    """ZeRO-1 and ZeRO-3."""
     devices = question.setting.devices
     gathered = max((block.parameter_bytes for block in question.memory.blocks), default=0)
 
-    def change(_moment: Moment, parts: Parts) -> None:
-        for part in (_PARAMETERS, _GRADIENTS, _OPTIMIZER):
-            parts[part] //= devices
+    def everything(_moment: Moment, parts: Parts) -> Parts:
+        divided = {part: parts[part] // devices for part in (_PARAMETERS, _GRADIENTS, _OPTIMIZER)}
         # One block is used while the next one arrives; its gradient leaves at once.
-        parts[_TEMPORARIES] += 3 * gathered
-        parts[BUCKETS] = 0
+        return {**divided, _TEMPORARIES: parts[_TEMPORARIES] + 3 * gathered, BUCKETS: 0}
 
-    return question.technique(
-        f"everything sharded over {devices} (ZeRO-3, FSDP)",
-        change,
-        note="1.5 times the bytes of DDP on the wire [Rajbhandari et al. 2020], not counted here",
-    )
+    return [
+        question.technique(
+            f"optimizer states sharded over {devices} (ZeRO-1)",
+            lambda _, parts: {_OPTIMIZER: parts[_OPTIMIZER] // devices},
+            note="as many bytes on the wire as DDP [Rajbhandari et al. 2020]; communication is not "
+            "counted here",
+        ),
+        question.technique(
+            f"everything sharded over {devices} (ZeRO-3, FSDP)",
+            everything,
+            note="1.5 times the bytes of DDP on the wire [Rajbhandari et al. 2020], not counted here",
+        ),
+    ]
 
 
 def _offload(question: Question) -> Technique:
-    def change(moment: Moment, parts: Parts) -> None:
-        parts[_OPTIMIZER] = 0
-        if moment.phase is Phase.OPTIMIZER:
-            parts[_TEMPORARIES] = 0
-
     times = question.times
     moved_s = times.forward_s + times.backward_s + offload_s(question.gradient_bytes, question.link)
     return question.technique(
         "optimizer offloaded to the host",
-        change,
+        lambda moment, parts: {_OPTIMIZER: 0, **_in_place(moment, parts)},
         step_s=moved_s if question.in_seconds else None,
         time_basis=question.link.basis,
         note="gradients to the host, update by its cores, parameters back; nothing overlaps",
@@ -440,12 +390,14 @@ def _streaming(question: Question) -> Technique:
     streamed = sum(block.parameter_bytes for block in blocks)
     largest = max(block.parameter_bytes for block in blocks)
 
-    def change(_moment: Moment, parts: Parts) -> None:
+    def change(_moment: Moment, parts: Parts) -> Parts:
         whole = max(parts[_PARAMETERS], 1)
         stays = max(0, whole - streamed)
-        parts[_OPTIMIZER] = parts[_OPTIMIZER] * stays // whole
-        parts[_GRADIENTS] = min(parts[_GRADIENTS], stays + 2 * largest)
-        parts[_PARAMETERS] = stays + min(streamed, 2 * largest)
+        return {
+            _OPTIMIZER: parts[_OPTIMIZER] * stays // whole,
+            _GRADIENTS: min(parts[_GRADIENTS], stays + 2 * largest),
+            _PARAMETERS: stays + min(streamed, 2 * largest),
+        }
 
     streamed_s = streaming_s(blocks, question.shares, question.times, question.link)
     return question.technique(

@@ -15,8 +15,8 @@ from perfmodel.cost.terms import Samples
 from perfmodel.documents.base import command_line
 from perfmodel.documents.goodput import CheckpointIntervals, GoodputDocument, TriedInterval
 from perfmodel.documents.plan import Failures
-from perfmodel.engine.job import Job
-from perfmodel.engine.job_algebra import (
+from perfmodel.engine.job import (
+    Job,
     best_interval_s,
     daly_interval_s,
     expected_elapsed_s,

@@ -14,7 +14,7 @@ from perfmodel.cost.jobs import Jobs, jobs_from
 from perfmodel.cost.layout_memory import fullest_and_fit
 from perfmodel.cost.memory import FITS_ABOVE, step_memory
 from perfmodel.cost.rescaling import find_device, rescaled_profile, shipped_catalogue
-from perfmodel.cost.terms import Samples
+from perfmodel.cost.terms import Price, Samples, Terms
 from perfmodel.documents.hardware import read_cluster
 from perfmodel.documents.inferred import InferredDocument
 from perfmodel.documents.plan import Option, PlanAccuracy, PlanFile, PlanMachine, ScalingStatement
@@ -29,8 +29,8 @@ from perfmodel.machine.cluster import DEVICES_PER_NODE, Cluster
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.inferred import InferredMachine
 from perfmodel.machine.measured import CheckpointProfile, MeasuredMachine, MeasuredWorkload
-from perfmodel.plan.steps import Assumption, Ends, Facts, FitInMemory, Steps
-from perfmodel.plan.tornado import step_ends
+from perfmodel.plan.steps import Facts, FitInMemory, Steps
+from perfmodel.plan.tornado import Assumption, Ends, draws_ends
 from perfmodel.predict_layout import (
     RARE_STALL,
     OpenedMachine,
@@ -46,6 +46,7 @@ from perfmodel.predictor import (
     caveats,
     open_workload,
     refuse_other_jobs,
+    step_times,
 )
 from perfmodel.statistics.interval import Interval
 from perfmodel.statistics.normal import DEVIATE_90
@@ -173,7 +174,7 @@ class StepTable:
 
     def ends(self, count: int) -> list[Ends]:
         """Assumptions about the step, and by which factors each alone moves it."""
-        return list(step_ends(self.step(count)))
+        return list(_step_ends(self.step(count)))
 
     def scaling(self, count: int) -> list[ScalingStatement]:
         """Weak and strong scaling from one device, as ``perfmodel predict`` has them."""
@@ -246,6 +247,59 @@ class StepTable:
         places = np.searchsorted(self.counts, wanted - 1e-9).clip(0, len(self.counts) - 1)
         # one device runs without DDP: nothing is read between it and two
         return sorted({*self.counts[places].tolist(), *self.counts[:2].tolist()})
+
+
+_COMPUTE: Final = ("compute_s", "issue_s", "bucket_s", "bucket_s_per_byte", "load_s")
+
+
+def _step_ends(step: StepPrediction) -> Iterator[Ends]:
+    """Assumptions about the step, and by which factors each alone moves it."""
+    terms = step.terms
+    nominal = _nominal(terms)
+    parts = {
+        Assumption.COMPUTING: {name: getattr(terms, name) for name in _COMPUTE},
+        Assumption.COMMUNICATION: {
+            "all_reduce_s": terms.all_reduce_s,
+            "broadcast_s": terms.broadcast_s,
+        },
+        Assumption.INTERFERENCE: {
+            "compute_speed": terms.compute_speed,
+            "comm_speed": terms.comm_speed,
+        },
+        Assumption.STRAGGLERS: {"slowest": terms.slowest},
+    }
+    for name, values in parts.items():
+        alone = dataclasses.replace(nominal, **values)
+        yield name, draws_ends(_times(step, alone))
+    yield Assumption.MODEL, draws_ends(step.step_s / _times(step, terms))
+
+
+def _times(step: StepPrediction, terms: Terms) -> Samples:
+    return step_times(step.program, terms, terms.durations(step.program))
+
+
+def _nominal(terms: Terms) -> Terms:
+    """The same terms without uncertainty."""
+
+    def still(draws: Samples) -> Samples:
+        return np.broadcast_to(draws[..., :1], draws.shape)
+
+    def stills(time_s: Price) -> Price:
+        return lambda size_bytes: still(time_s(size_bytes))
+
+    return dataclasses.replace(
+        terms,
+        compute_s={cause: still(draws) for cause, draws in terms.compute_s.items()},
+        issue_s={cause: still(draws) for cause, draws in terms.issue_s.items()},
+        bucket_s=still(terms.bucket_s),
+        bucket_s_per_byte=still(terms.bucket_s_per_byte),
+        all_reduce_s=stills(terms.all_reduce_s),
+        broadcast_s=stills(terms.broadcast_s),
+        load_s=still(terms.load_s),
+        slowest=still(terms.slowest),
+        compute_speed=still(terms.compute_speed),
+        comm_speed=still(terms.comm_speed),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

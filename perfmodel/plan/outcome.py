@@ -1,7 +1,7 @@
-"""What an option of a plan takes at many sizes: time, money and chance, draw by draw."""
+"""End, cost and chances of the candidates of a plan: every option at every batch and size, as columns."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy as np
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.cost.terms import Samples
 from perfmodel.documents.plan import Option, PlanFile
-from perfmodel.engine.job_algebra import best_interval_s, elapsed_moments
+from perfmodel.engine.job import best_interval_s, elapsed_moments
 from perfmodel.plan.goodput import Stops
 from perfmodel.plan.steps import Steps
 from perfmodel.units import HOUR_S, KILOWATT_W, Seconds
@@ -19,32 +19,23 @@ NEVER_S: Final = 1000 * 365.25 * 24 * HOUR_S
 #: So many candidates are evaluated at once: their draws fit into a cache.
 _CHUNK: Final = 128
 _SEED: Final = 0
+#: Rows of the ranking that are kept, and of the front, evenly over it.
+MOST_RANKED: Final = 10
+MOST_OF_FRONT: Final = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outcome:
-    """Draws of some candidates; draw 0 is nominal. Shape ``(num_candidates, num_draws)``."""
+    """Draws of one option at some sizes; draw 0 is nominal."""
 
     elapsed_s: Samples
+    """Shape ``(num_counts, num_draws)``. [s]"""
     cost: Samples
+    """Shape ``(num_counts, num_draws)``."""
     expected_stops: Samples
-    """Nominal, shape ``(num_candidates,)``."""
+    """Nominal, shape ``(num_counts,)``."""
     interval_s: Samples
-    """Work between two checkpoints, shape ``(num_candidates,)``; infinite if nothing fails. [s]"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Summary:
-    """Nominal figures and chances of all sizes of an option at one batch; shape ``(num_counts,)``."""
-
-    counts: IntArray
-    elapsed_s: FloatArray
-    cost: FloatArray
-    deadline_probability: FloatArray
-    probability: FloatArray
-    """That deadline, budget and power are all kept."""
-    excess: FloatArray
-    """Largest of time, cost and power over its limit, nominal; above 1 a limit is broken."""
+    """Work between two checkpoints, shape ``(num_counts,)``; infinite if nothing fails. [s]"""
 
 
 def outcome(
@@ -56,22 +47,46 @@ def outcome(
     stops: Stops | None,
     step_factor: float = 1.0,
 ) -> Outcome:
-    """Simulate nothing: closed forms over the draws of the step.
+    """Draws of an option at some sizes, by closed forms over the draws of the step.
 
     The end of the job varies with the draws of the step, and normally around its mean with the luck
     of the failures; the luck is the same for all candidates.
 
+        work    = step_factor * ceil(samples / global batch) * step
+        elapsed = max(work, mean(work) + spread(work) * luck)
+
     Parameters
     ----------
     step_factor
-        By how much steps take longer than predicted.
+        Ratio of the step to the predicted one.
     """
-    course = _course(plan, table, counts, stops, step_factor)
+    steps = np.ceil(plan.work.total_samples / table.global_batches(counts))
+    work_s = step_factor * steps[:, None] * table.step_s(counts)
+    if stops is None:
+        elapsed_s, interval_s = work_s, np.full(len(counts), np.inf)
+        expected_stops = np.zeros(len(counts))
+    else:
+        mtbf_s = stops.mtbf_device_s / counts
+        write_s = float(stops.write_s[0])
+        best_s = [best_interval_s(write_s=write_s, mtbf_s=each) for each in mtbf_s]
+        interval_s = np.minimum(best_s, work_s[:, 0])
+        mean_s, spread_s = elapsed_moments(
+            work_s,
+            interval_s=interval_s[:, None],
+            write_s=_once_if_constant(stops.write_s),
+            mtbf_s=mtbf_s[:, None],
+            recovery_s=_once_if_constant(stops.recovery_s),
+        )
+        luck: Samples = np.random.default_rng(_SEED).standard_normal((work_s.shape[1],))
+        luck[0] = 0.0
+        with np.errstate(invalid="ignore"):
+            elapsed_s = np.maximum(work_s, _at_most_never(mean_s + spread_s * luck))
+        expected_stops = _at_most_never(mean_s[:, 0]) / mtbf_s
     return Outcome(
-        elapsed_s=course.elapsed_s,
-        cost=_cost(option, counts[:, None], course.elapsed_s),
-        expected_stops=course.expected_stops,
-        interval_s=course.interval_s,
+        elapsed_s=elapsed_s,
+        cost=setup_cost(option) + elapsed_s / HOUR_S * counts[:, None] * hourly_price(option),
+        expected_stops=expected_stops,
+        interval_s=interval_s,
     )
 
 
@@ -91,82 +106,6 @@ def power_kw(option: Option, count: int | IntArray) -> Samples:
     return np.asarray(count * option.power_w / KILOWATT_W, dtype=float)
 
 
-def summaries(
-    plan: PlanFile,
-    options: Sequence[Option],
-    table: Steps,
-    *,
-    stops: Stops | None,
-    available_s: Seconds,
-) -> list[Summary]:
-    """Evaluate all counts of a table, a few at a time, for every option that shares it.
-
-    Parameters
-    ----------
-    available_s
-        From the start to the deadline. [s]
-    """
-    counts = table.counts
-    elapsed_s, in_time = np.empty(len(counts)), np.empty(len(counts))
-    kept = np.empty((len(options), len(counts)))
-    for start in range(0, len(counts), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        draws_s = _course(plan, table, counts[part], stops, 1.0).elapsed_s
-        elapsed_s[part] = draws_s[:, 0]
-        in_time[part] = (draws_s[:, 1:] <= available_s).mean(axis=1)
-        for row, option in enumerate(options):
-            kept[row, part] = (
-                in_time[part]
-                if plan.limits.budget is None
-                else (draws_s[:, 1:] <= _allowed_s(plan, option, counts[part], available_s)).mean(
-                    axis=1
-                )
-            )
-    return [
-        _summary(plan, option, counts, elapsed_s, in_time, row, available_s)
-        for option, row in zip(options, kept, strict=True)
-    ]
-
-
-def _allowed_s(plan: PlanFile, option: Option, counts: IntArray, available_s: Seconds) -> Samples:
-    """Until the deadline, or until the budget is spent; shape ``(len(counts), 1)``. [s]"""
-    assert plan.limits.budget is not None
-    spent_s = (plan.limits.budget - setup_cost(option)) * HOUR_S / (counts * hourly_price(option))
-    allowed: Samples = np.minimum(available_s, spent_s)[:, None]
-    return allowed
-
-
-def _summary(  # noqa: PLR0913, PLR0917 - one row of arrays
-    plan: PlanFile,
-    option: Option,
-    counts: IntArray,
-    elapsed_s: Samples,
-    in_time: Samples,
-    kept: Samples,
-    available_s: Seconds,
-) -> Summary:
-    cost = _cost(option, counts, elapsed_s)
-    excess: Samples = np.maximum(elapsed_s / available_s, cost / (plan.limits.budget or np.inf))
-    if plan.limits.power_kw is not None:
-        used = power_kw(option, counts) / plan.limits.power_kw
-        excess = np.maximum(excess, used)
-        kept = np.where(used <= 1, kept, 0.0)
-    return Summary(
-        counts=counts,
-        elapsed_s=elapsed_s,
-        cost=cost,
-        deadline_probability=in_time,
-        probability=kept,
-        excess=excess,
-    )
-
-
-def _cost(option: Option, counts: IntArray, elapsed_s: Samples) -> Samples:
-    """Of so many devices for so long, in the currency of the plan."""
-    cost: Samples = setup_cost(option) + elapsed_s / HOUR_S * counts * hourly_price(option)
-    return cost
-
-
 def chances(plan: PlanFile, found: Outcome, available_s: Seconds) -> tuple[Samples, Samples]:
     """Share of the draws in time, and of those in time and in budget; power is no matter of chance."""
     in_time = found.elapsed_s[:, 1:] <= available_s
@@ -174,51 +113,9 @@ def chances(plan: PlanFile, found: Outcome, available_s: Seconds) -> tuple[Sampl
     return in_time.mean(axis=1), (in_time & in_budget).mean(axis=1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Course:
-    """When the job ends, whatever it costs."""
-
-    elapsed_s: Samples
-    interval_s: Samples
-    expected_stops: Samples
-
-
-def _end_s(mean_s: Samples, spread_s: Samples, luck: Samples) -> Samples:
-    with np.errstate(invalid="ignore"):
-        return _at_most_never(mean_s + spread_s * luck)
-
-
 def _at_most_never(elapsed_s: Samples) -> Samples:
     """Courses that hardly get on end never: far away, but finite. [s]"""
     return np.minimum(np.where(np.isnan(elapsed_s), NEVER_S, elapsed_s), NEVER_S)
-
-
-def _course(
-    plan: PlanFile, table: Steps, counts: IntArray, stops: Stops | None, step_factor: float
-) -> _Course:
-    steps = np.ceil(plan.work.total_samples / table.global_batches(counts))
-    work_s = step_factor * steps[:, None] * table.step_s(counts)
-    if stops is None:
-        never, none = np.full(len(counts), np.inf), np.zeros(len(counts))
-        return _Course(elapsed_s=work_s, interval_s=never, expected_stops=none)
-    mtbf_s = stops.mtbf_device_s / counts
-    write_s = float(stops.write_s[0])
-    best_s = [best_interval_s(write_s=write_s, mtbf_s=each) for each in mtbf_s]
-    interval_s = np.minimum(best_s, work_s[:, 0])
-    mean_s, spread_s = elapsed_moments(
-        work_s,
-        interval_s=interval_s[:, None],
-        write_s=_once_if_constant(stops.write_s),
-        mtbf_s=mtbf_s[:, None],
-        recovery_s=_once_if_constant(stops.recovery_s),
-    )
-    luck: Samples = np.random.default_rng(_SEED).standard_normal((work_s.shape[1],))
-    luck[0] = 0.0
-    return _Course(
-        elapsed_s=np.maximum(work_s, _end_s(mean_s, spread_s, luck)),
-        interval_s=interval_s,
-        expected_stops=_at_most_never(mean_s[:, 0]) / mtbf_s,
-    )
 
 
 def _once_if_constant(draws: Samples) -> Samples:
@@ -226,14 +123,9 @@ def _once_if_constant(draws: Samples) -> Samples:
     return draws[:1] if (draws == draws[0]).all() else draws
 
 
-#: Rows of the ranking that are kept, and of the front, evenly over it.
-MOST_RANKED: Final = 10
-MOST_OF_FRONT: Final = 12
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Candidate:
-    """One option at one batch and one size."""
+    """One option, by its place in the plan, at one batch and one size."""
 
     option: int
     batch: int
@@ -241,8 +133,8 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Pool:
-    """All candidates as arrays of one shape."""
+class Candidates:
+    """All candidates, nominal figures and chances; columns of shape ``(num_candidates,)``."""
 
     option: FloatArray
     batch: FloatArray
@@ -251,38 +143,78 @@ class Pool:
     cost: FloatArray
     deadline_probability: FloatArray
     probability: FloatArray
+    """That deadline, budget and power are all kept."""
     excess: FloatArray
+    """Largest of time, cost and power over its limit; above 1 a limit is broken."""
 
-    def candidate(self, index: int) -> Candidate:
+    def __getitem__(self, index: int) -> Candidate:
         """One of them."""
-        return Candidate(
-            option=int(self.option[index]),
-            batch=int(self.batch[index]),
-            count=int(self.count[index]),
+        return Candidate(int(self.option[index]), int(self.batch[index]), int(self.count[index]))
+
+    @classmethod
+    def joined(cls, parts: Sequence["Candidates"]) -> "Candidates":
+        """All candidates of some tables."""
+        names = [field.name for field in fields(cls)]
+        return cls(**{n: np.concatenate([getattr(part, n) for part in parts]) for n in names})
+
+
+def evaluate(
+    plan: PlanFile,
+    places: Sequence[tuple[int, int]],
+    table: Steps,
+    *,
+    stops: Stops | None,
+    available_s: Seconds,
+) -> Candidates:
+    """All counts of a table, for every (option, batch) that shares it.
+
+    Parameters
+    ----------
+    available_s
+        From the start to the deadline. [s]
+    """
+    counts, limits = table.counts, plan.limits
+    options = [plan.option[index] for index, _ in places]
+    elapsed_s, in_time = np.empty(len(counts)), np.empty(len(counts))
+    kept = np.empty((len(options), len(counts)))
+    for start in range(0, len(counts), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        draws_s = outcome(plan, options[0], table, counts[part], stops=stops).elapsed_s
+        elapsed_s[part] = draws_s[:, 0]
+        in_time[part] = (draws_s[:, 1:] <= available_s).mean(axis=1)
+        for row, option in enumerate(options):
+            kept[row, part] = in_time[part]
+            if limits.budget is not None:
+                left = limits.budget - setup_cost(option)
+                spent_s = left * HOUR_S / (counts[part] * hourly_price(option))
+                allowed_s = np.minimum(available_s, spent_s)[:, None]
+                kept[row, part] = (draws_s[:, 1:] <= allowed_s).mean(axis=1)
+    found = []
+    for (index, batch), option, probability in zip(places, options, kept, strict=True):
+        cost = setup_cost(option) + elapsed_s / HOUR_S * counts * hourly_price(option)
+        excess = np.maximum(elapsed_s / available_s, cost / (limits.budget or np.inf))
+        if limits.power_kw is not None:
+            used = power_kw(option, counts) / limits.power_kw
+            excess = np.maximum(excess, used)
+            probability = np.where(used <= 1, probability, 0.0)  # noqa: PLW2901
+        found.append(
+            Candidates(
+                option=np.full(len(counts), float(index)),
+                batch=np.full(len(counts), float(batch)),
+                count=counts.astype(float),
+                elapsed_s=elapsed_s,
+                cost=cost,
+                deadline_probability=in_time,
+                probability=probability,
+                excess=excess,
+            )
         )
-
-
-def pool_of(found: Sequence[tuple[int, int, Summary]]) -> Pool:
-    """Join the summaries of options, by their place in the plan, at batches."""
-
-    def joined(name: str) -> FloatArray:
-        return np.concatenate([np.asarray(getattr(e, name), dtype=float) for _, _, e in found])
-
-    return Pool(
-        option=np.concatenate([np.full(len(s.counts), float(i)) for i, _, s in found]),
-        batch=np.concatenate([np.full(len(s.counts), float(b)) for _, b, s in found]),
-        count=joined("counts"),
-        elapsed_s=joined("elapsed_s"),
-        cost=joined("cost"),
-        deadline_probability=joined("deadline_probability"),
-        probability=joined("probability"),
-        excess=joined("excess"),
-    )
+    return Candidates.joined(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Named:
-    """Which candidates the answer speaks of, by index in the pool."""
+    """Candidates of which the answer speaks, by index."""
 
     ranked: tuple[int, ...]
     best: tuple[int, ...]
@@ -297,7 +229,7 @@ class Named:
         return {*self.ranked, *self.best, *self.front, *self.fewest}
 
 
-def name_candidates(pool: Pool, plan: PlanFile) -> Named:
+def name_candidates(pool: Candidates, plan: PlanFile) -> Named:
     """Rank what keeps all limits by nominal cost, then time, then devices."""
     wanted = plan.limits.probability
     feasible = np.flatnonzero(pool.probability >= wanted)
@@ -313,32 +245,27 @@ def name_candidates(pool: Pool, plan: PlanFile) -> Named:
             own = np.flatnonzero(pool.option == index)
             own = own[np.lexsort((pool.excess[own], -pool.probability[own]))]
         best.extend(own[:1].tolist())
+
+    def distance(index: int) -> tuple[float, float, float]:
+        """From the winner: feasible ones by cost, others by what they lack."""
+        if pool.probability[index] >= wanted:
+            return (-1.0, float(pool.cost[index]), float(pool.elapsed_s[index]))
+        return (0.0, -float(pool.probability[index]), float(pool.excess[index]))
+
     return Named(
         ranked=tuple(ranked[:MOST_RANKED].tolist()),
-        best=tuple(sorted(best, key=lambda index: _distance(pool, index, wanted))),
-        front=_thinned(_front(pool, ranked)),
+        best=tuple(sorted(best, key=distance)),
+        front=_front(pool, ranked),
         fewest=tuple(fewest),
     )
 
 
-def _distance(pool: Pool, index: int, wanted: float) -> tuple[float, float, float]:
-    """How far a candidate is from the winner: feasible ones by cost, others by what they lack."""
-    if pool.probability[index] >= wanted:
-        return (-1.0, float(pool.cost[index]), float(pool.elapsed_s[index]))
-    return (0.0, -float(pool.probability[index]), float(pool.excess[index]))
-
-
-def _front(pool: Pool, feasible: IntArray) -> tuple[int, ...]:
-    """Feasible candidates that none beats in both time and cost; the soonest first."""
+def _front(pool: Candidates, feasible: IntArray) -> tuple[int, ...]:
+    """Feasible candidates that none beats in both time and cost, the soonest first; at most so many."""
     order = feasible[np.lexsort((pool.cost[feasible], pool.elapsed_s[feasible]))]
     cost = pool.cost[order]
     before = np.concatenate([[np.inf], np.minimum.accumulate(cost)[:-1]])[: len(cost)]
-    return tuple(order[cost < before].tolist())
-
-
-def _thinned(indices: tuple[int, ...]) -> tuple[int, ...]:
-    """At most so many, both ends among them."""
-    if len(indices) <= MOST_OF_FRONT:
-        return indices
-    places = np.linspace(0, len(indices) - 1, MOST_OF_FRONT).round().astype(int)
-    return tuple(indices[place] for place in places)
+    front = order[cost < before]
+    if len(front) > MOST_OF_FRONT:
+        front = front[np.linspace(0, len(front) - 1, MOST_OF_FRONT).round().astype(int)]
+    return tuple(front.tolist())

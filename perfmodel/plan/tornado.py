@@ -1,27 +1,97 @@
-"""Which assumption moves the answer most, one at a time, and what would narrow it."""
+"""Swing of a plan's answer when one assumption at a time is at its low and at its high end."""
 
-import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from enum import StrEnum
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from perfmodel.cost.terms import Price, Samples, Terms
+from perfmodel.cost.terms import Samples
 from perfmodel.documents.plan import Swing
 from perfmodel.plan.goodput import Stops
-from perfmodel.plan.steps import Assumption, Ends, Remedy, remedy
-from perfmodel.predictor import StepPrediction, step_times
 from perfmodel.units import Seconds
 
 #: Failure rates are rarely known better than within this factor, and prices than within this share.
 FAILURE_FACTOR: Final = 2.0
 PRICE_SHARE: Final = 0.1
-_COMPUTE: Final = ("compute_s", "issue_s", "bucket_s", "bucket_s_per_byte", "load_s")
+
+
+class Assumption(StrEnum):
+    """What a plan varies alone; the value is what people read."""
+
+    COMPUTING = "computing"
+    COMMUNICATION = "communication"
+    INTERFERENCE = "interference"
+    STRAGGLERS = "stragglers"
+    MODEL = "errors of the model"
+    LATENTS = "the inferred parameters"
+    LAYOUT_FORMULA = "what the formula of layouts misses"
+    STALLS = "stalls between nodes"
+    CHECKPOINT = "the time of a checkpoint"
+    FAILURE_RATE = "failure rate, halved or doubled"
+    PRICES = "prices, 10 % up or down"
+
+
+class Remedy(NamedTuple):
+    """What narrows an assumption."""
+
+    measurement: str
+    minutes: float
+
+
+#: No measurement narrows the others.
+_REMEDIES: Final[Mapping[Assumption, Remedy]] = {
+    Assumption.COMPUTING: Remedy(
+        "perfmodel calibrate --budget standard, with this micro-batch among its own", 10
+    ),
+    Assumption.COMMUNICATION: Remedy(
+        "perfmodel calibrate on as many nodes as can be had, at least two", 10
+    ),
+    Assumption.INTERFERENCE: Remedy("perfmodel calibrate --budget thorough", 30),
+    Assumption.STRAGGLERS: Remedy(
+        "perfmodel calibrate with more ranks at once (--nproc, --nnodes)", 10
+    ),
+    Assumption.MODEL: Remedy(
+        "perfmodel validate on that machine, named as validation of the option: measured errors "
+        "replace guessed ones",
+        5,
+    ),
+    Assumption.LATENTS: Remedy(
+        "more runs of that machine into the table of perfmodel calibrate --from-runs", 30
+    ),
+    Assumption.LAYOUT_FORMULA: Remedy(
+        "some steps of this very layout on that machine, added to the table of "
+        "perfmodel calibrate --from-runs",
+        20,
+    ),
+    Assumption.CHECKPOINT: Remedy(
+        "perfmodel calibrate in a folder on the storage of the job, which times checkpoints", 12
+    ),
+    Assumption.STALLS: Remedy(
+        "some steps of this layout on as many nodes, repeated on another day", 40
+    ),
+}
+#: Where a validation was named already, it says how wrong the model is of the devices it had.
+_VALIDATED: Final = Remedy(
+    "perfmodel calibrate, then validate, with more devices at once: the errors in use are of few",
+    25,
+)
+
+
+def remedy(assumption: Assumption, *, is_validated: bool) -> Remedy | None:
+    """What narrows an assumption, of a machine with or without a validation; None if nothing does."""
+    if assumption is Assumption.MODEL and is_validated:
+        return _VALIDATED
+    return _REMEDIES.get(assumption)
+
+
+#: An assumption, and the factors on the step at its low and at its high end.
+Ends = tuple[Assumption, tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Total:
     """What a plan comes to, nominally."""
 
     elapsed_s: Seconds
@@ -30,7 +100,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knobs:
-    """What an answer is computed from, relative to what is assumed."""
+    """What a total is computed from, relative to what is assumed."""
 
     step: float = 1.0
     failures: float = 1.0
@@ -40,7 +110,7 @@ class Knobs:
 
 def tornado(
     ends: Iterable[Ends],
-    answer: Callable[[Knobs], Answer],
+    total: Callable[[Knobs], Total],
     *,
     stops: Stops | None,
     is_validated: bool = False,
@@ -64,11 +134,22 @@ def tornado(
         times = [Knobs(checkpoint=f) for f in draws_ends(stops.write_s)]
         varied.append((Assumption.CHECKPOINT, times))
     shares = (1 - PRICE_SHARE, 1 + PRICE_SHARE)
-    varied.append((Assumption.PRICES, [Knobs(price=s) for s in shares]))
-    swings = [
-        _swing(name, [answer(each) for each in knobs], remedy(name, is_validated=is_validated))
-        for name, knobs in varied
-    ]
+    varied.append((Assumption.PRICES, [Knobs(price=share) for share in shares]))
+    swings = []
+    for name, knobs in varied:
+        found = [total(each) for each in knobs]
+        narrows = remedy(name, is_validated=is_validated)
+        swings.append(
+            Swing(
+                assumption=name.value,
+                low_cost=min(each.cost for each in found),
+                high_cost=max(each.cost for each in found),
+                low_elapsed_s=min(each.elapsed_s for each in found),
+                high_elapsed_s=max(each.elapsed_s for each in found),
+                measurement=narrows.measurement if narrows else "",
+                minutes=narrows.minutes if narrows else None,
+            )
+        )
     return tuple(sorted(swings, key=lambda swing: swing.low_cost - swing.high_cost))
 
 
@@ -83,69 +164,7 @@ def next_measurement(swings: tuple[Swing, ...]) -> str:
     return f"{best.measurement} (about {best.minutes:g} minutes; bears on {best.assumption})"
 
 
-def _swing(name: Assumption, found: Sequence[Answer], narrows: Remedy | None) -> Swing:
-    return Swing(
-        assumption=name.value,
-        low_cost=min(a.cost for a in found),
-        high_cost=max(a.cost for a in found),
-        low_elapsed_s=min(a.elapsed_s for a in found),
-        high_elapsed_s=max(a.elapsed_s for a in found),
-        measurement=narrows.measurement if narrows else "",
-        minutes=narrows.minutes if narrows else None,
-    )
-
-
-def step_ends(step: StepPrediction) -> Iterator[Ends]:
-    """Assumptions about the step, and by which factors each alone moves it."""
-    terms = step.terms
-    nominal = _nominal(terms)
-    parts = {
-        Assumption.COMPUTING: {name: getattr(terms, name) for name in _COMPUTE},
-        Assumption.COMMUNICATION: {
-            "all_reduce_s": terms.all_reduce_s,
-            "broadcast_s": terms.broadcast_s,
-        },
-        Assumption.INTERFERENCE: {
-            "compute_speed": terms.compute_speed,
-            "comm_speed": terms.comm_speed,
-        },
-        Assumption.STRAGGLERS: {"slowest": terms.slowest},
-    }
-    for name, values in parts.items():
-        alone = dataclasses.replace(nominal, **values)
-        yield name, draws_ends(_times(step, alone))
-    yield Assumption.MODEL, draws_ends(step.step_s / _times(step, terms))
-
-
-def _times(step: StepPrediction, terms: Terms) -> Samples:
-    return step_times(step.program, terms, terms.durations(step.program))
-
-
 def draws_ends(draws: Samples) -> tuple[float, float]:
     """5th and 95th percentile over the nominal draw, the first; 1 is always inside."""
     low, high = np.quantile(draws, [0.05, 0.95]) / draws[0]
     return float(min(low, 1.0)), float(max(high, 1.0))
-
-
-def _nominal(terms: Terms) -> Terms:
-    """The same terms without uncertainty."""
-
-    def still(draws: Samples) -> Samples:
-        return np.broadcast_to(draws[..., :1], draws.shape)
-
-    def stills(time_s: Price) -> Price:
-        return lambda size_bytes: still(time_s(size_bytes))
-
-    return dataclasses.replace(
-        terms,
-        compute_s={cause: still(draws) for cause, draws in terms.compute_s.items()},
-        issue_s={cause: still(draws) for cause, draws in terms.issue_s.items()},
-        bucket_s=still(terms.bucket_s),
-        bucket_s_per_byte=still(terms.bucket_s_per_byte),
-        all_reduce_s=stills(terms.all_reduce_s),
-        broadcast_s=stills(terms.broadcast_s),
-        load_s=still(terms.load_s),
-        slowest=still(terms.slowest),
-        compute_speed=still(terms.compute_speed),
-        comm_speed=still(terms.comm_speed),
-    )

@@ -7,8 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.engine.job import FailureCause, Job
-from perfmodel.engine.job_algebra import best_interval_s, daly_interval_s, expected_elapsed_s
+from perfmodel.engine.job import (
+    FailureCause,
+    Job,
+    best_interval_s,
+    daly_interval_s,
+    expected_elapsed_s,
+)
 from perfmodel.engine.simulate_job import Activity, simulate_job
 
 seconds = st.one_of(st.just(0.0), st.floats(0.1, 100.0))

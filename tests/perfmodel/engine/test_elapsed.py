@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.engine.job import FailureCause, Job
-from perfmodel.engine.job_algebra import elapsed_moments, expected_elapsed_s
+from perfmodel.engine.job import FailureCause, Job, elapsed_moments, expected_elapsed_s
 from perfmodel.engine.simulate_job import simulate_job
 
 HOUR_S = 3600.0

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 from scipy.optimize import minimize_scalar
 
-from perfmodel.engine.job import FailureCause, Job
-from perfmodel.engine.job_algebra import (
+from perfmodel.engine.job import (
+    FailureCause,
+    Job,
     best_interval_s,
     daly_interval_s,
     expected_elapsed_s,

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from simpy import Environment
 
-from perfmodel.engine.job import FailureCause, Job
-from perfmodel.engine.job_algebra import expected_elapsed_s, expected_stops
+from perfmodel.engine.job import FailureCause, Job, expected_elapsed_s, expected_stops
 from perfmodel.engine.simulate_job import Activity, JobRun, _Course, simulate_job
 
 #: Failures that a test places itself: one device, a mean of one second.

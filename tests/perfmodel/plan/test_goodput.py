@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.engine.job import FailureCause, Job
-from perfmodel.engine.job_algebra import best_interval_s
+from perfmodel.engine.job import FailureCause, Job, best_interval_s
 from perfmodel.errors import NotFeasible
 from perfmodel.plan.goodput import Request, goodput
 

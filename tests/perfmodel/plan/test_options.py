@@ -12,15 +12,14 @@ from calibrate.noise import with_noise
 from perfmodel.documents.hardware import read_cluster
 from perfmodel.documents.plan import Option, PlanDocument, PlanFile
 from perfmodel.documents.profile import ProfileDocument
-from perfmodel.engine.job import FailureCause, Job
-from perfmodel.engine.job_algebra import best_interval_s, expected_elapsed_s
+from perfmodel.engine.job import FailureCause, Job, best_interval_s, expected_elapsed_s
 from perfmodel.errors import InvalidDocument, NotFeasible, UsageError
 from perfmodel.layout.layout import scaled_layouts
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.plan.goodput import Request, goodput
 from perfmodel.plan.machines import MOST_KNOTS, Sources, StepTable
 from perfmodel.plan.options import plan_options
-from perfmodel.plan.steps import Assumption, remedy
+from perfmodel.plan.tornado import Assumption, remedy
 from perfmodel.predictor import Predictor
 from tests.calibrate.test_noise import training
 from tests.perfmodel.plan.plans import PLAN, TODAY, plan_of, written

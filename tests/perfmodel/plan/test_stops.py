@@ -8,7 +8,7 @@ import pytest
 
 import perfmodel as pm
 from perfmodel.documents.plan import Failures
-from perfmodel.engine.job_algebra import best_interval_s
+from perfmodel.engine.job import best_interval_s
 from perfmodel.errors import CalibrationUnavailable, InvalidDocument, UsageError
 from perfmodel.machine.measured import CheckpointProfile, CurvePoint
 from perfmodel.plan.goodput import stops_of

@@ -114,7 +114,7 @@ def simulate_jobs(
     return np.diff(ends_s, axis=1)
 
 
-def slowdown_by_sharing(
+def slowdown_by_contention(
     program: StepProgram, durations_s: ArrayLike, *, num_jobs: int, occupied: float = 1.0
 ) -> float:
     """Mean step of a job among equal ones on the same links, all at work, over its step alone.

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.engine.algebra import step_times
-from perfmodel.engine.sharing import simulate_jobs, slowdown_by_sharing
+from perfmodel.engine.contention import simulate_jobs, slowdown_by_contention
 from perfmodel.step.program import Cause, Operation, StepProgram, Stream
 
 
@@ -45,24 +45,26 @@ def test_background_traffic_is_a_job_without_compute() -> None:
 
 
 def test_collectives_that_leave_half_of_the_link_do_not_meet() -> None:
-    assert slowdown_by_sharing(step(), [1.0, 2.0], num_jobs=2, occupied=0.5) == pytest.approx(1.0)
+    assert slowdown_by_contention(step(), [1.0, 2.0], num_jobs=2, occupied=0.5) == pytest.approx(
+        1.0
+    )
 
 
 def test_a_link_that_is_never_idle_is_shared_fairly() -> None:
     """Nine jobs of 1 s of compute and 99 s of collective: one step each in 891 s instead of 100."""
-    factor = slowdown_by_sharing(step(), [1.0, 99.0], num_jobs=9)
+    factor = slowdown_by_contention(step(), [1.0, 99.0], num_jobs=9)
     assert factor == pytest.approx(8.91, rel=0.005)
 
 
 def test_one_job_alone_is_not_slowed() -> None:
-    assert slowdown_by_sharing(step(), [1.0, 2.0], num_jobs=1) == 1.0
+    assert slowdown_by_contention(step(), [1.0, 2.0], num_jobs=1) == 1.0
 
 
 @given(compute_s=st.floats(0.01, 10), comm_s=st.floats(0.01, 10), num_jobs=st.integers(2, 4))
 def test_jobs_slow_each_other_at_most_as_if_they_took_turns(
     compute_s: float, comm_s: float, num_jobs: int
 ) -> None:
-    factor = slowdown_by_sharing(step(), [compute_s, comm_s], num_jobs=num_jobs)
+    factor = slowdown_by_contention(step(), [compute_s, comm_s], num_jobs=num_jobs)
     worst = (compute_s + num_jobs * comm_s) / (compute_s + comm_s)
     assert 1 - 1e-9 <= factor <= worst + 1e-9
 
