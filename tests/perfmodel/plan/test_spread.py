@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel import search as parallelism
+from perfmodel import layout_search as parallelism
 from perfmodel.documents.prediction import ParallelismPlanDocument
 from perfmodel.errors import UsageError
 from perfmodel.layout_search import Request, Workers, plan_parallelism, spread
