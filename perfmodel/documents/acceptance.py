@@ -8,8 +8,9 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt
 from pydantic import model_validator as validator
 
-from perfmodel.documents.base import Document, Record, Share, Text, checked, read_toml
+from perfmodel.documents.base import Document, Record, Text, checked, read_toml
 from perfmodel.statistics.interval import Interval
+from perfmodel.units import Share
 
 _Probability = Annotated[float, Field(gt=0.5, lt=1)]
 
@@ -98,8 +99,8 @@ class Clause(Record):
 class AcceptanceTerms(Document):
     """Clauses, as they stand in a contract."""
 
-    current_version: ClassVar[int] = 1
     title: ClassVar[str] = "acceptance terms"
+    made_by: ClassVar[str] = "perfmodel acceptance write"
 
     confidence: _Probability
     """A machine as good as the reference passes each clause with at least this probability."""
@@ -166,6 +167,7 @@ class AcceptanceDocument(Document):
 
     current_version: ClassVar[int] = 2
     title: ClassVar[str] = "acceptance"
+    made_by: ClassVar[str] = "perfmodel acceptance judge"
 
     command_line: tuple[str, ...]
     terms: AcceptanceTerms
@@ -223,8 +225,9 @@ class MovedPrediction(Record):
 class ProfileDiffDocument(Document):
     """Two profiles side by side."""
 
-    current_version: ClassVar[int] = 1
+    current_version: ClassVar[int] = 2
     title: ClassVar[str] = "profile difference"
+    made_by: ClassVar[str] = "perfmodel diff"
 
     command_line: tuple[str, ...]
     old_digest: str

@@ -19,8 +19,6 @@ from perfmodel.errors import InvalidDocument, PerfModelError, did_you_mean, why
 _Line = TypeVar("_Line")
 _Model = TypeVar("_Model", bound=BaseModel)
 
-#: A share or a probability.
-Share = Annotated[float, Field(ge=0, le=1)]
 Text = Annotated[str, Field(min_length=1)]
 
 #: Built when first used: most commands need few of all documents.
@@ -81,57 +79,58 @@ class Provenance(Record):
 
 
 class Document(Record):
-    """A file that passes between stages."""
+    """A file that passes between commands."""
 
     current_version: ClassVar[int] = 1
     title: ClassVar[str] = "document"
+    made_by: ClassVar[str] = "this version of perfmodel"
+    """The command that writes one."""
+    remade_by: ClassVar[str] = ""
+    """The command that makes an old one new; empty: ``made_by``."""
     unreadable: ClassVar[type[PerfModelError]] = InvalidDocument
-    """Which error a missing or broken file raises."""
-
-    remake: ClassVar[str] = "make it anew with this version of perfmodel"
-    """What to do with a file of another version."""
-    made_by: ClassVar[str] = ""
-    """What writes such a file, for those who have none yet."""
 
     schema_version: int
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a file, or say which rule it breaks and where.
+        """Read a file.
 
         Raises
         ------
         PerfModelError
-            ``cls.unreadable``, if the file is missing, truncated, from another schema version, has
+            ``cls.unreadable``, if the file is missing, truncated, of another schema version, has
             unknown keys, or holds values out of range.
         """
-        made_by = f"; {cls.made_by}" if cls.made_by else ""
+        hint = f"; {cls.made_by} writes one"
         try:
             raw = json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
-            hint = made_by if isinstance(error, OSError) else ""
+        except OSError as error:
             raise cls.unreadable(
                 f"{path}: {cls.title} cannot be read: {why(error)}{hint}"
             ) from error
+        except ValueError as error:
+            raise cls.unreadable(f"{path}: {cls.title} cannot be read: {why(error)}") from error
         keys = raw if isinstance(raw, dict) else {}
         machine = keys.get("machine")
         said = {*keys, *(machine if isinstance(machine, dict) else ())}
         own = {*cls.model_fields, *_keys_at(cls, ("machine",))}
         for key, other in _TELLTALES.items():
             if key in said - own:
-                raise cls.unreadable(f"{path}: must be a {cls.title}, got {other}{made_by}")
+                raise cls.unreadable(f"{path}: must be a {cls.title}, got {other}{hint}")
+        anew = f"; {cls.remade_by or cls.made_by} makes it new"
         version = keys.get("schema_version")
         if version != cls.current_version:
             raise cls.unreadable(
                 f"{path}: schema_version of a {cls.title} must be {cls.current_version}, "
-                f"got {version!r}; {cls.remake}"
+                f"got {version!r}{anew}"
             )
         try:
             return cls.model_validate(raw)
         except ValidationError as error:
             is_older = any(one["type"] == "missing" for one in error.errors(include_url=False))
-            hint = f"; if an older version wrote it, {cls.remake}" if is_older else ""
-            raise cls.unreadable(f"{path}: {first_problem(error, cls)}{hint}") from error
+            raise cls.unreadable(
+                f"{path}: {first_problem(error, cls)}{anew if is_older else ''}"
+            ) from error
 
     def write(self, path: Path) -> None:
         """Write the whole file or nothing: a reader never sees half of it."""
@@ -139,11 +138,7 @@ class Document(Record):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what the document says, so that results can name what they came from.
-
-        When and by which command it was written is left out: the same data fitted again gives the
-        same digest.
-        """
+        """SHA-256 of the content without its provenance: the same data fitted again gives the same."""
         return hashlib.sha256(self.model_dump_json(exclude={"provenance"}).encode()).hexdigest()
 
 
@@ -153,32 +148,18 @@ def file_sha256(path: Path) -> str:
 
 
 def command_line(argv: Sequence[str], *, folder: Path | None = None) -> tuple[str, ...]:
-    """A command as records keep it: paths below the working folder are given relative to it.
-
-    A program elsewhere is given by its name alone: where somebody's checkout lies says nothing about
-    a measurement, and records are shared.
-    """
+    """A command as records keep it: paths relative to the folder, a program elsewhere by its name alone."""
     start = f"{(folder or Path.cwd()).as_posix().rstrip('/')}/"
-    relative = [argument.removeprefix(start) for argument in argv]
-    return (*map(_program, relative[:1]), *relative[1:])
-
-
-def _program(called: str) -> str:
-    """What was called, as a person would write it: ``python -m`` passes the path of ``__main__``."""
-    path = Path(called)
-    if not path.is_absolute():
-        return called
-    return path.parent.name if path.name == "__main__.py" else path.name
+    program, *arguments = [argument.removeprefix(start) for argument in argv] or [""]
+    path = Path(program)
+    if path.is_absolute():
+        # python -m passes the path of __main__.py
+        program = path.parent.name if path.name == "__main__.py" else path.name
+    return (program, *arguments) if argv else ()
 
 
 def read_toml(path: Path, *, what: str) -> dict[str, Any]:
-    """What a person wrote in TOML.
-
-    Raises
-    ------
-    InvalidDocument
-        If the file, named by its kind, cannot be read.
-    """
+    """Content of a TOML file; ``InvalidDocument`` if it cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -186,13 +167,7 @@ def read_toml(path: Path, *, what: str) -> dict[str, Any]:
 
 
 def checked(raw: object, model: type[_Model], *, where: object) -> _Model:
-    """A file's content as a record.
-
-    Raises
-    ------
-    InvalidDocument
-        If it breaks a rule; the place, the rule and the value are named.
-    """
+    """Content as a record; ``InvalidDocument`` naming the place, the rule and the value if it breaks one."""
     try:
         return model.model_validate(raw)
     except ValidationError as error:
@@ -200,14 +175,9 @@ def checked(raw: object, model: type[_Model], *, where: object) -> _Model:
 
 
 def read_lines(path: Path, kind: TypeAdapter[_Line], *, what: str) -> list[_Line]:
-    """All complete lines of a file with a JSON value on each.
+    """Values of a file with one JSON value per line; half a last line, of an interrupted writer, is dropped.
 
-    A last line without its end is what an interrupted writer leaves: it is dropped.
-
-    Raises
-    ------
-    InvalidDocument
-        If the file cannot be read, or any other line breaks the schema.
+    Raises ``InvalidDocument`` if the file cannot be read, or any other line breaks the schema.
     """
     try:
         # As bytes: text would also be split at the line separators of Unicode.
@@ -324,29 +294,30 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def write_bytes_atomically(path: Path, content: bytes) -> None:
-    """Replace a file in one step; write through links, pipes and devices, which must stay what they are.
+    """Replace a file in one step; links, pipes and devices stay what they are and are written through.
 
     Raises
     ------
     PerfModelError
         If the folder cannot be written or the disk is full; the old file is untouched.
     """
-    if path.is_symlink() and (target := _plain_target(path)) is not None:
-        # beside the target: the link stays one, and its readers too never see half a file
-        path = target
-    elif path.is_symlink() or (path.exists() and not path.is_file()):
-        _write_through(path, content)
-        return
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    # a link in a circle leads to itself: writing through it says so
+    is_plain = target.is_file() or not (target.exists() or target.is_symlink())
     temporary: str | None = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        if not is_plain:
+            path.write_bytes(content)
+            return
+        # beside the target of a link: its readers too never see half a file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
+        Path(temporary).replace(target)
     except OSError as error:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
@@ -356,33 +327,12 @@ def write_bytes_atomically(path: Path, content: bytes) -> None:
         ) from error
 
 
-def _plain_target(link: Path) -> Path | None:
-    """The file that a link leads to, or would; None for pipes, devices, and links in a circle."""
-    target = Path(os.path.realpath(link))
-    is_plain = target.is_file() or not (target.exists() or target.is_symlink())
-    return target if is_plain else None
-
-
-def _write_through(path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise PerfModelError(
-            f"{path}: cannot be written: {error.strerror or error}; choose another place"
-        ) from error
-
-
-def unless_empty(written: dict[str, object], *names: str) -> dict[str, object]:
-    """Documents from before a field was known read and digest as they did then."""
-    return {key: value for key, value in written.items() if key not in names or value}
-
-
 #: Drivers, libraries and neighbours change: a calibration older than this is said to be old.
 STALE_AFTER_DAYS: Final = 180
 
 
 def today_utc() -> dt.date:
-    """The day it is."""
+    """Today."""
     return dt.datetime.now(dt.UTC).date()
 
 

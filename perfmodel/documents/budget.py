@@ -10,8 +10,9 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from pydantic import model_validator as validator
 
-from perfmodel.documents.base import Document, Record, Share, Text, checked, read_toml
+from perfmodel.documents.base import Document, Record, Text, checked, read_toml
 from perfmodel.errors import InvalidDocument, why
+from perfmodel.units import Share
 
 #: A price older than this is said to be stale.
 STALE_AFTER_DAYS: Final = 30
@@ -315,8 +316,8 @@ class CostOption(Record):
 class CostDocument(Document):
     """Every way of paying, the cheapest first."""
 
-    current_version: ClassVar[int] = 1
     title: ClassVar[str] = "cost"
+    made_by: ClassVar[str] = "perfmodel cost"
 
     command_line: tuple[str, ...]
     today: dt.date

@@ -37,8 +37,9 @@ class CheckpointIntervals(Record):
 class GoodputDocument(Document):
     """What so many simulated courses of a job say."""
 
-    current_version: ClassVar[int] = 1
+    current_version: ClassVar[int] = 2
     title: ClassVar[str] = "goodput"
+    made_by: ClassVar[str] = "perfmodel goodput"
 
     command_line: tuple[str, ...]
     seed: int
@@ -105,8 +106,9 @@ class BatchOutlook(Record):
 class BatchDocument(Document):
     """The law of the batch of one task, and what follows from it."""
 
-    current_version: ClassVar[int] = 1
+    current_version: ClassVar[int] = 2
     title: ClassVar[str] = "batch outlook"
+    made_by: ClassVar[str] = "perfmodel batch"
 
     command_line: tuple[str, ...]
     points: dict[PositiveFloat, PositiveFloat]

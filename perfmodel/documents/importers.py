@@ -247,8 +247,8 @@ Library = Literal["gloo", "nccl", "unknown"]
 class CollectivesDocument(Document):
     """What collectives cost on one system."""
 
-    current_version: ClassVar[int] = 1
     title: ClassVar[str] = "collectives file"
+    made_by: ClassVar[str] = "perfmodel network"
 
     provenance: Provenance
     system: str

@@ -15,8 +15,7 @@ class InferredDocument(MachineDocument):
 
     current_version: ClassVar[int] = 4
     title: ClassVar[str] = "calibration from runs"
-    made_by: ClassVar[str] = "perfmodel calibrate --from-runs writes one"
-    remake: ClassVar[str] = "perfmodel calibrate --from-runs RUNS makes it anew"
+    made_by: ClassVar[str] = "perfmodel calibrate --from-runs"
 
     machine: Annotated[InferredMachine, machine_field]
 

@@ -14,7 +14,7 @@ from pydantic import (
 )
 from pydantic import model_validator as validator
 
-from perfmodel.documents.base import Document, Record, Share, Text, checked
+from perfmodel.documents.base import Document, Record, Text, checked
 from perfmodel.documents.budget import (
     Price,
     PriceUnit,
@@ -27,7 +27,7 @@ from perfmodel.errors import InvalidDocument, UsageError
 from perfmodel.layout.layout import Layout, parse_layout
 from perfmodel.machine.evidence import Evidence
 from perfmodel.statistics.interval import Interval
-from perfmodel.units import Bytes, parse_bytes
+from perfmodel.units import Bytes, Share, parse_bytes
 
 
 class Work(Record):
@@ -451,8 +451,9 @@ class ScalingStatement(Record):
 class PlanDocument(Document):
     """The answer to a plan."""
 
-    current_version: ClassVar[int] = 2
+    current_version: ClassVar[int] = 3
     title: ClassVar[str] = "plan"
+    made_by: ClassVar[str] = "perfmodel plan options"
 
     command_line: tuple[str, ...]
     today: dt.date

@@ -10,11 +10,12 @@ from pydantic import (
     PositiveInt,
 )
 
-from perfmodel.documents.base import Document, Provenance, Record, Share
+from perfmodel.documents.base import Document, Provenance, Record
 from perfmodel.documents.observation import RunSetting
 from perfmodel.machine.evidence import Evidence
 from perfmodel.statistics.interval import Interval
 from perfmodel.step.program import Cause
+from perfmodel.units import Share
 
 
 class PredictedPoint(Record):
@@ -60,8 +61,9 @@ class MeasuredPoint(Record):
 class PredictionDocument(Document):
     """What so many devices would do for a workload."""
 
-    current_version: ClassVar[int] = 1
+    current_version: ClassVar[int] = 2
     title: ClassVar[str] = "prediction"
+    made_by: ClassVar[str] = "perfmodel predict --output"
 
     provenance: Provenance
     profile_digest: str
@@ -114,9 +116,9 @@ class ScenarioOutcome(Record):
 class WhatIfDocument(Document):
     """Scenarios, the first of which the others are compared with."""
 
-    current_version: ClassVar[int] = 1
+    current_version: ClassVar[int] = 2
     title: ClassVar[str] = "what-if"
-    made_by: ClassVar[str] = "perfmodel whatif --output writes one"
+    made_by: ClassVar[str] = "perfmodel whatif --output"
 
     provenance: Provenance
     scenarios: Annotated[tuple[ScenarioOutcome, ...], Field(min_length=1)]
@@ -163,8 +165,9 @@ class StageMemory(Record):
 class LayoutPredictionDocument(Document):
     """One layout: step, throughput, utilisation, memory, uncertainty."""
 
-    current_version: ClassVar[int] = 2
+    current_version: ClassVar[int] = 3
     title: ClassVar[str] = "prediction of a layout"
+    made_by: ClassVar[str] = "perfmodel predict --output"
 
     provenance: Provenance
     profile_digest: str
@@ -206,8 +209,9 @@ class LayoutScenario(Record):
 class LayoutWhatIfDocument(Document):
     """Layouts side by side, the first of which the others are compared with."""
 
-    current_version: ClassVar[int] = 1
+    current_version: ClassVar[int] = 2
     title: ClassVar[str] = "what-if of layouts"
+    made_by: ClassVar[str] = "perfmodel whatif --output"
 
     provenance: Provenance
     scenarios: Annotated[tuple[LayoutScenario, ...], Field(min_length=1)]
@@ -239,8 +243,9 @@ class RankedLayout(Record):
 class ParallelismPlanDocument(Document):
     """Layouts of a model on a cluster, fastest first."""
 
-    current_version: ClassVar[int] = 1
+    current_version: ClassVar[int] = 2
     title: ClassVar[str] = "plan of the parallelism"
+    made_by: ClassVar[str] = "perfmodel plan parallelism"
 
     provenance: Provenance
     profile_digest: str

@@ -44,8 +44,8 @@ class ProfileDocument(MachineDocument):
 
     current_version: ClassVar[int] = 2
     title: ClassVar[str] = "profile"
-    made_by: ClassVar[str] = "perfmodel calibrate writes one"
-    remake: ClassVar[str] = "perfmodel fit FOLDER makes it anew from its observations"
+    made_by: ClassVar[str] = "perfmodel calibrate"
+    remade_by: ClassVar[str] = "perfmodel fit FOLDER"
 
     observations_sha256: str
     machine: Annotated[MeasuredMachine, machine_field]

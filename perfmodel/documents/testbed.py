@@ -17,13 +17,13 @@ from perfmodel.documents.base import (
     Document,
     Provenance,
     Record,
-    Share,
     append_line,
     read_lines,
     trim_unfinished_line,
 )
 from perfmodel.documents.verdicts import ErrorSummary, Gate
 from perfmodel.statistics.interval import Interval
+from perfmodel.units import Share
 
 #: A resource is told from the next one where it is busier by this factor: what the same work costs the
 #: machine differs by as much, and more, from hour to hour.
@@ -386,8 +386,9 @@ class TestbedDocument(Document):
 
     # pytest must not take it for a test.
     __test__: ClassVar[bool] = False
-    current_version: ClassVar[int] = 1
+    current_version: ClassVar[int] = 2
     title: ClassVar[str] = "testbed verdict"
+    made_by: ClassVar[str] = "perfmodel validate testbed"
 
     provenance: Provenance
     law: dict[str, float]

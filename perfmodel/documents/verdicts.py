@@ -7,14 +7,13 @@ from pydantic import (
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
-    SerializerFunctionWrapHandler,
-    model_serializer,
 )
 
-from perfmodel.documents.base import Document, Provenance, Record, Share, unless_empty
+from perfmodel.documents.base import Document, Provenance, Record
 from perfmodel.documents.observation import RunSetting
 from perfmodel.machine.evidence import Evidence
 from perfmodel.statistics.interval import Interval
+from perfmodel.units import Share
 
 
 class ComparedSetting(Record):
@@ -96,10 +95,9 @@ class Repeat(Record):
 class ValidationDocument(Document):
     """The tool's own error."""
 
-    current_version: ClassVar[int] = 1
+    current_version: ClassVar[int] = 2
     title: ClassVar[str] = "validation"
-    made_by: ClassVar[str] = "perfmodel validate writes one"
-    remake: ClassVar[str] = "validate again with this version of perfmodel"
+    made_by: ClassVar[str] = "perfmodel validate"
 
     provenance: Provenance
     profile_digest: str
@@ -128,10 +126,6 @@ class ValidationDocument(Document):
     """Of the times as the clock showed them."""
     gates: tuple[Gate, ...]
     passed: bool
-
-    @model_serializer(mode="wrap")
-    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return unless_empty(write(self), "steal")
 
 
 class ComparedModel(Record):
@@ -165,8 +159,9 @@ class ComparedModel(Record):
 class ModelsValidationDocument(Document):
     """The error on models that were never fitted."""
 
-    current_version: ClassVar[int] = 1
+    current_version: ClassVar[int] = 2
     title: ClassVar[str] = "validation of models"
+    made_by: ClassVar[str] = "perfmodel validate models"
 
     provenance: Provenance
     profile_digest: str
@@ -185,10 +180,6 @@ class ModelsValidationDocument(Document):
     coverage: NonNegativeFloat
     gates: tuple[Gate, ...]
     passed: bool
-
-    @model_serializer(mode="wrap")
-    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return unless_empty(write(self), "steal")
 
 
 class PublishedErrors(Record):
@@ -219,8 +210,8 @@ class PublishedSeries(Record):
 class PublishedDocument(Document):
     """Verdict over all series."""
 
-    current_version: ClassVar[int] = 1
     title: ClassVar[str] = "published verdict"
+    made_by: ClassVar[str] = "perfmodel validate published"
 
     provenance: Provenance
     data_sha256: dict[str, str]
@@ -265,8 +256,9 @@ class StrategyFamily(Record):
 class StrategiesDocument(Document):
     """The verdict on real runs of strategies."""
 
-    current_version: ClassVar[int] = 1
+    current_version: ClassVar[int] = 2
     title: ClassVar[str] = "verdict on strategies"
+    made_by: ClassVar[str] = "perfmodel validate strategies"
 
     provenance: Provenance
     law: dict[str, float]
@@ -290,8 +282,8 @@ class ErrorsBySize(Record):
 class NetworkVerdict(Document):
     """Verdict on every collective, each predicted from a part of what was measured."""
 
-    current_version: ClassVar[int] = 1
     title: ClassVar[str] = "network verdict"
+    made_by: ClassVar[str] = "perfmodel validate network"
 
     provenance: Provenance
     series: Annotated[tuple[PublishedSeries, ...], Field(min_length=1)]
@@ -321,8 +313,9 @@ class JudgedBatch(Record):
 class BatchValidationDocument(Document):
     """The error of predicted steps to a target."""
 
-    current_version: ClassVar[int] = 1
+    current_version: ClassVar[int] = 2
     title: ClassVar[str] = "validation of batches"
+    made_by: ClassVar[str] = "perfmodel validate batch"
 
     provenance: Provenance
     profile_digest: str

@@ -13,7 +13,7 @@ class WorkloadDocument(Document):
 
     current_version: ClassVar[int] = 2
     title: ClassVar[str] = "workload"
-    made_by: ClassVar[str] = "perfmodel trace writes one"
+    made_by: ClassVar[str] = "perfmodel trace"
 
     provenance: Provenance | None = None
     workload: Workload
