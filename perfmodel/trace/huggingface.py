@@ -25,15 +25,7 @@ _TABLE_SPREAD: Final = 0.02
 
 
 def huggingface_source(path: Path, size: SampleSize) -> ModelSource:
-    """The model that a configuration describes, with the loss that it is usually trained with.
-
-    Raises
-    ------
-    UntraceableModel
-        If the file cannot be read, lacks a key, or describes an unknown family.
-    UsageError
-        If a size does not fit the model.
-    """
+    """The model that a configuration describes, with the loss that it is usually trained with."""
     config = Config.read(path)
     shape = read_shape(config, families=(*DECODERS, *ENCODERS))
     if shape.activation not in ACTIVATIONS:

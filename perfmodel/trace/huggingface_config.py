@@ -39,13 +39,7 @@ class Config:
 
     @classmethod
     def read(cls, path: Path) -> "Config":
-        """Read a file.
-
-        Raises
-        ------
-        UntraceableModel
-            If the file is missing, or not a JSON object.
-        """
+        """Read a file."""
         try:
             values = json.loads(path.read_bytes())
         except (OSError, ValueError) as error:
@@ -57,13 +51,7 @@ class Config:
         return cls(path, values)
 
     def get(self, key: str, default: Any = _ABSENT) -> Any:
-        """Value of a key or of one of its other names; ``null`` counts as absent.
-
-        Raises
-        ------
-        UntraceableModel
-            If it is absent and there is no default.
-        """
+        """Value of a key or of one of its other names; ``null`` counts as absent."""
         names = _ALIASES.get(key, (key,))
         for name in names:
             if self._values.get(name) is not None:
@@ -141,13 +129,7 @@ class TransformerShape:
 
 
 def read_shape(config: Config, *, families: tuple[str, ...]) -> TransformerShape:
-    """The shape that a configuration describes.
-
-    Raises
-    ------
-    UntraceableModel
-        If a key is missing, a value makes no sense, or the family is not among the known ones.
-    """
+    """The shape that a configuration describes."""
     family = config.get("model_type")
     if family not in families:
         raise config.wrong("model_type", f"one of {', '.join(families)}", family)

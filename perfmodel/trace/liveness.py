@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,13 +21,7 @@ _PARTS = tuple(Part)
 
 
 def apply_checkpointing(module: nn.Module, how: str) -> None:
-    """Make a module keep only the inputs of its blocks ("per-block") or of itself ("full").
-
-    Raises
-    ------
-    UntraceableModel
-        If there are no blocks.
-    """
+    """Make a module keep only the inputs of its blocks ("per-block") or of itself ("full")."""
     if how == "none":
         return
     chosen = [module] if how == "full" else blocks(module)
@@ -150,8 +144,9 @@ class LiveStorages:
                 allocator.release(held.pop(index))
         return allocator.reserved_bytes / max(1, allocator.peak_allocated_bytes)
 
-    @contextmanager
-    def following_blocks(self, module: nn.Module, *, forward: Callable[[], bool]) -> Iterator[None]:
+    def follow_blocks(
+        self, module: nn.Module, until: ExitStack, *, forward: Callable[[], bool]
+    ) -> None:
         """Note what enters each block of a module and what it makes, while the forward pass runs."""
         paths = {block: path for path, block in module.named_modules()}
 
@@ -165,15 +160,9 @@ class LiveStorages:
         def end(_block: nn.Module, _inputs: Any, _outputs: Any) -> None:
             self._block = None
 
-        handles = []
         for block in blocks(module):
-            handles.append(block.register_forward_pre_hook(begin, with_kwargs=True))
-            handles.append(block.register_forward_hook(end))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+            until.callback(block.register_forward_pre_hook(begin, with_kwargs=True).remove)
+            until.callback(block.register_forward_hook(end).remove)
 
     def block_bytes(self) -> dict[str, tuple[Bytes, Bytes]]:
         """Inputs and saved activations of each block, by its path. [B]"""

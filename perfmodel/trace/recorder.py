@@ -3,8 +3,8 @@
 import functools
 import json
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -37,18 +37,10 @@ class ModulePaths:
         self._stack: list[str] = []
         self._of_node: dict[int, str] = {}
 
-    @contextmanager
-    def following(self) -> Iterator[None]:
+    def follow(self, until: ExitStack) -> None:
         """Watch modules begin and end."""
-        begin = register_module_forward_pre_hook(self._begin)
-        end = register_module_forward_hook(self._end, always_call=True)
-        try:
-            yield
-        finally:
-            begin.remove()
-            end.remove()
-            self._stack.clear()
-            self._of_node.clear()
+        until.callback(register_module_forward_pre_hook(self._begin).remove)
+        until.callback(register_module_forward_hook(self._end, always_call=True).remove)
 
     def forward(self) -> str:
         """Path of the module that runs now; the node that autograd just made is noted as its own."""
@@ -85,16 +77,9 @@ _IS_DENSE = torch.ops.aten.is_non_overlapping_and_dense.default
 
 
 def as_unwatched(func: OpOverload, args: tuple[Any, ...], least: tuple[int, int]) -> OpOverload:
-    """The operator that a backward pass calls when no mode watches.
+    """The operator that a backward pass calls when no mode watches; ``least`` is of ``least_holders``.
 
-    Parameters
-    ----------
-    least
-        What ``least_holders`` says.
-
-    References
-    ----------
-    .. [1] ``can_accumulate_inplace`` in PyTorch's ``torch/csrc/autograd/input_buffer.cpp``.
+    As ``can_accumulate_inplace`` of PyTorch's ``torch/csrc/autograd/input_buffer.cpp``.
     """
     if func is not _ADD or torch.is_grad_enabled() or not isinstance(args[1], Tensor):
         return func

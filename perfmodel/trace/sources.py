@@ -74,13 +74,7 @@ class SampleSize:
     """Tokens; ``None`` for the longest that the model is made for, at most 2,048."""
 
     def refuse_except(self, *allowed: str, text: str) -> None:
-        """Complain about a size that a model does not take.
-
-        Raises
-        ------
-        UsageError
-            If a size is given that is not among the allowed ones.
-        """
+        """Complain about a size that a model does not take."""
         for field in fields(self):
             if getattr(self, field.name) is not None and field.name not in allowed:
                 raise UsageError(
@@ -227,13 +221,6 @@ def _factory_source(text: str) -> ModelSource:
 
     The file is imported now. The factory is called once, on tensors without content, when the model
     is built.
-
-    Raises
-    ------
-    UsageError
-        If there is no such file or factory.
-    UntraceableModel
-        If the file or the factory raises, or returns something else.
     """
     file, _, name = text.rpartition(":")
     if not file or not name:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,13 +78,7 @@ def without_content(device_kind: str) -> Iterator[None]:
 
 
 def build_model(source: ModelSource, method: StepMethod) -> TrainedModel:
-    """Build a model and bring its optimizer past its first step, in which it makes its states.
-
-    Raises
-    ------
-    UntraceableModel
-        If building the model fails, or it has nothing to train.
-    """
+    """Build a model and bring its optimizer past its first step, in which it makes its states."""
     module = _built(source)
     module.train()
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -165,15 +159,23 @@ def record_step(model: TrainedModel, micro_batch: int) -> RecordedStep:
     recorder = Recorder(paths)
     live = recorder.live
     ready: dict[str, int] = {}
+
+    def note(name: str) -> None:
+        ready[name] = recorder.num_phase_calls
+
     batch = model.source.draw_batch(micro_batch)
     sample = model.source.sample or batch.sample
     _follow_owned(live, model, batch)
-    with (
-        _one_thread(),
-        _ready_hooks(model.module, recorder, ready),
-        paths.following(),
-        live.following_blocks(model.module, forward=lambda: recorder.phase is Phase.FORWARD),
-    ):
+    with ExitStack() as until:
+        # Kernels are chosen as for a rank with one thread.
+        until.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
+        for name, parameter in model.module.named_parameters():
+            if parameter.requires_grad:
+                hook = parameter.register_post_accumulate_grad_hook(lambda _, n=name: note(n))
+                until.callback(hook.remove)
+        paths.follow(until)
+        live.follow_blocks(model.module, until, forward=lambda: recorder.phase is Phase.FORWARD)
         try:
             saved_bytes = _run(model, batch, recorder)
         except PerfModelError:
@@ -228,40 +230,10 @@ def _follow_owned(live: LiveStorages, model: TrainedModel, batch: Batch) -> None
                 live.follow(leaf, part)
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Kernels are chosen as for a rank with one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 def autocast(method: StepMethod) -> Any:
     """The precision of the forward pass, as a context."""
     dtype = _PRECISIONS.get(method.precision)
     return nullcontext() if dtype is None else torch.autocast(method.device_kind, dtype=dtype)
-
-
-@contextmanager
-def _ready_hooks(module: nn.Module, recorder: Recorder, ready: dict[str, int]) -> Iterator[None]:
-    """Note after how many calls of the backward pass each gradient is complete."""
-
-    def note(name: str) -> None:
-        ready[name] = recorder.num_phase_calls
-
-    handles = [
-        parameter.register_post_accumulate_grad_hook(lambda _, name=name: note(name))
-        for name, parameter in module.named_parameters()
-        if parameter.requires_grad
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _complaint(sample: str, recorder: Recorder, error: Exception) -> str:

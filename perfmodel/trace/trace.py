@@ -151,11 +151,6 @@ def _joined_calls(
     """Tensors, operators and calls of two recordings of one step; equal pairs give one operator.
 
     The optimizer knows no batch, and is that of the first.
-
-    Raises
-    ------
-    UntraceableModel
-        If the steps differ in more than sizes.
     """
     batches = first.micro_batch, second.micro_batch
     tensors: dict[SymbolicTensor, int] = {}
@@ -244,13 +239,7 @@ def _joined_tensor(one: TensorSpec, other: TensorSpec, batches: tuple[int, int])
 
 
 def joined_memory(module: nn.Module, first: RecordedStep, second: RecordedStep) -> StepMemory:
-    """The memory of two recordings as one record with the micro-batch left open.
-
-    Raises
-    ------
-    UntraceableModel
-        If the two batches do not run the same operators.
-    """
+    """The memory of two recordings as one record with the micro-batch left open."""
     names, others = ([s.operators[c.operator].name for c in s.calls] for s in (first, second))
     if names != others:
         raise UntraceableModel(

@@ -81,13 +81,7 @@ class StepMemory:
     """What CUDA's caching allocator would hold over what is in use at the peak, as played through it."""
 
     def peak(self, micro_batch: int) -> Moment:
-        """The moment at which most memory is in use at a micro-batch.
-
-        Raises
-        ------
-        ValueError
-            If the micro-batch is below 1.
-        """
+        """The moment at which most memory is in use at a micro-batch."""
         checks.at_least("micro_batch", micro_batch, 1)
         return max(self.moments, key=lambda moment: moment.total.at(micro_batch))
 
@@ -136,29 +130,29 @@ def _never_highest(hull: list[int], lines: list[AffineBytes], new: int) -> bool:
     return enter >= leave
 
 
-BLOCK_BYTES: Final = 512
+# CUDA's caching allocator (c10/cuda/CUDACachingAllocator.cpp).
+_BLOCK: Final = 512
 """Every request is rounded up to a multiple of this. [B]"""
-SMALL_BYTES: Final = MIB
+_SMALL: Final = MIB
 """Requests up to this share small segments. [B]"""
-_SMALL_SEGMENT: Final = 2 * MIB
-_LARGE_SEGMENT: Final = 20 * MIB
 _LARGE_REQUEST: Final = 10 * MIB
-_SEGMENT_ROUNDING: Final = 2 * MIB
+_SEGMENT: Final = 2 * MIB
+"""Segments are this for small requests, ten times as much for larger ones, then multiples of it. [B]"""
 
 
 def block_bytes(size_bytes: Bytes) -> Bytes:
     """What a request occupies. [B]"""
-    return max(1, -(-size_bytes // BLOCK_BYTES)) * BLOCK_BYTES
+    return max(1, -(-size_bytes // _BLOCK)) * _BLOCK
 
 
 def segment_bytes(size_bytes: Bytes) -> Bytes:
     """What is asked of the device where no free block is large enough. [B]"""
     rounded = block_bytes(size_bytes)
-    if rounded <= SMALL_BYTES:
-        return _SMALL_SEGMENT
+    if rounded <= _SMALL:
+        return _SEGMENT
     if rounded < _LARGE_REQUEST:
-        return _LARGE_SEGMENT
-    return -(-rounded // _SEGMENT_ROUNDING) * _SEGMENT_ROUNDING
+        return 10 * _SEGMENT
+    return -(-rounded // _SEGMENT) * _SEGMENT
 
 
 @dataclass(slots=True, eq=False)
@@ -181,12 +175,13 @@ class CachingAllocator:
         self.reserved_bytes = 0
         self.peak_allocated_bytes = 0
         self._serial = 0
+        # Of small and of large segments, by size and age.
         self._free: dict[bool, list[tuple[Bytes, int, AllocatorBlock]]] = {True: [], False: []}
 
     def allocate(self, size_bytes: Bytes) -> AllocatorBlock:
         """Take a block for a request."""
         rounded = block_bytes(size_bytes)
-        small = rounded <= SMALL_BYTES
+        small = rounded <= _SMALL
         pool = self._free[small]
         position = bisect.bisect_left(pool, rounded, key=lambda entry: entry[0])
         if position < len(pool):
@@ -195,9 +190,15 @@ class CachingAllocator:
             block = self._new_block(segment_bytes(rounded), small=small)
             self.reserved_bytes += block.size_bytes
         block.free = False
-        rest = block.size_bytes - rounded
-        if rest >= BLOCK_BYTES if small else rest > SMALL_BYTES:
-            self._split(block, rounded)
+        rest_bytes = block.size_bytes - rounded
+        if rest_bytes >= _BLOCK if small else rest_bytes > _SMALL:
+            rest = self._new_block(rest_bytes, small=small)
+            rest.before, rest.after = block, block.after
+            if block.after is not None:
+                block.after.before = rest
+            block.after = rest
+            block.size_bytes = rounded
+            self._offer(rest)
         self.allocated_bytes += block.size_bytes
         self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
         return block
@@ -222,15 +223,6 @@ class CachingAllocator:
     def _new_block(self, size_bytes: Bytes, *, small: bool) -> AllocatorBlock:
         self._serial += 1
         return AllocatorBlock(size_bytes, self._serial, small)
-
-    def _split(self, block: AllocatorBlock, size_bytes: Bytes) -> None:
-        rest = self._new_block(block.size_bytes - size_bytes, small=block.small)
-        rest.before, rest.after = block, block.after
-        if block.after is not None:
-            block.after.before = rest
-        block.after = rest
-        block.size_bytes = size_bytes
-        self._offer(rest)
 
     def _offer(self, block: AllocatorBlock) -> None:
         block.free = True

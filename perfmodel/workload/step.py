@@ -5,7 +5,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -61,33 +61,20 @@ def merged_arguments(first: Any, second: Any, *, micro_batches: tuple[int, int])
 
     A line is written ``{"affine": [constant, per_sample]}``. Numbers with a fraction (such as
     1 / micro-batch in the gradient of a mean) do not move any cost: the first one stays.
-
-    Raises
-    ------
-    ValueError
-        If the arguments differ in anything but numbers.
     """
-    if isinstance(first, bool) or isinstance(second, bool) or first is None:
-        return _equal(first, second)
-    if isinstance(first, int) and isinstance(second, int):
+    numbers = all(
+        isinstance(value, int | float) and not isinstance(value, bool) for value in (first, second)
+    )
+    if numbers and isinstance(first, int) and isinstance(second, int):
         line = through(((micro_batches[0], first), (micro_batches[1], second)))
         return {"affine": [line.constant, line.per_sample]} if isinstance(line, Affine) else line
-    if isinstance(first, int | float) and isinstance(second, int | float):
+    if numbers:
         return first
+    merge = functools.partial(merged_arguments, micro_batches=micro_batches)
     if isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
-        return [
-            merged_arguments(one, other, micro_batches=micro_batches)
-            for one, other in zip(first, second, strict=True)
-        ]
+        return [merge(one, other) for one, other in zip(first, second, strict=True)]
     if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
-        return {
-            key: merged_arguments(first[key], second[key], micro_batches=micro_batches)
-            for key in first
-        }
-    return _equal(first, second)
-
-
-def _equal(first: Any, second: Any) -> Any:
+        return {key: merge(first[key], second[key]) for key in first}
     if first != second:
         raise ValueError(f"an argument is {first!r} at one micro-batch and {second!r} at another")
     return first
@@ -185,28 +172,32 @@ class TracedParameter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TracedStep:
-    """One optimizer step of one micro-step at a micro-batch."""
-
-    micro_batch: int
+class _Step:
     sample: str
     """What one sample is, such as "3x224x224 image"."""
     method: StepMethod
-    operators: tuple[Operator, ...]
     segments: tuple[Segment, ...]
     parameters: tuple[TracedParameter, ...]
     """In the order in which backward produces their gradients; those without one at the end."""
-    saved_bytes: Bytes
-    """What the forward pass keeps for the backward pass, apart from parameters and buffers. [B]"""
     buffer_bytes: Bytes
     frozen_bytes: Bytes
     """Parameters that are not trained. [B]"""
     caveats: tuple[str, ...] = ()
+    """What was assumed in tracing."""
 
     def calls(self) -> Iterator[Call]:
         """Every call in the order of execution."""
         for segment in self.segments:
             yield from segment.expanded()
+
+    def num_calls(self, phase: Phase) -> int:
+        """Operators dispatched in one phase."""
+        return sum(count for (_, at), count in self.call_counts().items() if at is phase)
+
+    @property
+    def unused_parameters(self) -> tuple[str, ...]:
+        """Names of parameters that get no gradient."""
+        return tuple(p.name for p in self.parameters if p.ready_after is None)
 
     def call_counts(self) -> dict[tuple[int, Phase], int]:
         """How often each operator runs in each phase."""
@@ -217,6 +208,16 @@ class TracedStep:
                 counts[key] = counts.get(key, 0) + segment.count
         return counts
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedStep(_Step):
+    """One optimizer step of one micro-step at a micro-batch."""
+
+    micro_batch: int
+    operators: tuple[Operator, ...]
+    saved_bytes: Bytes
+    """What the forward pass keeps for the backward pass, apart from parameters and buffers. [B]"""
+
     def flop(self, phase: Phase) -> Flop:
         """Floating point operations of one phase. [FLOP]"""
         return sum(
@@ -224,15 +225,6 @@ class TracedStep:
             for (operator, at), count in self.call_counts().items()
             if at is phase
         )
-
-    def num_calls(self, phase: Phase) -> int:
-        """Operators dispatched in one phase."""
-        return sum(count for (_, at), count in self.call_counts().items() if at is phase)
-
-    @property
-    def unused_parameters(self) -> tuple[str, ...]:
-        """Names of parameters that get no gradient."""
-        return tuple(p.name for p in self.parameters if p.ready_after is None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,44 +269,25 @@ class SymbolicOperator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SymbolicStep:
+class SymbolicStep(_Step):
     """A traced step with the micro-batch left open."""
 
     traced_micro_batches: tuple[int, int]
     """Where it was traced; between and near them shapes are exact."""
-    sample: str
-    method: StepMethod
     tensors: tuple[SymbolicTensor, ...]
     operators: tuple[SymbolicOperator, ...]
-    segments: tuple[Segment, ...]
-    parameters: tuple[TracedParameter, ...]
     saved: AffineBytes
-    buffer_bytes: Bytes
-    frozen_bytes: Bytes
-    caveats: tuple[str, ...] = ()
-    """What was assumed in tracing."""
 
     def at(self, *, micro_batch: int) -> TracedStep:
-        """The step at one micro-batch.
-
-        Raises
-        ------
-        ValueError
-            If the micro-batch is below 1.
-        """
+        """The step at a micro-batch of at least 1."""
         checks.at_least("micro_batch", micro_batch, 1)
         tensors = [tensor.at(micro_batch) for tensor in self.tensors]
+        common = {field.name: getattr(self, field.name) for field in fields(_Step)}
         return TracedStep(
             micro_batch=micro_batch,
-            sample=self.sample,
-            method=self.method,
             operators=tuple(operator.at(micro_batch, tensors) for operator in self.operators),
-            segments=self.segments,
-            parameters=self.parameters,
             saved_bytes=self.saved.at(micro_batch),
-            buffer_bytes=self.buffer_bytes,
-            frozen_bytes=self.frozen_bytes,
-            caveats=self.caveats,
+            **common,
         )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from calibrate.fit.operators import fit_operators
 from perfmodel.documents.observation import IsolatedOperator, OperatorsObservation
 from perfmodel.machine.measured import OperatorCosts
-from perfmodel.workload.operator import Operator, Phase, TensorSpec, flop, traffic_bytes
+from perfmodel.workload.operator import Operator, Phase, TensorSpec
 
 #: What the made-up machine can do.
 FLOP_PER_S = 1e11
@@ -30,18 +30,7 @@ def operator(
 ) -> Operator:
     positional = [*({"tensor": index} for index in range(len(inputs))), *others]
     arguments = json.dumps([positional, {}])
-    read, written = traffic_bytes(name, inputs, outputs, mutated=mutated, view=view)
-    return Operator(
-        name=name,
-        inputs=inputs,
-        outputs=outputs,
-        arguments=arguments,
-        flop=flop(name, inputs, outputs, arguments),
-        read_bytes=read,
-        written_bytes=written,
-        mutated=mutated,
-        view=view,
-    )
+    return Operator.of(name, inputs, outputs, arguments, mutated=mutated, view=view)
 
 
 def matmul(rows: int, inner: int, columns: int) -> Operator:

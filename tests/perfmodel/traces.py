@@ -16,6 +16,11 @@ from tests.perfmodel.trace.method import SGD_LOOP
 WIDTH = 256
 
 
+def _product(name: str, inputs: tuple[int, int], output: int) -> SymbolicOperator:
+    arguments = '[[{"tensor": 0}, {"tensor": 1}], {}]'
+    return SymbolicOperator(name=name, inputs=inputs, outputs=(output,), arguments=arguments)
+
+
 def traced(*, mystery: bool = False) -> SymbolicStep:
     """One linear layer: its product forward, that of its gradient backward."""
     name = "aten.mystery.default" if mystery else "aten.mm.default"
@@ -29,26 +34,17 @@ def traced(*, mystery: bool = False) -> SymbolicStep:
             SymbolicTensor(shape=(WIDTH, Affine(constant=0, per_sample=64)), dtype="float32"),
         ),
         operators=(
-            SymbolicOperator(
-                name=name,
-                inputs=(0, 1),
-                outputs=(0,),
-                arguments='[[{"tensor": 0}, {"tensor": 1}], {}]',
-            ),
-            SymbolicOperator(
-                name="aten.mm.default",
-                inputs=(2, 0),
-                outputs=(1,),
-                arguments='[[{"tensor": 0}, {"tensor": 1}], {}]',
-            ),
+            _product(name, (0, 1), 0),
+            _product("aten.mm.default", (2, 0), 1),
         ),
         segments=(
             Segment(
                 count=1,
-                calls=(
-                    Call(operator=0, phase=Phase.FORWARD, module=""),
-                    Call(operator=1, phase=Phase.BACKWARD, module=""),
-                    Call(operator=0, phase=Phase.BACKWARD, module=""),
+                calls=tuple(
+                    Call(operator=operator, phase=phase, module="")
+                    for operator, phase in (
+                        *((0, Phase.FORWARD), (1, Phase.BACKWARD), (0, Phase.BACKWARD)),
+                    )
                 ),
             ),
         ),

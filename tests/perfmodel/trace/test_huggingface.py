@@ -11,19 +11,10 @@ from perfmodel.trace.sources import ModelSource, SampleSize, find_source
 from perfmodel.trace.step import without_content
 from perfmodel.trace.trace import trace_model
 from perfmodel.workload.operator import Phase
-from tests.perfmodel.trace.configs import CONFIGS
+from tests.perfmodel.trace.configs import CONFIGS, llama_config
 from tests.perfmodel.trace.method import SGD
 
-TINY = {
-    "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 100,
-    "max_position_embeddings": 16,
-}
+TINY = llama_config(32, 64, 2, 4, 100, 16) | {"num_key_value_heads": 2}
 
 
 def source_of(folder: Path, config: Any, **size: int) -> ModelSource:

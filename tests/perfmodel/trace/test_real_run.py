@@ -17,7 +17,6 @@ SMALL = SampleSize(image_size=64)
 CASES = [
     ("lenet", SampleSize(), SGD),
     ("resnet18", SampleSize(), replace(ADAMW_LOOP, precision="bf16")),
-    ("resnet18", SampleSize(), replace(SGD, checkpointing="full")),
     ("transformer", SampleSize(), ADAMW_FUSED),
     ("transformer", SampleSize(), replace(SGD, precision="bf16", checkpointing="per-block")),
     ("torchvision:mobilenet_v3_small", SMALL, SGD),
@@ -34,9 +33,8 @@ def test_operators_modules_and_order_are_those_of_a_real_step(
             model = build_model(find_source(text, size), method)
             steps.append(record_step(model, 2))
     fake, real = steps
-    assert len(fake.calls) == len(real.calls)
-    for one, other in zip(fake.calls, real.calls, strict=True):
-        assert one == other
+    assert fake.operators == real.operators
+    assert fake.calls == real.calls
     assert list(fake.ready_after.items()) == list(real.ready_after.items())
     assert fake.saved_bytes == real.saved_bytes
 

@@ -7,13 +7,14 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
 from perfmodel.trace import trace
 from perfmodel.trace.sources import SampleSize, find_source
-from perfmodel.trace.step import RecordedStep, TrainedModel, record_step
+from perfmodel.trace.step import RecordedStep, TrainedModel, record_step, without_content
 from perfmodel.trace.trace import TracedModel, trace_model
 from perfmodel.workload.operator import Phase
 from perfmodel.workload.step import StepMethod
@@ -55,6 +56,25 @@ def test_a_step_scaled_to_another_batch_is_the_step_traced_there(text: str) -> N
     assert scaled.saved_bytes == there.saved_bytes
 
 
+FACTORIES = """
+import torch
+from torch import nn
+
+def table():
+    return nn.Sequential(nn.Flatten(), nn.Linear(128, 3)), torch.randn(4, 16, 8)
+
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(9, 3)
+
+    def forward(self, *, ids):
+        return self.table(ids).mean()
+
+def named():
+    return Named(), {"ids": torch.zeros(4, 5, dtype=torch.int64)}
+"""
+
 BESIDE = """
 import json
 from perfmodel.trace import trace
@@ -84,26 +104,26 @@ def test_two_batches_traced_beside_each_other_give_the_same_trace() -> None:
     assert json.loads(printed.splitlines()[-1]) == {"traced here": [4], "same": True}
 
 
-def test_where_there_is_no_room_for_a_copy_both_batches_are_traced_here(
-    lenet: TracedModel, monkeypatch: pytest.MonkeyPatch
+def refuse(*_: object) -> NoReturn:
+    raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+
+HERE = os.getpid()
+
+
+def hangs_in_a_copy(model: TrainedModel, micro_batch: int) -> RecordedStep:
+    if os.getpid() != HERE:
+        time.sleep(600)
+    return record_step(model, micro_batch)
+
+
+@pytest.mark.parametrize(
+    "hindered", [(os, "fork", refuse), (trace, "record_step", hangs_in_a_copy)]
+)
+def test_where_a_copy_fails_or_hangs_both_batches_are_traced_here(
+    hindered: tuple[Any, str, Any], lenet: TracedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse() -> NoReturn:
-        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-
-    monkeypatch.setattr(os, "fork", refuse)
-    found = trace_model(find_source("lenet", SampleSize()), SGD, micro_batch=4, beside=True)
-    assert found == lenet
-
-
-def test_a_copy_that_hangs_is_replaced(lenet: TracedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = os.getpid()
-
-    def hangs_in_a_copy(model: TrainedModel, micro_batch: int) -> RecordedStep:
-        if os.getpid() != here:
-            time.sleep(600)
-        return record_step(model, micro_batch)
-
-    monkeypatch.setattr(trace, "record_step", hangs_in_a_copy)
+    monkeypatch.setattr(*hindered)
     monkeypatch.setattr(trace, "_LEAST_PATIENCE_S", 0.0)
     found = trace_model(find_source("lenet", SampleSize()), SGD, micro_batch=4, beside=True)
     assert found == lenet
@@ -154,16 +174,17 @@ def test_optimizers_dispatch_per_parameter_or_for_all_at_once(
     assert counted == calls
 
 
-def test_the_implementation_of_the_optimizer_decides_what_the_host_issues() -> None:
-    calls = {
-        implementation: traced(
-            "lenet", method=replace(SGD, optimizer_implementation=implementation)
-        )
-        .step.at(micro_batch=2)
-        .num_calls(Phase.OPTIMIZER)
-        for implementation in ("loop", "foreach", "fused")
-    }
-    # Ten tensors with three operators each, against a few for all together.
-    assert calls["loop"] >= 30
-    assert calls["loop"] > 5 * calls["foreach"] > 0
-    assert calls["foreach"] > calls["fused"] > 0
+def test_a_factory_says_what_its_sample_is(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(FACTORIES, encoding="utf-8")
+    found = {name: traced(f"{file}:{name}").step.sample for name in ("table", "named")}
+    assert found == {"table": "16x8 float32", "named": "ids: 5 int64"}
+
+
+def test_googlenet_trains_with_or_without_its_auxiliary_heads() -> None:
+    names = ("torchvision:googlenet", "torchvision:googlenet:no-aux")
+    found = [find_source(name, SampleSize()) for name in names]
+    with without_content("cpu"):
+        sizes = [sum(p.numel() for p in source.build().parameters()) for source in found]
+    assert sizes == [13_004_888, 6_624_904]
+    assert [len(source.caveats) for source in found] == [1, 0]

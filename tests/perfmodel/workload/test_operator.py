@@ -1,0 +1,61 @@
+"""Floating point operations and bytes of single operators, by hand."""
+
+import pytest
+
+from perfmodel.workload.operator import Operator, TensorSpec
+
+
+def spec(*shape: int, dtype: str = "float32", stride: tuple[int, ...] | None = None) -> TensorSpec:
+    return TensorSpec(shape=shape, dtype=dtype, stride=stride)
+
+
+GROUPED = "[[0, 1, null, [1, 1], [1, 1], [1, 1], false, [0, 0], 2], {}]"
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "outputs", "arguments", "expected"),
+    [
+        ("mm", [spec(2, 3), spec(3, 5)], [spec(2, 5)], "[[], {}]", 2 * 2 * 3 * 5),
+        ("addmm", [spec(5), spec(2, 3), spec(3, 5)], [spec(2, 5)], "[[], {}]", 2 * 2 * 3 * 5),
+        (
+            *("convolution", [spec(2, 4, 8, 8), spec(6, 2, 3, 3)], [spec(2, 6, 8, 8)], GROUPED),
+            2 * (2 * 6 * 8 * 8) * (2 * 3 * 3),
+        ),
+        ("add", [spec(2, 3), spec(2, 3)], [spec(2, 3)], "[[], {}]", 0),
+    ],
+)
+def test_products_count_two_per_multiply_add(
+    name: str, inputs: list[TensorSpec], outputs: list[TensorSpec], arguments: str, expected: int
+) -> None:
+    found = Operator.of(f"aten.{name}.default", tuple(inputs), tuple(outputs), arguments)
+    assert found.flop == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "outputs", "mutated", "expected"),
+    [
+        ("add", [spec(10), spec(10)], [spec(10)], (), (80, 40)),
+        ("relu_", [spec(10)], [], (0,), (40, 40)),
+        ("zero_", [spec(10)], [], (0,), (0, 40)),
+        ("copy_", [spec(10), spec(10, dtype="bfloat16")], [], (0,), (20, 40)),
+        ("view", [spec(10)], [spec(2, 5)], (), (0, 0)),
+        ("empty_like", [spec(10)], [spec(10)], (), (0, 0)),
+        # Of an expanded tensor only what is stored is read.
+        ("clone", [spec(4, 10, stride=(0, 1))], [spec(4, 10)], (), (40, 160)),
+        # Of a table only the rows asked for: 3 rows of 5 values, and 3 indices.
+        ("embedding", [spec(1000, 5), spec(3, dtype="int64")], [spec(3, 5)], (), (60 + 24, 60)),
+    ],
+)
+def test_each_tensor_moves_once(
+    name: str,
+    inputs: list[TensorSpec],
+    outputs: list[TensorSpec],
+    mutated: tuple[int, ...],
+    expected: tuple[int, int],
+) -> None:
+    found = Operator.of(
+        *(f"aten.{name}.default", tuple(inputs), tuple(outputs), "[[], {}]"),
+        mutated=mutated,
+        view=name == "view",
+    )
+    assert (found.read_bytes, found.written_bytes) == expected
