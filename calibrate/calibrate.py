@@ -17,7 +17,6 @@ from calibrate.workloads import with_stored_workloads
 from perfmodel.documents.observation import read_observations
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import refuse_unknown
-from perfmodel.units import Seconds
 
 PROFILE: Final = "profile.json"
 
@@ -33,8 +32,6 @@ class CalibrationRequest:
     flags: LaunchFlags = field(default_factory=LaunchFlags)
     seed: int = 0
     resume: bool = False
-    patience_s: Seconds = 0.0
-    """How long to wait, in all, for other guests of the host to give processors back."""
 
 
 def calibrate(
@@ -68,7 +65,6 @@ def calibrate(
             plan=plan,
             rounds=experiment.rounds(),
             placement=here,
-            patience_s=request.patience_s,
         ),
         launcher,
         resume=request.resume,

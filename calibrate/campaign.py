@@ -23,7 +23,7 @@ from perfmodel.documents.observation import (
     tasks_done,
 )
 from perfmodel.errors import IncomparableRuns, InvalidDocument, PerfModelError, UsageError, why
-from perfmodel.units import Seconds, format_duration
+from perfmodel.units import Seconds
 
 _POLL_S: Final = 0.5
 #: Names another lock: containers may share a machine without sharing a folder for temporary files.
@@ -105,8 +105,6 @@ class Campaign:
     """What is measured: a resumed campaign must have the same."""
     rounds: Sequence[Sequence[Task]]
     placement: Placement
-    patience_s: Seconds = 0.0
-    """How long it may wait, in all, for other guests of the host to give processors back."""
 
 
 def measure(
@@ -132,7 +130,6 @@ def measure(
     done = _prepare(campaign, output, resume=resume)
     total = sum(len(tasks) for tasks in campaign.rounds)
     num_done = sum(task.name in done for tasks in campaign.rounds for task in tasks)
-    waited_s = 0.0
     with _machine_of(
         campaign,
         lambda words: on_progress(
@@ -143,14 +140,9 @@ def measure(
             pending = [task for task in tasks if task.name not in done]
             if not pending:
                 continue
-            watch = _Watch(
-                num_done=num_done,
-                total=total,
-                on_progress=on_progress,
-                waited_s=waited_s,
-            )
+            watch = _Watch(num_done=num_done, total=total, on_progress=on_progress)
             launcher.run(
-                [str(_write_order(campaign, index, pending, output, waited_s=waited_s))],
+                [str(_write_order(campaign, index, pending, output))],
                 topology=campaign.placement.topology,
                 conditions=campaign.placement.conditions,
                 on_line=watch.on_line,
@@ -158,7 +150,6 @@ def measure(
                 stall_timeout_s=stall_timeout_s,
             )
             num_done += len(pending)
-            waited_s = watch.waited_s
     return output
 
 
@@ -180,43 +171,26 @@ def _progress_clock(campaign: Campaign, watch: "_Watch") -> Callable[[], Seconds
 
 @dataclass(slots=True, kw_only=True)
 class _Watch:
-    """Follows the lines by which rank 0 announces what it has done, and what it waits for."""
+    """Follows the lines by which rank 0 announces what it has done."""
 
     num_done: int
     total: int
     on_progress: Callable[[Progress], None]
     last_s: Seconds = 0.0
-    waited_s: Seconds = 0.0
-    """For other guests of the host."""
 
     def __post_init__(self) -> None:
         self.last_s = time.monotonic()
 
     def on_line(self, line: str) -> None:
-        if line.startswith((TRYING_AGAIN, WAITED_PREFIX, DONE_PREFIX)):
+        if line.startswith(DONE_PREFIX):
             self.last_s = time.monotonic()
-        if line.startswith(WAITED_PREFIX):
-            self.waited_s += float(line.removeprefix(WAITED_PREFIX))
-            self._tell(
-                f"other guests of the host have the processors, waited {format_duration(self.waited_s)}",
-                is_waiting=True,
-            )
-        elif line.startswith(DONE_PREFIX):
             self.num_done += 1
-            self._tell(line.removeprefix(DONE_PREFIX).strip())
-
-    def _tell(self, words: str, *, is_waiting: bool = False) -> None:
-        self.on_progress(
-            Progress(done=self.num_done, total=self.total, task=words, is_waiting=is_waiting)
-        )
+            task = line.removeprefix(DONE_PREFIX).strip()
+            self.on_progress(Progress(done=self.num_done, total=self.total, task=task))
 
 
 #: How rank 0 announces a finished task on its standard output.
 DONE_PREFIX: Final = "done: "
-#: How it announces that a task is measured again, because others had the processors.
-TRYING_AGAIN: Final = "trying again"
-#: How it announces that it has waited for quiet, and for how long since the last such line. [s]
-WAITED_PREFIX: Final = "waited: "
 
 
 def _prepare(campaign: Campaign, output: Path, *, resume: bool) -> frozenset[str]:
@@ -296,16 +270,13 @@ def fingerprint_of(observation: EnvironmentObservation) -> str:
     return found
 
 
-def _write_order(
-    campaign: Campaign, index: int, tasks: Sequence[Task], output: Path, *, waited_s: Seconds
-) -> Path:
+def _write_order(campaign: Campaign, index: int, tasks: Sequence[Task], output: Path) -> Path:
     path = campaign.folder / "orders" / f"round-{index}.json"
     order = WorkOrder(
         schema_version=WorkOrder.current_version,
         device_kind=campaign.placement.device_kind,
         output=str(output.resolve()),
         tasks=tuple(tasks),
-        patience_s=max(0.0, campaign.patience_s - waited_s),
     )
     order.write(path)
     if not output.exists():

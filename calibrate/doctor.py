@@ -156,7 +156,7 @@ def check_steal(environment: Environment) -> Finding | None:
         return ok(what)
     report = bad if steal > _STEAL_BAD else warn
     why = "steps, collectives and probes stop at any moment for as long as the neighbours want"
-    advice = "wait for a quieter hour, calibrate with --patience 30min, or take a dedicated host"
+    advice = "wait for a quieter hour, or take a dedicated host"
     return report(what, why=why, advice=advice)
 
 

@@ -16,17 +16,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Generic, NamedTuple, TypedDict, TypeVar
+from typing import Any, Final, NamedTuple, TypedDict
 
 import psutil
 
 from calibrate.processes import usable_cores
-from perfmodel.documents.base import QUIET, command_line
+from perfmodel.documents.base import command_line
 from perfmodel.units import GIB, MIB, Seconds
 
 
@@ -312,16 +311,7 @@ def _scaled_whole(cell: str, factor: int) -> int | None:
     return None if number is None else round(number * factor)
 
 
-#: How often a task is measured before the quietest time is taken.
-MOST_TRIES: Final = 3
-#: No task is tried again at once while all tries again took more than this share of the first ones.
-_MOST_AGAIN: Final = 0.5
-#: Who waits for quiet lets the machine rest for so long, then keeps it busy for a moment to see.
-_REST_S: Final = 16.0
-_LOOK_S: Final = 4.0
 _BLOCK_BYTES: Final = 2**20
-
-_T = TypeVar("_T")
 
 
 class ProcessorTime(NamedTuple):
@@ -374,73 +364,6 @@ def keep_busy(num_cores: int, load_s: Seconds) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tried(Generic[_T]):
-    """What was measured, and what the machine spent meanwhile."""
-
-    found: _T
-    spent: ProcessorTime
-    wall_s: Seconds
-
-
-@dataclass(slots=True, kw_only=True)
-class Patience:
-    """Measures again what was measured while others had the processors."""
-
-    agree: Callable[[tuple[ProcessorTime, Seconds]], tuple[ProcessorTime, Seconds]]
-    """One answer on all ranks, which must try equally often: that of the machine that lost most."""
-    on_again: Callable[[], None]
-    """Called before another try."""
-    wait_s: Seconds = 0.0
-    """How long it may still wait for quiet before tasks are tried again, all together."""
-    on_wait: Callable[[Seconds], None] = lambda _waited_s: None
-    """Called with how long it has waited since the last call."""
-    look: Callable[[Seconds], None] = lambda load_s: keep_busy(1, load_s)
-    """Keeps the cores of this rank busy."""
-    rest: Callable[[Seconds], None] = time.sleep
-    clock: Callable[[], Seconds] = time.monotonic
-    read: Callable[[], ProcessorTime] = processor_time
-    _once_s: Seconds = 0.0
-    _again_s: Seconds = 0.0
-
-    def quietest(self, act: Callable[[], _T], *, most_tries: int = MOST_TRIES) -> Tried[_T]:
-        """The quietest of some tries, nearly always the first one; all ranks must call it."""
-        best = self._try(act)
-        self._once_s += best.wall_s
-        for number in range(1, most_tries):
-            if best.spent.steal_share <= QUIET:
-                break
-            is_spent = self._again_s > _MOST_AGAIN * self._once_s
-            # What disturbs for a moment is over by the second try.
-            is_over = (number > 1 or is_spent) and self._waited_for_quiet()
-            if is_spent and not is_over:
-                break
-            self.on_again()
-            again = self._try(act)
-            self._again_s += again.wall_s
-            best = min(best, again, key=lambda tried: tried.spent.steal_share)
-        return best
-
-    def _waited_for_quiet(self) -> bool:
-        """Whether others left the processors alone before nothing might be waited any more."""
-        while self.wait_s > 0:
-            rest_s = min(_REST_S, self.wait_s)
-            self.rest(rest_s)
-            seen = self._try(lambda: self.look(_LOOK_S))
-            waited_s = rest_s + seen.wall_s
-            self.wait_s -= waited_s
-            self.on_wait(waited_s)
-            if seen.spent.steal_share <= QUIET:
-                return True
-        return False
-
-    def _try(self, act: Callable[[], _T]) -> Tried[_T]:
-        start, start_s = self.read(), self.clock()
-        found = act()
-        spent, wall_s = self.agree((self.read().since(start), self.clock() - start_s))
-        return Tried(found=found, spent=spent, wall_s=wall_s)
 
 
 _UNLIMITED_BYTES = 2**60

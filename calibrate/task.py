@@ -181,8 +181,6 @@ class WorkOrder(Document):
     output: str
     """File that rank 0 appends observations to."""
     tasks: tuple[Task, ...]
-    patience_s: Annotated[float, Field(ge=0)] = 0.0
-    """How long the ranks may wait, in all, for other guests of the host to give processors back."""
 
     @property
     def world_sizes(self) -> frozenset[int]:

@@ -5,8 +5,6 @@ task to the output file, so that whatever happens, finished tasks stay finished.
 """
 
 import contextlib
-import functools
-import operator
 import os
 import sys
 import time
@@ -19,15 +17,8 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from calibrate.agent import die_with_parent
-from calibrate.campaign import DONE_PREFIX, TRYING_AGAIN, WAITED_PREFIX
-from calibrate.environment import (
-    MOST_TRIES,
-    Patience,
-    Tried,
-    describe_environment,
-    keep_busy,
-    torch_facts,
-)
+from calibrate.campaign import DONE_PREFIX
+from calibrate.environment import describe_environment, processor_time, torch_facts
 from calibrate.experiment import ComputeProbe
 from calibrate.layers import is_optimizer
 from calibrate.probes.chain import measure_layers
@@ -70,8 +61,6 @@ from perfmodel.documents.observation import (
 )
 from perfmodel.layout.layout import Synchronisation
 
-#: What they find does not depend on how fast they are.
-_UNTIMED: Final = (TraceTask, TrainingTask)
 _DEVICE_STREAM_STEPS = 5
 #: Two turns.
 _STEPS_BESIDE = 6
@@ -92,22 +81,17 @@ def main() -> None:
     session.observations = output
     if session.rank == 0:
         append_line(output, _environment().model_dump_json())
-    patience = Patience(
-        agree=lambda mine: session.agree_on_largest(mine, key=lambda each: each[0].steal_share),
-        on_again=lambda: _say(session, TRYING_AGAIN),
-        # The nodes of one run were told by different launchers.
-        wait_s=session.agree_on_largest(order.patience_s, key=operator.neg),
-        on_wait=lambda waited_s: _say(session, f"{WAITED_PREFIX}{waited_s:.1f}"),
-        look=functools.partial(keep_busy, torch.get_num_threads()),
-    )
     with _carrier(session, order.tasks) as carry_out:
         for task in order.tasks:
-            act = functools.partial(carry_out, task)
-            tried = patience.quietest(
-                act, most_tries=1 if isinstance(task, _UNTIMED) else MOST_TRIES
-            )
+            start = processor_time()
+            found = carry_out(task)
+            spent = processor_time().since(start)
             if session.rank == 0:
-                append_line(output, _lines(task, tried))
+                assert found is not None, task
+                processors = ProcessorObservation(
+                    task=task.name, round=task.round, busy_s=spent.busy_s, steal_s=spent.steal_s
+                )
+                append_line(output, f"{found}\n{processors.model_dump_json()}")
             _say(session, f"{DONE_PREFIX}{task.name}")
             session.barrier()
     dist.destroy_process_group()
@@ -118,18 +102,6 @@ def _say(session: Session, words: str) -> None:
     if session.rank == 0:
         sys.stdout.write(f"{words}\n")
         sys.stdout.flush()
-
-
-def _lines(task: Task, tried: Tried[str | None]) -> str:
-    """What rank 0 observed, and in a line of its own what the processors did meanwhile."""
-    assert tried.found is not None, task
-    spent = ProcessorObservation(
-        task=task.name,
-        round=task.round,
-        busy_s=tried.spent.busy_s,
-        steal_s=tried.spent.steal_s,
-    )
-    return f"{tried.found}\n{spent.model_dump_json()}"
 
 
 def _environment() -> EnvironmentObservation:

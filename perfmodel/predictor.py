@@ -491,7 +491,7 @@ def _condition_caveats(profile: MeasuredMachine) -> list[str]:
     if profile.steal > QUIET:
         found.append(
             f"while the machine was measured its hypervisor gave {100 * profile.steal:.0f} % of the "
-            "processor time that was wanted to others: calibrate again in a quieter hour, or with --patience"
+            "processor time that was wanted to others: calibrate again in a quieter hour"
         )
     kept = [f"{name}={v}" for name, v in profile.variables.items() if name.startswith("MALLOC_")]
     if kept and profile.rescaling is None:

@@ -34,7 +34,7 @@ acceptance write: confidence goodput output profile workload
 batch: batches devices gradient-norms json micro-batch points profile samples-per-s
     samples-per-unit workload
 calibrate: batches budget columns device device-kind from-runs master-addr master-port models
-    nnodes node-rank noise-scale nproc out patience resume seed workload
+    nnodes node-rank noise-scale nproc out resume seed workload
 cost: BUDGET_FILE json prices today
 devices: NAME json links
 diff: NEW OLD json
@@ -65,11 +65,11 @@ techniques: device device-kind device-memory devices host-link host-memory json 
     profile workload
 trace: MODEL checkpointing device-kind image-size micro-batch optimizer optimizer-implementation
     output precision sequence-length
-validate: budget master-addr master-port nnodes node-rank out patience profile resume seed
+validate: budget master-addr master-port nnodes node-rank out profile resume seed
     validation
 validate batch: budget out profile resume seed workload
 validate memory: batches models out
-validate models: budget mode out patience profile resume seed
+validate models: budget mode out profile resume seed
 validate network: budget mbit minutes out resume seed
 validate published: FILE data json sources
 validate strategies: minutes out resume seed

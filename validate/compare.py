@@ -44,7 +44,7 @@ def measured(repetitions: Sequence[Repetition], *, profile: MeasuredMachine) -> 
     )
     return Measured(
         value_s=at_speed.value_s,
-        raw_s=estimate([v.wall_s for v in repetitions]).value_s,
+        raw_s=estimate([v.step_s for v in repetitions]).value_s,
         relative_error=at_speed.relative_error,
         num_repetitions=len(repetitions),
     )

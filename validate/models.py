@@ -105,7 +105,6 @@ def validate_models(
             plan=_plan(request, settings),
             rounds=rounds(settings, BUDGETS[request.budget], seed=request.seed),
             placement=here,
-            patience_s=request.patience_s,
         ),
         launcher,
         resume=request.resume,
@@ -296,7 +295,7 @@ def _compared(
     step = predictor.step(workload, setting.layout)
     predicted_s = interval(step.step_s)
     measured = found.typical()
-    raw = estimate([entry.wall_s for entry in found.repetitions])
+    raw = estimate([entry.step_s for entry in found.repetitions])
     against_processor = predicted_s.signed_error(found.processor_s) if found.processor_s else 0.0
     return ComparedModel(
         setting=setting,

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.units import Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,5 +15,3 @@ class ProfileRequest:
     budget: str = "standard"
     seed: int = 1
     resume: bool = False
-    patience_s: Seconds = 0.0
-    """How long to wait, in all, for other guests of the host to give processors back."""

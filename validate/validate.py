@@ -97,7 +97,6 @@ def validate(
                 settings, repeated=repeated_settings(profile), budget=budget, seed=request.seed
             ),
             placement=here,
-            patience_s=request.patience_s,
         ),
         launcher,
         resume=request.resume,

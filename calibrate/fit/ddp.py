@@ -72,15 +72,14 @@ def fit_bucket_costs(
         at_speed = partial(
             to_speed, speed_probe_s=speed_probe_s, sensitivity=workload.speed_sensitivity
         )
-        # A difference, so that both sides go by one clock.
-        steps_s = {v.round: v.wall_s * at_speed(v) for v in groups.get(bare, ())}
+        steps_s = {v.round: v.step_s * at_speed(v) for v in groups.get(bare, ())}
         buckets = gradient_buckets(workload.workload, setting.layout)
         size = float(sum(bucket.size_bytes for bucket in buckets))
         rows += [
             (
                 float(len(buckets)),
                 size,
-                v.wall_s * at_speed(v) - steps_s[v.round],
+                v.step_s * at_speed(v) - steps_s[v.round],
                 steps_s[v.round],
             )
             for v in repetitions

@@ -52,15 +52,13 @@ class Repetition:
     setting: RunSetting
     round: int
     step_s: Seconds
-    """Of the slowest rank, as ``RankSteps`` counts seconds. [s]"""
-    wall_s: Seconds
-    """The same by the clock on the wall. [s]"""
+    """Of the slowest rank. [s]"""
     phases_s: Mapping[str, Seconds]
     """Mean over ranks, per micro-step (the optimizer per step). [s]"""
     rank_steps_s: tuple[Seconds, ...]
     speed_probe_s: Seconds
     ratios: tuple[float, ...]
-    """Every step of every rank over what is typical of that rank, by the clock on the wall."""
+    """Every step of every rank over what is typical of that rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +77,6 @@ def repetition(observation: StepObservation) -> Repetition:
         setting=observation.setting,
         round=observation.round,
         step_s=max(trimmed_mean(rank.step_s) for rank in ranks),
-        wall_s=max(trimmed_mean(wall_s(rank)) for rank in ranks),
         phases_s={
             phase: float(np.mean([trimmed_mean(_phase(rank, phase)) for rank in ranks]))
             / (1 if phase == "optimizer" else accumulation)
@@ -90,14 +87,9 @@ def repetition(observation: StepObservation) -> Repetition:
         ratios=tuple(
             float(ratio)
             for rank in ranks
-            for ratio in np.array(wall_s(rank)) / trimmed_mean(wall_s(rank))
+            for ratio in np.array(rank.step_s) / trimmed_mean(rank.step_s)
         ),
     )
-
-
-def wall_s(rank: RankSteps) -> tuple[Seconds, ...]:
-    """Every step by the clock on the wall. [s]"""
-    return rank.wall_s or rank.step_s
 
 
 def _phase(rank: RankSteps, phase: str) -> Sequence[float]:

@@ -169,7 +169,7 @@ def measure_collective(
         acts[num_calls % len(acts)]()
         num_calls += 1
 
-    warm_s = session.time_repeats(act, repeats=3, is_joint=True)
+    warm_s = session.time_repeats(act, repeats=3)
     repeats = session.agree(
         repeats_within(target_s, warm_s[1:], minimum=5, maximum=_MAXIMUM_REPEATS),
         world_size=world_size,
@@ -177,7 +177,7 @@ def measure_collective(
     durations_s = []
     for _ in range(repeats):
         session.barrier(world_size)
-        durations_s += session.time_repeats(act, repeats=1, is_joint=True)
+        durations_s += session.time_repeats(act, repeats=1)
     return durations_s
 
 
@@ -261,7 +261,7 @@ def measure_overlap(
         dist.all_reduce(buffer, group=group)
 
     comm_s = min(_timed(session, communicate) for _ in range(3))
-    compute_s = min(session.time_repeats(compute, repeats=5, is_joint=True))
+    compute_s = min(session.time_repeats(compute, repeats=5))
     num_alone = session.agree(max(1, round(comm_s / compute_s)), world_size=world_size)
     repeats = session.agree(
         repeats_within(target_s, [3 * comm_s], minimum=3, maximum=30), world_size=world_size
@@ -272,7 +272,7 @@ def measure_overlap(
     }
     for _ in range(repeats):
         session.barrier(world_size)
-        alone_s = session.time_repeats(compute, repeats=num_alone, is_joint=True)
+        alone_s = session.time_repeats(compute, repeats=num_alone)
         samples["compute_alone_s"].append(sum(alone_s) / len(alone_s))
         session.barrier(world_size)
         samples["comm_alone_s"].append(_timed(session, communicate))

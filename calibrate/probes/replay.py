@@ -15,7 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from calibrate.probes.session import Session, host_clock, repeats_within
+from calibrate.probes.session import Session, repeats_within
 from calibrate.probes.tracing import replayed_step
 from calibrate.probes.training import Clock, DeviceClock, HostClock
 from calibrate.replays import Dataflow, linked
@@ -190,9 +190,7 @@ class Passes:
 
     def new_clock(self) -> Clock:
         """A clock of the device for one pass."""
-        return (
-            DeviceClock() if self._session.asynchronous else HostClock(host_clock(is_joint=False))
-        )
+        return DeviceClock() if self._session.asynchronous else HostClock()
 
     def run(
         self, clock: Clock, *, before: Callable[[int], None] = lambda _: None

@@ -96,16 +96,16 @@ class Session:
         if self.asynchronous:
             torch.cuda.synchronize(self.device)
 
-    def speed_probe(self, duration_s: Seconds, *, is_joint: bool = False) -> Seconds:
+    def speed_probe(self, duration_s: Seconds) -> Seconds:
         """Mean time of a fixed small matrix product over about ``duration_s``, at least of three. [s]
 
         Neighbours on a shared machine slow everything down in bursts; this is what tells a slow
-        machine from a slow setting. Beside joint work it goes by the same clock.
+        machine from a slow setting.
         """
         matrix = torch.ones(_PROBE_WIDTH, _PROBE_WIDTH, device=self.device)
 
         def times_s(repeats: int) -> list[Seconds]:
-            return self.time_repeats(lambda: matrix @ matrix, repeats=repeats, is_joint=is_joint)
+            return self.time_repeats(lambda: matrix @ matrix, repeats=repeats)
 
         found_s = times_s(4)[1:]
         if duration_s > 0:
@@ -119,12 +119,10 @@ class Session:
         """
         return () if self.asynchronous else (self.speed_probe(0.0),)
 
-    def time_repeats(
-        self, act: Callable[[], object], *, repeats: int, is_joint: bool = False
-    ) -> list[Seconds]:
-        """How long each repeat takes, the device's work included; joint ones wait for other ranks. [s]"""
+    def time_repeats(self, act: Callable[[], object], *, repeats: int) -> list[Seconds]:
+        """How long each repeat takes, the device's work included. [s]"""
         if not self.asynchronous:
-            return _host_times(act, repeats=repeats, now=host_clock(is_joint=is_joint))
+            return _host_times(act, repeats=repeats)
         events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
         events[0].record()
         for event in events[1:]:
@@ -138,23 +136,12 @@ def _new_group(size: int, backend: str) -> dist.ProcessGroup:
     return cast(dist.ProcessGroup, dist.new_group(ranks=list(range(size)), backend=backend))
 
 
-def host_clock(*, is_joint: bool) -> Callable[[], Seconds]:
-    """Clock of work on the processor; of what waits for nobody, without what other guests take. [s]
-
-    That is the time of the thread; of joint work or several threads the wall alone is right.
-    """
-    is_own = not is_joint and torch.get_num_threads() == 1
-    return time.thread_time if is_own else time.perf_counter
-
-
-def _host_times(
-    act: Callable[[], object], *, repeats: int, now: Callable[[], Seconds]
-) -> list[Seconds]:
+def _host_times(act: Callable[[], object], *, repeats: int) -> list[Seconds]:
     durations_s = []
     for _ in range(repeats):
-        start_s = now()
+        start_s = time.perf_counter()
         act()
-        durations_s.append(now() - start_s)
+        durations_s.append(time.perf_counter() - start_s)
     return durations_s
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from calibrate.probes.session import Session, host_clock, repeats_within
+from calibrate.probes.session import Session, repeats_within
 from calibrate.task import ModelSpec
 from perfmodel.documents.observation import PHASES, DeviceStreams, RankSteps, RunSetting
 from perfmodel.layout.layout import Synchronisation
@@ -195,7 +195,6 @@ def measure_steps(
         optimizer_s=tuple(phases_s["optimizer"]),
         speed_probe_s=tuple(probes_s),
         cpu_s=tuple(phases_s["cpu"]),
-        wall_s=tuple(phases_s["wall"]),
     )
 
 
@@ -254,24 +253,19 @@ def _run(
     On an asynchronous device nothing may come between the steps, or the queue would run dry: it
     is probed once, before the first.
     """
-    is_joint = _is_joint(setting)
-    clock: Clock = (
-        DeviceClock() if session.asynchronous else HostClock(host_clock(is_joint=is_joint))
-    )
+    clock: Clock = DeviceClock() if session.asynchronous else HostClock()
     turn_steps = num_steps if session.asynchronous else _TURN_STEPS
     probes_s = []
     cpu_s = []
-    wall_s = []
     for index in range(num_steps):
         if in_turn is not None and index % turn_steps == 0:
             in_turn(min(turn_steps, num_steps - index))
         if index == 0 or not session.asynchronous:
-            probes_s.append(session.speed_probe(step_hint_s * _PROBE_SHARE, is_joint=is_joint))
+            probes_s.append(session.speed_probe(step_hint_s * _PROBE_SHARE))
             session.barrier(setting.world_size)
-        started_s, wall_started_s = time.process_time(), time.perf_counter()
+        started_s = time.process_time()
         clock.mark()
         trainer.step(index, setting=setting, clock=clock)
-        wall_s.append(time.perf_counter() - wall_started_s)
         cpu_s.append(time.process_time() - started_s)
     instants_s = clock.seconds()
     marks_per_step = 3 * setting.accumulation + 2
@@ -280,13 +274,8 @@ def _run(
         window = instants_s[index * marks_per_step : (index + 1) * marks_per_step]
         _collect(phases, window, setting)
         phases["step"].append(window[-1] - window[0])
-    phases["cpu"], phases["wall"] = cpu_s, phases["step"] if session.asynchronous else wall_s
+    phases["cpu"] = cpu_s
     return probes_s, phases
-
-
-def _is_joint(setting: RunSetting) -> bool:
-    """Whether there is something to wait for: other ranks, or under DDP one's own reductions."""
-    return setting.world_size > 1 or setting.synchronisation is not Synchronisation.NONE
 
 
 def _collect(

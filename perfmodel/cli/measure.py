@@ -69,15 +69,12 @@ _AS_CALIBRATED = dict.fromkeys(
 )
 _ORDER = {
     "seed": "leave it out, the order of measurements is fixed",
-    "patience": "leave it out, it belongs to whole calibrations",
 }
 _BATCHES_OF = {"batches": "leave it out, it belongs to --workload"}
 #: Parts of a calibration, with what each would ignore.
 _PARTS = {
     "workload": _AS_CALIBRATED | _ORDER,
-    "from_runs": dict.fromkeys(
-        (*_AS_CALIBRATED, "resume", "patience"), "leave it out, nothing is measured"
-    )
+    "from_runs": dict.fromkeys((*_AS_CALIBRATED, "resume"), "leave it out, nothing is measured")
     | _BATCHES_OF,
     "noise_scale": _AS_CALIBRATED | _ORDER | _BATCHES_OF,
 }
@@ -96,7 +93,6 @@ def calibrate(
     workload: Annotated[Path | None, _FILE] = None,
     batches: Annotated[Sequence[int] | None, _BATCHES] = None,
     resume: opt.Resume = False,
-    patience: opt.Patience = None,
     seed: opt.Seed = 0,
     nnodes: opt.NumNodes = None,
     node_rank: opt.NodeRank = None,
@@ -142,7 +138,6 @@ def calibrate(
         ),
         seed=seed,
         resume=resume,
-        patience_s=patience or 0.0,
     )
     with measurement("calibrate") as on_progress:
         profile = whole.calibrate(request, TorchrunLauncher(), on_progress=on_progress)

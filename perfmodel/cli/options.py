@@ -329,9 +329,6 @@ Folder: TypeAlias = Annotated[
 Resume: TypeAlias = Annotated[
     bool, typer.Option("--resume", help="Continue, or judge again, what is in the folder.")
 ]
-Patience: TypeAlias = Annotated[
-    Seconds | None, duration("--patience", "Longest wait for a quiet host, in all: 30min.")
-]
 Seed: TypeAlias = Annotated[int, typer.Option(help="Seed of the order of runs.")]
 Limit: TypeAlias = Annotated[
     Seconds | None,

@@ -49,7 +49,6 @@ def validate(
     budget: Annotated[str, _BUDGET] = "standard",
     out: opt.Folder = Path("runs/validation"),
     resume: opt.Resume = False,
-    patience: opt.Patience = None,
     seed: opt.Seed = 1,
     validation: opt.Validation = None,
     nnodes: opt.NumNodes = None,
@@ -73,7 +72,6 @@ def validate(
         budget=budget,
         seed=seed,
         resume=resume,
-        patience_s=patience or 0.0,
         flags=LaunchFlags(
             nnodes=nnodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
         ),
@@ -97,7 +95,6 @@ def models(
     budget: Annotated[str, _BUDGET] = "standard",
     out: opt.Folder = Path("runs/models"),
     resume: opt.Resume = False,
-    patience: opt.Patience = None,
     seed: opt.Seed = 1,
 ) -> None:
     """Run models that no fit has seen and print the error of what their traces predict."""
@@ -113,7 +110,6 @@ def models(
         budget=budget,
         seed=seed,
         resume=resume,
-        patience_s=patience or 0.0,
     )
     with measurement("validate") as on_progress:
         document = use_case.validate_models(request, TorchrunLauncher(), on_progress=on_progress)

@@ -34,12 +34,7 @@ PHASES: Final = ("input", "forward", "backward", "optimizer")
 
 
 class RankSteps(Record):
-    """Every timed step of one rank, in order; all fields have the same length, if they are there. [s]
-
-    Of one CPU rank of one thread without DDP, which waits for nobody, they are seconds in which it had a
-    processor, without what a hypervisor gave to others; so it is where ``wall_s`` differs. Otherwise
-    the clock on the wall counts, or that of the GPU.
-    """
+    """Every timed step of one rank by the clock on the wall, or of the GPU; fields of equal length. [s]"""
 
     rank: int
     step_s: Durations
@@ -53,8 +48,6 @@ class RankSteps(Record):
     speed of the machine at that moment."""
     cpu_s: Durations = ()
     """Processor time of all threads of the rank during each step; waiting does not count."""
-    wall_s: Durations = ()
-    """Of the step by the clock on the wall; observations of before have no other."""
 
 
 class DeviceStreams(Record):

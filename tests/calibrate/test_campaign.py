@@ -11,15 +11,13 @@ import pytest
 from calibrate.campaign import (
     OBSERVATIONS,
     PLAN,
-    TRYING_AGAIN,
-    WAITED_PREFIX,
     Campaign,
     Progress,
     measure,
     read_plan,
 )
 from calibrate.placement import Placement
-from calibrate.task import StepTask, WorkOrder
+from calibrate.task import StepTask
 from perfmodel.documents.observation import RunSetting, StepObservation, read_observations
 from perfmodel.errors import (
     IncomparableRuns,
@@ -194,39 +192,6 @@ def test_other_lines_of_the_ranks_are_no_progress(campaign: Campaign) -> None:
 
     run(campaign, chat, on_progress=seen.append)
     assert seen == []
-
-
-def test_measuring_a_task_again_is_no_stall_and_no_finished_task(campaign: Campaign) -> None:
-    seen: list[Progress] = []
-
-    def try_again(call: LaunchCall) -> None:
-        before_s = call.last_progress()
-        call.on_line(f"{TRYING_AGAIN}\n")
-        assert call.last_progress() > before_s
-
-    run(campaign, try_again, on_progress=seen.append)
-    assert seen == []
-
-
-def test_waiting_for_quiet_is_shown_and_leaves_less_for_later_rounds(campaign: Campaign) -> None:
-    seen: list[Progress] = []
-    worker = PlayedWorker()
-
-    def wait(call: LaunchCall) -> None:
-        before_s = call.last_progress()
-        for _ in range(2):
-            call.on_line(f"{WAITED_PREFIX}20.0\n")
-        assert call.last_progress() > before_s
-        worker(call)
-
-    run(replace(campaign, patience_s=60.0), wait, on_progress=seen.append)
-    waits = [progress.task for progress in seen if progress.is_waiting]
-    assert waits[:2] == [
-        "other guests of the host have the processors, waited 20 s",
-        "other guests of the host have the processors, waited 40 s",
-    ]
-    orders = sorted((campaign.folder / "orders").glob("*.json"))
-    assert [WorkOrder.read(order).patience_s for order in orders] == [60.0, 20.0]
 
 
 def test_an_interruption_passes_through_and_the_data_stay(campaign: Campaign) -> None:

@@ -56,16 +56,6 @@ def test_a_step_lasts_as_long_as_the_slowest_rank_typically(
     assert (summary.setting, summary.round) == (PAIR, 7)
 
 
-def test_noise_is_that_of_the_clock_on_the_wall(observation: StepObservation) -> None:
-    """Steps of 2 s that took 3, 4 and 8 s until others gave the processor back."""
-    wall_s = (3.0, *[4.0] * 4, 8.0)
-    alone = rank_steps(0, [2.0] * 6).model_copy(update={"wall_s": wall_s})
-    summary = repetition(observation.model_copy(update={"ranks": (alone,)}))
-    assert (summary.step_s, summary.wall_s) == pytest.approx((2.0, 4.0))
-    assert summary.ratios == pytest.approx((0.75, *[1.0] * 4, 2.0))
-    assert repetition(observation).wall_s == pytest.approx(4.0)
-
-
 def test_phases_are_means_over_ranks_per_micro_step(observation: StepObservation) -> None:
     """2 s and 4 s: 3 s on average; halved by two micro-steps but for the optimizer."""
     assert repetition(observation).phases_s == pytest.approx(

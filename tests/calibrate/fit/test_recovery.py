@@ -9,17 +9,14 @@ from typing import Final
 import numpy as np
 import pytest
 
-from calibrate.fit.ddp import BucketCosts, fit_bucket_costs, prior_speeds
+from calibrate.fit.ddp import prior_speeds
 from calibrate.fit.profile import fit_profile
-from calibrate.fit.steps import by_setting, repetition
 from perfmodel.documents.observation import (
     CollectiveObservation,
     OverlapObservation,
     RunSetting,
-    StepObservation,
 )
 from perfmodel.errors import IncomparableRuns, InvalidDocument, MeasurementFailed
-from perfmodel.layout.layout import Synchronisation
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.predictor import Predictor
 from tests.calibrate.fit.synthetic import PROBE_S, Calibration, environment, write_lines
@@ -48,34 +45,6 @@ def fitted(seed: int) -> MeasuredMachine:
 def refitted(folder: Path, calibration: Calibration) -> MeasuredMachine:
     path = write_lines(folder / "observations.jsonl", calibration.observations())
     return fit_profile(path, provenance=PROVENANCE).machine
-
-
-def test_what_was_steal_from_bare_steps_is_no_cost_of_ddp() -> None:
-    """A fifth of every bare step went to others: its own clock does not see that, DDP's on the wall does."""
-
-    def fitted_costs(own_share: float) -> BucketCosts:
-        repetitions = []
-        for entry in Calibration(machine=MACHINE, seed=0).observations():
-            if not isinstance(entry, StepObservation):
-                continue
-            share = own_share if entry.setting.synchronisation is Synchronisation.NONE else 1.0
-            ranks = [
-                rank.model_copy(
-                    update={"wall_s": rank.step_s, "step_s": tuple(share * s for s in rank.step_s)}
-                )
-                for rank in entry.ranks
-            ]
-            repetitions.append(repetition(entry.model_copy(update={"ranks": tuple(ranks)})))
-        costs, _ = fit_bucket_costs(
-            by_setting(repetitions),
-            {entry.workload.name: entry for entry in fitted(0).workloads},
-            speed_probe_s=fitted(0).speed_probe_s,
-            rng=np.random.default_rng(0),
-        )
-        return costs
-
-    assert fitted_costs(0.8) == fitted_costs(1.0)
-    assert fitted_costs(1.0).bucket_s > 0
 
 
 @seeds

@@ -122,12 +122,6 @@ def test_what_a_part_of_a_calibration_would_ignore_is_refused(
     ("arguments", "said"),
     [
         (("--workload", "a.json", "--seed", "3"), "--seed: excludes --workload, got 3"),
-        (
-            ("--noise-scale", "mlp", "--patience", "5min"),
-            "--patience: excludes --noise-scale, got 5min",
-        ),
-        (("--patience", "5"), "--patience: unit of '5' must be one of ns, us, ms, s, min, h, d"),
-        (("--patience", "0s"), "--patience: must be finite and > 0, got '0s'"),
         (("--noise-scale", "mlp", "--batches", "4"), "--batches: excludes --noise-scale, got 4"),
         (("--noise-scale", "mlp", "--columns", "c"), "--columns: must come with --from-runs"),
         (("--device", "A100"), "--device: must come with --from-runs, got A100"),
