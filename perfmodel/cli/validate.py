@@ -200,7 +200,7 @@ def strategies(
     """Run strategies on 2 to 4 ranks over shaped links and print the model's own error."""
     from perfmodel.report.validation import strategies_tables
     from perfmodel.report.wording import gate_lines
-    from validate.strategies import strategies as use_case
+    from validate.testbed import strategies as use_case
     from validate.testbed.campaign import CampaignRequest
 
     request = CampaignRequest(folder=out, seed=seed, resume=resume, limit_s=minutes)

@@ -1,29 +1,32 @@
-"""Run settings one after another; what is on disk is not run again."""
+"""Run settings one after another; predictions are on disk before the first run that they judge.
+
+Every finished run is one line on disk before the next begins. What is on disk is not run or predicted
+again, so that an interrupted campaign continues where it stopped.
+"""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias, TypeVar
 
-from calibrate.campaign import Progress, machine_to_itself
+from calibrate.campaign import PLAN, Progress, machine_to_itself, read_plan, write_plan
 from perfmodel.documents.testbed import (
     CollectiveSetting,
-    Run,
+    PredictedStep,
     StrategySetting,
     TrainingSetting,
     append_run,
     read_runs,
 )
-from perfmodel.errors import Interrupted, UsageError
+from perfmodel.documents.verdicts import PredictedStrategy
+from perfmodel.errors import Interrupted, InvalidDocument, UsageError, why
 from perfmodel.units import Seconds
-from validate.testbed.client import Cluster, refuse_without_rights, running_server
-from validate.testbed.play import play_collectives, play_strategy, play_training
+from validate.testbed.cluster import Cluster, play, refuse_without_rights, running_server
 
-#: Settings that the model is fitted on.
+#: Settings that the model is fitted on, and those that judge it.
 CALIBRATION: Final = "calibration.jsonl"
-#: Settings that judge it.
 RUNS: Final = "runs.jsonl"
 
 Setting: TypeAlias = TrainingSetting | CollectiveSetting | StrategySetting
@@ -52,52 +55,26 @@ class Campaign:
     on_progress: Callable[[Progress], None]
     done: int = 0
 
-    def run(self, settings: Sequence[Setting], output: Path) -> None:
-        """Run what is missing, one line each.
+    def run(self, settings: Sequence[Setting], output: Path, *, again: bool = False) -> None:
+        """Run what is missing, or all of it again, more than was planned; one line each.
 
         Raises
         ------
         Interrupted
             When the time is up.
         """
-        finished = {run.setting.name for run in read_runs(output)}
+        self.total += len(settings) if again else 0
+        finished = () if again else {run.setting.name for run in read_runs(output)}
         for setting in settings:
             if setting.name not in finished:
-                self._refuse_late()
-                append_run(output, self._play(setting))
-            self._report(setting)
-
-    def repeat(self, settings: Sequence[Setting], output: Path) -> None:
-        """Run settings whether they are on disk or not, more than were planned.
-
-        Raises
-        ------
-        Interrupted
-            When the time is up.
-        """
-        self.total += len(settings)
-        for setting in settings:
-            self._refuse_late()
-            append_run(output, self._play(setting))
-            self._report(setting)
-
-    def _refuse_late(self) -> None:
-        if time.monotonic() > self.deadline_s:
-            raise Interrupted(
-                f"{self.command}: time is up after {self.done} of {self.total} settings; "
-                "continue with --resume"
-            )
-
-    def _report(self, setting: Setting) -> None:
-        self.done += 1
-        self.on_progress(Progress(done=self.done, total=self.total, task=setting.name))
-
-    def _play(self, setting: Setting) -> Run:
-        if isinstance(setting, CollectiveSetting):
-            return play_collectives(self.cluster, setting)
-        if isinstance(setting, StrategySetting):
-            return play_strategy(self.cluster, setting)
-        return play_training(self.cluster, setting)
+                if time.monotonic() > self.deadline_s:
+                    raise Interrupted(
+                        f"{self.command}: time is up after {self.done} of {self.total} settings; "
+                        "continue with --resume"
+                    )
+                append_run(output, play(self.cluster, setting))
+            self.done += 1
+            self.on_progress(Progress(done=self.done, total=self.total, task=setting.name))
 
 
 @contextmanager
@@ -128,12 +105,7 @@ def open_campaign(
 
 
 def refuse_earlier_runs(request: CampaignRequest, first: str) -> None:
-    """Refuse a folder with runs that the user did not say to continue.
-
-    Parameters
-    ----------
-    first
-        Name of the file that a campaign writes first.
+    """Refuse a folder that holds ``first``, the file a campaign begins with, without ``--resume``.
 
     Raises
     ------
@@ -146,3 +118,62 @@ def refuse_earlier_runs(request: CampaignRequest, first: str) -> None:
             f"--out: must hold no runs yet, got {output}; "
             "continue with --resume, or choose another folder"
         )
+
+
+class Named(Protocol):
+    """What is predicted; its name is that of its prediction."""
+
+    @property
+    def name(self) -> str:
+        """Unique in a campaign."""
+
+
+S = TypeVar("S", bound=Named)
+P = TypeVar("P", PredictedStep, PredictedStrategy)
+
+
+def predict_once(
+    folder: Path,
+    settings: Sequence[S],
+    predict: Callable[[S], P],
+    *,
+    kind: type[P],
+    options: Mapping[str, object],
+    terms: Mapping[str, object],
+) -> dict[str, P]:
+    """Predictions by name: those of an earlier start, or new ones, written before the first run.
+
+    Parameters
+    ----------
+    options
+        What the user chose that decides on the settings, by the names of the flags.
+    terms
+        What stands beside the predictions: gates, and the law that they follow.
+
+    Raises
+    ------
+    InvalidDocument
+        If the plan of an earlier start cannot be read.
+    UsageError
+        If it was made for other settings.
+    """
+    path = folder / PLAN
+    if not path.exists():
+        predicted = {setting.name: predict(setting) for setting in settings}
+        rows = [entry.model_dump() for entry in predicted.values()]
+        write_plan(folder, {**options, **terms, "predicted": rows})
+        return predicted
+    raw = read_plan(folder)
+    try:
+        entries = [kind.model_validate(entry) for entry in raw["predicted"]]
+        earlier = ", ".join(f"{option} {raw[option]}" for option in options)
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidDocument(f"{path}: plan cannot be read: {why(error)}") from error
+    predicted = {entry.name: entry for entry in entries}
+    if set(predicted) != {setting.name for setting in settings}:
+        flags = " and ".join(f"--{option}" for option in options)
+        raise UsageError(
+            f"{flags}: must be as in {path} ({earlier}), and the settings those of this version; "
+            "repeat them, or choose another folder"
+        )
+    return predicted

@@ -13,10 +13,9 @@ import numpy as np
 from perfmodel.documents.testbed import CollectiveRun, Run, TrainingRun
 from perfmodel.errors import MeasurementFailed
 from perfmodel.statistics.normal import MEDIAN_OVER_MEAN
-from validate.testbed.shaped import undisturbed_s
+from validate.testbed.cluster import STEAL_LIMIT
+from validate.testbed.ring import undisturbed_s
 
-#: A run from which other guests of the host took more than this share of the cores is repeated.
-STEAL_LIMIT: Final = 0.02
 #: With a run that lost more, even at its quietest, a calibration is refused.
 _MOST_STEAL: Final = 0.1
 #: Uncertainty of the machine's prices, in log, from which on they are measured at one more moment, and

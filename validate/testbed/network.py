@@ -36,7 +36,7 @@ from validate.published.collectives import Point, draws_of, judge_part, predicte
 from validate.published.tables import Part
 from validate.testbed.campaign import RUNS, CampaignRequest, open_campaign, refuse_earlier_runs
 from validate.testbed.plan import UNSHAPED_MBIT, flat
-from validate.testbed.wiring import BURST_BYTES
+from validate.testbed.links import BURST_BYTES
 
 VERDICT: Final = "network.json"
 #: Kinds of links: every rank behind one of its own, or all ranks in one namespace.

@@ -1,6 +1,6 @@
 """The fork server: imports torch once, then plays one cluster after another.
 
-Started by ``client`` in private mount and process namespaces as their first process: when it ends,
+Started by ``cluster`` in private mount and process namespaces as their first process: when it ends,
 the kernel ends every rank and removes every network namespace. Reads one job per line from
 standard input, writes one reply per line to standard output.
 """
@@ -9,6 +9,7 @@ import functools
 import json
 import os
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -22,20 +23,32 @@ import torch._dynamo  # noqa: F401 - torch.optim imports it lazily, two CPU seco
 
 from perfmodel.documents.testbed import CollectiveSetting, Fabric, Job, StrategySetting
 from perfmodel.errors import MeasurementFailed
-from perfmodel.units import Seconds
-from validate.testbed import background, rank, strategy_rank, wiring
-from validate.testbed.counters import CounterReader
-from validate.testbed.namespace import enter, inside, named
+from perfmodel.units import BytesPerSecond, Seconds
+from validate.testbed import links, rank, strategy_rank
 
 #: A modest real-time priority: before every ordinary process, after the kernel's own threads.
 _PRIORITY: Final = 10
 _POLL_S: Final = 0.02
+#: Of background traffic: fits one frame; Ethernet, IP and UDP headers, which the shaper counts too.
+_PAYLOAD_BYTES: Final = 8900
+_HEADER_BYTES: Final = 14 + 20 + 8
+_PORT: Final = 9999
+_PERIOD_S: Final = 0.002
+#: ``SO_SNDBUFFORCE``, which Python does not name: beyond the system's limit. With less than the queue of a
+#: shaper the stream would yield to TCP, and not be steady.
+_SEND_BUFFER_FORCE: Final = 32
+_SEND_BUFFER_BYTES: Final = 8_388_608
 
 
 def main() -> None:
     """Serve jobs until standard input ends."""
-    os.environ |= {"GLOO_SOCKET_IFNAME": wiring.NODE_DEVICE, "OMP_NUM_THREADS": "1"}
-    is_realtime = _take_precedence()
+    os.environ |= {"GLOO_SOCKET_IFNAME": links.NODE_DEVICE, "OMP_NUM_THREADS": "1"}
+    # Run before everything else on the machine, where that is allowed.
+    is_realtime = True
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_PRIORITY))
+    except PermissionError:
+        is_realtime = False
     _say({"ready": True})
     for line in sys.stdin:
         try:
@@ -50,15 +63,6 @@ def _say(reply: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def _take_precedence() -> bool:
-    """Run before everything else on the machine, where that is allowed."""
-    try:
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_PRIORITY))
-    except PermissionError:
-        return False
-    return True
-
-
 def serve(job: Job) -> dict[str, Any]:
     """Wire the fabric, run all ranks to their end, take everything down.
 
@@ -67,60 +71,60 @@ def serve(job: Job) -> dict[str, Any]:
     MeasurementFailed
         If the network cannot be made, or a rank fails or does not end in time.
     """
-    fabric = job.setting.fabric
-    wiring.remove()
-    wiring.build(fabric)
-    _tune(fabric)
-    counters = CounterReader.open(wiring.links(fabric))
-    brood = Brood()
+    setting = job.setting
+    is_collective = isinstance(setting, CollectiveSetting)
+    copies = setting.copies if isinstance(setting, CollectiveSetting) else 1
+    links.remove()
+    links.build(setting.fabric)
+    counters = links.CounterReader.open(setting.fabric)
+    children = Children()
     try:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             started_utc = time.time()
-            _start_traffic(fabric, brood)
-            if isinstance(job.setting, CollectiveSetting) and job.setting.keep_awake:
+            _start_traffic(setting.fabric, children)
+            if is_collective and setting.keep_awake:
                 for _ in os.sched_getaffinity(0):
-                    brood.fork(_idle)
+                    children.fork(_idle)
+            numbers = range(setting.fabric.num_ranks * copies)
             ranks = [
-                brood.fork(_Player(job, number, folder, counters))
-                for number in range(_num_players(job))
+                children.fork(functools.partial(_play, job, number, folder, counters))
+                for number in numbers
             ]
-            brood.wait(ranks, folder, limit_s=job.limit_s)
-            results = [
-                json.loads((folder / f"{number}.json").read_text(encoding="utf-8"))
-                for number in range(_num_players(job))
-            ]
+            children.wait(ranks, folder, limit_s=job.limit_s)
+            results = [json.loads((folder / f"{n}.json").read_text("utf-8")) for n in numbers]
         return {"started_utc": started_utc, "ranks": results}
     finally:
-        brood.end()
+        children.end()
         counters.close()
-        wiring.remove()
+        links.remove()
 
 
-def _num_players(job: Job) -> int:
+def _play(job: Job, number: int, folder: Path, counters: links.CounterReader) -> None:
+    """The life of one rank, from fork to exit."""
     setting = job.setting
-    copies = setting.copies if isinstance(setting, CollectiveSetting) else 1
-    return setting.fabric.num_ranks * copies
-
-
-def _tune(fabric: Fabric) -> None:
-    """Set TCP in every node, and read it back: a refused value would go unnoticed otherwise."""
-    for node in range(len(fabric.node_bytes_per_s)):
-        with inside(wiring.node_name(node)):
-            for name, value in wiring.SYSCTLS.items():
-                path = Path("/proc/sys/net/ipv4") / name
-                path.write_text(value, encoding="ascii")
-                if path.read_text(encoding="ascii").strip() != value:
-                    raise MeasurementFailed(f"testbed: {path} could not be set to {value}")
-
-
-def _start_traffic(fabric: Fabric, brood: "Brood") -> None:
-    for node in {stream.to_node for stream in fabric.background}:
-        brood.fork(functools.partial(_within, node, background.swallow))
-    for stream in fabric.background:
-        address = wiring.node_address(stream.to_node)
-        send = functools.partial(background.send, address, stream.bytes_per_s)
-        brood.fork(functools.partial(_within, stream.from_node, send))
+    group, own = divmod(number, setting.fabric.num_ranks)
+    try:
+        links.enter(links.node_name(setting.fabric.node_of_rank[own]))
+        if isinstance(setting, CollectiveSetting) and not setting.is_realtime:
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        place = rank.Place(
+            rank=own,
+            world_size=setting.fabric.num_ranks,
+            store=str(folder / f"store-{group}"),
+            counters=counters.read,
+        )
+        rank.join(place)
+        if isinstance(setting, CollectiveSetting):
+            result = rank.collect(place, setting)
+        elif isinstance(setting, StrategySetting):
+            result = strategy_rank.train(place, setting)
+        else:
+            result = rank.train(place, setting, list(job.factors[own]))
+    except BaseException:
+        (folder / f"{number}.error").write_text(traceback.format_exc(), encoding="utf-8")
+        raise
+    (folder / f"{number}.json").write_text(json.dumps(result), encoding="utf-8")
 
 
 def _idle() -> None:
@@ -130,54 +134,44 @@ def _idle() -> None:
         pass
 
 
-def _within(node: int, work: Callable[[], None]) -> None:
-    enter(named(wiring.node_name(node)))
-    work()
+def _start_traffic(fabric: Fabric, children: "Children") -> None:
+    """Steady streams of datagrams that share links with the collectives."""
+    for node in {stream.to_node for stream in fabric.background}:
+        children.fork(functools.partial(_swallow, node))
+    for stream in fabric.background:
+        address = links.node_address(stream.to_node)
+        children.fork(functools.partial(_send, stream.from_node, address, stream.bytes_per_s))
 
 
-@dataclass(frozen=True, slots=True)
-class _Player:
-    """The life of one rank, from fork to exit."""
+def _send(node: int, address: str, rate: BytesPerSecond) -> None:
+    """Send for ever at a rate, headers included."""
+    links.enter(links.node_name(node))
+    payload = bytes(_PAYLOAD_BYTES)
+    interval_s = (_PAYLOAD_BYTES + _HEADER_BYTES) / rate
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.setsockopt(socket.SOL_SOCKET, _SEND_BUFFER_FORCE, _SEND_BUFFER_BYTES)
+        started_s = time.perf_counter()
+        num_sent = 0
+        while True:
+            due = int((time.perf_counter() - started_s) / interval_s) + 1
+            for _ in range(due - num_sent):
+                sender.sendto(payload, (address, _PORT))
+            num_sent = due
+            time.sleep(max(_PERIOD_S, interval_s))
 
-    job: Job
-    number: int
-    folder: Path
-    counters: CounterReader
 
-    def __call__(self) -> None:
-        try:
-            result = self._run()
-        except BaseException:
-            (self.folder / f"{self.number}.error").write_text(
-                traceback.format_exc(), encoding="utf-8"
-            )
-            raise
-        path = self.folder / f"{self.number}.json"
-        path.write_text(json.dumps(result), encoding="utf-8")
-
-    def _run(self) -> dict[str, Any]:
-        setting = self.job.setting
-        group, number = divmod(self.number, setting.fabric.num_ranks)
-        enter(named(wiring.node_name(setting.fabric.node_of_rank[number])))
-        if isinstance(setting, CollectiveSetting) and not setting.is_realtime:
-            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-        place = rank.Place(
-            rank=number,
-            world_size=setting.fabric.num_ranks,
-            store=str(self.folder / f"store-{group}"),
-            counters=self.counters.read,
-        )
-        rank.join(place)
-        if isinstance(setting, CollectiveSetting):
-            return rank.collect(place, setting)
-        if isinstance(setting, StrategySetting):
-            return strategy_rank.train(place, setting)
-        return rank.train(place, setting, list(self.job.factors[number]))
+def _swallow(node: int) -> None:
+    """Receive and forget for ever."""
+    links.enter(links.node_name(node))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(("", _PORT))
+        while True:
+            receiver.recv(2 * _PAYLOAD_BYTES)
 
 
 @dataclass(slots=True)
-class Brood:
-    """Forked children; none outlives the job."""
+class Children:
+    """Forked processes; none outlives the job."""
 
     alive: set[int] = field(default_factory=set)
 

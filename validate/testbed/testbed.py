@@ -1,29 +1,28 @@
-"""Use case: calibrate with one and two ranks, predict 4, 8 and 16, run them, judge.
+"""Use case: calibrate with one and two ranks, predict DDP on 4, 8 and 16, run it, judge."""
 
-Gates and predictions are on disk before the first run that they judge; every finished run is one
-line on disk before the next begins, so that an interrupted campaign continues where it stopped.
-"""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
+
+import numpy as np
 
 from calibrate.campaign import PLAN, Progress
 from calibrate.environment import describe_environment
 from calibrate.placement import provenance
 from perfmodel.documents.testbed import (
+    JudgedFamily,
+    JudgedStep,
     PredictedStep,
     Run,
     TestbedDocument,
     TrainingRun,
-    TrainingSetting,
     read_runs,
 )
+from perfmodel.documents.verdicts import Gate
 from perfmodel.errors import refuse_unknown
-from validate.gates import passed
-from validate.testbed import plan, verdict
-from validate.testbed.calibration import calibrate
+from validate.compare import fraction, summarise
+from validate.gates import coverage_gate, gate, passed, step_gates
+from validate.testbed import plan
 from validate.testbed.campaign import (
     CALIBRATION,
     RUNS,
@@ -31,16 +30,32 @@ from validate.testbed.campaign import (
     CampaignRequest,
     Setting,
     open_campaign,
+    predict_once,
     refuse_earlier_runs,
 )
+from validate.testbed.ddp import (
+    HOST,
+    Calibration,
+    calibrate,
+    limit,
+    observed_uses,
+    predict,
+    replayed,
+)
 from validate.testbed.disturbance import disturbed, refuse_disturbed, wants_another_moment
-from validate.testbed.predict import Calibration, predict
-from validate.testbed.predictions import predict_once
+from validate.testbed.ring import ring_bytes
 
 VERDICT: Final = "testbed.json"
-
 BUDGETS: Final = ("quick", "standard")
-
+PLAIN: Final = "plain"
+HARD: Final = "hard"
+#: Gates, as fractions; written to disk before the first run that they judge.
+LIMITS: Final[dict[str, dict[str, float]]] = {
+    PLAIN: {"mape": 0.01, "worst": 0.04, "bias": 0.005, "covered_from": 0.85, "covered_to": 0.97},
+    HARD: {"mape": 0.04, "worst": 0.12, "limits_named": 1.0},
+}
+#: From this share of the cores on, the machine and not the network or the devices is the limit.
+_HOST_LIMIT: Final = 0.6
 #: How often a start repeats what was disturbed in a calibration.
 _MOST_REPEATS: Final = 2
 
@@ -72,24 +87,29 @@ def validate_testbed(
     refuse_unknown("--budget", request.budget, BUDGETS)
     refuse_earlier_runs(request, CALIBRATION)
     first: tuple[Setting, ...] = plan.calibration()
-    judged = plan.shuffled(
-        (*plan.short(plan.plain(), request.budget), *plan.short(plan.hard(), request.budget)),
-        seed=request.seed,
-    )
+    judged = plan.judged(request.budget, seed=request.seed)
     total = len(first) + len(judged)
     with open_campaign(
         request, command="validate testbed", total=total, on_progress=on_progress
     ) as campaign:
-        campaign.run(first, request.folder / CALIBRATION)
+        output = request.folder / CALIBRATION
+        campaign.run(first, output)
         if not (request.folder / PLAN).exists():
-            quiet_down(campaign, request.folder / CALIBRATION)
-        calibration = calibrate(read_runs(request.folder / CALIBRATION), seed=request.seed)
-        predicted = _predicted(request, judged, calibration)
+            _quiet_down(campaign, request)
+        calibration = calibrate(read_runs(output), seed=request.seed)
+        predicted = predict_once(
+            request.folder,
+            judged,
+            lambda setting: predict(setting, calibration, seed=request.seed),
+            kind=PredictedStep,
+            options={"budget": request.budget, "seed": request.seed},
+            terms={"gates": LIMITS, "law": law(calibration)},
+        )
         campaign.run(judged, request.folder / RUNS)
     return conclude(request, calibration, predicted)
 
 
-def quiet_down(campaign: Campaign, output: Path) -> None:
+def _quiet_down(campaign: Campaign, request: TestbedRequest) -> None:
     """Repeat what other guests of the host disturbed; refuse the calibration if that does not help.
 
     Raises
@@ -97,14 +117,15 @@ def quiet_down(campaign: Campaign, output: Path) -> None:
     MeasurementFailed
         If it stays disturbed. What was measured is kept: another start repeats again.
     """
+    output = request.folder / CALIBRATION
     for _ in range(_MOST_REPEATS):
         runs = read_runs(output)
         again: list[Setting] = [run.setting for run in disturbed(runs)]
         if wants_another_moment(runs):
-            again += plan.prices(_next_moment(runs))
+            again += plan.machine_costs(_next_moment(runs))
         if not again:
             break
-        campaign.repeat(again, output)
+        campaign.run(again, output, again=True)
     refuse_disturbed(read_runs(output), where=campaign.command)
 
 
@@ -112,7 +133,7 @@ def _next_moment(runs: Sequence[Run]) -> int:
     """Number of the next moment: those planned, and one for each repeated before."""
     names = {run.setting.name for run in runs}
     moment = plan.NUM_MOMENTS
-    while plan.prices(moment)[-1].name in names:
+    while plan.machine_costs(moment)[-1].name in names:
         moment += 1
     return moment
 
@@ -121,20 +142,25 @@ def conclude(
     request: TestbedRequest, calibration: Calibration, predicted: dict[str, PredictedStep]
 ) -> TestbedDocument:
     """Judge what is on disk, and write the verdict."""
-    steps = tuple(
-        verdict.judge_step(predicted[run.setting.name], run, calibration)
+    steps = [
+        judge_step(predicted[run.setting.name], run, calibration)
         for run in read_runs(request.folder / RUNS)
         if isinstance(run, TrainingRun)
-    )
-    found = verdict.groups(steps)
-    judgement = verdict.gates(found)
+    ]
+    groups = {
+        PLAIN: [step for step in steps if step.family == PLAIN],
+        HARD: [step for step in steps if step.family != PLAIN],
+    }
+    names = dict.fromkeys(step.family for step in steps)
+    found = _families(groups)
+    judgement = gates(found)
     document = TestbedDocument(
         schema_version=TestbedDocument.current_version,
         provenance=provenance(describe_environment(), seed=request.seed),
-        law=_law(calibration),
-        settings=steps,
+        law=law(calibration),
+        settings=tuple(steps),
         groups=found,
-        families=verdict.families(steps),
+        families=_families({n: [s for s in steps if s.family == n] for n in names}),
         gates=judgement,
         passed=passed(judgement),
     )
@@ -142,29 +168,75 @@ def conclude(
     return document
 
 
-def _law(calibration: Calibration) -> dict[str, float]:
+def judge_step(predicted: PredictedStep, run: TrainingRun, calibration: Calibration) -> JudgedStep:
+    """Compare one setting."""
+    setting, host = run.setting, run.host
+    measured_s = float(np.median(run.step_s))
+    measured_p95_s = float(np.quantile(run.step_s, 0.95))
+    factors = np.array(run.factors)
+    uses = observed_uses(run)
+    payload = sum(ring_bytes(setting.model.gradient_bytes, setting.fabric).values())
+    streams_s = sum(stream.bytes_per_s for stream in setting.fabric.background)
+    sent = sum(run.link_bytes.values()) - streams_s * host.window_s
+    replayed_error = None
+    if np.ptp(factors, axis=1).any() or setting.noise.rank_spread > 0:
+        replayed_error = float(np.median(replayed(setting, calibration, factors))) / measured_s - 1
+    return JudgedStep(
+        name=setting.name,
+        family=setting.family,
+        world_size=setting.fabric.num_ranks,
+        predicted=predicted,
+        measured_s=measured_s,
+        measured_p95_s=measured_p95_s,
+        signed_error=predicted.step_s.signed_error(measured_s),
+        signed_error_p95=predicted.p95_s.signed_error(measured_p95_s),
+        replayed_error=replayed_error,
+        is_covered=predicted.step_s.holds(measured_s),
+        limit=limit(uses),
+        uses=uses,
+        is_host_limited=uses[HOST] > _HOST_LIMIT,
+        variation=float(np.std(run.step_s) / np.mean(run.step_s)),
+        own_cpu_share=host.own_share,
+        foreign_cpu_share=host.foreign_cpu_s / (host.window_s * host.num_cores),
+        wire_ratio=sent / (payload * len(run.step_s)) if payload else 0.0,
+    )
+
+
+def _families(groups: dict[str, list[JudgedStep]]) -> tuple[JudgedFamily, ...]:
+    """Settings that are judged together, as far as there are any."""
+    return tuple(
+        JudgedFamily(
+            name=name,
+            summary=summarise([step.signed_error for step in steps]),
+            coverage=fraction(step.is_covered for step in steps),
+            limits_named=fraction(step.is_limit_named for step in steps),
+        )
+        for name, steps in groups.items()
+        if steps
+    )
+
+
+def gates(groups: Iterable[JudgedFamily]) -> tuple[Gate, ...]:
+    """Compare plain and hard settings with what was promised."""
+    verdict: list[Gate] = []
+    for group in groups:
+        limits, of, bias = LIMITS[group.name], f"{group.name}: ", abs(group.summary.bias)
+        verdict += step_gates(group.summary, mape=limits["mape"], worst=limits["worst"], of=of)
+        if group.name == PLAIN:
+            low, high = limits["covered_from"], limits["covered_to"]
+            verdict.append(gate(f"{of}bias", bias, at_most=limits["bias"]))
+            verdict.append(coverage_gate(group.coverage, at_least=low, at_most=high, of=of))
+        else:
+            least, named = limits["limits_named"], group.limits_named
+            verdict.append(gate(f"{of}limiting resource named", named, at_least=least))
+    return tuple(verdict)
+
+
+def law(calibration: Calibration) -> dict[str, float]:
+    """Fitted parameters by name."""
     names = (
-        "finish_s",
-        "finish_s_per_byte",
-        "step_cpu_s",
-        "layer_cpu_s",
-        "byte_cpu_s",
-        "residual",
-        "price_uncertainty",
+        *("finish_s", "finish_s_per_byte", "step_cpu_s", "layer_cpu_s", "byte_cpu_s"),
+        *("residual", "price_uncertainty"),
     )
     own = {f"rank_{name}": float(getattr(calibration, name)) for name in names}
     return {f"ring_{name}": value for name, value in calibration.ring.nominal().items()} | own
-
-
-def _predicted(
-    request: TestbedRequest, judged: Sequence[TrainingSetting], calibration: Calibration
-) -> dict[str, PredictedStep]:
-    """Predictions on disk: those of an earlier start, or new ones, written before the first run."""
-    return predict_once(
-        request.folder,
-        judged,
-        lambda setting: predict(setting, calibration, seed=request.seed),
-        kind=PredictedStep,
-        options={"budget": request.budget, "seed": request.seed},
-        terms={"gates": verdict.LIMITS, "law": _law(calibration)},
-    )

@@ -1,20 +1,31 @@
-"""How long an all-reduce takes between nodes behind shaped links, all played by one machine.
+"""Collectives between nodes behind shaped links, all played by one machine, and steps made of them.
 
 A pipelined ring moves ``2 (n - 1) / n`` of the gradient over every edge. Its time is the larger, softly,
 of two: what the busiest link needs, and what the machine that plays all nodes needs in CPU time.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from perfmodel.arrays import soft_maximum
+from perfmodel.arrays import FloatArray, soft_maximum
 from perfmodel.cost.collectives import LIBRARIES, copies_in_turn, ring_share
 from perfmodel.cost.terms import Samples
-from perfmodel.documents.testbed import CollectiveKind, CollectiveRun, Fabric, TrainingRun
-from perfmodel.units import Bytes, BytesPerSecond
+from perfmodel.documents.testbed import (
+    CollectiveKind,
+    CollectiveRun,
+    Fabric,
+    StrategySetting,
+    TrainingRun,
+    TrainingSetting,
+)
+from perfmodel.engine.simulate import simulate
+from perfmodel.step.program import Cause, Operation, StepProgram
+from perfmodel.units import Bytes, BytesPerSecond, Seconds
 
 _PAIR: Final = 2
 
@@ -59,6 +70,16 @@ _SHARES: Final = (0.5, 1.0)
 _UNDISTURBED: Final = 0.05
 
 
+_KINDS: Final[dict[Cause, CollectiveKind]] = {
+    Cause.ALL_REDUCE: "all_reduce",
+    Cause.TENSOR: "all_reduce",
+    Cause.ALL_GATHER: "all_gather",
+    Cause.REDUCE_SCATTER: "reduce_scatter",
+    Cause.BROADCAST: "broadcast",
+    Cause.P2P: "send_recv",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ShapedRing:
     """Parameters of the ring; arrays have shape ``(num_draws,)``, draw 0 is the fitted value."""
@@ -89,24 +110,22 @@ class ShapedRing:
         num_draws: int,
         rng: np.random.Generator,
     ) -> "ShapedRing":
-        """Read the parameters off all-reduces between two ranks.
-
-        Draws resample the repeats of every point.
+        """Read the parameters off collectives between two ranks; draws resample the repeats of every point.
 
         Parameters
         ----------
         message_bytes
             As ``message_bytes_of`` reads it off counters of links: not random.
         runs
-            Of two ranks: on idle shaped links, small and large; warm ones that follow each other at once,
-            on cores kept awake, all-gathers among them; and crowded ones, in which many groups saturate
-            the machine, small and large.
+            On idle shaped links, small and large; warm ones that follow each other at once on cores kept
+            awake, all-gathers among them; and crowded ones that saturate the machine, small and large.
         """
-        nominal = _estimate(runs, message_bytes, _median)
-        draws = [nominal]
+        draws = [_estimate(runs, message_bytes, _median)]
         for _ in range(num_draws - 1):
-            seed = int(rng.integers(2**32))
-            draws.append(_estimate(runs, message_bytes, _resampled(np.random.default_rng(seed))))
+            draw = np.random.default_rng(int(rng.integers(2**32)))
+            draws.append(
+                _estimate(runs, message_bytes, lambda s, d=draw: _median(d.choice(s, len(s))))
+            )
         table = np.array(draws)
         return cls(**{field.name: table[:, i] for i, field in enumerate(fields(cls))})
 
@@ -249,18 +268,13 @@ def undisturbed_s(durations_s: Sequence[float]) -> float:
     return float(np.quantile(durations_s, _UNDISTURBED))
 
 
-Reader = Callable[[tuple[float, ...]], float]
-
-
-def _median(values: tuple[float, ...]) -> float:
+def _median(values: ArrayLike) -> float:
     return float(np.median(values))
 
 
-def _resampled(rng: np.random.Generator) -> Reader:
-    return lambda values: float(np.median(rng.choice(values, len(values))))
-
-
-def _estimate(runs: Sequence[CollectiveRun], message_bytes: float, read: Reader) -> list[float]:
+def _estimate(
+    runs: Sequence[CollectiveRun], message_bytes: float, read: Callable[[Sequence[float]], float]
+) -> list[float]:
     """Parameters in the order of the fields."""
     points = [
         (run.setting, size, read(times), cpu_s, undisturbed_s(times))
@@ -275,13 +289,15 @@ def _estimate(runs: Sequence[CollectiveRun], message_bytes: float, read: Reader)
     warm = [p for p in at_once if p[0].collective == "all_reduce"]
     halved = [p for p in at_once if p[0].collective == "all_gather"]
     cold = [p for p in single if p[0].pause_s > 0 and p[1] <= _SMALL_BYTES]
-    rate = {id(setting): setting.fabric.node_bytes_per_s[0] for setting, *_ in points}
+    rated = [
+        (size, t, setting.fabric.node_bytes_per_s[0])
+        for setting, size, t, *_ in single
+        if setting.pause_s > 0
+    ]
     shaped = [
-        p
-        for p in single
-        if p[0].pause_s > 0
-        and p[1] / rate[id(p[0])] > _WIRE_ONLY_S
-        and rate[id(p[0])] < _UNSHAPED_BYTES_PER_S
+        (size, t, rate)
+        for size, t, rate in rated
+        if size / rate > _WIRE_ONLY_S and rate < _UNSHAPED_BYTES_PER_S
     ]
     # Other programs disturb most repeats; what many ranks see is the price without them.
     warm_s = float(np.median([p[4] for p in warm]))
@@ -290,10 +306,9 @@ def _estimate(runs: Sequence[CollectiveRun], message_bytes: float, read: Reader)
     launch_s = max(cold_s - warm_s, 0.0)
     # Two ranks move every byte once each way, in two messages: time x rate = overhead x size + 2 x
     # message - burst. Relative errors are alike, so that rows are divided by the size.
-    rows = [(1.0, -1.0 / size) for _, size, *_ in shaped]
+    rows = [(1.0, -1.0 / size) for size, *_ in shaped]
     values = [
-        ((t - launch_s - 2 * p2p_s) * rate[id(s)] - 2 * message_bytes) / size
-        for s, size, t, *_ in shaped
+        ((t - launch_s - 2 * p2p_s) * rate - 2 * message_bytes) / size for size, t, rate in shaped
     ]
     (overhead, burst), *_ = np.linalg.lstsq(np.array(rows), np.array(values), rcond=None)
     # Awake and warm, a small all-reduce keeps all cores busy, with its messages and with the call.
@@ -355,3 +370,83 @@ def message_bytes_of(runs: Sequence[TrainingRun]) -> float:
     weighted = np.array(rows, dtype=np.float64) / np.array(sent)[:, np.newaxis]
     (_, message_bytes), *_ = np.linalg.lstsq(weighted, np.ones(len(sent)), rcond=None)
     return max(0.0, float(message_bytes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlayingMachine:
+    """The machine that plays all ranks and links, as runs of two ranks have shown it."""
+
+    ring: ShapedRing
+    num_cores: int
+    num_draws: int
+
+
+class Saving(NamedTuple):
+    """What a collective need not wait for; arrays have shape ``(num_draws,)``."""
+
+    burst_s: FloatArray
+    """What links that had time to rest let through at once. [s]"""
+    head_start_s: FloatArray | float = 0.0
+    """For how long it was under way before, behind another. [s]"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepCosts(ABC):
+    """Seconds of the operations of one setting: collectives cost what the ring says."""
+
+    setting: TrainingSetting | StrategySetting
+    calibration: PlayingMachine
+    program: StepProgram
+
+    def durations(self) -> FloatArray:
+        """Time of each operation at nominal pace, shape ``(num_operations, num_draws)``. [s]"""
+        # What a collective saves follows from when it starts, hence from durations without any saving.
+        return self._with_savings(self._savings(self._with_savings({})))
+
+    def step_s(self) -> Seconds:
+        """One step at the fitted parameters and nominal pace, simulated. [s]"""
+        return simulate(self.program, self.durations()[:, :1].T).step_s
+
+    @abstractmethod
+    def _savings(self, durations_s: FloatArray) -> Mapping[int, Saving]:
+        """What each collective saves, by its position."""
+
+    @abstractmethod
+    def _size_bytes(self, operation: Operation) -> Bytes:
+        """Array that a collective works on. [B]"""
+
+    @abstractmethod
+    def _compute_s(self, operation: Operation) -> Seconds:
+        """Time of an operation that is no collective. [s]"""
+
+    def _times(self, operation: Operation) -> float:
+        """How many times what its ring takes once an operation on links takes."""
+        del operation
+        return 1.0
+
+    def _collective_s(self, operation: Operation, saving: Saving) -> FloatArray:
+        once_s = self.calibration.ring.time_s(
+            self._size_bytes(operation),
+            self.setting.fabric,
+            num_cores=self.calibration.num_cores,
+            burst_s=saving.burst_s,
+            head_start_s=saving.head_start_s,
+            collective=_KINDS[operation.cause],
+        )
+        return once_s * self._times(operation)
+
+    def _with_savings(self, savings: Mapping[int, Saving]) -> FloatArray:
+        nothing = np.zeros(self.calibration.num_draws)
+        return np.stack(
+            [
+                self._collective_s(operation, savings.get(position, Saving(nothing)))
+                if is_collective(operation)
+                else np.full(self.calibration.num_draws, self._compute_s(operation))
+                for position, operation in enumerate(self.program.operations)
+            ]
+        )
+
+
+def is_collective(operation: Operation) -> bool:
+    """Whether it is links that an operation keeps busy, point-to-point sends between two ranks included."""
+    return operation.cause in _KINDS
