@@ -24,7 +24,7 @@ from perfmodel.engine.algebra import end_times
 from perfmodel.engine.simulate import simulate
 from perfmodel.engine.stragglers import RankNoise, slowest_durations
 from perfmodel.errors import MeasurementFailed
-from perfmodel.layout.layout import Layout
+from perfmodel.layout.layout import Layout, Synchronisation
 from perfmodel.step.compile import compile_step
 from perfmodel.step.program import Cause, Operation, StepProgram, Stream
 from perfmodel.units import Bytes, Seconds
@@ -109,7 +109,9 @@ def calibrate(runs: Sequence[Run], *, seed: int = 0) -> Calibration:
     paces: dict[str, list[FloatArray]] = {}
     for run in noisy:
         nominal_s = run.setting.model.compute_s * run.setting.accumulation
-        paces.setdefault(noise_key(run.setting.noise), []).append(np.array(run.compute_s) / nominal_s)
+        paces.setdefault(noise_key(run.setting.noise), []).append(
+            np.array(run.compute_s) / nominal_s
+        )
     found = Calibration(
         ring=ShapedRing.fit(
             collectives,
@@ -204,6 +206,8 @@ class TrainingCosts(StepCosts):
         """Compile the step of a setting."""
         step = Layout(
             dp=setting.fabric.num_ranks,
+            # One rank is wrapped as well.
+            wrapper=Synchronisation.DDP,
             accumulation=setting.accumulation,
             bucket_cap_mb=setting.bucket_cap_mb,
         )

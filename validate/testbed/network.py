@@ -35,8 +35,8 @@ from validate.gates import gate, passed
 from validate.published.collectives import Point, draws_of, judge_part, predicted
 from validate.published.tables import Part
 from validate.testbed.campaign import RUNS, CampaignRequest, open_campaign, refuse_earlier_runs
-from validate.testbed.plan import UNSHAPED_MBIT, flat
 from validate.testbed.links import BURST_BYTES
+from validate.testbed.plan import UNSHAPED_MBIT, flat
 
 VERDICT: Final = "network.json"
 #: Kinds of links: every rank behind one of its own, or all ranks in one namespace.

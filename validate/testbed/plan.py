@@ -174,6 +174,9 @@ def _racks(num_racks: int, per_rack: int, uplink_mbit: float, *, mixed: bool) ->
     )
 
 
+_EQUAL: Final = Noise()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """What distinguishes a training setting; becomes one with ``setting``."""
@@ -186,7 +189,7 @@ class Recipe:
     mbit: float
     accumulation: int = 1
     bucket_cap_mb: float | None = None
-    noise: Noise = Noise()
+    noise: Noise = _EQUAL
     num_steps: int = 7
 
     def setting(self, number: int) -> TrainingSetting:
@@ -401,7 +404,9 @@ def _hard() -> Iterator[Recipe]:
         noise = Noise(slow_ranks=((num_ranks // 3, factor),))
         fabric = flat(num_ranks, 200)
         yield _at_200("slow rank", shape, fabric, ratio, (None, 2.0)[number % 2], noise)
-    noisy = [(noise, *row) for noise in NOISES for row in ((4, 3.0), (8, 0.5), (16, 0.5), (16, 3.0))]
+    noisy = [
+        (noise, *row) for noise in NOISES for row in ((4, 3.0), (8, 0.5), (16, 0.5), (16, 3.0))
+    ]
     for number, (noise, num_ranks, ratio) in enumerate(noisy, start=1):
         name = {"pareto": "heavy tails", "lognormal": "lognormal"}[noise.kind]
         mbit = 100 if ratio < 1 else 50
@@ -443,7 +448,7 @@ def _hard() -> Iterator[Recipe]:
 
 
 def _at_200(
-    family: str, shape: str, fabric: Fabric, ratio: float, cap: float | None, noise: Noise = Noise()
+    family: str, shape: str, fabric: Fabric, ratio: float, cap: float | None, noise: Noise = _EQUAL
 ) -> Recipe:
     """Compute over communication as of links of 200 Mbit/s."""
     return Recipe(
@@ -458,8 +463,8 @@ def _at_200(
 
 
 def judged(budget: str, *, seed: int) -> tuple[TrainingSetting, ...]:
-    """All settings, or for ``quick`` some of each family, in an order of the seed: drift is no property
-    of a family."""
+    """All settings, or for ``quick`` some of each family, in an order of the seed."""
+    # In that order drift is no property of a family.
     step = 1 if budget == "standard" else 6
     order = [*plain()[::step], *hard()[::step]]
     random.Random(seed).shuffle(order)  # noqa: S311 - an order, no secret

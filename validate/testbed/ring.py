@@ -7,10 +7,10 @@ of two: what the busiest link needs, and what the machine that plays all nodes n
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from perfmodel.arrays import FloatArray, soft_maximum
 from perfmodel.cost.collectives import LIBRARIES, copies_in_turn, ring_share
@@ -120,12 +120,14 @@ class ShapedRing:
             On idle shaped links, small and large; warm ones that follow each other at once on cores kept
             awake, all-gathers among them; and crowded ones that saturate the machine, small and large.
         """
-        draws = [_estimate(runs, message_bytes, _median)]
+
+        def resampled(values: Sequence[float], draw: np.random.Generator) -> float:
+            return float(np.median(draw.choice(values, len(values))))
+
+        draws = [_estimate(runs, message_bytes, lambda values: float(np.median(values)))]
         for _ in range(num_draws - 1):
             draw = np.random.default_rng(int(rng.integers(2**32)))
-            draws.append(
-                _estimate(runs, message_bytes, lambda s, d=draw: _median(d.choice(s, len(s))))
-            )
+            draws.append(_estimate(runs, message_bytes, partial(resampled, draw=draw)))
         table = np.array(draws)
         return cls(**{field.name: table[:, i] for i, field in enumerate(fields(cls))})
 
@@ -266,10 +268,6 @@ def free_rates(fabric: Fabric) -> dict[str, BytesPerSecond]:
 def undisturbed_s(durations_s: Sequence[float]) -> float:
     """What a warm collective takes while no other program disturbs it, read off its repeats. [s]"""
     return float(np.quantile(durations_s, _UNDISTURBED))
-
-
-def _median(values: ArrayLike) -> float:
-    return float(np.median(values))
 
 
 def _estimate(

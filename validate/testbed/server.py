@@ -72,8 +72,9 @@ def serve(job: Job) -> dict[str, Any]:
         If the network cannot be made, or a rank fails or does not end in time.
     """
     setting = job.setting
-    is_collective = isinstance(setting, CollectiveSetting)
-    copies = setting.copies if isinstance(setting, CollectiveSetting) else 1
+    copies, keep_awake = 1, False
+    if isinstance(setting, CollectiveSetting):
+        copies, keep_awake = setting.copies, setting.keep_awake
     links.remove()
     links.build(setting.fabric)
     counters = links.CounterReader.open(setting.fabric)
@@ -83,7 +84,7 @@ def serve(job: Job) -> dict[str, Any]:
             folder = Path(name)
             started_utc = time.time()
             _start_traffic(setting.fabric, children)
-            if is_collective and setting.keep_awake:
+            if keep_awake:
                 for _ in os.sched_getaffinity(0):
                     children.fork(_idle)
             numbers = range(setting.fabric.num_ranks * copies)

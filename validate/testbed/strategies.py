@@ -125,7 +125,7 @@ def validate_strategies(
     return conclude(request, calibration, predicted)
 
 
-def _setting(
+def _setting(  # noqa: PLR0913 - one argument per column of the tables below
     family: Family,
     kind: str,
     layout: str,
@@ -320,8 +320,8 @@ def calibrate(runs: Sequence[Run], *, seed: int) -> StrategyCalibration:
         num_cores=own["fsdp"][0].host.num_cores,
         num_draws=NUM_DRAWS,
     )
-    hosts = {family: _host_work(found, bare) for family, found in own.items()}
-    full = dataclasses.replace(bare, hosts={**hosts})
+    hosts: dict[str, HostWork] = {f: _host_work(found, bare) for f, found in own.items()}
+    full = dataclasses.replace(bare, hosts=hosts)
     residuals: dict[str, float] = {
         family: float(np.sqrt(np.mean(np.square(_errors(found, full)))))
         for family, found in own.items()
