@@ -12,10 +12,10 @@ from calibrate.processes import usable_cores
 from perfmodel.documents.testbed import CollectiveSetting, Job, TrainingSetting
 from perfmodel.errors import MeasurementFailed
 from validate.testbed import campaign
-from validate.testbed.client import Cluster
-from validate.testbed.counters import BUSY, STEAL
-from validate.testbed.predict import Calibration, TrainingPrices, simulated_step
-from validate.testbed.shaped import ShapedRing, link_rates, path, ring_bytes
+from validate.testbed.cluster import Cluster
+from validate.testbed.ddp import Calibration, TrainingCosts, simulated_step
+from validate.testbed.links import BUSY, STEAL
+from validate.testbed.ring import ShapedRing, link_rates, path, ring_bytes
 
 NUM_CORES = 2
 
@@ -126,16 +126,16 @@ def _collective_rank(setting: CollectiveSetting, dearer: float) -> dict[str, Any
 def _training_ranks(
     setting: TrainingSetting, factors: np.ndarray[Any, np.dtype[np.float64]]
 ) -> list[dict[str, Any]]:
-    prices = TrainingPrices.of(setting, known())
-    durations_s = prices.durations()[:, 0]
-    cpu_step_s = float(prices.cpu_s()[0])
+    costs = TrainingCosts.of(setting, known())
+    durations_s = costs.durations()[:, 0]
+    cpu_step_s = float(costs.cpu_s()[0])
     steps_s = [
-        max(simulated_step(prices, durations_s, paces), cpu_step_s / NUM_CORES / 0.95)
+        max(simulated_step(costs, durations_s, paces), cpu_step_s / NUM_CORES / 0.95)
         for paces in factors.T
     ]
     ends_s = [0.0, *np.cumsum(steps_s).tolist()]
     payload = ring_bytes(setting.model.gradient_bytes, setting.fabric)
-    num_messages = 2 * (setting.fabric.num_ranks - 1) * len(prices.all_reduces)
+    num_messages = 2 * (setting.fabric.num_ranks - 1) * len(costs.all_reduces)
     message_bytes = num_messages * float(known_ring().message_bytes[0])
     sent = {link: (1.01 * size + message_bytes) * len(steps_s) for link, size in payload.items()}
     for stream in setting.fabric.background:
@@ -151,7 +151,7 @@ def _training_ranks(
             "ends_s": ends_s,
             "late_s": [1e-5],
             "compute_s": (nominal_s * row).tolist(),
-            "bucket_bytes": [o.size_bytes for o in prices.all_reduces] or [1],
+            "bucket_bytes": [o.size_bytes for o in costs.all_reduces] or [1],
         }
         for row in factors
     ]

@@ -9,7 +9,8 @@ import pytest
 from perfmodel.documents.testbed import Run, TrainingRun, read_runs
 from perfmodel.errors import MeasurementFailed
 from tests.validate.testbed.played import PlayedCluster, serve
-from validate.testbed import calibration, plan, play, predict, testbed
+from validate.testbed import cluster as player
+from validate.testbed import ddp, plan, testbed
 from validate.testbed.disturbance import disturbed, price_uncertainty, quietest_of_each
 
 
@@ -17,8 +18,8 @@ from validate.testbed.disturbance import disturbed, price_uncertainty, quietest_
 def cluster(monkeypatch: pytest.MonkeyPatch) -> PlayedCluster:
     played = PlayedCluster()
     serve(played, monkeypatch)
-    monkeypatch.setattr(plan, "short", lambda settings, _budget: settings[:1])
-    monkeypatch.setattr(calibration, "NUM_DRAWS", 10)
+    monkeypatch.setattr(plan, "judged", lambda *_, **__: (plan.plain()[0], plan.hard()[0]))
+    monkeypatch.setattr(ddp, "NUM_DRAWS", 10)
     return played
 
 
@@ -33,8 +34,8 @@ def calibrated(folder: Path) -> list[Run]:
 
 def rush(name: str, *, own_cpu_s: float, steal: float = 0.0) -> TrainingRun:
     """One step in a second of two cores."""
-    setting = plan.prices(0)[-1]
-    found = play.play_training(PlayedCluster(), setting)  # type: ignore[arg-type]
+    setting = plan.machine_costs(0)[-1]
+    found = player.play_training(PlayedCluster(), setting)  # type: ignore[arg-type]
     host = found.host.model_copy(
         update={"window_s": 1.0, "num_cores": 2, "own_cpu_s": own_cpu_s, "steal_cpu_s": 2 * steal}
     )
@@ -96,12 +97,12 @@ def test_prices_that_differ_are_measured_at_more_moments_and_uncertain(
     cluster.drift = 0.014
     run(tmp_path)
     names = {found.setting.name for found in calibrated(tmp_path)}
-    assert {s.name for s in plan.prices(plan.NUM_MOMENTS)} <= names
-    uncertain = calibration.calibrate(calibrated(tmp_path))
+    assert {s.name for s in plan.machine_costs(plan.NUM_MOMENTS)} <= names
+    uncertain = ddp.calibrate(calibrated(tmp_path))
     assert uncertain.price_uncertainty > 0.02
     setting = plan.hard()[-1]
     found, sure = (
-        predict.predict(setting, c).step_s
+        ddp.predict(setting, c).step_s
         for c in (uncertain, dataclasses.replace(uncertain, price_uncertainty=0.0))
     )
     assert found.p95 / found.p5 > sure.p95 / sure.p5

@@ -26,10 +26,16 @@ from perfmodel.documents.testbed import (
 from perfmodel.errors import MeasurementFailed
 from perfmodel.layout.layout import parse_layout
 from perfmodel.step.division import gradient_buckets
-from validate.testbed import plan, shapes
-from validate.testbed.client import Cluster, obstacle, running_server
-from validate.testbed.play import play_collectives, play_strategy, play_training
-from validate.testbed.wiring import BURST_BYTES
+from validate.testbed import plan
+from validate.testbed.cluster import (
+    Cluster,
+    obstacle,
+    play_collectives,
+    play_strategy,
+    play_training,
+    running_server,
+)
+from validate.testbed.links import BURST_BYTES
 
 MBIT = 125_000.0
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
@@ -50,7 +56,7 @@ def training(name: str, fabric: Fabric, **changes: object) -> TrainingSetting:
     given = {
         "name": name,
         "family": "test",
-        "model": shapes.emulated("resnet20", compute_s=0.06),
+        "model": plan.emulated("resnet20", compute_s=0.06),
         "fabric": fabric,
         "bucket_cap_mb": 0.5,
         "num_steps": 6,
@@ -106,7 +112,7 @@ def test_ddp_buckets_bytes_and_time_are_those_of_the_model(cluster: Cluster) -> 
     fabric = plan.flat(4, 100)
     setting = training("ddp", fabric)
     run = play_training(cluster, setting)
-    workload = shapes.as_workload(setting.model)
+    workload = plan.as_workload(setting.model)
     buckets = gradient_buckets(
         workload, RunSetting(workload="w", world_size=4, micro_batch=1, bucket_cap_mb=0.5).layout
     )

@@ -20,7 +20,7 @@ from tests.turns import machine_is_held
 from tests.validate.testbed.played import serve
 from validate.published.collectives import Point
 from validate.testbed import campaign, network
-from validate.testbed.counters import BUSY, STEAL
+from validate.testbed.links import BUSY, STEAL
 
 #: Links of 25 MB/s; a message costs 30 us of CPU time that all ranks share.
 LAW = MessageLaw(logs=np.log([[1e-4], [4e-8], [3e-5], [1e-10], [7.0]]))

@@ -10,8 +10,8 @@ from perfmodel.cost.collectives import copies_in_turn
 from perfmodel.documents.testbed import Fabric, Traffic
 from tests.validate.testbed.played import PlayedCluster, known_ring
 from validate.testbed import plan
-from validate.testbed.play import play_collectives, play_training
-from validate.testbed.shaped import (
+from validate.testbed.cluster import play_collectives, play_training
+from validate.testbed.ring import (
     SHARPNESS,
     ShapedRing,
     free_rates,

@@ -20,10 +20,10 @@ from perfmodel.report.validation import testbed_tables
 from perfmodel.step.division import gradient_buckets
 from tests.turns import machine_is_held
 from tests.validate.testbed.played import PlayedCluster, known, serve
-from validate.testbed import calibration, client, plan, play, predict, shapes, testbed, verdict
-from validate.testbed.noise import draw_factors
-from validate.testbed.predict import noise_key
-from validate.testbed.resources import limit, link_uses
+from validate.testbed import cluster as player
+from validate.testbed import ddp, plan, testbed
+from validate.testbed.cluster import draw_factors
+from validate.testbed.ddp import limit, link_uses, noise_key
 
 
 @pytest.fixture
@@ -31,8 +31,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> PlayedCluster:
     played = PlayedCluster()
     serve(played, monkeypatch)
     # A few settings of each kind are enough to see the campaign work.
-    monkeypatch.setattr(plan, "short", lambda settings, _budget: settings[::12])
-    monkeypatch.setattr(calibration, "NUM_DRAWS", 10)
+    monkeypatch.setattr(plan, "judged", lambda *_, **__: (*plan.plain()[::12], *plan.hard()[::12]))
+    monkeypatch.setattr(ddp, "NUM_DRAWS", 10)
     return played
 
 
@@ -158,7 +158,7 @@ def test_unknown_budgets_are_refused(tmp_path: Path) -> None:
 def test_without_rights_the_testbed_says_so_politely(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(client, "obstacle", lambda: "unshare: Operation not permitted")
+    monkeypatch.setattr(player, "obstacle", lambda: "unshare: Operation not permitted")
     with pytest.raises(NotFeasible, match="Operation not permitted; run as root") as caught:
         run(tmp_path)
     assert caught.value.exit_code == 3
@@ -167,7 +167,7 @@ def test_without_rights_the_testbed_says_so_politely(
 
 def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    assert client.obstacle() == "no ip, tc, unshare, setpriv, mount"
+    assert player.obstacle() == "no ip, tc, unshare, setpriv, mount"
 
 
 def test_calibration_never_sees_more_than_two_ranks() -> None:
@@ -189,12 +189,12 @@ def test_there_are_enough_settings_and_all_have_names_of_their_own() -> None:
 
 def test_emulated_shapes_have_the_gradients_of_the_real_thing() -> None:
     """LeNet: 156 + 2,416 + 48,120 + 10,164 + 850 = 61,706 parameters."""
-    assert shapes.gradient_bytes("lenet") == 4 * 61_706
+    assert plan.gradient_bytes("lenet") == 4 * 61_706
 
 
 def test_the_product_sees_layers_in_the_order_of_their_gradients() -> None:
-    model = shapes.emulated("lenet", compute_s=0.3)
-    workload = shapes.as_workload(model)
+    model = plan.emulated("lenet", compute_s=0.3)
+    workload = plan.as_workload(model)
     assert workload.parameters[0].num_elements == 850
     assert workload.parameters[-1].ready_fraction == 1.0
     buckets = gradient_buckets(
@@ -228,19 +228,19 @@ def test_a_link_is_named_when_it_stands_out() -> None:
 
 
 def test_gates_are_those_that_were_promised() -> None:
-    assert verdict.LIMITS["plain"] == {
+    assert testbed.LIMITS["plain"] == {
         "mape": 0.01,
         "worst": 0.04,
         "bias": 0.005,
         "covered_from": 0.85,
         "covered_to": 0.97,
     }
-    assert verdict.LIMITS["hard"] == {"mape": 0.04, "worst": 0.12, "limits_named": 1.0}
+    assert testbed.LIMITS["hard"] == {"mape": 0.04, "worst": 0.12, "limits_named": 1.0}
 
 
 def test_what_other_guests_disturbed_is_run_again_and_the_quietest_is_kept() -> None:
     cluster = PlayedCluster()
-    run = play.play_training(cluster, plan.plain()[0])
+    run = player.play_training(cluster, plan.plain()[0])
 
     def steal(seconds: float) -> TrainingRun:
         return run.model_copy(
@@ -250,11 +250,11 @@ def test_what_other_guests_disturbed_is_run_again_and_the_quietest_is_kept() -> 
         )
 
     twice = iter([steal(0.5), steal(0.01)])
-    found = play.quietest(lambda: next(twice))
+    found = player.quietest(lambda: next(twice))
     assert found.attempts == 2
     assert found.host.steal_share == pytest.approx(0.005)
     always = iter([steal(0.5), steal(0.3), steal(0.4)])
-    found = play.quietest(lambda: next(always))
+    found = player.quietest(lambda: next(always))
     assert found.attempts == 3
     assert found.host.steal_share == pytest.approx(0.15)
 
@@ -269,9 +269,7 @@ def test_on_a_saturated_machine_nobody_sleeps() -> None:
             family="plain", shape="lenet", fabric=plan.flat(16, 200), ratio=ratio, mbit=200
         )
         setting = recipe.setting(0)
-        of_both = [
-            float(predict.TrainingPrices.of(setting, c).cpu_s()[0]) for c in (calibration, awake)
-        ]
+        of_both = [float(ddp.TrainingCosts.of(setting, c).cpu_s()[0]) for c in (calibration, awake)]
         return (of_both[0] - of_both[1]) / (16 * len(setting.model.layers) * 1e-2)
 
     assert waking_s(1000) == pytest.approx(1.0, abs=0.02)

@@ -4,7 +4,7 @@ import pytest
 
 from perfmodel.documents.testbed import Fabric
 from perfmodel.errors import MeasurementFailed
-from validate.testbed import wiring
+from validate.testbed import links
 
 RACKS = Fabric(
     node_of_rank=(0, 1),
@@ -20,7 +20,7 @@ PROC_NET_DEV = """Inter-|   Receive                                             
 
 
 def test_every_link_is_shaped_at_its_rate() -> None:
-    shapers = {name: " ".join(words) for name, words in wiring.shapers(RACKS).items()}
+    shapers = {name: " ".join(words) for name, words in links.shapers(RACKS).items()}
     assert shapers["node0"] == (
         "qdisc add dev eth0 root tbf rate 200000000bit burst 70000 limit 4194304"
     )
@@ -30,8 +30,8 @@ def test_every_link_is_shaped_at_its_rate() -> None:
 
 
 def test_racks_hang_on_a_core_and_nodes_on_their_rack() -> None:
-    assert wiring.namespaces(RACKS) == ("core", "rack0", "rack1", "node0", "node1")
-    batches = wiring.ip_batches(RACKS)
+    assert tuple(links.ip_batches(RACKS)) == ("core", "rack0", "rack1", "node0", "node1")
+    batches = links.ip_batches(RACKS)
     assert any("peer name trunk mtu 9000 netns rack1" in line for line in batches["core"])
     assert any("peer name eth0 mtu 9000 netns node1" in line for line in batches["rack1"])
     assert not any("node1" in line for line in batches["rack0"])
@@ -40,14 +40,14 @@ def test_racks_hang_on_a_core_and_nodes_on_their_rack() -> None:
 
 def test_one_switch_needs_no_core() -> None:
     flat = Fabric(node_of_rank=(0, 1), node_bytes_per_s=(1e6, 1e6))
-    assert wiring.namespaces(flat) == ("rack0", "node0", "node1")
-    assert set(wiring.links(flat)) == {"uplink of node 0", "uplink of node 1"}
+    assert tuple(links.ip_batches(flat)) == ("rack0", "node0", "node1")
+    assert set(links.links(flat)) == {"uplink of node 0", "uplink of node 1"}
 
 
 def test_counters_are_read_from_the_kernels_table() -> None:
-    assert wiring.sent_bytes(PROC_NET_DEV, "eth0") == 7000
+    assert links.sent_bytes(PROC_NET_DEV, "eth0") == 7000
     with pytest.raises(MeasurementFailed, match="no device 'eth1'"):
-        wiring.sent_bytes(PROC_NET_DEV, "eth1")
+        links.sent_bytes(PROC_NET_DEV, "eth1")
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from perfmodel.documents.verdicts import StrategiesDocument
 from perfmodel.errors import InvalidDocument, MeasurementFailed, UsageError
 from perfmodel.layout.layout import parse_layout
 from perfmodel.report.validation import strategies_tables
-from tests.validate.strategies.played import PAIR_GATHER, WORK, PlayedStrategies
 from tests.validate.testbed.played import serve
-from validate.strategies import calibration, plan, strategies
+from tests.validate.testbed.played_strategies import PAIR_GATHER, WORK, PlayedStrategies
+from validate.testbed import strategies
 from validate.testbed.campaign import CampaignRequest
 
 
@@ -19,7 +19,7 @@ from validate.testbed.campaign import CampaignRequest
 def cluster(monkeypatch: pytest.MonkeyPatch) -> PlayedStrategies:
     played = PlayedStrategies()
     serve(played, monkeypatch)
-    monkeypatch.setattr(calibration, "NUM_DRAWS", 20)
+    monkeypatch.setattr(strategies, "NUM_DRAWS", 20)
     return played
 
 
@@ -36,7 +36,7 @@ def test_a_cluster_that_obeys_the_model_is_predicted_and_its_law_is_found(
     assert document.families[-1].name == strategies.ALL
     assert document.families[-1].summary.worst_absolute < 3e-3
     assert document.law["pair_gather"] == pytest.approx(PAIR_GATHER, rel=1e-2)
-    for family in plan.FAMILIES:
+    for family in strategies.FAMILIES:
         # What a pass of a layer costs on the whole, for a layer that moves half a megabyte.
         found_s = document.law[f"{family}_pass_s"] + 5e5 * document.law[f"{family}_byte_s"]
         assert found_s == pytest.approx(WORK.pass_s + 5e5 * WORK.byte_s, rel=0.3)
@@ -58,13 +58,15 @@ def test_a_cluster_that_does_not_obey_fails_the_gates(
 def test_predictions_and_gates_are_on_disk_before_the_first_judged_run(
     cluster: PlayedStrategies, tmp_path: Path
 ) -> None:
-    num_first = len(plan.collectives()) + len(plan.trainings()) + len(plan.first())
+    num_first = (
+        len(strategies.collectives()) + len(strategies.trainings()) + len(strategies.first())
+    )
     cluster.at_most = num_first
     with pytest.raises(MeasurementFailed):
         run(tmp_path)
     content = json.loads((tmp_path / "plan.json").read_text())
     assert content["gates"] == strategies.LIMITS
-    assert len(content["predicted"]) == len(plan.judged(seed=1))
+    assert len(content["predicted"]) == len(strategies.judged(seed=1))
     assert not (tmp_path / "runs.jsonl").exists()
     with pytest.raises(UsageError, match="--resume"):
         run(tmp_path)
@@ -72,7 +74,7 @@ def test_predictions_and_gates_are_on_disk_before_the_first_judged_run(
     run(tmp_path, resume=True)
     assert json.loads((tmp_path / "plan.json").read_text()) == content
     # The failed one was tried before it counted.
-    assert len(cluster.played) == num_first + len(plan.judged(seed=1))
+    assert len(cluster.played) == num_first + len(strategies.judged(seed=1))
 
 
 def test_predictions_of_another_plan_are_refused(cluster: PlayedStrategies, tmp_path: Path) -> None:
@@ -90,16 +92,16 @@ def test_predictions_of_another_plan_are_refused(cluster: PlayedStrategies, tmp_
 
 
 def test_every_strategy_is_judged_on_two_three_and_four_ranks_but_calibrated_on_two() -> None:
-    judged = plan.judged(seed=1)
+    judged = strategies.judged(seed=1)
     assert len(judged) >= 24
     assert len({setting.name for setting in judged}) == len(judged)
-    for family in plan.FAMILIES:
+    for family in strategies.FAMILIES:
         sizes = {s.fabric.num_ranks for s in judged if s.family == family}
         assert sizes == {2, 3, 4}
-    assert {s.fabric.num_ranks for s in plan.first()} == {2}
-    known = {s.model for s in plan.first()}
+    assert {s.fabric.num_ranks for s in strategies.first()} == {2}
+    known = {s.model for s in strategies.first()}
     assert not known & {s.model for s in judged}
-    for setting in (*judged, *plan.first()):
+    for setting in (*judged, *strategies.first()):
         layout = parse_layout(setting.layout)
         assert layout.world_size == setting.fabric.num_ranks
         assert setting.model.num_layers % layout.pp == 0
@@ -111,7 +113,7 @@ def test_tables_name_every_setting_and_strategy(cluster: PlayedStrategies, tmp_p
     rows = strategies_tables(document)[0].rows
     assert {row[0] for row in rows} == {setting.name for setting in document.settings}
     families = strategies_tables(document)[1].rows
-    assert [row[0] for row in families] == [*plan.FAMILIES, "all"]
+    assert [row[0] for row in families] == [*strategies.FAMILIES, "all"]
     missed = document.settings[0].model_copy(update={"is_covered": False})
     changed = document.model_copy(update={"settings": (missed,)})
     (row,) = strategies_tables(changed)[0].rows

@@ -8,9 +8,14 @@ import numpy as np
 from perfmodel.documents.testbed import CollectiveSetting, Job, StrategySetting
 from perfmodel.errors import MeasurementFailed
 from tests.validate.testbed.played import NUM_CORES, PlayedCluster, known_ring, moments
-from validate.strategies.plan import FAMILIES, IN_TURN
-from validate.strategies.predict import HostWork, StrategyCalibration, StrategyPrices
-from validate.testbed.shaped import link_rates
+from validate.testbed.ring import link_rates
+from validate.testbed.strategies import (
+    FAMILIES,
+    IN_TURN,
+    HostWork,
+    StrategyCalibration,
+    StrategyCosts,
+)
 
 PAIR_GATHER = 1.5
 WORK = HostWork(pass_s=4e-4, byte_s=5e-10)
@@ -51,7 +56,7 @@ class PlayedStrategies:
         return reply
 
     def _strategy(self, setting: StrategySetting) -> dict[str, Any]:
-        step_s = StrategyPrices.of(setting, known()).step_s()
+        step_s = StrategyCosts.of(setting, known()).step_s()
         if setting.fabric.num_ranks > 2:
             step_s *= self.slowness
         ends_s = (step_s * np.arange(setting.num_steps + 1)).tolist()
