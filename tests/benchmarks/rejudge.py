@@ -1,65 +1,137 @@
-"""Judge recorded runs of the testbed with the model of today: no proof, but shows what a change did.
+"""Judge recorded runs with the code of today: no proof, but shows what a change did.
 
-``python -m tests.benchmarks.rejudge docs/records/testbed/first``
+``python -m tests.benchmarks.rejudge docs/records/testbed``, or ``strategies``, ``network``; ``validation``
+and ``operators`` fit ``docs/records/calibration`` again first.
 """
 
 import gzip
+import lzma
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
-from perfmodel.documents.testbed import JudgedStep, Run, TrainingRun, read_runs
+from calibrate.fit.profile import fit_profile
+from perfmodel.documents.observation import read_observations
+from perfmodel.documents.profile import ProfileDocument
+from perfmodel.documents.testbed import (
+    CollectiveRun,
+    Run,
+    StrategyRun,
+    TrainingRun,
+    read_runs,
+)
+from perfmodel.documents.verdicts import ValidationDocument
+from perfmodel.machine.measured import MeasuredMachine
+from validate import models, validate
 from validate.compare import summarise
-from validate.testbed.calibration import calibrate
-from validate.testbed.predict import predict
-from validate.testbed.resources import HOST
-from validate.testbed.verdict import families, groups, judge_step
+from validate.testbed import ddp, network, strategies, testbed
+
+CALIBRATION: Final = Path("docs/records/calibration")
 
 
-def main() -> None:
-    """Print the errors of every family, of plain and hard settings, and what is no price of the hour."""
-    folder = Path(sys.argv[1])
-    calibration = calibrate(recorded_runs(folder / "calibration.jsonl.gz"))
+def unpacked(packed: Path, folder: Path) -> Path:
+    """A compressed record, written to a folder."""
+    target = folder / f"{packed.parent.name}-{packed.stem}"
+    target.write_bytes({".gz": gzip, ".xz": lzma}[packed.suffix].decompress(packed.read_bytes()))
+    return target
+
+
+def say(name: str, errors: Sequence[float], covered: Sequence[bool] = ()) -> None:
+    """Print a summary in a line."""
+    if errors:
+        found = summarise(errors)
+        inside = f"  inside {sum(covered)} of {len(covered)}" if covered else ""
+        sys.stdout.write(
+            f"{name:40} {found.num_settings:4d}  bias {found.bias:+.1%}  MAPE {found.mape:.1%}  "
+            f"worst {found.worst_absolute:.1%}{inside}\n"
+        )
+
+
+def _runs(record: Path, name: str) -> list[Run]:
+    with tempfile.TemporaryDirectory() as folder:
+        return read_runs(unpacked(record / name, Path(folder)))
+
+
+def _testbed(record: Path) -> None:
+    calibration = ddp.calibrate(_runs(record, "calibration.jsonl.gz"), seed=1)
     steps = [
-        judge_step(predict(run.setting, calibration), run, calibration)
-        for run in recorded_runs(folder / "runs.jsonl.gz")
+        testbed.judge_step(ddp.predict(run.setting, calibration, seed=1), run, calibration)
+        for run in _runs(record, "runs.jsonl.gz")
         if isinstance(run, TrainingRun)
     ]
-    for found in (*families(steps), *groups(steps)):
-        errors = found.summary
-        sys.stdout.write(
-            f"{found.name:12} {errors.num_settings:3d} settings  bias {errors.bias:+.1%}  "
-            f"MAPE {errors.mape:.1%}  worst {errors.worst_absolute:.1%}  "
-            f"inside {found.coverage:.0%}  limit named {found.limits_named:.0%}\n"
-        )
-    tails = [step.signed_error_p95 for step in steps if step.replayed_error is not None]
-    if tails:
-        errors = summarise(tails)
-        sys.stdout.write(
-            f"95th percentile of the steps, with noise: {len(tails)} settings  bias {errors.bias:+.1%}  "
-            f"MAPE {errors.mape:.1%}  worst {errors.worst_absolute:.1%}\n"
-        )
-    left = [_left_at_its_price(s) for s in steps if s.limit == s.predicted.limit == HOST]
-    if left:
-        errors = summarise(left)
-        sys.stdout.write(
-            f"where the machine is the limit, given the CPU time that the runs took: {len(left)} settings  "
-            f"bias {errors.bias:+.1%}  MAPE {errors.mape:.1%}  worst {errors.worst_absolute:.1%}\n"
-        )
+    for name in dict.fromkeys(step.family for step in steps):
+        own = [step for step in steps if step.family == name]
+        say(name, [s.signed_error for s in own], [s.is_covered for s in own])
+    hard = [step for step in steps if step.family != testbed.PLAIN]
+    say("all hard", [s.signed_error for s in hard], [s.is_covered for s in hard])
+    say("limit named of hard", [float(not s.is_limit_named) for s in hard])
 
 
-def _left_at_its_price(step: JudgedStep) -> float:
-    """Error left of a step whose CPU time is known: a busy machine's step is that over its cores."""
-    return step.uses[HOST] / step.predicted.uses[HOST] - 1
+def _strategies(record: Path) -> None:
+    calibration = strategies.calibrate(_runs(record, "calibration.jsonl.gz"), seed=1)
+    settings = [
+        strategies.judge(strategies.predict(run.setting, calibration, seed=1), run)
+        for run in _runs(record, "runs.jsonl.gz")
+        if isinstance(run, StrategyRun)
+    ]
+    for name in (*strategies.FAMILIES, strategies.ALL):
+        own = [s for s in settings if name in (s.family, strategies.ALL)]
+        say(name, [s.signed_error for s in own], [s.is_covered for s in own])
 
 
-def recorded_runs(packed: Path) -> list[Run]:
-    """Runs of a compressed record."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / packed.stem
-        path.write_bytes(gzip.decompress(packed.read_bytes()))
-        return read_runs(path)
+def _network(record: Path) -> None:
+    runs = [run for run in _runs(record, "blind/runs.jsonl.gz") if isinstance(run, CollectiveRun)]
+    for judged in network.judge(network.points(runs), blind=True):
+        say(judged.series.name, [error for _, error in judged.errors])
 
+
+def _profile(folder: Path) -> MeasuredMachine:
+    """The recorded calibration, fitted by the code of today."""
+    recorded = ProfileDocument.read(CALIBRATION / "profile.json")
+    observations = unpacked(CALIBRATION / "observations.jsonl.gz", folder)
+    return fit_profile(observations, provenance=recorded.provenance).machine
+
+
+def _validation(record: Path) -> None:
+    before = ValidationDocument.read(record / validate.VALIDATION)
+    with tempfile.TemporaryDirectory() as name:
+        profile = _profile(Path(name))
+        predicted = validate.predict(profile, tuple(row.setting for row in before.settings))
+        runs = unpacked(record / "observations.jsonl.gz", Path(name))
+        found = validate.compare_observations(profile, predicted, runs)
+    for name, rows in (("as recorded", before.settings), ("today", found.settings)):
+        for where, is_beyond in (("inside", False), ("beyond", True)):
+            own = [row for row in rows if row.is_extrapolated is is_beyond]
+            say(f"{name}, {where}", [r.signed_error for r in own], [r.is_covered for r in own])
+    within = {row.setting for row in found.settings if not row.is_extrapolated}
+    errors = [row.signed_error for at, row in found.speedups.items() if at in within]
+    say("today, inside: speed-ups", errors)
+
+
+def _operators(record: Path) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        profile = _profile(folder)
+        runs = unpacked(record / "observations.jsonl.xz", folder)
+        for mode in ("measured", "curves"):
+            request = models.ModelsRequest(profile=profile, folder=folder, mode=mode)
+            rows = models.judge_models(request, read_observations(runs), runs).models
+            for words, several in (("one rank", False), ("several", True)):
+                own = [row for row in rows if (row.setting.world_size > 1) is several]
+                errors, covered = [r.signed_error for r in own], [r.is_covered for r in own]
+                say(f"{mode}, {words}", errors, covered)
+
+
+JUDGES: Final[dict[str, Callable[[Path], None]]] = {
+    "testbed": _testbed,
+    "strategies": _strategies,
+    "network": _network,
+    "validation": _validation,
+    "operators": _operators,
+}
 
 if __name__ == "__main__":
-    main()
+    judged = Path(sys.argv[1])
+    JUDGES[judged.name](judged)

@@ -294,13 +294,11 @@ class Judged(NamedTuple):
     """Predicted points, each with its signed error."""
 
 
-def judge(
-    found: Mapping[Key, Sequence[Point]], split_by: Callable[[Iterable[float]], Sequence[Split]]
-) -> list[Judged]:
+def judge(found: Mapping[Key, Sequence[Point]], *, blind: bool = False) -> list[Judged]:
     """Every split that has something to fit and something to predict."""
     judged = []
     for (links, collective), every in found.items():
-        for split in split_by([p.size_bytes for p in every]):
+        for split in splits([p.size_bytes for p in every], blind=blind):
             known = [p for p in every if split.is_fitted(p)]
             unknown = [p for p in every if split.is_predicted(p)]
             if not known or not unknown:
@@ -405,7 +403,7 @@ def conclude(request: NetworkRequest) -> NetworkVerdict:
     blind = request.budget == BLIND
     if blind:
         _refuse_another_law(request)
-    judged = judge(points(_runs(request)), lambda sizes: splits(sizes, blind=blind))
+    judged = judge(points(_runs(request)), blind=blind)
     found = gates(judged)
     document = NetworkVerdict(
         schema_version=NetworkVerdict.current_version,

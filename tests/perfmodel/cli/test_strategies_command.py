@@ -12,7 +12,7 @@ def test_without_rights_one_line_says_what_is_missing(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(
-        "validate.testbed.client.obstacle", lambda: "unshare: Operation not permitted"
+        "validate.testbed.cluster.obstacle", lambda: "unshare: Operation not permitted"
     )
     line = complaint(run("validate", "strategies", "--out", tmp_path / "runs"), EXIT_NOT_FEASIBLE)
     assert "Operation not permitted; run as root, or where user namespaces are allowed" in line

@@ -18,7 +18,6 @@ from perfmodel.documents.verdicts import NetworkVerdict
 from perfmodel.errors import Interrupted, NotFeasible, UsageError
 from tests.turns import machine_is_held
 from tests.validate.testbed.played import serve
-from validate.published.collectives import Point
 from validate.testbed import campaign, network
 from validate.testbed.links import BUSY, STEAL
 
@@ -112,18 +111,10 @@ def test_rounds_are_medians_and_their_spread_is_the_error() -> None:
 def test_errors_are_split_by_the_size_of_the_arrays() -> None:
     """Rounds of 1 and 2 s scatter by ln 2 / sqrt 2: their median by 1.2533 / sqrt 2 of that."""
 
-    def at(size_bytes: float, rounds_s: tuple[float, ...]) -> Point:
-        return network.point(6, size_bytes, rounds_s)
-
-    points = (at(1024, (1.0, 2.0)), at(16_384, (1.0, 1.0)), at(2**20, (1.0, 1.0)))
-    known = [at(size, (1.0, 1.0)) for size in (2048, 4096)]
-    split = network.splits([1024], blind=True)[1]
-    (judged,) = network.judge(
-        {("links", "all_reduce"): [*known, *points]},
-        lambda _: (
-            split._replace(is_fitted=lambda p: p in known, is_predicted=lambda p: p in points),
-        ),
-    )
+    known = [network.point(2, size, (1.0, 1.0)) for size in (1024, 2**20)]
+    rounds = {1024: (1.0, 2.0), 16_384: (1.0, 1.0), 2**20: (1.0, 1.0)}
+    unknown = [network.point(6, size, rounds_s) for size, rounds_s in rounds.items()]
+    (judged,) = network.judge({("links", "all_reduce"): [*known, *unknown]}, blind=True)
     small, large = network.by_size([judged])
     assert small.name == "links: inside the range, up to 16 KiB"
     assert (small.errors.num_settings, large.errors.num_settings) == (2, 1)
