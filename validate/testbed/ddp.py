@@ -9,7 +9,6 @@ import numpy as np
 from scipy.optimize import nnls
 
 from perfmodel.arrays import FloatArray
-from perfmodel.statistics.interval import Interval
 from perfmodel.documents.testbed import (
     STANDS_OUT,
     CollectiveRun,
@@ -25,6 +24,7 @@ from perfmodel.engine.simulate import simulate
 from perfmodel.engine.stragglers import RankNoise, slowest_durations
 from perfmodel.errors import MeasurementFailed
 from perfmodel.layout.layout import Layout, Synchronisation
+from perfmodel.statistics.interval import Interval
 from perfmodel.step.compile import compile_step
 from perfmodel.step.program import Cause, Operation, StepProgram, Stream
 from perfmodel.units import Bytes, Seconds

@@ -17,7 +17,6 @@ from calibrate.campaign import Progress
 from calibrate.environment import describe_environment
 from calibrate.placement import provenance
 from perfmodel.arrays import FloatArray
-from perfmodel.statistics.interval import Interval
 from perfmodel.documents.testbed import (
     CollectiveRun,
     CollectiveSetting,
@@ -40,6 +39,7 @@ from perfmodel.engine.algebra import end_times
 from perfmodel.errors import MeasurementFailed
 from perfmodel.layout.buckets import assign_shards
 from perfmodel.layout.layout import Layout, parse_layout
+from perfmodel.statistics.interval import Interval
 from perfmodel.step.compile import Execution, compile_layout, compile_step
 from perfmodel.step.program import Cause, Operation, StepProgram, Stream
 from perfmodel.units import MIB, Bytes, Seconds
