@@ -8,9 +8,7 @@ bit and ``B`` a byte.
 
 import math
 import re
-from typing import Annotated, Final, TypeAlias
-
-from annotated_types import Ge, Gt, Le
+from typing import Final, TypeAlias
 
 Seconds: TypeAlias = float
 Bytes: TypeAlias = int
@@ -18,10 +16,6 @@ Flop: TypeAlias = float
 BytesPerSecond: TypeAlias = float
 FlopPerSecond: TypeAlias = float
 #: Types with bounds: documents check them when a file is read.
-Positive: TypeAlias = Annotated[float, Gt(0)]
-NonNegative: TypeAlias = Annotated[float, Ge(0)]
-Share: TypeAlias = Annotated[float, Ge(0), Le(1)]
-Count: TypeAlias = Annotated[int, Gt(0)]
 
 PREFIXES: Final[dict[str, float]] = {
     "": 1.0,

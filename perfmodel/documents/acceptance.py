@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt
 from pydantic import model_validator as validator
 
+from perfmodel.bounds import Share
 from perfmodel.documents.base import Document, Record, Text, checked, read_toml
 from perfmodel.statistics.interval import Interval
-from perfmodel.units import Share
 
 _Probability = Annotated[float, Field(gt=0.5, lt=1)]
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from pydantic import model_validator as validator
 
+from perfmodel.bounds import Share
 from perfmodel.documents.base import Document, Record, Text, checked, read_toml
 from perfmodel.errors import InvalidDocument, why
-from perfmodel.units import Share
 
 #: A price older than this is said to be stale.
 STALE_AFTER_DAYS: Final = 30

@@ -13,11 +13,11 @@ from pydantic import (
     model_validator,
 )
 
+from perfmodel.bounds import Share
 from perfmodel.documents.base import Record, Text, checked, read_toml
 from perfmodel.errors import InvalidDocument
 from perfmodel.machine.cluster import DEVICE, Cluster, SlowDevice, SlowLink, Tier, Traffic, chained
 from perfmodel.units import (
-    Share,
     parse_bandwidth,
     parse_bytes,
     parse_duration,

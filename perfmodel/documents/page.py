@@ -4,12 +4,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, TypeAdapter
 
+from perfmodel.bounds import Share
 from perfmodel.documents.base import Record
 from perfmodel.documents.prediction import Contrast
 from perfmodel.layout.layout import MOST_BATCH, MOST_DEVICES
 from perfmodel.machine.evidence import Evidence
 from perfmodel.statistics.interval import Interval
-from perfmodel.units import Share
 
 _Text = Annotated[str, Field(min_length=1, max_length=200)]
 _Value = Annotated[str, Field(min_length=1, max_length=40)]

@@ -14,6 +14,7 @@ from pydantic import (
 )
 from pydantic import model_validator as validator
 
+from perfmodel.bounds import Share
 from perfmodel.documents.base import Document, Record, Text, checked
 from perfmodel.documents.budget import (
     Price,
@@ -27,7 +28,7 @@ from perfmodel.errors import InvalidDocument, UsageError
 from perfmodel.layout.layout import Layout, parse_layout
 from perfmodel.machine.evidence import Evidence
 from perfmodel.statistics.interval import Interval
-from perfmodel.units import Bytes, Share, parse_bytes
+from perfmodel.units import Bytes, parse_bytes
 
 
 class Work(Record):

@@ -10,12 +10,12 @@ from pydantic import (
     PositiveInt,
 )
 
+from perfmodel.bounds import Share
 from perfmodel.documents.base import Document, Provenance, Record
 from perfmodel.documents.observation import RunSetting
 from perfmodel.machine.evidence import Evidence
 from perfmodel.statistics.interval import Interval
 from perfmodel.step.program import Cause
-from perfmodel.units import Share
 
 
 class PredictedPoint(Record):

@@ -13,6 +13,7 @@ from pydantic import (
     model_validator,
 )
 
+from perfmodel.bounds import Share
 from perfmodel.documents.base import (
     Document,
     Provenance,
@@ -23,7 +24,6 @@ from perfmodel.documents.base import (
 )
 from perfmodel.documents.verdicts import ErrorSummary, Gate
 from perfmodel.statistics.interval import Interval
-from perfmodel.units import Share
 
 #: A resource is told from the next one where it is busier by this factor: what the same work costs the
 #: machine differs by as much, and more, from hour to hour.

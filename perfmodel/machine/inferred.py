@@ -5,8 +5,8 @@ from typing import Annotated
 
 from annotated_types import MinLen
 
+from perfmodel.bounds import Count, Positive
 from perfmodel.machine.machine import Machine
-from perfmodel.units import Count, Positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,10 @@ from typing import Annotated, Final, Literal
 
 from annotated_types import Ge, MinLen
 
+from perfmodel.bounds import Count, NonNegative, Positive, Share
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.machine import Machine
-from perfmodel.units import Count, NonNegative, Positive, Seconds, Share
+from perfmodel.units import Seconds
 from perfmodel.workload.workload import Workload
 
 #: Standard error of a logarithm.

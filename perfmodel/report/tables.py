@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from rich import box
-from rich.table import Table as RichTable
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
 
 _Row = TypeVar("_Row")
 
@@ -22,9 +21,12 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     caption: str = ""
 
-    def __rich__(self) -> RichTable:
+    def __rich__(self) -> "RichTable":
         """For a terminal; names are text, never markup."""
-        shown = RichTable(
+        from rich import box, table  # noqa: PLC0415 - slow, and answers as JSON need none
+        from rich.text import Text  # noqa: PLC0415
+
+        shown = table.Table(
             title=Text(self.title, style="bold"),
             caption=Text(self.caption) if self.caption else None,
             caption_justify="left",

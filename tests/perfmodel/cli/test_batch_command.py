@@ -7,7 +7,7 @@ import pytest
 
 from calibrate.noise import with_noise
 from perfmodel.documents.goodput import BatchDocument
-from perfmodel.errors import EXIT_CALIBRATION, EXIT_OK, EXIT_USAGE
+from perfmodel.errors import EXIT_CALIBRATION, EXIT_OK
 from tests.calibrate.test_noise import training
 from tests.perfmodel.cli.command import Result, Run, complaint
 from tests.perfmodel.profiles import Machine, as_file, profile
@@ -45,27 +45,6 @@ def test_the_table_warns_beyond_the_critical_batch_and_beyond_the_data(run: Run)
 
 def test_two_points_are_said_to_tell_little(run: Run) -> None:
     assert "mostly the prior's" in run("batch", "--points", "64=10,128=11").stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--points", "64=10"), "--points: must name at least two batches, got 64=10"),
-        (("--points", ""), "--points: must name at least two batches"),
-        (("--points", "64,128"), "--points: must look like 256=4.0,512=5.0, got '64'"),
-        (("--points", "64=10,64=11"), "--points: must name each batch once, got 64 twice"),
-        (("--points", "64=10,128=-1"), "--points: must be finite and > 0, got -1"),
-        (("--points", "64=10,128=nan"), "got nan"),
-        (("--points", POINTS, "--batches", "x"), "--batches: must be a number, got 'x'"),
-        (("--points", POINTS, "--samples-per-s", "9"), "--samples-per-s: must look like"),
-        (
-            ("--points", POINTS, "--samples-per-unit", 0),
-            "--samples-per-unit: must be finite and > 0",
-        ),
-    ],
-)
-def test_bad_flags_are_one_line(run: Run, arguments: tuple[object, ...], message: str) -> None:
-    assert message in complaint(run("batch", *arguments), EXIT_USAGE)
 
 
 @pytest.fixture
@@ -124,24 +103,6 @@ def test_norms_of_a_training_give_its_scale(run: Run, tmp_path: Path) -> None:
     )
     assert document.noise_scale == pytest.approx(96)
     assert document.outlooks[-1].samples_ratio.nominal == pytest.approx(1.5, rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "--points: must name at least two batches, got none"),
-        (("--devices", "2"), "--devices: must come with --workload, got it alone"),
-        (("--points", POINTS, "--micro-batch", 4), "--micro-batch: must come with --devices"),
-        (
-            ("--workload", "light", "--gradient-norms", "norms.csv"),
-            "--gradient-norms: excludes --workload",
-        ),
-    ],
-)
-def test_flags_that_do_not_go_together(
-    run: Run, arguments: tuple[object, ...], message: str
-) -> None:
-    assert message in complaint(run("batch", *arguments), EXIT_USAGE)
 
 
 def test_a_workload_without_a_noise_scale_is_refused(run: Run, noisy: Path) -> None:

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 from perfmodel.documents.budget import CostDocument
-from perfmodel.errors import EXIT_FAILURE, EXIT_OK, EXIT_USAGE
-from tests.perfmodel.cli.command import Run, complaint
+from perfmodel.errors import EXIT_OK
+from tests.perfmodel.cli.command import Run
 from tests.perfmodel.plan.budgets import budget_text, written
 
 
@@ -31,12 +31,3 @@ def test_json_is_a_document(run: Run, tmp_path: Path) -> None:
     document = CostDocument.model_validate(json.loads(result.stdout))
     assert document.warnings == ()
     assert document.options[0].cost.name == "spot"
-
-
-def test_bad_arguments_are_one_line(run: Run, tmp_path: Path) -> None:
-    path = written(tmp_path, budget_text())
-    assert "--today: must look like" in complaint(run("cost", path, "--today", "x"), EXIT_USAGE)
-    line = complaint(run("cost", tmp_path / "none.toml"), EXIT_FAILURE)
-    assert "none.toml: budget cannot be read" in line
-    missing = complaint(run("cost", path, "--prices", tmp_path / "none.csv"), EXIT_FAILURE)
-    assert "none.csv: prices cannot be read" in missing

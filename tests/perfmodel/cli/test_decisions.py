@@ -48,15 +48,6 @@ def test_fields_are_listed_without_a_profile(run: Run) -> None:
     assert "network.bandwidth=400Gb/s" in result.stdout
 
 
-def test_a_field_that_is_none_is_one_line(run: Run, stored: Path, tmp_path: Path) -> None:
-    asked = ("whatif", "--profile", stored, "--workload", "heavy")
-    line = complaint(run(*asked, "--set", "netwrk.bandwidth=1x"), EXIT_USAGE)
-    assert "did you mean network.bandwidth" in line
-    assert "--devices: must be >= 1" in complaint(run(*asked, "--devices", "0"), EXIT_USAGE)
-    missing = complaint(run(*asked, "--against", tmp_path / "none.json"), EXIT_FAILURE)
-    assert "none.json" in missing
-
-
 def test_a_slower_machine_is_told_apart(run: Run, stored: Path, tmp_path: Path) -> None:
     slower = tmp_path / "slower.json"
     as_file(profile(Machine(time_scale=1.5))).write(slower)

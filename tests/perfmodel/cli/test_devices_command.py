@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import EXIT_OK, EXIT_USAGE
 from tests.perfmodel.cli.command import Run, complaint
@@ -54,12 +53,6 @@ def test_an_ambiguous_or_unknown_device_is_refused(run: Run, files: tuple[Path, 
     assert "whole steps of another device cannot be scaled; perfmodel trace heavy" in line
     line = complaint(run("memory", "--workload", workload), EXIT_USAGE)
     assert "--device-memory: must be given, such as 80GiB; or name a --device" in line
-
-
-def test_a_profile_in_a_file_never_holds_a_rescaling(files: tuple[Path, Path]) -> None:
-    machine, _ = files
-    assert "rescaling" not in json.loads(machine.read_text(encoding="utf-8"))["operators"]
-    assert ProfileDocument.read(machine).machine.rescaling is None
 
 
 def test_predicting_a_traced_workload_needs_nothing_that_is_slow_to_import(

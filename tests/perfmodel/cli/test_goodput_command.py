@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from perfmodel.documents.goodput import GoodputDocument
-from perfmodel.errors import EXIT_CALIBRATION, EXIT_NOT_FEASIBLE, EXIT_OK, EXIT_USAGE
+from perfmodel.errors import EXIT_OK
 from perfmodel.machine.measured import CheckpointProfile, CurvePoint
-from tests.perfmodel.cli.command import Run, complaint
+from tests.perfmodel.cli.command import Run
 from tests.perfmodel.profiles import Machine, as_file, profile
 
 ASKED = ("--devices", 100, "--work-days", 10)
@@ -38,49 +38,6 @@ def test_json_is_a_document_with_the_same_job(run: Run) -> None:
     assert document.job.replacement_s == 5 * 3600
     assert document.intervals is not None
     assert document.intervals.simulated
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--devices", 0, "--work-days", 1), "--devices: must be >= 1, got 0"),
-        (("--devices", 1, "--work-days", -1), "--work-days: must be finite and > 0, got -1"),
-        (("--devices", 1, "--work-days", "nan"), "--work-days: must be finite and > 0, got nan"),
-        (("--devices", 1), "Missing option '--work-days'"),
-        ((*FAILING, "--restart-s", -3), "--restart-s: must be finite and >= 0, got -3"),
-        (
-            (*FAILING, "--checkpoint-interval-s", 0),
-            "--checkpoint-interval-s: must be finite and > 0",
-        ),
-        ((*FAILING, "--cause", "gpu=9"), "--cause: excludes --mtbf-device-hours"),
-        (
-            ("--devices", 1, "--work-days", 1, "--cause", "gpu"),
-            "--cause: must look like gpu=140000",
-        ),
-        (("--devices", 1, "--work-days", 1, "--cause", "gpu=0"), "got 'gpu=0'"),
-        (JOB, "--mtbf-device-hours: must be given, or --cause for each kind of failure"),
-        ((*JOB, "--mtbf-device-hours", 0), "must be > 0, or inf if nothing ever fails, got 0.0"),
-        ((*JOB, "--mtbf-device-hours", "nan"), "or inf if nothing ever fails, got nan"),
-        ((*JOB, "--mtbf-device-hours", 9), "--checkpoint-s: must be > 0 for a best interval"),
-        ((*JOB, "--cause", "gpu=9"), "give the time of one write, --checkpoint-size, or"),
-        (
-            (*FAILING, "--replacement-hours", 4),
-            "--replacement-hours: means nothing without --spares",
-        ),
-        ((*FAILING, "--maintenance-hours", 4), "--maintenance-hours: means nothing without"),
-        ((*ASKED, "--replicas", 1), "--replicas: must be >= 2, got 1"),
-        ((*ASKED, "--replicas", 10**20), "--replicas: must be <= 1,000,000, got 1000000"),
-        ((*FAILING, "--deadline-days", -1), "--deadline-days: must be finite and > 0, got -1"),
-        ((*ASKED, "--replicas", "x"), "got 'x'; see perfmodel goodput --help"),
-    ],
-)
-def test_bad_flags_are_one_line(run: Run, arguments: tuple[object, ...], message: str) -> None:
-    assert message in complaint(run("goodput", *arguments), EXIT_USAGE)
-
-
-def test_a_job_that_never_ends_is_not_feasible(run: Run) -> None:
-    line = complaint(run("goodput", *FAILING[2:], "--devices", 10**9), EXIT_NOT_FEASIBLE)
-    assert "fewer devices" in line
 
 
 def test_a_job_that_never_fails_takes_its_work_and_one_checkpoint(run: Run) -> None:
@@ -129,26 +86,3 @@ def test_a_checkpoint_costs_what_the_calibration_timed(run: Run, timed: Path) ->
     assert "by 8 processes, said not to slow each other (assumed)" in document.caveats[0]
     restarted = run("goodput", *sized, "--restart-s", 70)
     assert GoodputDocument.model_validate(json.loads(restarted.stdout)).job.restart_s == 70
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--checkpoint-size", "1GB", "--checkpoint-s", 3), "--checkpoint-s: excludes"),
-        (("--checkpoint-size", "1"), "--checkpoint-size: "),
-        (("--checkpoint-size", "-1GB"), "--checkpoint-size: "),
-        (("--checkpoint-writers", 2), "means nothing without --checkpoint-size"),
-        (("--checkpoint-size", "1GB", "--checkpoint-writers", 0), "must be >= 1, got 0"),
-    ],
-)
-def test_sizes_that_make_no_sense(
-    run: Run, timed: Path, arguments: tuple[object, ...], message: str
-) -> None:
-    asked = (*JOB, "--mtbf-device-hours", 24000, "--profile", timed)
-    assert message in complaint(run("goodput", *asked, *arguments), EXIT_USAGE)
-
-
-def test_a_profile_that_timed_no_checkpoint_is_refused(run: Run, stored: Path) -> None:
-    asked = (*JOB, "--mtbf-device-hours", 24000, "--profile", stored, "--checkpoint-size", "1GB")
-    line = complaint(run("goodput", *asked), EXIT_CALIBRATION)
-    assert "must hold the time of a checkpoint, got none; run perfmodel calibrate anew" in line

@@ -87,14 +87,6 @@ def test_experts_on_two_data_centres_are_predicted_and_drawn(
     assert "stage 2" in (tmp_path / "step.html").read_text()
 
 
-def test_a_search_is_shared_in_one_way(run: Run, inferred: Path) -> None:
-    size = ("--model", "gpt2", "--devices", "4", "--global-batch", "8")
-    search = ("plan", "parallelism", "--profile", inferred, *size)
-    line = complaint(run(*search, "--processes", "2", "--scheduler", "tcp://host:1"), 2)
-    assert "--processes: excludes --scheduler" in line
-    assert "runner-up: " in run(*search).stdout
-
-
 def test_a_cluster_is_searched(run: Run, inferred: Path, config: Path, tmp_path: Path) -> None:
     flags = ("plan", "parallelism", "--profile", inferred, "--model", config)
     size = ("--devices", "16", "--global-batch", "64", "--top", "3")
@@ -104,83 +96,6 @@ def test_a_cluster_is_searched(run: Run, inferred: Path, config: Path, tmp_path:
     assert len(plan.ranked) == 3
     assert f"{plan.num_feasible} layouts are possible" in result.stdout
     assert json.loads(run(*flags, *size, "--json").stdout)["ranked"][0]["rank"] == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (("--layout", "tp=3", "--model", "gpt2-xl"), 3, "tp must divide the 25 heads"),
-        (("--layout", "pp=49", "--model", "gpt2-xl"), 3, "at most the 48 layers"),
-        (("--layout", "dp=2 ep=2", "--model", "gpt2-xl"), 3, "without experts"),
-        (
-            ("--layout", "dp=2 precision=fp8", "--model", "gpt2-xl"),
-            3,
-            "must be one of bf16, tf32, fp32 on A100",
-        ),
-        (("--layout", "dp=2", "--model", "gpt2", "--timeline", "a.gif"), 2, ".png, .svg or .html"),
-        (("--timeline", "a.png"), 2, "must come with --layout"),
-        (
-            ("--layout", "dp=2 data_centres=2", "--model", "gpt2-xl"),
-            2,
-            "must come with --data-centre-link",
-        ),
-        (
-            ("--layout", "dp=2", "--model", "gpt2-xl", "--data-centre-link", "10Gbit/s"),
-            2,
-            "must come with data_centres > 1",
-        ),
-        (
-            ("--layout", "dp=4", "--model", "gpt2-xl", "--devices-per-node", "0"),
-            2,
-            "--devices-per-node: must be >= 1, got 0",
-        ),
-        (("--layout", "dp=4", "--model", "gpt2-xl", "--devices", "8"), 3, "must be 8 devices"),
-        (("--layout", "dp=4", "--model", "gpt2-xl", "--batch", "6"), 3, "global batch"),
-        (("--layout", f"dp={10**20}", "--model", "gpt2-xl"), 2, "must be <= 1,048,576"),
-        (("--layout", "micro_bach=2", "--model", "gpt2-xl"), 2, "did you mean micro_batch?"),
-        (("--layout", "recompute=half", "--model", "gpt2-xl"), 2, "none, selective, full"),
-        (("--layout", "schedule=gpipe pp=2 interleave=2", "--model", "gpt2"), 2, "schedule must"),
-        (("--layout", "dp=4", "--model", "gpt3-157b"), 2, "did you mean gpt3-175b?"),
-        (("--layout", "dp=4"), 2, "must come with --model"),
-        (("--model", "gpt2"), 2, "must come with --layout"),
-        (("--device-memory", "80GiB"), 2, "must come with --layout"),
-        (("--layout", "dp=4", "--model", "gpt2", "--csv"), 2, "excludes --csv"),
-        (("--layout", "", "--model", "gpt2"), 2, '--layout: must be such as "dp=8 tp=4"'),
-        (("--layout", "dp=4", "--model", "gpt2", "--device-memory", "80"), 2, "--device-memory"),
-        (("--layout", "dp=4", "--model", "gpt2", "--devices", "4,8"), 2, "must be one count"),
-        (("--layout", "dp=4", "--model", "missing/config.json"), 2, "cannot be read"),
-        (
-            ("--layout", "dp=2 accumulation=3", "--model", "gpt2", "--batch", "8"),
-            2,
-            "give one of the two",
-        ),
-    ],
-)
-def test_nonsense_is_one_line(
-    run: Run, inferred: Path, arguments: tuple[str, ...], code: int, said: str
-) -> None:
-    assert said in complaint(run("predict", "--profile", inferred, *arguments), code)
-
-
-@pytest.mark.parametrize(
-    ("flag", "value"),
-    [
-        ("--workload", "resnet18"),
-        ("--device", "h100-sxm"),
-        ("--scaling", "weak"),
-        ("--accumulation", "1"),
-        ("--bucket-cap-mb", "25"),
-        ("--loader-samples-per-s", "100"),
-        ("--cluster", "cluster.toml"),
-        ("--validation", "validation.json"),
-    ],
-)
-def test_a_flag_that_a_layout_would_ignore_is_refused(
-    run: Run, inferred: Path, flag: str, value: str
-) -> None:
-    layout = ("--layout", "dp=2", "--model", "gpt2")
-    line = complaint(run("predict", "--profile", inferred, *layout, flag, value), 2)
-    assert f"{flag}: excludes --layout, got {value}" in line
 
 
 def test_profiles_of_the_other_kind_are_told_apart(run: Run, stored: Path, inferred: Path) -> None:

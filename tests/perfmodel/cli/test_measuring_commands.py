@@ -65,26 +65,3 @@ def test_every_command_that_shows_a_measurement_is_known_to_measure() -> None:
     assert public == {command.__name__ for command in app._MEASURING}
     # What strategies refuses is refused when arguments are read.
     assert set(COMMANDS) == app._MEASURING - {validate.strategies}
-
-
-@needs_torch
-@pytest.mark.parametrize(
-    ("models", "says"),
-    [
-        ("nope", "--models: must be a reference model"),
-        ("lenet,resnet5", "got 'resnet5'; did you mean resnet50, resnet152, resnet"),
-        ("gpt2-lik", "did you mean gpt2-like"),
-        ("nowhere/config.json", "nowhere/config.json: cannot be read"),
-    ],
-)
-def test_memory_of_an_unknown_model_is_refused_before_anything_runs(
-    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, models: str, says: str
-) -> None:
-    def unexpected(*arguments: object) -> None:
-        raise AssertionError(arguments)
-
-    monkeypatch.setattr("validate.memory.measure", unexpected)
-    out = tmp_path / "memory"
-    line = complaint(run("validate", "memory", "--models", models, "--out", out), EXIT_USAGE)
-    assert says in line
-    assert not out.exists()

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from perfmodel.cli.output import wrapped
-from perfmodel.errors import EXIT_OK, EXIT_USAGE
-from tests.perfmodel.cli.command import Run, complaint
+from perfmodel.errors import EXIT_OK
+from tests.perfmodel.cli.command import Run
 from tests.perfmodel.documents.test_nccl_tests import TEXT
 
 
@@ -23,11 +23,6 @@ def test_no_cell_is_cut_on_80_columns(run: Run, log: Path) -> None:
     for words in ("all_reduce", "1 MiB", "50 us", "21 GB/s", "51.2 MB/s"):
         assert words in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
-
-
-def test_an_unknown_collective_is_refused_with_the_nearest(run: Run, log: Path) -> None:
-    line = complaint(run("network", "show", log, "--collective", "all_redu"), EXIT_USAGE)
-    assert "got 'all_redu'; did you mean all_reduce?" in line
 
 
 def test_a_long_line_is_wrapped_between_words() -> None:

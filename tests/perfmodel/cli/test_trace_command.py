@@ -199,22 +199,3 @@ def test_an_unknown_operator_is_traced_and_priced_with_uncertainty(
         assert "priced by what the machine allows at most" in said
         assert "perfmodel_tests.strange.default" in said
         assert ("nothing was run on NVIDIA H100 SXM5" in said) == bool(device)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("resnet5o",), "did you mean resnet50"),
-        (("lenet", "--image-size", 32), "--image-size: lenet does not take it"),
-        (("lenet", "--micro-batch", 0), "--micro-batch: must be >= 1, got 0"),
-        (("lenet", "--micro-batch", 10**20), "--micro-batch: must be <= 16,777,216, got 1000"),
-        (("lenet", "--optimizer", "lion"), "--optimizer: must be sgd or adamw, got 'lion'"),
-        (("lenet", "--precision", "int8"), "--precision: must be fp32 or bf16 or fp16"),
-        (("lenet", "--checkpointing", "per-block"), "holds no blocks"),
-        (("nowhere.py:model",), "nowhere.py: no such file"),
-        (("nowhere/config.json",), "nowhere/config.json: cannot be read"),
-        (("torchvision:inception_v3", "--image-size", 20), "module 'maxpool2'"),
-    ],
-)
-def test_a_wrong_argument_is_one_line(run: Run, arguments: tuple[object, ...], says: str) -> None:
-    assert says in complaint(run("trace", *arguments), EXIT_USAGE)

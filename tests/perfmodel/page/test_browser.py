@@ -48,7 +48,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     document().write(inferred)
     command = [
         *(sys.executable, "-m", "perfmodel", "serve", "--port", "0", "--profile", PROFILE),
-        *("--profile", str(inferred), "--budget", "docs/budget.example.toml"),
+        *("--profile", str(inferred), "--budget-file", "docs/budget.example.toml"),
         *("--cluster", "docs/clusters/ethernet.toml"),
     ]
     environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
