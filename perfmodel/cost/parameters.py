@@ -11,9 +11,6 @@ from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import linalg
-from scipy.optimize import minimize
-from scipy.special import expit
 
 from perfmodel import checks
 from perfmodel.arrays import FloatArray
@@ -200,7 +197,7 @@ def covariance(first: Jobs, second: Jobs, spreads: Spreads) -> FloatArray:
 def condition(runs: Jobs, deviations: Column, trust: Column, spreads: Spreads) -> Discrepancy:
     """The deviations of runs, each with a trust in (0, 1] that divides its noise variance."""
     own = covariance(runs, runs, spreads) + np.diag(spreads.noise**2 / trust)
-    inverse = linalg.inv(own)
+    inverse = np.asarray(np.linalg.inv(own), dtype=np.float64)
     return Discrepancy(
         runs=runs,
         deviations=deviations,
@@ -230,6 +227,8 @@ class Disturbance:
 
     def probability(self, jobs: Jobs) -> Column:
         """Probability of a job to be disturbed, 0 inside one node."""
+        from scipy.special import expit  # noqa: PLC0415 - slow to import
+
         return np.where(may_stall(jobs), expit(_features(jobs) @ self.weights), 0.0)
 
 
@@ -254,6 +253,9 @@ def stall_time_s(jobs: Jobs, stall_s: float) -> Column:
 
 def fit_odds(jobs: Jobs, disturbed: Column) -> Column:
     """Logistic weights that explain how likely each job was disturbed, drawn towards 0."""
+    from scipy.optimize import minimize  # noqa: PLC0415 - slow to import
+    from scipy.special import expit  # noqa: PLC0415
+
     features = _features(jobs)
 
     def loss(weights: Column) -> tuple[float, Column]:
