@@ -5,7 +5,7 @@ import functools
 import hashlib
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -39,19 +39,12 @@ CONVOLUTION_FP32 = "convolution fp32"
 def rescaled_s(
     time_s: Seconds, operator: Operator, rescaling: Rescaling, *, shortest_s: Seconds
 ) -> Seconds:
-    """Time of one call on the target; never above the target's peak. [s]
+    """Time of one call on the target, never above the target's peak, from that on the source. [s]
 
-    Parameters
-    ----------
-    time_s
-        On the source. [s]
-    shortest_s
-        The shortest call of the operator's family on the source. [s]
+        start = min(time, shortest call of the family, or start_s of the host)
+        T     = start + (time - start) * bound(target) / bound(source)
 
-    Raises
-    ------
-    UsageError
-        If the data sheet of either device has no rate for the type of the operator.
+    Raises ``UsageError`` if a data sheet has no rate for the type of the operator.
     """
     before_s = bound_s(operator, rescaling.source)
     after_s = bound_s(operator, rescaling.target)
@@ -193,15 +186,6 @@ BETWEEN_KINDS_LOG_ERROR: Final = math.log(2)
 _MEMORY_COSTS: Final = ("bucket_s_per_byte",)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Source:
-    """The calibrated device."""
-
-    rates: DeviceRates
-    sheet: DataSheet | None
-    """``None``: measured rates stand for a data sheet."""
-
-
 def rescaled_profile(
     profile: MeasuredMachine, target: DataSheet, catalogue: Catalogue
 ) -> MeasuredMachine:
@@ -228,40 +212,49 @@ def rescaled_profile(
             f"--device: the profile of {profile.device_name} must hold prices of operators, got none; "
             "calibrate again with this version"
         )
-    source = _source(profile, source_sheet)
-    rates = _rates(target)
-    link_ratio = _link_ratio(profile, source.sheet, target)
+    before, after = _measured_rates(profile, source_sheet), _rates(target)
+    link_ratio = _link_ratio(profile, source_sheet, target)
+    same = source_sheet is not None and source_sheet.vendor == target.vendor == "NVIDIA"
+    log_error = BETWEEN_GPUS_LOG_ERROR if same else BETWEEN_KINDS_LOG_ERROR
+    notes = _notes(profile, target, log_error)
+    if source_sheet is None:
+        notes.append(
+            f"{profile.device_name} is not in the catalogue: its measured peaks stand for a data sheet, "
+            f"{format_rate(before.flop_per_s['fp32'], 'FLOP')} in fp32 and "
+            f"{format_rate(before.bytes_per_s, 'B')} of memory"
+        )
+    if not profile.asynchronous and target.kind == "cuda":
+        notes.append(
+            "the calibrated device runs synchronously: host time is added to device time, which a GPU "
+            "would hide"
+        )
     rescaling = Rescaling(
-        source=source.rates,
-        target=rates,
+        source=before,
+        target=after,
         start_s=None if profile.asynchronous else profile.dispatch_s,
-        log_error=_log_error(source.sheet, target),
-        notes=_notes(profile, source, target),
-        notes_on_groups=(_note_on_links(profile, source.sheet, target, link_ratio),),
+        log_error=log_error,
+        notes=tuple(notes),
+        notes_on_groups=(_note_on_links(profile, source_sheet, target, link_ratio),),
         device_kind="cuda" if target.kind == "cuda" else profile.device_kind,
     )
-    memory_ratio = source.rates.bytes_per_s / rates.bytes_per_s
+    # Another machine: its draws are not those of the calibrated one.
+    digest = hashlib.sha256(f"{profile.digest} {target.model_dump_json()}".encode()).hexdigest()
     return replace(
         profile,
         device_name=f"{target.name} (scaled from {profile.device_name})",
-        origin=replace(profile.origin, digest=_other_digest(profile, target)),
+        origin=replace(profile.origin, digest=digest),
         operators=replace(operators, rescaling=rescaling),
         collectives=tuple(_collective(c, link_ratio or 1.0) for c in profile.collectives),
-        ddp=_ddp(profile.ddp, memory_ratio),
+        ddp=_ddp(profile.ddp, before.bytes_per_s / after.bytes_per_s),
         steps=(),
         rates=(),
     )
 
 
-def _other_digest(profile: MeasuredMachine, target: DataSheet) -> str:
-    """Another machine: its draws are not those of the calibrated one."""
-    return hashlib.sha256(f"{profile.digest} {target.model_dump_json()}".encode()).hexdigest()
-
-
-def _source(profile: MeasuredMachine, sheet: DataSheet | None) -> _Source:
+def _measured_rates(profile: MeasuredMachine, sheet: DataSheet | None) -> DeviceRates:
     """Rates of the calibrated device: its data sheet's, or the best that were measured."""
     if sheet is not None:
-        return _Source(rates=_rates(sheet), sheet=sheet)
+        return _rates(sheet)
     assert profile.operators is not None
     flop_per_s: dict[str, float] = {}
     for rate in profile.rates:
@@ -272,10 +265,7 @@ def _source(profile: MeasuredMachine, sheet: DataSheet | None) -> _Source:
     streams = [rate for rate in profile.rates if rate.probe == "memory"]
     largest = max(streams, key=lambda rate: math.prod(rate.shape), default=None)
     bytes_per_s = profile.operators.peak_bytes_per_s if largest is None else largest.bytes_per_s
-    return _Source(
-        rates=DeviceRates(name=profile.device_name, flop_per_s=flop_per_s, bytes_per_s=bytes_per_s),
-        sheet=None,
-    )
+    return DeviceRates(name=profile.device_name, flop_per_s=flop_per_s, bytes_per_s=bytes_per_s)
 
 
 def _rates(sheet: DataSheet) -> DeviceRates:
@@ -290,11 +280,6 @@ def _rates(sheet: DataSheet) -> DeviceRates:
     return DeviceRates(
         name=sheet.name, flop_per_s=flop_per_s, bytes_per_s=sheet.bandwidth.bytes_per_s
     )
-
-
-def _log_error(source: DataSheet | None, target: DataSheet) -> float:
-    same = source is not None and source.vendor == target.vendor == "NVIDIA"
-    return BETWEEN_GPUS_LOG_ERROR if same else BETWEEN_KINDS_LOG_ERROR
 
 
 def _link_ratio(
@@ -328,31 +313,18 @@ def _ddp(ddp: DdpCosts, memory_ratio: float) -> DdpCosts:
     return replace(ddp, values=scaled(ddp.values), draws=tuple(scaled(row) for row in ddp.draws))
 
 
-def _notes(profile: MeasuredMachine, source: _Source, target: DataSheet) -> tuple[str, ...]:
-    spread = _log_error(source.sheet, target)
+def _notes(profile: MeasuredMachine, target: DataSheet, log_error: float) -> list[str]:
     origin = (
         "published trainings of ten models on four GPUs"
-        if spread == BETWEEN_GPUS_LOG_ERROR
+        if log_error == BETWEEN_GPUS_LOG_ERROR
         else "an assumption, for nobody compared devices of these kinds"
     )
     scaled = (
         f"nothing was run on {target.name}: each operator is scaled from {profile.device_name} by the "
-        f"data-sheet ratio of what binds it (perfmodel devices {target.id}), with {spread:.0%} of uncertainty "
-        f"(one standard deviation) from {origin}"
+        f"data-sheet ratio of what binds it (perfmodel devices {target.id}), with {log_error:.0%} of "
+        f"uncertainty (one standard deviation) from {origin}"
     )
-    found = [scaled, f"host time is that of the calibrated machine ({profile.device_name})"]
-    if source.sheet is None:
-        found.append(
-            f"{profile.device_name} is not in the catalogue: its measured peaks stand for a data sheet, "
-            f"{format_rate(source.rates.flop_per_s['fp32'], 'FLOP')} in fp32 and "
-            f"{format_rate(source.rates.bytes_per_s, 'B')} of memory"
-        )
-    if not profile.asynchronous and target.kind == "cuda":
-        found.append(
-            "the calibrated device runs synchronously: host time is added to device time, which a GPU "
-            "would hide"
-        )
-    return tuple(found)
+    return [scaled, f"host time is that of the calibrated machine ({profile.device_name})"]
 
 
 def _note_on_links(
@@ -383,14 +355,7 @@ _NODE_BYTES_PER_S: Final = (50e9, 25e9, 12.5e9)
 
 
 def device_sheet(text: str, *, flag: str = "--device") -> DeviceSheet:
-    """What priors need of a device, under the identifier that documents keep.
-
-    Parameters
-    ----------
-    text
-        A100, H100, V100, B200, or any name of the catalogue.
-    flag
-        Who asks, for the message.
+    """What priors need of A100, H100, V100, B200 or any device of the catalogue.
 
     Raises
     ------
@@ -405,12 +370,20 @@ def device_sheet(text: str, *, flag: str = "--device") -> DeviceSheet:
         raise UsageError(
             f"{flag}: must have a 16-bit peak and a memory bandwidth in the catalogue, got {sheet.id}"
         )
+    fast, medium, slow = _NODE_BYTES_PER_S
+    link_bytes_per_s = host_link_bytes_per_s(sheet, shipped_catalogue()) or slow
+    node_bytes_per_s = slow
+    if sheet.link is not None:
+        link_bytes_per_s = sheet.link.bytes_per_s * LINK_SHARE
+        if not sheet.link_joins_pairs:
+            is_fast = sheet.link.bytes_per_s >= _FAST_LINK_BYTES_PER_S
+            node_bytes_per_s = fast if is_fast else medium
     return DeviceSheet(
         name=sheet.id,
         matmul_flop_per_s=peak.flop_per_s,
         memory_bytes_per_s=sheet.bandwidth.bytes_per_s,
-        link_bytes_per_s=_link_bytes_per_s(sheet),
-        node_bytes_per_s=_node_bytes_per_s(sheet),
+        link_bytes_per_s=link_bytes_per_s,
+        node_bytes_per_s=node_bytes_per_s,
     )
 
 
@@ -435,17 +408,3 @@ def precision_ratio(precision: Precision, device: str, *, where: str) -> float:
         known = ", ".join(each for each in Precision if each in {Precision.BF16, *peaks})
         raise NotFeasible(f"{where}: precision must be one of {known} on {device}, got {precision}")
     return peaks[precision] / half
-
-
-def _link_bytes_per_s(sheet: DataSheet) -> float:
-    """Between devices of a node: their own link, or the one to the host. [B/s]"""
-    if sheet.link is not None:
-        return sheet.link.bytes_per_s * LINK_SHARE
-    host = host_link_bytes_per_s(sheet, shipped_catalogue())
-    return _NODE_BYTES_PER_S[2] if host is None else host
-
-
-def _node_bytes_per_s(sheet: DataSheet) -> float:
-    if sheet.link is None or sheet.link_joins_pairs:
-        return _NODE_BYTES_PER_S[2]
-    return _NODE_BYTES_PER_S[0 if sheet.link.bytes_per_s >= _FAST_LINK_BYTES_PER_S else 1]

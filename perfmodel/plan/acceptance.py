@@ -9,7 +9,7 @@ with probability ``c``, fails if it breaks it with that probability, and is too 
 import datetime as dt
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, median
 from typing import Final, Literal
@@ -56,24 +56,11 @@ def quantity(
 ) -> Quantity | None:
     """What the machine does about a clause; None if nothing was measured about it.
 
-    Parameters
-    ----------
-    goodput
-        Of a job on that machine, at its rates of failures.
+    ``goodput`` is of a job on that machine, at its rates of failures.
     """
-    match clause.kind:
-        case ClauseKind.GEMM:
-            return _kernel(profile, clause)
-        case ClauseKind.BUSBW:
-            return _busbw(profile, clause)
-        case ClauseKind.LATENCY:
-            return _all_reduce(profile, clause)
-        case ClauseKind.SPREAD:
-            return _spread(profile)
-        case ClauseKind.STEP:
-            return _step(profile, clause)
-        case ClauseKind.GOODPUT:
-            return None if goodput is None else _goodput(goodput)
+    if clause.kind is ClauseKind.GOODPUT:
+        return None if goodput is None else _goodput(goodput)
+    return _QUANTITIES[clause.kind](profile, clause)
 
 
 def _kernel(profile: MeasuredMachine, clause: Clause) -> Quantity | None:
@@ -89,8 +76,8 @@ def _kernel(profile: MeasuredMachine, clause: Clause) -> Quantity | None:
 def _all_reduce(profile: MeasuredMachine, clause: Clause) -> Quantity | None:
     """Time of an all-reduce of the size, in the group of that size. [s]"""
     assert clause.size_bytes is not None
-    for entry in profile.collectives:
-        if entry.collective == "all_reduce" and entry.world_size == clause.world_size:
+    for entry in _all_reduces(profile):
+        if entry.world_size == clause.world_size:
             curve = CurveDraws.sample(
                 entry.points, num_draws=_NUM_DRAWS, rng=np.random.default_rng(0)
             )
@@ -117,7 +104,7 @@ def _busbw(profile: MeasuredMachine, clause: Clause) -> Quantity | None:
     )
 
 
-def _spread(profile: MeasuredMachine) -> Quantity | None:
+def _spread(profile: MeasuredMachine, _clause: Clause) -> Quantity | None:
     """Slowest of all ranks over the median rank, of the workload that shows it most.
 
     The standard deviation of n ranks is itself uncertain by ``1 / sqrt(2 (n - 1))``.
@@ -141,8 +128,8 @@ def _goodput(goodput: GoodputDocument) -> Quantity:
     )
 
 
-def _has_all_reduce(profile: MeasuredMachine) -> bool:
-    return any(entry.collective == "all_reduce" for entry in profile.collectives)
+def _all_reduces(profile: MeasuredMachine) -> list[CollectiveProfile]:
+    return [entry for entry in profile.collectives if entry.collective == "all_reduce"]
 
 
 def _step(profile: MeasuredMachine, clause: Clause) -> Quantity | None:
@@ -160,7 +147,7 @@ def _step(profile: MeasuredMachine, clause: Clause) -> Quantity | None:
         if known == (*asked, layout.synchronisation.value) and step.bucket_cap_mb is None:
             error = math.hypot(step.relative_error, profile.round_error)
             return Quantity(value=step.step_s, log_error=error, source="measured")
-    if layout.synchronisation is Synchronisation.DDP and not _has_all_reduce(profile):
+    if layout.synchronisation is Synchronisation.DDP and not _all_reduces(profile):
         return None
     draws_s = Predictor(profile).step(workload, layout).step_s
     return Quantity(
@@ -168,6 +155,13 @@ def _step(profile: MeasuredMachine, clause: Clause) -> Quantity | None:
     )
 
 
+_QUANTITIES: Final[Mapping[ClauseKind, Callable[[MeasuredMachine, Clause], Quantity | None]]] = {
+    ClauseKind.GEMM: _kernel,
+    ClauseKind.BUSBW: _busbw,
+    ClauseKind.LATENCY: _all_reduce,
+    ClauseKind.SPREAD: _spread,
+    ClauseKind.STEP: _step,
+}
 #: A rank is named if its steps are longer than those of the median rank by more than this.
 _SLOW_RATIO: Final = 1.02
 
@@ -175,21 +169,21 @@ _SLOW_RATIO: Final = 1.02
 def suspects(
     clause: Clause, profile: MeasuredMachine, observations: Sequence[Observation]
 ) -> tuple[str, ...]:
-    """Sentences; none if nothing points anywhere."""
-    match clause.kind:
-        case ClauseKind.SPREAD | ClauseKind.STEP:
-            return tuple(_slow_ranks(profile, observations))
-        case ClauseKind.BUSBW | ClauseKind.LATENCY:
-            return tuple(_groups(profile))
-        case ClauseKind.GOODPUT:
-            return ()
-        case ClauseKind.GEMM:
-            return (*_slow_ranks(profile, observations), f"device: {profile.device_name}")
+    """Sentences about ranks, devices and links that may explain a clause; none if nothing points anywhere."""
+    kind = clause.kind
+    found: list[str] = []
+    if kind in {ClauseKind.SPREAD, ClauseKind.STEP, ClauseKind.GEMM}:
+        found += _slow_ranks(profile, observations)
+    if kind is ClauseKind.GEMM:
+        found.append(f"device: {profile.device_name}")
+    if kind in {ClauseKind.BUSBW, ClauseKind.LATENCY}:
+        found += _groups(profile)
+    return tuple(found)
 
 
 def unmeasured_links(profile: MeasuredMachine) -> tuple[str, ...]:
     """Links that no measured all-reduce crossed, in sentences."""
-    sizes = [entry.world_size for entry in profile.collectives if entry.collective == "all_reduce"]
+    sizes = [entry.world_size for entry in _all_reduces(profile)]
     if not sizes:
         return ("no all-reduce was measured: nothing is said about any link",)
     found = []
@@ -244,9 +238,9 @@ def _device(environment: Mapping[str, object], local_rank: int) -> str:
 def _groups(profile: MeasuredMachine) -> Iterator[str]:
     """Bandwidth by group size: where it drops is where the slow link is."""
     found = {}
-    for entry in profile.collectives:
+    for entry in _all_reduces(profile):
         factor = bus_factor("all_reduce", entry.world_size)
-        if entry.collective == "all_reduce" and factor and entry.points:
+        if factor and entry.points:
             last = max(entry.points, key=lambda point: point.at)
             found[entry.world_size] = last.at * factor / last.time_s
     if found:
@@ -293,16 +287,12 @@ def acceptance_terms(
     """
     if not 0.5 < confidence < 1:
         raise UsageError(f"--confidence: must be > 0.5 and < 1, got {confidence:g}")
-    clauses = []
     wanted = list(_wanted(profile, workloads))
     if goodput is not None:
-        wanted.append(
-            _clause(ClauseKind.GOODPUT, f"effective training time on {goodput.job.devices} devices")
-        )
-    for clause in wanted:
-        found = quantity(profile, clause, goodput=goodput)
-        if found is not None:
-            clauses.append(_with_limit(clause, found, confidence))
+        name = f"effective training time on {goodput.job.devices} devices"
+        wanted.append(_clause(ClauseKind.GOODPUT, name))
+    known = [(clause, quantity(profile, clause, goodput=goodput)) for clause in wanted]
+    clauses = [_with_limit(clause, found, confidence) for clause, found in known if found]
     if not clauses:
         raise CalibrationUnavailable(
             "acceptance: the profile holds nothing to write a clause about"
@@ -327,59 +317,40 @@ def judge(
 ) -> AcceptanceDocument:
     """Judge every clause with the uncertainty of the delivered machine's measurement.
 
-    Parameters
-    ----------
-    observations
-        Raw times of the delivered machine, which say which rank is slow.
-    goodput
-        The same job at the rates of failures that the delivered machine showed.
+    ``observations`` are raw times of the delivered machine, which say which rank is slow; ``goodput`` is of
+    the same job at the rates of failures that the delivered machine showed.
     """
+    judged = []
+    for clause in terms.clause:
+        found = quantity(delivered, clause, goodput=goodput)
+        kept = None if found is None else probability_kept(clause, found)
+        verdict = Verdict.CLOSE
+        if kept is None:
+            verdict = Verdict.NOT_MEASURED
+        elif kept >= terms.confidence:
+            verdict = Verdict.PASSED
+        elif kept <= 1 - terms.confidence:
+            verdict = Verdict.FAILED
+        is_open = verdict in {Verdict.CLOSE, Verdict.FAILED}
+        judged.append(
+            JudgedClause(
+                clause=clause,
+                delivered=None if found is None else found.value,
+                delivered_error=0.0 if found is None else found.log_error,
+                source="" if found is None else found.source,
+                probability_kept=kept,
+                verdict=verdict,
+                suspects=suspects(clause, delivered, observations) if is_open else (),
+            )
+        )
     return AcceptanceDocument(
         schema_version=AcceptanceDocument.current_version,
         command_line=command_line(argv),
         terms=terms,
         delivered_digest=delivered.digest,
         delivered_name=delivered.device_name,
-        judged=tuple(
-            _judged(clause, delivered, goodput, terms.confidence, observations)
-            for clause in terms.clause
-        ),
+        judged=tuple(judged),
         unmeasured_links=unmeasured_links(delivered),
-    )
-
-
-def _judged(
-    clause: Clause,
-    delivered: MeasuredMachine,
-    goodput: GoodputDocument | None,
-    confidence: float,
-    observations: Sequence[Observation],
-) -> JudgedClause:
-    found = quantity(delivered, clause, goodput=goodput)
-    if found is None:
-        return JudgedClause(
-            clause=clause,
-            delivered=None,
-            delivered_error=0.0,
-            source="",
-            probability_kept=None,
-            verdict=Verdict.NOT_MEASURED,
-            suspects=(),
-        )
-    kept = probability_kept(clause, found)
-    verdict = Verdict.CLOSE
-    if kept >= confidence:
-        verdict = Verdict.PASSED
-    elif kept <= 1 - confidence:
-        verdict = Verdict.FAILED
-    return JudgedClause(
-        clause=clause,
-        delivered=found.value,
-        delivered_error=found.log_error,
-        source=found.source,
-        probability_kept=kept,
-        verdict=verdict,
-        suspects=() if verdict is Verdict.PASSED else suspects(clause, delivered, observations),
     )
 
 
@@ -406,8 +377,22 @@ def _with_limit(clause: Clause, found: Quantity, confidence: float) -> Clause:
 
 def _wanted(profile: MeasuredMachine, workloads: Sequence[str]) -> Iterator[Clause]:
     """What can be asked of this machine; limits follow."""
-    yield from _kernels(profile)
-    yield from _network(profile)
+    ordered = sorted(profile.rates, key=lambda rate: math.prod(rate.shape))
+    largest = {rate.dtype: rate.shape for rate in ordered if rate.probe == "matmul"}
+    for dtype, shape in largest.items():
+        size = "x".join(map(str, shape))
+        yield _clause(ClauseKind.GEMM, f"matrix product {dtype} {size}", dtype=dtype, shape=shape)
+    if reduces := _all_reduces(profile):
+        widest = max(reduces, key=lambda entry: entry.world_size)
+        sizes = {ClauseKind.BUSBW: large_size(widest), ClauseKind.LATENCY: SMALL_BYTES}
+        for kind, size_bytes in sizes.items():
+            where = f"{format_bytes(size_bytes)}, {widest.world_size} ranks"
+            yield _clause(
+                kind,
+                f"all-reduce {kind} at {where}",
+                world_size=widest.world_size,
+                size_bytes=size_bytes,
+            )
     if profile.max_world_size > 1:
         yield _clause(ClauseKind.SPREAD, "slowest rank over the median rank")
     for name in workloads:
@@ -416,8 +401,8 @@ def _wanted(profile: MeasuredMachine, workloads: Sequence[str]) -> Iterator[Clau
             known = ", ".join(e.workload.name for e in profile.workloads)
             raise UsageError(f"--workload: must be in the profile ({known}), got {name!r}")
         batches = sorted(int(point.at) for point in entry.phases[0].forward)
+        batch = batches[len(batches) // 2]
         for world_size in sorted({1, profile.max_world_size}):
-            batch = batches[len(batches) // 2]
             yield _clause(
                 ClauseKind.STEP,
                 f"step of {name}, {world_size} x {batch}",
@@ -425,34 +410,6 @@ def _wanted(profile: MeasuredMachine, workloads: Sequence[str]) -> Iterator[Clau
                 world_size=world_size,
                 micro_batch=batch,
             )
-
-
-def _kernels(profile: MeasuredMachine) -> Iterator[Clause]:
-    largest = {
-        rate.dtype: rate.shape
-        for rate in sorted(profile.rates, key=lambda rate: math.prod(rate.shape))
-        if rate.probe == "matmul"
-    }
-    for dtype, shape in largest.items():
-        size = "x".join(map(str, shape))
-        yield _clause(ClauseKind.GEMM, f"matrix product {dtype} {size}", dtype=dtype, shape=shape)
-
-
-def _network(profile: MeasuredMachine) -> Iterator[Clause]:
-    reduces = [entry for entry in profile.collectives if entry.collective == "all_reduce"]
-    if not reduces:
-        return
-    widest = max(reduces, key=lambda entry: entry.world_size)
-    for kind, size_bytes in (
-        (ClauseKind.BUSBW, large_size(widest)),
-        (ClauseKind.LATENCY, SMALL_BYTES),
-    ):
-        yield _clause(
-            kind,
-            f"all-reduce {kind} at {format_bytes(size_bytes)}, {widest.world_size} ranks",
-            world_size=widest.world_size,
-            size_bytes=size_bytes,
-        )
 
 
 def large_size(entry: CollectiveProfile) -> Bytes:

@@ -52,14 +52,8 @@ def purchase_items(buy: Purchase) -> PurchaseItems:
     capital = (
         buy.devices * (1 + buy.spare_fraction) * buy.device_price.value + buy.network_price.value
     )
-    full_energy = (
-        buy.devices
-        * buy.power_per_device_w
-        / KILOWATT_W
-        * buy.pue
-        * HOURS_PER_YEAR
-        * buy.energy_price.value
-    )
+    full_kw = buy.devices * buy.power_per_device_w / KILOWATT_W * buy.pue
+    full_energy = full_kw * HOURS_PER_YEAR * buy.energy_price.value
     return PurchaseItems(
         capital=capital,
         depreciation=capital * (1 - buy.residual_fraction) / buy.lifetime_years,
@@ -95,16 +89,13 @@ def rental_cost(rental: Rental, budget: Budget) -> YearlyCost:
 
 def buying_pays(buy: YearlyCost, rent: YearlyCost) -> Worthwhile | None:
     """Utilisations in 0 to 1 at which buying costs no more than renting; None if there are none."""
-    dearer_at_0 = buy.at(0) - rent.at(0)
-    dearer_at_1 = buy.at(1) - rent.at(1)
-    if dearer_at_0 <= 0 and dearer_at_1 <= 0:
-        return Worthwhile(at_least=0.0, at_most=1.0)
-    if dearer_at_0 > 0 and dearer_at_1 > 0:
+    at_0, at_1 = (buy.at(share) - rent.at(share) for share in (0, 1))
+    if at_0 > 0 and at_1 > 0:
         return None
-    crossover = dearer_at_0 / (dearer_at_0 - dearer_at_1)
-    if dearer_at_0 > 0:
-        return Worthwhile(at_least=crossover, at_most=1.0)
-    return Worthwhile(at_least=0.0, at_most=crossover)
+    crossover = at_0 / (at_0 - at_1) if at_0 > 0 or at_1 > 0 else 0.0
+    return Worthwhile(
+        at_least=crossover if at_0 > 0 else 0.0, at_most=crossover if at_1 > 0 else 1.0
+    )
 
 
 def _option(cost: YearlyCost, pays: Worthwhile | None, budget: Budget) -> CostOption:

@@ -1,8 +1,7 @@
 """Use case: many courses of one job -> when it ends, where the time goes, how often to save."""
 
-import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray
 from perfmodel.checks import at_least, positive
-from perfmodel.cost.memory import CheckpointDraws, checkpoint_draws
+from perfmodel.cost.memory import checkpoint_draws
 from perfmodel.cost.terms import Samples
 from perfmodel.documents.base import command_line
 from perfmodel.documents.goodput import CheckpointIntervals, GoodputDocument, TriedInterval
@@ -65,20 +64,22 @@ class Request:
 
 
 def goodput(request: Request, *, argv: Sequence[str]) -> GoodputDocument:
-    """Simulate a job many times.
+    """Simulate many courses of a job.
 
     Raises
     ------
     NotFeasible
         If less than 1 % of the time would be training that is kept.
     """
-    job = request.job
-    worst_factor = max(_rate_factors(request))
-    refuse_hopeless(job, rate_factor=worst_factor)
-    runs = simulate_many(request)
+    job, deadline_s = request.job, request.deadline_s
+    _refuse_hopeless(job, rate_factor=max(_rate_factors(request)))
+    runs = _courses(request)
     elapsed_s = np.array([run.elapsed_s for run in runs])
-    closed_s, note = _closed_form(job)
-    deadline_s = request.deadline_s
+    note = "Daly's complete model, at the estimated rate of failures"
+    try:
+        closed_s = expected_elapsed_s(job)
+    except ValueError as limit:
+        closed_s, note = None, str(limit)
     return GoodputDocument(
         schema_version=GoodputDocument.current_version,
         command_line=command_line(argv),
@@ -91,15 +92,9 @@ def goodput(request: Request, *, argv: Sequence[str]) -> GoodputDocument:
         elapsed_mean_error_s=_standard_error(elapsed_s),
         effective_fraction=Interval.of(np.array([run.effective_fraction for run in runs])),
         unplanned_stops=Interval.of(np.array([run.unplanned_stops for run in runs], dtype=float)),
-        stops_mean={
-            cause.name: math.fsum(run.stops[cause.name] for run in runs) / len(runs)
-            for cause in job.causes
-        },
-        planned_stops_mean=math.fsum(run.planned_stops for run in runs) / len(runs),
-        spent_mean_s={
-            activity.value: math.fsum(run.spent_s[activity] for run in runs) / len(runs)
-            for activity in Activity
-        },
+        stops_mean={c.name: _mean(run.stops[c.name] for run in runs) for c in job.causes},
+        planned_stops_mean=_mean(run.planned_stops for run in runs),
+        spent_mean_s={a.value: _mean(run.spent_s[a] for run in runs) for a in Activity},
         closed_form_elapsed_s=closed_s,
         closed_form_note=note,
         intervals=_intervals(request),
@@ -111,12 +106,17 @@ def goodput(request: Request, *, argv: Sequence[str]) -> GoodputDocument:
     )
 
 
-def simulate_many(request: Request) -> list[JobRun]:
+def _courses(request: Request) -> list[JobRun]:
     """Courses with luck of their own, the same for the same seed."""
     return [
         simulate_job(request.job, seed=[request.seed, replica], rate_factor=factor)
         for replica, factor in enumerate(_rate_factors(request))
     ]
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return math.fsum(found) / len(found)
 
 
 def best_interval_or_work_s(job: Job) -> Seconds:
@@ -125,15 +125,8 @@ def best_interval_or_work_s(job: Job) -> Seconds:
     return min(best_s, job.work_s) if best_s > 0 else job.work_s
 
 
-def refuse_hopeless(job: Job, *, rate_factor: float = 1.0) -> None:
-    """Refuse a job that would hardly get on, before simulating it for ever.
-
-    Raises
-    ------
-    NotFeasible
-        If less than 1 % of the time would be kept, or more than a million stops were to be
-        simulated, with failures ``rate_factor`` times as frequent as the job says.
-    """
+def _refuse_hopeless(job: Job, *, rate_factor: float = 1.0) -> None:
+    """Raise ``NotFeasible`` for a job that would hardly get on, before simulating it for ever."""
     effective, stops = _outlook(job, rate_factor)
     if not (effective >= LOWEST_EFFECTIVE_FRACTION and stops <= MOST_STOPS):
         # beyond floating point there is no number to show
@@ -173,13 +166,6 @@ def _rate_factors(request: Request) -> list[float]:
     return [float(rng.gamma(shape)) / request.mtbf_stops for _ in range(request.replicas)]
 
 
-def _closed_form(job: Job) -> tuple[Seconds | None, str]:
-    try:
-        return expected_elapsed_s(job), "Daly's complete model, at the estimated rate of failures"
-    except ValueError as limit:
-        return None, str(limit)
-
-
 def _intervals(request: Request) -> CheckpointIntervals | None:
     job = request.job
     write_s, mtbf_s = job.checkpoint_write_s, job.mtbf_s
@@ -195,34 +181,27 @@ def _intervals(request: Request) -> CheckpointIntervals | None:
 
 
 def _search(request: Request, *, around_s: Seconds) -> tuple[TriedInterval, ...]:
+    """Mean ends at intervals around one; as good as the best within two standard errors."""
     worst_factor = max(_rate_factors(request))
-    wanted_s = sorted({min(around_s * factor, request.job.work_s) for factor in SEARCH_FACTORS})
-    intervals_s = [
-        interval_s
-        for interval_s in wanted_s
-        if _outlook(replace(request.job, checkpoint_interval_s=interval_s), worst_factor)[0]
-        >= LOWEST_EFFECTIVE_FRACTION
-    ]
-    if not intervals_s:
-        return ()
     ends_s: dict[Seconds, FloatArray] = {}
-    for interval_s in intervals_s:
+    for interval_s in sorted({min(around_s * each, request.job.work_s) for each in SEARCH_FACTORS}):
         job = replace(request.job, checkpoint_interval_s=interval_s)
-        runs = simulate_many(replace(request, job=job))
-        ends_s[interval_s] = np.array([run.elapsed_s for run in runs])
-    best_s = min(intervals_s, key=lambda interval_s: float(ends_s[interval_s].mean()))
+        if _outlook(job, worst_factor)[0] >= LOWEST_EFFECTIVE_FRACTION:
+            runs = _courses(replace(request, job=job))
+            ends_s[interval_s] = np.array([run.elapsed_s for run in runs])
+    if not ends_s:
+        return ()
+    best_s = min(ends_s.values(), key=lambda ends: float(ends.mean()))
     return tuple(
         TriedInterval(
             interval_s=interval_s,
-            elapsed_mean_s=float(ends_s[interval_s].mean()),
-            is_as_good_as_best=_is_as_good(ends_s[interval_s] - ends_s[best_s]),
+            elapsed_mean_s=float(found_s.mean()),
+            is_as_good_as_best=bool(
+                (found_s - best_s).mean() <= 2 * _standard_error(found_s - best_s)
+            ),
         )
-        for interval_s in intervals_s
+        for interval_s, found_s in ends_s.items()
     )
-
-
-def _is_as_good(later_s: FloatArray) -> bool:
-    return bool(later_s.mean() <= 2 * _standard_error(later_s))
 
 
 def _standard_error(values: FloatArray) -> float:
@@ -257,54 +236,37 @@ class Stops:
     def scaled(self, *, failures: float, checkpoint: float) -> "Stops":
         """So many times as many failures, and checkpoints that take so many times as long."""
         longer_s = self.write_s * checkpoint
-        return dataclasses.replace(
-            self, mtbf_device_s=self.mtbf_device_s / failures, write_s=longer_s
-        )
+        return replace(self, mtbf_device_s=self.mtbf_device_s / failures, write_s=longer_s)
 
 
 def stops_of(failures: Failures, timed: CheckpointProfile | None, *, where: str = "") -> Stops:
     """Checkpoints as typed, or of the size that is given as they were timed.
 
-    Parameters
-    ----------
-    timed
-        Needed if the plan gives a size.
-    where
-        Which profile timed them, for the reader.
+    ``timed`` is needed if the plan gives a size; ``where`` names the profile that timed them.
     """
-    size_bytes = failures.checkpoint_bytes
+    size_bytes, writers = failures.checkpoint_bytes, failures.checkpoint_writers
     detection_s, restart_s = failures.detection_s, failures.restart_s
+    mtbf_device_s = failures.mtbf_device_hours * HOUR_S
+    restart = np.full(NUM_DRAWS, restart_s or 0.0)
     if size_bytes is None:
         assert failures.checkpoint_s is not None
-        return Stops(
-            mtbf_device_s=failures.mtbf_device_hours * HOUR_S,
-            write_s=np.full(NUM_DRAWS, failures.checkpoint_s),
-            recovery_s=np.full(NUM_DRAWS, detection_s + (restart_s or 0.0)),
-        )
+        write_s = np.full(NUM_DRAWS, failures.checkpoint_s)
+        return Stops(mtbf_device_s=mtbf_device_s, write_s=write_s, recovery_s=detection_s + restart)
     assert timed is not None
-    writers = failures.checkpoint_writers
     found = checkpoint_draws(timed, size_bytes, writers=writers, num_draws=NUM_DRAWS)
-    notes = [_note(found, "written", size_bytes, writers)]
+    evidence = found.evidence
+    notes = [timed_words("written", interval(found.write_s), evidence, size_bytes, writers)]
     if restart_s is None:
-        notes.append(
-            f"{_note(found, 'read', size_bytes, writers)}; starting and warming up are not in it: "
-            "failures.restart_s"
-        )
-    restart = found.read_s if restart_s is None else np.full(NUM_DRAWS, restart_s)
+        restart = found.read_s
+        words = timed_words("read", interval(found.read_s), evidence, size_bytes, writers)
+        notes.append(f"{words}; starting and warming up are not in it: failures.restart_s")
     return Stops(
-        mtbf_device_s=failures.mtbf_device_hours * HOUR_S,
+        mtbf_device_s=mtbf_device_s,
         write_s=found.write_s,
         recovery_s=detection_s + restart,
         is_timed=True,
         notes=tuple(f"{where}: {note}" for note in notes),
     )
-
-
-def _note(
-    found: CheckpointDraws, done: Literal["written", "read"], size_bytes: Bytes, writers: int
-) -> str:
-    draws_s = found.write_s if done == "written" else found.read_s
-    return timed_words(done, interval(draws_s), found.evidence, size_bytes, writers)
 
 
 def timed_words(

@@ -1,9 +1,10 @@
 """Use case: two profiles -> what changed beyond noise, and which predictions move."""
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from perfmodel.documents.base import command_line
 from perfmodel.documents.observation import RunSetting
 from perfmodel.errors import IncomparableRuns
 from perfmodel.layout.layout import scaled_layouts
-from perfmodel.machine.measured import PHASE_CURVES, MeasuredMachine, MeasuredWorkload
+from perfmodel.machine.measured import PHASE_CURVES, DdpCosts, MeasuredMachine, MeasuredWorkload
 from perfmodel.predictor import Predictor, interval
 from perfmodel.statistics.pairing import unpaired
 from perfmodel.units import Seconds, format_bytes
@@ -38,75 +39,48 @@ def estimates(profile: MeasuredMachine) -> dict[str, Estimate]:
     Steps and phases carry, beside their own error, that of the round, which no number of settings
     averages away. Kernels alone carry the spread of the machine's speed over repetitions.
     """
-    found: dict[str, Estimate] = {}
+    times = {name: _logarithmic(*values) for name, *values in _times(profile)}
+    return (
+        times
+        | dict(_ddp(profile.ddp))
+        | {
+            f"kernel {rate.probe} {rate.dtype} {'x'.join(map(str, rate.shape))}": _logarithmic(
+                rate.time_s, profile.speed_spread
+            )
+            for rate in profile.rates
+        }
+    )
+
+
+def _times(profile: MeasuredMachine) -> Iterator[tuple[Any, ...]]:
+    """Name, time in seconds and its relative errors: of phases, collectives and steps."""
     for workload in profile.workloads:
-        found |= dict(_phases(workload, profile.round_error))
-    found |= dict(_collectives(profile))
-    found |= dict(_steps(profile))
-    found |= dict(_ddp(profile))
-    found |= dict(_kernels(profile))
-    return found
-
-
-def _phases(workload: MeasuredWorkload, round_error: float) -> Iterator[tuple[str, Estimate]]:
-    for phases in workload.phases:
-        for name in PHASE_CURVES:
-            for point in getattr(phases, name):
-                where = f"{workload.workload.name} {name.replace('_', ' ')}"
+        for phases, curve in itertools.product(workload.phases, PHASE_CURVES):
+            where = f"{workload.workload.name} {curve.replace('_', ' ')}"
+            for point in getattr(phases, curve):
                 if point.time_s > 0:
-                    yield (
-                        f"{where}, micro-batch {point.at:g}, {_ranks(phases.world_size)}",
-                        _logarithmic(point.time_s, point.relative_error, round_error),
-                    )
-
-
-def _collectives(profile: MeasuredMachine) -> Iterator[tuple[str, Estimate]]:
+                    name = f"{where}, micro-batch {point.at:g}, {_ranks(phases.world_size)}"
+                    yield name, point.time_s, point.relative_error, profile.round_error
     for entry in profile.collectives:
         for point in entry.points:
-            yield (
-                f"{entry.collective} of {format_bytes(point.at)}, {_ranks(entry.world_size)}",
-                _logarithmic(point.time_s, point.relative_error),
-            )
-
-
-def _steps(profile: MeasuredMachine) -> Iterator[tuple[str, Estimate]]:
+            name = f"{entry.collective} of {format_bytes(point.at)}, {_ranks(entry.world_size)}"
+            yield name, point.time_s, point.relative_error
     for step in profile.steps:
         cap = "" if step.bucket_cap_mb is None else f", cap {step.bucket_cap_mb:g} MiB"
-        yield (
-            (
-                f"step {step.workload}, micro-batch {step.micro_batch}, {_ranks(step.world_size)}, "
-                f"{step.synchronisation}{cap}"
-            ),
-            _logarithmic(step.step_s, step.relative_error, profile.round_error),
-        )
+        size = f"micro-batch {step.micro_batch}, {_ranks(step.world_size)}"
+        name = f"step {step.workload}, {size}, {step.synchronisation}{cap}"
+        yield name, step.step_s, step.relative_error, profile.round_error
 
 
-def _ddp(profile: MeasuredMachine) -> Iterator[tuple[str, Estimate]]:
-    ddp = profile.ddp
+def _ddp(ddp: DdpCosts) -> Iterator[tuple[str, Estimate]]:
     spreads = np.array(ddp.draws).std(axis=0)
     units = {"bucket_s": "s", "bucket_s_per_byte": "s/B"}
-    for name, value, spread, determined in zip(
-        ddp.names, ddp.values, spreads, ddp.determined, strict=True
-    ):
+    rows = zip(ddp.names, ddp.values, spreads, ddp.determined, strict=True)
+    for name, value, spread, determined in rows:
         if determined:
-            yield (
-                f"DDP {name}",
-                Estimate(
-                    value=value,
-                    unit=units.get(name, "fraction"),
-                    error=max(float(spread), SMALLEST_ERROR * abs(value)),
-                    is_additive=True,
-                ),
-            )
-
-
-def _kernels(profile: MeasuredMachine) -> Iterator[tuple[str, Estimate]]:
-    for rate in profile.rates:
-        shape = "x".join(map(str, rate.shape))
-        yield (
-            f"kernel {rate.probe} {rate.dtype} {shape}",
-            _logarithmic(rate.time_s, profile.speed_spread),
-        )
+            error = max(float(spread), SMALLEST_ERROR * abs(value))
+            unit = units.get(name, "fraction")
+            yield f"DDP {name}", Estimate(value=value, unit=unit, error=error, is_additive=True)
 
 
 def _logarithmic(time_s: Seconds, *errors: float) -> Estimate:

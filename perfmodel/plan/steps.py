@@ -1,13 +1,48 @@
-"""What a plan asks of a way to train: steps over device counts, whatever predicts them."""
+"""Steps over device counts: one table for measured machines and for machines inferred from runs."""
 
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Final, Literal
+
+import numpy as np
 
 from perfmodel.arrays import IntArray
-from perfmodel.cost.terms import Samples
+from perfmodel.cost.jobs import Jobs, jobs_from
+from perfmodel.cost.layout_memory import fullest_and_fit
+from perfmodel.cost.memory import FITS_ABOVE
+from perfmodel.cost.terms import Samples, Terms
 from perfmodel.documents.plan import ScalingStatement
+from perfmodel.errors import NotFeasible
+from perfmodel.layout.layout import MOST_BATCH, Layout, Scaling, accumulation_for, scaled_layouts
+from perfmodel.layout_search import Request, search_layouts, spread_against_first
 from perfmodel.machine.evidence import Evidence
-from perfmodel.plan.tornado import Ends
+from perfmodel.machine.measured import MeasuredWorkload
+from perfmodel.plan.tornado import Assumption, Ends, draws_ends
+from perfmodel.predict_layout import (
+    RARE_STALL,
+    OpenedMachine,
+    Training,
+    layout_caveats,
+    layout_jobs,
+)
+from perfmodel.predictor import NUM_DRAWS, Predictor, StepPrediction, caveats, step_times
+from perfmodel.statistics.interval import Interval
+from perfmodel.statistics.normal import DEVIATE_90
+from perfmodel.units import Bytes, format_bytes
+from perfmodel.workload.transformer import NamedTransformer
+
+#: With more counts than this, steps are predicted at as many, evenly in log.
+MOST_KNOTS: Final = 48
+_COMPUTE: Final = ("compute_s", "issue_s", "bucket_s", "bucket_s_per_byte", "load_s")
+#: Terms that an assumption varies alone.
+_VARIED: Final = {
+    Assumption.COMPUTING: _COMPUTE,
+    Assumption.COMMUNICATION: ("all_reduce_s", "broadcast_s"),
+    Assumption.INTERFERENCE: ("compute_speed", "comm_speed"),
+    Assumption.STRAGGLERS: ("slowest",),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,38 +66,436 @@ class Facts:
     layout: str | None = None
 
 
-class Steps(Protocol):
-    """Steps of one workload at one batch on one machine, over device counts."""
+class Steps(ABC):
+    """Steps of one workload at one batch on one machine, over device counts.
 
-    counts: IntArray
-    """Ascending: sizes that split the batch and fit into memory."""
-    num_skipped: int
-    """Sizes that do not split the batch."""
-    num_too_large: int
-    """Sizes that do not fit into memory."""
-    refusal: str
-    """Why there is no size at all; empty if there is one."""
+    Attributes
+    ----------
+    counts
+        Ascending: sizes that split the batch and fit into memory.
+    num_skipped, num_too_large
+        Sizes that do not split the batch, or do not fit.
+    refusal
+        Why there is no size at all; empty if there is one.
+    """
 
-    def global_batches(self, counts: IntArray) -> IntArray:
-        """Samples per step of all devices together, one per count."""
+    most_knots: int | None = None
+    """With more counts, steps are read linearly in log between so many."""
 
-    def step_s(self, counts: IntArray) -> Samples:
-        """Draws of the step at any counts, shape ``(len(counts), num_draws)``. [s]"""
+    def __init__(
+        self, *, scaling: Scaling, batch: int, accumulation: int, counts: Iterable[int]
+    ) -> None:
+        self.scaling_kind, self.batch, self.accumulation = scaling, batch, accumulation
+        self.num_skipped = self.num_too_large = 0
+        self.refusal = ""
+        leanest: FitInMemory | None = None
+        fitting = []
+        for count in sorted(set(counts)):
+            try:
+                found = self.memory(count)
+            except NotFeasible as error:
+                self.num_skipped += 1
+                self.refusal = str(error).removeprefix("--devices: ")
+                continue
+            if found is None or found.probability >= FITS_ABOVE:
+                fitting.append(count)
+                continue
+            self.num_too_large += 1
+            if leanest is None or found.needed_bytes < leanest.needed_bytes:
+                leanest = found
+        if fitting:
+            self.refusal = ""
+        elif leanest is not None:
+            self.refusal = f"device_memory: {self._too_large(leanest)}"
+        self.counts: IntArray = np.array(fitting, dtype=int)
+        self._draws: dict[int, Samples] = {}
+        self._knots: tuple[Samples, Samples] | None = None
+        self.predict(self._first_knots())
 
-    def predict(self, counts: list[int]) -> None:
-        """Predict these counts, so that they are read exactly from now on."""
+    @abstractmethod
+    def memory(self, count: int) -> FitInMemory | None:
+        """Whether a size fits; None if nobody asks. Raises ``NotFeasible`` if it splits no batch."""
 
-    def has(self, count: int) -> bool:
-        """Whether a count was predicted, and not only read between others."""
+    @abstractmethod
+    def _too_large(self, leanest: FitInMemory) -> str:
+        """Why nothing fits, from the size that needs least."""
 
+    @abstractmethod
+    def _predicted(self, counts: Sequence[int]) -> list[Samples]:
+        """Draws of the step of every count. [s]"""
+
+    @abstractmethod
     def facts(self, count: int) -> Facts:
         """One size."""
 
-    def ends(self, count: int) -> list[Ends]:
+    @abstractmethod
+    def ends(self, count: int) -> Iterator[Ends]:
         """Assumptions about the step, and by which factors each alone moves it."""
 
-    def scaling(self, count: int) -> list[ScalingStatement]:
+    @abstractmethod
+    def scaling(self, count: int) -> Iterator[ScalingStatement]:
         """Weak and strong scaling up to a size."""
 
+    @abstractmethod
     def caveats(self, count: int) -> list[str]:
         """What must be known before acting on a size."""
+
+    def global_batches(self, counts: IntArray) -> IntArray:
+        """Samples per step of all devices together, one per count."""
+        if self.scaling_kind == "strong":
+            return np.full(len(counts), self.batch)
+        return counts * self.batch * self.accumulation
+
+    def predict(self, counts: Iterable[int]) -> None:
+        """Predict these counts, so that they are read exactly from now on."""
+        fresh = [count for count in counts if count not in self._draws]
+        if fresh:
+            self._draws.update(zip(fresh, self._predicted(fresh), strict=True))
+            self._knots = None
+
+    def has(self, count: int) -> bool:
+        """Whether a count was predicted, and not only read between others."""
+        return count in self._draws
+
+    def step_s(self, counts: IntArray) -> Samples:
+        """Draws of the step at any counts, shape ``(len(counts), num_draws)``. [s]
+
+        Between two predicted counts the nominal step is linear in log; the draws deviate from it as
+        those of the nearer one do, so that uncertainty is not averaged away.
+        """
+        if self._knots is None:
+            known = sorted(self._draws)
+            self._knots = (np.log(known), np.log(np.stack([self._draws[n] for n in known])))
+        at, logs = self._knots
+        where = np.log(counts)
+        if len(at) == 1:
+            return np.exp(np.repeat(logs, len(counts), axis=0))
+        nominal = np.interp(where, at, logs[:, 0])
+        right = np.clip(np.searchsorted(at, where), 1, len(at) - 1)
+        nearest = np.where(where - at[right - 1] < at[right] - where, right - 1, right)
+        result: Samples = np.exp(nominal[:, None] + (logs - logs[:, :1])[nearest])
+        return result
+
+    def _first_knots(self) -> Sequence[int]:
+        if self.most_knots is None or len(self.counts) <= self.most_knots:
+            return [int(count) for count in self.counts]
+        wanted = np.geomspace(self.counts[0], self.counts[-1], self.most_knots)
+        places = np.searchsorted(self.counts, wanted - 1e-9).clip(0, len(self.counts) - 1)
+        # One device runs without DDP: nothing is read between it and two.
+        return sorted({*self.counts[places].tolist(), *self.counts[:2].tolist()})
+
+
+class MeasuredSteps(Steps):
+    """Data-parallel steps on a calibrated machine."""
+
+    most_knots = MOST_KNOTS
+
+    def __init__(  # noqa: PLR0913 - one parameter per part of the question
+        self,
+        predictor: Predictor,
+        workload: MeasuredWorkload,
+        *,
+        scaling: Scaling,
+        batch: int,
+        accumulation: int,
+        counts: Iterable[int],
+        fit: Callable[[Layout], FitInMemory] | None = None,
+    ) -> None:
+        self._predictor, self._workload, self._fit = predictor, workload, fit
+        self._steps: dict[int, StepPrediction] = {}
+        super().__init__(scaling=scaling, batch=batch, accumulation=accumulation, counts=counts)
+
+    def layout(self, count: int) -> Layout:
+        """What so many devices run."""
+        [layout] = scaled_layouts(
+            [count], scaling=self.scaling_kind, batch=self.batch, accumulation=self.accumulation
+        )
+        return layout
+
+    def memory(self, count: int) -> FitInMemory | None:
+        """Whether a size fits; None if nobody asks."""
+        if self.scaling_kind == "strong":
+            try:
+                self.layout(count)
+            except NotFeasible as error:
+                raise NotFeasible(
+                    "scaling strong: each batch must be a multiple of devices x accumulation, got "
+                    "none that is; choose other batches or counts"
+                ) from error
+        return None if self._fit is None else self._fit(self.layout(count))
+
+    def _too_large(self, leanest: FitInMemory) -> str:
+        return (
+            f"batch {self.batch} needs {format_bytes(leanest.needed_bytes)} of each device; "
+            "take smaller batches or larger devices"
+        )
+
+    def _predicted(self, counts: Sequence[int]) -> list[Samples]:
+        layouts = [self.layout(count) for count in counts]
+        return self._predictor.step_draws(self._workload, layouts)
+
+    def step(self, count: int) -> StepPrediction:
+        """One count with all that is known of its step; most counts are never asked for it."""
+        if count not in self._steps:
+            self._steps[count] = self._predictor.step(self._workload, self.layout(count))
+            self._draws[count] = self._steps[count].step_s
+            self._knots = None
+        return self._steps[count]
+
+    def facts(self, count: int) -> Facts:
+        """One size."""
+        step = self.step(count)
+        return Facts(
+            micro_batch=step.layout.micro_batch,
+            global_batch=step.layout.global_batch,
+            step_s=step.step_s,
+            evidence=Evidence.weakest(step.terms.evidence.values()),
+            memory=self.memory(count),
+        )
+
+    def ends(self, count: int) -> Iterator[Ends]:
+        """Assumptions about the step, and by which factors each alone moves it."""
+        step = self.step(count)
+        terms, program = step.terms, step.program
+        still = {
+            field.name: _nominal(getattr(terms, field.name)) for field in dataclasses.fields(terms)
+        }
+
+        def times(varied: Terms) -> Samples:
+            return step_times(program, varied, varied.durations(program))
+
+        for assumption, names in _VARIED.items():
+            varied = {name: getattr(terms, name) for name in names}
+            yield assumption, draws_ends(times(dataclasses.replace(terms, **{**still, **varied})))
+        yield Assumption.MODEL, draws_ends(step.step_s / times(terms))
+
+    def scaling(self, count: int) -> Iterator[ScalingStatement]:
+        """Weak and strong scaling from one device, as ``perfmodel predict`` has them."""
+        if count == 1:
+            return
+        step = self.step(count)
+        layout = step.layout
+        kinds: tuple[Scaling, ...] = ("weak", "strong")
+        for kind, batch in zip(kinds, (layout.micro_batch, layout.global_batch), strict=True):
+            if batch <= MOST_BATCH:
+                point = self._predictor.point(step, baseline=self._alone(layout, kind))
+                yield ScalingStatement(
+                    scaling=kind,
+                    batch=batch,
+                    devices=layout.world_size,
+                    from_devices=1,
+                    speedup=point.speedup,
+                    efficiency=point.scaling_efficiency,
+                )
+
+    def caveats(self, count: int) -> list[str]:
+        """Those of a prediction of that size."""
+        step = self.step(count)
+        point = self._predictor.point(step, baseline=self._alone(step.layout, "weak"))
+        return list(caveats(self._predictor.profile, [point], workload=self._workload))
+
+    def _alone(self, layout: Layout, scaling: Scaling) -> StepPrediction:
+        [alone] = scaled_layouts(
+            [1],
+            scaling=scaling,
+            batch=layout.micro_batch if scaling == "weak" else layout.global_batch,
+            accumulation=layout.accumulation,
+        )
+        return self._predictor.step(self._workload, alone)
+
+
+def _nominal(value: Any) -> Any:
+    """A term without uncertainty: draws, a function that returns them, or a table of either."""
+    if isinstance(value, np.ndarray):
+        return np.broadcast_to(value[..., :1], value.shape)
+    if isinstance(value, dict):
+        return {name: _nominal(each) for name, each in value.items()}
+    return (lambda size_bytes: _nominal(value(size_bytes))) if callable(value) else value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Chosen:
+    """The layout of one size."""
+
+    layout: Layout
+    jobs: Jobs
+    memory: FitInMemory
+
+
+class InferredSteps(Steps):
+    """The best layout of a large model at every size, on a machine inferred from runs.
+
+    Parameters
+    ----------
+    fixed
+        ``dp`` and ``accumulation`` of it follow from devices and batch; None: all layouts are searched.
+    """
+
+    def __init__(  # noqa: PLR0913 - one parameter per part of the question
+        self,
+        machine: OpenedMachine,
+        model: NamedTransformer,
+        *,
+        scaling: Scaling,
+        batch: int,
+        counts: Iterable[int],
+        capacity_bytes: Bytes,
+        devices_per_node: int,
+        fixed: Layout | None = None,
+    ) -> None:
+        self._machine, self._model, self._fixed = machine, model, fixed
+        self._capacity_bytes, self._per_node = capacity_bytes, devices_per_node
+        self._chosen: dict[int, _Chosen] = {}
+        super().__init__(scaling=scaling, batch=batch, accumulation=1, counts=counts)
+
+    def memory(self, count: int) -> FitInMemory | None:
+        """Whether the best layout of a size fits."""
+        if count not in self._chosen:
+            self._chosen[count] = self._best(count, self._global_batch(count))
+        return self._chosen[count].memory
+
+    def _too_large(self, leanest: FitInMemory) -> str:
+        return (
+            f"no layout of {self._model.name} fits into {format_bytes(self._capacity_bytes)}; "
+            f"the leanest needs {format_bytes(leanest.needed_bytes)} and fits with "
+            f"{leanest.probability:.0%}, where {FITS_ABOVE:.0%} is asked for: take more or larger devices"
+        )
+
+    def _predicted(self, counts: Sequence[int]) -> list[Samples]:
+        return [self._draws_s(self._chosen[count]) for count in counts]
+
+    def _draws_s(self, chosen: _Chosen) -> Samples:
+        draws_s: Samples = self._machine.model.step_draws(chosen.jobs, num_draws=NUM_DRAWS)[0]
+        return draws_s
+
+    def facts(self, count: int) -> Facts:
+        """One size."""
+        found = self._chosen[count]
+        return Facts(
+            micro_batch=found.layout.micro_batch,
+            global_batch=found.layout.global_batch,
+            step_s=self._draws[count],
+            evidence="inferred",
+            memory=found.memory,
+            layout=str(found.layout),
+        )
+
+    def ends(self, count: int) -> Iterator[Ends]:
+        """Assumptions about the step, and by which factors each alone moves it."""
+        model, jobs = self._machine.model, self._chosen[count].jobs
+        found = model.uncertainty(jobs)
+        for name, spread in (
+            (Assumption.LATENTS, found.fitted),
+            (Assumption.LAYOUT_FORMULA, found.formula),
+        ):
+            factor = float(np.exp(DEVIATE_90 * spread[0]))
+            yield name, (1 / factor, factor)
+        if found.stall_probability[0] > RARE_STALL:
+            # The nominal step lies between the quiet and the stalled one.
+            quiet_s = float(model.predict(jobs, stalls=False).number_s[0])
+            nominal_s = float(self._draws[count][0])
+            late_s = quiet_s * float(found.degraded_ratio[0])
+            low, high = min(quiet_s, nominal_s), max(late_s, nominal_s)
+            yield Assumption.STALLS, (low / nominal_s, high / nominal_s)
+
+    def scaling(self, count: int) -> Iterator[ScalingStatement]:
+        """Weak and strong scaling from the smallest size that fits."""
+        first = int(self.counts[0])
+        if first == count:
+            return
+        together = self._global_batch(count)
+        batches: dict[Scaling, tuple[int, int]] = {"strong": (together, together)}
+        if together % count == 0:
+            batches["weak"] = (together // count, together // count * first)
+        for kind, (batch, few) in sorted(batches.items(), reverse=True):
+            try:
+                base = self._best(first, few)
+            except NotFeasible:
+                continue
+            if base.memory.probability < FITS_ABOVE:
+                continue
+            speedup = (together / few) * self._ratio(base, count)
+            yield ScalingStatement(
+                scaling=kind,
+                batch=batch,
+                devices=count,
+                from_devices=first,
+                speedup=_interval(speedup),
+                efficiency=_interval(speedup * first / count),
+            )
+
+    def caveats(self, count: int) -> list[str]:
+        """Those of a prediction of that layout."""
+        return layout_caveats(self._machine, self._chosen[count].jobs)
+
+    def _ratio(self, slow: _Chosen, count: int) -> Samples:
+        """5th percentile, nominal and 95th of one step over another: each layout deviates by itself."""
+        jobs = jobs_from(
+            [(self._model.shape, chosen.layout) for chosen in (slow, self._chosen[count])],
+            sequence=self._model.sequence,
+            devices_per_node=self._per_node,
+        )
+        spread = float(spread_against_first(self._machine.model, jobs)[1])
+        nominal = float(self._draws_s(slow)[0] / self._draws[count][0])
+        ratio: Samples = nominal * np.exp(np.array([-DEVIATE_90, 0.0, DEVIATE_90]) * spread)
+        return ratio
+
+    def _global_batch(self, count: int) -> int:
+        return int(self.global_batches(np.array([count]))[0])
+
+    def _best(self, count: int, global_batch: int) -> _Chosen:
+        """The fastest layout that fits, or the leanest one if none does.
+
+        Raises
+        ------
+        NotFeasible
+            If no layout is possible.
+        """
+        training = Training(
+            model=self._model,
+            devices=count,
+            devices_per_node=self._per_node,
+            global_batch=global_batch,
+        )
+        if self._fixed is not None:
+            layout = _completed(self._fixed, count, global_batch)
+            return self._measured(layout, layout_jobs(training, layout))
+        model = self._machine.model
+        search = search_layouts(
+            model, Request(training=training, capacity_bytes=self._capacity_bytes)
+        )
+        fitting = np.flatnonzero(search.judged.fit >= FITS_ABOVE)
+        if fitting.size:
+            near = search.fastest(fitting)
+            place = int(near[np.argmin(model.predict(search.jobs(near)).mean_s)])
+        else:
+            place = int(np.argmin(search.judged.needed_bytes))
+        return self._measured(search.layouts.layout(place), search.jobs(np.array([place])))
+
+    def _measured(self, layout: Layout, jobs: Jobs) -> _Chosen:
+        needed, fit = fullest_and_fit(self._machine.model.memory, jobs, self._capacity_bytes)
+        memory = FitInMemory(needed_bytes=float(needed[0]), probability=float(fit[0]))
+        return _Chosen(layout=layout, jobs=jobs, memory=memory)
+
+
+def _interval(ends: Samples) -> Interval:
+    p5, nominal, p95 = map(float, ends)
+    return Interval(p5=p5, nominal=nominal, p95=p95)
+
+
+def _completed(fixed: Layout, count: int, global_batch: int) -> Layout:
+    """The fixed layout on so many devices.
+
+    Raises
+    ------
+    NotFeasible
+        If the devices or the batch cannot be split that way.
+    """
+    shared = fixed.tp * fixed.pp * fixed.cp
+    if count % shared:
+        raise NotFeasible(
+            f"layout: tp x pp x cp = {shared} must divide the devices, got {count}; choose other counts"
+        )
+    dp = count // shared
+    accumulation = accumulation_for(global_batch=global_batch, dp=dp, micro_batch=fixed.micro_batch)
+    return dataclasses.replace(fixed, dp=dp, accumulation=accumulation)

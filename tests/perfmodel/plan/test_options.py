@@ -17,8 +17,9 @@ from perfmodel.errors import InvalidDocument, NotFeasible, UsageError
 from perfmodel.layout.layout import scaled_layouts
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.plan.goodput import Request, goodput
-from perfmodel.plan.machines import MOST_KNOTS, Sources, StepTable
+from perfmodel.plan.machines import Sources
 from perfmodel.plan.options import plan_options
+from perfmodel.plan.steps import MOST_KNOTS, MeasuredSteps
 from perfmodel.plan.tornado import Assumption, remedy
 from perfmodel.predictor import Predictor
 from tests.calibrate.test_noise import training
@@ -225,7 +226,7 @@ def test_between_knots_steps_are_read_closely() -> None:
     machine = profile(Machine(noise=(0.9, 1.0, 1.1, 1.3), residual=0.03, rank_spread=0.02))
     predictor = Predictor(machine)
     workload = predictor.workload("heavy")
-    table = StepTable(
+    table = MeasuredSteps(
         predictor, workload, scaling="weak", batch=16, accumulation=1, counts=range(1, 2001)
     )
     asked = np.array([3, 37, 100, 555, 1234, 1999])

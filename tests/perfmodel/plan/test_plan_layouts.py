@@ -1,6 +1,5 @@
 """Plans of large models: the fastest layout that fits, against the search it came from."""
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +10,12 @@ from perfmodel.errors import InvalidDocument, NotFeasible, UsageError
 from perfmodel.layout.layout import parse_layout
 from perfmodel.layout_search import Request, plan_parallelism
 from perfmodel.plan.machines import (
-    LayoutQuestion,
-    LayoutTable,
     Sources,
     named_transformer,
     read_sources,
 )
 from perfmodel.plan.options import plan_options
+from perfmodel.plan.steps import InferredSteps
 from perfmodel.predict_layout import Training, opened_machine
 from perfmodel.workload.transformer import NamedTransformer
 from tests.perfmodel.cost.large_samples import MODEL, document
@@ -98,23 +96,24 @@ def test_a_free_layout_is_the_first_of_the_search_and_a_fixed_one_is_kept(tmp_pa
 
 
 def test_both_kinds_of_scaling_are_stated_from_the_smallest_size() -> None:
-    question = LayoutQuestion(
-        model=TRAINED,
-        scaling="strong",
-        batch=64,
-        capacity_bytes=80 * 2**30,
-        devices_per_node=8,
-        fixed=None,
-    )
-    table = LayoutTable(opened_machine(document().machine), question, counts=[4, 8, 16])
-    assert table.scaling(4) == []
+    def steps(*counts: int, batch: int = 64) -> InferredSteps:
+        return InferredSteps(
+            opened_machine(document().machine),
+            TRAINED,
+            scaling="strong",
+            batch=batch,
+            counts=counts,
+            capacity_bytes=80 * 2**30,
+            devices_per_node=8,
+        )
+
+    table = steps(4, 8, 16)
+    assert not list(table.scaling(4))
     kinds = {entry.scaling: entry for entry in table.scaling(16)}
     assert {name: entry.batch for name, entry in kinds.items()} == {"strong": 64, "weak": 4}
     alone, together = (table.facts(count).step_s for count in (4, 16))
     assert kinds["strong"].speedup.nominal == pytest.approx(alone[0] / together[0])
-    small = LayoutTable(
-        opened_machine(document().machine), dataclasses.replace(question, batch=16), counts=[4]
-    )
+    small = steps(4, batch=16)
     ratio = 4 * small.facts(4).step_s[0] / together[0]
     assert kinds["weak"].speedup.nominal == pytest.approx(ratio)
     for entry in kinds.values():
