@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -22,11 +22,10 @@ from perfmodel.cost.batch import (
 )
 from perfmodel.documents.base import file_sha256
 from perfmodel.documents.observation import TrainingObservation
-from perfmodel.documents.verdicts import BatchValidationDocument, ErrorSummary, JudgedBatch
+from perfmodel.documents.verdicts import BatchValidationDocument, JudgedBatch
 from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, refuse_unknown
 from perfmodel.machine.measured import NoiseScaleProfile
-from validate.compare import fraction, summarise
-from validate.request import ProfileRequest
+from validate.judging import ProfileRequest, fraction, summarise
 
 VALIDATION: Final = "batch.json"
 #: A rate that needs so many times the predicted steps is a bad one.
@@ -149,9 +148,9 @@ def judge_batches(
         by_batch[training.batch].append(training)
     law = calibrated_law(scale)
     rows = {
-        batch: _judged(batch, best, group, law)
+        batch: row
         for batch, group in sorted(by_batch.items())
-        if (best := _best_rate(group)) is not None
+        if (row := _judged(batch, group, law)) is not None
     }
     others = [row for batch, row in rows.items() if batch != scale.batch]
     if not others or len(rows) < 2:
@@ -166,6 +165,15 @@ def judge_batches(
             for row in rows.values()
         ]
     )
+    own = rows.get(scale.batch)
+    from_own = [
+        own.measured_steps
+        * law.samples_ratio(row.batch, reference=own.batch).nominal
+        * (own.batch / row.batch / row.measured_steps)
+        - 1
+        for row in others
+        if own is not None
+    ]
     return BatchValidationDocument(
         schema_version=BatchValidationDocument.current_version,
         provenance=provenance(describe_environment(), seed=request.seed),
@@ -179,7 +187,7 @@ def judge_batches(
         batches=tuple(rows.values()),
         not_reached=tuple(sorted(set(by_batch) - set(rows))),
         summary=summarise([row.signed_error for row in others]),
-        from_own_reference=_from_own_reference(rows.get(scale.batch), others, law),
+        from_own_reference=None if own is None else summarise(from_own),
         same_samples=summarise(
             [steps * scale.batch / row.batch / row.measured_steps - 1 for row in others]
         ),
@@ -188,50 +196,24 @@ def judge_batches(
     )
 
 
-def _from_own_reference(
-    reference: JudgedBatch | None, others: Sequence[JudgedBatch], law: Convergence
-) -> ErrorSummary | None:
-    if reference is None:
-        return None
-    errors = []
-    for row in others:
-        more_samples = law.samples_ratio(row.batch, reference=reference.batch).nominal
-        steps = reference.measured_steps * more_samples * reference.batch / row.batch
-        errors.append(steps / row.measured_steps - 1)
-    return summarise(errors)
-
-
-def _best_rate(group: Sequence[TrainingObservation]) -> float | None:
-    """Rate with the fewest steps in the median over its starts, where more than half reach the target."""
-    medians = {rate: _median_steps(found) for rate, found in _by_rate(group).items()}
-    best = min(medians, key=lambda rate: medians[rate])
-    return best if medians[best] < math.inf else None
-
-
-def _median_steps(found: Iterable[int | None]) -> float:
-    """A start that does not reach the target takes longer than any that does."""
-    return float(median(math.inf if steps is None else steps for steps in found))
-
-
-def _by_rate(group: Sequence[TrainingObservation]) -> Mapping[float, list[int | None]]:
-    found: dict[float, list[int | None]] = defaultdict(list)
-    for training in group:
-        found[training.learning_rate].append(training.num_steps)
-    return found
-
-
 def _judged(
-    batch: int, best: float, group: Sequence[TrainingObservation], law: Convergence
-) -> JudgedBatch:
-    found = _by_rate(group)
-    steps = tuple(n for n in found[best] if n is not None)
-    measured = _median_steps(found[best])
+    batch: int, group: Sequence[TrainingObservation], law: Convergence
+) -> JudgedBatch | None:
+    """The rate with the fewest steps in the median over its starts; None if too few reach the target."""
+    by_rate: dict[float, list[float]] = defaultdict(list)
+    for training in group:
+        # A start that does not reach the target takes longer than any that does.
+        by_rate[training.learning_rate].append(training.num_steps or math.inf)
+    best = min(by_rate, key=lambda rate: median(by_rate[rate]))
+    measured = float(median(by_rate[best]))
+    if math.isinf(measured):
+        return None
     predicted = law.samples(batch) / batch
     return JudgedBatch(
         batch=batch,
         learning_rate=best,
-        is_rate_at_edge=best in (min(found), max(found)),
-        steps=steps,
+        is_rate_at_edge=best in (min(by_rate), max(by_rate)),
+        steps=tuple(int(n) for n in by_rate[best] if n < math.inf),
         measured_steps=measured,
         predicted_steps=predicted,
         signed_error=predicted.signed_error(measured),

@@ -171,32 +171,21 @@ def held_out_settings(world_size: int, folder: Path) -> tuple[HeldOutSetting, ..
     runs = []
     for model in HELD_OUT:
         for index, optimizer in enumerate(model.optimizers):
+            several = model.on_two_ranks and world_size > 1 and index == 0
             batches = model.micro_batches if index == 0 else model.micro_batches[:1]
-            runs += [_single(model, optimizer, micro_batch, folder) for micro_batch in batches]
-        if model.on_two_ranks and world_size > 1:
-            runs += [
-                _parallel(model, model.optimizers[0], micro_batch, world_size, folder)
-                for micro_batch in model.micro_batches
-            ]
+            model_spec = model.model_spec(optimizer, folder)
+            for ranks in (1, world_size) if several else (1,):
+                mode = Synchronisation.DDP if ranks > 1 else Synchronisation.NONE
+                runs += [
+                    HeldOutSetting(
+                        setting=RunSetting(
+                            workload=model.label(optimizer),
+                            world_size=ranks,
+                            micro_batch=micro_batch,
+                            synchronisation=mode,
+                        ),
+                        model_spec=model_spec,
+                    )
+                    for micro_batch in batches
+                ]
     return tuple(runs)
-
-
-def _single(
-    model: HeldOutModel, optimizer: Optimizer, micro_batch: int, folder: Path
-) -> HeldOutSetting:
-    setting = RunSetting(
-        workload=model.label(optimizer),
-        world_size=1,
-        micro_batch=micro_batch,
-        synchronisation=Synchronisation.NONE,
-    )
-    return HeldOutSetting(setting=setting, model_spec=model.model_spec(optimizer, folder))
-
-
-def _parallel(
-    model: HeldOutModel, optimizer: Optimizer, micro_batch: int, world_size: int, folder: Path
-) -> HeldOutSetting:
-    setting = RunSetting(
-        workload=model.label(optimizer), world_size=world_size, micro_batch=micro_batch
-    )
-    return HeldOutSetting(setting=setting, model_spec=model.model_spec(optimizer, folder))

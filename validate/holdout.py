@@ -12,7 +12,7 @@ from calibrate.task import StepTask, Task
 from perfmodel.documents.observation import RunSetting
 from perfmodel.errors import UsageError
 from perfmodel.layout.layout import Synchronisation
-from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
+from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, SingleStep
 from perfmodel.units import Seconds
 
 
@@ -32,8 +32,7 @@ class HoldoutBudget:
     min_steps: int
 
 
-#: Repetitions to each setting in one process group. A second one tells as much as a second round, which starts the
-#: ranks anew: on the recorded runs both judge the same predictions to be 3.4 % off (means over six pairs).
+#: Repetitions of each setting in one process group: a second one tells as much as a second group.
 PASSES_PER_ROUND: Final = 2
 
 BUDGETS: Final = {
@@ -97,15 +96,17 @@ def holdout_settings(
 
 def calibrated_settings(profile: MeasuredMachine) -> frozenset[RunSetting]:
     """Every setting whose steps went into the profile."""
-    return frozenset(
-        RunSetting(
-            workload=step.workload,
-            world_size=step.world_size,
-            micro_batch=step.micro_batch,
-            synchronisation=Synchronisation(step.synchronisation),
-            bucket_cap_mb=step.bucket_cap_mb,
-        )
-        for step in profile.steps
+    return frozenset(calibrated_setting(step) for step in profile.steps)
+
+
+def calibrated_setting(step: SingleStep) -> RunSetting:
+    """The setting whose step went into the profile."""
+    return RunSetting(
+        workload=step.workload,
+        world_size=step.world_size,
+        micro_batch=step.micro_batch,
+        synchronisation=Synchronisation(step.synchronisation),
+        bucket_cap_mb=step.bucket_cap_mb,
     )
 
 

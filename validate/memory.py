@@ -18,9 +18,8 @@ from perfmodel.documents.base import write_atomically
 from perfmodel.documents.verdicts import ErrorSummary, Gate
 from perfmodel.errors import PerfModelError
 from perfmodel.units import Bytes, format_bytes
-from validate.compare import summarise_any
-from validate.gates import gate
 from validate.held_out_models import Config, bert, gpt2, llama, write_config
+from validate.judging import gate, summarise_any
 
 #: Below this a promise would be about single small workspaces.
 LARGE_BYTES: Final = 50_000_000

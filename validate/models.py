@@ -2,8 +2,8 @@
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -38,16 +38,26 @@ from perfmodel.documents.observation import (
 from perfmodel.documents.verdicts import ComparedModel, ModelsValidationDocument
 from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, refuse_unknown
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
-from perfmodel.predictor import Predictor, StepPrediction, interval
+from perfmodel.predictor import Predictor, interval
 from perfmodel.step.program import Cause
 from perfmodel.units import Seconds
-from validate import gates
-from validate.compare import fraction, summarise, summarise_any
 from validate.held_out_models import HeldOutSetting, held_out_settings, write_configs
-from validate.request import ProfileRequest
+from validate.judging import (
+    ProfileRequest,
+    Tolerances,
+    fraction,
+    passed,
+    summarise,
+    summarise_any,
+)
 
 Mode = Literal["measured", "curves"]
 
+#: By whether the model's own operators were timed in place, or calibrated curves are read.
+TOLERANCES: Final = {
+    "measured": Tolerances(step_mape=0.03, step_worst=0.10),
+    "curves": Tolerances(step_mape=0.06, step_worst=0.20),
+}
 _PHASES: Final = {
     "forward": Cause.FORWARD,
     "backward": Cause.BACKWARD,
@@ -99,10 +109,20 @@ def validate_models(
         )
     settings = held_out_settings(profile.max_world_size, request.folder)
     write_configs(request.folder)
+    plan = {
+        "stage": "validate models",
+        "budget": request.budget,
+        "seed": request.seed,
+        "gates": {
+            mode: {"step_mape": promise.step_mape, "step_worst": promise.step_worst}
+            for mode, promise in TOLERANCES.items()
+        },
+        "settings": [run.setting.label for run in settings],
+    }
     observations = measure(
         Campaign(
             folder=request.folder,
-            plan=_plan(request, settings),
+            plan=plan,
             rounds=rounds(settings, BUDGETS[request.budget], seed=request.seed),
             placement=here,
         ),
@@ -126,27 +146,21 @@ def rounds(
     """Runs in random order; on one rank steps and replays take turns, so that both see one machine."""
     result = []
     for index in range(budget.num_rounds):
-        draw = random.Random(f"{seed}-{index}")  # noqa: S311 - an order, no secret
-        tasks = [
-            _task(run, index, number, budget)
+        tasks: list[Task] = [
+            StepTask(
+                name=f"{index}: {run.setting.label}" + (f" again {number}" if number else ""),
+                round=index,
+                setting=run.setting,
+                model_spec=run.model_spec,
+                target_s=budget.repetition_s,
+                is_replayed=run.setting.world_size == 1,
+            )
             for run in settings
             for number in range(budget.parallel_repetitions if run.setting.world_size > 1 else 1)
         ]
-        draw.shuffle(tasks)
+        random.Random(f"{seed}-{index}").shuffle(tasks)  # noqa: S311 - an order, no secret
         result.append(tuple(tasks))
     return tuple(result)
-
-
-def _task(run: HeldOutSetting, index: int, number: int, budget: ModelsBudget) -> Task:
-    again = f" again {number}" if number else ""
-    return StepTask(
-        name=f"{index}: {run.setting.label}{again}",
-        round=index,
-        setting=run.setting,
-        model_spec=run.model_spec,
-        target_s=budget.repetition_s,
-        is_replayed=run.setting.world_size == 1,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +216,12 @@ def judge_models(
     if any(entry.pairs for entry in found.values()):
         known = with_replays(request.profile, replays, in_turn=True)
         in_turn = Predictor(known, num_repetitions=None)
-    traced = _traced(later, replays)
+    # Curves of each held-out workload from its trace alone.
+    traced = {
+        entry.workload: later.workload(entry.model, entry.traced)
+        for entry in {e.workload: e for e in replays if e.traced is not None}.values()
+        if entry.traced is not None and entry.model is not None
+    }
     rows = tuple(
         _compared(
             setting,
@@ -222,17 +241,6 @@ def judge_models(
     slowdown = float(np.median([1 / factor for e in found.values() for factor in e.factors]))
     steal = steal_share(observations)
     return _document(request, rows, slowdown=slowdown, steal=steal, path=path)
-
-
-def _traced(
-    predictor: Predictor, replays: Sequence[ReplayObservation]
-) -> Mapping[str, MeasuredWorkload]:
-    """Curves of each held-out workload from its trace alone."""
-    return {
-        entry.workload: predictor.workload(entry.model, entry.traced)
-        for entry in {e.workload: e for e in replays if e.traced is not None}.values()
-        if entry.traced is not None and entry.model is not None
-    }
 
 
 def _found(
@@ -276,17 +284,14 @@ def _found(
                 * to_speed(entry, speed_probe_s=speed_s, sensitivity=sensitivity)
                 for entry in group
             ),
-            processor_s=drift[setting.world_size] * _processor_s(processor[setting]),
+            processor_s=drift[setting.world_size] * estimate(processor[setting]).value_s
+            if processor[setting]
+            else 0.0,
             pairs=tuple(p) if len(p := pairs.get(setting, [])) == len(group) else (),
             pair_factor=pair_factor,
         )
         for setting, group in groups.items()
     }
-
-
-def _processor_s(repetitions_s: Sequence[Seconds]) -> Seconds:
-    """Typical over repetitions; 0 where nobody counted. [s]"""
-    return estimate(repetitions_s).value_s if repetitions_s else 0.0
 
 
 def _compared(
@@ -296,6 +301,10 @@ def _compared(
     predicted_s = interval(step.step_s)
     measured = found.typical()
     raw = estimate([entry.step_s for entry in found.repetitions])
+    phase_errors = {
+        name: float(step.terms.compute_s[cause][0]) / found.typical(name).value_s - 1
+        for name, cause in (_PHASES if setting.world_size == 1 else {}).items()
+    }
     against_processor = predicted_s.signed_error(found.processor_s) if found.processor_s else 0.0
     return ComparedModel(
         setting=setting,
@@ -308,19 +317,11 @@ def _compared(
         measured_relative_error=measured.relative_error,
         signed_error=predicted_s.signed_error(measured.value_s),
         signed_error_processor=against_processor,
-        phase_errors=_phase_errors(step, found) if setting.world_size == 1 else {},
+        phase_errors=phase_errors,
         evidence=step.terms.evidence["compute"],
         unpriced=workload.unpriced,
         is_covered=predicted_s.holds(measured.value_s),
     )
-
-
-def _phase_errors(step: StepPrediction, found: _Found) -> dict[str, float]:
-    errors = {}
-    for name, cause in _PHASES.items():
-        measured_s = found.typical(name)
-        errors[name] = float(step.terms.compute_s[cause][0]) / measured_s.value_s - 1
-    return errors
 
 
 def _document(
@@ -334,9 +335,7 @@ def _document(
     single = [row for row in rows if row.setting.world_size == 1]
     summary = summarise([row.signed_error for row in single])
     coverage = fraction(row.is_covered for row in rows)
-    verdict = gates.judge_models(
-        gates.MODEL_TOLERANCES[request.mode], summary=summary, coverage=coverage
-    )
+    gates = TOLERANCES[request.mode].judge(summary=summary, coverage=coverage)
     optimizers = {row.setting.workload.rpartition(" ")[2] for row in single}
     return ModelsValidationDocument(
         schema_version=ModelsValidationDocument.current_version,
@@ -358,17 +357,6 @@ def _document(
         },
         summary_ddp=summarise_any([row.signed_error for row in rows if row.setting.world_size > 1]),
         coverage=coverage,
-        gates=verdict,
-        passed=gates.passed(verdict),
+        gates=gates,
+        passed=passed(gates),
     )
-
-
-def _plan(request: ModelsRequest, settings: Sequence[HeldOutSetting]) -> dict[str, object]:
-    """What is run and promised; one campaign serves both modes."""
-    return {
-        "stage": "validate models",
-        "budget": request.budget,
-        "seed": request.seed,
-        "gates": {mode: asdict(promise) for mode, promise in gates.MODEL_TOLERANCES.items()},
-        "settings": [run.setting.label for run in settings],
-    }

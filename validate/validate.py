@@ -3,7 +3,7 @@
 Never fits: the profile is what it is. Predictions and gates are on disk before the first run.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -12,7 +12,7 @@ import numpy as np
 
 from calibrate.campaign import Campaign, Progress, measure
 from calibrate.environment import describe_environment
-from calibrate.fit.steps import by_setting, repetition
+from calibrate.fit.steps import Repetition, by_setting, estimate, repetition, to_speed
 from calibrate.launch import Launcher
 from calibrate.placement import (
     Placement,
@@ -36,13 +36,26 @@ from perfmodel.documents.verdicts import (
     ValidationDocument,
 )
 from perfmodel.errors import MeasurementFailed, UsageError, refuse_unknown
-from perfmodel.machine.measured import MeasuredMachine
+from perfmodel.layout.layout import Synchronisation
+from perfmodel.machine.measured import ASSUMED_SENSITIVITY, MeasuredMachine
 from perfmodel.predictor import Predictor, interval
 from perfmodel.statistics.interval import Interval
-from validate import compare, gates
-from validate.compare import fraction, summarise, summarise_any
-from validate.holdout import BUDGETS, holdout_settings, repeated_settings, rounds
-from validate.request import ProfileRequest
+from perfmodel.units import Seconds
+from validate.holdout import (
+    BUDGETS,
+    calibrated_setting,
+    holdout_settings,
+    repeated_settings,
+    rounds,
+)
+from validate.judging import (
+    ProfileRequest,
+    Tolerances,
+    fraction,
+    passed,
+    summarise,
+    summarise_any,
+)
 
 VALIDATION: Final = "validation.json"
 
@@ -124,13 +137,45 @@ def predict(
     }
     speedups = {}
     for setting, step in steps.items():
-        baseline = compare.baseline_of(setting)
+        baseline = baseline_of(setting)
         if setting.world_size > 1 and baseline in steps:
             ratio = setting.global_batch / baseline.global_batch
             speedups[setting] = interval(ratio * steps[baseline].step_s / step.step_s)
     return Predicted(
         steps_s={setting: interval(step.step_s) for setting, step in steps.items()},
         speedups=speedups,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One setting, measured now."""
+
+    value_s: Seconds
+    """At the machine speed of the calibration."""
+    raw_s: Seconds
+    relative_error: float
+    num_repetitions: int
+
+
+def measured(repetitions: Sequence[Repetition], *, profile: MeasuredMachine) -> Measured:
+    """Typical step over repetitions, as the clock showed it and at the machine speed of the calibration.
+
+    Each repetition is brought to that speed as far as the workload followed it during calibration.
+    """
+    workload = profile.workload(repetitions[0].setting.workload)
+    sensitivity = workload.speed_sensitivity if workload is not None else ASSUMED_SENSITIVITY
+    factors = [
+        to_speed(v, speed_probe_s=profile.speed_probe_s, sensitivity=sensitivity)
+        for v in repetitions
+    ]
+    steps_s = [v.step_s for v in repetitions]
+    at_speed = estimate([s * factor for s, factor in zip(steps_s, factors, strict=True)])
+    return Measured(
+        value_s=at_speed.value_s,
+        raw_s=estimate(steps_s).value_s,
+        relative_error=at_speed.relative_error,
+        num_repetitions=len(repetitions),
     )
 
 
@@ -165,14 +210,7 @@ def compare_observations(
             f"{observations}: {len(missing)} predicted settings were not run, such as {missing[0]}; "
             "continue with --resume"
         )
-    found = {
-        setting: compare.measured(group, profile=profile) for setting, group in repetitions.items()
-    }
-    calibrated_s = {
-        setting: step_s
-        for setting, step_s in _calibrated_steps(profile).items()
-        if setting in found
-    }
+    found = {setting: measured(group, profile=profile) for setting, group in repetitions.items()}
     slowdowns = [
         entry.speed_probe_s / profile.speed_probe_s[setting.world_size]
         for setting, group in repetitions.items()
@@ -180,38 +218,99 @@ def compare_observations(
     ]
     return Comparison(
         settings=tuple(
-            compare.compare_setting(setting, predicted_s, found[setting], profile=profile)
+            compare_setting(setting, predicted_s, found[setting], profile=profile)
             for setting, predicted_s in predicted.steps_s.items()
         ),
         speedups={
-            setting: compare.compare_speedup(setting, predicted, found)
-            for setting, predicted in predicted.speedups.items()
+            setting: compare_speedup(setting, speedup, found)
+            for setting, speedup in predicted.speedups.items()
         },
         repeats=tuple(
-            compare.compare_repeat(setting, step_s, found[setting])
-            for setting, step_s in calibrated_s.items()
+            compare_repeat(setting, step_s, found[setting])
+            for setting, step_s in _calibrated_steps(profile).items()
+            if setting in found
         ),
         machine_slowdown=float(np.median(slowdowns)),
         steal=steal_share(entries),
     )
 
 
+def compare_setting(
+    setting: RunSetting, predicted_s: Interval, found: Measured, *, profile: MeasuredMachine
+) -> ComparedSetting:
+    """One row of the table."""
+    return ComparedSetting(
+        setting=setting,
+        predicted_s=predicted_s,
+        measured_s=found.value_s,
+        measured_raw_s=found.raw_s,
+        num_repetitions=found.num_repetitions,
+        measured_relative_error=found.relative_error,
+        signed_error=predicted_s.signed_error(found.value_s),
+        signed_error_raw=predicted_s.signed_error(found.raw_s),
+        is_covered=predicted_s.holds(found.value_s),
+        is_covered_raw=predicted_s.holds(found.raw_s),
+        is_extrapolated=is_extrapolated(setting, profile),
+    )
+
+
+def is_extrapolated(setting: RunSetting, profile: MeasuredMachine) -> bool:
+    """Whether a micro-batch lies beyond those that were calibrated for its workload."""
+    workload = profile.workload(setting.workload)
+    if workload is None:
+        return True
+    batches = [point.at for point in workload.phases[0].forward]
+    return not min(batches) <= setting.micro_batch <= max(batches)
+
+
+def baseline_of(setting: RunSetting) -> RunSetting:
+    """The same micro-batch on one device on its own, every step an optimizer step."""
+    return replace(
+        setting,
+        world_size=1,
+        accumulation=1,
+        synchronisation=Synchronisation.NONE,
+        bucket_cap_mb=None,
+    )
+
+
+def compare_speedup(
+    setting: RunSetting, predicted: Interval, found: Mapping[RunSetting, Measured]
+) -> ComparedSpeedup:
+    """Throughput over that of the baseline, predicted and measured."""
+    baseline = baseline_of(setting)
+    ratio = setting.global_batch / baseline.global_batch
+    speedup = ratio * found[baseline].value_s / found[setting].value_s
+    speedup_raw = ratio * found[baseline].raw_s / found[setting].raw_s
+    return ComparedSpeedup(
+        workload=setting.workload,
+        world_size=setting.world_size,
+        micro_batch=setting.micro_batch,
+        accumulation=setting.accumulation,
+        bucket_cap_mb=setting.bucket_cap_mb,
+        predicted=predicted,
+        measured=speedup,
+        measured_raw=speedup_raw,
+        signed_error=predicted.signed_error(speedup),
+        signed_error_raw=predicted.signed_error(speedup_raw),
+    )
+
+
+def compare_repeat(setting: RunSetting, calibrated_s: Seconds, found: Measured) -> Repeat:
+    """A calibrated setting, then and now."""
+    return Repeat(
+        setting=setting,
+        calibrated_s=calibrated_s,
+        measured_s=found.value_s,
+        measured_raw_s=found.raw_s,
+        signed_error=calibrated_s / found.value_s - 1,
+        signed_error_raw=calibrated_s / found.raw_s - 1,
+    )
+
+
 def _calibrated_steps(profile: MeasuredMachine) -> dict[RunSetting, float]:
-    repeats = repeated_settings(profile)
-    steps_s = {
-        (s.workload, s.world_size, s.micro_batch, s.synchronisation, s.bucket_cap_mb): s.step_s
-        for s in profile.steps
-    }
-    return {
-        setting: steps_s[
-            setting.workload,
-            setting.world_size,
-            setting.micro_batch,
-            setting.synchronisation.value,
-            setting.bucket_cap_mb,
-        ]
-        for setting in repeats
-    }
+    steps_s = {calibrated_setting(step): step.step_s for step in profile.steps}
+    return {setting: steps_s[setting] for setting in repeated_settings(profile)}
 
 
 def _document(
@@ -227,9 +326,7 @@ def _document(
     summary = summarise([row.signed_error for row in judged])
     speedup_summary = summarise_any([row.signed_error for row in speedups_judged])
     coverage = fraction(row.is_covered for row in rows)
-    verdict = gates.judge(
-        gates.Tolerances(), summary=summary, speedups=speedup_summary, coverage=coverage
-    )
+    gates = Tolerances().judge(summary=summary, speedups=speedup_summary, coverage=coverage)
     names = dict.fromkeys(row.setting.workload for row in judged)
     return ValidationDocument(
         schema_version=ValidationDocument.current_version,
@@ -254,20 +351,19 @@ def _document(
         noise_floor=summarise_any([repeat.signed_error for repeat in comparison.repeats]),
         coverage=coverage,
         coverage_raw=fraction(row.is_covered_raw for row in rows),
-        gates=verdict,
-        passed=gates.passed(verdict),
+        gates=gates,
+        passed=passed(gates),
     )
 
 
 def _plan(request: ValidationRequest, predicted: Predicted) -> dict[str, object]:
     """What is measured, promised and predicted; written before the first run."""
-    tolerances = gates.Tolerances()
     return {
         "stage": "validate",
         "budget": request.budget,
         "seed": request.seed,
         "profile_digest": request.profile.digest,
-        "gates": {name: getattr(tolerances, name) for name in type(tolerances).__slots__},
+        "gates": asdict(Tolerances()),
         "predicted_s": {
             setting.label: asdict(found) for setting, found in predicted.steps_s.items()
         },

@@ -25,7 +25,7 @@ from perfmodel.documents.testbed import (
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.machine.measured import MeasuredMachine
 from validate import models, validate
-from validate.compare import summarise
+from validate.judging import summarise
 from validate.testbed import ddp, network, strategies, testbed
 
 CALIBRATION: Final = Path("docs/records/calibration")

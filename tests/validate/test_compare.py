@@ -12,7 +12,7 @@ from perfmodel.statistics.interval import Interval
 from tests.perfmodel.profiles import Machine, profile
 from tests.played_worker import step_observation
 from tests.validate.samples import exactly, single
-from validate.compare import (
+from validate.validate import (
     Measured,
     baseline_of,
     compare_repeat,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from validate.compare import fraction, summarise, summarise_any
+from validate.judging import fraction, summarise, summarise_any
 from validate.published.tables import Part, verdict
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.validate.samples import errors
-from validate.gates import Tolerances, judge, passed
+from validate.judging import Tolerances, passed
 
 GOOD = [0.01, -0.02] * 12
 
@@ -14,8 +14,7 @@ def failed_gates(
     speedups: list[float] | None = None,
     coverage: float = 0.9,
 ) -> list[str]:
-    verdict = judge(
-        Tolerances(),
+    verdict = Tolerances().judge(
         summary=errors(steps or GOOD),
         speedups=errors(speedups) if speedups else None,
         coverage=coverage,
@@ -62,8 +61,8 @@ def test_the_thresholds_themselves_are_allowed(coverage: float, *, passes: bool)
 
 
 def test_a_gate_holds_threshold_and_value() -> None:
-    mape, worst, coverage = judge(
-        Tolerances(), summary=errors([0.01] * 24), speedups=None, coverage=0.9
+    mape, worst, coverage = Tolerances().judge(
+        summary=errors([0.01] * 24), speedups=None, coverage=0.9
     )
     assert (mape.at_least, mape.at_most) == (None, 0.06)
     assert mape.value == pytest.approx(0.01)
@@ -72,5 +71,5 @@ def test_a_gate_holds_threshold_and_value() -> None:
 
 
 def test_one_rank_has_no_gate_on_speedups() -> None:
-    verdict = judge(Tolerances(), summary=errors(GOOD), speedups=None, coverage=0.9)
+    verdict = Tolerances().judge(summary=errors(GOOD), speedups=None, coverage=0.9)
     assert "speed-up MAPE" not in {gate.name for gate in verdict}

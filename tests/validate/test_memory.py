@@ -6,7 +6,7 @@ import pytest
 
 from perfmodel.errors import PerfModelError
 from tests.turns import machine_is_held
-from validate.gates import passed
+from validate.judging import passed
 from validate.memory import (
     MemoryRun,
     Setting,

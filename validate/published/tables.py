@@ -12,7 +12,7 @@ from scipy.optimize import least_squares
 from perfmodel.arrays import FloatArray
 from perfmodel.documents.verdicts import PublishedErrors, PublishedSeries
 from perfmodel.errors import InvalidDocument, why
-from validate.compare import summarise
+from validate.judging import summarise
 
 Row: TypeAlias = dict[str, str]
 Verdict: TypeAlias = tuple[list[PublishedSeries], list[str]]

@@ -30,8 +30,7 @@ from perfmodel.documents.verdicts import ErrorsBySize, Gate, NetworkVerdict, Pub
 from perfmodel.errors import UsageError, refuse_unknown
 from perfmodel.statistics.normal import MEDIAN_OVER_MEAN
 from perfmodel.units import KIB, MBIT, MIB, Seconds
-from validate.compare import summarise
-from validate.gates import gate, passed
+from validate.judging import gate, passed, summarise
 from validate.published.collectives import Point, draws_of, judge_part, predicted
 from validate.published.tables import Part
 from validate.testbed.campaign import RUNS, CampaignRequest, open_campaign, refuse_earlier_runs

@@ -43,8 +43,7 @@ from perfmodel.statistics.interval import Interval
 from perfmodel.step.compile import Execution, compile_layout, compile_step
 from perfmodel.step.program import Cause, Operation, StepProgram, Stream
 from perfmodel.units import MIB, Bytes, Seconds
-from validate.compare import fraction, summarise
-from validate.gates import coverage_gate, gate, passed, step_gates
+from validate.judging import coverage_gate, fraction, gate, passed, step_gates, summarise
 from validate.testbed import plan
 from validate.testbed.campaign import (
     CALIBRATION,

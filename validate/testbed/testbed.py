@@ -20,8 +20,7 @@ from perfmodel.documents.testbed import (
 )
 from perfmodel.documents.verdicts import Gate
 from perfmodel.errors import refuse_unknown
-from validate.compare import fraction, summarise
-from validate.gates import coverage_gate, gate, passed, step_gates
+from validate.judging import coverage_gate, fraction, gate, passed, step_gates, summarise
 from validate.testbed import plan
 from validate.testbed.campaign import (
     CALIBRATION,
