@@ -268,7 +268,7 @@ def _keys_at(model: type[BaseModel], place: Sequence[int | str]) -> list[str]:
 def _fields(model: type) -> dict[str, object]:
     """Types of the fields of a record or a dataclass, by name."""
     if issubclass(model, BaseModel):
-        return {name: field.annotation for name, field in model.model_fields.items()}
+        return {field.alias or name: field.annotation for name, field in model.model_fields.items()}
     fields: dict[str, dataclasses.Field[object]] = getattr(model, "__dataclass_fields__", {})
     return {name: field.type for name, field in fields.items()}
 

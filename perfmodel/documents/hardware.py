@@ -1,19 +1,13 @@
-"""A cluster as a person writes it down: tiers with their sources, overrides, other traffic."""
+"""Hardware as a person writes it down: clusters as tiers of links, and the catalogue of data sheets."""
 
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from perfmodel.bounds import Share
+from perfmodel.bounds import NonNegative, Share
 from perfmodel.documents.base import Record, Text, checked, read_toml
 from perfmodel.errors import InvalidDocument
 from perfmodel.machine.cluster import DEVICE, Cluster, SlowDevice, SlowLink, Tier, Traffic, chained
@@ -25,34 +19,29 @@ from perfmodel.units import (
     parse_power,
 )
 
-CLUSTER_VERSION: Final = 1
+
+def _written(parse: Callable[[str], float], example: str) -> BeforeValidator:
+    """A quantity as text with its unit; a bare number has none and is refused."""
+
+    def read(value: Any) -> float:
+        if not isinstance(value, str):
+            raise ValueError(f"must be text with a unit, such as {example}")  # noqa: TRY004 - pydantic
+        return parse(value)
+
+    return BeforeValidator(read)
 
 
-def _bandwidth(value: Any) -> float:
-    if not isinstance(value, str):
-        raise ValueError("a bandwidth must be text with a unit, such as 400Gb/s")  # noqa: TRY004 - pydantic
-    return parse_bandwidth(value)
-
-
-def _duration(value: Any) -> float:
-    if not isinstance(value, str):
-        raise ValueError("a latency must be text with a unit, such as 5us")  # noqa: TRY004 - pydantic
-    return parse_duration(value)
-
-
-_Bandwidth = Annotated[float, BeforeValidator(_bandwidth)]
-_Duration = Annotated[float, BeforeValidator(_duration)]
+_BANDWIDTH: Final = _written(parse_bandwidth, "400Gb/s")
 
 
 class TierEntry(Record):
-    """One tier; see ``topology.cluster.Tier``."""
+    """One tier, as ``Tier``; rates are of one link, each way."""
 
     name: Text
     of: Text = DEVICE
     count: PositiveInt
-    bandwidth: Annotated[_Bandwidth, Field(gt=0)]
-    """Of one link, each way."""
-    latency: Annotated[_Duration, Field(ge=0)]
+    link_bytes_per_s: Annotated[PositiveFloat, _BANDWIDTH] = Field(alias="bandwidth")
+    latency_s: Annotated[NonNegative, _written(parse_duration, "5us")] = Field(alias="latency")
     links: PositiveInt = 1
     oversubscription: Annotated[float, Field(ge=1)] = 1.0
     in_switch_reduction: Share = 0.0
@@ -67,25 +56,22 @@ class Override(Record):
     tier: Text | None = None
     member: Annotated[int, Field(ge=0)] | None = None
     """Counted over the cluster; its links carry ``factor`` (<= 1) of their rate."""
-    factor: Annotated[float, Field(gt=0)]
+    factor: PositiveFloat
 
     @model_validator(mode="after")
     def _names_one(self) -> Self:
-        of_link = self.tier is not None and self.member is not None
-        of_any = self.tier is not None or self.member is not None
-        if of_link == (self.device is not None) or of_link != of_any:
+        given = (self.device is not None, self.tier is not None, self.member is not None)
+        if given not in ((True, False, False), (False, True, True)):
             raise ValueError("an override must name a device, or a tier and a member")
         return self
 
 
 class TrafficEntry(Record):
-    """What else a tier carries; one of the two."""
+    """What else a tier carries: a steady stream on the links of every member, or jobs like the predicted one."""
 
     tier: Text
-    bandwidth: _Bandwidth | None = None
-    """A steady stream on the links of every member."""
+    bandwidth: Annotated[float, _BANDWIDTH] | None = None
     jobs: PositiveInt | None = None
-    """Jobs like the predicted one on the same links; at most ``topology.cluster.MOST_JOBS``."""
 
     @model_validator(mode="after")
     def _says_one(self) -> Self:
@@ -95,7 +81,7 @@ class TrafficEntry(Record):
 
 
 class ClusterFile(Record):
-    """The file as it is written."""
+    """A cluster as it is written."""
 
     schema_version: Literal[1]
     name: Text
@@ -106,27 +92,8 @@ class ClusterFile(Record):
     traffic: tuple[TrafficEntry, ...] = ()
 
     def cluster(self) -> Cluster:
-        """The cluster it describes.
-
-        Raises
-        ------
-        ValueError
-            If it does not add up.
-        """
-        tiers = chained(
-            Tier(
-                name=entry.name,
-                of=entry.of,
-                count=entry.count,
-                link_bytes_per_s=entry.bandwidth,
-                latency_s=entry.latency,
-                links=entry.links,
-                oversubscription=entry.oversubscription,
-                in_switch_reduction=entry.in_switch_reduction,
-                source=entry.source,
-            )
-            for entry in self.tier
-        )
+        """The cluster it describes; ``ValueError`` if it does not add up."""
+        tiers = chained(Tier(**entry.model_dump()) for entry in self.tier)
         found = Cluster(
             name=self.name,
             tiers=tiers,
@@ -155,14 +122,7 @@ class ClusterFile(Record):
 
 
 def read_cluster(path: Path) -> Cluster:
-    """Read a cluster file in TOML.
-
-    Raises
-    ------
-    InvalidDocument
-        If the file cannot be read, a key is unknown or missing, a rate is zero or has no unit, or the
-        tiers do not add up.
-    """
+    """Read a cluster file in TOML; ``InvalidDocument`` if it breaks a rule or does not add up."""
     file = checked(read_toml(path, what="cluster file"), ClusterFile, where=path)
     try:
         return file.cluster()
@@ -172,46 +132,30 @@ def read_cluster(path: Path) -> Cluster:
 
 def cluster_text(cluster: Cluster, *, comments: tuple[str, ...] = ()) -> str:
     """TOML that ``read_cluster`` reads back; for importers."""
+
+    def table(**values: object) -> list[str]:
+        # JSON's text and numbers are also TOML's
+        return [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+
     lines = [f"# {comment}" for comment in comments]
-    lines += [
-        f"schema_version = {CLUSTER_VERSION}",
-        f"name = {_quoted(cluster.name)}",
-        f"devices = {cluster.num_devices}",
-    ]
+    lines += table(schema_version=1, name=cluster.name, devices=cluster.num_devices)
     for tier in cluster.tiers:
-        lines += [
-            "",
-            "[[tier]]",
-            f"name = {_quoted(tier.name)}",
-            f"of = {_quoted(tier.of)}",
-            f"count = {tier.count}",
-            f"bandwidth = {_quoted(f'{tier.link_bytes_per_s / 1e9:.6g}GB/s')}",
-            f"latency = {_quoted(f'{tier.latency_s * 1e6:.6g}us')}",
-            f"links = {tier.links}",
-            f"oversubscription = {tier.oversubscription:.6g}",
-            f"in_switch_reduction = {tier.in_switch_reduction:.6g}",
-            f"source = {_quoted(tier.source)}",
-        ]
+        lines += ["", "[[tier]]"]
+        lines += table(
+            name=tier.name,
+            of=tier.of,
+            count=tier.count,
+            bandwidth=f"{tier.link_bytes_per_s / 1e9:.6g}GB/s",
+            latency=f"{tier.latency_s * 1e6:.6g}us",
+            links=tier.links,
+            oversubscription=tier.oversubscription,
+            in_switch_reduction=tier.in_switch_reduction,
+            source=tier.source,
+        )
     return "\n".join(lines) + "\n"
 
 
-def _quoted(text: str) -> str:
-    """A TOML string: JSON's escapes are also TOML's."""
-    return json.dumps(text)
-
-
 Precision = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8"]
-
-
-def _written(parse: Callable[[str], float]) -> BeforeValidator:
-    """A quantity as text with its unit; a bare number has none and is refused."""
-
-    def read(value: Any) -> float:
-        if not isinstance(value, str):
-            raise ValueError(f"must be text with a unit, got {value!r}")  # noqa: TRY004 - pydantic
-        return parse(value)
-
-    return BeforeValidator(read)
 
 
 class Source(Record):
@@ -233,25 +177,27 @@ class Figure(Record):
 class Size(Figure):
     """Memory."""
 
-    size_bytes: Annotated[PositiveInt, _written(parse_bytes)] = Field(alias="value")
+    size_bytes: Annotated[PositiveInt, _written(parse_bytes, "80GB")] = Field(alias="value")
 
 
 class Rate(Figure):
     """Bytes per second, links in one direction."""
 
-    bytes_per_s: Annotated[PositiveFloat, _written(parse_bandwidth)] = Field(alias="value")
+    bytes_per_s: Annotated[PositiveFloat, _BANDWIDTH] = Field(alias="value")
 
 
 class Peak(Figure):
     """Arithmetic."""
 
-    flop_per_s: Annotated[PositiveFloat, _written(parse_flop_rate)] = Field(alias="value")
+    flop_per_s: Annotated[PositiveFloat, _written(parse_flop_rate, "989TFLOP/s")] = Field(
+        alias="value"
+    )
 
 
 class Power(Figure):
     """Power limit."""
 
-    power_w: Annotated[PositiveFloat, _written(parse_power)] = Field(alias="value")
+    power_w: Annotated[PositiveFloat, _written(parse_power, "700W")] = Field(alias="value")
 
 
 class Pcie(Figure):
@@ -291,17 +237,11 @@ class DataSheet(Record):
 
     def figures(self) -> Iterator[tuple[str, Figure]]:
         """Every figure by its name, in the order of the file."""
-        for name in ("memory", "bandwidth"):
-            yield from self._present(name)
-        for precision, peak in self.peaks.items():
-            yield f"peak {precision}", peak
-        for name in ("achieved", "link", "pcie", "power"):
-            yield from self._present(name)
-
-    def _present(self, name: str) -> Iterator[tuple[str, Figure]]:
-        figure = getattr(self, name)
-        if figure is not None:
-            yield name, figure
+        for name in ("memory", "bandwidth", "peaks", "achieved", "link", "pcie", "power"):
+            if name == "peaks":
+                yield from ((f"peak {precision}", peak) for precision, peak in self.peaks.items())
+            elif (figure := getattr(self, name)) is not None:
+                yield name, figure
 
 
 class LinkSheet(Record):
@@ -318,8 +258,6 @@ class LinkSheet(Record):
 class Catalogue(Record):
     """Devices and links."""
 
-    current_version: ClassVar[int] = 1
-
     schema_version: Literal[1]
     sources: dict[str, Source]
     devices: tuple[DataSheet, ...]
@@ -328,11 +266,10 @@ class Catalogue(Record):
     @model_validator(mode="after")
     def _names_mean_one_thing(self) -> Self:
         """Sources exist, and no name belongs to two devices."""
-        for sheet in self.devices:
-            for name, figure in sheet.figures():
-                self._refuse_unknown(f"{sheet.id}.{name}", figure)
-        for link in self.links:
-            self._refuse_unknown(f"{link.id}.rate", link.rate)
+        figures = [(s.id, name, f) for s in self.devices for name, f in s.figures()]
+        for key, name, figure in (*figures, *((k.id, "rate", k.rate) for k in self.links)):
+            if figure.source not in self.sources:
+                raise ValueError(f"{key}.{name}: source must be listed, got {figure.source!r}")
         names = [plain(link.id) for link in self.links]
         for sheet in self.devices:
             own = {plain(n) for n in (sheet.id, sheet.name, *sheet.reported, *sheet.aliases)}
@@ -342,10 +279,6 @@ class Catalogue(Record):
             names += own
         return self
 
-    def _refuse_unknown(self, where: str, figure: Figure) -> None:
-        if figure.source not in self.sources:
-            raise ValueError(f"{where}: source must be listed, got {figure.source!r}")
-
 
 def plain(name: str) -> str:
     """A device's name without case, blanks and hyphens."""
@@ -353,12 +286,5 @@ def plain(name: str) -> str:
 
 
 def read_catalogue(path: Path) -> Catalogue:
-    """Read a catalogue in TOML.
-
-    Raises
-    ------
-    InvalidDocument
-        If the file cannot be read, a figure lacks its unit or source, a key is unknown, or two devices
-        share a name.
-    """
+    """Read a catalogue in TOML; ``InvalidDocument`` if a figure lacks its unit or source, or names clash."""
     return checked(read_toml(path, what="catalogue"), Catalogue, where=path)
