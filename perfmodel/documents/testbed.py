@@ -15,14 +15,12 @@ from pydantic import (
 
 from perfmodel.bounds import Share
 from perfmodel.documents.base import (
-    Document,
-    Provenance,
     Record,
     append_line,
     read_lines,
     trim_unfinished_line,
 )
-from perfmodel.documents.verdicts import ErrorSummary, Gate
+from perfmodel.documents.verdicts import JudgedStrategy, PredictedStrategy, StrategyFamily, Verdict
 from perfmodel.statistics.interval import Interval
 
 #: A resource is told from the next one where it is busier by this factor: what the same work costs the
@@ -322,12 +320,9 @@ def append_run(path: Path, run: Run) -> None:
     append_line(path, run.model_dump_json())
 
 
-class PredictedStep(Record):
-    """What was predicted before a setting ran."""
+class PredictedStep(PredictedStrategy):
+    """What was predicted before a DDP setting ran."""
 
-    name: str
-    step_s: Interval
-    """Median step of a run. [s]"""
     p95_s: Interval
     """Step that 95 % of the steps do not exceed. [s]"""
     p99_s: Interval
@@ -337,29 +332,19 @@ class PredictedStep(Record):
     """Busy share of each resource."""
 
 
-class JudgedStep(Record):
-    """One setting, predicted beside measured. Errors are predicted over measured, minus 1."""
+class JudgedStep(JudgedStrategy):
+    """One DDP setting, predicted beside measured."""
 
-    name: str
-    family: str
-    world_size: PositiveInt
     predicted: PredictedStep
-    measured_s: PositiveFloat
-    """Median step. [s]"""
     measured_p95_s: PositiveFloat
-    signed_error: float
     signed_error_p95: float
     replayed_error: float | None
     """Error when the simulation is fed the very noise of the run; ``None`` without noise."""
-    is_covered: bool
     limit: str
     """The busiest resource, as measured."""
     uses: dict[str, NonNegativeFloat]
     is_host_limited: bool
     """Whether the machine under the testbed, not its links or devices, was the limit."""
-    variation: NonNegativeFloat
-    """Standard deviation over mean of the steps."""
-    own_cpu_share: NonNegativeFloat
     foreign_cpu_share: NonNegativeFloat
     wire_ratio: NonNegativeFloat
     """Bytes sent over those that a ring must send."""
@@ -371,17 +356,14 @@ class JudgedStep(Record):
         return found * STANDS_OUT >= max(self.uses.values())
 
 
-class JudgedFamily(Record):
-    """Settings that are judged together."""
+class JudgedFamily(StrategyFamily):
+    """DDP settings that are judged together."""
 
-    name: str
-    summary: ErrorSummary
-    coverage: Share
     limits_named: Share
     """Share of settings whose limiting resource was named correctly."""
 
 
-class TestbedDocument(Document):
+class TestbedDocument(Verdict):
     """The verdict of the testbed."""
 
     # pytest must not take it for a test.
@@ -390,12 +372,9 @@ class TestbedDocument(Document):
     title: ClassVar[str] = "testbed verdict"
     made_by: ClassVar[str] = "perfmodel validate testbed"
 
-    provenance: Provenance
     law: dict[str, float]
     """Parameters that were calibrated with one and two ranks."""
     settings: Annotated[tuple[JudgedStep, ...], Field(min_length=1)]
     groups: tuple[JudgedFamily, ...]
     """Plain and hard settings, each as a whole."""
     families: tuple[JudgedFamily, ...]
-    gates: tuple[Gate, ...]
-    passed: bool

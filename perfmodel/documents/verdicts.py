@@ -1,59 +1,18 @@
-"""The validation: predictions beside fresh runs of settings that calibration never saw."""
+"""Verdicts: predictions beside fresh runs, and how wrong they were.
+
+Signed errors are predicted over measured, minus 1. Coverage is the share of runs inside the 90 %
+intervals. ``raw`` is as the clock showed it; all else is at the machine speed of the calibration.
+"""
 
 from typing import Annotated, ClassVar, Final
 
-from pydantic import (
-    Field,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-)
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from perfmodel.bounds import Share
 from perfmodel.documents.base import Document, Provenance, Record
 from perfmodel.documents.observation import RunSetting
 from perfmodel.machine.evidence import Evidence
 from perfmodel.statistics.interval import Interval
-
-
-class ComparedSetting(Record):
-    """One held-out setting. Signed errors are predicted over measured, minus 1."""
-
-    setting: RunSetting
-    predicted_s: Interval
-    measured_s: PositiveFloat
-    """Typical step over repetitions, each at the machine speed of the calibration. [s]"""
-    measured_raw_s: PositiveFloat
-    """Typical step over repetitions as the clock showed it. [s]"""
-    num_repetitions: PositiveInt
-    measured_relative_error: NonNegativeFloat
-    """Standard error of the logarithm of ``measured_s``, from its repetitions."""
-    signed_error: float
-    signed_error_raw: float
-    is_covered: bool
-    """Whether ``measured_s`` lies within the predicted interval."""
-    is_covered_raw: bool
-    """Whether ``measured_raw_s`` does."""
-    is_extrapolated: bool
-    """Whether the micro-batch lies beyond the calibrated ones: no accuracy is promised there."""
-
-
-class ComparedSpeedup(Record):
-    """Throughput of several ranks over one device, predicted and measured."""
-
-    workload: str
-    world_size: PositiveInt
-    micro_batch: PositiveInt
-    accumulation: PositiveInt
-    bucket_cap_mb: float | None
-    predicted: Interval
-    measured: PositiveFloat
-    """From step times at the machine speed of the calibration."""
-    measured_raw: PositiveFloat
-    """From step times as the clock showed them."""
-    signed_error: float
-    signed_error_raw: float
-
 
 #: Name of the gate on the mean absolute error of step times.
 STEP_MAPE: Final = "step-time MAPE"
@@ -81,6 +40,62 @@ class ErrorSummary(Record):
     worst_absolute: NonNegativeFloat
 
 
+class Verdict(Document):
+    """What a judge says."""
+
+    provenance: Provenance
+    gates: tuple[Gate, ...]
+    passed: bool
+
+
+class ProfileVerdict(Verdict):
+    """What a judge says of predictions from a profile."""
+
+    profile_digest: str
+    observations_sha256: str
+    summary: ErrorSummary
+    coverage: Share
+
+
+class Compared(Record):
+    """Predicted and measured time of a step of one setting."""
+
+    setting: RunSetting
+    predicted_s: Interval
+    measured_s: PositiveFloat
+    """Typical over repetitions. [s]"""
+    measured_raw_s: PositiveFloat
+    num_repetitions: PositiveInt
+    measured_relative_error: NonNegativeFloat
+    """Standard error of the logarithm of ``measured_s``, from its repetitions."""
+    signed_error: float
+    is_covered: bool
+
+
+class ComparedSetting(Compared):
+    """One held-out setting of a calibrated workload."""
+
+    signed_error_raw: float
+    is_covered_raw: bool
+    is_extrapolated: bool
+    """Whether the micro-batch lies beyond the calibrated ones: no accuracy is promised there."""
+
+
+class ComparedSpeedup(Record):
+    """Throughput of several ranks over one device, predicted and measured."""
+
+    workload: str
+    world_size: PositiveInt
+    micro_batch: PositiveInt
+    accumulation: PositiveInt
+    bucket_cap_mb: float | None
+    predicted: Interval
+    measured: PositiveFloat
+    measured_raw: PositiveFloat
+    signed_error: float
+    signed_error_raw: float
+
+
 class Repeat(Record):
     """A calibrated setting run again: what even a perfect model could not predict."""
 
@@ -92,16 +107,13 @@ class Repeat(Record):
     signed_error_raw: float
 
 
-class ValidationDocument(Document):
-    """The tool's own error."""
+class ValidationDocument(ProfileVerdict):
+    """The tool's own error; ``summary`` and ``speedup_summary`` are inside the calibrated range."""
 
     current_version: ClassVar[int] = 2
     title: ClassVar[str] = "validation"
     made_by: ClassVar[str] = "perfmodel validate"
 
-    provenance: Provenance
-    profile_digest: str
-    observations_sha256: str
     machine_slowdown: PositiveFloat
     """Speed probe now over speed probe at calibration: 1.05 means that the machine is 5 % slower."""
     steal: Share = 0.0
@@ -109,89 +121,60 @@ class ValidationDocument(Document):
     settings: Annotated[tuple[ComparedSetting, ...], Field(min_length=1)]
     speedups: tuple[ComparedSpeedup, ...]
     repeats: tuple[Repeat, ...]
-    summary: ErrorSummary
-    """Inside the calibrated range, at the machine speed of the calibration."""
     summary_extrapolated: ErrorSummary | None
-    """Beyond the calibrated range, at the machine speed of the calibration."""
+    """Beyond the calibrated range."""
     summary_raw: ErrorSummary
-    """As the clock showed it."""
     summary_by_workload: dict[str, ErrorSummary]
     speedup_summary: ErrorSummary | None
-    """Inside the calibrated range, as are those as the clock showed them."""
     speedup_summary_extrapolated: ErrorSummary | None = None
     speedup_summary_raw: ErrorSummary | None
     noise_floor: ErrorSummary | None
-    coverage: Share
     coverage_raw: Share
-    """Of the times as the clock showed them."""
-    gates: tuple[Gate, ...]
-    passed: bool
 
 
-class ComparedModel(Record):
-    """One held-out run. Signed errors are predicted over measured, minus 1."""
+class ComparedModel(Compared):
+    """One held-out run of a model; of steps interleaved with replays their ratio times the typical replay."""
 
-    setting: RunSetting
     mode: str
     """ "measured": the model's own operators, timed in place; "curves": calibrated curves alone."""
-    predicted_s: Interval
-    measured_s: PositiveFloat
-    """Trimmed mean over repetitions, at the machine speed of the calibration. [s]
-
-    Of steps that took turns with replays: their ratio, step by pass, times the typical replay.
-    """
-    measured_raw_s: PositiveFloat
-    """As the clock showed it. [s]"""
     processor_s: NonNegativeFloat
-    """Processor time of a step, at the machine speed of the calibration; waiting does not count. [s]"""
-    num_repetitions: PositiveInt
-    measured_relative_error: NonNegativeFloat
-    signed_error: float
+    """Processor time of a step; waiting does not count. [s]"""
     signed_error_processor: float
     """Against processor time; of one rank alone it tells the model's error from disturbed runs."""
     phase_errors: dict[str, float]
     """Forward, backward and optimizer of one rank alone."""
     evidence: Evidence
     unpriced: tuple[str, ...]
-    is_covered: bool
 
 
-class ModelsValidationDocument(Document):
-    """The error on models that were never fitted."""
+class ModelsValidationDocument(ProfileVerdict):
+    """The error on models that were never fitted; ``summary`` is of one rank alone."""
 
     current_version: ClassVar[int] = 2
     title: ClassVar[str] = "validation of models"
     made_by: ClassVar[str] = "perfmodel validate models"
 
-    provenance: Provenance
-    profile_digest: str
-    observations_sha256: str
     mode: str
     machine_slowdown: PositiveFloat
+    """As of ``ValidationDocument``."""
     steal: Share = 0.0
-    """As in the profile, of these runs."""
     models: tuple[ComparedModel, ...]
-    summary: ErrorSummary
-    """One rank alone."""
     summary_processor: ErrorSummary
     summary_by_phase: dict[str, ErrorSummary]
     summary_by_optimizer: dict[str, ErrorSummary]
     summary_ddp: ErrorSummary | None
-    coverage: NonNegativeFloat
-    gates: tuple[Gate, ...]
-    passed: bool
 
 
 class PublishedErrors(Record):
-    """One predictor on one series; errors are predicted over measured, minus 1."""
+    """One predictor on one series."""
 
     method: str
     bias: float
-    mape: Annotated[float, Field(ge=0)]
-    median_absolute: Annotated[float, Field(ge=0)]
-    worst_absolute: Annotated[float, Field(ge=0)]
+    mape: NonNegativeFloat
+    median_absolute: NonNegativeFloat
+    worst_absolute: NonNegativeFloat
     coverage: float | None
-    """Fraction inside the 90 % interval; None for predictors without intervals."""
+    """None for predictors without intervals."""
 
 
 class PublishedSeries(Record):
@@ -208,7 +191,7 @@ class PublishedSeries(Record):
 
 
 class PublishedDocument(Document):
-    """Verdict over all series."""
+    """Verdict over all published series."""
 
     title: ClassVar[str] = "published verdict"
     made_by: ClassVar[str] = "perfmodel validate published"
@@ -220,8 +203,27 @@ class PublishedDocument(Document):
     """Series that hold too little to hold something out."""
 
 
+class ErrorsBySize(Record):
+    """All collectives over the same links, by the size of their arrays."""
+
+    name: str
+    errors: ErrorSummary
+    noise: NonNegativeFloat
+    """MAPE that a law without errors would show, by the spread of the rounds."""
+
+
+class NetworkVerdict(Verdict):
+    """Verdict on every collective, each predicted from a part of what was measured."""
+
+    title: ClassVar[str] = "network verdict"
+    made_by: ClassVar[str] = "perfmodel validate network"
+
+    series: Annotated[tuple[PublishedSeries, ...], Field(min_length=1)]
+    by_size: tuple[ErrorsBySize, ...] = ()
+
+
 class PredictedStrategy(Record):
-    """What was predicted before a setting ran."""
+    """What was predicted before a setting of the testbed ran."""
 
     name: str
     step_s: Interval
@@ -229,7 +231,7 @@ class PredictedStrategy(Record):
 
 
 class JudgedStrategy(Record):
-    """One setting, predicted beside measured. Errors are predicted over measured, minus 1."""
+    """One setting of the testbed, predicted beside measured."""
 
     name: str
     family: str
@@ -253,48 +255,22 @@ class StrategyFamily(Record):
     coverage: Share
 
 
-class StrategiesDocument(Document):
+class StrategiesDocument(Verdict):
     """The verdict on real runs of strategies."""
 
     current_version: ClassVar[int] = 2
     title: ClassVar[str] = "verdict on strategies"
     made_by: ClassVar[str] = "perfmodel validate strategies"
 
-    provenance: Provenance
     law: dict[str, float]
     """Parameters that were calibrated with two ranks."""
     settings: Annotated[tuple[JudgedStrategy, ...], Field(min_length=1)]
     families: tuple[StrategyFamily, ...]
     """Every strategy, and all as the last."""
-    gates: tuple[Gate, ...]
-    passed: bool
-
-
-class ErrorsBySize(Record):
-    """All collectives over the same links, by the size of their arrays."""
-
-    name: str
-    errors: ErrorSummary
-    noise: NonNegativeFloat
-    """MAPE that a law without errors would show, by the spread of the rounds."""
-
-
-class NetworkVerdict(Document):
-    """Verdict on every collective, each predicted from a part of what was measured."""
-
-    title: ClassVar[str] = "network verdict"
-    made_by: ClassVar[str] = "perfmodel validate network"
-
-    provenance: Provenance
-    series: Annotated[tuple[PublishedSeries, ...], Field(min_length=1)]
-    by_size: tuple[ErrorsBySize, ...] = ()
-    """Absent from early verdicts."""
-    gates: tuple[Gate, ...]
-    passed: bool
 
 
 class JudgedBatch(Record):
-    """One batch at its best learning rate. Signed errors are predicted over measured, minus 1."""
+    """One batch at its best learning rate."""
 
     batch: PositiveInt
     learning_rate: PositiveFloat
@@ -311,7 +287,7 @@ class JudgedBatch(Record):
 
 
 class BatchValidationDocument(Document):
-    """The error of predicted steps to a target."""
+    """The error of predicted steps to a target; ``summary`` is of the batches other than the reference."""
 
     current_version: ClassVar[int] = 2
     title: ClassVar[str] = "validation of batches"
@@ -320,6 +296,8 @@ class BatchValidationDocument(Document):
     provenance: Provenance
     profile_digest: str
     observations_sha256: str
+    summary: ErrorSummary
+    coverage: Share
     workload: str
     samples: str
     """What was learned."""
@@ -332,13 +310,10 @@ class BatchValidationDocument(Document):
     batches: tuple[JudgedBatch, ...]
     not_reached: tuple[PositiveInt, ...]
     """Batches at which no learning rate reached the target often enough."""
-    summary: ErrorSummary
-    """Of the batches other than the reference."""
     from_own_reference: ErrorSummary | None = None
-    """The same where the law starts from the steps that this campaign took at the reference batch, and not
-    from those of the calibration: the error of the law alone. None if that batch did not arrive."""
+    """From the steps of this campaign at the reference batch: the error of the law alone. None if that
+    batch did not arrive."""
     same_samples: ErrorSummary
     """Of the plain rule that every batch needs as many samples."""
     same_steps: ErrorSummary
     """Of the plain rule that every batch needs as many steps."""
-    coverage: Share
