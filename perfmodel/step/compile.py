@@ -6,13 +6,13 @@ micro-batch and stage it is (per step for gradients and optimizer), so that pric
 
 import enum
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
-from perfmodel.layout.layout import Layout, Offload, Recompute, Schedule, Synchronisation
+from perfmodel.layout.layout import Layout, Offload, Schedule, Synchronisation
 from perfmodel.layout.pipeline import Pass, Work, stage_order
-from perfmodel.step.division import Piece, StageDivision, together, undivided
+from perfmodel.step.division import Piece, StageDivision, equal_pieces, together, undivided
 from perfmodel.step.program import Cause, Operation, StepProgram, Stream
 from perfmodel.units import Bytes
 from perfmodel.workload.workload import Workload
@@ -131,8 +131,6 @@ BUCKETS: Final = 8
 _IN_FLIGHT: Final = 2
 HEAD_FORWARD: Final = 1 / 3
 """Part of the output head's work in the forward pass: one of three products."""
-#: Work that grows with the layers of a stage; a share of 1 is that of the fullest stage.
-_OF_LAYERS: Final = frozenset({Cause.FORWARD, Cause.BACKWARD, Cause.WEIGHT_GRADIENT, Cause.TENSOR})
 
 
 class Execution(enum.StrEnum):
@@ -180,14 +178,13 @@ def compile_layout(
     """
     if execution is Execution.BLOCKING and layout.interleave > 1:
         raise ValueError(f"interleave must be 1 where the host waits, got {layout.interleave}")
-    stages = layout.stages(layers)
-    fullest = max(stages)
     builder = _Builder(
         layout=layout,
-        pieces=_pieces(layout, layers),
+        divisions=equal_pieces(layout, layers, most=BUCKETS),
+        is_shape=True,
+        is_uneven=len(set(layout.stages(layers))) > 1,
         execution=execution,
         waiting=WaitingHandOvers(queued=queued),
-        filled=tuple(held / fullest for held in stages),
     )
     return _built(builder)
 
@@ -219,19 +216,16 @@ def compile_divided(  # noqa: PLR0913 - a step has as many properties
         Parameters that each rank updates for all, as ZeroRedundancyOptimizer divides them. Their owners
         then broadcast them, two at a time, and the step ends when all have arrived. [B]
     """
-    builder = _DividedBuilder(
+    builder = _Builder(
         layout=layout,
-        pieces=1,
+        divisions=tuple(divisions),
         execution=execution,
         waiting=WaitingHandOvers(queued=queued),
-        filled=(1.0,) * layout.pp,
-        divisions=tuple(divisions),
         asynchronous=asynchronous,
         buffer_bytes=tuple(buffer_bytes),
         has_buckets=has_buckets and layout.synchronisation is Synchronisation.DDP,
         shards_bytes=tuple(shards_bytes),
     )
-    builder.head_forward = 1.0  # The head is a part of the pieces.
     return _built(builder)
 
 
@@ -276,22 +270,23 @@ def _built(builder: "_Builder") -> StepProgram:
     return StepProgram(tuple(builder.operations))
 
 
-def _pieces(layout: Layout, layers: int) -> int:
-    """Pieces of a chunk that communicate one by one: layers if sharded, else buckets."""
-    held = max(layers // (layout.pp * layout.interleave), 1)
-    return held if layout.zero == 3 else min(held, BUCKETS)
-
-
 @dataclass(slots=True, kw_only=True)
 class _Builder:
     """Appends operations in an order in which every dependency points backwards."""
 
     layout: Layout
-    pieces: int
+    divisions: tuple[StageDivision, ...]
     execution: Execution
     waiting: WaitingHandOvers
-    filled: tuple[float, ...]
-    """Layers of every stage over those of the fullest."""
+    is_shape: bool = False
+    """Whether only the layers of the model are known: exchanges have shares instead of sizes, and what is
+    fixed, embedding, head and contention are operations of their own."""
+    is_uneven: bool = False
+    """Whether fixed work does not grow with the layers of a stage: it is then an operation of its own."""
+    asynchronous: bool = False
+    buffer_bytes: tuple[Bytes, ...] = ()
+    has_buckets: bool = False
+    shards_bytes: tuple[Bytes, ...] = ()
     operations: list[Operation] = field(default_factory=list)
     arrived: dict[tuple[int, Work], tuple[int, ...]] = field(default_factory=dict)
     """What a stage's work waits for, once all of it is in the program."""
@@ -301,6 +296,8 @@ class _Builder:
     """Ends of the compute of layers whose parameters are gathered, in order."""
     awaited: dict[int, list[int]] = field(default_factory=dict)
     """Collectives that a stage's next compute waits for."""
+    summed: tuple[int, ...] = ()
+    """Last gradients of one process, which it waits for before the next micro-batch."""
     is_replicated: bool = field(init=False)
     """Whether there is anybody to exchange gradients with."""
     is_blocking: bool = field(init=False)
@@ -308,38 +305,26 @@ class _Builder:
     is_sharded: bool = field(init=False)
     """Whether parameters are gathered for every pass."""
     splits_backward: bool = field(init=False)
-    is_uneven: bool = field(init=False)
-    """Whether fixed work does not grow with the layers of a stage: it is then an operation of its own."""
     head_forward: float = field(init=False)
     """Share of the head that comes before all backward passes; all of it where they follow at once."""
     is_serial: bool = field(init=False)
     """Whether nothing is computed while replicas exchange."""
     has_threads: bool = field(init=False)
     """One process with several devices."""
-    summed: tuple[int, ...] = ()
-    """Last gradients of one process, which it waits for before the next micro-batch."""
-    tensor_shares: Mapping[Cause, float] = field(init=False)
-    """Part of a layer's collectives by pass; empty without any."""
 
     def __post_init__(self) -> None:
         """Look up once what every operation asks."""
         layout = self.layout
         self.is_blocking = self.execution is Execution.BLOCKING
-        self.is_replicated = (
-            layout.replicas > 1
-            and not layout.one_process
-            and layout.synchronisation is Synchronisation.DDP
-        )
+        self.is_replicated = layout.replicas > 1 and not layout.one_process
         self.is_sharded = layout.zero == 3 and (
             self.is_replicated or layout.offload is Offload.PARAMETERS
         )
-        self.is_uneven = min(self.filled) < 1
-        parted = layout.schedule is Schedule.GPIPE and layout.pp > 1
+        parted = self.is_shape and layout.schedule is Schedule.GPIPE and layout.pp > 1
         self.head_forward = HEAD_FORWARD if parted else 1.0
         self.is_serial = self.is_replicated and not layout.overlap
         self.has_threads = layout.one_process and layout.dp > 1
         self.splits_backward = layout.schedule is Schedule.ZERO_BUBBLE and layout.pp > 1
-        self.tensor_shares = _tensor_shares(layout)
 
     @property
     def overlaps(self) -> bool:
@@ -374,24 +359,59 @@ class _Builder:
             self._weight_gradients(stage, work)
 
     def begin(self, stage: int) -> None:
-        """Append what a stage waits for before its first pass: updated parameters, without overlap."""
+        """Append what a stage waits for before its first pass: its loader, buffers, updated parameters."""
+        first = Work(Pass.FORWARD, 0)
+        if stage == 0 and not self.is_shape:
+            name = "load batch"
+            self._put(stage, first, Cause.INPUT, stream=Stream.LOADER, name=name)
+        if stage == 0 and self.is_replicated and self.has_buckets and not self.layout.zero:
+            self.awaited[stage] = [
+                self._put(
+                    stage,
+                    first,
+                    Cause.BROADCAST,
+                    stream=Stream.COMM,
+                    name="broadcast buffers",
+                    size_bytes=size_bytes,
+                )
+                for size_bytes in self.buffer_bytes
+            ]
         if self.is_serial and self.layout.zero:
-            self._put(stage, Work(Pass.FORWARD, 0), Cause.ALL_GATHER)
+            self._put(stage, first, Cause.ALL_GATHER, size_bytes=self._held_bytes(stage))
 
     def finish(self, stage: int) -> None:
-        """Append the optimizer of a stage."""
-        last = Work(Pass.WEIGHT, self.layout.accumulation - 1)
+        """Append the optimizer of a stage, and what comes before and after it."""
+        layout, shards = self.layout, self.shards_bytes
+        last = Work(Pass.WEIGHT, layout.accumulation - 1)
         if self.is_serial:
-            summed = Cause.REDUCE_SCATTER if self.layout.zero else Cause.ALL_REDUCE
-            self._put(stage, last, summed)
+            summed = Cause.REDUCE_SCATTER if layout.zero else Cause.ALL_REDUCE
+            self._put(stage, last, summed, size_bytes=self._held_bytes(stage))
         waits = tuple(self.exchanged.get(stage, ()))
-        if self.is_replicated or self.is_sharded:
+        if self.is_shape and (self.is_replicated or self.is_sharded):
             waits = (self._put(stage, last, Cause.CONTENTION, after=waits),)
-        if self.layout.offload is not Offload.NONE:
+        if layout.offload is not Offload.NONE:
             waits = (self._put(stage, last, Cause.OFFLOAD, after=waits),)
-        end = self._put(stage, last, Cause.OPTIMIZER, after=waits)
-        if self.layout.data_centres > 1:
-            self._put(stage, last, Cause.DATA_CENTRES, stream=Stream.COMM, after=(end,))
+        division = self.divisions[stage]
+        largest = max(shards) / sum(shards) if shards else 1.0
+        piece = Piece(
+            share=division.optimizer * largest, issue_share=division.issue_optimizer * largest
+        )
+        updated = self._work(stage, last, Cause.OPTIMIZER, piece, after=waits, name="optimizer")
+        for first in range(0, len(shards), _IN_FLIGHT):
+            self._put(
+                stage,
+                last,
+                Cause.BROADCAST,
+                stream=Stream.COMM,
+                after=(updated,),
+                name="broadcast shards",
+                size_bytes=max(shards[first : first + _IN_FLIGHT]),
+            )
+        if layout.data_centres > 1:
+            self._put(stage, last, Cause.DATA_CENTRES, stream=Stream.COMM, after=(updated,))
+
+    def _held_bytes(self, stage: int) -> Bytes:
+        return sum(piece.size_bytes for piece in self.divisions[stage].backward)
 
     def _forward(self, stage: int, work: Work, after: tuple[int, ...]) -> None:
         layout = self.layout
@@ -402,41 +422,54 @@ class _Builder:
         if self.is_uneven:
             self._put(stage, work, Cause.DISPATCH, share=1 / 2, after=after)
         if stage == 0 and work.chunk == 0:
-            self._put(stage, work, Cause.EMBEDDING, after=after)
+            self._put(stage, work, Cause.EMBEDDING if self.is_shape else Cause.INPUT, after=after)
         gathers = self.is_sharded or (
             self.overlaps and layout.zero in (1, 2) and work.micro_batch == 0
         )
-        pieces = self.pieces if gathers else 1
-        for piece in range(pieces):
-            waits = after if piece == 0 else ()
+        pieces = self.divisions[stage].forward
+        for number, piece in enumerate(pieces if gathers else (together(pieces),)):
+            waits = after if number == 0 else ()
             if gathers:
-                waits += (self._gather(stage, work, piece),)
-            end = self._compute(stage, work, Cause.FORWARD, pieces=pieces, after=waits)
+                gathered = self._gather(stage, work, number, piece)
+                waits += (self._copied_out(stage, work, number, piece, gathered),)
+            apart = number if gathers else None
+            end = self._work(stage, work, Cause.FORWARD, piece, after=waits, number=apart)
         if stage == layout.pp - 1 and work.chunk == layout.interleave - 1:
             if self.has_threads:
                 end = self._put(stage, work, Cause.ALL_GATHER, stream=Stream.COMM, after=(end,))
-            end = self._put(stage, work, Cause.HEAD, share=self.head_forward, after=(end,))
+            if self.is_shape:
+                end = self._put(stage, work, Cause.HEAD, share=self.head_forward, after=(end,))
             self._arrive(stage, Work(Pass.BACKWARD, work.micro_batch, work.chunk), end)
         else:
             self._p2p(stage, work, Stream.SEND_FORWARD, end)
 
     def _backward(self, stage: int, work: Work, after: tuple[int, ...]) -> None:
-        last = work.micro_batch == self.layout.accumulation - 1
-        exchanges = self.is_sharded or (self.overlaps and last and not self.splits_backward)
-        pieces = self.pieces if exchanges else 1
+        layout = self.layout
+        last = work.micro_batch == layout.accumulation - 1
+        buckets = layout.zero == 0 and last and self.has_buckets
+        synchronised = self.is_shape or layout.zero > 0 or self.has_buckets
+        exchanges = self.is_sharded or (
+            self.overlaps and last and synchronised and not self.splits_backward
+        )
+        pieces = self.divisions[stage].backward
+        if not (buckets or exchanges):
+            pieces = (together(pieces),)
         if self.is_uneven:
             self._put(stage, work, Cause.DISPATCH, share=1 / 2, after=after)
-        waits = after
-        if self.is_sharded:
-            waits += (self._gather(stage, work, 0),)
-        for piece in range(pieces):
-            end = self._compute(stage, work, Cause.BACKWARD, pieces=pieces, after=waits)
-            waits = ()
-            if self.is_sharded and piece + 1 < pieces:
+        gathered = self._gather(stage, work, 0, pieces[0]) if self.is_sharded else -1
+        for number, piece in enumerate(pieces):
+            waits = after if number == 0 else ()
+            if self.is_sharded:
+                waits += (self._copied_out(stage, work, number, piece, gathered),)
+            apart = number if buckets or exchanges else None
+            end = self._work(stage, work, Cause.BACKWARD, piece, after=waits, number=apart)
+            if self.is_sharded and number + 1 < len(pieces):
                 # Before the gradients of this piece, or the next piece would wait for them.
-                waits = (self._gather(stage, work, piece + 1),)
-            if exchanges:
-                self._exchange(stage, work, piece, pieces=pieces, after=(end,))
+                gathered = self._gather(stage, work, number + 1, pieces[number + 1])
+            if buckets or (exchanges and not self.is_shape):
+                end = self._copied(stage, work, number, piece)
+            if exchanges and self.is_replicated:
+                self._exchange(stage, work, number, piece, end)
         if self.has_threads:
             end = self._put(stage, work, Cause.ALL_REDUCE, stream=Stream.COMM, after=(end,))
             self.summed = (end,)
@@ -446,79 +479,101 @@ class _Builder:
 
     def _weight_gradients(self, stage: int, work: Work) -> None:
         exchanges = self.overlaps and work.micro_batch == self.layout.accumulation - 1
-        pieces = self.pieces if exchanges else 1
-        for piece in range(pieces):
-            end = self._put(stage, work, Cause.WEIGHT_GRADIENT, share=1 / pieces)
+        pieces = self.divisions[stage].backward
+        for number, piece in enumerate(pieces if exchanges else (together(pieces),)):
+            end = self._put(stage, work, Cause.WEIGHT_GRADIENT, share=piece.share)
             if exchanges:
-                self._exchange(stage, work, piece, pieces=pieces, after=(end,))
+                self._exchange(stage, work, number, piece, end)
 
-    def _compute(
-        self, stage: int, work: Work, cause: Cause, *, pieces: int, after: tuple[int, ...]
+    def _work(  # noqa: PLR0913 - as _put
+        self,
+        stage: int,
+        work: Work,
+        cause: Cause,
+        piece: Piece,
+        *,
+        after: tuple[int, ...],
+        number: int | None = None,
+        name: str = "",
     ) -> int:
-        """Compute of a piece and its collectives, which the next piece waits for."""
-        share = 1 / (pieces * self.layout.interleave)
-        end = self._put(stage, work, cause, share=share, after=after)
+        """Append compute, issued by the host first where the device is asynchronous, and its all-reduces."""
+        if self.asynchronous:
+            label = name or self._label(work, cause, number)
+            stream, share = Stream.HOST, piece.issue_share
+            self.operations.append(
+                Operation(f"issue {label}", stream, Cause.DISPATCH, (), share, 0, cause, stage)
+            )
+            after += (len(self.operations) - 1,)
+        end = self._put(
+            stage, work, cause, share=piece.share, after=after, number=number, name=name
+        )
         self.used.append(end)
-        if not self.tensor_shares:
+        if not piece.all_reduces:
             return end
         end = self._put(
             stage,
             work,
             Cause.TENSOR,
             stream=Stream.TENSOR,
-            share=share * self.tensor_shares[cause],
+            share=piece.all_reduces,
             after=(end,),
+            number=number,
+            size_bytes=self.divisions[stage].activation_bytes,
         )
         self.awaited[stage] = [end]
         if self.is_sharded and self.layout.prefetch == 0:
             self.used[-1] = end
         return end
 
-    def _gather(self, stage: int, work: Work, piece: int) -> int:
+    def _gather(self, stage: int, work: Work, number: int, piece: Piece) -> int:
         """Parameters of a piece; no earlier than the prefetch allows if sharded, or the host waits."""
-        waits = self.is_blocking
-        ahead = 1 if waits and piece == 0 else self.layout.prefetch + 1
-        is_limited = (self.is_sharded or waits) and len(self.used) >= ahead
-        after = self.used[-ahead:][:1] if is_limited else []
+        ahead = 1 if self.is_blocking and number == 0 else self.layout.prefetch + 1
+        is_limited = (self.is_sharded or self.is_blocking) and len(self.used) >= ahead
         return self._put(
             stage,
             work,
             Cause.ALL_GATHER,
             stream=Stream.COMM,
-            share=1 / (self.pieces * self.layout.interleave),
-            after=tuple(after),
-            number=piece,
+            share=piece.exchange,
+            after=tuple(self.used[-ahead:][:1] if is_limited else ()),
+            number=number,
+            size_bytes=piece.size_bytes,
         )
 
-    def _exchange(
-        self,
-        stage: int,
-        work: Work,
-        piece: int,
-        *,
-        pieces: int,
-        after: tuple[int, ...],
-    ) -> None:
-        if not self.is_replicated:
-            return
-        reduced = self._put(
-            stage,
-            work,
-            Cause.ALL_REDUCE if self.layout.zero == 0 else Cause.REDUCE_SCATTER,
-            stream=Stream.COMM,
-            share=1 / (pieces * self.layout.interleave),
-            after=after,
-            number=piece,
+    def _copied_out(self, stage: int, work: Work, number: int, piece: Piece, gathered: int) -> int:
+        """What compute waits for: gathered parameters, copied to where it finds them."""
+        if self.is_shape:
+            return gathered
+        return self._copied(stage, work, number, piece, after=(gathered,))
+
+    def _copied(
+        self, stage: int, work: Work, number: int, piece: Piece, *, after: tuple[int, ...] = ()
+    ) -> int:
+        name = f"bucket {number}" if self.layout.zero == 0 else ""
+        size_bytes = piece.size_bytes
+        return self._put(
+            stage, work, Cause.BUCKET, after=after, number=number, name=name, size_bytes=size_bytes
         )
-        if self.layout.shard:
+
+    def _exchange(self, stage: int, work: Work, number: int, piece: Piece, end: int) -> None:
+        """Reduce the gradients of a piece; with HSDP between groups of shards as well."""
+        is_bucket = self.layout.zero == 0 and not self.is_shape
+        causes = [Cause.ALL_REDUCE if self.layout.zero == 0 else Cause.REDUCE_SCATTER]
+        causes += [Cause.ALL_REDUCE] if self.layout.shard else []
+        after: tuple[int, ...] = (end,)
+        for cause in causes:
             reduced = self._put(
                 stage,
                 work,
-                Cause.ALL_REDUCE,
+                cause,
                 stream=Stream.COMM,
-                share=1 / (pieces * self.layout.interleave),
-                number=piece,
+                share=piece.exchange,
+                after=after,
+                number=number,
+                name=f"all-reduce {number}" if is_bucket else "",
+                size_bytes=piece.size_bytes,
             )
+            after = ()
         self.exchanged.setdefault(stage, []).append(reduced)
         if self.is_blocking and self.layout.zero > 1:
             self.awaited.setdefault(stage, []).append(reduced)
@@ -540,6 +595,11 @@ class _Builder:
     def _arrive(self, stage: int, work: Work, end: int) -> None:
         self.arrived[stage, work] = (end,)
 
+    def _label(self, work: Work, cause: Cause, number: int | None) -> str:
+        chunk = f"/{work.chunk}" if self.layout.interleave > 1 else ""
+        piece = "" if number is None else f".{number}"
+        return f"{cause} {work.micro_batch}{chunk}{piece}"
+
     def _put(  # noqa: PLR0913 - an operation has as many properties
         self,
         stage: int,
@@ -553,17 +613,15 @@ class _Builder:
         name: str = "",
         size_bytes: Bytes = 0,
     ) -> int:
-        if cause in _OF_LAYERS:
-            share *= self.filled[stage]
         if stream is Stream.COMPUTE and stage in self.awaited:
             more = self.awaited.pop(stage)
             after = {*after, *more} if after else more
-        if not name:
-            name = f"{cause} {work.micro_batch}"
-            if self.layout.interleave > 1:
-                name = f"{name}/{work.chunk}"
-            if number is not None:
-                name = f"{name}.{number}"
+        if cause is Cause.P2P:
+            # What enters the later one of two stages.
+            later = (stage + (stream is Stream.SEND_FORWARD)) % self.layout.pp
+            size_bytes = self.divisions[later].activation_bytes
+            size_bytes //= self.layout.tp if self.layout.sequence_parallel else 1
+        name = name or self._label(work, cause, number)
         # By position, which takes half the time of names.
         self.operations.append(
             Operation(name, stream, cause, tuple(after), share, size_bytes, None, stage)
@@ -572,247 +630,3 @@ class _Builder:
         if self.is_blocking and stream is Stream.COMPUTE:
             self.waiting.last[stage] = position
         return position
-
-
-def _tensor_shares(layout: Layout) -> Mapping[Cause, float]:
-    """Full recomputation repeats the collectives of the forward pass."""
-    if layout.tp * layout.cp * layout.ep == 1:
-        return {}
-    passes = 3 if layout.recompute is Recompute.FULL else 2
-    return {Cause.FORWARD: 1 / passes, Cause.BACKWARD: (passes - 1) / passes}
-
-
-@dataclass(slots=True, kw_only=True)
-class _DividedBuilder(_Builder):
-    """Operations of a workload whose pieces are known."""
-
-    divisions: tuple[StageDivision, ...]
-    asynchronous: bool
-    buffer_bytes: tuple[Bytes, ...]
-    has_buckets: bool
-    shards_bytes: tuple[Bytes, ...]
-
-    def begin(self, stage: int) -> None:
-        """Append the loader, the broadcast of buffers, and parameters that are gathered without overlap."""
-        first = Work(Pass.FORWARD, 0)
-        if stage == 0:
-            name = "load batch"
-            self._put(stage, first, Cause.INPUT, stream=Stream.LOADER, name=name)
-        if stage == 0 and self.is_replicated and self.has_buckets and not self.layout.zero:
-            self.awaited[stage] = [
-                self._put(
-                    stage,
-                    first,
-                    Cause.BROADCAST,
-                    stream=Stream.COMM,
-                    name="broadcast buffers",
-                    size_bytes=size_bytes,
-                )
-                for size_bytes in self.buffer_bytes
-            ]
-        if self.is_serial and self.layout.zero:
-            self._put(stage, first, Cause.ALL_GATHER, size_bytes=self._held_bytes(stage))
-
-    def finish(self, stage: int) -> None:
-        """Append the optimizer of a stage."""
-        last = Work(Pass.WEIGHT, self.layout.accumulation - 1)
-        if self.is_serial:
-            summed = Cause.REDUCE_SCATTER if self.layout.zero else Cause.ALL_REDUCE
-            self._put(stage, last, summed, size_bytes=self._held_bytes(stage))
-        division, shards = self.divisions[stage], self.shards_bytes
-        largest = max(shards) / sum(shards) if shards else 1.0
-        updated = self._work(
-            stage,
-            last,
-            Cause.OPTIMIZER,
-            Piece(
-                share=division.optimizer * largest, issue_share=division.issue_optimizer * largest
-            ),
-            after=tuple(self.exchanged.get(stage, ())),
-            name="optimizer",
-        )
-        for first in range(0, len(shards), _IN_FLIGHT):
-            self._put(
-                stage,
-                last,
-                Cause.BROADCAST,
-                stream=Stream.COMM,
-                after=(updated,),
-                name="broadcast shards",
-                size_bytes=max(shards[first : first + _IN_FLIGHT]),
-            )
-
-    def _held_bytes(self, stage: int) -> Bytes:
-        return sum(piece.size_bytes for piece in self.divisions[stage].backward)
-
-    def _forward(self, stage: int, work: Work, after: tuple[int, ...]) -> None:
-        layout = self.layout
-        if stage == 0:
-            self._put(stage, work, Cause.INPUT, after=after)
-        gathers = self.is_sharded or (
-            self.overlaps and layout.zero in (1, 2) and work.micro_batch == 0
-        )
-        pieces = self.divisions[stage].forward
-        pieces = pieces if gathers else (together(pieces),)
-        for number, piece in enumerate(pieces):
-            waits = after if number == 0 else ()
-            if gathers:
-                waits += self._gathered(stage, work, number, piece)
-            end = self._work(
-                stage,
-                work,
-                Cause.FORWARD,
-                piece,
-                after=waits,
-                number=number if len(pieces) > 1 else None,
-            )
-            self.used.append(end)
-        if stage == layout.pp - 1:
-            self._arrive(stage, Work(Pass.BACKWARD, work.micro_batch), end)
-        else:
-            self._p2p(stage, work, Stream.SEND_FORWARD, end)
-
-    def _backward(self, stage: int, work: Work, after: tuple[int, ...]) -> None:
-        layout = self.layout
-        last = work.micro_batch == layout.accumulation - 1
-        buckets = layout.zero == 0 and last and self.has_buckets
-        synchronised = layout.zero > 0 or self.has_buckets
-        exchanges = self.is_sharded or (self.overlaps and last and synchronised)
-        pieces = self.divisions[stage].backward
-        apart = buckets or exchanges
-        pieces = pieces if apart else (together(pieces),)
-        waits = after
-        if self.is_sharded:
-            waits += self._gathered(stage, work, 0, pieces[0])
-        for number, piece in enumerate(pieces):
-            end = self._work(
-                stage, work, Cause.BACKWARD, piece, after=waits, number=number if apart else None
-            )
-            self.used.append(end)
-            waits = ()
-            if self.is_sharded and number + 1 < len(pieces):
-                # Before the gradients of this piece, or the next piece would wait for them.
-                waits = self._gathered(stage, work, number + 1, pieces[number + 1])
-            if (buckets or exchanges) and (layout.zero == 0 or self.is_replicated):
-                end = self._copied(stage, work, number, piece)
-            if exchanges and self.is_replicated:
-                self._reduced(stage, work, number, piece, end)
-        if stage > 0:
-            self._p2p(stage, work, Stream.SEND_BACKWARD, end)
-
-    def _work(  # noqa: PLR0913 - as _put
-        self,
-        stage: int,
-        work: Work,
-        cause: Cause,
-        piece: Piece,
-        *,
-        after: tuple[int, ...],
-        number: int | None = None,
-        name: str = "",
-    ) -> int:
-        """Append compute, issued by the host first where the device is asynchronous, and its all-reduces."""
-        if self.asynchronous:
-            label = name or f"{cause} {work.micro_batch}" + (
-                f".{number}" if number is not None else ""
-            )
-            issued = Operation(
-                f"issue {label}",
-                Stream.HOST,
-                Cause.DISPATCH,
-                (),
-                piece.issue_share,
-                0,
-                cause,
-                stage,
-            )
-            self.operations.append(issued)
-            after += (len(self.operations) - 1,)
-        end = self._put(
-            stage, work, cause, share=piece.share, after=after, number=number, name=name
-        )
-        if not piece.all_reduces:
-            return end
-        end = self._put(
-            stage,
-            work,
-            Cause.TENSOR,
-            stream=Stream.TENSOR,
-            share=piece.all_reduces,
-            after=(end,),
-            number=number,
-            size_bytes=self.divisions[stage].activation_bytes,
-        )
-        self.awaited[stage] = [end]
-        return end
-
-    def _gathered(self, stage: int, work: Work, number: int, piece: Piece) -> tuple[int, ...]:
-        """Parameters of a piece, gathered no earlier than the prefetch allows, and copied out."""
-        ahead = 1 if self.is_blocking and number == 0 else self.layout.prefetch + 1
-        is_limited = (self.is_sharded or self.is_blocking) and len(self.used) >= ahead
-        if not self.is_replicated:
-            return ()
-        gathered = self._put(
-            stage,
-            work,
-            Cause.ALL_GATHER,
-            stream=Stream.COMM,
-            after=tuple(self.used[-ahead:][:1] if is_limited else ()),
-            number=number,
-            size_bytes=piece.size_bytes,
-        )
-        self.awaited.setdefault(stage, []).append(gathered)
-        return (self._copied(stage, work, number, piece),)
-
-    def _copied(self, stage: int, work: Work, number: int, piece: Piece) -> int:
-        name = f"bucket {number}" if self.layout.zero == 0 else ""
-        return self._put(
-            stage, work, Cause.BUCKET, number=number, name=name, size_bytes=piece.size_bytes
-        )
-
-    def _reduced(self, stage: int, work: Work, number: int, piece: Piece, end: int) -> None:
-        """Exchange the gradients of a piece once they are copied."""
-        sharded = self.layout.zero > 0
-        reduced = self._put(
-            stage,
-            work,
-            Cause.REDUCE_SCATTER if sharded else Cause.ALL_REDUCE,
-            stream=Stream.COMM,
-            after=(end,),
-            number=number,
-            name="" if sharded else f"all-reduce {number}",
-            size_bytes=piece.size_bytes,
-        )
-        self.exchanged.setdefault(stage, []).append(reduced)
-        if self.is_blocking and self.layout.zero > 1:
-            self.awaited.setdefault(stage, []).append(reduced)
-
-    def _put(  # noqa: PLR0913 - as above
-        self,
-        stage: int,
-        work: Work,
-        cause: Cause,
-        *,
-        stream: Stream = Stream.COMPUTE,
-        share: float = 1.0,
-        after: Collection[int] = (),
-        number: int | None = None,
-        name: str = "",
-        size_bytes: Bytes = 0,
-    ) -> int:
-        if cause is Cause.P2P:
-            receiver = stage + (stream is Stream.SEND_FORWARD)
-            size_bytes = self.divisions[receiver].activation_bytes
-            size_bytes //= self.layout.tp if self.layout.sequence_parallel else 1
-        # slots and dataclasses leave no cell for a bare super().
-        return super(_DividedBuilder, self)._put(
-            stage,
-            work,
-            cause,
-            stream=stream,
-            share=share,
-            after=after,
-            number=number,
-            name=name,
-            size_bytes=size_bytes,
-        )

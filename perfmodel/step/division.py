@@ -44,6 +44,8 @@ class Piece(NamedTuple):
     """Of the parameters that it gathers, of the gradients that it exchanges. [B]"""
     all_reduces: float = 0.0
     """Of activations between the ranks that share its matrices."""
+    exchange: float = 1.0
+    """Share of its cause's exchange, where the size is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,6 +338,32 @@ def undivided(workload: Workload, layout: Layout) -> StageDivision:
     """A step whose only pieces are the buckets of its gradients: all that parameters alone tell."""
     whole = Piece(share=1.0, issue_share=1.0)
     return StageDivision(forward=(whole,), backward=gradient_buckets(workload, layout))
+
+
+def equal_pieces(layout: Layout, layers: int, *, most: int) -> tuple[StageDivision, ...]:
+    """Stages of a model of which the layers alone are known.
+
+    Every chunk has as many pieces as layers if parameters are sharded, else at most so many. A share of 1
+    is the work of the fullest stage. Full recomputation repeats the collectives of the forward pass.
+    """
+    held = max(layers // (layout.pp * layout.interleave), 1)
+    count = held if layout.zero == 3 else min(held, most)
+    stages = layout.stages(layers)
+    passes = 3 if layout.recompute is Recompute.FULL else 2
+    shared = layout.tp * layout.cp * layout.ep > 1
+    exchange = 1 / (count * layout.interleave)
+
+    def pieces(share: float, part: float) -> tuple[Piece, ...]:
+        all_reduces = share * part if shared else 0.0
+        return (Piece(share=share, all_reduces=all_reduces, exchange=exchange),) * count
+
+    return tuple(
+        StageDivision(
+            forward=pieces(exchange * own / max(stages), 1 / passes),
+            backward=pieces(exchange * own / max(stages), (passes - 1) / passes),
+        )
+        for own in stages
+    )
 
 
 def stage_units(
