@@ -72,21 +72,6 @@ def test_the_best_interval_by_simulation_is_that_of_the_formula() -> None:
     assert not worst.is_as_good_as_best
 
 
-def test_a_deadline_is_met_by_the_share_of_courses_that_end_before_it() -> None:
-    request = Request(job=LLAMA_3, replicas=40)
-    median_s = goodput(request, argv=[]).elapsed_s.nominal
-    on_time = goodput(replace(request, deadline_s=median_s), argv=[])
-    assert on_time.deadline_probability == pytest.approx(0.5)
-    late = goodput(replace(request, deadline_s=LLAMA_3.work_s), argv=[])
-    assert late.deadline_probability == 0
-
-
-def test_without_failures_there_is_nothing_to_search() -> None:
-    quiet = goodput(Request(job=replace(BLOOM, causes=()), is_search=True, replicas=2), argv=[])
-    assert quiet.intervals is None
-    assert quiet.elapsed_s.p5 == quiet.elapsed_s.p95
-
-
 def test_a_hopeless_job_is_refused_before_it_is_simulated() -> None:
     with pytest.raises(NotFeasible, match="at least 1% of the time must be training that is kept"):
         goodput(Request(job=replace(LLAMA_3, devices=10**9)), argv=[])

@@ -10,7 +10,7 @@ import pytest
 import perfmodel as pm
 from calibrate.noise import with_noise
 from perfmodel.documents.hardware import read_cluster
-from perfmodel.documents.plan import Option, PlanDocument, PlanFile
+from perfmodel.documents.plan import Option, PlanFile
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.engine.job import FailureCause, Job, best_interval_s, expected_elapsed_s
 from perfmodel.errors import InvalidDocument, NotFeasible, UsageError
@@ -20,7 +20,6 @@ from perfmodel.plan.goodput import Request, goodput
 from perfmodel.plan.machines import Sources
 from perfmodel.plan.options import plan_options
 from perfmodel.plan.steps import MOST_KNOTS, MeasuredSteps
-from perfmodel.plan.tornado import Assumption, remedy
 from perfmodel.predictor import Predictor
 from tests.calibrate.test_noise import training
 from tests.perfmodel.plan.plans import PLAN, TODAY, plan_of, written
@@ -140,26 +139,38 @@ def test_the_chance_is_that_of_simulated_weeks(tmp_path: Path) -> None:
     assert row.expected_stops == pytest.approx(sum(simulated.stops_mean.values()), rel=0.1)
 
 
-def test_break_even_is_the_price_at_which_two_options_cost_the_same(tmp_path: Path) -> None:
-    first = pm.plan_options(written(tmp_path), today=TODAY)
-    loser = next(entry for entry in first.options if entry.break_even_price is not None)
-    name = loser.row.option
-    old = {"slow": "0.5", "fast": "2.5"}[name]
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"2026-12-21": "2026-11-23", "budget = 5000": "budget = 10"},
+            ("for 90 % it needs a deadline of 20", "and a budget of"),
+        ),
+        ({"mtbf_device_hours = 2000": "mtbf_device_hours = 0.001"}, ("hardly gets on",)),
+    ],
+)
+def test_what_is_not_feasible_comes_with_what_is_nearest(
+    tmp_path: Path, changes: dict[str, str], words: tuple[str, ...]
+) -> None:
+    text = PLAN
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    document = pm.plan_options(written(tmp_path, text), today=TODAY)
+    assert document.ranked == ()
+    nearest = document.options[0]
+    assert not nearest.is_feasible
+    assert all(word in nearest.reason for word in words)
+
+
+def test_prices_and_sizes_at_which_the_answer_changes(tmp_path: Path) -> None:
+    """At its break-even price an option costs as much as the winner; one device fewer is too slow."""
+    document = pm.plan_options(written(tmp_path), today=TODAY)
+    winner = document.ranked[0].cost.nominal
+    loser = next(entry for entry in document.options if entry.break_even_price is not None)
+    old = {"slow": "0.5", "fast": "2.5"}[loser.row.option]
     text = PLAN.replace(f"value = {old}, unit", f"value = {loser.break_even_price}, unit")
     again = pm.plan_options(written(tmp_path, text), today=TODAY)
-    costs = {
-        entry.row.option: entry.row.cost.nominal
-        for entry in again.options
-        if (entry.row.devices, entry.row.micro_batch)
-        in {(v.row.devices, v.row.micro_batch) for v in first.options}
-    }
-    winner = first.ranked[0].cost.nominal
-    assert min(costs.values()) <= winner * (1 + 1e-9)
-    assert costs.get(name, winner) == pytest.approx(winner, rel=1e-9)
-
-
-def test_fewer_devices_than_the_smallest_number_are_too_slow(tmp_path: Path) -> None:
-    document = pm.plan_options(written(tmp_path), today=TODAY)
+    assert again.ranked[0].cost.nominal == pytest.approx(winner, rel=1e-9)
     slow = next(entry for entry in document.options if entry.row.option == "slow")
     fewest = slow.smallest_devices
     assert fewest is not None
@@ -171,21 +182,21 @@ def test_fewer_devices_than_the_smallest_number_are_too_slow(tmp_path: Path) -> 
         assert (row.deadline_probability >= 0.9) is enough
 
 
-def test_what_is_not_feasible_comes_with_what_is_nearest(tmp_path: Path) -> None:
-    text = PLAN.replace("2026-12-21", "2026-11-23").replace("budget = 5000", "budget = 10")
-    document = pm.plan_options(written(tmp_path, text), today=TODAY)
-    assert document.ranked == ()
-    nearest = document.options[0]
-    assert not nearest.is_feasible
-    assert "for 90 % it needs a deadline of 20" in nearest.reason
-    assert "and a budget of" in nearest.reason
-
-
-def test_a_job_that_fails_faster_than_it_recovers_hardly_gets_on(tmp_path: Path) -> None:
-    text = PLAN.replace("mtbf_device_hours = 2000", "mtbf_device_hours = 0.001")
-    document = pm.plan_options(written(tmp_path, text), today=TODAY)
-    assert document.ranked == ()
-    assert "hardly gets on" in document.options[0].reason
+def test_the_tornado_and_scaling_of_the_winner(tmp_path: Path) -> None:
+    document = pm.plan_options(written(tmp_path), today=TODAY)
+    swings = [entry.high_cost - entry.low_cost for entry in document.tornado]
+    assert swings == sorted(swings, reverse=True)
+    assert {entry.assumption for entry in document.tornado} >= {"computing", "communication"}
+    assert "minutes" in document.next_measurement
+    row = document.options[0].row
+    machine = tmp_path / f"{row.option}.json"
+    batches = {"weak": row.micro_batch, "strong": row.global_batch}
+    assert {entry.scaling: entry.batch for entry in document.scaling} == batches
+    for entry in document.scaling:
+        found = pm.predict(
+            machine, "heavy", devices=(row.devices,), scaling=entry.scaling, batch=entry.batch
+        )
+        assert entry.speedup == found.points[0].speedup
 
 
 def test_the_power_limit_is_kept(tmp_path: Path) -> None:
@@ -195,31 +206,6 @@ def test_the_power_limit_is_kept(tmp_path: Path) -> None:
     rows = [*document.ranked, *document.front]
     assert rows
     assert all(row.power_kw is not None and row.power_kw <= 6 for row in rows)
-
-
-def test_who_validated_already_is_not_sent_to_validate() -> None:
-    fresh, validated = (remedy(Assumption.MODEL, is_validated=known) for known in (False, True))
-    assert fresh is not None
-    assert validated is not None
-    assert "named as validation of the option" in fresh.measurement
-    assert "more devices at once" in validated.measurement
-    assert remedy(Assumption.PRICES, is_validated=True) is None
-
-
-def test_the_tornado_is_sorted_and_names_a_measurement(tmp_path: Path) -> None:
-    document = pm.plan_options(written(tmp_path), today=TODAY)
-    swings = [entry.high_cost - entry.low_cost for entry in document.tornado]
-    assert swings == sorted(swings, reverse=True)
-    assert {entry.assumption for entry in document.tornado} >= {"computing", "communication"}
-    assert "minutes" in document.next_measurement
-    winner = document.ranked[0].cost.nominal
-    prices = next(e for e in document.tornado if e.assumption.startswith("prices"))
-    assert prices.high_cost - prices.low_cost == pytest.approx(0.2 * (winner - setup(document)))
-
-
-def setup(document: PlanDocument) -> float:
-    option = next(o for o in document.plan.option if o.name == document.ranked[0].option)
-    return option.setup_price.value if option.setup_price else 0.0
 
 
 def test_between_knots_steps_are_read_closely() -> None:
@@ -260,30 +246,16 @@ def test_strong_scaling_leaves_out_what_does_not_split(tmp_path: Path) -> None:
     [
         ("deadline = 2026-12-21", "deadline = 2026-11-20", "deadline: must be after the start"),
         (
-            "deadline = 2026-12-21",
-            "deadline = 2026-12-21\nstart = 2026-01-01",
-            "must not be before",
-        ),
-        (
             "samples = 8e8",
             "samples = 8e8\nepochs = 3",
             "epochs and samples_per_epoch must be given",
         ),
         ("samples = 8e8", "", "the work must be given once"),
         ('currency = "EUR"', 'currency = "USD"', "one currency"),
-        ("price = { value = 0.5", "price = { value = -0.5", "price.value"),
         ('unit = "per kWh"', 'unit = "per year"', "energy_price must be per kWh"),
-        ('name = "fast"', 'name = "slow"', "different names"),
         ("power_per_device_w = 500\n", "", "power_kw needs power_per_device_w of slow"),
         ("{ first = 1, last = 16 }", "{ first = 5, last = 1 }", "last must be >= first"),
-        (
-            "{ first = 1, last = 16 }",
-            "{ first = 1, last = 1000000000 }",
-            "at most 1,000,000 counts",
-        ),
         ("date = 2026-11-01", "date = 2027-11-01", "date must not be after"),
-        ("[limits]", "[limit]", "limits"),
-        ("samples = 8e8", "samples = nan", "samples"),
     ],
 )
 def test_contradictions_are_named(tmp_path: Path, old: str, new: str, words: str) -> None:
@@ -355,26 +327,6 @@ def test_the_network_of_an_option_is_that_of_its_cluster_file(tmp_path: Path) ->
     expected_s = predictor.step(predictor.workload("heavy"), setting).step_s[0]
     assert rows["wired"].step_s.nominal == pytest.approx(expected_s, rel=1e-9)
     assert rows["wired"].step_s.nominal > 1.05 * rows["ring"].step_s.nominal
-
-
-def test_both_kinds_of_scaling_are_those_of_predict(tmp_path: Path) -> None:
-    document = pm.plan_options(written(tmp_path), today=TODAY)
-    row = document.options[0].row
-    machine = tmp_path / f"{row.option}.json"
-    batches = {"weak": row.micro_batch, "strong": row.global_batch}
-    assert {entry.scaling for entry in document.scaling} == set(batches)
-    for entry in document.scaling:
-        assert entry.batch == batches[entry.scaling]
-        predicted = pm.predict(
-            machine, "heavy", devices=(row.devices,), scaling=entry.scaling, batch=entry.batch
-        )
-        assert entry.speedup == predicted.points[0].speedup
-
-
-def test_memory_can_be_asked_of_a_traced_workload_alone(tmp_path: Path) -> None:
-    text = PLAN.replace('"fast.json"', '"fast.json"\ndevice_memory = "80GiB"')
-    with pytest.raises(UsageError, match="device_memory: must come with a workload file"):
-        pm.plan_options(written(tmp_path, text), today=TODAY)
 
 
 def test_rows_beyond_the_critical_batch_are_said_once(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from perfmodel.cost.layout_fit import infer_memory
 from perfmodel.cost.layout_memory import fit_probability, fullest_bytes, rank_memory
 from perfmodel.cost.memory import FITS_ABOVE
 from perfmodel.documents.prediction import ParallelismPlanDocument
-from perfmodel.errors import NotFeasible
 from perfmodel.layout.candidates import Limits, Space, feasible_layouts, impossible
 from perfmodel.layout.layout import Layout, parse_layout
 from perfmodel.layout_search import Request, against_first, plan_parallelism
@@ -125,15 +124,6 @@ def test_shared_uncertainty_cancels_between_neighbours(machine: OpenedMachine) -
     slower, ties = against_first(machine.model, twice, found)
     assert slower[1] == pytest.approx(0.5)
     assert ties.all()
-
-
-def test_nothing_fits_or_nothing_is_possible(machine: OpenedMachine) -> None:
-    with pytest.raises(NotFeasible, match=r"none of .* layouts fits into 2 GiB"):
-        plan_parallelism(machine, Request(training=training(), capacity_bytes=2 * GIB), argv=())
-    with pytest.raises(NotFeasible, match="29 cannot be split"):
-        plan_parallelism(
-            machine, Request(training=training(devices=29), capacity_bytes=80 * GIB), argv=()
-        )
 
 
 def test_printed_peaks_reach_predictions_and_searches(machine: OpenedMachine) -> None:

@@ -9,10 +9,9 @@ import pytest
 import perfmodel as pm
 from perfmodel.documents.plan import Failures
 from perfmodel.engine.job import best_interval_s
-from perfmodel.errors import CalibrationUnavailable, InvalidDocument, UsageError
+from perfmodel.errors import InvalidDocument, UsageError
 from perfmodel.machine.measured import CheckpointProfile, CurvePoint
 from perfmodel.plan.goodput import stops_of
-from perfmodel.predictor import NUM_DRAWS
 from tests.perfmodel.plan.plans import PLAN, TODAY, written
 from tests.perfmodel.profiles import as_file
 
@@ -62,15 +61,6 @@ def test_by_hand_a_size_between_two_that_were_timed() -> None:
     assert len(both.notes) == 1
 
 
-def test_what_was_typed_has_no_uncertainty_and_no_note() -> None:
-    found = stops_of(Failures(mtbf_device_hours=1, checkpoint_s=30, restart_s=5), None)
-    assert not found.is_timed
-    assert found.notes == ()
-    assert set(found.write_s.tolist()) == {30.0}
-    assert set(found.recovery_s.tolist()) == {5.0}
-    assert len(found.write_s) == NUM_DRAWS
-
-
 def test_a_timed_checkpoint_without_uncertainty_is_the_same_plan_as_one_that_is_typed(
     tmp_path: Path,
 ) -> None:
@@ -110,16 +100,6 @@ def test_uncertainty_of_a_checkpoint_widens_the_end_and_is_in_the_tornado(tmp_pa
     assert "storage of the job" in swing.measurement
 
 
-def test_another_profile_may_have_timed_the_storage(tmp_path: Path) -> None:
-    path = written(
-        tmp_path, TIMED.replace("detection_s", 'checkpoint_profile = "fast.json"\ndetection_s')
-    )
-    machine = pm.read_profile(tmp_path / "fast.json")
-    as_file(replace(machine, checkpoint=timed())).write(tmp_path / "fast.json")
-    found = pm.plan_options(path, today=TODAY)
-    assert all(row.checkpoint_s is not None for row in found.ranked)
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -137,11 +117,6 @@ def test_another_profile_may_have_timed_the_storage(tmp_path: Path) -> None:
 def test_contradictions_are_named(tmp_path: Path, old: str, new: str, message: str) -> None:
     with pytest.raises(InvalidDocument, match=message):
         pm.plan_options(written(tmp_path, PLAN.replace(old, new)), today=TODAY)
-
-
-def test_a_profile_that_timed_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CalibrationUnavailable, match=r"slow\.json: must hold the time of a"):
-        pm.plan_options(written(tmp_path, TIMED), today=TODAY)
 
 
 def test_a_machine_known_from_runs_needs_to_be_told_whose_storage(tmp_path: Path) -> None:
