@@ -1,15 +1,17 @@
-"""Tracing of a model that the user names; imports torch."""
+"""Tracing of a model that the user names; torch is imported when it begins."""
 
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from perfmodel.documents.base import Provenance
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UntraceableModel
 from perfmodel.trace.imports import without_collection, without_compiler
-from perfmodel.trace.sources import SampleSize, find_source
-from perfmodel.trace.trace import TracedModel, trace_model
 from perfmodel.workload.step import StepMethod
+
+if TYPE_CHECKING:
+    from perfmodel.trace.trace import TracedModel
 
 
 def traced_document(
@@ -28,9 +30,8 @@ def traced_document(
     UsageError
         If the model does not exist or cannot be traced.
     """
-    size = SampleSize(image_size=image_size, sequence_length=sequence_length)
     with without_collection():
-        traced = _traced(model, size, method, micro_batch)
+        traced = _traced(model, method, micro_batch, image_size, sequence_length)
     return WorkloadDocument(
         schema_version=WorkloadDocument.current_version,
         provenance=Provenance.of_answer(
@@ -44,10 +45,21 @@ def traced_document(
     )
 
 
-def _traced(model: str, size: SampleSize, method: StepMethod, micro_batch: int) -> TracedModel:
+def _traced(
+    model: str,
+    method: StepMethod,
+    micro_batch: int,
+    image_size: int | None,
+    sequence_length: int | None,
+) -> "TracedModel":
     """Without the compiler where that works; the code of a factory may ask for it."""
 
-    def trace() -> TracedModel:
+    def trace() -> "TracedModel":
+        # These import torch, which must not find the compiler.
+        from perfmodel.trace.sources import SampleSize, find_source
+        from perfmodel.trace.trace import trace_model
+
+        size = SampleSize(image_size=image_size, sequence_length=sequence_length)
         return trace_model(find_source(model, size), method, micro_batch=micro_batch, beside=True)
 
     if ".py" not in model:

@@ -115,15 +115,6 @@ def test_more_failures_are_not_better_in_simulation_either(seed: int, factor: fl
     assert many > few
 
 
-@given(job=jobs(), seed=seeds, longer_s=st.floats(0.0, 50.0))
-def test_a_slower_restart_is_never_better_on_average(job: Job, seed: int, longer_s: float) -> None:
-    simple = replace(job, spares=None, maintenance_every_s=None)
-    slower = replace(simple, restart_s=simple.restart_s + longer_s)
-    assert expected_elapsed_s(slower) >= expected_elapsed_s(simple)
-    run = simulate_job(simple, seed=seed)
-    assert run.elapsed_s >= simple.work_s
-
-
 @given(write_s=st.floats(1e-3, 1e5), mtbf_s=st.floats(1.0, 1e8))
 def test_no_interval_beats_the_exact_one(write_s: float, mtbf_s: float) -> None:
     def log_cost(interval_s: float) -> float:

@@ -21,20 +21,17 @@ names = st.sampled_from(["light", "heavy"])
 scalings = st.sampled_from(["weak", "strong"])
 caps = st.sampled_from([None, 1.0, 4.0, 100.0])
 num_devices = st.sampled_from([2, 3, 4, 8, 64])
-free_machines = st.builds(
-    Machine,
-    latency_s=st.floats(1e-7, 1e-2),
-    s_per_byte=st.floats(1e-12, 1e-7),
-    bucket_s=st.floats(0, 1e-3),
-    bucket_s_per_byte=st.floats(0, 1e-9),
-)
+FREE = {
+    "latency_s": st.floats(1e-7, 1e-2),
+    "s_per_byte": st.floats(1e-12, 1e-7),
+    "bucket_s": st.floats(0, 1e-3),
+    "bucket_s_per_byte": st.floats(0, 1e-9),
+}
+free_machines = st.builds(Machine, **FREE)
 machines = st.builds(
     Machine,
-    latency_s=st.floats(1e-7, 1e-2),
-    s_per_byte=st.floats(1e-12, 1e-7),
+    **FREE,
     sharing=st.floats(1.0, 2.0),
-    bucket_s=st.floats(0, 1e-3),
-    bucket_s_per_byte=st.floats(0, 1e-9),
     compute_speed=st.floats(0.5, 1.0),
     comm_speed=st.floats(0.5, 1.0),
     noise=st.lists(st.floats(0.8, 2.0), max_size=8).map(tuple),
@@ -140,12 +137,3 @@ def test_quantiles_are_in_order_and_causes_sum_to_the_step(
             assert quantity.p5 <= quantity.nominal <= quantity.p95
         assert sum(point.breakdown_s.values()) == pytest.approx(point.step_s.nominal, rel=1e-6)
         assert 0 <= point.straggler_s < point.step_s.nominal
-
-
-@few
-@given(machine=machines, workload=names, cap=caps, n=num_devices)
-def test_the_same_inputs_give_the_same_prediction(
-    machine: Machine, workload: str, cap: float | None, n: int
-) -> None:
-    first, again = (predicted(machine, n, workload=workload, bucket_cap_mb=cap) for _ in range(2))
-    assert first == again

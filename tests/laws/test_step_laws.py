@@ -24,14 +24,6 @@ def test_a_step_is_no_shorter_than_the_work_of_any_stream(
         assert durations_s[0, queued].sum() <= step_s * TOLERANCE
 
 
-@given(data=st.data(), program=programs())
-def test_a_step_is_no_longer_than_all_its_work_in_a_row(
-    data: st.DataObject, program: StepProgram
-) -> None:
-    durations_s = data.draw(durations(program))
-    assert simulate(program, durations_s).step_s <= durations_s.sum() * TOLERANCE
-
-
 @given(data=st.data(), program=programs(), compute_speed=st.floats(0.1, 0.9))
 def test_overlap_never_loses_where_the_speeds_add_up_to_one(
     data: st.DataObject, program: StepProgram, compute_speed: float
@@ -73,14 +65,3 @@ def test_interference_never_ends_an_operation_earlier(
     alone_s = simulate(program, durations_s).end_s
     together_s = simulate(program, durations_s, interference=interference).end_s
     assert np.all(together_s * TOLERANCE >= alone_s)
-
-
-@given(data=st.data(), program=programs(), interference=interferences)
-def test_the_same_input_gives_the_same_trace(
-    data: st.DataObject, program: StepProgram, interference: Interference
-) -> None:
-    durations_s = data.draw(durations(program, num_ranks=3))
-    first = simulate(program, durations_s, interference=interference)
-    second = simulate(program, durations_s, interference=interference)
-    assert np.array_equal(first.start_s, second.start_s)
-    assert np.array_equal(first.end_s, second.end_s)

@@ -54,20 +54,6 @@ def test_simulation_of_different_ranks_is_max_plus_over_all_of_them(
     np.testing.assert_allclose(trace.start_s, ends_s - durations_s, rtol=1e-9, atol=1e-12)
 
 
-@given(data=st.data(), program=programs(), interference=interferences)
-def test_simulation_is_fluid_algebra_where_overlap_costs(
-    data: st.DataObject, program: StepProgram, interference: Interference
-) -> None:
-    durations_s = data.draw(durations(program))
-    ends_s = end_times_with_interference(
-        program,
-        durations_s.T,
-        compute_speed=interference.compute_speed,
-        comm_speed=interference.comm_speed,
-    )
-    assert_same(simulate(program, durations_s, interference=interference).end_s, ends_s.T)
-
-
 @given(data=st.data(), program=programs(), num_draws=st.integers(1, 5))
 def test_each_draw_of_the_fluid_algebra_is_a_simulation_of_its_own(
     data: st.DataObject, program: StepProgram, num_draws: int
@@ -81,15 +67,6 @@ def test_each_draw_of_the_fluid_algebra_is_a_simulation_of_its_own(
     for i, (draw, compute, comm) in enumerate(zip(draws, compute_speeds, comm_speeds, strict=True)):
         interference = Interference(compute_speed=compute, comm_speed=comm)
         assert_same(simulate(program, draw[None], interference=interference).end_s[0], ends_s[:, i])
-
-
-@given(data=st.data(), program=programs())
-def test_fluid_algebra_is_max_plus_at_full_speed(data: st.DataObject, program: StepProgram) -> None:
-    table_s = data.draw(durations(program)).T
-    assert_same(
-        end_times_with_interference(program, table_s, compute_speed=1.0, comm_speed=1.0),
-        end_times(program, table_s),
-    )
 
 
 @given(

@@ -37,12 +37,8 @@ peaks.fp32 = { value = "1TFLOP/s", source = "leaflet" }
     [
         ("NVIDIA H200", "h200-sxm"),
         ("NVIDIA A100-SXM4-80GB", "a100-sxm4-80"),
-        ("NVIDIA A100-SXM4-40GB", "a100-sxm4-40"),
-        ("NVIDIA A100 80GB PCIe", "a100-pcie-80"),
         ("NVIDIA H100 80GB HBM3", "h100-sxm5"),
-        ("NVIDIA H100 PCIe", "h100-pcie"),
         ("Tesla V100-SXM2-16GB", "v100-sxm2-16"),
-        ("NVIDIA L40S", "l40s"),
         ("h100-sxm", "h100-sxm5"),
         ("H200 SXM", "h200-sxm"),
     ],
@@ -55,8 +51,6 @@ def test_what_a_driver_reports_means_one_device(reported: str, identifier: str) 
     ("text", "says"),
     [
         ("A100", "may mean a100-sxm4-40, a100-sxm4-80, a100-pcie-40, a100-pcie-80"),
-        ("NVIDIA H100", "may mean h100-pcie, h100-sxm5, h100-nvl"),
-        ("RTX 6000", "may mean rtx-6000-ada, rtx-pro-6000"),
         ("h200-sx", "did you mean h200-sxm"),
         ("NVIDIA L40", "did you mean l40s"),
         ("abacus", "must be in the catalogue, got 'abacus'; see perfmodel devices"),

@@ -1,11 +1,14 @@
 """Whether a step fits, by hand."""
 
+from typing import Any
+
 import pytest
 
 from perfmodel.cost.memory import (
     BUCKETS,
     CONTEXT,
     SLACK,
+    DeviceMemory,
     MemorySetting,
     Overhead,
     Verdict,
@@ -26,83 +29,50 @@ PLAIN = Overhead(
 )
 
 
-def test_context_and_slack_are_added() -> None:
+def memory(micro_batch: int = 8, **setting: Any) -> DeviceMemory:
     """8 samples: 40 + 160 = 200 MiB of tensors, half as much slack, 10 of context."""
-    found = device_memory(
-        step_memory(MIB), MemorySetting(micro_batch=8), gradient_bytes=20 * MIB, overhead=PLAIN
-    )
+    asked = MemorySetting(micro_batch=micro_batch, **setting)
+    return device_memory(step_memory(MIB), asked, gradient_bytes=20 * MIB, overhead=PLAIN)
+
+
+def test_context_and_slack_are_added() -> None:
+    found = memory()
     assert found.tensor_bytes == 200 * MIB
-    assert found.parts[SLACK] == 100 * MIB
-    assert found.parts[CONTEXT] == 10 * MIB
+    assert (found.parts[SLACK], found.parts[CONTEXT]) == (100 * MIB, 10 * MIB)
     assert found.needed_bytes == 310 * MIB
 
 
-def test_ddp_adds_its_buckets() -> None:
-    single = device_memory(
-        step_memory(MIB), MemorySetting(micro_batch=8), gradient_bytes=20 * MIB, overhead=PLAIN
-    )
-    ddp = device_memory(
-        step_memory(MIB),
-        MemorySetting(micro_batch=8, devices=2),
-        gradient_bytes=20 * MIB,
-        overhead=PLAIN,
-    )
-    assert ddp.parts[BUCKETS] == 20 * MIB
-    assert ddp.tensor_bytes == single.tensor_bytes + 20 * MIB
-
-
-def test_gradients_as_views_are_not_counted_twice() -> None:
+def test_ddp_adds_its_buckets_unless_gradients_are_views_of_them() -> None:
     """One sample: the optimizer's moment leads; its 20 MiB of gradients are the buckets."""
-    setting = MemorySetting(micro_batch=1, devices=2, bucket_view=True)
-    found = device_memory(step_memory(MIB), setting, gradient_bytes=20 * MIB, overhead=PLAIN)
-    assert found.tensor_bytes == 100 * MIB
+    found = memory(devices=2)
+    assert found.parts[BUCKETS] == 20 * MIB
+    assert found.tensor_bytes == memory().tensor_bytes + 20 * MIB
+    assert memory(1, devices=2, bucket_view=True).tensor_bytes == 100 * MIB
 
 
 def test_half_of_the_uncertainty_is_too_close_to_call() -> None:
-    found = device_memory(
-        step_memory(MIB), MemorySetting(micro_batch=8), gradient_bytes=0, overhead=PLAIN
-    )
+    found = memory()
     assert found.fit_probability(310 * MIB) == pytest.approx(0.5)
-    assert verdict(found.fit_probability(310 * MIB)) is Verdict.CLOSE
-    assert verdict(found.fit_probability(320 * MIB)) is Verdict.FITS
-    assert verdict(found.fit_probability(300 * MIB)) is Verdict.DOES_NOT_FIT
-
-
-def test_the_largest_batch_fits_and_the_next_does_not() -> None:
-    """(40 + 20 b) x 1.5 + 10 <= 1000 MiB: b <= 31, a hair below with the uncertainty."""
-    batch = largest_batch(
-        step_memory(MIB),
-        MemorySetting(micro_batch=1),
-        capacity_bytes=1002 * MIB,
-        gradient_bytes=20 * MIB,
-        overhead=PLAIN,
-    )
-    assert batch == 31
-
-
-def test_no_batch_fits_where_the_model_alone_does_not() -> None:
-    batch = largest_batch(
-        step_memory(MIB),
-        MemorySetting(micro_batch=1),
-        capacity_bytes=50 * MIB,
-        gradient_bytes=20 * MIB,
-        overhead=PLAIN,
-    )
-    assert batch == 0
-
-
-def test_capacity_must_be_positive() -> None:
-    found = device_memory(
-        step_memory(), MemorySetting(micro_batch=1), gradient_bytes=0, overhead=PLAIN
-    )
+    verdicts = [verdict(found.fit_probability(size * MIB)) for size in (300, 310, 320)]
+    assert verdicts == [Verdict.DOES_NOT_FIT, Verdict.CLOSE, Verdict.FITS]
     with pytest.raises(ValueError, match=r"capacity_bytes must be finite and > 0, got 0"):
         found.fit_probability(0)
 
 
-def test_an_unknown_kind_of_device_is_refused() -> None:
+@pytest.mark.parametrize(("capacity_mib", "batch"), [(1002, 31), (50, 0)])
+def test_the_largest_batch_fits_and_the_next_does_not(capacity_mib: int, batch: int) -> None:
+    """(40 + 20 b) x 1.5 + 10 <= 1000 MiB: b <= 31, a hair below with the uncertainty."""
+    found = largest_batch(
+        step_memory(MIB),
+        MemorySetting(micro_batch=1),
+        capacity_bytes=capacity_mib * MIB,
+        gradient_bytes=20 * MIB,
+        overhead=PLAIN,
+    )
+    assert found == batch
+
+
+def test_a_gpu_is_said_not_to_be_validated_and_other_kinds_are_refused() -> None:
+    assert "not validated" in overhead_of(step_memory(), "cuda").evidence
     with pytest.raises(ValueError, match=r"device_kind must be cpu or cuda, got 'tpu'"):
         overhead_of(step_memory(), "tpu")
-
-
-def test_a_gpu_is_said_not_to_be_validated() -> None:
-    assert "not validated" in overhead_of(step_memory(), "cuda").evidence

@@ -5,19 +5,10 @@ import sys
 
 ASK = """
 import sys
-from perfmodel.trace.imports import without_compiler
-with without_compiler():
-    from perfmodel.trace.sources import SampleSize, find_source
-    from perfmodel.trace.trace import trace_model
-    from perfmodel.workload.step import StepMethod
-    method = StepMethod(
-        optimizer="sgd",
-        optimizer_implementation="foreach",
-        precision="fp32",
-        checkpointing="none",
-        device_kind="cpu",
-    )
-    trace_model(find_source("squeezenet1_1", SampleSize(image_size=64)), method, micro_batch=2)
+from perfmodel.cli.tracing import traced_document
+from tests.perfmodel.trace.method import SGD
+assert "torch" not in sys.modules
+traced_document("lenet", SGD, micro_batch=2, image_size=None, sequence_length=None, argv=["x"])
 print("torch._dynamo.symbolic_convert" in sys.modules)
 import torch
 print(torch._dynamo.is_compiling(), callable(torch._dynamo.optimize))
