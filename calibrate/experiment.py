@@ -17,9 +17,9 @@ from calibrate.task import (
     Task,
     TraceTask,
 )
-from perfmodel.documents.observation import RunSetting
 from perfmodel.errors import UsageError
 from perfmodel.layout.layout import Synchronisation
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.units import GIB, KIB, MIB, Seconds
 
 

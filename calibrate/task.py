@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from calibrate.layers import Layer
 from perfmodel.documents.base import Document, Record
-from perfmodel.documents.observation import RunSetting
+from perfmodel.layout.run_setting import RunSetting
 
 
 class TraceTask(Record):

@@ -54,12 +54,12 @@ from perfmodel.documents.observation import (
     OverlapObservation,
     ProcessorObservation,
     ReplayObservation,
-    RunSetting,
     StepObservation,
     TrainingObservation,
     WorkloadObservation,
 )
 from perfmodel.layout.layout import Synchronisation
+from perfmodel.layout.run_setting import RunSetting
 
 _DEVICE_STREAM_STEPS = 5
 #: Two turns.

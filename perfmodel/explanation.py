@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 
 from perfmodel.cost.terms import Samples, Terms
-from perfmodel.documents.observation import RunSetting
 from perfmodel.layout.layout import Layout, Scaling, Synchronisation
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import MeasuredWorkload
 from perfmodel.predictor import Predictor, StepPrediction, interval, refuse_other_jobs, step_times
 from perfmodel.statistics.interval import Interval

@@ -17,7 +17,6 @@ from perfmodel.cost.rescaling import whole_steps_refused
 from perfmodel.cost.terms import Samples, Terms, paced
 from perfmodel.cost.traced import TracedWorkload, origin_caveats, traced_profile
 from perfmodel.documents.base import QUIET, Provenance, age_caveats
-from perfmodel.documents.observation import RunSetting
 from perfmodel.documents.prediction import MeasuredPoint, PredictedPoint, PredictionDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
@@ -27,6 +26,7 @@ from perfmodel.engine.critical_path import time_by_cause
 from perfmodel.engine.simulate import simulate
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError, did_you_mean
 from perfmodel.layout.layout import Layout, Scaling, scaled_layouts
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.cluster import Cluster
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
@@ -298,7 +298,7 @@ class Predictor:
         repetition_error = self.profile.repetition_error_of(layout.world_size)
         form = model_form(
             self.profile,
-            self.validation,
+            {} if self.validation is None else self.validation.signed_errors,
             workload,
             beside(layout),
             num_draws=self._num_draws,

@@ -10,9 +10,9 @@ from perfmodel.documents.observation import (
     EnvironmentObservation,
     Observation,
     RankSteps,
-    RunSetting,
     StepObservation,
 )
+from perfmodel.layout.run_setting import RunSetting
 from tests.fakes import LaunchCall
 
 NUM_STEPS = 12

@@ -8,8 +8,8 @@ from typing import Any, Final, Literal
 
 from calibrate.task import ModelSpec
 from perfmodel.documents.base import write_atomically
-from perfmodel.documents.observation import RunSetting
 from perfmodel.layout.layout import Synchronisation
+from perfmodel.layout.run_setting import RunSetting
 
 Config = Mapping[str, Any]
 

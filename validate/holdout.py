@@ -9,9 +9,9 @@ from typing import Final
 
 from calibrate.experiment import doubling_sizes
 from calibrate.task import StepTask, Task
-from perfmodel.documents.observation import RunSetting
 from perfmodel.errors import UsageError
 from perfmodel.layout.layout import Synchronisation
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, SingleStep
 from perfmodel.units import Seconds
 

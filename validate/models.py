@@ -30,13 +30,13 @@ from perfmodel.documents.base import file_sha256
 from perfmodel.documents.observation import (
     Observation,
     ReplayObservation,
-    RunSetting,
     StepObservation,
     read_observations,
     steal_share,
 )
 from perfmodel.documents.verdicts import ComparedModel, ModelsValidationDocument
 from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, refuse_unknown
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
 from perfmodel.predictor import Predictor, interval
 from perfmodel.step.program import Cause

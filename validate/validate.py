@@ -23,12 +23,7 @@ from calibrate.placement import (
 )
 from calibrate.topology import LaunchFlags
 from perfmodel.documents.base import file_sha256
-from perfmodel.documents.observation import (
-    RunSetting,
-    StepObservation,
-    read_observations,
-    steal_share,
-)
+from perfmodel.documents.observation import StepObservation, read_observations, steal_share
 from perfmodel.documents.verdicts import (
     ComparedSetting,
     ComparedSpeedup,
@@ -37,6 +32,7 @@ from perfmodel.documents.verdicts import (
 )
 from perfmodel.errors import MeasurementFailed, UsageError, refuse_unknown
 from perfmodel.layout.layout import Synchronisation
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import ASSUMED_SENSITIVITY, MeasuredMachine
 from perfmodel.predictor import Predictor, interval
 from perfmodel.statistics.interval import Interval

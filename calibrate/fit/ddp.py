@@ -14,8 +14,8 @@ from scipy.optimize import least_squares, nnls
 from calibrate.fit.steps import Repetition, to_speed
 from perfmodel.arrays import FloatArray
 from perfmodel.cost.machine import CostModel
-from perfmodel.documents.observation import RunSetting
 from perfmodel.layout.layout import Synchronisation
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import DdpCosts, MeasuredMachine, MeasuredWorkload, Residual
 from perfmodel.predictor import step_times
 from perfmodel.step.compile import compile_step

@@ -10,14 +10,9 @@ import numpy as np
 from scipy.optimize import nnls
 
 from perfmodel.arrays import FloatArray
-from perfmodel.documents.observation import (
-    PHASES,
-    DeviceStreams,
-    RankSteps,
-    RunSetting,
-    StepObservation,
-)
+from perfmodel.documents.observation import PHASES, DeviceStreams, RankSteps, StepObservation
 from perfmodel.layout.layout import Synchronisation
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import (
     ASSUMED_SENSITIVITY,
     PHASE_CURVES,

@@ -13,8 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.probes.session import Session, repeats_within
 from calibrate.task import ModelSpec
-from perfmodel.documents.observation import PHASES, DeviceStreams, RankSteps, RunSetting
+from perfmodel.documents.observation import PHASES, DeviceStreams, RankSteps
 from perfmodel.layout.layout import Synchronisation
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.trace.reference import MODELS
 from perfmodel.trace.sources import Batch, SampleSize, find_source, make_optimizer
 from perfmodel.units import Seconds

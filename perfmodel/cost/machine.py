@@ -8,11 +8,10 @@ import numpy as np
 
 from perfmodel.cost.network import Group, Network
 from perfmodel.cost.terms import CurveDraws, Samples, Terms
-from perfmodel.documents.observation import RunSetting
-from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.engine.stragglers import RankNoise
 from perfmodel.errors import CalibrationUnavailable
 from perfmodel.layout.layout import Layout, Synchronisation
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.cluster import Cluster
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import CurvePoint, MeasuredMachine, MeasuredWorkload, PhaseCurves
@@ -317,7 +316,7 @@ _UNKNOWN_ERROR = 0.05
 
 def model_form(
     profile: MeasuredMachine,
-    validation: ValidationDocument | None,
+    earlier: Mapping[RunSetting, float],
     workload: MeasuredWorkload,
     layout: Layout,
     *,
@@ -325,6 +324,8 @@ def model_form(
     run_error: float,
 ) -> Samples:
     """Factors by which the model has been wrong before, in either direction; the first one is 1.
+
+    ``earlier`` holds signed errors of a validation: predicted over measured, minus 1.
 
     Parameter draws already hold the uncertainty of the measurements, so that the two together are on the
     safe side. No residual tells about a step that was traced: how far its run is off what the layout
@@ -335,7 +336,7 @@ def model_form(
         if layout.world_size == 1
         else profile.residual.ddp_log_errors
     )
-    errors += _earlier_errors(validation, workload.workload.name, layout)
+    errors += _earlier_errors(earlier, workload.workload.name, layout)
     is_calibrated = profile.workload(workload.workload.name) is not None
     if not is_calibrated and workload.evidence is None:
         errors.append(_BORROWED_ERROR)
@@ -359,14 +360,12 @@ def seed_text(workload: str, layout: Layout) -> str:
 
 
 def _earlier_errors(
-    validation: ValidationDocument | None, workload: str, layout: Layout
+    earlier: Mapping[RunSetting, float], workload: str, layout: Layout
 ) -> list[float]:
     """Log errors of earlier fresh runs of the same kind, without those of this very layout."""
-    if validation is None:
-        return []
     asked = RunSetting.of(workload, layout)
     return [
-        float(np.log1p(entry.signed_error))
-        for entry in validation.settings
-        if (entry.setting.world_size == 1) == (layout.world_size == 1) and entry.setting != asked
+        float(np.log1p(signed_error))
+        for setting, signed_error in earlier.items()
+        if (setting.world_size == 1) == (layout.world_size == 1) and setting != asked
     ]

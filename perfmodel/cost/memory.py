@@ -13,7 +13,6 @@ from scipy.special import ndtr
 from perfmodel import checks
 from perfmodel.checks import at_least, positive
 from perfmodel.cost.terms import CurveDraws, Samples
-from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.layout.layout import Layout, Recompute, Schedule
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import CheckpointProfile, CurvePoint
@@ -23,6 +22,7 @@ from perfmodel.units import MIB, Bytes
 from perfmodel.workload.memory import Moment, Part, StepMemory
 from perfmodel.workload.operator import Phase
 from perfmodel.workload.step import SymbolicStep
+from perfmodel.workload.workload import Workload
 
 BUCKETS: Final = "DDP buckets"
 CONTEXT: Final = "framework context"
@@ -169,16 +169,16 @@ def device_memory(
 
 
 def step_memory(
-    document: WorkloadDocument, layout: Layout, *, device_kind: str
+    workload: Workload, memory: StepMemory | None, layout: Layout, *, device_kind: str
 ) -> DeviceMemory | None:
     """What one device of a kind needs under a layout; None if nobody recorded the workload's memory."""
-    if document.memory is None:
+    if memory is None:
         return None
     return device_memory(
-        document.memory,
+        memory,
         MemorySetting(micro_batch=layout.micro_batch, devices=layout.world_size),
-        gradient_bytes=document.workload.gradient_bytes,
-        overhead=overhead_of(document.memory, device_kind),
+        gradient_bytes=workload.gradient_bytes,
+        overhead=overhead_of(memory, device_kind),
     )
 
 

@@ -12,7 +12,7 @@ from pydantic import (
 
 from perfmodel.bounds import Share
 from perfmodel.documents.base import Document, Provenance, Record
-from perfmodel.documents.observation import RunSetting
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.evidence import Evidence
 from perfmodel.statistics.interval import Interval
 from perfmodel.step.program import Cause

@@ -10,7 +10,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from perfmodel.bounds import Share
 from perfmodel.documents.base import Document, Provenance, Record
-from perfmodel.documents.observation import RunSetting
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.evidence import Evidence
 from perfmodel.statistics.interval import Interval
 
@@ -130,6 +130,11 @@ class ValidationDocument(ProfileVerdict):
     speedup_summary_raw: ErrorSummary | None
     noise_floor: ErrorSummary | None
     coverage_raw: Share
+
+    @property
+    def signed_errors(self) -> dict[RunSetting, float]:
+        """Error of every setting."""
+        return {entry.setting: entry.signed_error for entry in self.settings}
 
 
 class ComparedModel(Compared):

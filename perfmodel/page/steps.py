@@ -229,7 +229,11 @@ def _memory(
     workload: OpenedWorkload, question: StepQuestion, layout: Layout, device_kind: str
 ) -> tuple[MemoryAnswer | None, str]:
     document = workload.document
-    found = None if document is None else step_memory(document, layout, device_kind=device_kind)
+    found = (
+        None
+        if document is None
+        else step_memory(document.workload, document.memory, layout, device_kind=device_kind)
+    )
     if found is None:
         return None, (
             "Not known: this workload was not traced. perfmodel trace writes a file that can be given "

@@ -133,7 +133,7 @@ def _fit(
     kind = machine.memory_kind
 
     def fit(layout: Layout) -> FitInMemory:
-        found = step_memory(document, layout, device_kind=kind)
+        found = step_memory(document.workload, document.memory, layout, device_kind=kind)
         assert found is not None
         probability = found.fit_probability(capacity_bytes)
         return FitInMemory(needed_bytes=float(found.needed_bytes), probability=probability)

@@ -10,9 +10,9 @@ import numpy as np
 
 from perfmodel.documents.acceptance import Difference, MovedPrediction, ProfileDiffDocument
 from perfmodel.documents.base import command_line
-from perfmodel.documents.observation import RunSetting
 from perfmodel.errors import IncomparableRuns
 from perfmodel.layout.layout import scaled_layouts
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import PHASE_CURVES, DdpCosts, MeasuredMachine, MeasuredWorkload
 from perfmodel.predictor import Predictor, interval
 from perfmodel.statistics.pairing import unpaired

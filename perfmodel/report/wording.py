@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from perfmodel.documents.base import QUIET
-from perfmodel.documents.observation import RunSetting
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.verdicts import ErrorSummary, Gate, ValidationDocument
 from perfmodel.layout.layout import Synchronisation
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.statistics.interval import Interval
 from perfmodel.units import PREFIXES, Seconds, format_duration, format_rate, parse_duration
 

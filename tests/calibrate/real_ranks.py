@@ -10,13 +10,9 @@ from calibrate.environment import describe_environment
 from calibrate.placement import Placement
 from calibrate.processes import usable_cores
 from calibrate.task import StepTask, Task, TraceTask
-from perfmodel.documents.observation import (
-    Observation,
-    RunSetting,
-    StepObservation,
-    WorkloadObservation,
-)
+from perfmodel.documents.observation import Observation, StepObservation, WorkloadObservation
 from perfmodel.layout.layout import Synchronisation
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.step.division import gradient_buckets
 from perfmodel.workload.workload import Workload
 from tests.calibrate.played import ALONE

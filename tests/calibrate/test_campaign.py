@@ -18,7 +18,7 @@ from calibrate.campaign import (
 )
 from calibrate.placement import Placement
 from calibrate.task import StepTask
-from perfmodel.documents.observation import RunSetting, StepObservation, read_observations
+from perfmodel.documents.observation import StepObservation, read_observations
 from perfmodel.errors import (
     IncomparableRuns,
     Interrupted,
@@ -26,6 +26,7 @@ from perfmodel.errors import (
     PerfModelError,
     UsageError,
 )
+from perfmodel.layout.run_setting import RunSetting
 from tests.calibrate.played import ALONE
 from tests.fakes import FakeLauncher, LaunchCall
 from tests.played_worker import PlayedWorker, orders_of

@@ -18,14 +18,10 @@ from calibrate.campaign import OBSERVATIONS, Progress, measure
 from calibrate.experiment import BUDGETS, Budget, Experiment
 from calibrate.launch import TorchrunLauncher
 from calibrate.topology import LaunchFlags
-from perfmodel.documents.observation import (
-    Observation,
-    RunSetting,
-    StepObservation,
-    read_observations,
-)
+from perfmodel.documents.observation import Observation, StepObservation, read_observations
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import MeasurementFailed
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.predictor import Forecast, Predictor, forecast
 from tests.calibrate.real_ranks import (

@@ -15,11 +15,11 @@ from perfmodel.cost.batch import noise_scale
 from perfmodel.documents.observation import (
     CheckpointObservation,
     ReplayObservation,
-    RunSetting,
     StepObservation,
     read_observations,
 )
 from perfmodel.layout.layout import Synchronisation
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.plan.batch import read_gradient_norms
 from perfmodel.step.division import gradient_buckets
 from tests.calibrate.real_ranks import (

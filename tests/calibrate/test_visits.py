@@ -16,7 +16,8 @@ from calibrate.fit.steps import (
     trimmed_mean,
     typical_speed,
 )
-from perfmodel.documents.observation import RankSteps, RunSetting, StepObservation
+from perfmodel.documents.observation import RankSteps, StepObservation
+from perfmodel.layout.run_setting import RunSetting
 from tests.played_worker import step_observation
 
 PAIR = RunSetting(workload="light", world_size=2, micro_batch=4, accumulation=2)

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.documents.observation import RunSetting
 from perfmodel.documents.prediction import PredictedPoint
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.layout.layout import Scaling, Synchronisation, scaled_layouts
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.predictor import Predictor, caveats, interval, measured_points
 from perfmodel.step.program import Cause
 from perfmodel.units import MIB

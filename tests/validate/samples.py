@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from perfmodel.documents.observation import RunSetting
 from perfmodel.documents.verdicts import ErrorSummary
 from perfmodel.layout.layout import Synchronisation
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, SingleStep
 from perfmodel.statistics.interval import Interval
 from tests.perfmodel.profiles import MICRO_BATCHES, Machine, profile

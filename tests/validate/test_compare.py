@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from calibrate.fit.steps import Repetition, repetition
-from perfmodel.documents.observation import RunSetting
 from perfmodel.layout.layout import Synchronisation
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.statistics.interval import Interval
 from tests.perfmodel.profiles import Machine, profile

@@ -12,12 +12,12 @@ from calibrate.task import StepTask, replay_name
 from perfmodel.documents.observation import (
     Observation,
     ReplayObservation,
-    RunSetting,
     StepObservation,
     TimedOperator,
 )
 from perfmodel.errors import MeasurementFailed
 from perfmodel.layout.layout import Synchronisation
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.workload.step import parameters_signature, signature
 from tests.perfmodel.operators import prices_of_the_made_up_machine

@@ -15,9 +15,9 @@ from calibrate.campaign import OBSERVATIONS, PLAN
 from calibrate.environment import describe_environment
 from calibrate.processes import usable_cores
 from calibrate.topology import LaunchFlags
-from perfmodel.documents.observation import RunSetting
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, UsageError
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import MeasuredMachine
 from tests.fakes import FakeLauncher, LaunchCall
 from tests.perfmodel.profiles import Machine, profile

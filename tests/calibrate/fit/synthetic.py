@@ -13,11 +13,11 @@ from perfmodel.documents.observation import (
     CollectiveObservation,
     EnvironmentObservation,
     RankSteps,
-    RunSetting,
     StepObservation,
     WorkloadObservation,
 )
 from perfmodel.layout.layout import Synchronisation
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.predictor import Predictor
 from perfmodel.workload.workload import Workload
 from tests.perfmodel.profiles import (

@@ -11,12 +11,9 @@ import pytest
 
 from calibrate.fit.ddp import prior_speeds
 from calibrate.fit.profile import fit_profile
-from perfmodel.documents.observation import (
-    CollectiveObservation,
-    OverlapObservation,
-    RunSetting,
-)
+from perfmodel.documents.observation import CollectiveObservation, OverlapObservation
 from perfmodel.errors import IncomparableRuns, InvalidDocument, MeasurementFailed
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.predictor import Predictor
 from tests.calibrate.fit.synthetic import PROBE_S, Calibration, environment, write_lines

@@ -8,8 +8,8 @@ import pytest
 
 from perfmodel.cost.machine import CostModel, borrowed_profile
 from perfmodel.cost.terms import Terms
-from perfmodel.documents.observation import RunSetting
 from perfmodel.layout.layout import Synchronisation
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.step.program import Cause

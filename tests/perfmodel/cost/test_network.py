@@ -11,10 +11,10 @@ from perfmodel.cost.collectives import SWITCH_LATENCY_S
 from perfmodel.cost.machine import CostModel
 from perfmodel.cost.messages import MessageCost
 from perfmodel.cost.network import NOT_MEASURED, Group, Network
-from perfmodel.documents.observation import RunSetting
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.explanation import explain
 from perfmodel.layout.layout import Synchronisation
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.cluster import Cluster, SlowDevice, SlowLink, Tier, Traffic
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import CurvePoint

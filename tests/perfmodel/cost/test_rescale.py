@@ -18,9 +18,9 @@ from perfmodel.cost.rescaling import (
     shipped_catalogue,
 )
 from perfmodel.documents.hardware import DataSheet
-from perfmodel.documents.observation import RunSetting
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.layout.layout import scaled_layouts
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.cluster import Cluster, Tier
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import DeviceRates, MeasuredMachine, OperatorCosts, Rescaling
@@ -194,9 +194,10 @@ def test_memory_is_taken_by_the_framework_of_the_device_that_is_asked_about() ->
     found = rescaled_profile(machine, find_device("h100-sxm", catalogue), catalogue)
     assert (machine.device_kind, machine.memory_kind) == ("cpu", "cpu")
     assert (found.device_kind, found.memory_kind) == ("cpu", "cuda")
-    one = RunSetting(workload="light", world_size=1, micro_batch=8)
+    one, known = RunSetting(workload="light", world_size=1, micro_batch=8), remembered()
     here, there = (
-        step_memory(remembered(), one.layout, device_kind=m.memory_kind) for m in (machine, found)
+        step_memory(known.workload, known.memory, one.layout, device_kind=m.memory_kind)
+        for m in (machine, found)
     )
     assert here is not None
     assert there is not None

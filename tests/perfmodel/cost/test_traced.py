@@ -8,8 +8,8 @@ import pytest
 from calibrate.fit.operators import fit_operators
 from perfmodel.cost.operators import OperatorPrices
 from perfmodel.cost.traced import slowdown, traced_profile, with_ready_times
-from perfmodel.documents.observation import RunSetting
 from perfmodel.layout.layout import Synchronisation
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import (
     MeasuredMachine,

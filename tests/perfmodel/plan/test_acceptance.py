@@ -10,10 +10,11 @@ import pytest
 
 from perfmodel.documents.acceptance import AcceptanceTerms, Clause, ClauseKind, Verdict
 from perfmodel.documents.goodput import GoodputDocument
-from perfmodel.documents.observation import RankSteps, RunSetting, StepObservation
+from perfmodel.documents.observation import RankSteps, StepObservation
 from perfmodel.engine.job import FailureCause, Job
 from perfmodel.errors import CalibrationUnavailable, InvalidDocument, UsageError
 from perfmodel.layout.layout import Synchronisation
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import ComputeRate, MeasuredMachine
 from perfmodel.plan.acceptance import (
     Quantity,

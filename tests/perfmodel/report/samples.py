@@ -4,7 +4,6 @@ from typing import Literal
 
 import numpy as np
 
-from perfmodel.documents.observation import RunSetting
 from perfmodel.documents.prediction import MeasuredPoint, PredictedPoint, PredictionDocument
 from perfmodel.documents.verdicts import (
     ComparedSetting,
@@ -14,6 +13,7 @@ from perfmodel.documents.verdicts import (
     Repeat,
     ValidationDocument,
 )
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.evidence import Evidence
 from perfmodel.statistics.interval import Interval
 from perfmodel.step.program import Cause, Operation, StepProgram, Stream, Trace

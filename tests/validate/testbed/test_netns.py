@@ -13,7 +13,6 @@ import numpy as np
 import psutil
 import pytest
 
-from perfmodel.documents.observation import RunSetting
 from perfmodel.documents.testbed import (
     CollectiveSetting,
     EmulatedStack,
@@ -25,6 +24,7 @@ from perfmodel.documents.testbed import (
 )
 from perfmodel.errors import MeasurementFailed
 from perfmodel.layout.layout import parse_layout
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.step.division import gradient_buckets
 from validate.testbed import plan
 from validate.testbed.cluster import (

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfmodel.documents.observation import RunSetting
 from perfmodel.documents.testbed import Noise, TestbedDocument, TrainingRun, read_runs
 from perfmodel.errors import (
     Interrupted,
@@ -16,6 +15,7 @@ from perfmodel.errors import (
     NotFeasible,
     UsageError,
 )
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.report.validation import testbed_tables
 from perfmodel.step.division import gradient_buckets
 from tests.turns import machine_is_held
