@@ -103,7 +103,7 @@ check: $(INSTALLED_DEV) ## format, lint, types, import contracts, tests: what CI
 bench: $(INSTALLED_DEV) ## time the engine, the command line, traces and the page -> docs/benchmarks.json
 	$(RUN) tests.benchmarks.run --output docs/benchmarks.json
 
-record: $(INSTALLED_DEV) ## keep OUT as docs/records, and write README's and docs/accuracy.md's figures from there
+record: $(INSTALLED_DEV) ## keep OUT as docs/records
 	$(RUN) tests.benchmarks.record --runs $(OUT)
 
 clean: ## delete caches and build products; results and the virtual environment stay

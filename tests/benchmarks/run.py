@@ -1,8 +1,8 @@
 """Time the engine and the command line: ``python -m tests.benchmarks.run`` (``make bench``).
 
-Every benchmark is a process of its own, started in turn with a Python that does nothing, so that
-all see the same drift of the machine. This process stays small: on Linux the peak memory of a
-child also counts that of its parent when it was started.
+Every benchmark is a process of its own, interleaved with a Python that does nothing, so that all see
+the same drift of the machine. This process stays small: on Linux the peak memory of a child also
+counts that of its parent when it was started.
 """
 
 import argparse
@@ -28,15 +28,10 @@ NUM_REPEATS: Final = 7
 NUM_SLOW_REPEATS: Final = 5
 DEVICES: Final = ",".join(str(2**power) for power in range(11))
 RECORDED_PROFILE: Final = Path("docs/records/calibration/profile.json")
-PLAN: Final = "perfmodel plan options, 100,000 candidates"
 DEFAULT_OUTPUT: Final = Path("docs/benchmarks.json")
 NOTHING: Final = "python -c pass"
-HELP: Final = "perfmodel --help"
 ENGINE: Final = Path(__file__).with_name("bench_engine.py")
 LAYOUTS: Final = Path(__file__).with_name("bench_layouts.py")
-TRACE: Final = "perfmodel trace resnet50"
-LARGE_TRACE: Final = "perfmodel trace of 70 G parameters"
-STORED: Final = "perfmodel predict, stored trace of resnet50"
 
 #: Llama 3 70B (config.json of the published model).
 _LARGE_MODEL: Final = {
@@ -63,9 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run all benchmarks and write one JSON file."""
     options = _options(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        commands = _commands(options.profile, Path(folder))
-        processes = measure_processes(commands, num_repeats=options.repeats)
-        slow = _slow_commands(options.profile, Path(folder))
+        fast, slow = _commands(options.profile, Path(folder))
+        processes = measure_processes(fast, num_repeats=options.repeats)
         num_slow = min(options.repeats, NUM_SLOW_REPEATS)
         processes = measure_processes(slow, num_repeats=num_slow) | processes
     result = {
@@ -79,7 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "layouts": json.loads(_output_of([sys.executable, str(LAYOUTS)])),
         "page": _page(),
     }
-    write_atomically(options.output, json.dumps(result, indent=1, allow_nan=False) + "\n")
+    options.output.write_text(
+        json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8"
+    )
     for name, entry in processes.items():
         sys.stdout.write(_line(name, entry))
     sys.stdout.write(f"written: {options.output}\n")
@@ -131,17 +127,6 @@ def machine() -> dict[str, Any]:
     }
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file in one step."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tests.benchmarks.run", description=main.__doc__)
     parser.add_argument(
@@ -155,42 +140,34 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _commands(profile: Path | None, folder: Path) -> dict[str, list[str]]:
-    commands = {
-        NOTHING: [sys.executable, "-c", "pass"],
-        HELP: [sys.executable, "-m", "perfmodel", "--help"],
+def _commands(profile: Path | None, folder: Path) -> tuple[dict[str, list[str]], ...]:
+    """Commands of tenths of a second, and slow ones in order: a prediction takes the first one's trace."""
+    run = [sys.executable, "-m", "perfmodel"]
+    nothing = {NOTHING: [sys.executable, "-c", "pass"]}
+    config, traced = folder / "config.json", folder / "resnet50.json"
+    config.write_text(json.dumps(_LARGE_MODEL), encoding="utf-8")
+    fast = nothing | {"perfmodel --help": [*run, "--help"]}
+    slow = nothing | {
+        "perfmodel trace resnet50": [*run, "trace", "resnet50", "--output", str(traced)],
+        "perfmodel trace of 70 G parameters": [
+            *(*run, "trace", str(config), "--output", str(folder / "large.json")),
+        ],
     }
     if profile is None:
         sys.stdout.write("predict: skipped, there is no profile; pass --profile\n")
-        return commands
+        return fast, slow
+    predict = [*run, "predict", "--profile", str(profile), "--devices", DEVICES, "--json"]
     for workload, batch in _calibrated(profile).items():
-        commands[f"perfmodel predict {workload} to 1024 devices"] = [
-            *(sys.executable, "-m", "perfmodel", "predict", "--profile", str(profile)),
-            *("--workload", workload, "--devices", DEVICES),
-            *("--scaling", "weak", "--batch", str(batch), "--json"),
+        fast[f"perfmodel predict {workload} to 1024 devices"] = [
+            *(*predict, "--workload", workload, "--scaling", "weak", "--batch", str(batch)),
         ]
     plan = folder / "plan.toml"
     plan.write_text(large_plan(profile.resolve()), encoding="utf-8")
-    commands[PLAN] = [sys.executable, "-m", "perfmodel", "plan", "options", str(plan), "--json"]
-    return commands
-
-
-def _slow_commands(profile: Path | None, folder: Path) -> dict[str, list[str]]:
-    """Traces, in order: the prediction takes the file that the first one wrote."""
-    config, traced = folder / "config.json", folder / "resnet50.json"
-    config.write_text(json.dumps(_LARGE_MODEL), encoding="utf-8")
-    run = [sys.executable, "-m", "perfmodel"]
-    commands = {
-        NOTHING: [sys.executable, "-c", "pass"],
-        TRACE: [*run, "trace", "resnet50", "--output", str(traced)],
-        LARGE_TRACE: [*run, "trace", str(config), "--output", str(folder / "large.json")],
-    }
-    if profile is not None:
-        commands[STORED] = [
-            *(*run, "predict", "--profile", str(profile)),
-            *("--workload", str(traced), "--devices", DEVICES, "--batch", "8", "--json"),
-        ]
-    return commands
+    name = "perfmodel plan options, 100,000 candidates"
+    fast[name] = [*run, "plan", "options", str(plan), "--json"]
+    name = "perfmodel predict, stored trace of resnet50"
+    slow[name] = [*predict, "--workload", str(traced), "--batch", "8"]
+    return fast, slow
 
 
 def _page() -> dict[str, Any] | None:
