@@ -191,7 +191,7 @@ def test_an_unknown_operator_is_traced_and_priced_with_uncertainty(
     assert run("trace", f"{factories}:with_rule", "--output", path).exit_code == EXIT_OK
     document = replace(profile(Machine()), operators=prices_of_the_made_up_machine())
     as_file(document).write(machine)
-    asked = ("--profile", machine, "--workload", path, "--devices", 1, "--batch", 8)
+    asked = ("--profile", machine, "--workload", path, "--devices", 1, "--batch", 8, "--verbose")
     for device in ((), ("--device", "h100-sxm")):
         result = run("predict", *asked, *device)
         assert result.exit_code == EXIT_OK, result
