@@ -1,46 +1,38 @@
-"""The table of accuracy says what the records say."""
+"""The pages say what the records and the sources say."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+from tests.benchmarks.record import ACCURACY, RECORDS, ROOT, written
 
 
-def recorded(name: str) -> Any:
-    return json.loads((DOCS / "records" / name).read_text(encoding="utf-8"))
+def page(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
 
 
-def row(judge: str) -> list[str]:
-    """MAPE, worst and coverage of a judge."""
-    lines = (DOCS / "accuracy.md").read_text(encoding="utf-8").splitlines()
-    found = [line for line in lines if line.startswith(f"| {judge} |")]
-    assert len(found) == 1, judge
-    return [cell.strip() for cell in found[0].split("|")][3:6]
+def test_the_table_of_accuracy_is_that_of_the_records() -> None:
+    """``make record`` writes it."""
+    text = ACCURACY.read_text(encoding="utf-8")
+    assert written(text) == text
 
 
-def percent(value: float, digits: int = 1) -> str:
-    return f"{100 * value:.{digits}f} %"
+def test_the_readme_quotes_the_table() -> None:
+    found = json.loads((RECORDS / "validation" / "validation.json").read_bytes())
+    for summary in (found["summary"], found["speedup_summary"]):
+        row = f"| {100 * summary['mape']:.1f} % | {100 * summary['worst_absolute']:.1f} % |"
+        assert row in page("README.md")
 
 
-def test_held_out_settings() -> None:
-    found = recorded("validation/validation.json")
-    errors = found["summary"]
-    figures = [percent(errors["mape"]), percent(errors["worst_absolute"])]
-    assert row("steps") == [*figures, percent(found["coverage"], 0)]
+def test_methods_show_the_model_as_it_stands() -> None:
+    assert f"```py\n{page('perfmodel/model.py')}```\n" in page("docs/methods.md")
 
 
-@pytest.mark.parametrize(
-    ("judge", "record", "groups", "group"),
-    [
-        ("4 to 16 ranks, shaped links, plain", "testbed/testbed.json", "groups", "plain"),
-        ("FSDP2, ZeRO, TP, PP over gloo", "strategies/strategies.json", "families", "all"),
-    ],
-)
-def test_testbed(judge: str, record: str, groups: str, group: str) -> None:
-    (found,) = [entry for entry in recorded(record)[groups] if entry["name"] == group]
-    errors = found["summary"]
-    figures = [percent(errors["mape"]), percent(errors["worst_absolute"])]
-    assert row(judge) == [*figures, percent(found["coverage"], 0)]
+@pytest.mark.parametrize(("name", "most"), [("README.md", 120), ("DESIGN.md", 200)])
+def test_pages_stay_short(name: str, most: int) -> None:
+    assert len(page(name).splitlines()) <= most
+
+
+def test_records_stay_small() -> None:
+    files = [path for path in RECORDS.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 4_500_000
