@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -138,8 +138,7 @@ def message_bytes(
     return size_bytes / ranks
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class Work(NamedTuple):
     """What one of gloo's equal messages stands for."""
 
     rounds: float
@@ -151,27 +150,19 @@ class Work:
 
 
 def work(collective: str, ranks: int) -> Work:
-    """What gloo does for one message of a collective.
-
-    References
-    ----------
-    .. [1] gloo, broadcast.cc, allgather.cc, alltoall.cc, allreduce.cc.
-    """
-    count = num_messages(collective, ranks)
+    """What gloo does for one message of a collective (broadcast.cc, allgather.cc, alltoall.cc, allreduce.cc)."""
+    count, passes = num_messages(collective, ranks), LIBRARIES["gloo"].scatter_passes
     match collective:
         case "broadcast":
-            return Work(
-                rounds=1.0, loads=copies_in_turn(ranks) / count, handled=(ranks - 1) / count
-            )
+            return Work(1.0, copies_in_turn(ranks) / count, (ranks - 1) / count)
         case "all_to_all":
-            return Work(rounds=1 / count, loads=1.0, handled=ranks)
+            return Work(1 / count, 1.0, ranks)
         case "reduce_scatter":
-            passes = LIBRARIES["gloo"].scatter_passes
-            return Work(rounds=passes, loads=passes, handled=passes * ranks)
+            return Work(passes, passes, passes * ranks)
         case "send_recv":
-            return Work(rounds=1.0, loads=1.0, handled=1.0)
+            return Work(1.0, 1.0, 1.0)
         case _:
-            return Work(rounds=1.0, loads=1.0, handled=ranks)
+            return Work(1.0, 1.0, ranks)
 
 
 def copies_in_turn(ranks: int) -> int:
