@@ -191,7 +191,7 @@ def _checkpoint(
         return _Checkpoint(write_s=write_s or 0.0, restart_s=restart_s or 0.0)
     if write_s is not None:
         raise UsageError("--checkpoint-s: excludes --checkpoint-size; give one of the two")
-    from perfmodel.cost.memory import checkpoint_cost
+    from perfmodel.cost.memory import checkpoint_draws
     from perfmodel.documents.profile import ProfileDocument
     from perfmodel.plan.goodput import timed_words
 
@@ -201,14 +201,14 @@ def _checkpoint(
             f"{profile}: must hold the time of a checkpoint, got none; run perfmodel calibrate "
             "anew, or give --checkpoint-s"
         )
-    cost = checkpoint_cost(timed, size_bytes, writers=writers)
-    notes = [timed_words("written", cost.write_s, cost.evidence, size_bytes, writers)]
+    found = checkpoint_draws(timed, size_bytes, writers=writers)
+    notes = [timed_words("written", found.write, found.evidence, size_bytes, writers)]
     if restart_s is None:
-        read = timed_words("read", cost.read_s, cost.evidence, size_bytes, writers)
+        read = timed_words("read", found.read, found.evidence, size_bytes, writers)
         notes.append(f"{read}; starting and warming up are not in it: --restart-s")
     return _Checkpoint(
-        write_s=cost.write_s.nominal,
-        restart_s=cost.read_s.nominal if restart_s is None else restart_s,
+        write_s=found.write.nominal,
+        restart_s=found.read.nominal if restart_s is None else restart_s,
         notes=tuple(notes),
     )
 

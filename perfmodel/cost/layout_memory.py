@@ -4,7 +4,7 @@ States are exact by construction; activations are counted tensor by tensor for a
 What no formula knows (context, allocator, late frees) is ``cost.memory.Overhead``.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
@@ -62,13 +62,8 @@ class RankMemory:
     @property
     def tensor_bytes(self) -> Column:
         """All tensors. [B]"""
-        return (
-            self.parameters_bytes
-            + self.gradients_bytes
-            + self.optimizer_bytes
-            + self.activations_bytes
-            + self.logits_bytes
-        )
+        states = self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
+        return states + self.activations_bytes + self.logits_bytes
 
 
 def states_of(jobs: Jobs) -> StateBytes:
@@ -77,10 +72,10 @@ def states_of(jobs: Jobs) -> StateBytes:
     if not single.any():
         return MIXED
     return StateBytes(
-        parameter=np.where(single, SINGLE.parameter, MIXED.parameter),
-        gradient=np.where(single, SINGLE.gradient, MIXED.gradient),
-        optimizer=np.where(single, SINGLE.optimizer, MIXED.optimizer),
-        element=np.where(single, SINGLE.element, MIXED.element),
+        **{
+            field.name: np.where(single, getattr(SINGLE, field.name), getattr(MIXED, field.name))
+            for field in fields(StateBytes)
+        }
     )
 
 
@@ -94,14 +89,14 @@ def rank_memory(jobs: Jobs, stage: Column | int, states: StateBytes | None = Non
     """
     states = states_of(jobs) if states is None else states
     first, last = np.asarray(stage) == 0, np.asarray(stage) == jobs.pp - 1
-    layers = _layers_at(jobs, first, last)
+    start = np.where(jobs.first_layers > 0, jobs.first_layers, jobs.layers / jobs.pp)
+    layers = np.where(last, jobs.end_layers, np.where(first, start, jobs.middle_layers))
     own = _own_parameters(jobs, layers, np.where(jobs.pp > 1, 1.0 * first + last, 2.0 - jobs.tied))
     replicas = jobs.replicas
     sharded = (jobs.zero >= 3) & ((replicas > 1) | (jobs.parameter_offload > 0))
     whole = np.where(sharded, (jobs.common_parameters + jobs.divided_parameters) / jobs.tp, 0.0)
-    kept = _layer_bytes(jobs, states)
-    working = kept["none"]
-    waiting = in_flight(jobs, stage) * layers * _chosen(jobs, kept)
+    working, kept = _layer_bytes(jobs, states)
+    waiting = in_flight(jobs, stage) * layers * kept
     # A layer is computed again after the loss: its activations and the logits never meet.
     again = jobs.recompute_full * working
     logits = np.where(last, _logits_bytes(jobs, states), 0.0)
@@ -164,14 +159,6 @@ def fit_probability(
     return np.asarray(ndtr((capacity_bytes - needed) / spread))
 
 
-def _layers_at(
-    jobs: Jobs, first: NDArray[np.bool_], last: NDArray[np.bool_]
-) -> NDArray[np.float64]:
-    """Layers of a stage."""
-    start = np.where(jobs.first_layers > 0, jobs.first_layers, jobs.layers / jobs.pp)
-    return np.where(last, jobs.end_layers, np.where(first, start, jobs.middle_layers))
-
-
 def _own_parameters(
     jobs: Jobs, layers: NDArray[np.float64], tables: NDArray[np.float64]
 ) -> list[NDArray[np.float64]]:
@@ -189,22 +176,23 @@ def _own_parameters(
     ]
 
 
-def _layer_bytes(jobs: Jobs, states: StateBytes) -> dict[str, Column]:
-    """Activations of one layer and micro-batch that wait for the backward pass, by recomputation. [B]"""
+def _layer_bytes(jobs: Jobs, states: StateBytes) -> tuple[Column, Column]:
+    """Activations of one layer and micro-batch: all, and those that wait for the backward pass. [B]
+
+    kept = element * (shared + split / tp [+ scores / tp]), or the input alone with full recomputation
+    """
     shared_by = np.where(jobs.sequence_parallel > 0, jobs.tp, 1.0)
     shared = shared_kept_elements(jobs.tokens, jobs.hidden) / shared_by
     kv_share = jobs.kv_heads / jobs.heads
     split = split_kept_elements(jobs.tokens, jobs.hidden, jobs.feed_forward, jobs.gated, kv_share)
     split = split + _expert_kept_elements(jobs)
-    scores = (1 - jobs.fused_attention) * score_kept_elements(
-        jobs.tokens, jobs.sequence, jobs.heads
-    )
+    scores = score_kept_elements(jobs.tokens, jobs.sequence, jobs.heads)
+    scores = (1 - jobs.fused_attention) * scores
     selective = shared + split / jobs.tp
-    return {
-        "none": np.asarray(states.element * (selective + scores / jobs.tp)),
-        "selective": np.asarray(states.element * selective),
-        "full": np.asarray(states.element * jobs.tokens * jobs.hidden / shared_by),
-    }
+    every = selective + scores / jobs.tp
+    kept = np.where(jobs.recompute_attention > 0, selective, every)
+    kept = np.where(jobs.recompute_full > 0, jobs.tokens * jobs.hidden / shared_by, kept)
+    return np.asarray(states.element * every), np.asarray(states.element * kept)
 
 
 def _expert_kept_elements(jobs: Jobs) -> Column:
@@ -221,11 +209,6 @@ def _logits_bytes(jobs: Jobs, states: StateBytes) -> Column:
     logits = logits * gathered
     shared_by = np.where(jobs.sequence_parallel > 0, jobs.tp, 1.0)
     return np.asarray(logits + 2 * states.element * jobs.tokens * jobs.hidden / shared_by)
-
-
-def _chosen(jobs: Jobs, kept: dict[str, Column]) -> Column:
-    partly = np.where(jobs.recompute_attention > 0, kept["selective"], kept["none"])
-    return np.where(jobs.recompute_full > 0, kept["full"], partly)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -316,9 +316,6 @@ def _kept_bytes(held: Sequence[Unit], layout: Layout, stage: int) -> float:
     return in_flight * sum(own for own, _ in saved)
 
 
-_NUM_DRAWS: Final = 1000
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CheckpointDraws:
     """Time of one checkpoint, draw by draw; the first is nominal, shape ``(num_draws,)``. [s]"""
@@ -327,28 +324,19 @@ class CheckpointDraws:
     read_s: Samples
     evidence: Evidence
 
+    @property
+    def write(self) -> Interval:
+        """Time to write it, with its uncertainty. [s]"""
+        return Interval.of(self.write_s[1:], nominal=float(self.write_s[0]))
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointCost:
-    """Time of one checkpoint and its uncertainty. [s]"""
-
-    write_s: Interval
-    read_s: Interval
-    evidence: Evidence
-
-
-def checkpoint_cost(
-    profile: CheckpointProfile, size_bytes: Bytes, *, writers: int = 1
-) -> CheckpointCost:
-    """Time of a checkpoint and its uncertainty; see ``checkpoint_draws``."""
-    found = checkpoint_draws(profile, size_bytes, writers=writers, num_draws=_NUM_DRAWS)
-    return CheckpointCost(
-        write_s=_interval(found.write_s), read_s=_interval(found.read_s), evidence=found.evidence
-    )
+    @property
+    def read(self) -> Interval:
+        """Time to read it, with its uncertainty. [s]"""
+        return Interval.of(self.read_s[1:], nominal=float(self.read_s[0]))
 
 
 def checkpoint_draws(
-    profile: CheckpointProfile, size_bytes: Bytes, *, writers: int = 1, num_draws: int
+    profile: CheckpointProfile, size_bytes: Bytes, *, writers: int = 1, num_draws: int = 1000
 ) -> CheckpointDraws:
     """Time of a checkpoint that so many processes write and read in equal parts, at the same time.
 
@@ -379,7 +367,3 @@ def rate_bytes_per_s(points: tuple[CurvePoint, ...]) -> float:
     """Of the largest file, its start included. [B/s]"""
     largest = max(points, key=lambda point: point.at)
     return largest.at / largest.time_s
-
-
-def _interval(draws_s: Samples) -> Interval:
-    return Interval.of(draws_s[1:], nominal=float(draws_s[0]))

@@ -23,42 +23,38 @@ CONTRADICTION: Final = 1.5
 """Ratio of two step times of the same job from which on they contradict each other."""
 
 
+def _speed(jobs: Jobs, step_s: Column) -> Column:
+    return np.asarray(jobs.model_flop / jobs.devices / step_s)
+
+
 def wrong_unit(jobs: Jobs, step_s: Column) -> dict[int, str]:
     """Rows (from 0) whose step time cannot be in seconds, and why."""
-    speed = jobs.model_flop / jobs.devices / step_s
-    fast = {
-        int(
-            i
-        ): f"step time {step_s[i]:g} s means {speed[i]:.3g} FLOP/s per device, more than any has; "
-        "the column looks 1000x too small (milliseconds are not seconds: give its unit)"
-        for i in np.flatnonzero(speed > FASTEST_FLOP_PER_S)
-    }
-    slow = {
-        int(i): f"step time {step_s[i]:g} s means only {speed[i]:.3g} FLOP/s per device; "
-        "the column looks 1000x too large (give its unit)"
-        for i in np.flatnonzero(speed < SLOWEST_FLOP_PER_S)
-    }
-    return fast | slow
+    speed = _speed(jobs, step_s)
+    found = {}
+    for i in np.flatnonzero((speed > FASTEST_FLOP_PER_S) | (speed < SLOWEST_FLOP_PER_S)).tolist():
+        rate = f"{speed[i]:.3g} FLOP/s per device"
+        why = f"only {rate}; the column looks 1000x too large (give its unit)"
+        if speed[i] > FASTEST_FLOP_PER_S:
+            why = f"{rate}, more than any has; the column looks 1000x too small (give its unit)"
+        found[i] = f"step time {step_s[i]:g} s means {why}"
+    return found
 
 
 def wrong_memory_unit(jobs: Jobs, peak_bytes: Column) -> dict[int, str]:
     """Rows (from 0) whose printed peak cannot be in bytes, and why; rows without one are fine."""
     share = peak_bytes / rank_memory(jobs, 0).tensor_bytes
 
-    def complaint(i: int) -> str:
-        wrong = "large" if share[i] > 1 else "small"
-        return (
-            f"a peak of {format_bytes(peak_bytes[i])} is {share[i]:.2g} times what the tensors of rank "
-            f"0 take; the column looks 1000x too {wrong} (give its unit)"
-        )
-
     odd = (share > OUT_OF_PROPORTION) | (share < 1 / OUT_OF_PROPORTION)
-    return {int(i): complaint(int(i)) for i in np.flatnonzero(odd)}
+    return {
+        i: f"a peak of {format_bytes(peak_bytes[i])} is {share[i]:.2g} times what the tensors of rank 0 "
+        f"take; the column looks 1000x too {'large' if share[i] > 1 else 'small'} (give its unit)"
+        for i in np.flatnonzero(odd).tolist()
+    }
 
 
 def slow_for_device(jobs: Jobs, step_s: Column, peak_flop_per_s: float) -> str | None:
     """Why all step times together cannot be in seconds on a device with this peak, if so."""
-    share = float(np.median(jobs.model_flop / jobs.devices / step_s)) / peak_flop_per_s
+    share = float(np.median(_speed(jobs, step_s))) / peak_flop_per_s
     if share >= LEAST_SHARE_OF_PEAK:
         return None
     return (
@@ -69,7 +65,7 @@ def slow_for_device(jobs: Jobs, step_s: Column, peak_flop_per_s: float) -> str |
 
 def fast_for_device(jobs: Jobs, step_s: Column, peak_flop_per_s: float) -> dict[int, str]:
     """Rows (from 0) that are faster than a device with this 16-bit peak can be, and by how much."""
-    share = jobs.model_flop / jobs.devices / step_s / (peak_flop_per_s * jobs.matmul_ratio)
+    share = _speed(jobs, step_s) / (peak_flop_per_s * jobs.matmul_ratio)
     return {
         int(i): f"step time {step_s[i]:.4g} s means {share[i]:.3g} times the peak"
         for i in np.flatnonzero(share > 1)
@@ -78,7 +74,7 @@ def fast_for_device(jobs: Jobs, step_s: Column, peak_flop_per_s: float) -> dict[
 
 def far_behind(jobs: Jobs, step_s: Column) -> dict[int, str]:
     """Rows (from 0) that are far slower than the others for their work, and by how much."""
-    speed = jobs.model_flop / jobs.devices / step_s
+    speed = _speed(jobs, step_s)
     behind = float(np.median(speed)) / speed
     return {
         row: f"step time {step_s[row]:g} s is {behind[row]:,.0f} times that of the other runs for its work"

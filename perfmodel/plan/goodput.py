@@ -26,7 +26,7 @@ from perfmodel.engine.simulate_job import Activity, JobRun, simulate_job
 from perfmodel.errors import NotFeasible
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import CheckpointProfile
-from perfmodel.predictor import NUM_DRAWS, interval
+from perfmodel.predictor import NUM_DRAWS
 from perfmodel.statistics.interval import Interval
 from perfmodel.units import HOUR_S, Bytes, Seconds, format_bytes, format_duration
 
@@ -255,10 +255,10 @@ def stops_of(failures: Failures, timed: CheckpointProfile | None, *, where: str 
     assert timed is not None
     found = checkpoint_draws(timed, size_bytes, writers=writers, num_draws=NUM_DRAWS)
     evidence = found.evidence
-    notes = [timed_words("written", interval(found.write_s), evidence, size_bytes, writers)]
+    notes = [timed_words("written", found.write, evidence, size_bytes, writers)]
     if restart_s is None:
         restart = found.read_s
-        words = timed_words("read", interval(found.read_s), evidence, size_bytes, writers)
+        words = timed_words("read", found.read, evidence, size_bytes, writers)
         notes.append(f"{words}; starting and warming up are not in it: failures.restart_s")
     return Stops(
         mtbf_device_s=mtbf_device_s,

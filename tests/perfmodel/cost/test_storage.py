@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.cost.memory import checkpoint_cost, rate_bytes_per_s
+from perfmodel.cost.memory import checkpoint_draws, rate_bytes_per_s
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import CheckpointProfile, CurvePoint
 from perfmodel.units import Bytes
@@ -20,24 +20,24 @@ PROFILE = CheckpointProfile(
 
 
 def test_a_larger_file_goes_on_at_the_measured_rate() -> None:
-    cost = checkpoint_cost(PROFILE, 10**10)
-    assert cost.write_s.nominal == pytest.approx(100.1)
-    assert cost.read_s.nominal == pytest.approx(50.05)
+    cost = checkpoint_draws(PROFILE, 10**10)
+    assert cost.write.nominal == pytest.approx(100.1)
+    assert cost.read.nominal == pytest.approx(50.05)
     assert cost.evidence is Evidence.EXTRAPOLATED
-    assert cost.write_s.p5 < 0.8 * 100.1
-    assert cost.write_s.p95 > 1.2 * 100.1
+    assert cost.write.p5 < 0.8 * 100.1
+    assert cost.write.p95 > 1.2 * 100.1
 
 
 def test_between_two_files_the_uncertainty_is_that_of_the_files() -> None:
-    cost = checkpoint_cost(PROFILE, 5 * 10**7)
-    assert cost.write_s.nominal == pytest.approx(0.6)
+    cost = checkpoint_draws(PROFILE, 5 * 10**7)
+    assert cost.write.nominal == pytest.approx(0.6)
     assert cost.evidence is Evidence.INTERPOLATED
-    assert cost.write_s.p95 < 1.1 * 0.6
+    assert cost.write.p95 < 1.1 * 0.6
 
 
 def test_parts_take_what_a_file_of_their_size_takes_as_an_assumption() -> None:
-    cost = checkpoint_cost(PROFILE, 8 * 10**8, writers=8)
-    assert cost.write_s.nominal == pytest.approx(1.1)
+    cost = checkpoint_draws(PROFILE, 8 * 10**8, writers=8)
+    assert cost.write.nominal == pytest.approx(1.1)
     assert cost.evidence is Evidence.ASSUMED
 
 
@@ -48,4 +48,4 @@ def test_the_rate_is_that_of_the_largest_file() -> None:
 @pytest.mark.parametrize(("size_bytes", "writers"), [(0, 1), (10, 0)])
 def test_nothing_to_write_and_nobody_to_write_are_refused(size_bytes: int, writers: int) -> None:
     with pytest.raises(ValueError, match="must be"):
-        checkpoint_cost(PROFILE, size_bytes, writers=writers)
+        checkpoint_draws(PROFILE, size_bytes, writers=writers)
