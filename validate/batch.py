@@ -135,13 +135,7 @@ def planned_tasks(
 def judge_batches(
     request: BatchRequest, trainings: Sequence[TrainingObservation], path: Path
 ) -> BatchValidationDocument:
-    """Put every prediction beside what was measured; measures nothing.
-
-    Raises
-    ------
-    MeasurementFailed
-        If fewer than two batches reached the target.
-    """
+    """Put every prediction beside what was measured; measures nothing."""
     scale = _scale(request)
     by_batch: dict[int, list[TrainingObservation]] = defaultdict(list)
     for training in trainings:

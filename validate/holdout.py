@@ -68,13 +68,6 @@ def holdout_settings(
 
     Micro-batches lie between the calibrated ones, and one above them; bucket caps and accumulations
     are others; so is a number of ranks, where there is one between the calibrated ones.
-
-    Raises
-    ------
-    ValueError
-        If one of them was calibrated after all.
-    UsageError
-        If the profile holds no workload.
     """
     settings = tuple(
         setting

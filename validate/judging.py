@@ -88,13 +88,7 @@ def passed(gates: Sequence[Gate]) -> bool:
 
 
 def summarise(signed_errors: Sequence[float] | FloatArray) -> ErrorSummary:
-    """Sum up at least one error.
-
-    Raises
-    ------
-    ValueError
-        If there is none.
-    """
+    """Sum up at least one error."""
     errors = np.asarray(signed_errors, dtype=np.float64)
     if not errors.size:
         raise ValueError("signed_errors must hold at least one error, got none")

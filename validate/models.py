@@ -194,13 +194,7 @@ class _Found:
 def judge_models(
     request: ModelsRequest, observations: Sequence[Observation], path: Path
 ) -> ModelsValidationDocument:
-    """Put every prediction beside what was measured; measures nothing.
-
-    Raises
-    ------
-    MeasurementFailed
-        If nothing was both run and traced.
-    """
+    """Put every prediction beside what was measured; measures nothing."""
     steps = [entry for entry in observations if isinstance(entry, StepObservation)]
     replays = [entry for entry in observations if isinstance(entry, ReplayObservation)]
     profile = request.profile

@@ -189,13 +189,7 @@ class Comparison:
 def compare_observations(
     profile: MeasuredMachine, predicted: Predicted, observations: Path
 ) -> Comparison:
-    """Put every prediction beside what was measured.
-
-    Raises
-    ------
-    MeasurementFailed
-        If a predicted setting was never run.
-    """
+    """Put every prediction beside what was measured."""
     entries = read_observations(observations)
     repetitions = by_setting(
         repetition(entry) for entry in entries if isinstance(entry, StepObservation)

@@ -104,13 +104,7 @@ def judge_convergence(folder: Path) -> Verdict:
 
 
 def read_points(folder: Path) -> dict[tuple[str, str], Points]:
-    """Samples to the target by task and round, batches ascending.
-
-    Raises
-    ------
-    InvalidDocument
-        If the table is missing, or lacks a column.
-    """
+    """Samples to the target by task and round, batches ascending."""
     rounds: dict[tuple[str, str], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in read_rows(folder / "convergence.csv", columns=_POINTS):
         batch = number(row, "global_batch")

@@ -125,13 +125,7 @@ def split_of(one: Series) -> Split:
 
 
 def read_series(folder: Path) -> tuple[dict[str, list[Series]], list[str]]:
-    """All series by source, and what was left out.
-
-    Raises
-    ------
-    InvalidDocument
-        If the table is missing, or lacks a column.
-    """
+    """All series by source, and what was left out."""
     groups: dict[tuple[str, ...], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     nodes: dict[tuple[str, ...], float] = {}
     rows = read_rows(folder / "throughput.csv", columns=(*_READ, *_CONSTANT, *_MACHINE))

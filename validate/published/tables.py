@@ -21,13 +21,7 @@ Three: TypeAlias = tuple[FloatArray, FloatArray, FloatArray]
 
 
 def read_rows(path: Path, *, columns: Sequence[str]) -> list[Row]:
-    """All rows of a CSV file.
-
-    Raises
-    ------
-    InvalidDocument
-        If the file is missing, or lacks a column.
-    """
+    """All rows of a CSV file."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))

@@ -56,13 +56,7 @@ class Campaign:
     done: int = 0
 
     def run(self, settings: Sequence[Setting], output: Path, *, again: bool = False) -> None:
-        """Run what is missing, or all of it again, more than was planned; one line each.
-
-        Raises
-        ------
-        Interrupted
-            When the time is up.
-        """
+        """Run what is missing, or all of it again, more than was planned; one line each."""
         self.total += len(settings) if again else 0
         finished = () if again else {run.setting.name for run in read_runs(output)}
         for setting in settings:
@@ -81,13 +75,7 @@ class Campaign:
 def open_campaign(
     request: CampaignRequest, *, command: str, total: int, on_progress: Callable[[Progress], None]
 ) -> Iterator[Campaign]:
-    """Ranks that are ready to run, on a machine that nobody else measures meanwhile.
-
-    Raises
-    ------
-    NotFeasible
-        If the machine does not allow network namespaces.
-    """
+    """Ranks that are ready to run, on a machine that nobody else measures meanwhile."""
     refuse_without_rights(command)
     with (
         machine_to_itself(
@@ -105,13 +93,7 @@ def open_campaign(
 
 
 def refuse_earlier_runs(request: CampaignRequest, first: str) -> None:
-    """Refuse a folder that holds ``first``, the file a campaign begins with, without ``--resume``.
-
-    Raises
-    ------
-    UsageError
-        If there are runs and ``resume`` is not given.
-    """
+    """Refuse a folder that holds ``first``, the file a campaign begins with, without ``--resume``."""
     output = request.folder / first
     if not request.resume and output.exists():
         raise UsageError(
@@ -149,13 +131,6 @@ def predict_once(
         What the user chose that decides on the settings, by the names of the flags.
     terms
         What stands beside the predictions: gates, and the law that they follow.
-
-    Raises
-    ------
-    InvalidDocument
-        If the plan of an earlier start cannot be read.
-    UsageError
-        If it was made for other settings.
     """
     path = folder / PLAN
     if not path.exists():

@@ -95,13 +95,7 @@ def obstacle() -> str | None:
 
 
 def refuse_without_rights(command: str) -> None:
-    """Refuse a command that cannot run here.
-
-    Raises
-    ------
-    NotFeasible
-        With the reason that the system gave.
-    """
+    """Refuse a command that cannot run here."""
     found = obstacle()
     if found is not None:
         raise NotFeasible(_REFUSAL.format(command=command, found=found))
@@ -140,13 +134,7 @@ class Server:
     complaints: Any
 
     def play(self, job: Job) -> dict[str, Any]:
-        """Run one job.
-
-        Raises
-        ------
-        MeasurementFailed
-            If a rank failed, or the server did not answer.
-        """
+        """Run one job."""
         assert self.process.stdin is not None
         self.process.stdin.write(job.model_dump_json() + "\n")
         self.process.stdin.flush()

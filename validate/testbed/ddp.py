@@ -28,7 +28,7 @@ from perfmodel.statistics.interval import Interval
 from perfmodel.step.compile import compile_step
 from perfmodel.step.program import Cause, Operation, StepProgram, Stream
 from perfmodel.units import Bytes, Seconds
-from validate.testbed.disturbance import price_uncertainty, quietest_of_each
+from validate.testbed.disturbance import cost_uncertainty, quietest_of_each
 from validate.testbed.plan import RUSH, as_workload
 from validate.testbed.ring import (
     PlayingMachine,
@@ -77,7 +77,7 @@ class Calibration(PlayingMachine):
     """By ``noise_key``."""
     residual: float = 0.0
     """Standard deviation of the logarithm of measured over predicted steps of two ranks."""
-    price_uncertainty: float
+    cost_uncertainty: float
     """Standard error, in log, of what work costs the machine, from moment to moment of the calibration."""
 
 
@@ -85,11 +85,6 @@ def calibrate(runs: Sequence[Run], *, seed: int = 0) -> Calibration:
     """Fit the ring on collectives, then what a rank does besides on training runs.
 
     Of settings that were run again the quietest run counts.
-
-    Raises
-    ------
-    MeasurementFailed
-        If a kind of run is missing.
     """
     runs = quietest_of_each(runs)
     assert all(run.setting.fabric.num_ranks <= LARGEST_WORLD_SIZE for run in runs)
@@ -120,7 +115,7 @@ def calibrate(runs: Sequence[Run], *, seed: int = 0) -> Calibration:
             rng=np.random.default_rng(seed),
         ),
         noises={key: RankNoise.fit(each) for key, each in paces.items()},
-        price_uncertainty=price_uncertainty(runs),
+        cost_uncertainty=cost_uncertainty(runs),
         num_cores=plain[0].host.num_cores,
         num_draws=NUM_DRAWS,
     )
@@ -315,7 +310,7 @@ def predict(setting: TrainingSetting, calibration: Calibration, *, seed: int = 0
     spread = float(
         np.sqrt(
             max(calibration.residual, _LEAST_UNCERTAINTY) ** 2 * (1 + doublings)
-            + (_HOST_UNCERTAINTY**2 + calibration.price_uncertainty**2) * share**4
+            + (_HOST_UNCERTAINTY**2 + calibration.cost_uncertainty**2) * share**4
             + (_WAITING_UNCERTAINTY * share) ** 2
         )
     )

@@ -1,7 +1,7 @@
 """Was a calibration disturbed by other guests of the host? Pure: decided from its runs alone.
 
-Two signs: what the hypervisor took from the cores during a run, and prices of the same work that
-differ from moment to moment. No prediction is looked at.
+Two signs: what the hypervisor took from the cores during a run, and the same work that costs the machine
+something else from moment to moment. No prediction is looked at.
 """
 
 from collections import defaultdict
@@ -18,9 +18,8 @@ from validate.testbed.ring import undisturbed_s
 
 #: With a run that lost more, even at its quietest, a calibration is refused.
 _MOST_STEAL: Final = 0.1
-#: Uncertainty of the machine's prices, in log, from which on they are measured at one more moment, and
-#: with which a calibration is refused: prices decide by their whole on a machine that is the limit.
-_WANTED_UNCERTAINTY: Final = 0.05
+#: Uncertainty of the machine's costs, in log, with which a calibration is refused: they decide on their own
+#: where the machine is the limit.
 _MOST_UNCERTAINTY: Final = 0.1
 
 
@@ -39,22 +38,22 @@ def disturbed(runs: Iterable[Run]) -> list[Run]:
     return [run for run in quietest_of_each(runs) if run.host.steal_share > STEAL_LIMIT]
 
 
-def price_uncertainty(runs: Iterable[Run]) -> float:
-    """Standard error, in log, of medians over the moments at which the same work was priced.
+def cost_uncertainty(runs: Iterable[Run]) -> float:
+    """Standard error, in log, of medians over the moments at which the same work was measured.
 
     Settings that differ in nothing but their name are the same work; without any it is 0.
     """
-    prices: dict[str, list[float]] = defaultdict(list)
+    costs: dict[str, list[float]] = defaultdict(list)
     for run in quietest_of_each(runs):
         if isinstance(run, CollectiveRun | TrainingRun):
             work = run.setting.model_copy(update={"name": ""}).model_dump_json()
-            for place, price_s in enumerate(_prices_s(run)):
-                prices[f"{work} {place}"].append(float(np.log(price_s)))
-    variances = [float(np.var(logs, ddof=1)) / len(logs) for logs in prices.values() if logs[1:]]
+            for place, cost_s in enumerate(_costs_s(run)):
+                costs[f"{work} {place}"].append(float(np.log(cost_s)))
+    variances = [float(np.var(logs, ddof=1)) / len(logs) for logs in costs.values() if logs[1:]]
     return MEDIAN_OVER_MEAN * float(np.sqrt(np.mean(variances))) if variances else 0.0
 
 
-def _prices_s(run: CollectiveRun | TrainingRun) -> tuple[float, ...]:
+def _costs_s(run: CollectiveRun | TrainingRun) -> tuple[float, ...]:
     """What calibration reads off a run: CPU time of steps and crowded collectives, else durations. [s]"""
     if isinstance(run, TrainingRun):
         return (run.host.own_cpu_s / len(run.step_s),)
@@ -67,20 +66,8 @@ def _prices_s(run: CollectiveRun | TrainingRun) -> tuple[float, ...]:
     )
 
 
-def wants_another_moment(runs: Iterable[Run]) -> bool:
-    """Whether the machine's prices differ so much that they are worth measuring once more."""
-    return price_uncertainty(runs) > _WANTED_UNCERTAINTY
-
-
 def refuse_disturbed(runs: Iterable[Run], *, where: str) -> None:
-    """Refuse a calibration that no prediction should rest on.
-
-    Raises
-    ------
-    MeasurementFailed
-        If a run lost too much to other guests however often it was repeated, or prices of the same
-        work contradict each other.
-    """
+    """Refuse a calibration that no prediction should rest on."""
     quietest = quietest_of_each(runs)
     worst = max(quietest, key=lambda run: run.host.steal_share)
     if worst.host.steal_share > _MOST_STEAL:
@@ -89,10 +76,10 @@ def refuse_disturbed(runs: Iterable[Run], *, where: str) -> None:
             f"the host, but {worst.setting.name!r} lost {worst.host.steal_share:.0%} at its quietest; "
             "continue with --resume in a quieter hour"
         )
-    uncertainty = price_uncertainty(quietest)
+    uncertainty = cost_uncertainty(quietest)
     if uncertainty > _MOST_UNCERTAINTY:
         raise MeasurementFailed(
             f"{where}: the same work must cost the machine the same at every moment of the calibration "
-            f"(to {_MOST_UNCERTAINTY:.0%}), but its price is known to {uncertainty:.0%} only; something else uses the "
-            "host: continue with --resume in a quieter hour"
+            f"(to {_MOST_UNCERTAINTY:.0%}), but that is known to {uncertainty:.0%} only; something else uses the "
+            "host: measure again in another folder, in a quieter hour"
         )

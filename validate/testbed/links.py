@@ -100,13 +100,7 @@ def shapers(fabric: Fabric) -> dict[str, list[str]]:
 
 
 def build(fabric: Fabric) -> None:
-    """Make all namespaces and links, and set TCP in every node.
-
-    Raises
-    ------
-    MeasurementFailed
-        If a command fails, or the kernel does not take a setting.
-    """
+    """Make all namespaces and links, and set TCP in every node."""
     batches = ip_batches(fabric)
     _run(["ip", "-batch", "-"], [f"netns add {name}" for name in batches])
     for name, lines in batches.items():

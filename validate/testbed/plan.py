@@ -24,8 +24,6 @@ _FORWARD_SHARE: Final = 1 / 3
 _SHORTEST_PASS_S: Final = 2e-4
 #: Faster than the machine can feed: shaped in name only.
 UNSHAPED_MBIT: Final = 10_000.0
-#: Moments at which a calibration measures the machine's own costs.
-NUM_MOMENTS: Final = 3
 #: Family of the runs that tell what steps cost the machine.
 RUSH: Final = "rush"
 

@@ -249,13 +249,7 @@ def ring_crossings(fabric: Fabric) -> dict[str, int]:
 
 
 def free_rates(fabric: Fabric) -> dict[str, BytesPerSecond]:
-    """What steady traffic leaves of each link. [B/s]
-
-    Raises
-    ------
-    ValueError
-        If it leaves nothing.
-    """
+    """What steady traffic leaves of each link. [B/s]"""
     free = link_rates(fabric)
     for stream in fabric.background:
         for link in path(fabric, stream.from_node, stream.to_node):
@@ -297,7 +291,7 @@ def _estimate(
         for size, t, rate in rated
         if size / rate > _WIRE_ONLY_S and rate < _UNSHAPED_BYTES_PER_S
     ]
-    # Other programs disturb most repeats; what many ranks see is the price without them.
+    # Other programs disturb most repeats; many ranks see the cost without them.
     warm_s = float(np.median([p[4] for p in warm]))
     cold_s = float(np.median([p[2] for p in cold]))
     p2p_s = warm_s / 2
@@ -350,11 +344,6 @@ def message_bytes_of(runs: Sequence[TrainingRun]) -> float:
 
     The counters see large sends as one frame before they are cut, so that they tell what belongs to
     messages, but not what belongs to bytes.
-
-    Raises
-    ------
-    ValueError
-        If no run has two ranks.
     """
     rows, sent = [], []
     for run in runs:

@@ -64,13 +64,7 @@ def _say(reply: dict[str, Any]) -> None:
 
 
 def serve(job: Job) -> dict[str, Any]:
-    """Wire the fabric, run all ranks to their end, take everything down.
-
-    Raises
-    ------
-    MeasurementFailed
-        If the network cannot be made, or a rank fails or does not end in time.
-    """
+    """Wire the fabric, run all ranks to their end, take everything down."""
     setting = job.setting
     copies, keep_awake = 1, False
     if isinstance(setting, CollectiveSetting):
@@ -185,13 +179,7 @@ class Children:
         return child
 
     def wait(self, ranks: list[int], folder: Path, *, limit_s: Seconds) -> None:
-        """Return when all ranks have ended well.
-
-        Raises
-        ------
-        MeasurementFailed
-            If one fails, or the time is up.
-        """
+        """Return when all ranks have ended well."""
         deadline_s = time.monotonic() + limit_s
         pending = set(ranks)
         while pending:

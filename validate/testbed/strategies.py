@@ -278,13 +278,7 @@ class StrategyCalibration(PlayingMachine):
 
 
 def calibrate(runs: Sequence[Run], *, seed: int) -> StrategyCalibration:
-    """Fit the ring on collectives between two ranks, then each strategy's host work on its first runs.
-
-    Raises
-    ------
-    MeasurementFailed
-        If a kind of run is missing.
-    """
+    """Fit the ring on collectives between two ranks, then each strategy's host work on its first runs."""
     measured = [run for run in runs if isinstance(run, CollectiveRun)]
     pairs = [run for run in runs if isinstance(run, TrainingRun)]
     own = {
@@ -391,7 +385,7 @@ class StrategyCosts(StepCosts):
 
     @classmethod
     def of(cls, setting: StrategySetting, calibration: StrategyCalibration) -> "StrategyCosts":
-        """Compile and be ready to price."""
+        """Compile the step of a setting."""
         return cls(
             setting=setting,
             layout=parse_layout(setting.layout),

@@ -1,6 +1,6 @@
 """Use case: calibrate with one and two ranks, predict DDP on 4, 8 and 16, run it, judge."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,7 +13,6 @@ from perfmodel.documents.testbed import (
     JudgedFamily,
     JudgedStep,
     PredictedStep,
-    Run,
     TestbedDocument,
     TrainingRun,
     read_runs,
@@ -25,7 +24,6 @@ from validate.testbed import plan
 from validate.testbed.campaign import (
     CALIBRATION,
     RUNS,
-    Campaign,
     CampaignRequest,
     Setting,
     open_campaign,
@@ -41,7 +39,7 @@ from validate.testbed.ddp import (
     predict,
     replayed,
 )
-from validate.testbed.disturbance import disturbed, refuse_disturbed, wants_another_moment
+from validate.testbed.disturbance import disturbed, refuse_disturbed
 from validate.testbed.ring import ring_bytes
 
 VERDICT: Final = "testbed.json"
@@ -55,8 +53,6 @@ LIMITS: Final[dict[str, dict[str, float]]] = {
 }
 #: From this share of the cores on, the machine and not the network or the devices is the limit.
 _HOST_LIMIT: Final = 0.6
-#: How often a start repeats what was disturbed in a calibration.
-_MOST_REPEATS: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +90,10 @@ def validate_testbed(
         output = request.folder / CALIBRATION
         campaign.run(first, output)
         if not (request.folder / PLAN).exists():
-            _quiet_down(campaign, request)
+            # What other guests of the host disturbed is run once more.
+            again: list[Setting] = [run.setting for run in disturbed(read_runs(output))]
+            campaign.run(again, output, again=True)
+            refuse_disturbed(read_runs(output), where=campaign.command)
         calibration = calibrate(read_runs(output), seed=request.seed)
         predicted = predict_once(
             request.folder,
@@ -106,35 +105,6 @@ def validate_testbed(
         )
         campaign.run(judged, request.folder / RUNS)
     return conclude(request, calibration, predicted)
-
-
-def _quiet_down(campaign: Campaign, request: TestbedRequest) -> None:
-    """Repeat what other guests of the host disturbed; refuse the calibration if that does not help.
-
-    Raises
-    ------
-    MeasurementFailed
-        If it stays disturbed. What was measured is kept: another start repeats again.
-    """
-    output = request.folder / CALIBRATION
-    for _ in range(_MOST_REPEATS):
-        runs = read_runs(output)
-        again: list[Setting] = [run.setting for run in disturbed(runs)]
-        if wants_another_moment(runs):
-            again += plan.machine_costs(_next_moment(runs))
-        if not again:
-            break
-        campaign.run(again, output, again=True)
-    refuse_disturbed(read_runs(output), where=campaign.command)
-
-
-def _next_moment(runs: Sequence[Run]) -> int:
-    """Number of the next moment: those planned, and one for each repeated before."""
-    names = {run.setting.name for run in runs}
-    moment = plan.NUM_MOMENTS
-    while plan.machine_costs(moment)[-1].name in names:
-        moment += 1
-    return moment
 
 
 def conclude(
@@ -235,7 +205,7 @@ def law(calibration: Calibration) -> dict[str, float]:
     """Fitted parameters by name."""
     names = (
         *("finish_s", "finish_s_per_byte", "step_cpu_s", "layer_cpu_s", "byte_cpu_s"),
-        *("residual", "price_uncertainty"),
+        *("residual", "cost_uncertainty"),
     )
     own = {f"rank_{name}": float(getattr(calibration, name)) for name in names}
     return {f"ring_{name}": value for name, value in calibration.ring.nominal().items()} | own

@@ -58,7 +58,7 @@ def known() -> Calibration:
         byte_cpu_s=4e-10,
         noises={},
         residual=0.002,
-        price_uncertainty=0.0,
+        cost_uncertainty=0.0,
         num_cores=NUM_CORES,
         num_draws=1,
     )
@@ -72,7 +72,7 @@ class PlayedCluster:
     disturbed: int = 0
     """Answers, from the first on, in which other guests take 15 % of the cores."""
     drift: float = 0.0
-    """By how much of their first price, in log, small collectives get dearer from call to call."""
+    """Growth of the cost of small collectives from call to call, log."""
     played: list[str] = field(default_factory=list)
 
     def play(self, job: Job) -> dict[str, Any]:

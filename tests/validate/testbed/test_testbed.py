@@ -16,7 +16,7 @@ from perfmodel.errors import (
     UsageError,
 )
 from perfmodel.layout.run_setting import RunSetting
-from perfmodel.report.validation import testbed_tables
+from perfmodel.report import validation as tables
 from perfmodel.step.division import gradient_buckets
 from tests.turns import machine_is_held
 from tests.validate.testbed.played import PlayedCluster, known, serve
@@ -73,7 +73,7 @@ def test_tables_name_every_setting_and_mark_what_was_missed(
 ) -> None:
     document = run(tmp_path)
     assert cluster.played
-    grid, families = testbed_tables(document)
+    grid, families = tables.testbed_tables(document)
     assert {row[0] for row in grid.rows} == {step.name for step in document.settings}
     first = document.settings[0]
     for busier, is_named in ((1.04, True), (1.06, False)):
@@ -83,7 +83,7 @@ def test_tables_name_every_setting_and_mark_what_was_missed(
         update={"limit": "nothing", "uses": {"nothing": 1.0}, "is_covered": False}
     )
     changed = document.model_copy(update={"settings": (missed,)})
-    (row,) = testbed_tables(changed)[0].rows
+    (row,) = tables.testbed_tables(changed)[0].rows
     assert row[-2] == "NO"
     assert row[-1] == f"nothing\nNOT {missed.predicted.limit}"
     names = [row[0] for row in families.rows]
