@@ -1,11 +1,13 @@
-"""``perfmodel validate testbed`` and ``network`` where they cannot run, or are asked for nonsense."""
+"""perfmodel validate testbed, network and published: where they cannot run, where they write."""
 
 from pathlib import Path
 
 import pytest
 
+from perfmodel.documents.verdicts import PublishedDocument
 from perfmodel.errors import EXIT_NOT_FEASIBLE, EXIT_USAGE
 from tests.perfmodel.cli.command import Run, complaint
+from tests.validate.published.test_published import ring_rows, write
 
 
 @pytest.mark.parametrize("command", ["testbed", "network"])
@@ -37,3 +39,16 @@ def test_a_folder_with_runs_is_not_overwritten(run: Run, tmp_path: Path) -> None
     (tmp_path / "calibration.jsonl").write_text("")
     line = complaint(run("validate", "testbed", "--out", tmp_path), EXIT_USAGE)
     assert "continue with --resume" in line
+
+
+def test_json_takes_a_file(run: Run, tmp_path: Path) -> None:
+    write(tmp_path / "collectives.csv", ring_rows())
+    asked = ("validate", "published", "--data", tmp_path, "--sources", "collectives")
+    out = tmp_path / "out.json"
+    result = run(*asked, "--json", out)
+    assert result.exit_code == 0, result
+    written = PublishedDocument.read(out)
+    printed = run(*asked, "--json")
+    assert PublishedDocument.model_validate_json(printed.stdout).series == written.series
+    assert "No such option: --output" in complaint(run(*asked, "--output", out), exit_code=2)
+    assert "FILE: must follow --json" in complaint(run(*asked, out), exit_code=2)

@@ -1,0 +1,358 @@
+"""goodput, cost, batch, plan options, diff and acceptance as a user sees them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from calibrate.noise import with_noise
+from perfmodel.documents.budget import CostDocument
+from perfmodel.documents.goodput import BatchDocument, GoodputDocument
+from perfmodel.documents.plan import PlanDocument
+from perfmodel.documents.prediction import WhatIfDocument
+from perfmodel.errors import (
+    EXIT_CALIBRATION,
+    EXIT_FAILURE,
+    EXIT_NOT_FEASIBLE,
+    EXIT_OK,
+    EXIT_OUT_OF_TOLERANCE,
+    EXIT_USAGE,
+)
+from perfmodel.machine.measured import CheckpointProfile, CurvePoint
+from tests.calibrate.test_noise import training
+from tests.perfmodel.cli.command import Result, Run, complaint
+from tests.perfmodel.plan.budgets import budget_text
+from tests.perfmodel.plan.budgets import written as written_budget
+from tests.perfmodel.plan.plans import PLAN, written
+from tests.perfmodel.profiles import Machine, as_file, profile
+
+
+def test_before_and_after_stand_side_by_side(run: Run, stored: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "fast.json"
+    asked = ("--profile", stored, "--workload", "heavy", "--devices", "8")
+    result = run(
+        "whatif", *asked, "--set", "network.bandwidth=2x,4x", "--output", saved, "--verbose"
+    )
+    assert result.exit_code == EXIT_OK
+    for words in ("as it is", "network.bandwidth=4x", "lost to all reduce:", "is an assumption"):
+        assert words in result.stdout
+    assert max(map(len, result.stdout.splitlines()[:12])) <= 80
+    assert len(WhatIfDocument.read(saved).scenarios) == 3
+    joined = run("whatif", *asked, "--against", saved, "--json")
+    document = WhatIfDocument.model_validate_json(joined.stdout)
+    assert [entry.name for entry in document.scenarios[1:]] == [
+        "fast: as it is",
+        "fast: network.bandwidth=2x",
+        "fast: network.bandwidth=4x",
+    ]
+    assert all(entry.contrast and entry.contrast.is_paired for entry in document.scenarios[1:])
+
+
+def test_fields_are_listed_without_a_profile(run: Run) -> None:
+    result = run("whatif", "--fields", "--profile", "none.json")
+    assert result.exit_code == EXIT_OK
+    assert "network.bandwidth=400Gb/s" in result.stdout
+
+
+def test_a_slower_machine_is_told_apart(run: Run, stored: Path, tmp_path: Path) -> None:
+    slower = tmp_path / "slower.json"
+    as_file(profile(Machine(time_scale=1.5))).write(slower)
+    result = run("diff", stored, slower)
+    assert result.exit_code == EXIT_OK
+    assert "parameters changed" in result.stdout
+    assert "+50.0 %" in result.stdout
+    assert "heavy, 2 x 16" in result.stdout
+    same = run("diff", stored, stored)
+    assert "none of" in same.stdout
+    complaint(run("diff", stored, tmp_path / "none.json"), EXIT_CALIBRATION)
+
+
+def test_a_machine_passes_its_own_clauses_and_a_slow_one_fails(run: Run, tmp_path: Path) -> None:
+    for name, machine in (
+        ("good", Machine(relative_error=0.02)),
+        ("slow", Machine(relative_error=0.02, s_per_byte=5e-9)),
+    ):
+        as_file(profile(machine)).write(tmp_path / f"{name}.json")
+    clauses = tmp_path / "clauses.toml"
+    good, slow = tmp_path / "good.json", tmp_path / "slow.json"
+    wrote = run(
+        "acceptance", "write", "--profile", good, "--workload", "heavy", "--output", clauses
+    )
+    assert wrote.exit_code == EXIT_OK
+    passed = run("acceptance", "judge", clauses, "--profile", good)
+    assert passed.exit_code == EXIT_OK
+    assert "failed" not in passed.stdout.replace("Passed or failed", "")
+    failed = run("acceptance", "judge", clauses, "--profile", slow)
+    light = profile(Machine(relative_error=0.02))
+    as_file(replace(light, workloads=light.workloads[:1])).write(slow)
+    unmeasured = run("acceptance", "judge", clauses, "--profile", slow)
+    line = complaint(unmeasured, EXIT_OUT_OF_TOLERANCE)
+    assert "acceptance: not measured: step of heavy, 1 x 16; step of heavy, 2 x 16" in line
+    line = complaint(failed, EXIT_OUT_OF_TOLERANCE)
+    assert line.startswith("perfmodel: acceptance: failed: all-reduce busbw at 64 MiB, 2 ranks")
+    assert "link: busbw of the largest all-reduce by group" in failed.stdout
+
+
+def test_a_plan_is_ranked(run: Run, tmp_path: Path) -> None:
+    path = written(tmp_path)
+    output = tmp_path / "answer.json"
+    result = run("plan", "options", path, "--today", "2026-11-21", "--output", output)
+    assert result.exit_code == EXIT_OK
+    for words in ("taken", "dearer", "breaks even at", "hangs on", "next measurement:", "caveat:"):
+        assert words in result.stdout
+    as_json = run("plan", "options", path, "--today", "2026-11-21", "--json")
+    document = PlanDocument.model_validate(json.loads(as_json.stdout))
+    assert document.ranked == PlanDocument.read(output).ranked
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_an_infeasible_plan_ends_with_3_and_names_the_nearest(
+    run: Run, tmp_path: Path, *, as_json: bool
+) -> None:
+    path = written(tmp_path, PLAN.replace("2026-12-21", "2026-11-22"))
+    flags = ("--json",) if as_json else ()
+    result = run("plan", "options", path, "--today", "2026-11-21", *flags)
+    line = complaint(result, EXIT_NOT_FEASIBLE)
+    assert "nearest: " in line
+    assert "it needs a deadline of 2026-1" in line
+    assert result.stdout
+
+
+def test_bad_plans_are_one_line(run: Run, tmp_path: Path) -> None:
+    path = written(tmp_path)
+    assert "--today: must look" in complaint(
+        run("plan", "options", path, "--today", "x"), EXIT_USAGE
+    )
+    past = complaint(run("plan", "options", path, "--today", "2027-11-21"), EXIT_FAILURE)
+    assert "deadline: must be after" in past
+    missing = complaint(run("plan", "options", tmp_path / "none.toml"), EXIT_FAILURE)
+    assert "plan cannot be read" in missing
+    other = written(tmp_path, PLAN.replace('workload = "heavy"', 'workload = "heavi"'))
+    line = complaint(run("plan", "options", other, "--today", "2026-11-21"), EXIT_USAGE)
+    assert f"{other}: work.workload: must be in the profile" in line
+    lost = written(tmp_path, PLAN.replace("slow.json", "gone.json"))
+    line = complaint(run("plan", "options", lost, "--today", "2026-11-21"), EXIT_CALIBRATION)
+    assert "gone.json" in line
+
+
+def test_the_table_names_the_crossover_and_every_price(run: Run, tmp_path: Path) -> None:
+    path = written_budget(tmp_path, budget_text())
+    result = run("cost", path, "--today", "2027-01-01")
+    assert result.exit_code == EXIT_OK
+    for words in (
+        "from 44.4 %",
+        "up to 94.5 %",
+        "never",
+        "78,925",
+        "warning: rent.spot: quoted 61",
+    ):
+        assert words in result.stdout
+    assert result.stdout.count("made up") == 8 + 8
+    assert max(map(len, result.stdout.splitlines()[:8])) <= 80
+
+
+def test_json_is_a_document(run: Run, tmp_path: Path) -> None:
+    path = written_budget(tmp_path, budget_text())
+    result = run("cost", path, "--today", "2026-11-21", "--json")
+    document = CostDocument.model_validate(json.loads(result.stdout))
+    assert document.warnings == ()
+    assert document.options[0].cost.name == "spot"
+
+
+ASKED = ("--devices", 100, "--work-days", 10)
+JOB = (*ASKED, "--replicas", 5)
+FAILING = (*JOB, "--mtbf-device-hours", 2400, "--checkpoint-s", 60)
+
+
+def test_the_table_says_where_the_time_goes(run: Run) -> None:
+    result = run("goodput", *FAILING, "--restart-s", 600, "--deadline-days", 99)
+    assert result.exit_code == EXIT_OK
+    for words in ("restart", "Effective training time", "exact formula", "Done within 99 d: 100 %"):
+        assert words in result.stdout
+    assert "the mean time between failures is taken as exact" in result.stdout
+
+
+def test_json_is_a_document_with_the_same_job(run: Run) -> None:
+    result = run(
+        "goodput",
+        *("--devices", 8, "--work-days", 2, "--replicas", 3, "--cause", "gpu=100,replace"),
+        *("--cause", "net=50", "--spares", 1, "--replacement-hours", 5, "--checkpoint-s", 30),
+        *("--best-interval", "--json"),
+    )
+    document = GoodputDocument.model_validate(json.loads(result.stdout))
+    assert [cause.takes_node for cause in document.job.causes] == [True, False]
+    assert document.job.mtbf_s == pytest.approx(3600 / (8 / 100 + 8 / 50))
+    assert document.job.replacement_s == 5 * 3600
+    assert document.intervals is not None
+    assert document.intervals.simulated
+
+
+def test_a_job_that_never_fails_takes_its_work_and_one_checkpoint(run: Run) -> None:
+    arguments = (*JOB, "--mtbf-device-hours", "inf", "--checkpoint-s", 3600)
+    document = GoodputDocument.model_validate(
+        json.loads(run("goodput", *arguments, "--json").stdout)
+    )
+    assert document.elapsed_s.p5 == document.elapsed_s.p95 == 10 * 86400 + 3600
+    assert document.unplanned_stops.p95 == 0
+    told = run("goodput", *arguments).stdout
+    assert "Best interval: none, as nothing ever fails" in told
+    assert "no failure is drawn, as asked" in told
+    assert "clusters" not in told
+
+
+def test_free_checkpoints_have_no_best_interval(run: Run) -> None:
+    arguments = ("--mtbf-device-hours", 2400, "--checkpoint-interval-s", 600, "--best-interval")
+    told = run("goodput", *JOB, *arguments)
+    assert told.exit_code == EXIT_OK
+    assert "Best interval: the shorter the better, as a checkpoint costs nothing" in told.stdout
+    (row,) = [line for line in told.stdout.splitlines() if line.startswith("checkpoint ")]
+    assert row.split() == ["checkpoint", "0", "s", "0.0", "%"]
+
+
+@pytest.fixture
+def timed(tmp_path: Path) -> Path:
+    """A profile whose storage takes 0.1 s and 10 ns per byte to write, half of it to read."""
+    points = tuple(
+        CurvePoint(at=size, time_s=0.1 + size * 1e-8, relative_error=0.02) for size in (1e6, 1e8)
+    )
+    halves = tuple(replace(p, time_s=p.time_s / 2) for p in points)
+    path = tmp_path / "profile.json"
+    document = profile(Machine())
+    checkpoint = CheckpointProfile(write=points, read=halves)
+    as_file(replace(document, checkpoint=checkpoint)).write(path)
+    return path
+
+
+def test_a_checkpoint_costs_what_the_calibration_timed(run: Run, timed: Path) -> None:
+    """800 GB by 8: 0.1 s + 100 GB at 100 MB/s = 1,000.1 s to write, 500.05 s to read."""
+    asked = (*JOB, "--mtbf-device-hours", 24000, "--profile", timed, "--json")
+    sized = (*asked, "--checkpoint-size", "800GB", "--checkpoint-writers", 8)
+    document = GoodputDocument.model_validate(json.loads(run("goodput", *sized).stdout))
+    assert document.job.checkpoint_write_s == pytest.approx(1000.1)
+    assert document.job.restart_s == pytest.approx(500.05)
+    assert "by 8 processes, said not to slow each other (assumed)" in document.caveats[0]
+    restarted = run("goodput", *sized, "--restart-s", 70)
+    assert GoodputDocument.model_validate(json.loads(restarted.stdout)).job.restart_s == 70
+
+
+#: 100 (1 + B / 1000) epochs.
+POINTS = "250=125,500=150,1000=200,2000=300"
+
+
+def test_json_holds_the_speed_up_that_counts(run: Run) -> None:
+    """From 250 to 2,000: 7 times the samples/s, 300 / 125 = 2.4 times the samples: 2.9 times."""
+    result = run(
+        *("batch", "--points", POINTS, "--samples-per-s", "250=100,2000=700", "--json"),
+        *("--samples-per-unit", 1000),
+    )
+    document = BatchDocument.model_validate(json.loads(result.stdout))
+    largest = document.outlooks[-1]
+    assert largest.batch == 2000
+    assert largest.throughput_speedup == pytest.approx(7)
+    assert largest.target_speedup is not None
+    assert largest.target_speedup.nominal == pytest.approx(7 / 2.4, rel=0.05)
+    assert largest.time_to_target_s is not None
+    assert largest.time_to_target_s.nominal == pytest.approx(300_000 / 700, rel=0.05)
+    assert largest.is_beyond_critical
+    assert not largest.is_extrapolated
+    assert document.critical_batch.p5 < 1000 < document.critical_batch.p95
+
+
+def test_the_table_warns_beyond_the_critical_batch_and_beyond_the_data(run: Run) -> None:
+    result = run("batch", "--points", POINTS, "--batches", "100,9000")
+    assert result.exit_code == EXIT_OK
+    assert "2000, 9000; each device more adds little" in result.stdout
+    assert "beyond the largest batch that was run (2000): 9000" in result.stdout
+    assert max(map(len, result.stdout.splitlines()[:14])) <= 80
+
+
+def test_two_points_are_said_to_tell_little(run: Run) -> None:
+    assert "mostly the prior's" in run("batch", "--points", "64=10,128=11").stdout
+
+
+@pytest.fixture
+def noisy(tmp_path: Path) -> Path:
+    """A profile with a noise scale of 96 for its workload light, trained at batch 32 in 80 steps."""
+    path = tmp_path / "profile.json"
+    trainings = [training(seed=seed, name="light") for seed in (0, 1)]
+    as_file(with_noise(profile(Machine()), trainings)).write(path)
+    return path
+
+
+def document_of(result: Result) -> BatchDocument:
+    assert result.exit_code == EXIT_OK, result
+    return BatchDocument.model_validate(json.loads(result.stdout))
+
+
+def test_a_noise_scale_stands_for_runs_at_other_batches(run: Run, noisy: Path) -> None:
+    """80 steps of 32 samples at a scale of 96: 20 steps at least, 20 (1 + 96 / 384) = 25 at 384."""
+    document = document_of(
+        run("batch", "--workload", "light", "--profile", noisy, "--batches", 384, "--json")
+    )
+    assert document.noise_scale == pytest.approx(96)
+    first, last = document.outlooks
+    assert first.batch == 32
+    assert first.samples.nominal == pytest.approx(2560, rel=0.01)
+    # the exponent is a nuisance: the median law is a little flatter than this one
+    assert last.steps.nominal == pytest.approx(25, rel=0.15)
+    assert last.steps.p5 < 22
+    assert last.is_beyond_critical
+    assert last.learning_rate_factor == pytest.approx(3.2, rel=0.05)
+    assert document.caveats[0].startswith("the noise scale is of light learning ten")
+
+
+def test_devices_are_priced_by_the_profile(run: Run, noisy: Path) -> None:
+    """Samples per second are those of predict; the speed-up that counts is smaller."""
+    document = document_of(
+        run(
+            *("batch", "--workload", "light", "--profile", noisy, "--devices", "2,8"),
+            *("--micro-batch", 16, "--json"),
+        )
+    )
+    assert [entry.batch for entry in document.outlooks] == [32, 128]
+    last = document.outlooks[-1]
+    assert last.throughput_speedup is not None
+    assert last.target_speedup is not None
+    assert last.throughput_speedup > 1.5 * last.target_speedup.nominal
+    assert last.time_to_target_s is not None
+
+
+def test_norms_of_a_training_give_its_scale(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "norms.csv"
+    rows = f"2,16,{1 + 96 / 16},{1 + 96 / 32}\n" * 40
+    path.write_text(f"ranks,local_batch,mean_square,square_of_mean\n{rows}")
+    document = document_of(
+        run("batch", "--gradient-norms", path, "--points", "32=10", "--batches", 96, "--json")
+    )
+    assert document.noise_scale == pytest.approx(96)
+    assert document.outlooks[-1].samples_ratio.nominal == pytest.approx(1.5, rel=0.05)
+
+
+def test_a_workload_without_a_noise_scale_is_refused(run: Run, noisy: Path) -> None:
+    line = complaint(run("batch", "--workload", "lihgt", "--profile", noisy), EXIT_CALIBRATION)
+    assert "must hold the noise scale of 'lihgt', got that of light; did you mean light?" in line
+
+
+def test_predict_warns_beyond_the_critical_batch(run: Run, noisy: Path) -> None:
+    """Batch 128 at a scale of 96: (128 + 96) / (32 + 96) = 1.75; a little less in the median."""
+    asked = (
+        "predict",
+        "--profile",
+        noisy,
+        "--workload",
+        "light",
+        "--batch",
+        16,
+        "--verbose",
+        "--devices",
+    )
+    assert "critical batch" not in run(*asked, 4).stdout
+    words = run(*asked, 8).stdout
+    assert "global batches up to 128 pass the critical batch of about 96 samples" in words
+    assert "128 needs about 1.6 times the samples [1.3 - " in words
+    more = run(
+        *("whatif", "--profile", noisy, "--workload", "light", "--batch", 16, "--devices", 4),
+        *("--set", "devices=8"),
+    )
+    assert "critical batch of about 96" in more.stdout

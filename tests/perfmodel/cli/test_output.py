@@ -1,0 +1,97 @@
+"""Help, progress, and lines that fit a terminal."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from calibrate.campaign import Progress
+from perfmodel import checks
+from perfmodel.cli import output as progress
+from perfmodel.cli.app import _runnable, app
+from perfmodel.cli.output import wrapped
+from perfmodel.errors import EXIT_OK, UsageError
+from tests.perfmodel.cli.command import Run
+from tests.perfmodel.documents.test_nccl_tests import TEXT
+
+
+def test_every_command_stands_once_in_the_help_in_a_line_that_is_not_cut(run: Run) -> None:
+    shown = run("--help")
+    assert shown.exit_code == EXIT_OK
+    lines = [line.split() for line in shown.stdout.splitlines()]
+    for name in vars(get_command(app))["commands"]:
+        [line] = [words for words in lines if name in words[:2]]
+        assert len(line) > 2
+        assert line[-1].endswith(".")
+        assert not line[-1].endswith("...")
+
+
+def test_a_refused_argument_is_named_by_its_flag() -> None:
+    def command(*, bucket_cap_mb: float) -> None:
+        checks.positive("bucket_cap_mb", bucket_cap_mb)
+
+    with pytest.raises(UsageError, match=r"^--bucket-cap-mb: must be finite and > 0, got 0$"):
+        _runnable(command)(bucket_cap_mb=0)
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("batch axis is missing"), checks.WrongArgument("axis", "must be given")]
+)
+def test_other_errors_blame_no_flag(error: ValueError) -> None:
+    def command(*, batch: int) -> None:
+        del batch
+        raise error
+
+    with pytest.raises(ValueError, match="axis") as caught:
+        _runnable(command)(batch=1)
+    assert caught.value is error
+
+
+def test_waiting_for_the_machine_says_nothing_about_the_pace(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An hour of waiting, then a task every 20 s: after 7 of 10 about a minute is left."""
+    now_s = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    lines = progress._Lines("calibrate")
+    lines(Progress(done=0, total=10, task="waiting for process 7", is_waiting=True))
+    now_s = 3600.0
+    for done in range(1, 8):
+        lines(Progress(done=done, total=10, task=f"task {done}"))
+        now_s += 20
+    shown = capsys.readouterr().err.splitlines()
+    assert shown[0] == "calibrate: 0/10 (waiting for process 7)"
+    assert shown[-1] == "calibrate: 7/10, about 60 s left (task 7)"
+
+
+def test_the_bar_measures_its_pace_without_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --resume tasks were done before the wait: they must not count as done in it."""
+    updates: list[dict[str, object]] = []
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(
+        "rich.progress.Progress.update", lambda _self, _row, **values: updates.append(values)
+    )
+    with progress._shown("calibrate") as show:
+        show(Progress(done=4, total=10, task="waiting", is_waiting=True))
+        show(Progress(done=5, total=10, task="task 5"))
+    assert [entry["completed"] for entry in updates] == [None, 5]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "nccl.log"
+    path.write_text(TEXT)
+    return path
+
+
+def test_no_cell_is_cut_on_80_columns(run: Run, log: Path) -> None:
+    result = run("network", "show", log, "--collective", "all_reduce")
+    assert result.exit_code == EXIT_OK
+    for words in ("all_reduce", "1 MiB", "50 us", "21 GB/s", "51.2 MB/s"):
+        assert words in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_a_long_line_is_wrapped_between_words() -> None:
+    assert wrapped("  on and on --and-on", 12) == "  on and on\n    --and-on"
