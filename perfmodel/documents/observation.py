@@ -63,12 +63,17 @@ class DeviceStreams(Record):
     dense_optimizer_s: Durations
 
 
-class StepObservation(Record):
+class Taken(Record):
+    """What one task of a round observed."""
+
+    task: str
+    round: int
+
+
+class StepObservation(Taken):
     """One repetition to a setting: a few steps in one process."""
 
     kind: Literal["step"] = "step"
-    task: str
-    round: int
     started_utc: float
     setting: RunSetting
     ranks: tuple[RankSteps, ...]
@@ -77,12 +82,10 @@ class StepObservation(Record):
     """Sizes of the buckets that DDP formed, in the order it reduces them; empty without DDP. [B]"""
 
 
-class CollectiveObservation(Record):
+class CollectiveObservation(Taken):
     """Repeats of one collective, alone on the machine."""
 
     kind: Literal["collective"] = "collective"
-    task: str
-    round: int
     collective: str
     world_size: int
     size_bytes: int
@@ -90,12 +93,10 @@ class CollectiveObservation(Record):
     """Shape ``(world_size, repeats)``. [s]"""
 
 
-class ComputeObservation(Record):
+class ComputeObservation(Taken):
     """Repeats of one piece of computation or one copy."""
 
     kind: Literal["compute"] = "compute"
-    task: str
-    round: int
     probe: str
     dtype: str
     shape: tuple[int, ...]
@@ -104,21 +105,17 @@ class ComputeObservation(Record):
     durations_s: Durations
 
 
-class WorkloadObservation(Record):
+class WorkloadObservation(Taken):
     """A reference model as traced on this machine, gradients in the order they became ready."""
 
     kind: Literal["workload"] = "workload"
-    task: str
-    round: int
     workload: Workload
 
 
-class OverlapObservation(Record):
+class OverlapObservation(Taken):
     """Compute and an all-reduce alone and at the same time. [s]"""
 
     kind: Literal["overlap"] = "overlap"
-    task: str
-    round: int
     world_size: int
     size_bytes: int
     compute_alone_s: Durations
@@ -136,12 +133,10 @@ class TimedOperator(Record):
     times_s: Durations
 
 
-class ReplayObservation(Record):
+class ReplayObservation(Taken):
     """A traced step repeated operator by operator, in its order and with its allocations."""
 
     kind: Literal["replay"] = "replay"
-    task: str
-    round: int
     workload: str
     micro_batch: PositiveInt
     parameters: str
@@ -194,23 +189,19 @@ class OptimizerPoint(Record):
     """As in ``IsolatedOperator``."""
 
 
-class OperatorsObservation(Record):
+class OperatorsObservation(Taken):
     """Operators of some single layers."""
 
     kind: Literal["operators"] = "operators"
-    task: str
-    round: int
     operators: tuple[IsolatedOperator, ...]
     optimizers: tuple[OptimizerPoint, ...]
     speed_probe_s: Durations
 
 
-class CheckpointObservation(Record):
+class CheckpointObservation(Taken):
     """Model and optimizer written to disk, and read back past the page cache. [s]"""
 
     kind: Literal["checkpoint"] = "checkpoint"
-    task: str
-    round: int
     workload: str
     size_bytes: PositiveInt
     write_s: Durations
@@ -219,12 +210,10 @@ class CheckpointObservation(Record):
     """Until model and optimizer hold what was written."""
 
 
-class TrainingObservation(Record):
+class TrainingObservation(Taken):
     """A training on samples that can be learned: norms of its gradients, and what it reached."""
 
     kind: Literal["training"] = "training"
-    task: str
-    round: int
     workload: str
     samples: str
     """What was learned."""
@@ -253,23 +242,19 @@ class TrainingObservation(Record):
         return self.world_size * self.micro_batch
 
 
-class ProcessorObservation(Record):
+class ProcessorObservation(Taken):
     """What all processors of the machine did during a task; of several machines the one that lost most."""
 
     kind: Literal["processor"] = "processor"
-    task: str
-    round: int
     busy_s: Duration
     steal_s: Duration
     """Wanted, and given to others by a hypervisor, as far as it tells."""
 
 
-class EnvironmentObservation(Record):
+class EnvironmentObservation(Taken):
     """What the machine was; free-form facts, see ``calibrate/environment.py``."""
 
     kind: Literal["environment"] = "environment"
-    task: str
-    round: int
     facts: dict[str, object]
 
 
@@ -291,15 +276,7 @@ _ADAPTER: TypeAdapter[Observation] = TypeAdapter(Observation)
 
 
 def read_observations(path: Path) -> list[Observation]:
-    """Read all complete lines of a file of observations.
-
-    A last line without its end is what an interrupted writer leaves: it is dropped.
-
-    Raises
-    ------
-    InvalidDocument
-        If any other line breaks the schema.
-    """
+    """All complete lines of a file of observations; ``InvalidDocument`` if one breaks the schema."""
     return read_lines(path, _ADAPTER, what="observations")
 
 

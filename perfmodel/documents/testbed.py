@@ -61,24 +61,20 @@ class Fabric(Record):
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
-        num_nodes = len(self.node_bytes_per_s)
-        if max(self.node_of_rank) >= num_nodes:
-            raise ValueError(
-                f"node_of_rank must name nodes 0..{num_nodes - 1}, got {max(self.node_of_rank)}"
-            )
+        num_nodes, num_racks = len(self.node_bytes_per_s), len(self.rack_bytes_per_s)
         if self.rack_of_node and len(self.rack_of_node) != num_nodes:
             raise ValueError(
                 f"rack_of_node must have one entry per node ({num_nodes}), "
                 f"got {len(self.rack_of_node)}"
             )
-        if self.rack_of_node and max(self.rack_of_node) >= len(self.rack_bytes_per_s):
-            raise ValueError(
-                f"rack_of_node must name racks 0..{len(self.rack_bytes_per_s) - 1}, "
-                f"got {max(self.rack_of_node)}"
-            )
-        for stream in self.background:
-            if max(stream.from_node, stream.to_node) >= num_nodes:
-                raise ValueError(f"background must run between nodes 0..{num_nodes - 1}")
+        streams = [node for s in self.background for node in (s.from_node, s.to_node)]
+        for name, of, found, count in (
+            ("node_of_rank", "nodes", self.node_of_rank, num_nodes),
+            ("rack_of_node", "racks", self.rack_of_node, num_racks),
+            ("background", "nodes", streams, num_nodes),
+        ):
+            if max(found, default=-1) >= count:
+                raise ValueError(f"{name} must name {of} 0..{count - 1}, got {max(found)}")
         return self
 
 
@@ -247,22 +243,25 @@ class HostUse(Record):
         return self.steal_cpu_s / (self.window_s * self.num_cores)
 
 
-class TrainingRun(Record):
+class _StepsRun(Record):
+    started_utc: float
+    step_s: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)]
+    """From the end of one step of the last rank to the end of the next. [s]"""
+    link_bytes: dict[str, NonNegativeInt]
+    """Sent during the timed steps over each shaped link. [B]"""
+    host: HostUse
+
+
+class TrainingRun(_StepsRun):
     """What one training setting did."""
 
     kind: Literal["training"] = "training"
     setting: TrainingSetting
-    started_utc: float
-    step_s: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)]
-    """From the end of one step of the last rank to the end of the next. [s]"""
     factors: tuple[tuple[PositiveFloat, ...], ...]
     """Shape ``(num_ranks, num_steps)``: pace of each device in each step; 1.2 is 20 % slower."""
     compute_s: tuple[tuple[PositiveFloat, ...], ...]
     """Shape ``(num_ranks, num_steps)``: from the start of a step to the end of its backward. [s]"""
-    link_bytes: dict[str, NonNegativeInt]
-    """Sent during the timed steps over each shaped link. [B]"""
     bucket_bytes: tuple[PositiveInt, ...]
-    host: HostUse
     late_mean_s: NonNegativeFloat
     """By how much emulated layers ended after their time. [s]"""
     late_p99_s: NonNegativeFloat
@@ -286,17 +285,11 @@ class CollectiveRun(Record):
     """Runs until other guests left the machine alone; the quietest is kept."""
 
 
-class StrategyRun(Record):
+class StrategyRun(_StepsRun):
     """What one strategy did."""
 
     kind: Literal["strategy"] = "strategy"
     setting: StrategySetting
-    started_utc: float
-    step_s: Annotated[tuple[PositiveFloat, ...], Field(min_length=1)]
-    """From the end of one step of the last rank to the end of the next. [s]"""
-    link_bytes: dict[str, NonNegativeInt]
-    """Sent during the timed steps over each shaped link. [B]"""
-    host: HostUse
 
 
 Run = Annotated[TrainingRun | CollectiveRun | StrategyRun, Field(discriminator="kind")]
@@ -304,13 +297,7 @@ _RUN: TypeAdapter[Run] = TypeAdapter(Run)
 
 
 def read_runs(path: Path) -> list[Run]:
-    """Read all complete lines of a file of runs; half a last line is dropped.
-
-    Raises
-    ------
-    InvalidDocument
-        If any other line breaks the schema.
-    """
+    """All complete lines of a file of runs; ``InvalidDocument`` if one breaks the schema."""
     return read_lines(path, _RUN, what="runs") if path.exists() else []
 
 
