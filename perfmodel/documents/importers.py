@@ -66,20 +66,12 @@ class Found:
 
 
 def read_topology(path: Path) -> Found:
-    """Read either kind of log.
-
-    Raises
-    ------
-    InvalidDocument
-        If it is neither, is truncated, or its ranks do not add up.
-    """
+    """Content of either log; ``InvalidDocument`` if it is neither, is truncated, or its ranks do not add up."""
     try:
         text = _ESCAPES.sub("", path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidDocument(f"{path}: topology log cannot be read: {why(error)}") from error
-    if "NCCL INFO" in text:
-        return _from_nccl(path, text)
-    return _from_matrix(path, text)
+    return _from_nccl(path, text) if "NCCL INFO" in text else _from_matrix(path, text)
 
 
 def as_cluster(
@@ -90,13 +82,7 @@ def as_cluster(
     link_bytes_per_s: float | None = None,
     adapter_bytes_per_s: float | None = None,
 ) -> Cluster:
-    """Join what was found and what was given to a cluster.
-
-    Raises
-    ------
-    UsageError
-        If there are several nodes and nothing tells the rate of an adapter.
-    """
+    """What was found and what was given as a cluster; ``UsageError`` if several nodes lack an adapter's rate."""
     count = nodes or found.nodes
     tiers = [
         Tier(
@@ -220,6 +206,9 @@ def _from_nccl(path: Path, text: str) -> Found:
         rates[match["kind"]].append(float(match["rate"]) * 1e9)
     using = next((match["adapters"] for match in map(_USING.search, lines) if match), "")
     nvlink = min(rates["NVL"], default=None)
+    # the lower share where the log does not tell
+    is_hopper = nvlink is not None and nvlink <= _MORE_THAN_HOPPER_BYTES_PER_S
+    reduction = _IN_SWITCH_REDUCTION_OF_HOPPER if is_hopper else _IN_SWITCH_REDUCTION
     return Found(
         devices_per_node=per_node.pop(),
         nodes=len(hosts),
@@ -230,15 +219,8 @@ def _from_nccl(path: Path, text: str) -> Found:
         if nvlink
         else "assumed: PCIe 4.0 x16 at 87 % of its rate, because NCCL's log names no NVLink",
         adapter_bytes_per_s=min(rates["NET"], default=None),
-        in_switch_reduction=_in_switch_reduction(nvlink) if _SWITCHES_ADD in text else 0.0,
+        in_switch_reduction=reduction if _SWITCHES_ADD in text else 0.0,
     )
-
-
-def _in_switch_reduction(nvlink_bytes_per_s: float | None) -> float:
-    """The lower share where the log does not tell."""
-    if nvlink_bytes_per_s is None or nvlink_bytes_per_s > _MORE_THAN_HOPPER_BYTES_PER_S:
-        return _IN_SWITCH_REDUCTION
-    return _IN_SWITCH_REDUCTION_OF_HOPPER
 
 
 Library = Literal["gloo", "nccl", "unknown"]
@@ -272,6 +254,7 @@ _NAMES: Final = {
     "AlltoAll": "all_to_all",
     "SendRecv": "send_recv",
 }
+_UNNAMED: Final = "log does not name its collective; pass --collective"
 #: In our words.
 COLLECTIVES: Final = tuple(_NAMES.values())
 _RANK: Final = re.compile(
@@ -293,32 +276,23 @@ _STARTED: Final = re.compile(r"^# Collective test starting: *(\S+)", re.MULTILIN
 
 
 def read_nccl_tests(path: Path, *, collective: str | None = None) -> MeasuredCollective:
-    """One log as one measured group.
+    """One log as one measured group; ``InvalidDocument`` if it is truncated or its units are others.
 
-    Parameters
-    ----------
-    collective
-        Needed for text of old versions, which does not say what was run; overrides what a log says.
-
-    Raises
-    ------
-    InvalidDocument
-        If the log is truncated, its units are others, or it does not name its ranks.
+    ``collective`` overrides what the log says; text of old versions does not say what was run.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidDocument(f"{path}: nccl-tests log cannot be read: {why(error)}") from error
-    if text.lstrip().startswith("{"):
-        return _from_json(path, text, collective)
-    return _from_text(path, text, collective)
+    is_json = text.lstrip().startswith("{")
+    return (_from_json if is_json else _from_text)(path, text, collective)
 
 
 def _from_text(path: Path, text: str, collective: str | None) -> MeasuredCollective:
     started = _STARTED.search(text)
     collective = collective or _known(started[1] if started else "")
     if collective is None:
-        raise InvalidDocument(f"{path}: log does not name its collective; pass --collective")
+        raise InvalidDocument(f"{path}: {_UNNAMED}")
     if "(us)" not in text or "(GB/s)" not in text:
         raise InvalidDocument(
             f"{path}: columns must be in (us) and (GB/s), as nccl-tests prints them"
@@ -338,10 +312,7 @@ def _from_text(path: Path, text: str, collective: str | None) -> MeasuredCollect
         )
         for row in rows
     ]
-    ranks = [
-        _Rank(number=int(number), group=int(group or 0), host=host)
-        for number, group, host in _RANK.findall(text)
-    ]
+    ranks = [(int(rank), int(group or 0), host) for rank, group, host in _RANK.findall(text)]
     return _measured(path, collective, ranks=ranks, points=points)
 
 
@@ -352,12 +323,13 @@ def _from_json(path: Path, text: str, collective: str | None) -> MeasuredCollect
         # nccl-tests writes booleans as text.
         okay = (raw.get("out_of_bounds") or {}).get("okay", True)
         _refuse_failed(path, is_okay=str(okay).lower() != "false")
-        name = collective or _named(path, raw)
+        experiments = (str(result.get("experiment_name")) for result in results)
+        name = collective or _known(" ".join([*map(str, raw.get("args", ())), *experiments]))
         points = [
             _point(
                 path,
                 float(entry["size"]),
-                time_us=_time_us(side),
+                time_us=float(side["time"] if "time" in side else side["cpu_time"]),
                 algbw=float(side["alg_bw"]),
                 wrong=side.get("nwrong"),
             )
@@ -366,11 +338,7 @@ def _from_json(path: Path, text: str, collective: str | None) -> MeasuredCollect
             for side in [entry["out_of_place"] or entry["in_place"]]
         ]
         ranks = [
-            _Rank(
-                number=int(device["rank"]),
-                group=int(device.get("group", 0)),
-                host=str(device["hostname"]),
-            )
+            (int(device["rank"]), int(device.get("group", 0)), str(device["hostname"]))
             for device in devices
         ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -378,6 +346,8 @@ def _from_json(path: Path, text: str, collective: str | None) -> MeasuredCollect
         raise InvalidDocument(
             f"{path}: nccl-tests JSON is truncated or malformed: {said}; save it again"
         ) from error
+    if name is None:
+        raise InvalidDocument(f"{path}: {_UNNAMED}")
     return _measured(path, name, ranks=ranks, points=points)
 
 
@@ -389,26 +359,12 @@ def _refuse_failed(path: Path, *, is_okay: bool) -> None:
         )
 
 
-def _named(path: Path, raw: dict[str, Any]) -> str:
-    names = " ".join(
-        [*map(str, raw.get("args", ())), *(str(r.get("experiment_name")) for r in raw["results"])]
-    )
-    found = _known(names)
-    if found is None:
-        raise InvalidDocument(f"{path}: log does not name its collective; pass --collective")
-    return found
-
-
 def _known(names: str) -> str | None:
     """The collective of a program or of an experiment; None if there is none."""
     for ours in _NAMES.values():
         if f"{ours}_perf" in names or ours.replace("_", "") + "_perf" in names:
             return ours
     return next((ours for theirs, ours in _NAMES.items() if theirs in names), None)
-
-
-def _time_us(side: dict[str, Any]) -> float:
-    return float(side["time"] if "time" in side else side["cpu_time"])
 
 
 def _point(
@@ -433,29 +389,28 @@ def _point(
     return CurvePoint(at=size_bytes, time_s=time_us * 1e-6, relative_error=IMPORTED_ERROR)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rank:
-    number: int
-    group: int
-    host: str
-
-
 def _measured(
-    path: Path, collective: str, *, ranks: Sequence[_Rank], points: Iterable[CurvePoint | None]
+    path: Path,
+    collective: str,
+    *,
+    ranks: Sequence[tuple[int, int, str]],
+    points: Iterable[CurvePoint | None],
 ) -> MeasuredCollective:
+    """One group; ranks are number, group and host."""
     found = tuple(sorted((p for p in points if p is not None), key=lambda p: p.at))
     if not found:
         raise InvalidDocument(f"{path}: log is truncated: no rows with a size and a time")
     if len(ranks) < 2:
         raise InvalidDocument(f"{path}: log must list at least 2 ranks, got {len(ranks)}")
-    groups = {rank.group for rank in ranks}
+    groups = {group for _, group, _ in ranks}
     if len(groups) > 1:
         raise InvalidDocument(
             f"{path}: log must be of one group, got {len(groups)} that ran side by side and shared links; "
             "run one alone, without NCCL_TESTS_SPLIT"
         )
-    count = max(rank.number for rank in ranks) + 1
-    if sorted(rank.number for rank in ranks) != list(range(count)):
+    numbers = [number for number, _, _ in ranks]
+    count = max(numbers) + 1
+    if sorted(numbers) != list(range(count)):
         raise InvalidDocument(
             f"{path}: log must list every rank once, got {len(ranks)} lines for ranks 0 to {count - 1}; "
             "it is truncated or joined from several, save it again"
@@ -463,6 +418,6 @@ def _measured(
     return MeasuredCollective(
         collective=collective,
         world_size=len(ranks),
-        num_nodes=len({rank.host for rank in ranks}),
+        num_nodes=len({host for _, _, host in ranks}),
         points=found,
     )
