@@ -3,11 +3,11 @@
 import csv
 import datetime as dt
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from pydantic import model_validator as validator
 
 from perfmodel.bounds import Share
@@ -50,16 +50,35 @@ class Price(Record):
         return (today - self.date).days
 
 
+def _per(unit: PriceUnit) -> AfterValidator:
+    """Refuses a price of another unit."""
+
+    def check(price: Price) -> Price:
+        if price.unit is not unit:
+            raise ValueError(f"must be {unit.value}, got {price.unit.value}")
+        return price
+
+    return AfterValidator(check)
+
+
+PerDevice = Annotated[Price, _per(PriceUnit.DEVICE)]
+Once = Annotated[Price, _per(PriceUnit.ONCE)]
+PerYear = Annotated[Price, _per(PriceUnit.YEAR)]
+PerDeviceHour = Annotated[Price, _per(PriceUnit.DEVICE_HOUR)]
+PerKilowattHour = Annotated[Price, _per(PriceUnit.KILOWATT_HOUR)]
+PerGigabyte = Annotated[Price, _per(PriceUnit.GIGABYTE)]
+
+
 class Purchase(Record):
     """Devices that are bought, and what keeps them running."""
 
     devices: PositiveInt
     """That are used; spares come on top."""
-    device_price: Price
+    device_price: PerDevice
     """Of a device with its share of host, memory and rack."""
     spare_fraction: Share = 0.0
     """Spare devices over used ones."""
-    network_price: Price
+    network_price: Once
     """Switches, cables, optics, all together."""
     lifetime_years: PositiveFloat
     residual_fraction: Share = 0.0
@@ -70,18 +89,10 @@ class Purchase(Record):
     """Power when idle over power at work."""
     pue: Annotated[float, Field(ge=1, le=5)]
     """Power of the data centre over power of the machines."""
-    energy_price: Price
-    staff_price: Price
+    energy_price: PerKilowattHour
+    staff_price: PerYear
     upkeep_fraction: Share = 0.0
     """Support and repair per year, over the purchase price."""
-
-    @validator(mode="after")
-    def _units(self) -> Self:
-        expect_unit("device_price", self.device_price, PriceUnit.DEVICE)
-        expect_unit("network_price", self.network_price, PriceUnit.ONCE)
-        expect_unit("energy_price", self.energy_price, PriceUnit.KILOWATT_HOUR)
-        expect_unit("staff_price", self.staff_price, PriceUnit.YEAR)
-        return self
 
 
 class Rental(Record):
@@ -90,13 +101,12 @@ class Rental(Record):
     name: Text
     kind: Literal["on-demand", "reserved", "spot"]
     """Reserved hours are paid whether used or not; the others when used."""
-    price: Price
+    price: PerDeviceHour
     effective_fraction: _PositiveShare = 1.0
     """Share of paid time that is training: what interruptions leave, see ``perfmodel goodput``."""
 
     @validator(mode="after")
-    def _units(self) -> Self:
-        expect_unit("price", self.price, PriceUnit.DEVICE_HOUR)
+    def _says_its_share(self) -> Self:
         if self.kind == "spot" and "effective_fraction" not in self.model_fields_set:
             raise ValueError("effective_fraction of spot devices must be given")
         return self
@@ -106,12 +116,7 @@ class Egress(Record):
     """Data that leaves a rented data centre."""
 
     gigabytes_per_year: NonNegativeFloat
-    price: Price
-
-    @validator(mode="after")
-    def _units(self) -> Self:
-        expect_unit("price", self.price, PriceUnit.GIGABYTE)
-        return self
+    price: PerGigabyte
 
 
 class Budget(Record):
@@ -153,11 +158,7 @@ class Budget(Record):
 def read_budget(path: Path, *, today: dt.date, prices: Path | None = None) -> Budget:
     """Read a budget in TOML; a price given as text is a name in the price table.
 
-    Raises
-    ------
-    InvalidDocument
-        If a file cannot be read, a price is missing, negative, unknown or from the future, currencies
-        are mixed, or a key is unknown.
+    Raises ``InvalidDocument`` if a file cannot be read or breaks a rule, or a price is from the future.
     """
     raw = read_priced(path, what="budget", prices=prices)
     budget = checked(raw, Budget, where=path)
@@ -166,13 +167,7 @@ def read_budget(path: Path, *, today: dt.date, prices: Path | None = None) -> Bu
 
 
 def refuse_future_prices(prices: Mapping[str, Price], *, path: Path, today: dt.date) -> None:
-    """Refuse quotes from days to come.
-
-    Raises
-    ------
-    InvalidDocument
-        Naming the first of them.
-    """
+    """Raise ``InvalidDocument`` for the first quote from days to come."""
     for name, price in prices.items():
         if price.age_days(today) < 0:
             raise InvalidDocument(
@@ -191,17 +186,21 @@ def stale_prices(prices: Mapping[str, Price], *, today: dt.date) -> list[str]:
 
 
 def read_prices(path: Path) -> dict[str, Price]:
-    """Read a table of prices: ``name`` and the fields of a price as columns.
+    """A CSV table of prices: ``name`` and the fields of a price as columns.
 
-    Raises
-    ------
-    InvalidDocument
-        If the file cannot be read, or a row breaks a rule or repeats a name.
+    Raises ``InvalidDocument`` if the file cannot be read, or a row breaks a rule or repeats a name.
     """
     found: dict[str, Price] = {}
-    for line, row in _rows(path):
-        name = row.pop("name", None)
-        price = checked(row, Price, where=f"{path}: line {line}")
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file, restkey="columns beyond the heading")
+            rows = [(reader.line_num, row) for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InvalidDocument(f"{path}: prices cannot be read: {why(error)}") from error
+    for line, row in rows:
+        given = {key: value for key, value in row.items() if value is not None}
+        name = given.pop("name", None)
+        price = checked(given, Price, where=f"{path}: line {line}")
         if not name or name in found:
             raise InvalidDocument(
                 f"{path}: line {line}: name must be new and not empty, got {name!r}"
@@ -210,27 +209,8 @@ def read_prices(path: Path) -> dict[str, Price]:
     return found
 
 
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file, restkey="columns beyond the heading")
-            for row in reader:
-                yield (
-                    reader.line_num,
-                    {key: value for key, value in row.items() if value is not None},
-                )
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InvalidDocument(f"{path}: prices cannot be read: {why(error)}") from error
-
-
 def read_priced(path: Path, *, what: str, prices: Path | None) -> Any:
-    """A file in TOML in which names of a table of prices stand for prices.
-
-    Raises
-    ------
-    InvalidDocument
-        If a file cannot be read, or a name is not in the table.
-    """
+    """A file in TOML in which names of a table of prices stand for prices."""
     raw = read_toml(path, what=what)
     return _with_prices(raw, {} if prices is None else read_prices(prices), path)
 
@@ -261,12 +241,6 @@ def refuse_mixed_currencies(prices: Mapping[str, Price]) -> None:
     if len(set(currencies.values())) > 1:
         named = ", ".join(f"{name} {currency}" for name, currency in currencies.items())
         raise ValueError(f"all prices must be in one currency, convert them first: {named}")
-
-
-def expect_unit(name: str, price: Price, unit: PriceUnit) -> None:
-    """Refuse a price of another unit with a ``ValueError``."""
-    if price.unit is not unit:
-        raise ValueError(f"{name} must be {unit.value}, got {price.unit.value}")
 
 
 class PurchaseItems(Record):

@@ -17,9 +17,10 @@ from pydantic import model_validator as validator
 from perfmodel.bounds import Share
 from perfmodel.documents.base import Document, Record, Text, checked
 from perfmodel.documents.budget import (
+    Once,
+    PerDeviceHour,
+    PerKilowattHour,
     Price,
-    PriceUnit,
-    expect_unit,
     read_priced,
     refuse_future_prices,
     refuse_mixed_currencies,
@@ -51,7 +52,7 @@ class Work(Record):
     accumulation: PositiveInt = 1
 
     @validator(mode="after")
-    def _one_kind(self) -> Self:
+    def _said_once(self) -> Self:
         if (self.workload is None) == (self.model is None):
             raise ValueError("either workload or model must be given")
         if self.model is None and self.sequence_length is not None:
@@ -60,10 +61,6 @@ class Work(Record):
             raise ValueError("tokens_per_sample of a model must be given as sequence_length")
         if self.model is not None and self.accumulation != 1:
             raise ValueError("accumulation of a model must be left to its layouts")
-        return self
-
-    @validator(mode="after")
-    def _said_once(self) -> Self:
         tokens = self.tokens if self.model is None else None
         pairs = (
             ("epochs", self.epochs, "samples_per_epoch", self.samples_per_epoch),
@@ -201,29 +198,20 @@ class Option(Record):
     """Of a large model: devices that share fast links; default 8."""
     counts: Counts
     batches: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
-    price: Price
-    energy_price: Price | None = None
+    price: PerDeviceHour
+    energy_price: PerKilowattHour | None = None
     """On top, where power is not part of the price."""
-    setup_price: Price | None = None
+    setup_price: Once | None = None
     """Once, whatever the number of devices."""
     power_per_device_w: PositiveFloat | None = None
     pue: Annotated[float, Field(ge=1, le=5)] = 1.0
 
     @validator(mode="after")
-    def _units(self) -> Self:
-        expect_unit("price", self.price, PriceUnit.DEVICE_HOUR)
-        if self.energy_price is not None:
-            expect_unit("energy_price", self.energy_price, PriceUnit.KILOWATT_HOUR)
-            if self.power_per_device_w is None:
-                raise ValueError("energy_price must come with power_per_device_w")
-        if self.setup_price is not None:
-            expect_unit("setup_price", self.setup_price, PriceUnit.ONCE)
+    def _is_whole(self) -> Self:
+        if self.energy_price is not None and self.power_per_device_w is None:
+            raise ValueError("energy_price must come with power_per_device_w")
         if not self.device_counts:
             raise ValueError("counts must name at least one number of devices")
-        return self
-
-    @validator(mode="after")
-    def _parsed(self) -> Self:
         if self.device_memory is not None:
             parse_bytes(self.device_memory)
         fixed = self.fixed_layout
@@ -318,11 +306,7 @@ def _refuse_foreign_keys(option: Option, *, is_large: bool) -> None:
 def read_plan(path: Path, *, today: dt.date, prices: Path | None = None) -> PlanFile:
     """Read a plan in TOML; a price given as text is a name in the price table.
 
-    Raises
-    ------
-    InvalidDocument
-        If a file cannot be read, a key is unknown or missing, the plan contradicts itself, currencies
-        are mixed, the deadline is not after the start, or the start is in the past.
+    Raises ``InvalidDocument`` if a file cannot be read, breaks a rule, or contradicts itself or today.
     """
     plan = checked(read_priced(path, what="plan", prices=prices), PlanFile, where=path)
     refuse_future_prices(plan.prices(), path=path, today=today)

@@ -252,7 +252,7 @@ def test_strong_scaling_leaves_out_what_does_not_split(tmp_path: Path) -> None:
         ),
         ("samples = 8e8", "", "the work must be given once"),
         ('currency = "EUR"', 'currency = "USD"', "one currency"),
-        ('unit = "per kWh"', 'unit = "per year"', "energy_price must be per kWh"),
+        ('unit = "per kWh"', 'unit = "per year"', "energy_price: must be per kWh"),
         ("power_per_device_w = 500\n", "", "power_kw needs power_per_device_w of slow"),
         ("{ first = 1, last = 16 }", "{ first = 5, last = 1 }", "last must be >= first"),
         ("date = 2026-11-01", "date = 2027-11-01", "date must not be after"),
