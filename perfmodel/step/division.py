@@ -29,7 +29,7 @@ from perfmodel.workload.operator import (
     flop,
     traffic_bytes,
 )
-from perfmodel.workload.step import Affine, AffineBytes, SymbolicStep, TracedParameter
+from perfmodel.workload.step import Affine, AffineBytes, Dimension, SymbolicStep, TracedParameter
 from perfmodel.workload.workload import Parameter, Workload
 
 
@@ -123,15 +123,19 @@ def units(trace: SymbolicStep, memory: StepMemory | None) -> tuple[Unit, ...]:
         block = blocks[place] if place >= 0 else None
         if not own and not parameters[place]:
             continue
-        entering = next((call for call in own if call.phase is Phase.FORWARD), None)
-        first = None if entering is None else _first_tensor(trace, entering)
-        width = _last(trace, first) if first is not None else None
-        counts = Counter(
+        # What enters a unit is what its first operator reads first.
+        entering = next(
             (
-                call.operator,
-                call.phase,
-                _is_divisible(trace, call, block=block, rows=rows, width=width),
-            )
+                tensors[0]
+                for call in own
+                if call.phase is Phase.FORWARD
+                and (tensors := trace.operators[call.operator].inputs)
+            ),
+            None,
+        )
+        width = None if entering is None else trace.tensors[entering].shape[-1:]
+        counts = Counter(
+            (call.operator, call.phase, _is_divisible(trace, call, block, rows, width))
             for call in own
         )
         found.append(
@@ -139,9 +143,7 @@ def units(trace: SymbolicStep, memory: StepMemory | None) -> tuple[Unit, ...]:
                 path="" if block is None else block.path,
                 calls=tuple(CountedCall(*key, count) for key, count in counts.items()),
                 parameters=parameters[place],
-                activation=AffineBytes(constant_bytes=0, per_sample_bytes=0)
-                if first is None
-                else _size(trace, first),
+                activation=_size(trace, entering),
                 block=block,
                 regions=_regions(trace, parameters[place], block, place=place),
             )
@@ -152,6 +154,8 @@ def units(trace: SymbolicStep, memory: StepMemory | None) -> tuple[Unit, ...]:
 _BEFORE: Final = -1
 _AFTER: Final = -2
 _MATRIX: Final = 2
+#: Products whose last two inputs are matrices.
+_PRODUCTS: Final = frozenset({"mm", "addmm", "_addmm_activation"})
 
 
 def _placed(calls: Sequence[Call], paths: Sequence[str]) -> Iterator[tuple[int, Call]]:
@@ -218,37 +222,30 @@ def _dimensions(trace: SymbolicStep) -> dict[str, int]:
 
 
 def _is_divisible(
-    trace: SymbolicStep, call: Call, *, block: Block | None, rows: set[str], width: object
+    trace: SymbolicStep,
+    call: Call,
+    block: Block | None,
+    rows: set[str],
+    width: tuple[Dimension, ...] | None,
 ) -> bool:
     """Norms, residual sums and what else works on the whole hidden state stay whole."""
-    if block is None:
-        return call.module in rows and any(
-            p.name.rpartition(".")[0] == call.module for p in trace.parameters
-        )
-    owns_matrices = call.module in rows and call.module != block.path
-    if owns_matrices:
-        return True
     operator = trace.operators[call.operator]
-    tensors = [trace.tensors[i] for i in (*operator.inputs, *operator.outputs)]
+    if block is None:
+        is_embedding = call.module in rows and base_name(operator.name).startswith("embedding")
+        return is_embedding or base_name(operator.name) in _PRODUCTS
+    if call.module in rows and call.module != block.path:
+        return True
+    tensors = (trace.tensors[i] for i in (*operator.inputs, *operator.outputs))
     shaped = [tensor for tensor in tensors if tensor.shape]
-    if not shaped:
-        return False
-    largest = max(shaped, key=lambda tensor: tensor.at(trace.traced_micro_batches[0]).num_elements)
-    return largest.shape[-1] != width
+    least = trace.traced_micro_batches[0]
+    largest = max(shaped, key=lambda tensor: tensor.at(least).num_elements, default=None)
+    return largest is not None and largest.shape[-1:] != width
 
 
-def _first_tensor(trace: SymbolicStep, call: Call) -> int | None:
-    inputs = trace.operators[call.operator].inputs
-    return inputs[0] if inputs else None
-
-
-def _last(trace: SymbolicStep, tensor: int) -> object:
-    shape = trace.tensors[tensor].shape
-    return shape[-1] if shape else None
-
-
-def _size(trace: SymbolicStep, tensor: int) -> AffineBytes:
+def _size(trace: SymbolicStep, tensor: int | None) -> AffineBytes:
     """Bytes of a tensor by the micro-batch. [B]"""
+    if tensor is None:
+        return AffineBytes(constant_bytes=0, per_sample_bytes=0)
     low, high = trace.traced_micro_batches
     first, second = (trace.tensors[tensor].at(batch).size_bytes for batch in (low, high))
     slope = (second - first) // (high - low)
@@ -497,10 +494,6 @@ def num_elements(parameter: TracedParameter, tp: int) -> int:
     """Elements of a parameter on one of ``tp`` ranks."""
     divided = tp if len(parameter.shape) >= _MATRIX else 1
     return -(-parameter.num_elements // divided)
-
-
-#: Products whose last two inputs are matrices.
-_PRODUCTS: Final = frozenset({"mm", "addmm", "_addmm_activation"})
 
 
 def divided(operator: Operator, constant: Sequence[Sequence[bool]], tp: int) -> Operator:
