@@ -69,16 +69,10 @@ def resnet18() -> nn.Module:
 
 def mlp() -> nn.Module:
     """Large parameters, little compute: the case that the network decides."""
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(784, 1024),
-        nn.ReLU(),
-        nn.Linear(1024, 1024),
-        nn.ReLU(),
-        nn.Linear(1024, 1024),
-        nn.ReLU(),
-        nn.Linear(1024, 10),
-    )
+    layers: list[nn.Module] = [nn.Flatten(), nn.Linear(784, 1024), nn.ReLU()]
+    for _ in range(2):
+        layers += [nn.Linear(1024, 1024), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(1024, 10))
 
 
 class Transformer(nn.Module):
@@ -122,14 +116,11 @@ def _tokens(num_samples: int) -> Tensor:
 
 
 MODELS = {
-    "lenet": ReferenceModel(
-        build=lenet, sample="1x28x28 image", draw_inputs=_images, num_classes=10
-    ),
-    "resnet18": ReferenceModel(
-        build=resnet18, sample="1x28x28 image", draw_inputs=_images, num_classes=10
-    ),
-    "mlp": ReferenceModel(build=mlp, sample="784 features", draw_inputs=_images, num_classes=10),
-    "transformer": ReferenceModel(
-        build=Transformer, sample="64 tokens", draw_inputs=_tokens, num_classes=1000
-    ),
+    name: ReferenceModel(build=build, sample=sample, draw_inputs=draw, num_classes=classes)
+    for name, build, sample, draw, classes in (
+        ("lenet", lenet, "1x28x28 image", _images, 10),
+        ("resnet18", resnet18, "1x28x28 image", _images, 10),
+        ("mlp", mlp, "784 features", _images, 10),
+        ("transformer", Transformer, "64 tokens", _tokens, 1000),
+    )
 }

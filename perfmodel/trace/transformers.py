@@ -158,37 +158,30 @@ class Attention(nn.Module):
         return (heads if norm is None else norm(heads)).transpose(1, 2)
 
 
-class GatedMLP(nn.Module):
-    """Down-projection of an activated gate times an up-projection."""
+class MLP(nn.Module):
+    """Up, activation, down; the Llama family activates a gate beside the up-projection."""
 
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__()
-        bias = shape.raw.flag("mlp_bias", default=False)
-        self.gate_proj = nn.Linear(shape.width, shape.inner_width, bias=bias)
-        self.up_proj = nn.Linear(shape.width, shape.inner_width, bias=bias)
-        self.down_proj = nn.Linear(shape.inner_width, shape.width, bias=bias)
+        width, inner = shape.width, shape.inner_width
+        self.gated = shape.is_llama
+        if self.gated:
+            bias = shape.raw.flag("mlp_bias", default=False)
+            self.gate_proj = nn.Linear(width, inner, bias=bias)
+            self.up_proj = nn.Linear(width, inner, bias=bias)
+            self.down_proj = nn.Linear(inner, width, bias=bias)
+        else:
+            make = TransposedLinear if shape.family == "gpt2" else nn.Linear
+            self.up, self.down = make(width, inner), make(inner, width)
         self.activation = ACTIVATIONS[shape.activation]
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Same shape as the input."""
-        inner = self.activation(self.gate_proj(hidden)) * self.up_proj(hidden)
-        outputs: Tensor = self.down_proj(inner)
-        return outputs
-
-
-class PlainMLP(nn.Module):
-    """Up, activation, down."""
-
-    def __init__(self, shape: TransformerShape) -> None:
-        super().__init__()
-        make = TransposedLinear if shape.family == "gpt2" else nn.Linear
-        self.up = make(shape.width, shape.inner_width)
-        self.down = make(shape.inner_width, shape.width)
-        self.activation = ACTIVATIONS[shape.activation]
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Same shape as the input."""
-        outputs: Tensor = self.down(self.activation(self.up(hidden)))
+        outputs: Tensor
+        if self.gated:
+            outputs = self.down_proj(self.activation(self.gate_proj(hidden)) * self.up_proj(hidden))
+        else:
+            outputs = self.down(self.activation(self.up(hidden)))
         return outputs
 
 
@@ -198,7 +191,7 @@ class EvenExperts(nn.Module):
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__()
         self.gate = nn.Linear(shape.width, shape.num_experts, bias=False)
-        self.experts = nn.ModuleList(GatedMLP(shape) for _ in range(shape.num_experts))
+        self.experts = nn.ModuleList(MLP(shape) for _ in range(shape.num_experts))
         self.per_token = shape.experts_per_token
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -225,15 +218,14 @@ class Layer(nn.Module):
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__()
         norms: list[nn.Module]
-        mlp: nn.Module
+        experts = shape.is_llama and shape.num_experts
+        mlp = EvenExperts(shape) if experts else MLP(shape)
         if shape.is_llama:
             names = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
             norms = [RMSNorm(shape.width), RMSNorm(shape.width)]
-            mlp = EvenExperts(shape) if shape.num_experts else GatedMLP(shape)
         else:
             names = ("attention_norm", "attention", "mlp_norm", "mlp")
             norms = [nn.LayerNorm(shape.width), nn.LayerNorm(shape.width)]
-            mlp = PlainMLP(shape)
         self.parts = norms[0], Attention(shape), norms[1], mlp
         # The order in which optimizers see the parameters.
         for at in (1, 0, 3, 2) if shape.family in ENCODERS else range(4):

@@ -20,19 +20,14 @@ def read(draws: CurveDraws, at: float) -> float:
     return float(draws.read(at)[0])
 
 
-def test_points_are_read_as_they_are_and_straight_between_them() -> None:
-    """From 10 at 2 to 30 at 6 is 5 per unit: 20 at 4; from 30 at 6 to 40 at 16 is 1: 32 at 8."""
+def test_points_are_read_as_they_are_and_straight_between_and_beyond_them() -> None:
+    """From 10 at 2 to 30 at 6 is 5 per unit: 20 at 4; from 30 at 6 to 40 at 16 is 1: 32 at 8, 44 at 20."""
     draws = curve((6, 30.0), (2, 10.0), (16, 40.0))
-    assert [read(draws, at) for at in (2, 4, 6, 8, 16)] == pytest.approx([10, 20, 30, 32, 40])
-
-
-def test_the_last_slope_continues_beyond_the_last_point() -> None:
-    """1 per unit from 40 at 16: 44 at 20."""
-    assert read(curve((2, 10.0), (6, 30.0), (16, 40.0)), 20) == pytest.approx(44.0)
-
-
-def test_a_falling_curve_stays_at_its_last_point() -> None:
+    times_s = [read(draws, at) for at in (2, 4, 6, 8, 16, 20)]
+    assert times_s == pytest.approx([10, 20, 30, 32, 40, 44])
+    # A falling curve stays at its last point; a single one is constant below, proportional above.
     assert read(curve((1, 10.0), (2, 8.0)), 4) == pytest.approx(8.0)
+    assert [read(curve((4, 20.0)), at) for at in (2, 4, 8)] == pytest.approx([20.0, 20.0, 40.0])
 
 
 @pytest.mark.parametrize(
@@ -48,11 +43,6 @@ def test_before_the_first_point_the_first_slope_continues_within_limits(
 ) -> None:
     """First point 20 at 4, second at 8; read at 2."""
     assert read(curve((4, 20.0), (8, second)), 2) == pytest.approx(expected)
-
-
-def test_a_single_point_is_constant_below_and_proportional_above() -> None:
-    draws = curve((4, 20.0))
-    assert [read(draws, at) for at in (2, 4, 8)] == pytest.approx([20.0, 20.0, 40.0])
 
 
 def test_draws_scatter_by_the_error_and_the_first_does_not() -> None:

@@ -139,16 +139,17 @@ def test_a_type_that_the_data_sheet_lacks_is_refused() -> None:
 
 
 def sheet(name: str, **changes: object) -> DataSheet:
-    figures: dict[str, object] = {
-        "id": name,
-        "name": name,
+    memory, bandwidth, peak = (
+        {"value": value, "source": "s"} for value in ("1GiB", "1TB/s", "10TFLOP/s")
+    )
+    figures: dict[str, object] = dict.fromkeys(("id", "name"), name) | {
         "vendor": "NVIDIA",
         "kind": "cuda",
         "architecture": "",
         "form": "",
-        "memory": {"value": "1GiB", "source": "s"},
-        "bandwidth": {"value": "1TB/s", "source": "s"},
-        "peaks": {"fp32": {"value": "10TFLOP/s", "source": "s"}},
+        "memory": memory,
+        "bandwidth": bandwidth,
+        "peaks": {"fp32": peak},
     }
     return DataSheet.model_validate(figures | changes)
 
@@ -180,12 +181,9 @@ def test_measured_peaks_stand_for_the_data_sheet_of_a_device_without_one() -> No
     )
     ratio = priced().peak_bytes_per_s / 1e12
     assert after == pytest.approx(START_S + (before - START_S) * ratio)
-
-
-def test_a_calibrated_device_is_left_as_it_is() -> None:
-    machine = calibrated("NVIDIA H100 80GB HBM3")
-    catalogue = shipped_catalogue()
-    assert rescaled_profile(machine, find_device("h100-sxm", catalogue), catalogue) is machine
+    # Of links nothing is known.
+    assert found.collectives == calibrated().collectives
+    assert "no ratio of links is known" in found.rescaling.notes_on_groups[0]
 
 
 def test_memory_is_taken_by_the_framework_of_the_device_that_is_asked_about() -> None:
@@ -217,22 +215,11 @@ def test_links_scale_collectives_where_both_are_known() -> None:
     assert found.rescaling is not None
     assert found.rescaling.log_error == BETWEEN_GPUS_LOG_ERROR
     assert "1.5 times the rate" in found.rescaling.notes_on_groups[0]
-
-
-def test_communication_of_unknown_links_stays_and_says_so() -> None:
-    found = rescaled_profile(calibrated(), sheet("faster"), shipped_catalogue())
-    assert found.collectives == calibrated().collectives
-    assert found.rescaling is not None
-    assert "no ratio of links is known" in found.rescaling.notes_on_groups[0]
-
-
-def test_convolutions_of_nvidia_run_in_tf32_by_default() -> None:
-    catalogue = shipped_catalogue()
-    machine = calibrated("NVIDIA A100-SXM4-80GB")
-    found = rescaled_profile(machine, find_device("h100-sxm", catalogue), catalogue).rescaling
-    assert found is not None
-    assert found.source.flop_per_s["convolution fp32"] == 156e12
-    assert found.target.flop_per_s["fp32"] == 67e12
+    # Convolutions of NVIDIA run in tf32 by default.
+    assert found.rescaling.source.flop_per_s["convolution fp32"] == 156e12
+    assert found.rescaling.target.flop_per_s["fp32"] == 67e12
+    same = find_device("a100-sxm4-80", catalogue)
+    assert rescaled_profile(machine, same, catalogue) is machine
 
 
 def test_what_cannot_be_scaled_is_refused() -> None:

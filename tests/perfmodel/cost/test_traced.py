@@ -63,15 +63,6 @@ def measured(prices: OperatorCosts, micro_batch: int, time_s: float) -> Operator
     return replace(prices, measured=(found,))
 
 
-def test_a_phase_is_the_sum_of_its_calls(prices: OperatorCosts) -> None:
-    step = traced().at(micro_batch=8)
-    table = OperatorPrices(prices)
-    forward, gradient = (price.time_s for price in table.price(step.operators, Phase.BACKWARD))
-    found = table.step(step)
-    assert found[Phase.FORWARD].time_s == pytest.approx(forward)
-    assert found[Phase.BACKWARD].time_s == pytest.approx(forward + gradient)
-
-
 def test_a_traced_workload_is_predicted_without_ever_having_run(machine: MeasuredMachine) -> None:
     predictor = Predictor(machine)
     workload = predictor.workload(WORKLOAD, traced())
@@ -168,12 +159,15 @@ def test_an_operator_that_nothing_tells_about_is_named(machine: MeasuredMachine)
     assert workload.phases[0].forward[0].relative_error > 0.3
 
 
-def test_a_gradient_is_ready_when_the_priced_backward_pass_is_there(
+def test_a_phase_is_the_sum_of_its_calls_and_tells_when_gradients_are_ready(
     prices: OperatorCosts,
 ) -> None:
     table = OperatorPrices(prices)
     step = traced().at(micro_batch=8)
     forward, gradient = (price.time_s for price in table.price(step.operators, Phase.BACKWARD))
+    found = table.step(step)
+    assert found[Phase.FORWARD].time_s == pytest.approx(forward)
+    assert found[Phase.BACKWARD].time_s == pytest.approx(forward + gradient)
     (parameter,) = with_ready_times(WORKLOAD, step, table).parameters
     assert parameter.ready_fraction == pytest.approx(gradient / (forward + gradient))
 
