@@ -48,13 +48,7 @@ _DEVIATES: Final = np.linspace(-3.5, 3.5, 71)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPoint:
-    """What one batch size needed to reach the target.
-
-    Raises
-    ------
-    ValueError
-        If a number is not finite and > 0.
-    """
+    """What one batch size needed to reach the target."""
 
     batch: float
     """Samples per optimizer step, of all devices together."""
@@ -144,18 +138,9 @@ def fit_convergence(
 ) -> Convergence:
     """Weigh laws of the batch by how well they pass through points.
 
-    Parameters
-    ----------
-    points
-        At least two different batches, with a critical batch at least one. With two the answer is
-        mostly the prior's.
-    critical
-        Its prior; by default people are taken to go about as far as batches pay.
-
-    Raises
-    ------
-    ValueError
-        If there are too few batches, or a batch is named twice.
+    ``points``: at least two different batches, with a critical batch at least one. With two the
+    answer is mostly the prior's.
+    ``critical``: its prior; by default people are taken to go about as far as batches pay.
     """
     batches = [point.batch for point in points]
     fewest = 2 if critical is None else 1
@@ -206,13 +191,7 @@ def _quantiles(logs: FloatArray, weights: FloatArray) -> Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientNorms:
-    """Squared norms of one step, before any clipping.
-
-    Raises
-    ------
-    ValueError
-        If there are fewer than two ranks, an empty batch, or norms that are negative or not finite.
-    """
+    """Squared norms of one step, before any clipping."""
 
     ranks: int
     local_batch: int
@@ -262,10 +241,7 @@ def noise_scale(steps: Sequence[GradientNorms]) -> NoiseScale | None:
     count less than their share of the steps. As the norm that DDP's average shows is signal plus
     noise over B, w is the share of the signal in it, which needs no division by a small signal.
 
-    Parameters
-    ----------
-    steps
-        All steps of the training in their order, at one batch; at least eight.
+    ``steps``: all steps of the training in their order, at one batch; at least eight.
     """
     num_windows = min(_MOST_WINDOWS, len(steps) // FEWEST_STEPS)
     if num_windows == 0:

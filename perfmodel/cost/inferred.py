@@ -194,16 +194,9 @@ def machine_of(
 ) -> InferredMachine:
     """The machine that a model was inferred of.
 
-    Parameters
-    ----------
-    model
-        The model.
-    device_name
-        Data sheet of its devices.
-    step_s
-        Step time of every run. [s]
-    printed
-        Positions of the runs behind its memory; all if not given.
+    ``device_name``: data sheet of its devices.
+    ``step_s``: step time of every run. [s]
+    ``printed``: positions of the runs behind its memory; all if not given.
     """
     runs = model.discrepancy.runs
     return InferredMachine(

@@ -204,14 +204,8 @@ def jobs_from(
 ) -> Jobs:
     """Columns of pairs of model and layout.
 
-    Parameters
-    ----------
-    rows
-        The jobs.
-    sequence
-        Tokens per sequence.
-    devices_per_node
-        Devices that share the fast links.
+    ``sequence``: tokens per sequence.
+    ``devices_per_node``: devices that share the fast links.
     """
     return jobs_from_rows(
         [

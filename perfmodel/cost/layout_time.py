@@ -410,10 +410,7 @@ def unit_times(layout: Layout, jobs: Jobs, fitted: FittedParameters) -> dict[Cau
 def layout_durations(program: StepProgram, times: Mapping[Cause, Column]) -> NDArray[np.float64]:
     """How long each operation of a program takes. [s]
 
-    Returns
-    -------
-    numpy.ndarray
-        Shape ``(num_operations, *draws)``.
+    Returns shape ``(num_operations, *draws)``.
     """
     share = np.array([operation.share for operation in program.operations])
     causes = list(times)

@@ -76,13 +76,7 @@ OVERHEADS: Final[Mapping[str, Overhead]] = {
 
 
 def overhead_of(memory: StepMemory, device_kind: str) -> Overhead:
-    """Overhead of a kind of device; on CUDA the slack is the one of this step, if it is the larger.
-
-    Raises
-    ------
-    ValueError
-        If the kind is neither "cpu" nor "cuda".
-    """
+    """Overhead of a kind of device; on CUDA the slack is the one of this step, if it is the larger."""
     if device_kind not in OVERHEADS:
         raise checks.WrongArgument(
             "device_kind", f"must be {' or '.join(OVERHEADS)}, got {device_kind!r}"
@@ -240,11 +234,6 @@ def rank_memory(
 
     ``held`` is the stage's part of the parameters, divided by ``tp`` where they are matrices. With data
     parallelism alone it is the traced step beside DDP's buckets.
-
-    Raises
-    ------
-    NotFeasible
-        If the layout asks for what a trace does not tell about.
     """
     stages = stage_units(trace, memory, layout)
     every = units(trace, memory)
@@ -342,11 +331,6 @@ def checkpoint_draws(
 
     Each part takes as long as a file of its size did with one process: that storage and network carry
     so many at once is an assumption.
-
-    Raises
-    ------
-    ValueError
-        If the size is not above zero, or nobody writes.
     """
     positive("size_bytes", size_bytes)
     at_least("writers", writers, 1)

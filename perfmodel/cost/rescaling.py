@@ -120,14 +120,7 @@ def sheet_named(text: str, catalogue: Catalogue) -> DataSheet | None:
 
 
 def find_device(text: str, catalogue: Catalogue, *, flag: str = "--device") -> DataSheet:
-    """The device that a user names, by identifier, data-sheet name or what the driver reports.
-
-    Raises
-    ------
-    UsageError
-        If no device has the name: with all that it may mean, or the nearest ones. A part of a name is
-        never taken for a device: PCIe cards and SXM modules of one name differ by up to a factor 2.
-    """
+    """The device that a user names, by identifier, data-sheet name or what the driver reports."""
     found = sheet_named(text, catalogue)
     if found is not None:
         return found
@@ -195,13 +188,6 @@ def rescaled_profile(
     both data sheets give them, gradient copies by memory bandwidth. Host times, noise, interference and
     stragglers stay those of the calibrated machine. Whole steps are left out: nothing tells what binds
     them.
-
-    Raises
-    ------
-    CalibrationUnavailable
-        If the profile prices no operators.
-    UsageError
-        If a data sheet has no memory bandwidth.
     """
     source_sheet = sheet_named(profile.device_name, catalogue)
     if source_sheet is not None and source_sheet.id == target.id:
@@ -355,13 +341,7 @@ _NODE_BYTES_PER_S: Final = (50e9, 25e9, 12.5e9)
 
 
 def device_sheet(text: str, *, flag: str = "--device") -> DeviceSheet:
-    """What priors need of A100, H100, V100, B200 or any device of the catalogue.
-
-    Raises
-    ------
-    UsageError
-        If there is no such device, or nobody published what it computes in 16 bit or reads per second.
-    """
+    """What priors need of A100, H100, V100, B200 or any device of the catalogue."""
     if text in SHEETS:
         return SHEETS[text]
     sheet = find_device(text, shipped_catalogue(), flag=flag)
@@ -393,13 +373,7 @@ def catalogued(device: str) -> DataSheet:
 
 
 def precision_ratio(precision: Precision, device: str, *, where: str) -> float:
-    """Peak of matrix products in a precision over that in 16 bit, by the data sheet.
-
-    Raises
-    ------
-    NotFeasible
-        If the device has no such products.
-    """
+    """Peak of matrix products in a precision over that in 16 bit, by the data sheet."""
     peaks = {str(name): peak.flop_per_s for name, peak in catalogued(device).peaks.items()}
     half = peaks.get("fp16") or peaks.get("bf16")
     if precision is Precision.BF16:

@@ -126,10 +126,7 @@ def by_saving(
 ) -> list[Block]:
     """Blocks by bytes saved per time of computing them again, the best first.
 
-    Parameters
-    ----------
-    shares
-        Share of each block, by its path, in the time of the forward pass.
+    ``shares``: share of each block, by its path, in the time of the forward pass.
     """
 
     def worth(block: Block) -> float:

@@ -87,19 +87,12 @@ def simulate_jobs(
 
     Ranks of a job are alike; a step begins when the one before has ended.
 
-    Parameters
-    ----------
-    programs, durations_s
-        For each job its step, and how long each operation takes alone, shape ``(num_operations,)``. [s]
-    starts_s
-        When each job begins. [s]
-    occupied
-        Part of the time of a collective alone in which it keeps the link busy.
+    ``programs``, ``durations_s``: for each job its step, and how long each operation takes alone,
+    shape ``(num_operations,)``. [s]
+    ``starts_s``: when each job begins. [s]
+    ``occupied``: part of the time of a collective alone in which it keeps the link busy.
 
-    Returns
-    -------
-    numpy.ndarray
-        Duration of every step, shape ``(num_jobs, num_steps)``. [s]
+    Returns duration of every step, shape ``(num_jobs, num_steps)``. [s]
     """
     env = Environment()
     link = SharedLink(env, occupied=occupied)
@@ -119,10 +112,7 @@ def slowdown_by_contention(
 ) -> float:
     """Mean step of a job among equal ones on the same links, all at work, over its step alone.
 
-    Parameters
-    ----------
-    durations_s
-        How long each operation takes alone, shape ``(num_operations,)``. [s]
+    ``durations_s``: how long each operation takes alone, shape ``(num_operations,)``. [s]
     """
     if num_jobs == 1 or not program.on_stream(Stream.COMM):
         return 1.0

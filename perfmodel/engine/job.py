@@ -32,13 +32,7 @@ _SMALL: Final = 1e-5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureCause:
-    """One reason for which a synchronous job stops.
-
-    Raises
-    ------
-    ValueError
-        If the mean time between failures is not finite and > 0.
-    """
+    """One reason for which a synchronous job stops."""
 
     name: str
     mtbf_device_s: Seconds
@@ -52,14 +46,7 @@ class FailureCause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Work, its checkpoints, what stops it and what happens then.
-
-    Raises
-    ------
-    ValueError
-        If a duration is negative or not finite, if work or interval are zero, if causes share a
-        name, or if a planned stop lasts as long as its period.
-    """
+    """Work, its checkpoints, what stops it and what happens then."""
 
     devices: int
     work_s: Seconds
@@ -159,12 +146,6 @@ def expected_elapsed_s(job: Job) -> Seconds:
     struck too, and the wait ``P`` for a node, which is not:
     ``(exp(L / M) - 1) (M exp((D + R) / M) + P exp(R / M))``. Without ``P`` this is Daly's complete
     model [2, eq. 20]_.
-
-    Raises
-    ------
-    ValueError
-        If the job is beyond the formula: maintenance, some but not all causes that take a node, or
-        spares that may or may not suffice.
     """
     wait_s = _certain_wait_s(job)
     mtbf_s = job.mtbf_s

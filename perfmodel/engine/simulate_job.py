@@ -68,12 +68,8 @@ def simulate_job(job: Job, *, seed: int | list[int], rate_factor: float = 1.0) -
     Between two stops nothing is random, so that the checkpoints between them are counted, not
     simulated one by one.
 
-    Parameters
-    ----------
-    seed
-        Same seed, same course. Courses of jobs that differ in one number share their luck.
-    rate_factor
-        By how much failures are more frequent than the job says; finite, > 0.
+    ``seed``: same seed, same course. Courses of jobs that differ in one number share their luck.
+    ``rate_factor``: by how much failures are more frequent than the job says; finite, > 0.
     """
     positive("rate_factor", rate_factor)
     env = Environment()

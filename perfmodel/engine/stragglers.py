@@ -34,15 +34,9 @@ def slowest_of_ranks(
     the quantile ``p`` of their maximum is the quantile ``p ** (1 / n)`` of one rank's distribution.
     Beyond the sample a tail continues it, exponential or heavier.
 
-    Parameters
-    ----------
-    ratios
-        Measured steps of one rank over the typical one, shape ``(..., num_ratios)``.
+    ``ratios``: measured steps of one rank over the typical one, shape ``(..., num_ratios)``.
 
-    Returns
-    -------
-    NDArray
-        Shape ``(...)``; 1 where nothing was measured, and never below 1 in the median or above.
+    Returns shape ``(...)``; 1 where nothing was measured, and never below 1 in the median or above.
 
     References
     ----------
@@ -81,10 +75,7 @@ def _excess(excesses: FloatArray, efolds: float) -> FloatArray:
     Probability-weighted moments tell the shape of a generalised Pareto distribution, 0 for an
     exponential; the mean is kept.
 
-    Parameters
-    ----------
-    excesses
-        Ascending, shape ``(..., num_tail)``.
+    ``excesses``: ascending, shape ``(..., num_tail)``.
 
     References
     ----------
@@ -146,15 +137,8 @@ class RankNoise:
     def fit(cls, groups: list[FloatArray]) -> "RankNoise":
         """Take apart what stays with a rank and what changes from step to step.
 
-        Parameters
-        ----------
-        groups
-            For each run the pace of its ranks, shape ``(num_ranks, num_steps)``: time over nominal time.
-
-        Raises
-        ------
-        ValueError
-            If there is no run, or one has fewer than two steps.
+        ``groups``: for each run the pace of its ranks, shape ``(num_ranks, num_steps)``: time over
+        nominal time.
         """
         if not groups or any(group.shape[1] < 2 for group in groups):
             raise ValueError("groups must hold runs of at least 2 steps")
@@ -215,15 +199,10 @@ def slowest_durations(program: StepProgram, durations_s: ArrayLike) -> FloatArra
     bucket: what counts is the largest sum of durations up to there, not the sum of the largest. Behind
     a collective that everybody awaits, all ranks stand level again.
 
-    Parameters
-    ----------
-    durations_s
-        Shape ``(num_operations, num_ranks, *batch)``; the same on all ranks for a collective. [s]
+    ``durations_s``: shape ``(num_operations, num_ranks, *batch)``; the same on all ranks for a
+    collective. [s]
 
-    Returns
-    -------
-    numpy.ndarray
-        Shape ``(num_operations, *batch)``. [s]
+    Returns shape ``(num_operations, *batch)``. [s]
     """
     table_s = np.asarray(durations_s, dtype=np.float64)
     if table_s.ndim < 2 or table_s.shape[0] != len(program.operations):

@@ -127,14 +127,7 @@ COLUMNS: Final = ("ranks", "local_batch", "mean_square", "square_of_mean")
 
 
 def read_gradient_norms(path: Path) -> list[GradientNorms]:
-    """Steps in the order of the file; further columns are left alone.
-
-    Raises
-    ------
-    InvalidDocument
-        If the file cannot be read, lacks a column, holds a number that cannot be, changes ranks or
-        batch on the way, or has fewer than eight rows.
-    """
+    """Steps in the order of the file; further columns are left alone."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)

@@ -43,13 +43,7 @@ class Sources:
 
 
 def open_tables(plan: PlanFile, sources: Sources) -> Tables:
-    """One table per option and batch; options that ask the same share theirs.
-
-    Raises
-    ------
-    UsageError, CalibrationUnavailable
-        If a profile does not know the workload, or holds one rank and several are asked for.
-    """
+    """One table per option and batch; options that ask the same share theirs."""
     shared: dict[object, Steps] = {}
     opened: dict[object, tuple[Predictor, MeasuredWorkload] | OpenedMachine] = {}
     tables: Tables = {}
@@ -189,13 +183,7 @@ _T = TypeVar("_T")
 
 
 def named_transformer(name: str, sequence: int | None) -> NamedTransformer:
-    """A large model by name.
-
-    Raises
-    ------
-    UsageError
-        If there is none of that name.
-    """
+    """A large model by name."""
     refuse_unknown("--model", name, TRANSFORMERS)
     known = TRANSFORMERS[name]
     return NamedTransformer(name=name, shape=known.shape, sequence=sequence or known.sequence)
@@ -206,17 +194,8 @@ def read_sources(
 ) -> tuple[PlanFile, Sources]:
     """Read everything that a plan names; the plan then names paths as seen from here.
 
-    Parameters
-    ----------
-    path
-        Of the plan.
-    open_model
-        Large model by name or path, and tokens per sequence.
-
-    Raises
-    ------
-    UsageError, InvalidDocument, CalibrationUnavailable
-        If a name is unknown, a file cannot be read, or no checkpoint was timed where its size is given.
+    ``path``: of the plan.
+    ``open_model``: large model by name or path, and tokens per sequence.
     """
     folder, work = path.parent, plan.work
     workload, model = None, None

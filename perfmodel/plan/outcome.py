@@ -55,10 +55,7 @@ def outcome(
         work    = step_factor * ceil(samples / global batch) * step
         elapsed = max(work, mean(work) + spread(work) * luck)
 
-    Parameters
-    ----------
-    step_factor
-        Ratio of the step to the predicted one.
+    ``step_factor``: ratio of the step to the predicted one.
     """
     steps = np.ceil(plan.work.total_samples / table.global_batches(counts))
     work_s = step_factor * steps[:, None] * table.step_s(counts)
@@ -168,10 +165,7 @@ def evaluate(
 ) -> Candidates:
     """All counts of a table, for every (option, batch) that shares it.
 
-    Parameters
-    ----------
-    available_s
-        From the start to the deadline. [s]
+    ``available_s``: from the start to the deadline. [s]
     """
     counts, limits = table.counts, plan.limits
     options = [plan.option[index] for index, _ in places]

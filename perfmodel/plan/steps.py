@@ -325,10 +325,8 @@ class _Chosen:
 class InferredSteps(Steps):
     """The best layout of a large model at every size, on a machine inferred from runs.
 
-    Parameters
-    ----------
-    fixed
-        ``dp`` and ``accumulation`` of it follow from devices and batch; None: all layouts are searched.
+    ``fixed``: ``dp`` and ``accumulation`` of it follow from devices and batch; None: all layouts
+    are searched.
     """
 
     def __init__(  # noqa: PLR0913 - one parameter per part of the question
@@ -444,13 +442,7 @@ class InferredSteps(Steps):
         return int(self.global_batches(np.array([count]))[0])
 
     def _best(self, count: int, global_batch: int) -> _Chosen:
-        """The fastest layout that fits, or the leanest one if none does.
-
-        Raises
-        ------
-        NotFeasible
-            If no layout is possible.
-        """
+        """The fastest layout that fits, or the leanest one if none does."""
         training = Training(
             model=self._model,
             devices=count,
@@ -484,13 +476,7 @@ def _interval(ends: Samples) -> Interval:
 
 
 def _completed(fixed: Layout, count: int, global_batch: int) -> Layout:
-    """The fixed layout on so many devices.
-
-    Raises
-    ------
-    NotFeasible
-        If the devices or the batch cannot be split that way.
-    """
+    """The fixed layout on so many devices."""
     shared = fixed.tp * fixed.pp * fixed.cp
     if count % shared:
         raise NotFeasible(

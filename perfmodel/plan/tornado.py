@@ -119,12 +119,8 @@ def tornado(
 
     Failure rates are varied by a factor of 2 and prices by 10 %: their uncertainty is not measured.
 
-    Parameters
-    ----------
-    ends
-        By which factors each assumption about the step moves it.
-    is_validated
-        Whether the errors of the model come from a validation already.
+    ``ends``: by which factors each assumption about the step moves it.
+    ``is_validated``: whether the errors of the model come from a validation already.
     """
     varied = [(name, [Knobs(step=factor) for factor in factors]) for name, factors in ends]
     if stops is not None:
