@@ -16,7 +16,6 @@ from perfmodel.cost.messages import MessageLaw
 from perfmodel.documents.testbed import CollectiveSetting, Job
 from perfmodel.documents.verdicts import NetworkVerdict
 from perfmodel.errors import Interrupted, NotFeasible, UsageError
-from tests.turns import machine_is_held
 from tests.validate.testbed.played import serve
 from validate.testbed import campaign, network
 from validate.testbed.links import BUSY, STEAL
@@ -141,14 +140,6 @@ def test_a_campaign_continues_and_is_judged_again_without_a_server(
     assert len(cluster.played) == num_played
     with pytest.raises(NotFeasible, match="validate network: no namespaces"):
         run(tmp_path / "empty")
-
-
-def test_nobody_else_measures_meanwhile(cluster: LawfulCluster, tmp_path: Path) -> None:
-    held: list[bool] = []
-    request = network.NetworkRequest(folder=tmp_path, budget="quick")
-    network.validate_network(request, on_progress=lambda _: held.append(machine_is_held()))
-    assert len(held) == len(cluster.played)
-    assert all(held)
 
 
 def test_waiting_for_another_measurement_says_nothing_about_the_pace(

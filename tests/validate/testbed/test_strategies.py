@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from perfmodel.documents.verdicts import StrategiesDocument
-from perfmodel.errors import InvalidDocument, MeasurementFailed, UsageError
+from perfmodel.errors import MeasurementFailed, UsageError
 from perfmodel.layout.layout import parse_layout
 from perfmodel.report.validation import strategies_tables
 from tests.validate.testbed.played import serve
@@ -75,20 +75,6 @@ def test_predictions_and_gates_are_on_disk_before_the_first_judged_run(
     assert json.loads((tmp_path / "plan.json").read_text()) == content
     # The failed one was tried before it counted.
     assert len(cluster.played) == num_first + len(strategies.judged(seed=1))
-
-
-def test_predictions_of_another_plan_are_refused(cluster: PlayedStrategies, tmp_path: Path) -> None:
-    run(tmp_path)
-    path = tmp_path / "plan.json"
-    content = json.loads(path.read_text())
-    content["predicted"].pop()
-    path.write_text(json.dumps(content))
-    with pytest.raises(UsageError, match="--seed"):
-        run(tmp_path, resume=True)
-    path.write_text("{")
-    with pytest.raises(InvalidDocument, match="plan cannot be read"):
-        run(tmp_path, resume=True)
-    assert cluster.played
 
 
 def test_every_strategy_is_judged_on_two_three_and_four_ranks_but_calibrated_on_two() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from perfmodel.documents.testbed import Noise, TestbedDocument, TrainingRun, read_runs
 from perfmodel.errors import (
-    Interrupted,
     InvalidDocument,
     MeasurementFailed,
     NotFeasible,
@@ -122,12 +121,6 @@ def test_an_interrupted_campaign_continues_where_it_stopped(
     assert len(document.settings) == len(read_runs(tmp_path / "runs.jsonl"))
 
 
-def test_a_time_limit_stops_between_settings(cluster: PlayedCluster, tmp_path: Path) -> None:
-    with pytest.raises(Interrupted, match="continue with --resume"):
-        run(tmp_path, limit_s=1e-9)
-    assert cluster.played == []
-
-
 def test_another_seed_cannot_continue_a_plan_of_other_settings(
     cluster: PlayedCluster, tmp_path: Path
 ) -> None:
@@ -148,11 +141,6 @@ def test_broken_lines_are_named(tmp_path: Path) -> None:
     path.write_text('{"kind": "training"}\n')
     with pytest.raises(InvalidDocument, match=r"line 1: training\.setting"):
         read_runs(path)
-
-
-def test_unknown_budgets_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="quick, standard"):
-        run(tmp_path, budget="thorough")
 
 
 def test_without_rights_the_testbed_says_so_politely(
@@ -225,17 +213,6 @@ def test_a_link_is_named_when_it_stands_out() -> None:
     assert link_uses(fabric, even) == {"node uplinks": 0.5}
     assert link_uses(fabric, even | {"uplink of node 1": 0.9}) == {"uplink of node 1": 0.9}
     assert limit({"devices": 0.4, "node uplinks": 0.9}) == "node uplinks"
-
-
-def test_gates_are_those_that_were_promised() -> None:
-    assert testbed.LIMITS["plain"] == {
-        "mape": 0.01,
-        "worst": 0.04,
-        "bias": 0.005,
-        "covered_from": 0.85,
-        "covered_to": 0.97,
-    }
-    assert testbed.LIMITS["hard"] == {"mape": 0.04, "worst": 0.12, "limits_named": 1.0}
 
 
 def test_what_other_guests_disturbed_is_run_again_and_the_quietest_is_kept() -> None:

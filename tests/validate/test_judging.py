@@ -1,0 +1,72 @@
+"""Sums of signed errors by hand; each gate fails when it should."""
+
+import numpy as np
+import pytest
+
+from tests.validate.samples import errors
+from validate.judging import Tolerances, fraction, passed, summarise, summarise_any
+from validate.published.tables import Part, verdict
+
+GOOD = [0.01, -0.02] * 12
+COVERAGE = "coverage of 90 % intervals"
+
+
+def test_a_summary_keeps_the_sign_in_the_bias_only() -> None:
+    summary = summarise([0.1, -0.3, 0.02, -0.02])
+    assert summary.num_settings == 4
+    assert summary.bias == pytest.approx(-0.05)
+    assert summary.mape == pytest.approx(0.11)
+    assert summary.median_absolute == pytest.approx(0.06)
+    assert summary.worst_absolute == pytest.approx(0.3)
+
+
+def test_nothing_has_no_summary() -> None:
+    assert summarise_any([]) is None
+    with pytest.raises(ValueError, match="at least one error, got none"):
+        summarise([])
+
+
+def test_a_fraction_counts_what_is_true() -> None:
+    assert fraction([True, False, True, True]) == 0.75
+
+
+def test_predictors_are_compared_on_the_same_runs_and_ours_alone_is_covered() -> None:
+    """2 s predicted for 1 s and 4 s for 4 s: +100 % and 0."""
+    part = Part(
+        measured=np.array([1.0, 4.0]),
+        predicted={"ours": np.array([2.0, 4.0]), "other": np.array([1.0, 2.0])},
+        interval=(np.array([2.0, 3.0]), np.array([3.0, 5.0])),
+    )
+    ours, other = verdict("s", "n", [part], fitted="", predicted="", num_fitted=1).errors
+    assert (ours.method, ours.bias, ours.worst_absolute, ours.coverage) == ("ours", 0.5, 1.0, 0.5)
+    assert (other.method, other.bias, other.mape, other.coverage) == ("other", -0.25, 0.25, None)
+
+
+@pytest.mark.parametrize(
+    ("steps", "speedups", "coverage", "failed"),
+    [
+        (GOOD, [], 0.9, []),
+        (GOOD, [0.04, -0.04], 0.9, []),
+        ([-0.1] * 24, [], 0.9, ["step-time MAPE"]),
+        ([-0.2, *GOOD], [], 0.9, ["worst step-time error"]),
+        (GOOD, [0.06], 0.9, ["speed-up MAPE"]),
+        (GOOD, [], 0.84, [COVERAGE]),
+        (GOOD, [], 0.85, []),
+        (GOOD, [], 0.97, []),
+        (GOOD, [], 0.971, [COVERAGE]),
+        # Too few settings to call intervals too wide.
+        (GOOD[1:], [], 1.0, []),
+    ],
+)
+def test_gates(
+    steps: list[float], speedups: list[float], coverage: float, failed: list[str]
+) -> None:
+    gates = Tolerances().judge(
+        summary=errors(steps), speedups=errors(speedups) if speedups else None, coverage=coverage
+    )
+    assert [gate.name for gate in gates if not gate.passed] == failed
+    assert passed(gates) is (not failed)
+    assert len(gates) == (4 if speedups else 3)
+    mape, worst, covered, *_ = gates
+    assert (mape.at_least, mape.at_most, worst.at_most) == (None, 0.06, 0.15)
+    assert (covered.at_least, covered.value) == (0.85, coverage)
