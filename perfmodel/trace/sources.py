@@ -6,7 +6,7 @@ import importlib.util
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
@@ -198,7 +198,19 @@ def _torchvision_source(name: str, image_size: int | None, *, auxiliary: bool) -
 
 
 @contextmanager
-def _counted_blocks() -> Iterator[None]:
+def replaced(holder: Any, **values: Any) -> Iterator[None]:
+    """Give an object other attributes meanwhile."""
+    before = {name: vars(holder)[name] for name in values}
+    for name, value in values.items():
+        setattr(holder, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(holder, name, value)
+
+
+def _counted_blocks() -> AbstractContextManager[None]:
     """RegNets count their blocks with tensors, which must have a content while they do."""
     original = vars(regnet.BlockParams)["from_init_params"]
 
@@ -206,11 +218,7 @@ def _counted_blocks() -> Iterator[None]:
         with unset_fake_temporarily(), torch.device("cpu"):
             return original.__func__(kind, *sizes, **others)
 
-    regnet.BlockParams.from_init_params = classmethod(counted)
-    try:
-        yield
-    finally:
-        regnet.BlockParams.from_init_params = original
+    return replaced(regnet.BlockParams, from_init_params=classmethod(counted))
 
 
 _IMAGE: Final = 1, 3, 224, 224

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from perfmodel.arrays import IntArray
 from perfmodel.errors import PerfModelError, UntraceableModel
 from perfmodel.trace.liveness import LiveStorages, apply_checkpointing
 from perfmodel.trace.recorder import ModulePaths, Recorder
-from perfmodel.trace.sources import Batch, ModelSource, make_optimizer
+from perfmodel.trace.sources import Batch, ModelSource, make_optimizer, replaced
 from perfmodel.units import Bytes
 from perfmodel.workload.memory import Part
 from perfmodel.workload.operator import Call, Operator, Phase
@@ -69,12 +69,8 @@ def without_content(device_kind: str) -> Iterator[None]:
     device = nullcontext() if device_kind == "cpu" else torch.device(device_kind)
     # Torch logs a traceback of its own for every wrong shape; ours is one line.
     logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before, logger.disabled = logger.disabled, True
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True), device:
-            yield
-    finally:
-        logger.disabled = before
+    with replaced(logger, disabled=True), FakeTensorMode(allow_non_fake_inputs=True), device:
+        yield
 
 
 def build_model(source: ModelSource, method: StepMethod) -> TrainedModel:
@@ -127,21 +123,10 @@ def _is_compiled(part: nn.Module) -> bool:
     )
 
 
-@contextmanager
-def _without_initialisation() -> Iterator[None]:
+def _without_initialisation() -> AbstractContextManager[None]:
     """Values do not matter, and some initialisers look at the values that they drew."""
-    own = {
-        name: function
-        for name, function in vars(nn.init).items()
-        if name.endswith("_") and not name.startswith("_") and callable(function)
-    }
-    for name in own:
-        setattr(nn.init, name, lambda tensor, *_args, **_keywords: tensor)
-    try:
-        yield
-    finally:
-        for name, function in own.items():
-            setattr(nn.init, name, function)
+    own = [name for name in vars(nn.init) if name.endswith("_") and not name.startswith("_")]
+    return replaced(nn.init, **dict.fromkeys(own, lambda tensor, *_args, **_keywords: tensor))
 
 
 def record_step(model: TrainedModel, micro_batch: int) -> RecordedStep:
