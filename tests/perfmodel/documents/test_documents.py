@@ -1,5 +1,6 @@
 """Documents in and out: what is refused, in which words, and what survives a full disk."""
 
+import datetime as dt
 import errno
 import json
 import os
@@ -11,7 +12,16 @@ from typing import Any
 
 import pytest
 
-from perfmodel.documents.base import Document, command_line, write_atomically
+from perfmodel.documents import acceptance, budget, goodput, plan, prediction, testbed, verdicts
+from perfmodel.documents.base import (
+    STALE_AFTER_DAYS,
+    Document,
+    age_notes,
+    command_line,
+    write_atomically,
+)
+from perfmodel.documents.importers import CollectivesDocument
+from perfmodel.documents.inferred import InferredDocument
 from perfmodel.documents.observation import (
     CollectiveObservation,
     EnvironmentObservation,
@@ -19,13 +29,27 @@ from perfmodel.documents.observation import (
     read_observations,
     tasks_done,
 )
-from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.profile import ProfileDocument
-from perfmodel.documents.verdicts import ValidationDocument
-from perfmodel.errors import CalibrationUnavailable, InvalidDocument, PerfModelError
+from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.errors import InvalidDocument, PerfModelError
 from perfmodel.statistics.interval import Interval
 from tests.perfmodel.profiles import Machine, as_file, profile
 
+KINDS = [
+    CollectivesDocument,
+    InferredDocument,
+    ProfileDocument,
+    WorkloadDocument,
+    *(
+        kind
+        for module in (acceptance, budget, goodput, plan, prediction, testbed, verdicts)
+        for kind in vars(module).values()
+        if isinstance(kind, type)
+        and issubclass(kind, Document)
+        and kind.__module__ == module.__name__
+        and "title" in vars(kind)
+    ),
+]
 LINE = CollectiveObservation(
     task="all_reduce-2",
     round=0,
@@ -36,59 +60,93 @@ LINE = CollectiveObservation(
 ).model_dump_json()
 
 
-def written(path: Path, change: Callable[[dict[str, Any]], object] = lambda _raw: None) -> Path:
-    """A good profile with one change to its JSON."""
-    raw = json.loads(as_file(profile(Machine())).model_dump_json())
-    change(raw)
-    path.write_text(json.dumps(raw), encoding="utf-8")
-    return path
-
-
-def refusal(path: Path) -> str:
-    with pytest.raises(CalibrationUnavailable) as caught:
-        ProfileDocument.read(path)
+def refusal(path: Path, kind: type[Document] = ProfileDocument) -> str:
+    with pytest.raises(kind.unreadable) as caught:
+        kind.read(path)
     message = str(caught.value)
     assert "\n" not in message
     assert message.startswith(f"{path}: ")
     return message.removeprefix(f"{path}: ")
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_old_and_missing_files_of_every_kind_name_the_command_that_makes_one(
+    kind: type[Document], tmp_path: Path
+) -> None:
+    assert kind.made_by.startswith("perfmodel ")
+    assert refusal(tmp_path / "none.json", kind) == (
+        f"{kind.title} cannot be read: No such file or directory; {kind.made_by} writes one"
+    )
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps({"schema_version": kind.current_version - 1}))
+    assert refusal(path, kind) == (
+        f"schema_version of a {kind.title} must be {kind.current_version}, "
+        f"got {kind.current_version - 1}; {kind.remade_by or kind.made_by} makes it new"
+    )
+    path.write_text(json.dumps({"schema_version": kind.current_version}))
+    assert "Field required" in refusal(path, kind)
+
+
+def test_profiles_name_the_fit_and_workloads_the_trace() -> None:
+    assert ProfileDocument.remade_by == "perfmodel fit FOLDER"
+    assert WorkloadDocument.made_by == "perfmodel trace"
+
+
 def test_a_profile_that_was_written_reads_back_the_same(tmp_path: Path) -> None:
-    document = profile(Machine(noise=(0.9, 1.0, 1.1), dispatch_s=1 / 3))
+    machine = profile(Machine(noise=(0.9, 1.0, 1.1), dispatch_s=1 / 3))
     path = tmp_path / "new" / "profile.json"
-    as_file(document).write(path)
-    assert asdict(ProfileDocument.read(path).machine) == asdict(document)
+    as_file(machine).write(path)
+    assert asdict(ProfileDocument.read(path).machine) == asdict(machine)
     assert path.stat().st_mode & 0o777 == 0o644
     assert [entry.name for entry in path.parent.iterdir()] == ["profile.json"]
 
 
-def test_an_unknown_key_is_named_with_its_place(tmp_path: Path) -> None:
-    path = written(tmp_path / "p.json", lambda raw: raw["machine"]["ddp"].update(colour="red"))
-    assert refusal(path) == "machine.ddp.colour: unknown key, got red"
+def test_variants_of_a_machine_keep_the_digest_of_its_file() -> None:
+    machine = profile(Machine())
+    faster = replace(machine, dispatch_s=1e-9)
+    assert len(machine.digest) == 64
+    assert faster.digest == machine.digest == profile(Machine()).digest
+    assert as_file(faster).digest != machine.digest
 
 
-def test_not_a_number_is_named_with_its_place(tmp_path: Path) -> None:
-    path = written(tmp_path / "p.json", lambda raw: raw["machine"].update(dispatch_s=float("nan")))
-    message = refusal(path)
-    assert message.startswith("machine.dispatch_s: Input should be")
-    assert message.endswith("got nan")
+def negative_forward(raw: dict[str, Any]) -> None:
+    raw["workloads"][1]["phases"][0]["forward"][2]["time_s"] = -1.5
 
 
-def test_a_value_out_of_range_deep_inside_is_named_with_its_place(tmp_path: Path) -> None:
-    def change(raw: dict[str, Any]) -> None:
-        raw["machine"]["workloads"][1]["phases"][0]["forward"][2]["time_s"] = -1.5
+@pytest.mark.parametrize(
+    ("change", "start", "end"),
+    [
+        (lambda raw: raw["ddp"].update(colour="red"), "ddp.colour: unknown key, got red", ""),
+        (lambda raw: raw["ddp"].update(nmaes=["x"]), "ddp.nmaes: ", "; did you mean names?"),
+        (lambda raw: raw.update(dispatch_s=float("nan")), "dispatch_s: Input should be", "got nan"),
+        (negative_forward, "workloads.1.phases.0.forward.2.time_s: ", "got -1.5"),
+        (lambda raw: raw.update(dispatch_s=-1, speed_probe_s={"1": 0}), "", "(and 1 more)"),
+    ],
+)
+def test_what_breaks_a_rule_is_named_with_its_place(
+    change: Callable[[dict[str, Any]], None], start: str, end: str, tmp_path: Path
+) -> None:
+    raw = json.loads(as_file(profile(Machine())).model_dump_json())
+    change(raw["machine"])
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(raw))
+    assert refusal(path).startswith(f"machine.{start}")
+    assert refusal(path).endswith(end)
 
-    message = refusal(written(tmp_path / "p.json", change))
-    assert message.startswith("machine.workloads.1.phases.0.forward.2.time_s: ")
-    assert message.endswith("got -1.5")
 
-
-def test_more_than_one_problem_is_counted(tmp_path: Path) -> None:
-    path = written(
-        tmp_path / "p.json",
-        lambda raw: raw["machine"].update(dispatch_s=-1, speed_probe_s={"1": 0}),
-    )
-    assert refusal(path).endswith("(and 1 more)")
+@pytest.mark.parametrize(
+    ("content", "start"),
+    [
+        (b'{"schema_version": 2, "machi', "profile cannot be read: "),
+        (b"\xff\xfe\x00\x01", "profile cannot be read: "),
+        (b"[1, 2]", "schema_version of a profile must be 2, got None"),
+        (b'{"schema_version": "2"}', "schema_version of a profile must be 2, got '2'"),
+    ],
+)
+def test_what_is_no_profile_is_refused(content: bytes, start: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_bytes(content)
+    assert refusal(path).startswith(start)
 
 
 def test_a_pipe_is_written_through_and_stays_a_pipe(tmp_path: Path) -> None:
@@ -101,96 +159,31 @@ def test_a_pipe_is_written_through_and_stays_a_pipe(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
-def test_a_link_stays_a_link(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path / "file")
-    write_atomically(tmp_path / "link", "words")
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "file").read_text() == "words"
-
-
-def test_the_target_of_a_link_is_replaced_in_one_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("exists", [False, True])
+def test_the_target_of_a_link_is_replaced_in_one_step(tmp_path: Path, *, exists: bool) -> None:
     """A reader that opened the old file reads it to its end."""
     target, link = tmp_path / "elsewhere" / "file", tmp_path / "link"
     target.parent.mkdir()
-    target.write_text("old words")
     link.symlink_to(Path("elsewhere") / "file")
-    with target.open() as reader:
+    if exists:
+        target.write_text("old words")
+        with target.open() as reader:
+            write_atomically(link, "new")
+            assert reader.read() == "old words"
+    else:
         write_atomically(link, "new")
-        assert reader.read() == "old words"
     assert link.is_symlink()
     assert target.read_text() == "new"
     assert [entry.name for entry in target.parent.iterdir()] == ["file"]
 
 
-def test_links_in_a_circle_are_refused(tmp_path: Path) -> None:
+def test_links_in_a_circle_and_folders_that_are_files_are_refused(tmp_path: Path) -> None:
     for name, other in (("a", "b"), ("b", "a")):
         (tmp_path / name).symlink_to(tmp_path / other)
-    with pytest.raises(PerfModelError, match="cannot be written"):
-        write_atomically(tmp_path / "a", "words")
-
-
-def test_a_validation_of_an_older_version_says_to_validate_again(tmp_path: Path) -> None:
-    path = tmp_path / "validation.json"
-    path.write_text('{"schema_version": 1, "gates": []}', encoding="utf-8")
-    with pytest.raises(InvalidDocument) as caught:
-        ValidationDocument.read(path)
-    assert str(caught.value).endswith("perfmodel validate makes it new")
-
-
-def test_a_misspelt_key_that_need_not_be_there_is_recognised(tmp_path: Path) -> None:
-    path = written(
-        tmp_path / "p.json", lambda raw: raw["machine"]["ddp"].update(nmaes=["bucket_s"])
-    )
-    assert refusal(path).endswith("; did you mean names?")
-
-
-@pytest.mark.parametrize("version", [0, 1, "2", None])
-def test_another_schema_version_is_refused_with_what_to_do(tmp_path: Path, version: object) -> None:
-    path = written(tmp_path / "p.json", lambda raw: raw.update(schema_version=version))
-    assert refusal(path) == (
-        f"schema_version of a profile must be 2, got {version!r}; perfmodel fit FOLDER makes it new"
-    )
-
-
-def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
-    path = written(tmp_path / "p.json")
-    path.write_bytes(path.read_bytes()[:-40])
-    assert refusal(path).startswith("profile cannot be read: ")
-
-
-def test_a_file_of_other_bytes_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "p.json"
-    path.write_bytes(b"\xff\xfe\x00\x01")
-    assert refusal(path).startswith("profile cannot be read: ")
-
-
-def test_a_list_is_not_a_document(tmp_path: Path) -> None:
-    path = tmp_path / "p.json"
-    path.write_text("[1, 2]", encoding="utf-8")
-    assert refusal(path).startswith("schema_version of a profile must be 2, got None")
-
-
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    assert refusal(tmp_path / "none.json") == (
-        "profile cannot be read: No such file or directory; perfmodel calibrate writes one"
-    )
-
-
-@pytest.mark.parametrize("kind", [PredictionDocument, ValidationDocument])
-def test_other_documents_are_invalid_rather_than_a_lack_of_calibration(
-    tmp_path: Path, kind: type[Document]
-) -> None:
-    with pytest.raises(InvalidDocument, match=f"{kind.title} cannot be read"):
-        kind.read(tmp_path / "none.json")
-
-
-def test_the_digest_is_that_of_the_content(tmp_path: Path) -> None:
-    document = profile(Machine())
-    path = tmp_path / "profile.json"
-    as_file(document).write(path)
-    assert ProfileDocument.read(path).machine.digest == document.digest == profile(Machine()).digest
-    assert len(document.digest) == 64
-    assert as_file(replace(document, dispatch_s=1e-9)).digest != document.digest
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "a", tmp_path / "file" / "profile.json"):
+        with pytest.raises(PerfModelError, match="cannot be written"):
+            write_atomically(path, "words")
 
 
 def test_a_full_disk_leaves_the_old_file_and_nothing_else(
@@ -209,12 +202,6 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(
     assert [entry.name for entry in tmp_path.iterdir()] == ["profile.json"]
 
 
-def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(PerfModelError, match="cannot be written"):
-        write_atomically(tmp_path / "file" / "profile.json", "new")
-
-
 def test_an_interval_must_be_in_order() -> None:
     with pytest.raises(ValueError, match=r"p5 <= nominal <= p95 must hold, got 2.0, 1.0, 3.0"):
         Interval(p5=2.0, nominal=1.0, p95=3.0)
@@ -231,17 +218,11 @@ def test_a_last_line_without_its_end_is_dropped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("broken", "problem"),
     [
-        (LINE[:-9], "line 2: "),
-        (
-            LINE.replace('"round":0', '"round":0,"colour":1'),
-            "line 2: collective.colour: unknown key",
-        ),
-        (LINE.replace("0.2", "NaN"), r"line 2: collective.durations_s.1.0: .* got nan"),
-        (LINE.replace('"collective",', '"rumour",', 1), "line 2: document: .*'rumour'"),
-        (
-            LINE.replace('"kind":"collective",', ""),
-            "line 2: document: must have the key 'kind', got none",
-        ),
+        (LINE[:-9], ""),
+        (LINE.replace('"round":0', '"round":0,"colour":1'), "collective.colour: unknown key"),
+        (LINE.replace("0.2", "NaN"), r"collective.durations_s.1.0: .* got nan"),
+        (LINE.replace('"kind":"collective"', '"kind":"rumour"'), "document: .*'rumour'"),
+        (LINE.replace('"kind":"collective",', ""), "document: must have the key 'kind', got none"),
     ],
 )
 def test_a_broken_line_in_the_middle_is_named_by_its_number(
@@ -249,22 +230,18 @@ def test_a_broken_line_in_the_middle_is_named_by_its_number(
 ) -> None:
     path = tmp_path / "observations.jsonl"
     path.write_text(f"{LINE}\n{broken}\n{LINE}\n", encoding="utf-8")
-    with pytest.raises(InvalidDocument, match=problem) as caught:
+    with pytest.raises(InvalidDocument, match=f"line 2: {problem}") as caught:
         read_observations(path)
     assert str(caught.value).startswith(f"{path}: line 2: ")
     assert "\n" not in str(caught.value)
 
 
-def test_missing_observations_are_refused(tmp_path: Path) -> None:
+def test_missing_observations_and_those_that_are_not_text_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidDocument, match="observations cannot be read"):
         read_observations(tmp_path / "none.jsonl")
-
-
-def test_observations_that_are_not_text_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "observations.jsonl"
-    path.write_bytes(b"\xff\xfe\x00\n")
+    (tmp_path / "some.jsonl").write_bytes(b"\xff\xfe\x00\n")
     with pytest.raises(InvalidDocument):
-        read_observations(path)
+        read_observations(tmp_path / "some.jsonl")
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\x85"])
@@ -276,25 +253,19 @@ def test_only_a_newline_ends_a_line(tmp_path: Path, separator: str) -> None:
     assert len(read_observations(path)) == 2
 
 
-def test_a_recorded_command_does_not_say_where_the_checkout_lies() -> None:
-    argv = ("/home/me/perfmodel/.venv/bin/perfmodel", "fit", "/home/me/perfmodel/runs/a", "/data/b")
-    folder = Path("/home/me/perfmodel")
-    assert command_line(argv, folder=folder) == (".venv/bin/perfmodel", "fit", "runs/a", "/data/b")
-    assert command_line(argv, folder=Path("/")) == tuple(word.removeprefix("/") for word in argv)
-
-
 @pytest.mark.parametrize(
     ("called", "name"),
     [
-        ("/home/me/perfmodel/perfmodel/__main__.py", "perfmodel"),
-        ("/home/me/.venv/bin/perfmodel", "perfmodel"),
-        ("/usr/lib/python3/site-packages/pytest/__main__.py", "pytest"),
+        ("/home/me/perfmodel/.venv/bin/perfmodel", ".venv/bin/perfmodel"),
+        ("/home/me/elsewhere/perfmodel/__main__.py", "perfmodel"),
+        ("/usr/bin/perfmodel", "perfmodel"),
         ("perfmodel/__main__.py", "perfmodel/__main__.py"),
     ],
 )
 def test_a_recorded_command_does_not_say_where_its_program_lies(called: str, name: str) -> None:
-    folder = Path("/home/me/elsewhere")
-    assert command_line((called, "fit", "/data/b"), folder=folder) == (name, "fit", "/data/b")
+    folder = Path("/home/me/perfmodel")
+    argv = (called, "fit", "/home/me/perfmodel/runs/a", "/data/b")
+    assert command_line(argv, folder=folder) == (name, "fit", "runs/a", "/data/b")
     assert command_line((), folder=folder) == ()
 
 
@@ -303,3 +274,11 @@ def test_durations_are_stored_finer_than_any_clock_ticks_and_no_finer() -> None:
     stored = observed.model_dump_json()
     assert '"busy_s":0.1234567891,"steal_s":0.3' in stored
     assert ProcessorObservation.model_validate_json(stored).model_dump_json() == stored
+
+
+def test_a_calibration_is_old_after_half_a_year() -> None:
+    made = "2026-01-31T23:59:59+00:00"
+    last = dt.date(2026, 1, 31) + dt.timedelta(days=STALE_AFTER_DAYS)
+    assert age_notes(made, today=last) == ()
+    (note,) = age_notes(made, today=last + dt.timedelta(days=1))
+    assert note.startswith("made 181 days ago (2026-01-31); old after 180, calibrate again")

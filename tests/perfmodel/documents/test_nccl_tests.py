@@ -79,6 +79,13 @@ def test_bad_logs_are_refused(tmp_path: Path, text: str, problem: str) -> None:
         read_nccl_tests(log(tmp_path, text), collective="all_reduce")
 
 
+SIDE = {"time": 50.0, "alg_bw": 20.97, "nwrong": "0"}
+
+
+def of_sides(size: object = 2**20, **sides: object) -> str:
+    return json.dumps(document() | {"results": [{"size": size, **sides}]})
+
+
 @pytest.mark.parametrize(
     ("side", "problem"),
     [
@@ -86,41 +93,32 @@ def test_bad_logs_are_refused(tmp_path: Path, text: str, problem: str) -> None:
         ({"time": 50.0, "alg_bw": 19.53}, "units must be"),  # GiB/s
         ({"time": "nan", "alg_bw": "20.97"}, "must be > 0 us, got nan"),
         ({"alg_bw": 20.97}, "truncated or malformed"),
-        ({"time": 50.0, "alg_bw": 20.97, "nwrong": "3.000000"}, "got 3.000000 wrong elements"),
+        (SIDE | {"nwrong": "3.000000"}, "got 3.000000 wrong elements"),
     ],
 )
 def test_json_in_other_units_or_without_times_is_refused(
     tmp_path: Path, side: dict[str, object], problem: str
 ) -> None:
-    text = json.dumps(document() | {"results": [{"size": 2**20, "out_of_place": side}]})
     with pytest.raises(InvalidDocument, match=problem):
-        read_nccl_tests(log(tmp_path, text))
+        read_nccl_tests(log(tmp_path, of_sides(out_of_place=side)))
 
 
-def test_numbers_and_booleans_as_text_are_read(tmp_path: Path) -> None:
-    """As some builds write them: every value of the JSON is text."""
-    side = {"time": "50.0", "alg_bw": "20.97", "nwrong": "0"}
-    text = json.dumps(document() | {"results": [{"size": str(2**20), "out_of_place": side}]})
-    assert read_nccl_tests(log(tmp_path, text)).points[0].time_s == pytest.approx(50e-6)
-
-
-@pytest.mark.parametrize("wrong", ["N/A", "0", "0e+00"])
-def test_results_that_were_not_checked_or_are_right_are_read(tmp_path: Path, wrong: str) -> None:
-    text = TEXT.replace("20.97       0", f"20.97       {wrong}")
-    assert len(read_nccl_tests(log(tmp_path, text), collective="all_reduce").points) == 2
-    side = {"time": 50.0, "alg_bw": 20.97, "nwrong": None}
-    unchecked = json.dumps(document() | {"results": [{"size": 2**20, "out_of_place": side}]})
-    assert read_nccl_tests(log(tmp_path, unchecked)).points
-
-
-def test_rounding_that_older_versions_print_is_no_wrong_element(tmp_path: Path) -> None:
-    text = TEXT.replace("#wrong", " error").replace("20.97       0", "20.97   2e-06")
-    assert len(read_nccl_tests(log(tmp_path, text), collective="all_reduce").points) == 2
-
-
-def test_a_log_that_says_what_ran_needs_not_be_told(tmp_path: Path) -> None:
-    named = TEXT.replace("\n#  Rank  0", "\n# Collective test starting: alltoall_perf\n#  Rank  0")
-    assert read_nccl_tests(log(tmp_path, named)).collective == "all_to_all"
+@pytest.mark.parametrize(
+    "text",
+    [
+        of_sides(out_of_place=SIDE | {"nwrong": None}),
+        # as some builds write them: every value is text
+        of_sides(str(2**20), out_of_place={name: str(value) for name, value in SIDE.items()}),
+        # a replay is timed in place alone
+        of_sides(out_of_place=None, in_place=SIDE),
+        *(TEXT.replace("20.97       0", f"20.97       {wrong}") for wrong in ("N/A", "0e+00")),
+        # older versions print the largest rounding in place of wrong elements
+        TEXT.replace("#wrong", " error").replace("20.97       0", "20.97   2e-06"),
+    ],
+)
+def test_builds_of_every_age_are_read(tmp_path: Path, text: str) -> None:
+    found = read_nccl_tests(log(tmp_path, text), collective="all_reduce")
+    assert found.points[-1].time_s == pytest.approx(50e-6)
 
 
 def test_figures_too_wide_for_their_column_have_an_exponent(tmp_path: Path) -> None:
@@ -130,11 +128,9 @@ def test_figures_too_wide_for_their_column_have_an_exponent(tmp_path: Path) -> N
     assert read_nccl_tests(log(tmp_path, wide), collective="all_reduce").points[-1].time_s == 12.0
 
 
-def test_a_replay_is_timed_in_place_alone(tmp_path: Path) -> None:
-    side = {"time": 50.0, "alg_bw": 20.97}
-    entry = {"size": 2**20, "out_of_place": None, "in_place": side}
-    text = json.dumps(document() | {"results": [entry]})
-    assert read_nccl_tests(log(tmp_path, text)).points[0].time_s == pytest.approx(50e-6)
+def test_a_log_that_says_what_ran_needs_not_be_told(tmp_path: Path) -> None:
+    named = TEXT.replace("\n#  Rank  0", "\n# Collective test starting: alltoall_perf\n#  Rank  0")
+    assert read_nccl_tests(log(tmp_path, named)).collective == "all_to_all"
 
 
 def test_a_text_log_needs_to_be_told_its_collective(tmp_path: Path) -> None:
