@@ -102,7 +102,7 @@ def test_groups_of_shards_sum_their_pieces_between_nodes() -> None:
     assert held.parameters_bytes[0] == 2 * (ALL / 8 + 2 * LAYER)
 
 
-def test_sites_exchange_all_parameters_now_and_then() -> None:
+def test_data_centres_exchange_all_parameters_now_and_then() -> None:
     jobs = replace(
         jobs_of("dp=16 data_centres=2 sync_every=100"), data_centre_bytes_per_s=np.array([1.25e9])
     )

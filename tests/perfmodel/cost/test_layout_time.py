@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.arrays import soft_maximum
 from perfmodel.cost.layout_time import step_parts, step_time_s
 from perfmodel.cost.parameters import SHEETS, medians, step_time_priors
 from tests.perfmodel.cost.large_samples import some_jobs
@@ -60,9 +59,3 @@ def test_draws_broadcast_against_jobs() -> None:
     jobs = some_jobs()
     drawn = {name: np.full((5, 1), value) for name, value in LATENTS.items()}
     assert np.allclose(step_time_s(jobs, drawn), step_time_s(jobs, LATENTS)[None, :])
-
-
-def test_the_soft_maximum_lies_between_maximum_and_sum() -> None:
-    one, other = np.array([1.0, 3.0]), np.array([2.0, 3.0])
-    assert np.allclose(soft_maximum(one, other, 1.0), one + other)
-    assert np.allclose(soft_maximum(one, other, 200.0), np.maximum(one, other), rtol=0.01)

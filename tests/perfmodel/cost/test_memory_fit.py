@@ -7,7 +7,6 @@ from perfmodel.cost.jobs import jobs_from
 from perfmodel.cost.layout_fit import MEMORY_PRIORS, infer_memory
 from perfmodel.cost.layout_memory import rank_memory, rank_parts
 from perfmodel.cost.parameters import medians
-from perfmodel.errors import NotFeasible
 from perfmodel.layout.layout import Layout
 from tests.perfmodel.cost.large_samples import MODEL, some_jobs
 
@@ -57,8 +56,3 @@ def test_the_fullest_rank_may_be_the_last_that_holds_the_logits() -> None:
     printed, _ = model.predict(jobs)
     assert fullest[0] > 1.1 * printed[0]
     assert fullest[1] == pytest.approx(printed[1])
-
-
-def test_too_few_peaks_are_refused() -> None:
-    with pytest.raises(NotFeasible, match="at least 3"):
-        infer_memory(some_jobs().take(np.arange(2)), np.ones(2))

@@ -56,10 +56,6 @@ def test_a_link_that_is_never_idle_is_shared_fairly() -> None:
     assert factor == pytest.approx(8.91, rel=0.005)
 
 
-def test_one_job_alone_is_not_slowed() -> None:
-    assert slowdown_by_contention(step(), [1.0, 2.0], num_jobs=1) == 1.0
-
-
 @given(compute_s=st.floats(0.01, 10), comm_s=st.floats(0.01, 10), num_jobs=st.integers(2, 4))
 def test_jobs_slow_each_other_at_most_as_if_they_took_turns(
     compute_s: float, comm_s: float, num_jobs: int

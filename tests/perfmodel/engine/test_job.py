@@ -164,13 +164,6 @@ def test_waiting_for_spares_is_erlangs_loss_formula(spares: int, waiting: float)
     assert waited_s / sum(run.elapsed_s for run in runs) == pytest.approx(waiting, rel=0.05)
 
 
-def test_causes_strike_in_proportion_to_their_rates() -> None:
-    rare = FailureCause(name="rare", mtbf_device_s=4e6)
-    runs = courses(replace(LONG, causes=(ANY, rare)), 100)
-    often, seldom = (sum(run.stops[name] for run in runs) for name in ("any", "rare"))
-    assert often / seldom == pytest.approx(4, rel=0.1)
-
-
 def test_the_same_seed_gives_the_same_course() -> None:
     assert simulate_job(LONG, seed=3) == simulate_job(LONG, seed=3)
     assert simulate_job(LONG, seed=3) != simulate_job(LONG, seed=4)
@@ -196,8 +189,3 @@ def test_the_same_seed_gives_the_same_course() -> None:
 def test_a_job_that_makes_no_sense_is_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(LONG, **change)  # type: ignore[arg-type]
-
-
-def test_a_cause_that_strikes_at_once_is_refused() -> None:
-    with pytest.raises(ValueError, match="mtbf_device_s of cause 'dead' must be finite and > 0"):
-        FailureCause(name="dead", mtbf_device_s=0.0)
