@@ -115,11 +115,3 @@ def test_a_figure_needs_its_unit_and_source(
     with pytest.raises(InvalidDocument) as caught:
         read_catalogue(path)
     assert says in str(caught.value)
-
-
-def test_a_name_belongs_to_one_device(tmp_path: Path) -> None:
-    path = tmp_path / "catalogue.toml"
-    second = SMALL[SMALL.index("[[devices]]") :].replace('id = "one"', 'id = "two"')
-    path.write_text(f"links = []\n{SMALL}{second}", encoding="utf-8")
-    with pytest.raises(InvalidDocument, match="two: one must name one device"):
-        read_catalogue(path)

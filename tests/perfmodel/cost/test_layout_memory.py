@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from perfmodel.cost.jobs import Jobs, jobs_from
@@ -113,9 +112,3 @@ def test_a_traced_step_says_the_same(
     layout = Layout(micro_batch=micro_batch, recompute=recompute)
     closed = fullest_bytes(jobs_of(layout), SINGLE)[0]
     assert closed == pytest.approx(traced.memory.peak_bytes(micro_batch), rel=off)
-
-
-def test_memory_is_a_column_like_any_other() -> None:
-    one = jobs_of(Layout(dp=2))
-    both = fullest_bytes(one.take(np.array([0, 0])))
-    assert both == pytest.approx(fullest_bytes(one)[[0, 0]])

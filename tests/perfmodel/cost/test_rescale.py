@@ -21,7 +21,6 @@ from perfmodel.documents.hardware import DataSheet
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.layout.layout import scaled_layouts
 from perfmodel.layout.run_setting import RunSetting
-from perfmodel.machine.cluster import Cluster, Tier
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import DeviceRates, MeasuredMachine, OperatorCosts, Rescaling
 from perfmodel.predictor import Predictor, caveats
@@ -120,11 +119,6 @@ def test_nothing_beats_the_targets_data_sheet_or_the_start_of_a_call(
     assert called.flop / found_s <= target.flop_per_s["fp32"] * (1 + 1e-9)
     assert moved_bytes(called) / found_s <= target.bytes_per_s * (1 + 1e-9)
     assert found_s >= min(time_s, START_S) * (1 - 1e-9)
-
-
-def test_without_a_time_of_its_own_the_start_is_the_shortest_call_of_the_family() -> None:
-    on_gpu = replace(rescaling(rates(1e6, 1e6)), start_s=None)
-    assert rescaled_s(1e-3, addition(10), on_gpu, shortest_s=4e-6) == pytest.approx(4e-6, rel=1e-2)
 
 
 def half(called: Operator) -> Operator:
@@ -253,30 +247,6 @@ def test_a_prediction_for_an_absent_device_is_faster_wider_and_says_so() -> None
     assert absent.step_s.p95 / absent.step_s.p5 > 4 * present.step_s.p95 / present.step_s.p5
     assert absent.evidence["compute"] is Evidence.ASSUMED
     assert any("nothing was run on faster" in caveat for caveat in said)
-
-
-NODE = Tier(name="node", of="device", count=8, link_bytes_per_s=1e9, latency_s=1e-5)
-
-
-@pytest.mark.parametrize("cluster", [None, Cluster(name="one", tiers=(NODE,))])
-def test_whose_links_are_meant_is_said_of_groups_also_on_a_cluster(
-    cluster: Cluster | None,
-) -> None:
-    scaled = rescaled_profile(calibrated(), sheet("faster"), shipped_catalogue())
-    assert scaled.rescaling is not None
-    predictor = Predictor(scaled, cluster=cluster)
-    workload = predictor.workload(WORKLOAD, traced())
-    steps = [
-        predictor.step(workload, setting)
-        for setting in scaled_layouts([1, 2], scaling="weak", batch=64)
-    ]
-    points = [predictor.point(step, baseline=steps[0]) for step in steps]
-    alone, together = (
-        caveats(scaled, found, workload=workload, cluster=cluster) for found in (points[:1], points)
-    )
-    (note,) = scaled.rescaling.notes_on_groups
-    assert note in together
-    assert note not in alone
 
 
 def test_what_a_host_saves_per_call_is_not_saved_by_another_device() -> None:

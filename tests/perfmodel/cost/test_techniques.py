@@ -11,7 +11,6 @@ from perfmodel.cost.techniques import (
     Question,
     StepTimes,
     Technique,
-    by_saving,
     kept_by_checkpointing,
     offload_s,
     streaming_s,
@@ -73,12 +72,6 @@ def three_blocks() -> StepMemory:
     return dataclasses.replace(step_memory(), blocks=blocks)
 
 
-def test_blocks_that_save_most_per_time_come_first() -> None:
-    """2, 8 and 3 bytes of a sample; the last takes a tenth of the time of the others."""
-    shares = {"a": 0.2, "b": 0.2, "c": 0.02}
-    assert [b.path for b in by_saving(three_blocks().blocks, shares, 8)] == ["c", "b", "a"]
-
-
 def test_selective_checkpointing_takes_as_few_blocks_as_fit() -> None:
     """200 as it is: 40 and 160 of activations.
 
@@ -126,17 +119,6 @@ def test_streaming_takes_the_longer_of_compute_and_transfer() -> None:
     the update of 20 B takes 2 s beside it.
     """
     assert streaming_s(step_memory().blocks, SHARES, TIMES, LINK) == pytest.approx(1 + 2 + 4 + 6)
-
-
-def test_without_seconds_transfers_are_not_compared_with_shares() -> None:
-    named = rows(in_seconds=False)
-    assert named["optimizer offloaded to the host"].step_s is None
-    assert named["layers streamed from host memory"].step_s is None
-
-
-def test_a_link_without_bandwidth_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"to_host_bytes_per_s must be finite and > 0, got 0"):
-        HostLink(to_device_bytes_per_s=1, to_host_bytes_per_s=0, host_memory_bytes_per_s=1)
 
 
 def test_a_fused_optimizer_replaces_its_phase_where_curves_tell() -> None:
