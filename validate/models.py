@@ -313,7 +313,7 @@ def _compared(
         signed_error_processor=against_processor,
         phase_errors=phase_errors,
         evidence=step.terms.evidence["compute"],
-        unpriced=workload.unpriced,
+        untimed=workload.untimed,
         is_covered=predicted_s.holds(measured.value_s),
     )
 

@@ -72,7 +72,7 @@ class PhasePrice:
     relative_error: float
     evidence: Evidence
     """The weakest that a tenth of the time rests on."""
-    unpriced: tuple[str, ...]
+    untimed: tuple[str, ...]
     """Names of operators without any timing to compare with."""
 
 
@@ -291,7 +291,7 @@ class OperatorPrices:
             time_s=time_s,
             relative_error=math.hypot(own, model),
             evidence=weakest(by_evidence),
-            unpriced=tuple(
+            untimed=tuple(
                 sorted(
                     {
                         name
@@ -314,7 +314,7 @@ class OperatorPrices:
                 time_s=time_s + overhead.optimizer_s * len(trained),
                 relative_error=math.hypot(overhead.optimizer_log_error, self._replay_error),
                 evidence=Evidence.MEASURED,
-                unpriced=(),
+                untimed=(),
             )
             return self._streamed(found, num_tensors=len(trained))
         method = step.method

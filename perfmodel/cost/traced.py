@@ -104,7 +104,7 @@ def traced_profile(
         )
         for phase in Phase
     }
-    unpriced = {name for steps in priced.values() for p in steps.values() for name in p.unpriced}
+    untimed = {name for steps in priced.values() for p in steps.values() for name in p.untimed}
     noise, rank_spread = _borrowed_noise(profile, points[Phase.BACKWARD])
     return MeasuredWorkload(
         workload=with_ready_times(workload, steps[_middle(batches)], exact),
@@ -114,7 +114,7 @@ def traced_profile(
         speed_sensitivity=1.0,
         evidence=_evidence(priced, has_measured=bool(batches)),
         measured_batches=batches,
-        unpriced=tuple(sorted(unpriced)) if not batches else (),
+        untimed=tuple(sorted(untimed)) if not batches else (),
     )
 
 
@@ -333,10 +333,10 @@ def origin_caveats(profile: MeasuredMachine, workload: MeasuredWorkload) -> tupl
         ]
     else:
         found = [f"{name} was never run: the sum of its operators, read from calibrated curves"]
-    if workload.unpriced:
+    if workload.untimed:
         found.append(
             "no timing tells about these operators, priced by what the machine allows at most: "
-            f"{', '.join(workload.unpriced)}"
+            f"{', '.join(workload.untimed)}"
         )
     return tuple(found)
 

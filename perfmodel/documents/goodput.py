@@ -35,7 +35,7 @@ class CheckpointIntervals(Record):
 
 
 class GoodputDocument(Document):
-    """What so many simulated courses of a job say."""
+    """Answer of simulated courses of a job."""
 
     current_version: ClassVar[int] = 2
     title: ClassVar[str] = "goodput"

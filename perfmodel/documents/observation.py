@@ -71,7 +71,7 @@ class Taken(Record):
 
 
 class StepObservation(Taken):
-    """One repetition to a setting: a few steps in one process."""
+    """One repetition of a setting: a few steps in one process."""
 
     kind: Literal["step"] = "step"
     started_utc: float
@@ -155,7 +155,7 @@ class ReplayObservation(Taken):
     model: Workload | None = None
     """The workload of that trace."""
     beside: RankSteps | None = None
-    """Real steps that took turns with it; observations of before have none."""
+    """Real steps interleaved with it; None in earlier observations."""
 
 
 class IsolatedOperator(Record):

@@ -59,7 +59,7 @@ class MeasuredPoint(Record):
 
 
 class PredictionDocument(Document):
-    """What so many devices would do for a workload."""
+    """Steps of a workload on numbers of devices."""
 
     current_version: ClassVar[int] = 2
     title: ClassVar[str] = "prediction"

@@ -149,7 +149,7 @@ class ComparedModel(Compared):
     phase_errors: dict[str, float]
     """Forward, backward and optimizer of one rank alone."""
     evidence: Evidence
-    unpriced: tuple[str, ...]
+    untimed: tuple[str, ...]
 
 
 class ModelsValidationDocument(ProfileVerdict):

@@ -33,7 +33,7 @@ Curve = Annotated[tuple[CurvePoint, ...], MinLen(1)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseCurves:
-    """Time of each phase of one micro-step over the micro-batch, with so many ranks at work."""
+    """Time of each phase of one micro-step over the micro-batch, by the number of ranks at work."""
 
     world_size: Count
     input: Curve
@@ -76,8 +76,8 @@ class MeasuredWorkload:
     """Where the curves come from, if not from steps of this workload on this machine."""
     measured_batches: tuple[int, ...] = ()
     """Micro-batches at which all operators were measured in place, if the curves are theirs."""
-    unpriced: tuple[str, ...] = ()
-    """Operators that no timing tells about: priced by what memory and arithmetic allow at most."""
+    untimed: tuple[str, ...] = ()
+    """Operators that no timing tells about; their time is the roofline of the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ class DdpCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residual:
-    """Errors of the model on its own calibration, each setting left out of the fit in turn."""
+    """Errors of the model on its own calibration, each setting left out of the fit once."""
 
     single_log_errors: tuple[float, ...]
     ddp_log_errors: tuple[float, ...]
@@ -172,9 +172,9 @@ class OperatorFamily:
     """Highest rate that any member reached; 0 if none computes products."""
     bytes_per_s: Positive
     least_s: Positive
-    """Fastest member: the price of a call that has nothing to do. [s]"""
+    """Fastest member: the cost of a call that has nothing to do. [s]"""
     unit_s: tuple[NonNegative, ...] = ()
-    """Time per unit of each kind of work; none in early profiles, whose ratios are to the roofline. [s]"""
+    """Time per unit of each kind of work; if empty, ratios are to the roofline. [s]"""
     features: tuple[tuple[float, ...], ...]
     log_ratios: tuple[float, ...]
     """Logarithm of time over that sum, one per row of ``features``."""
@@ -235,7 +235,7 @@ class DeviceRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescaling:
-    """How prices of a calibrated device become those of one that is not present."""
+    """How costs of a calibrated device become those of a device that is not present."""
 
     source: DeviceRates
     target: DeviceRates
@@ -257,21 +257,19 @@ class OperatorCosts:
 
     peak_flop_per_s: Positive
     peak_bytes_per_s: Positive
-    """No operator is priced above these two, whatever a fit says."""
+    """No operator is faster than these two rates allow."""
     families: tuple[OperatorFamily, ...]
     measured: tuple[MeasuredStep, ...]
     overhead: CallOverhead
     curve_log_error: RelativeError
-    """Standard deviation, in log, of curve-priced reference phases around the measured ones."""
+    """Standard deviation, in log, of reference phases computed from curves around the measured ones."""
     curve_call_s: float = 0.0
-    """What a call that a curve prices takes in a step beyond it, less than nothing where single layers
-    start from emptier caches; nothing in profiles of before. [s]"""
+    """Time of a call in a step beyond its curve; below zero where isolated layers start from emptier
+    caches. [s]"""
     repetition_errors: dict[Count, RelativeError] = field(default_factory=dict)
-    """By the number of ranks at work, how far one repetition to a setting is off, in log; none in early
-    profiles."""
+    """By the number of ranks at work: standard deviation of one repetition of a setting, in log."""
     rescaling: Rescaling | None = None
-    """Set where the prices are for another device than the one that was timed; never in a file of a
-    calibration."""
+    """Set where the costs are of another device than the timed one; never in a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -389,7 +387,7 @@ class MeasuredMachine(Machine):
         return next((entry for entry in self.noise_scales if entry.workload == workload), None)
 
     def repetition_error_of(self, world_size: int) -> float:
-        """How far one repetition is off with so many ranks, or with the most below that; 0 if unknown."""
+        """Error of one repetition with that many ranks, or with the most below that; 0 if unknown."""
         known = {} if self.operators is None else self.operators.repetition_errors
         return known.get(max((n for n in known if n <= world_size), default=0), 0.0)
 

@@ -151,7 +151,7 @@ def test_one_more_repetition_widens_what_is_said_of_a_traced_step(machine: Measu
 def test_an_operator_that_nothing_tells_about_is_named(machine: MeasuredMachine) -> None:
     predictor = Predictor(machine)
     workload = predictor.workload(WORKLOAD, traced(mystery=True))
-    assert "aten.mystery.default" in workload.unpriced
+    assert "aten.mystery.default" in workload.untimed
     step = predictor.step(workload, single(8).layout)
     point = predictor.point(step, baseline=step)
     text = " ".join(caveats(machine, [point], workload=workload))
