@@ -31,8 +31,9 @@ from validate.testbed import ddp, network, strategies, testbed
 CALIBRATION: Final = Path("docs/records/calibration")
 
 
-def unpacked(packed: Path, folder: Path) -> Path:
-    """A compressed record, written to a folder."""
+def unpacked(record: Path, folder: Path) -> Path:
+    """A compressed record, whichever way, written to a folder."""
+    packed = next(record.parent.glob(f"{record.name}.*"))
     target = folder / f"{packed.parent.name}-{packed.stem}"
     target.write_bytes({".gz": gzip, ".xz": lzma}[packed.suffix].decompress(packed.read_bytes()))
     return target
@@ -55,10 +56,10 @@ def _runs(record: Path, name: str) -> list[Run]:
 
 
 def _testbed(record: Path) -> None:
-    calibration = ddp.calibrate(_runs(record, "calibration.jsonl.gz"), seed=1)
+    calibration = ddp.calibrate(_runs(record, "calibration.jsonl"), seed=1)
     steps = [
         testbed.judge_step(ddp.predict(run.setting, calibration, seed=1), run, calibration)
-        for run in _runs(record, "runs.jsonl.gz")
+        for run in _runs(record, "runs.jsonl")
         if isinstance(run, TrainingRun)
     ]
     for name in dict.fromkeys(step.family for step in steps):
@@ -70,10 +71,10 @@ def _testbed(record: Path) -> None:
 
 
 def _strategies(record: Path) -> None:
-    calibration = strategies.calibrate(_runs(record, "calibration.jsonl.gz"), seed=1)
+    calibration = strategies.calibrate(_runs(record, "calibration.jsonl"), seed=1)
     settings = [
         strategies.judge(strategies.predict(run.setting, calibration, seed=1), run)
-        for run in _runs(record, "runs.jsonl.gz")
+        for run in _runs(record, "runs.jsonl")
         if isinstance(run, StrategyRun)
     ]
     for name in (*strategies.FAMILIES, strategies.ALL):
@@ -82,7 +83,7 @@ def _strategies(record: Path) -> None:
 
 
 def _network(record: Path) -> None:
-    runs = [run for run in _runs(record, "blind/runs.jsonl.gz") if isinstance(run, CollectiveRun)]
+    runs = [run for run in _runs(record, "blind/runs.jsonl") if isinstance(run, CollectiveRun)]
     for judged in network.judge(network.points(runs), blind=True):
         say(judged.series.name, [error for _, error in judged.errors])
 
@@ -90,7 +91,7 @@ def _network(record: Path) -> None:
 def _profile(folder: Path) -> MeasuredMachine:
     """The recorded calibration, fitted by the code of today."""
     recorded = ProfileDocument.read(CALIBRATION / "profile.json")
-    observations = unpacked(CALIBRATION / "observations.jsonl.gz", folder)
+    observations = unpacked(CALIBRATION / "observations.jsonl", folder)
     return fit_profile(observations, provenance=recorded.provenance).machine
 
 
@@ -99,7 +100,7 @@ def _validation(record: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         profile = _profile(Path(name))
         predicted = validate.predict(profile, tuple(row.setting for row in before.settings))
-        runs = unpacked(record / "observations.jsonl.gz", Path(name))
+        runs = unpacked(record / "observations.jsonl", Path(name))
         found = validate.compare_observations(profile, predicted, runs)
     for name, rows in (("as recorded", before.settings), ("today", found.settings)):
         for where, is_beyond in (("inside", False), ("beyond", True)):
@@ -114,7 +115,7 @@ def _operators(record: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         profile = _profile(folder)
-        runs = unpacked(record / "observations.jsonl.xz", folder)
+        runs = unpacked(record / "observations.jsonl", folder)
         for mode in ("measured", "curves"):
             request = models.ModelsRequest(profile=profile, folder=folder, mode=mode)
             rows = models.judge_models(request, read_observations(runs), runs).models
