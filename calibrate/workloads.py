@@ -47,7 +47,7 @@ def measure_workload(
     UsageError
         If the file holds no trace.
     CalibrationUnavailable
-        If the profile describes another machine or has no prices of operators.
+        If the profile describes another machine or has no costs of operators.
     """
     document = WorkloadDocument.read(request.document)
     if document.trace is None:
@@ -58,7 +58,7 @@ def measure_workload(
     here = placement_of(profile, where=str(request.folder))
     if profile.operators is None:
         raise CalibrationUnavailable(
-            f"{request.folder}: must hold a profile with prices of operators, got none; "
+            f"{request.folder}: must hold a profile with costs of operators, got none; "
             "run perfmodel calibrate without --workload first"
         )
     micro_batches = request.micro_batches or (document.trace.traced_micro_batches[0],)

@@ -98,14 +98,14 @@ def validate_models(
     Raises
     ------
     CalibrationUnavailable
-        If the profile describes another machine, or has no prices of operators.
+        If the profile describes another machine, or has no costs of operators.
     """
     refuse_unknown("--budget", request.budget, BUDGETS)
     profile = request.profile
     here = placement_of(profile)
     if profile.operators is None:
         raise CalibrationUnavailable(
-            "--profile: must hold prices of operators, got none; run perfmodel calibrate anew"
+            "--profile: must hold costs of operators, got none; run perfmodel calibrate anew"
         )
     settings = held_out_settings(profile.max_world_size, request.folder)
     write_configs(request.folder)

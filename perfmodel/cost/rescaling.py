@@ -195,7 +195,7 @@ def rescaled_profile(
     operators = profile.operators
     if operators is None:
         raise CalibrationUnavailable(
-            f"--device: the profile of {profile.device_name} must hold prices of operators, got none; "
+            f"--device: the profile of {profile.device_name} must hold costs of operators, got none; "
             "calibrate again with this version"
         )
     before, after = _measured_rates(profile, source_sheet), _rates(target)

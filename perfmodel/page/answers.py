@@ -137,7 +137,7 @@ def _entry(machine: StepMachine, name: str, workload: OpenedWorkload) -> Catalog
 def _why_no_device(machine: StepMachine, workload: OpenedWorkload) -> str:
     """Why the workload cannot be scaled to a device that is not present; empty if it can."""
     if machine.profile.operators is None:
-        return "this profile prices no operators: calibrate again with this version"
+        return "this profile has no costs of operators: calibrate again with this version"
     if workload.document is None or workload.document.trace is None:
         return (
             "whole steps of another device cannot be scaled: perfmodel trace, then --workload FILE"

@@ -219,7 +219,7 @@ def test_links_scale_collectives_where_both_are_known() -> None:
 def test_what_cannot_be_scaled_is_refused() -> None:
     catalogue = shipped_catalogue()
     without = replace(calibrated(), operators=None)
-    with pytest.raises(CalibrationUnavailable, match="must hold prices of operators"):
+    with pytest.raises(CalibrationUnavailable, match="must hold costs of operators"):
         rescaled_profile(without, sheet("faster"), catalogue)
     with pytest.raises(UsageError, match="must give a memory bandwidth"):
         rescaled_profile(calibrated(), sheet("faster", bandwidth=None), catalogue)
