@@ -7,9 +7,14 @@ number in a notebook and one in a terminal come from the same lines.
 import datetime as dt
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
+from perfmodel.answer.answer import Forecast, answer, table
+from perfmodel.answer.inferred import layout_document
+from perfmodel.answer.measured import check_machine, open_workload
+from perfmodel.answer.question import Question
 from perfmodel.documents.acceptance import AcceptanceTerms
 from perfmodel.documents.base import today_utc
 from perfmodel.documents.budget import CostDocument, read_budget
@@ -28,7 +33,7 @@ from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.engine.job import FailureCause, Job
 from perfmodel.errors import UsageError
 from perfmodel.explanation import Explanation
-from perfmodel.explanation import explain as explain_setting
+from perfmodel.explanation import explain as explain_question
 from perfmodel.layout.layout import Scaling, parse_layout
 from perfmodel.machine.cluster import DEVICES_PER_NODE, Cluster
 from perfmodel.machine.inferred import InferredMachine
@@ -41,18 +46,8 @@ from perfmodel.plan.goodput import goodput as simulated_weeks
 from perfmodel.plan.machines import named_transformer, read_sources
 from perfmodel.plan.options import plan_options as ranked_options
 from perfmodel.plan.profile_diff import compare_profiles
-from perfmodel.predict_layout import Training, opened_machine, predict_layout
-from perfmodel.predictor import (
-    Forecast,
-    OpenedWorkload,
-    Predictor,
-    forecast,
-    forecast_layouts,
-    open_workload,
-)
 from perfmodel.scenarios.compare import compare_scenarios
-from perfmodel.scenarios.fields import changed
-from perfmodel.scenarios.machine import Scenario
+from perfmodel.scenarios.fields import Scenario, changed
 from perfmodel.units import Bytes, Seconds
 from perfmodel.workload.transformer import NamedTransformer
 
@@ -173,26 +168,19 @@ def predict_large_model(
     UsageError, NotFeasible, CalibrationUnavailable
         If a name or the layout makes no sense, the model does not allow it, or the profile is another.
     """
-    document = (
+    inferred = (
         profile
         if isinstance(profile, InferredMachine)
         else InferredDocument.read(Path(profile)).machine
     )
-    parsed = parse_layout(layout)
-    training = Training(
-        model=named_transformer(model, sequence_length),
-        devices=parsed.world_size,
+    question = Question(
+        machine=inferred,
+        workload=named_transformer(model, sequence_length),
+        layout=parse_layout(layout),
         devices_per_node=devices_per_node,
-        global_batch=parsed.global_batch,
-    )
-    found, _ = predict_layout(
-        opened_machine(document),
-        training,
-        parsed,
         capacity_bytes=capacity_bytes,
-        argv=("perfmodel.predict_large_model",),
     )
-    return found
+    return layout_document(answer(question), argv=("perfmodel.predict_large_model",))
 
 
 #: A document, or the file that holds it.
@@ -278,7 +266,7 @@ def predict(  # noqa: PLR0913 - one parameter per part of the question
         If the workload is unknown, a global batch cannot be split evenly or a cluster is too small, or
         the profile holds too little for the question.
     """
-    predictor, opened = _opened(profile, workload, validation, cluster)
+    question = _question(profile, workload, validation, cluster)
     request = Forecast(
         world_sizes=tuple(sorted(set(devices))),
         scaling=scaling,
@@ -287,7 +275,7 @@ def predict(  # noqa: PLR0913 - one parameter per part of the question
         bucket_cap_mb=bucket_cap_mb,
         loader_samples_per_s=loader_samples_per_s,
     )
-    document, _ = forecast(predictor, opened.profile, request, argv=("perfmodel.predict",))
+    document, _ = table(question, request, argv=("perfmodel.predict",))
     return document
 
 
@@ -307,7 +295,7 @@ def explain(  # noqa: PLR0913 - the same
 
     Parameters are those of ``predict``, with one device count. Times are in seconds.
     """
-    predictor, opened = _opened(profile, workload, None, cluster)
+    question = _question(profile, workload, None, cluster)
     request = Forecast(
         world_sizes=(devices,),
         scaling=scaling,
@@ -316,13 +304,12 @@ def explain(  # noqa: PLR0913 - the same
         bucket_cap_mb=bucket_cap_mb,
         loader_samples_per_s=loader_samples_per_s,
     )
-    return explain_setting(
-        predictor,
-        workload=opened.profile,
-        layout=forecast_layouts(opened.profile, request)[-1],
-        scaling=scaling,
+    asked = replace(
+        question,
+        layout=request.layouts(question.measured)[-1],
         loader_samples_per_s=loader_samples_per_s,
     )
+    return explain_question(asked, scaling=scaling)
 
 
 def whatif(  # noqa: PLR0913 - the same
@@ -350,15 +337,9 @@ def whatif(  # noqa: PLR0913 - the same
     UsageError
         If a field is unknown or a value makes no sense.
     """
-    predictor, opened = _opened(profile, workload, validation, cluster)
     base = Scenario(
-        profile=predictor.profile,
-        workload=opened.profile,
+        question=_question(profile, workload, validation, cluster),
         request=Forecast(world_sizes=(devices,), scaling=scaling, batch=batch),
-        machine_digest=predictor.profile.digest,
-        validation=predictor.validation,
-        document=opened.document,
-        cluster=predictor.cluster,
     )
     return compare_scenarios(
         [base, *(changed(base, changes) for changes in scenarios)], argv=("perfmodel.whatif",)
@@ -386,21 +367,26 @@ def acceptance_terms(
     return terms_of(machine, workloads or names, confidence=confidence, goodput=goodput)
 
 
-def _opened(
+def _question(
     profile: AnyProfile,
     workload: AnyWorkload,
     validation: AnyValidation | None,
     cluster: AnyCluster | None,
-) -> tuple[Predictor, OpenedWorkload]:
-    """The machine with earlier errors, in a cluster, and the workload on it."""
+) -> Question:
+    """A workload on a machine with earlier errors, in a cluster."""
     machine = profile if isinstance(profile, MeasuredMachine) else read_profile(profile)
     if validation is not None and not isinstance(validation, ValidationDocument):
         validation = read_validation(validation)
     if cluster is not None and not isinstance(cluster, Cluster):
         cluster = read_cluster(Path(cluster))
-    predictor = Predictor(machine, validation=validation, cluster=cluster)
+    check_machine(machine, validation, cluster)
     named = workload if isinstance(workload, WorkloadDocument) else os.fspath(workload)
-    return predictor, open_workload(predictor, named)
+    return Question(
+        machine=machine,
+        workload=open_workload(machine, named),
+        validation=validation,
+        cluster=cluster,
+    )
 
 
 __all__ = (

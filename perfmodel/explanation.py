@@ -2,17 +2,19 @@
 
 import dataclasses
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from perfmodel.answer.answer import steps_s
+from perfmodel.answer.measured import Costs, interval, price, refuse_other_jobs, step_times
+from perfmodel.answer.question import Question
 from perfmodel.cost.terms import Samples, Terms
 from perfmodel.layout.layout import Layout, Scaling, Synchronisation
 from perfmodel.layout.run_setting import RunSetting
-from perfmodel.machine.measured import MeasuredWorkload
-from perfmodel.predictor import Predictor, StepPrediction, interval, refuse_other_jobs, step_times
+from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
 from perfmodel.statistics.interval import Interval
 from perfmodel.step.program import Cause
 from perfmodel.units import Bytes, Seconds
@@ -50,29 +52,33 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class NominalModel:
-    """One workload on one machine, without draws: what differences of steps are taken from."""
+class _Nominal:
+    """A question at nominal parameters, and its costs."""
 
-    predictor: Predictor
-    """With one draw, which is the nominal one."""
-    workload: MeasuredWorkload
-    loader_samples_per_s: float | None
+    question: Question
+    costs: Costs
 
-    def step(self, layout: Layout) -> StepPrediction:
-        """Predict one layout."""
-        return self.predictor.step(
-            self.workload, layout, loader_samples_per_s=self.loader_samples_per_s
-        )
+    @classmethod
+    def of(cls, question: Question) -> "_Nominal":
+        return cls(question, price(question))
 
-    def step_s(self, layout: Layout) -> Seconds:
-        """Duration of one layout. [s]"""
-        step = self.step(layout)
-        return nominal_step_time(step, step.terms)
+    @property
+    def layout(self) -> Layout:
+        return self.question.layout
 
+    @property
+    def terms(self) -> Terms:
+        return self.costs.terms
 
-def nominal_step_time(step: StepPrediction, terms: Terms) -> Seconds:
-    """Duration of a step under other terms. [s]"""
-    return float(step_times(step.program, terms, terms.durations(step.program))[0])
+    def step_s(self, terms: Terms | None = None) -> Seconds:
+        """Duration of the step, or of the same step under other terms. [s]"""
+        program, terms = self.costs.program, terms or self.terms
+        return float(step_times(program, terms, terms.durations(program))[0])
+
+    def at(self, **changes: object) -> "_Nominal":
+        """The same with some values of the layout changed."""
+        changed = dataclasses.replace(self.layout, **changes)  # type: ignore[arg-type]
+        return _Nominal.of(self.question.at(changed))
 
 
 def nothing(_size_bytes: Bytes | Samples) -> Samples:
@@ -84,8 +90,8 @@ def nothing(_size_bytes: Bytes | Samples) -> Samples:
 class Changes:
     """Changes to a step, each predicted."""
 
-    model: NominalModel
-    asked: StepPrediction
+    asked: _Nominal
+    asked_s: Seconds
     speedup: float
     """Of the step as it is."""
 
@@ -94,70 +100,71 @@ class Changes:
         return tuple(sorted(self._changes(), key=lambda change: -change.gain_s))
 
     def _changes(self) -> Iterator[Change]:
-        layout = self.asked.layout
+        layout, terms = self.asked.layout, self.asked.terms
         micro_batch, accumulation = 2 * layout.micro_batch, 4 * layout.accumulation
         yield self._resized(
-            ChangeKind.MICRO_BATCH,
-            f"micro-batch {micro_batch}",
-            dataclasses.replace(layout, micro_batch=micro_batch),
+            ChangeKind.MICRO_BATCH, f"micro-batch {micro_batch}", micro_batch=micro_batch
         )
         yield self._resized(
-            ChangeKind.ACCUMULATION,
-            f"accumulation {accumulation}",
-            dataclasses.replace(layout, accumulation=accumulation),
+            ChangeKind.ACCUMULATION, f"accumulation {accumulation}", accumulation=accumulation
         )
-        if self.model.loader_samples_per_s is not None:
-            faster = dataclasses.replace(self.asked.terms, load_s=self.asked.terms.load_s / 2)
+        if self.asked.question.loader_samples_per_s is not None:
+            faster = dataclasses.replace(terms, load_s=terms.load_s / 2)
             yield self._other_terms(ChangeKind.LOADER, "a loader twice as fast", faster)
-        if layout.world_size > 1 and layout.synchronisation is Synchronisation.DDP:
+        if layout.zero == 0 and layout.replicas > 1 and layout.synchronisation is _DDP:
             yield from self._of_ddp()
 
     def _of_ddp(self) -> Iterator[Change]:
         terms = self.asked.terms
         yield self._best_cap()
+        all_reduce_s = terms.exchange_s.get(Cause.ALL_REDUCE, terms.all_reduce_s)
         yield self._other_terms(
             ChangeKind.COMPRESSION,
             "gradients sent as 16 bit (assumed: half the bytes, free conversion)",
-            dataclasses.replace(terms, all_reduce_s=lambda size: terms.all_reduce_s(size // 2)),
+            _with_exchange(terms, Cause.ALL_REDUCE, lambda size: all_reduce_s(size // 2)),
         )
-        if self.model.workload.workload.buffer_bytes:
-            yield self._other_terms(
-                ChangeKind.BUFFERS,
-                "broadcast_buffers=False",
-                dataclasses.replace(terms, broadcast_s=nothing),
-            )
+        if any(o.cause is Cause.BROADCAST for o in self.asked.costs.program.operations):
+            without = _with_exchange(terms, Cause.BROADCAST, nothing)
+            yield self._other_terms(ChangeKind.BUFFERS, "broadcast_buffers=False", without)
 
     def _best_cap(self) -> Change:
-        layout = self.asked.layout
-        others = [cap for cap in BUCKET_CAPS_MB if cap != layout.bucket_cap_mb]
-        steps_s = {
-            cap: self.model.step_s(dataclasses.replace(layout, bucket_cap_mb=cap)) for cap in others
-        }
+        others = [cap for cap in BUCKET_CAPS_MB if cap != self.asked.layout.bucket_cap_mb]
+        steps_s = {cap: self.asked.at(bucket_cap_mb=cap).step_s() for cap in others}
         best = min(others, key=lambda cap: steps_s[cap])
         names = ", ".join(f"{cap:g}" for cap in others)
         return self._change(
             ChangeKind.BUCKET_CAP, f"bucket cap {best:g} MiB (best of {names})", steps_s[best]
         )
 
-    def _resized(self, kind: ChangeKind, what: str, layout: Layout) -> Change:
+    def _resized(self, kind: ChangeKind, what: str, **changes: int) -> Change:
         """Another global batch: its step is brought to the samples of the step as it was."""
-        before, after = self.asked.layout.global_batch, layout.global_batch
-        step_s = self.model.step_s(layout) * before / after
+        other = self.asked.at(**changes)
+        before, after = self.asked.layout.global_batch, other.layout.global_batch
+        step_s = other.step_s() * before / after
         return self._change(kind, f"{what} (global batch {before} -> {after})", step_s)
 
     def _other_terms(self, kind: ChangeKind, what: str, terms: Terms) -> Change:
-        return self._change(kind, what, nominal_step_time(self.asked, terms))
+        return self._change(kind, what, self.asked.step_s(terms))
 
     def _change(self, kind: ChangeKind, what: str, step_s: Seconds) -> Change:
-        asked_s = nominal_step_time(self.asked, self.asked.terms)
         return Change(
             kind=kind,
             what=what,
-            gain_s=asked_s - step_s,
-            gain_speedup=self.speedup * (asked_s / step_s - 1),
+            gain_s=self.asked_s - step_s,
+            gain_speedup=self.speedup * (self.asked_s / step_s - 1),
         )
 
 
+def _with_exchange(terms: Terms, cause: Cause, cost: Callable[[Bytes | Samples], Samples]) -> Terms:
+    """Terms in which one kind of exchange costs otherwise."""
+    if cause in terms.exchange_s:
+        return dataclasses.replace(terms, exchange_s={**terms.exchange_s, cause: cost})
+    if cause is Cause.ALL_REDUCE:
+        return dataclasses.replace(terms, all_reduce_s=cost)
+    return dataclasses.replace(terms, broadcast_s=cost)
+
+
+_DDP: Final = Synchronisation.DDP
 #: Every operator of a forward pass has about two in the backward pass (gradients of input and
 #: weight): the dispatch of both is shared out accordingly.
 _DISPATCH_SHARES: Final = {Cause.FORWARD: 1 / 3, Cause.BACKWARD: 2 / 3}
@@ -168,6 +175,10 @@ class LossCause(enum.StrEnum):
 
     ALL_REDUCE = "all_reduce"
     BROADCAST = "broadcast"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    TENSOR = "tensor"
+    P2P = "p2p"
     INTERFERENCE = "interference"
     STRAGGLERS = "stragglers"
     BUCKET = "bucket"
@@ -178,40 +189,53 @@ class LossCause(enum.StrEnum):
     OPTIMIZER = "optimizer"
 
 
+#: Exchanges that a step may hold.
+_EXCHANGES: Final[Mapping[LossCause, Cause]] = {
+    LossCause.ALL_REDUCE: Cause.ALL_REDUCE,
+    LossCause.BROADCAST: Cause.BROADCAST,
+    LossCause.ALL_GATHER: Cause.ALL_GATHER,
+    LossCause.REDUCE_SCATTER: Cause.REDUCE_SCATTER,
+    LossCause.TENSOR: Cause.TENSOR,
+    LossCause.P2P: Cause.P2P,
+}
+
+
 def alone(layout: Layout) -> Layout:
     """The same micro-steps on one device without DDP."""
-    return dataclasses.replace(layout, dp=1, wrapper=None, bucket_cap_mb=None)
+    return Layout(micro_batch=layout.micro_batch, accumulation=layout.accumulation)
 
 
-def removals(
-    model: NominalModel, asked: StepPrediction, baseline: Layout
-) -> Iterator[tuple[LossCause, Terms]]:
+def removals(asked: _Nominal, baseline: Layout) -> Iterator[tuple[LossCause, Terms]]:
     """Terms of the step with one cause removed at a time."""
     terms, none, one = asked.terms, np.zeros(1), np.ones(1)
     replace = dataclasses.replace
-    yield LossCause.ALL_REDUCE, replace(terms, all_reduce_s=nothing)
-    yield LossCause.BROADCAST, replace(terms, broadcast_s=nothing)
+    for cause, exchange in _EXCHANGES.items():
+        if exchange in (Cause.ALL_REDUCE, Cause.BROADCAST) or exchange in terms.exchange_s:
+            yield cause, _with_exchange(terms, exchange, nothing)
     yield LossCause.INTERFERENCE, replace(terms, compute_speed=one, comm_speed=one)
     yield LossCause.STRAGGLERS, replace(terms, slowest=one)
     yield LossCause.BUCKET, replace(terms, bucket_s=none, bucket_s_per_byte=none)
-    yield LossCause.DISPATCH, _without_dispatch(model, terms)
+    yield LossCause.DISPATCH, _without_dispatch(asked)
     yield LossCause.INPUT, replace(_without(terms, Cause.INPUT), load_s=none)
     yield LossCause.OPTIMIZER, _without(terms, Cause.OPTIMIZER)
     if asked.layout.world_size > 1:
-        single = model.step(alone(asked.layout)).terms
+        single = _Nominal.of(asked.question.at(alone(asked.layout))).terms
         yield (
             LossCause.SHARING,
             replace(terms, compute_s=single.compute_s, issue_s=single.issue_s),
         )
     if asked.layout.micro_batch != baseline.micro_batch:
-        yield LossCause.SMALL_BATCH, _at_large_batch(model, asked, baseline.micro_batch)
+        yield LossCause.SMALL_BATCH, _at_large_batch(asked, baseline.micro_batch)
 
 
-def _without_dispatch(model: NominalModel, terms: Terms) -> Terms:
+def _without_dispatch(asked: _Nominal) -> Terms:
     """On synchronous devices dispatch is part of the passes."""
+    terms, machine, workload = asked.terms, asked.question.machine, asked.question.workload
     if terms.issue_s:
         return dataclasses.replace(terms, issue_s=dict.fromkeys(terms.issue_s, np.zeros(1)))
-    dispatch_s = model.predictor.profile.dispatch_s * model.workload.workload.num_operators
+    assert isinstance(machine, MeasuredMachine)
+    assert isinstance(workload, MeasuredWorkload)
+    dispatch_s = machine.dispatch_s * workload.workload.num_operators
     compute_s = {
         cause: np.maximum(0.0, time_s - dispatch_s * _DISPATCH_SHARES.get(cause, 0.0))
         for cause, time_s in terms.compute_s.items()
@@ -219,9 +243,9 @@ def _without_dispatch(model: NominalModel, terms: Terms) -> Terms:
     return dataclasses.replace(terms, compute_s=compute_s)
 
 
-def _at_large_batch(model: NominalModel, asked: StepPrediction, micro_batch: int) -> Terms:
+def _at_large_batch(asked: _Nominal, micro_batch: int) -> Terms:
     """Each sample costs what it does in the baseline's micro-batch; the optimizer is as it was."""
-    large = model.step(dataclasses.replace(asked.layout, micro_batch=micro_batch)).terms
+    large = asked.at(micro_batch=micro_batch).terms
     share = asked.layout.micro_batch / micro_batch
 
     def scaled(
@@ -252,6 +276,10 @@ _SMALLEST_S: Final = 1e-9
 _WHAT: Final[Mapping[LossCause, str]] = {
     LossCause.ALL_REDUCE: "averaging gradients, where it is not hidden behind backward",
     LossCause.BROADCAST: "rank 0's buffers go to the others before the first forward pass",
+    LossCause.ALL_GATHER: "sharded parameters are gathered before they are used",
+    LossCause.REDUCE_SCATTER: "sharded gradients are summed, where it is not hidden behind backward",
+    LossCause.TENSOR: "ranks that share matrices sum their activations, which compute waits for",
+    LossCause.P2P: "pipeline stages send each other activations and their gradients",
     LossCause.INTERFERENCE: "computing and communication slow each other while both run",
     LossCause.STRAGGLERS: "everybody waits for the slowest rank",
     LossCause.BUCKET: "DistributedDataParallel copies gradients into buckets and back",
@@ -265,6 +293,10 @@ _WHAT: Final[Mapping[LossCause, str]] = {
 _CONFIRM: Final[Mapping[LossCause, str]] = {
     LossCause.ALL_REDUCE: "time steps inside model.no_sync(): they should be shorter by about that",
     LossCause.BROADCAST: "time steps with broadcast_buffers=False",
+    LossCause.ALL_GATHER: "time steps with reshard_after_forward=False: gathers of backward go",
+    LossCause.REDUCE_SCATTER: "time steps with set_requires_gradient_sync(False)",
+    LossCause.TENSOR: "time one rank's share of the matrices without its collectives",
+    LossCause.P2P: "profile one stage: time in send and receive",
     LossCause.INTERFERENCE: "profile backward in and out of model.no_sync(): kernels are slower outside",
     LossCause.STRAGGLERS: "time each rank up to its first all-reduce: the slowest should differ by that",
     LossCause.BUCKET: "time one rank with and without DistributedDataParallel around the model",
@@ -279,6 +311,9 @@ _LESS_SENT: Final = (ChangeKind.COMPRESSION, ChangeKind.BUCKET_CAP, *_LESS_OFTEN
 _REMEDIES: Final[Mapping[LossCause, tuple[ChangeKind, ...]]] = {
     LossCause.ALL_REDUCE: _LESS_SENT,
     LossCause.BROADCAST: (ChangeKind.BUFFERS, *_LESS_OFTEN),
+    **dict.fromkeys((LossCause.ALL_GATHER, LossCause.REDUCE_SCATTER), _LESS_OFTEN),
+    LossCause.TENSOR: (ChangeKind.MICRO_BATCH,),
+    LossCause.P2P: (ChangeKind.MICRO_BATCH,),
     LossCause.INTERFERENCE: _LESS_SENT,
     LossCause.STRAGGLERS: _LESS_OFTEN,
     LossCause.BUCKET: (ChangeKind.BUCKET_CAP, *_LESS_OFTEN),
@@ -345,22 +380,15 @@ class Explanation:
         return self.step_s - self.ideal_step_s
 
 
-def explain(
-    predictor: Predictor,
-    *,
-    workload: MeasuredWorkload,
-    layout: Layout,
-    scaling: Scaling = "weak",
-    loader_samples_per_s: float | None = None,
-) -> Explanation:
-    """Rank what a layout loses, each cause by its removal, at nominal parameters.
+def explain(question: Question, *, scaling: Scaling = "weak") -> Explanation:
+    """Rank what a layout loses on a calibrated machine, each cause by its removal, at nominal parameters.
 
     On one device the same causes say what the step costs.
 
     Parameters
     ----------
     scaling
-        Which baseline: one device with the micro-batch of a rank (weak), or with that of all ranks
+        Which baseline: one device with the micro-batch of a rank (weak), or with that of all replicas
         together (strong).
 
     Raises
@@ -370,36 +398,28 @@ def explain(
     UsageError
         If other jobs share the links of the cluster.
     """
-    refuse_other_jobs(predictor.cluster, by="explain")
-    # Causes are compared at nominal parameters; the caller's predictor keeps its random state.
-    nominal = Predictor(predictor.profile, num_draws=1, cluster=predictor.cluster)
-    model = NominalModel(nominal, workload, loader_samples_per_s)
-    factor = layout.world_size if scaling == "strong" else 1
+    refuse_other_jobs(question.cluster, by="explain")
+    asked = _Nominal.of(dataclasses.replace(question, num_draws=1, validation=None))
+    layout = question.layout
+    factor = layout.dp if scaling == "strong" else 1
     baseline = dataclasses.replace(alone(layout), micro_batch=factor * layout.micro_batch)
-    baseline_s = model.step_s(baseline)
-    asked = model.step(layout)
-    step_s = nominal_step_time(asked, asked.terms)
+    baseline_s = _Nominal.of(asked.question.at(baseline)).step_s()
+    step_s = asked.step_s()
     speedup = layout.global_batch / baseline.global_batch * baseline_s / step_s
-    changes = Changes(model, asked, speedup).ranked()
-    return Explanation(
-        setting=RunSetting.of(workload.workload.name, layout),
-        baseline=RunSetting.of(workload.workload.name, baseline),
-        baseline_step_s=baseline_s,
-        step_s=step_s,
-        losses=_losses(asked, removals(model, asked, baseline), changes),
-        changes=changes,
-    )
-
-
-def _losses(
-    asked: StepPrediction, removals: Iterator[tuple[LossCause, Terms]], changes: tuple[Change, ...]
-) -> tuple[Loss, ...]:
-    step_s = nominal_step_time(asked, asked.terms)
+    changes = Changes(asked, step_s, speedup).ranked()
     losses = [
-        _loss(cause, step_s - nominal_step_time(asked, terms), changes) for cause, terms in removals
+        _loss(cause, step_s - asked.step_s(terms), changes)
+        for cause, terms in removals(asked, baseline)
     ]
     large = [loss for loss in losses if loss.lost_s >= _SMALLEST_S]
-    return tuple(sorted(large, key=lambda loss: -loss.lost_s))
+    return Explanation(
+        setting=RunSetting.of(question.workload_name, layout),
+        baseline=RunSetting.of(question.workload_name, baseline),
+        baseline_step_s=baseline_s,
+        step_s=step_s,
+        losses=tuple(sorted(large, key=lambda loss: -loss.lost_s)),
+        changes=changes,
+    )
 
 
 def _loss(cause: LossCause, lost_s: Seconds, changes: tuple[Change, ...]) -> Loss:
@@ -443,22 +463,9 @@ class Standing:
         return Verdict.FASTER if self.measured_s < self.predicted_s.p5 else Verdict.NORMAL
 
 
-def standing(
-    predictor: Predictor,
-    *,
-    workload: MeasuredWorkload,
-    layout: Layout,
-    measured_s: Seconds,
-    loader_samples_per_s: float | None = None,
-) -> Standing:
-    """Put a measured step among the draws of its prediction.
-
-    Raises
-    ------
-    CalibrationUnavailable, NotFeasible
-        As for the prediction.
-    """
-    [draws_s] = predictor.step_draws(workload, [layout], loader_samples_per_s=loader_samples_per_s)
+def standing(question: Question, *, measured_s: Seconds) -> Standing:
+    """Put a measured step among the draws of its prediction; raises as ``answer`` does."""
+    [draws_s] = steps_s([question])
     return Standing(
         measured_s=measured_s,
         predicted_s=interval(draws_s),

@@ -11,6 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from perfmodel.answer.inferred import (
+    OpenedMachine,
+    Training,
+    layout_caveats,
+    layout_provenance,
+    parts_record,
+    trained_record,
+    work_per_peak_s,
+)
 from perfmodel.cost.inferred import InferredModel, StepInterval
 from perfmodel.cost.jobs import Column, Jobs, jobs_from_columns, model_columns
 from perfmodel.cost.layout_memory import fullest_and_fit
@@ -20,15 +29,6 @@ from perfmodel.cost.parameters import stall_time_s
 from perfmodel.documents.prediction import ParallelismPlanDocument, RankedLayout
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.layout.candidates import COLUMNS, LayoutColumns, Space, feasible_layouts
-from perfmodel.predict_layout import (
-    OpenedMachine,
-    Training,
-    layout_caveats,
-    layout_provenance,
-    parts_record,
-    trained_record,
-    work_per_peak_s,
-)
 from perfmodel.statistics.interval import Interval
 from perfmodel.statistics.normal import DEVIATE_90
 from perfmodel.units import format_bytes, format_duration

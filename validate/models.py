@@ -26,6 +26,9 @@ from calibrate.launch import Launcher
 from calibrate.placement import placement_of, provenance
 from calibrate.replays import Pair, replayed_s, steps_over_replays, to_typical_speed, with_replays
 from calibrate.task import StepTask, Task, replay_name
+from perfmodel.answer.answer import answer
+from perfmodel.answer.measured import interval, price, timed_workload
+from perfmodel.answer.question import Question
 from perfmodel.documents.base import file_sha256
 from perfmodel.documents.observation import (
     Observation,
@@ -38,7 +41,6 @@ from perfmodel.documents.verdicts import ComparedModel, ModelsValidationDocument
 from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, refuse_unknown
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
-from perfmodel.predictor import Predictor, interval
 from perfmodel.step.program import Cause
 from perfmodel.units import Seconds
 from validate.held_out_models import HeldOutSetting, held_out_settings, write_configs
@@ -205,23 +207,21 @@ def judge_models(
     num_repetitions = round(
         float(np.median([len(entry.repetitions) for entry in found.values()] or [1]))
     )
-    later = Predictor(profile, use_measured=uses_replays, num_repetitions=num_repetitions)
-    in_turn = later
+    machine = profile
+    traced = _traced(profile, replays, use_measured=uses_replays)
     if any(entry.pairs for entry in found.values()):
         known = with_replays(request.profile, replays, in_turn=True)
-        in_turn = Predictor(known, num_repetitions=None)
-    # Curves of each held-out workload from its trace alone.
-    traced = {
-        entry.workload: later.workload(entry.model, entry.traced)
-        for entry in {e.workload: e for e in replays if e.traced is not None}.values()
-        if entry.traced is not None and entry.model is not None
-    }
+        machine = known
     rows = tuple(
         _compared(
             setting,
             found[setting],
-            in_turn if found[setting].pairs else later,
-            traced[setting.workload],
+            Question(
+                machine=machine if found[setting].pairs else profile,
+                workload=traced[setting.workload],
+                layout=setting.layout,
+                num_repetitions=None if found[setting].pairs else num_repetitions,
+            ),
             request.mode,
         )
         for setting in sorted(found, key=lambda s: s.label)
@@ -235,6 +235,19 @@ def judge_models(
     slowdown = float(np.median([1 / factor for e in found.values() for factor in e.factors]))
     steal = steal_share(observations)
     return _document(request, rows, slowdown=slowdown, steal=steal, path=path)
+
+
+def _traced(
+    machine: MeasuredMachine, replays: Sequence[ReplayObservation], *, use_measured: bool
+) -> dict[str, MeasuredWorkload]:
+    """Curves of each held-out workload from its trace alone."""
+    return {
+        entry.workload: timed_workload(
+            machine, entry.model, trace=entry.traced, use_measured=use_measured
+        )
+        for entry in {e.workload: e for e in replays if e.traced is not None}.values()
+        if entry.traced is not None and entry.model is not None
+    }
 
 
 def _found(
@@ -288,15 +301,14 @@ def _found(
     }
 
 
-def _compared(
-    setting: RunSetting, found: _Found, predictor: Predictor, workload: MeasuredWorkload, mode: Mode
-) -> ComparedModel:
-    step = predictor.step(workload, setting.layout)
+def _compared(setting: RunSetting, found: _Found, question: Question, mode: Mode) -> ComparedModel:
+    step = answer(question)
     predicted_s = interval(step.step_s)
     measured = found.typical()
     raw = estimate([entry.step_s for entry in found.repetitions])
+    terms = price(question).terms
     phase_errors = {
-        name: float(step.terms.compute_s[cause][0]) / found.typical(name).value_s - 1
+        name: float(terms.compute_s[cause][0]) / found.typical(name).value_s - 1
         for name, cause in (_PHASES if setting.world_size == 1 else {}).items()
     }
     against_processor = predicted_s.signed_error(found.processor_s) if found.processor_s else 0.0
@@ -312,8 +324,8 @@ def _compared(
         signed_error=predicted_s.signed_error(measured.value_s),
         signed_error_processor=against_processor,
         phase_errors=phase_errors,
-        evidence=step.terms.evidence["compute"],
-        untimed=workload.untimed,
+        evidence=step.evidence["compute"],
+        untimed=question.measured.untimed,
         is_covered=predicted_s.holds(measured.value_s),
     )
 

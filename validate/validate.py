@@ -22,6 +22,9 @@ from calibrate.placement import (
     refuse_other_machine,
 )
 from calibrate.topology import LaunchFlags
+from perfmodel.answer.answer import answer
+from perfmodel.answer.measured import check_machine, interval, timed_workload
+from perfmodel.answer.question import Question
 from perfmodel.documents.base import file_sha256
 from perfmodel.documents.observation import StepObservation, read_observations, steal_share
 from perfmodel.documents.verdicts import (
@@ -34,7 +37,6 @@ from perfmodel.errors import MeasurementFailed, UsageError, refuse_unknown
 from perfmodel.layout.layout import Synchronisation
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import ASSUMED_SENSITIVITY, MeasuredMachine
-from perfmodel.predictor import Predictor, interval
 from perfmodel.statistics.interval import Interval
 from perfmodel.units import Seconds
 from validate.holdout import (
@@ -126,9 +128,16 @@ def predict(
     earlier: ValidationDocument | None = None,
 ) -> Predicted:
     """Predict every setting, and the speed-up of those with several ranks."""
-    predictor = Predictor(profile, validation=earlier)
+    check_machine(profile, earlier, None)
     steps = {
-        setting: predictor.step(predictor.workload(setting.workload), setting.layout)
+        setting: answer(
+            Question(
+                machine=profile,
+                workload=timed_workload(profile, setting.workload),
+                layout=setting.layout,
+                validation=earlier,
+            )
+        )
         for setting in settings
     }
     speedups = {}

@@ -12,12 +12,12 @@ import numpy as np
 from scipy.optimize import least_squares, nnls
 
 from calibrate.fit.steps import Repetition, to_speed
+from perfmodel.answer.measured import step_times
 from perfmodel.arrays import FloatArray
 from perfmodel.cost.machine import CostModel
 from perfmodel.layout.layout import Synchronisation
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import DdpCosts, MeasuredMachine, MeasuredWorkload, Residual
-from perfmodel.predictor import step_times
 from perfmodel.step.compile import compile_step
 from perfmodel.step.division import gradient_buckets
 from perfmodel.units import Seconds

@@ -388,13 +388,15 @@ def _predicted(
     path: Path, workload: str, devices: Sequence[int], micro_batch: int | None
 ) -> dict[float, float]:
     """Samples per second by the global batch, of so many devices that keep their micro-batch."""
+    from perfmodel.answer.answer import Forecast, table
+    from perfmodel.answer.measured import open_workload
+    from perfmodel.answer.question import Question
     from perfmodel.documents.profile import ProfileDocument
-    from perfmodel.predictor import Forecast, Predictor, forecast, open_workload
 
-    predictor = Predictor(ProfileDocument.read(path).machine)
+    machine = ProfileDocument.read(path).machine
     request = Forecast(world_sizes=tuple(devices), scaling="weak", batch=micro_batch)
-    profile = open_workload(predictor, workload).profile
-    document, _ = forecast(predictor, profile, request, argv=sys.argv)
+    question = Question(machine=machine, workload=open_workload(machine, workload))
+    document, _ = table(question, request, argv=sys.argv)
     return {
         float(point.setting.global_batch): point.samples_per_s.nominal for point in document.points
     }

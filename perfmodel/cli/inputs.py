@@ -1,31 +1,20 @@
 """What the predicting commands read; imported late, because numpy comes with it."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from perfmodel.answer.measured import check_machine, open_workload
+from perfmodel.answer.question import Question
 from perfmodel.cost.rescaling import find_device, rescaled_profile, shipped_catalogue
 from perfmodel.documents.hardware import read_cluster
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
-from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import UsageError, refuse_unknown
-from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
-from perfmodel.predictor import Predictor, open_workload
+from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.trace.huggingface_config import DECODERS, LLAMA_FAMILY, Config, read_shape
 from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer, Transformer
 
 _LONGEST_DEFAULT: Final = 8192
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inputs:
-    """Documents that a prediction starts from."""
-
-    predictor: Predictor
-    workload: MeasuredWorkload
-    document: WorkloadDocument | None = None
-    """The workload file, if there was one."""
 
 
 def read_machine(path: Path, *, device: str | None) -> MeasuredMachine:
@@ -37,22 +26,25 @@ def read_machine(path: Path, *, device: str | None) -> MeasuredMachine:
     return rescaled_profile(machine, find_device(device, catalogue), catalogue)
 
 
-def read_inputs(
+def read_question(
     profile: Path,
     workload: str,
     *,
     validation: Path | None,
     cluster: Path | None,
     device: str | None,
-) -> Inputs:
-    """A machine, and a workload by name or file."""
-    predictor = Predictor(
-        read_machine(profile, device=device),
-        validation=None if validation is None else ValidationDocument.read(validation),
-        cluster=None if cluster is None else read_cluster(cluster),
+) -> Question:
+    """A question about a workload by name or file on a calibrated machine."""
+    machine = read_machine(profile, device=device)
+    earlier = None if validation is None else ValidationDocument.read(validation)
+    links = None if cluster is None else read_cluster(cluster)
+    check_machine(machine, earlier, links)
+    return Question(
+        machine=machine,
+        workload=open_workload(machine, workload),
+        validation=earlier,
+        cluster=links,
     )
-    opened = open_workload(predictor, workload)
-    return Inputs(predictor=predictor, workload=opened.profile, document=opened.document)
 
 
 def read_model(text: str, *, sequence: int | None) -> NamedTransformer:

@@ -4,6 +4,9 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
+from perfmodel.answer.answer import answer
+from perfmodel.answer.measured import price, timed_workload
+from perfmodel.answer.question import Question as StepQuestion
 from perfmodel.cli.inputs import read_machine
 from perfmodel.cost.memory import (
     MemorySetting,
@@ -24,7 +27,6 @@ from perfmodel.errors import InvalidDocument
 from perfmodel.layout.layout import Layout
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.predictor import Predictor
 from perfmodel.report.memory import MemoryReport
 from perfmodel.step.program import Cause
 from perfmodel.units import Bytes, Seconds, format_bytes
@@ -183,36 +185,35 @@ def _relative_times(document: WorkloadDocument) -> StepTimes:
 
 
 def _times(document: WorkloadDocument, profile: MeasuredMachine, batch: int) -> StepTimes:
-    predictor = Predictor(profile)
-    layout = Layout(micro_batch=batch)
-    calibrated = predictor.profile.workload(document.workload.name)
+    calibrated = profile.workload(document.workload.name)
     same = (
         calibrated is not None
         and calibrated.workload.num_parameters == document.workload.num_parameters
     )
     # On one device the order of gradients, in which trace and calibration may differ, is no matter.
     found = (
-        predictor.workload(document.workload.name)
+        timed_workload(profile, document.workload.name)
         if same
-        else predictor.workload(document.workload, document.trace)
+        else timed_workload(profile, document.workload, trace=document.trace)
     )
-    step = predictor.step(found, layout)
+    question = StepQuestion(machine=profile, workload=found, layout=Layout(micro_batch=batch))
+    step, costs = answer(question), price(question)
     causes = time_by_cause(step.trace)
-    weakest = _BASES[Evidence.weakest(step.terms.evidence.values())]
+    weakest = _BASES[Evidence.weakest(step.evidence.values())]
     plain = StepTimes(
         forward_s=causes.get(Cause.FORWARD, 0.0),
         backward_s=causes.get(Cause.BACKWARD, 0.0),
         optimizer_s=causes.get(Cause.OPTIMIZER, 0.0),
         basis=weakest,
-        fused_s=_fused_s(document, predictor.profile, batch, causes.get(Cause.OPTIMIZER, 0.0)),
-        graphed_s=sum(float(time_s[0]) for time_s in step.terms.compute_s.values())
-        if predictor.profile.asynchronous
+        fused_s=_fused_s(document, profile, batch, causes.get(Cause.OPTIMIZER, 0.0)),
+        graphed_s=sum(float(time_s[0]) for time_s in costs.terms.compute_s.values())
+        if profile.asynchronous
         else None,
     )
     scaled = Basis.SCALED if profile.rescaling is None else Basis.DATA_SHEET
     return dataclasses.replace(
         plain,
-        mixed_s=_mixed_s(document, predictor.profile, batch, plain),
+        mixed_s=_mixed_s(document, profile, batch, plain),
         mixed_basis=max(weakest, scaled, key=list(Basis).index),
     )
 

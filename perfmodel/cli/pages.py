@@ -104,22 +104,32 @@ def report(
     out: opt.Folder = Path("runs/report"),
 ) -> None:
     """Write one self-contained HTML report, and every plot as SVG and PNG."""
+    from perfmodel.answer.answer import Forecast, table
+    from perfmodel.answer.measured import check_machine, open_workload
+    from perfmodel.answer.question import Question
     from perfmodel.documents.base import write_atomically, write_bytes_atomically
     from perfmodel.documents.profile import ProfileDocument
     from perfmodel.documents.verdicts import ValidationDocument
-    from perfmodel.predictor import Forecast, Predictor, forecast, open_workload
     from perfmodel.report.figures import figure_bytes, report_figures
     from perfmodel.report.html import report_html
 
     document = ProfileDocument.read(profile)
     machine = document.machine
     judged = None if validation is None else ValidationDocument.read(validation)
-    predictor = Predictor(machine, validation=judged)
+    check_machine(machine, judged, None)
     chosen = opt.names(workloads) or [entry.workload.name for entry in machine.workloads]
     request = Forecast(world_sizes=tuple(devices), scaling="weak")
     predictions = [
-        forecast(predictor, opened.profile, request, argv=sys.argv)[0]
-        for opened in (open_workload(predictor, name, where="--workloads") for name in chosen)
+        table(
+            Question(
+                machine=machine,
+                workload=open_workload(machine, name, where="--workloads"),
+                validation=judged,
+            ),
+            request,
+            argv=sys.argv,
+        )[0]
+        for name in chosen
     ]
     page = report_html(document, predictions=predictions, judged=judged)
     write_atomically(out / "report.html", page)

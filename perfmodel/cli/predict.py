@@ -4,19 +4,19 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
 
 import typer
 
 from perfmodel.cli import options as opt
 from perfmodel.cli.output import show_document, show_lines
-from perfmodel.errors import UsageError
+from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.machine.cluster import DEVICES_PER_NODE
 from perfmodel.units import GIB, Bytes, Seconds
 
 if TYPE_CHECKING:
+    from perfmodel.answer.question import Question
     from perfmodel.layout.layout import Layout
-    from perfmodel.predict_layout import Training
     from perfmodel.step.program import Trace
 
 _CSV = typer.Option("--csv", help="Print comma-separated values.")
@@ -65,10 +65,28 @@ _ONLY_WITHOUT_LAYOUT: Final = {
 }
 
 
+#: Of these, what layouts of traced workloads do not have either.
+_ONLY_OF_TABLES: Final = {
+    "scaling": "--batch counts the samples of all devices",
+    "accumulation": "write accumulation=N into the layout, or give --batch",
+    "bucket_cap_mb": "write bucket_cap=N into the layout",
+}
+#: Parameters of large models that are known by their shape.
+_ONLY_OF_MODELS: Final = {
+    "sequence_length": "the trace has its own",
+    "devices_per_node": "--cluster says where a node ends",
+    "data_centre_link": "give --model and a calibration from runs",
+}
+
+
 def _refuse_beside_layout(context: typer.Context, excluded: dict[str, str]) -> None:
     """Refuse what would be ignored, with or without a layout."""
-    if context.params["layout"] is not None:
+    if context.params["layout"] is not None and opt.typed(context, "model"):
         opt.refuse_typed(context, excluded, beside="--layout")
+        return
+    if context.params["layout"] is not None:
+        opt.refuse_typed(context, _ONLY_OF_TABLES, beside="--layout")
+        opt.refuse_typed(context, _ONLY_OF_MODELS, beside="--workload")
         return
     for name in _ONLY_WITH_LAYOUT:
         if opt.typed(context, name):
@@ -113,8 +131,8 @@ def predict(
     if layout is not None:
         _predict_layout(context, files)
         return
-    from perfmodel.cli.inputs import read_inputs
-    from perfmodel.predictor import Forecast, forecast
+    from perfmodel.answer.answer import Forecast, table
+    from perfmodel.cli.inputs import read_question
     from perfmodel.report.prediction import csv_text, prediction_lines, prediction_table
 
     request = Forecast(
@@ -125,8 +143,10 @@ def predict(
         bucket_cap_mb=bucket_cap_mb,
         loader_samples_per_s=loader_samples_per_s,
     )
-    inputs = read_inputs(profile, workload, validation=validation, cluster=cluster, device=device)
-    document, largest = forecast(inputs.predictor, inputs.workload, request, argv=sys.argv)
+    question = read_question(
+        profile, workload, validation=validation, cluster=cluster, device=device
+    )
+    document, largest = table(question, request, argv=sys.argv)
     if as_csv:
         typer.echo(csv_text(document), nl=False)
         if output is not None:
@@ -142,7 +162,7 @@ def predict(
         form: Literal["svg", "png"] = "svg" if plot.suffix == ".svg" else "png"
         write_bytes_atomically(plot, figure_bytes(speedup_figure([document]), format=form))
         files.tell("plot", plot)
-    files.write_step(largest.trace, largest.label, trace=trace, timeline=None)
+    files.write_step(largest.trace, largest.setting.label, trace=trace, timeline=None)
 
 
 def _predict_layout(context: typer.Context, files: "_Files") -> None:
@@ -151,15 +171,16 @@ def _predict_layout(context: typer.Context, files: "_Files") -> None:
         raise UsageError(
             "--layout: excludes --csv and --plot; take --json, --output, --trace or --timeline"
         )
-    layout, training = _training(context, devices=given["devices"])
-    from perfmodel.documents.inferred import InferredDocument
-    from perfmodel.predict_layout import opened_machine, predict_layout
+    if not opt.typed(context, "model"):
+        _predict_divided(context, files)
+        return
+    from perfmodel.answer.answer import answer
+    from perfmodel.answer.inferred import layout_document
     from perfmodel.report.layout import layout_lines, memory_table, parts_table
 
-    machine = opened_machine(InferredDocument.read(given["profile"]).machine)
-    found, step = predict_layout(
-        machine, training, layout, capacity_bytes=given["device_memory"], argv=sys.argv
-    )
+    question = _inferred_question(context, devices=given["devices"])
+    step = answer(question)
+    found = layout_document(step, argv=sys.argv)
     show_document(
         found,
         (parts_table(found), memory_table(found)),
@@ -168,8 +189,30 @@ def _predict_layout(context: typer.Context, files: "_Files") -> None:
         output=given["output"],
     )
     files.tell("prediction", given["output"])
-    name = f"{training.model.name} {layout}"
-    files.write_step(step, name, trace=given["trace"], timeline=given["timeline"])
+    name = f"{question.workload_name} {question.layout}"
+    files.write_step(step.trace, name, trace=given["trace"], timeline=given["timeline"])
+
+
+def _predict_divided(context: typer.Context, files: "_Files") -> None:
+    """One layout of a traced workload on a calibrated machine."""
+    given = context.params
+    from perfmodel.answer.answer import layout_table
+    from perfmodel.report.prediction import (
+        divided_lines,
+        prediction_lines,
+        prediction_table,
+        stage_table,
+    )
+
+    question = _divided_question(context)
+    document, found = layout_table(question, argv=sys.argv)
+    tables = (prediction_table(document), *stage_table(found))
+    lines = [*divided_lines(found), *prediction_lines(document, verbose=given["verbose"])]
+    show_document(document, tables, lines, as_json=given["as_json"], output=given["output"])
+    files.tell("prediction", given["output"])
+    files.write_step(
+        found.trace, found.setting.label, trace=given["trace"], timeline=given["timeline"]
+    )
 
 
 class _Files:
@@ -201,33 +244,81 @@ class _Files:
         self.tell("timeline", timeline)
 
 
-def _training(context: typer.Context, *, devices: Sequence[int] = ()) -> "tuple[Layout, Training]":
-    """The layout with its batch, and what is trained on which devices."""
-    given = context.params
-    if not given["layout"].strip():
-        raise UsageError('--layout: must be such as "dp=8 tp=4", got nothing; one device is "dp=1"')
-    if given["model"] is None:
-        raise UsageError("--layout: must come with --model, got it alone")
+def _one_count(context: typer.Context, devices: Sequence[int]) -> int | None:
+    """Devices as typed beside a layout."""
     counts = devices if opt.typed(context, "devices") else ()
     if len(counts) > 1:
         raise UsageError(f"--devices: must be one count with --layout, got {len(counts)}")
-    from perfmodel.cli.inputs import read_model
-    from perfmodel.layout.layout import parse_layout
-    from perfmodel.predict_layout import Training
+    return counts[0] if counts else None
 
-    layout = _with_batch(parse_layout(given["layout"]), given["batch"])
+
+def _asked_layout(context: typer.Context) -> "Layout":
+    """The layout with its batch."""
+    from perfmodel.layout.layout import parse_layout
+
+    given = context.params
+    if not given["layout"].strip():
+        raise UsageError('--layout: must be such as "dp=8 tp=4", got nothing; one device is "dp=1"')
+    return _with_batch(parse_layout(given["layout"]), given["batch"])
+
+
+def _divided_question(context: typer.Context) -> "Question":
+    """A layout of a traced workload on a calibrated machine."""
+    from perfmodel.cli.inputs import read_question
+
+    given = context.params
+    layout = _asked_layout(context)
+    if not opt.typed(context, "workload"):
+        raise UsageError(
+            "--layout: must come with --model, or with a traced --workload on a calibrated machine, got it alone"
+        )
+    question = read_question(
+        given["profile"],
+        given["workload"],
+        validation=given.get("validation"),
+        cluster=given.get("cluster"),
+        device=given.get("device"),
+    )
+    devices = given.get("devices")
+    count = _one_count(context, devices) if isinstance(devices, Sequence) else None
+    if count is not None and count != layout.world_size:
+        raise NotFeasible(
+            f"--devices: must be the {layout.world_size} of --layout (dp x tp x pp x cp), got {count}"
+        )
+    return replace(
+        question,
+        layout=layout,
+        capacity_bytes=given.get("device_memory"),
+        loader_samples_per_s=given.get("loader_samples_per_s"),
+    )
+
+
+def _inferred_question(context: typer.Context, *, devices: Sequence[int] = ()) -> "Question":
+    """A layout of a large model on a machine that was inferred from runs."""
+    given = context.params
+    from perfmodel.answer.question import Question
+    from perfmodel.cli.inputs import read_model
+    from perfmodel.documents.inferred import InferredDocument
+
+    layout = _asked_layout(context)
+    if given["model"] is None:
+        raise UsageError("--layout: must come with --model, got it alone")
+    count = _one_count(context, devices)
     data_centre_link = given.get("data_centre_link")
     if data_centre_link is not None and layout.data_centres == 1:
         raise UsageError(
             f"--data-centre-link: must come with data_centres > 1 in --layout, got "
             f"{data_centre_link:g} B/s on one data centre"
         )
-    return layout, Training(
-        model=read_model(given["model"], sequence=given["sequence_length"]),
-        devices=counts[0] if counts else layout.world_size,
+    model = read_model(given["model"], sequence=given["sequence_length"])
+    return Question(
+        machine=InferredDocument.read(given["profile"]).machine,
+        workload=model,
+        layout=layout,
+        devices=count,
         devices_per_node=given["devices_per_node"] or DEVICES_PER_NODE,
-        global_batch=layout.global_batch,
         data_centre_bytes_per_s=data_centre_link,
+        capacity_bytes=given["device_memory"],
     )
 
 
@@ -263,10 +354,10 @@ def explain(
     as_json: opt.Json = False,
 ) -> None:
     """Rank what costs the speed-up, and what one change would gain."""
-    from perfmodel.cli.inputs import read_inputs
+    from perfmodel.answer.answer import Forecast
+    from perfmodel.cli.inputs import read_question
     from perfmodel.explanation import explain as use_case
     from perfmodel.explanation import standing
-    from perfmodel.predictor import Forecast, forecast_layouts
     from perfmodel.report.prediction import explanation_json, explanation_lines, standing_line
 
     request = Forecast(
@@ -277,16 +368,16 @@ def explain(
         bucket_cap_mb=bucket_cap_mb,
         loader_samples_per_s=loader_samples_per_s,
     )
-    inputs = read_inputs(profile, workload, validation=validation, cluster=cluster, device=device)
-    asked: dict[str, Any] = {
-        "workload": inputs.workload,
-        "layout": forecast_layouts(inputs.workload, request)[-1],
-        "loader_samples_per_s": loader_samples_per_s,
-    }
-    explanation = use_case(inputs.predictor, **asked, scaling=scaling)
-    place = None
-    if measured is not None:
-        place = standing(inputs.predictor, **asked, measured_s=measured)
+    question = read_question(
+        profile, workload, validation=validation, cluster=cluster, device=device
+    )
+    question = replace(
+        question,
+        layout=request.layouts(question.measured)[-1],
+        loader_samples_per_s=loader_samples_per_s,
+    )
+    explanation = use_case(question, scaling=scaling)
+    place = None if measured is None else standing(question, measured_s=measured)
     if as_json:
         typer.echo(explanation_json(explanation, place))
         return
@@ -326,27 +417,25 @@ def whatif(
         return
     excluded = {**_ONLY_WITHOUT_LAYOUT, "devices": "leave it out", "against": "leave it out"}
     _refuse_beside_layout(context, excluded)
-    if layout is not None:
+    if layout is not None and opt.typed(context, "model"):
         _compare_layouts(context)
         return
-    from perfmodel.cli.inputs import read_inputs
+    from perfmodel.answer.answer import Forecast
+    from perfmodel.cli.inputs import read_question
     from perfmodel.documents.prediction import WhatIfDocument
-    from perfmodel.predictor import Forecast
     from perfmodel.report.prediction import whatif_lines, whatif_table
     from perfmodel.scenarios.compare import compare_scenarios, with_saved
-    from perfmodel.scenarios.fields import scenarios_of
-    from perfmodel.scenarios.machine import Scenario
+    from perfmodel.scenarios.fields import Scenario, scenarios_of
 
-    inputs = read_inputs(profile, workload, validation=validation, cluster=cluster, device=device)
-    base = Scenario(
-        profile=inputs.predictor.profile,
-        workload=inputs.workload,
-        request=Forecast(world_sizes=(devices,), scaling=scaling, batch=batch),
-        machine_digest=inputs.predictor.profile.digest,
-        validation=inputs.predictor.validation,
-        document=inputs.document,
-        cluster=inputs.predictor.cluster,
-    )
+    if layout is not None:
+        base = Scenario(question=_divided_question(context))
+    else:
+        base = Scenario(
+            question=read_question(
+                profile, workload, validation=validation, cluster=cluster, device=device
+            ),
+            request=Forecast(world_sizes=(devices,), scaling=scaling, batch=batch),
+        )
     document = compare_scenarios(scenarios_of(base, settings or ()), argv=sys.argv)
     if output is not None:
         document.write(output)
@@ -357,19 +446,13 @@ def whatif(
 
 def _compare_layouts(context: typer.Context) -> None:
     from perfmodel.cli.inputs import read_model
-    from perfmodel.documents.inferred import InferredDocument
-    from perfmodel.predict_layout import opened_machine
     from perfmodel.report.layout import layout_whatif_lines, layout_whatif_table
     from perfmodel.scenarios.layouts import LayoutBase, compare_layouts
 
     given = context.params
-    layout, training = _training(context)
     base = LayoutBase(
-        machine=opened_machine(InferredDocument.read(given["profile"]).machine),
-        training=training,
+        question=_inferred_question(context),
         text=given["layout"],
-        layout=layout,
-        capacity_bytes=given["device_memory"],
         open_model=lambda name: read_model(name, sequence=given["sequence_length"]),
     )
     document = compare_layouts(base, given["settings"] or (), argv=sys.argv)
@@ -416,11 +499,11 @@ def plan_parallelism(
     """Rank all layouts of a large model on a cluster; say which ones tie, and why others lose."""
     if scheduler is not None and processes != 1:
         raise UsageError(f"--processes: excludes --scheduler, got {processes} beside {scheduler}")
+    from perfmodel.answer.inferred import Training, opened_machine
     from perfmodel.cli.inputs import read_model
     from perfmodel.documents.inferred import InferredDocument
     from perfmodel.layout_search import Request, Workers
     from perfmodel.layout_search import plan_parallelism as use_case
-    from perfmodel.predict_layout import Training, opened_machine
     from perfmodel.report.layout import plan_lines, plan_table
 
     training = Training(

@@ -56,7 +56,7 @@ class CostModel:
         self._cluster = cluster
         self.num_draws = num_draws
         self._seed = seed
-        self._curves: dict[tuple[str, int, str], CurveDraws] = {}
+        self._curves: dict[tuple[object, ...], CurveDraws] = {}
         self._network = Network.sample(profile, cluster=cluster, num_draws=num_draws, rng=self._rng)
         self._ddp = self._sample_ddp()
         self._device = self._sample_device()
@@ -119,12 +119,13 @@ class CostModel:
         self, workload: MeasuredWorkload, phases: PhaseCurves, name: str, micro_batch: int
     ) -> Samples:
         key = (workload.workload.name, phases.world_size, name)
-        if key not in self._curves:
-            points: tuple[CurvePoint, ...] = getattr(phases, name)
-            self._curves[key] = CurveDraws.sample(
+        points: tuple[CurvePoint, ...] = getattr(phases, name)
+        # The same workload may have other times: by its trace, or after a what-if.
+        if (key, points) not in self._curves:
+            self._curves[key, points] = CurveDraws.sample(
                 points, num_draws=self.num_draws, rng=self._rng(repr(key))
             )
-        return self._curves[key].read(micro_batch)
+        return self._curves[key, points].read(micro_batch)
 
     @property
     def network(self) -> Network:
@@ -230,7 +231,9 @@ class CostModel:
         if workload.evidence is not None:
             measured = micro_batch in workload.measured_batches and phases.world_size == 1
             return Evidence.MEASURED if measured else workload.evidence
-        curve = self._curves[(workload.workload.name, phases.world_size, "backward")]
+        curve = self._curves[
+            (workload.workload.name, phases.world_size, "backward"), phases.backward
+        ]
         calibrated = self.profile.workload(workload.workload.name) is not None
         return curve.evidence(micro_batch) if calibrated else Evidence.EXTRAPOLATED
 

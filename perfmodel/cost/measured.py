@@ -15,7 +15,7 @@ from perfmodel.cost.shares import unit_shares
 from perfmodel.cost.terms import Samples, Terms
 from perfmodel.cost.traced import TracedWorkload
 from perfmodel.errors import CalibrationUnavailable, NotFeasible
-from perfmodel.layout.layout import Layout, Order, Recompute
+from perfmodel.layout.layout import Layout, Order
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import MeasuredWorkload
 from perfmodel.step.compile import Execution, compile_divided, compile_step
@@ -44,7 +44,13 @@ _KINDS: Final = {
 
 def is_ddp(layout: Layout) -> bool:
     """Whether a layout is data parallelism alone, as DistributedDataParallel does it."""
-    return layout.zero == 0 and layout.world_size == layout.dp and not layout.one_process
+    return layout == Layout(
+        dp=layout.dp,
+        micro_batch=layout.micro_batch,
+        accumulation=layout.accumulation,
+        bucket_cap_mb=layout.bucket_cap_mb,
+        wrapper=layout.wrapper,
+    )
 
 
 def beside(layout: Layout) -> Layout:
@@ -73,7 +79,7 @@ def price(
         If the layout asks for what the workload does not tell about.
     """
     terms = costs.terms(workload, beside(layout), loader_samples_per_s=loader_samples_per_s)
-    if is_ddp(layout) and layout.recompute is Recompute.NONE:
+    if is_ddp(layout):
         asynchronous = costs.profile.asynchronous
         return compile_step(workload.workload, layout, asynchronous=asynchronous), terms
     if not isinstance(workload, TracedWorkload):

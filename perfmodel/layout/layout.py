@@ -334,7 +334,7 @@ _NUMBERS: Final = (
     "shard", "prefetch", "data_centres", "sync_every",
 )  # fmt: skip
 _AT_LEAST_ONE: Final = tuple(name for name in _NUMBERS if name not in {"zero", "shard", "prefetch"})
-_KEYS: Final = (
+KEYS: Final[tuple[str, ...]] = (
     *_NUMBERS, "recompute", "schedule", "offload", "precision", "order",
     "sequence_parallel", "overlap", "one_process", "imbalance", "stage_layers", "bucket_cap",
     "ddp", "fsdp",
@@ -356,9 +356,9 @@ def parse_layout(text: str) -> Layout:
     words: dict[str, str] = {}
     for word in text.split():
         key, equals, value = word.partition("=")
-        if not equals or key not in _KEYS:
+        if not equals or key not in KEYS:
             raise UsageError(
-                f"layout: every word must be KEY=VALUE with KEY one of {', '.join(_KEYS)}, "
+                f"layout: every word must be KEY=VALUE with KEY one of {', '.join(KEYS)}, "
                 f"got {word!r}{_near(key)}"
             )
         if key in words:
@@ -487,7 +487,7 @@ def _choice(key: str, words: Mapping[str, str], default: _ChoiceT) -> _ChoiceT:
 
 
 def _near(key: str) -> str:
-    return "" if key in _KEYS else did_you_mean(key, _KEYS)
+    return "" if key in KEYS else did_you_mean(key, KEYS)
 
 
 def _number(key: str, text: str) -> int:

@@ -1,9 +1,9 @@
 """A data-parallel layout of a workload as it is run and recorded."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfmodel import checks
-from perfmodel.layout.layout import Layout, Synchronisation
+from perfmodel.layout.layout import Layout, Synchronisation, parse_layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +19,8 @@ class RunSetting:
     synchronisation: Synchronisation = Synchronisation.DDP
     bucket_cap_mb: float | None = None
     """MiB, as DistributedDataParallel takes it; ``None`` means PyTorch's default (1 MiB, then 25 MiB)."""
+    divided: str = ""
+    """The layout in its grammar, if it is more than data parallelism."""
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot be run."""
@@ -34,19 +36,24 @@ class RunSetting:
 
     @classmethod
     def of(cls, workload: str, layout: Layout) -> "RunSetting":
-        """The record of a data-parallel layout of a workload."""
-        return cls(
+        """The record of a layout of a workload."""
+        found = cls(
             workload=workload,
             world_size=layout.world_size,
             micro_batch=layout.micro_batch,
             accumulation=layout.accumulation,
-            synchronisation=layout.synchronisation,
+            synchronisation=layout.synchronisation
+            if layout.world_size == 1 or layout.wrapper is not None
+            else Synchronisation.DDP,
             bucket_cap_mb=layout.bucket_cap_mb,
         )
+        return found if found.layout == layout else replace(found, divided=str(layout))
 
     @property
     def layout(self) -> Layout:
         """What was run, without the workload."""
+        if self.divided:
+            return parse_layout(self.divided)
         return Layout(
             dp=self.world_size,
             micro_batch=self.micro_batch,
@@ -57,17 +64,19 @@ class RunSetting:
 
     @property
     def local_batch(self) -> int:
-        """Samples per optimizer step of one rank."""
+        """Samples per optimizer step of one replica."""
         return self.micro_batch * self.accumulation
 
     @property
     def global_batch(self) -> int:
-        """Samples per optimizer step of all ranks."""
-        return self.local_batch * self.world_size
+        """Samples per optimizer step of all replicas."""
+        return self.layout.global_batch if self.divided else self.local_batch * self.world_size
 
     @property
     def label(self) -> str:
         """A short name that is unique among settings, for tables and logs."""
+        if self.divided:
+            return f"{self.workload} {self.divided}"
         cap = "default" if self.bucket_cap_mb is None else f"{self.bucket_cap_mb:g}MiB"
         return (
             f"{self.workload} n={self.world_size} micro_batch={self.micro_batch} "

@@ -4,6 +4,8 @@ import functools
 import threading
 from importlib.metadata import version
 
+from perfmodel.answer.answer import Forecast
+from perfmodel.answer.question import Question
 from perfmodel.cost.rescaling import LINK_SHARE, shipped_catalogue
 from perfmodel.documents.page import (
     Catalogue,
@@ -21,9 +23,8 @@ from perfmodel.errors import PerfModelError
 from perfmodel.page.layouts import LayoutDesk
 from perfmodel.page.machines import Desk, LayoutMachine, OpenedWorkload, StepMachine
 from perfmodel.page.steps import StepDesk
-from perfmodel.predictor import Forecast
-from perfmodel.scenarios.fields import changed, usable_links
-from perfmodel.scenarios.machine import Scenario, link_of
+from perfmodel.scenarios.changes import link_of
+from perfmodel.scenarios.fields import Scenario, changed, usable_links
 
 PRECISIONS = ("bf16", "fp16")
 
@@ -148,10 +149,8 @@ def _why_no_device(machine: StepMachine, workload: OpenedWorkload) -> str:
 def _why_not(machine: StepMachine, workload: OpenedWorkload, precision: str) -> str:
     """Why a precision cannot be asked for; empty if it can."""
     base = Scenario(
-        profile=machine.profile,
-        workload=workload.entry,
+        question=Question(machine=machine.profile, workload=workload.entry),
         request=Forecast(world_sizes=(1,), scaling="weak"),
-        machine_digest=machine.digest,
     )
     try:
         changed(base, {"precision": precision})

@@ -5,6 +5,9 @@ import functools
 import shlex
 from typing import Final
 
+from perfmodel.answer.answer import answer
+from perfmodel.answer.inferred import layout_document
+from perfmodel.answer.question import Question
 from perfmodel.cost.jobs import jobs_from
 from perfmodel.cost.memory import verdict
 from perfmodel.documents.page import CurvePoint, LayoutQuestion, MemoryAnswer, PageAnswer
@@ -13,7 +16,6 @@ from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.layout.layout import MOST_DEVICES, Layout, accumulation_for, parse_layout
 from perfmodel.machine.cluster import DEVICES_PER_NODE
 from perfmodel.page.machines import LayoutMachine, chosen, spent, timeline
-from perfmodel.predict_layout import Training, predict_layout
 from perfmodel.statistics.interval import Interval
 from perfmodel.step.program import Trace
 
@@ -74,19 +76,14 @@ class LayoutDesk:
     def _predict(
         self, layout: Layout, capacity_bytes: int | None
     ) -> tuple[LayoutPredictionDocument, Trace]:
-        training = Training(
-            model=self._model,
-            devices=layout.world_size,
-            devices_per_node=DEVICES_PER_NODE,
-            global_batch=layout.global_batch,
-        )
-        return predict_layout(
-            self._machine.machine,
-            training,
-            layout,
+        question = Question(
+            machine=self._machine.machine.machine,
+            workload=self._model,
+            layout=layout,
             capacity_bytes=capacity_bytes,
-            argv=("perfmodel.page",),
         )
+        found = answer(question)
+        return layout_document(found, argv=("perfmodel.page",)), found.trace
 
     def _refuse_long(self, layout: Layout) -> None:
         passes = layout.accumulation * layout.pp * layout.interleave

@@ -7,6 +7,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final, TypeVar
 
+from perfmodel.answer.inferred import OpenedMachine, opened_machine
+from perfmodel.answer.measured import refuse_other_jobs, timed_workload
 from perfmodel.documents.base import today_utc
 from perfmodel.documents.budget import read_budget
 from perfmodel.documents.hardware import read_cluster
@@ -19,8 +21,6 @@ from perfmodel.errors import UsageError, refuse_unknown
 from perfmodel.machine.cluster import Cluster
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
 from perfmodel.plan.cost import compare_costs
-from perfmodel.predict_layout import OpenedMachine, opened_machine
-from perfmodel.predictor import Predictor, refuse_other_jobs
 from perfmodel.statistics.interval import Interval
 from perfmodel.step.program import Span, Stream, Trace
 from perfmodel.units import HOUR_S, Seconds
@@ -200,20 +200,21 @@ def _is_inferred(path: Path) -> bool:
         raw = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return False
-    return isinstance(raw, dict) and "fitted_parameters" in raw
+    return isinstance(raw, dict) and "fitted_parameters" in raw.get("machine", {})
 
 
 def _workloads(
     profile: MeasuredMachine, documents: Sequence[tuple[Path, WorkloadDocument]]
 ) -> Mapping[str, OpenedWorkload]:
-    predictor = Predictor(profile, num_draws=1)
     found = {
         entry.workload.name: OpenedWorkload(entry=entry, typed=entry.workload.name)
         for entry in profile.workloads
     }
     for path, document in documents:
         found[document.workload.name] = OpenedWorkload(
-            entry=predictor.workload(document.workload, document.trace),
+            entry=timed_workload(
+                profile, document.workload, trace=document.trace, memory=document.memory
+            ),
             typed=_typed(path),
             document=document,
         )

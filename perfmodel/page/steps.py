@@ -2,8 +2,12 @@
 
 import functools
 import shlex
+from dataclasses import replace
 from typing import Final
 
+from perfmodel.answer.answer import Forecast, answer, point, steps_s
+from perfmodel.answer.measured import interval, measured_caveats
+from perfmodel.answer.question import Answer, Question
 from perfmodel.cost.memory import step_memory, verdict
 from perfmodel.cost.terms import Samples
 from perfmodel.documents.page import CurvePoint, MemoryAnswer, PageAnswer, StepQuestion
@@ -11,17 +15,8 @@ from perfmodel.documents.prediction import Contrast
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.layout.layout import Layout, scaled_layouts
 from perfmodel.page.machines import OpenedWorkload, StepMachine, chosen, spent, timeline
-from perfmodel.predictor import (
-    Forecast,
-    Predictor,
-    StepPrediction,
-    caveats,
-    forecast_layouts,
-    interval,
-)
-from perfmodel.scenarios.compare import UNMEASURED, contrast_of_draws, predictor_of, with_assumed
-from perfmodel.scenarios.fields import changed, in_cluster
-from perfmodel.scenarios.machine import Scenario
+from perfmodel.scenarios.compare import UNMEASURED, contrast_of_draws, with_assumed
+from perfmodel.scenarios.fields import Scenario, changed, in_cluster
 
 #: Where the curve is drawn at least, as far as ``perfmodel predict`` goes without being asked.
 CURVE_UP_TO: Final = 1024
@@ -40,7 +35,6 @@ class StepDesk:
         self._machine = machine
         self._workload: OpenedWorkload = chosen("workload", workload, machine.workloads)
         self._scenario = functools.lru_cache(maxsize=16)(self._scenario_of)
-        self._predictor = functools.lru_cache(maxsize=8)(self._predictor_of)
         self._step = functools.lru_cache(maxsize=64)(self._step_of)
         self._draws = functools.lru_cache(maxsize=16)(self._draws_of)
 
@@ -60,96 +54,88 @@ class StepDesk:
         scenario = self._scenario(changes)
         layouts = self._layouts(scenario, question)
         single, asked = (self._step(changes, layout) for layout in layouts)
-        predictor = self._predictor(changes)
-        point = with_assumed(predictor.point(asked, baseline=single), scenario)
+        found = with_assumed(point(asked, baseline=single), scenario)
         memory, no_memory = _memory(
-            self._workload, question, asked.layout, scenario.profile.memory_kind
+            self._workload, question, asked.layout, scenario.machine.memory_kind
         )
         notes = [
-            *caveats(
-                scenario.profile, [point], workload=scenario.workload, cluster=scenario.cluster
-            ),
+            *measured_caveats(asked.question, [asked]),
             *scenario.remarks,
             *((UNMEASURED,) if scenario.assumed else ()),
         ]
         return PageAnswer(
             setting=_words(self._workload.entry.workload.name, asked.layout, question.scaling),
-            step_s=point.step_s,
-            throughput=point.samples_per_s,
+            step_s=found.step_s,
+            throughput=found.samples_per_s,
             throughput_unit="samples/s",
-            speedup=point.speedup,
-            efficiency=point.scaling_efficiency,
+            speedup=found.speedup,
+            efficiency=found.scaling_efficiency,
             efficiency_name="scaling efficiency",
-            exposed_comm_s=point.exposed_comm_s,
-            straggler_s=point.straggler_s,
+            exposed_comm_s=found.exposed_comm_s,
+            straggler_s=found.straggler_s,
             contrast=self._contrast(question, asked),
-            breakdown_s={cause.value: time_s for cause, time_s in point.breakdown_s.items()},
-            evidence=dict(point.evidence),
+            breakdown_s={cause.value: time_s for cause, time_s in found.breakdown_s.items()},
+            evidence=dict(found.evidence),
             curve=self._curve(question, asked),
             timeline_step_s=asked.trace.step_s,
             timeline=timeline(asked.trace),
             memory=memory,
             no_memory=no_memory,
-            spent=spent(question.spending, point.samples_per_s, devices=question.devices),
+            spent=spent(question.spending, found.samples_per_s, devices=question.devices),
             command=_command(self._machine, self._workload, question),
             caveats=tuple(dict.fromkeys(notes)),
         )
 
     def _scenario_of(self, changes: tuple[tuple[str, str], ...]) -> Scenario:
         base = Scenario(
-            profile=self._machine.profile,
-            workload=self._workload.entry,
+            question=Question(
+                machine=self._machine.profile,
+                workload=self._workload.entry,
+                validation=self._machine.validation,
+                tails=(),
+            ),
             request=Forecast(world_sizes=(1,), scaling="weak"),
-            machine_digest=self._machine.digest,
-            validation=self._machine.validation,
-            document=self._workload.document,
         )
         fields = dict(changes)
         name = fields.pop(_CLUSTER, None)
         if name is not None:
             base = in_cluster(base, chosen("cluster", name, self._machine.clusters).cluster)
         scenario = changed(base, fields)
-        cap_mb = scenario.request.bucket_cap_mb
+        request = _request(scenario)
+        cap_mb = request.bucket_cap_mb
         if cap_mb is not None and cap_mb < _LEAST_BUCKET_MB:
             raise UsageError(
                 f"bucket_cap: must be >= {_LEAST_BUCKET_MB} MiB on the page, got {cap_mb:g}; "
                 "perfmodel whatif takes less"
             )
-        if scenario.request.accumulation > _MOST_ACCUMULATION:
+        if request.accumulation > _MOST_ACCUMULATION:
             raise UsageError(
                 f"accumulation: must be <= {_MOST_ACCUMULATION} on the page, got "
-                f"{scenario.request.accumulation}; perfmodel whatif takes more"
+                f"{request.accumulation}; perfmodel whatif takes more"
             )
         return scenario
 
-    def _predictor_of(self, changes: tuple[tuple[str, str], ...]) -> Predictor:
-        return predictor_of(self._scenario(changes))
-
-    def _step_of(self, changes: tuple[tuple[str, str], ...], layout: Layout) -> StepPrediction:
+    def _question(self, changes: tuple[tuple[str, str], ...], layout: Layout) -> Question:
         scenario = self._scenario(changes)
-        return self._predictor(changes).step(
-            scenario.workload,
-            layout,
-            loader_samples_per_s=scenario.request.loader_samples_per_s,
-            tails=(),
-        )
+        rate = _request(scenario).loader_samples_per_s
+        return replace(scenario.question, layout=layout, loader_samples_per_s=rate)
+
+    def _step_of(self, changes: tuple[tuple[str, str], ...], layout: Layout) -> Answer:
+        return answer(self._question(changes, layout))
 
     def _layouts(self, scenario: Scenario, question: StepQuestion) -> tuple[Layout, Layout]:
         """One device, which the speed-up refers to, and what is asked."""
-        request = scenario.request
-        found = forecast_layouts(
-            scenario.workload,
-            Forecast(
-                world_sizes=(question.devices,),
-                scaling=question.scaling,
-                batch=question.batch,
-                accumulation=request.accumulation,
-                bucket_cap_mb=request.bucket_cap_mb,
-            ),
+        request = replace(
+            _request(scenario),
+            world_sizes=(question.devices,),
+            scaling=question.scaling,
+            batch=question.batch,
+            loader_samples_per_s=None,
         )
+        found = request.layouts(scenario.workload)
         return found[0], found[-1]
 
-    def _contrast(self, question: StepQuestion, asked: StepPrediction) -> Contrast | None:
+    def _contrast(self, question: StepQuestion, asked: Answer) -> Contrast | None:
         """Against the machine and the strategy as they are, draw by draw."""
         if not _changes(question):
             return None
@@ -161,7 +147,7 @@ class StepDesk:
         batches = asked.layout.global_batch / layout.global_batch
         return contrast_of_draws(before.step_s, asked.step_s, batches=batches, is_paired=True)
 
-    def _curve(self, question: StepQuestion, asked: StepPrediction) -> tuple[CurvePoint, ...]:
+    def _curve(self, question: StepQuestion, asked: Answer) -> tuple[CurvePoint, ...]:
         """Speed-ups of powers of two and of the count asked for, where the batch can be split."""
         layouts = self._powers(question, asked.layout)
         steps_s = {
@@ -185,7 +171,7 @@ class StepDesk:
         most = CURVE_UP_TO if self._machine.profile.max_world_size > 1 else 1
         while most < question.devices:
             most *= 2
-        cluster = self._scenario(_changes(question)).cluster
+        cluster = self._scenario(_changes(question)).question.cluster
         most = most if cluster is None else min(most, cluster.num_devices)
         batch = asked.micro_batch if question.scaling == "weak" else asked.global_batch
         counts = [2**power for power in range(most.bit_length())]
@@ -202,12 +188,12 @@ class StepDesk:
     def _draws_of(
         self, changes: tuple[tuple[str, str], ...], layouts: tuple[Layout, ...]
     ) -> list[Samples]:
-        scenario = self._scenario(changes)
-        return self._predictor(changes).step_draws(
-            scenario.workload,
-            layouts,
-            loader_samples_per_s=scenario.request.loader_samples_per_s,
-        )
+        return steps_s([self._question(changes, layout) for layout in layouts])
+
+
+def _request(scenario: Scenario) -> Forecast:
+    assert scenario.request is not None
+    return scenario.request
 
 
 def _changes(question: StepQuestion) -> tuple[tuple[str, str], ...]:

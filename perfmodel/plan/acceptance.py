@@ -16,6 +16,8 @@ from typing import Final, Literal
 
 import numpy as np
 
+from perfmodel.answer.answer import answer
+from perfmodel.answer.question import Question
 from perfmodel.cost.collectives import bus_factor
 from perfmodel.cost.terms import CurveDraws
 from perfmodel.documents.acceptance import (
@@ -34,7 +36,6 @@ from perfmodel.engine.stragglers import expected_largest_deviate
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.layout.layout import Layout, Synchronisation, scaled_layouts
 from perfmodel.machine.measured import CollectiveProfile, MeasuredMachine
-from perfmodel.predictor import Predictor
 from perfmodel.units import GIB, KIB, Bytes, format_bytes, format_rate
 
 _NUM_DRAWS: Final = 400
@@ -149,7 +150,7 @@ def _step(profile: MeasuredMachine, clause: Clause) -> Quantity | None:
             return Quantity(value=step.step_s, log_error=error, source="measured")
     if layout.synchronisation is Synchronisation.DDP and not _all_reduces(profile):
         return None
-    draws_s = Predictor(profile).step(workload, layout).step_s
+    draws_s = answer(Question(machine=profile, workload=workload, layout=layout)).step_s
     return Quantity(
         value=float(draws_s[0]), log_error=float(np.log(draws_s[1:]).std()), source="predicted"
     )

@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 import numpy as np
 
+from perfmodel.answer.question import NUM_DRAWS
 from perfmodel.arrays import FloatArray
 from perfmodel.checks import at_least, positive
 from perfmodel.cost.memory import checkpoint_draws
@@ -26,7 +27,6 @@ from perfmodel.engine.simulate_job import Activity, JobRun, simulate_job
 from perfmodel.errors import NotFeasible
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import CheckpointProfile
-from perfmodel.predictor import NUM_DRAWS
 from perfmodel.statistics.interval import Interval
 from perfmodel.units import HOUR_S, Bytes, Seconds, format_bytes, format_duration
 

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
+from perfmodel.answer.inferred import OpenedMachine, opened_machine
+from perfmodel.answer.measured import check_machine, open_workload, refuse_other_jobs
+from perfmodel.answer.question import Question
 from perfmodel.cost.memory import step_memory
 from perfmodel.cost.rescaling import find_device, rescaled_profile, shipped_catalogue
 from perfmodel.documents.hardware import read_cluster
@@ -17,10 +20,8 @@ from perfmodel.errors import CalibrationUnavailable, UsageError, refuse_unknown
 from perfmodel.layout.layout import Layout
 from perfmodel.machine.cluster import DEVICES_PER_NODE, Cluster
 from perfmodel.machine.inferred import InferredMachine
-from perfmodel.machine.measured import CheckpointProfile, MeasuredMachine, MeasuredWorkload
+from perfmodel.machine.measured import CheckpointProfile, MeasuredMachine
 from perfmodel.plan.steps import FitInMemory, InferredSteps, MeasuredSteps, Steps
-from perfmodel.predict_layout import OpenedMachine, opened_machine
-from perfmodel.predictor import Predictor, open_workload, refuse_other_jobs
 from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer
 
 #: Of an option by its place in the plan, at one batch.
@@ -45,7 +46,7 @@ class Sources:
 def open_tables(plan: PlanFile, sources: Sources) -> Tables:
     """One table per option and batch; options that ask the same share theirs."""
     shared: dict[object, Steps] = {}
-    opened: dict[object, tuple[Predictor, MeasuredWorkload] | OpenedMachine] = {}
+    opened: dict[object, Question | OpenedMachine] = {}
     tables: Tables = {}
     for index, option in enumerate(plan.option):
         # What two options must have in common to share their predictions.
@@ -64,32 +65,33 @@ def open_tables(plan: PlanFile, sources: Sources) -> Tables:
     return tables
 
 
-def _opened(
-    plan: PlanFile, sources: Sources, option: Option
-) -> tuple[Predictor, MeasuredWorkload] | OpenedMachine:
+def _opened(plan: PlanFile, sources: Sources, option: Option) -> Question | OpenedMachine:
     machine = sources.profiles[option.name]
     if isinstance(machine, InferredMachine):
         return opened_machine(machine)
-    predictor = Predictor(
-        machine,
-        validation=sources.validations.get(option.name),
-        cluster=sources.clusters.get(option.name),
+    validation = sources.validations.get(option.name)
+    cluster = sources.clusters.get(option.name)
+    check_machine(machine, validation, cluster)
+    return Question(
+        machine=machine,
+        workload=open_workload(machine, plan.work.name, where="work.workload"),
+        validation=validation,
+        cluster=cluster,
     )
-    return predictor, open_workload(predictor, plan.work.name, where="work.workload").profile
 
 
 def _table(
     plan: PlanFile,
     sources: Sources,
     option: Option,
-    machine: tuple[Predictor, MeasuredWorkload] | OpenedMachine,
+    machine: Question | OpenedMachine,
     batch: int,
 ) -> Steps:
     """Steps of an option at a batch."""
     work, capacity_bytes = plan.work, option.capacity_bytes
-    if isinstance(machine, tuple):
+    if isinstance(machine, Question):
         return MeasuredSteps(
-            *machine,
+            machine,
             scaling=work.scaling,
             batch=batch,
             accumulation=work.accumulation,

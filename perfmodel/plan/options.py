@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from perfmodel.answer.measured import critical_caveats, interval
 from perfmodel.documents.base import age_notes, command_line
 from perfmodel.documents.budget import stale_prices
 from perfmodel.documents.plan import (
@@ -41,7 +42,6 @@ from perfmodel.plan.outcome import (
 )
 from perfmodel.plan.steps import Steps
 from perfmodel.plan.tornado import Knobs, Total, next_measurement, tornado
-from perfmodel.predictor import critical_caveats, interval
 from perfmodel.units import DAY_S, HOUR_S, Seconds, format_duration
 
 #: Rows that are named are predicted, not read between others, which may change who is named.

@@ -8,13 +8,15 @@ from typing import Any, Final
 
 import numpy as np
 
+from perfmodel.answer.answer import steps_s
+from perfmodel.answer.measured import interval
+from perfmodel.answer.question import Question
 from perfmodel.documents.acceptance import Difference, MovedPrediction, ProfileDiffDocument
 from perfmodel.documents.base import command_line
 from perfmodel.errors import IncomparableRuns
 from perfmodel.layout.layout import scaled_layouts
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import PHASE_CURVES, DdpCosts, MeasuredMachine, MeasuredWorkload
-from perfmodel.predictor import Predictor, interval
 from perfmodel.statistics.pairing import unpaired
 from perfmodel.units import Seconds, format_bytes
 
@@ -215,7 +217,6 @@ def _facts(tree: object, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _predictions(old: MeasuredMachine, new: MeasuredMachine) -> Iterator[MovedPrediction]:
-    before, after = Predictor(old), Predictor(new)
     together = min(old.max_world_size, new.max_world_size)
     counts = sorted({*_DEVICE_COUNTS, together}) if together > 1 else [1]
     for entry in old.workloads:
@@ -224,8 +225,8 @@ def _predictions(old: MeasuredMachine, new: MeasuredMachine) -> Iterator[MovedPr
         if other is None or batch is None or other.workload != entry.workload:
             continue
         for layout in scaled_layouts(counts, scaling="weak", batch=batch):
-            old_s = before.step(entry, layout).step_s
-            new_s = after.step(other, layout).step_s
+            [old_s] = steps_s([Question(machine=old, workload=entry, layout=layout)])
+            [new_s] = steps_s([Question(machine=new, workload=other, layout=layout)])
             setting = RunSetting.of(entry.workload.name, layout)
             ratio = interval(np.divide(*reversed(unpaired(old_s, new_s, seed=setting.label))))
             yield MovedPrediction(

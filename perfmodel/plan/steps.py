@@ -8,6 +8,16 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from perfmodel.answer.answer import answer, point, steps_s
+from perfmodel.answer.inferred import (
+    RARE_STALL,
+    OpenedMachine,
+    Training,
+    layout_caveats,
+    layout_jobs,
+)
+from perfmodel.answer.measured import measured_caveats, price, step_times
+from perfmodel.answer.question import NUM_DRAWS, Answer, Question
 from perfmodel.arrays import IntArray
 from perfmodel.cost.jobs import Jobs, jobs_from
 from perfmodel.cost.layout_memory import fullest_and_fit
@@ -18,16 +28,7 @@ from perfmodel.errors import NotFeasible
 from perfmodel.layout.layout import MOST_BATCH, Layout, Scaling, accumulation_for, scaled_layouts
 from perfmodel.layout_search import Request, search_layouts, spread_against_first
 from perfmodel.machine.evidence import Evidence
-from perfmodel.machine.measured import MeasuredWorkload
 from perfmodel.plan.tornado import Assumption, Ends, draws_ends
-from perfmodel.predict_layout import (
-    RARE_STALL,
-    OpenedMachine,
-    Training,
-    layout_caveats,
-    layout_jobs,
-)
-from perfmodel.predictor import NUM_DRAWS, Predictor, StepPrediction, caveats, step_times
 from perfmodel.statistics.interval import Interval
 from perfmodel.statistics.normal import DEVIATE_90
 from perfmodel.units import Bytes, format_bytes
@@ -190,10 +191,9 @@ class MeasuredSteps(Steps):
 
     most_knots = MOST_KNOTS
 
-    def __init__(  # noqa: PLR0913 - one parameter per part of the question
+    def __init__(
         self,
-        predictor: Predictor,
-        workload: MeasuredWorkload,
+        question: Question,
         *,
         scaling: Scaling,
         batch: int,
@@ -201,8 +201,8 @@ class MeasuredSteps(Steps):
         counts: Iterable[int],
         fit: Callable[[Layout], FitInMemory] | None = None,
     ) -> None:
-        self._predictor, self._workload, self._fit = predictor, workload, fit
-        self._steps: dict[int, StepPrediction] = {}
+        self._question, self._fit = question, fit
+        self._steps: dict[int, Answer] = {}
         super().__init__(scaling=scaling, batch=batch, accumulation=accumulation, counts=counts)
 
     def layout(self, count: int) -> Layout:
@@ -231,13 +231,12 @@ class MeasuredSteps(Steps):
         )
 
     def _predicted(self, counts: Sequence[int]) -> list[Samples]:
-        layouts = [self.layout(count) for count in counts]
-        return self._predictor.step_draws(self._workload, layouts)
+        return steps_s([self._question.at(self.layout(count)) for count in counts])
 
-    def step(self, count: int) -> StepPrediction:
+    def step(self, count: int) -> Answer:
         """One count with all that is known of its step; most counts are never asked for it."""
         if count not in self._steps:
-            self._steps[count] = self._predictor.step(self._workload, self.layout(count))
+            self._steps[count] = answer(self._question.at(self.layout(count)))
             self._draws[count] = self._steps[count].step_s
             self._knots = None
         return self._steps[count]
@@ -249,14 +248,15 @@ class MeasuredSteps(Steps):
             micro_batch=step.layout.micro_batch,
             global_batch=step.layout.global_batch,
             step_s=step.step_s,
-            evidence=Evidence.weakest(step.terms.evidence.values()),
+            evidence=Evidence.weakest(step.evidence.values()),
             memory=self.memory(count),
         )
 
     def ends(self, count: int) -> Iterator[Ends]:
         """Assumptions about the step, and by which factors each alone moves it."""
         step = self.step(count)
-        terms, program = step.terms, step.program
+        costs = price(step.question)
+        terms, program = costs.terms, costs.program
         still = {
             field.name: _nominal(getattr(terms, field.name)) for field in dataclasses.fields(terms)
         }
@@ -278,30 +278,30 @@ class MeasuredSteps(Steps):
         kinds: tuple[Scaling, ...] = ("weak", "strong")
         for kind, batch in zip(kinds, (layout.micro_batch, layout.global_batch), strict=True):
             if batch <= MOST_BATCH:
-                point = self._predictor.point(step, baseline=self._alone(layout, kind))
+                found = point(step, baseline=self._alone(layout, kind))
                 yield ScalingStatement(
                     scaling=kind,
                     batch=batch,
                     devices=layout.world_size,
                     from_devices=1,
-                    speedup=point.speedup,
-                    efficiency=point.scaling_efficiency,
+                    speedup=found.speedup,
+                    efficiency=found.scaling_efficiency,
                 )
 
     def caveats(self, count: int) -> list[str]:
         """Those of a prediction of that size."""
         step = self.step(count)
-        point = self._predictor.point(step, baseline=self._alone(step.layout, "weak"))
-        return list(caveats(self._predictor.profile, [point], workload=self._workload))
+        question = dataclasses.replace(self._question, cluster=None)
+        return list(measured_caveats(question, [step]))
 
-    def _alone(self, layout: Layout, scaling: Scaling) -> StepPrediction:
+    def _alone(self, layout: Layout, scaling: Scaling) -> Answer:
         [alone] = scaled_layouts(
             [1],
             scaling=scaling,
             batch=layout.micro_batch if scaling == "weak" else layout.global_batch,
             accumulation=layout.accumulation,
         )
-        return self._predictor.step(self._workload, alone)
+        return answer(self._question.at(alone))
 
 
 def _nominal(value: Any) -> Any:

@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping
 
 from pydantic_core import to_json
 
+from perfmodel.answer.measured import stage_memory
+from perfmodel.answer.question import Answer
+from perfmodel.cost.memory import DeviceMemory
 from perfmodel.documents.prediction import (
     PredictedPoint,
     PredictionDocument,
@@ -29,7 +32,7 @@ from perfmodel.report.wording import (
 )
 from perfmodel.statistics.interval import Interval
 from perfmodel.step.program import Cause
-from perfmodel.units import Seconds, format_duration
+from perfmodel.units import Seconds, format_bytes, format_duration
 
 
 def prediction_table(prediction: PredictionDocument) -> Table:
@@ -83,6 +86,30 @@ def prediction_lines(prediction: PredictionDocument, *, verbose: bool) -> list[s
                 f"from {point.setting.world_size} devices on, all-reduce waits for: {shown}"
             )
     return [*lines, *caveat_lines(prediction.caveats, verbose=verbose)]
+
+
+def stage_table(answer: Answer) -> tuple[Table, ...]:
+    """Memory of one rank of every pipeline stage; nothing if the workload's memory was not recorded."""
+    stages = stage_memory(answer.question)
+    if not stages:
+        return ()
+    parts = list(dict.fromkeys(part for stage in stages for part in stage.parts))
+    columns: dict[str, Callable[[tuple[int, DeviceMemory]], object]] = {"stage": lambda row: row[0]}
+    for part in parts:
+        columns[part] = lambda row, part=part: format_bytes(row[1].parts.get(part, 0))  # type: ignore[misc]
+    columns["all"] = lambda row: format_bytes(row[1].needed_bytes)
+    return (table("Memory of one rank", list(enumerate(stages)), columns),)
+
+
+def divided_lines(answer: Answer) -> list[str]:
+    """Layout, its evidence, and whether it fits into a device."""
+    found = [f"{term}: {evidence}" for term, evidence in answer.evidence.items()]
+    lines = [f"layout {answer.layout}: {', '.join(found)}"]
+    capacity_bytes, stages = answer.question.capacity_bytes, stage_memory(answer.question)
+    if capacity_bytes is not None and stages:
+        least = min(stage.fit_probability(capacity_bytes) for stage in stages)
+        lines.append(f"fits into {format_bytes(capacity_bytes)} with probability {least:.0%}")
+    return lines
 
 
 def measured_table(prediction: PredictionDocument) -> Table:

@@ -5,13 +5,14 @@ from typing import Final
 
 import numpy as np
 
+from perfmodel.answer.answer import answer, point
+from perfmodel.answer.measured import interval, measured_caveats
 from perfmodel.cost.terms import Samples
 from perfmodel.documents.base import Provenance
 from perfmodel.documents.prediction import Contrast, PredictedPoint, ScenarioOutcome, WhatIfDocument
 from perfmodel.explanation import explain
 from perfmodel.machine.evidence import Evidence
-from perfmodel.predictor import Predictor, caveats, forecast_layouts, interval
-from perfmodel.scenarios.machine import Scenario
+from perfmodel.scenarios.fields import Scenario
 from perfmodel.statistics.pairing import FASTER, unpaired
 
 #: Said wherever something was set.
@@ -32,7 +33,9 @@ def compare_scenarios(scenarios: Sequence[Scenario], *, argv: Sequence[str]) -> 
     NotFeasible, CalibrationUnavailable
         As for any prediction.
     """
-    found = [_outcome(scenario) for scenario in scenarios]
+    # Changes of one machine share its draws, whatever they make of it.
+    digest = scenarios[0].machine.digest
+    found = [_outcome(scenario, digest) for scenario in scenarios]
     outcomes = [outcome for outcome, _ in found]
     texts = dict.fromkeys(caveat for _, entry in found for caveat in entry)
     if any(scenario.assumed for scenario in scenarios):
@@ -40,7 +43,7 @@ def compare_scenarios(scenarios: Sequence[Scenario], *, argv: Sequence[str]) -> 
     return WhatIfDocument(
         schema_version=WhatIfDocument.current_version,
         provenance=Provenance.of_answer(
-            argv, host_fingerprint=scenarios[0].profile.origin.fingerprint
+            argv, host_fingerprint=scenarios[0].machine.origin.fingerprint
         ),
         scenarios=_contrasted(outcomes),
         caveats=tuple(texts),
@@ -65,48 +68,26 @@ def with_saved(
     )
 
 
-def predictor_of(scenario: Scenario) -> Predictor:
-    """Predicts on the machine of a scenario."""
-    return Predictor(scenario.profile, validation=scenario.validation, cluster=scenario.cluster)
-
-
-def _outcome(scenario: Scenario) -> tuple[ScenarioOutcome, tuple[str, ...]]:
+def _outcome(scenario: Scenario, digest: str) -> tuple[ScenarioOutcome, tuple[str, ...]]:
     """What the scenario would do, and its caveats."""
-    predictor, request = predictor_of(scenario), scenario.request
-    settings = forecast_layouts(scenario.workload, request)
-    steps = [
-        predictor.step(
-            scenario.workload, setting, loader_samples_per_s=request.loader_samples_per_s
-        )
-        for setting in (settings[0], settings[-1])
-    ]
-    baseline = steps[0]
-    asked = baseline if len(settings) == 1 else steps[1]
-    explanation = explain(
-        predictor,
-        workload=scenario.workload,
-        layout=asked.layout,
-        scaling=request.scaling,
-        loader_samples_per_s=request.loader_samples_per_s,
-    )
-    point = with_assumed(predictor.point(asked, baseline=baseline), scenario)
+    alone, asked = scenario.questions()
+    baseline = answer(alone)
+    found = baseline if asked.layout == alone.layout else answer(asked)
+    explanation = explain(asked, scaling=scenario.scaling)
     outcome = ScenarioOutcome(
         name=scenario.name,
         changes=dict(scenario.changes),
-        machine_digest=scenario.machine_digest,
-        device_name=scenario.profile.device_name,
-        workload=scenario.workload.workload.name,
-        scaling=request.scaling,
-        point=point,
-        step_draws_s=tuple(asked.step_s.tolist()),
+        machine_digest=digest,
+        device_name=scenario.machine.device_name,
+        workload=asked.workload_name,
+        scaling=scenario.scaling,
+        point=with_assumed(point(found, baseline=baseline), scenario),
+        step_draws_s=tuple(found.step_s.tolist()),
         lost_s={loss.cause.value: loss.lost_s for loss in explanation.losses},
         remarks=scenario.remarks,
         contrast=None,
     )
-    found = caveats(
-        predictor.profile, [point], workload=scenario.workload, cluster=predictor.cluster
-    )
-    return outcome, (*found, *scenario.remarks)
+    return outcome, (*measured_caveats(asked, [found]), *scenario.remarks)
 
 
 def with_assumed(point: PredictedPoint, scenario: Scenario) -> PredictedPoint:

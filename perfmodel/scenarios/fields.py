@@ -9,19 +9,22 @@ import difflib
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
+from perfmodel.answer.answer import Forecast
+from perfmodel.answer.measured import open_workload, refuse_other_jobs, timed_workload
+from perfmodel.answer.question import Question
 from perfmodel.cost.rescaling import LINK_SHARE, find_device, rescaled_profile, shipped_catalogue
+from perfmodel.cost.traced import TracedWorkload
 from perfmodel.documents.hardware import LinkSheet, read_cluster
 from perfmodel.errors import CalibrationUnavailable, UsageError, did_you_mean, refuse_unknown
+from perfmodel.layout.layout import KEYS, Layout, Scaling, parse_layout
 from perfmodel.machine.cluster import Cluster, Tier
-from perfmodel.machine.measured import MeasuredWorkload
-from perfmodel.predictor import Predictor, open_workload, refuse_other_jobs
-from perfmodel.scenarios import machine
-from perfmodel.scenarios.machine import Scenario, WhatIfField
+from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
+from perfmodel.scenarios import changes
 from perfmodel.statistics.normal import DEVIATE_90
 from perfmodel.units import (
     MIB,
@@ -38,6 +41,73 @@ from perfmodel.units import (
 NO_CLUSTER: Final = "none"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """What a prediction starts from, after some changes."""
+
+    question: Question
+    """About a calibrated machine; its layout counts if nothing is requested."""
+    request: Forecast | None = None
+    """Data parallelism on one device count."""
+    changes: Mapping[str, str] = field(default_factory=dict)
+    assumed: frozenset[str] = frozenset()
+    """Terms that rest on what was typed and not on a measurement, by their name in the evidence."""
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The changes in one line."""
+        return ", ".join(f"{name}={value}" for name, value in self.changes.items()) or "as it is"
+
+    @property
+    def machine(self) -> MeasuredMachine:
+        """The machine after the changes."""
+        assert isinstance(self.question.machine, MeasuredMachine)
+        return self.question.machine
+
+    @property
+    def workload(self) -> MeasuredWorkload:
+        """The workload with its times on that machine."""
+        assert isinstance(self.question.workload, MeasuredWorkload)
+        return self.question.workload
+
+    @property
+    def scaling(self) -> Scaling:
+        """What stays the same as devices grow in number."""
+        return "weak" if self.request is None else self.request.scaling
+
+    def questions(self) -> tuple[Question, Question]:
+        """The baseline on one device, and what is asked."""
+        if self.request is None:
+            layout = self.question.layout
+            alone = Layout(micro_batch=layout.micro_batch, accumulation=layout.accumulation)
+            return self.question.at(alone), self.question
+        layouts = self.request.layouts(self.workload)
+        rate = self.request.loader_samples_per_s
+        question = dataclasses.replace(self.question, loader_samples_per_s=rate)
+        return question.at(layouts[0]), question.at(layouts[-1])
+
+    def asking(self, *, assumed: str = "", remark: str = "", **edits: Any) -> "Scenario":
+        """The scenario with parts of its question changed; what is assumed is named."""
+        return dataclasses.replace(
+            self,
+            question=dataclasses.replace(self.question, **edits),
+            assumed=self.assumed | ({assumed} - {""}),
+            remarks=(*self.remarks, *([remark] if remark else [])),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIfField:
+    """One thing that a what-if can change."""
+
+    name: str
+    meaning: str
+    example: str
+    apply: Callable[[Scenario, str], Scenario]
+    """Raises ``ValueError`` or a user error for a value that makes no sense."""
+
+
 def in_cluster(scenario: Scenario, cluster: Cluster) -> Scenario:
     """The scenario with its devices in a cluster.
 
@@ -47,7 +117,7 @@ def in_cluster(scenario: Scenario, cluster: Cluster) -> Scenario:
         If other jobs share the links of the cluster.
     """
     refuse_other_jobs(cluster, by="whatif")
-    return dataclasses.replace(scenario, cluster=cluster)
+    return scenario.asking(cluster=cluster)
 
 
 def usable_links() -> tuple[LinkSheet, ...]:
@@ -58,21 +128,20 @@ def usable_links() -> tuple[LinkSheet, ...]:
 def _device(scenario: Scenario, value: str) -> Scenario:
     catalogue = shipped_catalogue()
     sheet = find_device(value, catalogue, flag="--set device")
+    was = scenario.workload
     try:
-        profile = rescaled_profile(scenario.profile, sheet, catalogue)
-        if profile is scenario.profile:
+        machine = rescaled_profile(scenario.machine, sheet, catalogue)
+        if machine is scenario.machine:
             return scenario
-        known = scenario.document or scenario.workload.workload.name
-        workload = open_workload(Predictor(profile, num_draws=1), known).profile
+        workload = (
+            timed_workload(machine, was.workload, trace=was.trace, memory=was.memory)
+            if isinstance(was, TracedWorkload)
+            else timed_workload(machine, was.workload.name)
+        )
     except (CalibrationUnavailable, UsageError) as error:
         text = str(error).removeprefix("--device: ").removeprefix("--workload: ")
         raise type(error)(f"--set device={value}: {text}") from error
-    return dataclasses.replace(
-        scenario,
-        profile=profile,
-        workload=workload,
-        assumed=scenario.assumed | {"compute"},
-    )
+    return scenario.asking(machine=machine, workload=workload, assumed="compute")
 
 
 def _link(scenario: Scenario, value: str) -> Scenario:
@@ -84,24 +153,18 @@ def _link(scenario: Scenario, value: str) -> Scenario:
         )
     sheet = known[value]
     rate = LINK_SHARE * sheet.rate.bytes_per_s
-    now = machine.link_of(scenario.profile)
-    return dataclasses.replace(
-        scenario,
-        profile=machine.with_link(scenario.profile, dataclasses.replace(now, bytes_per_s=rate)),
-        assumed=scenario.assumed | {"communication"},
-        remarks=(
-            *scenario.remarks,
-            (
-                f"{sheet.name}: a large all-reduce is assumed to reach {format_rate(rate, 'B')}, "
-                f"{100 * LINK_SHARE:g} % of its data sheet; its latency is taken to be the measured one"
-            ),
-        ),
+    now = changes.link_of(scenario.machine)
+    return scenario.asking(
+        machine=changes.with_link(scenario.machine, dataclasses.replace(now, bytes_per_s=rate)),
+        assumed="communication",
+        remark=f"{sheet.name}: a large all-reduce is assumed to reach {format_rate(rate, 'B')}, "
+        f"{100 * LINK_SHARE:g} % of its data sheet; its latency is taken to be the measured one",
     )
 
 
 def _cluster(scenario: Scenario, value: str) -> Scenario:
     if value == NO_CLUSTER:
-        return dataclasses.replace(scenario, cluster=None)
+        return scenario.asking(cluster=None)
     return in_cluster(scenario, read_cluster(Path(value)))
 
 
@@ -122,7 +185,7 @@ def _tier_value(name: str) -> Callable[[Scenario, str], Scenario]:
     attribute, parse = _TIER_VALUES[name]
 
     def apply(scenario: Scenario, value: str) -> Scenario:
-        cluster = scenario.cluster
+        cluster = scenario.question.cluster
         if cluster is None:
             raise ValueError("needs a cluster file: give --cluster, or cluster=FILE before it")
         tier_name, colon, text = value.rpartition(":")
@@ -135,7 +198,7 @@ def _tier_value(name: str) -> Callable[[Scenario, str], Scenario]:
             source=f"set by hand; else {tiers[wanted].source}",
         )
         kept = tuple(changed if tier.name == wanted else tier for tier in cluster.tiers)
-        return dataclasses.replace(scenario, cluster=dataclasses.replace(cluster, tiers=kept))
+        return scenario.asking(cluster=dataclasses.replace(cluster, tiers=kept))
 
     return apply
 
@@ -240,11 +303,11 @@ def scenarios_of(base: Scenario, settings: Sequence[str]) -> tuple[Scenario, ...
     """
     asked = combinations(settings)
     for name in asked[0] if asked else ():
-        _field(name)
+        _field(base, name)
     return (base, *(changed(base, changes) for changes in asked))
 
 
-def changed(base: Scenario, changes: Mapping[str, str]) -> Scenario:
+def changed(base: Scenario, values: Mapping[str, str]) -> Scenario:
     """Apply changes by field name.
 
     Raises
@@ -252,53 +315,67 @@ def changed(base: Scenario, changes: Mapping[str, str]) -> Scenario:
     UsageError
         If a field is unknown or a value makes no sense; the fields with similar names are listed.
     """
-    unknown = [name for name in changes if name not in _BY_NAME]
-    if unknown:
-        _field(unknown[0])
+    known = _fields_of(base)
+    for name in values:
+        _field(base, name)
     scenario = base
-    for name, entry in _BY_NAME.items():
-        if name in changes:
+    for name, entry in known.items():
+        if name in values:
             try:
-                scenario = entry.apply(scenario, changes[name])
+                scenario = entry.apply(scenario, values[name])
             except ValueError as error:
                 raise UsageError(f"--set {name}: {error}") from error
-    return dataclasses.replace(scenario, changes={**base.changes, **changes})
+    return dataclasses.replace(scenario, changes={**base.changes, **values})
 
 
-def _field(name: str) -> WhatIfField:
-    if name in _BY_NAME:
-        return _BY_NAME[name]
-    near = difflib.get_close_matches(name, _BY_NAME, n=3, cutoff=0.4)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(_BY_NAME)}"
+def _fields_of(scenario: Scenario) -> Mapping[str, WhatIfField]:
+    """Fields by name; beside a layout its keys come before what is set of the machine."""
+    if scenario.request is not None:
+        return _BY_NAME
+    return {"workload": _BY_NAME["workload"], **_LAYOUT_FIELDS, **_BY_NAME, **_AS_KEYS}
+
+
+def _field(scenario: Scenario, name: str) -> WhatIfField:
+    known = _fields_of(scenario)
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
     raise UsageError(f"--set: no field is named {name!r}; {hint} (perfmodel whatif --fields)")
 
 
-def _ask(scenario: Scenario, **changes: object) -> Scenario:
-    """Change the question."""
-    request = dataclasses.replace(scenario.request, **changes)  # type: ignore[arg-type]
-    return dataclasses.replace(scenario, request=request)
+def _asked(**parse: Callable[[str], object]) -> Callable[[Scenario, str], Scenario]:
+    """Set one value of the request; beside a layout its own keys are set."""
+    [(name, read)] = parse.items()
+
+    def apply(scenario: Scenario, value: str) -> Scenario:
+        if scenario.request is None:
+            raise ValueError("is not set beside --layout; set a key of the layout, such as dp")
+        changed: dict[str, Any] = {name: read(value)}
+        return dataclasses.replace(
+            scenario, request=dataclasses.replace(scenario.request, **changed)
+        )
+
+    return apply
+
+
+def _layout_key(key: str) -> Callable[[Scenario, str], Scenario]:
+    """Set one key of the layout, in its grammar."""
+
+    def apply(scenario: Scenario, value: str) -> Scenario:
+        if scenario.request is not None:
+            raise ValueError("needs --layout")
+        words = dict(word.split("=", 1) for word in str(scenario.question.layout).split())
+        if key in ("ddp", "fsdp"):
+            words = {name: text for name, text in words.items() if name not in ("dp", "zero")}
+        text = " ".join(f"{name}={value}" for name, value in (words | {key: value}).items())
+        return scenario.asking(layout=parse_layout(text))
+
+    return apply
 
 
 def _workload(scenario: Scenario, value: str) -> Scenario:
-    predictor = Predictor(scenario.profile, num_draws=1)
-    opened = open_workload(predictor, value, where="--set workload")
-    return dataclasses.replace(scenario, workload=opened.profile, document=opened.document)
-
-
-def _devices(scenario: Scenario, value: str) -> Scenario:
-    return _ask(scenario, world_sizes=(parse_count(value),))
-
-
-def _batch(scenario: Scenario, value: str) -> Scenario:
-    return _ask(scenario, batch=parse_count(value))
-
-
-def _accumulation(scenario: Scenario, value: str) -> Scenario:
-    return _ask(scenario, accumulation=parse_count(value))
-
-
-def _bucket_cap(scenario: Scenario, value: str) -> Scenario:
-    return _ask(scenario, bucket_cap_mb=None if value == "default" else parse_bytes(value) / MIB)
+    return scenario.asking(workload=open_workload(scenario.machine, value, where="--set workload"))
 
 
 def _buffers(scenario: Scenario, value: str) -> Scenario:
@@ -307,7 +384,7 @@ def _buffers(scenario: Scenario, value: str) -> Scenario:
     if value == "broadcast":
         return scenario
     workload = dataclasses.replace(scenario.workload.workload, buffer_bytes=())
-    return _with_workload(scenario, replace(scenario.workload, workload=workload))
+    return _with_workload(scenario, dataclasses.replace(scenario.workload, workload=workload))
 
 
 def _gradients(scenario: Scenario, value: str) -> Scenario:
@@ -316,11 +393,10 @@ def _gradients(scenario: Scenario, value: str) -> Scenario:
     share = _GRADIENT_BITS[value] / _GRADIENT_BITS["fp32"]
     if share == 1:
         return scenario
-    return dataclasses.replace(
-        scenario,
-        profile=machine.with_gradient_share(scenario.profile, share),
-        assumed=scenario.assumed | {"communication"},
-        remarks=(*scenario.remarks, f"gradients sent as {value}: converting them is assumed free"),
+    return scenario.asking(
+        machine=changes.with_gradient_share(scenario.machine, share),
+        assumed="communication",
+        remark=f"gradients sent as {value}: converting them is assumed free",
     )
 
 
@@ -331,49 +407,33 @@ def _precision(scenario: Scenario, value: str) -> Scenario:
         raise ValueError("a traced workload has its own precision; trace it with --precision")
     if value == "fp32":
         return scenario
-    speed = machine.matrix_speed(scenario.profile, value)
+    speed = changes.matrix_speed(scenario.machine, value)
     logs = [math.log(share / speed + 1 - share) for share in _MATRIX_SHARES]
     factor = math.exp(sum(logs) / 2)
     spread = abs(logs[0] - logs[1]) / 2 / DEVIATE_90
-    workload = machine.scaled(
+    workload = changes.scaled(
         scenario.workload, ("forward", "backward"), factor, relative_error=spread
     )
-    return dataclasses.replace(
-        _with_workload(scenario, workload),
-        assumed=scenario.assumed | {"compute"},
-        remarks=(
-            *scenario.remarks,
-            (
-                f"matrix products in {value} run {speed:.3g} times as fast as in fp32 here; they are "
-                "assumed to be half to all of forward and backward"
-            ),
-        ),
+    return _with_workload(
+        scenario,
+        workload,
+        assumed="compute",
+        remark=f"matrix products in {value} run {speed:.3g} times as fast as in fp32 here; they are "
+        "assumed to be half to all of forward and backward",
     )
-
-
-def _loader(scenario: Scenario, value: str) -> Scenario:
-    return _ask(scenario, loader_samples_per_s=None if value == "none" else parse_number(value))
 
 
 def _bandwidth(scenario: Scenario, value: str) -> Scenario:
-    link = machine.link_of(scenario.profile)
-    rate = _value_or_factor(
-        value,
-        link.bytes_per_s,
-        parse_bandwidth,
-        "a rate such as 400Gb/s above 0, or a factor such as 2x",
-    )
+    link = changes.link_of(scenario.machine)
+    allowed = "a rate such as 400Gb/s above 0, or a factor such as 2x"
+    rate = _value_or_factor(value, link.bytes_per_s, parse_bandwidth, allowed)
     return _linked(scenario, dataclasses.replace(link, bytes_per_s=rate))
 
 
 def _latency(scenario: Scenario, value: str) -> Scenario:
-    link = machine.link_of(scenario.profile)
-    latency_s = _value_or_factor(
-        value,
-        link.latency_s,
-        parse_duration,
-        "a time such as 10us above 0, or a factor such as 0.5x",
-    )
+    link = changes.link_of(scenario.machine)
+    allowed = "a time such as 10us above 0, or a factor such as 0.5x"
+    latency_s = _value_or_factor(value, link.latency_s, parse_duration, allowed)
     return _linked(scenario, dataclasses.replace(link, latency_s=latency_s))
 
 
@@ -388,53 +448,42 @@ def _value_or_factor(text: str, now: float, parse: Callable[[str], float], allow
     return value
 
 
-def _linked(scenario: Scenario, link: machine.Link) -> Scenario:
-    return dataclasses.replace(
-        scenario,
-        profile=machine.with_link(scenario.profile, link),
-        assumed=scenario.assumed | {"communication"},
+def _linked(scenario: Scenario, link: changes.Link) -> Scenario:
+    return scenario.asking(
+        machine=changes.with_link(scenario.machine, link), assumed="communication"
     )
 
 
 def _device_speed(scenario: Scenario, value: str) -> Scenario:
     factor = _factor(value)
-    faster = dataclasses.replace(
-        scenario, profile=machine.with_device_speed(scenario.profile, factor)
-    )
-    workload = machine.scaled(scenario.workload, machine.DEVICE_PHASES, 1 / factor)
-    return dataclasses.replace(
-        _with_workload(faster, workload), assumed=scenario.assumed | {"compute"}
-    )
+    faster = scenario.asking(machine=changes.with_device_speed(scenario.machine, factor))
+    workload = changes.scaled(scenario.workload, changes.DEVICE_PHASES, 1 / factor)
+    return _with_workload(faster, workload, assumed="compute")
 
 
 def _host_speed(scenario: Scenario, value: str) -> Scenario:
-    workload = machine.scaled(scenario.workload, machine.HOST_PHASES, 1 / _factor(value))
-    return dataclasses.replace(
-        _with_workload(scenario, workload), assumed=scenario.assumed | {"compute"}
-    )
+    workload = changes.scaled(scenario.workload, changes.HOST_PHASES, 1 / _factor(value))
+    return _with_workload(scenario, workload, assumed="compute")
 
 
 def _rank_noise(scenario: Scenario, value: str) -> Scenario:
     factor = parse_factor(value)
     if factor is None:
         raise ValueError(f"must look like 0.5x, got {value!r}")
-    workload = machine.with_rank_noise(scenario.workload, factor)
-    return dataclasses.replace(
-        _with_workload(scenario, workload), assumed=scenario.assumed | {"stragglers"}
-    )
+    workload = changes.with_rank_noise(scenario.workload, factor)
+    return _with_workload(scenario, workload, assumed="stragglers")
 
 
-def _with_workload(scenario: Scenario, workload: MeasuredWorkload) -> Scenario:
-    """Replace the workload here and, where it is calibrated, in the profile."""
+def _with_workload(
+    scenario: Scenario, workload: MeasuredWorkload, *, assumed: str = "", remark: str = ""
+) -> Scenario:
+    """Replace the workload here and, where it is calibrated, in the machine."""
     entries = tuple(
         workload if entry.workload.name == workload.workload.name else entry
-        for entry in scenario.profile.workloads
+        for entry in scenario.machine.workloads
     )
-    return dataclasses.replace(
-        scenario,
-        workload=workload,
-        profile=replace(scenario.profile, workloads=entries),
-    )
+    machine = dataclasses.replace(scenario.machine, workloads=entries)
+    return scenario.asking(machine=machine, workload=workload, assumed=assumed, remark=remark)
 
 
 def _factor(value: str) -> float:
@@ -450,6 +499,14 @@ def _positive(value: float) -> float:
     return value
 
 
+def _cap_mb(value: str) -> float | None:
+    return None if value == "default" else parse_bytes(value) / MIB
+
+
+def _rate(value: str) -> float | None:
+    return None if value == "none" else parse_number(value)
+
+
 FIELDS: Final = (
     WhatIfField(
         name="workload",
@@ -458,24 +515,29 @@ FIELDS: Final = (
         apply=_workload,
     ),
     DEVICE_FIELD,
-    WhatIfField(name="devices", meaning="number of devices", example="64", apply=_devices),
+    WhatIfField(
+        name="devices",
+        meaning="number of devices",
+        example="64",
+        apply=_asked(world_sizes=lambda value: (parse_count(value),)),
+    ),
     WhatIfField(
         name="batch",
         meaning="samples per forward pass of each device (weak), or per step of all (strong)",
         example="128",
-        apply=_batch,
+        apply=_asked(batch=parse_count),
     ),
     WhatIfField(
         name="accumulation",
         meaning="forward and backward passes per optimizer step",
         example="4",
-        apply=_accumulation,
+        apply=_asked(accumulation=parse_count),
     ),
     WhatIfField(
         name="bucket_cap",
         meaning="size of a bucket of gradients, or default",
         example="50MiB",
-        apply=_bucket_cap,
+        apply=_asked(bucket_cap_mb=_cap_mb),
     ),
     WhatIfField(
         name="buffers",
@@ -493,7 +555,7 @@ FIELDS: Final = (
         name="loader.samples_per_s",
         meaning="what the input pipeline feeds one device, or none: no limit",
         example="2000",
-        apply=_loader,
+        apply=_asked(loader_samples_per_s=_rate),
     ),
     LINK_FIELD,
     WhatIfField(
@@ -536,3 +598,15 @@ FIELDS: Final = (
     *CLUSTER_FIELDS,
 )
 _BY_NAME: Final = {entry.name: entry for entry in FIELDS}
+#: Keys of the layout are fields as well, where a layout is asked about.
+_LAYOUT_FIELDS: Final = {
+    key: WhatIfField(name=key, meaning="key of the layout", example="2", apply=_layout_key(key))
+    for key in KEYS
+    if key not in _BY_NAME
+}
+#: Names that the layout shares with the request.
+_AS_KEYS: Final = {
+    key: dataclasses.replace(_BY_NAME[key], apply=_layout_key(key))
+    for key in KEYS
+    if key in _BY_NAME
+}

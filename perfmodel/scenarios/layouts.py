@@ -7,6 +7,15 @@ from typing import Final
 import numpy as np
 from scipy.special import ndtr
 
+from perfmodel.answer.answer import answer
+from perfmodel.answer.inferred import (
+    OpenedMachine,
+    layout_document,
+    layout_provenance,
+    opened_machine,
+    question_jobs,
+)
+from perfmodel.answer.question import Question
 from perfmodel.cost.jobs import Jobs, jobs_from_columns
 from perfmodel.documents.prediction import (
     LayoutPredictionDocument,
@@ -16,18 +25,11 @@ from perfmodel.documents.prediction import (
 from perfmodel.errors import NotFeasible
 from perfmodel.layout.layout import Layout, accumulation_for, parse_layout
 from perfmodel.layout_search import spread_against_first
-from perfmodel.predict_layout import (
-    OpenedMachine,
-    Training,
-    layout_jobs,
-    layout_provenance,
-    predict_layout,
-)
+from perfmodel.machine.inferred import InferredMachine
 from perfmodel.scenarios.fields import combinations
 from perfmodel.statistics.interval import Interval
 from perfmodel.statistics.normal import DEVIATE_90
 from perfmodel.statistics.pairing import FASTER
-from perfmodel.units import Bytes
 from perfmodel.workload.transformer import NamedTransformer
 
 _MODEL: Final = "model"
@@ -37,13 +39,9 @@ _MODEL: Final = "model"
 class LayoutBase:
     """The question as it is."""
 
-    machine: OpenedMachine
-    training: Training
+    question: Question
     text: str
     """The layout as typed."""
-    layout: Layout
-    """The same, with its batch."""
-    capacity_bytes: Bytes | None = None
     open_model: Callable[[str], NamedTransformer]
     """Of a model by name, for ``model=``."""
 
@@ -63,20 +61,18 @@ def compare_layouts(
     NotFeasible
         If the model or the number of devices does not allow a layout.
     """
-    questions = [("as it is", base.training, base.layout)]
+    questions = [("as it is", base.question)]
     for changes in combinations(settings):
         name = ", ".join(f"{key}={value}" for key, value in changes.items())
-        questions.append((name, *_changed(base, changes)))
-    first = _jobs(base, *questions[0][1:])
+        questions.append((name, _changed(base, changes)))
+    first = question_jobs(base.question)
     scenarios: list[LayoutScenario] = []
-    for name, training, layout in questions:
-        prediction, _ = predict_layout(
-            base.machine, training, layout, capacity_bytes=base.capacity_bytes, argv=argv
-        )
+    for name, question in questions:
+        prediction = layout_document(answer(question), argv=argv)
         ratio, faster = None, None
         if scenarios:
-            both = _joined(first, _jobs(base, training, layout))
-            ratio, faster = _contrast(base, both, scenarios[0].prediction, prediction)
+            both = _joined(first, question_jobs(question))
+            ratio, faster = _contrast(question, both, scenarios[0].prediction, prediction)
         scenarios.append(
             LayoutScenario(
                 name=name, prediction=prediction, throughput_ratio=ratio, probability_faster=faster
@@ -84,47 +80,45 @@ def compare_layouts(
         )
     return LayoutWhatIfDocument(
         schema_version=LayoutWhatIfDocument.current_version,
-        provenance=layout_provenance(base.machine, argv),
+        provenance=layout_provenance(_machine(base.question), argv),
         scenarios=tuple(scenarios),
     )
 
 
-def _changed(base: LayoutBase, changes: Mapping[str, str]) -> tuple[Training, Layout]:
-    training = base.training
+def _machine(question: Question) -> OpenedMachine:
+    assert isinstance(question.machine, InferredMachine)
+    return opened_machine(question.machine)
+
+
+def _changed(base: LayoutBase, changes: Mapping[str, str]) -> Question:
+    was, question = base.question.layout, base.question
     if _MODEL in changes:
-        training = dataclasses.replace(training, model=base.open_model(changes[_MODEL]))
+        question = dataclasses.replace(question, workload=base.open_model(changes[_MODEL]))
     set_here = {key: value for key, value in changes.items() if key != _MODEL}
     words = dict(word.split("=", 1) for word in base.text.split()) | set_here
     if "dp" not in set_here:
         # First: what dp has to be divisible by, such as ep, is read together with it.
-        devices, others = base.layout.world_size, _parsed(words, only=("tp", "pp", "cp")).world_size
-        if devices % others:
+        others = _parsed(words, only=("tp", "pp", "cp")).world_size
+        if was.world_size % others:
             raise NotFeasible(
-                f"--set: tp x pp x cp ({others}) must divide the {devices} devices; set dp as well"
+                f"--set: tp x pp x cp ({others}) must divide the {was.world_size} devices; set dp as well"
             )
-        words["dp"] = str(devices // others)
+        words["dp"] = str(was.world_size // others)
     if "accumulation" not in set_here:
         words.pop("accumulation", None)
     layout = _parsed(words)
     if "accumulation" not in set_here:
         parts = accumulation_for(
-            global_batch=base.layout.global_batch, dp=layout.dp, micro_batch=layout.micro_batch
+            global_batch=was.global_batch, dp=layout.dp, micro_batch=layout.micro_batch
         )
         layout = dataclasses.replace(layout, accumulation=parts)
-    return (
-        dataclasses.replace(training, devices=layout.world_size, global_batch=layout.global_batch),
-        layout,
-    )
+    return dataclasses.replace(question, layout=layout, devices=None)
 
 
 def _parsed(words: Mapping[str, str], *, only: Sequence[str] | None = None) -> Layout:
     return parse_layout(
         " ".join(f"{key}={value}" for key, value in words.items() if only is None or key in only)
     )
-
-
-def _jobs(base: LayoutBase, training: Training, layout: Layout) -> Jobs:
-    return layout_jobs(training, layout, device=base.machine.machine.device_name)
 
 
 def _joined(first: Jobs, other: Jobs) -> Jobs:
@@ -135,14 +129,14 @@ def _joined(first: Jobs, other: Jobs) -> Jobs:
 
 
 def _contrast(
-    base: LayoutBase, both: Jobs, first: LayoutPredictionDocument, other: LayoutPredictionDocument
+    question: Question, both: Jobs, first: LayoutPredictionDocument, other: LayoutPredictionDocument
 ) -> tuple[Interval, float]:
     """Ratio of tokens per second, and the probability that it is above 1.
 
     The ratio is that of the numbers that are named; its uncertainty is that of normal runs, without stalls.
     """
     ratio = other.tokens_per_s.nominal / first.tokens_per_s.nominal
-    spread = float(spread_against_first(base.machine.model, both)[1])
+    spread = float(spread_against_first(_machine(question).model, both)[1])
     if spread == 0:
         return Interval(p5=ratio, nominal=ratio, p95=ratio), float(ratio > FASTER)
     far = float(np.exp(DEVIATE_90 * spread))

@@ -16,7 +16,7 @@ import numpy as np
 
 from perfmodel.errors import NotFeasible
 from perfmodel.layout.buckets import assign_buckets
-from perfmodel.layout.layout import Layout, Offload, Recompute, Schedule
+from perfmodel.layout.layout import Layout, Offload, Precision, Recompute, Schedule
 from perfmodel.units import Bytes
 from perfmodel.workload.memory import Block, StepMemory
 from perfmodel.workload.operator import (
@@ -390,6 +390,10 @@ def _refuse_untraced(trace: SymbolicStep, layout: Layout, *, num_blocks: int) ->
     convolves = any("convolution" in operator.name for operator in trace.operators)
     rules = (
         (layout.one_process, "one_process=yes (DataParallel) is not modelled"),
+        (
+            layout.precision is not Precision.BF16,
+            f"precision={layout.precision} is that of the trace; trace again with --precision",
+        ),
         (layout.offload is not Offload.NONE, f"offload={layout.offload} is not modelled"),
         (layout.data_centres > 1, f"data_centres must be 1, got {layout.data_centres}"),
         (layout.shard > 0, f"shard must be 0 (no HSDP), got {layout.shard}"),

@@ -20,7 +20,6 @@ from perfmodel.documents.profile import ProfileDocument
 from perfmodel.engine.algebra import end_times_with_interference, step_times
 from perfmodel.engine.simulate import simulate
 from perfmodel.step.program import Cause, Interference, Operation, StepProgram, Stream
-from perfmodel.sweep import Grid, sweep
 
 NUM_RANKS = 1024
 NUM_BUCKETS_SIMULATED = 54
@@ -162,24 +161,6 @@ def measure_folded(*, num_repeats: int = 5) -> dict[str, Any]:
     }
 
 
-def measure_sweep(*, num_repeats: int = 3) -> dict[str, Any]:
-    """Evaluate 100,000 settings of a recorded machine: devices, batches, bandwidths, bucket caps."""
-    profile = ProfileDocument.read(PROFILE).machine
-    workload = profile.workload("resnet18")
-    if workload is None:
-        raise SystemExit(f"{PROFILE}: must hold resnet18")
-    grid = Grid(
-        world_sizes=[2 * (index + 1) for index in range(20)],
-        micro_batches=list(range(1, 11)),
-        bandwidths=list(np.geomspace(0.1, 10, 100)),
-        bucket_caps_mb=[5.0, 10.0, 25.0, 50.0, None],
-    )
-    return {
-        "num_settings": int(np.prod(grid.shape)),
-        "steps": sample(lambda: sweep(profile, workload, grid), num_repeats=num_repeats),
-    }
-
-
 def measure(*, num_repeats: int = 5) -> dict[str, Any]:
     """Measure all engines."""
     return {
@@ -187,7 +168,6 @@ def measure(*, num_repeats: int = 5) -> dict[str, Any]:
         "algebra": measure_algebra(num_repeats=num_repeats),
         "fluid": measure_fluid(num_repeats=num_repeats),
         "folded_16384": measure_folded(num_repeats=num_repeats),
-        "sweep": measure_sweep(),
     }
 
 

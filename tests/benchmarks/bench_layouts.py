@@ -7,17 +7,13 @@ import json
 import sys
 from typing import Any
 
+from perfmodel.answer.answer import answer
+from perfmodel.answer.inferred import OpenedMachine, Training, opened_machine
+from perfmodel.answer.question import Question
 from perfmodel.cost.layout_time import step_time_s
 from perfmodel.layout.candidates import Space, feasible_layouts
 from perfmodel.layout.layout import parse_layout
 from perfmodel.layout_search import Request, plan_parallelism, search_jobs
-from perfmodel.predict_layout import (
-    OpenedMachine,
-    Training,
-    opened_machine,
-    predict_layout,
-    simulated_step,
-)
 from perfmodel.workload.transformer import TRANSFORMERS
 from tests.benchmarks.bench_engine import sample
 from tests.perfmodel.cost.large_samples import document
@@ -38,16 +34,13 @@ def training(name: str, *, devices: int, global_batch: int) -> Training:
 
 
 def measure_prediction(machine: OpenedMachine, *, num_repeats: int) -> dict[str, Any]:
-    """Predict GPT-3: its step program alone, and the whole answer."""
-    asked = training("gpt3-175b", devices=GPT3.world_size, global_batch=GPT3.global_batch)
-    step = simulated_step(machine, asked, GPT3)
+    """Predict GPT-3: the whole answer."""
+    question = Question(machine=machine.machine, workload=TRANSFORMERS["gpt3-175b"], layout=GPT3)
+    step = answer(question)
     return {
         "num_devices": GPT3.world_size,
         "num_operations": len(step.program.operations),
-        "simulated": sample(lambda: simulated_step(machine, asked, GPT3), num_repeats=num_repeats),
-        "predicted": sample(
-            lambda: predict_layout(machine, asked, GPT3, argv=()), num_repeats=num_repeats
-        ),
+        "predicted": sample(lambda: answer(question), num_repeats=num_repeats),
     }
 
 

@@ -18,18 +18,20 @@ from calibrate.campaign import OBSERVATIONS, Progress, measure
 from calibrate.experiment import BUDGETS, Budget, Experiment
 from calibrate.launch import TorchrunLauncher
 from calibrate.topology import LaunchFlags
+from perfmodel.answer.answer import Forecast, table
 from perfmodel.documents.observation import Observation, StepObservation, read_observations
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import MeasurementFailed
+from perfmodel.layout.layout import Layout
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.predictor import Forecast, Predictor, forecast
 from tests.calibrate.real_ranks import (
     NEEDS_TWO_RANKS,
     assert_buckets_are_those_of_ddp,
     campaign_of,
     steps_of,
 )
+from tests.perfmodel.asking import Asking
 
 pytestmark = NEEDS_TWO_RANKS
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -123,10 +125,9 @@ def test_a_calibration_measures_every_rank_and_predicts_itself(
 
 def assert_prediction_is_plausible(profile: MeasuredMachine) -> None:
     """A tiny budget promises no accuracy; it must not be absurd either."""
-    predictor = Predictor(profile)
-    document, _ = forecast(
-        predictor,
-        predictor.workload("lenet"),
+    predictor = Asking(profile)
+    document, _ = table(
+        predictor.question(predictor.workload("lenet"), Layout()),
         Forecast(world_sizes=(1, 2), scaling="weak", batch=64),
         argv=(),
     )

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from perfmodel.documents.prediction import PredictedPoint
 from perfmodel.layout.layout import Layout, Scaling, Synchronisation, scaled_layouts
-from perfmodel.predictor import Predictor
 from perfmodel.step.program import Stream
+from tests.perfmodel.asking import Asking
 from tests.perfmodel.profiles import Machine, profile
 
 TOLERANCE = 1 + 1e-9
@@ -49,7 +49,7 @@ def predicted(
     scaling: Scaling = "weak",
     bucket_cap_mb: float | None = None,
 ) -> list[PredictedPoint]:
-    predictor = Predictor(profile(machine), num_draws=NUM_DRAWS)
+    predictor = Asking(profile(machine), num_draws=NUM_DRAWS)
     batch = 16 if scaling == "weak" else 192
     asked = scaled_layouts(
         (1, *world_sizes), scaling=scaling, batch=batch, bucket_cap_mb=bucket_cap_mb
@@ -61,7 +61,7 @@ def predicted(
 @few
 @given(machine=machines, workload=names)
 def test_one_rank_communicates_nothing(machine: Machine, workload: str) -> None:
-    predictor = Predictor(profile(machine), num_draws=NUM_DRAWS)
+    predictor = Asking(profile(machine), num_draws=NUM_DRAWS)
     ddp = Layout(micro_batch=16, wrapper=Synchronisation.DDP)
     (single,) = scaled_layouts([1], scaling="weak", batch=16)
     for layout in (single, ddp):
@@ -95,10 +95,10 @@ def test_n_devices_are_never_more_than_n_times_as_fast(
 def test_free_overlap_lies_between_the_longer_side_and_the_sum_of_both(
     machine: Machine, workload: str, cap: float | None, n: int
 ) -> None:
-    predictor = Predictor(profile(machine), num_draws=1)
+    predictor = Asking(profile(machine), num_draws=1)
     layout = Layout(dp=n, micro_batch=16, bucket_cap_mb=cap, wrapper=Synchronisation.DDP)
     step = predictor.step(predictor.workload(workload), layout)
-    durations_s = step.terms.durations(step.program)[:, 0]
+    durations_s = predictor.terms(step.question.measured, layout).durations(step.program)[:, 0]
     compute_s = durations_s[list(step.program.on_stream(Stream.COMPUTE))].sum()
     comm_s = durations_s[list(step.program.on_stream(Stream.COMM))].sum()
     assert max(compute_s, comm_s) <= step.step_s[0] * TOLERANCE

@@ -6,13 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from perfmodel.answer.answer import measured_points
+from perfmodel.answer.answer import point as predicted_point
+from perfmodel.answer.measured import interval, measured_caveats
 from perfmodel.documents.prediction import PredictedPoint
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
-from perfmodel.layout.layout import Scaling, Synchronisation, scaled_layouts
+from perfmodel.layout.layout import Layout, Scaling, Synchronisation, scaled_layouts
 from perfmodel.layout.run_setting import RunSetting
-from perfmodel.predictor import Predictor, caveats, interval, measured_points
+from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.step.program import Cause
 from perfmodel.units import MIB
+from tests.perfmodel.asking import Asking
 from tests.perfmodel.profiles import HEAVY, Machine, profile
 
 
@@ -25,7 +29,7 @@ def points(
     accumulation: int = 1,
     bucket_cap_mb: float | None = None,
 ) -> list[PredictedPoint]:
-    predictor = Predictor(profile(machine))
+    predictor = Asking(profile(machine))
     settings = scaled_layouts(
         (1, *world_sizes),
         scaling=scaling,
@@ -34,7 +38,7 @@ def points(
         bucket_cap_mb=bucket_cap_mb,
     )
     steps = [predictor.step(predictor.workload(workload), setting) for setting in settings]
-    found = [predictor.point(step, baseline=steps[0]) for step in steps]
+    found = [predicted_point(step, baseline=steps[0]) for step in steps]
     return found if not world_sizes else found[1:]
 
 
@@ -52,7 +56,7 @@ def test_a_single_device_takes_the_sum_of_its_phases() -> None:
 def test_draws_of_many_settings_are_those_of_each_alone(scaling: Scaling) -> None:
     """To the last digit, whichever settings share a program."""
     machine = Machine(noise=(0.9, 1.0, 1.2), residual=0.05, relative_error=0.05)
-    predictor = Predictor(profile(machine))
+    predictor = Asking(profile(machine))
     settings = scaled_layouts((1, 2, 4, 16), scaling=scaling, batch=64, accumulation=2)
     workload = predictor.workload("heavy")
     together = predictor.step_draws(workload, settings)
@@ -135,7 +139,7 @@ def test_the_tail_of_a_run_grows_with_the_ranks() -> None:
 
 def test_a_step_lasts_as_long_as_the_loader() -> None:
     """16 samples at 10 per second: 1.6 s."""
-    predictor = Predictor(profile(Machine()))
+    predictor = Asking(profile(Machine()))
     (setting,) = scaled_layouts([1], scaling="weak", batch=16)
     step = predictor.step(predictor.workload("heavy"), setting, loader_samples_per_s=10)
     assert step.step_s[0] == pytest.approx(1.6)
@@ -194,12 +198,12 @@ def test_the_same_inputs_give_the_same_prediction() -> None:
 
 def test_an_unknown_workload_is_answered_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match=r"got 'gpt5' \(the profile holds light, heavy\)"):
-        Predictor(profile(Machine())).workload("gpt5")
+        Asking(profile(Machine())).workload("gpt5")
 
 
 def test_a_workload_of_ones_own_borrows_curves() -> None:
     own = dataclasses.replace(HEAVY, name="own")
-    predictor = Predictor(profile(Machine()))
+    predictor = Asking(profile(Machine()))
     step = predictor.step(
         predictor.workload(own), RunSetting(workload="own", world_size=2, micro_batch=16).layout
     )
@@ -232,23 +236,23 @@ def test_calibration_runs_stand_beside_the_prediction() -> None:
     assert (point.world_size, point.step_s, point.speedup) == (1, 0.25, 1.0)
 
 
+def caveats_of(machine: MeasuredMachine, devices: int, batch: int = 16) -> tuple[str, ...]:
+    asking = Asking(machine)
+    answer = asking.step(asking.workload("heavy"), Layout(dp=devices, micro_batch=batch))
+    return measured_caveats(answer.question, [answer])
+
+
 def test_what_was_not_measured_is_said() -> None:
-    found = caveats(
-        profile(Machine()),
-        points(Machine(), 8, batch=100),
-        workload=profile(Machine()).workloads[0],
-    )
+    found = caveats_of(profile(Machine()), 8, batch=100)
     assert any("up to 8 devices are extrapolated" in line for line in found)
     assert any("outside the calibrated range: 100" in line for line in found)
-    calibrated = profile(Machine()).workloads[0]
-    assert caveats(profile(Machine()), points(Machine(), 2), workload=calibrated) == ()
+    assert caveats_of(profile(Machine()), 2) == ()
 
 
 def test_a_prediction_names_the_allocators_variables_that_it_was_measured_under() -> None:
     variables = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_MAX_": "0"}
     machine = replace(profile(Machine()), environment={"variables": variables})
-    calibrated = Predictor(machine).workload("heavy")
-    (found,) = caveats(machine, points(Machine(), 2), workload=calibrated)
+    (found,) = caveats_of(machine, 2)
     assert "MALLOC_MMAP_MAX_=0:" in found
 
 
@@ -257,7 +261,6 @@ def test_a_prediction_tells_that_others_had_the_processors_of_its_calibration(
     steal: float, words: tuple[str, ...]
 ) -> None:
     machine = replace(profile(Machine()), steal=steal)
-    calibrated = Predictor(machine).workload("heavy")
-    found = caveats(machine, points(Machine(), 2), workload=calibrated)
+    found = caveats_of(machine, 2)
     assert len(found) == len(words)
     assert all(word in caveat for word, caveat in zip(words, found, strict=True))

@@ -5,21 +5,19 @@ import pytest
 
 from perfmodel.explanation import Standing, Verdict, standing
 from perfmodel.layout.layout import scaled_layouts
-from perfmodel.predictor import Predictor
 from perfmodel.report.prediction import standing_line
+from tests.perfmodel.asking import Asking
 from tests.perfmodel.profiles import Machine, profile
 
 
 def found(factor: float) -> Standing:
     """A step of so many times the nominal prediction on two ranks."""
-    predictor = Predictor(profile(Machine(rank_spread=0.05)))
+    predictor = Asking(profile(Machine(rank_spread=0.05)))
     workload = predictor.workload("heavy")
     (setting,) = scaled_layouts([2], scaling="weak", batch=16)
     draws_s = predictor.step(workload, setting).step_s
     result = standing(
-        Predictor(profile(Machine(rank_spread=0.05))),
-        workload=workload,
-        layout=setting,
+        predictor.question(workload, setting),
         measured_s=factor * float(draws_s[0]),
     )
     assert result.predicted_s.nominal == pytest.approx(float(draws_s[0]))

@@ -18,8 +18,8 @@ from perfmodel.documents.observation import (
 )
 from perfmodel.layout.layout import Synchronisation
 from perfmodel.layout.run_setting import RunSetting
-from perfmodel.predictor import Predictor
 from perfmodel.workload.workload import Workload
+from tests.perfmodel.asking import Asking
 from tests.perfmodel.profiles import (
     HEAVY,
     LIGHT,
@@ -53,7 +53,7 @@ class Calibration:
         yield environment("one machine")
         for workload in (LIGHT, HEAVY):
             yield WorkloadObservation(task=workload.name, round=0, workload=workload)
-        predictor = Predictor(profile(self.machine), num_draws=1)
+        predictor = Asking(profile(self.machine), num_draws=1)
         for workload in (LIGHT, HEAVY):
             for setting in self._settings(workload):
                 step_s = float(

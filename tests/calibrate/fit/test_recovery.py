@@ -15,8 +15,8 @@ from perfmodel.documents.observation import CollectiveObservation, OverlapObserv
 from perfmodel.errors import IncomparableRuns, InvalidDocument, MeasurementFailed
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.predictor import Predictor
 from tests.calibrate.fit.synthetic import PROBE_S, Calibration, environment, write_lines
+from tests.perfmodel.asking import Asking
 from tests.perfmodel.profiles import MICRO_BATCHES, PHASES, PROVENANCE, Machine, profile
 
 #: 8 MiB take 84 ms, which is more than some backward passes and less than others.
@@ -69,7 +69,7 @@ def test_drift_of_the_machine_is_removed(seed: int) -> None:
     The 39 settings' errors then spread by 8 %; with correction by less than 2 %.
     """
     document = fitted(seed)
-    truth = Predictor(profile(MACHINE), num_draws=1)
+    truth = Asking(profile(MACHINE), num_draws=1)
     errors = [
         np.log(step.step_s / truth.step(truth.workload(step.workload), setting.layout).step_s[0])
         - np.log(document.speed_probe_s[step.world_size] / PROBE_S)
@@ -126,7 +126,7 @@ def test_steps_that_were_never_run_are_predicted_within_five_percent(
     name: str, micro_batch: int, cap: float | None, seed: int
 ) -> None:
     setting = RunSetting(workload=name, world_size=2, micro_batch=micro_batch, bucket_cap_mb=cap)
-    predictors = [Predictor(document) for document in (fitted(seed), profile(MACHINE))]
+    predictors = [Asking(document) for document in (fitted(seed), profile(MACHINE))]
     found, truth = (p.step(p.workload(name), setting.layout).step_s[0] for p in predictors)
     assert found == pytest.approx(truth, rel=0.05)
 

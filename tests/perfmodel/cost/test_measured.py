@@ -4,6 +4,8 @@ import dataclasses
 
 import pytest
 
+from perfmodel.answer.measured import price
+from perfmodel.answer.question import Answer
 from perfmodel.cost.measured import groups
 from perfmodel.cost.network import Group
 from perfmodel.errors import NotFeasible
@@ -11,8 +13,8 @@ from perfmodel.layout.layout import Layout, parse_layout
 from perfmodel.machine.cluster import Cluster, Tier
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
-from perfmodel.predictor import Predictor
 from perfmodel.step.program import Cause
+from tests.perfmodel.asking import Asking
 from tests.perfmodel.llama import document
 from tests.perfmodel.operators import prices_of_the_made_up_machine
 from tests.perfmodel.profiles import Machine, profile
@@ -26,13 +28,13 @@ def machine() -> MeasuredMachine:
     return dataclasses.replace(found, operators=prices_of_the_made_up_machine())
 
 
-def workload(predictor: Predictor, model: str = "llama") -> MeasuredWorkload:
+def workload(predictor: Asking, model: str = "llama") -> MeasuredWorkload:
     found = document(model)
     return predictor.workload(found.workload, found.trace, found.memory)
 
 
 def step_s(machine: MeasuredMachine, text: str, model: str = "llama") -> float:
-    predictor = Predictor(machine)
+    predictor = Asking(machine)
     layout = parse_layout(f"{text} micro_batch={BATCH}")
     return float(predictor.step(workload(predictor, model), layout).step_s[0])
 
@@ -40,7 +42,7 @@ def step_s(machine: MeasuredMachine, text: str, model: str = "llama") -> float:
 @pytest.mark.parametrize("dp", [1, 2, 8])
 def test_ddp_is_the_same_question_in_both_grammars(machine: MeasuredMachine, dp: int) -> None:
     found = step_s(machine, f"dp={dp} tp=1 pp=1 zero=0")
-    predictor = Predictor(machine)
+    predictor = Asking(machine)
     plain = predictor.step(workload(predictor), Layout(dp=dp, micro_batch=BATCH))
     assert found == pytest.approx(float(plain.step_s[0]), rel=1e-9)
 
@@ -55,14 +57,14 @@ def test_full_sharding_costs_more_where_collectives_are_slow(machine: MeasuredMa
 def test_tensor_parallelism_divides_compute_and_pays_for_all_reduces(
     machine: MeasuredMachine, tp: int
 ) -> None:
-    predictor = Predictor(machine)
+    predictor = Asking(machine)
     whole, divided = (
         predictor.step(workload(predictor), parse_layout(f"tp={n} micro_batch={BATCH}"))
         for n in (1, tp)
     )
 
-    def seconds(of: object, cause: Cause) -> float:
-        program, terms = of.program, of.terms  # type: ignore[attr-defined]
+    def seconds(of: Answer, cause: Cause) -> float:
+        program, terms = of.program, price(of.question).terms
         rows = terms.durations(program)[:, 0]
         return sum(
             float(s) for o, s in zip(program.operations, rows, strict=True) if o.cause is cause
@@ -72,7 +74,7 @@ def test_tensor_parallelism_divides_compute_and_pays_for_all_reduces(
         ratio = seconds(divided, cause) / seconds(whole, cause)
         assert 1 / tp <= ratio < 1
     assert seconds(divided, Cause.TENSOR) > 0
-    assert divided.terms.evidence["compute"] in (Evidence.EXTRAPOLATED, Evidence.ASSUMED)
+    assert divided.evidence["compute"] in (Evidence.EXTRAPOLATED, Evidence.ASSUMED)
 
 
 def test_a_pipeline_fills_and_drains(machine: MeasuredMachine) -> None:
@@ -104,7 +106,7 @@ def test_ranks_of_every_exchange_by_their_order() -> None:
 def test_tensor_parallelism_between_nodes_is_slow(machine: MeasuredMachine) -> None:
     node = Tier(name="node", of="device", count=4, link_bytes_per_s=1e9, latency_s=1e-4)
     fabric = Tier(name="fabric", of="node", count=4, link_bytes_per_s=1e7, latency_s=1e-3)
-    predictor = Predictor(machine, cluster=Cluster(name="slow", tiers=(node, fabric)))
+    predictor = Asking(machine, cluster=Cluster(name="slow", tiers=(node, fabric)))
     inside, across = (
         float(predictor.step(workload(predictor), parse_layout(text)).step_s[0])
         for text in ("dp=4 tp=4 micro_batch=8", "dp=1 tp=16 micro_batch=8")
@@ -113,6 +115,6 @@ def test_tensor_parallelism_between_nodes_is_slow(machine: MeasuredMachine) -> N
 
 
 def test_what_was_not_traced_has_data_parallelism_alone(machine: MeasuredMachine) -> None:
-    predictor = Predictor(machine)
+    predictor = Asking(machine)
     with pytest.raises(NotFeasible, match="--layout: --workload must be a file of perfmodel trace"):
         predictor.step(predictor.workload("heavy"), parse_layout("dp=2 zero=3 micro_batch=16"))

@@ -18,9 +18,8 @@ from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.cluster import Cluster, SlowDevice, SlowLink, Tier, Traffic
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import CurvePoint
-from perfmodel.predictor import Predictor
-from perfmodel.sweep import Grid, sweep
 from perfmodel.units import MIB
+from tests.perfmodel.asking import Asking
 from tests.perfmodel.profiles import Machine, message_time, profile
 
 NODE = Tier(name="node", of="device", count=4, link_bytes_per_s=1e9, latency_s=1e-4)
@@ -38,7 +37,7 @@ def network(machine: Machine, of: Cluster | None = None, *, num_draws: int = 1) 
 
 
 def step_s(of: Cluster | None, setting: RunSetting = SETTING) -> float:
-    predictor = Predictor(profile(Machine()), cluster=of)
+    predictor = Asking(profile(Machine()), cluster=of)
     return float(predictor.step(predictor.workload("heavy"), setting.layout).step_s[0])
 
 
@@ -199,7 +198,7 @@ def test_groups_that_fit_into_no_tier_are_no_calibration() -> None:
     four = [dataclasses.replace(c, world_size=4) for c in whole.collectives]
     socket = Tier(name="socket", of="device", count=2, link_bytes_per_s=1e9, latency_s=1e-6)
     node = Tier(name="node", of="socket", count=2, link_bytes_per_s=1e9, latency_s=1e-6)
-    predictor = Predictor(
+    predictor = Asking(
         replace(whole, collectives=tuple(four)),
         cluster=Cluster(name="sockets", tiers=(socket, node)),
     )
@@ -246,12 +245,12 @@ def test_what_ifs_lengthen_the_step() -> None:
 
 def test_what_is_not_simulated_refuses_other_jobs() -> None:
     shared = cluster(traffic=(Traffic(tier="fabric", jobs=1),))
-    predictor = Predictor(profile(Machine()), cluster=shared)
+    predictor = Asking(profile(Machine()), cluster=shared)
     workload = predictor.workload("heavy")
-    with pytest.raises(UsageError, match=r"sweep: cluster small must have no \[\[traffic\]\] jobs"):
-        sweep(predictor.profile, workload, Grid(world_sizes=[2], micro_batches=[4]), cluster=shared)
-    with pytest.raises(UsageError, match=r"explain: cluster small must have no"):
-        explain(predictor, workload=workload, layout=SETTING.layout)
+    with pytest.raises(
+        UsageError, match=r"explain: cluster small must have no \[\[traffic\]\] jobs"
+    ):
+        explain(predictor.question(workload, SETTING.layout))
 
 
 def test_a_device_known_to_be_slow_has_noise_of_its_own() -> None:
@@ -281,36 +280,7 @@ def test_more_devices_than_the_cluster_has_are_not_feasible() -> None:
 def test_a_node_smaller_than_the_measured_one_does_not_add_up() -> None:
     pair = Cluster(name="pair", tiers=(NODE, FABRIC))
     with pytest.raises(UsageError, match="at least the 5 ranks per node of the profile, got 4"):
-        Predictor(profile(Machine(world_size=5)), cluster=pair)
-
-
-@pytest.mark.parametrize("of", [None, cluster()])
-@pytest.mark.parametrize("machine", [Machine(), Machine(compute_speed=0.6, comm_speed=0.7)])
-def test_a_sweep_says_what_single_predictions_say(of: Cluster | None, machine: Machine) -> None:
-    predictor = Predictor(profile(machine), cluster=of)
-    workload = predictor.workload("heavy")
-    grid = Grid(
-        world_sizes=[2, 16],
-        micro_batches=[4, 16, 32],
-        bandwidths=[0.5, 1.0, 2.0],
-        bucket_caps_mb=[None, 4.0],
-    )
-    found = sweep(profile(machine), workload, grid, cluster=of)
-    assert found.shape == (2, 3, 3, 2)
-    for i, n in enumerate(grid.world_sizes):
-        for j, batch in enumerate(grid.micro_batches):
-            for k, cap in enumerate(grid.bucket_caps_mb):
-                setting = RunSetting(
-                    workload="heavy", world_size=n, micro_batch=batch, bucket_cap_mb=cap
-                )
-                expected = float(predictor.step(workload, setting.layout).step_s[0])
-                assert found[i, j, 1, k] == pytest.approx(expected)
-    assert (np.diff(found, axis=2) <= 1e-12).all()
-
-
-def test_an_empty_axis_is_refused() -> None:
-    with pytest.raises(UsageError, match="at least one value"):
-        Grid(world_sizes=[], micro_batches=[1])
+        Asking(profile(Machine(world_size=5)), cluster=pair)
 
 
 def test_strong_and_weak_scaling_reach_16384_devices() -> None:

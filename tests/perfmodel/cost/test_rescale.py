@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfmodel.answer.measured import measured_caveats
 from perfmodel.cost.memory import CONTEXT, step_memory
 from perfmodel.cost.operators import OperatorPrices
 from perfmodel.cost.rescaling import (
@@ -23,8 +24,8 @@ from perfmodel.layout.layout import scaled_layouts
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import DeviceRates, MeasuredMachine, OperatorCosts, Rescaling
-from perfmodel.predictor import Predictor, caveats
 from perfmodel.workload.operator import Operator, Phase, TensorSpec
+from tests.perfmodel.asking import Asking
 from tests.perfmodel.cli.test_memory_command import document as remembered
 from tests.perfmodel.operators import (
     BYTES_PER_S,
@@ -223,7 +224,7 @@ def test_what_cannot_be_scaled_is_refused() -> None:
         rescaled_profile(without, sheet("faster"), catalogue)
     with pytest.raises(UsageError, match="must give a memory bandwidth"):
         rescaled_profile(calibrated(), sheet("faster", bandwidth=None), catalogue)
-    found = Predictor(rescaled_profile(calibrated(), sheet("faster"), catalogue))
+    found = Asking(rescaled_profile(calibrated(), sheet("faster"), catalogue))
     with pytest.raises(UsageError, match="perfmodel trace heavy"):
         found.workload("heavy")
 
@@ -234,13 +235,13 @@ def test_a_prediction_for_an_absent_device_is_faster_wider_and_says_so() -> None
     scaled = rescaled_profile(machine, sheet("faster"), catalogue)
     found = {}
     for name, document in (("present", machine), ("absent", scaled)):
-        predictor = Predictor(document)
+        predictor = Asking(document)
         workload = predictor.workload(WORKLOAD, traced())
         (setting,) = scaled_layouts([1], scaling="weak", batch=64)
         step = predictor.step(workload, setting)
         found[name] = (
             predictor.point(step, baseline=step),
-            caveats(document, [predictor.point(step, baseline=step)], workload=workload),
+            measured_caveats(step.question, [step]),
         )
     (present, _), (absent, said) = found["present"], found["absent"]
     assert absent.step_s.nominal < present.step_s.nominal

@@ -2,10 +2,10 @@
 
 import functools
 
+from perfmodel.answer.inferred import opened_machine
 from perfmodel.documents.page import PriceOffer
 from perfmodel.page.answers import Answers
 from perfmodel.page.machines import Desk, LayoutMachine, OpenedWorkload, StepMachine
-from perfmodel.predict_layout import opened_machine
 from perfmodel.workload.transformer import TRANSFORMERS
 from tests.perfmodel.cost.large_samples import document
 from tests.perfmodel.profiles import Machine, profile

@@ -14,14 +14,14 @@ from perfmodel.documents.plan import Option, PlanFile
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.engine.job import FailureCause, Job, best_interval_s, expected_elapsed_s
 from perfmodel.errors import InvalidDocument, NotFeasible, UsageError
-from perfmodel.layout.layout import scaled_layouts
+from perfmodel.layout.layout import Layout, scaled_layouts
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.plan.goodput import Request, goodput
 from perfmodel.plan.machines import Sources
 from perfmodel.plan.options import plan_options
 from perfmodel.plan.steps import MOST_KNOTS, MeasuredSteps
-from perfmodel.predictor import Predictor
 from tests.calibrate.test_noise import training
+from tests.perfmodel.asking import Asking
 from tests.perfmodel.plan.plans import PLAN, TODAY, plan_of, written
 from tests.perfmodel.profiles import PROVENANCE, Machine, as_file, profile
 
@@ -42,7 +42,7 @@ class Brute:
 def brute_force(plan: PlanFile, profiles: dict[str, MeasuredMachine]) -> list[Brute]:
     found = []
     for option in plan.option:
-        predictor = Predictor(profiles[option.name])
+        predictor = Asking(profiles[option.name])
         for batch in option.batches:
             for count in option.device_counts:
                 elapsed_s = simulated_end_s(plan, predictor, batch, count)
@@ -52,7 +52,7 @@ def brute_force(plan: PlanFile, profiles: dict[str, MeasuredMachine]) -> list[Br
     return sorted(found, key=lambda entry: (entry.cost, entry.elapsed_s))
 
 
-def simulated_end_s(plan: PlanFile, predictor: Predictor, batch: int, count: int) -> float:
+def simulated_end_s(plan: PlanFile, predictor: Asking, batch: int, count: int) -> float:
     [setting] = scaled_layouts([count], scaling="weak", batch=batch)
     step = predictor.step(predictor.workload("heavy"), setting)
     work_s = float(np.ceil(plan.work.total_samples / setting.global_batch)) * step.trace.step_s
@@ -210,10 +210,14 @@ def test_the_power_limit_is_kept(tmp_path: Path) -> None:
 
 def test_between_knots_steps_are_read_closely() -> None:
     machine = profile(Machine(noise=(0.9, 1.0, 1.1, 1.3), residual=0.03, rank_spread=0.02))
-    predictor = Predictor(machine)
+    predictor = Asking(machine)
     workload = predictor.workload("heavy")
     table = MeasuredSteps(
-        predictor, workload, scaling="weak", batch=16, accumulation=1, counts=range(1, 2001)
+        predictor.question(workload, Layout()),
+        scaling="weak",
+        batch=16,
+        accumulation=1,
+        counts=range(1, 2001),
     )
     asked = np.array([3, 37, 100, 555, 1234, 1999])
     read_s = table.step_s(asked)
@@ -320,7 +324,7 @@ def test_the_network_of_an_option_is_that_of_its_cluster_file(tmp_path: Path) ->
         name: next(e.row for e in document.options if e.row.option == "fast")
         for name, document in (("ring", ring), ("wired", wired))
     }
-    predictor = Predictor(
+    predictor = Asking(
         pm.read_profile(tmp_path / "fast.json"), cluster=read_cluster(tmp_path / "thin.toml")
     )
     [setting] = scaled_layouts([8], scaling="weak", batch=16)

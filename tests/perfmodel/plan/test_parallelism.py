@@ -5,20 +5,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from perfmodel.answer import inferred
+from perfmodel.answer.answer import answer
+from perfmodel.answer.inferred import (
+    OpenedMachine,
+    Training,
+    layout_document,
+    layout_jobs,
+    opened_machine,
+)
+from perfmodel.answer.question import Question
 from perfmodel.cost.layout_fit import infer_memory
 from perfmodel.cost.layout_memory import fit_probability, fullest_bytes, rank_memory
 from perfmodel.cost.memory import FITS_ABOVE
-from perfmodel.documents.prediction import ParallelismPlanDocument
+from perfmodel.documents.prediction import LayoutPredictionDocument, ParallelismPlanDocument
 from perfmodel.layout.candidates import Limits, Space, feasible_layouts, impossible
 from perfmodel.layout.layout import Layout, parse_layout
 from perfmodel.layout_search import Request, against_first, plan_parallelism
-from perfmodel.predict_layout import (
-    OpenedMachine,
-    Training,
-    layout_jobs,
-    opened_machine,
-    predict_layout,
-)
 from perfmodel.workload.transformer import NamedTransformer
 from tests.perfmodel.cost.large_samples import MODEL, document, some_jobs
 
@@ -28,6 +31,16 @@ GIB = 2**30
 @pytest.fixture(scope="module")
 def machine() -> OpenedMachine:
     return opened_machine(document().machine)
+
+
+def asked(machine: OpenedMachine, layout: str) -> LayoutPredictionDocument:
+    question = Question(
+        machine=machine.machine,
+        workload=training().model,
+        layout=parse_layout(layout),
+        capacity_bytes=80 * GIB,
+    )
+    return layout_document(answer(question), argv=())
 
 
 def training(*, devices: int = 8, global_batch: int = 16) -> Training:
@@ -94,7 +107,7 @@ def test_the_best_of_a_search_is_the_best_of_single_predictions(machine: OpenedM
     ordered = sorted(times.values())[:5]
     assert [entry.step_s.nominal for entry in plan.ranked] == pytest.approx(ordered)
     first = plan.ranked[0]
-    alone, _ = predict_layout(machine, request.training, parse_layout(first.layout), argv=())
+    alone = asked(machine, first.layout)
     assert alone.step_s.nominal == pytest.approx(first.step_s.nominal)
     assert alone.mfu.nominal == pytest.approx(first.mfu)
 
@@ -126,19 +139,22 @@ def test_shared_uncertainty_cancels_between_neighbours(machine: OpenedMachine) -
     assert ties.all()
 
 
-def test_printed_peaks_reach_predictions_and_searches(machine: OpenedMachine) -> None:
+def test_printed_peaks_reach_predictions_and_searches(
+    machine: OpenedMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Runs that print a GiB more than their tensors take make every layout need about as much more."""
     runs = some_jobs()
     peaks = rank_memory(runs, 0).tensor_bytes + GIB
     model = replace(machine.model, memory=infer_memory(runs, peaks))
     printed = replace(machine, model=model)
     layout = parse_layout("dp=4 tp=2 zero=1 micro_batch=2 accumulation=2 sequence_parallel=yes")
-    answer, _ = predict_layout(printed, training(), layout, capacity_bytes=80 * GIB, argv=())
-    (stage,) = answer.memory
+    monkeypatch.setattr(inferred, "opened_machine", lambda _: printed)
+    found = asked(printed, str(layout))
+    (stage,) = found.memory
     tensors = float(fullest_bytes(layout_jobs(training(), layout))[0])
     assert stage.needed_bytes == pytest.approx(tensors + GIB, rel=0.15)
-    assert answer.fit_probability == pytest.approx(1.0, abs=0.01)
-    assert any("fitted to the peaks of" in caveat for caveat in answer.caveats)
+    assert found.fit_probability == pytest.approx(1.0, abs=0.01)
+    assert any("fitted to the peaks of" in caveat for caveat in found.caveats)
     plan = plan_parallelism(
         printed, Request(training=training(), capacity_bytes=80 * GIB, top=500), argv=()
     )

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from perfmodel.answer.inferred import Training, opened_machine
 from perfmodel.documents.plan import PlanDocument, PlanFile, read_plan
 from perfmodel.errors import InvalidDocument, NotFeasible, UsageError
 from perfmodel.layout.layout import parse_layout
@@ -16,7 +17,6 @@ from perfmodel.plan.machines import (
 )
 from perfmodel.plan.options import plan_options
 from perfmodel.plan.steps import InferredSteps
-from perfmodel.predict_layout import Training, opened_machine
 from perfmodel.workload.transformer import NamedTransformer
 from tests.perfmodel.cost.large_samples import MODEL, document
 from tests.perfmodel.plan.plans import REST, TODAY

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from perfmodel import layout_search as parallelism
+from perfmodel.answer.inferred import Training, opened_machine
 from perfmodel.documents.prediction import ParallelismPlanDocument
 from perfmodel.errors import UsageError
 from perfmodel.layout_search import Request, Workers, plan_parallelism, spread
-from perfmodel.predict_layout import Training, opened_machine
 from perfmodel.workload.transformer import NamedTransformer
 from tests.perfmodel.cost.large_samples import MODEL, document
 

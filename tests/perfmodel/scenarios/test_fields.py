@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfmodel.answer.answer import Forecast, answer
+from perfmodel.answer.question import Question
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.explanation import ChangeKind, explain
 from perfmodel.machine.cluster import Cluster, Tier
-from perfmodel.predictor import Forecast, Predictor, forecast_layouts
-from perfmodel.scenarios.fields import FIELDS, changed, in_cluster, scenarios_of
-from perfmodel.scenarios.machine import Scenario, link_of
+from perfmodel.scenarios.changes import link_of
+from perfmodel.scenarios.fields import FIELDS, Scenario, changed, in_cluster, scenarios_of
 from tests.perfmodel.profiles import Machine, profile
 
 
@@ -22,20 +23,14 @@ def scenario(machine: Machine, workload: str = "heavy", **request: object) -> Sc
     assert entry is not None
     asked = {"world_sizes": (8,), "scaling": "weak", "batch": 16, **request}
     return Scenario(
-        profile=document,
-        workload=entry,
+        question=Question(machine=document, workload=entry, num_draws=2),
         request=Forecast(**asked),  # type: ignore[arg-type]
-        machine_digest=document.digest,
     )
 
 
 def step_s(scenario: Scenario) -> float:
     """Nominal step of a scenario. [s]"""
-    setting = forecast_layouts(scenario.workload, scenario.request)[-1]
-    predictor = Predictor(scenario.profile, num_draws=2)
-    loader = scenario.request.loader_samples_per_s
-    step = predictor.step(scenario.workload, setting, loader_samples_per_s=loader)
-    return float(step.step_s[0])
+    return float(answer(scenario.questions()[1]).step_s[0])
 
 
 @given(
@@ -47,14 +42,14 @@ def test_a_network_that_is_set_is_as_one_that_was_measured(
     latency_s: float, bytes_per_s: float, devices: int
 ) -> None:
     was = scenario(Machine(), world_sizes=(devices,))
-    link = link_of(was.profile)
+    link = link_of(was.machine)
     assert link.latency_s == pytest.approx(1e-4, rel=0.01)
     assert link.bytes_per_s == pytest.approx(1e9, rel=1e-3)
     now = changed(
         was,
         {"network.latency": f"{latency_s}s", "network.bandwidth": f"{bytes_per_s}B/s"},
     )
-    set_link = link_of(now.profile)
+    set_link = link_of(now.machine)
     assert set_link.latency_s == pytest.approx(latency_s)
     assert set_link.bytes_per_s == pytest.approx(bytes_per_s)
     # the synthetic latency holds the bytes of the shortest message; the split does not
@@ -72,9 +67,9 @@ def test_a_network_that_is_set_is_as_one_that_was_measured(
 
 def test_factors_are_of_what_was_measured() -> None:
     was = scenario(Machine())
-    doubled = link_of(changed(was, {"network.bandwidth": "2x"}).profile)
-    assert doubled.bytes_per_s == pytest.approx(2 * link_of(was.profile).bytes_per_s)
-    assert doubled.latency_s == link_of(was.profile).latency_s
+    doubled = link_of(changed(was, {"network.bandwidth": "2x"}).machine)
+    assert doubled.bytes_per_s == pytest.approx(2 * link_of(was.machine).bytes_per_s)
+    assert doubled.latency_s == link_of(was.machine).latency_s
     same = changed(was, {"network.bandwidth": "1x", "network.latency": "1x", "device.speed": "1x"})
     assert step_s(same) == pytest.approx(step_s(was), rel=1e-12)
 
@@ -90,8 +85,7 @@ def test_a_faster_device_leaves_the_input_as_it_is() -> None:
 
 def test_gradients_in_16_bit_gain_what_explain_says() -> None:
     was = scenario(Machine(s_per_byte=1e-7))
-    setting = forecast_layouts(was.workload, was.request)[-1]
-    found = explain(Predictor(was.profile), workload=was.workload, layout=setting)
+    found = explain(was.questions()[1])
     [gain_s] = [c.gain_s for c in found.changes if c.kind is ChangeKind.COMPRESSION]
     assert gain_s > 0.01
     assert step_s(was) - step_s(changed(was, {"gradients": "bf16"})) == pytest.approx(gain_s)
@@ -119,7 +113,7 @@ def test_the_question_is_changed_too() -> None:
             "workload": "light",
         },
     )
-    [*_, layout] = forecast_layouts(now.workload, now.request)
+    layout = now.questions()[1].layout
     assert now.workload.workload.name == "light"
     assert (layout.world_size, layout.micro_batch) == (64, 4)
     assert (layout.accumulation, layout.bucket_cap_mb) == (2, 5.0)

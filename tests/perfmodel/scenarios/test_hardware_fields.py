@@ -9,8 +9,8 @@ from perfmodel.cost.rescaling import LINK_SHARE, find_device, rescaled_profile, 
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import NotFeasible, PerfModelError, UsageError
 from perfmodel.machine.evidence import Evidence
+from perfmodel.scenarios.changes import link_of
 from perfmodel.scenarios.fields import scenarios_of, usable_links
-from perfmodel.scenarios.machine import link_of
 from tests.perfmodel.cost.test_rescale import calibrated
 from tests.perfmodel.profiles import Machine, profile
 from tests.perfmodel.scenarios.test_fields import scenario
@@ -70,12 +70,12 @@ def test_a_link_of_the_catalogue_carries_its_share_and_says_so() -> None:
     """400 GbE is 50 GB/s by its name."""
     base = scenario(Machine())
     _, now = scenarios_of(base, ["network.link=eth-400"])
-    assert link_of(now.profile).bytes_per_s == pytest.approx(LINK_SHARE * 50e9)
-    assert link_of(now.profile).latency_s == link_of(base.profile).latency_s
+    assert link_of(now.machine).bytes_per_s == pytest.approx(LINK_SHARE * 50e9)
+    assert link_of(now.machine).latency_s == link_of(base.machine).latency_s
     [remark] = now.remarks
     assert "is assumed to reach 40 GB/s, 80 % of its data sheet" in remark
     assert "communication" in now.assumed
-    found = pm.whatif(base.profile, "heavy", {"network.link": "nvlink4"})
+    found = pm.whatif(base.machine, "heavy", {"network.link": "nvlink4"})
     assert found.scenarios[1].point.evidence["communication"] is Evidence.ASSUMED
 
 
@@ -131,7 +131,7 @@ def test_switches_that_add_can_be_told_not_to() -> None:
         f"cluster={CLUSTERS / 'dgx-h100-8-nodes.toml'}",
         "cluster.in_switch_reduction=node:0",
     ]
-    cluster = scenarios_of(scenario(Machine()), settings)[-1].cluster
+    cluster = scenarios_of(scenario(Machine()), settings)[-1].question.cluster
     assert cluster is not None
     assert cluster.tiers[0].in_switch_reduction == 0
 

@@ -4,35 +4,31 @@ from pathlib import Path
 
 import pytest
 
+from perfmodel.answer.answer import answer
+from perfmodel.answer.question import Question
 from perfmodel.documents.inferred import InferredDocument
 from perfmodel.documents.prediction import LayoutWhatIfDocument
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.layout.layout import parse_layout
 from perfmodel.plan.machines import named_transformer
-from perfmodel.predict_layout import Training, opened_machine, predict_layout
 from perfmodel.report.layout import layout_whatif_lines, layout_whatif_table
 from perfmodel.scenarios.layouts import LayoutBase, compare_layouts
 from tests.perfmodel.cli.command import runner
 
 PROFILE = Path(__file__).parents[3] / "docs/records/inferred/h100.json"
-MACHINE = opened_machine(InferredDocument.read(PROFILE).machine)
+MACHINE = InferredDocument.read(PROFILE).machine
 TEXT = "dp=64 zero=1 micro_batch=1 accumulation=16"
 
 
 def base(model: str = "llama2-7b", text: str = TEXT) -> LayoutBase:
-    layout = parse_layout(text)
-    training = Training(
-        model=named_transformer(model, None),
-        devices=64,
-        devices_per_node=8,
-        global_batch=layout.global_batch,
-    )
     return LayoutBase(
-        machine=MACHINE,
-        training=training,
+        question=Question(
+            machine=MACHINE,
+            workload=named_transformer(model, None),
+            layout=parse_layout(text),
+            capacity_bytes=80 * 2**30,
+        ),
         text=text,
-        layout=layout,
-        capacity_bytes=80 * 2**30,
         open_model=lambda name: named_transformer(name, None),
     )
 
@@ -51,10 +47,8 @@ def test_every_layout_is_that_of_predict_and_devices_and_batch_stay() -> None:
     ]
     assert {entry.prediction.trained.devices for entry in found} == {64}
     assert {entry.prediction.trained.global_batch for entry in found} == {1024}
-    direct, _ = predict_layout(
-        MACHINE, base().training, parse_layout(found[1].prediction.layout), argv=()
-    )
-    assert found[1].prediction.step_s == direct.step_s
+    direct = answer(base().question.at(parse_layout(found[1].prediction.layout)))
+    assert found[1].prediction.step_s == direct.step
     ratio = found[1].throughput_ratio
     assert ratio is not None
     tokens = [entry.prediction.tokens_per_s.nominal for entry in found]

@@ -4,18 +4,15 @@ A changed profile goes through the same model as a measured one, with the same r
 two predictions differ by the change alone.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
 from perfmodel.cost.collectives import message_bytes, num_messages
 from perfmodel.cost.terms import Samples
-from perfmodel.documents.verdicts import ValidationDocument
-from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import CalibrationUnavailable
-from perfmodel.machine.cluster import Cluster
 from perfmodel.machine.measured import (
     CollectiveProfile,
     CurvePoint,
@@ -23,7 +20,6 @@ from perfmodel.machine.measured import (
     MeasuredWorkload,
     PhaseCurves,
 )
-from perfmodel.predictor import Forecast
 from perfmodel.units import BytesPerSecond, Seconds
 
 DEVICE_PHASES: Final = ("forward", "backward", "optimizer")
@@ -172,39 +168,3 @@ def _messages(entries: Iterable[CollectiveProfile]) -> Iterable[tuple[float, Sec
 def _with_times(entry: CollectiveProfile, time: Callable[[Seconds], Seconds]) -> CollectiveProfile:
     points = tuple(replace(p, time_s=time(p.time_s)) for p in entry.points)
     return replace(entry, points=points)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
-    """What a prediction starts from, after some changes."""
-
-    profile: MeasuredMachine
-    workload: MeasuredWorkload
-    request: Forecast
-    """With one device count."""
-    machine_digest: str
-    """Of the profile before any change."""
-    validation: ValidationDocument | None = None
-    document: WorkloadDocument | None = None
-    """What was traced, where the workload came as a file: another device prices it anew."""
-    cluster: Cluster | None = None
-    changes: Mapping[str, str] = field(default_factory=dict)
-    assumed: frozenset[str] = frozenset()
-    """Terms that rest on what was typed and not on a measurement, by their name in the evidence."""
-    remarks: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """The changes in one line."""
-        return ", ".join(f"{name}={value}" for name, value in self.changes.items()) or "as it is"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIfField:
-    """One thing that a what-if can change."""
-
-    name: str
-    meaning: str
-    example: str
-    apply: Callable[[Scenario, str], Scenario]
-    """Raises ``ValueError`` or a user error for a value that makes no sense."""

@@ -1,11 +1,13 @@
-"""Use case: one layout of a large model, from fitted parameters that were inferred from runs."""
+"""Answers about machines that were inferred from runs: closed form, deviations, memory, caveats."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
 
+from perfmodel.answer.question import Answer, Question
 from perfmodel.cost.inferred import InferredModel, model_of
 from perfmodel.cost.jobs import Jobs, jobs_from
 from perfmodel.cost.layout_memory import InferredMemory, fit_probability, needed_bytes, rank_memory
@@ -29,10 +31,11 @@ from perfmodel.engine.simulate import collector_paused, simulate
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.layout.candidates import Limits, require_feasible
 from perfmodel.layout.layout import Layout, Precision, Recompute
+from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.inferred import InferredMachine
 from perfmodel.statistics.interval import Interval
 from perfmodel.step.compile import compile_layout
-from perfmodel.step.program import Trace
+from perfmodel.step.program import StepProgram, Trace
 from perfmodel.workload.transformer import NamedTransformer
 
 _FAR: Final = 2.0
@@ -76,6 +79,7 @@ class OpenedMachine:
     sheet: DeviceSheet
 
 
+@lru_cache(maxsize=16)
 def opened_machine(machine: InferredMachine) -> OpenedMachine:
     """A machine, ready to predict.
 
@@ -91,31 +95,66 @@ def opened_machine(machine: InferredMachine) -> OpenedMachine:
     return OpenedMachine(machine=machine, model=model_of(machine), sheet=sheet)
 
 
-def predict_layout(
-    machine: OpenedMachine,
-    training: Training,
-    layout: Layout,
-    *,
-    capacity_bytes: int | None = None,
-    argv: Sequence[str],
-) -> tuple[LayoutPredictionDocument, Trace]:
-    """Step, throughput, utilisation and memory of a layout with their uncertainty, and the simulated step.
+def training_of(question: Question) -> Training:
+    """What is trained, and on what."""
+    layout, model = question.layout, question.workload
+    assert isinstance(model, NamedTransformer), model
+    return Training(
+        model=model,
+        devices=layout.world_size if question.devices is None else question.devices,
+        devices_per_node=question.devices_per_node,
+        global_batch=layout.global_batch,
+        data_centre_bytes_per_s=question.data_centre_bytes_per_s,
+    )
+
+
+def question_jobs(question: Question) -> Jobs:
+    """The columns of the layout of a question; raises as ``layout_jobs`` does."""
+    return layout_jobs(training_of(question), question.layout, device=question.machine.device_name)
+
+
+def inferred_answer(question: Question) -> Answer:
+    """What a layout takes on a machine that was inferred from runs.
+
+    The step is the closed form with the deviations of the runs; program and trace are at the fitted
+    parameters.
 
     Raises
     ------
     NotFeasible
         If the model or the number of devices does not allow the layout.
     """
-    jobs = layout_jobs(training, layout, device=machine.machine.device_name)
-    found = machine.model.predict(jobs)
-    step_s = Interval(
-        p5=float(found.lower_s[0]), nominal=float(found.number_s[0]), p95=float(found.upper_s[0])
+    jobs = question_jobs(question)
+    model = _opened(question).model
+    found = model.predict(jobs)
+    parts = model.parts(jobs)
+    program, trace = _simulated(question, jobs, model)
+    return Answer(
+        question=question,
+        program=program,
+        trace=trace,
+        step=Interval(
+            p5=float(found.lower_s[0]),
+            nominal=float(found.number_s[0]),
+            p95=float(found.upper_s[0]),
+        ),
+        step_s=model.step_draws(jobs, num_draws=question.num_draws)[0],
+        exposed_comm_s=parts.tensor_s + parts.pipeline_s + parts.data_s,
+        straggler_s=0.0,
+        tail_s={},
+        evidence={"step": Evidence.EXTRAPOLATED},
     )
+
+
+def layout_document(answer: Answer, *, argv: Sequence[str]) -> LayoutPredictionDocument:
+    """Step, throughput, utilisation and memory of an answer, with what must be known beside it."""
+    question, layout = answer.question, answer.layout
+    machine, training, jobs = _opened(question), training_of(question), question_jobs(question)
     parts = machine.model.parts(jobs)
     held = layout.stages(training.model.shape.layers)
     memory = _stages(machine.model.memory, jobs, held)
-    step = simulated_step(machine, training, layout)
-    document = LayoutPredictionDocument(
+    capacity_bytes = question.capacity_bytes
+    return LayoutPredictionDocument(
         schema_version=LayoutPredictionDocument.current_version,
         provenance=layout_provenance(machine, argv),
         profile_digest=machine.machine.digest,
@@ -123,33 +162,31 @@ def predict_layout(
         evidence="inferred",
         trained=trained_record(training),
         layout=str(layout),
-        step_s=step_s,
-        tokens_per_s=training.global_batch * training.model.sequence / step_s,
-        mfu=work_per_peak_s(machine, jobs) / step_s,
+        step_s=answer.step,
+        tokens_per_s=training.global_batch * training.model.sequence / answer.step,
+        mfu=work_per_peak_s(machine, jobs) / answer.step,
         parts_s=parts_record(parts, 0),
-        simulated_step_s=step.step_s,
+        simulated_step_s=answer.trace.step_s,
         formula_step_s=float(parts.total_s[0]),
         memory=memory,
         capacity_bytes=capacity_bytes,
         fit_probability=_fits(machine.model.memory, jobs, memory, capacity_bytes),
         caveats=(*layout_caveats(machine, jobs), *_option_caveats(layout, jobs, held)),
     )
-    return document, step
 
 
-def simulated_step(machine: OpenedMachine, training: Training, layout: Layout) -> Trace:
-    """The step of every pipeline stage in simulated time, at the fitted parameters.
+def _opened(question: Question) -> OpenedMachine:
+    assert isinstance(question.machine, InferredMachine), question.machine
+    return opened_machine(question.machine)
 
-    Raises
-    ------
-    NotFeasible
-        If the model or the number of devices does not allow the layout.
-    """
-    jobs = layout_jobs(training, layout, device=machine.machine.device_name)
-    times = unit_times(layout, jobs, machine.model.nominal)
+
+def _simulated(question: Question, jobs: Jobs, model: InferredModel) -> tuple[StepProgram, Trace]:
+    """The step of every pipeline stage in simulated time, at the fitted parameters."""
+    assert isinstance(question.workload, NamedTransformer), question.workload
+    times = unit_times(question.layout, jobs, model.nominal)
     with collector_paused():
-        program = compile_layout(layout, layers=training.model.shape.layers)
-        return simulate(program, layout_durations(program, times)[np.newaxis])
+        program = compile_layout(question.layout, layers=question.workload.shape.layers)
+        return program, simulate(program, layout_durations(program, times)[np.newaxis])
 
 
 def layout_jobs(training: Training, layout: Layout, *, device: str | None = None) -> Jobs:

@@ -1,0 +1,1 @@
+"""One question, one answer: what a layout of a workload takes on a machine."""

@@ -1,0 +1,187 @@
+"""Question -> Answer, and tables of answers: the one way to a prediction."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfmodel import checks
+from perfmodel.answer.inferred import inferred_answer, opened_machine, question_jobs
+from perfmodel.answer.measured import (
+    default_batch,
+    interval,
+    measured_answer,
+    measured_caveats,
+    measured_steps_s,
+)
+from perfmodel.answer.question import Answer, Question
+from perfmodel.cost.terms import Samples
+from perfmodel.documents.base import Provenance
+from perfmodel.documents.prediction import MeasuredPoint, PredictedPoint, PredictionDocument
+from perfmodel.layout.layout import Layout, Scaling, scaled_layouts
+from perfmodel.machine.inferred import InferredMachine
+from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
+
+
+def answer(question: Question) -> Answer:
+    """What the layout of a question takes, with its uncertainty.
+
+    Raises
+    ------
+    CalibrationUnavailable
+        If the machine was not measured in what the question needs.
+    NotFeasible
+        If the workload or the number of devices does not allow the layout.
+    """
+    if isinstance(question.machine, InferredMachine):
+        return inferred_answer(question)
+    return measured_answer(question)
+
+
+def steps_s(questions: Sequence[Question]) -> list[Samples]:
+    """Draws of the step of many questions on one machine and nothing else, without simulation. [s]"""
+    if questions and isinstance(questions[0].machine, InferredMachine):
+        model = opened_machine(questions[0].machine).model
+        return [
+            model.step_draws(question_jobs(question), num_draws=question.num_draws)[0]
+            for question in questions
+        ]
+    return measured_steps_s(questions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """Which device counts, and what stays the same as they grow."""
+
+    world_sizes: tuple[int, ...]
+    scaling: Scaling
+    batch: int | None = None
+    accumulation: int = 1
+    bucket_cap_mb: float | None = None
+    loader_samples_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse rates that cannot be."""
+        if self.loader_samples_per_s is not None:
+            checks.positive("loader_samples_per_s", self.loader_samples_per_s)
+
+    def layouts(self, workload: MeasuredWorkload) -> tuple[Layout, ...]:
+        """One device, which speed-ups refer to, and every count asked for."""
+        batch = default_batch(workload, self.scaling) if self.batch is None else self.batch
+        return scaled_layouts(
+            sorted({1, *self.world_sizes}),
+            scaling=self.scaling,
+            batch=batch,
+            accumulation=self.accumulation,
+            bucket_cap_mb=self.bucket_cap_mb,
+        )
+
+
+def table(
+    question: Question, request: Forecast, *, argv: Sequence[str]
+) -> tuple[PredictionDocument, Answer]:
+    """Data parallelism on every count of devices, and the answer at the largest, for its timeline."""
+    assert isinstance(question.workload, MeasuredWorkload), question.workload
+    asked = dataclasses.replace(question, loader_samples_per_s=request.loader_samples_per_s)
+    layouts = request.layouts(question.workload)
+    answers = [answer(asked.at(layout)) for layout in layouts]
+    wanted = [each for each in answers if each.layout.world_size in request.world_sizes]
+    document = prediction(wanted, baseline=answers[0], scaling=request.scaling, argv=argv)
+    return document, answers[-1]
+
+
+def layout_table(question: Question, *, argv: Sequence[str]) -> tuple[PredictionDocument, Answer]:
+    """One layout on a calibrated machine; its speed-up is over one device with the same micro-batch."""
+    layout = question.layout
+    alone = Layout(micro_batch=layout.micro_batch, accumulation=layout.accumulation)
+    found = answer(question)
+    baseline = found if layout == alone else answer(question.at(alone))
+    return prediction([found], baseline=baseline, scaling="weak", argv=argv), found
+
+
+def prediction(
+    answers: Sequence[Answer], *, baseline: Answer, scaling: Scaling, argv: Sequence[str]
+) -> PredictionDocument:
+    """Answers about one workload on one calibrated machine as a document."""
+    question = baseline.question
+    machine, validation, cluster = question.machine, question.validation, question.cluster
+    assert isinstance(machine, MeasuredMachine), machine
+    return PredictionDocument(
+        schema_version=PredictionDocument.current_version,
+        provenance=Provenance.of_answer(argv, host_fingerprint=machine.origin.fingerprint),
+        profile_digest=machine.digest,
+        validation_digest=None if validation is None else validation.digest,
+        device_name=machine.device_name,
+        workload=question.workload_name,
+        scaling=scaling,
+        cluster=None if cluster is None else cluster.name,
+        points=tuple(point(each, baseline=baseline) for each in answers),
+        measured=measured_points(
+            machine,
+            question.workload_name,
+            [baseline.layout, *(each.layout for each in answers if each is not baseline)],
+        ),
+        caveats=measured_caveats(question, answers),
+    )
+
+
+def point(answer: Answer, *, baseline: Answer) -> PredictedPoint:
+    """Quantities with intervals, relative to one device."""
+    layout, batch = answer.layout, answer.layout.global_batch
+    ratio = batch / baseline.layout.global_batch
+    # The baseline's own uncertainty cancels where the two layouts are the same.
+    before_s, after_s = (each.step_s for each in (baseline, answer))
+    draws = min(len(before_s), len(after_s))
+    speedup = np.ones(draws) if answer is baseline else ratio * before_s[:draws] / after_s[:draws]
+    return PredictedPoint(
+        setting=answer.setting,
+        step_s=interval(answer.step_s),
+        samples_per_s=interval(batch / answer.step_s),
+        speedup=interval(speedup),
+        scaling_efficiency=interval(speedup / layout.world_size),
+        exposed_comm_s=interval(answer.exposed_comm_s),
+        breakdown_s=answer.breakdown_s,
+        straggler_s=answer.straggler_s,
+        evidence=dict(answer.evidence),
+        tail_s={f"p{percent}": interval(tail_s) for percent, tail_s in answer.tail_s.items()},
+        bottleneck_link=answer.bottleneck_link,
+    )
+
+
+def measured_points(
+    machine: MeasuredMachine, workload: str, layouts: Sequence[Layout]
+) -> tuple[MeasuredPoint, ...]:
+    """Calibration runs that are the same as one of the layouts, with measured speed-ups."""
+    steps_s = {
+        (step.world_size, step.micro_batch, step.synchronisation, step.bucket_cap_mb): step.step_s
+        for step in machine.steps
+        if step.workload == workload
+    }
+    points = []
+    baseline = layouts[0]
+    alone = Layout(micro_batch=baseline.micro_batch, accumulation=baseline.accumulation)
+    for layout in layouts:
+        step_s = steps_s.get(_key(layout))
+        if step_s is None or layout.accumulation != 1 or layout.dp != layout.world_size:
+            continue
+        single_s = steps_s.get(_key(alone))
+        ratio = layout.global_batch / alone.global_batch
+        points.append(
+            MeasuredPoint(
+                world_size=layout.world_size,
+                micro_batch=layout.micro_batch,
+                step_s=step_s,
+                speedup=None if single_s is None else ratio * single_s / step_s,
+            )
+        )
+    return tuple(points)
+
+
+def _key(layout: Layout) -> tuple[int, int, str, float | None]:
+    return (
+        layout.world_size,
+        layout.micro_batch,
+        layout.synchronisation.value,
+        layout.bucket_cap_mb,
+    )

@@ -1,0 +1,489 @@
+"""Answers about machines that were calibrated: programs, their costs in every draw, their caveats."""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from perfmodel.answer.question import Answer, Question
+from perfmodel.cost.batch import calibrated_law
+from perfmodel.cost.machine import SEED, CostModel, borrowed_profile, model_form
+from perfmodel.cost.measured import beside, form_factors, groups, is_ddp
+from perfmodel.cost.measured import price as priced
+from perfmodel.cost.memory import DeviceMemory, overhead_of, rank_memory
+from perfmodel.cost.rescaling import whole_steps_refused
+from perfmodel.cost.terms import Samples, Terms, paced
+from perfmodel.cost.traced import TracedWorkload, origin_caveats, traced_profile
+from perfmodel.documents.base import QUIET, age_caveats
+from perfmodel.documents.verdicts import ValidationDocument
+from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.engine import algebra
+from perfmodel.engine.contention import slowdown_by_contention
+from perfmodel.engine.simulate import simulate
+from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError, did_you_mean
+from perfmodel.layout.layout import Layout
+from perfmodel.machine.cluster import Cluster
+from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
+from perfmodel.statistics.interval import Interval
+from perfmodel.step.program import Cause, Interference, StepProgram, Stream
+from perfmodel.units import Bytes
+from perfmodel.workload.memory import StepMemory
+from perfmodel.workload.step import SymbolicStep
+from perfmodel.workload.workload import Workload
+
+#: Streams of what ranks send each other.
+_EXCHANGES: Final = (Stream.COMM, Stream.TENSOR, Stream.SEND_FORWARD, Stream.SEND_BACKWARD)
+#: A program of more operations is evaluated in fewer draws.
+_LARGE_PROGRAM: Final = 2000
+_DRAWS_OF_LARGE: Final = 64
+
+
+def open_workload(
+    machine: MeasuredMachine,
+    name: str | WorkloadDocument,
+    *,
+    where: str = "--workload",
+    use_measured: bool = True,
+) -> MeasuredWorkload:
+    """A calibrated workload by name, or a workload file (``.json``), with its times on a machine.
+
+    Parameters
+    ----------
+    where
+        The flag, or the key of a file, that gave the name; errors begin with it.
+    use_measured
+        Whether operators that were measured in place count for traced workloads, or curves alone.
+
+    Raises
+    ------
+    UsageError
+        If the name is not in the profile.
+    InvalidDocument
+        If the file cannot be read.
+    """
+    document = name if isinstance(name, WorkloadDocument) else None
+    if isinstance(name, str) and Path(name).suffix == ".json":
+        document = WorkloadDocument.read(Path(name))
+    try:
+        if document is None:
+            return timed_workload(machine, str(name))
+        return timed_workload(
+            machine,
+            document.workload,
+            trace=document.trace,
+            memory=document.memory,
+            use_measured=use_measured,
+        )
+    except UsageError as error:
+        raise UsageError(f"{where}{str(error).removeprefix('--workload')}") from error
+
+
+def timed_workload(
+    machine: MeasuredMachine,
+    workload: str | Workload,
+    *,
+    trace: SymbolicStep | None = None,
+    memory: StepMemory | None = None,
+    use_measured: bool = True,
+) -> MeasuredWorkload:
+    """A calibrated workload by name, a traced one by its operators, or any with borrowed curves.
+
+    Raises
+    ------
+    UsageError
+        If a name is not in the profile, a workload takes the name of another one there, or was not
+        traced although the device is not the calibrated one.
+    """
+    name = workload if isinstance(workload, str) else workload.name
+    if machine.rescaling is not None and trace is None:
+        raise whole_steps_refused(name, machine.device_name)
+    calibrated = machine.workload(name)
+    if calibrated is not None:
+        if isinstance(workload, Workload) and workload != calibrated.workload:
+            raise UsageError(
+                f"--workload: {name!r} in the file differs from the calibrated workload of that "
+                "name; give it another name"
+            )
+        return calibrated if trace is None else TracedWorkload.of(calibrated, trace, memory)
+    if isinstance(workload, str):
+        known = [entry.workload.name for entry in machine.workloads]
+        raise UsageError(
+            f"--workload: must be in the profile or a workload file, got {name!r}"
+            f"{did_you_mean(name, known)} (the profile holds {', '.join(known)})"
+        )
+    if trace is None or machine.operators is None:
+        return borrowed_profile(machine, workload)
+    found = traced_profile(machine, machine.operators, workload, trace, use_measured=use_measured)
+    return TracedWorkload.of(found, trace, memory)
+
+
+def default_batch(workload: MeasuredWorkload, scaling: str) -> int:
+    """The middle calibrated micro-batch (weak scaling), or the largest (strong)."""
+    batches = sorted(int(point.at) for point in workload.phases[0].forward)
+    return batches[-1] if scaling == "strong" else batches[len(batches) // 2]
+
+
+class Costs(NamedTuple):
+    """A layout's program, and how long each operation takes on the typical and on the slowest rank."""
+
+    program: StepProgram
+    terms: Terms
+    median_s: Samples
+    """Shape ``(num_operations, num_draws)``. [s]"""
+    durations_s: Samples
+
+
+@lru_cache(maxsize=16)
+def cost_model(machine: MeasuredMachine, cluster: Cluster | None, num_draws: int) -> CostModel:
+    """Draws of all parameters of a machine, the same whenever the same is asked."""
+    return CostModel(machine, num_draws=num_draws, seed=SEED, cluster=cluster)
+
+
+def price(question: Question) -> Costs:
+    """Program of a layout and the duration of its operations, in every draw.
+
+    Raises
+    ------
+    CalibrationUnavailable
+        If several ranks are asked for and none were measured together.
+    NotFeasible
+        If the cluster has fewer devices, or the workload does not allow the layout.
+    """
+    machine, workload, layout = _parts(question)
+    cluster = question.cluster
+    if cluster is not None and layout.world_size > cluster.num_devices:
+        raise NotFeasible(
+            f"--devices: must be at most {cluster.num_devices}, all that {cluster.name} has, "
+            f"got {layout.world_size}; ask for fewer or enlarge the cluster file"
+        )
+    if layout.world_size > 1 and machine.max_world_size == 1:
+        raise CalibrationUnavailable(
+            f"--devices: {layout.world_size} devices need a measured interconnect, but the "
+            "profile holds one rank; calibrate with --nproc 2 or more"
+        )
+    rate = question.loader_samples_per_s
+    model = cost_model(machine, cluster, question.num_draws)
+    program, terms = priced(model, workload, layout, loader_samples_per_s=rate)
+    if len(program.operations) > _LARGE_PROGRAM and model.num_draws > _DRAWS_OF_LARGE:
+        model = cost_model(machine, cluster, _DRAWS_OF_LARGE)
+        program, terms = priced(model, workload, layout, loader_samples_per_s=rate)
+    median_s = terms.median_durations(program)
+    return Costs(program, terms, median_s, paced(program, median_s, terms.slowest))
+
+
+def measured_answer(question: Question) -> Answer:
+    """What a layout takes on a calibrated machine.
+
+    Raises
+    ------
+    CalibrationUnavailable, NotFeasible
+        As ``price`` does.
+    """
+    machine, workload, layout = _parts(question)
+    costs = price(question)
+    program, terms, median_s, durations_s = costs
+    trace = simulate(program, durations_s[:, :1].T, interference=_interference(terms))
+    model = cost_model(machine, question.cluster, durations_s.shape[1])
+    alike = beside(layout)
+    late = [
+        paced(
+            program,
+            median_s,
+            np.maximum(model.slowest(workload, alike, probability=percent / 100), terms.slowest),
+        )
+        for percent in question.tails
+    ]
+    cases_s = [durations_s, _silenced(program, durations_s), median_s, *late]
+    step_s, silent_s, even_s, *tails_s = all_step_times(
+        program, [(terms, case_s) for case_s in cases_s]
+    )
+    factors = _uncertainty(question, model)
+    sharing = _sharing(question, costs, model)
+    draws_s = step_s * sharing * factors
+    return Answer(
+        question=question,
+        program=program,
+        trace=trace,
+        step=interval(draws_s),
+        step_s=draws_s,
+        exposed_comm_s=np.maximum(0.0, step_s * sharing - silent_s),
+        straggler_s=max(0.0, trace.step_s - float(even_s[0])),
+        tail_s={
+            percent: tail_s * sharing * factors
+            for percent, tail_s in zip(question.tails, tails_s, strict=True)
+        },
+        evidence=dict(terms.evidence),
+        bottleneck_link=_bottleneck(question, program, model),
+    )
+
+
+def measured_steps_s(questions: Sequence[Question]) -> list[Samples]:
+    """The ``step_s`` of many questions and nothing else: by algebra, equal programs together. [s]"""
+    priced = [price(question) for question in questions]
+    alike: dict[StepProgram, list[int]] = {}
+    for index, costs in enumerate(priced):
+        alike.setdefault(costs.program, []).append(index)
+    draws_s: dict[int, Samples] = {}
+    for program, chosen in alike.items():
+        cases = [(priced[index].terms, priced[index].durations_s) for index in chosen]
+        draws_s |= zip(chosen, all_step_times(program, cases), strict=True)
+    found = []
+    for index, (question, costs) in enumerate(zip(questions, priced, strict=True)):
+        model = cost_model(_parts(question)[0], question.cluster, costs.durations_s.shape[1])
+        sharing = _sharing(question, costs, model)
+        found.append(draws_s[index] * sharing * _uncertainty(question, model))
+    return found
+
+
+def stage_memory(question: Question) -> tuple[DeviceMemory, ...]:
+    """What a rank of every pipeline stage holds; empty if the workload's memory was not recorded."""
+    machine, workload, layout = _parts(question)
+    if not isinstance(workload, TracedWorkload) or workload.memory is None:
+        return ()
+    overhead = overhead_of(workload.memory, machine.memory_kind)
+    return rank_memory(workload.trace, workload.memory, layout, overhead=overhead)
+
+
+def step_times(program: StepProgram, terms: Terms, durations_s: Samples) -> Samples:
+    """Duration of the step in every draw, by algebra. [s]"""
+    [result] = all_step_times(program, [(terms, durations_s)])
+    return result
+
+
+def all_step_times(program: StepProgram, cases: Sequence[tuple[Terms, Samples]]) -> list[Samples]:
+    """Durations of a step in many cases, all draws of all cases together. [s]
+
+    A few thousand draws take hardly longer than a few hundred. Where overlap is free the recursion in
+    max-plus algebra says the same in a fraction of the time.
+    """
+    durations_s = np.concatenate([case_s for _, case_s in cases], axis=1)
+    compute_speed = np.concatenate([terms.compute_speed for terms, _ in cases])
+    comm_speed = np.concatenate([terms.comm_speed for terms, _ in cases])
+    if (compute_speed == 1).all() and (comm_speed == 1).all():
+        step_s = algebra.step_times(program, durations_s)
+    else:
+        step_s = algebra.end_times_with_interference(
+            program, durations_s, compute_speed=compute_speed, comm_speed=comm_speed
+        ).max(axis=0)
+    return np.split(step_s, len(cases))
+
+
+def interval(draws: Samples) -> Interval:
+    """The nominal draw (the first), and the middle 90 % of all; the nominal is always inside."""
+    return Interval.of(draws, nominal=float(draws[0]))
+
+
+def check_machine(
+    machine: MeasuredMachine, validation: ValidationDocument | None, cluster: Cluster | None
+) -> None:
+    """Refuse what contradicts a machine.
+
+    Raises
+    ------
+    CalibrationUnavailable
+        If the validation was made on another machine.
+    UsageError
+        If the profile has more ranks per node than the cluster has devices.
+    """
+    if validation is not None:
+        ours, theirs = machine.origin.fingerprint, validation.provenance.host_fingerprint
+        if ours != theirs:
+            raise CalibrationUnavailable(
+                f"--validation: must come from the machine of the profile (fingerprint {ours[:12]}), "
+                f"got {theirs[:12]}; run perfmodel validate there"
+            )
+    devices = None if cluster is None else cluster.devices_per_node
+    if cluster is not None and devices is not None and machine.ranks_per_node > devices:
+        raise UsageError(
+            f"--cluster: nodes of {cluster.name} must have at least the {machine.ranks_per_node} "
+            f"ranks per node of the profile, got {devices}; correct the counts up to tier node"
+        )
+
+
+def refuse_other_jobs(cluster: Cluster | None, *, by: str) -> None:
+    """Refuse a cluster whose links other jobs share, where only single predictions know of them.
+
+    Raises
+    ------
+    UsageError
+        If the cluster file says that there are such jobs.
+    """
+    if cluster is not None and any(entry.jobs for entry in cluster.traffic):
+        raise UsageError(
+            f"{by}: cluster {cluster.name} must have no [[traffic]] jobs, which predict alone "
+            "simulates; remove them, or give the traffic as a bandwidth"
+        )
+
+
+def _parts(question: Question) -> tuple[MeasuredMachine, MeasuredWorkload, Layout]:
+    machine, workload = question.machine, question.workload
+    assert isinstance(machine, MeasuredMachine), machine
+    assert isinstance(workload, MeasuredWorkload), workload
+    check_machine(machine, question.validation, question.cluster)
+    return machine, workload, question.layout
+
+
+def _interference(terms: Terms) -> Interference:
+    """How compute and communication slow each other in the nominal draw."""
+    return Interference(
+        compute_speed=float(terms.compute_speed[0]), comm_speed=float(terms.comm_speed[0])
+    )
+
+
+def _silenced(program: StepProgram, durations_s: Samples) -> Samples:
+    """The same durations with communication that costs nothing."""
+    result = durations_s.copy()
+    for stream in _EXCHANGES:
+        result[list(program.on_stream(stream))] = 0.0
+    return result
+
+
+def _uncertainty(question: Question, model: CostModel) -> Samples:
+    """Factors of what parameters do not tell: one more round, and the form of the model. Draw 0 is 1."""
+    machine, workload, layout = _parts(question)
+    num_draws = model.num_draws
+    repetitions = question.num_repetitions
+    error = machine.repetition_error_of(layout.world_size)
+    form = model_form(
+        machine,
+        {} if question.validation is None else question.validation.signed_errors,
+        workload,
+        beside(layout),
+        num_draws=num_draws,
+        run_error=error / math.sqrt(repetitions) if repetitions else 0.0,
+    )
+    if not is_ddp(layout):
+        form = form * form_factors(model, layout)
+    if repetitions is None:
+        return form
+    # One error for all layouts: it moves every step, and cancels in every speed-up. What is predicted
+    # is one more round, whose own deviation comes beside the error of their mean.
+    common = np.random.default_rng(SEED).standard_normal(num_draws)
+    common[0] = 0.0
+    spread = machine.round_error * math.sqrt(machine.num_rounds + 1)
+    factors: Samples = np.exp(spread * common) * form
+    return factors
+
+
+def _largest_all_reduce(program: StepProgram) -> Bytes:
+    """0 if there is none. [B]"""
+    sizes = (o.size_bytes for o in program.operations if o.cause is Cause.ALL_REDUCE)
+    return max(sizes, default=0)
+
+
+def _sharing(question: Question, costs: Costs, model: CostModel) -> float:
+    """Factor on the step by other jobs whose collectives cross the same links."""
+    cluster = question.cluster
+    size_bytes = _largest_all_reduce(costs.program)
+    if cluster is None or not size_bytes:
+        return 1.0
+    occupied = model.network.occupancy(size_bytes, groups(question.layout)[Cause.ALL_REDUCE])
+    factors = [
+        slowdown_by_contention(
+            costs.program, costs.durations_s[:, 0], num_jobs=1 + jobs, occupied=share
+        )
+        for tier, share in occupied.items()
+        if (jobs := cluster.neighbours(tier))
+    ]
+    return max(factors, default=1.0)
+
+
+def _bottleneck(question: Question, program: StepProgram, model: CostModel) -> str | None:
+    size_bytes = _largest_all_reduce(program)
+    if question.cluster is None or not size_bytes:
+        return None
+    return model.network.bottleneck(size_bytes, groups(question.layout)[Cause.ALL_REDUCE])
+
+
+def measured_caveats(question: Question, answers: Sequence[Answer]) -> tuple[str, ...]:
+    """What a reader must know before acting on the numbers of some answers on one machine."""
+    machine, workload, _ = _parts(question)
+    found = [
+        *age_caveats(machine.origin.made_utc),
+        *_condition_caveats(machine),
+        *machine.undetermined,
+        *origin_caveats(machine, workload),
+    ]
+    largest = max(answer.layout.world_size for answer in answers)
+    if machine.rescaling is not None:
+        found += machine.rescaling.notes
+        found += machine.rescaling.notes_on_groups if largest > 1 else ()
+    if largest > machine.max_world_size:
+        found.append(_beyond(machine, largest, question.cluster))
+    found += critical_caveats(
+        machine, question.workload_name, [answer.layout.global_batch for answer in answers]
+    )
+    cluster = question.cluster
+    if cluster is not None and machine.num_nodes > 1 and machine.ranks_per_node > 1:
+        found.append(
+            "collectives that crossed nodes were measured, but through two tiers at once: links "
+            "between nodes are as the cluster file says"
+        )
+    outside = sorted(
+        {
+            answer.layout.micro_batch
+            for answer in answers
+            if answer.evidence["compute"] is Evidence.EXTRAPOLATED and is_ddp(answer.layout)
+        }
+    )
+    if outside:
+        found.append(f"micro-batches outside the calibrated range: {', '.join(map(str, outside))}")
+    return tuple(found)
+
+
+def _condition_caveats(machine: MeasuredMachine) -> list[str]:
+    """What a training must set to be like the measured ones, beside its number of threads."""
+    found = []
+    if machine.steal > QUIET:
+        found.append(
+            f"while the machine was measured its hypervisor gave {100 * machine.steal:.0f} % of the "
+            "processor time that was wanted to others: calibrate again in a quieter hour"
+        )
+    kept = [f"{name}={v}" for name, v in machine.variables.items() if name.startswith("MALLOC_")]
+    if kept and machine.rescaling is None:
+        words = "set the same where you train: how much memory a step touches anew hangs on them"
+        found.append(f"ranks were measured with {' '.join(kept)}: {words} (docs/methods.md)")
+    return found
+
+
+def critical_caveats(
+    machine: MeasuredMachine, workload: str, global_batches: Iterable[int]
+) -> list[str]:
+    """A sentence where batches pass the critical one, if a noise scale of the workload was measured."""
+    scale = machine.noise_scale(workload)
+    largest = max(global_batches)
+    if scale is None or largest <= scale.noise_scale:
+        return []
+    reference = min(scale.batch, largest)
+    spent = calibrated_law(scale).samples_ratio(largest, reference=reference)
+    task = f"{workload} learning {scale.samples}"
+    return [
+        (
+            f"global batches up to {largest} pass the critical batch of about {scale.noise_scale:.0f} "
+            f"samples ({task}): {largest} needs about {spent.nominal:.1f} times the samples "
+            f"[{spent.p5:.1f} - {spent.p95:.1f}] of {reference} to the same loss; see perfmodel batch"
+        )
+    ]
+
+
+def _beyond(machine: MeasuredMachine, largest: int, cluster: Cluster | None) -> str:
+    """How groups larger than any measured one come about."""
+    links = (
+        "one ring of links like the measured ones"
+        if cluster is None
+        else f"{cluster.name}: links that were not measured are as its file says, never confirmed"
+    )
+    return (
+        f"at most {machine.max_world_size} ranks were measured together; up to {largest} "
+        f"devices are extrapolated as {links}, with stragglers drawn from the measured noise"
+    )
+
+
+def replaced_layout(question: Question, **changes: object) -> Question:
+    """The question with some values of its layout changed."""
+    return question.at(dataclasses.replace(question.layout, **changes))  # type: ignore[arg-type]
