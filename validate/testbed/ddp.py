@@ -59,7 +59,7 @@ HOST: Final = "host CPU"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Calibration(PlayingMachine):
-    """All that runs of one and two ranks have told."""
+    """What runs of one and two ranks tell."""
 
     finish_s: float = 0.0
     """From the end of the last all-reduce to the end of the step, of one rank. [s]"""

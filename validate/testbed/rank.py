@@ -62,7 +62,7 @@ class _Emulated(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """Take the backward time, and hand over the gradient."""
+        """Take the backward time, and return the gradient."""
         layer: Layer = ctx.layer
         layer.clock.run(layer.spec.backward_s)
         return gradients[0].clone(), layer.gradient, None

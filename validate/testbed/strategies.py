@@ -70,7 +70,7 @@ ALL: Final = "all"
 #: Gates, as fractions; written to disk before the first run that they judge.
 LIMITS: Final = {"mape": 0.10, "worst": 0.20, "covered_from": 0.85, "family_mape": 0.10}
 #: Name of the all-gathers that follow one another without a pause.
-IN_TURN: Final = "all-gather in turn"
+BACK_TO_BACK: Final = "all-gather in turn"
 NUM_DRAWS: Final = 200
 #: What host work is searched in: parts of a millisecond per pass, and per megabyte. [s], [s/B]
 _SCALES: Final = (1e-3, 1e-9)
@@ -164,7 +164,7 @@ def _setting(  # noqa: PLR0913 - one argument per column of the tables below
 def collectives() -> tuple[CollectiveSetting, ...]:
     """Between two ranks: all-reduces as the testbed has them, and all-gathers one after another."""
     one_by_one = CollectiveSetting(
-        name=IN_TURN,
+        name=BACK_TO_BACK,
         collective="all_gather",
         fabric=plan.flat(2, 200),
         sizes_bytes=(MIB, 2 * MIB),
@@ -266,7 +266,7 @@ class HostWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StrategyCalibration(PlayingMachine):
-    """All that runs of two ranks have told."""
+    """What runs of two ranks tell."""
 
     pair_gather: float
     """All-gather between two ranks over what its ring would take: both directions share a connection, in
@@ -285,7 +285,7 @@ def calibrate(runs: Sequence[Run], *, seed: int) -> StrategyCalibration:
         family: [r for r in runs if isinstance(r, StrategyRun) and r.setting.family == family]
         for family in FAMILIES
     }
-    gathers = [run for run in measured if run.setting.name == IN_TURN]
+    gathers = [run for run in measured if run.setting.name == BACK_TO_BACK]
     if not gathers or not pairs or not all(own.values()):
         raise MeasurementFailed(
             "strategies: calibration must hold collectives, DDP and all strategies; "

@@ -10,8 +10,8 @@ from perfmodel.errors import MeasurementFailed
 from tests.validate.testbed.played import NUM_CORES, PlayedCluster, known_ring, moments
 from validate.testbed.ring import link_rates
 from validate.testbed.strategies import (
+    BACK_TO_BACK,
     FAMILIES,
-    IN_TURN,
     HostWork,
     StrategyCalibration,
     StrategyCosts,
@@ -50,9 +50,9 @@ class PlayedStrategies:
         if isinstance(setting, StrategySetting):
             return self._strategy(setting)
         reply = self.others.play(job)
-        if setting.name == IN_TURN:
+        if setting.name == BACK_TO_BACK:
             assert isinstance(setting, CollectiveSetting)
-            _in_turn(setting, reply)
+            _back_to_back(setting, reply)
         return reply
 
     def _strategy(self, setting: StrategySetting) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class PlayedStrategies:
         }
 
 
-def _in_turn(setting: CollectiveSetting, reply: dict[str, Any]) -> None:
+def _back_to_back(setting: CollectiveSetting, reply: dict[str, Any]) -> None:
     for size_bytes, of_size in zip(setting.sizes_bytes, reply["ranks"][0]["sizes"], strict=True):
         ring_s = float(known_ring().wire_s(size_bytes, setting.fabric, "all_gather")[0])
         of_size["ends_s"] = [start_s + PAIR_GATHER * ring_s for start_s in of_size["starts_s"]]
