@@ -3,12 +3,12 @@
 import csv
 import io
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from pydantic_core import to_json
 
 from perfmodel.answer.measured import stage_memory
 from perfmodel.answer.question import Answer
-from perfmodel.cost.memory import DeviceMemory
 from perfmodel.documents.prediction import (
     PredictedPoint,
     PredictionDocument,
@@ -88,17 +88,26 @@ def prediction_lines(prediction: PredictionDocument, *, verbose: bool) -> list[s
     return [*lines, *caveat_lines(prediction.caveats, verbose=verbose)]
 
 
+#: Of a longer pipeline the first, the fullest and the last stage are shown.
+_MOST_STAGES: Final = 6
+
+
 def stage_table(answer: Answer) -> tuple[Table, ...]:
     """Memory of one rank of every pipeline stage; nothing if the workload's memory was not recorded."""
     stages = stage_memory(answer.question)
     if not stages:
         return ()
+    fullest = max(range(len(stages)), key=lambda index: stages[index].needed_bytes)
+    shown = (
+        range(len(stages)) if len(stages) <= _MOST_STAGES else sorted({0, fullest, len(stages) - 1})
+    )
     parts = list(dict.fromkeys(part for stage in stages for part in stage.parts))
-    columns: dict[str, Callable[[tuple[int, DeviceMemory]], object]] = {"stage": lambda row: row[0]}
-    for part in parts:
-        columns[part] = lambda row, part=part: format_bytes(row[1].parts.get(part, 0))  # type: ignore[misc]
-    columns["all"] = lambda row: format_bytes(row[1].needed_bytes)
-    return (table("Memory of one rank", list(enumerate(stages)), columns),)
+    columns: dict[str, Callable[[str], object]] = {"part": lambda part: part}
+    for index in shown:
+        columns[f"stage {index}"] = lambda part, stage=stages[index]: format_bytes(  # type: ignore[misc]
+            stage.parts.get(part, 0) if part != "all" else stage.needed_bytes
+        )
+    return (table("Memory of one rank", [*parts, "all"], columns),)
 
 
 def divided_lines(answer: Answer) -> list[str]:
