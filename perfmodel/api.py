@@ -4,6 +4,7 @@ Every function takes and returns the documents that the command line reads and w
 number in a notebook and one in a terminal come from the same lines.
 """
 
+import dataclasses
 import datetime as dt
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
-from perfmodel.answer.answer import Forecast, answer, table
+from perfmodel.answer.answer import Forecast, answer, layout_table, table
 from perfmodel.answer.inferred import layout_document
 from perfmodel.answer.measured import check_machine, open_workload
 from perfmodel.answer.question import Question
@@ -230,8 +231,10 @@ def predict(  # noqa: PLR0913 - one parameter per part of the question
     loader_samples_per_s: float | None = None,
     validation: AnyValidation | None = None,
     cluster: AnyCluster | None = None,
+    layout: str | None = None,
+    capacity_bytes: Bytes | None = None,
 ) -> PredictionDocument:
-    """Predict step time, samples per second and speed-up for several numbers of devices.
+    """Predict step time, samples per second and speed-up for several numbers of devices, or one layout.
 
     Parameters
     ----------
@@ -254,11 +257,16 @@ def predict(  # noqa: PLR0913 - one parameter per part of the question
         Earlier errors on this machine, which widen the intervals.
     cluster
         Links between the devices; default: one ring of links like the measured ones.
+    layout
+        Such as ``"fsdp=8 tp=2 micro_batch=4"``, of a traced workload; excludes all that counts devices
+        and batches.
+    capacity_bytes
+        Memory of one device, whose chance to suffice for the layout is wanted. [B]
 
     Returns
     -------
     PredictionDocument
-        One point per device count: every quantity as ``p5``, ``nominal``, ``p95``; times in seconds.
+        One point per device count, or of the layout: every quantity as ``p5``, ``nominal``, ``p95``; times in seconds.
 
     Raises
     ------
@@ -267,6 +275,14 @@ def predict(  # noqa: PLR0913 - one parameter per part of the question
         the profile holds too little for the question.
     """
     question = _question(profile, workload, validation, cluster)
+    if layout is not None:
+        asked = dataclasses.replace(
+            question,
+            layout=parse_layout(layout),
+            capacity_bytes=capacity_bytes,
+            loader_samples_per_s=loader_samples_per_s,
+        )
+        return layout_table(asked, argv=("perfmodel.predict",))[0]
     request = Forecast(
         world_sizes=tuple(sorted(set(devices))),
         scaling=scaling,

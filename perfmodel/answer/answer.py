@@ -14,11 +14,17 @@ from perfmodel.answer.measured import (
     measured_answer,
     measured_caveats,
     measured_steps_s,
+    stage_memory,
 )
 from perfmodel.answer.question import Answer, Question
 from perfmodel.cost.terms import Samples
 from perfmodel.documents.base import Provenance
-from perfmodel.documents.prediction import MeasuredPoint, PredictedPoint, PredictionDocument
+from perfmodel.documents.prediction import (
+    MeasuredPoint,
+    PredictedPoint,
+    PredictionDocument,
+    RankMemory,
+)
 from perfmodel.layout.layout import Layout, Scaling, scaled_layouts
 from perfmodel.machine.inferred import InferredMachine
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
@@ -97,7 +103,27 @@ def layout_table(question: Question, *, argv: Sequence[str]) -> tuple[Prediction
     alone = Layout(micro_batch=layout.micro_batch, accumulation=layout.accumulation)
     found = answer(question)
     baseline = found if layout == alone else answer(question.at(alone))
-    return prediction([found], baseline=baseline, scaling="weak", argv=argv), found
+    document = prediction([found], baseline=baseline, scaling="weak", argv=argv)
+    stages, capacity_bytes = stage_memory(question), question.capacity_bytes
+    fits = None
+    if stages and capacity_bytes is not None:
+        fits = min(stage.fit_probability(capacity_bytes) for stage in stages)
+    told = {
+        "layout": str(layout),
+        "memory": tuple(
+            RankMemory(
+                stage=number,
+                parts_bytes=dict(stage.parts),
+                needed_bytes=stage.needed_bytes,
+                spread_bytes=stage.spread_bytes,
+            )
+            for number, stage in enumerate(stages)
+        ),
+        "capacity_bytes": capacity_bytes,
+        "fit_probability": fits,
+    }
+    [only] = document.points
+    return document.model_copy(update={"points": (only.model_copy(update=told),)}), found
 
 
 def prediction(

@@ -12,8 +12,14 @@ import numpy as np
 from perfmodel.answer.question import Answer, Question
 from perfmodel.cost.batch import calibrated_law
 from perfmodel.cost.machine import SEED, CostModel, borrowed_profile, model_form
-from perfmodel.cost.measured import beside, form_factors, groups, is_ddp
-from perfmodel.cost.measured import price as priced
+from perfmodel.cost.measured import (
+    beside,
+    form_factors,
+    groups,
+    is_ddp,
+    step_program,
+    step_terms,
+)
 from perfmodel.cost.memory import DeviceMemory, overhead_of, rank_memory
 from perfmodel.cost.rescaling import whole_steps_refused
 from perfmodel.cost.terms import Samples, Terms, paced
@@ -40,6 +46,8 @@ from perfmodel.workload.workload import Workload
 _EXCHANGES: Final = (Stream.COMM, Stream.TENSOR, Stream.SEND_FORWARD, Stream.SEND_BACKWARD)
 #: A program of more operations is evaluated in fewer draws.
 _LARGE_PROGRAM: Final = 2000
+#: The same of stages, which wait for each other: every operation takes a pass over all of them.
+_LARGE_DIVIDED: Final = 400
 _DRAWS_OF_LARGE: Final = 64
 
 
@@ -166,12 +174,12 @@ def price(question: Question) -> Costs:
             f"--devices: {layout.world_size} devices need a measured interconnect, but the "
             "profile holds one rank; calibrate with --nproc 2 or more"
         )
+    program = step_program(machine, workload, layout)
+    large = _LARGE_PROGRAM if is_ddp(layout) else _LARGE_DIVIDED
+    most = _DRAWS_OF_LARGE if len(program.operations) > large else question.num_draws
+    model = cost_model(machine, cluster, min(question.num_draws, most))
     rate = question.loader_samples_per_s
-    model = cost_model(machine, cluster, question.num_draws)
-    program, terms = priced(model, workload, layout, loader_samples_per_s=rate)
-    if len(program.operations) > _LARGE_PROGRAM and model.num_draws > _DRAWS_OF_LARGE:
-        model = cost_model(machine, cluster, _DRAWS_OF_LARGE)
-        program, terms = priced(model, workload, layout, loader_samples_per_s=rate)
+    terms = step_terms(model, workload, layout, program, loader_samples_per_s=rate)
     median_s = terms.median_durations(program)
     return Costs(program, terms, median_s, paced(program, median_s, terms.slowest))
 

@@ -17,7 +17,7 @@ from perfmodel.cost.traced import TracedWorkload
 from perfmodel.errors import CalibrationUnavailable, NotFeasible
 from perfmodel.layout.layout import Layout, Order
 from perfmodel.machine.evidence import Evidence
-from perfmodel.machine.measured import MeasuredWorkload
+from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
 from perfmodel.step.compile import Execution, compile_divided, compile_step
 from perfmodel.step.division import divide
 from perfmodel.step.program import Cause, StepProgram
@@ -62,37 +62,25 @@ def beside(layout: Layout) -> Layout:
     )
 
 
-def price(
-    costs: CostModel,
-    workload: MeasuredWorkload,
-    layout: Layout,
-    *,
-    loader_samples_per_s: float | None = None,
-) -> tuple[StepProgram, Terms]:
-    """The step of a layout, and what its operations cost.
+def step_program(
+    machine: MeasuredMachine, workload: MeasuredWorkload, layout: Layout
+) -> StepProgram:
+    """The step of a layout.
 
     Raises
     ------
     CalibrationUnavailable
-        If the layout has several ranks and the machine was measured with one.
+        If operators are needed, and none was timed.
     NotFeasible
         If the layout asks for what the workload does not tell about.
     """
-    terms = costs.terms(workload, beside(layout), loader_samples_per_s=loader_samples_per_s)
     if is_ddp(layout):
-        asynchronous = costs.profile.asynchronous
-        return compile_step(workload.workload, layout, asynchronous=asynchronous), terms
+        return compile_step(workload.workload, layout, asynchronous=machine.asynchronous)
     if not isinstance(workload, TracedWorkload):
         raise NotFeasible(
             f"--layout: --workload must be a file of perfmodel trace for anything but dp=N, got "
             f"{workload.workload.name} with {str(layout)!r}"
         )
-    program = _program(costs, workload, layout)
-    return program, _layout_terms(costs, terms, layout, program)
-
-
-def _program(costs: CostModel, workload: TracedWorkload, layout: Layout) -> StepProgram:
-    machine = costs.profile
     blocking = library_of(machine.backend).by_processors
     if blocking and layout.zero == 3:
         # Without a stream of their own collectives are not gathered ahead: FSDP waits for each.
@@ -140,8 +128,24 @@ def groups(layout: Layout) -> dict[Cause, Group]:
     }
 
 
-def _layout_terms(costs: CostModel, terms: Terms, layout: Layout, program: StepProgram) -> Terms:
-    """Terms of as many ranks beside each other, with every exchange by its group."""
+def step_terms(
+    costs: CostModel,
+    workload: MeasuredWorkload,
+    layout: Layout,
+    program: StepProgram,
+    *,
+    loader_samples_per_s: float | None = None,
+) -> Terms:
+    """What the operations of a step cost: as many ranks beside each other, every exchange by its group.
+
+    Raises
+    ------
+    CalibrationUnavailable
+        If the layout has several ranks and the machine was measured with one.
+    """
+    terms = costs.terms(workload, beside(layout), loader_samples_per_s=loader_samples_per_s)
+    if is_ddp(layout):
+        return terms
     members = groups(layout)
 
     def exchange(cause: Cause) -> Callable[[Bytes | Samples], Samples]:

@@ -18,6 +18,17 @@ from perfmodel.statistics.interval import Interval
 from perfmodel.step.program import Cause
 
 
+class RankMemory(Record):
+    """What one rank of a pipeline stage holds at its highest moment. [B]"""
+
+    stage: NonNegativeInt
+    parts_bytes: dict[str, NonNegativeInt]
+    needed_bytes: NonNegativeInt
+    """All parts together."""
+    spread_bytes: NonNegativeFloat
+    """Standard deviation of the whole."""
+
+
 class PredictedPoint(Record):
     """One world size."""
 
@@ -42,6 +53,13 @@ class PredictedPoint(Record):
     """``p95`` and ``p99`` over the steps of a run, by the measured noise of ranks. [s]"""
     bottleneck_link: str | None = None
     """With a cluster: which tier costs most of the largest all-reduce, and why."""
+    layout: str = ""
+    """In the grammar of ``--layout``, if that was asked."""
+    memory: tuple[RankMemory, ...] = ()
+    """Of a rank of every pipeline stage, where the layout and the workload's memory are known."""
+    capacity_bytes: PositiveInt | None = None
+    fit_probability: Share | None = None
+    """That the fullest rank runs within the capacity; None if none was given."""
 
     @property
     def weakest_evidence(self) -> Evidence:
