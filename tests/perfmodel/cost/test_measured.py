@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+import perfmodel
 from perfmodel.answer.measured import price
 from perfmodel.answer.question import Answer
 from perfmodel.cost.measured import groups
@@ -14,6 +15,7 @@ from perfmodel.machine.cluster import Cluster, Tier
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
 from perfmodel.step.program import Cause
+from perfmodel.units import GIB
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.llama import document
 from tests.perfmodel.operators import prices_of_the_made_up_machine
@@ -118,3 +120,16 @@ def test_what_was_not_traced_has_data_parallelism_alone(machine: MeasuredMachine
     predictor = Asking(machine)
     with pytest.raises(NotFeasible, match="--layout: --workload must be a file of perfmodel trace"):
         predictor.step(predictor.workload("heavy"), parse_layout("dp=2 zero=3 micro_batch=16"))
+
+
+def test_a_layout_in_python_with_memory_and_probability(machine: MeasuredMachine) -> None:
+    found = perfmodel.predict(
+        machine, document(), layout="fsdp=4 micro_batch=8", capacity_bytes=GIB
+    )
+    [point] = found.points
+    assert point.layout == "dp=4 zero=3 micro_batch=8"
+    assert len(point.memory) == 1
+    assert point.memory[0].needed_bytes == sum(point.memory[0].parts_bytes.values())
+    assert point.fit_probability is not None
+    assert 0 < point.fit_probability <= 1
+    assert point.step_s.p5 < point.step_s.nominal < point.step_s.p95
