@@ -59,7 +59,7 @@ def test_counters_are_read_from_the_kernels_table() -> None:
         ({"node_bytes_per_s": (0.0, 1.0)}, "greater than 0"),
         (
             {"background": ({"from_node": 0, "to_node": 9, "bytes_per_s": 1.0},)},
-            "between nodes 0..1",
+            "nodes 0..1",
         ),
     ],
 )

@@ -139,7 +139,7 @@ def test_another_seed_cannot_continue_a_plan_of_other_settings(
 def test_broken_lines_are_named(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
     path.write_text('{"kind": "training"}\n')
-    with pytest.raises(InvalidDocument, match=r"line 1: training\.setting"):
+    with pytest.raises(InvalidDocument, match=r"line 1: training\.started_utc"):
         read_runs(path)
 
 
