@@ -319,7 +319,6 @@ class Experiment:
                     micro_batch=micro_batch,
                     target_s=self.budget.repetition_s,
                     # Real steps on a GPU hold gaps that the host leaves, which are priced apart.
-                    beside_steps=self.device_kind == "cpu",
                 )
 
     def _checkpoints(self, index: int) -> Iterable[Task]:

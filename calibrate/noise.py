@@ -10,9 +10,9 @@ from typing import Final
 import numpy as np
 
 from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure
-from calibrate.fit.steps import estimate
 from calibrate.launch import Launcher
 from calibrate.placement import placement_of
+from calibrate.summary import estimate
 from calibrate.task import TrainingTask
 from perfmodel.cost.batch import GradientNorms, NoiseScale, noise_scale
 from perfmodel.documents.observation import TrainingObservation, read_observations

@@ -2,7 +2,6 @@
 
 import datetime as dt
 import os
-import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,35 +24,15 @@ from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.machine.measured import MeasuredMachine
 
 _THREADS: Final = "OMP_NUM_THREADS"
+#: Variables that change what is measured: a validation sets those of its calibration.
 _GOVERNING: Final = (_THREADS, "MALLOC_")
-#: glibc gives large blocks, and free memory at the end of its heap, back to the kernel, and the next
-#: step pays a page fault for every 4 KiB of them: how much depends on the order of all allocations
-#: before. With these two it keeps what it has, as allocators of GPUs do; see ``mallopt(3)``.
-KEPT_MEMORY: Final = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
-
-#: Who sets one of these has decided what the heap gives back.
-_DECIDING: Final = {*KEPT_MEMORY, "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_"}
 
 
-def chosen_conditions(
-    environ: Mapping[str, str], *, topology: Topology, device_kind: DeviceKind
-) -> dict[str, str]:
-    """What the ranks of a calibration run under; what the user set wins."""
-    threads = max(1, usable_cores() // topology.ranks_per_node)
+def chosen_conditions(environ: Mapping[str, str], *, topology: Topology) -> dict[str, str]:
+    """What the ranks of a calibration run under: the user's environment, and a thread per own core."""
     own = _governing(environ)
-    if device_kind == "cpu" and not own.keys() & _DECIDING and _is_glibcs(environ):
-        own |= KEPT_MEMORY
+    threads = max(1, usable_cores() // topology.ranks_per_node)
     return {**own, _THREADS: own.get(_THREADS) or str(threads)}
-
-
-def _is_glibcs(environ: Mapping[str, str]) -> bool:
-    """Whether tensors come from the heap that the variables are for."""
-    return platform.libc_ver()[0] == "glibc" and "malloc" not in environ.get("LD_PRELOAD", "")
-
-
-def keeps_memory(variables: Mapping[str, str], *, device_kind: DeviceKind) -> bool:
-    """Whether a step finds all memory that the one before has freed, as with allocators of GPUs."""
-    return device_kind != "cpu" or KEPT_MEMORY.items() <= variables.items()
 
 
 def recorded_conditions(profile: MeasuredMachine) -> dict[str, str]:
@@ -129,7 +108,7 @@ def place(
         allow_oversubscription=may_share_cores and device_kind == "cpu",
     )
     if conditions is None:
-        conditions = chosen_conditions(os.environ, topology=topology, device_kind=device_kind)
+        conditions = chosen_conditions(os.environ, topology=topology)
     return Placement(
         topology=topology,
         device_kind=device_kind,

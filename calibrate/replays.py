@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from calibrate.fit.steps import Estimate, estimate, exponent_within, trimmed_mean
-from perfmodel.arrays import FloatArray
-from perfmodel.documents.observation import PHASES, RankSteps, ReplayObservation, read_observations
+from calibrate.summary import typical
+from perfmodel.documents.observation import PHASES, ReplayObservation, read_observations
 from perfmodel.machine.measured import MeasuredMachine, MeasuredOperator, MeasuredStep
 from perfmodel.units import Seconds
 from perfmodel.workload.operator import Operator, Phase, TensorSpec
@@ -20,16 +19,12 @@ from perfmodel.workload.step import TracedStep
 _SMALLEST_S = 1e-8
 #: Sums of a step are no better known than this.
 _SMALLEST_ERROR = 0.01
-#: Too few to say how steps follow the speed probe.
-_FEW_STEPS = 8
 
 #: Of a step on one device, without its input.
 _PHASES = PHASES[1:]
 
 #: Workload, micro-batch and signature of the parameters.
 StepKey = tuple[str, int, str]
-#: Steps, and the replay that took turns with them, as many passes as steps.
-Pair = tuple[RankSteps, ReplayObservation]
 
 
 def step_key(entry: ReplayObservation) -> StepKey:
@@ -47,87 +42,22 @@ def of_newest_traces(replays: Sequence[ReplayObservation]) -> list[ReplayObserva
     return [entry for entry in replays if traced(entry) == newest[step_key(entry)]]
 
 
-def steps_over_replays(pairs: Sequence[Pair], phase: str | None = None) -> Estimate:
-    """What steps take relative to the replays that took turns with them; whole, or one phase.
-
-    Each step is divided by a pass of its turn before anything is averaged: a processor that changes its
-    speed between turns is out of the ratio. (On an asynchronous device there is one turn.) Where it changed
-    within a turn, the speed probes before step and pass say so, and ratios are brought to one speed as
-    far as whole steps follow it. The trimmed mean is over all steps; how well it is known is told by its
-    scatter over the pairs.
-    """
-    speeds = [_speed_ratios(steps, replay) for steps, replay in pairs]
-    exponent = 0.0
-    if sum(map(len, speeds)) >= _FEW_STEPS:
-        whole = [_step_ratios(steps, replay, None) for steps, replay in pairs]
-        exponent = exponent_within(zip(speeds, whole, strict=True), otherwise=0.0)
-    repetitions = [
-        _step_ratios(steps, replay, phase) / speed**exponent
-        for speed, (steps, replay) in zip(speeds, pairs, strict=True)
-    ]
-    scatter = estimate([trimmed_mean(repetition) for repetition in repetitions])
-    return replace(scatter, value_s=trimmed_mean(np.concatenate(repetitions)))
-
-
-def _speed_ratios(steps: RankSteps, replay: ReplayObservation) -> FloatArray:
-    """Speed probe before each step over that before its pass; 1 where only the first step has one."""
-    if len(steps.speed_probe_s) == 1:
-        return np.ones(len(steps.step_s))
-    beside = zip(steps.speed_probe_s, replay.speed_probe_s, strict=True)
-    return np.array([before_step_s / before_pass_s for before_step_s, before_pass_s in beside])
-
-
-def _step_ratios(steps: RankSteps, replay: ReplayObservation, phase: str | None) -> FloatArray:
-    """Each step over its pass, whole or one phase of it."""
-    steps_s = getattr(steps, f"{phase or 'step'}_s")
-    passes_s = np.sum(_phases_s(replay, phase), axis=0)
-    ratios: FloatArray = np.divide(steps_s, np.maximum(passes_s, _SMALLEST_S))
-    return ratios
-
-
 def replayed_s(group: Sequence[ReplayObservation], phase: str | None = None) -> Seconds:
-    """Of replays of one step: the sum of what its phases typically take, or one of them. [s]"""
-    repetitions = ([trimmed_mean(passes_s) for passes_s in _phases_s(e, phase)] for e in group)
-    return sum(estimate(each_s).value_s for each_s in zip(*repetitions, strict=True))
+    """Typical time of the replays of one step: of one phase, or the sum of all. [s]"""
+    if phase is None:
+        return sum(replayed_s(group, each) for each in _PHASES)
+    return typical([typical(getattr(entry, f"{phase}_s")) for entry in group])
 
 
-def _phases_s(entry: ReplayObservation, phase: str | None) -> list[Sequence[Seconds]]:
-    """By phase, or of one alone, every pass. [s]"""
-    return [getattr(entry, f"{p}_s") for p in (_PHASES if phase is None else (phase,))]
-
-
-def to_typical_speed(
-    replays: Sequence[ReplayObservation], speed_probe_s: Seconds, sensitivity: float
-) -> float:
-    """One factor for all: a single probe is too noisy to correct a single replay by it.
-
-    Parameters
-    ----------
-    speed_probe_s
-        The machine speed to which they are brought. [s]
-    sensitivity
-        Exponent by which work follows the speed probe.
-    """
-    if not replays:
-        return 1.0
-    here_s = estimate([trimmed_mean(entry.speed_probe_s) for entry in replays]).value_s
-    return float((speed_probe_s / here_s) ** sensitivity)
-
-
-def measured_steps(replays: Sequence[ReplayObservation], factor: float) -> tuple[MeasuredStep, ...]:
-    """Every replayed step: each operator's typical time, so that their sums are typical sums.
-
-    Times are multiplied by a factor, which brings them to another machine speed.
-    """
+def measured_steps(replays: Sequence[ReplayObservation]) -> tuple[MeasuredStep, ...]:
+    """Every replayed step: each operator's typical time, so that their sums are typical sums."""
     groups: dict[StepKey, list[ReplayObservation]] = defaultdict(list)
     for entry in of_newest_traces(replays):
         groups[step_key(entry)].append(entry)
     if not groups:
         return ()
     deviation = _deviation([*groups.values()])
-    return tuple(
-        _measured_step(key, group, factor, deviation) for key, group in sorted(groups.items())
-    )
+    return tuple(_measured_step(key, group, deviation) for key, group in sorted(groups.items()))
 
 
 def _deviation(groups: Sequence[Sequence[ReplayObservation]]) -> float:
@@ -147,22 +77,21 @@ def _whole_s(entry: ReplayObservation) -> Seconds:
 def _measured_step(
     key: StepKey,
     group: Sequence[ReplayObservation],
-    factor: float,
     deviation: float,
 ) -> MeasuredStep:
-    totals_s = {phase: factor * replayed_s(group, phase) for phase in _PHASES}
+    totals_s = {phase: replayed_s(group, phase) for phase in _PHASES}
     times: dict[tuple[str, Phase], list[Seconds]] = defaultdict(list)
     counts: dict[tuple[str, Phase], int] = {}
     for entry in group:
         for operator in entry.operators:
             at = operator.signature, operator.phase
-            times[at].append(factor * trimmed_mean(operator.times_s))
+            times[at].append(typical(operator.times_s))
             counts[at] = operator.num_calls
-    typical = {at: estimate(values_s).value_s for at, values_s in times.items()}
+    each_s = {at: typical(values_s) for at, values_s in times.items()}
     sums: dict[Phase, Seconds] = defaultdict(float)
-    for at, time_s in typical.items():
+    for at, time_s in each_s.items():
         sums[at[1]] += counts[at] * time_s
-    # Trimmed means of skewed times add up to less than that of their sum.
+    # Geometric means of skewed times add up to less than that of their sum.
     scale = {
         phase: totals_s[phase.value] / max(sums[phase], _SMALLEST_S)
         for phase in (Phase.FORWARD, Phase.BACKWARD)
@@ -173,7 +102,7 @@ def _measured_step(
         parameters=key[2],
         operators=tuple(
             MeasuredOperator(signature=at[0], phase=at[1].value, time_s=time_s * scale[at[1]])
-            for at, time_s in typical.items()
+            for at, time_s in each_s.items()
         ),
         optimizer_s=totals_s["optimizer"],
         relative_error=max(_SMALLEST_ERROR, deviation / math.sqrt(len(group))),
@@ -187,22 +116,10 @@ def replays_in(observations: Path) -> list[ReplayObservation]:
     ]
 
 
-def with_replays(
-    profile: MeasuredMachine, replays: Sequence[ReplayObservation], *, in_turn: bool = False
-) -> MeasuredMachine:
-    """The profile with replayed steps beside those that it has; a new one replaces its old self.
-
-    Parameters
-    ----------
-    in_turn
-        Whether it is for steps that took turns with these replays: by how much replays differ from
-        repetition to repetition is then no uncertainty, as steps differ with them.
-    """
-    assert profile.operators is not None, "profiles without prices are refused before measuring"
-    factor = to_typical_speed(replays, profile.speed_probe_alone_s, profile.speed_sensitivity)
-    added = measured_steps(replays, factor)
-    if in_turn:
-        added = tuple(replace(step, relative_error=_SMALLEST_ERROR) for step in added)
+def with_replays(profile: MeasuredMachine, replays: Sequence[ReplayObservation]) -> MeasuredMachine:
+    """The profile with replayed steps beside those that it has; a new one replaces its old self."""
+    assert profile.operators is not None, "profiles without operators are refused before measuring"
+    added = measured_steps(replays)
     new = {(step.workload, step.micro_batch, step.parameters) for step in added}
     kept = [
         step

@@ -1,8 +1,8 @@
 """One unit of measuring: small enough that an interruption loses seconds."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from calibrate.layers import Layer
 from perfmodel.documents.base import Document, Record
@@ -42,14 +42,6 @@ class ReplayTask(Record):
     model_spec: ModelSpec | None = None
     """... from this, or from the reference model of the workload's name."""
     target_s: float
-    beside_steps: bool = False
-    """Whether real steps take turns with it; not of a document, which cannot be run."""
-
-    @model_validator(mode="after")
-    def _runnable(self) -> Self:
-        if self.beside_steps and self.document is not None:
-            raise ValueError(f"beside_steps must be false of a document, got {self.document}")
-        return self
 
 
 class LayersTask(Record):
@@ -75,21 +67,6 @@ class StepTask(Record):
     target_s: float
     min_steps: Annotated[int, Field(ge=1)] = 4
     """However long they take."""
-    is_replayed: bool = False
-    """Whether its own trace is replayed in turn with its steps; one rank only."""
-
-    @model_validator(mode="after")
-    def _replayed_alone(self) -> Self:
-        if self.is_replayed and self.setting.world_size > 1:
-            raise ValueError(
-                f"is_replayed must be false on several ranks, got {self.setting.world_size} ranks"
-            )
-        return self
-
-
-def replay_name(steps: str) -> str:
-    """Of the replay that takes turns with a task's steps."""
-    return f"{steps} replayed"
 
 
 class CollectiveTask(Record):

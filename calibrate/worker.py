@@ -59,11 +59,8 @@ from perfmodel.documents.observation import (
     WorkloadObservation,
 )
 from perfmodel.layout.layout import Synchronisation
-from perfmodel.layout.run_setting import RunSetting
 
 _DEVICE_STREAM_STEPS = 5
-#: Two turns.
-_STEPS_BESIDE = 6
 
 
 @record
@@ -117,7 +114,7 @@ def _carrier(session: Session, tasks: Sequence[Task]) -> Iterator[Callable[[Task
         found = _PROBES[type(task)](session, task)
         if found is None:
             return None
-        return "\n".join(entry.model_dump_json() for entry in _each(found))
+        return found.model_dump_json()
 
     alone = {task.name for task in tasks if _wants_own_heap(session, task)}
     if not alone or session.rank != 0:
@@ -125,10 +122,6 @@ def _carrier(session: Session, tasks: Sequence[Task]) -> Iterator[Callable[[Task
         return
     with own_heaps(observe, imports=_imported_late(tasks)) as observe_alone:
         yield lambda task: (observe_alone if task.name in alone else observe)(task)
-
-
-def _each(found: Observation | Sequence[Observation]) -> Sequence[Observation]:
-    return found if isinstance(found, Sequence) else (found,)
 
 
 def _imported_late(tasks: Sequence[Task]) -> list[str]:
@@ -161,20 +154,18 @@ def _wants_own_heap(session: Session, task: Task) -> bool:
             return isinstance(task, LayersTask)
 
 
-def _steps(session: Session, task: StepTask) -> Sequence[Observation] | None:
-    """The steps, behind their replay if they have one: with the steps a task is done."""
+def _steps(session: Session, task: StepTask) -> StepObservation | None:
+    """Steps of one setting, on all of its ranks."""
     setting = task.setting
     if not session.takes_part(setting.world_size):
         return None
     started_utc = time.time()
-    replayed = Replayed.beside(session, task) if task.is_replayed else None
     mine = measure_steps(
         session,
         setting,
         target_s=task.target_s,
         min_steps=task.min_steps,
         model_spec=task.model_spec,
-        in_turn=None if replayed is None else replayed.replay.again,
     )
     streams = None
     if session.asynchronous and setting.synchronisation is Synchronisation.NONE:
@@ -183,7 +174,7 @@ def _steps(session: Session, task: StepTask) -> Sequence[Observation] | None:
     gathered = session.gather(mine, world_size=setting.world_size)
     if session.rank != 0:
         return None
-    steps = StepObservation(
+    return StepObservation(
         task=task.name,
         round=task.round,
         started_utc=started_utc,
@@ -192,7 +183,6 @@ def _steps(session: Session, task: StepTask) -> Sequence[Observation] | None:
         device_streams=streams,
         bucket_bytes=buckets if setting.synchronisation is Synchronisation.DDP else (),
     )
-    return (steps,) if replayed is None else (replayed.observation(), steps)
 
 
 def _collective(session: Session, task: CollectiveTask) -> CollectiveObservation | None:
@@ -248,23 +238,8 @@ def _replay(session: Session, task: ReplayTask) -> ReplayObservation | None:
     if session.rank != 0:
         return None
     replayed = Replayed.open(session, task)
-    if not task.beside_steps:
-        replayed.replay.for_about(task.target_s)
-        return replayed.observation()
-    steps = measure_steps(
-        session,
-        RunSetting(
-            workload=task.workload,
-            world_size=1,
-            micro_batch=task.micro_batch,
-            synchronisation=Synchronisation.NONE,
-        ),
-        target_s=task.target_s,
-        min_steps=_STEPS_BESIDE,
-        model_spec=task.model_spec,
-        in_turn=replayed.replay.again,
-    )
-    return replayed.observation(beside=steps)
+    replayed.replay.for_about(task.target_s)
+    return replayed.observation()
 
 
 def _layers(session: Session, task: LayersTask) -> OperatorsObservation | None:
@@ -273,21 +248,17 @@ def _layers(session: Session, task: LayersTask) -> OperatorsObservation | None:
     from calibrate.probes.chain import chosen_layers  # noqa: PLC0415 - scipy, for this task alone
 
     evictor = Evictor(session.device)
-    probes_s = [session.speed_probe(0.0)]
     layers = chosen_layers(session, task)
     chain = [layer for layer in layers if not is_optimizer(layer)]
     operators = measure_layers(session, chain, evictor)
-    probes_s.append(session.speed_probe(0.0))
     optimizers = [
         measure_optimizer(session, layer, evictor) for layer in layers if is_optimizer(layer)
     ]
-    probes_s.append(session.speed_probe(0.0))
     return OperatorsObservation(
         task=task.name,
         round=task.round,
         operators=tuple(operators),
         optimizers=tuple(optimizers),
-        speed_probe_s=tuple(probes_s),
     )
 
 
@@ -352,9 +323,7 @@ def _training(session: Session, task: TrainingTask) -> TrainingObservation | Non
     )
 
 
-_PROBES: Final[
-    dict[type[Any], Callable[[Session, Any], Observation | Sequence[Observation] | None]]
-] = {
+_PROBES: Final[dict[type[Any], Callable[[Session, Any], Observation | None]]] = {
     StepTask: _steps,
     CollectiveTask: _collective,
     OverlapTask: _overlap,

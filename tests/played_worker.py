@@ -28,7 +28,6 @@ def step_observation(
     task: str = "",
     repetition: int = 0,
     step_s: float = 0.01,
-    speed_probe_s: float = 1e-3,
 ) -> StepObservation:
     """Every rank takes the same time for each of its steps, a quarter of it for each phase."""
     steps_s, quarter_s = (step_s,) * NUM_STEPS, (step_s / 4,) * NUM_STEPS
@@ -45,7 +44,6 @@ def step_observation(
                 forward_s=quarter_s,
                 backward_s=quarter_s,
                 optimizer_s=quarter_s,
-                speed_probe_s=(speed_probe_s,) * NUM_STEPS,
             )
             for rank in range(setting.world_size)
         ),
@@ -69,7 +67,6 @@ class PlayedWorker:
     """What a ``FakeLauncher`` does; ``failure`` is raised after so many tasks of all launches."""
 
     step_s: Callable[[RunSetting], float] = constant_step
-    speed_probe_s: float = 1e-3
     fingerprint: str = "here"
     fails_after: int | None = None
     failure: BaseException = field(default_factory=lambda: AssertionError("not to be reached"))
@@ -102,7 +99,6 @@ class PlayedWorker:
                 task=task.name,
                 repetition=task.round,
                 step_s=self.step_s(task.setting),
-                speed_probe_s=self.speed_probe_s,
             ),
         )
         self.finished.append(task.name)

@@ -31,6 +31,11 @@ class HoldoutBudget:
     repetition_s: Seconds
     min_steps: int
 
+    @property
+    def num_repetitions(self) -> int:
+        """Runs of every setting."""
+        return self.num_rounds * PASSES_PER_ROUND
+
 
 #: Repetitions of each setting in one process group: a second one tells as much as a second group.
 PASSES_PER_ROUND: Final = 2

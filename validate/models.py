@@ -1,9 +1,8 @@
 """Use case: run models that no fit has seen, and judge what their traces predict."""
 
 import random
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
@@ -11,21 +10,11 @@ import numpy as np
 
 from calibrate.campaign import Campaign, Progress, measure
 from calibrate.environment import describe_environment
-from calibrate.fit.steps import (
-    Estimate,
-    Repetition,
-    by_setting,
-    estimate,
-    repetition,
-    speed_sensitivity,
-    to_speed,
-    trimmed_mean,
-    typical_speed,
-)
 from calibrate.launch import Launcher
 from calibrate.placement import placement_of, provenance
-from calibrate.replays import Pair, replayed_s, steps_over_replays, to_typical_speed, with_replays
-from calibrate.task import StepTask, Task, replay_name
+from calibrate.replays import with_replays
+from calibrate.summary import Repetition, by_setting, estimate, repetition
+from calibrate.task import ReplayTask, StepTask, Task
 from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import interval, price, timed_workload
 from perfmodel.answer.question import Question
@@ -145,7 +134,7 @@ def file_name(mode: Mode) -> str:
 def rounds(
     settings: Sequence[HeldOutSetting], budget: ModelsBudget, *, seed: int
 ) -> tuple[tuple[Task, ...], ...]:
-    """Runs in random order; on one rank steps and replays take turns, so that both see one machine."""
+    """Runs in random order; those on one rank are replayed as well."""
     result = []
     for index in range(budget.num_rounds):
         tasks: list[Task] = [
@@ -155,72 +144,50 @@ def rounds(
                 setting=run.setting,
                 model_spec=run.model_spec,
                 target_s=budget.repetition_s,
-                is_replayed=run.setting.world_size == 1,
             )
             for run in settings
             for number in range(budget.parallel_repetitions if run.setting.world_size > 1 else 1)
+        ]
+        tasks += [
+            ReplayTask(
+                name=f"{index}: {run.setting.label} replayed",
+                round=index,
+                workload=run.setting.workload,
+                micro_batch=run.setting.micro_batch,
+                model_spec=run.model_spec,
+                target_s=budget.repetition_s,
+            )
+            for run in settings
+            if run.setting.world_size == 1
         ]
         random.Random(f"{seed}-{index}").shuffle(tasks)  # noqa: S311 - an order, no secret
         result.append(tuple(tasks))
     return tuple(result)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
-    """One run as measured."""
-
-    repetitions: tuple[Repetition, ...]
-    factors: tuple[float, ...]
-    """By repetition: what brings it to the machine speed of the calibration."""
-    processor_s: Seconds
-    """At that speed. [s]"""
-    pairs: tuple[Pair, ...] = ()
-    """Of every repetition, where each took turns with a replay of its own."""
-    pair_factor: float = 1.0
-    """What brings those replays to the machine speed of the calibration."""
-
-    def typical(self, phase: str | None = None) -> Estimate:
-        """The whole step, or one phase of it, at the machine speed of the calibration."""
-        if self.pairs:
-            ratio = steps_over_replays(self.pairs, phase)
-            beside_s = self.pair_factor * replayed_s([replay for _, replay in self.pairs], phase)
-            return replace(ratio, value_s=beside_s * ratio.value_s)
-        return estimate(
-            [
-                factor * (entry.step_s if phase is None else entry.phases_s[phase])
-                for factor, entry in zip(self.factors, self.repetitions, strict=True)
-            ]
-        )
-
-
 def judge_models(
     request: ModelsRequest, observations: Sequence[Observation], path: Path
 ) -> ModelsValidationDocument:
     """Put every prediction beside what was measured; measures nothing."""
-    steps = [entry for entry in observations if isinstance(entry, StepObservation)]
+    found = by_setting(
+        repetition(entry) for entry in observations if isinstance(entry, StepObservation)
+    )
     replays = [entry for entry in observations if isinstance(entry, ReplayObservation)]
     profile = request.profile
     uses_replays = request.mode == "measured"
-    found = _found(steps, profile, replays=replays if uses_replays else ())
     if uses_replays:
         profile = with_replays(profile, replays)
-    num_repetitions = round(
-        float(np.median([len(entry.repetitions) for entry in found.values()] or [1]))
-    )
-    machine = profile
+    num_repetitions = round(float(np.median([len(group) for group in found.values()] or [1])))
     traced = _traced(profile, replays, use_measured=uses_replays)
-    if any(entry.pairs for entry in found.values()):
-        known = with_replays(request.profile, replays, in_turn=True)
-        machine = known
     rows = tuple(
         _compared(
             setting,
             found[setting],
             Question(
-                machine=machine if found[setting].pairs else profile,
+                machine=profile,
                 workload=traced[setting.workload],
                 layout=setting.layout,
-                num_repetitions=None if found[setting].pairs else num_repetitions,
+                num_repetitions=num_repetitions,
             ),
             request.mode,
         )
@@ -232,9 +199,7 @@ def judge_models(
             f"{path}: must hold runs of held-out models with their traces, got none; "
             "continue with --resume"
         )
-    slowdown = float(np.median([1 / factor for e in found.values() for factor in e.factors]))
-    steal = steal_share(observations)
-    return _document(request, rows, slowdown=slowdown, steal=steal, path=path)
+    return _document(request, rows, steal=steal_share(observations), path=path)
 
 
 def _traced(
@@ -250,79 +215,27 @@ def _traced(
     }
 
 
-def _found(
-    steps: Sequence[StepObservation],
-    profile: MeasuredMachine,
-    *,
-    replays: Sequence[ReplayObservation],
-) -> dict[RunSetting, _Found]:
-    """Every run at the machine speed of the calibration.
-
-    Curves were measured at another time than the runs: each repetition is brought to that speed by its own
-    speed probe, as far as runs follow theirs. A replay stood beside its run and saw the same
-    machine, better than any probe: then one factor serves both, and where each repetition has one, steps are
-    compared pass by pass.
-    """
-    groups = by_setting(repetition(entry) for entry in steps)
-    repetitions = [entry for group in groups.values() for entry in group]
-    speed_s = typical_speed(repetitions)
-    sensitivity = 0.0 if replays else speed_sensitivity(repetitions)
-    # Replays are brought to that speed as reference models follow it: runs beside them must be as well.
-    exponent = profile.speed_sensitivity if replays else sensitivity
-    drift = {n: (profile.speed_probe_s[n] / probe_s) ** exponent for n, probe_s in speed_s.items()}
-    processor: dict[RunSetting, list[Seconds]] = defaultdict(list)
-    for entry in steps:
-        counted = [trimmed_mean(rank.cpu_s) for rank in entry.ranks if rank.cpu_s]
-        if counted:
-            processor[entry.setting].append(float(np.median(counted)))
-    by_task = {entry.task: entry for entry in replays}
-    pair_factor = to_typical_speed(replays, profile.speed_probe_alone_s, profile.speed_sensitivity)
-    pairs: dict[RunSetting, list[Pair]] = {}
-    for entry in steps:
-        beside = by_task.get(replay_name(entry.task))
-        # A replay is of one pass: steps that accumulate have no like of theirs.
-        if beside is not None and len(entry.ranks) == entry.setting.accumulation == 1:
-            pairs.setdefault(entry.setting, []).append((entry.ranks[0], beside))
-    return {
-        setting: _Found(
-            repetitions=group,
-            factors=tuple(
-                drift[setting.world_size]
-                * to_speed(entry, speed_probe_s=speed_s, sensitivity=sensitivity)
-                for entry in group
-            ),
-            processor_s=drift[setting.world_size] * estimate(processor[setting]).value_s
-            if processor[setting]
-            else 0.0,
-            pairs=tuple(p) if len(p := pairs.get(setting, [])) == len(group) else (),
-            pair_factor=pair_factor,
-        )
-        for setting, group in groups.items()
-    }
-
-
-def _compared(setting: RunSetting, found: _Found, question: Question, mode: Mode) -> ComparedModel:
+def _compared(
+    setting: RunSetting, found: Sequence[Repetition], question: Question, mode: Mode
+) -> ComparedModel:
     step = answer(question)
     predicted_s = interval(step.step_s)
-    measured = found.typical()
-    raw = estimate([entry.step_s for entry in found.repetitions])
+    measured = estimate([entry.step_s for entry in found])
     terms = price(question).terms
     phase_errors = {
-        name: float(terms.compute_s[cause][0]) / found.typical(name).value_s - 1
+        name: float(terms.compute_s[cause][0])
+        / estimate([entry.phases_s[name] for entry in found]).value_s
+        - 1
         for name, cause in (_PHASES if setting.world_size == 1 else {}).items()
     }
-    against_processor = predicted_s.signed_error(found.processor_s) if found.processor_s else 0.0
     return ComparedModel(
         setting=setting,
         mode=mode,
         predicted_s=predicted_s,
         measured_s=measured.value_s,
-        measured_raw_s=raw.value_s,
-        processor_s=found.processor_s,
-        num_repetitions=len(found.repetitions),
+        num_repetitions=measured.num_repetitions,
         measured_relative_error=measured.relative_error,
         signed_error=predicted_s.signed_error(measured.value_s),
-        signed_error_processor=against_processor,
         phase_errors=phase_errors,
         evidence=step.evidence["compute"],
         untimed=question.measured.untimed,
@@ -334,7 +247,6 @@ def _document(
     request: ModelsRequest,
     rows: tuple[ComparedModel, ...],
     *,
-    slowdown: float,
     steal: float,
     path: Path,
 ) -> ModelsValidationDocument:
@@ -349,11 +261,9 @@ def _document(
         profile_digest=request.profile.digest,
         observations_sha256=file_sha256(path),
         mode=request.mode,
-        machine_slowdown=slowdown,
         steal=steal,
         models=rows,
         summary=summary,
-        summary_processor=summarise([row.signed_error_processor for row in single]),
         summary_by_phase={
             name: summarise([row.phase_errors[name] for row in single]) for name in _PHASES
         },

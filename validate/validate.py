@@ -3,16 +3,13 @@
 Never fits: the profile is what it is. Predictions and gates are on disk before the first run.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from calibrate.campaign import Campaign, Progress, measure
 from calibrate.environment import describe_environment
-from calibrate.fit.steps import Repetition, by_setting, estimate, repetition, to_speed
 from calibrate.launch import Launcher
 from calibrate.placement import (
     Placement,
@@ -21,6 +18,7 @@ from calibrate.placement import (
     recorded_conditions,
     refuse_other_machine,
 )
+from calibrate.summary import Estimate, by_setting, estimate, repetition
 from calibrate.topology import LaunchFlags
 from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import check_machine, interval, timed_workload
@@ -36,7 +34,7 @@ from perfmodel.documents.verdicts import (
 from perfmodel.errors import MeasurementFailed, UsageError, refuse_unknown
 from perfmodel.layout.layout import Synchronisation
 from perfmodel.layout.run_setting import RunSetting
-from perfmodel.machine.measured import ASSUMED_SENSITIVITY, MeasuredMachine
+from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.statistics.interval import Interval
 from perfmodel.units import Seconds
 from validate.holdout import (
@@ -99,7 +97,9 @@ def validate(
     settings = holdout_settings(
         profile, num_batches=budget.num_batches, goes_beyond=budget.goes_beyond
     )
-    predicted = predict(profile, settings, earlier=request.earlier)
+    predicted = predict(
+        profile, settings, earlier=request.earlier, num_repetitions=budget.num_repetitions
+    )
     observations = measure(
         Campaign(
             folder=request.folder,
@@ -126,8 +126,9 @@ def predict(
     settings: tuple[RunSetting, ...],
     *,
     earlier: ValidationDocument | None = None,
+    num_repetitions: int = 1,
 ) -> Predicted:
-    """Predict every setting, and the speed-up of those with several ranks."""
+    """Predict every setting as the mean of so many runs, and the speed-up of those with several ranks."""
     check_machine(profile, earlier, None)
     steps = {
         setting: answer(
@@ -136,6 +137,7 @@ def predict(
                 workload=timed_workload(profile, setting.workload),
                 layout=setting.layout,
                 validation=earlier,
+                num_repetitions=num_repetitions,
             )
         )
         for setting in settings
@@ -153,45 +155,12 @@ def predict(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """One setting, measured now."""
-
-    value_s: Seconds
-    """At the machine speed of the calibration."""
-    raw_s: Seconds
-    relative_error: float
-    num_repetitions: int
-
-
-def measured(repetitions: Sequence[Repetition], *, profile: MeasuredMachine) -> Measured:
-    """Typical step over repetitions, as the clock showed it and at the machine speed of the calibration.
-
-    Each repetition is brought to that speed as far as the workload followed it during calibration.
-    """
-    workload = profile.workload(repetitions[0].setting.workload)
-    sensitivity = workload.speed_sensitivity if workload is not None else ASSUMED_SENSITIVITY
-    factors = [
-        to_speed(v, speed_probe_s=profile.speed_probe_s, sensitivity=sensitivity)
-        for v in repetitions
-    ]
-    steps_s = [v.step_s for v in repetitions]
-    at_speed = estimate([s * factor for s, factor in zip(steps_s, factors, strict=True)])
-    return Measured(
-        value_s=at_speed.value_s,
-        raw_s=estimate(steps_s).value_s,
-        relative_error=at_speed.relative_error,
-        num_repetitions=len(repetitions),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """All rows of a validation."""
 
     settings: tuple[ComparedSetting, ...]
     speedups: Mapping[RunSetting, ComparedSpeedup]
     repeats: tuple[Repeat, ...]
-    machine_slowdown: float
     steal: float
 
 
@@ -209,12 +178,10 @@ def compare_observations(
             f"{observations}: {len(missing)} predicted settings were not run, such as {missing[0]}; "
             "continue with --resume"
         )
-    found = {setting: measured(group, profile=profile) for setting, group in repetitions.items()}
-    slowdowns = [
-        entry.speed_probe_s / profile.speed_probe_s[setting.world_size]
+    found = {
+        setting: estimate([entry.step_s for entry in group])
         for setting, group in repetitions.items()
-        for entry in group
-    ]
+    }
     return Comparison(
         settings=tuple(
             compare_setting(setting, predicted_s, found[setting], profile=profile)
@@ -229,26 +196,22 @@ def compare_observations(
             for setting, step_s in _calibrated_steps(profile).items()
             if setting in found
         ),
-        machine_slowdown=float(np.median(slowdowns)),
         steal=steal_share(entries),
     )
 
 
 def compare_setting(
-    setting: RunSetting, predicted_s: Interval, found: Measured, *, profile: MeasuredMachine
+    setting: RunSetting, predicted_s: Interval, found: Estimate, *, profile: MeasuredMachine
 ) -> ComparedSetting:
     """One row of the table."""
     return ComparedSetting(
         setting=setting,
         predicted_s=predicted_s,
         measured_s=found.value_s,
-        measured_raw_s=found.raw_s,
         num_repetitions=found.num_repetitions,
         measured_relative_error=found.relative_error,
         signed_error=predicted_s.signed_error(found.value_s),
-        signed_error_raw=predicted_s.signed_error(found.raw_s),
         is_covered=predicted_s.holds(found.value_s),
-        is_covered_raw=predicted_s.holds(found.raw_s),
         is_extrapolated=is_extrapolated(setting, profile),
     )
 
@@ -274,13 +237,12 @@ def baseline_of(setting: RunSetting) -> RunSetting:
 
 
 def compare_speedup(
-    setting: RunSetting, predicted: Interval, found: Mapping[RunSetting, Measured]
+    setting: RunSetting, predicted: Interval, found: Mapping[RunSetting, Estimate]
 ) -> ComparedSpeedup:
     """Throughput over that of the baseline, predicted and measured."""
     baseline = baseline_of(setting)
     ratio = setting.global_batch / baseline.global_batch
     speedup = ratio * found[baseline].value_s / found[setting].value_s
-    speedup_raw = ratio * found[baseline].raw_s / found[setting].raw_s
     return ComparedSpeedup(
         workload=setting.workload,
         world_size=setting.world_size,
@@ -289,21 +251,17 @@ def compare_speedup(
         bucket_cap_mb=setting.bucket_cap_mb,
         predicted=predicted,
         measured=speedup,
-        measured_raw=speedup_raw,
         signed_error=predicted.signed_error(speedup),
-        signed_error_raw=predicted.signed_error(speedup_raw),
     )
 
 
-def compare_repeat(setting: RunSetting, calibrated_s: Seconds, found: Measured) -> Repeat:
+def compare_repeat(setting: RunSetting, calibrated_s: Seconds, found: Estimate) -> Repeat:
     """A calibrated setting, then and now."""
     return Repeat(
         setting=setting,
         calibrated_s=calibrated_s,
         measured_s=found.value_s,
-        measured_raw_s=found.raw_s,
         signed_error=calibrated_s / found.value_s - 1,
-        signed_error_raw=calibrated_s / found.raw_s - 1,
     )
 
 
@@ -332,24 +290,20 @@ def _document(
         provenance=provenance(describe_environment(), seed=request.seed),
         profile_digest=request.profile.digest,
         observations_sha256=file_sha256(observations),
-        machine_slowdown=comparison.machine_slowdown,
         steal=comparison.steal,
         settings=rows,
         speedups=tuple(speedups.values()),
         repeats=comparison.repeats,
         summary=summary,
         summary_extrapolated=summarise_any([row.signed_error for row in beyond]),
-        summary_raw=summarise([row.signed_error_raw for row in judged]),
         summary_by_workload={
             name: summarise([row.signed_error for row in judged if row.setting.workload == name])
             for name in names
         },
         speedup_summary=speedup_summary,
         speedup_summary_extrapolated=summarise_any([row.signed_error for row in speedups_beyond]),
-        speedup_summary_raw=summarise_any([row.signed_error_raw for row in speedups_judged]),
         noise_floor=summarise_any([repeat.signed_error for repeat in comparison.repeats]),
         coverage=coverage,
-        coverage_raw=fraction(row.is_covered_raw for row in rows),
         gates=gates,
         passed=passed(gates),
     )

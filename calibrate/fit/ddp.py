@@ -6,12 +6,11 @@ scale of the all-reduce and the two interference speeds from several ranks.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 from scipy.optimize import least_squares, nnls
 
-from calibrate.fit.steps import Repetition, to_speed
+from calibrate.summary import Repetition
 from perfmodel.answer.measured import step_times
 from perfmodel.arrays import FloatArray
 from perfmodel.cost.machine import CostModel
@@ -48,7 +47,6 @@ def fit_bucket_costs(
     groups: Mapping[RunSetting, Sequence[Repetition]],
     workloads: Mapping[str, MeasuredWorkload],
     *,
-    speed_probe_s: Mapping[int, Seconds],
     rng: np.random.Generator,
 ) -> tuple[BucketCosts, FloatArray]:
     """Fit DDP's own work, from one rank under DDP minus the bare module in the same round.
@@ -69,17 +67,14 @@ def fit_bucket_costs(
             synchronisation=Synchronisation.NONE,
         )
         workload = workloads[setting.workload]
-        at_speed = partial(
-            to_speed, speed_probe_s=speed_probe_s, sensitivity=workload.speed_sensitivity
-        )
-        steps_s = {v.round: v.step_s * at_speed(v) for v in groups.get(bare, ())}
+        steps_s = {v.round: v.step_s for v in groups.get(bare, ())}
         buckets = gradient_buckets(workload.workload, setting.layout)
         size = float(sum(bucket.size_bytes for bucket in buckets))
         rows += [
             (
                 float(len(buckets)),
                 size,
-                v.step_s * at_speed(v) - steps_s[v.round],
+                v.step_s - steps_s[v.round],
                 steps_s[v.round],
             )
             for v in repetitions

@@ -1,4 +1,4 @@
-"""Prices of single operators from their timings: curves by family, steps measured in place, overheads."""
+"""Durations of single operators from their timings: curves by family, steps timed in place."""
 
 import math
 from collections import defaultdict
@@ -8,28 +8,15 @@ from typing import Final
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
-from scipy.optimize import lsq_linear, minimize, nnls
+from scipy.optimize import minimize, nnls
 
-from calibrate.fit.overheads import (
-    ASSUMED_ERROR,
-    NO_OVERHEAD,
-    PassRow,
-    call_counts,
-    fit_overhead,
-    real_s_of,
-    root_mean_square,
-)
-from calibrate.fit.steps import trimmed_mean
-from calibrate.replays import measured_steps, of_newest_traces, to_typical_speed
+from calibrate.replays import measured_steps, of_newest_traces, replayed_s
+from calibrate.summary import typical
 from perfmodel.arrays import FloatArray
 from perfmodel.cost.families import (
-    FRESH_KIND,
-    OPTIMIZER_FRESH_KIND,
     GaussianProcess,
     family,
     features,
-    fresh_s,
-    is_optimizer_family,
     optimizer_family,
     optimizer_features,
     optimizer_work,
@@ -37,15 +24,14 @@ from perfmodel.cost.families import (
     work,
 )
 from perfmodel.cost.operators import OPTIMIZER_TRAFFIC, OperatorPrices, work_s
+from perfmodel.cost.terms import CurveDraws
 from perfmodel.documents.observation import (
-    IsolatedOperator,
     Observation,
     OperatorsObservation,
     OptimizerPoint,
     ReplayObservation,
 )
 from perfmodel.machine.measured import (
-    ASSUMED_SENSITIVITY,
     ComputeRate,
     MeasuredWorkload,
     OperatorCosts,
@@ -128,48 +114,13 @@ class Timing:
     """Of each kind of work."""
 
 
-def fresh_byte_s(timings: Mapping[str, Sequence[Timing]]) -> Seconds:
-    """What the first touch of a page costs per byte, beside the writing; the same in all families. [s]
-
-    Pages do not care who touches them, and most families hold no result that large: whatever times
-    exceed that is alike in those that do.
-    """
-    found: list[float] = []
-    for group in timings.values():
-        large = [t for t in group if _fresh_bytes(t)]
-        usual = [t for t in group if not _fresh_bytes(t)]
-        if large and len(usual) >= _ENOUGH_POINTS:
-            unit_s = unit_costs(usual)
-            found += [
-                (t.time_s - work_s(t.units, unit_s, least_s=0.0)) / _fresh_bytes(t) for t in large
-            ]
-    return max(0.0, float(np.median(found))) if found else 0.0
-
-
-def _rest_s(timing: Timing, unit_s: Sequence[Seconds]) -> Seconds:
-    """Without fresh pages; something is always left. [s]"""
-    return max(timing.time_s - fresh_s(timing.units, unit_s), 0.1 * timing.time_s)
-
-
-def _fresh_bytes(timing: Timing) -> float:
-    """None of an optimizer, whose kinds of work are others."""
-    return timing.units[FRESH_KIND] if len(timing.units) > FRESH_KIND else 0.0
-
-
 def fit_family(
     name: str,
     timings: Sequence[Timing],
     *,
     most_points: int = MOST_POINTS,
-    known_s: Mapping[int, Seconds] | None = None,
 ) -> OperatorFamily:
-    """A curve through the ratios of a family's times to those of the work.
-
-    Parameters
-    ----------
-    known_s
-        Time per unit of kinds of work that all families have in common, by position.
-    """
+    """A curve through the ratios of a family's times to those of the work."""
     width = max((len(timing.features) for timing in timings), default=0)
     members = [timing for timing in timings if len(timing.features) == width]
     if len(members) > most_points:
@@ -178,12 +129,9 @@ def fit_family(
     flop_per_s = max(timing.flop / timing.time_s for timing in members)
     bytes_per_s = max(timing.moved_bytes / timing.time_s for timing in members) or 1e9
     least_s = min(timing.time_s for timing in members)
-    unit_s = unit_costs(members, known_s)
+    unit_s = unit_costs(members)
     ratios = np.log(
-        [
-            _rest_s(timing, unit_s) / work_s(timing.units, unit_s, least_s=least_s)
-            for timing in members
-        ]
+        [timing.time_s / work_s(timing.units, unit_s, least_s=least_s) for timing in members]
     )
     points = np.array([timing.features for timing in members])
     process = fit_gaussian_process(points, ratios)
@@ -201,29 +149,18 @@ def fit_family(
     )
 
 
-def unit_costs(
-    timings: Sequence[Timing], known_s: Mapping[int, Seconds] | None = None
-) -> tuple[Seconds, ...]:
+def unit_costs(timings: Sequence[Timing]) -> tuple[Seconds, ...]:
     """Time per unit of each kind of work, none negative, that comes closest in log. [s]
 
     Squares of ``sum - time`` over ``sum * time``, which are those of logarithms as far as both are close.
-    What is known already is kept.
     """
     units = np.array([timing.units for timing in timings])
     time_s = np.array([timing.time_s for timing in timings])
     scale = np.maximum(units.max(axis=0), 1.0)
-    kept, is_free = np.zeros(units.shape[1]), np.ones(units.shape[1])
-    for kind, each_s in (known_s or {}).items():
-        if kind < len(kept):
-            kept[kind], is_free[kind] = each_s * scale[kind], 0.0
-    free = units / scale * is_free
-    fixed_s = units / scale @ kept
-    expected_s = time_s
-    found = kept
+    expected_s, found = time_s, np.zeros(units.shape[1])
     for _ in range(_REWEIGHTINGS):
         weights = 1 / np.sqrt(time_s * expected_s)
-        rest, _ = nnls(free * weights[:, None], np.maximum(time_s - fixed_s, 0.0) * weights)
-        found = kept + rest
+        found, _ = nnls(units / scale * weights[:, None], time_s * weights)
         expected_s = np.maximum(units / scale @ found, 0.1 * time_s)
     return tuple(float(value) for value in found / scale)
 
@@ -234,12 +171,10 @@ _FEW_POINTS = 60
 _STREAMING = ("pointwise", "copy", "function")
 #: Below the resolution of any clock.
 _SMALLEST_S = 1e-8
-#: Share of repeats that are not believed.
-_INTERRUPTED = 1 / 6
-#: Passes of reference models that tell a factor from a constant per call.
-_ENOUGH_ROWS = 8
-#: Bounds of both.
-_BELIEVED = (0.5, -math.inf), (2.0, math.inf)
+#: Sums over reference models are no better known than this, whatever few of them say.
+_SMALLEST_ERROR = 0.02
+#: Of sums that no reference model was compared with.
+_ASSUMED_ERROR = 0.1
 
 
 def fit_operators(
@@ -247,29 +182,20 @@ def fit_operators(
     *,
     workloads: Sequence[MeasuredWorkload],
     rates: Sequence[ComputeRate],
-    speed_probe_s: Seconds,
-    sensitivity: float,
-    keeps_memory: bool = False,
 ) -> OperatorCosts | None:
     """Everything that prices traced workloads, or ``None`` where no operator was timed.
 
     Parameters
     ----------
     workloads
-        Reference models with their real steps, which tell what a step adds to its operators.
-    speed_probe_s
-        The machine speed to which everything is brought. [s]
-    sensitivity
-        Exponent by which work follows the speed probe.
-    keeps_memory
-        Whether no result lies in pages that are touched for the first time.
+        Reference models with their real steps: how far sums of operators are off.
     """
     layers = [entry for entry in observations if isinstance(entry, OperatorsObservation)]
     replays = of_newest_traces([e for e in observations if isinstance(e, ReplayObservation)])
     if not layers and not replays:
         return None
-    timings = _timings(layers, speed_probe_s, sensitivity)
-    families = _families(timings, most_points=MOST_POINTS, keeps_memory=keeps_memory)
+    timings = _timings(layers)
+    families = _families(timings, most_points=MOST_POINTS)
     everything = [timing for group in timings.values() for timing in group]
     draft = OperatorCosts(
         peak_flop_per_s=_peak(
@@ -280,44 +206,27 @@ def fit_operators(
             + [rate.bytes_per_s for rate in rates]
         ),
         families=families,
-        measured=measured_steps(replays, to_typical_speed(replays, speed_probe_s, sensitivity)),
-        overhead=NO_OVERHEAD,
-        curve_log_error=ASSUMED_ERROR,
+        measured=measured_steps(replays),
+        replay_log_error=_ASSUMED_ERROR,
+        curve_log_error=_ASSUMED_ERROR,
     )
-    draft = replace(draft, overhead=fit_overhead(draft.measured, replays, workloads))
-    rows = _curve_rows(draft, replays, workloads)
-    asynchronous = any(entry.phases[0].dispatch_forward for entry in workloads)
-    return _brought_to_steps(draft, rows, asynchronous=asynchronous)
+    return replace(
+        draft,
+        replay_log_error=_sum_error(draft, replays, workloads, use_measured=True),
+        curve_log_error=_sum_error(draft, replays, workloads, use_measured=False),
+    )
 
 
-def fit_curves(
-    layers: Sequence[OperatorsObservation], *, keeps_memory: bool = False
-) -> tuple[OperatorFamily, ...]:
-    """Curves of all families in a hurry: good enough to see where they are in uncertainty."""
-    if not layers:
-        return ()
-    speed_s = trimmed_mean([trimmed_mean(entry.speed_probe_s) for entry in layers])
-    timings = _timings(layers, speed_s, ASSUMED_SENSITIVITY)
-    return _families(timings, most_points=_FEW_POINTS, keeps_memory=keeps_memory)
+def fit_curves(layers: Sequence[OperatorsObservation]) -> tuple[OperatorFamily, ...]:
+    """Curves of all families in a hurry: good enough to see where they are uncertain."""
+    return _families(_timings(layers), most_points=_FEW_POINTS)
 
 
 def _families(
-    timings: Mapping[str, Sequence[Timing]], *, most_points: int, keeps_memory: bool
+    timings: Mapping[str, Sequence[Timing]], *, most_points: int
 ) -> tuple[OperatorFamily, ...]:
-    known: dict[int, Seconds] = {}
-    known_of_optimizers: dict[int, Seconds] = {}
-    if keeps_memory:
-        known, known_of_optimizers = {FRESH_KIND: 0.0}, {OPTIMIZER_FRESH_KIND: 0.0}
-    elif (fresh_s := fresh_byte_s(timings)) > 0:
-        known = {FRESH_KIND: fresh_s}
     return tuple(
-        fit_family(
-            name,
-            group,
-            most_points=most_points,
-            known_s=known_of_optimizers if is_optimizer_family(name) else known,
-        )
-        for name, group in sorted(timings.items())
+        fit_family(name, group, most_points=most_points) for name, group in sorted(timings.items())
     )
 
 
@@ -325,23 +234,15 @@ def _peak(rates: Iterable[float]) -> float:
     return max(rates, default=1e9) or 1e9
 
 
-def _timings(
-    layers: Sequence[OperatorsObservation], speed_probe_s: Seconds, sensitivity: float
-) -> dict[str, list[Timing]]:
-    """Times by family, at one machine speed, which they follow with an exponent."""
-
-    def factor(timed: IsolatedOperator | OptimizerPoint, entry: OperatorsObservation) -> float:
-        """To that speed by the probes before each time, or without any by those around all."""
-        probe_s = trimmed_mean(timed.speed_probe_s or entry.speed_probe_s)
-        return float((speed_probe_s / probe_s) ** sensitivity)
-
+def _timings(layers: Sequence[OperatorsObservation]) -> dict[str, list[Timing]]:
+    """Times by family."""
     groups: dict[str, list[Timing]] = defaultdict(list)
     for entry in layers:
         for timed in entry.operators:
             operator = timed.operator
             timing = Timing(
                 features=features(operator),
-                time_s=factor(timed, entry) * _typical_s(timed.times_s),
+                time_s=typical(timed.times_s),
                 flop=operator.flop,
                 moved_bytes=operator.read_bytes + operator.written_bytes,
                 units=work(operator),
@@ -353,88 +254,55 @@ def _timings(
                 groups[wider].append(timing)
         for point in entry.optimizers:
             name = optimizer_family(point.optimizer, point.implementation)
-            groups[name].append(_optimizer_timing(point, factor(point, entry)))
+            groups[name].append(_optimizer_timing(point))
     return groups
 
 
-def _typical_s(times_s: Sequence[Seconds]) -> Seconds:
-    """The time inside a step: a mean, since times are added up. [s]
-
-    Without the slowest sixth, which met interruptions.
-    """
-    kept = sorted(times_s)[: math.ceil(len(times_s) * (1 - _INTERRUPTED))]
-    return max(_SMALLEST_S, float(np.mean(kept)))
-
-
-def _optimizer_timing(point: OptimizerPoint, factor: float) -> Timing:
+def _optimizer_timing(point: OptimizerPoint) -> Timing:
     """One tensor's share of a typical step."""
     return Timing(
         features=optimizer_features(point.tensor_bytes, point.tensor_bytes * point.num_tensors),
-        time_s=factor * trimmed_mean(point.times_s) / point.num_tensors,
+        time_s=typical(point.times_s) / point.num_tensors,
         flop=0.0,
         moved_bytes=OPTIMIZER_TRAFFIC[point.optimizer] * point.tensor_bytes,
         units=optimizer_work(point.tensor_bytes),
     )
 
 
-def _curve_rows(
+def _sum_error(
     draft: OperatorCosts,
     replays: Sequence[ReplayObservation],
     workloads: Sequence[MeasuredWorkload],
-) -> list[PassRow]:
-    """Forward and backward passes of the reference models: real time, that by curves alone, calls.
-
-    Without what every call takes beyond its price, whatever the price comes from.
-    """
+    *,
+    use_measured: bool,
+) -> float:
+    """How far sums of operators are off the passes of the reference models: root mean square, in log."""
     known = {entry.workload.name: entry for entry in workloads}
-    bare = replace(draft, overhead=NO_OVERHEAD)
-    prices = OperatorPrices(bare, use_measured=False)
-    rows = []
-    for (name, micro_batch), entry in {
-        (e.workload, e.micro_batch): e for e in replays if e.traced is not None
-    }.items():
-        if entry.traced is None or name not in known:
+    costs = OperatorPrices(draft, use_measured=use_measured)
+    errors = []
+    for entry in {(e.workload, e.micro_batch): e for e in replays}.values():
+        if entry.workload not in known or (entry.traced is None and not use_measured):
             continue
-        for phase, price in prices.step(entry.traced.at(micro_batch=micro_batch)).items():
-            if phase is not Phase.OPTIMIZER:
-                calls = call_counts(entry)[phase.value]
-                overhead_s = getattr(draft.overhead, f"{phase.value}_s") * calls
-                real_s = real_s_of(known[name], phase.value, micro_batch) - overhead_s
-                rows.append((max(real_s, _SMALLEST_S), price.time_s, calls))
-    return rows
+        sums = (
+            {phase: replayed_s([entry], phase.value) for phase in Phase}
+            if entry.traced is None
+            else {
+                phase: found.time_s
+                for phase, found in costs.step(
+                    entry.traced.at(micro_batch=entry.micro_batch)
+                ).items()
+            }
+        )
+        for phase in (Phase.FORWARD, Phase.BACKWARD):
+            real_s = _phase_s(known[entry.workload], phase, entry.micro_batch)
+            errors.append(math.log(max(sums[phase], _SMALLEST_S) / max(real_s, _SMALLEST_S)))
+    if not errors:
+        return _ASSUMED_ERROR
+    return max(_SMALLEST_ERROR, math.sqrt(sum(error**2 for error in errors) / len(errors)))
 
 
-def _brought_to_steps(
-    draft: OperatorCosts, rows: Sequence[PassRow], *, asynchronous: bool
-) -> OperatorCosts:
-    """Curves as steps are: ``real = factor * curve + constant * calls``, by least relative squares.
-
-    A row of layers that found its memory there is kinder than a step to what works long, and harder on
-    short calls, which start from emptier caches. Few passes, or those of an asynchronous device, whose
-    calls are the host's, tell the factor alone, by a median.
-    """
-    if not rows:
-        return draft
-    real_s, curve_s, calls = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
-    factor, call_s = float(np.exp(np.median(np.log(real_s / curve_s)))), 0.0
-    if len(rows) >= _ENOUGH_ROWS and not asynchronous:
-        terms = np.stack([curve_s / real_s, calls / real_s], axis=1)
-        factor, call_s = map(float, lsq_linear(terms, np.ones(len(rows)), bounds=_BELIEVED).x)
-    left = np.log(np.maximum(factor * curve_s + call_s * calls, _SMALLEST_S) / real_s)
-    return replace(
-        draft,
-        families=tuple(_slower(entry, factor) for entry in draft.families),
-        curve_call_s=call_s,
-        curve_log_error=root_mean_square(left),
-    )
-
-
-def _slower(family: OperatorFamily, factor: float) -> OperatorFamily:
-    """A family's curve in steps; an optimizer's is left, timed as the one call that it is."""
-    if is_optimizer_family(family.name):
-        return family
-    return replace(
-        family,
-        unit_s=tuple(each_s * factor for each_s in family.unit_s),
-        least_s=family.least_s * factor,
-    )
+def _phase_s(workload: MeasuredWorkload, phase: Phase, micro_batch: int) -> Seconds:
+    """What a phase of a reference model takes in its steps. [s]"""
+    points = getattr(workload.phases[0], phase.value)
+    draws = CurveDraws.sample(points, num_draws=1, rng=np.random.default_rng(0))
+    return float(draws.read(micro_batch)[0])

@@ -12,18 +12,8 @@ from scipy.optimize import isotonic_regression
 from calibrate.campaign import fingerprint_of
 from calibrate.fit.ddp import fit_bucket_costs, fit_ddp, fit_residual
 from calibrate.fit.operators import fit_operators
-from calibrate.fit.steps import (
-    by_setting,
-    estimate,
-    fit_workload,
-    repetition,
-    repetition_errors,
-    round_error,
-    single_steps,
-    typical_speed,
-    with_device_streams,
-)
-from calibrate.placement import keeps_memory
+from calibrate.fit.steps import fit_workload, single_steps, with_device_streams
+from calibrate.summary import by_setting, estimate, repeatability, repetition
 from perfmodel.documents.base import Provenance, file_sha256
 from perfmodel.documents.observation import (
     CheckpointObservation,
@@ -89,17 +79,7 @@ def fit_profile(
         observations,
         workloads=draft.workloads,
         rates=draft.rates,
-        speed_probe_s=draft.speed_probe_alone_s,
-        sensitivity=draft.speed_sensitivity,
-        keeps_memory=keeps_memory(draft.variables, device_kind=draft.device_kind),
     )
-    if operators is not None:
-        off = repetition_errors(
-            [repetition(entry) for entry in steps],
-            speed_probe_s=draft.speed_probe_s,
-            sensitivities={w.workload.name: w.speed_sensitivity for w in draft.workloads},
-        )
-        operators = replace(operators, repetition_errors=off)
     return ProfileDocument(
         schema_version=ProfileDocument.current_version,
         provenance=provenance,
@@ -112,19 +92,14 @@ def _draft(observations: Sequence[Observation], environment: dict[str, Any]) -> 
     """Everything but DDP's own costs, which are fitted on top of it."""
     steps = _of(observations, StepObservation)
     repetitions = [repetition(observation) for observation in steps]
-    speed_probe_s = typical_speed(repetitions)
-    slowdowns = [
-        entry.speed_probe_s / speed_probe_s[entry.setting.world_size] for entry in repetitions
-    ]
     workloads = []
     for traced in _of(observations, WorkloadObservation):
         name = traced.workload.name
         mine = [entry for entry in repetitions if entry.setting.workload == name]
         if mine:
-            fitted = fit_workload(traced.workload, mine, speed_probe_s=speed_probe_s)
+            fitted = fit_workload(traced.workload, mine)
             raw = [entry for entry in steps if entry.setting.workload == name]
             workloads.append(with_device_streams(fitted, raw))
-    sensitivities = {w.workload.name: w.speed_sensitivity for w in workloads}
     device_kind: Literal["cpu", "cuda"] = (
         "cuda" if any(entry.device_streams for entry in steps) else "cpu"
     )
@@ -140,8 +115,6 @@ def _draft(observations: Sequence[Observation], environment: dict[str, Any]) -> 
         num_nodes=1,
         num_rounds=1 + max(entry.round for entry in steps),
         environment=environment,
-        speed_probe_s=speed_probe_s,
-        speed_spread=float(np.log(slowdowns).std()),
         workloads=tuple(workloads),
         collectives=collectives,
         overlaps=_overlaps(_of(observations, OverlapObservation)),
@@ -149,12 +122,8 @@ def _draft(observations: Sequence[Observation], environment: dict[str, Any]) -> 
         residual=Residual(single_log_errors=(), ddp_log_errors=()),
         rates=rates,
         dispatch_s=next((rate.time_s for rate in rates if rate.probe == "dispatch"), 0.0),
-        round_error=round_error(
-            repetitions, speed_probe_s=speed_probe_s, sensitivities=sensitivities
-        ),
-        steps=single_steps(
-            by_setting(repetitions), speed_probe_s=speed_probe_s, sensitivities=sensitivities
-        ),
+        repeatability=repeatability(repetitions),
+        steps=single_steps(by_setting(repetitions)),
         checkpoint=checkpoint_profile(_of(observations, CheckpointObservation)),
         undetermined=(),
         steal=steal_share(observations),
@@ -168,7 +137,6 @@ def _with_ddp(
     buckets, bucket_draws = fit_bucket_costs(
         by_setting([repetition(observation) for observation in steps]),
         {entry.workload.name: entry for entry in draft.workloads},
-        speed_probe_s=draft.speed_probe_s,
         rng=rng,
     )
     costs, errors = fit_ddp(draft, buckets=buckets, bucket_draws=bucket_draws, rng=rng)

@@ -4,12 +4,10 @@ An operator that is repeated on its own finds its data in the caches and its res
 has just given back; with the caches emptied it finds nothing. In a step it is neither: what its
 predecessor made was just written, parameters and saved activations were last touched a whole pass
 ago, and results lie in memory that is allocated anew. So layers of all kinds stand in a row, and each
-operator is timed where it stands, with the speed that the processor has there: it may change at any
-moment.
+operator is timed where it stands.
 """
 
 import json
-import os
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,32 +18,27 @@ import torch
 
 from calibrate.fit.operators import fit_curves
 from calibrate.layers import Layer, Places, is_optimizer, most_telling, places
-from calibrate.placement import keeps_memory
 from calibrate.probes.layers import RecordedLayer, layer_operators, recorded_layer
-from calibrate.probes.optimizers import Evictor, steady
+from calibrate.probes.optimizers import Evictor
 from calibrate.probes.replay import Passes, made_up, without_denormals
 from calibrate.probes.session import Session
 from calibrate.task import LayersTask
-from perfmodel.cost.families import FRESH_BYTES, optimizer_family, optimizer_features
+from perfmodel.cost.families import optimizer_family, optimizer_features
 from perfmodel.documents.observation import IsolatedOperator, OperatorsObservation
 from perfmodel.units import MIB, Bytes, Seconds
 from perfmodel.workload.operator import Call, Operator, Phase, TensorSpec
 from perfmodel.workload.step import Segment, StepMethod, TracedParameter, TracedStep
 
 _PASSES: Final = 2
-#: After the first, until so many have found their memory there.
-_MOST_PASSES: Final = 6
+#: By the second pass most memory has been handed out.
+_WARM_UPS: Final = 2
 #: Blocks of a network are alike: the second one finds the code of the first at hand, not its data.
 _REPEATS: Final = 3
 #: A layer that alone makes more than a pass should is as good as a row of them.
 _REPEATS_OF_LARGE: Final = 2
-#: What a pass makes at most. Where it is not told to keep memory, the C library gives what lies above
-#: 64 MiB at the end of the heap back as soon as it is free, and every page of it costs a fault when it
-#: is used again; in most training, and so here, memory is found again.
+#: What a pass makes at most. The C library gives what lies above 64 MiB at the end of the heap back as
+#: soon as it is free, and every page of it costs a fault when it is used again.
 _CHAIN_BYTES: Final = 48 * MIB
-#: Largest result that the C library takes from its heap once it has seen a block of that size freed,
-#: its own header and alignment left out.
-_LARGEST_BYTES: Final = FRESH_BYTES - 2**16
 #: Read and written between layers: weights of other layers go through the second cache, and push out
 #: what the interpreter and light operators have there.
 _BETWEEN: Final = TensorSpec(shape=(2**20,), dtype="bool")
@@ -69,8 +62,6 @@ class Chain:
     """Operators whose times are wanted."""
     handed: frozenset[int]
     """Operators that stand in for a layer before."""
-    between: frozenset[int]
-    """Operators that stand for the weights of other layers, before each layer."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,7 +71,6 @@ class _Composer:
     calls: list[Call] = field(default_factory=list)
     timed: set[tuple[int, Phase]] = field(default_factory=set)
     handed: set[int] = field(default_factory=set)
-    between: set[int] = field(default_factory=set)
 
     def p2p(self, spec: TensorSpec) -> None:
         """What the layer before would make: fresh in memory and in the caches."""
@@ -92,9 +82,7 @@ class _Composer:
     def pass_weights(self, phase: Phase) -> None:
         """What the weights of a heavier layer leave of the caches."""
         self.operators.append(_copy(_BETWEEN))
-        position = len(self.operators) - 1
-        self.between.add(position)
-        self.calls.append(Call(operator=position, phase=phase, module=""))
+        self.calls.append(Call(operator=len(self.operators) - 1, phase=phase, module=""))
 
     def run(self, recorded: RecordedLayer, phase: Phase) -> None:
         for operator, at in recorded.calls:
@@ -139,7 +127,6 @@ def chained(layers: Sequence[RecordedLayer]) -> Chain:
         step=step,
         timed=frozenset(composer.timed),
         handed=frozenset(composer.handed),
-        between=frozenset(composer.between),
     )
 
 
@@ -159,7 +146,6 @@ def measure_layers(
     session: Session, layers: Sequence[Layer], evictor: Evictor
 ) -> list[IsolatedOperator]:
     """Time every operator of some layers inside steps that consist of them."""
-    torch.empty(_LARGEST_BYTES, dtype=torch.uint8)
     recorded = [recorded_layer(layer, session.device) for layer in layers]
     most_bytes = _CHAIN_BYTES // _REPEATS
     return [
@@ -207,37 +193,24 @@ def _measured(
             # What layers hand on is of the size of 1, and some functions take longer then than near 0.
             passes.lasting[number].normal_()
 
-    def timed_pass() -> tuple[list[Seconds], list[tuple[Seconds, ...]]]:
-        """Duration of every call, and the speed probe before its layer, if there is one."""
+    def timed_pass() -> list[Seconds]:
+        """Duration of every call. [s]"""
         # An optimizer that goes over parameters and states leaves nothing else in the caches.
         evictor.evict()
         clock = passes.new_clock()
-        probes_s: list[tuple[Seconds, ...]] = []
-
-        def look(operator: int) -> None:
-            # The first call is one of these, and what is in the caches is pushed out by them anyway.
-            is_due = operator in chain.between
-            probes_s.append(session.speed_now() if is_due else probes_s[-1])
-
-        passes.run(clock, before=look)
-        return passes.durations_s(clock), probes_s
+        passes.run(clock)
+        return passes.durations_s(clock)
 
     times: dict[tuple[int, Phase], list[Seconds]] = defaultdict(list)
-    speeds: dict[tuple[int, Phase], list[Seconds]] = defaultdict(list)
     with without_denormals():
-        timed_pass()
-        for durations_s, probes_s in steady(timed_pass, count=_PASSES, most=_MOST_PASSES):
-            for call, duration_s, probe_s in zip(
-                passes.flow.calls, durations_s, probes_s, strict=True
-            ):
+        for durations_s in [timed_pass() for _ in range(_WARM_UPS + _PASSES)][_WARM_UPS:]:
+            for call, duration_s in zip(passes.flow.calls, durations_s, strict=True):
                 times[call.operator, call.phase].append(duration_s)
-                speeds[call.operator, call.phase] += probe_s
     return [
         IsolatedOperator(
             operator=chain.step.operators[key[0]],
             phase=key[1],
             times_s=tuple(all_s),
-            speed_probe_s=tuple(speeds[key]),
         )
         for key, all_s in times.items()
         if key in chain.timed and key[0] not in passes.failed
@@ -251,8 +224,7 @@ def chosen_layers(session: Session, task: LayersTask) -> Sequence[Layer]:
     """What to time; the same whenever the same tasks are on disk before it."""
     if task.num_timed >= len(task.layers):
         return task.layers
-    keeps = keeps_memory(os.environ, device_kind="cuda" if session.asynchronous else "cpu")
-    curves = fit_curves(timed_before(session.observations), keeps_memory=keeps)
+    curves = fit_curves(timed_before(session.observations))
     known = {entry.name: entry for entry in curves}
     candidates = [_places(layer, session.device) for layer in task.layers]
     chosen = most_telling(candidates, known, count=task.num_timed)

@@ -1,14 +1,13 @@
 """Steps of an optimizer over equal tensors, as they follow a backward pass."""
 
 import os
-import resource
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import torch
 from torch import nn
@@ -91,38 +90,11 @@ def _read(
     return time.perf_counter() - started_s
 
 
-_T = TypeVar("_T")
-
-#: The interpreter touches some new pages whatever is measured; a large tensor has far more.
-_FEW_PAGES: Final = 256
-
-
-def steady(act: Callable[[], _T], *, count: int, most: int) -> list[_T]:
-    """Results of the first ``count`` repeats that touch no new memory.
-
-    The heap grows with the first steps, and now and then with a later one, until its holes fit: each
-    page costs a fault then, which can take ten times as long as filling it. A heap that gives memory
-    back grows in every step: where ``most`` repeats all touch some, the last ones count as they are.
-    """
-    found: list[_T] = []
-    without_growth: list[_T] = []
-    while len(found) < most and len(without_growth) < count:
-        before = _touched_pages()
-        found.append(act())
-        if _touched_pages() - before <= _FEW_PAGES:
-            without_growth.append(found[-1])
-    return without_growth or found[-count:]
-
-
-def _touched_pages() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-
-
 #: Larger than the last cache of common hosts, so that reading it evicts everything else.
 _EVICTION_BYTES: Final = 48 * MIB
 _REPEATS: Final = 4
-#: After the first, which makes the states, until so many have found their memory there.
-_MOST_REPEATS: Final = 8
+#: The first makes the states; by the second most memory has been handed out.
+_WARM_UPS: Final = 2
 #: A gradient as training has them.
 _ORDINARY: Final = 1e-3
 
@@ -152,23 +124,20 @@ def measure_optimizer(session: Session, layer: Layer, evictor: Evictor) -> Optim
     parameters = [nn.Parameter(torch.zeros(size, device=session.device)) for _ in range(count)]
     optimizer = make_optimizer(parameters, name=name, implementation=implementation)
 
-    def timed_step() -> tuple[Seconds, tuple[Seconds, ...]]:
-        probe_s = session.speed_now()
+    def timed_step() -> Seconds:
         evictor.evict()
         for parameter in parameters:
             parameter.grad = torch.full_like(parameter, _ORDINARY)
         (time_s,) = session.time_repeats(lambda: _step(optimizer), repeats=1)
-        return time_s, probe_s
+        return time_s
 
-    timed_step()
-    times_s, probes_s = zip(*steady(timed_step, count=_REPEATS, most=_MOST_REPEATS), strict=True)
+    times_s = [timed_step() for _ in range(_WARM_UPS + _REPEATS)][_WARM_UPS:]
     return OptimizerPoint(
         optimizer=name,
         implementation=implementation,
         num_tensors=count,
         tensor_bytes=4 * size,
-        times_s=times_s,
-        speed_probe_s=sum(probes_s, ()),
+        times_s=tuple(times_s),
     )
 
 

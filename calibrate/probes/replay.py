@@ -19,8 +19,8 @@ from calibrate.probes.session import Session, repeats_within
 from calibrate.probes.tracing import replayed_step
 from calibrate.probes.training import Clock, DeviceClock, HostClock
 from calibrate.replays import Dataflow, linked
-from calibrate.task import ReplayTask, StepTask, replay_name
-from perfmodel.documents.observation import RankSteps, ReplayObservation, TimedOperator
+from calibrate.task import ReplayTask
+from perfmodel.documents.observation import ReplayObservation, TimedOperator
 from perfmodel.trace.sources import make_optimizer
 from perfmodel.trace.trace import TracedModel
 from perfmodel.units import Seconds
@@ -151,7 +151,6 @@ class ReplayTimes:
     """By operator and phase, in each pass the mean over its calls."""
     phases_s: dict[Phase, list[Seconds]] = field(default_factory=lambda: defaultdict(list))
     """Sum over the calls of a phase; the optimizer as one call over all parameters."""
-    speed_probe_s: list[Seconds] = field(default_factory=list)
     failed: set[int] = field(default_factory=set)
     """Operators that cannot be repeated from their record."""
 
@@ -192,16 +191,10 @@ class Passes:
         """A clock of the device for one pass."""
         return DeviceClock() if self._session.asynchronous else HostClock()
 
-    def run(
-        self, clock: Clock, *, before: Callable[[int], None] = lambda _: None
-    ) -> dict[int, Tensor]:
-        """Make every call between two marks; return what is left, the gradients among it.
-
-        ``before`` is told each call's operator before it is made.
-        """
+    def run(self, clock: Clock) -> dict[int, Tensor]:
+        """Make every call between two marks; return what is left, the gradients among it."""
         tensors = dict(self.lasting)
         for call, released in zip(self.flow.calls, self.flow.released, strict=True):
-            before(call.operator)
             inputs = [tensors[number] for number in call.inputs]
             results = self._timed(call.operator, inputs, clock)
             del inputs
@@ -247,7 +240,7 @@ class Passes:
 
 
 class Replay:
-    """One step, its optimizer included, that can be repeated: alone, or in turn with something else."""
+    """One step, its optimizer included, that can be repeated."""
 
     def __init__(self, session: Session, step: TracedStep) -> None:
         """Make the buffers and repeat the step once."""
@@ -273,17 +266,11 @@ class Replay:
 
     def for_about(self, target_s: Seconds) -> None:
         """Repeat the step for so long, at least three times."""
-        self.again(
-            repeats_within(
-                target_s, [self.first_s], minimum=_MINIMUM_PASSES, maximum=_MAXIMUM_PASSES
-            )
+        num_passes = repeats_within(
+            target_s, [self.first_s], minimum=_MINIMUM_PASSES, maximum=_MAXIMUM_PASSES
         )
-
-    def again(self, num_passes: int) -> None:
-        """Repeat the step so often, each time after the speed probe."""
         with without_denormals():
             for _ in range(num_passes):
-                self.times.speed_probe_s.append(self._session.speed_probe(self.first_s * 0.1))
                 self._once(self.times)
 
     @torch.no_grad()
@@ -365,23 +352,8 @@ class Replayed:
         traced, step = replayed_step(session, task)
         return cls(task=task, traced=traced, step=step, replay=Replay(session, step))
 
-    @classmethod
-    def beside(cls, session: Session, task: StepTask) -> Self:
-        """The step that a task runs."""
-        return cls.open(
-            session,
-            ReplayTask(
-                name=replay_name(task.name),
-                round=task.round,
-                workload=task.setting.workload,
-                micro_batch=task.setting.micro_batch,
-                model_spec=task.model_spec,
-                target_s=task.target_s,
-            ),
-        )
-
-    def observation(self, *, beside: RankSteps | None = None) -> ReplayObservation:
-        """What was measured so far, and the steps that took turns with it."""
+    def observation(self) -> ReplayObservation:
+        """What was measured so far."""
         times, step = self.replay.times, self.step
         # The same in every round: once is enough on disk.
         kept = self.traced if self.task.round == 0 else None
@@ -406,9 +378,7 @@ class Replayed:
             forward_s=tuple(times.phases_s[Phase.FORWARD]),
             backward_s=tuple(times.phases_s[Phase.BACKWARD]),
             optimizer_s=tuple(times.phases_s[Phase.OPTIMIZER]),
-            speed_probe_s=tuple(times.speed_probe_s),
             failed=tuple(sorted({step.operators[position].name for position in times.failed})),
             traced=None if kept is None else kept.step,
             model=None if kept is None else replace(kept.workload, name=self.task.workload),
-            beside=beside,
         )

@@ -12,8 +12,6 @@ import torch.distributed as dist
 
 from perfmodel.units import Seconds
 
-_PROBE_WIDTH = 256
-
 
 @dataclass(slots=True, kw_only=True)
 class Session:
@@ -95,29 +93,6 @@ class Session:
         """Wait until the device has nothing left to do."""
         if self.asynchronous:
             torch.cuda.synchronize(self.device)
-
-    def speed_probe(self, duration_s: Seconds) -> Seconds:
-        """Mean time of a fixed small matrix product over about ``duration_s``, at least of three. [s]
-
-        Neighbours on a shared machine slow everything down in bursts; this is what tells a slow
-        machine from a slow setting.
-        """
-        matrix = torch.ones(_PROBE_WIDTH, _PROBE_WIDTH, device=self.device)
-
-        def times_s(repeats: int) -> list[Seconds]:
-            return self.time_repeats(lambda: matrix @ matrix, repeats=repeats)
-
-        found_s = times_s(4)[1:]
-        if duration_s > 0:
-            found_s = times_s(repeats_within(duration_s, found_s, minimum=4, maximum=200))
-        return sum(found_s) / len(found_s)
-
-    def speed_now(self) -> tuple[Seconds, ...]:
-        """The shortest speed probe, or none of an asynchronous device. [s]
-
-        Its queue of launches must not run dry, and what shares it does not come and go.
-        """
-        return () if self.asynchronous else (self.speed_probe(0.0),)
 
     def time_repeats(self, act: Callable[[], object], *, repeats: int) -> list[Seconds]:
         """How long each repeat takes, the device's work included. [s]"""

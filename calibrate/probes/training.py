@@ -22,10 +22,6 @@ from perfmodel.units import Seconds
 
 _POOL_SAMPLES = 512
 _MAXIMUM_STEPS = 200
-#: The first step after something else finds its data gone from the caches, and so does the first replay.
-_TURN_STEPS = 3
-#: How much of a step's time the speed probe may take between steps.
-_PROBE_SHARE = 0.1
 #: Device cycles that keep a GPU busy while the host issues a whole step (about 50 ms).
 _HOLD_CYCLES = 100_000_000
 
@@ -157,33 +153,17 @@ def measure_steps(
     target_s: Seconds,
     min_steps: int,
     model_spec: ModelSpec | None = None,
-    in_turn: Callable[[int], None] | None = None,
 ) -> RankSteps:
-    """Time about ``target_s`` of steps on this rank; all ranks of the setting must call it.
-
-    Parameters
-    ----------
-    in_turn
-        Called before every few steps with their number: what is compared with them, and should see the
-        same machine.
-    """
+    """Time about ``target_s`` of steps on this rank; all ranks of the setting must call it."""
     trainer = _trainer(session, setting, model_spec)
     # DDP forms its final buckets after its first step, which a model does once per process.
-    _, warm_s = _run(session, trainer, setting, num_steps=2 if trainer.is_warm else 3)
+    warm_s = _run(session, trainer, setting, num_steps=2 if trainer.is_warm else 3)
     trainer.is_warm = True
     num_steps = session.agree(
         repeats_within(target_s, warm_s["step"][1:], minimum=min_steps, maximum=_MAXIMUM_STEPS),
         world_size=setting.world_size,
     )
-    session.barrier(setting.world_size)
-    probes_s, phases_s = _run(
-        session,
-        trainer,
-        setting,
-        num_steps=num_steps,
-        step_hint_s=min(warm_s["step"][1:]),
-        in_turn=in_turn,
-    )
+    phases_s = _run(session, trainer, setting, num_steps=num_steps)
     if model_spec is not None:
         # Such models are large and measured once per process.
         session.models.clear()
@@ -194,8 +174,6 @@ def measure_steps(
         forward_s=tuple(phases_s["forward"]),
         backward_s=tuple(phases_s["backward"]),
         optimizer_s=tuple(phases_s["optimizer"]),
-        speed_probe_s=tuple(probes_s),
-        cpu_s=tuple(phases_s["cpu"]),
     )
 
 
@@ -246,28 +224,13 @@ def _run(
     setting: RunSetting,
     *,
     num_steps: int,
-    step_hint_s: Seconds = 0.0,
-    in_turn: Callable[[int], None] | None = None,
-) -> tuple[list[Seconds], dict[str, list[Seconds]]]:
-    """Time steps; between them, on devices that run synchronously, time the speed probe.
-
-    On an asynchronous device nothing may come between the steps, or the queue would run dry: it
-    is probed once, before the first.
-    """
+) -> dict[str, list[Seconds]]:
+    """Time steps in a plain loop, by phase and as a whole. [s]"""
     clock: Clock = DeviceClock() if session.asynchronous else HostClock()
-    turn_steps = num_steps if session.asynchronous else _TURN_STEPS
-    probes_s = []
-    cpu_s = []
+    session.barrier(setting.world_size)
     for index in range(num_steps):
-        if in_turn is not None and index % turn_steps == 0:
-            in_turn(min(turn_steps, num_steps - index))
-        if index == 0 or not session.asynchronous:
-            probes_s.append(session.speed_probe(step_hint_s * _PROBE_SHARE))
-            session.barrier(setting.world_size)
-        started_s = time.process_time()
         clock.mark()
         trainer.step(index, setting=setting, clock=clock)
-        cpu_s.append(time.process_time() - started_s)
     instants_s = clock.seconds()
     marks_per_step = 3 * setting.accumulation + 2
     phases: dict[str, list[Seconds]] = {phase: [] for phase in (*PHASES, "step")}
@@ -275,8 +238,7 @@ def _run(
         window = instants_s[index * marks_per_step : (index + 1) * marks_per_step]
         _collect(phases, window, setting)
         phases["step"].append(window[-1] - window[0])
-    phases["cpu"] = cpu_s
-    return probes_s, phases
+    return phases
 
 
 def _collect(

@@ -355,25 +355,22 @@ def _uncertainty(question: Question, model: CostModel) -> Samples:
     """Factors of what parameters do not tell: one more round, and the form of the model. Draw 0 is 1."""
     machine, workload, layout = _parts(question)
     num_draws = model.num_draws
-    repetitions = question.num_repetitions
-    error = machine.repetition_error_of(layout.world_size)
+    again = machine.repeatability
     form = model_form(
         machine,
         {} if question.validation is None else question.validation.signed_errors,
         workload,
         beside(layout),
         num_draws=num_draws,
-        run_error=error / math.sqrt(repetitions) if repetitions else 0.0,
+        run_error=again.run_of(layout.world_size) / math.sqrt(question.num_repetitions),
     )
     if not is_ddp(layout):
         form = form * form_factors(model, layout)
-    if repetitions is None:
-        return form
     # One error for all layouts: it moves every step, and cancels in every speed-up. What is predicted
     # is one more round, whose own deviation comes beside the error of their mean.
     common = np.random.default_rng(SEED).standard_normal(num_draws)
     common[0] = 0.0
-    spread = machine.round_error * math.sqrt(machine.num_rounds + 1)
+    spread = again.common(machine.num_rounds, question.num_repetitions)
     factors: Samples = np.exp(spread * common) * form
     return factors
 
@@ -445,17 +442,13 @@ def measured_caveats(question: Question, answers: Sequence[Answer]) -> tuple[str
 
 
 def _condition_caveats(machine: MeasuredMachine) -> list[str]:
-    """What a training must set to be like the measured ones, beside its number of threads."""
+    """Conditions of the measurement that a reader must know of."""
     found = []
     if machine.steal > QUIET:
         found.append(
             f"while the machine was measured its hypervisor gave {100 * machine.steal:.0f} % of the "
             "processor time that was wanted to others: calibrate again in a quieter hour"
         )
-    kept = [f"{name}={v}" for name, v in machine.variables.items() if name.startswith("MALLOC_")]
-    if kept and machine.rescaling is None:
-        words = "set the same where you train: how much memory a step touches anew hangs on them"
-        found.append(f"ranks were measured with {' '.join(kept)}: {words} (docs/methods.md)")
     return found
 
 

@@ -48,9 +48,8 @@ class Question:
     tails: tuple[int, ...] = TAILS
     """Percentiles of the steps of a run that are wanted."""
     num_draws: int = NUM_DRAWS
-    num_repetitions: int | None = 1
-    """Over how many repetitions the step of a traced workload is a mean; None where the same hour
-    measured the step and its parts, so that what moves both is no uncertainty."""
+    num_repetitions: int = 1
+    """Over how many runs the step is a mean; one for the next training."""
 
     def at(self, layout: Layout) -> "Question":
         """The same question about another layout."""

@@ -1,7 +1,7 @@
 """Families of operators: what is timed together, and the numbers that place one member among others."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.units import MIB, Bytes, Seconds
+from perfmodel.units import Bytes
 from perfmodel.workload.operator import Operator, TensorSpec, base_name, parsed
 
 #: Vectorised kernels that do the same per element, whatever their name; others keep their own name.
@@ -64,14 +64,6 @@ _GROUPS: Final = {
     }.items()
     for member in members
 }
-#: Results of at least this size lie in pages that the kernel hands out anew for every call, unless glibc
-#: is told to keep them: of itself it takes none of that size from its heap ("M_MMAP_THRESHOLD" in
-#: mallopt(3): at most 32 MiB on 64 bits).
-FRESH_BYTES: Final[Bytes] = 32 * MIB
-#: Which kind of an operator's work that is.
-FRESH_KIND: Final = 5
-#: The same of an optimizer's.
-OPTIMIZER_FRESH_KIND: Final = 2
 _OPTIMIZER: Final = "optimizer "
 #: Two ways to convolve without groups.
 _DENSE: Final = "dense"
@@ -111,12 +103,12 @@ def features(operator: Operator) -> tuple[float, ...]:
 
 
 def work(operator: Operator) -> tuple[float, ...]:
-    """What takes time in an operator: the call, FLOP, and bytes of five kinds; whatever adds up.
+    """What takes time in an operator: the call, FLOP, and bytes of four kinds; whatever adds up.
 
     The first three are image, weight and result of a convolution, both factors and the result of a
     product, and otherwise the largest input, the other inputs, and what is written. The fourth are
-    results in fresh pages. The fifth are weights read again, once for every further sample: kernels
-    convolve sample by sample, which small images with many channels do not hide.
+    weights read again, once for every further sample: kernels convolve sample by sample, which small
+    images with many channels do not hide.
     """
     kind = family(operator).partition(" ")[0]
     again = 0.0
@@ -130,27 +122,12 @@ def work(operator: Operator) -> tuple[float, ...]:
         largest = max((spec.size_bytes for spec in operator.inputs), default=0)
         first = min(float(largest), operator.read_bytes)
         parts = [first, operator.read_bytes - first, operator.written_bytes]
-    return (1.0, operator.flop, *parts, _fresh_bytes(operator), again)
-
-
-def _fresh_bytes(operator: Operator) -> float:
-    """Of results that are written to pages never touched before."""
-    if not operator.written_bytes:
-        return 0.0
-    return float(sum(s.size_bytes for s in operator.outputs if s.size_bytes >= FRESH_BYTES))
-
-
-def fresh_s(units: Sequence[float], unit_s: Sequence[Seconds]) -> Seconds:
-    """Time of touching fresh pages, beside everything else. [s]"""
-    return units[FRESH_KIND] * unit_s[FRESH_KIND] if len(unit_s) > FRESH_KIND else 0.0
+    return (1.0, operator.flop, *parts, again)
 
 
 def optimizer_work(size_bytes: Bytes) -> tuple[float, ...]:
-    """The same of an optimizer's step over one tensor: call, bytes, and bytes beyond the heap.
-
-    Its gradient goes back to the kernel, and whatever is made on the way is allocated anew.
-    """
-    return (1.0, float(size_bytes), float(size_bytes) if size_bytes >= FRESH_BYTES else 0.0)
+    """The same of an optimizer's step over one tensor: call and bytes."""
+    return 1.0, float(size_bytes)
 
 
 def optimizer_family(optimizer: str, implementation: str) -> str:

@@ -294,7 +294,6 @@ def borrowed_profile(profile: MeasuredMachine, workload: Workload) -> MeasuredWo
         ),
         noise=max((donor.noise for donor in donors), key=len),
         rank_spread=max(donor.rank_spread for donor in donors),
-        speed_sensitivity=1.0,
     )
 
 
@@ -350,8 +349,11 @@ def model_form(
     )
     signs = rng.choice([-1, 1], num_draws)
     logs = rng.choice(pool, num_draws) * signs
-    if not is_calibrated:
-        logs = logs + run_error * rng.standard_normal(num_draws)
+    # Residuals of calibrated workloads hold the noise of means over as many runs as rounds.
+    run_of_one = profile.repeatability.run_of(layout.world_size)
+    known = run_of_one / math.sqrt(profile.num_rounds) if is_calibrated else 0.0
+    own = math.sqrt(max(0.0, run_error**2 - known**2))
+    logs = logs + own * rng.standard_normal(num_draws)
     logs[0] = 0.0
     factors: Samples = np.exp(logs)
     return factors

@@ -12,7 +12,6 @@ from perfmodel.cost.families import (
     GaussianProcess,
     family,
     features,
-    fresh_s,
     optimizer_family,
     optimizer_features,
     optimizer_work,
@@ -40,8 +39,6 @@ _UNKNOWN_RATIO = 2.0
 #: Reads and writes per parameter and step: momentum reads three values and writes two, Adam with
 #: decoupled decay reads four and writes three.
 OPTIMIZER_TRAFFIC = {"sgd": 5, "adamw": 7}
-#: What calls cost less in a step than in a replay takes no more than the rest of their time.
-_LEAST_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +82,8 @@ def roofline_s(
 
 
 def work_s(units: Sequence[float], unit_s: Sequence[Seconds], *, least_s: Seconds) -> Seconds:
-    """Time of so many units of each kind of work, one after another, at least that of a call. [s]
-
-    Without fresh pages, which do not care how fast an operator is. Profiles of before know fewer
-    kinds: the last ones cost nothing there.
-    """
-    whole_s = sum(n * each_s for n, each_s in zip(units, unit_s, strict=False))
-    return max(least_s, whole_s - fresh_s(units, unit_s))
+    """Time of so many units of each kind of work, one after another, at least that of a call. [s]"""
+    return max(least_s, sum(n * each_s for n, each_s in zip(units, unit_s, strict=False)))
 
 
 @dataclass(slots=True)
@@ -209,9 +201,7 @@ class OperatorPrices:
     def _from_curve(self, operator: Operator, entry: OperatorFamily, reading: _Reading) -> Price:
         moved_bytes = operator.read_bytes + operator.written_bytes
         expected_s = _expected_s(entry, work(operator), operator.flop, moved_bytes)
-        time_s = max(self._floor_s(operator), expected_s * reading.ratio) + fresh_s(
-            work(operator), entry.unit_s
-        )
+        time_s = max(self._floor_s(operator), expected_s * reading.ratio)
         return Price(
             time_s=time_s,
             log_error=reading.log_error,
@@ -242,35 +232,13 @@ class OperatorPrices:
         """Calls of one phase, with how often each runs, and what a step adds per call."""
         prices = self.price([operator for operator, _ in calls], phase)
         counts = [count for _, count in calls]
-        overhead = self.profile.overhead
-        per_call_s, log_error = (
-            (overhead.forward_s, overhead.forward_log_error)
-            if phase is Phase.FORWARD
-            else (overhead.backward_s, overhead.backward_log_error)
-        )
-        by_curve = sum(
-            count
-            for price, count in zip(prices, counts, strict=True)
-            if price.evidence is not Evidence.MEASURED
-        )
-        extra_s = per_call_s * sum(counts) + self.profile.curve_call_s * by_curve
-        if self.profile.rescaling is not None:
-            extra_s = max(0.0, extra_s)  # What the host saves is not saved by another device.
-        return self._summed(
-            prices,
-            counts,
-            extra_s=extra_s,
-            log_error=log_error,
-            names=[operator.name for operator, _ in calls],
-        )
+        return self._summed(prices, counts, names=[operator.name for operator, _ in calls])
 
     def _summed(
         self,
         prices: list[Price],
         counts: list[int],
         *,
-        extra_s: Seconds,
-        log_error: float,
         names: list[str],
     ) -> PhasePrice:
         """Members of a family err together, families on their own."""
@@ -281,14 +249,13 @@ class OperatorPrices:
             total_s += count * price.time_s
             by_family[price.family] += count * price.time_s * price.log_error
             by_evidence[price.evidence] += count * price.time_s
-        time_s = max(total_s + extra_s, _LEAST_SHARE * total_s)
-        own = math.sqrt(sum(value**2 for value in by_family.values())) / max(time_s, 1e-12)
+        own = math.sqrt(sum(value**2 for value in by_family.values())) / max(total_s, 1e-12)
         if by_evidence[Evidence.MEASURED] < 0.5 * total_s:
-            model = max(log_error, self.profile.curve_log_error)
+            model = self.profile.curve_log_error
         else:
-            model = math.hypot(log_error, self._replay_error)
+            model = math.hypot(self.profile.replay_log_error, self._replay_error)
         return PhasePrice(
-            time_s=time_s,
+            time_s=total_s,
             relative_error=math.hypot(own, model),
             evidence=weakest(by_evidence),
             untimed=tuple(
@@ -306,13 +273,12 @@ class OperatorPrices:
         """The optimizer of a step, by its name and implementation."""
         wanted = parameters_signature(step)
         measured = [m for m in self.profile.measured if m.parameters == wanted]
-        overhead = self.profile.overhead
         trained = [p for p in step.parameters if p.ready_after is not None]
         if measured and self.use_measured:
             time_s = float(np.median([entry.optimizer_s for entry in measured]))
             found = PhasePrice(
-                time_s=time_s + overhead.optimizer_s * len(trained),
-                relative_error=math.hypot(overhead.optimizer_log_error, self._replay_error),
+                time_s=time_s,
+                relative_error=math.hypot(self.profile.replay_log_error, self._replay_error),
                 evidence=Evidence.MEASURED,
                 untimed=(),
             )
@@ -320,13 +286,7 @@ class OperatorPrices:
         method = step.method
         kind = optimizer_family(method.optimizer, method.optimizer_implementation)
         prices = self._optimizer_prices(kind, method.optimizer, trained)
-        summed = self._summed(
-            prices,
-            [1] * len(prices),
-            extra_s=overhead.optimizer_s * len(trained),
-            log_error=overhead.optimizer_log_error,
-            names=[kind] * len(prices),
-        )
+        summed = self._summed(prices, [1] * len(prices), names=[kind] * len(prices))
         return self._streamed(summed, num_tensors=len(trained))
 
     def _streamed(self, price: PhasePrice, *, num_tensors: int) -> PhasePrice:

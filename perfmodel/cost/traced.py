@@ -111,7 +111,6 @@ def traced_profile(
         phases=_phases(profile, trace, points, workload.gradient_bytes),
         noise=noise,
         rank_spread=rank_spread,
-        speed_sensitivity=1.0,
         evidence=_evidence(priced, has_measured=bool(batches)),
         measured_batches=batches,
         untimed=tuple(sorted(untimed)) if not batches else (),

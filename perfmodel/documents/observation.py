@@ -41,11 +41,6 @@ class RankSteps(Record):
     forward_s: Durations
     backward_s: Durations
     optimizer_s: Durations
-    speed_probe_s: Durations
-    """A fixed small computation just before each step, on asynchronous devices before the first: the
-    speed of the machine at that moment."""
-    cpu_s: Durations = ()
-    """Processor time of all threads of the rank during each step; waiting does not count."""
 
 
 class DeviceStreams(Record):
@@ -147,15 +142,12 @@ class ReplayObservation(Taken):
     """Sum over the calls of the phase, by pass."""
     backward_s: Durations
     optimizer_s: Durations
-    speed_probe_s: Durations
     failed: tuple[str, ...]
     """Operators that could not be repeated from their record."""
     traced: SymbolicStep | None = None
     """The step, where it was traced by the worker itself."""
     model: Workload | None = None
     """The workload of that trace."""
-    beside: RankSteps | None = None
-    """Real steps interleaved with it; None in earlier observations."""
 
 
 class IsolatedOperator(Record):
@@ -165,12 +157,6 @@ class IsolatedOperator(Record):
     phase: Phase
     times_s: _SomeDurations
     """Inside a step that consists of such layers."""
-    speed_probe_s: Durations = ()
-    """As many: the speed of the machine before the layer. None on asynchronous devices and in
-    observations of before."""
-    hot_s: tuple[()] = ()
-    cold_s: tuple[()] = ()
-    """Both are no longer measured; recorded observations name them."""
 
 
 class OptimizerPoint(Record):
@@ -182,11 +168,6 @@ class OptimizerPoint(Record):
     tensor_bytes: PositiveInt
     times_s: _SomeDurations
     """As it follows a backward pass."""
-    speed_probe_s: Durations = ()
-    """As in ``IsolatedOperator``."""
-    hot_s: tuple[()] = ()
-    cold_s: tuple[()] = ()
-    """As in ``IsolatedOperator``."""
 
 
 class OperatorsObservation(Taken):
@@ -195,7 +176,6 @@ class OperatorsObservation(Taken):
     kind: Literal["operators"] = "operators"
     operators: tuple[IsolatedOperator, ...]
     optimizers: tuple[OptimizerPoint, ...]
-    speed_probe_s: Durations
 
 
 class CheckpointObservation(Taken):

@@ -1,7 +1,7 @@
 """Verdicts: predictions beside fresh runs, and how wrong they were.
 
 Signed errors are predicted over measured, minus 1. Coverage is the share of runs inside the 90 %
-intervals. ``raw`` is as the clock showed it; all else is at the machine speed of the calibration.
+intervals.
 """
 
 from typing import Annotated, ClassVar, Final
@@ -64,7 +64,6 @@ class Compared(Record):
     predicted_s: Interval
     measured_s: PositiveFloat
     """Typical over repetitions. [s]"""
-    measured_raw_s: PositiveFloat
     num_repetitions: PositiveInt
     measured_relative_error: NonNegativeFloat
     """Standard error of the logarithm of ``measured_s``, from its repetitions."""
@@ -75,8 +74,6 @@ class Compared(Record):
 class ComparedSetting(Compared):
     """One held-out setting of a calibrated workload."""
 
-    signed_error_raw: float
-    is_covered_raw: bool
     is_extrapolated: bool
     """Whether the micro-batch lies beyond the calibrated ones: no accuracy is promised there."""
 
@@ -91,9 +88,7 @@ class ComparedSpeedup(Record):
     bucket_cap_mb: float | None
     predicted: Interval
     measured: PositiveFloat
-    measured_raw: PositiveFloat
     signed_error: float
-    signed_error_raw: float
 
 
 class Repeat(Record):
@@ -102,20 +97,16 @@ class Repeat(Record):
     setting: RunSetting
     calibrated_s: PositiveFloat
     measured_s: PositiveFloat
-    measured_raw_s: PositiveFloat
     signed_error: float
-    signed_error_raw: float
 
 
 class ValidationDocument(ProfileVerdict):
     """The tool's own error; ``summary`` and ``speedup_summary`` are inside the calibrated range."""
 
-    current_version: ClassVar[int] = 2
+    current_version: ClassVar[int] = 3
     title: ClassVar[str] = "validation"
     made_by: ClassVar[str] = "perfmodel validate"
 
-    machine_slowdown: PositiveFloat
-    """Speed probe now over speed probe at calibration: 1.05 means that the machine is 5 % slower."""
     steal: Share = 0.0
     """As in the profile, of these runs."""
     settings: Annotated[tuple[ComparedSetting, ...], Field(min_length=1)]
@@ -123,13 +114,10 @@ class ValidationDocument(ProfileVerdict):
     repeats: tuple[Repeat, ...]
     summary_extrapolated: ErrorSummary | None
     """Beyond the calibrated range."""
-    summary_raw: ErrorSummary
     summary_by_workload: dict[str, ErrorSummary]
     speedup_summary: ErrorSummary | None
     speedup_summary_extrapolated: ErrorSummary | None = None
-    speedup_summary_raw: ErrorSummary | None
     noise_floor: ErrorSummary | None
-    coverage_raw: Share
 
     @property
     def signed_errors(self) -> dict[RunSetting, float]:
@@ -138,14 +126,10 @@ class ValidationDocument(ProfileVerdict):
 
 
 class ComparedModel(Compared):
-    """One held-out run of a model; of steps interleaved with replays their ratio times the typical replay."""
+    """One held-out run of a model."""
 
     mode: str
     """ "measured": the model's own operators, timed in place; "curves": calibrated curves alone."""
-    processor_s: NonNegativeFloat
-    """Processor time of a step; waiting does not count. [s]"""
-    signed_error_processor: float
-    """Against processor time; of one rank alone it tells the model's error from disturbed runs."""
     phase_errors: dict[str, float]
     """Forward, backward and optimizer of one rank alone."""
     evidence: Evidence
@@ -155,16 +139,13 @@ class ComparedModel(Compared):
 class ModelsValidationDocument(ProfileVerdict):
     """The error on models that were never fitted; ``summary`` is of one rank alone."""
 
-    current_version: ClassVar[int] = 2
+    current_version: ClassVar[int] = 3
     title: ClassVar[str] = "validation of models"
     made_by: ClassVar[str] = "perfmodel validate models"
 
     mode: str
-    machine_slowdown: PositiveFloat
-    """As of ``ValidationDocument``."""
     steal: Share = 0.0
     models: tuple[ComparedModel, ...]
-    summary_processor: ErrorSummary
     summary_by_phase: dict[str, ErrorSummary]
     summary_by_optimizer: dict[str, ErrorSummary]
     summary_ddp: ErrorSummary | None

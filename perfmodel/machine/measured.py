@@ -1,7 +1,8 @@
 """Costs of a machine as measured: curves of phases, operators, collectives, and what DDP adds."""
 
+import math
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
 from annotated_types import Ge, MinLen
@@ -9,13 +10,10 @@ from annotated_types import Ge, MinLen
 from perfmodel.bounds import Count, NonNegative, Positive, Share
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.machine import Machine
-from perfmodel.units import Seconds
 from perfmodel.workload.workload import Workload
 
 #: Standard error of a logarithm.
 RelativeError = NonNegative
-#: Exponent by which work follows the speed probe where nothing tells it: as it follows a slower clock.
-ASSUMED_SENSITIVITY: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +68,6 @@ class MeasuredWorkload:
     noise: tuple[StepNoise, ...]
     rank_spread: RelativeError
     """Standard deviation of the logarithm of the ranks' own typical steps; 0 with one rank."""
-    speed_sensitivity: Share
-    """How much of a slow-down of the speed probe this workload shares, as an exponent."""
     evidence: Evidence | None = None
     """Where the curves come from, if not from steps of this workload on this machine."""
     measured_batches: tuple[int, ...] = ()
@@ -207,23 +203,6 @@ class MeasuredStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallOverhead:
-    """What a step costs per operator beyond the operators: modules, autograd, the loop over them. [s]
-
-    Below zero where a step calls them more cheaply than a replay does: a backward pass is C++ alone.
-    """
-
-    forward_s: float
-    backward_s: float
-    optimizer_s: float
-    """Per trained tensor."""
-    forward_log_error: RelativeError
-    """Standard deviation, in log, of reference models around their sums."""
-    backward_log_error: RelativeError
-    optimizer_log_error: RelativeError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRates:
     """What a device can do, by its data sheet or as measured."""
 
@@ -260,16 +239,41 @@ class OperatorCosts:
     """No operator is faster than these two rates allow."""
     families: tuple[OperatorFamily, ...]
     measured: tuple[MeasuredStep, ...]
-    overhead: CallOverhead
+    replay_log_error: RelativeError
+    """Standard deviation, in log, of sums of operators timed in place around reference passes."""
     curve_log_error: RelativeError
-    """Standard deviation, in log, of reference phases computed from curves around the measured ones."""
-    curve_call_s: float = 0.0
-    """Time of a call in a step beyond its curve; below zero where isolated layers start from emptier
-    caches. [s]"""
-    repetition_errors: dict[Count, RelativeError] = field(default_factory=dict)
-    """By the number of ranks at work: standard deviation of one repetition of a setting, in log."""
+    """The same of sums of operators read from curves."""
     rescaling: Rescaling | None = None
     """Set where the costs are of another device than the timed one; never in a file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeatability:
+    """How far steps of one setting differ when they are run again: standard deviations, in log.
+
+    log step = typical + occasion + round + run. Occasions are hours apart, rounds minutes; both are
+    common to all settings and cancel in a speed-up.
+    """
+
+    run: dict[Count, RelativeError]
+    """Of one run of a setting, by the number of ranks at work."""
+    round: RelativeError
+    """Of a round of fresh processes."""
+    occasion: RelativeError = 0.04
+    """No single calibration tells: a prior, from campaigns hours apart."""
+
+    def run_of(self, world_size: int) -> float:
+        """Of a run with so many ranks, or with the most below that; 0 if unknown."""
+        return self.run.get(max((n for n in self.run if n <= world_size), default=0), 0.0)
+
+    def known_round(self, num_rounds: int) -> float:
+        """Error of a mean over so many rounds."""
+        return self.round / math.sqrt(num_rounds)
+
+    def common(self, num_rounds: int, num_repetitions: int = 1) -> float:
+        """Of a mean over new runs, beside that of the calibration: what all settings share."""
+        new_round = self.round / math.sqrt(num_repetitions)
+        return math.hypot(self.occasion, new_round, self.known_round(num_rounds))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,14 +326,7 @@ class MeasuredMachine(Machine):
     num_nodes: Count
     num_rounds: Count
     environment: dict[str, object]
-    speed_probe_s: dict[Count, Positive]
-    """By the number of ranks at work, the typical time of the fixed computation that ran between
-    steps: the machine's speed then."""
-    speed_spread: RelativeError
-    """Standard deviation of the logarithm of that time over repetitions: how steady the machine was."""
-    round_error: RelativeError
-    """Standard error, in log, of what all steps of a round have in common: the error that no
-    number of settings averages away."""
+    repeatability: Repeatability
     workloads: tuple[MeasuredWorkload, ...]
     collectives: tuple[CollectiveProfile, ...]
     overlaps: tuple[OverlapProfile, ...] = ()
@@ -356,17 +353,6 @@ class MeasuredMachine(Machine):
         return self.ranks_per_node * self.num_nodes
 
     @property
-    def speed_probe_alone_s(self) -> Seconds:
-        """Typical time of the speed probe while one rank was at work, or as few as were measured. [s]"""
-        return self.speed_probe_s[min(self.speed_probe_s)]
-
-    @property
-    def speed_sensitivity(self) -> float:
-        """Exponent by which work follows the speed probe: the median over the calibrated models."""
-        found = [entry.speed_sensitivity for entry in self.workloads]
-        return statistics.median(found or [ASSUMED_SENSITIVITY])
-
-    @property
     def variables(self) -> dict[str, str]:
         """Of the environment in which ranks were measured, those that change what is measured."""
         found = self.environment.get("variables")
@@ -385,11 +371,6 @@ class MeasuredMachine(Machine):
     def noise_scale(self, workload: str) -> NoiseScaleProfile | None:
         """Gradient noise of a workload by name, if it was measured."""
         return next((entry for entry in self.noise_scales if entry.workload == workload), None)
-
-    def repetition_error_of(self, world_size: int) -> float:
-        """Error of one repetition with that many ranks, or with the most below that; 0 if unknown."""
-        known = {} if self.operators is None else self.operators.repetition_errors
-        return known.get(max((n for n in known if n <= world_size), default=0), 0.0)
 
     def workload(self, name: str) -> MeasuredWorkload | None:
         """A calibrated workload by name, if there is one; its whole steps tell nothing of another device."""

@@ -65,11 +65,11 @@ def quantity(
 
 
 def _kernel(profile: MeasuredMachine, clause: Clause) -> Quantity | None:
-    """Kernels have no error of their own: the machine's speed varied by that much between repetitions."""
+    """Kernels have no error of their own: they carry that of one run."""
     for rate in profile.rates:
         if (rate.probe, rate.dtype, rate.shape) == ("matmul", clause.dtype, clause.shape):
             return Quantity(
-                value=rate.flop_per_s, log_error=profile.speed_spread, source="measured"
+                value=rate.flop_per_s, log_error=profile.repeatability.run_of(1), source="measured"
             )
     return None
 
@@ -146,7 +146,9 @@ def _step(profile: MeasuredMachine, clause: Clause) -> Quantity | None:
         known = (step.workload, step.world_size, step.micro_batch, step.synchronisation)
         asked = (clause.workload, layout.world_size, layout.micro_batch)
         if known == (*asked, layout.synchronisation.value) and step.bucket_cap_mb is None:
-            error = math.hypot(step.relative_error, profile.round_error)
+            error = math.hypot(
+                step.relative_error, profile.repeatability.known_round(profile.num_rounds)
+            )
             return Quantity(value=step.step_s, log_error=error, source="measured")
     if layout.synchronisation is Synchronisation.DDP and not _all_reduces(profile):
         return None

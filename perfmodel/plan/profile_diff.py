@@ -39,7 +39,7 @@ def estimates(profile: MeasuredMachine) -> dict[str, Estimate]:
     """Parameters by name.
 
     Steps and phases carry, beside their own error, that of the round, which no number of settings
-    averages away. Kernels alone carry the spread of the machine's speed over repetitions.
+    averages away. Kernels alone carry that of a run.
     """
     times = {name: _logarithmic(*values) for name, *values in _times(profile)}
     return (
@@ -47,7 +47,7 @@ def estimates(profile: MeasuredMachine) -> dict[str, Estimate]:
         | dict(_ddp(profile.ddp))
         | {
             f"kernel {rate.probe} {rate.dtype} {'x'.join(map(str, rate.shape))}": _logarithmic(
-                rate.time_s, profile.speed_spread
+                rate.time_s, profile.repeatability.run_of(1)
             )
             for rate in profile.rates
         }
@@ -56,13 +56,14 @@ def estimates(profile: MeasuredMachine) -> dict[str, Estimate]:
 
 def _times(profile: MeasuredMachine) -> Iterator[tuple[Any, ...]]:
     """Name, time in seconds and its relative errors: of phases, collectives and steps."""
+    round_error = profile.repeatability.known_round(profile.num_rounds)
     for workload in profile.workloads:
         for phases, curve in itertools.product(workload.phases, PHASE_CURVES):
             where = f"{workload.workload.name} {curve.replace('_', ' ')}"
             for point in getattr(phases, curve):
                 if point.time_s > 0:
                     name = f"{where}, micro-batch {point.at:g}, {_ranks(phases.world_size)}"
-                    yield name, point.time_s, point.relative_error, profile.round_error
+                    yield name, point.time_s, point.relative_error, round_error
     for entry in profile.collectives:
         for point in entry.points:
             name = f"{entry.collective} of {format_bytes(point.at)}, {_ranks(entry.world_size)}"
@@ -71,7 +72,7 @@ def _times(profile: MeasuredMachine) -> Iterator[tuple[Any, ...]]:
         cap = "" if step.bucket_cap_mb is None else f", cap {step.bucket_cap_mb:g} MiB"
         size = f"micro-batch {step.micro_batch}, {_ranks(step.world_size)}"
         name = f"step {step.workload}, {size}, {step.synchronisation}{cap}"
-        yield name, step.step_s, step.relative_error, profile.round_error
+        yield name, step.step_s, step.relative_error, round_error
 
 
 def _ddp(ddp: DdpCosts) -> Iterator[tuple[str, Estimate]]:

@@ -263,10 +263,7 @@ def error_figure(validation: ValidationDocument) -> Figure:
         marker="o",
         color=COLOURS[0],
         elinewidth=1,
-        label="at calibrated machine speed",
     )
-    raw = 100 * np.array([entry.signed_error_raw for entry in entries])
-    axes.plot(raw, rows, "x", color=COLOURS[1], label="raw, as the clock showed it")
     labels = [plain(short_label(entry.setting)) for entry in entries]
     axes.set_yticks(rows, labels, fontsize="small")
     axes.set_ylim(len(entries) - 0.4, -0.6)

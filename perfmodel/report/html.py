@@ -239,13 +239,12 @@ def _error_sentences(judged: ValidationDocument | None) -> Iterator[str]:
     if judged is None:
         yield "Nobody has checked these predictions: run the validation before relying on them."
         return
-    summary, raw = judged.summary, judged.summary_raw
+    summary = judged.summary
     yield (
         f"On fresh runs that calibration had not seen, predictions were "
         f"{'too slow' if summary.bias > 0 else 'too fast'} by {percent(abs(summary.bias))} on "
-        f"average (bias) and off by {percent(summary.mape)} typically (MAPE), at the machine speed of "
-        f"the calibration; the worst was off by {percent(summary.worst_absolute)}. As the clock showed "
-        f"it, without that correction: bias {percent(raw.bias, signed=True)}, MAPE {percent(raw.mape)}."
+        f"average (bias) and off by {percent(summary.mape)} typically (MAPE); the worst was "
+        f"off by {percent(summary.worst_absolute)}."
     )
     yield (
         f"No fresh run used more than {_largest_run(judged)} devices: how wrong predictions "

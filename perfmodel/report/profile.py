@@ -50,15 +50,12 @@ def _machine(document: ProfileDocument) -> Iterator[tuple[str, str]]:
     versions = document.provenance.versions.items()
     yield "Software", listed(f"{name} {text}" for name, text in versions)
     yield "Measured", f"{profile.num_rounds} rounds, written {profile.origin.made_utc}"
+    again = profile.repeatability
     yield (
-        "Speed probe",
-        ", ".join(
-            f"{format_duration(time_s)} with {counted(world_size, 'rank')} at work"
-            for world_size, time_s in profile.speed_probe_s.items()
-        ),
+        "Repeatability",
+        ", ".join(f"{percent(each)} on {counted(n, 'rank')}" for n, each in again.run.items())
+        + f" (one run), {percent(again.round)} (a round), {percent(again.occasion)} assumed (hours apart)",
     )
-    spread = percent(profile.speed_spread)
-    yield "Steadiness", f"the probe varied by {spread} (standard deviation)"
     yield "Dispatch", f"{format_duration(profile.dispatch_s)} of host time per empty operator"
     yield "Fit, one device", _residual(profile.residual.single_log_errors)
     yield "Fit, DDP", _residual(profile.residual.ddp_log_errors)
@@ -142,7 +139,6 @@ def workloads_table(profile: MeasuredMachine) -> Table:
             "Operators": lambda entry: entry.workload.num_operators,
             "Step noise": step_noise,
             "Ranks": lambda entry: percent(entry.rank_spread),
-            "Sensitivity": lambda entry: number(entry.speed_sensitivity),
         },
         caption="FLOP: forward and backward. Step noise: p5-p95 of single steps over the typical one, "
         "widest micro-batch. Ranks: standard deviation between ranks. "

@@ -6,7 +6,6 @@ from typing import Final
 from perfmodel.documents.testbed import JudgedFamily, JudgedStep, TestbedDocument
 from perfmodel.documents.verdicts import (
     STEP_MAPE,
-    ComparedModel,
     ErrorSummary,
     JudgedStrategy,
     ModelsValidationDocument,
@@ -60,17 +59,14 @@ def steps_table(validation: ValidationDocument) -> Table:
             "Bucket\ncap": lambda entry: gradients(entry.setting),
             "Predicted": lambda entry: duration_interval(entry.predicted_s),
             "Measured": lambda entry: (
-                f"{format_duration(entry.measured_s)}\nraw {format_duration(entry.measured_raw_s)}\n"
+                f"{format_duration(entry.measured_s)}\n"
                 f"+-{percent(entry.measured_relative_error)} ({entry.num_repetitions})"
             ),
-            "<Error": lambda entry: (
-                f"{_signed(entry.signed_error)}\nraw {_signed(entry.signed_error_raw)}"
-            ),
+            "<Error": lambda entry: _signed(entry.signed_error),
             "<In\n90 %": lambda entry: _held(entry.is_covered),
         },
-        caption="Batch: micro-batch per device x accumulation. Measured: at the machine speed of "
-        "the calibration, below it as the clock showed it (raw), then the standard error and in "
-        "brackets the repetitions. Error: predicted over measured minus 1, below it against raw.",
+        caption="Batch: micro-batch per device x accumulation. Measured: below it the standard "
+        "error and in brackets the repetitions. Error: predicted over measured minus 1.",
     )
 
 
@@ -100,9 +96,7 @@ def repeats_table(validation: ValidationDocument) -> Table:
             "<Setting": lambda entry: short_label(entry.setting),
             "Calibration": lambda entry: format_duration(entry.calibrated_s),
             "Again": lambda entry: format_duration(entry.measured_s),
-            "Again, raw": lambda entry: format_duration(entry.measured_raw_s),
             "Difference": lambda entry: _signed(entry.signed_error),
-            "Difference, raw": lambda entry: _signed(entry.signed_error_raw),
         },
         caption="Setting: devices x micro-batch x accumulation, bucket cap.",
     )
@@ -111,8 +105,7 @@ def repeats_table(validation: ValidationDocument) -> Table:
 def errors_table(validation: ValidationDocument) -> Table:
     """Errors over many settings, beside what no model could avoid."""
     entries = {
-        "In range, at calibrated machine speed": validation.summary,
-        "In range, raw": validation.summary_raw,
+        "In the calibrated range": validation.summary,
         "Beyond the calibrated range": validation.summary_extrapolated,
         **validation.summary_by_workload,
         "Speed-ups, in range": validation.speedup_summary,
@@ -130,8 +123,7 @@ def errors_table(validation: ValidationDocument) -> Table:
             "Median": lambda entry: percent(entry[1].median_absolute),
             "Worst": lambda entry: percent(entry[1].worst_absolute),
         },
-        caption=f"The speed probe took {_signed(validation.machine_slowdown - 1)} time against "
-        f"calibration; {percent(validation.coverage)} of settings lay inside the 90 % interval.",
+        caption=f"{percent(validation.coverage)} of settings lay inside the 90 % interval.",
     )
 
 
@@ -152,13 +144,11 @@ def gates_table(validation: ValidationDocument) -> Table:
 def summary_lines(validation: ValidationDocument) -> list[str]:
     """Verdict, errors with the noise floor beside them, coverage and gates, one per line."""
     entries: dict[str, ErrorSummary | None] = {
-        "At calibrated speed": validation.summary,
-        "Raw (as clocked)": validation.summary_raw,
+        "In the range": validation.summary,
         "Beyond the range": validation.summary_extrapolated,
         "Noise floor": validation.noise_floor,
         "Speed-up": validation.speedup_summary,
         "Speed-up, beyond": validation.speedup_summary_extrapolated,
-        "Speed-up, raw": validation.speedup_summary_raw,
         **validation.summary_by_workload,
     }
     covered = sum(entry.is_covered for entry in validation.settings)
@@ -169,14 +159,9 @@ def summary_lines(validation: ValidationDocument) -> list[str]:
             for name, summary in entries.items()
         ),
         (
-            f"Machine now: {_signed(validation.machine_slowdown - 1)} time for the speed probe, "
-            "against calibration"
-        ),
-        (
             f"Coverage: {percent(validation.coverage)} inside the 90 % interval "
             f"({covered} of {len(validation.settings)})"
         ),
-        f"Coverage, raw: {percent(validation.coverage_raw)}",
         *gate_lines(validation.gates),
         *_noise_lines(validation),
         *steal_lines(validation.steal),
@@ -201,10 +186,6 @@ def _noise_lines(validation: ValidationDocument) -> list[str]:
 
 def models_table(validation: ModelsValidationDocument) -> Table:
     """Each run of an unseen model, predicted from its trace beside measured."""
-
-    def both_errors(entry: ComparedModel) -> str:
-        return f"{_signed(entry.signed_error)}\ncpu {_signed(entry.signed_error_processor)}"
-
     return table(
         f"Models that no fit has seen, mode {validation.mode}",
         validation.models,
@@ -214,12 +195,11 @@ def models_table(validation: ModelsValidationDocument) -> Table:
             "Micro-\nbatch": lambda entry: entry.setting.micro_batch,
             "Predicted": lambda entry: duration_interval(entry.predicted_s),
             "Measured": lambda entry: format_duration(entry.measured_s),
-            "<Error": both_errors,
+            "<Error": lambda entry: _signed(entry.signed_error),
             "<Phases": lambda entry: " ".join(map(_signed, entry.phase_errors.values())),
         },
-        caption="Measured: at the machine speed of the calibration. Error: predicted over "
-        "measured minus 1; below it against processor time. Phases: errors of forward, "
-        "backward, optimizer.",
+        caption="Error: predicted over measured minus 1. Phases: errors of forward, backward, "
+        "optimizer.",
     )
 
 
@@ -227,14 +207,12 @@ def models_lines(validation: ModelsValidationDocument) -> list[str]:
     """Summary of the errors, and of the gates."""
     entries = {
         "one device": validation.summary,
-        "one device, processor time": validation.summary_processor,
         **validation.summary_by_phase,
         **validation.summary_by_optimizer,
         "several devices, from the trace alone": validation.summary_ddp,
     }
     return [
         *(f"{name}: {errors(summary)}" for name, summary in entries.items() if summary),
-        f"machine speed: {validation.machine_slowdown:.3f} x the probe time of the calibration",
         *gate_lines(validation.gates),
         *steal_lines(validation.steal),
     ]

@@ -29,9 +29,6 @@ DEFINITIONS: Final[dict[str, str]] = {
     "nothing: what is not hidden behind computing.",
     "Error": "Predicted over measured, minus 1: positive means that the prediction was too slow. "
     "Bias is its mean with sign, MAPE the mean of its size, worst its largest size.",
-    "Calibrated machine speed, raw": "A fixed small computation runs beside every measurement. "
-    "At calibrated machine speed, a measured time is corrected by how much slower or faster "
-    "that computation was than at calibration; raw is what the clock showed.",
     "Noise floor": "The error of simply repeating a calibrated setting: what even a perfect model "
     "could not predict.",
     "busbw": "Bytes over time, times 2(n-1)/n for all_reduce and (n-1)/n for all_gather and "

@@ -182,18 +182,3 @@ def test_other_budgets_wrap_and_replay_in_every_round(budget: str) -> None:
         assert len(alone) == 2 * 4 * len(REFERENCE_MODELS)
         replays = [t for t in tasks if isinstance(t, ReplayTask)]
         assert len(replays) == 2 * len(REFERENCE_MODELS)
-        # Real steps of the same moments, whose every part is on the processor.
-        assert all(replay.beside_steps for replay in replays)
-
-
-def test_what_cannot_be_run_is_replayed_without_steps() -> None:
-    with pytest.raises(ValueError, match=r"beside_steps must be false of a document, got w\.json"):
-        ReplayTask(
-            name="x",
-            round=0,
-            workload="w",
-            micro_batch=1,
-            document="w.json",
-            target_s=1.0,
-            beside_steps=True,
-        )

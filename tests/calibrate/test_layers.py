@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from calibrate.layers import Layer, is_optimizer, planned_layers
 from calibrate.probes.layers import layer_operators
 from calibrate.probes.replay import ReplayedOperator, index_limit, made_up, returned_tensors
-from perfmodel.cost.families import FRESH_BYTES, family, features
+from perfmodel.cost.families import family, features
+from perfmodel.units import MIB
 from perfmodel.workload.operator import Operator, TensorSpec
 
 CPU = torch.device("cpu")
@@ -85,7 +86,7 @@ def test_every_draw_holds_results_and_tensors_that_no_heap_keeps(seed: int, shar
     assert all(64e6 <= 4 * inner * out <= 420e6 for _, inner, out in outer)
     for kind in {layer.kind for layer in layers if is_optimizer(layer)}:
         tensors = [layer.sizes for layer in layers if layer.kind == kind]
-        large = [(count, size) for count, size in tensors if 4 * size >= FRESH_BYTES]
+        large = [(count, size) for count, size in tensors if 4 * size >= 32 * MIB]
         assert large
         assert all(4 * count * size <= 8e8 for count, size in large)
 

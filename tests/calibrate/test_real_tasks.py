@@ -10,15 +10,13 @@ from calibrate.campaign import measure
 from calibrate.experiment import BUCKET_CAPS_MB
 from calibrate.launch import TorchrunLauncher
 from calibrate.noise import trainings_in
-from calibrate.task import CheckpointTask, ModelSpec, StepTask, TrainingTask
+from calibrate.task import CheckpointTask, ModelSpec, ReplayTask, TrainingTask
 from perfmodel.cost.batch import noise_scale
 from perfmodel.documents.observation import (
     CheckpointObservation,
     ReplayObservation,
-    StepObservation,
     read_observations,
 )
-from perfmodel.layout.layout import Synchronisation
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.plan.batch import read_gradient_norms
 from perfmodel.step.division import gradient_buckets
@@ -59,18 +57,13 @@ def training(name: str, *, world_size: int, seed: int = 0) -> TrainingTask:
     )
 
 
-REPLAYED = StepTask(
-    name="replayed in turn",
+REPLAYED = ReplayTask(
+    name="replayed",
     round=0,
-    setting=RunSetting(
-        workload="squeezenet adamw",
-        world_size=1,
-        micro_batch=2,
-        synchronisation=Synchronisation.NONE,
-    ),
+    workload="squeezenet adamw",
+    micro_batch=2,
     model_spec=ModelSpec(model="torchvision:squeezenet1_1", image_size=64, optimizer="adamw"),
     target_s=0.0,
-    is_replayed=True,
 )
 
 
@@ -108,17 +101,13 @@ def test_predicted_buckets_are_those_that_ddp_forms(observations: Path) -> None:
         assert 1 < default <= capped
 
 
-def test_a_step_and_its_replay_take_turns(observations: Path) -> None:
+def test_a_step_is_traced_and_replayed(observations: Path) -> None:
     found = read_observations(observations)
-    [steps] = [e for e in found if isinstance(e, StepObservation) and e.task == REPLAYED.name]
     [replay] = [e for e in found if isinstance(e, ReplayObservation)]
-    assert replay.task == f"{REPLAYED.name} replayed"
     assert (replay.workload, replay.micro_batch) == ("squeezenet adamw", 2)
-    assert len(steps.ranks[0].step_s) == len(replay.forward_s) == len(replay.speed_probe_s)
+    assert len(replay.forward_s) == len(replay.backward_s) >= 3
     assert replay.failed == ()
     assert replay.traced is not None
-    # A task is done with its steps: what is torn before them is measured again.
-    assert found.index(replay) < found.index(steps)
 
 
 def test_norms_are_seen_at_every_step_and_the_model_learns(observations: Path) -> None:

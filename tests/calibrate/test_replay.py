@@ -9,7 +9,7 @@ import torch
 
 from calibrate.probes.replay import Replay
 from calibrate.probes.session import Session
-from calibrate.replays import measured_steps, to_typical_speed
+from calibrate.replays import measured_steps
 from perfmodel.documents.observation import ReplayObservation, TimedOperator
 from perfmodel.trace.sources import SampleSize, find_source
 from perfmodel.trace.trace import trace_model
@@ -45,10 +45,10 @@ def test_every_operator_of_a_step_is_repeated(lenet: TracedStep) -> None:
             assert total_s == pytest.approx(times.phases_s[phase][index])
 
 
-def replayed(*passes_s: float, probe_s: float = 1e-3, task: str = "one") -> ReplayObservation:
+def replayed(*passes_s: float) -> ReplayObservation:
     """An operator that is called twice, three times as long as another one."""
     return ReplayObservation(
-        task=task,
+        task="one",
         round=0,
         workload="made up",
         micro_batch=4,
@@ -66,25 +66,15 @@ def replayed(*passes_s: float, probe_s: float = 1e-3, task: str = "one") -> Repl
         forward_s=tuple(7 * t for t in passes_s),
         backward_s=tuple(0.0 for _ in passes_s),
         optimizer_s=tuple(0.5 for _ in passes_s),
-        speed_probe_s=(probe_s,),
         failed=(),
     )
 
 
 def test_times_of_operators_add_up_to_the_typical_sum() -> None:
-    (step,) = measured_steps([replayed(0.01, *[0.02] * 4, 0.9)], 1.0)
+    (step,) = measured_steps([replayed(0.01, *[0.02] * 4, 0.04)])
     times_s = {operator.signature: operator.time_s for operator in step.operators}
     assert 2 * times_s["a"] + times_s["b"] == pytest.approx(7 * 0.02)
     assert times_s["a"] == pytest.approx(3 * times_s["b"])
-
-
-def test_times_are_brought_to_the_machine_speed_of_the_calibration() -> None:
-    """Four times the speed and an exponent of 1/2: half the time."""
-    replays = [replayed(0.02, probe_s=2e-3)]
-    factor = to_typical_speed(replays, 0.5e-3, sensitivity=0.5)
-    assert factor == pytest.approx(0.5)
-    (step,) = measured_steps(replays, factor)
-    assert step.optimizer_s == pytest.approx(0.25)
 
 
 def test_how_far_a_replay_is_off_is_pooled_over_steps() -> None:
@@ -92,7 +82,7 @@ def test_how_far_a_replay_is_off_is_pooled_over_steps() -> None:
     first, second = (0.5 * math.expm1(x) / 7 for x in (0.2, 0.4))
     steps = [replayed(first), replayed(second), *(replayed(first),) * 2]
     renamed = [s.model_copy(update={"workload": f"{i // 2}"}) for i, s in enumerate(steps)]
-    for step in measured_steps(renamed, 1.0):
+    for step in measured_steps(renamed):
         assert step.relative_error == pytest.approx(0.1 / math.sqrt(2))
 
 
@@ -101,7 +91,7 @@ def test_replays_of_an_earlier_trace_of_a_step_do_not_count() -> None:
     old = replayed(0.9)
     other = old.operators[1].model_copy(update={"signature": "c"})
     old = old.model_copy(update={"operators": (old.operators[0], other)})
-    (step,) = measured_steps([old, replayed(0.01), replayed(0.01)], 1.0)
+    (step,) = measured_steps([old, replayed(0.01), replayed(0.01)])
     assert {operator.signature for operator in step.operators} == {"a", "b"}
     assert step.optimizer_s == pytest.approx(0.5)
 

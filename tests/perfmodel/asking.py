@@ -27,7 +27,7 @@ class Asking:
     num_draws: int = NUM_DRAWS
     use_measured: bool = True
     cluster: Cluster | None = None
-    num_repetitions: int | None = 1
+    num_repetitions: int = 1
 
     def __post_init__(self) -> None:
         check_machine(self.profile, self.validation, self.cluster)

@@ -63,14 +63,10 @@ def observation(seed: int = 0, noise: float = 0.02) -> OperatorsObservation:
         )
         for member in members
     )
-    return OperatorsObservation(
-        task="layers", round=0, operators=timed, optimizers=(), speed_probe_s=(1e-3,)
-    )
+    return OperatorsObservation(task="layers", round=0, operators=timed, optimizers=())
 
 
 def prices_of_the_made_up_machine(seed: int = 0) -> OperatorCosts:
-    profile = fit_operators(
-        [observation(seed)], workloads=(), rates=(), speed_probe_s=1e-3, sensitivity=1.0
-    )
+    profile = fit_operators([observation(seed)], workloads=(), rates=())
     assert profile is not None
     return profile

@@ -13,6 +13,7 @@ from perfmodel.machine.measured import (
     MeasuredMachine,
     MeasuredWorkload,
     PhaseCurves,
+    Repeatability,
     Residual,
     SingleStep,
     StepNoise,
@@ -126,9 +127,7 @@ def profile(machine: Machine) -> MeasuredMachine:
         num_nodes=1,
         num_rounds=1,
         environment={},
-        speed_probe_s={1: 1e-3, 2: 1e-3},
-        round_error=0.0,
-        speed_spread=0.0,
+        repeatability=Repeatability(run={1: 0.0, 2: 0.0}, round=0.0, occasion=0.0),
         workloads=(_workload(LIGHT, machine), _workload(HEAVY, machine)),
         collectives=_collectives(machine) if machine.world_size > 1 else (),
         ddp=DdpCosts(values=ddp, draws=(ddp,), determined=(True,) * 5),
@@ -172,7 +171,6 @@ def _workload(workload: Workload, machine: Machine) -> MeasuredWorkload:
         ),
         noise=(StepNoise(micro_batch=16, ratios=machine.noise),) if machine.noise else (),
         rank_spread=machine.rank_spread,
-        speed_sensitivity=1.0,
     )
 
 

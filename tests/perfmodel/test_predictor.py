@@ -249,13 +249,6 @@ def test_what_was_not_measured_is_said() -> None:
     assert caveats_of(profile(Machine()), 2) == ()
 
 
-def test_a_prediction_names_the_allocators_variables_that_it_was_measured_under() -> None:
-    variables = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_MAX_": "0"}
-    machine = replace(profile(Machine()), environment={"variables": variables})
-    (found,) = caveats_of(machine, 2)
-    assert "MALLOC_MMAP_MAX_=0:" in found
-
-
 @pytest.mark.parametrize(("steal", "words"), [(0.04, ()), (0.37, ("gave 37 % of the processor",))])
 def test_a_prediction_tells_that_others_had_the_processors_of_its_calibration(
     steal: float, words: tuple[str, ...]

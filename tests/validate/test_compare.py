@@ -1,90 +1,42 @@
 """Predicted beside measured, by hand."""
 
-from dataclasses import replace
-
 import pytest
 
-from calibrate.fit.steps import Repetition, repetition
+from calibrate.summary import Estimate
 from perfmodel.layout.layout import Synchronisation
 from perfmodel.layout.run_setting import RunSetting
-from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.statistics.interval import Interval
 from tests.perfmodel.profiles import Machine, profile
-from tests.played_worker import step_observation
 from tests.validate.samples import exactly, single
 from validate.validate import (
-    Measured,
     baseline_of,
     compare_repeat,
     compare_setting,
     compare_speedup,
     is_extrapolated,
-    measured,
 )
 
 
-def found(value_s: float, *, raw_s: float | None = None) -> Measured:
-    return Measured(
-        value_s=value_s,
-        raw_s=value_s if raw_s is None else raw_s,
-        relative_error=0.01,
-        num_repetitions=3,
-    )
-
-
-def repetitions_on_a_slow_machine() -> list[Repetition]:
-    """Twice as slow as at calibration (probe 1 ms): 20 ms on the clock, as the probe says 2 ms."""
-    return [
-        repetition(step_observation(single(), repetition=index, step_s=0.020, speed_probe_s=0.002))
-        for index in range(3)
-    ]
-
-
-def with_sensitivity(sensitivity: float) -> MeasuredMachine:
-    machine = profile(Machine())
-    return replace(
-        machine,
-        workloads=tuple(
-            replace(entry, speed_sensitivity=sensitivity) for entry in machine.workloads
-        ),
-    )
-
-
-# 20 ms x (1 ms / 2 ms) ** sensitivity.
-@pytest.mark.parametrize(("sensitivity", "value_s"), [(0.0, 0.02), (0.5, 0.02 / 2**0.5), (1, 0.01)])
-def test_a_measurement_is_brought_to_the_speed_of_the_calibration(
-    sensitivity: float, value_s: float
-) -> None:
-    result = measured(
-        repetitions_on_a_slow_machine(),
-        profile=with_sensitivity(sensitivity),
-    )
-    assert result.raw_s == pytest.approx(0.020)
-    assert result.value_s == pytest.approx(value_s)
-    assert result.num_repetitions == 3
+def found(value_s: float) -> Estimate:
+    return Estimate(value_s=value_s, relative_error=0.01, num_repetitions=3)
 
 
 def test_a_prediction_that_is_too_long_has_a_positive_error() -> None:
-    """Predicted 12 ms. Measured 10 ms at the old speed: +20 %; 16 ms on the clock: -25 %."""
-    row = compare_setting(
-        single(), exactly(0.012), found(0.010, raw_s=0.016), profile=profile(Machine())
-    )
+    """Predicted 12 ms, measured 10 ms: +20 %."""
+    row = compare_setting(single(), exactly(0.012), found(0.010), profile=profile(Machine()))
     assert row.signed_error == pytest.approx(0.2)
-    assert row.signed_error_raw == pytest.approx(-0.25)
-    assert (row.measured_s, row.measured_raw_s, row.num_repetitions) == (0.010, 0.016, 3)
+    assert (row.measured_s, row.num_repetitions) == (0.010, 3)
 
 
 @pytest.mark.parametrize(
     ("measured_s", "is_covered"),
     [(0.0089, False), (0.009, True), (0.010, True), (0.013, True), (0.0131, False)],
 )
-def test_coverage_is_that_of_the_interval_at_calibrated_speed(
-    measured_s: float, *, is_covered: bool
-) -> None:
+def test_coverage_is_that_of_the_interval(measured_s: float, *, is_covered: bool) -> None:
     row = compare_setting(
         single(),
         Interval(p5=0.009, nominal=0.010, p95=0.013),
-        found(measured_s, raw_s=0.010),
+        found(measured_s),
         profile=profile(Machine()),
     )
     assert row.is_covered is is_covered
@@ -126,6 +78,5 @@ def test_a_speedup_compares_throughput(accumulation: int, step_s: float, speedup
 
 
 def test_a_repeat_compares_then_with_now() -> None:
-    row = compare_repeat(single(), 0.011, found(0.010, raw_s=0.022))
+    row = compare_repeat(single(), 0.011, found(0.010))
     assert row.signed_error == pytest.approx(0.1)
-    assert row.signed_error_raw == pytest.approx(-0.5)

@@ -1,4 +1,4 @@
-"""Observations of a machine whose every parameter is known, with noise and a drifting speed."""
+"""Observations of a machine whose every parameter is known, with noise of steps and of runs."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator
@@ -31,11 +31,10 @@ from tests.perfmodel.profiles import (
     profile,
 )
 
-PROBE_S: Final = 1e-3
 NOISE: Final = 0.02
 """Standard deviation of single times in log."""
-DRIFT: Final = 0.15
-"""Of the machine's speed from repetition to repetition, in log."""
+RUN: Final = 0.03
+"""Of the machine's speed from run to run, in log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +88,7 @@ class Calibration:
     def _repetition(
         self, setting: RunSetting, step_s: float, index: int, rng: np.random.Generator
     ) -> StepObservation:
-        slowdown = float(np.exp(DRIFT * rng.standard_normal()))
+        slowdown = float(np.exp(RUN * rng.standard_normal()))
         shared = self.machine.sharing if setting.world_size > 1 else 1.0
 
         def times(nominal_s: float) -> tuple[float, ...]:
@@ -109,7 +108,6 @@ class Calibration:
                 RankSteps(
                     rank=rank,
                     step_s=times(step_s),
-                    speed_probe_s=times(PROBE_S),
                     **{name: times(time_s) for name, time_s in phases_s.items()},
                 )
                 for rank in range(setting.world_size)

@@ -71,24 +71,24 @@ def changed(stored: Path, change: Callable[[dict[str, Any]], None]) -> None:
     stored.write_text(json.dumps(content))
 
 
-def forget_speed(content: dict[str, Any]) -> None:
-    del content["machine"]["speed_probe_s"]
+def forget_dispatch(content: dict[str, Any]) -> None:
+    del content["machine"]["dispatch_s"]
 
 
 PROFILES_THAT_BREAK_A_RULE: dict[str, tuple[Callable[[dict[str, Any]], None], str, str]] = {
     "another version": (
         lambda content: content.update(schema_version=99),
-        "schema_version of a profile must be 2",
+        "schema_version of a profile must be 3",
         "99",
     ),
     "no version": (
         lambda content: content.update(schema_version=None),
-        "schema_version of a profile must be 2",
+        "schema_version of a profile must be 3",
         "None",
     ),
     "NaN": (
-        lambda content: content["machine"].update(speed_probe_s={"1": float("nan")}),
-        "speed_probe_s",
+        lambda content: content["machine"].update(dispatch_s=float("nan")),
+        "dispatch_s",
         "nan",
     ),
     "infinity deep inside": (
@@ -111,7 +111,7 @@ PROFILES_THAT_BREAK_A_RULE: dict[str, tuple[Callable[[dict[str, Any]], None], st
         "-2",
     ),
     "unknown key": (lambda content: content["machine"].update(colour="red"), "colour", "red"),
-    "missing key": (forget_speed, "speed_probe_s", "Field required"),
+    "missing key": (forget_dispatch, "dispatch_s", "Field required"),
     "no workloads": (
         lambda content: content["machine"].update(workloads=[]),
         "must be in the profile",

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.cost.families import FRESH_KIND, family, features, fresh_s, wider_family, work
-from perfmodel.cost.operators import UNKNOWN_LOG_ERROR, OperatorPrices, work_s
+from perfmodel.cost.families import family, features, wider_family, work
+from perfmodel.cost.operators import UNKNOWN_LOG_ERROR, OperatorPrices
 from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.measured import MeasuredOperator, MeasuredStep, OperatorCosts
 from perfmodel.workload.operator import Operator, Phase
@@ -142,27 +142,3 @@ def test_kernels_of_one_operator_are_told_apart() -> None:
     exact = operator("aten.gelu.default", (spec(4),), (spec(4),))
     fast = replace(exact, arguments='[[{"tensor": 0}], {"approximate": "tanh"}]')
     assert (family(exact), family(fast)) == ("function gelu", "function gelu tanh")
-
-
-def test_results_that_no_heap_keeps_are_fresh_pages() -> None:
-    just_below, large = matmul(2**12, 2, 2**11 - 1), matmul(2**12, 2, 2**11)
-    assert work(just_below)[FRESH_KIND] == 0
-    assert work(large)[FRESH_KIND] == large.written_bytes == 32 * 2**20
-    nothing = operator("aten.empty.memory_format", (), (spec(2**24),))
-    assert work(nothing)[FRESH_KIND] == 0
-    # They cost the same however fast the operator is.
-    units, unit_s = (1.0, 0.0, 0.0, 0.0, 100.0, 50.0, 0.0), (1.0, 0.0, 0.0, 0.0, 0.1, 0.2, 0.0)
-    assert work_s(units, unit_s, least_s=0.0) == pytest.approx(1 + 10)
-    assert fresh_s(units, unit_s) == pytest.approx(10)
-    assert fresh_s(units, unit_s[:5]) == 0
-
-
-def test_calls_that_a_step_makes_more_cheaply_than_a_replay_still_take_time() -> None:
-    """A phase of calls so light that what they cost less would be all that they cost."""
-    called = addition(1000)
-    (price,) = OperatorPrices(machine()).price([called], Phase.BACKWARD)
-    for saved, left in ((0.1, 0.9), (0.3, 0.7), (5.0, 0.5)):
-        overhead = replace(machine().overhead, backward_s=-saved * price.time_s)
-        profile = replace(machine(), overhead=overhead)
-        found = OperatorPrices(profile).phase([(called, 7)], Phase.BACKWARD)
-        assert found.time_s == pytest.approx(7 * left * price.time_s)

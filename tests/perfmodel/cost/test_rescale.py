@@ -248,14 +248,3 @@ def test_a_prediction_for_an_absent_device_is_faster_wider_and_says_so() -> None
     assert absent.step_s.p95 / absent.step_s.p5 > 4 * present.step_s.p95 / present.step_s.p5
     assert absent.evidence["compute"] is Evidence.ASSUMED
     assert any("nothing was run on faster" in caveat for caveat in said)
-
-
-def test_what_a_host_saves_per_call_is_not_saved_by_another_device() -> None:
-    """Neither a constant below zero beside the curves nor such an overhead makes it faster."""
-    alone = replace(prices_of_the_made_up_machine(), rescaling=rescaling(rates(2.0, 2.0)))
-    step = traced().at(micro_batch=4)
-    overhead = replace(alone.overhead, forward_s=-1e-6, backward_s=-1e-6)
-    hasty = replace(alone, curve_call_s=-1e-6, overhead=overhead)
-    expected, found = (OperatorPrices(of, use_measured=False).step(step) for of in (alone, hasty))
-    for phase in (Phase.FORWARD, Phase.BACKWARD):
-        assert found[phase].time_s == expected[phase].time_s

@@ -136,10 +136,9 @@ def test_heavier_models_are_slowed_as_the_reference_models_rise(machine: Measure
 
 
 def test_one_more_repetition_widens_what_is_said_of_a_traced_step(machine: MeasuredMachine) -> None:
-    assert machine.operators is not None
-    restless = replace(machine.operators, repetition_errors={1: 0.2})
+    restless = replace(machine, repeatability=replace(machine.repeatability, run={1: 0.2}))
     widths = []
-    for known in (machine, replace(machine, operators=restless)):
+    for known in (machine, restless):
         predictor = Asking(known)
         found = interval(
             predictor.step(predictor.workload(WORKLOAD, traced()), single(8).layout).step_s
@@ -196,9 +195,7 @@ def test_a_light_model_on_a_fast_device_takes_as_long_as_the_host_needs_to_issue
 
 @pytest.mark.parametrize("seed", range(4))
 def test_more_samples_never_take_less_time(machine: MeasuredMachine, seed: int) -> None:
-    noisy = fit_operators(
-        [observation(seed, noise=0.5)], workloads=(), rates=(), speed_probe_s=1e-3, sensitivity=1.0
-    )
+    noisy = fit_operators([observation(seed, noise=0.5)], workloads=(), rates=())
     assert noisy is not None
     workload = traced_profile(machine, noisy, WORKLOAD, traced())
     for phase in Phase:

@@ -120,7 +120,7 @@ def negative_forward(raw: dict[str, Any]) -> None:
         (lambda raw: raw["ddp"].update(nmaes=["x"]), "ddp.nmaes: ", "; did you mean names?"),
         (lambda raw: raw.update(dispatch_s=float("nan")), "dispatch_s: Input should be", "got nan"),
         (negative_forward, "workloads.1.phases.0.forward.2.time_s: ", "got -1.5"),
-        (lambda raw: raw.update(dispatch_s=-1, speed_probe_s={"1": 0}), "", "(and 1 more)"),
+        (lambda raw: raw.update(dispatch_s=-1, num_rounds=0), "", "(and 1 more)"),
     ],
 )
 def test_what_breaks_a_rule_is_named_with_its_place(

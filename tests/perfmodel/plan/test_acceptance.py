@@ -15,7 +15,7 @@ from perfmodel.engine.job import FailureCause, Job
 from perfmodel.errors import CalibrationUnavailable, InvalidDocument, UsageError
 from perfmodel.layout.layout import Synchronisation
 from perfmodel.layout.run_setting import RunSetting
-from perfmodel.machine.measured import ComputeRate, MeasuredMachine
+from perfmodel.machine.measured import ComputeRate, MeasuredMachine, Repeatability
 from perfmodel.plan.acceptance import (
     Quantity,
     acceptance_terms,
@@ -40,7 +40,9 @@ def machine(*, gemm: float = 1e12, **changes: float) -> MeasuredMachine:
         bytes_per_s=1e9,
     )
     document = profile(Machine(relative_error=0.02, **changes))  # type: ignore[arg-type]
-    return replace(document, rates=(rate,), speed_spread=0.05)
+    return replace(
+        document, rates=(rate,), repeatability=Repeatability(run={1: 0.05}, round=0.0, occasion=0.0)
+    )
 
 
 def clause(terms: AcceptanceTerms, kind: ClauseKind) -> Clause:

@@ -16,6 +16,7 @@ from perfmodel.machine.measured import (
     MeasuredWorkload,
     OverlapProfile,
     PhaseCurves,
+    Repeatability,
     Residual,
     SingleStep,
     StepNoise,
@@ -68,7 +69,6 @@ def plain_workload_profile(name: str) -> MeasuredWorkload:
         phases=phases,
         noise=(StepNoise(micro_batch=32, ratios=tuple(np.linspace(0.95, 1.25, 21))),),
         rank_spread=0.013,
-        speed_sensitivity=0.71,
     )
 
 
@@ -93,9 +93,7 @@ def plain_profile(
         num_nodes=1,
         num_rounds=6,
         environment={"cpu": {"model": "EPYC", "cores": 16}, "gpus": [], "warning": None},
-        speed_probe_s={1: 0.0123, 2: 0.0145},
-        round_error=0.02,
-        speed_spread=0.017,
+        repeatability=Repeatability(run={1: 0.05, 2: 0.08}, round=0.02),
         workloads=tuple(plain_workload_profile(name) for name in workloads),
         collectives=(
             plain_collective("all_reduce"),

@@ -97,10 +97,6 @@ def test_errors_hold_one_row_per_setting_with_its_sign() -> None:
     (container,) = axes.containers
     errors = np.asarray(container[0].get_xydata())[:, 0]
     assert errors == pytest.approx([100 * entry.signed_error for entry in validation.settings])
-    raw = line(axes, "raw, as the clock showed it")
-    assert [x for x, _ in raw] == pytest.approx(
-        [100 * e.signed_error_raw for e in validation.settings]
-    )
 
 
 def test_busbw_by_hand() -> None:

@@ -1,0 +1,129 @@
+"""Runs of a setting, summed up: what is typical of each, and how far runs of one setting differ."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfmodel.arrays import FloatArray
+from perfmodel.documents.observation import PHASES, StepObservation
+from perfmodel.layout.run_setting import RunSetting
+from perfmodel.machine.measured import Repeatability
+from perfmodel.units import Seconds
+
+#: A standard error is at least this: two runs that agree by chance are not that certain.
+_SMALLEST_ERROR = 0.01
+#: Of a value that was measured once.
+_ASSUMED_SPREAD = 0.1
+#: Below the resolution of any clock; keeps the logarithm finite.
+_SMALLEST_S = 1e-9
+#: Fewer rounds do not tell how much they differ; this is assumed instead.
+_MINIMUM_ROUNDS = 3
+_ASSUMED_ROUND = 0.03
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repetition:
+    """Typical steps of one run of a setting."""
+
+    setting: RunSetting
+    round: int
+    step_s: Seconds
+    """Of the slowest rank. [s]"""
+    phases_s: Mapping[str, Seconds]
+    """Mean over ranks, per micro-step (the optimizer per step). [s]"""
+    rank_steps_s: tuple[Seconds, ...]
+    ratios: tuple[float, ...]
+    """Every step of every rank over what is typical of that rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A typical value over runs and the standard error of its logarithm."""
+
+    value_s: Seconds
+    relative_error: float
+    num_repetitions: int
+
+
+def typical(values: Sequence[float] | FloatArray) -> float:
+    """Geometric mean."""
+    return float(np.exp(_logs(values).mean()))
+
+
+def estimate(values_s: Sequence[float]) -> Estimate:
+    """Geometric mean, and the standard error of its logarithm, from one value per run."""
+    spread = float(_logs(values_s).std(ddof=1)) if len(values_s) > 1 else _ASSUMED_SPREAD
+    return Estimate(
+        value_s=typical(values_s),
+        relative_error=max(_SMALLEST_ERROR, spread / math.sqrt(len(values_s))),
+        num_repetitions=len(values_s),
+    )
+
+
+def _logs(values: Sequence[float] | FloatArray) -> FloatArray:
+    return np.log(np.maximum(values, _SMALLEST_S))
+
+
+def repetition(observation: StepObservation) -> Repetition:
+    """Sum up one run."""
+    ranks = observation.ranks
+    per_phase = {"optimizer": 1} | dict.fromkeys(PHASES[:-1], observation.setting.accumulation)
+    return Repetition(
+        setting=observation.setting,
+        round=observation.round,
+        step_s=max(typical(rank.step_s) for rank in ranks),
+        phases_s={
+            phase: float(np.mean([typical(getattr(rank, f"{phase}_s")) for rank in ranks]))
+            / per_phase[phase]
+            for phase in PHASES
+        },
+        rank_steps_s=tuple(typical(rank.step_s) for rank in ranks),
+        ratios=tuple(
+            float(ratio) for rank in ranks for ratio in np.array(rank.step_s) / typical(rank.step_s)
+        ),
+    )
+
+
+def by_setting(repetitions: Iterable[Repetition]) -> dict[RunSetting, tuple[Repetition, ...]]:
+    """Runs of each setting."""
+    groups: dict[RunSetting, list[Repetition]] = defaultdict(list)
+    for entry in repetitions:
+        groups[entry.setting].append(entry)
+    return {setting: tuple(group) for setting, group in groups.items()}
+
+
+def repeatability(repetitions: Sequence[Repetition]) -> Repeatability:
+    """How far rounds, and runs within a round, differ: standard deviations of the logarithm.
+
+    Two-way analysis of variance by moments: log step = setting + round + run.
+
+        run^2   = mean square of what remains after the means of settings and of rounds
+        round^2 = variance of the rounds' means - run^2 / settings per round, not below 0
+    """
+    deviations: list[tuple[int, int, float]] = []
+    for setting, group in by_setting(repetitions).items():
+        logs = _logs([entry.step_s for entry in group])
+        deviations += [
+            (entry.round, setting.world_size, float(value))
+            for entry, value in zip(group, logs - logs.mean(), strict=True)
+            if len(group) > 1
+        ]
+    by_round: dict[int, list[float]] = defaultdict(list)
+    for index, _, value in deviations:
+        by_round[index].append(value)
+    means = {index: float(np.mean(values)) for index, values in by_round.items()}
+    squares: dict[int, list[float]] = defaultdict(list)
+    for index, world_size, value in deviations:
+        squares[world_size].append((value - means[index]) ** 2)
+    # Both means take degrees of freedom: of each setting one, of each round one.
+    num_settings = max(1, len(deviations) // max(1, len(means)))
+    left = (1 - 1 / max(2, len(means))) * (1 - 1 / max(2, num_settings))
+    run = {n: math.sqrt(float(np.mean(found)) / left) for n, found in sorted(squares.items())}
+    if len(means) < _MINIMUM_ROUNDS:
+        return Repeatability(run=run, round=_ASSUMED_ROUND)
+    noise = float(np.mean([value**2 for value in run.values()])) / num_settings
+    variance = float(np.var([*means.values()], ddof=1)) - noise
+    return Repeatability(run=run, round=math.sqrt(max(0.0, variance)))
