@@ -339,6 +339,7 @@ def _with_batch(layout: "Layout", batch: int | None) -> "Layout":
 
 def explain(
     *,
+    context: typer.Context,
     profile: opt.Profile = opt.DEFAULT_PROFILE,
     workload: opt.Workload = "resnet18",
     device: opt.Device = None,
@@ -351,31 +352,37 @@ def explain(
     cluster: opt.ClusterFile = None,
     validation: opt.Validation = None,
     measured: Annotated[Seconds | None, _MEASURED] = None,
+    layout: opt.LayoutText = None,
     as_json: opt.Json = False,
 ) -> None:
     """Rank what costs the speed-up, and what one change would gain."""
+    if layout is not None:
+        excluded = {**_ONLY_OF_TABLES, "devices": "the layout says how many"}
+        opt.refuse_typed(context, excluded, beside="--layout")
     from perfmodel.answer.answer import Forecast
     from perfmodel.cli.inputs import read_question
     from perfmodel.explanation import explain as use_case
     from perfmodel.explanation import standing
     from perfmodel.report.prediction import explanation_json, explanation_lines, standing_line
 
-    request = Forecast(
-        world_sizes=(devices,),
-        scaling=scaling,
-        batch=batch,
-        accumulation=accumulation,
-        bucket_cap_mb=bucket_cap_mb,
-        loader_samples_per_s=loader_samples_per_s,
-    )
-    question = read_question(
-        profile, workload, validation=validation, cluster=cluster, device=device
-    )
-    question = replace(
-        question,
-        layout=request.layouts(question.measured)[-1],
-        loader_samples_per_s=loader_samples_per_s,
-    )
+    if layout is not None:
+        question = _divided_question(context)
+    else:
+        question = read_question(
+            profile, workload, validation=validation, cluster=cluster, device=device
+        )
+        request = Forecast(
+            world_sizes=(devices,),
+            scaling=scaling,
+            batch=batch,
+            accumulation=accumulation,
+            bucket_cap_mb=bucket_cap_mb,
+        )
+        question = replace(
+            question,
+            layout=request.layouts(question.measured)[-1],
+            loader_samples_per_s=loader_samples_per_s,
+        )
     explanation = use_case(question, scaling=scaling)
     place = None if measured is None else standing(question, measured_s=measured)
     if as_json:

@@ -97,23 +97,28 @@ def stage_table(answer: Answer) -> tuple[Table, ...]:
     stages = stage_memory(answer.question)
     if not stages:
         return ()
-    fullest = max(range(len(stages)), key=lambda index: stages[index].needed_bytes)
-    shown = (
-        range(len(stages)) if len(stages) <= _MOST_STAGES else sorted({0, fullest, len(stages) - 1})
-    )
-    parts = list(dict.fromkeys(part for stage in stages for part in stage.parts))
-    columns: dict[str, Callable[[str], object]] = {"part": lambda part: part}
-    for index in shown:
-        columns[f"stage {index}"] = lambda part, stage=stages[index]: format_bytes(  # type: ignore[misc]
-            stage.parts.get(part, 0) if part != "all" else stage.needed_bytes
+    fullest = max(range(len(stages)), key=lambda place: stages[place].needed_bytes)
+    shown = range(len(stages))
+
+    def part_of(stage: DeviceMemory) -> Callable[[str], str]:
+        return lambda part: format_bytes(
+            stage.needed_bytes if part == "all" else stage.parts.get(part, 0)
         )
+
+    parts = dict.fromkeys(part for stage in stages for part in stage.parts)
+    columns: dict[str, Callable[[str], object]] = {"<Part": lambda part: part}
+    for place in shown if len(shown) <= _MOST_STAGES else sorted({0, fullest, shown[-1]}):
+        columns[f"stage {place}"] = part_of(stages[place])
     return (table("Memory of one rank", [*parts, "all"], columns),)
 
 
 def divided_lines(answer: Answer) -> list[str]:
     """Layout, its evidence, and whether it fits into a device."""
-    found = [f"{term}: {evidence}" for term, evidence in answer.evidence.items()]
-    lines = [f"layout {answer.layout}: {', '.join(found)}"]
+    lines = [f"layout: {answer.layout}"]
+    by_evidence: dict[str, list[str]] = {}
+    for term, evidence in answer.evidence.items():
+        by_evidence.setdefault(evidence, []).append(term)
+    lines += [f"{evidence}: {', '.join(terms)}" for evidence, terms in by_evidence.items()]
     capacity_bytes, stages = answer.question.capacity_bytes, stage_memory(answer.question)
     if capacity_bytes is not None and stages:
         least = min(stage.fit_probability(capacity_bytes) for stage in stages)

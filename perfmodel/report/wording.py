@@ -108,6 +108,8 @@ def bucket_cap(bucket_cap_mb: float | None) -> str:
 
 def short_label(setting: RunSetting) -> str:
     """Text such as ``resnet18, 4 x 32 x 2, 25 MiB``: devices, micro-batch, accumulation, cap."""
+    if setting.divided:
+        return f"{setting.workload}, {setting.divided}"
     sizes = f"{setting.world_size} x {setting.micro_batch} x {setting.accumulation}"
     return f"{setting.workload}, {sizes}, {gradients(setting)}"
 
