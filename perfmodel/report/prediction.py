@@ -9,6 +9,7 @@ from pydantic_core import to_json
 
 from perfmodel.answer.measured import stage_memory
 from perfmodel.answer.question import Answer
+from perfmodel.cost.memory import DeviceMemory
 from perfmodel.documents.prediction import (
     PredictedPoint,
     PredictionDocument,
