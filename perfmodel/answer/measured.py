@@ -418,6 +418,11 @@ def measured_caveats(question: Question, answers: Sequence[Answer]) -> tuple[str
     if machine.rescaling is not None:
         found += machine.rescaling.notes
         found += machine.rescaling.notes_on_groups if largest > 1 else ()
+    if not all(is_ddp(answer.layout) for answer in answers):
+        found.append(
+            "sharding, tensor and pipeline parallelism were never run here: 5 % of uncertainty is assumed "
+            "for each; perfmodel validate strategies judges them"
+        )
     if largest > machine.max_world_size:
         found.append(_beyond(machine, largest, question.cluster))
     found += critical_caveats(
