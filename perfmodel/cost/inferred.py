@@ -6,7 +6,6 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from perfmodel.cost.jobs import USUAL, Column, Jobs, jobs_from_columns
 from perfmodel.cost.layout_memory import InferredMemory
@@ -170,6 +169,8 @@ def _quantile(
     share: float, normal: Column, disturbed: Column, chance: Column, spread: Column
 ) -> Column:
     """Quantile of a mixture of two normal distributions of equal width, by bisection."""
+    from scipy.special import ndtr  # noqa: PLC0415 - slow to import
+
     low = np.minimum(normal, disturbed) - 8 * spread
     high = np.maximum(normal, disturbed) + 8 * spread
     for _ in range(_BISECTIONS):

@@ -9,7 +9,6 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from perfmodel.cost.jobs import Column, Jobs
 from perfmodel.cost.memory import OVERHEADS, Overhead
@@ -156,6 +155,8 @@ def fit_probability(
     needed = needed_bytes(tensor_bytes, overhead)
     uncertainty = np.hypot(overhead.log_spread, FORMULA_LOG_SPREAD) * tensor_bytes
     spread = np.hypot(overhead.context_spread_bytes, uncertainty)
+    from scipy.special import ndtr  # noqa: PLC0415 - slow to import
+
     return np.asarray(ndtr((capacity_bytes - needed) / spread))
 
 
@@ -244,6 +245,8 @@ class InferredMemory:
 
     def fit_probability(self, jobs: Jobs, capacity_bytes: float) -> NDArray[np.float64]:
         """Probability that the fullest rank stays below a capacity."""
+        from scipy.special import ndtr  # noqa: PLC0415 - slow to import
+
         _, half = self.predict(jobs)
         return np.asarray(
             ndtr(np.log(capacity_bytes / self.fullest_bytes(jobs)) * DEVIATE_90 / half)

@@ -5,10 +5,10 @@ import enum
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Final
 
 import numpy as np
-from scipy.special import ndtr
 
 from perfmodel import checks
 from perfmodel.checks import at_least, positive
@@ -126,7 +126,7 @@ class DeviceMemory:
     def fit_probability(self, capacity_bytes: Bytes) -> float:
         """Probability that a step runs within a capacity."""
         checks.positive("capacity_bytes", capacity_bytes)
-        return float(ndtr((capacity_bytes - self.needed_bytes) / self.spread_bytes))
+        return NormalDist().cdf((capacity_bytes - self.needed_bytes) / self.spread_bytes)
 
 
 def verdict(probability: float) -> Verdict:
