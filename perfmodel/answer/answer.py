@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel import checks
-from perfmodel.answer.inferred import inferred_answer, opened_machine, question_jobs
 from perfmodel.answer.measured import (
     default_batch,
     interval,
@@ -41,6 +40,9 @@ def answer(question: Question) -> Answer:
         If the workload or the number of devices does not allow the layout.
     """
     if isinstance(question.machine, InferredMachine):
+        # SciPy's optimizers come with it, which would double the start of every other prediction.
+        from perfmodel.answer.inferred import inferred_answer  # noqa: PLC0415
+
         return inferred_answer(question)
     return measured_answer(question)
 
@@ -48,6 +50,8 @@ def answer(question: Question) -> Answer:
 def steps_s(questions: Sequence[Question]) -> list[Samples]:
     """Draws of the step of many questions on one machine and nothing else, without simulation. [s]"""
     if questions and isinstance(questions[0].machine, InferredMachine):
+        from perfmodel.answer.inferred import opened_machine, question_jobs  # noqa: PLC0415
+
         model = opened_machine(questions[0].machine).model
         return [
             model.step_draws(question_jobs(question), num_draws=question.num_draws)[0]

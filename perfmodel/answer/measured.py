@@ -1,6 +1,5 @@
 """Answers about machines that were calibrated: programs, their costs in every draw, their caveats."""
 
-import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -488,8 +487,3 @@ def _beyond(machine: MeasuredMachine, largest: int, cluster: Cluster | None) -> 
         f"at most {machine.max_world_size} ranks were measured together; up to {largest} "
         f"devices are extrapolated as {links}, with stragglers drawn from the measured noise"
     )
-
-
-def replaced_layout(question: Question, **changes: object) -> Question:
-    """The question with some values of its layout changed."""
-    return question.at(dataclasses.replace(question.layout, **changes))  # type: ignore[arg-type]
