@@ -16,7 +16,7 @@ from calibrate.layers import Layer
 from calibrate.probes.session import Session
 from perfmodel.documents.observation import OptimizerPoint
 from perfmodel.trace.reference import MODELS
-from perfmodel.trace.sources import make_optimizer
+from perfmodel.trace.source import make_optimizer
 from perfmodel.units import MIB, Bytes, Seconds
 
 

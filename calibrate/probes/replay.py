@@ -21,7 +21,7 @@ from calibrate.probes.training import Clock, DeviceClock, HostClock
 from calibrate.replays import Dataflow, linked
 from calibrate.task import ReplayTask
 from perfmodel.documents.observation import ReplayObservation, TimedOperator
-from perfmodel.trace.sources import make_optimizer
+from perfmodel.trace.source import make_optimizer
 from perfmodel.trace.trace import TracedModel
 from perfmodel.units import Seconds
 from perfmodel.workload.operator import Operator, Phase, TensorSpec, base_name

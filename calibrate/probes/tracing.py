@@ -14,7 +14,8 @@ from calibrate.task import ModelSpec, ReplayTask
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import InvalidDocument
 from perfmodel.trace.reference import MODELS
-from perfmodel.trace.sources import SampleSize, find_source, reference_source
+from perfmodel.trace.source import SampleSize
+from perfmodel.trace.sources import find_source, reference_source
 from perfmodel.trace.trace import TracedModel, trace_model
 from perfmodel.units import Seconds
 from perfmodel.workload.step import StepMethod, TracedStep

@@ -17,7 +17,8 @@ from perfmodel.documents.observation import PHASES, DeviceStreams, RankSteps
 from perfmodel.layout.layout import Synchronisation
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.trace.reference import MODELS
-from perfmodel.trace.sources import Batch, SampleSize, find_source, make_optimizer
+from perfmodel.trace.source import Batch, SampleSize, make_optimizer
+from perfmodel.trace.sources import find_source
 from perfmodel.units import Seconds
 
 _POOL_SAMPLES = 512

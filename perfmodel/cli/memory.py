@@ -282,7 +282,8 @@ def refuse_unknown_models(option: str, names: Sequence[str], *, known: Sequence[
         If one does not exist or cannot be read, or torch is not installed.
     """
     refuse_without_torch(option)
-    from perfmodel.trace.sources import SampleSize, find_source
+    from perfmodel.trace.source import SampleSize
+    from perfmodel.trace.sources import find_source
 
     for name in names:
         find_source(name, SampleSize(), option=option, others=known)

@@ -56,7 +56,8 @@ def _traced(
 
     def trace() -> "TracedModel":
         # These import torch, which must not find the compiler.
-        from perfmodel.trace.sources import SampleSize, find_source
+        from perfmodel.trace.source import SampleSize
+        from perfmodel.trace.sources import find_source
         from perfmodel.trace.trace import trace_model
 
         size = SampleSize(image_size=image_size, sequence_length=sequence_length)

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from perfmodel.trace.sources import ModelSource, SampleSize, find_source
+from perfmodel.trace.source import ModelSource, SampleSize
+from perfmodel.trace.sources import find_source
 from perfmodel.trace.step import TrainedModel, autocast, build_model, record_step, without_content
 from perfmodel.units import Bytes
 from perfmodel.workload.step import StepMethod

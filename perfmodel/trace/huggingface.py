@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from perfmodel.errors import UsageError
 from perfmodel.trace.huggingface_config import DECODERS, Config, TransformerShape, read_shape
-from perfmodel.trace.sources import Batch, ModelSource, SampleSize, classification_loss
+from perfmodel.trace.source import Batch, ModelSource, SampleSize, classification_loss
 from perfmodel.trace.transformers import (
     ACTIVATIONS,
     ENCODERS,

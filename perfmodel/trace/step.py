@@ -15,7 +15,8 @@ from perfmodel.arrays import IntArray
 from perfmodel.errors import PerfModelError, UntraceableModel
 from perfmodel.trace.liveness import LiveStorages, apply_checkpointing
 from perfmodel.trace.recorder import ModulePaths, Recorder
-from perfmodel.trace.sources import Batch, ModelSource, make_optimizer, replaced
+from perfmodel.trace.source import Batch, ModelSource, make_optimizer
+from perfmodel.trace.sources import replaced
 from perfmodel.units import Bytes
 from perfmodel.workload.memory import Part
 from perfmodel.workload.operator import Call, Operator, Phase

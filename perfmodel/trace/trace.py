@@ -13,7 +13,7 @@ from torch import nn
 from perfmodel.errors import UntraceableModel, UsageError
 from perfmodel.trace.fork import Fork
 from perfmodel.trace.imports import without_collection
-from perfmodel.trace.sources import ModelSource
+from perfmodel.trace.source import ModelSource
 from perfmodel.trace.step import (
     RecordedStep,
     TrainedModel,

@@ -11,7 +11,8 @@ from calibrate.probes.replay import Replay
 from calibrate.probes.session import Session
 from calibrate.replays import measured_steps
 from perfmodel.documents.observation import ReplayObservation, TimedOperator
-from perfmodel.trace.sources import SampleSize, find_source
+from perfmodel.trace.source import SampleSize
+from perfmodel.trace.sources import find_source
 from perfmodel.trace.trace import trace_model
 from perfmodel.workload.operator import Phase
 from perfmodel.workload.step import TracedStep, parameters_signature, signature

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from perfmodel.trace.sources import SampleSize, find_source, make_optimizer
+from perfmodel.trace.source import SampleSize, make_optimizer
+from perfmodel.trace.sources import find_source
 from validate.held_out_models import HELD_OUT, HeldOutModel, write_configs
 
 LANGUAGE = [model for model in HELD_OUT if model.config is not None]

@@ -83,7 +83,7 @@ def test_a_traced_step_says_the_same(
 ) -> None:
     """GPT without dropout in single precision; gradients of activations are not in the formula."""
     from perfmodel.trace.huggingface import huggingface_source  # noqa: PLC0415 - torch
-    from perfmodel.trace.sources import SampleSize  # noqa: PLC0415
+    from perfmodel.trace.source import SampleSize  # noqa: PLC0415
     from perfmodel.trace.trace import trace_model  # noqa: PLC0415
 
     config = {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from perfmodel.trace.sources import ModelSource
+from perfmodel.trace.source import ModelSource
 from perfmodel.trace.step import build_model, record_step, without_content
 from perfmodel.workload.operator import Call, Operator, Phase
 from tests.perfmodel.trace.method import SGD_LOOP

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from perfmodel.trace.recorder import ModulePaths, Recorder
-from perfmodel.trace.sources import SampleSize, find_source
+from perfmodel.trace.source import SampleSize
+from perfmodel.trace.sources import find_source
 from perfmodel.trace.step import without_content
 from perfmodel.workload.operator import Phase
 from tests.perfmodel.trace.gradient_sums import sums_of_backward, sums_of_calls, traced_and_real

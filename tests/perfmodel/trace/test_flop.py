@@ -9,7 +9,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models import get_model_weights
 
-from perfmodel.trace.sources import SampleSize, find_source
+from perfmodel.trace.source import SampleSize
+from perfmodel.trace.sources import find_source
 from perfmodel.trace.step import build_model, record_step, without_content
 from perfmodel.trace.trace import trace_model
 from perfmodel.workload.operator import Phase, TensorSpec, flop

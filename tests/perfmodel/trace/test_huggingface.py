@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from perfmodel.errors import UntraceableModel, UsageError
-from perfmodel.trace.sources import ModelSource, SampleSize, find_source
+from perfmodel.trace.source import ModelSource, SampleSize
+from perfmodel.trace.sources import find_source
 from perfmodel.trace.step import without_content
 from perfmodel.trace.trace import trace_model
 from perfmodel.workload.operator import Phase

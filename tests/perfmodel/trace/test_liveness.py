@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from perfmodel.trace.allocator import allocator_peak_bytes
 from perfmodel.trace.recorder import ConvolutionBytes
-from perfmodel.trace.sources import Batch, ModelSource, SampleSize, find_source
+from perfmodel.trace.source import Batch, ModelSource, SampleSize
+from perfmodel.trace.sources import find_source
 from perfmodel.trace.step import RecordedStep, build_model, record_step, without_content
 from perfmodel.trace.trace import joined_memory, trace_model
 from perfmodel.workload.memory import Part

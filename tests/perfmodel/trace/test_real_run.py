@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from perfmodel.trace.sources import SampleSize, find_source
+from perfmodel.trace.source import SampleSize
+from perfmodel.trace.sources import find_source
 from perfmodel.trace.step import RecordedStep, build_model, record_step, without_content
 from perfmodel.trace.trace import trace_model
 from perfmodel.workload.step import StepMethod

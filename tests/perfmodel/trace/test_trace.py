@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 import pytest
 
 from perfmodel.trace import trace
-from perfmodel.trace.sources import SampleSize, find_source
+from perfmodel.trace.source import SampleSize
+from perfmodel.trace.sources import find_source
 from perfmodel.trace.step import RecordedStep, TrainedModel, record_step, without_content
 from perfmodel.trace.trace import TracedModel, trace_model
 from perfmodel.workload.operator import Phase
@@ -78,7 +79,8 @@ def named():
 BESIDE = """
 import json
 from perfmodel.trace import trace
-from perfmodel.trace.sources import SampleSize, find_source
+from perfmodel.trace.source import SampleSize
+from perfmodel.trace.sources import find_source
 from tests.perfmodel.trace.method import SGD
 
 record_step, here = trace.record_step, []

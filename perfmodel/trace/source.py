@@ -1,0 +1,87 @@
+"""What is traced: how to build a model, one batch for it, its loss and its optimizer."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from perfmodel.errors import UsageError
+
+_MOMENTUM = 0.9
+_RATE = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Inputs and targets of one micro-step."""
+
+    positional: tuple[Any, ...]
+    keyword: dict[str, Any]
+    targets: Tensor | None = None
+
+    @property
+    def sample(self) -> str:
+        """One sample of the inputs by its shapes, such as "16x8 float32"."""
+        named = [*((None, value) for value in self.positional), *self.keyword.items()]
+        return ", ".join(
+            (f"{name}: " if name else "")
+            + ("x".join(str(size) for size in value.shape[1:]) or "1")
+            + f" {str(value.dtype).removeprefix('torch.')}"
+            for name, value in named
+            if isinstance(value, Tensor)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """A model that can be built and trained for a step; nothing is built yet."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    draw_batch: Callable[[int], Batch]
+    """A synthetic batch of so many samples."""
+    loss: Callable[[Any, Tensor | None], Tensor]
+    """Scalar loss from what the model returns and the targets."""
+    sample: str = ""
+    """One sample in words, such as "3x224x224 image"; empty: the shapes of a batch tell."""
+    caveats: tuple[str, ...] = ()
+    """What the trace assumes and a reader must know."""
+
+
+def classification_loss(outputs: Any, targets: Tensor | None) -> Tensor:
+    """Cross-entropy of scores ``(N, classes)`` against labels ``(N,)``."""
+    assert targets is not None
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleSize:
+    """The size of one sample, where the model leaves it open."""
+
+    image_size: int | None = None
+    """Pixels along each side; ``None`` for the model's own default."""
+    sequence_length: int | None = None
+    """Tokens; ``None`` for the longest that the model is made for, at most 2,048."""
+
+    def refuse_except(self, *allowed: str, text: str) -> None:
+        """Complain about a size that a model does not take."""
+        for field in fields(self):
+            if getattr(self, field.name) is not None and field.name not in allowed:
+                raise UsageError(
+                    f"--{field.name.replace('_', '-')}: {text} does not take it; leave it out (where "
+                    "names are shared, torchvision:NAME is the model of torchvision)"
+                )
+
+
+def make_optimizer(
+    parameters: Iterable[nn.Parameter], *, name: str, implementation: str
+) -> torch.optim.Optimizer:
+    """An optimizer with its implementation said outright, because the default depends on the device."""
+    foreach, fused = implementation == "foreach", implementation == "fused"
+    if name == "sgd":
+        return torch.optim.SGD(
+            parameters, lr=_RATE, momentum=_MOMENTUM, foreach=foreach, fused=fused
+        )
+    return torch.optim.AdamW(parameters, lr=_RATE, foreach=foreach, fused=fused)
