@@ -35,7 +35,7 @@ _NO_KIND: Final = "union_tag_not_found"
 #: Keys that tell kinds of files which lie beside each other.
 _TELLTALES: Final = {
     "dispatch_s": "the profile of a machine",
-    "fitted_parameters": "a calibration from runs, which is for perfmodel predict --layout and plan parallelism",
+    "interval_widening": "a calibration from runs, which is for perfmodel predict --layout and plan parallelism",
     "noise_floor": "a validation, which is for --validation",
     "points": "a prediction",
     "trace": "a workload file, which is for --workload",
