@@ -21,7 +21,7 @@ from tests.conftest import WITH_RANKS
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("calibrate", "perfmodel", "validate")
-LONGEST_FILE_LINES = 600
+LONGEST_FILE_LINES = 640
 LONGEST_FUNCTION_LINES = 80
 
 #: The command line is a promise: flags without dashes, arguments in capitals. A change here needs a

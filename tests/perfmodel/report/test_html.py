@@ -101,10 +101,10 @@ def test_every_number_and_its_source_is_there(page: str) -> None:
         *(profile.digest, prediction.digest, validation.digest),
         *(profile.observations_sha256, validation.observations_sha256),
         *(PROVENANCE.command_line[2], str(PROVENANCE.git_commit), PROVENANCE.host_fingerprint),
-        *("torch 2.9.0", "cpu.model", "6 rounds", "1.7 %", "+2.1 %", "12.3 ms", "99.9 GFLOP/s"),
-        *("-1.4 %", "-3.4 %", "8.8 %", "131 ms", "132 ms", "135 ms", "1.84", "+1.6 %", "11,689"),
+        *("torch 2.9.0", "cpu.model", "6 rounds", "5.0 % on 1 rank", "+2.1 %", "99.9 GFLOP/s"),
+        *("-1.4 %", "8.8 %", "131 ms", "132 ms", "1.84", "+1.6 %", "11,689"),
         *("never overlapped", "Weak scaling", "Exposed communication", "Evidence: assumed"),
-        *("[121-133]", "[0.95-1.05]", "2.1 ms", "80.1 ms", "0.71"),
+        *("[121-133]", "[0.95-1.05]", "2.1 ms", "80.1 ms"),
     ):
         assert text in words, text
 

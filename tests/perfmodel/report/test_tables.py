@@ -73,7 +73,7 @@ def test_tables_fit_80_columns_without_breaking_a_cell() -> None:
     text = shown(prediction_table(plain_prediction(world_sizes=(1, 2, 16384))))
     assert "[10700-11800]" in text
     assert "extrapolated" in text
-    assert "raw -10.5 %" in shown(steps_table(plain_validation()))
+    assert "+-0.8 % (4)" in shown(steps_table(plain_validation()))
     assert max(map(len, text.splitlines())) <= 80
 
 
@@ -83,7 +83,7 @@ def test_markup_in_a_name_is_shown_and_not_obeyed() -> None:
 
 def test_every_setting_of_a_validation_is_shown_with_its_sign() -> None:
     text = shown(steps_table(plain_validation()))
-    for cell in ("+1.0 %", "-8.7 %", "24 x 2", "5 MiB", "default", "7.2 ms", "raw 7.34 ms", "(4)"):
+    for cell in ("+1.0 %", "-8.7 %", "24 x 2", "5 MiB", "default", "7.2 ms", "(4)"):
         assert cell in text
     assert text.count("yes") == text.count("NO ") == 2
 
@@ -92,12 +92,11 @@ def test_summary_says_what_went_wrong_beside_the_noise_floor() -> None:
     lines = summary_lines(plain_validation(passed=False))
     assert lines[0] == "FAILED: 1 of 2 gates missed (coverage)"
     assert "bias -1.4 %, MAPE 3.1 %, median 2.3 %, worst 8.8 % (n=4)" in lines[1]
-    assert "bias -3.4 %" in lines[2]
-    assert lines[3].startswith("Beyond the range:    bias -6.1 %")
-    assert lines[4].startswith("Noise floor:         bias -1.1 %")
+    assert lines[2].startswith("Beyond the range:    bias -6.1 %")
+    assert lines[3].startswith("Noise floor:         bias -1.1 %")
     assert "FAIL  coverage: 50.0 %, at least 85.0 %" in lines
     assert "pass  MAPE: 3.1 %, at most 6.0 %" in lines
-    assert any("+2.1 %" in line for line in lines)
+    assert any("Speed-up, beyond:    bias +2.1 %" in line for line in lines)
     assert any("50.0 % inside" in line and "2 of 4" in line for line in lines)
     assert max(map(len, lines)) <= 80
 
@@ -108,7 +107,7 @@ def test_summary_of_a_pass_says_so_first() -> None:
 
 def test_profile_shows_what_was_measured_and_what_was_not_determined() -> None:
     text = shown(profile_table(plain_profile()))
-    for cell in ("EPYC", "6 rounds", "12.3 ms", "1.7 %", "11,689", "120 us", "1.13", "NO: assumed"):
+    for cell in ("EPYC", "6 rounds", "5.0 % on 1 rank", "11,689", "120 us", "1.13", "NO: assumed"):
         assert cell in text
     assert "never overlapped" in text
     assert "compute at 61.0 %, all-reduce of 4 MiB at 47.0 % of their speeds alone" in " ".join(
