@@ -50,6 +50,7 @@ KINDS = [
         and "title" in vars(kind)
     ),
 ]
+VERSION = ProfileDocument.current_version
 LINE = CollectiveObservation(
     task="all_reduce-2",
     round=0,
@@ -137,10 +138,10 @@ def test_what_breaks_a_rule_is_named_with_its_place(
 @pytest.mark.parametrize(
     ("content", "start"),
     [
-        (b'{"schema_version": 2, "machi', "profile cannot be read: "),
+        (b'{"schema_version": 3, "machi', "profile cannot be read: "),
         (b"\xff\xfe\x00\x01", "profile cannot be read: "),
-        (b"[1, 2]", "schema_version of a profile must be 2, got None"),
-        (b'{"schema_version": "2"}', "schema_version of a profile must be 2, got '2'"),
+        (b"[1, 2]", f"schema_version of a profile must be {VERSION}, got None"),
+        (b'{"schema_version": "3"}', f"schema_version of a profile must be {VERSION}, got '3'"),
     ],
 )
 def test_what_is_no_profile_is_refused(content: bytes, start: str, tmp_path: Path) -> None:
