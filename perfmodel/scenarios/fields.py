@@ -203,58 +203,6 @@ def _tier_value(name: str) -> Callable[[Scenario, str], Scenario]:
     return apply
 
 
-DEVICE_FIELD: Final = WhatIfField(
-    name="device",
-    meaning="device that is not present, by data-sheet ratios (perfmodel devices); for traced workloads",
-    example="h100-sxm",
-    apply=_device,
-)
-LINK_FIELD: Final = WhatIfField(
-    name="network.link",
-    meaning=f"link of the catalogue (perfmodel devices --links) at {100 * LINK_SHARE:g} % of its data sheet",
-    example="eth-400",
-    apply=_link,
-)
-CLUSTER_FIELDS: Final = (
-    WhatIfField(
-        name="cluster",
-        meaning="cluster file: links between the devices; none: one ring of links like the measured ones",
-        example="FILE.toml",
-        apply=_cluster,
-    ),
-    WhatIfField(
-        name="cluster.bandwidth",
-        meaning="of one link of the outermost tier, or of the one that is named before a colon",
-        example="400Gb/s or node:368GB/s",
-        apply=_tier_value("bandwidth"),
-    ),
-    WhatIfField(
-        name="cluster.latency",
-        meaning="of a message through that tier",
-        example="10us",
-        apply=_tier_value("latency"),
-    ),
-    WhatIfField(
-        name="cluster.links",
-        meaning="links of each member into that tier",
-        example="8",
-        apply=_tier_value("links"),
-    ),
-    WhatIfField(
-        name="cluster.oversubscription",
-        meaning="rate of that tier's links over what it carries when all send",
-        example="2",
-        apply=_tier_value("oversubscription"),
-    ),
-    WhatIfField(
-        name="cluster.in_switch_reduction",
-        meaning="part of the rate while switches of the innermost tier add (NVLS, NCCL alone); 0: none",
-        example="node:0.85",
-        apply=_tier_value("in_switch_reduction"),
-    ),
-)
-
-
 #: More scenarios than this are not a table any more.
 MOST_SCENARIOS: Final = 12
 
@@ -490,13 +438,9 @@ def _factor(value: str) -> float:
     factor = parse_factor(value)
     if factor is None:
         raise ValueError(f"must look like 2x, got {value!r}")
-    return _positive(factor)
-
-
-def _positive(value: float) -> float:
-    if not value > 0:
-        raise ValueError(f"must be > 0, got {value:g}")
-    return value
+    if not factor > 0:
+        raise ValueError(f"must be > 0, got {factor:g}")
+    return factor
 
 
 def _cap_mb(value: str) -> float | None:
@@ -514,7 +458,12 @@ FIELDS: Final = (
         example="transformer",
         apply=_workload,
     ),
-    DEVICE_FIELD,
+    WhatIfField(
+        name="device",
+        meaning="device that is not present, by data-sheet ratios (perfmodel devices); for traced workloads",
+        example="h100-sxm",
+        apply=_device,
+    ),
     WhatIfField(
         name="devices",
         meaning="number of devices",
@@ -557,7 +506,12 @@ FIELDS: Final = (
         example="2000",
         apply=_asked(loader_samples_per_s=_rate),
     ),
-    LINK_FIELD,
+    WhatIfField(
+        name="network.link",
+        meaning=f"link of the catalogue (perfmodel devices --links) at {100 * LINK_SHARE:g} % of its data sheet",
+        example="eth-400",
+        apply=_link,
+    ),
     WhatIfField(
         name="network.bandwidth",
         meaning="busbw that a large all-reduce reaches (less than the nominal rate), or a factor",
@@ -595,7 +549,42 @@ FIELDS: Final = (
         example="0x",
         apply=_rank_noise,
     ),
-    *CLUSTER_FIELDS,
+    WhatIfField(
+        name="cluster",
+        meaning="cluster file: links between the devices; none: one ring of links like the measured ones",
+        example="FILE.toml",
+        apply=_cluster,
+    ),
+    WhatIfField(
+        name="cluster.bandwidth",
+        meaning="of one link of the outermost tier, or of the one that is named before a colon",
+        example="400Gb/s or node:368GB/s",
+        apply=_tier_value("bandwidth"),
+    ),
+    WhatIfField(
+        name="cluster.latency",
+        meaning="of a message through that tier",
+        example="10us",
+        apply=_tier_value("latency"),
+    ),
+    WhatIfField(
+        name="cluster.links",
+        meaning="links of each member into that tier",
+        example="8",
+        apply=_tier_value("links"),
+    ),
+    WhatIfField(
+        name="cluster.oversubscription",
+        meaning="rate of that tier's links over what it carries when all send",
+        example="2",
+        apply=_tier_value("oversubscription"),
+    ),
+    WhatIfField(
+        name="cluster.in_switch_reduction",
+        meaning="part of the rate while switches of the innermost tier add (NVLS, NCCL alone); 0: none",
+        example="node:0.85",
+        apply=_tier_value("in_switch_reduction"),
+    ),
 )
 _BY_NAME: Final = {entry.name: entry for entry in FIELDS}
 #: Keys of the layout are fields as well, where a layout is asked about.
