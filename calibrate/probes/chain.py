@@ -218,6 +218,8 @@ def _measured(
 
 
 _FLOAT_BYTES = 4
+#: Characters of a line within which its kind is named.
+_HEAD: Final = 400
 
 
 def chosen_layers(session: Session, task: LayersTask) -> Sequence[Layer]:
@@ -235,12 +237,12 @@ def timed_before(path: Path | None) -> list[OperatorsObservation]:
     """Layers in a file of observations; nothing else of it is read, since this happens often."""
     if path is None or not path.exists():
         return []
-    kind = OperatorsObservation.model_fields["kind"].default
+    mark = f'"kind":"{OperatorsObservation.model_fields["kind"].default}"'
     with path.open(encoding="utf-8") as file:
         return [
             OperatorsObservation.model_validate_json(line)
             for line in file
-            if line.startswith(f'{{"kind":"{kind}"') and line.endswith("\n")
+            if mark in line[:_HEAD] and line.endswith("\n")
         ]
 
 

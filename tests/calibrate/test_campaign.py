@@ -122,7 +122,7 @@ def test_a_half_written_line_is_cut_off_before_resuming(campaign: Campaign, torn
     before = output.read_bytes()
     output.write_bytes(before + torn)
     run(campaign, PlayedWorker(), resume=True)
-    assert output.read_bytes().startswith(before + b'{"kind":"environment"')
+    assert output.read_bytes().startswith(before + b'{"task":"environment-')
     assert measured_tasks(campaign) == ["0-1", "0-2", "0-3", "1-1", "1-2", "1-3"]
 
 

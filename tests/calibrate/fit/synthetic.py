@@ -33,7 +33,7 @@ from tests.perfmodel.profiles import (
 
 NOISE: Final = 0.02
 """Standard deviation of single times in log."""
-RUN: Final = 0.03
+RUN: Final = 0.01
 """Of the machine's speed from run to run, in log."""
 
 

@@ -1,5 +1,6 @@
 """Fits give back the parameters that the observations were made from."""
 
+import math
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,7 @@ from perfmodel.documents.observation import CollectiveObservation, OverlapObserv
 from perfmodel.errors import IncomparableRuns, InvalidDocument, MeasurementFailed
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import MeasuredMachine
-from tests.calibrate.fit.synthetic import RUN, Calibration, environment, write_lines
+from tests.calibrate.fit.synthetic import NOISE, RUN, Calibration, environment, write_lines
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.profiles import MICRO_BATCHES, PHASES, PROVENANCE, Machine, profile
 
@@ -47,7 +48,7 @@ def refitted(folder: Path, calibration: Calibration) -> MeasuredMachine:
 @seeds
 @pytest.mark.parametrize("name", ["light", "heavy"])
 def test_phase_times_are_recovered_within_five_percent(name: str, seed: int) -> None:
-    """Means over six runs that differ by 3 %."""
+    """Means over six runs that differ by 1 %."""
     workload = fitted(seed).workload(name)
     assert workload is not None
     assert [phases.world_size for phases in workload.phases] == [1, 2]
@@ -239,7 +240,7 @@ def test_no_speed_beside_the_other_is_expected_above_that_alone(tmp_path: Path) 
 
 @seeds
 def test_how_far_runs_differ_is_recovered(seed: int) -> None:
-    """About 30 settings of six runs each; rounds have nothing in common."""
+    """About 30 settings of six runs each; rounds have nothing in common. Steps add 2 % over 3."""
     found = fitted(seed).repeatability
-    assert found.run_of(1) == pytest.approx(RUN, rel=0.25)
+    assert found.run_of(1) == pytest.approx(math.hypot(RUN, NOISE / 3), rel=0.25)
     assert found.round < 0.01
