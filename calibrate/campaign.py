@@ -224,7 +224,7 @@ def _refuse_other_machine(
 ) -> None:
     for observation in observations:
         if isinstance(observation, EnvironmentObservation):
-            found = fingerprint_of(observation)
+            found = observation.fingerprint
             if found != campaign.placement.fingerprint:
                 raise IncomparableRuns(
                     f"{output}: was measured on another machine (fingerprint {found[:12]}, this one "
@@ -257,17 +257,6 @@ def read_plan(folder: Path) -> dict[str, Any]:
     if not isinstance(plan, dict):
         raise InvalidDocument(f"{path}: plan must be an object, got {type(plan).__name__}")
     return plan
-
-
-def fingerprint_of(observation: EnvironmentObservation) -> str:
-    """Fingerprint of the machine that an observation describes."""
-    host = observation.facts.get("host")
-    found = host.get("fingerprint") if isinstance(host, dict) else None
-    if not isinstance(found, str):
-        raise InvalidDocument(
-            f"{observation.task}: environment must name host.fingerprint, got {found!r}"
-        )
-    return found
 
 
 def _write_order(campaign: Campaign, index: int, tasks: Sequence[Task], output: Path) -> Path:

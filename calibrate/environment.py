@@ -20,13 +20,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypedDict
+from typing import Any, Final, Literal, NamedTuple, TypedDict
 
 import psutil
 
 from calibrate.processes import usable_cores
 from perfmodel.documents.base import command_line
 from perfmodel.units import GIB, MIB, Seconds
+
+DeviceKind = Literal["cpu", "cuda"]
 
 
 class HostFacts(TypedDict):

@@ -3,8 +3,9 @@
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
+from calibrate.environment import DeviceKind
 from calibrate.layers import Layer, planned_layers
 from calibrate.task import (
     CheckpointTask,
@@ -90,8 +91,6 @@ def _common() -> tuple[ComputeProbe, ...]:
         ComputeProbe(probe="optimizer", dtype="fp32", shape=(64, 2**16)),
     )
 
-
-DeviceKind = Literal["cpu", "cuda"]
 
 #: Models whose checkpoints are timed, whichever are run: files of half a megabyte, 23 and 90 MB.
 CHECKPOINTED: Final = ("lenet", "mlp", "resnet18")

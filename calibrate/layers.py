@@ -9,9 +9,15 @@ from typing import Final
 
 import numpy as np
 
-from calibrate.fit.operators import TYPICAL_LENGTH, TYPICAL_NOISE, TYPICAL_SPREAD
 from perfmodel.arrays import FloatArray
-from perfmodel.cost.families import covariance, family, features
+from perfmodel.cost.families import (
+    TYPICAL_LENGTH,
+    TYPICAL_NOISE,
+    TYPICAL_SPREAD,
+    covariance,
+    family,
+    features,
+)
 from perfmodel.machine.measured import OperatorFamily
 from perfmodel.workload.operator import Operator
 

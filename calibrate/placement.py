@@ -9,8 +9,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Final
 
-from calibrate.environment import Environment, describe_environment, query_gpus
-from calibrate.experiment import DeviceKind
+from calibrate.environment import DeviceKind, Environment, describe_environment, query_gpus
 from calibrate.processes import usable_cores
 from calibrate.topology import (
     LaunchFlags,

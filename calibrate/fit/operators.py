@@ -14,6 +14,9 @@ from calibrate.replays import measured_steps, of_newest_traces, replayed_s
 from calibrate.summary import typical
 from perfmodel.arrays import FloatArray
 from perfmodel.cost.families import (
+    TYPICAL_LENGTH,
+    TYPICAL_NOISE,
+    TYPICAL_SPREAD,
     GaussianProcess,
     family,
     features,
@@ -40,10 +43,6 @@ from perfmodel.machine.measured import (
 from perfmodel.units import Seconds
 from perfmodel.workload.operator import Phase
 
-#: Prior of the fit: lengths in e-folds of a size, spreads in log of a time.
-TYPICAL_LENGTH = 2.5
-TYPICAL_SPREAD = 0.5
-TYPICAL_NOISE = 0.08
 _PRIOR_WIDTH = (0.7, 0.7, 0.7)
 
 

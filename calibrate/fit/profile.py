@@ -9,7 +9,6 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from calibrate.campaign import fingerprint_of
 from calibrate.fit.ddp import fit_bucket_costs, fit_ddp, fit_residual
 from calibrate.fit.operators import fit_operators
 from calibrate.fit.steps import fit_workload, single_steps, with_device_streams
@@ -164,7 +163,7 @@ def recorded_environment(observations: Sequence[Observation]) -> dict[str, Any]:
             "observations: must name the environment that they were made in, got none; "
             "continue with --resume"
         )
-    fingerprints = {fingerprint_of(entry) for entry in found}
+    fingerprints = {entry.fingerprint for entry in found}
     if len(fingerprints) > 1:
         raise IncomparableRuns(
             "observations: must come from one machine, got fingerprints "

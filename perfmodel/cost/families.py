@@ -315,6 +315,12 @@ _FEATURES: Final[dict[str, Callable[[Operator], tuple[float, ...]]]] = {
 }
 
 
+#: Prior of the fit: lengths in e-folds of a size, spreads in log of a time.
+TYPICAL_LENGTH: Final = 2.5
+TYPICAL_SPREAD: Final = 0.5
+TYPICAL_NOISE: Final = 0.08
+
+
 @dataclass(frozen=True, eq=False)
 class GaussianProcess:
     """A smooth function through noisy points; far from them it returns to their mean."""

@@ -11,6 +11,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, PlainSerializer, PositiveInt, TypeAdapter
 
 from perfmodel.documents.base import Record, read_lines
+from perfmodel.errors import InvalidDocument
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.workload.operator import Operator, Phase
 from perfmodel.workload.step import SymbolicStep
@@ -236,6 +237,23 @@ class EnvironmentObservation(Taken):
 
     kind: Literal["environment"] = "environment"
     facts: dict[str, object]
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the machine.
+
+        Raises
+        ------
+        InvalidDocument
+            If there is none.
+        """
+        host = self.facts.get("host")
+        found = host.get("fingerprint") if isinstance(host, dict) else None
+        if not isinstance(found, str):
+            raise InvalidDocument(
+                f"{self.task}: environment must name host.fingerprint, got {found!r}"
+            )
+        return found
 
 
 Observation = Annotated[

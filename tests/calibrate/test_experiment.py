@@ -5,11 +5,11 @@ from collections import Counter
 
 import pytest
 
+from calibrate.environment import DeviceKind
 from calibrate.experiment import (
     BUDGETS,
     CHECKPOINTED,
     REFERENCE_MODELS,
-    DeviceKind,
     Experiment,
     doubling_sizes,
 )
