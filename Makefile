@@ -14,7 +14,7 @@ PYTEST_FLAGS ?=
 PYTEST := pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # pip leaves compiling to the first start (--no-compile): where nothing compiled may be kept, every
-# start would compile torch anew.
+# start would compile torch again.
 unexport PYTHONDONTWRITEBYTECODE
 
 RUN := $(VENV)/bin/python -m

@@ -2,7 +2,7 @@
 
 Below a block of ``shell`` (lines that start with ``perfmodel``) or ``python`` stands a block of ``text``
 with exactly what it prints on 80 columns. Where a command ends with another exit code than 0, its
-line says so: ``# exit code 3``. ``python -m tests.examples`` writes the blocks anew; read their diff.
+line says so: ``# exit code 3``. ``python -m tests.examples`` writes the blocks again; read their diff.
 """
 
 import contextlib

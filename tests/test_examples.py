@@ -1,4 +1,4 @@
-"""The worked examples print what stands below them; ``python -m tests.examples`` writes it anew."""
+"""The worked examples print what stands below them; ``python -m tests.examples`` writes it again."""
 
 import re
 from pathlib import Path

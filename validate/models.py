@@ -96,7 +96,7 @@ def validate_models(
     here = placement_of(profile)
     if profile.operators is None:
         raise CalibrationUnavailable(
-            "--profile: must hold costs of operators, got none; run perfmodel calibrate anew"
+            "--profile: must hold costs of operators, got none; run perfmodel calibrate again"
         )
     settings = held_out_settings(profile.max_world_size, request.folder)
     write_configs(request.folder)

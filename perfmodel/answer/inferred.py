@@ -91,7 +91,7 @@ def opened_machine(machine: InferredMachine) -> OpenedMachine:
     try:
         sheet = device_sheet(machine.device_name, flag="profile: device")
     except UsageError as error:
-        raise CalibrationUnavailable(f"{error}; calibrate --from-runs anew") from error
+        raise CalibrationUnavailable(f"{error}; calibrate --from-runs again") from error
     return OpenedMachine(machine=machine, model=model_of(machine), sheet=sheet)
 
 

@@ -165,7 +165,7 @@ def _supervises() -> bool:
 _COMMANDS: Final[dict[str, tuple[Callable[..., None], str]]] = {
     "doctor": (measure.doctor, "What would spoil a measurement on this machine."),
     "calibrate": (measure.calibrate, "Measure this machine, write its profile."),
-    "fit": (measure.fit, "The profile anew, from stored measurements."),
+    "fit": (measure.fit, "The profile again, from stored measurements."),
     "trace": (memory.trace, "A model as a workload file, without data or GPU."),
     "memory": (memory.memory, "Does a step fit, the largest batch, what to change."),
     "techniques": (memory.techniques, "Checkpointing, offload ...: time and memory."),

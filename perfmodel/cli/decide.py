@@ -199,7 +199,7 @@ def _checkpoint(
     if timed is None:
         raise CalibrationUnavailable(
             f"{profile}: must hold the time of a checkpoint, got none; run perfmodel calibrate "
-            "anew, or give --checkpoint-s"
+            "again, or give --checkpoint-s"
         )
     found = checkpoint_draws(timed, size_bytes, writers=writers)
     notes = [timed_words("written", found.write, found.evidence, size_bytes, writers)]

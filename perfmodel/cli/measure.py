@@ -205,7 +205,7 @@ def fit(
         opt.DEFAULT_CALIBRATION
     ),
 ) -> None:
-    """Fit the profile anew from the raw observations in a folder."""
+    """Fit the profile again from the raw observations in a folder."""
     from calibrate import calibrate as use_case
 
     _show_profile(use_case.refit(folder), folder / use_case.PROFILE)

@@ -78,7 +78,7 @@ def ask(
     document = WorkloadDocument.read(workload)
     if document.memory is None or document.trace is None:
         raise InvalidDocument(
-            f"{workload}: memory must be recorded, got none; trace the model anew with perfmodel trace"
+            f"{workload}: memory must be recorded, got none; trace the model again with perfmodel trace"
         )
     batch = micro_batch if micro_batch is not None else document.memory.traced_micro_batches[0]
     traced_kind = document.trace.method.device_kind

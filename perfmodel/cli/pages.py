@@ -54,16 +54,16 @@ def serve(
     from perfmodel.documents.base import write_atomically
     from perfmodel.page.answers import Answers
     from perfmodel.page.export import export_html, question_of, start
-    from perfmodel.page.machines import read_desk
+    from perfmodel.page.machines import read_session
 
-    desk = read_desk(
+    session = read_session(
         profile or [opt.DEFAULT_PROFILE],
         workload or [],
         validation=validation,
         budget=budget_file,
         clusters=cluster or [],
     )
-    answers = Answers(desk)
+    answers = Answers(session)
     if export is None:
         _serve(answers, port)
         return

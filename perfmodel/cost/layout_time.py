@@ -333,7 +333,7 @@ def _exposed_s(jobs: Jobs, fitted: FittedParameters, *, hiding_s: Column) -> Col
     """Gradient synchronisation that the last backward pass does not hide. [s]"""
     total = data_s(jobs, fitted)
     hiding = np.maximum(hiding_s, 1e-9)
-    # Exponents below 1 cost more than both in turn: gradients can slow the backward pass down.
+    # Exponents below 1 cost more than one after the other: gradients can slow the backward pass down.
     overlap = np.maximum(np.asarray(fitted["overlap"]), 0.5)
     exposed = soft_maximum(hiding, total, overlap) - hiding
     # What runs lost beyond the exchange itself does not go away with the overlap.

@@ -117,19 +117,19 @@ class Document(Record):
         for key, other in _TELLTALES.items():
             if key in said - own:
                 raise cls.unreadable(f"{path}: must be a {cls.title}, got {other}{hint}")
-        anew = f"; {cls.remade_by or cls.made_by} makes it new"
+        remade = f"; {cls.remade_by or cls.made_by} makes it new"
         version = keys.get("schema_version")
         if version != cls.current_version:
             raise cls.unreadable(
                 f"{path}: schema_version of a {cls.title} must be {cls.current_version}, "
-                f"got {version!r}{anew}"
+                f"got {version!r}{remade}"
             )
         try:
             return cls.model_validate(raw)
         except ValidationError as error:
             is_older = any(one["type"] == "missing" for one in error.errors(include_url=False))
             raise cls.unreadable(
-                f"{path}: {first_problem(error, cls)}{anew if is_older else ''}"
+                f"{path}: {first_problem(error, cls)}{remade if is_older else ''}"
             ) from error
 
     def write(self, path: Path) -> None:

@@ -31,14 +31,14 @@ class RecurringEvent(Event):
     def __init__(self, env: Environment) -> None:
         super().__init__(env)
         self.reactions: list[Callable[[Any], None]] = [self.happen]
-        """To be put back into ``callbacks``, which SimPy empties, before scheduling anew."""
+        """To be put back into ``callbacks``, which SimPy empties, before scheduling again."""
 
     def happen(self, _event: Event) -> None:
         """React; called by SimPy at the scheduled time."""
         raise NotImplementedError
 
 
-class Ledger:
+class State:
     """What has happened so far to the operations of all ranks, or to those that they share.
 
     Every table is indexed by operation, then by row: one row for each rank, or a single one for
@@ -78,15 +78,15 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Audience:
+class Dependents:
     """Who hears of the end of each operation."""
 
     local: Sequence[Sequence[int]]
     """For each operation those of the same rank, or of every rank after a collective."""
     collective: Sequence[Sequence[int]]
     """For each operation the collectives."""
-    ranks: Ledger
-    collectives: Ledger
+    ranks: State
+    collectives: State
 
 
 class SimulatedStream(RecurringEvent):
@@ -95,39 +95,45 @@ class SimulatedStream(RecurringEvent):
     It needs no queue: the order on a stream is part of what each operation awaits.
     """
 
-    __slots__ = ("_audience", "_ledger", "_position", "_row", "_rows")
+    __slots__ = ("_dependents", "_position", "_row", "_rows", "_state")
 
     def __init__(
-        self, env: Environment, *, ledger: Ledger, row: int, rows: Sequence[int], audience: Audience
+        self,
+        env: Environment,
+        *,
+        state: State,
+        row: int,
+        rows: Sequence[int],
+        dependents: Dependents,
     ) -> None:
         super().__init__(env)
-        self._ledger = ledger
+        self._state = state
         self._row = row
         self._rows = rows
-        self._audience = audience
+        self._dependents = dependents
         self._position = -1
 
     def start(self, position: int, now_s: Seconds) -> None:
         """Start an operation now."""
         self._position = position
-        self._ledger.starts_s[position][self._row] = now_s
+        self._state.starts_s[position][self._row] = now_s
         self.callbacks = self.reactions
-        self.env.schedule(self, NORMAL, self._ledger.durations_s[position][self._row])
+        self.env.schedule(self, NORMAL, self._state.durations_s[position][self._row])
 
     def happen(self, _event: Event) -> None:
         """End the operation in progress and release what awaits it."""
         position = self._position
-        audience = self._audience
-        self._ledger.ends_s[position][self._row] = now_s = self.env.now
-        if local := audience.local[position]:
+        dependents = self._dependents
+        self._state.ends_s[position][self._row] = now_s = self.env.now
+        if local := dependents.local[position]:
             for row in self._rows:
-                audience.ranks.release(local, row, now_s)
-        if collective := audience.collective[position]:
-            audience.collectives.release(collective, 0, now_s)
+                dependents.ranks.release(local, row, now_s)
+        if collective := dependents.collective[position]:
+            dependents.collectives.release(collective, 0, now_s)
 
 
 #: After everything else that happens at an instant: a stream that ends one operation and starts the
-#: next at once stays busy, and a thousand ranks need not be timed anew twice.
+#: next at once stays busy, and a thousand ranks need not be timed again twice.
 _LAST = EventPriority(2)
 
 
@@ -177,7 +183,7 @@ class Contention(RecurringEvent):
 
 
 class FluidStream(SimulatedStream):
-    """A stream whose operation in progress is timed anew when its side changes speed."""
+    """A stream whose operation in progress is timed again when its side changes speed."""
 
     __slots__ = ("_contention", "_end", "_remaining_s", "_side", "_since_s", "_speed")
 
@@ -194,8 +200,8 @@ class FluidStream(SimulatedStream):
     def start(self, position: int, now_s: Seconds) -> None:
         """Start an operation now, at the present speed of its side."""
         self._position = position
-        self._ledger.starts_s[position][self._row] = now_s
-        self._remaining_s = self._ledger.durations_s[position][self._row]
+        self._state.starts_s[position][self._row] = now_s
+        self._remaining_s = self._state.durations_s[position][self._row]
         self._run()
         if not self._side.busy:
             self._contention.review()
@@ -222,30 +228,32 @@ class FluidStream(SimulatedStream):
         super().happen(event)
 
 
-class Workshop:
+class StreamFactory:
     """Makes streams: plain ones, and those of the two sides that interfere."""
 
-    def __init__(self, env: Environment, *, interference: Interference, audience: Audience) -> None:
+    def __init__(
+        self, env: Environment, *, interference: Interference, dependents: Dependents
+    ) -> None:
         self._env = env
-        self._audience = audience
+        self._dependents = dependents
         self._interference = interference
         self._contentions: dict[int, Contention] = {}
 
     def equip(
-        self, ledger: Ledger, *, lanes: Sequence[Lane], hearing: Sequence[Sequence[int]]
+        self, state: State, *, lanes: Sequence[Lane], hearing: Sequence[Sequence[int]]
     ) -> None:
-        """Give a ledger its streams, each row its own; each is heard by some rows of the ranks."""
+        """Give a state its streams, each row its own; each is heard by some rows of the ranks."""
         streams = {
-            lane: [self._stream(lane, ledger, row, rows) for row, rows in enumerate(hearing)]
+            lane: [self._stream(lane, state, row, rows) for row, rows in enumerate(hearing)]
             for lane in dict.fromkeys(lanes)
         }
-        ledger.streams = [streams[lane] for lane in lanes]
+        state.streams = [streams[lane] for lane in lanes]
 
-    def _stream(self, lane: Lane, ledger: Ledger, row: int, rows: Sequence[int]) -> SimulatedStream:
+    def _stream(self, lane: Lane, state: State, row: int, rows: Sequence[int]) -> SimulatedStream:
         stage, name = lane
         interferes = name in (Stream.COMPUTE, Stream.COMM) and not self._interference.is_none
         kind = FluidStream if interferes else SimulatedStream
-        stream = kind(self._env, ledger=ledger, row=row, rows=rows, audience=self._audience)
+        stream = kind(self._env, state=state, row=row, rows=rows, dependents=self._dependents)
         if isinstance(stream, FluidStream):
             stream.share(self._contention(stage), is_compute=name is Stream.COMPUTE)
         return stream
@@ -264,25 +272,27 @@ def assemble(
     durations_s: list[list[Seconds]],
     shared: Sequence[bool],
     interference: Interference,
-) -> tuple[Ledger, Ledger]:
-    """Ledger of the ranks, and that of the operations that they share, ready to begin.
+) -> tuple[State, State]:
+    """State of the ranks, and that of the operations that they share, ready to begin.
 
     Shared ones have their own because they happen once, not once on every rank.
     """
     num_ranks = len(durations_s[0])
     awaited = program.awaited()
-    ranks = Ledger(durations_s, outstanding=[len(before) for before in awaited])
-    collectives = Ledger(
+    ranks = State(durations_s, outstanding=[len(before) for before in awaited])
+    collectives = State(
         [of_ranks[:1] for of_ranks in durations_s] if any(shared) else [],
         outstanding=_outstanding(shared, awaited, num_ranks=num_ranks),
     )
     local, collective = _followers(shared, awaited)
-    audience = Audience(local=local, collective=collective, ranks=ranks, collectives=collectives)
-    workshop = Workshop(env, interference=interference, audience=audience)
+    dependents = Dependents(
+        local=local, collective=collective, ranks=ranks, collectives=collectives
+    )
+    factory = StreamFactory(env, interference=interference, dependents=dependents)
     lanes = [operation.lane for operation in program.operations]
-    workshop.equip(ranks, lanes=lanes, hearing=[(rank,) for rank in range(num_ranks)])
+    factory.equip(ranks, lanes=lanes, hearing=[(rank,) for rank in range(num_ranks)])
     if any(shared):
-        workshop.equip(collectives, lanes=lanes, hearing=[range(num_ranks)])
+        factory.equip(collectives, lanes=lanes, hearing=[range(num_ranks)])
     return ranks, collectives
 
 

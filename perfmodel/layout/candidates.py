@@ -81,7 +81,7 @@ COLUMNS: Final = (
 def feasible_layouts(space: Space) -> LayoutColumns:
     """Every layout that ``feasibility.impossible`` does not refuse, within bounds.
 
-    One forward, one backward in turn; sequence parallelism wherever matrices are shared; sharding only
+    One forward, one backward alternating; sequence parallelism wherever matrices are shared; sharding only
     where there is somebody to share with. Stages may be uneven by one layer.
     """
     rows = list(_rows(space))

@@ -52,7 +52,7 @@ class Schedule(enum.StrEnum):
     GPIPE = "gpipe"
     """All forward passes, then all backward passes: every micro-batch is in flight."""
     ONE_F_ONE_B = "1f1b"
-    """One forward, one backward in turn: at most one micro-batch in flight per stage behind."""
+    """One forward, one backward alternating: at most one micro-batch in flight per stage behind."""
     ZERO_BUBBLE = "zero_bubble"
     """Weight gradients fill the bubble; a third of it is left (Qi 2023, arXiv 2401.10241)."""
 

@@ -20,9 +20,9 @@ from perfmodel.documents.page import (
     StepQuestion,
 )
 from perfmodel.errors import PerfModelError
-from perfmodel.page.layouts import LayoutDesk
-from perfmodel.page.machines import Desk, LayoutMachine, OpenedWorkload, StepMachine
-from perfmodel.page.steps import StepDesk
+from perfmodel.page.layouts import LayoutSession
+from perfmodel.page.machines import LayoutMachine, OpenedWorkload, Session, StepMachine
+from perfmodel.page.steps import StepSession
 from perfmodel.scenarios.changes import link_of
 from perfmodel.scenarios.fields import Scenario, changed, usable_links
 
@@ -32,9 +32,9 @@ PRECISIONS = ("bf16", "fp16")
 class Answers:
     """Answers questions one at a time, and remembers the last ones."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
-        self.catalogue = _catalogue(desk)
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.catalogue = _catalogue(session)
         self._one_at_a_time = threading.Lock()
         self._step_desk = functools.lru_cache(maxsize=4)(self._open_step_desk)
         self._layout_desk = functools.lru_cache(maxsize=4)(self._open_layout_desk)
@@ -54,21 +54,21 @@ class Answers:
                 return self._step_desk(question.profile, question.workload).answer(question)
             return self._layout_desk(question.profile, question.workload).answer(question)
 
-    def _open_step_desk(self, profile: str, workload: str) -> StepDesk:
-        return StepDesk(self.desk.step_machine(profile), workload)
+    def _open_step_desk(self, profile: str, workload: str) -> StepSession:
+        return StepSession(self.session.step_machine(profile), workload)
 
-    def _open_layout_desk(self, profile: str, workload: str) -> LayoutDesk:
-        return LayoutDesk(self.desk.layout_machine(profile), workload)
+    def _open_layout_desk(self, profile: str, workload: str) -> LayoutSession:
+        return LayoutSession(self.session.layout_machine(profile), workload)
 
 
-def _catalogue(desk: Desk) -> Catalogue:
+def _catalogue(session: Session) -> Catalogue:
     return Catalogue(
         version=version("perfmodel"),
         profiles=tuple(
             _of_steps(machine) if isinstance(machine, StepMachine) else _of_layouts(machine)
-            for machine in desk.machines.values()
+            for machine in session.machines.values()
         ),
-        clusters=_clusters(desk),
+        clusters=_clusters(session),
         links=tuple(
             CatalogueLink(
                 id=link.id, name=link.name, bytes_per_s=LINK_SHARE * link.rate.bytes_per_s
@@ -80,15 +80,15 @@ def _catalogue(desk: Desk) -> Catalogue:
             for sheet in shipped_catalogue().devices
             if sheet.bandwidth is not None
         ),
-        prices=desk.prices,
-        price_warnings=desk.price_warnings,
+        prices=session.prices,
+        price_warnings=session.price_warnings,
     )
 
 
-def _clusters(desk: Desk) -> tuple[CatalogueCluster, ...]:
+def _clusters(session: Session) -> tuple[CatalogueCluster, ...]:
     known = {
         name: entry.cluster
-        for machine in desk.machines.values()
+        for machine in session.machines.values()
         if isinstance(machine, StepMachine)
         for name, entry in machine.clusters.items()
     }

@@ -25,7 +25,7 @@ _MOST_CURVE: Final = 16_384
 _PARTS: Final = ("parameters", "gradients", "optimizer", "activations", "logits")
 
 
-class LayoutDesk:
+class LayoutSession:
     """Answers questions about one machine and one transformer."""
 
     def __init__(self, machine: LayoutMachine, model: str) -> None:

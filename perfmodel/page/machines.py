@@ -78,7 +78,7 @@ _Offered = TypeVar("_Offered")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Desk:
+class Session:
     """All that one page can be asked."""
 
     machines: Mapping[str, StepMachine | LayoutMachine]
@@ -137,14 +137,14 @@ def _unique_name(path: Path, taken: Mapping[str, object]) -> str:
     return name
 
 
-def read_desk(
+def read_session(
     profiles: Sequence[Path],
     workloads: Sequence[Path],
     *,
     validation: Path | None,
     budget: Path | None,
     clusters: Sequence[Path] = (),
-) -> Desk:
+) -> Session:
     """All that a page can be asked, read once.
 
     Raises
@@ -191,7 +191,7 @@ def read_desk(
             f"--validation: must come from the machine of a profile, got {validation} of another one"
         )
     prices, warnings = ((), ()) if budget is None else _prices(budget)
-    return Desk(machines=machines, prices=prices, price_warnings=warnings)
+    return Session(machines=machines, prices=prices, price_warnings=warnings)
 
 
 def _is_inferred(path: Path) -> bool:

@@ -28,7 +28,7 @@ _LEAST_BUCKET_MB: Final = 1
 _MOST_ACCUMULATION: Final = 64
 
 
-class StepDesk:
+class StepSession:
     """Answers questions about one machine and one workload, and keeps steps for the next one."""
 
     def __init__(self, machine: StepMachine, workload: str) -> None:

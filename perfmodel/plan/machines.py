@@ -258,7 +258,7 @@ def _checkpoints(
             )
         if document.checkpoint is None:
             raise CalibrationUnavailable(
-                f"{path}: must hold the time of a checkpoint, got none; run perfmodel calibrate anew, "
+                f"{path}: must hold the time of a checkpoint, got none; run perfmodel calibrate again, "
                 "or give failures.checkpoint_s"
             )
         found[option.name] = (path, document.checkpoint)

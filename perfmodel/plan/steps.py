@@ -206,7 +206,7 @@ class MeasuredSteps(Steps):
         super().__init__(scaling=scaling, batch=batch, accumulation=accumulation, counts=counts)
 
     def layout(self, count: int) -> Layout:
-        """What so many devices run."""
+        """How long so many devices run."""
         [layout] = scaled_layouts(
             [count], scaling=self.scaling_kind, batch=self.batch, accumulation=self.accumulation
         )
@@ -383,7 +383,7 @@ class InferredSteps(Steps):
         model, jobs = self._machine.model, self._chosen[count].jobs
         found = model.uncertainty(jobs)
         for name, spread in (
-            (Assumption.LATENTS, found.fitted),
+            (Assumption.FITTED, found.fitted),
             (Assumption.LAYOUT_FORMULA, found.formula),
         ):
             factor = float(np.exp(DEVIATE_90 * spread[0]))

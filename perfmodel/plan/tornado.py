@@ -25,7 +25,7 @@ class Assumption(StrEnum):
     INTERFERENCE = "interference"
     STRAGGLERS = "stragglers"
     MODEL = "errors of the model"
-    LATENTS = "the inferred parameters"
+    FITTED = "the inferred parameters"
     LAYOUT_FORMULA = "what the formula of layouts misses"
     STALLS = "stalls between nodes"
     CHECKPOINT = "the time of a checkpoint"
@@ -57,7 +57,7 @@ _REMEDIES: Final[Mapping[Assumption, Remedy]] = {
         "replace guessed ones",
         5,
     ),
-    Assumption.LATENTS: Remedy(
+    Assumption.FITTED: Remedy(
         "more runs of that machine into the table of perfmodel calibrate --from-runs", 30
     ),
     Assumption.LAYOUT_FORMULA: Remedy(

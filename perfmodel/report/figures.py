@@ -469,5 +469,5 @@ def tornado_figure(document: PlanDocument) -> Figure:
             axes.barh(place, end - nominal, left=nominal, color=colour, height=0.6)
     axes.axvline(nominal, color="black", linewidth=1)
     axes.set_yticks(range(len(swings)), [plain(swing.assumption) for swing in swings])
-    finish(axes, title="What the cost hangs on", x=f"Cost [{document.plan.currency}]", y="")
+    finish(axes, title="What the cost depends on", x=f"Cost [{document.plan.currency}]", y="")
     return figure

@@ -52,7 +52,7 @@ def plan_table(document: PlanDocument) -> Table:
 
 
 def plan_lines(document: PlanDocument) -> list[str]:
-    """Why, what else, what the answer hangs on, and what to measure next."""
+    """Why, what else, what the answer depends on, and what to measure next."""
     lines = []
     for entry in document.options:
         lines.append(f"{entry.row.option}: {entry.reason}{_break_even(entry, document)}")
@@ -131,7 +131,7 @@ def _row_lines(name: str, rows: tuple[PlanRow, ...]) -> list[str]:
 
 def _swing_line(swing: Swing, currency: str) -> str:
     return (
-        f"hangs on {swing.assumption}: {swing.low_cost:,.0f} to {swing.high_cost:,.0f} {currency}, "
+        f"depends on {swing.assumption}: {swing.low_cost:,.0f} to {swing.high_cost:,.0f} {currency}, "
         f"{format_duration(swing.low_elapsed_s)} to {format_duration(swing.high_elapsed_s)}"
     )
 

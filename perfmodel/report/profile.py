@@ -106,12 +106,12 @@ def _noise(entry: NoiseScaleProfile) -> str:
 
 def _residual(log_errors: tuple[float, ...]) -> str:
     if not log_errors:
-        return "no settings were left out in turn"
+        return "no settings were left out one by one"
     sizes = np.abs(np.expm1(np.asarray(log_errors)))
     median, worst = percent(float(np.median(sizes))), percent(float(sizes.max()))
     return (
         f"off by {median} (median), {worst} (worst), "
-        f"{len(log_errors)} settings each left out in turn"
+        f"{len(log_errors)} settings each left out one by one"
     )
 
 

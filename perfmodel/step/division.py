@@ -505,7 +505,7 @@ def divided(operator: Operator, constant: Sequence[Sequence[bool]], tp: int) -> 
 
     Of a product the largest dimension is divided that does not grow with the batch: rows or columns of
     a weight. Attention is divided by heads. Of other operators any dimension that can be: their work
-    hangs on the number of elements.
+    depends on the number of elements.
 
     Parameters
     ----------

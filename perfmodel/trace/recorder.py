@@ -402,7 +402,7 @@ def _mutated(
 
 
 def _fresh(aliases: _Aliases, result: Any) -> list[Tensor]:
-    """Tensors that a call returns anew; those that it wrote in place are known already."""
+    """Tensors that a call returns again; those that it wrote in place are known already."""
     values = result if isinstance(result, tuple) and len(aliases.fresh) > 1 else (result,)
     tensors: list[Tensor] = []
     for fresh, value in zip(aliases.fresh, values, strict=False):

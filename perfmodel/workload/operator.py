@@ -69,7 +69,7 @@ class Operator:
     inputs: tuple[TensorSpec, ...]
     """Every tensor among the arguments, in the order in which ``arguments`` refers to them."""
     outputs: tuple[TensorSpec, ...]
-    """What it returns anew; for a view the view, for an operator in place nothing."""
+    """What it returns again; for a view the view, for an operator in place nothing."""
     arguments: str
     """JSON ``[positional, keyword]``; a tensor is ``{"tensor": index}``, a dtype ``{"dtype": "float32"}``,
     a device or layout or memory format ``{"device": ...}`` and so on; lists nest."""

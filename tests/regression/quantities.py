@@ -323,13 +323,15 @@ def _api(name: str) -> Callable[..., Any]:
 def _page(profile: str, question: dict[str, Any], **more: Any) -> Any:
     from perfmodel.documents.page import QUESTION  # noqa: PLC0415
     from perfmodel.page.answers import Answers  # noqa: PLC0415
-    from perfmodel.page.machines import read_desk  # noqa: PLC0415
+    from perfmodel.page.machines import read_session  # noqa: PLC0415
 
     workloads = [Path(path) for path in more.get("workloads", ())]
     clusters = [Path(path) for path in more.get("clusters", ())]
-    desk = read_desk([Path(profile)], workloads, validation=None, budget=None, clusters=clusters)
-    [name] = desk.machines
-    return Answers(desk).answer(QUESTION.validate_python({"profile": name, **question}))
+    session = read_session(
+        [Path(profile)], workloads, validation=None, budget=None, clusters=clusters
+    )
+    [name] = session.machines
+    return Answers(session).answer(QUESTION.validate_python({"profile": name, **question}))
 
 
 def _goodput(**job: Any) -> Any:

@@ -99,7 +99,14 @@ def test_a_plan_is_ranked(run: Run, tmp_path: Path) -> None:
     output = tmp_path / "answer.json"
     result = run("plan", "options", path, "--today", "2026-11-21", "--output", output)
     assert result.exit_code == EXIT_OK
-    for words in ("taken", "dearer", "breaks even at", "hangs on", "next measurement:", "caveat:"):
+    for words in (
+        "taken",
+        "dearer",
+        "breaks even at",
+        "depends on",
+        "next measurement:",
+        "caveat:",
+    ):
         assert words in result.stdout
     as_json = run("plan", "options", path, "--today", "2026-11-21", "--json")
     document = PlanDocument.model_validate(json.loads(as_json.stdout))

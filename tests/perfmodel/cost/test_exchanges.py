@@ -27,7 +27,7 @@ MIXED = replace(MODEL, experts=8, experts_per_token=2)
 LAYER = 12 * 256**2
 TABLE = 2048 * 256
 ALL = 4 * LAYER + TABLE
-LATENTS = medians(step_time_priors(SHEETS["A100"])) | {
+FITTED = medians(step_time_priors(SHEETS["A100"])) | {
     "tensor_latency_s": 0.0,
     "tensor_bytes_per_s": 100e9,
     "data_bytes_per_s": 80e9,
@@ -53,19 +53,19 @@ def test_mixtral_has_the_parameters_of_its_paper() -> None:
 def test_tokens_travel_to_experts_inside_and_between_nodes() -> None:
     """256 tokens x 256 x 2 bytes x 2 experts, an eighth stays, or half of 16 ranks leaves the node."""
     size = 256 * 256 * 2 * 2
-    inside = all_to_all_s(jobs_of("dp=8 ep=8 micro_batch=2"), LATENTS)
+    inside = all_to_all_s(jobs_of("dp=8 ep=8 micro_batch=2"), FITTED)
     assert inside[0] == pytest.approx(size * 7 / 8 / 100e9)
     jobs = replace(jobs_of("dp=8 ep=8 micro_batch=2"), devices_per_node=np.array([4.0]))
-    assert all_to_all_s(jobs, LATENTS)[0] == pytest.approx(size * 4 / 8 / 10e9)
+    assert all_to_all_s(jobs, FITTED)[0] == pytest.approx(size * 4 / 8 / 10e9)
     crowded = jobs_of("dp=8 ep=8 micro_batch=2 imbalance=1.5")
-    assert all_to_all_s(crowded, LATENTS)[0] == pytest.approx(1.5 * inside[0])
+    assert all_to_all_s(crowded, FITTED)[0] == pytest.approx(1.5 * inside[0])
 
 
 def test_what_stands_side_by_side_does_not_leave_the_node() -> None:
     """Two stages of 8 replicas on two nodes of 8: either the point-to-point sends cross, or half of each ring."""
     far, near = (jobs_of(f"dp=8 pp=2 order={order}") for order in ("tp-cp-dp-pp", "tp-cp-pp-dp"))
     size = 128 * 256 * 2
-    fitted_parameters = LATENTS | {"p2p_latency_s": 0.0}
+    fitted_parameters = FITTED | {"p2p_latency_s": 0.0}
     assert p2p_s(far, fitted_parameters)[0] == pytest.approx(size / 10e9)
     assert p2p_s(near, fitted_parameters)[0] == pytest.approx(size / 100e9)
     moved = 2 * 7 / 8 * 2 * (2 * LAYER + TABLE)
@@ -78,7 +78,7 @@ def test_ranks_that_share_a_sequence_stay_neighbours() -> None:
     """Of 4 x 2 ranks that hold one stage, 2 neighbours share a node of 8 with the 3 other stages."""
     jobs = jobs_of("dp=4 cp=2 tp=2 pp=4 order=tp-cp-pp-dp")
     moved = 2 * 7 / 8 * 2 * (LAYER + TABLE) / 2
-    assert data_s(jobs, LATENTS)[0] == pytest.approx(moved / 20e9)
+    assert data_s(jobs, FITTED)[0] == pytest.approx(moved / 20e9)
 
 
 def test_divided_experts_have_fewer_replicas() -> None:
@@ -89,14 +89,14 @@ def test_divided_experts_have_fewer_replicas() -> None:
     assert jobs.stage_parameters[0] == common + experts
     bus = 80e9  # Eight members share a node's eight adapters: as fast as inside.
     expected = 2 * (15 / 16 * 2 * common / bus + 1 / 2 * 2 * experts / 10e9)
-    assert data_s(jobs, LATENTS)[0] == pytest.approx(expected)
+    assert data_s(jobs, FITTED)[0] == pytest.approx(expected)
 
 
 def test_groups_of_shards_sum_their_pieces_between_nodes() -> None:
     """Two groups of eight: every rank exchanges an eighth of a layer over its own adapter."""
     jobs = jobs_of("dp=16 zero=3 shard=8")
-    assert replicas_reduce_s(jobs, LATENTS)[0] == pytest.approx(2 * 1 / 2 * 2 * LAYER / 8 / 10e9)
-    assert replicas_reduce_s(jobs_of("dp=16 zero=3"), LATENTS)[0] == 0
+    assert replicas_reduce_s(jobs, FITTED)[0] == pytest.approx(2 * 1 / 2 * 2 * LAYER / 8 / 10e9)
+    assert replicas_reduce_s(jobs_of("dp=16 zero=3"), FITTED)[0] == 0
     held = rank_memory(jobs, 0)
     assert held.optimizer_bytes[0] == 12 * ALL / 8
     assert held.parameters_bytes[0] == 2 * (ALL / 8 + 2 * LAYER)
@@ -107,8 +107,8 @@ def test_data_centres_exchange_all_parameters_now_and_then() -> None:
         jobs_of("dp=16 data_centres=2 sync_every=100"), data_centre_bytes_per_s=np.array([1.25e9])
     )
     assert data_centres_s(jobs)[0] == pytest.approx(2 * 1 / 2 * 4 * ALL / 1.25e9 / 100)
-    parts = step_parts(jobs, LATENTS)
-    alone = step_parts(jobs_of("dp=8"), LATENTS)
+    parts = step_parts(jobs, FITTED)
+    alone = step_parts(jobs_of("dp=8"), FITTED)
     assert parts.data_s[0] - alone.data_s[0] == pytest.approx(data_centres_s(jobs)[0])
     extra = rank_memory(jobs, 0).optimizer_bytes - rank_memory(jobs_of("dp=8"), 0).optimizer_bytes
     assert extra[0] == 8 * ALL
@@ -126,15 +126,15 @@ def test_states_move_to_the_host() -> None:
 
 def test_one_process_sends_everything_from_its_first_device() -> None:
     jobs = jobs_of("dp=4 one_process=yes")
-    assert replicate_s(jobs, LATENTS)[0] == pytest.approx(2 * ALL / 80e9)
-    assert outputs_s(jobs, LATENTS)[0] == pytest.approx(3 * 4 * 128 * 2048 / 80e9)
+    assert replicate_s(jobs, FITTED)[0] == pytest.approx(2 * ALL / 80e9)
+    assert outputs_s(jobs, FITTED)[0] == pytest.approx(3 * 4 * 128 * 2048 / 80e9)
     gathered = rank_memory(jobs, 0).logits_bytes - rank_memory(jobs_of("dp=4"), 0).logits_bytes
     assert gathered[0] == 3 * 14 * 128 * 2048
 
 
 def test_threads_take_turns_to_issue_forward_passes() -> None:
     """Work of no size: four forward passes wait for one lock, the backward pass does not."""
-    free = LATENTS | {
+    free = FITTED | {
         "matmul_flop_per_s": 1e30,
         "memory_bytes_per_s": 1e30,
         "micro_step_s": 0.0,
@@ -149,18 +149,18 @@ def test_threads_take_turns_to_issue_forward_passes() -> None:
 
 def test_32_bit_doubles_bytes_and_slows_products() -> None:
     half, single = jobs_of("dp=8"), jobs_of("dp=8 precision=tf32")
-    assert data_s(single, LATENTS)[0] == pytest.approx(2 * data_s(half, LATENTS)[0])
+    assert data_s(single, FITTED)[0] == pytest.approx(2 * data_s(half, FITTED)[0])
     assert rank_memory(single, 0).parameters_bytes[0] == 4 * ALL
     assert rank_memory(single, 0).optimizer_bytes[0] == 8 * ALL
     slow = replace(half, matmul_ratio=np.array([0.5]))
-    wide = LATENTS | {"layer_host_s": 1e-12, "memory_bytes_per_s": 1e30, "micro_step_s": 1e-12}
+    wide = FITTED | {"layer_host_s": 1e-12, "memory_bytes_per_s": 1e30, "micro_step_s": 1e-12}
     ratio = step_parts(slow, wide).compute_s / step_parts(half, wide).compute_s
     assert ratio[0] == pytest.approx(2, rel=1e-3)
 
 
 def test_uneven_stages_wait_for_the_fullest() -> None:
     """(m - 1) times the fullest of 1, 2 and 1 layers, and once through all, without a head."""
-    free = LATENTS | {
+    free = FITTED | {
         "head_cost": 1e-30,
         "memory_bytes_per_s": 1e30,
         "micro_step_s": 0.0,

@@ -11,11 +11,11 @@ from perfmodel.documents.page import LayoutQuestion, Spending, StepQuestion
 from perfmodel.documents.prediction import LayoutPredictionDocument, WhatIfDocument
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.page.answers import Answers
-from perfmodel.page.machines import _typed, read_desk
+from perfmodel.page.machines import _typed, read_session
 from tests.perfmodel.cli.command import runner
 from tests.perfmodel.cli.test_memory_command import document as traced
 from tests.perfmodel.cost.large_samples import document
-from tests.perfmodel.page.desks import NOISY, answers, layout_answers
+from tests.perfmodel.page.sessions import NOISY, answers, layout_answers
 from tests.perfmodel.profiles import as_file
 
 
@@ -122,10 +122,10 @@ def test_memory_is_that_of_the_memory_command(
     profile, workload = tmp_path / "profile.json", tmp_path / "light.json"
     as_file(NOISY).write(profile)
     traced().write(workload)
-    desk = read_desk([profile], [workload], validation=None, budget=None)
-    [name] = desk.machines
+    session = read_session([profile], [workload], validation=None, budget=None)
+    [name] = session.machines
     changes = {"profile": name, "workload": "light", "devices": 2, "batch": 8}
-    answer = Answers(desk).answer(asked(**changes, capacity_bytes=2**30))
+    answer = Answers(session).answer(asked(**changes, capacity_bytes=2**30))
     words = ("--workload", workload, "--device-memory", "1GiB", "--micro-batch", 8, "--devices", 2)
     told = json.loads(runner(monkeypatch, capsys)("memory", *words, "--json").stdout)
     assert answer.memory is not None

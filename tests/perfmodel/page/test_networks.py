@@ -13,10 +13,10 @@ from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.page.answers import Answers
 from perfmodel.page.export import export_html
-from perfmodel.page.machines import read_desk
+from perfmodel.page.machines import read_session
 from tests.perfmodel.cli.command import runner
 from tests.perfmodel.cost.test_rescale import calibrated
-from tests.perfmodel.page.desks import NOISY
+from tests.perfmodel.page.sessions import NOISY
 from tests.perfmodel.profiles import as_file
 from tests.perfmodel.traces import WORKLOAD, traced
 
@@ -35,14 +35,14 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answers:
     ).write(tmp_path / "runs" / "traced.json")
     (tmp_path / "ethernet.toml").write_bytes(ETHERNET.read_bytes())
     monkeypatch.chdir(tmp_path)
-    desk = read_desk(
+    session = read_session(
         [Path("runs/profile.json")],
         [Path("runs/traced.json")],
         validation=None,
         budget=None,
         clusters=[Path("ethernet.toml")],
     )
-    return Answers(desk)
+    return Answers(session)
 
 
 def asked(answers: Answers, **changes: object) -> StepQuestion:
@@ -128,4 +128,6 @@ def test_links_that_other_jobs_share_are_refused(tmp_path: Path) -> None:
     text = ETHERNET.read_text(encoding="utf-8")
     shared.write_text(text + '\n[[traffic]]\ntier = "uplink"\njobs = 1\n', encoding="utf-8")
     with pytest.raises(UsageError, match=r"--cluster: cluster 2 racks .* must have no"):
-        read_desk([tmp_path / "profile.json"], [], validation=None, budget=None, clusters=[shared])
+        read_session(
+            [tmp_path / "profile.json"], [], validation=None, budget=None, clusters=[shared]
+        )

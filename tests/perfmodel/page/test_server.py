@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from perfmodel.documents.page import StepQuestion
 from perfmodel.errors import PerfModelError
 from perfmodel.page.server import HOST, MOST_BODY_BYTES, application, listening
-from tests.perfmodel.page.desks import answers
+from tests.perfmodel.page.sessions import answers
 
 QUESTION: dict[str, Any] = {
     "kind": "step",

@@ -224,7 +224,7 @@ def test_between_knots_steps_are_read_closely() -> None:
     for row, count in zip(read_s, asked.tolist(), strict=True):
         exact_s = table.step(count).step_s
         assert row[0] == pytest.approx(exact_s[0], rel=0.003)
-        # the errors of the model are drawn anew for every setting: their size is what can agree
+        # the errors of the model are drawn again for every setting: their size is what can agree
         assert np.log(row).std() == pytest.approx(np.log(exact_s).std(), rel=0.15)
     again_s = table.step_s(asked)
     np.testing.assert_allclose(again_s[2], table.step(100).step_s, rtol=1e-12)

@@ -5,7 +5,7 @@ import functools
 from perfmodel.answer.inferred import opened_machine
 from perfmodel.documents.page import PriceOffer
 from perfmodel.page.answers import Answers
-from perfmodel.page.machines import Desk, LayoutMachine, OpenedWorkload, StepMachine
+from perfmodel.page.machines import LayoutMachine, OpenedWorkload, Session, StepMachine
 from perfmodel.workload.transformer import TRANSFORMERS
 from tests.perfmodel.cost.large_samples import document
 from tests.perfmodel.profiles import Machine, profile
@@ -39,10 +39,10 @@ def layout_machine() -> LayoutMachine:
 def answers() -> Answers:
     """Of a calibrated machine."""
     offer = PriceOffer(name="rent", per_device_hour=3.0, currency="EUR", source="budget.toml")
-    return Answers(Desk(machines={"here": step_machine()}, prices=(offer,)))
+    return Answers(Session(machines={"here": step_machine()}, prices=(offer,)))
 
 
 @functools.cache
 def layout_answers() -> Answers:
     """Of a machine that was inferred from runs."""
-    return Answers(Desk(machines={"inferred": layout_machine()}))
+    return Answers(Session(machines={"inferred": layout_machine()}))
