@@ -141,7 +141,6 @@ def repetition(*step_s: float) -> StepObservation:
                 forward_s=(0, 0),
                 backward_s=(0, 0),
                 optimizer_s=(0, 0),
-                speed_probe_s=(1, 1),
             )
             for rank, time_s in enumerate(step_s)
         ),
