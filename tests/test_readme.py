@@ -35,4 +35,4 @@ def test_pages_stay_short(name: str, most: int) -> None:
 
 def test_records_stay_small() -> None:
     files = [path for path in RECORDS.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) <= 4_500_000
+    assert sum(path.stat().st_size for path in files) <= 4_000_000
