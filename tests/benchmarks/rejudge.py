@@ -1,7 +1,7 @@
 """Judge recorded runs with the code of today: no proof, but shows what a change did.
 
-``python -m tests.benchmarks.rejudge docs/records/testbed``, or ``strategies``, ``network``; ``validation``
-and ``operators`` fit ``docs/records/calibration`` again first.
+``python -m tests.benchmarks.rejudge docs/records/testbed``, or ``strategies``, ``network``, ``operators``;
+``validation`` fits ``docs/records/calibration`` again first.
 """
 
 import gzip
@@ -114,7 +114,7 @@ def _validation(record: Path) -> None:
 def _operators(record: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        profile = _profile(folder)
+        profile = ProfileDocument.read(record / "calibration" / "profile.json").machine
         runs = unpacked(record / "observations.jsonl", folder)
         for mode in ("measured", "curves"):
             request = models.ModelsRequest(profile=profile, folder=folder, mode=mode)
