@@ -194,7 +194,7 @@ def test_an_interrupted_command_says_one_line_and_keeps_what_it_has(tmp_path: Pa
     folder = tmp_path / "calibration"
     command = [sys.executable, "-m", "perfmodel", "calibrate", "--models", "lenet"]
     with subprocess.Popen(
-        [*command, "--device", "cpu", "--nproc", "2", "--out", str(folder)],
+        [*command, "--device-kind", "cpu", "--nproc", "2", "--out", str(folder)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -215,7 +215,7 @@ def test_an_interrupted_command_says_one_line_and_keeps_what_it_has(tmp_path: Pa
     assert workers(folder) == []
 
 
-QUICK = ("calibrate", "--models", "lenet", "--device", "cpu", "--budget", "quick")
+QUICK = ("calibrate", "--models", "lenet", "--device-kind", "cpu", "--budget", "quick")
 
 
 def stopped_early(command: list[str], folder: Path, *, others: Sequence[list[str]] = ()) -> None:
