@@ -361,7 +361,7 @@ def check_ecc(environment: Environment) -> Finding | None:
 
 
 def check_persistence(environment: Environment) -> Finding | None:
-    """Without persistence the driver starts anew for each process."""
+    """Without persistence the driver starts again for each process."""
     off = _where(environment["gpus"], lambda gpu: gpu["persistence_mode"] == "Disabled")
     if not off:
         return None

@@ -3,7 +3,7 @@
 An operator that is repeated on its own finds its data in the caches and its result in memory that it
 has just given back; with the caches emptied it finds nothing. In a step it is neither: what its
 predecessor made was just written, parameters and saved activations were last touched a whole pass
-ago, and results lie in memory that is allocated anew. So layers of all kinds stand in a row, and each
+ago, and results lie in memory that is newly allocated. So layers of all kinds stand in a row, and each
 operator is timed where it stands.
 """
 

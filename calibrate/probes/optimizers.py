@@ -117,7 +117,7 @@ def measure_optimizer(session: Session, layer: Layer, evictor: Evictor) -> Optim
     """Time an optimizer's step, with giving the gradients back, over equal tensors.
 
     Since its last step a whole forward and backward pass went through the caches, and the gradients
-    were allocated anew.
+    were newly allocated.
     """
     name, implementation = layer.kind.split()
     count, size = layer.sizes

@@ -135,11 +135,6 @@ def optimizer_family(optimizer: str, implementation: str) -> str:
     return f"{_OPTIMIZER}{optimizer} {implementation}"
 
 
-def is_optimizer_family(name: str) -> bool:
-    """Whether a family is of optimizers, whose kinds of work are others."""
-    return name.startswith(_OPTIMIZER)
-
-
 def optimizer_features(size_bytes: Bytes, total_bytes: Bytes) -> tuple[float, float]:
     """Logarithms of a tensor's size and of all tensors' together."""
     return math.log(max(1, size_bytes)), math.log(max(1, total_bytes))
