@@ -1,32 +1,73 @@
-"""One question in, one answer out; what the server, the export and the tests call."""
+"""One question in, one answer out: what the server, the export and the tests call.
+
+Numbers come from the functions of ``perfmodel whatif`` and ``perfmodel predict --layout``.
+"""
 
 import functools
+import shlex
 import threading
-from importlib.metadata import version
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
 
-from perfmodel.answer.answer import Forecast
-from perfmodel.answer.question import Question
-from perfmodel.cost.rescaling import LINK_SHARE, shipped_catalogue
+from perfmodel.answer.answer import Forecast, answer, point, steps_s
+from perfmodel.answer.inferred import layout_document, opened_machine
+from perfmodel.answer.measured import interval, measured_caveats
+from perfmodel.answer.question import Answer, Question
+from perfmodel.cost.jobs import jobs_from
+from perfmodel.cost.memory import step_memory, verdict
+from perfmodel.cost.terms import Samples
 from perfmodel.documents.page import (
-    Catalogue,
-    CatalogueCluster,
-    CatalogueDevice,
-    CatalogueEntry,
-    CatalogueLink,
-    CatalogueProfile,
-    CatalogueTier,
+    CurvePoint,
     LayoutQuestion,
+    MemoryAnswer,
     PageAnswer,
+    Spending,
+    Spent,
     StepQuestion,
+    TimelineLane,
+    TimelineSpan,
 )
-from perfmodel.errors import PerfModelError
-from perfmodel.page.layouts import LayoutSession
-from perfmodel.page.machines import LayoutMachine, OpenedWorkload, Session, StepMachine
-from perfmodel.page.steps import StepSession
-from perfmodel.scenarios.changes import link_of
-from perfmodel.scenarios.fields import Scenario, changed, usable_links
+from perfmodel.documents.prediction import Contrast, LayoutPredictionDocument
+from perfmodel.errors import NotFeasible, UsageError
+from perfmodel.layout.layout import (
+    MOST_DEVICES,
+    Layout,
+    accumulation_for,
+    parse_layout,
+    scaled_layouts,
+)
+from perfmodel.machine.cluster import DEVICES_PER_NODE
+from perfmodel.machine.inferred import InferredMachine
+from perfmodel.page.machines import OfferedMachine, OfferedWorkload, Session, catalogue, chosen
+from perfmodel.scenarios.compare import UNMEASURED, contrast_of_draws, with_assumed
+from perfmodel.scenarios.fields import Scenario, changed, in_cluster
+from perfmodel.statistics.interval import Interval
+from perfmodel.step.program import Span, Stream, Trace
+from perfmodel.units import HOUR_S, Seconds
+from perfmodel.workload.transformer import NamedTransformer
 
-PRECISIONS = ("bf16", "fp16")
+#: Where the curve of a calibrated machine ends at least, as far as ``perfmodel predict`` goes.
+CURVE_UP_TO: Final = 1024
+_LAYOUT_CURVE_UP_TO: Final = 16_384
+_CLUSTER: Final = "cluster"
+#: Fields of ``--set`` that stand in the question by themselves, or would open files.
+_ELSEWHERE: Final = frozenset({"workload", "devices", "batch", _CLUSTER})
+#: Micro-steps, buckets and passes are simulated one by one: beyond these they take seconds.
+_LEAST_BUCKET_MB: Final = 1
+_MOST_ACCUMULATION: Final = 64
+_MOST_PASSES: Final = 8192
+_MEMORY_PARTS: Final = ("parameters", "gradients", "optimizer", "activations", "logits")
+_NO_CAPACITY: Final = "Give the memory of one device."
+
+
+class _Subject(NamedTuple):
+    """What a question is about, apart from its layout: the key of what is kept for the next one."""
+
+    profile: str
+    workload: str
+    changes: tuple[tuple[str, str], ...] = ()
+    """Fields of ``--set``, in a fixed order."""
+    capacity_bytes: int | None = None
 
 
 class Answers:
@@ -34,12 +75,13 @@ class Answers:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.catalogue = _catalogue(session)
+        self.catalogue = catalogue(session)
         self._one_at_a_time = threading.Lock()
-        self._step_desk = functools.lru_cache(maxsize=4)(self._open_step_desk)
-        self._layout_desk = functools.lru_cache(maxsize=4)(self._open_layout_desk)
+        self._scenario = functools.lru_cache(maxsize=64)(self._scenario_of)
+        self._step = functools.lru_cache(maxsize=128)(self._step_of)
+        self._draws = functools.lru_cache(maxsize=32)(self._draws_of)
 
-    def answer(self, question: StepQuestion | LayoutQuestion) -> PageAnswer:
+    def answer(self, asked: StepQuestion | LayoutQuestion) -> PageAnswer:
         """The prediction that is asked for.
 
         Raises
@@ -49,123 +91,376 @@ class Answers:
         ValueError
             If a number makes no sense together with the others.
         """
+        of_kind = {n: each for n, each in self.session.machines.items() if each.kind == asked.kind}
+        machine = chosen("profile", asked.profile, of_kind)
+        workload = chosen("workload", asked.workload, machine.workloads)
         with self._one_at_a_time:
-            if isinstance(question, StepQuestion):
-                return self._step_desk(question.profile, question.workload).answer(question)
-            return self._layout_desk(question.profile, question.workload).answer(question)
+            if isinstance(asked, StepQuestion):
+                return self._of_scaling(asked, machine, workload)
+            return self._of_layout(asked, machine, workload)
 
-    def _open_step_desk(self, profile: str, workload: str) -> StepSession:
-        return StepSession(self.session.step_machine(profile), workload)
+    def _of_scaling(
+        self, asked: StepQuestion, machine: OfferedMachine, workload: OfferedWorkload
+    ) -> PageAnswer:
+        """The step of a calibrated machine, the curve around it, and what the changes change."""
+        subject = _Subject(asked.profile, asked.workload, _changes(asked))
+        scenario = self._scenario(subject)
+        single, found = (self._step(subject, layout) for layout in _layouts(scenario, asked))
+        shown, layout = with_assumed(point(found, baseline=single), scenario), found.layout
+        memory, no_memory = _traced_memory(workload, asked, layout, scenario.machine.memory_kind)
+        typed = ["--workload", workload.typed, "--devices", str(asked.devices)]
+        typed += ["--scaling", asked.scaling]
+        typed += [] if asked.batch is None else ["--batch", str(asked.batch)]
+        typed += ["--validation", machine.validation_typed] if machine.validation_typed else []
+        for name, value in subject.changes:
+            text = machine.clusters[value].typed if name == _CLUSTER else value
+            typed += ["--set", f"{name}={text}"]
+        notes = [
+            *measured_caveats(found.question, [found]),
+            *scenario.remarks,
+            *((UNMEASURED,) if scenario.assumed else ()),
+        ]
+        sizes = f"{layout.world_size:,} x {layout.micro_batch:,}"
+        kinds = "devices x micro-batch"
+        if layout.accumulation > 1:
+            sizes, kinds = f"{sizes} x {layout.accumulation}", f"{kinds} x accumulation"
+        return PageAnswer(
+            setting=f"{found.question.workload_name}, {kinds} {sizes}, global batch "
+            f"{layout.global_batch:,}, {asked.scaling} scaling",
+            throughput=shown.samples_per_s,
+            throughput_unit="samples/s",
+            speedup=shown.speedup,
+            efficiency=shown.scaling_efficiency,
+            efficiency_name="scaling efficiency",
+            exposed_comm_s=shown.exposed_comm_s,
+            straggler_s=shown.straggler_s,
+            contrast=self._contrast(asked, found),
+            breakdown_s={cause.value: time_s for cause, time_s in shown.breakdown_s.items()},
+            evidence=dict(shown.evidence),
+            curve=self._curve_of_scaling(asked, subject, found),
+            memory=memory,
+            no_memory=no_memory,
+            command=shlex.join(["perfmodel", "whatif", "--profile", machine.typed, *typed]),
+            caveats=tuple(dict.fromkeys(notes)),
+            **_common(found, asked.spending, shown.samples_per_s),
+        )
 
-    def _open_layout_desk(self, profile: str, workload: str) -> LayoutSession:
-        return LayoutSession(self.session.layout_machine(profile), workload)
-
-
-def _catalogue(session: Session) -> Catalogue:
-    return Catalogue(
-        version=version("perfmodel"),
-        profiles=tuple(
-            _of_steps(machine) if isinstance(machine, StepMachine) else _of_layouts(machine)
-            for machine in session.machines.values()
-        ),
-        clusters=_clusters(session),
-        links=tuple(
-            CatalogueLink(
-                id=link.id, name=link.name, bytes_per_s=LINK_SHARE * link.rate.bytes_per_s
+    def _of_layout(
+        self, asked: LayoutQuestion, machine: OfferedMachine, workload: OfferedWorkload
+    ) -> PageAnswer:
+        """A large model under a layout, and tokens per second over the number of replicas."""
+        layout, model = _layout(asked), workload.entry
+        assert isinstance(model, NamedTransformer)
+        passes = layout.accumulation * layout.pp * layout.interleave
+        if passes > _MOST_PASSES:
+            raise NotFeasible(
+                f"batch: micro-batches x stages must be <= {_MOST_PASSES} on the page, got {passes}; "
+                "take a larger micro-batch or more replicas, or perfmodel predict --layout"
             )
-            for link in usable_links()
-        ),
-        devices=tuple(
-            CatalogueDevice(id=sheet.id, name=sheet.name)
-            for sheet in shipped_catalogue().devices
-            if sheet.bandwidth is not None
-        ),
-        prices=session.prices,
-        price_warnings=session.price_warnings,
+        capacity_bytes = asked.capacity_bytes
+        subject = _Subject(asked.profile, asked.workload, capacity_bytes=capacity_bytes)
+        found = self._step(subject, layout)
+        document = layout_document(found, argv=("perfmodel.page",))
+        typed = ["--model", workload.typed, "--layout", str(layout) or "dp=1"]
+        typed += [] if capacity_bytes is None else ["--device-memory", f"{capacity_bytes}B"]
+        return PageAnswer(
+            setting=f"{model.name}, {document.layout}, {layout.world_size:,} devices, "
+            f"global batch {layout.global_batch:,} sequences of {model.sequence:,} tokens",
+            throughput=document.tokens_per_s,
+            throughput_unit="tokens/s",
+            speedup=None,
+            efficiency=document.mfu,
+            efficiency_name="MFU",
+            exposed_comm_s=None,
+            straggler_s=None,
+            contrast=None,
+            breakdown_s={
+                name.removesuffix("_s"): max(0.0, time_s)
+                for name, time_s in document.parts_s.model_dump().items()
+            },
+            evidence={"all terms": "inferred"},
+            curve=_curve_of_replicas(found.question, model),
+            memory=_fullest_stage(document),
+            no_memory="" if capacity_bytes else _NO_CAPACITY,
+            command=shlex.join(["perfmodel", "predict", "--profile", machine.typed, *typed]),
+            caveats=document.caveats,
+            **_common(found, asked.spending, document.tokens_per_s),
+        )
+
+    def _question(self, subject: _Subject, layout: Layout) -> Question:
+        machine = self.session.machines[subject.profile]
+        if machine.kind == "step":
+            scenario = self._scenario(subject)
+            rate = _request(scenario).loader_samples_per_s
+            return replace(scenario.question, layout=layout, loader_samples_per_s=rate)
+        return Question(
+            machine=machine.machine,
+            workload=machine.workloads[subject.workload].entry,
+            layout=layout,
+            capacity_bytes=subject.capacity_bytes,
+        )
+
+    def _step_of(self, subject: _Subject, layout: Layout) -> Answer:
+        return answer(self._question(subject, layout))
+
+    def _draws_of(self, subject: _Subject, layouts: tuple[Layout, ...]) -> list[Samples]:
+        return steps_s([self._question(subject, layout) for layout in layouts])
+
+    def _scenario_of(self, subject: _Subject) -> Scenario:
+        """The calibrated machine after the changes, if the page can simulate it in time."""
+        machine = self.session.machines[subject.profile]
+        base = machine.scenario(machine.workloads[subject.workload])
+        fields = dict(subject.changes)
+        name = fields.pop(_CLUSTER, None)
+        if name is not None:
+            base = in_cluster(base, chosen(_CLUSTER, name, machine.clusters).cluster)
+        scenario = changed(base, fields)
+        request = _request(scenario)
+        cap_mb = request.bucket_cap_mb
+        if cap_mb is not None and cap_mb < _LEAST_BUCKET_MB:
+            raise UsageError(
+                f"bucket_cap: must be >= {_LEAST_BUCKET_MB} MiB on the page, got {cap_mb:g}; "
+                "perfmodel whatif takes less"
+            )
+        if request.accumulation > _MOST_ACCUMULATION:
+            raise UsageError(
+                f"accumulation: must be <= {_MOST_ACCUMULATION} on the page, got "
+                f"{request.accumulation}; perfmodel whatif takes more"
+            )
+        return scenario
+
+    def _contrast(self, asked: StepQuestion, found: Answer) -> Contrast | None:
+        """Against the machine and the strategy as they are, draw by draw."""
+        if not _changes(asked):
+            return None
+        unchanged = _Subject(asked.profile, asked.workload)
+        try:
+            _, layout = _layouts(self._scenario(unchanged), asked)
+        except NotFeasible:  # the batch may need the changed accumulation to be split evenly
+            return None
+        before_s = self._step(unchanged, layout).step_s
+        batches = found.layout.global_batch / layout.global_batch
+        return contrast_of_draws(before_s, found.step_s, batches=batches, is_paired=True)
+
+    def _curve_of_scaling(
+        self, asked: StepQuestion, subject: _Subject, found: Answer
+    ) -> tuple[CurvePoint, ...]:
+        """Speed-ups of powers of two and of the count asked for, where the batch can be split."""
+        scenario, layout = self._scenario(subject), found.layout
+        most = CURVE_UP_TO if scenario.machine.max_world_size > 1 else 1
+        while most < asked.devices:
+            most *= 2
+        cluster = scenario.question.cluster
+        most = most if cluster is None else min(most, cluster.num_devices)
+        batch = layout.micro_batch if asked.scaling == "weak" else layout.global_batch
+        counts = [2**power for power in range(most.bit_length())]
+        if asked.scaling == "strong":
+            counts = [count for count in counts if batch % (count * layout.accumulation) == 0]
+        layouts = scaled_layouts(
+            counts,
+            scaling=asked.scaling,
+            batch=batch,
+            accumulation=layout.accumulation,
+            bucket_cap_mb=layout.bucket_cap_mb,
+        )
+        draws_s = dict(zip(layouts, self._draws(subject, layouts), strict=True))
+        draws_s[layout] = found.step_s
+        single = layouts[0]
+        return tuple(
+            CurvePoint(
+                devices=each.world_size,
+                value=interval(
+                    each.global_batch / single.global_batch * draws_s[single] / draws_s[each]
+                ),
+                ideal=each.world_size,
+            )
+            for each in sorted(draws_s, key=lambda layout: layout.world_size)
+        )
+
+
+def _request(scenario: Scenario) -> Forecast:
+    assert scenario.request is not None
+    return scenario.request
+
+
+def _changes(asked: StepQuestion) -> tuple[tuple[str, str], ...]:
+    """Changes that ``--set`` knows and the page may make: none opens a file."""
+    for name in asked.changes:
+        if name in _ELSEWHERE:
+            raise UsageError(f"changes: {name} must be asked by its own field, got a change")
+    cluster = {} if asked.cluster is None else {_CLUSTER: asked.cluster}
+    return tuple(sorted((asked.changes | cluster).items()))
+
+
+def _layouts(scenario: Scenario, asked: StepQuestion) -> tuple[Layout, Layout]:
+    """One device, which the speed-up refers to, and what is asked."""
+    request = replace(
+        _request(scenario),
+        world_sizes=(asked.devices,),
+        scaling=asked.scaling,
+        batch=asked.batch,
     )
+    found = request.layouts(scenario.workload)
+    return found[0], found[-1]
 
 
-def _clusters(session: Session) -> tuple[CatalogueCluster, ...]:
-    known = {
-        name: entry.cluster
-        for machine in session.machines.values()
-        if isinstance(machine, StepMachine)
-        for name, entry in machine.clusters.items()
-    }
+def _layout(asked: LayoutQuestion) -> Layout:
+    layout = parse_layout(asked.layout)
+    if asked.batch is None:
+        return layout
+    if layout.accumulation != 1:
+        raise UsageError(
+            f"layout: accumulation must be left out beside a batch, got {layout.accumulation}"
+        )
+    needed = accumulation_for(
+        global_batch=asked.batch, dp=layout.dp, micro_batch=layout.micro_batch
+    )
+    return replace(layout, accumulation=needed)
+
+
+def _curve_of_replicas(question: Question, model: NamedTransformer) -> tuple[CurvePoint, ...]:
+    """More replicas of the same layout, each with the same batch, by the closed form."""
+    layout = question.layout
+    each = layout.world_size // layout.dp
+    most = min(MOST_DEVICES, max(_LAYOUT_CURVE_UP_TO, layout.world_size))
+    replicas = {layout.dp, *(2**power for power in range(20))}
+    layouts = [replace(layout, dp=dp) for dp in sorted(replicas) if dp * each <= most]
+    jobs = jobs_from(
+        [(model.shape, entry) for entry in layouts],
+        sequence=model.sequence,
+        devices_per_node=DEVICES_PER_NODE,
+    )
+    assert isinstance(question.machine, InferredMachine)
+    found = opened_machine(question.machine).model.predict(jobs)
+    tokens = [entry.global_batch * model.sequence for entry in layouts]
+    first = tokens[0] / float(found.number_s[0]) / layouts[0].world_size
     return tuple(
-        CatalogueCluster(
-            name=name,
-            devices=cluster.num_devices,
-            tiers=tuple(
-                CatalogueTier(name=tier.name, bytes_per_s=tier.link_bytes_per_s)
-                for tier in cluster.tiers
+        CurvePoint(
+            devices=entry.world_size,
+            value=Interval(
+                p5=work / float(found.upper_s[i]),
+                nominal=work / float(found.number_s[i]),
+                p95=work / float(found.lower_s[i]),
             ),
+            ideal=first * entry.world_size,
         )
-        for name, cluster in known.items()
+        for i, (entry, work) in enumerate(zip(layouts, tokens, strict=True))
     )
 
 
-def _of_steps(machine: StepMachine) -> CatalogueProfile:
-    try:
-        link = link_of(machine.profile)
-    except PerfModelError:
-        link = None
-    return CatalogueProfile(
-        name=machine.name,
-        kind="step",
-        device=machine.profile.device_name,
-        bandwidth_bytes_per_s=None if link is None else link.bytes_per_s,
-        latency_s=None if link is None else link.latency_s,
-        workloads=tuple(_entry(machine, name, w) for name, w in machine.workloads.items()),
-    )
-
-
-def _entry(machine: StepMachine, name: str, workload: OpenedWorkload) -> CatalogueEntry:
-    batches = sorted(int(point.at) for point in workload.entry.phases[0].forward)
-    refused = {
-        precision: reason
-        for precision in PRECISIONS
-        if (reason := _why_not(machine, workload, precision))
+def _common(found: Answer, spending: Spending | None, throughput: Interval) -> dict[str, Any]:
+    """Fields that all answers have: the step, its timeline, and what the work costs."""
+    return {
+        "step_s": found.step,
+        "timeline_step_s": found.trace.step_s,
+        "timeline": timeline(found.trace),
+        "spent": _spent(spending, throughput, devices=found.layout.world_size),
     }
-    return CatalogueEntry(
-        name=name,
-        batches=tuple(batches),
-        refused=refused,
-        no_devices=_why_no_device(machine, workload),
+
+
+def _spent(spending: Spending | None, throughput: Interval, *, devices: int) -> Spent | None:
+    """Hours, device-hours and money for all the work at a steady rate [1/s]; None without a price."""
+    if spending is None:
+        return None
+    hours = spending.work / throughput / HOUR_S
+    device_hours = hours * devices
+    return Spent(
+        hours=hours,
+        device_hours=device_hours,
+        cost=device_hours * spending.per_device_hour,
+        currency=spending.currency,
     )
 
 
-def _why_no_device(machine: StepMachine, workload: OpenedWorkload) -> str:
-    """Why the workload cannot be scaled to a device that is not present; empty if it can."""
-    if machine.profile.operators is None:
-        return "this profile has no costs of operators: calibrate again with this version"
-    if workload.document is None or workload.document.trace is None:
-        return (
-            "whole steps of another device cannot be scaled: perfmodel trace, then --workload FILE"
+def _memory(
+    parts_bytes: dict[str, float], needed_bytes: float, capacity_bytes: int, fit_probability: float
+) -> MemoryAnswer:
+    return MemoryAnswer(
+        parts_bytes=parts_bytes,
+        needed_bytes=needed_bytes,
+        capacity_bytes=capacity_bytes,
+        fit_probability=fit_probability,
+        verdict=verdict(fit_probability).value,
+    )
+
+
+def _traced_memory(
+    workload: OfferedWorkload, asked: StepQuestion, layout: Layout, device_kind: str
+) -> tuple[MemoryAnswer | None, str]:
+    """Memory of one device, or why it is not known."""
+    file, capacity_bytes = workload.document, asked.capacity_bytes
+    found = None
+    if file is not None:
+        found = step_memory(file.workload, file.memory, layout, device_kind=device_kind)
+    if found is None:
+        return None, (
+            "Not known: this workload was not traced. perfmodel trace writes a file that can be given "
+            "to perfmodel serve --workload."
         )
-    return ""
+    if capacity_bytes is None:
+        return None, _NO_CAPACITY
+    parts = {name: float(size) for name, size in found.parts.items()}
+    fits = found.fit_probability(capacity_bytes)
+    return _memory(parts, found.needed_bytes, capacity_bytes, fits), ""
 
 
-def _why_not(machine: StepMachine, workload: OpenedWorkload, precision: str) -> str:
-    """Why a precision cannot be asked for; empty if it can."""
-    base = Scenario(
-        question=Question(machine=machine.profile, workload=workload.entry),
-        request=Forecast(world_sizes=(1,), scaling="weak"),
+def _fullest_stage(document: LayoutPredictionDocument) -> MemoryAnswer | None:
+    """Memory of one rank of the fullest stage, where the memory of a device was given."""
+    if document.capacity_bytes is None or document.fit_probability is None:
+        return None
+    stage = max(document.memory, key=lambda stage: stage.needed_bytes)
+    parts = {name: float(getattr(stage, f"{name}_bytes")) for name in _MEMORY_PARTS}
+    parts["framework and allocator"] = max(0.0, stage.needed_bytes - sum(parts.values()))
+    return _memory(parts, stage.needed_bytes, document.capacity_bytes, document.fit_probability)
+
+
+#: No screen is wider: gaps and spans below one part are merged with their neighbours.
+_PIXELS: Final = 1500
+_MOST_LANES: Final = 24
+_WORDS: Final = {
+    Stream.LOADER: "input",
+    Stream.HOST: "host",
+    Stream.COMPUTE: "compute",
+    Stream.COMM: "communication",
+    Stream.TENSOR: "tensor collectives",
+    Stream.SEND_FORWARD: "send forward",
+    Stream.SEND_BACKWARD: "send backward",
+}
+
+
+def timeline(trace: Trace) -> tuple[TimelineLane, ...]:
+    """At most 24 lanes of the slowest rank, or of the stages: all computing, then all communication."""
+    num_stages = trace.program.num_stages
+    by_lane: dict[tuple[int, Stream], list[Span]] = {lane: [] for lane in trace.program.lanes}
+    for span in trace.spans():
+        if span.rank == 0 and span.end_s > span.start_s:
+            by_lane[span.operation.lane].append(span)
+    streams = list(Stream)
+    if num_stages > 1:
+        streams.sort(key=lambda stream: stream is not Stream.COMPUTE)
+    ranked = sorted(by_lane, key=lambda lane: (streams.index(lane[1]), lane[0]))
+    return tuple(
+        TimelineLane(
+            name=_WORDS[stream] if num_stages == 1 else f"stage {stage}: {_WORDS[stream]}",
+            spans=_merged(spans, trace.step_s / _PIXELS),
+        )
+        for stage, stream in ranked[:_MOST_LANES]
+        if (spans := by_lane[stage, stream])
     )
-    try:
-        changed(base, {"precision": precision})
-    except PerfModelError as error:
-        return str(error).removeprefix("--set precision: ")
-    return ""
 
 
-def _of_layouts(machine: LayoutMachine) -> CatalogueProfile:
-    return CatalogueProfile(
-        name=machine.name,
-        kind="layout",
-        device=machine.machine.machine.device_name,
-        workloads=tuple(
-            CatalogueEntry(name=name, layers=model.shape.layers, heads=model.shape.heads)
-            for name, model in machine.models.items()
-        ),
-    )
+def _merged(spans: list[Span], gap_s: Seconds) -> tuple[TimelineSpan, ...]:
+    """Neighbours of one cause that no pixel separates are one span; short spans join a neighbour."""
+    found: list[TimelineSpan] = []
+    for span in spans:
+        cause, name = span.operation.cause.value, span.operation.name
+        last = found[-1] if found else None
+        is_tiny = span.end_s - span.start_s < gap_s
+        if last and span.start_s - last.end_s < gap_s and (is_tiny or last.cause == cause):
+            both = f"{last.name.partition(' to ')[0]} to {name}"
+            found[-1] = last.model_copy(update={"end_s": span.end_s, "name": both})
+        else:
+            found.append(
+                TimelineSpan(cause=cause, name=name, start_s=span.start_s, end_s=span.end_s)
+            )
+    return tuple(found)

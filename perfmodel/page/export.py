@@ -19,7 +19,6 @@ from perfmodel.documents.page import (
     Catalogue,
     CatalogueProfile,
     LayoutQuestion,
-    PageAnswer,
     StepQuestion,
 )
 from perfmodel.errors import PerfModelError, UsageError
@@ -40,16 +39,12 @@ class Page:
 
 
 def page(data: str, *, is_served: bool) -> Page:
-    """The page around its data.
+    """The page around JSON of a catalogue and what was answered already.
 
-    Parameters
-    ----------
-    data
-        JSON: a catalogue, and what was answered already.
-    is_served
-        Whether a server answers questions; else the file may reach nothing at all.
+    If no server answers questions, the file may reach nothing at all.
     """
-    style, script = _text("page.css"), _script()
+    style, parts = _text("page.css"), "".join(map(_text, SCRIPTS))
+    script = f'(() => {{\n"use strict";\n{parts}}})();\n'
     policy = "; ".join(
         (
             "default-src 'none'",
@@ -72,11 +67,6 @@ def page(data: str, *, is_served: bool) -> Page:
         before, _, after = html.partition(mark)
         html = f"{before}{text}{after}"
     return Page(html=html, policy=f"{policy}; frame-ancestors 'none'")
-
-
-def _script() -> str:
-    parts = "".join(_text(name) for name in SCRIPTS)
-    return f'(() => {{\n"use strict";\n{parts}}})();\n'
 
 
 def _text(name: str) -> str:
@@ -110,12 +100,8 @@ class Grid:
 def export_html(answers: Answers, question: StepQuestion | LayoutQuestion) -> str:
     """One file with answers for every combination of devices, batch and bandwidth of a grid.
 
-    All else stays as in the question. What is not feasible is in the file as its reason.
-
-    Raises
-    ------
-    PerfModelError
-        If the question itself cannot be answered.
+    All else stays as in the question. What is not feasible is in the file as its reason; a question
+    that cannot be answered at all raises.
     """
     answers.answer(question)
     [profile] = [p for p in answers.catalogue.profiles if p.name == question.profile]
@@ -123,7 +109,16 @@ def export_html(answers: Answers, question: StepQuestion | LayoutQuestion) -> st
     curves: list[Any] = []
     found: dict[str, Any] = {}
     for key, asked in _questions(grid, question):
-        found[key] = _answered(answers, asked, curves)
+        try:
+            answer = answers.answer(asked)
+        except PerfModelError as error:
+            found[key] = {"error": str(error)}
+            continue
+        told = _rounded(answer.model_dump(mode="json"))
+        curve = told.pop("curve")
+        if curve not in curves:  # most answers share one
+            curves.append(curve)
+        found[key] = {**told, "curve_at": curves.index(curve)}
     workloads = tuple(w for w in profile.workloads if w.name == question.workload)
     only = profile.model_copy(update={"workloads": workloads})
     catalogue = answers.catalogue.model_copy(update={"profiles": (only,), "prices": ()})
@@ -188,21 +183,6 @@ def _questions(
             yield key, question.model_copy(update=update)
 
 
-def _answered(
-    answers: Answers, question: StepQuestion | LayoutQuestion, curves: list[Any]
-) -> dict[str, Any]:
-    """An answer, or the reason why there is none; curves are kept once."""
-    try:
-        answer: PageAnswer = answers.answer(question)
-    except PerfModelError as error:
-        return {"error": str(error)}
-    dumped: dict[str, Any] = _rounded(answer.model_dump(mode="json"))
-    curve = dumped.pop("curve")
-    if curve not in curves:
-        curves.append(curve)
-    return {**dumped, "curve_at": curves.index(curve)}
-
-
 def _rounded(value: Any) -> Any:
     """Six digits: twice as many as the page shows."""
     if isinstance(value, float):
@@ -230,13 +210,7 @@ def start(catalogue: Catalogue) -> StepQuestion | LayoutQuestion:
 
 
 def question_of(text: str) -> StepQuestion | LayoutQuestion:
-    """A question as JSON, or as it stands behind ``#`` in the address of the page.
-
-    Raises
-    ------
-    UsageError
-        If it breaks a rule.
-    """
+    """A question as JSON, or as it stands behind ``#`` in the address of the page."""
     try:
         return QUESTION.validate_json(unquote(text.removeprefix("#")))
     except ValidationError as error:

@@ -1,45 +1,61 @@
-"""Machines that the page can ask about, each under a name; paths stay with whoever started it."""
+"""What one page can be asked: machines, workloads and clusters by name; paths stay with who started it."""
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from importlib.metadata import version
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Literal, TypeVar
 
-from perfmodel.answer.inferred import OpenedMachine, opened_machine
+from perfmodel.answer.answer import Forecast
+from perfmodel.answer.inferred import opened_machine
 from perfmodel.answer.measured import refuse_other_jobs, timed_workload
+from perfmodel.answer.question import Question
+from perfmodel.cost.rescaling import LINK_SHARE, shipped_catalogue
 from perfmodel.documents.base import today_utc
 from perfmodel.documents.budget import read_budget
 from perfmodel.documents.hardware import read_cluster
 from perfmodel.documents.inferred import InferredDocument
-from perfmodel.documents.page import PriceOffer, Spending, Spent, TimelineLane, TimelineSpan
+from perfmodel.documents.page import (
+    Catalogue,
+    CatalogueCluster,
+    CatalogueDevice,
+    CatalogueEntry,
+    CatalogueLink,
+    CatalogueProfile,
+    CatalogueTier,
+    PriceOffer,
+)
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import UsageError, refuse_unknown
+from perfmodel.errors import CalibrationUnavailable, PerfModelError, UsageError, refuse_unknown
 from perfmodel.machine.cluster import Cluster
+from perfmodel.machine.machine import Machine
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
 from perfmodel.plan.cost import compare_costs
-from perfmodel.statistics.interval import Interval
-from perfmodel.step.program import Span, Stream, Trace
-from perfmodel.units import HOUR_S, Seconds
+from perfmodel.scenarios.changes import link_of
+from perfmodel.scenarios.fields import Scenario, changed, usable_links
 from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer
+
+PRECISIONS = ("bf16", "fp16")
+_Offer = TypeVar("_Offer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenedWorkload:
-    """A workload on a calibrated machine."""
+class OfferedWorkload:
+    """A workload on a calibrated machine, or a transformer on one that was inferred from runs."""
 
-    entry: MeasuredWorkload
+    entry: MeasuredWorkload | NamedTransformer
     typed: str
-    """As ``--workload`` takes it."""
+    """As ``--workload`` or ``--model`` takes it."""
     document: WorkloadDocument | None = None
     """With its memory, where the workload came as a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenedCluster:
+class OfferedCluster:
     """A cluster file."""
 
     cluster: Cluster
@@ -48,78 +64,49 @@ class OpenedCluster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepMachine:
-    """A machine that was calibrated by running on it."""
+class OfferedMachine:
+    """A machine with the workloads that can be asked of it."""
 
     name: str
     typed: str
     """As ``--profile`` takes it."""
-    profile: MeasuredMachine
-    digest: str
-    workloads: Mapping[str, OpenedWorkload]
-    clusters: Mapping[str, OpenedCluster] = field(default_factory=dict)
+    machine: Machine
+    workloads: Mapping[str, OfferedWorkload]
+    clusters: Mapping[str, OfferedCluster] = field(default_factory=dict)
     """In which its devices may stand, by name on the page."""
     validation: ValidationDocument | None = None
     validation_typed: str = ""
 
+    @property
+    def kind(self) -> Literal["step", "layout"]:
+        """Which questions it answers."""
+        return "step" if isinstance(self.machine, MeasuredMachine) else "layout"
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutMachine:
-    """A machine whose fitted parameters were inferred from runs."""
-
-    name: str
-    typed: str
-    machine: OpenedMachine
-    models: Mapping[str, NamedTransformer]
-
-
-_Machine = TypeVar("_Machine", StepMachine, LayoutMachine)
-_Offered = TypeVar("_Offered")
+    def scenario(self, workload: OfferedWorkload) -> Scenario:
+        """A workload on the calibrated machine as it is, without the tails, which no page shows."""
+        question = Question(
+            machine=self.machine, workload=workload.entry, validation=self.validation, tails=()
+        )
+        return Scenario(question=question, request=Forecast(world_sizes=(1,), scaling="weak"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
     """All that one page can be asked."""
 
-    machines: Mapping[str, StepMachine | LayoutMachine]
+    machines: Mapping[str, OfferedMachine]
     """By the name on the page; at least one."""
     prices: tuple[PriceOffer, ...] = ()
-    price_warnings: tuple[str, ...] = field(default=())
-
-    def step_machine(self, name: str) -> StepMachine:
-        """A calibrated machine by name.
-
-        Raises
-        ------
-        UsageError
-            If there is none of that name.
-        """
-        return _named(name, self.machines, StepMachine)
-
-    def layout_machine(self, name: str) -> LayoutMachine:
-        """A machine that was inferred from runs, by name.
-
-        Raises
-        ------
-        UsageError
-            If there is none of that name.
-        """
-        return _named(name, self.machines, LayoutMachine)
+    price_warnings: tuple[str, ...] = ()
 
 
-def chosen(kind: str, name: str, offered: Mapping[str, _Offered]) -> _Offered:
-    """What the page offers under a name: a workload, a cluster, a transformer.
-
-    Raises
-    ------
-    UsageError
-        If there is none of that name.
-    """
+def chosen(kind: str, name: str, offered: Mapping[str, _Offer]) -> _Offer:
+    """What the page offers under a name; a user error if there is none of that name."""
     refuse_unknown(kind, name, offered)
     return offered[name]
 
 
-def _typed(path: Path) -> str:
+def typed(path: Path) -> str:
     """A path that may be shown: relative to the working folder, or the name of the file alone."""
     here, there = Path.cwd(), path.absolute()
     return there.relative_to(here).as_posix() if there.is_relative_to(here) else there.name
@@ -154,39 +141,34 @@ def read_session(
     """
     documents = [(path, WorkloadDocument.read(path)) for path in workloads]
     judged = None if validation is None else ValidationDocument.read(validation)
-    known: dict[str, OpenedCluster] = {}
+    known: dict[str, OfferedCluster] = {}
     for path in clusters:
         cluster = read_cluster(path)
         refuse_other_jobs(cluster, by="--cluster")
-        known[_unique_name(path, known)] = OpenedCluster(cluster=cluster, typed=_typed(path))
-    machines: dict[str, StepMachine | LayoutMachine] = {}
-    is_used = False
+        known[_unique_name(path, known)] = OfferedCluster(cluster=cluster, typed=typed(path))
+    machines: dict[str, OfferedMachine] = {}
     for path in profiles:
         name = _unique_name(path, machines)
         if _is_inferred(path):
-            machines[name] = LayoutMachine(
-                name=name,
-                typed=_typed(path),
-                machine=opened_machine(InferredDocument.read(path).machine),
-                models=TRANSFORMERS,
+            machine = InferredDocument.read(path).machine
+            opened_machine(machine)  # refuses devices without a data sheet before anybody asks
+            models = {key: OfferedWorkload(entry=m, typed=key) for key, m in TRANSFORMERS.items()}
+            machines[name] = OfferedMachine(
+                name=name, typed=typed(path), machine=machine, workloads=models
             )
             continue
         profile = ProfileDocument.read(path).machine
-        is_own = (
-            judged is not None and judged.provenance.host_fingerprint == profile.origin.fingerprint
-        )
-        is_used |= is_own
-        machines[name] = StepMachine(
+        is_own = judged and judged.provenance.host_fingerprint == profile.origin.fingerprint
+        machines[name] = OfferedMachine(
             name=name,
-            typed=_typed(path),
-            profile=profile,
-            digest=profile.digest,
+            typed=typed(path),
+            machine=profile,
             workloads=_workloads(profile, documents),
             clusters=known,
             validation=judged if is_own else None,
-            validation_typed=_typed(validation) if validation and is_own else "",
+            validation_typed=typed(validation) if validation and is_own else "",
         )
-    if validation is not None and not is_used:
+    if validation is not None and not any(each.validation for each in machines.values()):
         raise UsageError(
             f"--validation: must come from the machine of a profile, got {validation} of another one"
         )
@@ -205,19 +187,12 @@ def _is_inferred(path: Path) -> bool:
 
 def _workloads(
     profile: MeasuredMachine, documents: Sequence[tuple[Path, WorkloadDocument]]
-) -> Mapping[str, OpenedWorkload]:
-    found = {
-        entry.workload.name: OpenedWorkload(entry=entry, typed=entry.workload.name)
-        for entry in profile.workloads
-    }
-    for path, document in documents:
-        found[document.workload.name] = OpenedWorkload(
-            entry=timed_workload(
-                profile, document.workload, trace=document.trace, memory=document.memory
-            ),
-            typed=_typed(path),
-            document=document,
-        )
+) -> Mapping[str, OfferedWorkload]:
+    names = {entry.workload.name: entry for entry in profile.workloads}
+    found = {name: OfferedWorkload(entry=entry, typed=name) for name, entry in names.items()}
+    for path, file in documents:
+        entry = timed_workload(profile, file.workload, trace=file.trace, memory=file.memory)
+        found[file.workload.name] = OfferedWorkload(entry=entry, typed=typed(path), document=file)
     return found
 
 
@@ -230,103 +205,83 @@ def _prices(budget: Path) -> tuple[tuple[PriceOffer, ...], tuple[str, ...]]:
             name=option.cost.name,
             per_device_hour=option.per_useful_device_hour,
             currency=document.budget.currency,
-            source=_typed(budget),
+            source=typed(budget),
         )
         for option in document.options
     )
     return offers, document.warnings
 
 
-def _named(
-    name: str, machines: Mapping[str, StepMachine | LayoutMachine], kind: type[_Machine]
-) -> _Machine:
-    """A machine of one kind; one of the other kind answers other questions."""
-    of_kind = {other: found for other, found in machines.items() if isinstance(found, kind)}
-    return chosen("profile", name, of_kind)
-
-
-def spent(spending: Spending | None, throughput: Interval, *, devices: int) -> Spent | None:
-    """Hours, device-hours and money for all the work at a steady rate; None if no price is given.
-
-    Parameters
-    ----------
-    throughput
-        Samples or tokens of all devices. [1/s]
-    """
-    if spending is None:
-        return None
-    hours = spending.work / throughput / HOUR_S
-    device_hours = hours * devices
-    return Spent(
-        hours=hours,
-        device_hours=device_hours,
-        cost=device_hours * spending.per_device_hour,
-        currency=spending.currency,
+def catalogue(session: Session) -> Catalogue:
+    """What can be chosen on the page, and why the rest cannot."""
+    clusters = {
+        n: c.cluster for each in session.machines.values() for n, c in each.clusters.items()
+    }
+    return Catalogue(
+        version=version("perfmodel"),
+        profiles=tuple(map(_profile, session.machines.values())),
+        clusters=tuple(
+            CatalogueCluster(
+                name=name,
+                devices=cluster.num_devices,
+                tiers=tuple(
+                    CatalogueTier(name=tier.name, bytes_per_s=tier.link_bytes_per_s)
+                    for tier in cluster.tiers
+                ),
+            )
+            for name, cluster in clusters.items()
+        ),
+        links=tuple(
+            CatalogueLink(
+                id=link.id, name=link.name, bytes_per_s=LINK_SHARE * link.rate.bytes_per_s
+            )
+            for link in usable_links()
+        ),
+        devices=tuple(
+            CatalogueDevice(id=sheet.id, name=sheet.name)
+            for sheet in shipped_catalogue().devices
+            if sheet.bandwidth is not None
+        ),
+        prices=session.prices,
+        price_warnings=session.price_warnings,
     )
 
 
-#: No screen is wider: gaps and spans below one part are merged with their neighbours.
-_PIXELS: Final = 1500
-_MOST_LANES: Final = 24
-_WORDS: Final = {
-    Stream.LOADER: "input",
-    Stream.HOST: "host",
-    Stream.COMPUTE: "compute",
-    Stream.COMM: "communication",
-    Stream.TENSOR: "tensor collectives",
-    Stream.SEND_FORWARD: "send forward",
-    Stream.SEND_BACKWARD: "send backward",
-}
+def _profile(offered: OfferedMachine) -> CatalogueProfile:
+    machine = offered.machine
+    link = None
+    with contextlib.suppress(CalibrationUnavailable):  # one rank has no links
+        link = link_of(machine) if isinstance(machine, MeasuredMachine) else None
+    return CatalogueProfile(
+        name=offered.name,
+        kind=offered.kind,
+        device=machine.device_name,
+        bandwidth_bytes_per_s=None if link is None else link.bytes_per_s,
+        latency_s=None if link is None else link.latency_s,
+        workloads=tuple(_entry(offered, name, each) for name, each in offered.workloads.items()),
+    )
 
 
-def timeline(trace: Trace) -> tuple[TimelineLane, ...]:
-    """Lanes of the slowest rank, or of the pipeline's stages: all computing, then all communication.
-
-    At most 24; what a screen cannot show anyway is left out.
-    """
-    gap_s = trace.step_s / _PIXELS
-    num_stages = trace.program.num_stages
-    by_lane: dict[tuple[int, Stream], list[Span]] = {lane: [] for lane in trace.program.lanes}
-    for span in trace.spans():
-        if span.rank == 0 and span.end_s > span.start_s:
-            by_lane[span.operation.lane].append(span)
-    streams = list(Stream)
-    if num_stages > 1:
-        streams.sort(key=lambda stream: stream is not Stream.COMPUTE)
-    ranked = sorted(by_lane, key=lambda lane: (streams.index(lane[1]), lane[0]))
-    return tuple(
-        TimelineLane(
-            name=_WORDS[stream] if num_stages == 1 else f"stage {stage}: {_WORDS[stream]}",
-            spans=_merged(spans, gap_s),
+def _entry(offered: OfferedMachine, name: str, workload: OfferedWorkload) -> CatalogueEntry:
+    machine, entry = offered.machine, workload.entry
+    if isinstance(entry, NamedTransformer):
+        return CatalogueEntry(name=name, layers=entry.shape.layers, heads=entry.shape.heads)
+    refused = {}
+    for precision in PRECISIONS:
+        try:
+            changed(offered.scenario(workload), {"precision": precision})
+        except PerfModelError as error:
+            refused[precision] = str(error).removeprefix("--set precision: ")
+    no_devices = ""
+    if isinstance(machine, MeasuredMachine) and machine.operators is None:
+        no_devices = "this profile has no costs of operators: calibrate again with this version"
+    elif workload.document is None or workload.document.trace is None:
+        no_devices = (
+            "whole steps of another device cannot be scaled: perfmodel trace, then --workload FILE"
         )
-        for stage, stream in ranked[:_MOST_LANES]
-        if (spans := by_lane[stage, stream])
+    return CatalogueEntry(
+        name=name,
+        batches=tuple(sorted(int(point.at) for point in entry.phases[0].forward)),
+        refused=refused,
+        no_devices=no_devices,
     )
-
-
-def _merged(spans: list[Span], gap_s: Seconds) -> tuple[TimelineSpan, ...]:
-    """Neighbours of one cause that no pixel separates are one span; short spans join a neighbour."""
-    found: list[TimelineSpan] = []
-    for cause, group in groupby(spans, key=lambda span: span.operation.cause):
-        for span in group:
-            last = found[-1] if found else None
-            close = last is not None and span.start_s - last.end_s < gap_s
-            tiny = span.end_s - span.start_s < gap_s
-            if last is not None and close and (tiny or last.cause == cause.value):
-                found[-1] = last.model_copy(
-                    update={"end_s": span.end_s, "name": _both(last.name, span.operation.name)}
-                )
-            else:
-                found.append(
-                    TimelineSpan(
-                        cause=cause.value,
-                        name=span.operation.name,
-                        start_s=span.start_s,
-                        end_s=span.end_s,
-                    )
-                )
-    return tuple(found)
-
-
-def _both(first: str, last: str) -> str:
-    return f"{first.partition(' to ')[0]} to {last}"

@@ -6,7 +6,7 @@ holds is checked by its schema before anything is computed.
 
 import json
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 import anyio
@@ -21,86 +21,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from perfmodel.documents.base import first_problem
-from perfmodel.documents.page import QUESTION, LayoutQuestion, PageAnswer, StepQuestion
+from perfmodel.documents.page import QUESTION, LayoutQuestion, StepQuestion
 from perfmodel.errors import PerfModelError
 from perfmodel.page.answers import Answers
-from perfmodel.page.export import Page, export_html, page
+from perfmodel.page.export import export_html, page
 
 #: A question takes some hundred bytes.
 MOST_BODY_BYTES: Final = 16 * 1024
 _BODY_TIMEOUT_S: Final = 5.0
-
-
-class InFlight:
-    """Answers 429 while too many requests are under way."""
-
-    def __init__(self, app: ASGIApp, most: int) -> None:
-        self._app = app
-        self._most = most
-        self._now = 0
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Count a request for as long as it is under way."""
-        if scope["type"] != "http":  # a lifespan is under way from start to end
-            await self._app(scope, receive, send)
-            return
-        if self._now >= self._most:
-            response = JSONResponse(
-                {"error": f"at most {self._most} questions at a time; ask again"},
-                status_code=429,
-                headers={"Retry-After": "1"},
-            )
-            await response(scope, receive, send)
-            return
-        self._now += 1
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._now -= 1
-
-
-class RefuseOtherSites:
-    """Answers 403 to requests that pages of other sites make through the browser of this machine."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let through what comes from the page itself, or from no page at all."""
-        headers = dict(scope.get("headers", ()))
-        origin = headers.get(b"origin")
-        own = b"http://" + headers.get(b"host", b"")
-        is_cross = headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site")
-        if (origin is not None and origin != own) or (is_cross and scope["method"] != "GET"):
-            response = JSONResponse({"error": "another site may not ask"}, status_code=403)
-            await response(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-
-async def body(request: Request) -> bytes | Response:
-    """The JSON of a request, or why it is refused: another type, too long, too slow."""
-    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-        return JSONResponse({"error": "a question must be application/json"}, status_code=415)
-    parts, size = [], 0
-    try:
-        with anyio.fail_after(_BODY_TIMEOUT_S):
-            async for part in request.stream():
-                size += len(part)
-                if size > MOST_BODY_BYTES:
-                    return JSONResponse(
-                        {"error": f"a question must have at most {MOST_BODY_BYTES} bytes"},
-                        status_code=413,
-                        headers={"Connection": "close"},
-                    )
-                parts.append(part)
-    except TimeoutError:
-        return JSONResponse({"error": "the question did not arrive in time"}, status_code=408)
-    except ClientDisconnect:
-        return Response(status_code=400)
-    return b"".join(parts)
-
-
 HOST: Final = "127.0.0.1"
 #: A page under another name that resolves to this machine is refused (DNS rebinding).
 HOSTS: Final = (HOST, "localhost")
@@ -117,26 +45,79 @@ _HEADERS: Final = {
 }
 
 
-def application(answers: Answers, *, most_in_flight: int = MOST_IN_FLIGHT) -> Starlette:
-    """The page as an ASGI application.
+class Guard:
+    """Answers 403 to pages of other sites in the browser of this machine, and 429 to floods."""
 
-    Parameters
-    ----------
-    most_in_flight
-        Requests at a time; one more is answered with 429.
-    """
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        self._app, self._most, self._now = app, most, 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let through what comes from the page itself, or from no page at all; count it meanwhile."""
+        if scope["type"] != "http":  # a lifespan is under way from start to end
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        own = b"http://" + headers.get(b"host", b"")
+        is_cross = headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site")
+        if headers.get(b"origin", own) != own or (is_cross and scope["method"] != "GET"):
+            await _refusal(403, "another site may not ask")(scope, receive, send)
+            return
+        if self._now >= self._most:
+            refusal = _refusal(429, f"at most {self._most} questions at a time; ask again")
+            refusal.headers["Retry-After"] = "1"
+            await refusal(scope, receive, send)
+            return
+        self._now += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._now -= 1
+
+
+async def body(request: Request) -> bytes | Response:
+    """The JSON of a request, or why it is refused: another type, too long, too slow."""
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        return _refusal(415, "a question must be application/json")
+    parts, size = [], 0
+    try:
+        with anyio.fail_after(_BODY_TIMEOUT_S):
+            async for part in request.stream():
+                size += len(part)
+                if size > MOST_BODY_BYTES:
+                    refusal = _refusal(413, f"a question must have at most {MOST_BODY_BYTES} bytes")
+                    refusal.headers["Connection"] = "close"
+                    return refusal
+                parts.append(part)
+    except TimeoutError:
+        return _refusal(408, "the question did not arrive in time")
+    except ClientDisconnect:
+        return Response(status_code=400)
+    return b"".join(parts)
+
+
+def application(answers: Answers, *, most_in_flight: int = MOST_IN_FLIGHT) -> Starlette:
+    """The page as an ASGI application; more requests at a time than ``most_in_flight`` get a 429."""
     data = json.dumps({"catalogue": answers.catalogue.model_dump(mode="json")}, allow_nan=False)
     document = page(data, is_served=True)
     threads = CapacityLimiter(most_in_flight)
 
     async def ask(request: Request) -> Response:
-        return await _answered(request, threads, lambda asked: _json(answers.answer(asked)))
+        def reply(asked: StepQuestion | LayoutQuestion) -> Response:
+            text = answers.answer(asked).model_dump_json()
+            return Response(text, media_type="application/json", headers=_HEADERS)
+
+        return await _answered(request, threads, reply)
 
     async def export(request: Request) -> Response:
-        return await _answered(request, threads, lambda asked: _file(export_html(answers, asked)))
+        def reply(asked: StepQuestion | LayoutQuestion) -> Response:
+            name = {"Content-Disposition": 'attachment; filename="perfmodel-what-if.html"'}
+            return HTMLResponse(export_html(answers, asked), headers={**_HEADERS, **name})
+
+        return await _answered(request, threads, reply)
 
     async def show(request: Request) -> Response:  # noqa: ARG001 - starlette's signature
-        return _page(document)
+        policy = {"Content-Security-Policy": document.policy}
+        return HTMLResponse(document.html, headers={**_HEADERS, **policy})
 
     return Starlette(
         routes=[
@@ -146,8 +127,7 @@ def application(answers: Answers, *, most_in_flight: int = MOST_IN_FLIGHT) -> St
         ],
         middleware=[
             Middleware(TrustedHostMiddleware, allowed_hosts=list(HOSTS), www_redirect=False),
-            Middleware(RefuseOtherSites),
-            Middleware(InFlight, most=most_in_flight),
+            Middleware(Guard, most=most_in_flight),
         ],
     )
 
@@ -156,11 +136,6 @@ def listening(port: int) -> socket.socket:
     """A socket of this machine alone; port 0 takes any that is free.
 
     Who reads its address before the server is up waits instead of being refused.
-
-    Raises
-    ------
-    PerfModelError
-        If the port is taken.
     """
     found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -218,20 +193,6 @@ async def _answered(
         return _refusal(422, "cannot be computed: a number is far too large or too small")
     except ValueError as error:
         return _refusal(422, f"cannot be computed: {error}")
-
-
-def _json(answer: PageAnswer) -> Response:
-    return Response(answer.model_dump_json(), media_type="application/json", headers=_HEADERS)
-
-
-def _file(html: str) -> Response:
-    name = {"Content-Disposition": 'attachment; filename="perfmodel-what-if.html"'}
-    return HTMLResponse(html, headers={**_HEADERS, **name})
-
-
-def _page(document: Page) -> Response:
-    headers: Mapping[str, str] = {**_HEADERS, "Content-Security-Policy": document.policy}
-    return HTMLResponse(document.html, headers=headers)
 
 
 def _refusal(status: int, reason: str) -> Response:

@@ -11,7 +11,7 @@ from perfmodel.documents.page import LayoutQuestion, Spending, StepQuestion
 from perfmodel.documents.prediction import LayoutPredictionDocument, WhatIfDocument
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.page.answers import Answers
-from perfmodel.page.machines import _typed, read_session
+from perfmodel.page.machines import read_session, typed
 from tests.perfmodel.cli.command import runner
 from tests.perfmodel.cli.test_memory_command import document as traced
 from tests.perfmodel.cost.large_samples import document
@@ -156,6 +156,6 @@ def test_only_paths_below_the_working_folder_are_shown(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert _typed(Path("runs/profile.json")) == "runs/profile.json"
-    assert _typed(tmp_path / "runs" / "profile.json") == "runs/profile.json"
-    assert _typed(Path("/srv/secret/profile.json")) == "profile.json"
+    assert typed(Path("runs/profile.json")) == "runs/profile.json"
+    assert typed(tmp_path / "runs" / "profile.json") == "runs/profile.json"
+    assert typed(Path("/srv/secret/profile.json")) == "profile.json"

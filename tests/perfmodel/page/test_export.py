@@ -14,7 +14,7 @@ import perfmodel.page
 from perfmodel.documents.page import LayoutQuestion, StepQuestion
 from perfmodel.page.export import SCRIPTS, export_grid, export_html, page, question_of, start
 from tests.perfmodel.cli.command import complaint, runner
-from tests.perfmodel.page.sessions import answers, layout_answers
+from tests.perfmodel.page.sessions import NOISY, answers, layout_answers
 from tests.perfmodel.profiles import as_file
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -106,7 +106,7 @@ def test_the_command_writes_one_file(
 ) -> None:
     run = runner(monkeypatch, capsys)
     profile = tmp_path / "profile.json"
-    as_file(answers().session.step_machine("here").profile).write(profile)
+    as_file(NOISY).write(profile)
     out = tmp_path / "page.html"
     ask = STEP.model_copy(update={"profile": f"{tmp_path.name}/profile"}).model_dump_json()
     result = run("serve", "--profile", profile, "--export", out, "--ask", ask)
