@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
 from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure, read_plan
-from calibrate.environment import Environment, describe_environment
+from calibrate.environment import describe_environment
 from calibrate.experiment import BUDGETS, REFERENCE_MODELS, Experiment, doubling_sizes
 from calibrate.fit.profile import fit_profile, recorded_environment
 from calibrate.launch import Launcher
@@ -95,7 +95,7 @@ def refit(folder: Path) -> ProfileDocument:
     """
     observations = folder / OBSERVATIONS
     plan = read_plan(folder)
-    environment = cast(Environment, recorded_environment(read_observations(observations)))
+    environment = recorded_environment(read_observations(observations))
     profile = fit_profile(
         observations,
         provenance=provenance(environment, seed=int(plan["seed"])),

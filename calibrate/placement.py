@@ -9,7 +9,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Final
 
-from calibrate.environment import DeviceKind, Environment, describe_environment, query_gpus
+from calibrate.environment import DeviceKind, Facts, describe_environment, query_gpus
 from calibrate.processes import usable_cores
 from calibrate.topology import (
     LaunchFlags,
@@ -63,7 +63,7 @@ class Placement:
 
 
 def place(
-    environment: Environment,
+    environment: Facts,
     device: str,
     flags: LaunchFlags,
     *,
@@ -171,7 +171,7 @@ def refuse_other_machine(
         )
 
 
-def provenance(environment: Environment, *, seed: int) -> Provenance:
+def provenance(environment: Facts, *, seed: int) -> Provenance:
     """Who made a document, here and now."""
     software = environment["software"]
     versions = {name: str(value) for name, value in software.items() if value is not None}

@@ -102,7 +102,7 @@ def _say(session: Session, words: str) -> None:
 
 
 def _environment() -> EnvironmentObservation:
-    facts: dict[str, Any] = dict(describe_environment(torch_facts(), observe_s=0.0))
+    facts = describe_environment(torch_facts(), observe_s=0.0)
     return EnvironmentObservation(task=f"environment-{time.time_ns()}", round=0, facts=facts)
 
 

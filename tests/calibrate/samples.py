@@ -2,83 +2,79 @@
 
 from typing import Final
 
-from calibrate.environment import (
-    CpuFacts,
-    Environment,
-    GpuFacts,
-    HostFacts,
-    MemoryFacts,
-    SoftwareFacts,
-)
+from calibrate.environment import Facts
 
 GIB: Final = 2**30
 
 
-def plain_environment(num_gpus: int = 0) -> Environment:
-    return Environment(
-        time_utc="2026-01-02T03:04:05+00:00",
-        command_line=["perfmodel", "calibrate"],
-        variables={},
-        host=HostFacts(
-            name="node1",
-            fingerprint="0123456789abcdef",
-            os="Rocky Linux 9.4",
-            kernel="5.14.0",
-            is_virtual=False,
-        ),
-        cpu=CpuFacts(
-            model="AMD EPYC 9654",
-            usable_cores=16,
-            logical_cores=16,
-            physical_cores=16,
-            threads_per_core=1,
-            quota_cores=None,
-            governor="performance",
-            frequency_hz=2.4e9,
-            max_frequency_hz=3.7e9,
-            load_average_1min=0.1,
-            busy_cores=0.2,
-            steal=None,
-        ),
-        memory=MemoryFacts(
-            total_bytes=64 * GIB, available_bytes=60 * GIB, limit_bytes=None, swap_used_bytes=0
-        ),
-        software=SoftwareFacts(
-            python="3.11.7",
-            torch="2.9.0",
-            torchvision="0.24.0",
-            numpy="2.1.0",
-            cuda_runtime="12.8" if num_gpus else None,
-            cuda_driver="550.54.15" if num_gpus else None,
-            nccl="2.27.5" if num_gpus else None,
-            has_gloo=True,
-            git_commit=None,
-        ),
-        gpus=[plain_gpu(index) for index in range(num_gpus)],
-        gpu_topology=None,
-        gpu_processes=[] if num_gpus else None,
-        p2p=[[True] * num_gpus] * num_gpus if num_gpus else None,
-    )
+def plain_environment(num_gpus: int = 0) -> Facts:
+    return {
+        "time_utc": "2026-01-02T03:04:05+00:00",
+        "command_line": ["perfmodel", "calibrate"],
+        "variables": {},
+        "host": {
+            "name": "node1",
+            "fingerprint": "0123456789abcdef",
+            "os": "Rocky Linux 9.4",
+            "kernel": "5.14.0",
+            "is_virtual": False,
+        },
+        "cpu": {
+            "model": "AMD EPYC 9654",
+            "usable_cores": 16,
+            "logical_cores": 16,
+            "physical_cores": 16,
+            "threads_per_core": 1,
+            "quota_cores": None,
+            "governor": "performance",
+            "frequency_hz": 2.4e9,
+            "max_frequency_hz": 3.7e9,
+            "load_average_1min": 0.1,
+            "busy_cores": 0.2,
+            "steal": None,
+        },
+        "memory": {
+            "total_bytes": 64 * GIB,
+            "available_bytes": 60 * GIB,
+            "limit_bytes": None,
+            "swap_used_bytes": 0,
+        },
+        "software": {
+            "python": "3.11.7",
+            "torch": "2.9.0",
+            "torchvision": "0.24.0",
+            "numpy": "2.1.0",
+            "cuda_runtime": "12.8" if num_gpus else None,
+            "cuda_driver": "550.54.15" if num_gpus else None,
+            "nccl": "2.27.5" if num_gpus else None,
+            "has_gloo": True,
+            "git_commit": None,
+        },
+        "gpus": [plain_gpu(index) for index in range(num_gpus)],
+        "gpu_topology": None,
+        "gpu_processes": [] if num_gpus else None,
+        "p2p": [[True] * num_gpus] * num_gpus if num_gpus else None,
+    }
 
 
-def plain_gpu(index: int) -> GpuFacts:
-    return GpuFacts(
-        index=index,
-        name="NVIDIA H100 80GB HBM3",
-        uuid=f"GPU-{index}",
-        pci_bus_id=f"00000000:{index:02X}:00.0",
-        pcie_generation=5,
-        max_pcie_generation=5,
-        pcie_width=16,
-        max_pcie_width=16,
-        memory_bytes=80 * GIB,
-        power_limit_w=700.0,
-        clock_hz=1.98e9,
-        max_clock_hz=1.98e9,
-        temperature_c=35.0,
-        compute_mode="Default",
-        mig_mode="Disabled",
-        persistence_mode="Enabled",
-        uncorrected_ecc_errors=0,
-        driver="550.54.15",
-    )
+def plain_gpu(index: int) -> Facts:
+    return {
+        "index": index,
+        "name": "NVIDIA H100 80GB HBM3",
+        "uuid": f"GPU-{index}",
+        "pci_bus_id": f"00000000:{index:02X}:00.0",
+        "pcie_generation": 5,
+        "max_pcie_generation": 5,
+        "pcie_width": 16,
+        "max_pcie_width": 16,
+        "memory_bytes": 80 * GIB,
+        "power_limit_w": 700.0,
+        "clock_hz": 1.98e9,
+        "max_clock_hz": 1.98e9,
+        "temperature_c": 35.0,
+        "compute_mode": "Default",
+        "mig_mode": "Disabled",
+        "persistence_mode": "Enabled",
+        "uncorrected_ecc_errors": 0,
+        "driver": "550.54.15",
+    }
