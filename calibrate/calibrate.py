@@ -87,11 +87,6 @@ def refit(folder: Path) -> ProfileDocument:
 
     Everything comes from the raw data and the plan beside it: an older profile need not be
     readable.
-
-    Raises
-    ------
-    InvalidDocument
-        If the folder holds no calibration.
     """
     observations = folder / OBSERVATIONS
     plan = read_plan(folder)

@@ -18,68 +18,19 @@ from calibrate.task import Task, WorkOrder
 from perfmodel.documents.base import trim_unfinished_line, write_atomically
 from perfmodel.documents.observation import (
     EnvironmentObservation,
-    Observation,
     read_observations,
     tasks_done,
 )
 from perfmodel.errors import IncomparableRuns, InvalidDocument, PerfModelError, UsageError, why
 from perfmodel.units import Seconds
 
-_POLL_S: Final = 0.5
-#: Names another lock: containers may share a machine without sharing a folder for temporary files.
-LOCK_VARIABLE: Final = "PERFMODEL_LOCK"
-
-
-def lock_path() -> Path:
-    """The file that a measurement holds while it runs; the kernel lets go of it if it dies."""
-    named = os.environ.get(LOCK_VARIABLE)
-    return Path(named) if named else Path(tempfile.gettempdir()) / "perfmodel-measuring.lock"
-
-
-@contextmanager
-def machine_to_itself(
-    on_wait: Callable[[str], None], *, path: Path | None = None, poll_s: Seconds = _POLL_S
-) -> Iterator[None]:
-    """Hold the machine for one measurement; wait for another one that holds it.
-
-    Parameters
-    ----------
-    on_wait
-        Called once, with words that name the other process, if there is something to wait for.
-    """
-    try:
-        file = (path or lock_path()).open("a+", encoding="utf-8")
-    except OSError:
-        # Another user's file or a read-only folder: measuring matters more than queueing.
-        yield
-        return
-    with file:
-        if not _acquired(file):
-            on_wait(f"waiting for another measurement on this machine ({_holder(file)})")
-            while not _acquired(file):
-                time.sleep(poll_s)
-        file.truncate(0)
-        file.write(f"process {os.getpid()}")
-        file.flush()
-        yield
-
-
-def _acquired(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _holder(file: IO[str]) -> str:
-    file.seek(0)
-    return file.read().strip() or "unknown process"
-
-
 OBSERVATIONS: Final = "observations.jsonl"
 PLAN: Final = "plan.json"
-
+#: How rank 0 announces a finished task on its standard output.
+DONE_PREFIX: Final = "done: "
+#: Names another lock: containers may share a machine without sharing a folder for temporary files.
+LOCK_VARIABLE: Final = "PERFMODEL_LOCK"
+_POLL_S: Final = 0.5
 #: The slowest single task (the largest collective, a cold start of torch) is far below this.
 STALL_TIMEOUT_S: Final = 180.0
 
@@ -130,73 +81,45 @@ def measure(
     done = _prepare(campaign, output, resume=resume)
     total = sum(len(tasks) for tasks in campaign.rounds)
     num_done = sum(task.name in done for tasks in campaign.rounds for task in tasks)
-    with _machine_of(
-        campaign,
-        lambda words: on_progress(
-            Progress(done=num_done, total=total, task=words, is_waiting=True)
-        ),
-    ):
+    is_first_node = campaign.placement.topology.node_rank == 0
+    last_s = 0.0
+
+    def on_line(line: str) -> None:
+        nonlocal num_done, last_s
+        if line.startswith(DONE_PREFIX):
+            last_s, num_done = time.monotonic(), num_done + 1
+            task = line.removeprefix(DONE_PREFIX).strip()
+            on_progress(Progress(done=num_done, total=total, task=task))
+
+    def on_wait(words: str) -> None:
+        on_progress(Progress(done=num_done, total=total, task=words, is_waiting=True))
+
+    def last_progress() -> Seconds:
+        # The first node alone sees progress, and torchrun ends the others with it.
+        return last_s if is_first_node else time.monotonic()
+
+    # Nodes of one run may share a machine, so the first one queues for all of them.
+    with machine_to_itself(on_wait) if is_first_node else contextlib.nullcontext():
         for index, tasks in enumerate(campaign.rounds):
             pending = [task for task in tasks if task.name not in done]
             if not pending:
                 continue
-            watch = _Watch(num_done=num_done, total=total, on_progress=on_progress)
+            last_s = time.monotonic()
             launcher.run(
                 [str(_write_order(campaign, index, pending, output))],
                 topology=campaign.placement.topology,
                 conditions=campaign.placement.conditions,
-                on_line=watch.on_line,
-                last_progress=_progress_clock(campaign, watch),
+                on_line=on_line,
+                last_progress=last_progress,
                 stall_timeout_s=stall_timeout_s,
             )
-            num_done += len(pending)
     return output
-
-
-def _machine_of(
-    campaign: Campaign, on_wait: Callable[[str], None]
-) -> contextlib.AbstractContextManager[None]:
-    """Nodes of one run may share a machine, so the first one queues for all of them."""
-    if campaign.placement.topology.node_rank > 0:
-        return contextlib.nullcontext()
-    return machine_to_itself(on_wait)
-
-
-def _progress_clock(campaign: Campaign, watch: "_Watch") -> Callable[[], Seconds]:
-    """When progress was last seen; only node 0 sees any, and torchrun ends the others with it."""
-    if campaign.placement.topology.node_rank > 0:
-        return time.monotonic
-    return lambda: watch.last_s
-
-
-@dataclass(slots=True, kw_only=True)
-class _Watch:
-    """Follows the lines by which rank 0 announces what it has done."""
-
-    num_done: int
-    total: int
-    on_progress: Callable[[Progress], None]
-    last_s: Seconds = 0.0
-
-    def __post_init__(self) -> None:
-        self.last_s = time.monotonic()
-
-    def on_line(self, line: str) -> None:
-        if line.startswith(DONE_PREFIX):
-            self.last_s = time.monotonic()
-            self.num_done += 1
-            task = line.removeprefix(DONE_PREFIX).strip()
-            self.on_progress(Progress(done=self.num_done, total=self.total, task=task))
-
-
-#: How rank 0 announces a finished task on its standard output.
-DONE_PREFIX: Final = "done: "
 
 
 def _prepare(campaign: Campaign, output: Path, *, resume: bool) -> frozenset[str]:
     """Names of the tasks done before; refuses to mix plans or machines."""
-    plan = campaign.folder / PLAN
-    if campaign.placement.topology.node_rank > 0:
+    plan, here = campaign.folder / PLAN, campaign.placement
+    if here.topology.node_rank > 0:
         # Node 0 guards the shared folder and writes to it; the others only need the same tasks.
         return tasks_done(read_observations(output)) if output.exists() else frozenset()
     # Ranks that never started leave an empty file.
@@ -215,21 +138,13 @@ def _prepare(campaign: Campaign, output: Path, *, resume: bool) -> frozenset[str
         )
     trim_unfinished_line(output)
     observations = read_observations(output)
-    _refuse_other_machine(observations, campaign, output)
+    for entry in observations:
+        if isinstance(entry, EnvironmentObservation) and entry.fingerprint != here.fingerprint:
+            raise IncomparableRuns(
+                f"{output}: was measured on another machine (fingerprint {entry.fingerprint[:12]}, "
+                f"this one is {here.fingerprint[:12]}); choose another --out"
+            )
     return tasks_done(observations)
-
-
-def _refuse_other_machine(
-    observations: Sequence[Observation], campaign: Campaign, output: Path
-) -> None:
-    for observation in observations:
-        if isinstance(observation, EnvironmentObservation):
-            found = observation.fingerprint
-            if found != campaign.placement.fingerprint:
-                raise IncomparableRuns(
-                    f"{output}: was measured on another machine (fingerprint {found[:12]}, this one "
-                    f"is {campaign.placement.fingerprint[:12]}); choose another --out"
-                )
 
 
 def write_plan(folder: Path, plan: Mapping[str, object]) -> None:
@@ -242,13 +157,7 @@ def _text(plan: Mapping[str, object]) -> str:
 
 
 def read_plan(folder: Path) -> dict[str, Any]:
-    """What a campaign set out to measure.
-
-    Raises
-    ------
-    InvalidDocument
-        If the folder holds no plan, or not a readable one.
-    """
+    """What a campaign set out to measure; ``InvalidDocument`` if the folder does not say."""
     path = folder / PLAN
     try:
         plan = json.loads(path.read_bytes())
@@ -261,16 +170,51 @@ def read_plan(folder: Path) -> dict[str, Any]:
 
 def _write_order(campaign: Campaign, index: int, tasks: Sequence[Task], output: Path) -> Path:
     path = campaign.folder / "orders" / f"round-{index}.json"
-    order = WorkOrder(
+    WorkOrder(
         schema_version=WorkOrder.current_version,
         device_kind=campaign.placement.device_kind,
         output=str(output.resolve()),
         tasks=tuple(tasks),
-    )
-    order.write(path)
-    if not output.exists():
-        try:
-            output.touch()
-        except OSError as error:
-            raise PerfModelError(f"{output}: cannot be written: {error}") from error
+    ).write(path)
+    try:
+        output.touch()
+    except OSError as error:
+        raise PerfModelError(f"{output}: cannot be written: {error}") from error
     return path.resolve()
+
+
+def lock_path() -> Path:
+    """The file that a measurement holds while it runs; the kernel lets go of it if it dies."""
+    named = os.environ.get(LOCK_VARIABLE)
+    return Path(named) if named else Path(tempfile.gettempdir()) / "perfmodel-measuring.lock"
+
+
+@contextmanager
+def machine_to_itself(
+    on_wait: Callable[[str], None], *, path: Path | None = None, poll_s: Seconds = _POLL_S
+) -> Iterator[None]:
+    """Hold the machine for one measurement; ``on_wait`` is told once who else holds it."""
+    try:
+        file = (path or lock_path()).open("a+", encoding="utf-8")
+    except OSError:
+        # Another user's file or a read-only folder: measuring matters more than queueing.
+        yield
+        return
+    with file:
+        if not _acquired(file):
+            file.seek(0)
+            holder = file.read().strip() or "unknown process"
+            on_wait(f"waiting for another measurement on this machine ({holder})")
+            while not _acquired(file):
+                time.sleep(poll_s)
+        file.truncate(0)
+        file.write(f"process {os.getpid()}")
+        file.flush()
+        yield
+
+
+def _acquired(file: IO[str]) -> bool:
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -12,9 +12,9 @@ import numpy as np
 from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure
 from calibrate.launch import Launcher
 from calibrate.placement import placement_of
-from calibrate.summary import estimate
+from calibrate.summary import estimate, typical
 from calibrate.task import TrainingTask
-from perfmodel.cost.batch import GradientNorms, NoiseScale, noise_scale
+from perfmodel.cost.batch import GradientNorms, noise_scale
 from perfmodel.documents.observation import TrainingObservation, read_observations
 from perfmodel.errors import MeasurementFailed, UsageError, did_you_mean
 from perfmodel.machine.measured import MeasuredMachine, NoiseScaleProfile
@@ -93,14 +93,7 @@ def measure_noise(
 ) -> MeasuredMachine:
     """Train each model a few times and return the profile with their noise scales.
 
-    Raises
-    ------
-    UsageError
-        If the profile is of one rank: noise shows only as a difference between ranks.
-    CalibrationUnavailable
-        If the profile describes another machine.
-    MeasurementFailed
-        If no training of a model learns.
+    ``UsageError`` if the profile is of one rank: noise shows only as a difference between ranks.
     """
     here = placement_of(profile, where=str(request.folder))
     if profile.ranks_per_node < 2:
@@ -176,14 +169,11 @@ def with_stored_noise(profile: MeasuredMachine, folder: Path) -> MeasuredMachine
 def noise_of(trainings: Sequence[TrainingObservation]) -> NoiseScaleProfile:
     """What several trainings of one model at one batch say together.
 
-    Raises
-    ------
-    MeasurementFailed
-        If fewer than two reached their target with a noise scale.
+    ``MeasurementFailed`` if fewer than two reached their target with a noise scale.
     """
     first = trainings[0]
     learned = [
-        (training, scale)
+        (training.num_steps, scale)
         for training in trainings
         if training.num_steps is not None and (scale := noise_scale(_norms(training))) is not None
     ]
@@ -193,8 +183,14 @@ def noise_of(trainings: Sequence[TrainingObservation]) -> NoiseScaleProfile:
             f"{first.target_loss:g} with a signal above their noise, got {len(learned)} of "
             f"{len(trainings)}; delete the folder of its observations and repeat"
         )
-    together = estimate([scale.batch for _, scale in learned])
-    own_error = float(np.mean([scale.relative_error for _, scale in learned]))
+    scales = [scale for _, scale in learned]
+    together = estimate([scale.batch for scale in scales])
+    own_error = float(np.mean([scale.relative_error for scale in scales]))
+    # Parts of a training whose signal shows above their noise, or the whole if none is clear.
+    clear = [
+        [batch for batch in scale.windows if 0 < batch < math.inf] or [scale.batch]
+        for scale in scales
+    ]
     return NoiseScaleProfile(
         workload=first.workload,
         samples=first.samples,
@@ -203,21 +199,12 @@ def noise_of(trainings: Sequence[TrainingObservation]) -> NoiseScaleProfile:
         learning_rate=first.learning_rate,
         target_loss=first.target_loss,
         noise_scale=together.value_s,
-        # scatter of two or three trainings is itself uncertain: not below what one knows of itself
+        # Scatter of two or three trainings is itself uncertain: not below what one knows of itself.
         relative_error=max(together.relative_error, own_error / len(learned) ** 0.5),
-        at_start=_typical(_told(scale)[0] for _, scale in learned),
-        at_end=_typical(_told(scale)[-1] for _, scale in learned),
-        steps_to_target=tuple(training.num_steps for training, _ in learned if training.num_steps),
+        at_start=typical([batches[0] for batches in clear]),
+        at_end=typical([batches[-1] for batches in clear]),
+        steps_to_target=tuple(num_steps for num_steps, _ in learned),
     )
-
-
-def _told(scale: NoiseScale) -> list[float]:
-    """Parts whose signal shows above their noise, or the whole if none is clear."""
-    return [batch for batch in scale.windows if 0 < batch < math.inf] or [scale.batch]
-
-
-def _typical(values: Iterable[float]) -> float:
-    return float(np.exp(np.mean(np.log(list(values)))))
 
 
 def _norms(training: TrainingObservation) -> list[GradientNorms]:

@@ -27,6 +27,18 @@ _THREADS: Final = "OMP_NUM_THREADS"
 _GOVERNING: Final = (_THREADS, "MALLOC_")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """What the ranks of a campaign run on, and under."""
+
+    topology: Topology
+    device_kind: DeviceKind
+    conditions: Mapping[str, str]
+    """Variables of the environment of every rank."""
+    fingerprint: str
+    """Of this machine."""
+
+
 def chosen_conditions(environ: Mapping[str, str], *, topology: Topology) -> dict[str, str]:
     """What the ranks of a calibration run under: the user's environment, and a thread per own core."""
     own = _governing(environ)
@@ -42,24 +54,12 @@ def recorded_conditions(profile: MeasuredMachine) -> dict[str, str]:
 def under(environ: Mapping[str, str], conditions: Mapping[str, str]) -> dict[str, str]:
     """An environment for ranks: these conditions, and the rest of it."""
     inherited = without_torchrun(environ)
-    rest = inherited.keys() - _governing(inherited).keys()
-    return {**{name: inherited[name] for name in rest}, **conditions}
+    governing = _governing(inherited)
+    return {n: v for n, v in inherited.items() if n not in governing} | dict(conditions)
 
 
 def _governing(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name.startswith(_GOVERNING)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
-    """What the ranks of a campaign run on, and under."""
-
-    topology: Topology
-    device_kind: DeviceKind
-    conditions: Mapping[str, str]
-    """Variables of the environment of every rank."""
-    fingerprint: str
-    """Of this machine."""
 
 
 def place(
@@ -91,13 +91,14 @@ def place(
         raise UsageError(
             "calibrate: torch must be installed, got none; pip install 'perfmodel[calibrate]'"
         )
-    num_gpus = _visible_gpus(os.environ)
+    num_gpus = len(query_gpus())
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        num_gpus = min(num_gpus, len([entry for entry in visible.split(",") if entry.strip()]))
     if device not in ("auto", "cpu", "cuda"):
         raise UsageError(f"--device-kind: must be auto, cpu or cuda, got {device!r}")
     if device == "cuda" and not num_gpus:
         raise UsageError("--device-kind: cuda needs a GPU that nvidia-smi lists, got none; use cpu")
-    on_cuda = device == "cuda" or (device == "auto" and num_gpus > 0)
-    device_kind: DeviceKind = "cuda" if on_cuda else "cpu"
+    device_kind: DeviceKind = "cuda" if num_gpus and device != "cpu" else "cpu"
     num_devices = num_gpus if device_kind == "cuda" else usable_cores()
     topology = resolve_topology(
         os.environ,
@@ -121,19 +122,7 @@ def placement_of(
 ) -> Placement:
     """Where the ranks of a calibration ran, for what is judged by it or added to it.
 
-    Parameters
-    ----------
-    num_ranks
-        On this node; default: all that were calibrated.
-    where
-        What named the profile, for the error.
-
-    Raises
-    ------
-    CalibrationUnavailable
-        If the profile describes another machine.
-    UsageError
-        As for ``place``.
+    ``num_ranks`` are those on this node, by default all that were calibrated; ``where`` named the profile.
     """
     environment = describe_environment()
     refuse_other_machine(profile, environment["host"]["fingerprint"], where=where)
@@ -145,24 +134,10 @@ def placement_of(
     )
 
 
-def _visible_gpus(environ: Mapping[str, str]) -> int:
-    num_gpus = len(query_gpus())
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return num_gpus
-    return min(num_gpus, len([entry for entry in visible.split(",") if entry.strip()]))
-
-
 def refuse_other_machine(
     profile: MeasuredMachine, fingerprint: str, *, where: str = "--profile"
 ) -> None:
-    """Compare the fingerprint of this machine with that in the profile.
-
-    Raises
-    ------
-    CalibrationUnavailable
-        If they differ.
-    """
+    """Raise ``CalibrationUnavailable`` unless the profile has the fingerprint of this machine."""
     found = profile.origin.fingerprint
     if found != fingerprint:
         raise CalibrationUnavailable(

@@ -13,7 +13,6 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from types import FrameType
 from typing import Final
 
@@ -24,24 +23,18 @@ _POLL_S: Final = 0.05
 _KILL_S: Final = 10.0
 
 
-@dataclass(slots=True, kw_only=True)
 class ProcessTree:
-    """One command and everything it starts, directly or not.
+    """One command and everything it starts, directly or not."""
 
-    Attributes
-    ----------
-    mark
-        Found in the environment of every member.
-    """
-
-    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
-    root: subprocess.Popen[str] | None = None
+    def __init__(self) -> None:
+        self._mark = uuid.uuid4().hex
+        self._root: subprocess.Popen[str] | None = None
 
     def start(self, command: Sequence[str], *, environ: Mapping[str, str]) -> subprocess.Popen[str]:
         """Start the command in a session of its own, with both outputs as pipes of text."""
-        self.root = subprocess.Popen(
+        self._root = subprocess.Popen(
             command,
-            env={**environ, _MARK: self.mark},
+            env={**environ, _MARK: self._mark},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -49,52 +42,50 @@ class ProcessTree:
             errors="replace",
             start_new_session=True,
         )
-        return self.root
-
-    def members(self) -> tuple[psutil.Process, ...]:
-        """List the processes of the tree that still run, orphans included, zombies not."""
-        found = {process.pid: process for process in self._descendants()}
-        for process in psutil.process_iter():
-            with suppress(psutil.Error, OSError):
-                if process.environ().get(_MARK) == self.mark:
-                    found[process.pid] = process
-        return tuple(process for process in found.values() if _runs(process))
+        return self._root
 
     def stop(self, *, grace_s: float) -> None:
         """End every process of the tree: ask, wait, kill; return when none is left."""
         try:
-            if self._signal_all(signal.SIGTERM):
-                self._wait_until_gone(grace_s)
+            self._signal(signal.SIGTERM)
+            self._wait(grace_s)
         finally:
             deadline_s = time.monotonic() + _KILL_S
-            while self._signal_all(signal.SIGKILL) and time.monotonic() < deadline_s:
-                self._wait_until_gone(_POLL_S)
-            self._reap()
+            while self._signal(signal.SIGKILL) and time.monotonic() < deadline_s:
+                self._wait(_POLL_S)
 
-    def _descendants(self) -> list[psutil.Process]:
-        if self.root is None:
-            return []
-        with suppress(psutil.Error):
-            process = psutil.Process(self.root.pid)
-            return [process, *process.children(recursive=True)]
-        return []
+    def _members(self) -> list[psutil.Process]:
+        """Processes of the tree that still run, orphans included, zombies not."""
+        found: dict[int, psutil.Process] = {}
+        if self._root is not None:
+            self._root.poll()
+            with suppress(psutil.Error):
+                root = psutil.Process(self._root.pid)
+                found = {each.pid: each for each in (root, *root.children(recursive=True))}
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                if process.environ().get(_MARK) == self._mark:
+                    found[process.pid] = process
+        return [process for process in found.values() if _runs(process)]
 
-    def _signal_all(self, number: signal.Signals) -> bool:
-        members = self.members()
+    def _signal(self, number: signal.Signals) -> bool:
+        """Whether there was a process to signal."""
+        members = self._members()
         for process in members:
             with suppress(psutil.Error):
                 process.send_signal(number)
         return bool(members)
 
-    def _wait_until_gone(self, timeout_s: float) -> None:
+    def _wait(self, timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s
-        while self.members() and time.monotonic() < deadline_s:
-            self._reap()
+        while self._members() and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
 
-    def _reap(self) -> None:
-        if self.root is not None:
-            self.root.poll()
+
+def _runs(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    return False
 
 
 @contextmanager
@@ -105,15 +96,17 @@ def terminate_as_interrupt() -> Iterator[None]:
     Ctrl-C has. A signal that is ignored stays so (``nohup``). Outside the main thread, where
     Python allows no handlers, nothing changes.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
     numbers = [
         number
         for number in (signal.SIGTERM, signal.SIGHUP)
         if signal.getsignal(number) is not signal.SIG_IGN
+        and threading.current_thread() is threading.main_thread()
     ]
-    before = {number: signal.signal(number, _interrupt) for number in numbers}
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
     finally:
@@ -126,13 +119,3 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _interrupt(number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt(signal.Signals(number).name)
-
-
-def _runs(process: psutil.Process) -> bool:
-    with suppress(psutil.Error):
-        return process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    return False

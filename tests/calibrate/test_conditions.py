@@ -21,7 +21,7 @@ def test_a_validation_repeats_what_its_calibration_ran_under() -> None:
     variables = {"OMP_NUM_THREADS": "1", "NCCL_ALGO": "Ring"}
     found = replace(profile(Machine()), environment={"variables": variables})
     now = {"OMP_NUM_THREADS": "2", "MALLOC_TOP_PAD_": "1", "HOME": "/root", "NCCL_ALGO": "Tree"}
-    environ = worker_environ(now, recorded_conditions(found))
+    environ = worker_environ(recorded_conditions(found), now)
     expected = {"OMP_NUM_THREADS": "1", "HOME": "/root", "NCCL_ALGO": "Tree"}
     assert expected.items() <= environ.items()
     assert "MALLOC_TOP_PAD_" not in environ

@@ -43,20 +43,20 @@ RECORDED = """Traceback (most recent call last):
 def test_the_root_cause_names_rank_and_words() -> None:
     text = REPORT.format(words="peer is gone", exit_code="1 (pid: 3447)", traceback=RECORDED)
     failure = first_failure(text.splitlines(), exit_code=1)
-    assert str(failure) == "rank 9 must exit with 0, got exit code 1: RuntimeError: boom"
+    assert failure == "rank 9 must exit with 0, got exit code 1: RuntimeError: boom"
 
 
 def test_without_a_recorded_traceback_the_first_exception_speaks() -> None:
     text = REPORT.format(words="boom", exit_code="1 (pid: 3)", traceback="To enable traceback see")
     failure = first_failure(text.splitlines(), exit_code=1)
-    assert (failure.rank, failure.last_words) == (9, "RuntimeError: boom")
+    assert failure == "rank 9 must exit with 0, got exit code 1: RuntimeError: boom"
 
 
 def test_a_killed_rank_has_a_signal_and_no_words() -> None:
     text = REPORT.format(words="", exit_code="-9 (pid: 3)  (SIGKILL)", traceback="Signal 9")
     silent = text[text.index("W1121") :]
     failure = first_failure(silent.splitlines(), exit_code=1)
-    assert str(failure) == "rank 9 must exit with 0, got SIGKILL (out of memory?)"
+    assert failure == "rank 9 must exit with 0, got SIGKILL (out of memory?)"
 
 
 def test_a_rank_that_torchrun_ended_is_not_the_first() -> None:
@@ -64,18 +64,18 @@ def test_a_rank_that_torchrun_ended_is_not_the_first() -> None:
     text = REPORT.format(words="peer is gone", exit_code="-15 (pid: 3)", traceback="Signal 15")
     swapped = text.replace("exitcode  : -15 (pid: 3446)  (SIGTERM)", "exitcode  : -9 (pid: 3446)")
     failure = first_failure(swapped.splitlines(), exit_code=1)
-    assert (failure.rank, failure.exit_code) == (0, -9)
-    assert first_failure(text.splitlines(), exit_code=1).rank == 9
+    assert failure.startswith("rank 0 must exit with 0, got SIGKILL")
+    assert first_failure(text.splitlines(), exit_code=1).startswith("rank 9 ")
 
 
 def test_a_torchrun_that_never_started_says_its_last_line() -> None:
     failure = first_failure(["usage: run.py", "run.py: no such option: --x"], exit_code=2)
     expected = "torchrun must exit with 0, got exit code 2: run.py: no such option: --x"
-    assert str(failure) == expected
+    assert failure == expected
 
 
 def test_silence_is_told_as_such() -> None:
-    assert str(first_failure([], exit_code=-11)) == "torchrun must exit with 0, got SIGSEGV"
+    assert first_failure([], exit_code=-11) == "torchrun must exit with 0, got SIGSEGV"
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 @pytest.fixture(scope="session")
 def here() -> str:
-    return describe_environment(observe_s=0.0)["host"]["fingerprint"]
+    return str(describe_environment(observe_s=0.0)["host"]["fingerprint"])
 
 
 def measured_here(machine: MeasuredMachine, here: str) -> MeasuredMachine:
