@@ -199,9 +199,10 @@ def test_files_that_start_ranks_are_known_to_the_scheduler_of_tests() -> None:
 
 
 def test_the_command_line_is_the_one_that_was_promised() -> None:
-    group = vars(get_command(app))
-    found = {"perfmodel": group["params"]}
-    for name, command in group["commands"].items():
+    root: Any = get_command(app)
+    commands = {name: root.get_command(None, name) for name in root.list_commands(None)}
+    found = {"perfmodel": root.params}
+    for name, command in commands.items():
         found[name] = command.params
         for inner, sub_command in getattr(command, "commands", {}).items():
             found[f"{name} {inner}"] = sub_command.params

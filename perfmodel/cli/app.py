@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -9,9 +10,9 @@ from typing import Any, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
 from perfmodel.checks import WrongArgument
-from perfmodel.cli import check, decide, measure, memory, pages, predict, validate
 from perfmodel.cli.options import typed_texts
 from perfmodel.errors import (
     EXIT_FAILURE,
@@ -58,24 +59,6 @@ class _Command(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-#: Which question each command answers, in the order of ``perfmodel --help``.
-_PANELS: Final = {
-    "Measure": ("doctor", "calibrate", "fit", "trace", "network"),
-    "Predict": (
-        "predict",
-        "explain",
-        "whatif",
-        "memory",
-        "techniques",
-        "devices",
-        "serve",
-        "report",
-    ),
-    "Decide": ("plan", "goodput", "batch", "cost"),
-    "Check": ("validate", "diff", "acceptance"),
-}
-
-
 class _Group(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse, but refuse what typer would silently override."""
@@ -84,12 +67,23 @@ class _Group(TyperGroup):
 
 
 class _Root(_Group):
+    """Builds no command but the one that is asked for: its modules and options take time."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        unbuilt: Any = None  # typer reads the names, to suggest one
+        self.commands = {name: unbuilt for panel in _COMMANDS.values() for name in panel}
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 - typer's signature
+        """A command by name, if there is one."""
+        lines = {name: line for panel in _COMMANDS.values() for name, line in panel.items()}
+        return _built(cmd_name, lines[cmd_name]) if cmd_name in lines else None
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - typer's signature
         """Write the commands in groups."""
-        for panel, names in _PANELS.items():
+        for panel, lines in _COMMANDS.items():
             with formatter.section(panel):
-                rows = [(name, self.commands[name].get_short_help_str(limit=70)) for name in names]
-                formatter.write_dl(rows)
+                formatter.write_dl(list(lines.items()))
 
 
 _PLAIN: Final[dict[str, Any]] = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
@@ -117,15 +111,15 @@ def _root(
 #: What measures runs once per node: under torchrun every rank would run it.
 _MEASURING: Final = frozenset(
     {
-        measure.calibrate,
-        measure.network_measure,
-        validate.batch,
-        validate.memory,
-        validate.models,
-        validate.network,
-        validate.strategies,
-        validate.run_testbed,
-        validate.validate,
+        "calibrate",
+        "network_measure",
+        "validate",
+        "validate_batch",
+        "validate_memory",
+        "validate_models",
+        "validate_network",
+        "validate_strategies",
+        "validate_testbed",
     }
 )
 
@@ -138,7 +132,7 @@ def _runnable(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(*arguments: object, **options: object) -> None:
-        if command not in _MEASURING:
+        if command.__name__ not in _MEASURING:
             # Two threads lose more on small matrices than they gain; ranks must train as they always do.
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         elif not _supervises():
@@ -161,73 +155,81 @@ def _supervises() -> bool:
     return supervises(os.environ)
 
 
-#: With what ``perfmodel --help`` says of each, in one line of 80 columns.
-_COMMANDS: Final[dict[str, tuple[Callable[..., None], str]]] = {
-    "doctor": (measure.doctor, "What would spoil a measurement on this machine."),
-    "calibrate": (measure.calibrate, "Measure this machine, write its profile."),
-    "fit": (measure.fit, "The profile again, from stored measurements."),
-    "trace": (memory.trace, "A model as a workload file, without data or GPU."),
-    "memory": (memory.memory, "Does a step fit, the largest batch, what to change."),
-    "techniques": (memory.techniques, "Checkpointing, offload ...: time and memory."),
-    "devices": (memory.devices, "Data sheets of devices that need not be present."),
-    "predict": (predict.predict, "Speed-up, step time, uncertainty for any number of devices."),
-    "explain": (predict.explain, "What costs the speed-up, what a change would gain."),
-    "report": (pages.report, "Predictions and validations as one HTML page."),
-    "goodput": (decide.goodput, "Weeks of a job that fails: its end, how often to save."),
-    "batch": (decide.batch, "Time to the target over the batch size."),
-    "cost": (decide.cost, "Buy or rent: cost of a useful device-hour."),
-    "whatif": (predict.whatif, "Change a field: before, after, and why."),
-    "diff": (check.diff, "What changed between two profiles beyond noise."),
-    "serve": (pages.serve, "What-if as a page with sliders, on this machine."),
+#: Commands by the question they answer, with what ``perfmodel --help`` says of each in 80 columns.
+_COMMANDS: Final = {
+    "Measure": {
+        "doctor": "What would spoil a measurement on this machine.",
+        "calibrate": "Measure this machine, write its profile.",
+        "fit": "The profile again, from stored measurements.",
+        "trace": "A model as a workload file, without data or GPU.",
+        "network": "Collectives alone, and cluster files from logs.",
+    },
+    "Predict": {
+        "predict": "Speed-up, step time, uncertainty for any number of devices.",
+        "explain": "What costs the speed-up, what a change would gain.",
+        "whatif": "Change a field: before, after, and why.",
+        "memory": "Does a step fit, the largest batch, what to change.",
+        "techniques": "Checkpointing, offload ...: time and memory.",
+        "devices": "Data sheets of devices that need not be present.",
+        "serve": "What-if as a page with sliders, on this machine.",
+        "report": "Predictions and validations as one HTML page.",
+    },
+    "Decide": {
+        "plan": "Search for what to buy, rent or run: machines, layouts.",
+        "goodput": "Weeks of a job that fails: its end, how often to save.",
+        "batch": "Time to the target over the batch size.",
+        "cost": "Buy or rent: cost of a useful device-hour.",
+    },
+    "Check": {
+        "validate": "Run what was never used, print the tool's own error.",
+        "diff": "What changed between two profiles beyond noise.",
+        "acceptance": "Clauses for a contract, and what was delivered.",
+    },
 }
-for _name, (_command, _line) in _COMMANDS.items():
-    app.command(_name, short_help=_line, cls=_Command)(_runnable(_command))
+#: The module of each command, and the modules of commands with sub-commands, in their order.
+_MODULES: Final[dict[str, str | dict[str, str]]] = {
+    **dict.fromkeys(("doctor", "calibrate", "fit"), "measure"),
+    "network": dict.fromkeys(("measure", "show", "import"), "measure"),
+    **dict.fromkeys(("trace", "memory", "techniques", "devices"), "memory"),
+    **dict.fromkeys(("predict", "explain", "whatif"), "predict"),
+    **dict.fromkeys(("serve", "report"), "pages"),
+    "plan": {"options": "decide", "parallelism": "predict"},
+    **dict.fromkeys(("goodput", "batch", "cost"), "decide"),
+    "validate": dict.fromkeys(
+        ("models", "batch", "memory", "published", "testbed", "network", "strategies"), "validate"
+    ),
+    "diff": "check",
+    "acceptance": dict.fromkeys(("write", "judge"), "check"),
+}
 
-#: Commands with sub-commands; ``validate`` also runs on its own.
-_GROUPS: Final[dict[str, tuple[str, dict[str, Callable[..., None]]]]] = {
-    "validate": (
-        "Run what was never used, print the tool's own error.",
-        {
-            "models": validate.models,
-            "batch": validate.batch,
-            "memory": validate.memory,
-            "published": validate.published,
-            "testbed": validate.run_testbed,
-            "network": validate.network,
-            "strategies": validate.strategies,
-        },
-    ),
-    "network": (
-        "Collectives alone, and cluster files from logs.",
-        {
-            "measure": measure.network_measure,
-            "show": measure.network_show,
-            "import": measure.network_import,
-        },
-    ),
-    "plan": (
-        "Search for what to buy, rent or run: machines, layouts.",
-        {"options": decide.plan_options, "parallelism": predict.plan_parallelism},
-    ),
-    "acceptance": (
-        "Clauses for a contract, and what was delivered.",
-        {"write": check.acceptance_write, "judge": check.acceptance_judge},
-    ),
-}
-for _name, (_line, _subcommands) in _GROUPS.items():
-    _runs_alone = _name == "validate"
-    _group = typer.Typer(
-        help=None if _runs_alone else _line,
-        short_help=_line,
-        no_args_is_help=not _runs_alone,
+
+def _function(module: str, name: str) -> Callable[..., None]:
+    found: Callable[..., None] = getattr(importlib.import_module(f"perfmodel.cli.{module}"), name)
+    return _runnable(found)
+
+
+def _built(name: str, line: str) -> Any:
+    """A command or a group of commands as typer makes it; ``validate`` also runs on its own."""
+    where = _MODULES[name]
+    runs_alone = name == "validate"
+    alone = isinstance(where, str)
+    made = typer.Typer(
+        name=name,
+        help=None if runs_alone else line,
+        short_help=line,
+        no_args_is_help=not (alone or runs_alone),
+        add_completion=False,
         cls=_Group,
         **_PLAIN,
     )
-    if _runs_alone:
-        _group.callback(invoke_without_command=True)(_runnable(validate.validate))
-    for _subname, _command in _subcommands.items():
-        _group.command(_subname, cls=_Command)(_runnable(_command))
-    app.add_typer(_group, name=_name)
+    if isinstance(where, str):
+        made.command(name, short_help=line, cls=_Command)(_function(where, name))
+        return get_command(made)
+    if runs_alone:
+        made.callback(invoke_without_command=True)(_function("validate", "validate"))
+    for subname, module in where.items():
+        made.command(subname, cls=_Command)(_function(module, f"{name}_{subname}"))
+    return get_command(made)
 
 
 def main() -> None:

@@ -88,7 +88,7 @@ def validate(
     )
 
 
-def models(
+def validate_models(
     *,
     profile: opt.Profile = opt.DEFAULT_PROFILE,
     mode: Annotated[Literal["measured", "curves"], _MODE] = "measured",
@@ -118,7 +118,7 @@ def models(
     refuse_failed_gates("validate models", document.gates)
 
 
-def batch(
+def validate_batch(
     *,
     profile: opt.Profile = opt.DEFAULT_PROFILE,
     workload: Annotated[str, _LEARNER] = "lenet",
@@ -147,7 +147,7 @@ def batch(
     show_lines([*judged_lines(document), f"validation: {out / use_case.VALIDATION}"])
 
 
-def memory(
+def validate_memory(
     *,
     models: Annotated[str, _MODELS] = "",
     batches: Annotated[Sequence[int], _BATCHES] = (2, 4),
@@ -155,21 +155,21 @@ def memory(
 ) -> None:
     """Train models for real and compare the allocator's peak with what their traces predict."""
     from perfmodel.cli.memory import refuse_unknown_models
-    from validate.memory import MODELS, validate_memory, verdict
+    from validate import memory as use_case
 
-    chosen = opt.names(models) or MODELS
-    if unfamiliar := [name for name in chosen if name not in MODELS]:
-        refuse_unknown_models("--models", unfamiliar, known=MODELS)
+    chosen = opt.names(models) or use_case.MODELS
+    if unfamiliar := [name for name in chosen if name not in use_case.MODELS]:
+        refuse_unknown_models("--models", unfamiliar, known=use_case.MODELS)
     path = out / "validation.json"
     with measurement("validate memory"):
-        summary = validate_memory(
+        summary = use_case.validate_memory(
             chosen, tuple(batches), out=path, on_line=lambda line: show_lines([line])
         )
-    show_lines([*verdict(summary), f"validation: {path}"])
+    show_lines([*use_case.verdict(summary), f"validation: {path}"])
     refuse_failed_gates("validate memory", summary.gates, see="the lines above for where")
 
 
-def published(
+def validate_published(
     *,
     data: Annotated[Path, _DATA],
     sources: Annotated[str, _SOURCES] = PUBLISHED,
@@ -190,7 +190,7 @@ def published(
     show_document(document, table, left_out, as_json=shown, output=file)
 
 
-def strategies(
+def validate_strategies(
     *,
     out: opt.Folder = Path("runs/strategies"),
     resume: opt.Resume = False,
@@ -211,7 +211,7 @@ def strategies(
     refuse_failed_gates("validate strategies", document.gates)
 
 
-def run_testbed(
+def validate_testbed(
     *,
     budget: Annotated[str, _BUDGET_TESTBED] = "standard",
     out: opt.Folder = Path("runs/testbed"),
@@ -234,7 +234,7 @@ def run_testbed(
     refuse_failed_gates("validate testbed", document.gates)
 
 
-def network(
+def validate_network(
     *,
     budget: Annotated[str, _BUDGET_NETWORK] = "standard",
     mbit: Annotated[float, _MBIT] = 200.0,
