@@ -12,8 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
-from perfmodel.answer.answer import Forecast, answer, layout_table, table
-from perfmodel.answer.inferred import layout_document
+from perfmodel.answer.answer import Forecast, layout_table, table
 from perfmodel.answer.measured import check_machine, open_workload
 from perfmodel.answer.question import Question
 from perfmodel.documents.acceptance import AcceptanceTerms
@@ -24,7 +23,6 @@ from perfmodel.documents.hardware import read_cluster
 from perfmodel.documents.inferred import InferredDocument
 from perfmodel.documents.plan import PlanDocument, read_plan
 from perfmodel.documents.prediction import (
-    LayoutPredictionDocument,
     PredictionDocument,
     WhatIfDocument,
 )
@@ -152,7 +150,7 @@ def predict_large_model(
     sequence_length: int | None = None,
     devices_per_node: int = DEVICES_PER_NODE,
     capacity_bytes: Bytes | None = None,
-) -> LayoutPredictionDocument:
+) -> PredictionDocument:
     """Predict one layout of a large model, from a calibration that was inferred from runs.
 
     Parameters
@@ -181,7 +179,7 @@ def predict_large_model(
         devices_per_node=devices_per_node,
         capacity_bytes=capacity_bytes,
     )
-    return layout_document(answer(question), argv=("perfmodel.predict_large_model",))
+    return layout_table(question, argv=("perfmodel.predict_large_model",))[0]
 
 
 #: A document, or the file that holds it.

@@ -29,6 +29,7 @@ from perfmodel.cost.parameters import stall_time_s
 from perfmodel.documents.prediction import ParallelismPlanDocument, RankedLayout
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.layout.candidates import COLUMNS, LayoutColumns, Space, feasible_layouts
+from perfmodel.machine.evidence import Evidence
 from perfmodel.statistics.interval import Interval
 from perfmodel.statistics.normal import DEVIATE_90
 from perfmodel.units import format_bytes, format_duration
@@ -230,7 +231,7 @@ def plan_parallelism(
         provenance=layout_provenance(machine, argv),
         profile_digest=machine.machine.digest,
         device_name=machine.machine.device_name,
-        evidence="inferred",
+        evidence=Evidence.INFERRED,
         trained=trained_record(request.training),
         capacity_bytes=request.capacity_bytes,
         num_feasible=len(search.layouts),

@@ -102,10 +102,14 @@ def table(
 
 
 def layout_table(question: Question, *, argv: Sequence[str]) -> tuple[PredictionDocument, Answer]:
-    """One layout on a calibrated machine; its speed-up is over one device with the same micro-batch."""
+    """One layout; on a calibrated machine its speed-up is over one device with the same micro-batch."""
     layout = question.layout
-    alone = Layout(micro_batch=layout.micro_batch, accumulation=layout.accumulation)
     found = answer(question)
+    if isinstance(question.machine, InferredMachine):
+        from perfmodel.answer.inferred import layout_document  # noqa: PLC0415 - as above
+
+        return layout_document(found, argv=argv), found
+    alone = Layout(micro_batch=layout.micro_batch, accumulation=layout.accumulation)
     baseline = found if layout == alone else answer(question.at(alone))
     document = prediction([found], baseline=baseline, scaling="weak", argv=argv)
     stages, capacity_bytes = stage_memory(question), question.capacity_bytes

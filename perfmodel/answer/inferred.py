@@ -22,8 +22,10 @@ from perfmodel.cost.rescaling import (
 )
 from perfmodel.documents.base import Provenance, age_caveats
 from perfmodel.documents.prediction import (
-    LayoutPredictionDocument,
-    StageMemory,
+    LargeModelStep,
+    PredictedPoint,
+    PredictionDocument,
+    RankMemory,
     StepPartsRecord,
     TrainedModel,
 )
@@ -44,10 +46,9 @@ _FEW: Final = 10
 """Fewer runs cannot even tell how often intervals of 90 % hold."""
 RARE_STALL: Final = 0.05
 """Probability of a stall from which on it is said, and is an assumption of its own."""
-_STAGE_PARTS: Final = (
-    *("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes"),
-    "logits_bytes",
-)
+#: Of the memory of a rank, as the closed form has it.
+STAGE_PARTS: Final = ("parameters", "gradients", "optimizer", "activations", "logits")
+_REST: Final = "framework and allocator"
 _PARTS: Final = ("compute_s", "tensor_s", "pipeline_s", "data_s", "other_s")
 #: What a job needs of the fitted parameters, if the runs did not determine them.
 _RELEVANT: Final = {
@@ -142,35 +143,47 @@ def inferred_answer(question: Question) -> Answer:
         exposed_comm_s=parts.tensor_s + parts.pipeline_s + parts.data_s,
         straggler_s=0.0,
         tail_s={},
-        evidence={"step": Evidence.EXTRAPOLATED},
+        evidence={"step": Evidence.INFERRED},
     )
 
 
-def layout_document(answer: Answer, *, argv: Sequence[str]) -> LayoutPredictionDocument:
+def layout_document(answer: Answer, *, argv: Sequence[str]) -> PredictionDocument:
     """Step, throughput, utilisation and memory of an answer, with what must be known beside it."""
     question, layout = answer.question, answer.layout
     machine, training, jobs = _opened(question), training_of(question), question_jobs(question)
     parts = machine.model.parts(jobs)
     held = layout.stages(training.model.shape.layers)
     memory = _stages(machine.model.memory, jobs, held)
-    capacity_bytes = question.capacity_bytes
-    return LayoutPredictionDocument(
-        schema_version=LayoutPredictionDocument.current_version,
-        provenance=layout_provenance(machine, argv),
-        profile_digest=machine.machine.digest,
-        device_name=machine.machine.device_name,
-        evidence="inferred",
-        trained=trained_record(training),
-        layout=str(layout),
+    capacity_bytes, exposed_s = question.capacity_bytes, float(answer.exposed_comm_s[0])
+    point = PredictedPoint(
+        setting=answer.setting,
         step_s=answer.step,
-        tokens_per_s=training.global_batch * training.model.sequence / answer.step,
-        mfu=work_per_peak_s(machine, jobs) / answer.step,
-        parts_s=parts_record(parts, 0),
-        simulated_step_s=answer.trace.step_s,
-        formula_step_s=float(parts.total_s[0]),
+        samples_per_s=training.global_batch / answer.step,
+        exposed_comm_s=Interval(exposed_s, exposed_s, exposed_s),
+        breakdown_s=answer.breakdown_s,
+        straggler_s=answer.straggler_s,
+        evidence=dict(answer.evidence),
+        layout=str(layout),
         memory=memory,
         capacity_bytes=capacity_bytes,
         fit_probability=_fits(machine.model.memory, jobs, memory, capacity_bytes),
+        large_model=LargeModelStep(
+            trained=trained_record(training),
+            tokens_per_s=training.global_batch * training.model.sequence / answer.step,
+            mfu=work_per_peak_s(machine, jobs) / answer.step,
+            parts_s=parts_record(parts, 0),
+            simulated_step_s=answer.trace.step_s,
+            formula_step_s=float(parts.total_s[0]),
+        ),
+    )
+    return PredictionDocument(
+        schema_version=PredictionDocument.current_version,
+        provenance=layout_provenance(machine, argv),
+        profile_digest=machine.machine.digest,
+        device_name=machine.machine.device_name,
+        workload=question.workload_name,
+        scaling="weak",
+        points=(point,),
         caveats=(*layout_caveats(machine, jobs), *_option_caveats(layout, jobs, held)),
     )
 
@@ -369,24 +382,26 @@ def layout_provenance(machine: OpenedMachine, argv: Sequence[str]) -> Provenance
 
 def _stages(
     memory: InferredMemory | None, jobs: Jobs, held: Sequence[int]
-) -> tuple[StageMemory, ...]:
+) -> tuple[RankMemory, ...]:
     """Memory of every stage of the first job, which hold so many layers."""
     stages = np.arange(len(held), dtype=np.float64)
     first = np.zeros(len(held), dtype=np.intp)
     each = replace(jobs.take(first), most_layers=np.array(held, dtype=np.float64))
     if memory is None:
         found = rank_memory(each, stages)
-        columns = {name: getattr(found, name) for name in _STAGE_PARTS}
-        columns["needed_bytes"] = needed_bytes(found.tensor_bytes)
+        columns = {name: getattr(found, f"{name}_bytes") for name in STAGE_PARTS}
+        whole = needed_bytes(found.tensor_bytes)
     else:
         parts = memory.parts_bytes(each, stages)
-        columns = {name: parts[name.removesuffix("_bytes")] for name in _STAGE_PARTS}
-        columns["needed_bytes"] = sum(parts.values(), start=np.zeros(len(held)))
+        columns = {name: parts[name] for name in STAGE_PARTS}
+        whole = sum(parts.values(), start=np.zeros(len(held)))
+    columns[_REST] = np.maximum(0.0, whole - sum(columns.values()))
     return tuple(
-        StageMemory(
+        RankMemory(
             stage=stage,
             layers=layers,
-            **{name: float(column[stage]) for name, column in columns.items()},
+            parts_bytes={name: float(column[stage]) for name, column in columns.items()},
+            needed_bytes=float(whole[stage]),
         )
         for stage, layers in enumerate(held)
     )
@@ -395,7 +410,7 @@ def _stages(
 def _fits(
     memory: InferredMemory | None,
     jobs: Jobs,
-    stages: Sequence[StageMemory],
+    stages: Sequence[RankMemory],
     capacity_bytes: int | None,
 ) -> float | None:
     """Probability that the fullest stage runs within a capacity, if there is one."""
@@ -403,7 +418,7 @@ def _fits(
         return None
     if memory is not None:
         return float(memory.fit_probability(jobs, capacity_bytes)[0])
-    fullest = max(sum(getattr(stage, name) for name in _STAGE_PARTS) for stage in stages)
+    fullest = max(sum(stage.parts_bytes[name] for name in STAGE_PARTS) for stage in stages)
     return float(fit_probability(np.array(fullest), capacity_bytes))
 
 

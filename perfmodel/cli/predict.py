@@ -174,13 +174,11 @@ def _predict_layout(context: typer.Context, files: "_Files") -> None:
     if not opt.typed(context, "model"):
         _predict_divided(context, files)
         return
-    from perfmodel.answer.answer import answer
-    from perfmodel.answer.inferred import layout_document
+    from perfmodel.answer.answer import layout_table
     from perfmodel.report.layout import layout_lines, memory_table, parts_table
 
     question = _inferred_question(context, devices=given["devices"])
-    step = answer(question)
-    found = layout_document(step, argv=sys.argv)
+    found, step = layout_table(question, argv=sys.argv)
     show_document(
         found,
         (parts_table(found), memory_table(found)),

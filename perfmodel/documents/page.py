@@ -128,7 +128,7 @@ class PageAnswer(Record):
     contrast: Contrast | None
     """Against the same question on the machine as measured; None if nothing was changed."""
     breakdown_s: dict[str, float]
-    evidence: dict[str, Evidence | Literal["inferred"]]
+    evidence: dict[str, Evidence]
     curve: tuple[CurvePoint, ...]
     timeline_step_s: PositiveFloat
     """The simulated step at nominal parameters. [s]"""

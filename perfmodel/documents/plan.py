@@ -349,7 +349,7 @@ class PlanRow(Record):
     checkpoint_interval_s: float | None
     checkpoint_s: Interval | None = None
     """Of one write, where a calibration timed it; None if the plan says it, or nothing fails. [s]"""
-    evidence: Evidence | Literal["inferred"]
+    evidence: Evidence
     """The weakest of its terms; inferred: from runs of others, no part measured alone."""
     layout: str | None = None
     """Of a large model, in the grammar of ``predict --layout``."""

@@ -22,29 +22,70 @@ class RankMemory(Record):
     """What one rank of a pipeline stage holds at its highest moment. [B]"""
 
     stage: NonNegativeInt
-    parts_bytes: dict[str, NonNegativeInt]
-    needed_bytes: NonNegativeInt
+    layers: PositiveInt | None = None
+    """None where a traced step was divided."""
+    parts_bytes: dict[str, NonNegativeFloat]
+    needed_bytes: NonNegativeFloat
     """All parts together."""
-    spread_bytes: NonNegativeFloat
-    """Standard deviation of the whole."""
+    spread_bytes: NonNegativeFloat | None = None
+    """Standard deviation of the whole; None where only the machine as a whole has one."""
+
+
+class TrainedModel(Record):
+    """What is trained, and where."""
+
+    name: str
+    parameters: PositiveFloat
+    sequence: PositiveInt
+    """Tokens per sequence."""
+    devices: PositiveInt
+    devices_per_node: PositiveInt
+    global_batch: PositiveInt
+    """Sequences per optimizer step."""
+
+
+class StepPartsRecord(Record):
+    """Parts of a step at the fitted parameters, which add up to it before deviations of runs. [s]"""
+
+    compute_s: NonNegativeFloat
+    tensor_s: NonNegativeFloat
+    pipeline_s: NonNegativeFloat
+    data_s: float
+    other_s: NonNegativeFloat
+
+
+class LargeModelStep(Record):
+    """What is known of a step of a transformer by its shape, on a machine inferred from runs."""
+
+    trained: TrainedModel
+    tokens_per_s: Interval
+    """Of all devices. [1/s]"""
+    mfu: Interval
+    """Model FLOP over the dense peak of the data sheet; attention counted in full, nothing recomputed."""
+    parts_s: StepPartsRecord
+    simulated_step_s: PositiveFloat
+    """The step program in simulated time, at the fitted parameters, before deviations of runs. [s]"""
+    formula_step_s: PositiveFloat
+    """The closed form of the same. [s]"""
 
 
 class PredictedPoint(Record):
-    """One world size."""
+    """One layout."""
 
     setting: RunSetting
     step_s: Interval
     """Typical step of a run, from the end of one step to the end of the next. [s]"""
     samples_per_s: Interval
     """Global batch over step. [1/s]"""
-    speedup: Interval
-    """Throughput over that of one device on its own (no DDP) with the batch that the scaling fixes."""
-    scaling_efficiency: Interval
+    speedup: Interval | None = None
+    """Throughput over that of one device on its own (no DDP) with the batch that the scaling fixes;
+    None for a large model, which does not run on one."""
+    scaling_efficiency: Interval | None = None
     """Speed-up over world size."""
     exposed_comm_s: Interval
     """Step minus the same step with communication that costs nothing. [s]"""
     breakdown_s: dict[Cause, float]
-    """Time on the critical path by cause; sums to the step. [s]"""
+    """Time on the critical path by cause; sums to the simulated step. [s]"""
     straggler_s: float
     """Part of the step spent waiting for the slowest rank. [s]"""
     evidence: dict[str, Evidence]
@@ -60,6 +101,7 @@ class PredictedPoint(Record):
     capacity_bytes: PositiveInt | None = None
     fit_probability: Share | None = None
     """That the fullest rank runs within the capacity; None if none was given."""
+    large_model: LargeModelStep | None = None
 
     @property
     def weakest_evidence(self) -> Evidence:
@@ -77,15 +119,15 @@ class MeasuredPoint(Record):
 
 
 class PredictionDocument(Document):
-    """Steps of a workload on numbers of devices."""
+    """Steps of a workload on numbers of devices, or under one layout."""
 
-    current_version: ClassVar[int] = 2
+    current_version: ClassVar[int] = 4
     title: ClassVar[str] = "prediction"
     made_by: ClassVar[str] = "perfmodel predict --output"
 
     provenance: Provenance
     profile_digest: str
-    validation_digest: str | None
+    validation_digest: str | None = None
     device_name: str
     workload: str
     scaling: Literal["weak", "strong"]
@@ -93,7 +135,7 @@ class PredictionDocument(Document):
     cluster: str | None = None
     """Name of the cluster; without it, one ring of links like the measured ones."""
     points: tuple[PredictedPoint, ...]
-    measured: tuple[MeasuredPoint, ...]
+    measured: tuple[MeasuredPoint, ...] = ()
     caveats: tuple[str, ...]
 
 
@@ -124,115 +166,23 @@ class ScenarioOutcome(Record):
     point: PredictedPoint
     step_draws_s: tuple[PositiveFloat, ...]
     """The nominal step first. [s]"""
-    lost_s: dict[str, float]
+    lost_s: dict[str, float] = Field(default_factory=dict)
     """Cause to the time that its removal alone would save, per step of this scenario. [s]"""
-    remarks: tuple[str, ...]
-    contrast: Contrast | None
+    remarks: tuple[str, ...] = ()
+    contrast: Contrast | None = None
     """None for the first scenario."""
 
 
 class WhatIfDocument(Document):
     """Scenarios, the first of which the others are compared with."""
 
-    current_version: ClassVar[int] = 2
+    current_version: ClassVar[int] = 3
     title: ClassVar[str] = "what-if"
     made_by: ClassVar[str] = "perfmodel whatif --output"
 
     provenance: Provenance
     scenarios: Annotated[tuple[ScenarioOutcome, ...], Field(min_length=1)]
     caveats: tuple[str, ...]
-
-
-class TrainedModel(Record):
-    """What is trained, and where."""
-
-    name: str
-    parameters: PositiveFloat
-    sequence: PositiveInt
-    """Tokens per sequence."""
-    devices: PositiveInt
-    devices_per_node: PositiveInt
-    global_batch: PositiveInt
-    """Sequences per optimizer step."""
-
-
-class StepPartsRecord(Record):
-    """Parts of a step at the fitted parameters, which add up to it before deviations of runs. [s]"""
-
-    compute_s: NonNegativeFloat
-    tensor_s: NonNegativeFloat
-    pipeline_s: NonNegativeFloat
-    data_s: float
-    other_s: NonNegativeFloat
-
-
-class StageMemory(Record):
-    """The fullest moment of a rank of one pipeline stage. [B]"""
-
-    stage: NonNegativeInt
-    layers: PositiveInt
-    parameters_bytes: NonNegativeFloat
-    gradients_bytes: NonNegativeFloat
-    optimizer_bytes: NonNegativeFloat
-    activations_bytes: NonNegativeFloat
-    logits_bytes: NonNegativeFloat
-    needed_bytes: NonNegativeFloat
-    """All tensors, the allocator's slack and the framework's context."""
-
-
-class LayoutPredictionDocument(Document):
-    """One layout: step, throughput, utilisation, memory, uncertainty."""
-
-    current_version: ClassVar[int] = 3
-    title: ClassVar[str] = "prediction of a layout"
-    made_by: ClassVar[str] = "perfmodel predict --output"
-
-    provenance: Provenance
-    profile_digest: str
-    device_name: str
-    evidence: Literal["inferred"]
-    trained: TrainedModel
-    layout: str
-    """In the grammar of ``--layout``, accumulation included."""
-    step_s: Interval
-    """Median step, with 90 % of runs between p5 and p95. [s]"""
-    tokens_per_s: Interval
-    """Of all devices. [1/s]"""
-    mfu: Interval
-    """Model FLOP over the dense peak of the data sheet; attention counted in full, nothing recomputed."""
-    parts_s: StepPartsRecord
-    simulated_step_s: PositiveFloat
-    """The step program in simulated time, at the fitted parameters, before deviations of runs. [s]"""
-    formula_step_s: PositiveFloat
-    """The closed form of the same. [s]"""
-    memory: Annotated[tuple[StageMemory, ...], Field(min_length=1)]
-    """Every pipeline stage, in order."""
-    capacity_bytes: PositiveInt | None
-    fit_probability: Share | None
-    """That the fullest rank runs within the capacity; None if none was given."""
-    caveats: tuple[str, ...]
-
-
-class LayoutScenario(Record):
-    """One layout of a comparison."""
-
-    name: str
-    """What was changed, as typed."""
-    prediction: LayoutPredictionDocument
-    throughput_ratio: Interval | None
-    """Tokens per second over those of the first layout; None for the first."""
-    probability_faster: Share | None
-
-
-class LayoutWhatIfDocument(Document):
-    """Layouts side by side, the first of which the others are compared with."""
-
-    current_version: ClassVar[int] = 2
-    title: ClassVar[str] = "what-if of layouts"
-    made_by: ClassVar[str] = "perfmodel whatif --output"
-
-    provenance: Provenance
-    scenarios: Annotated[tuple[LayoutScenario, ...], Field(min_length=1)]
 
 
 class RankedLayout(Record):
@@ -268,7 +218,7 @@ class ParallelismPlanDocument(Document):
     provenance: Provenance
     profile_digest: str
     device_name: str
-    evidence: Literal["inferred"]
+    evidence: Evidence
     trained: TrainedModel
     capacity_bytes: PositiveInt
     num_feasible: NonNegativeInt

@@ -10,6 +10,8 @@ class Evidence(enum.StrEnum):
     MEASURED = "measured"
     INTERPOLATED = "interpolated"
     EXTRAPOLATED = "extrapolated"
+    INFERRED = "inferred"
+    """From runs of others; no part of a step was measured alone."""
     ASSUMED = "assumed"
 
     @classmethod

@@ -27,7 +27,7 @@ from perfmodel.documents.page import (
     TimelineLane,
     TimelineSpan,
 )
-from perfmodel.documents.prediction import Contrast, LayoutPredictionDocument
+from perfmodel.documents.prediction import Contrast, PredictedPoint
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.layout.layout import (
     MOST_DEVICES,
@@ -37,6 +37,7 @@ from perfmodel.layout.layout import (
     scaled_layouts,
 )
 from perfmodel.machine.cluster import DEVICES_PER_NODE
+from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.inferred import InferredMachine
 from perfmodel.page.machines import OfferedMachine, OfferedWorkload, Session, catalogue, chosen
 from perfmodel.scenarios.compare import UNMEASURED, contrast_of_draws, with_assumed
@@ -56,7 +57,6 @@ _ELSEWHERE: Final = frozenset({"workload", "devices", "batch", _CLUSTER})
 _LEAST_BUCKET_MB: Final = 1
 _MOST_ACCUMULATION: Final = 64
 _MOST_PASSES: Final = 8192
-_MEMORY_PARTS: Final = ("parameters", "gradients", "optimizer", "activations", "logits")
 _NO_CAPACITY: Final = "Give the memory of one device."
 
 
@@ -120,6 +120,7 @@ class Answers:
             *scenario.remarks,
             *((UNMEASURED,) if scenario.assumed else ()),
         ]
+        assert shown.scaling_efficiency is not None
         sizes = f"{layout.world_size:,} x {layout.micro_batch:,}"
         kinds = "devices x micro-batch"
         if layout.accumulation > 1:
@@ -161,30 +162,33 @@ class Answers:
         subject = _Subject(asked.profile, asked.workload, capacity_bytes=capacity_bytes)
         found = self._step(subject, layout)
         document = layout_document(found, argv=("perfmodel.page",))
+        [shown] = document.points
+        large = shown.large_model
+        assert large is not None
         typed = ["--model", workload.typed, "--layout", str(layout) or "dp=1"]
         typed += [] if capacity_bytes is None else ["--device-memory", f"{capacity_bytes}B"]
         return PageAnswer(
-            setting=f"{model.name}, {document.layout}, {layout.world_size:,} devices, "
+            setting=f"{model.name}, {shown.layout}, {layout.world_size:,} devices, "
             f"global batch {layout.global_batch:,} sequences of {model.sequence:,} tokens",
-            throughput=document.tokens_per_s,
+            throughput=large.tokens_per_s,
             throughput_unit="tokens/s",
             speedup=None,
-            efficiency=document.mfu,
+            efficiency=large.mfu,
             efficiency_name="MFU",
             exposed_comm_s=None,
             straggler_s=None,
             contrast=None,
             breakdown_s={
                 name.removesuffix("_s"): max(0.0, time_s)
-                for name, time_s in document.parts_s.model_dump().items()
+                for name, time_s in large.parts_s.model_dump().items()
             },
-            evidence={"all terms": "inferred"},
+            evidence={"all terms": Evidence.INFERRED},
             curve=_curve_of_replicas(found.question, model),
-            memory=_fullest_stage(document),
+            memory=_fullest_stage(shown),
             no_memory="" if capacity_bytes else _NO_CAPACITY,
             command=shlex.join(["perfmodel", "predict", "--profile", machine.typed, *typed]),
             caveats=document.caveats,
-            **_common(found, asked.spending, document.tokens_per_s),
+            **_common(found, asked.spending, large.tokens_per_s),
         )
 
     def _question(self, subject: _Subject, layout: Layout) -> Question:
@@ -404,14 +408,14 @@ def _traced_memory(
     return _memory(parts, found.needed_bytes, capacity_bytes, fits), ""
 
 
-def _fullest_stage(document: LayoutPredictionDocument) -> MemoryAnswer | None:
+def _fullest_stage(shown: PredictedPoint) -> MemoryAnswer | None:
     """Memory of one rank of the fullest stage, where the memory of a device was given."""
-    if document.capacity_bytes is None or document.fit_probability is None:
+    if shown.capacity_bytes is None or shown.fit_probability is None:
         return None
-    stage = max(document.memory, key=lambda stage: stage.needed_bytes)
-    parts = {name: float(getattr(stage, f"{name}_bytes")) for name in _MEMORY_PARTS}
-    parts["framework and allocator"] = max(0.0, stage.needed_bytes - sum(parts.values()))
-    return _memory(parts, stage.needed_bytes, document.capacity_bytes, document.fit_probability)
+    stage = max(shown.memory, key=lambda stage: stage.needed_bytes)
+    return _memory(
+        stage.parts_bytes, stage.needed_bytes, shown.capacity_bytes, shown.fit_probability
+    )
 
 
 #: No screen is wider: gaps and spans below one part are merged with their neighbours.

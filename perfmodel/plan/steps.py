@@ -4,7 +4,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 
@@ -62,7 +62,7 @@ class Facts:
     global_batch: int
     step_s: Samples
     """Draws; the first is nominal, shape ``(num_draws,)``. [s]"""
-    evidence: Evidence | Literal["inferred"]
+    evidence: Evidence
     memory: FitInMemory | None
     layout: str | None = None
 
@@ -279,6 +279,8 @@ class MeasuredSteps(Steps):
         for kind, batch in zip(kinds, (layout.micro_batch, layout.global_batch), strict=True):
             if batch <= MOST_BATCH:
                 found = point(step, baseline=self._alone(layout, kind))
+                assert found.speedup is not None
+                assert found.scaling_efficiency is not None
                 yield ScalingStatement(
                     scaling=kind,
                     batch=batch,
@@ -373,7 +375,7 @@ class InferredSteps(Steps):
             micro_batch=found.layout.micro_batch,
             global_batch=found.layout.global_batch,
             step_s=self._draws[count],
-            evidence="inferred",
+            evidence=Evidence.INFERRED,
             memory=found.memory,
             layout=str(found.layout),
         )

@@ -290,12 +290,12 @@ def speedup_figure(predictions: Sequence[PredictionDocument]) -> Figure:
     for place, prediction in enumerate(predictions):
         runs = {run.world_size: run.speedup for run in prediction.measured if run.speedup}
         points = prediction.points
-        speedups = {point.setting.world_size: point.speedup for point in points}
+        speedups = {p.setting.world_size: p.speedup for p in points if p.speedup}
         _curve(speedup_axes, prediction, speedups, runs.items(), place=place)
         _curve(
             efficiency_axes,
             prediction,
-            {point.setting.world_size: point.scaling_efficiency for point in points},
+            {n: speedup / n for n, speedup in speedups.items()},
             [(count, speedup / count) for count, speedup in runs.items()],
             place=place,
             scale=100,

@@ -176,7 +176,7 @@ def _largest(found: PredictionDocument) -> PredictedPoint | None:
 def _speedup(predictions: Sequence[PredictionDocument]) -> KeyNumber:
     for found in predictions:
         point = _largest(found)
-        if point is not None:
+        if point is not None and point.speedup is not None:
             middle, ends = interval(point.speedup).split("\n")
             bounds = ends.strip("[]").replace("-", " to ")
             return KeyNumber(

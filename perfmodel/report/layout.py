@@ -3,10 +3,12 @@
 import math
 
 from perfmodel.documents.prediction import (
-    LayoutPredictionDocument,
-    LayoutScenario,
-    LayoutWhatIfDocument,
+    LargeModelStep,
     ParallelismPlanDocument,
+    PredictedPoint,
+    PredictionDocument,
+    ScenarioOutcome,
+    WhatIfDocument,
 )
 from perfmodel.machine.inferred import InferredMachine
 from perfmodel.report.prediction import SMALLEST_SHARE
@@ -33,43 +35,51 @@ PARTS = (
 )
 
 
-def parts_table(document: LayoutPredictionDocument) -> Table:
+def _large(point: PredictedPoint) -> LargeModelStep:
+    assert point.large_model is not None, point
+    return point.large_model
+
+
+def parts_table(document: PredictionDocument) -> Table:
     """Where the step goes, at the fitted parameters."""
-    trained, parts = document.trained, document.parts_s
+    [point] = document.points
+    large = _large(point)
+    trained, parts = large.trained, large.parts_s
     return table(
-        f"{trained.name} on {trained.devices} x {document.device_name}: {document.layout}",
+        f"{trained.name} on {trained.devices} x {document.device_name}: {point.layout}",
         [(name, getattr(parts, field)) for name, field in PARTS],
         {
             "<part of the step": lambda part: part[0],
             "time": lambda part: format_duration(part[1]),
-            "share": lambda part: f"{part[1] / document.formula_step_s:.1%}",
+            "share": lambda part: f"{part[1] / large.formula_step_s:.1%}",
         },
     )
 
 
-def memory_table(document: LayoutPredictionDocument) -> Table:
+def memory_table(document: PredictionDocument) -> Table:
     """Memory of a rank of every stage."""
     return table(
         "Memory of one rank",
-        document.memory,
+        document.points[0].memory,
         {
             "stage": lambda stage: stage.stage,
             "layers": lambda stage: stage.layers,
-            "weights": lambda stage: format_bytes(stage.parameters_bytes),
-            "gradients": lambda stage: format_bytes(stage.gradients_bytes),
-            "optimizer": lambda stage: format_bytes(stage.optimizer_bytes),
-            "activations": lambda stage: format_bytes(stage.activations_bytes),
-            "logits": lambda stage: format_bytes(stage.logits_bytes),
+            "weights": lambda stage: format_bytes(stage.parts_bytes["parameters"]),
+            "gradients": lambda stage: format_bytes(stage.parts_bytes["gradients"]),
+            "optimizer": lambda stage: format_bytes(stage.parts_bytes["optimizer"]),
+            "activations": lambda stage: format_bytes(stage.parts_bytes["activations"]),
+            "logits": lambda stage: format_bytes(stage.parts_bytes["logits"]),
             "all": lambda stage: format_bytes(stage.needed_bytes),
         },
         caption="All: with the framework's context and the allocator's slack.",
     )
 
 
-def layout_lines(document: LayoutPredictionDocument, *, verbose: bool) -> list[str]:
+def layout_lines(document: PredictionDocument, *, verbose: bool) -> list[str]:
     """The answer in words, evidence and caveats."""
-    step = document.step_s
-    trained = document.trained
+    [point] = document.points
+    step, large = point.step_s, _large(point)
+    trained = large.trained
     lines = [
         (
             f"batch: {trained.global_batch:,} sequences of {trained.sequence:,} tokens per step of all "
@@ -77,22 +87,22 @@ def layout_lines(document: LayoutPredictionDocument, *, verbose: bool) -> list[s
         ),
         (
             f"step: {format_duration(step.nominal)} [{format_duration(step.p5)} - "
-            f"{format_duration(step.p95)}], 90 %, evidence {document.evidence}"
+            f"{format_duration(step.p95)}], 90 %, evidence {point.weakest_evidence}"
         ),
         (
-            f"tokens/s: {document.tokens_per_s.nominal:,.0f} "
-            f"[{document.tokens_per_s.p5:,.0f} - {document.tokens_per_s.p95:,.0f}]"
+            f"tokens/s: {large.tokens_per_s.nominal:,.0f} "
+            f"[{large.tokens_per_s.p5:,.0f} - {large.tokens_per_s.p95:,.0f}]"
         ),
-        f"MFU: {_percent(document.mfu)} of the dense 16-bit peak of the data sheet (perfmodel devices)",
+        f"MFU: {_percent(large.mfu)} of the dense 16-bit peak of the data sheet (perfmodel devices)",
         (
-            f"simulated: {format_duration(document.simulated_step_s)}, closed form: "
-            f"{format_duration(document.formula_step_s)}, both before the deviations that the runs showed"
+            f"simulated: {format_duration(large.simulated_step_s)}, closed form: "
+            f"{format_duration(large.formula_step_s)}, both before the deviations that the runs showed"
         ),
     ]
-    if document.fit_probability is not None and document.capacity_bytes is not None:
+    if point.fit_probability is not None and point.capacity_bytes is not None:
         lines.append(
-            f"fits into {format_bytes(document.capacity_bytes)} with probability "
-            f"{document.fit_probability:.0%}"
+            f"fits into {format_bytes(point.capacity_bytes)} with probability "
+            f"{point.fit_probability:.0%}"
         )
     return [*lines, *caveat_lines(document.caveats, verbose=verbose)]
 
@@ -168,28 +178,27 @@ def _percent(values: Interval) -> str:
     return f"{values.nominal:.1%} [{values.p5:.1%} - {values.p95:.1%}]"
 
 
-def layout_whatif_table(document: LayoutWhatIfDocument) -> Table:
+def layout_whatif_table(document: WhatIfDocument) -> Table:
     """One layout per row, each against the first."""
 
-    def fits(scenario: LayoutScenario) -> str:
-        probability = scenario.prediction.fit_probability
+    def fits(scenario: ScenarioOutcome) -> str:
+        probability = scenario.point.fit_probability
         return "-" if probability is None else percent(probability)
 
-    def ratio(scenario: LayoutScenario) -> str:
-        return "-" if scenario.throughput_ratio is None else interval(scenario.throughput_ratio)
+    def ratio(scenario: ScenarioOutcome) -> str:
+        return "-" if scenario.contrast is None else interval(scenario.contrast.throughput_ratio)
 
-    trained = document.scenarios[0].prediction.trained
-    device = document.scenarios[0].prediction.device_name
+    first = document.scenarios[0]
     return table(
-        f"{trained.name} on {trained.devices:,} x {device}: what if",
+        f"{first.workload} on {_large(first.point).trained.devices:,} x {first.device_name}: what if",
         document.scenarios,
         {
             "<Scenario": lambda scenario: scenario.name.replace(", ", "\n"),
-            "Step": lambda scenario: duration_interval(scenario.prediction.step_s),
-            "Tokens/s": lambda scenario: count_interval(scenario.prediction.tokens_per_s),
-            "MFU": lambda scenario: percent(scenario.prediction.mfu.nominal),
+            "Step": lambda scenario: duration_interval(scenario.point.step_s),
+            "Tokens/s": lambda scenario: count_interval(_large(scenario.point).tokens_per_s),
+            "MFU": lambda scenario: percent(_large(scenario.point).mfu.nominal),
             "Memory": lambda scenario: format_bytes(
-                max(stage.needed_bytes for stage in scenario.prediction.memory)
+                max(stage.needed_bytes for stage in scenario.point.memory)
             ),
             "Fits": fits,
             "Ratio to\nthe first": ratio,
@@ -199,28 +208,25 @@ def layout_whatif_table(document: LayoutWhatIfDocument) -> Table:
     )
 
 
-def layout_whatif_lines(document: LayoutWhatIfDocument, *, verbose: bool) -> list[str]:
+def layout_whatif_lines(document: WhatIfDocument, *, verbose: bool) -> list[str]:
     """The layout of each scenario, which parts of the step changed, and caveats."""
-    first = document.scenarios[0].prediction
+    first = document.scenarios[0].point
     smallest_s = SMALLEST_SHARE * first.step_s.nominal
     lines = []
     for scenario in document.scenarios:
-        found = scenario.prediction
+        trained = _large(scenario.point).trained
         lines.append(
-            f"{scenario.name}: {found.trained.name}, {found.layout}, {found.trained.devices:,} devices, "
-            f"{found.trained.global_batch:,} sequences per step"
+            f"{scenario.name}: {trained.name}, {scenario.point.layout}, {trained.devices:,} devices, "
+            f"{trained.global_batch:,} sequences per step"
         )
-        if scenario.probability_faster is not None:
-            lines.append(f"  more tokens/s with {percent(scenario.probability_faster)}")
+        if scenario.contrast is not None:
+            lines.append(f"  more tokens/s with {percent(scenario.contrast.probability_faster)}")
             lines += _moved(scenario, first, smallest_s)
-    texts = dict.fromkeys(c for each in document.scenarios for c in each.prediction.caveats)
-    return [*lines, *caveat_lines(list(texts), verbose=verbose)]
+    return [*lines, *caveat_lines(document.caveats, verbose=verbose)]
 
 
-def _moved(
-    scenario: LayoutScenario, first: LayoutPredictionDocument, smallest_s: Seconds
-) -> list[str]:
-    before_s, after_s = first.parts_s, scenario.prediction.parts_s
+def _moved(scenario: ScenarioOutcome, first: PredictedPoint, smallest_s: Seconds) -> list[str]:
+    before_s, after_s = _large(first).parts_s, _large(scenario.point).parts_s
     pairs = [(name, getattr(before_s, key), getattr(after_s, key)) for name, key in PARTS]
     return [
         f"  {name}: {format_duration(max(0.0, before))} -> {format_duration(max(0.0, after))}"

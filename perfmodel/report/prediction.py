@@ -49,7 +49,9 @@ def prediction_table(prediction: PredictionDocument) -> Table:
             "Step": lambda point: duration_interval(point.step_s),
             "Samples/s": lambda point: count_interval(point.samples_per_s),
             "Speed-up": lambda point: interval(point.speedup),
-            "Effi-\nciency": lambda point: percent(point.scaling_efficiency.nominal),
+            "Effi-\nciency": lambda point: (
+                percent(point.scaling_efficiency.nominal) if point.scaling_efficiency else "-"
+            ),
             "Exposed\ncomm.": lambda point: format_duration(point.exposed_comm_s.nominal),
             "<Weakest\nevidence": lambda point: point.weakest_evidence.value,
         },
@@ -443,7 +445,7 @@ def _csv_row(prediction: PredictionDocument, point: PredictedPoint) -> dict[str,
         "global_batch": setting.global_batch,
         "bucket_cap_mib": setting.bucket_cap_mb,
         **{
-            f"{name}_{part}{unit}": getattr(quantity, part)
+            f"{name}_{part}{unit}": getattr(quantity, part, "")
             for (name, unit), quantity in quantities.items()
             for part in ("p5", "nominal", "p95")
         },

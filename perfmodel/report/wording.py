@@ -57,9 +57,9 @@ def percent(fraction: float, *, signed: bool = False) -> str:
     return f"{rounded:+.{digits}f} %" if signed else f"{rounded:.{digits}f} %"
 
 
-def interval(quantity: Interval) -> str:
-    """Text such as ``6.93 [6.51-7.20]``, over two lines."""
-    return _scaled(quantity, 1.0, "")
+def interval(quantity: Interval | None) -> str:
+    """Text such as ``6.93 [6.51-7.20]``, over two lines; a dash if it is not known."""
+    return "-" if quantity is None else _scaled(quantity, 1.0, "")
 
 
 def count_interval(quantity: Interval) -> str:

@@ -41,6 +41,11 @@ from perfmodel.units import (
 NO_CLUSTER: Final = "none"
 
 
+def scenario_name(changes: Mapping[str, str]) -> str:
+    """The changes in one line."""
+    return ", ".join(f"{name}={value}" for name, value in changes.items()) or "as it is"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """What a prediction starts from, after some changes."""
@@ -57,7 +62,7 @@ class Scenario:
     @property
     def name(self) -> str:
         """The changes in one line."""
-        return ", ".join(f"{name}={value}" for name, value in self.changes.items()) or "as it is"
+        return scenario_name(self.changes)
 
     @property
     def machine(self) -> MeasuredMachine:

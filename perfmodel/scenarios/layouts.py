@@ -7,10 +7,9 @@ from typing import Final
 import numpy as np
 from scipy.special import ndtr
 
-from perfmodel.answer.answer import answer
+from perfmodel.answer.answer import layout_table
 from perfmodel.answer.inferred import (
     OpenedMachine,
-    layout_document,
     layout_provenance,
     opened_machine,
     question_jobs,
@@ -18,15 +17,16 @@ from perfmodel.answer.inferred import (
 from perfmodel.answer.question import Question
 from perfmodel.cost.jobs import Jobs, jobs_from_columns
 from perfmodel.documents.prediction import (
-    LayoutPredictionDocument,
-    LayoutScenario,
-    LayoutWhatIfDocument,
+    Contrast,
+    PredictedPoint,
+    ScenarioOutcome,
+    WhatIfDocument,
 )
 from perfmodel.errors import NotFeasible
 from perfmodel.layout.layout import Layout, accumulation_for, parse_layout
 from perfmodel.layout_search import spread_against_first
 from perfmodel.machine.inferred import InferredMachine
-from perfmodel.scenarios.fields import combinations
+from perfmodel.scenarios.fields import combinations, scenario_name
 from perfmodel.statistics.interval import Interval
 from perfmodel.statistics.normal import DEVIATE_90
 from perfmodel.statistics.pairing import FASTER
@@ -48,7 +48,7 @@ class LayoutBase:
 
 def compare_layouts(
     base: LayoutBase, settings: Sequence[str], *, argv: Sequence[str]
-) -> LayoutWhatIfDocument:
+) -> WhatIfDocument:
     """Predict a layout, and one more for every combination of ``KEY=VALUE[,VALUE...]``.
 
     Devices and sequences per step stay: ``dp`` and ``accumulation`` follow, unless they are set. Both sides
@@ -61,27 +61,36 @@ def compare_layouts(
     NotFeasible
         If the model or the number of devices does not allow a layout.
     """
-    questions = [("as it is", base.question)]
-    for changes in combinations(settings):
-        name = ", ".join(f"{key}={value}" for key, value in changes.items())
-        questions.append((name, _changed(base, changes)))
     first = question_jobs(base.question)
-    scenarios: list[LayoutScenario] = []
-    for name, question in questions:
-        prediction = layout_document(answer(question), argv=argv)
-        ratio, faster = None, None
-        if scenarios:
+    outcomes: list[ScenarioOutcome] = []
+    caveats: dict[str, None] = {}
+    for changes in [{}, *combinations(settings)]:
+        question = _changed(base, changes) if changes else base.question
+        document, found = layout_table(question, argv=argv)
+        [point] = document.points
+        contrast = None
+        if outcomes:
             both = _joined(first, question_jobs(question))
-            ratio, faster = _contrast(question, both, scenarios[0].prediction, prediction)
-        scenarios.append(
-            LayoutScenario(
-                name=name, prediction=prediction, throughput_ratio=ratio, probability_faster=faster
+            contrast = _contrast(question, both, outcomes[0].point, point)
+        outcomes.append(
+            ScenarioOutcome(
+                name=scenario_name(changes),
+                changes=changes,
+                machine_digest=document.profile_digest,
+                device_name=document.device_name,
+                workload=document.workload,
+                scaling=document.scaling,
+                point=point,
+                step_draws_s=tuple(found.step_s.tolist()),
+                contrast=contrast,
             )
         )
-    return LayoutWhatIfDocument(
-        schema_version=LayoutWhatIfDocument.current_version,
+        caveats |= dict.fromkeys(document.caveats)
+    return WhatIfDocument(
+        schema_version=WhatIfDocument.current_version,
         provenance=layout_provenance(_machine(base.question), argv),
-        scenarios=tuple(scenarios),
+        scenarios=tuple(outcomes),
+        caveats=tuple(caveats),
     )
 
 
@@ -129,18 +138,23 @@ def _joined(first: Jobs, other: Jobs) -> Jobs:
 
 
 def _contrast(
-    question: Question, both: Jobs, first: LayoutPredictionDocument, other: LayoutPredictionDocument
-) -> tuple[Interval, float]:
+    question: Question, both: Jobs, first: PredictedPoint, other: PredictedPoint
+) -> Contrast:
     """Ratio of tokens per second, and the probability that it is above 1.
 
     The ratio is that of the numbers that are named; its uncertainty is that of normal runs, without stalls.
     """
-    ratio = other.tokens_per_s.nominal / first.tokens_per_s.nominal
+    assert first.large_model is not None
+    assert other.large_model is not None
+    ratio = other.large_model.tokens_per_s.nominal / first.large_model.tokens_per_s.nominal
     spread = float(spread_against_first(_machine(question).model, both)[1])
-    if spread == 0:
-        return Interval(p5=ratio, nominal=ratio, p95=ratio), float(ratio > FASTER)
     far = float(np.exp(DEVIATE_90 * spread))
-    return (
-        Interval(p5=ratio / far, nominal=ratio, p95=ratio * far),
-        float(ndtr(np.log(ratio) / spread)),
+    step_s, other_s = first.step_s.nominal, other.step_s.nominal
+    return Contrast(
+        throughput_ratio=Interval(p5=ratio / far, nominal=ratio, p95=ratio * far),
+        step_difference_s=Interval(
+            p5=other_s / far - step_s, nominal=other_s - step_s, p95=other_s * far - step_s
+        ),
+        probability_faster=float(ndtr(np.log(ratio) / spread) if spread else ratio > FASTER),
+        is_paired=True,
     )

@@ -132,6 +132,8 @@ def assert_prediction_is_plausible(profile: MeasuredMachine) -> None:
         argv=(),
     )
     one, two = document.points
+    assert one.speedup is not None
+    assert two.speedup is not None
     assert one.speedup.nominal == pytest.approx(1.0)
     assert 0 < two.speedup.nominal < 3
     measured_s = {

@@ -87,6 +87,7 @@ def test_n_devices_are_never_more_than_n_times_as_fast(
     machine: Machine, workload: str, cap: float | None, scaling: Scaling, n: int
 ) -> None:
     point = predicted(machine, n, workload=workload, scaling=scaling, bucket_cap_mb=cap)[1]
+    assert point.speedup is not None
     assert point.speedup.nominal <= n * TOLERANCE
 
 
@@ -124,6 +125,8 @@ def test_a_machine_slower_in_everything_is_slower_by_that_factor(
     before, after = (predicted(each, n, workload=workload)[1] for each in (machine, slower))
     assert after.step_s.nominal == pytest.approx(scale * before.step_s.nominal, rel=1e-9)
     assert after.step_s.p95 == pytest.approx(scale * before.step_s.p95, rel=1e-9)
+    assert before.speedup is not None
+    assert after.speedup is not None
     assert after.speedup.nominal == pytest.approx(before.speedup.nominal, rel=1e-9)
 
 
@@ -134,6 +137,7 @@ def test_quantiles_are_in_order_and_causes_sum_to_the_step(
 ) -> None:
     for point in predicted(machine, n, workload=workload, scaling=scaling):
         for quantity in (point.step_s, point.samples_per_s, point.speedup, point.exposed_comm_s):
+            assert quantity is not None
             assert quantity.p5 <= quantity.nominal <= quantity.p95
         assert sum(point.breakdown_s.values()) == pytest.approx(point.step_s.nominal, rel=1e-6)
         assert 0 <= point.straggler_s < point.step_s.nominal

@@ -14,6 +14,7 @@ from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.layout.layout import Layout, Scaling, Synchronisation, scaled_layouts
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import MeasuredMachine
+from perfmodel.statistics.interval import Interval
 from perfmodel.step.program import Cause
 from perfmodel.units import MIB
 from tests.perfmodel.asking import Asking
@@ -47,7 +48,7 @@ def test_a_single_device_takes_the_sum_of_its_phases() -> None:
     (point,) = points(Machine())
     assert point.step_s.nominal == pytest.approx(0.2472)
     assert point.samples_per_s.nominal == pytest.approx(16 / 0.2472)
-    assert (point.speedup.p5, point.speedup.nominal, point.speedup.p95) == (1.0, 1.0, 1.0)
+    assert point.speedup == Interval(1.0, 1.0, 1.0)
     assert point.exposed_comm_s.nominal == 0.0
     assert point.straggler_s == 0.0
 
@@ -77,6 +78,8 @@ def test_one_bucket_is_reduced_behind_the_backward_pass() -> None:
     """
     (point,) = points(Machine(), 2, bucket_cap_mb=100)
     assert point.step_s.nominal == pytest.approx(0.255892704)
+    assert point.speedup is not None
+    assert point.scaling_efficiency is not None
     assert point.speedup.nominal == pytest.approx(1.93206, abs=1e-5)
     assert point.scaling_efficiency.nominal == pytest.approx(0.96603, abs=1e-5)
     assert point.exposed_comm_s.nominal == pytest.approx(0.008692704)
@@ -164,6 +167,8 @@ def test_the_textbook_pair_small_batches_scale_the_heavy_model_alone() -> None:
     """
     (light,) = points(Machine(), 2, workload="light", scaling="strong", batch=8)
     (heavy,) = points(Machine(), 2, workload="heavy", scaling="strong", batch=8)
+    assert light.speedup is not None
+    assert heavy.speedup is not None
     assert light.speedup.nominal == pytest.approx(0.892, abs=1e-3)
     assert heavy.speedup.nominal == pytest.approx(1.6995, abs=1e-3)
 

@@ -45,16 +45,15 @@ def _layout(name: str, path: str) -> Names:
     """Quantities of one predicted step of a layout."""
     return {
         f"{name}layout": f"{path}layout",
-        f"{name}evidence": f"{path}evidence",
+        f"{name}evidence": f"{path}evidence/step",
         f"{name}step_s": f"{path}step_s",
-        f"{name}tokens_per_s": f"{path}tokens_per_s",
-        f"{name}mfu": f"{path}mfu",
-        f"{name}parts_s": f"{path}parts_s",
-        f"{name}simulated_step_s": f"{path}simulated_step_s",
-        f"{name}formula_step_s": f"{path}formula_step_s",
+        **{
+            f"{name}{key}": f"{path}large_model/{key}"
+            for key in ("tokens_per_s", "mfu", "parts_s", "simulated_step_s", "formula_step_s")
+        },
         f"{name}memory_bytes.*": f"{path}memory/*/needed_bytes",
-        f"{name}activation_bytes.*": f"{path}memory/*/activations_bytes",
-        f"{name}optimizer_bytes.*": f"{path}memory/*/optimizer_bytes",
+        f"{name}activation_bytes.*": f"{path}memory/*/parts_bytes/activations",
+        f"{name}optimizer_bytes.*": f"{path}memory/*/parts_bytes/optimizer",
         f"{name}fit_probability": f"{path}fit_probability",
     }
 
@@ -77,7 +76,7 @@ _RANKED: Final = (
 QUANTITIES: Final[Mapping[str, Names]] = {
     "none": {},
     "prediction": {**_point("points.*.", "points/*/"), "evidence": "points/-1/evidence"},
-    "layout": _layout("", ""),
+    "layout": _layout("", "points/0/"),
     "layouts": {
         "feasible": "num_feasible",
         "fitting": "num_fitting",
@@ -138,10 +137,10 @@ QUANTITIES: Final[Mapping[str, Names]] = {
         "probability_faster": "scenarios/-1/contrast/probability_faster",
     },
     "whatif_layout": {
-        **_layout("last.", "scenarios/-1/prediction/"),
-        "steps.*.step_s": "scenarios/*/prediction/step_s",
-        "throughput_ratio": "scenarios/-1/throughput_ratio",
-        "probability_faster": "scenarios/-1/probability_faster",
+        **_layout("last.", "scenarios/-1/point/"),
+        "steps.*.step_s": "scenarios/*/point/step_s",
+        "throughput_ratio": "scenarios/-1/contrast/throughput_ratio",
+        "probability_faster": "scenarios/-1/contrast/probability_faster",
     },
     "explanation": {
         "devices": "setting/world_size",

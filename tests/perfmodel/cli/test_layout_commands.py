@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.documents.prediction import LayoutPredictionDocument, ParallelismPlanDocument
+from perfmodel.documents.prediction import ParallelismPlanDocument, PredictionDocument
 from tests.perfmodel import llama
 from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.cost.large_samples import document
@@ -50,19 +50,25 @@ def test_a_layout_is_predicted_from_a_configuration(
         *("--output", tmp_path / "answer.json", "--trace", tmp_path / "trace.json"),
     )
     assert result.exit_code == 0, result
-    answer = LayoutPredictionDocument.model_validate_json(result.stdout)
-    assert answer == LayoutPredictionDocument.read(tmp_path / "answer.json")
-    assert answer.trained.devices == 8
+    document = PredictionDocument.model_validate_json(result.stdout)
+    assert document == PredictionDocument.read(tmp_path / "answer.json")
+    [answer] = document.points
+    large = answer.large_model
+    assert large is not None
+    assert large.trained.devices == 8
     assert "accumulation=8" in answer.layout
-    assert answer.tokens_per_s.nominal == pytest.approx(32 * 4096 / answer.step_s.nominal)
-    assert sum(answer.parts_s.model_dump().values()) == pytest.approx(answer.formula_step_s)
-    assert answer.simulated_step_s == pytest.approx(answer.formula_step_s, rel=0.06)
+    assert large.tokens_per_s.nominal == pytest.approx(32 * 4096 / answer.step_s.nominal)
+    assert sum(large.parts_s.model_dump().values()) == pytest.approx(large.formula_step_s)
+    assert large.simulated_step_s == pytest.approx(large.formula_step_s, rel=0.06)
+    assert sum(answer.memory[0].parts_bytes.values()) == pytest.approx(
+        answer.memory[0].needed_bytes
+    )
     assert [stage.stage for stage in answer.memory] == [0, 1]
     assert answer.fit_probability is not None
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert {event["pid"] for event in events} == {0, 1}
     spans = [event for event in events if event["ph"] == "X"]
-    assert max(e["ts"] + e["dur"] for e in spans) == pytest.approx(1e6 * answer.simulated_step_s)
+    assert max(e["ts"] + e["dur"] for e in spans) == pytest.approx(1e6 * large.simulated_step_s)
 
 
 def test_the_table_says_evidence_and_caveats(run: Run, inferred: Path) -> None:

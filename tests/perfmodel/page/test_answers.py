@@ -8,7 +8,7 @@ import pytest
 
 import perfmodel as pm
 from perfmodel.documents.page import LayoutQuestion, Spending, StepQuestion
-from perfmodel.documents.prediction import LayoutPredictionDocument, WhatIfDocument
+from perfmodel.documents.prediction import PredictionDocument, WhatIfDocument
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.page.answers import Answers
 from perfmodel.page.machines import read_session, typed
@@ -105,14 +105,15 @@ def test_a_layout_is_answered_as_predict_does(
     )
     answer = layout_answers().answer(question)
     result = runner(monkeypatch, capsys)(*shlex.split(answer.command)[1:], "--json")
-    told = LayoutPredictionDocument.model_validate_json(result.stdout)
-    assert (answer.step_s, answer.throughput) == (told.step_s, told.tokens_per_s)
-    assert answer.efficiency == told.mfu
+    [told] = PredictionDocument.model_validate_json(result.stdout).points
+    assert told.large_model is not None
+    assert (answer.step_s, answer.throughput) == (told.step_s, told.large_model.tokens_per_s)
+    assert answer.efficiency == told.large_model.mfu
     assert answer.memory is not None
     assert answer.memory.fit_probability == told.fit_probability
     assert sum(answer.memory.parts_bytes.values()) == pytest.approx(answer.memory.needed_bytes)
     [here] = [point for point in answer.curve if point.devices == 40]
-    assert here.value.nominal == pytest.approx(told.tokens_per_s.nominal)
+    assert here.value.nominal == pytest.approx(answer.throughput.nominal)
     assert {lane.name.partition(":")[0] for lane in answer.timeline} == {"stage 0", "stage 1"}
 
 

@@ -18,7 +18,7 @@ from perfmodel.answer.question import Question
 from perfmodel.cost.layout_fit import infer_memory
 from perfmodel.cost.layout_memory import fit_probability, fullest_bytes, rank_memory
 from perfmodel.cost.memory import FITS_ABOVE
-from perfmodel.documents.prediction import LayoutPredictionDocument, ParallelismPlanDocument
+from perfmodel.documents.prediction import ParallelismPlanDocument, PredictionDocument
 from perfmodel.layout.candidates import Limits, Space, feasible_layouts, impossible
 from perfmodel.layout.layout import Layout, parse_layout
 from perfmodel.layout_search import Request, against_first, plan_parallelism
@@ -33,7 +33,7 @@ def machine() -> OpenedMachine:
     return opened_machine(document().machine)
 
 
-def asked(machine: OpenedMachine, layout: str) -> LayoutPredictionDocument:
+def asked(machine: OpenedMachine, layout: str) -> PredictionDocument:
     question = Question(
         machine=machine.machine,
         workload=training().model,
@@ -107,9 +107,10 @@ def test_the_best_of_a_search_is_the_best_of_single_predictions(machine: OpenedM
     ordered = sorted(times.values())[:5]
     assert [entry.step_s.nominal for entry in plan.ranked] == pytest.approx(ordered)
     first = plan.ranked[0]
-    alone = asked(machine, first.layout)
+    [alone] = asked(machine, first.layout).points
     assert alone.step_s.nominal == pytest.approx(first.step_s.nominal)
-    assert alone.mfu.nominal == pytest.approx(first.mfu)
+    assert alone.large_model is not None
+    assert alone.large_model.mfu.nominal == pytest.approx(first.mfu)
 
 
 def test_losers_say_in_which_term_and_ties_share_the_first_rank(machine: OpenedMachine) -> None:
@@ -150,10 +151,10 @@ def test_printed_peaks_reach_predictions_and_searches(
     layout = parse_layout("dp=4 tp=2 zero=1 micro_batch=2 accumulation=2 sequence_parallel=yes")
     monkeypatch.setattr(inferred, "opened_machine", lambda _: printed)
     found = asked(printed, str(layout))
-    (stage,) = found.memory
+    (stage,) = found.points[0].memory
     tensors = float(fullest_bytes(layout_jobs(training(), layout))[0])
     assert stage.needed_bytes == pytest.approx(tensors + GIB, rel=0.15)
-    assert found.fit_probability == pytest.approx(1.0, abs=0.01)
+    assert found.points[0].fit_probability == pytest.approx(1.0, abs=0.01)
     assert any("fitted to the peaks of" in caveat for caveat in found.caveats)
     plan = plan_parallelism(
         printed, Request(training=training(), capacity_bytes=80 * GIB, top=500), argv=()

@@ -7,7 +7,7 @@ import pytest
 from perfmodel.answer.answer import answer
 from perfmodel.answer.question import Question
 from perfmodel.documents.inferred import InferredDocument
-from perfmodel.documents.prediction import LayoutWhatIfDocument
+from perfmodel.documents.prediction import LargeModelStep, ScenarioOutcome, WhatIfDocument
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.layout.layout import parse_layout
 from perfmodel.plan.machines import named_transformer
@@ -33,36 +33,41 @@ def base(model: str = "llama2-7b", text: str = TEXT) -> LayoutBase:
     )
 
 
-def compared(*settings: str) -> LayoutWhatIfDocument:
+def large(scenario: ScenarioOutcome) -> LargeModelStep:
+    assert scenario.point.large_model is not None
+    return scenario.point.large_model
+
+
+def compared(*settings: str) -> WhatIfDocument:
     return compare_layouts(base(), settings, argv=())
 
 
 def test_every_layout_is_that_of_predict_and_devices_and_batch_stay() -> None:
     """dp x tp stays 64, dp x micro_batch x accumulation 1,024."""
     found = compared("tp=2,4", "micro_batch=2").scenarios
-    assert [entry.prediction.layout for entry in found] == [
+    assert [entry.point.layout for entry in found] == [
         "dp=64 zero=1 accumulation=16",
         "dp=32 tp=2 zero=1 micro_batch=2 accumulation=16",
         "dp=16 tp=4 zero=1 micro_batch=2 accumulation=32",
     ]
-    assert {entry.prediction.trained.devices for entry in found} == {64}
-    assert {entry.prediction.trained.global_batch for entry in found} == {1024}
-    direct = answer(base().question.at(parse_layout(found[1].prediction.layout)))
-    assert found[1].prediction.step_s == direct.step
-    ratio = found[1].throughput_ratio
-    assert ratio is not None
-    tokens = [entry.prediction.tokens_per_s.nominal for entry in found]
-    assert ratio.nominal == pytest.approx(tokens[1] / tokens[0])
+    assert {large(entry).trained.devices for entry in found} == {64}
+    assert {large(entry).trained.global_batch for entry in found} == {1024}
+    direct = answer(base().question.at(parse_layout(found[1].point.layout)))
+    assert found[1].point.step_s == direct.step
+    contrast = found[1].contrast
+    assert contrast is not None
+    tokens = [large(entry).tokens_per_s.nominal for entry in found]
+    assert contrast.throughput_ratio.nominal == pytest.approx(tokens[1] / tokens[0])
 
 
 def test_a_comparison_is_less_uncertain_than_its_sides() -> None:
     first, same, other = compared("zero=1,2").scenarios
-    assert first.throughput_ratio is None
-    assert same.throughput_ratio is not None
-    assert same.throughput_ratio.p5 == pytest.approx(1)
-    assert same.throughput_ratio.p95 == pytest.approx(1)
-    ratio, step = other.throughput_ratio, other.prediction.step_s
-    assert ratio is not None
+    assert first.contrast is None
+    assert same.contrast is not None
+    assert same.contrast.throughput_ratio.p5 == pytest.approx(1)
+    assert same.contrast.throughput_ratio.p95 == pytest.approx(1)
+    assert other.contrast is not None
+    ratio, step = other.contrast.throughput_ratio, other.point.step_s
     assert ratio.p95 / ratio.p5 < step.p95 / step.p5
 
 
@@ -77,36 +82,35 @@ def test_a_comparison_is_less_uncertain_than_its_sides() -> None:
 def test_options_of_replicas_are_judged_with_those_that_follow(
     settings: tuple[str, ...], layout: str
 ) -> None:
-    assert compared(*settings).scenarios[1].prediction.layout == layout
+    assert compared(*settings).scenarios[1].point.layout == layout
 
 
 def test_what_is_set_is_not_made_to_follow() -> None:
     [_, wider, longer] = compared("dp=128").scenarios + compared("accumulation=32").scenarios[1:]
-    assert wider.prediction.trained.devices == 128
-    assert wider.prediction.trained.global_batch == 1024
-    assert longer.prediction.trained.devices == 64
-    assert longer.prediction.trained.global_batch == 2048
+    assert large(wider).trained.devices == 128
+    assert large(wider).trained.global_batch == 1024
+    assert large(longer).trained.devices == 64
+    assert large(longer).trained.global_batch == 2048
 
 
 def test_experts_are_shared_by_the_replicas_that_follow() -> None:
     """ep has to divide dp, which is 64 / tp and nowhere typed."""
     start = base("mixtral-8x7b", "dp=64 ep=8 zero=1 accumulation=16")
     found = compare_layouts(start, ("ep=4", "tp=1,2"), argv=()).scenarios
-    assert [entry.prediction.layout for entry in found[1:]] == [
+    assert [entry.point.layout for entry in found[1:]] == [
         "dp=64 ep=4 zero=1 accumulation=16",
         "dp=32 tp=2 ep=4 zero=1 accumulation=32",
     ]
 
 
 def test_a_larger_model_takes_longer_and_more_memory() -> None:
-    small, large = compared("model=llama2-13b").scenarios
-    assert large.prediction.trained.name == "llama2-13b"
-    assert large.prediction.step_s.nominal > 1.5 * small.prediction.step_s.nominal
-    assert large.prediction.memory[0].needed_bytes > small.prediction.memory[0].needed_bytes
-    assert large.throughput_ratio is not None
-    assert large.throughput_ratio.p95 < 1
-    assert large.probability_faster is not None
-    assert large.probability_faster < 0.05
+    small, other = compared("model=llama2-13b").scenarios
+    assert large(other).trained.name == "llama2-13b"
+    assert other.point.step_s.nominal > 1.5 * small.point.step_s.nominal
+    assert other.point.memory[0].needed_bytes > small.point.memory[0].needed_bytes
+    assert other.contrast is not None
+    assert other.contrast.throughput_ratio.p95 < 1
+    assert other.contrast.probability_faster < 0.05
 
 
 def test_the_table_and_its_lines_name_what_changed() -> None:
@@ -151,9 +155,9 @@ def test_the_command_writes_what_it_prints(
     run = runner(monkeypatch, capsys)
     large = ("--profile", PROFILE, "--model", "llama2-7b", "--layout", TEXT)
     printed = run("whatif", *large, "--set", "tp=2", "--output", tmp_path / "it.json", "--json")
-    told = LayoutWhatIfDocument.model_validate_json(printed.stdout)
-    assert told == LayoutWhatIfDocument.read(tmp_path / "it.json")
-    assert told.scenarios[1].throughput_ratio == compared("tp=2").scenarios[1].throughput_ratio
+    told = WhatIfDocument.model_validate_json(printed.stdout)
+    assert told == WhatIfDocument.read(tmp_path / "it.json")
+    assert told.scenarios[1].contrast == compared("tp=2").scenarios[1].contrast
     refused = run("whatif", *large, "--workload", "resnet18")
     assert refused.exit_code == 2
     assert "--workload: excludes --layout" in refused.stderr
