@@ -9,7 +9,14 @@ from typing import Final
 import numpy as np
 
 from perfmodel.answer.answer import steps_s
-from perfmodel.answer.measured import Costs, interval, price, refuse_other_jobs, step_times
+from perfmodel.answer.measured import (
+    Costs,
+    interval,
+    measured_caveats,
+    price,
+    refuse_other_jobs,
+    step_times,
+)
 from perfmodel.answer.question import Question
 from perfmodel.cost.terms import Samples, Terms
 from perfmodel.layout.layout import Layout, Scaling, Synchronisation
@@ -182,7 +189,7 @@ class LossCause(enum.StrEnum):
     INTERFERENCE = "interference"
     STRAGGLERS = "stragglers"
     BUCKET = "bucket"
-    SHARING = "sharing"
+    CONTENTION = "contention"
     SMALL_BATCH = "small_batch"
     DISPATCH = "dispatch"
     INPUT = "input"
@@ -221,7 +228,7 @@ def removals(asked: _Nominal, baseline: Layout) -> Iterator[tuple[LossCause, Ter
     if asked.layout.world_size > 1:
         single = _Nominal.of(asked.question.at(alone(asked.layout))).terms
         yield (
-            LossCause.SHARING,
+            LossCause.CONTENTION,
             replace(terms, compute_s=single.compute_s, issue_s=single.issue_s),
         )
     if asked.layout.micro_batch != baseline.micro_batch:
@@ -283,7 +290,7 @@ _WHAT: Final[Mapping[LossCause, str]] = {
     LossCause.INTERFERENCE: "computing and communication slow each other while both run",
     LossCause.STRAGGLERS: "everybody waits for the slowest rank",
     LossCause.BUCKET: "DistributedDataParallel copies gradients into buckets and back",
-    LossCause.SHARING: "ranks on one node compute slower than one alone",
+    LossCause.CONTENTION: "ranks on one node compute slower than one alone",
     LossCause.SMALL_BATCH: "a sample costs more in a smaller micro-batch than on one device",
     LossCause.DISPATCH: "the host issues operators, however small the batch",
     LossCause.INPUT: "preparing samples and moving them to the device",
@@ -300,7 +307,7 @@ _CONFIRM: Final[Mapping[LossCause, str]] = {
     LossCause.INTERFERENCE: "profile backward in and out of model.no_sync(): kernels are slower outside",
     LossCause.STRAGGLERS: "time each rank up to its first all-reduce: the slowest should differ by that",
     LossCause.BUCKET: "time one rank with and without DistributedDataParallel around the model",
-    LossCause.SHARING: "time the bare model on one rank, then on all ranks of the node at once",
+    LossCause.CONTENTION: "time the bare model on one rank, then on all ranks of the node at once",
     LossCause.SMALL_BATCH: "time one device at both micro-batches, per sample",
     LossCause.DISPATCH: "double the micro-batch: a step should take less than twice as long",
     LossCause.INPUT: "train on one batch that is kept in memory, without the loader",
@@ -317,7 +324,7 @@ _REMEDIES: Final[Mapping[LossCause, tuple[ChangeKind, ...]]] = {
     LossCause.INTERFERENCE: _LESS_SENT,
     LossCause.STRAGGLERS: _LESS_OFTEN,
     LossCause.BUCKET: (ChangeKind.BUCKET_CAP, *_LESS_OFTEN),
-    LossCause.SHARING: _LESS_OFTEN,
+    LossCause.CONTENTION: _LESS_OFTEN,
     LossCause.SMALL_BATCH: (ChangeKind.MICRO_BATCH,),
     LossCause.DISPATCH: (ChangeKind.MICRO_BATCH,),
     LossCause.INPUT: (ChangeKind.LOADER, ChangeKind.MICRO_BATCH),
@@ -357,6 +364,7 @@ class Explanation:
     """From the largest to the smallest; removals overlap, so that they need not add up."""
     changes: tuple[Change, ...]
     """All that was tried, from the largest gain to the smallest."""
+    caveats: tuple[str, ...] = ()
 
     @property
     def ideal_speedup(self) -> int:
@@ -419,6 +427,7 @@ def explain(question: Question, *, scaling: Scaling = "weak") -> Explanation:
         step_s=step_s,
         losses=tuple(sorted(large, key=lambda loss: -loss.lost_s)),
         changes=changes,
+        caveats=measured_caveats(question, {layout: asked.terms.evidence}),
     )
 
 

@@ -156,7 +156,7 @@ def prediction(
             question.workload_name,
             [baseline.layout, *(each.layout for each in answers if each is not baseline)],
         ),
-        caveats=measured_caveats(question, answers),
+        caveats=measured_caveats(question, {each.layout: each.evidence for each in answers}),
     )
 
 

@@ -257,7 +257,7 @@ def _on_device(jobs: Jobs, layout: Layout, device: str) -> Jobs:
 def layout_caveats(machine: OpenedMachine, jobs: Jobs) -> list[str]:
     """What must be known before acting on the first of some jobs."""
     caveats = [
-        "inferred from end-to-end step times of others: no part of the step was ever measured alone",
+        "inferred from step times of whole runs: no part of the step was measured alone",
         *age_caveats(machine.machine.origin.made_utc),
         *_beyond_runs(machine.model, jobs),
     ]
@@ -274,16 +274,13 @@ def layout_caveats(machine: OpenedMachine, jobs: Jobs) -> list[str]:
         chance = float(machine.model.disturbance.probability(jobs.take(np.array([0])))[0])
         if chance > RARE_STALL:
             caveats.append(
-                f"some runs between nodes degraded; this one would with probability {chance:.0%}, "
-                "which the interval holds"
+                f"degraded with probability {chance:.0%}, as some runs between nodes were"
             )
     memory = machine.model.memory
     caveats.append(
-        "memory: formula of an eager framework (16-bit weights, 32-bit gradients, Adam), not fitted to "
-        "any run; context and allocator slack are assumed"
+        "memory: formula (16-bit weights, 32-bit gradients, Adam), never compared with a run"
         if memory is None
-        else f"memory: fitted to the peaks of {len(memory.discrepancy.runs)} runs, taken to be those of "
-        "rank 0; all holds their framework and whole tensors besides the parts"
+        else f"memory: fitted to the peaks of {len(memory.discrepancy.runs)} runs, taken as rank 0's"
     )
     return caveats
 
@@ -293,16 +290,15 @@ def _beyond_runs(model: InferredModel, jobs: Jobs) -> list[str]:
     runs = model.discrepancy.runs
     caveats = []
     if len(runs) < _FEW:
-        caveats.append(f"{len(runs)} runs only: the answer rests on priors more than on them")
+        caveats.append(f"only {len(runs)} runs: the answer rests on priors more than on them")
     near = np.sqrt(layout_distance_squared(jobs, runs).min(axis=1)[0])
     if near > _FAR * model.discrepancy.spreads.length:
         caveats.append(
-            f"the nearest run is {near:.1f} doublings away (layout, model, batch): the formula alone "
-            "carries the answer"
+            f"the nearest run is {near:.1f} doublings away: the answer rests on the formula alone"
         )
     most = runs.devices.max()
     if jobs.devices[0] > most:
-        caveats.append(f"{jobs.devices[0]:.0f} devices, more than the {most:.0f} of any run")
+        caveats.append(f"{jobs.devices[0]:.0f} devices: no run had more than {most:.0f}")
     for name, meaning in (
         ("cp", "context parallelism"),
         ("interleave", "interleaved stages"),
@@ -313,15 +309,15 @@ def _beyond_runs(model: InferredModel, jobs: Jobs) -> list[str]:
         ("experts", "experts"),
         ("ep", "expert parallelism"),
         ("shard", "shards inside groups (HSDP)"),
-        ("offload", "offload: host memory is assumed to give each device 25 GB/s"),
+        ("offload", "offload (host memory assumed at 25 GB/s for each device)"),
         ("pipeline_inside", "stages side by side on a node (order)"),
         ("one_process", "one process for several devices"),
         ("data_centres", "several data centres"),
     ):
         if getattr(jobs, name)[0] > getattr(runs, name).max():
-            caveats.append(f"no run used {meaning}: the formula's effect of it is untested")
+            caveats.append(f"no run used {meaning}: its effect is untested")
     if jobs.overlapped[0] < runs.overlapped.min():
-        caveats.append("no run used overlap=no: the formula's effect of it is untested")
+        caveats.append("no run used overlap=no: its effect is untested")
     return caveats
 
 
@@ -332,22 +328,19 @@ def _option_caveats(layout: Layout, jobs: Jobs, held: Sequence[int]) -> tuple[st
         said.append(f"uneven stages: {', '.join(map(str, held))} layers")
     if layout.precision is not Precision.BF16:
         said.append(
-            f"precision {layout.precision}: products at {jobs.matmul_ratio[0]:.2g} times the runs' "
-            "16-bit speed, the ratio of the data sheet's peaks"
+            f"precision {layout.precision}: matrix products {jobs.matmul_ratio[0]:.2g} x as fast as in 16 "
+            "bit, as data sheets say"
         )
     if layout.recompute is Recompute.SELECTIVE and jobs.fused_attention[0] > 0:
         said.append(
-            "recompute=selective computes fused attention again, which keeps no scores: time, and no "
-            "memory saved"
+            "recompute=selective repeats fused attention: it costs time and saves no memory"
         )
     if layout.ep > 1 and layout.imbalance == 1:
         said.append(
-            "experts are taken as evenly measured; imbalance=1.2 lets the busiest rank decide"
+            "experts are taken as evenly loaded; imbalance=1.2 lets the busiest rank decide"
         )
     if layout.sync_every > 1:
-        said.append(
-            "data centres drift between exchanges: more steps may be needed, which is not predicted"
-        )
+        said.append("sync_every > 1 may need more steps to the same loss, which is not predicted")
     return tuple(said)
 
 

@@ -1,7 +1,7 @@
 """Answers about machines that were calibrated: programs, their costs in every draw, their caveats."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -404,56 +404,47 @@ def _bottleneck(question: Question, program: StepProgram, model: CostModel) -> s
     return model.network.bottleneck(size_bytes, groups(question.layout)[Cause.ALL_REDUCE])
 
 
-def measured_caveats(question: Question, answers: Sequence[Answer]) -> tuple[str, ...]:
-    """What a reader must know before acting on the numbers of some answers on one machine."""
+def measured_caveats(
+    question: Question, found: Mapping[Layout, Mapping[str, Evidence]]
+) -> tuple[str, ...]:
+    """What a reader must know before acting on the numbers of some layouts, given their evidence."""
     machine, workload, _ = _parts(question)
-    found = [
-        *age_caveats(machine.origin.made_utc),
-        *_condition_caveats(machine),
-        *machine.undetermined,
-        *origin_caveats(machine, workload),
-    ]
-    largest = max(answer.layout.world_size for answer in answers)
-    if machine.rescaling is not None:
-        found += machine.rescaling.notes
-        found += machine.rescaling.notes_on_groups if largest > 1 else ()
-    if not all(is_ddp(answer.layout) for answer in answers):
-        found.append(
-            "sharding, tensor and pipeline parallelism were never run here: 5 % of uncertainty is assumed "
-            "for each; perfmodel validate strategies judges them"
+    cluster, rescaling = question.cluster, machine.rescaling
+    largest = max(layout.world_size for layout in found)
+    said = [*age_caveats(machine.origin.made_utc)]
+    if machine.steal > QUIET:
+        said.append(
+            f"CPU steal time was {100 * machine.steal:.0f} % during calibration: repeat it while the "
+            "host is quiet"
+        )
+    said += [*machine.undetermined, *origin_caveats(machine, workload)]
+    if rescaling is not None:
+        said += [*rescaling.notes, *(rescaling.notes_on_groups if largest > 1 else ())]
+    if not all(is_ddp(layout) for layout in found):
+        said.append(
+            "FSDP, tensor and pipeline parallelism: 5 % of error assumed for each; validate strategies"
         )
     if largest > machine.max_world_size:
-        found.append(_beyond(machine, largest, question.cluster))
-    found += critical_caveats(
-        machine, question.workload_name, [answer.layout.global_batch for answer in answers]
-    )
-    cluster = question.cluster
+        links = "equal links in one ring" if cluster is None else f"links as in {cluster.name}"
+        said.append(
+            f"no more than {machine.max_world_size} ranks were measured: up to {largest} devices "
+            f"assume {links}"
+        )
+    batches = [layout.global_batch for layout in found]
+    said += critical_caveats(machine, question.workload_name, batches)
     if cluster is not None and machine.num_nodes > 1 and machine.ranks_per_node > 1:
-        found.append(
-            "collectives that crossed nodes were measured, but through two tiers at once: links "
-            "between nodes are as the cluster file says"
+        said.append(
+            "measured collectives crossed two tiers at once: node links are as the cluster file says"
         )
-    outside = sorted(
-        {
-            answer.layout.micro_batch
-            for answer in answers
-            if answer.evidence["compute"] is Evidence.EXTRAPOLATED and is_ddp(answer.layout)
-        }
-    )
+    outside = {
+        layout.micro_batch
+        for layout, evidence in found.items()
+        if evidence["compute"] is Evidence.EXTRAPOLATED and is_ddp(layout)
+    }
     if outside:
-        found.append(f"micro-batches outside the calibrated range: {', '.join(map(str, outside))}")
-    return tuple(found)
-
-
-def _condition_caveats(machine: MeasuredMachine) -> list[str]:
-    """Conditions of the measurement that a reader must know of."""
-    found = []
-    if machine.steal > QUIET:
-        found.append(
-            f"while the machine was measured its hypervisor gave {100 * machine.steal:.0f} % of the "
-            "processor time that was wanted to others: calibrate again in a quieter hour"
-        )
-    return found
+        listed = ", ".join(map(str, sorted(outside)))
+        said.append(f"micro-batches outside the calibrated range: {listed}")
+    return tuple(said)
 
 
 def critical_caveats(
@@ -466,24 +457,9 @@ def critical_caveats(
         return []
     reference = min(scale.batch, largest)
     spent = calibrated_law(scale).samples_ratio(largest, reference=reference)
-    task = f"{workload} learning {scale.samples}"
     return [
         (
-            f"global batches up to {largest} pass the critical batch of about {scale.noise_scale:.0f} "
-            f"samples ({task}): {largest} needs about {spent.nominal:.1f} times the samples "
-            f"[{spent.p5:.1f} - {spent.p95:.1f}] of {reference} to the same loss; see perfmodel batch"
+            f"batch {largest} passes the critical batch ({scale.noise_scale:.0f}): "
+            f"{spent.nominal:.1f} x the samples of {reference}; see perfmodel batch"
         )
     ]
-
-
-def _beyond(machine: MeasuredMachine, largest: int, cluster: Cluster | None) -> str:
-    """How groups larger than any measured one come about."""
-    links = (
-        "one ring of links like the measured ones"
-        if cluster is None
-        else f"{cluster.name}: links that were not measured are as its file says, never confirmed"
-    )
-    return (
-        f"at most {machine.max_world_size} ranks were measured together; up to {largest} "
-        f"devices are extrapolated as {links}, with stragglers drawn from the measured noise"
-    )

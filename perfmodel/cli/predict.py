@@ -351,6 +351,7 @@ def explain(
     validation: opt.Validation = None,
     measured: Annotated[Seconds | None, _MEASURED] = None,
     layout: opt.LayoutText = None,
+    verbose: opt.Verbose = False,
     as_json: opt.Json = False,
 ) -> None:
     """Rank what costs the speed-up, and what one change would gain."""
@@ -387,7 +388,7 @@ def explain(
         typer.echo(explanation_json(explanation, place))
         return
     show_lines([] if place is None else [standing_line(place)])
-    show_lines(explanation_lines(explanation))
+    show_lines(explanation_lines(explanation, verbose=verbose))
 
 
 def whatif(

@@ -333,10 +333,7 @@ def origin_caveats(profile: MeasuredMachine, workload: MeasuredWorkload) -> tupl
     else:
         found = [f"{name} was never run: the sum of its operators, read from calibrated curves"]
     if workload.untimed:
-        found.append(
-            "no timing tells about these operators, priced by what the machine allows at most: "
-            f"{', '.join(workload.untimed)}"
-        )
+        found.append(f"never timed, taken at the machine's peak: {', '.join(workload.untimed)}")
     return tuple(found)
 
 

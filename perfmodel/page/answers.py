@@ -116,7 +116,7 @@ class Answers:
             text = machine.clusters[value].typed if name == _CLUSTER else value
             typed += ["--set", f"{name}={text}"]
         notes = [
-            *measured_caveats(found.question, [found]),
+            *measured_caveats(found.question, {layout: found.evidence}),
             *scenario.remarks,
             *((UNMEASURED,) if scenario.assumed else ()),
         ]

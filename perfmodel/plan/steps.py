@@ -294,7 +294,7 @@ class MeasuredSteps(Steps):
         """Those of a prediction of that size."""
         step = self.step(count)
         question = dataclasses.replace(self._question, cluster=None)
-        return list(measured_caveats(question, [step]))
+        return list(measured_caveats(question, {step.layout: step.evidence}))
 
     def _alone(self, layout: Layout, scaling: Scaling) -> Answer:
         [alone] = scaled_layouts(

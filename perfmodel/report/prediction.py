@@ -193,7 +193,7 @@ def evidence_table(prediction: PredictionDocument) -> Table:
 _SMALLEST_SHARE = 1e-6
 
 
-def explanation_lines(explanation: Explanation) -> list[str]:
+def explanation_lines(explanation: Explanation, *, verbose: bool = True) -> list[str]:
     """Ranked causes with their share of the lost time, and one change to try for each.
 
     One device loses nothing to others: its gains are told in samples per second, not as a speed-up.
@@ -212,7 +212,7 @@ def explanation_lines(explanation: Explanation) -> list[str]:
         "Each cause is removed alone, all else as it was; causes overlap, so that they need not "
         f"add up. Gains are per global batch of the setting, {against} over the same baseline."
     )
-    return lines
+    return [*lines, *caveat_lines(explanation.caveats, verbose=verbose)]
 
 
 def explanation_json(explanation: Explanation, standing: Standing | None) -> str:

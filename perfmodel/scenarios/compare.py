@@ -16,10 +16,7 @@ from perfmodel.scenarios.fields import Scenario
 from perfmodel.statistics.pairing import FASTER, unpaired
 
 #: Said wherever something was set.
-UNMEASURED: Final = (
-    "what was set is taken as said, without uncertainty of its own; that the rest stays as measured is "
-    "an assumption"
-)
+UNMEASURED: Final = "values of --set count as exact; that the rest stays as measured is assumed"
 
 
 def compare_scenarios(scenarios: Sequence[Scenario], *, argv: Sequence[str]) -> WhatIfDocument:
@@ -87,7 +84,7 @@ def _outcome(scenario: Scenario, digest: str) -> tuple[ScenarioOutcome, tuple[st
         remarks=scenario.remarks,
         contrast=None,
     )
-    return outcome, (*measured_caveats(asked, [found]), *scenario.remarks)
+    return outcome, (*measured_caveats(asked, {found.layout: found.evidence}), *scenario.remarks)
 
 
 def with_assumed(point: PredictedPoint, scenario: Scenario) -> PredictedPoint:

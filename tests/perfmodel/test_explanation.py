@@ -76,16 +76,16 @@ def test_causes_are_ranked() -> None:
     assert times_s == sorted(times_s, reverse=True)
 
 
-def test_sharing_bucket_work_stragglers_and_interference_are_found() -> None:
+def test_contention_bucket_work_stragglers_and_interference_are_found() -> None:
     """Two buckets: bucket work 2 ms, times 1.0299 on the slowest rank.
 
-    Sharing: 0.1 of 247.2 ms, times 1.0299. Both hold although overlap hides other things.
+    Contention: 0.1 of 247.2 ms, times 1.0299. Both hold although overlap hides other things.
     """
     found = lost(explained(SLOW, bucket_cap_mb=4))
     divided = {"all_gather", "reduce_scatter", "tensor", "p2p"}
     assert set(found) == set(LossCause) - {LossCause.SMALL_BATCH, *map(LossCause, divided)}
     assert found[LossCause.BUCKET] == pytest.approx(0.002 * 1.0299, rel=1e-3)
-    assert found[LossCause.SHARING] == pytest.approx(0.02472 * 1.0299, rel=1e-3)
+    assert found[LossCause.CONTENTION] == pytest.approx(0.02472 * 1.0299, rel=1e-3)
     assert found[LossCause.STRAGGLERS] == pytest.approx((1.1 * 0.2472 + 0.002) * 0.0299, rel=2e-3)
 
 

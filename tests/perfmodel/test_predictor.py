@@ -244,17 +244,17 @@ def test_calibration_runs_stand_beside_the_prediction() -> None:
 def caveats_of(machine: MeasuredMachine, devices: int, batch: int = 16) -> tuple[str, ...]:
     asking = Asking(machine)
     answer = asking.step(asking.workload("heavy"), Layout(dp=devices, micro_batch=batch))
-    return measured_caveats(answer.question, [answer])
+    return measured_caveats(answer.question, {answer.layout: answer.evidence})
 
 
 def test_what_was_not_measured_is_said() -> None:
     found = caveats_of(profile(Machine()), 8, batch=100)
-    assert any("up to 8 devices are extrapolated" in line for line in found)
+    assert any("up to 8 devices assume equal links" in line for line in found)
     assert any("outside the calibrated range: 100" in line for line in found)
     assert caveats_of(profile(Machine()), 2) == ()
 
 
-@pytest.mark.parametrize(("steal", "words"), [(0.04, ()), (0.37, ("gave 37 % of the processor",))])
+@pytest.mark.parametrize(("steal", "words"), [(0.04, ()), (0.37, ("CPU steal time was 37 %",))])
 def test_a_prediction_tells_that_others_had_the_processors_of_its_calibration(
     steal: float, words: tuple[str, ...]
 ) -> None:

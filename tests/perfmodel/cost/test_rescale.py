@@ -241,7 +241,7 @@ def test_a_prediction_for_an_absent_device_is_faster_wider_and_says_so() -> None
         step = predictor.step(workload, setting)
         found[name] = (
             predictor.point(step, baseline=step),
-            measured_caveats(step.question, [step]),
+            measured_caveats(step.question, {step.layout: step.evidence}),
         )
     (present, _), (absent, said) = found["present"], found["absent"]
     assert absent.step_s.nominal < present.step_s.nominal

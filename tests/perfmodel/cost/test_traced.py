@@ -153,7 +153,7 @@ def test_an_operator_that_nothing_tells_about_is_named(machine: MeasuredMachine)
     workload = predictor.workload(WORKLOAD, traced(mystery=True))
     assert "aten.mystery.default" in workload.untimed
     step = predictor.step(workload, single(8).layout)
-    text = " ".join(measured_caveats(step.question, [step]))
+    text = " ".join(measured_caveats(step.question, {step.layout: step.evidence}))
     assert "aten.mystery.default" in text
     assert workload.phases[0].forward[0].relative_error > 0.3
 

@@ -344,4 +344,4 @@ def test_rows_beyond_the_critical_batch_are_said_once(tmp_path: Path) -> None:
     largest = max(row.global_batch for row in (*document.ranked, *document.front))
     assert largest > 96
     [caveat] = [text for text in document.caveats if "critical batch" in text]
-    assert caveat.startswith(f"global batches up to {largest} pass the critical batch of about 96")
+    assert caveat.startswith(f"batch {largest} passes the critical batch (96)")

@@ -120,7 +120,7 @@ def test_the_table_and_its_lines_name_what_changed() -> None:
     assert rows[0][-1] == "-"
     text = "\n".join(layout_whatif_lines(document, verbose=True))
     assert "tensor and context collectives: 0 s -> " in text
-    assert text.count("caveat: inferred from end-to-end step times") == 1
+    assert text.count("caveat: inferred from step times of whole runs") == 1
 
 
 @pytest.mark.parametrize(
