@@ -20,7 +20,7 @@ Names: TypeAlias = Mapping[str, str]
 #: Keys of an interval: neutral name, key in documents.
 INTERVAL: Final = {"nominal": "nominal", "p5": "p5", "p95": "p95"}
 #: Keys whose word changes: key in documents, neutral name.
-WORDS: Final = {"sharing": "contention", "hop_s": "p2p_s"}
+WORDS: Final = {"hop_s": "p2p_s"}
 
 
 def _point(name: str, path: str) -> Names:
