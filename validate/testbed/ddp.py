@@ -1,8 +1,13 @@
-"""Plain DDP on the testbed: fitted on runs of one and two ranks, predicted for more."""
+"""Plain DDP on the testbed: fitted on runs of one and two ranks, predicted for more.
+
+The step is the product's program. Compute takes what the emulated model says, an all-reduce what
+``all_reduce`` says; two are in flight at a time, and links that had time to rest let a burst through.
+"""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -12,7 +17,6 @@ from perfmodel.arrays import FloatArray
 from perfmodel.documents.testbed import (
     STANDS_OUT,
     CollectiveRun,
-    Fabric,
     Noise,
     PredictedStep,
     Run,
@@ -27,28 +31,22 @@ from perfmodel.layout.layout import Layout, Synchronisation
 from perfmodel.statistics.interval import Interval
 from perfmodel.step.compile import compile_step
 from perfmodel.step.program import Cause, Operation, StepProgram, Stream
-from perfmodel.units import Bytes, Seconds
-from validate.testbed.disturbance import cost_uncertainty, quietest_of_each
-from validate.testbed.plan import RUSH, as_workload
-from validate.testbed.ring import (
-    PlayingMachine,
-    Saving,
+from perfmodel.units import Seconds
+from validate.testbed.all_reduce import (
     ShapedRing,
-    StepCosts,
     link_rates,
     message_bytes_of,
-    path,
     ring_bytes,
+    steady_bytes_per_s,
 )
+from validate.testbed.plan import RUSH, as_workload
 
 NUM_DRAWS: Final = 100
 LARGEST_WORLD_SIZE: Final = 2
-#: Uncertainty where the machine itself is the limit, as a standard deviation of the logarithm: six such settings of
-#: two recorded campaigns took 5 to 42 % longer in one than in the other. It fades by the square of the
-#: machine's share of the step.
+#: Uncertainty where the machine itself is the limit, as a standard deviation of the logarithm: six such
+#: settings of two recorded campaigns took 5 to 42 % longer in one than in the other. It fades by the square
+#: of the machine's share of the step.
 _HOST_UNCERTAINTY: Final = 0.1
-#: The same, of messages that wait for a core, as often as cores are busy: by the share itself. A prior.
-_WAITING_UNCERTAINTY: Final = 0.03
 #: What the kernel lets real-time processes have of every second (``sched_rt_runtime_us``).
 _REALTIME_SHARE: Final = 0.95
 #: Uncertainty that everything else leaves at least: a prior.
@@ -58,55 +56,55 @@ HOST: Final = "host CPU"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Calibration(PlayingMachine):
-    """What runs of one and two ranks tell."""
+class Calibration:
+    """The machine that plays all ranks and links, as runs of one and two ranks have shown it."""
 
-    finish_s: float = 0.0
-    """From the end of the last all-reduce to the end of the step, of one rank. [s]"""
-    finish_s_per_byte: float = 0.0
-    """The same, per byte of the last bucket. [s/B]"""
-    step_cpu_s: float = 0.0
+    ring: ShapedRing
+    num_cores: int
+    num_draws: int
+    step_cpu_s: float
     """CPU time of one rank per step. [s]"""
-    layer_cpu_s: float = 0.0
+    layer_cpu_s: float
     """CPU time of one rank per layer and micro-step. [s]"""
-    wake_cpu_s: float = 0.0
-    """The same, more, for a layer whose device makes the rank sleep. [s]"""
-    byte_cpu_s: float = 0.0
+    byte_cpu_s: float
     """CPU time of one rank per byte of gradient, beside the all-reduce. [s/B]"""
     noises: dict[str, RankNoise]
     """By ``noise_key``."""
     residual: float = 0.0
     """Standard deviation of the logarithm of measured over predicted steps of two ranks."""
-    cost_uncertainty: float
-    """Standard error, in log, of what work costs the machine, from moment to moment of the calibration."""
+
+    def law(self) -> dict[str, float]:
+        """Fitted parameters by name."""
+        own = ("step_cpu_s", "layer_cpu_s", "byte_cpu_s", "residual")
+        return {f"ring_{name}": value for name, value in self.ring.nominal().items()} | {
+            f"rank_{name}": float(getattr(self, name)) for name in own
+        }
 
 
 def calibrate(runs: Sequence[Run], *, seed: int = 0) -> Calibration:
-    """Fit the ring on collectives, then what a rank does besides on training runs.
-
-    Of settings that were run again the quietest run counts.
-    """
-    runs = quietest_of_each(runs)
+    """Fit the ring on collectives, then what a rank does besides on training runs."""
     assert all(run.setting.fabric.num_ranks <= LARGEST_WORLD_SIZE for run in runs)
     collectives = [run for run in runs if isinstance(run, CollectiveRun)]
     trainings = [run for run in runs if isinstance(run, TrainingRun)]
     rush = [run for run in trainings if run.setting.family == RUSH]
     noisy = [run for run in trainings if is_noisy(run.setting.noise)]
-    plain = [
-        run for run in trainings if run.setting.family != RUSH and not is_noisy(run.setting.noise)
-    ]
+    plain = [run for run in trainings if run not in rush and run not in noisy]
     if not rush or not collectives or not plain:
         raise MeasurementFailed(
             "testbed: calibration must hold all-reduces and training runs; continue with --resume"
         )
-    alone = [run for run in plain if run.setting.fabric.num_ranks == 1]
-    pairs = [run for run in plain if run.setting.fabric.num_ranks == LARGEST_WORLD_SIZE]
     paces: dict[str, list[FloatArray]] = {}
     for run in noisy:
         nominal_s = run.setting.model.compute_s * run.setting.accumulation
         paces.setdefault(noise_key(run.setting.noise), []).append(
             np.array(run.compute_s) / nominal_s
         )
+    # CPU time per step, layer pass and byte of gradient where devices need no time and nothing is reduced.
+    rows = np.array([(1, _passes(r.setting), r.setting.model.gradient_bytes) for r in rush])
+    scale = rows.max(axis=0)
+    cpu, _ = nnls(rows / scale, np.array([r.host.own_cpu_s / len(r.step_s) for r in rush]))
+    step_cpu_s, layer_cpu_s, byte_cpu_s = (cpu / scale).tolist()
+    pairs = [run for run in plain if run.setting.fabric.num_ranks == LARGEST_WORLD_SIZE]
     found = Calibration(
         ring=ShapedRing.fit(
             collectives,
@@ -114,69 +112,22 @@ def calibrate(runs: Sequence[Run], *, seed: int = 0) -> Calibration:
             num_draws=NUM_DRAWS,
             rng=np.random.default_rng(seed),
         ),
-        noises={key: RankNoise.fit(each) for key, each in paces.items()},
-        cost_uncertainty=cost_uncertainty(runs),
         num_cores=plain[0].host.num_cores,
         num_draws=NUM_DRAWS,
-    )
-    finish_s, finish_s_per_byte = _finish(plain, found)
-    step_cpu_s, layer_cpu_s, byte_cpu_s = _cpu(rush)
-    found = dataclasses.replace(
-        found,
-        finish_s=finish_s,
-        finish_s_per_byte=finish_s_per_byte,
         step_cpu_s=step_cpu_s,
         layer_cpu_s=layer_cpu_s,
         byte_cpu_s=byte_cpu_s,
+        noises={key: RankNoise.fit(each) for key, each in paces.items()},
     )
-    # What ranks with an idle machine spend on sleeping and waking, per layer pass.
-    asleep_s = [
-        (_cpu_per_step(run) - float(TrainingCosts.of(run.setting, found).cpu_s()[0]))
-        / _passes(run.setting)
-        for run in alone
-    ]
-    found = dataclasses.replace(found, wake_cpu_s=max(0.0, float(np.median(asleep_s))))
     errors = [
-        np.log(TrainingCosts.of(run.setting, found).step_s() / float(np.median(run.step_s)))
+        np.log(TrainingCosts(run.setting, found).step_s()[0] / np.median(run.step_s))
         for run in plain
     ]
     return dataclasses.replace(found, residual=float(np.sqrt(np.mean(np.square(errors)))))
 
 
-def _finish(runs: Sequence[TrainingRun], bare: Calibration) -> FloatArray:
-    """What steps take beyond compute and exposed all-reduces: constant, and per byte of a bucket."""
-    rows, left_s = [], []
-    for run in runs:
-        costs = TrainingCosts.of(run.setting, bare)
-        rows.append((1.0, float(costs.last_bucket_bytes)))
-        left_s.append(float(np.median(run.step_s)) - costs.step_s())
-    return _non_negative(rows, left_s, scaled=False)
-
-
-def _cpu(runs: Sequence[TrainingRun]) -> FloatArray:
-    """CPU time of a rank per step, per layer pass, per byte of gradient, without any all-reduce."""
-    rows = [
-        (1.0, float(_passes(run.setting)), float(run.setting.model.gradient_bytes)) for run in runs
-    ]
-    return _non_negative(rows, [_cpu_per_step(run) for run in runs], scaled=True)
-
-
-def _non_negative(
-    rows: Sequence[tuple[float, ...]], values: Sequence[float], *, scaled: bool
-) -> FloatArray:
-    """Non-negative least squares, with columns of one scale if asked to."""
-    table = np.array(rows)
-    scale = table.max(axis=0) if scaled else np.ones(table.shape[1])
-    found, _ = nnls(table / scale, np.array(values))
-    return np.array([float(each) for each in found / scale])
-
-
 def _passes(setting: TrainingSetting) -> int:
     return len(setting.model.layers) * setting.accumulation
-
-
-def _cpu_per_step(run: TrainingRun) -> Seconds:
-    return run.host.own_cpu_s / len(run.step_s)
 
 
 def noise_key(noise: Noise) -> str:
@@ -189,96 +140,134 @@ def is_noisy(noise: Noise) -> bool:
     return noise.kind != "none" or noise.rank_spread > 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TrainingCosts(StepCosts):
-    """Plain DDP; one all-reduce that waits for another has a head start."""
+@dataclass(frozen=True, eq=False)
+class TrainingCosts:
+    """Seconds of the operations of one setting."""
 
     setting: TrainingSetting
     calibration: Calibration
 
-    @classmethod
-    def of(cls, setting: TrainingSetting, calibration: Calibration) -> "TrainingCosts":
-        """Compile the step of a setting."""
-        step = Layout(
-            dp=setting.fabric.num_ranks,
-            # One rank is wrapped as well.
+    @cached_property
+    def program(self) -> StepProgram:
+        """The step, as the product compiles it; one rank is wrapped as well."""
+        layout = Layout(
+            dp=self.setting.fabric.num_ranks,
             wrapper=Synchronisation.DDP,
-            accumulation=setting.accumulation,
-            bucket_cap_mb=setting.bucket_cap_mb,
+            accumulation=self.setting.accumulation,
+            bucket_cap_mb=self.setting.bucket_cap_mb,
         )
-        program = compile_step(as_workload(setting.model), step, asynchronous=False)
-        return cls(setting=setting, calibration=calibration, program=program)
+        return compile_step(as_workload(self.setting.model), layout, asynchronous=False)
 
-    @property
-    def all_reduces(self) -> tuple[Operation, ...]:
-        """Collectives of the step, in order."""
-        return tuple(self.program.operations[i] for i in self.program.on_stream(Stream.COMM))
-
-    @property
-    def last_bucket_bytes(self) -> int:
-        """Bytes of the bucket that is filled last. [B]"""
-        return [o.size_bytes for o in self.program.operations if o.cause is Cause.BUCKET][-1]
+    @cached_property
+    def all_reduces(self) -> dict[int, Operation]:
+        """Collectives of the step by position, in order."""
+        return {i: self.program.operations[i] for i in self.program.on_stream(Stream.COMM)}
 
     @property
     def slow_factor(self) -> float:
         """Pace of the slowest rank that is known to be slow."""
         return max((factor for _, factor in self.setting.noise.slow_ranks), default=1.0)
 
-    def cpu_s(self) -> FloatArray:
-        """CPU time that one step costs the machine, shape ``(num_draws,)``. [s]"""
-        found, setting = self.calibration, self.setting
-        num_ranks, num_passes = setting.fabric.num_ranks, _passes(setting)
-        awake_s = (
-            found.step_cpu_s
-            + found.layer_cpu_s * num_passes
-            + found.byte_cpu_s * setting.model.gradient_bytes
+    @cached_property
+    def durations_s(self) -> FloatArray:
+        """Time of each operation at nominal pace, shape ``(num_operations, num_draws)``. [s]
+
+        What an all-reduce saves follows from when it starts, hence from durations without any saving.
+        """
+        model = self.setting.model
+        whole_s = {
+            Cause.FORWARD: sum(layer.forward_s for layer in model.layers),
+            Cause.BACKWARD: sum(layer.backward_s for layer in model.layers),
+            Cause.OPTIMIZER: model.optimizer_s,
+        }
+        shares = [
+            whole_s.get(o.cause, 0.0) * (1.0 if o.cause is Cause.OPTIMIZER else o.share)
+            for o in self.program.operations
+        ]
+        found_s = np.tile(np.array(shares)[:, np.newaxis], self.calibration.num_draws)
+        nothing = np.zeros(self.calibration.num_draws)
+        for position, operation in self.all_reduces.items():
+            found_s[position] = self._all_reduce_s(operation, nothing, nothing)
+        for position, (burst_s, head_start_s) in self._savings(found_s).items():
+            found_s[position] = self._all_reduce_s(
+                self.all_reduces[position], burst_s, head_start_s
+            )
+        return found_s
+
+    def _all_reduce_s(
+        self, operation: Operation, burst_s: FloatArray, head_start_s: FloatArray
+    ) -> FloatArray:
+        return self.calibration.ring.time_s(
+            operation.size_bytes,
+            self.setting.fabric,
+            num_cores=self.calibration.num_cores,
+            burst_s=burst_s,
+            head_start_s=head_start_s,
         )
-        of_ring_s = np.zeros(found.num_draws)
-        for operation in self.all_reduces:
-            of_ring_s += found.ring.cpu_s(operation.size_bytes, num_ranks)
-        busy_s = num_ranks * awake_s + of_ring_s
-        # A rank that waits for a core, be it for the rings, finds its device done, and need not sleep.
-        device_s = setting.model.compute_s * setting.accumulation
-        core_s = np.maximum(awake_s, busy_s / found.num_cores)
-        asleep = device_s / (device_s + core_s)
-        result: FloatArray = busy_s + num_ranks * found.wake_cpu_s * num_passes * asleep
-        return result
 
-    def _size_bytes(self, operation: Operation) -> Bytes:
-        return operation.size_bytes
-
-    def _compute_s(self, operation: Operation) -> Seconds:
-        model, found = self.setting.model, self.calibration
-        if operation.cause is Cause.FORWARD:
-            return sum(layer.forward_s for layer in model.layers) * operation.share
-        if operation.cause is Cause.BACKWARD:
-            return sum(layer.backward_s for layer in model.layers) * operation.share
-        if operation.cause is Cause.OPTIMIZER:
-            finish_s = found.finish_s + found.finish_s_per_byte * self.last_bucket_bytes
-            return model.optimizer_s + finish_s
-        return 0.0
-
-    def _savings(self, durations_s: FloatArray) -> dict[int, Saving]:
+    def _savings(self, durations_s: FloatArray) -> dict[int, tuple[FloatArray, FloatArray]]:
         """Burst and head start of each all-reduce. [s]
 
-        Two are in flight at a time: one that waits for another is under way as far as the links do
-        not matter, as long as the other leaves the machine time.
+        One that waits for another is under way as far as the links do not matter, as long as the other
+        leaves the machine time.
         """
         ring, fabric = self.calibration.ring, self.setting.fabric
         ends_s = end_times(self.program, at_pace(self.program, durations_s, self.slow_factor))
         full_s = ring.burst_s(fabric)
         burst_s, free_s, idle = full_s, np.zeros_like(full_s), np.ones_like(full_s)
         found = {}
-        for position in self.program.on_stream(Stream.COMM):
-            operation, duration_s = self.program.operations[position], durations_s[position]
+        for position, operation in self.all_reduces.items():
+            duration_s = durations_s[position]
             ready_s = ends_s[list(operation.after)].max(axis=0)
             burst_s = np.minimum(full_s, burst_s + np.maximum(ready_s - free_s, 0.0))
-            found[position] = Saving(burst_s, idle * np.maximum(free_s - ready_s, 0.0))
+            found[position] = (burst_s, idle * np.maximum(free_s - ready_s, 0.0))
             burst_s = np.maximum(burst_s - duration_s, 0.0)
             free_s = ends_s[position]
             host_s = ring.cpu_s(operation.size_bytes, fabric.num_ranks) / self.calibration.num_cores
             idle = np.clip(1 - host_s / duration_s, 0.0, 1.0)
         return found
+
+    def cpu_s(self) -> FloatArray:
+        """CPU time that one step costs the machine, shape ``(num_draws,)``. [s]"""
+        found, setting = self.calibration, self.setting
+        of_rank_s = (
+            found.step_cpu_s
+            + found.layer_cpu_s * _passes(setting)
+            + found.byte_cpu_s * setting.model.gradient_bytes
+        )
+        num_ranks = setting.fabric.num_ranks
+        sizes = [operation.size_bytes for operation in self.all_reduces.values()]
+        of_rings_s = sum(
+            (found.ring.cpu_s(size, num_ranks) for size in sizes), start=np.zeros(found.num_draws)
+        )
+        return num_ranks * of_rank_s + of_rings_s
+
+    def step_s(self) -> FloatArray:
+        """One step without noise, shape ``(num_draws,)``. [s]"""
+        paced_s = at_pace(self.program, self.durations_s, self.slow_factor)
+        return np.asarray(end_times(self.program, paced_s).max(axis=0))
+
+    def simulated_s(self, paces: FloatArray) -> Seconds:
+        """One step of all ranks, each at its pace, at the fitted parameters. [s]"""
+        of_ranks = at_pace(self.program, self.durations_s[:, :1], paces)
+        table_s = np.broadcast_to(of_ranks, (len(of_ranks), len(paces)))
+        return simulate(self.program, table_s.T).step_s
+
+    def noisy_s(self, rng: np.random.Generator) -> FloatArray:
+        """Every step of a run in every draw, shape ``(num_draws, num_steps)``. [s]"""
+        setting, noise = self.setting, self.calibration.noises[noise_key(self.setting.noise)]
+        runs = []
+        for durations_s in self.durations_s.T:
+            paces = noise.resampled(rng).draw(
+                num_ranks=setting.fabric.num_ranks, num_steps=setting.num_steps, rng=rng
+            )
+            for rank, factor in setting.noise.slow_ranks:
+                paces[rank] *= factor
+            of_ranks = at_pace(self.program, durations_s[:, np.newaxis, np.newaxis], paces)
+            table_s = np.broadcast_to(of_ranks, (len(of_ranks), *paces.shape))
+            slowest_s = slowest_durations(self.program, table_s)
+            runs.append(end_times(self.program, slowest_s).max(axis=0))
+        return np.array(runs)
 
 
 def at_pace(program: StepProgram, durations_s: FloatArray, pace: FloatArray | float) -> FloatArray:
@@ -290,151 +279,91 @@ def at_pace(program: StepProgram, durations_s: FloatArray, pace: FloatArray | fl
 
 def predict(setting: TrainingSetting, calibration: Calibration, *, seed: int = 0) -> PredictedStep:
     """Predict one setting: median, tail, interval, and the busiest resource."""
-    costs = TrainingCosts.of(setting, calibration)
-    durations_s = costs.durations()
+    costs = TrainingCosts(setting, calibration)
     rng = np.random.default_rng([seed, setting.fabric.num_ranks, setting.noise.seed])
     cpu_s = costs.cpu_s()
-    host_s = cpu_s / (calibration.num_cores * _REALTIME_SHARE)
-    # Shape (num_draws, num_steps): a run in every draw.
-    steps_s = np.maximum(_runs(costs, durations_s, rng), host_s[:, np.newaxis])
-    if is_noisy(setting.noise):
-        nominal_s = float(np.median(np.median(steps_s, axis=1)))
-    else:
-        # The simulation of all ranks at nominal parameters.
-        paces = np.ones(setting.fabric.num_ranks)
-        for rank, factor in setting.noise.slow_ranks:
-            paces[rank] = factor
-        nominal_s = max(simulated_step(costs, durations_s[:, 0], paces), float(steps_s[0, 0]))
-    share = min(1.0, float(cpu_s[0]) / (calibration.num_cores * nominal_s))
-    doublings = max(0.0, np.log2(max(2, setting.fabric.num_ranks) / 2))
-    spread = float(
-        np.sqrt(
-            max(calibration.residual, _LEAST_UNCERTAINTY) ** 2 * (1 + doublings)
-            + (_HOST_UNCERTAINTY**2 + calibration.cost_uncertainty**2) * share**4
-            + (_WAITING_UNCERTAINTY * share) ** 2
-        )
-    )
-    uncertainty = np.exp(spread * rng.standard_normal(calibration.num_draws))
-    uses = _uses(costs, nominal_s, share)
-    return PredictedStep(
-        name=setting.name,
-        # Draws lie around the fitted parameters; the simulation at these is the prediction.
-        step_s=Interval.of(np.median(steps_s, axis=1) * uncertainty, nominal=nominal_s),
-        p95_s=Interval.of(np.quantile(steps_s, 0.95, axis=1) * uncertainty),
-        p99_s=Interval.of(np.quantile(steps_s, 0.99, axis=1) * uncertainty),
-        limit=limit(uses),
-        uses=uses,
-    )
-
-
-def _runs(costs: TrainingCosts, durations_s: FloatArray, rng: np.random.Generator) -> FloatArray:
-    """Every step of a run in every draw, shape ``(num_draws, num_steps)``. [s]"""
-    setting, program = costs.setting, costs.program
-    if not is_noisy(setting.noise):
-        ends_s = end_times(program, at_pace(program, durations_s, costs.slow_factor))
-        return np.asarray(ends_s.max(axis=0)[:, np.newaxis])
-    noise = costs.calibration.noises[noise_key(setting.noise)]
-    runs = []
-    for draw in range(costs.calibration.num_draws):
-        paces = noise.resampled(rng).draw(
-            num_ranks=setting.fabric.num_ranks, num_steps=setting.num_steps, rng=rng
-        )
-        for rank, factor in setting.noise.slow_ranks:
-            paces[rank] *= factor
-        of_ranks = at_pace(program, durations_s[:, draw, np.newaxis, np.newaxis], paces)
-        slowest_s = slowest_durations(
-            program, np.broadcast_to(of_ranks, (len(durations_s), *paces.shape))
-        )
-        runs.append(end_times(program, slowest_s).max(axis=0))
-    return np.array(runs)
-
-
-def simulated_step(costs: TrainingCosts, durations_s: FloatArray, paces: FloatArray) -> float:
-    """Simulate one step of all ranks, each at its pace. [s]"""
-    of_ranks = at_pace(costs.program, durations_s[:, np.newaxis], paces)
-    table_s = np.broadcast_to(of_ranks, (len(durations_s), len(paces)))
-    return simulate(costs.program, table_s.T).step_s
-
-
-def replayed(setting: TrainingSetting, calibration: Calibration, factors: FloatArray) -> FloatArray:
-    """Steps of a run whose paces are known, shape ``(num_steps,)``. [s]"""
-    costs = TrainingCosts.of(setting, calibration)
-    durations_s = costs.durations()[:, 0]
-    return np.array([simulated_step(costs, durations_s, paces) for paces in factors.T])
-
-
-def limit(uses: dict[str, float]) -> str:
-    """The busiest resource: devices, links, or the machine that plays them all."""
-    return max(uses, key=lambda name: uses[name])
-
-
-def _uses(costs: TrainingCosts, step_s: float, host_share: float) -> dict[str, float]:
-    """Busy share of each resource, as predicted."""
-    setting, calibration = costs.setting, costs.calibration
     slowest = costs.slow_factor
     if is_noisy(setting.noise):
+        steps_s = costs.noisy_s(rng)
         paces = calibration.noises[noise_key(setting.noise)].draw(
             num_ranks=setting.fabric.num_ranks, num_steps=200, rng=np.random.default_rng(0)
         )
         slowest = max(slowest, float(paces.max(axis=0).mean()))
-    busy_s = setting.model.compute_s * setting.accumulation * slowest + setting.model.optimizer_s
-    overhead = float(calibration.ring.overhead[0])
+    else:
+        steps_s = costs.step_s()[:, np.newaxis]
+    host_s = cpu_s / (calibration.num_cores * _REALTIME_SHARE)
+    steps_s = np.maximum(steps_s, host_s[:, np.newaxis])
+    medians_s = np.median(steps_s, axis=1)
+    # Draws lie around the fitted parameters; the step at these is the prediction.
+    nominal_s = float(np.median(medians_s) if is_noisy(setting.noise) else medians_s[0])
+    share = min(1.0, float(cpu_s[0]) / (calibration.num_cores * nominal_s))
+    doublings = max(0.0, np.log2(max(2, setting.fabric.num_ranks) / 2))
+    spread = np.hypot(
+        max(calibration.residual, _LEAST_UNCERTAINTY) * np.sqrt(1 + doublings),
+        _HOST_UNCERTAINTY * share**2,
+    )
+    uncertainty = np.exp(spread * rng.standard_normal(calibration.num_draws))
     payload = ring_bytes(setting.model.gradient_bytes, setting.fabric)
-    rates = link_rates(setting.fabric)
-    sent = {link: overhead * payload[link] / step_s / rates[link] for link in rates}
-    return {
-        _device_name(setting): busy_s / step_s,
-        HOST: host_share,
-        **link_uses(setting.fabric, sent),
-    }
+    steady = steady_bytes_per_s(setting.fabric)
+    overhead = float(calibration.ring.overhead[0])
+    busy = uses(
+        setting,
+        device=(_compute_s(setting) * slowest + setting.model.optimizer_s) / nominal_s,
+        host=share,
+        sent={link: overhead * size / nominal_s + steady[link] for link, size in payload.items()},
+    )
+    return PredictedStep(
+        name=setting.name,
+        step_s=Interval.of(medians_s * uncertainty, nominal=nominal_s),
+        p95_s=Interval.of(np.quantile(steps_s, 0.95, axis=1) * uncertainty),
+        p99_s=Interval.of(np.quantile(steps_s, 0.99, axis=1) * uncertainty),
+        limit=limit(busy),
+        uses=busy,
+    )
+
+
+def replayed(setting: TrainingSetting, calibration: Calibration, factors: FloatArray) -> FloatArray:
+    """Steps of a run whose paces are known, shape ``(num_steps,)``. [s]"""
+    costs = TrainingCosts(setting, calibration)
+    return np.array([costs.simulated_s(paces) for paces in factors.T])
+
+
+def limit(uses: Mapping[str, float]) -> str:
+    """The busiest resource: devices, links, or the machine that plays them all."""
+    return max(uses, key=lambda name: uses[name])
+
+
+def _compute_s(setting: TrainingSetting) -> Seconds:
+    return setting.model.compute_s * setting.accumulation
 
 
 def observed_uses(run: TrainingRun) -> dict[str, float]:
     """Busy share of each resource as the counters saw it."""
-    setting = run.setting
-    slowest = float(np.max(run.factors, axis=0).sum())
-    busy_s = setting.model.compute_s * setting.accumulation * slowest
-    busy_s += setting.model.optimizer_s * len(run.step_s)
-    # Counters hold the steady traffic already.
-    quiet = setting.fabric.model_copy(update={"background": ()})
-    sent = {
-        link: size / run.host.window_s / rate
-        for (link, size), rate in zip(
-            run.link_bytes.items(), link_rates(quiet).values(), strict=True
-        )
-    }
-    return {
-        _device_name(setting): busy_s / float(np.sum(run.step_s)),
-        HOST: run.host.own_share,
-        **link_uses(quiet, sent),
-    }
+    setting, num_steps = run.setting, len(run.step_s)
+    busy_s = _compute_s(setting) * float(np.max(run.factors, axis=0).sum())
+    busy_s += setting.model.optimizer_s * num_steps
+    return uses(
+        setting,
+        device=busy_s / float(np.sum(run.step_s)),
+        host=run.host.own_share,
+        sent={link: size / run.host.window_s for link, size in run.link_bytes.items()},
+    )
 
 
-def _device_name(setting: TrainingSetting) -> str:
-    """Devices as a resource: the known slow one, or all of them."""
-    if not setting.noise.slow_ranks:
-        return "devices"
-    rank, _ = max(setting.noise.slow_ranks, key=lambda entry: entry[1])
-    return f"device of rank {rank}"
+def uses(
+    setting: TrainingSetting, *, device: float, host: float, sent: Mapping[str, float]
+) -> dict[str, float]:
+    """Busy share of each resource, of each kind of link that of the busiest; named on its own if it stands out.
 
-
-def link_uses(fabric: Fabric, of_collectives: dict[str, float]) -> dict[str, float]:
-    """Busy share of the busiest link of each kind; named on its own if it stands out.
-
-    Parameters
-    ----------
-    of_collectives
-        Busy share of each link without steady traffic, which is added here.
+    ``sent``: all traffic on each link. [B/s]
     """
-    uses = dict(of_collectives)
-    capacity = link_rates(fabric)
-    for stream in fabric.background:
-        for link in path(fabric, stream.from_node, stream.to_node):
-            uses[link] += stream.bytes_per_s / capacity[link]
-    found = {}
+    slow = max(setting.noise.slow_ranks, key=lambda entry: entry[1], default=None)
+    found = {f"device of rank {slow[0]}" if slow else "devices": device, HOST: host}
+    rates = link_rates(setting.fabric)
     for kind in ("node", "rack"):
         ordered = sorted(
-            ((use, link) for link, use in uses.items() if f" {kind} " in link), reverse=True
+            ((size / rates[link], link) for link, size in sent.items() if f" {kind} " in link),
+            reverse=True,
         )
         if ordered:
             use, link = ordered[0]

@@ -1,12 +1,12 @@
 """What the testbed runs: emulated models on shaped links; one and two ranks calibrate, 4 to 16 judge."""
 
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import Final, TypeAlias
 
+import numpy as np
+
 from perfmodel.documents.testbed import (
-    CollectiveKind,
     CollectiveSetting,
     EmulatedLayer,
     EmulatedModel,
@@ -26,6 +26,7 @@ _SHORTEST_PASS_S: Final = 2e-4
 UNSHAPED_MBIT: Final = 10_000.0
 #: Family of the runs that tell what steps cost the machine.
 RUSH: Final = "rush"
+_EQUAL: Final = Noise()
 
 Shape: TypeAlias = tuple[int, float]
 """A layer: elements of its parameters, and its weight in the compute of the model."""
@@ -109,30 +110,28 @@ def emulated(name: str, *, compute_s: Seconds, optimizer_s: Seconds = 0.0) -> Em
     A little more where layers would be too short to emulate.
     """
     total = sum(weight for _, weight in _SHAPES[name])
-    layers = []
-    for elements, weight in _SHAPES[name]:
-        layer_s = compute_s * weight / total
-        layers.append(
-            EmulatedLayer(
-                num_elements=elements,
-                forward_s=max(_SHORTEST_PASS_S, layer_s * _FORWARD_SHARE),
-                backward_s=max(_SHORTEST_PASS_S, layer_s * (1 - _FORWARD_SHARE)),
-            )
+    layers = tuple(
+        EmulatedLayer(
+            num_elements=elements,
+            forward_s=max(_SHORTEST_PASS_S, compute_s * weight / total * _FORWARD_SHARE),
+            backward_s=max(_SHORTEST_PASS_S, compute_s * weight / total * (1 - _FORWARD_SHARE)),
         )
-    return EmulatedModel(name=name, layers=tuple(layers), optimizer_s=optimizer_s)
+        for elements, weight in _SHAPES[name]
+    )
+    return EmulatedModel(name=name, layers=layers, optimizer_s=optimizer_s)
 
 
 def as_workload(model: EmulatedModel) -> Workload:
     """The model as the product sees any: parameters in gradient-ready order."""
-    total_s = sum(layer.backward_s for layer in model.layers)
-    done_s = 0.0
-    parameters = []
-    for number, layer in reversed(list(enumerate(model.layers))):
-        done_s += layer.backward_s
-        # Sums of fractions may miss 1 by a rounding.
-        ready = 1.0 if number == 0 else min(1.0, done_s / total_s)
-        parameters.append((layer.num_elements, ready))
-    return gradients(model.name, parameters)
+    layers = model.layers[::-1]
+    done_s = np.cumsum([layer.backward_s for layer in layers])
+    return gradients(
+        model.name,
+        [
+            (layer.num_elements, float(s / done_s[-1]))
+            for layer, s in zip(layers, done_s, strict=True)
+        ],
+    )
 
 
 def gradients(name: str, parameters: list[tuple[int, float]]) -> Workload:
@@ -164,50 +163,49 @@ def _shared(num_nodes: int, per_node: int, mbit: float, *, round_robin: bool = F
 def _racks(num_racks: int, per_rack: int, uplink_mbit: float, *, mixed: bool) -> Fabric:
     num_nodes = num_racks * per_rack
     racks = tuple(node % num_racks if mixed else node // per_rack for node in range(num_nodes))
-    return Fabric(
-        node_of_rank=tuple(range(num_nodes)),
-        node_bytes_per_s=(200 * MBIT,) * num_nodes,
-        rack_of_node=racks,
-        rack_bytes_per_s=(uplink_mbit * MBIT,) * num_racks,
+    return flat(num_nodes, 200).model_copy(
+        update={"rack_of_node": racks, "rack_bytes_per_s": (uplink_mbit * MBIT,) * num_racks}
     )
 
 
-_EQUAL: Final = Noise()
+def training(  # noqa: PLR0913 - one argument per column of the tables below
+    family: str,
+    shape: str,
+    fabric: Fabric,
+    ratio: float,
+    cap_mb: float | None = None,
+    *,
+    mbit: float = 200,
+    accumulation: int = 1,
+    noise: Noise = _EQUAL,
+    num_steps: int = 7,
+) -> TrainingSetting:
+    """A training setting; its name lacks a number that makes it unique.
+
+    ``ratio``: compute over the time in which a large ring would move the gradients at ``mbit``.
+    """
+    ring_s = 2 * gradient_bytes(shape) / (mbit * MBIT)
+    cap = "default" if cap_mb is None else f"{cap_mb:g}MiB"
+    return TrainingSetting(
+        name=(
+            f"{shape} n={fabric.num_ranks} {mbit:g}Mbit/s "
+            f"ratio={ratio:g} accumulation={accumulation} cap={cap}"
+        ),
+        family=family,
+        model=emulated(shape, compute_s=ratio * ring_s / accumulation, optimizer_s=0.002),
+        fabric=fabric,
+        accumulation=accumulation,
+        bucket_cap_mb=cap_mb,
+        noise=noise,
+        num_steps=num_steps,
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """What distinguishes a training setting; becomes one with ``setting``."""
-
-    family: str
-    shape: str
-    fabric: Fabric
-    ratio: float
-    """Compute over the time in which a large ring would move the gradients at ``mbit``."""
-    mbit: float
-    accumulation: int = 1
-    bucket_cap_mb: float | None = None
-    noise: Noise = _EQUAL
-    num_steps: int = 7
-
-    def setting(self, number: int) -> TrainingSetting:
-        """Build the setting; the number makes its name unique."""
-        ring_s = 2 * gradient_bytes(self.shape) / (self.mbit * MBIT)
-        compute_s = self.ratio * ring_s / self.accumulation
-        cap = "default" if self.bucket_cap_mb is None else f"{self.bucket_cap_mb:g}MiB"
-        return TrainingSetting(
-            name=(
-                f"{self.family} {number}: {self.shape} n={self.fabric.num_ranks} {self.mbit:g}Mbit/s "
-                f"ratio={self.ratio:g} accumulation={self.accumulation} cap={cap}"
-            ),
-            family=self.family,
-            model=emulated(self.shape, compute_s=compute_s, optimizer_s=0.002),
-            fabric=self.fabric,
-            accumulation=self.accumulation,
-            bucket_cap_mb=self.bucket_cap_mb,
-            noise=self.noise,
-            num_steps=self.num_steps,
-        )
+def _numbered(settings: Iterable[TrainingSetting]) -> tuple[TrainingSetting, ...]:
+    return tuple(
+        setting.model_copy(update={"name": f"{setting.family} {number}: {setting.name}"})
+        for number, setting in enumerate(settings)
+    )
 
 
 NOISES: Final = (
@@ -218,32 +216,28 @@ NOISES: Final = (
 
 
 def collectives() -> tuple[CollectiveSetting, ...]:
-    """Between two ranks: all-reduces on idle shaped links, and what messages cost the machine."""
-    sizes = (1024, 262_144, MIB, 4 * MIB)
-    shaped = tuple(
+    """All-reduces between two ranks on idle shaped links."""
+    return tuple(
         CollectiveSetting(
-            name=f"all-reduce {mbit:g}Mbit/s", fabric=flat(2, mbit), sizes_bytes=sizes, repeats=6
+            name=f"all-reduce {mbit:g}Mbit/s",
+            fabric=flat(2, mbit),
+            sizes_bytes=(1024, 262_144, MIB, 4 * MIB),
+            repeats=6,
         )
         for mbit in (50, 100, 200, 400)
     )
-    return (*shaped, *_messages(0))
 
 
-def _messages(moment: int) -> tuple[CollectiveSetting, ...]:
-    """What messages and bytes cost the machine."""
+def machine_costs(moment: int) -> tuple[CollectiveSetting | TrainingSetting, ...]:
+    """What messages, bytes and steps cost the machine: at several moments, as hosts slow down."""
     # Many ranks keep the cores awake; so must two, for the cost of a message.
-    kinds: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather")
-    warm = tuple(
-        CollectiveSetting(
-            name=f"{kind} warm {moment}",
-            collective=kind,
-            fabric=flat(2, 200),
-            sizes_bytes=(1024,),
-            repeats=200,
-            pause_s=0.0,
-            keep_awake=True,
-        )
-        for kind in kinds
+    warm = CollectiveSetting(
+        name=f"all_reduce warm {moment}",
+        fabric=flat(2, 200),
+        sizes_bytes=(1024,),
+        repeats=200,
+        pause_s=0.0,
+        keep_awake=True,
     )
     crowded = CollectiveSetting(
         name=f"all_reduce crowded {moment}",
@@ -253,17 +247,13 @@ def _messages(moment: int) -> tuple[CollectiveSetting, ...]:
         pause_s=0.0,
         copies=8,
     )
-    return (*warm, crowded)
-
-
-def _rushes(moment: int) -> tuple[TrainingSetting, ...]:
-    """One rank whose device needs no time: what is left is the cost of its steps on a busy core."""
-    found = []
+    # One rank whose device needs no time: what is left is the cost of its steps on a busy core.
+    rushes = []
     for shape in ("lenet", "transformer", "squeezenet", "perceptron"):
         model = emulated(shape, compute_s=1.0)
         none = {"forward_s": 1e-9, "backward_s": 1e-9}
         layers = tuple(layer.model_copy(update=none) for layer in model.layers)
-        found.append(
+        rushes.append(
             TrainingSetting(
                 name=f"{RUSH} {moment}: {shape}",
                 family=RUSH,
@@ -272,16 +262,11 @@ def _rushes(moment: int) -> tuple[TrainingSetting, ...]:
                 num_steps=30,
             )
         )
-    return tuple(found)
-
-
-def machine_costs(moment: int) -> tuple[CollectiveSetting | TrainingSetting, ...]:
-    """What messages, bytes and steps cost the machine, once more."""
-    return (*_messages(moment), *_rushes(moment))
+    return (warm, crowded, *rushes)
 
 
 def trainings() -> tuple[TrainingSetting, ...]:
-    """Training runs of one and two ranks."""
+    """Training runs of one and two ranks, quiet and noisy."""
     # Shape, ranks, rate, compute over communication, bucket cap.
     rows: tuple[tuple[str, int, float, float, float | None], ...] = (
         ("lenet", 1, 200, 3, None),
@@ -295,39 +280,31 @@ def trainings() -> tuple[TrainingSetting, ...]:
         ("embedding", 2, 200, 0.5, None),
     )
     settings = [
-        Recipe(
-            family="calibration",
-            shape=shape,
-            fabric=flat(num_ranks, mbit),
-            ratio=ratio,
-            mbit=mbit,
-            bucket_cap_mb=cap,
-        ).setting(number)
-        for number, (shape, num_ranks, mbit, ratio, cap) in enumerate(rows)
+        training("calibration", shape, flat(num_ranks, mbit), ratio, cap, mbit=mbit)
+        for shape, num_ranks, mbit, ratio, cap in rows
     ]
-    settings += _rushes(0)
-    for noise in NOISES:
-        # What stays with a rank shows in many ranks, what changes in many steps.
-        for repeat in range(5 if noise.rank_spread else 1):
-            recipe = Recipe(
-                family="calibration",
-                shape="lenet",
-                fabric=flat(2, 1000),
-                ratio=2,
-                mbit=200,
-                noise=noise.model_copy(update={"seed": 1000 + repeat}),
-                num_steps=60 if noise.rank_spread else 300,
-            )
-            settings.append(recipe.setting(len(settings)))
-    return tuple(settings)
+    # What stays with a rank shows in many ranks, what changes in many steps.
+    settings += [
+        training(
+            "calibration",
+            "lenet",
+            flat(2, 1000),
+            2,
+            noise=noise.model_copy(update={"seed": 1000 + repeat}),
+            num_steps=60 if noise.rank_spread else 300,
+        )
+        for noise in NOISES
+        for repeat in range(5 if noise.rank_spread else 1)
+    ]
+    return _numbered(settings)
 
 
 def calibration() -> tuple[CollectiveSetting | TrainingSetting, ...]:
-    """All that runs with one and two ranks; costs of the machine at three moments, as hosts slow down."""
+    """All that runs with one and two ranks."""
     steps = trainings()
     middle = len(steps) // 2
     return (
-        *(*collectives(), *steps[:middle], *machine_costs(1)),
+        *(*collectives(), *machine_costs(0), *steps[:middle], *machine_costs(1)),
         *(*steps[middle:], *machine_costs(2)),
     )
 
@@ -353,28 +330,19 @@ def plain() -> tuple[TrainingSetting, ...]:
         ("vgg-like", 200, 1.5, None, 1),
         ("embedding", 100, 0.8, 1.0, 1),
     )
-    recipes = [
-        Recipe(
-            family="plain",
-            shape=shape,
-            fabric=flat(num_ranks, mbit),
-            ratio=ratio,
-            mbit=mbit,
-            bucket_cap_mb=cap,
-            accumulation=accumulation,
-        )
-        for num_ranks in (4, 8, 16)
+    return _numbered(
+        training("plain", shape, flat(n, mbit), ratio, cap, mbit=mbit, accumulation=accumulation)
+        for n in (4, 8, 16)
         for shape, mbit, ratio, cap, accumulation in rows
-    ]
-    return tuple(recipe.setting(number) for number, recipe in enumerate(recipes))
+    )
 
 
 def hard() -> tuple[TrainingSetting, ...]:
     """Unequal links and devices, noise, other traffic, and rates that the machine cannot feed."""
-    return tuple(recipe.setting(number) for number, recipe in enumerate(_hard()))
+    return _numbered(_hard())
 
 
-def _hard() -> Iterator[Recipe]:
+def _hard() -> Iterator[TrainingSetting]:
     fabrics = (
         _shared(4, 2, 200),
         _shared(2, 4, 200, round_robin=True),
@@ -387,43 +355,41 @@ def _hard() -> Iterator[Recipe]:
     )
     for number, fabric in enumerate(fabrics):
         shape, cap = (("squeezenet", None), ("perceptron", 4.0))[number % 2]
-        ratio = (0.4, 0.8, 2.0)[number % 3]
-        yield _at_200("two tiers", shape, fabric, ratio, cap)
+        yield training("two tiers", shape, fabric, (0.4, 0.8, 2.0)[number % 3], cap)
     slow_links = ((4, 100, 0.5), (8, 60, 0.5), (16, 60, 0.5), (4, 100, 0.7), (8, 150, 0.3))
-    for number, (num_ranks, slow_mbit, ratio) in enumerate((*slow_links, (16, 100, 8))):
-        rates = [200 * MBIT] * num_ranks
-        rates[num_ranks // 2] = slow_mbit * MBIT
-        fabric = Fabric(node_of_rank=tuple(range(num_ranks)), node_bytes_per_s=tuple(rates))
+    for number, (n, slow_mbit, ratio) in enumerate((*slow_links, (16, 100, 8))):
+        rates = [200 * MBIT] * n
+        rates[n // 2] = slow_mbit * MBIT
+        fabric = Fabric(node_of_rank=tuple(range(n)), node_bytes_per_s=tuple(rates))
         shape = ("transformer", "squeezenet", "resnet20")[number % 3]
-        yield _at_200("slow link", shape, fabric, ratio, (2.0, None)[number % 2])
+        yield training("slow link", shape, fabric, ratio, (2.0, None)[number % 2])
     slow_ranks = ((4, 1.5, 1.3), (8, 1.5, 2), (16, 1.3, 1.5), (4, 1.5, 0.3), (8, 2.0, 0.3))
-    for number, (num_ranks, factor, ratio) in enumerate((*slow_ranks, (16, 1.5, 0.4))):
+    for number, (n, factor, ratio) in enumerate((*slow_ranks, (16, 1.5, 0.4))):
         shape = ("perceptron", "squeezenet", "transformer")[number % 3]
-        noise = Noise(slow_ranks=((num_ranks // 3, factor),))
-        fabric = flat(num_ranks, 200)
-        yield _at_200("slow rank", shape, fabric, ratio, (None, 2.0)[number % 2], noise)
+        noise, cap = Noise(slow_ranks=((n // 3, factor),)), (None, 2.0)[number % 2]
+        yield training("slow rank", shape, flat(n, 200), ratio, cap, noise=noise)
     noisy = [
         (noise, *row) for noise in NOISES for row in ((4, 3.0), (8, 0.5), (16, 0.5), (16, 3.0))
     ]
-    for number, (noise, num_ranks, ratio) in enumerate(noisy, start=1):
+    for number, (noise, n, ratio) in enumerate(noisy, start=1):
         name = {"pareto": "heavy tails", "lognormal": "lognormal"}[noise.kind]
         mbit = 100 if ratio < 1 else 50
-        yield Recipe(
-            family="persistent" if noise.rank_spread else name,
-            shape=("resnet20", "lenet")[ratio > 1],
-            fabric=flat(num_ranks, mbit),
-            ratio=ratio,
+        yield training(
+            "persistent" if noise.rank_spread else name,
+            ("resnet20", "lenet")[ratio > 1],
+            flat(n, mbit),
+            ratio,
+            0.5,
             mbit=mbit,
-            bucket_cap_mb=0.5,
             noise=noise.model_copy(update={"seed": number}),
             num_steps=32,
         )
     streams = ((4, 100, 0.4), (8, 100, 0.4), (16, 80, 0.4), (4, 50, 4), (8, 120, 0.6), (16, 60, 4))
-    for number, (num_ranks, mbit, ratio) in enumerate(streams):
-        stream = Traffic(from_node=1, to_node=num_ranks - 1, bytes_per_s=mbit * MBIT)
-        fabric = flat(num_ranks, 200).model_copy(update={"background": (stream,)})
+    for number, (n, mbit, ratio) in enumerate(streams):
+        stream = Traffic(from_node=1, to_node=n - 1, bytes_per_s=mbit * MBIT)
+        fabric = flat(n, 200).model_copy(update={"background": (stream,)})
         shape = ("squeezenet", "perceptron", "resnet20")[number % 3]
-        yield _at_200("background", shape, fabric, ratio, 2.0)
+        yield training("background", shape, fabric, ratio, 2.0)
     host_limited: tuple[tuple[int, float, str, float | None], ...] = (
         (8, 10_000, "transformer", None),
         (8, 2_000, "perceptron", None),
@@ -432,32 +398,9 @@ def _hard() -> Iterator[Recipe]:
         (16, 5_000, "squeezenet", None),
         (16, 1_000, "vgg-like", None),
     )
-    for num_ranks, rate, shape, cap in host_limited:
-        yield Recipe(
-            family="host",
-            shape=shape,
-            fabric=flat(num_ranks, rate),
-            ratio=0.1,
-            mbit=1000,
-            bucket_cap_mb=cap,
-            # Steps of 0.1 s: a second in which the kernel holds real-time processes back is many.
-            num_steps=25,
-        )
-
-
-def _at_200(
-    family: str, shape: str, fabric: Fabric, ratio: float, cap: float | None, noise: Noise = _EQUAL
-) -> Recipe:
-    """Compute over communication as of links of 200 Mbit/s."""
-    return Recipe(
-        family=family,
-        shape=shape,
-        fabric=fabric,
-        ratio=ratio,
-        mbit=200,
-        bucket_cap_mb=cap,
-        noise=noise,
-    )
+    for n, rate, shape, cap in host_limited:
+        # Steps of 0.1 s: a second in which the kernel holds real-time processes back is many.
+        yield training("host", shape, flat(n, rate), 0.1, cap, mbit=1000, num_steps=25)
 
 
 def judged(budget: str, *, seed: int) -> tuple[TrainingSetting, ...]:

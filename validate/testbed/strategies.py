@@ -163,6 +163,7 @@ def _setting(  # noqa: PLR0913 - one argument per column of the tables below
 
 def collectives() -> tuple[CollectiveSetting, ...]:
     """Between two ranks: all-reduces as the testbed has them, and all-gathers one after another."""
+    costs = [s for s in plan.machine_costs(0) if isinstance(s, CollectiveSetting)]
     one_by_one = CollectiveSetting(
         name=BACK_TO_BACK,
         collective="all_gather",
@@ -171,7 +172,7 @@ def collectives() -> tuple[CollectiveSetting, ...]:
         repeats=8,
         pause_s=0.0,
     )
-    return (*plan.collectives(), one_by_one)
+    return (*plan.collectives(), *costs, one_by_one)
 
 
 def trainings() -> tuple[TrainingSetting, ...]:

@@ -1,12 +1,12 @@
 """Use case: calibrate with one and two ranks, predict DDP on 4, 8 and 16, run it, judge."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from calibrate.campaign import PLAN, Progress
+from calibrate.campaign import Progress
 from calibrate.environment import describe_environment
 from calibrate.placement import provenance
 from perfmodel.documents.testbed import (
@@ -21,11 +21,11 @@ from perfmodel.documents.verdicts import Gate
 from perfmodel.errors import refuse_unknown
 from validate.judging import coverage_gate, fraction, gate, passed, step_gates, summarise
 from validate.testbed import plan
+from validate.testbed.all_reduce import ring_bytes
 from validate.testbed.campaign import (
     CALIBRATION,
     RUNS,
     CampaignRequest,
-    Setting,
     open_campaign,
     predict_once,
     refuse_earlier_runs,
@@ -34,13 +34,12 @@ from validate.testbed.ddp import (
     HOST,
     Calibration,
     calibrate,
+    is_noisy,
     limit,
     observed_uses,
     predict,
     replayed,
 )
-from validate.testbed.disturbance import disturbed, refuse_disturbed
-from validate.testbed.ring import ring_bytes
 
 VERDICT: Final = "testbed.json"
 BUDGETS: Final = ("quick", "standard")
@@ -68,68 +67,39 @@ class TestbedRequest(CampaignRequest):
 def validate_testbed(
     request: TestbedRequest, *, on_progress: Callable[[Progress], None]
 ) -> TestbedDocument:
-    """Carry out the whole campaign.
-
-    Raises
-    ------
-    UsageError
-        If the budget is unknown, or the folder holds runs and ``resume`` is not given.
-    NotFeasible
-        If the machine does not allow network namespaces.
-    Interrupted
-        If the time is up; what was measured is kept.
-    """
+    """Carry out the whole campaign: calibrate, predict, run, judge."""
     refuse_unknown("--budget", request.budget, BUDGETS)
     refuse_earlier_runs(request, CALIBRATION)
-    first: tuple[Setting, ...] = plan.calibration()
-    judged = plan.judged(request.budget, seed=request.seed)
+    first, judged = plan.calibration(), plan.judged(request.budget, seed=request.seed)
     total = len(first) + len(judged)
     with open_campaign(
         request, command="validate testbed", total=total, on_progress=on_progress
     ) as campaign:
-        output = request.folder / CALIBRATION
-        campaign.run(first, output)
-        if not (request.folder / PLAN).exists():
-            # What other guests of the host disturbed is run once more.
-            again: list[Setting] = [run.setting for run in disturbed(read_runs(output))]
-            campaign.run(again, output, again=True)
-            refuse_disturbed(read_runs(output), where=campaign.command)
-        calibration = calibrate(read_runs(output), seed=request.seed)
+        campaign.run(first, request.folder / CALIBRATION)
+        calibration = calibrate(read_runs(request.folder / CALIBRATION), seed=request.seed)
         predicted = predict_once(
             request.folder,
             judged,
             lambda setting: predict(setting, calibration, seed=request.seed),
             kind=PredictedStep,
             options={"budget": request.budget, "seed": request.seed},
-            terms={"gates": LIMITS, "law": law(calibration)},
+            terms={"gates": LIMITS, "law": calibration.law()},
         )
         campaign.run(judged, request.folder / RUNS)
-    return conclude(request, calibration, predicted)
-
-
-def conclude(
-    request: TestbedRequest, calibration: Calibration, predicted: dict[str, PredictedStep]
-) -> TestbedDocument:
-    """Judge what is on disk, and write the verdict."""
     steps = [
         judge_step(predicted[run.setting.name], run, calibration)
         for run in read_runs(request.folder / RUNS)
         if isinstance(run, TrainingRun)
     ]
-    groups = {
-        PLAIN: [step for step in steps if step.family == PLAIN],
-        HARD: [step for step in steps if step.family != PLAIN],
-    }
-    names = dict.fromkeys(step.family for step in steps)
-    found = _families(groups)
-    judgement = gates(found)
+    groups = _families(steps, lambda step: PLAIN if step.family == PLAIN else HARD)
+    judgement = gates(groups)
     document = TestbedDocument(
         schema_version=TestbedDocument.current_version,
         provenance=provenance(describe_environment(), seed=request.seed),
-        law=law(calibration),
+        law=calibration.law(),
         settings=tuple(steps),
-        groups=found,
-        families=_families({n: [s for s in steps if s.family == n] for n in names}),
+        groups=groups,
+        families=_families(steps, lambda step: step.family),
         gates=judgement,
         passed=passed(judgement),
     )
@@ -148,7 +118,7 @@ def judge_step(predicted: PredictedStep, run: TrainingRun, calibration: Calibrat
     streams_s = sum(stream.bytes_per_s for stream in setting.fabric.background)
     sent = sum(run.link_bytes.values()) - streams_s * host.window_s
     replayed_error = None
-    if np.ptp(factors, axis=1).any() or setting.noise.rank_spread > 0:
+    if is_noisy(setting.noise):
         replayed_error = float(np.median(replayed(setting, calibration, factors))) / measured_s - 1
     return JudgedStep(
         name=setting.name,
@@ -171,18 +141,23 @@ def judge_step(predicted: PredictedStep, run: TrainingRun, calibration: Calibrat
     )
 
 
-def _families(groups: dict[str, list[JudgedStep]]) -> tuple[JudgedFamily, ...]:
-    """Settings that are judged together, as far as there are any."""
-    return tuple(
-        JudgedFamily(
-            name=name,
-            summary=summarise([step.signed_error for step in steps]),
-            coverage=fraction(step.is_covered for step in steps),
-            limits_named=fraction(step.is_limit_named for step in steps),
+def _families(
+    steps: Sequence[JudgedStep], family_of: Callable[[JudgedStep], str]
+) -> tuple[JudgedFamily, ...]:
+    """Settings that are judged together; the plain ones first, where there are any."""
+    names = dict.fromkeys(map(family_of, sorted(steps, key=lambda step: step.family != PLAIN)))
+    found = []
+    for name in names:
+        own = [step for step in steps if family_of(step) == name]
+        found.append(
+            JudgedFamily(
+                name=name,
+                summary=summarise([step.signed_error for step in own]),
+                coverage=fraction(step.is_covered for step in own),
+                limits_named=fraction(step.is_limit_named for step in own),
+            )
         )
-        for name, steps in groups.items()
-        if steps
-    )
+    return tuple(found)
 
 
 def gates(groups: Iterable[JudgedFamily]) -> tuple[Gate, ...]:
@@ -199,13 +174,3 @@ def gates(groups: Iterable[JudgedFamily]) -> tuple[Gate, ...]:
             least, named = limits["limits_named"], group.limits_named
             verdict.append(gate(f"{of}limiting resource named", named, at_least=least))
     return tuple(verdict)
-
-
-def law(calibration: Calibration) -> dict[str, float]:
-    """Fitted parameters by name."""
-    names = (
-        *("finish_s", "finish_s_per_byte", "step_cpu_s", "layer_cpu_s", "byte_cpu_s"),
-        *("residual", "cost_uncertainty"),
-    )
-    own = {f"rank_{name}": float(getattr(calibration, name)) for name in names}
-    return {f"ring_{name}": value for name, value in calibration.ring.nominal().items()} | own

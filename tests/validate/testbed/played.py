@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibrate.processes import usable_cores
 from perfmodel.documents.testbed import CollectiveSetting, Job, TrainingSetting
 from perfmodel.errors import MeasurementFailed
 from validate.testbed import campaign
+from validate.testbed.all_reduce import ShapedRing, link_rates, ring_bytes, steady_bytes_per_s
 from validate.testbed.cluster import Cluster
-from validate.testbed.ddp import Calibration, TrainingCosts, simulated_step
+from validate.testbed.ddp import Calibration, TrainingCosts
 from validate.testbed.links import BUSY, STEAL
-from validate.testbed.ring import ShapedRing, link_rates, path, ring_bytes
 
 NUM_CORES = 2
 
@@ -50,15 +49,11 @@ def known_ring() -> ShapedRing:
 def known() -> Calibration:
     return Calibration(
         ring=known_ring(),
-        finish_s=5e-4,
-        finish_s_per_byte=2e-10,
         step_cpu_s=1e-3,
         layer_cpu_s=2e-4,
-        wake_cpu_s=1e-4,
         byte_cpu_s=4e-10,
         noises={},
         residual=0.002,
-        cost_uncertainty=0.0,
         num_cores=NUM_CORES,
         num_draws=1,
     )
@@ -69,28 +64,20 @@ class PlayedCluster:
     """Plays jobs by arithmetic; fails when asked for more than it may play."""
 
     at_most: int = 10_000
-    disturbed: int = 0
-    """Answers, from the first on, in which other guests take 15 % of the cores."""
-    drift: float = 0.0
-    """Growth of the cost of small collectives from call to call, log."""
     played: list[str] = field(default_factory=list)
 
     def play(self, job: Job) -> dict[str, Any]:
         if len(self.played) >= self.at_most:
             raise MeasurementFailed("played cluster: enough")
         self.played.append(job.setting.name)
-        steal = 0.15 if len(self.played) <= self.disturbed else 0.0
         if isinstance(job.setting, CollectiveSetting):
-            dearer = np.exp(self.drift * len(self.played))
             copies = job.setting.fabric.num_ranks * job.setting.copies
-            return _reply([_collective_rank(job.setting, dearer)] * copies, steal)
+            return _reply([_collective_rank(job.setting)] * copies)
         assert isinstance(job.setting, TrainingSetting)
-        return _reply(_training_ranks(job.setting, np.array(job.factors)), steal)
+        return _reply(_training_ranks(job.setting, np.array(job.factors)))
 
 
-def _reply(ranks: list[dict[str, Any]], steal: float) -> dict[str, Any]:
-    after = ranks[0]["after"]
-    after["counters"][STEAL] = steal * after["at_s"] * usable_cores()
+def _reply(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     return {"started_utc": 0.0, "is_realtime": True, "ranks": ranks}
 
 
@@ -103,7 +90,7 @@ def moments(
     return before, after
 
 
-def _collective_rank(setting: CollectiveSetting, dearer: float) -> dict[str, Any]:
+def _collective_rank(setting: CollectiveSetting) -> dict[str, Any]:
     ring, fabric = known_ring(), setting.fabric
     before, after = moments(1.0, 0.1, dict.fromkeys(link_rates(fabric), 0.0))
     sizes = []
@@ -114,9 +101,7 @@ def _collective_rank(setting: CollectiveSetting, dearer: float) -> dict[str, Any
         num_ranks = fabric.num_ranks
         cpu_s = float(ring.cpu_s(size_bytes, num_ranks)[0])
         if setting.pause_s == 0:
-            # A quarter of a warm all-reduce is its call; an all-gather has half of the messages.
-            hops = 2.0 if setting.collective == "all_reduce" else 2.0 * (0.25 + 0.75 / 2)
-            duration_s = float(hops * ring.p2p_s[0]) * dearer
+            duration_s = float(2 * ring.p2p_s[0])
         starts_s = [float(number) for number in range(setting.repeats)]
         ends_s = [start_s + duration_s for start_s in starts_s]
         sizes.append({"starts_s": starts_s, "ends_s": ends_s, "cpu_s": cpu_s / num_ranks})
@@ -126,21 +111,18 @@ def _collective_rank(setting: CollectiveSetting, dearer: float) -> dict[str, Any
 def _training_ranks(
     setting: TrainingSetting, factors: np.ndarray[Any, np.dtype[np.float64]]
 ) -> list[dict[str, Any]]:
-    costs = TrainingCosts.of(setting, known())
-    durations_s = costs.durations()[:, 0]
+    costs = TrainingCosts(setting, known())
     cpu_step_s = float(costs.cpu_s()[0])
-    steps_s = [
-        max(simulated_step(costs, durations_s, paces), cpu_step_s / NUM_CORES / 0.95)
-        for paces in factors.T
-    ]
+    steps_s = [max(costs.simulated_s(paces), cpu_step_s / NUM_CORES / 0.95) for paces in factors.T]
     ends_s = [0.0, *np.cumsum(steps_s).tolist()]
     payload = ring_bytes(setting.model.gradient_bytes, setting.fabric)
     num_messages = 2 * (setting.fabric.num_ranks - 1) * len(costs.all_reduces)
     message_bytes = num_messages * float(known_ring().message_bytes[0])
-    sent = {link: (1.01 * size + message_bytes) * len(steps_s) for link, size in payload.items()}
-    for stream in setting.fabric.background:
-        for link in path(setting.fabric, stream.from_node, stream.to_node):
-            sent[link] += stream.bytes_per_s * ends_s[-1]
+    steady = steady_bytes_per_s(setting.fabric)
+    sent = {
+        link: (1.01 * size + message_bytes) * len(steps_s) + steady[link] * ends_s[-1]
+        for link, size in payload.items()
+    }
     cpu_s = cpu_step_s * len(steps_s) / setting.fabric.num_ranks
     before, after = moments(ends_s[-1], cpu_s, sent)
     nominal_s = setting.model.compute_s * setting.accumulation
@@ -151,7 +133,7 @@ def _training_ranks(
             "ends_s": ends_s,
             "late_s": [1e-5],
             "compute_s": (nominal_s * row).tolist(),
-            "bucket_bytes": [o.size_bytes for o in costs.all_reduces] or [1],
+            "bucket_bytes": [o.size_bytes for o in costs.all_reduces.values()] or [1],
         }
         for row in factors
     ]

@@ -8,7 +8,7 @@ import numpy as np
 from perfmodel.documents.testbed import CollectiveSetting, Job, StrategySetting
 from perfmodel.errors import MeasurementFailed
 from tests.validate.testbed.played import NUM_CORES, PlayedCluster, known_ring, moments
-from validate.testbed.ring import link_rates
+from validate.testbed.ring import ShapedRing, link_rates
 from validate.testbed.strategies import (
     BACK_TO_BACK,
     FAMILIES,
@@ -21,9 +21,13 @@ PAIR_GATHER = 1.5
 WORK = HostWork(pass_s=4e-4, byte_s=5e-10)
 
 
+def gloo_ring() -> ShapedRing:
+    return ShapedRing(**{name: np.array([v]) for name, v in known_ring().nominal().items()})
+
+
 def known() -> StrategyCalibration:
     return StrategyCalibration(
-        ring=known_ring(),
+        ring=gloo_ring(),
         pair_gather=PAIR_GATHER,
         hosts=dict.fromkeys(FAMILIES, WORK),
         residuals=dict.fromkeys(FAMILIES, 0.0),
@@ -71,5 +75,5 @@ class PlayedStrategies:
 
 def _back_to_back(setting: CollectiveSetting, reply: dict[str, Any]) -> None:
     for size_bytes, of_size in zip(setting.sizes_bytes, reply["ranks"][0]["sizes"], strict=True):
-        ring_s = float(known_ring().wire_s(size_bytes, setting.fabric, "all_gather")[0])
+        ring_s = float(gloo_ring().wire_s(size_bytes, setting.fabric, "all_gather")[0])
         of_size["ends_s"] = [start_s + PAIR_GATHER * ring_s for start_s in of_size["starts_s"]]

@@ -1,6 +1,5 @@
 """The campaign: calibrated on two ranks, predictions before runs, resumable, judged."""
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -18,11 +17,11 @@ from perfmodel.layout.run_setting import RunSetting
 from perfmodel.report import validation as tables
 from perfmodel.step.division import gradient_buckets
 from tests.turns import machine_is_held
-from tests.validate.testbed.played import PlayedCluster, known, serve
+from tests.validate.testbed.played import PlayedCluster, serve
 from validate.testbed import cluster as player
 from validate.testbed import ddp, plan, testbed
 from validate.testbed.cluster import draw_factors
-from validate.testbed.ddp import limit, link_uses, noise_key
+from validate.testbed.ddp import limit, noise_key, uses
 
 
 @pytest.fixture
@@ -208,11 +207,13 @@ def test_heavy_tails_slow_some_steps_by_their_mean_excess() -> None:
 
 
 def test_a_link_is_named_when_it_stands_out() -> None:
-    fabric = plan.flat(3, 100)
-    even = {f"uplink of node {node}": 0.5 for node in range(3)}
-    assert link_uses(fabric, even) == {"node uplinks": 0.5}
-    assert link_uses(fabric, even | {"uplink of node 1": 0.9}) == {"uplink of node 1": 0.9}
-    assert limit({"devices": 0.4, "node uplinks": 0.9}) == "node uplinks"
+    """Links of 100 Mbit/s, 12.5 MB/s."""
+    setting = plan.training("plain", "lenet", plan.flat(3, 100), 1.0)
+    even = {f"uplink of node {node}": 6.25e6 for node in range(3)}
+    found = uses(setting, device=0.4, host=0.1, sent=even)
+    assert found == {"devices": 0.4, "host CPU": 0.1, "node uplinks": 0.5}
+    one = uses(setting, device=0.4, host=0.1, sent=even | {"uplink of node 1": 10e6})
+    assert limit(one) == "uplink of node 1"
 
 
 def test_what_other_guests_disturbed_is_run_again_and_the_quietest_is_kept() -> None:
@@ -234,20 +235,3 @@ def test_what_other_guests_disturbed_is_run_again_and_the_quietest_is_kept() -> 
     found = player.quietest(lambda: next(always))
     assert found.attempts == 3
     assert found.host.steal_share == pytest.approx(0.15)
-
-
-def test_on_a_saturated_machine_nobody_sleeps() -> None:
-    """Waking is paid for as far as devices, and not cores, keep a rank waiting."""
-    calibration = dataclasses.replace(known(), wake_cpu_s=1e-2)
-    awake = dataclasses.replace(known(), wake_cpu_s=0.0)
-
-    def waking_s(ratio: float) -> float:
-        recipe = plan.Recipe(
-            family="plain", shape="lenet", fabric=plan.flat(16, 200), ratio=ratio, mbit=200
-        )
-        setting = recipe.setting(0)
-        of_both = [float(ddp.TrainingCosts.of(setting, c).cpu_s()[0]) for c in (calibration, awake)]
-        return (of_both[0] - of_both[1]) / (16 * len(setting.model.layers) * 1e-2)
-
-    assert waking_s(1000) == pytest.approx(1.0, abs=0.02)
-    assert waking_s(0.01) < 0.2
