@@ -423,52 +423,40 @@ def whatif(
         return
     excluded = {**_ONLY_WITHOUT_LAYOUT, "devices": "leave it out", "against": "leave it out"}
     _refuse_beside_layout(context, excluded)
-    if layout is not None and opt.typed(context, "model"):
-        _compare_layouts(context)
-        return
     from perfmodel.answer.answer import Forecast
-    from perfmodel.cli.inputs import read_question
+    from perfmodel.cli.inputs import read_model, read_question
     from perfmodel.documents.prediction import WhatIfDocument
-    from perfmodel.report.prediction import whatif_lines, whatif_table
     from perfmodel.scenarios.compare import compare_scenarios, with_saved
     from perfmodel.scenarios.fields import Scenario, scenarios_of
 
-    if layout is not None:
-        base = Scenario(question=_divided_question(context))
-    else:
+    if layout is not None and opt.typed(context, "model"):
+        from perfmodel.report.layout import layout_whatif_lines as lines
+        from perfmodel.report.layout import layout_whatif_table as table
+
         base = Scenario(
-            question=read_question(
+            question=_inferred_question(context),
+            open_model=lambda name: read_model(name, sequence=sequence_length),
+        )
+    else:
+        from perfmodel.report.prediction import whatif_lines as lines
+        from perfmodel.report.prediction import whatif_table as table
+
+        base = Scenario(
+            question=_divided_question(context)
+            if layout is not None
+            else read_question(
                 profile, workload, validation=validation, cluster=cluster, device=device
             ),
-            request=Forecast(world_sizes=(devices,), scaling=scaling, batch=batch),
+            request=Forecast(world_sizes=(devices,), scaling=scaling, batch=batch)
+            if layout is None
+            else None,
         )
     document = compare_scenarios(scenarios_of(base, settings or ()), argv=sys.argv)
     if output is not None:
         document.write(output)
     saved = [(path.stem, WhatIfDocument.read(path)) for path in against or ()]
     shown = with_saved(document, saved) if saved else document
-    show_document(shown, whatif_table(shown), whatif_lines(shown, verbose=verbose), as_json=as_json)
-
-
-def _compare_layouts(context: typer.Context) -> None:
-    from perfmodel.cli.inputs import read_model
-    from perfmodel.report.layout import layout_whatif_lines, layout_whatif_table
-    from perfmodel.scenarios.layouts import LayoutBase, compare_layouts
-
-    given = context.params
-    base = LayoutBase(
-        question=_inferred_question(context),
-        text=given["layout"],
-        open_model=lambda name: read_model(name, sequence=given["sequence_length"]),
-    )
-    document = compare_layouts(base, given["settings"] or (), argv=sys.argv)
-    show_document(
-        document,
-        layout_whatif_table(document),
-        layout_whatif_lines(document, verbose=given["verbose"]),
-        as_json=given["as_json"],
-        output=given["output"],
-    )
+    show_document(shown, table(shown), lines(shown, verbose=verbose), as_json=as_json)
 
 
 _INFERRED = typer.Option(help="Calibration from runs, from perfmodel calibrate --from-runs.")

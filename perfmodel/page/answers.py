@@ -304,7 +304,7 @@ def _layouts(scenario: Scenario, asked: StepQuestion) -> tuple[Layout, Layout]:
         scaling=asked.scaling,
         batch=asked.batch,
     )
-    found = request.layouts(scenario.workload)
+    found = request.layouts(scenario.question.measured)
     return found[0], found[-1]
 
 

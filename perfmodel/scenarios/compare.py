@@ -12,6 +12,7 @@ from perfmodel.documents.base import Provenance
 from perfmodel.documents.prediction import Contrast, PredictedPoint, ScenarioOutcome, WhatIfDocument
 from perfmodel.explanation import explain
 from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.inferred import InferredMachine
 from perfmodel.scenarios.fields import Scenario
 from perfmodel.statistics.pairing import FASTER, unpaired
 
@@ -30,6 +31,11 @@ def compare_scenarios(scenarios: Sequence[Scenario], *, argv: Sequence[str]) -> 
     NotFeasible, CalibrationUnavailable
         As for any prediction.
     """
+    if isinstance(scenarios[0].question.machine, InferredMachine):
+        # SciPy's optimizers come with it, which would double the start of every other what-if.
+        from perfmodel.scenarios.layouts import compare_layouts  # noqa: PLC0415
+
+        return compare_layouts(scenarios, argv=argv)
     # Changes of one machine share its draws, whatever they make of it.
     digest = scenarios[0].machine.digest
     found = [_outcome(scenario, digest) for scenario in scenarios]

@@ -1,33 +1,48 @@
-"""Fields that a what-if can change: what each means, and what it does to a scenario.
+"""Fields that a what-if can change: what each means, and what it does to the question.
 
-A new field is one entry of ``FIELDS``. They are applied in the order of that table: first what is
-trained, then how, then the machine.
+A new field is one row of ``FIELDS``. They are applied in the order of that table: first what is trained,
+then how, then the machine. A changed machine goes through the same model as a measured one, with the same
+random draws, so that two predictions differ by the change alone.
 """
 
-import dataclasses
 import difflib
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
+
+import numpy as np
 
 from perfmodel.answer.answer import Forecast
 from perfmodel.answer.measured import open_workload, refuse_other_jobs, timed_workload
 from perfmodel.answer.question import Question
+from perfmodel.cost.collectives import message_bytes, num_messages
 from perfmodel.cost.rescaling import LINK_SHARE, find_device, rescaled_profile, shipped_catalogue
 from perfmodel.cost.traced import TracedWorkload
 from perfmodel.documents.hardware import LinkSheet, read_cluster
-from perfmodel.errors import CalibrationUnavailable, UsageError, did_you_mean, refuse_unknown
-from perfmodel.layout.layout import KEYS, Layout, Scaling, parse_layout
-from perfmodel.machine.cluster import Cluster, Tier
-from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
-from perfmodel.scenarios import changes
+from perfmodel.errors import (
+    CalibrationUnavailable,
+    NotFeasible,
+    UsageError,
+    did_you_mean,
+    refuse_unknown,
+)
+from perfmodel.layout.layout import KEYS, Layout, Scaling, accumulation_for, parse_layout
+from perfmodel.machine.cluster import Cluster
+from perfmodel.machine.inferred import InferredMachine
+from perfmodel.machine.measured import (
+    CollectiveProfile,
+    CurvePoint,
+    MeasuredMachine,
+    MeasuredWorkload,
+)
 from perfmodel.statistics.normal import DEVIATE_90
 from perfmodel.units import (
     MIB,
+    BytesPerSecond,
+    Seconds,
     format_rate,
     parse_bandwidth,
     parse_bytes,
@@ -37,13 +52,10 @@ from perfmodel.units import (
     parse_number,
     parse_share,
 )
+from perfmodel.workload.transformer import NamedTransformer
 
-NO_CLUSTER: Final = "none"
-
-
-def scenario_name(changes: Mapping[str, str]) -> str:
-    """The changes in one line."""
-    return ", ".join(f"{name}={value}" for name, value in changes.items()) or "as it is"
+#: More scenarios than this are not a table any more.
+MOST_SCENARIOS: Final = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,30 +63,26 @@ class Scenario:
     """What a prediction starts from, after some changes."""
 
     question: Question
-    """About a calibrated machine; its layout counts if nothing is requested."""
+    """Its layout counts if nothing is requested."""
     request: Forecast | None = None
     """Data parallelism on one device count."""
     changes: Mapping[str, str] = field(default_factory=dict)
     assumed: frozenset[str] = frozenset()
     """Terms that rest on what was typed and not on a measurement, by their name in the evidence."""
     remarks: tuple[str, ...] = ()
+    open_model: Callable[[str], NamedTransformer] | None = None
+    """Of a large model by name, for ``model=`` on a machine that was inferred from runs."""
 
     @property
     def name(self) -> str:
         """The changes in one line."""
-        return scenario_name(self.changes)
+        return ", ".join(f"{name}={value}" for name, value in self.changes.items()) or "as it is"
 
     @property
     def machine(self) -> MeasuredMachine:
-        """The machine after the changes."""
+        """The calibrated machine after the changes."""
         assert isinstance(self.question.machine, MeasuredMachine)
         return self.question.machine
-
-    @property
-    def workload(self) -> MeasuredWorkload:
-        """The workload with its times on that machine."""
-        assert isinstance(self.question.workload, MeasuredWorkload)
-        return self.question.workload
 
     @property
     def scaling(self) -> Scaling:
@@ -87,53 +95,238 @@ class Scenario:
             layout = self.question.layout
             alone = Layout(micro_batch=layout.micro_batch, accumulation=layout.accumulation)
             return self.question.at(alone), self.question
-        layouts = self.request.layouts(self.workload)
+        layouts = self.request.layouts(self.question.measured)
         rate = self.request.loader_samples_per_s
-        question = dataclasses.replace(self.question, loader_samples_per_s=rate)
+        question = replace(self.question, loader_samples_per_s=rate)
         return question.at(layouts[0]), question.at(layouts[-1])
 
     def asking(self, *, assumed: str = "", remark: str = "", **edits: Any) -> "Scenario":
         """The scenario with parts of its question changed; what is assumed is named."""
-        return dataclasses.replace(
+        return replace(
             self,
-            question=dataclasses.replace(self.question, **edits),
+            question=replace(self.question, **edits),
             assumed=self.assumed | ({assumed} - {""}),
             remarks=(*self.remarks, *([remark] if remark else [])),
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIfField:
-    """One thing that a what-if can change."""
-
-    name: str
-    meaning: str
-    example: str
-    apply: Callable[[Scenario, str], Scenario]
-    """Raises ``ValueError`` or a user error for a value that makes no sense."""
-
-
-def in_cluster(scenario: Scenario, cluster: Cluster) -> Scenario:
-    """The scenario with its devices in a cluster.
+def scenarios_of(base: Scenario, settings: Sequence[str]) -> tuple[Scenario, ...]:
+    """The scenario as it is, then one per combination of the values of ``FIELD=VALUE[,VALUE...]``.
 
     Raises
     ------
     UsageError
-        If other jobs share the links of the cluster.
+        If a field is unknown or given twice, a value makes no sense, or there are too many combinations.
     """
-    refuse_other_jobs(cluster, by="whatif")
-    return scenario.asking(cluster=cluster)
+    given: dict[str, list[str]] = {}
+    for setting in settings:
+        name, equals, values = setting.partition("=")
+        name = name.strip()
+        found = [value.strip() for value in values.split(",") if value.strip()]
+        if not equals or not found:
+            raise UsageError(f"--set: must look like devices=64, got {setting!r}")
+        if name in given:
+            raise UsageError(f"--set {name}: must be given once; values side by side: {name}=A,B")
+        given[name] = found
+    number = math.prod(map(len, given.values()))
+    if number > MOST_SCENARIOS:
+        raise UsageError(
+            f"--set: at most {MOST_SCENARIOS} combinations fit side by side, got {number}"
+        )
+    asked = [dict(zip(given, values, strict=True)) for values in itertools.product(*given.values())]
+    return (base, *(changed(base, values) for values in asked if values))
 
 
-def usable_links() -> tuple[LinkSheet, ...]:
-    """Links of the catalogue that one device has to itself."""
-    return tuple(link for link in shipped_catalogue().links if link.per != "node")
+def changed(base: Scenario, values: Mapping[str, str]) -> Scenario:
+    """Apply changes by field name.
+
+    Raises
+    ------
+    UsageError
+        If a field is unknown or a value makes no sense; the fields with similar names are listed.
+    """
+    if isinstance(base.question.machine, InferredMachine):
+        return replace(_changed_large_model(base, values), changes={**base.changes, **values})
+    known = _BY_NAME
+    if base.request is None:
+        # Keys of the layout are fields as well, and come before what is set of the machine.
+        keys = {key: WhatIfField(key, "2", "key of the layout", _layout_key(key)) for key in KEYS}
+        before = {name: keys[name] for name in keys if name not in _BY_NAME}
+        known = {"workload": _BY_NAME["workload"], **before, **_BY_NAME, **keys}
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+            raise UsageError(
+                f"--set: no field is named {name!r}; {hint} (perfmodel whatif --fields)"
+            )
+    scenario = base
+    for name in known:
+        if name in values:
+            try:
+                scenario = known[name].apply(scenario, values[name])
+            except ValueError as error:
+                raise UsageError(f"--set {name}: {error}") from error
+    return replace(scenario, changes={**base.changes, **values})
+
+
+def _changed_large_model(base: Scenario, values: Mapping[str, str]) -> Scenario:
+    """Keys of the layout, and ``model``; ``dp`` and ``accumulation`` follow unless they are set.
+
+    Devices and sequences per step stay as they were.
+    """
+    was, keys, edits = base.question.layout, dict(values), dict[str, Any]()
+    model = keys.pop("model", None)
+    if model is not None:
+        assert base.open_model is not None
+        edits["workload"] = base.open_model(model)
+    words = dict(word.split("=", 1) for word in str(was).split()) | keys
+    if "dp" not in keys:
+        # First: what dp has to be divisible by, such as ep, is read together with it.
+        others = _layout_of({key: words[key] for key in ("tp", "pp", "cp") if key in words})
+        if was.world_size % others.world_size:
+            raise NotFeasible(
+                f"--set: tp x pp x cp ({others.world_size}) must divide the {was.world_size} devices; "
+                "set dp as well"
+            )
+        words["dp"] = str(was.world_size // others.world_size)
+    if "accumulation" in keys:
+        return base.asking(layout=_layout_of(words), devices=None, **edits)
+    words.pop("accumulation", None)
+    layout = _layout_of(words)
+    parts = accumulation_for(
+        global_batch=was.global_batch, dp=layout.dp, micro_batch=layout.micro_batch
+    )
+    return base.asking(layout=replace(layout, accumulation=parts), devices=None, **edits)
+
+
+def _layout_of(words: Mapping[str, str]) -> Layout:
+    return parse_layout(" ".join(f"{key}={value}" for key, value in words.items()))
+
+
+# What is trained, and how.
+
+Apply: TypeAlias = Callable[[Scenario, str], Scenario]
+"""Raises ``ValueError`` or a user error for a value that makes no sense."""
+
+
+def _asked(name: str, read: Callable[[str], object]) -> Apply:
+    """Set one value of the request; beside a layout its own keys are set."""
+
+    def apply(scenario: Scenario, value: str) -> Scenario:
+        if scenario.request is None:
+            raise ValueError("is not set beside --layout; set a key of the layout, such as dp")
+        edit: dict[str, Any] = {name: read(value)}
+        return replace(scenario, request=replace(scenario.request, **edit))
+
+    return apply
+
+
+def _layout_key(key: str) -> Apply:
+    """Set one key of the layout, in its grammar."""
+
+    def apply(scenario: Scenario, value: str) -> Scenario:
+        words = dict(word.split("=", 1) for word in str(scenario.question.layout).split())
+        if key in ("ddp", "fsdp"):
+            words = {name: text for name, text in words.items() if name not in ("dp", "zero")}
+        return scenario.asking(layout=_layout_of(words | {key: value}))
+
+    return apply
+
+
+def _workload(scenario: Scenario, value: str) -> Scenario:
+    return scenario.asking(workload=open_workload(scenario.machine, value, where="--set workload"))
+
+
+def _with_workload(
+    scenario: Scenario, workload: MeasuredWorkload, *, assumed: str = "", remark: str = ""
+) -> Scenario:
+    """Replace the workload here and, where it is calibrated, in the machine."""
+    entries = tuple(
+        workload if entry.workload.name == workload.workload.name else entry
+        for entry in scenario.machine.workloads
+    )
+    machine = replace(scenario.machine, workloads=entries)
+    return scenario.asking(machine=machine, workload=workload, assumed=assumed, remark=remark)
+
+
+def _buffers(scenario: Scenario, value: str) -> Scenario:
+    if value not in ("broadcast", "local"):
+        raise ValueError(f"must be broadcast or local, got {value!r}")
+    was = scenario.question.measured
+    kept = was.workload.buffer_bytes if value == "broadcast" else ()
+    return _with_workload(scenario, replace(was, workload=replace(was.workload, buffer_bytes=kept)))
+
+
+#: Part of forward and backward that is matrix products and convolutions, when a precision changes
+#: and no operator was traced: an assumption, the whole range of which is in the interval.
+_MATRIX_SHARES: Final = (0.5, 1.0)
+
+
+def _precision(scenario: Scenario, value: str) -> Scenario:
+    """Matrix products by the kernels timed in both types; all else as it was (Amdahl)."""
+    if value not in ("fp32", "bf16", "fp16"):
+        raise ValueError(f"must be fp32, bf16 or fp16, got {value!r}")
+    if scenario.question.measured.evidence is not None:
+        raise ValueError("a traced workload has its own precision; trace it with --precision")
+    if value == "fp32":
+        return scenario
+    rates = {
+        (rate.probe, rate.shape, rate.dtype): rate.flop_per_s
+        for rate in scenario.machine.rates
+        if rate.flop_per_s > 0
+    }
+    gains = [
+        np.log(rates[probe, shape, value] / rate)
+        for (probe, shape, dtype), rate in rates.items()
+        if dtype == "fp32" and (probe, shape, value) in rates
+    ]
+    if not gains:
+        known = ", ".join(sorted({dtype for _, _, dtype in rates})) or "none"
+        raise CalibrationUnavailable(
+            f"--set precision: the profile must hold kernels timed in fp32 and in {value}, got "
+            f"{known}; trace the workload with --precision instead"
+        )
+    speed = float(np.exp(np.mean(gains)))
+    logs = [math.log(share / speed + 1 - share) for share in _MATRIX_SHARES]
+    workload = _scaled(
+        scenario.question.measured,
+        ("forward", "backward"),
+        math.exp(sum(logs) / 2),
+        relative_error=abs(logs[0] - logs[1]) / 2 / DEVIATE_90,
+    )
+    return _with_workload(
+        scenario,
+        workload,
+        assumed="compute",
+        remark=f"matrix products in {value} run {speed:.3g} times as fast as in fp32 here; they are "
+        "assumed to be half to all of forward and backward",
+    )
+
+
+def _scaled(
+    workload: MeasuredWorkload, names: Sequence[str], factor: float, *, relative_error: float = 0.0
+) -> MeasuredWorkload:
+    """Some phases take ``factor`` times as long, with so much more uncertainty (in log)."""
+
+    def point(was: CurvePoint) -> CurvePoint:
+        error = math.hypot(was.relative_error, relative_error)
+        return replace(was, time_s=was.time_s * factor, relative_error=error if was.time_s else 0.0)
+
+    phases = []
+    for was in workload.phases:
+        edits: dict[str, Any] = {name: tuple(map(point, getattr(was, name))) for name in names}
+        phases.append(replace(was, **edits))
+    return replace(workload, phases=tuple(phases))
+
+
+# The machine.
 
 
 def _device(scenario: Scenario, value: str) -> Scenario:
     catalogue = shipped_catalogue()
     sheet = find_device(value, catalogue, flag="--set device")
-    was = scenario.workload
+    was = scenario.question.measured
     try:
         machine = rescaled_profile(scenario.machine, sheet, catalogue)
         if machine is scenario.machine:
@@ -149,6 +342,82 @@ def _device(scenario: Scenario, value: str) -> Scenario:
     return scenario.asking(machine=machine, workload=workload, assumed="compute")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What messages between two ranks of the all-reduce ring say about the network."""
+
+    latency_s: Seconds
+    """Shortest message. [s]"""
+    bytes_per_s: BytesPerSecond
+    """Rate of the largest message beyond that; equals the busbw of a large all-reduce. [B/s]"""
+
+
+def link_of(machine: MeasuredMachine) -> Link:
+    """Latency and bandwidth of the measured ring; ``CalibrationUnavailable`` if one rank was measured alone."""
+    kind = "all_reduce"
+    messages = sorted(
+        (message_bytes(kind, p.at, e.world_size), p.time_s / num_messages(kind, e.world_size))
+        for e in machine.collectives
+        if e.collective == kind and e.world_size > 1
+        for p in e.points
+    )
+    if not messages:
+        raise CalibrationUnavailable(
+            "--set network: needs a measured all-reduce, but the profile holds one rank; calibrate "
+            "with --nproc 2 or more"
+        )
+    latency_s = min(time_s for _, time_s in messages)
+    size, time_s = messages[-1]
+    return Link(latency_s=latency_s, bytes_per_s=size / max(time_s - latency_s, 1e-12))
+
+
+def _with_link(scenario: Scenario, now: Link, *, remark: str = "") -> Scenario:
+    """All-reduces and broadcasts over links of another latency and bandwidth.
+
+    Each measured message is split into the shortest message's time and the rest; the first is
+    scaled by the latency, the second by the bandwidth, so that regimes between them keep their form.
+    """
+    was = link_of(scenario.machine)
+    slower, thinner = now.latency_s / was.latency_s, was.bytes_per_s / now.bytes_per_s
+
+    def mended(entry: CollectiveProfile) -> CollectiveProfile:
+        if entry.collective not in ("all_reduce", "broadcast") or entry.world_size == 1:
+            return entry
+        least_s = min(point.time_s for point in entry.points)
+        points = tuple(
+            replace(p, time_s=least_s * slower + (p.time_s - least_s) * thinner)
+            for p in entry.points
+        )
+        return replace(entry, points=points)
+
+    machine = scenario.machine
+    machine = replace(machine, collectives=tuple(map(mended, machine.collectives)))
+    return scenario.asking(machine=machine, assumed="communication", remark=remark)
+
+
+def _link_value(attribute: str, parse: Callable[[str], float], allowed: str) -> Apply:
+    """Set the latency or the bandwidth of the links, as a value or as a factor."""
+
+    def apply(scenario: Scenario, value: str) -> Scenario:
+        link = link_of(scenario.machine)
+        try:
+            factor = parse_factor(value)
+            wanted = parse(value) if factor is None else getattr(link, attribute) * factor
+        except ValueError:
+            wanted = math.nan
+        if not wanted > 0:
+            raise ValueError(f"must be {allowed}, got {value!r}")
+        edit: dict[str, Any] = {attribute: wanted}
+        return _with_link(scenario, replace(link, **edit))
+
+    return apply
+
+
+def usable_links() -> tuple[LinkSheet, ...]:
+    """Links of the catalogue that one device has to itself."""
+    return tuple(link for link in shipped_catalogue().links if link.per != "node")
+
+
 def _link(scenario: Scenario, value: str) -> Scenario:
     known = {link.id: link for link in usable_links()}
     if value not in known:
@@ -156,38 +425,99 @@ def _link(scenario: Scenario, value: str) -> Scenario:
             f"must be a link of one device or port of perfmodel devices --links, got {value!r}"
             f"{did_you_mean(value, known)}"
         )
-    sheet = known[value]
-    rate = LINK_SHARE * sheet.rate.bytes_per_s
-    now = changes.link_of(scenario.machine)
+    rate = LINK_SHARE * known[value].rate.bytes_per_s
+    remark = (
+        f"{known[value].name}: a large all-reduce is assumed to reach {format_rate(rate, 'B')}, "
+        f"{100 * LINK_SHARE:g} % of its data sheet; its latency is taken to be the measured one"
+    )
+    link = replace(link_of(scenario.machine), bytes_per_s=rate)
+    return _with_link(scenario, link, remark=remark)
+
+
+_GRADIENT_BITS: Final = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8}
+
+
+def _gradients(scenario: Scenario, value: str) -> Scenario:
+    """All-reduces that send a share of the bytes: the time of a size is found at the larger one."""
+    if value not in _GRADIENT_BITS:
+        raise ValueError(f"must be one of {', '.join(_GRADIENT_BITS)}, got {value!r}")
+    share = _GRADIENT_BITS[value] / _GRADIENT_BITS["fp32"]
+    if share == 1:
+        return scenario
+    collectives = tuple(
+        replace(entry, points=tuple(replace(p, at=p.at / share) for p in entry.points))
+        if entry.collective == "all_reduce"
+        else entry
+        for entry in scenario.machine.collectives
+    )
     return scenario.asking(
-        machine=changes.with_link(scenario.machine, dataclasses.replace(now, bytes_per_s=rate)),
+        machine=replace(scenario.machine, collectives=collectives),
         assumed="communication",
-        remark=f"{sheet.name}: a large all-reduce is assumed to reach {format_rate(rate, 'B')}, "
-        f"{100 * LINK_SHARE:g} % of its data sheet; its latency is taken to be the measured one",
+        remark=f"gradients sent as {value}: converting them is assumed free",
     )
 
 
+def _factor(value: str, *, example: str = "2x") -> float:
+    factor = parse_factor(value)
+    if factor is None:
+        raise ValueError(f"must look like {example}, got {value!r}")
+    return factor
+
+
+_DEVICE_PHASES: Final = ("forward", "backward", "optimizer")
+_HOST_PHASES: Final = ("input", "dispatch_forward", "dispatch_backward", "dispatch_optimizer")
+_DEVICE_DDP_COSTS: Final = ("bucket_s", "bucket_s_per_byte")
+
+
+def _speed(phases: Sequence[str]) -> Apply:
+    """Phases of host or device at another speed; the device also copies gradients into buckets."""
+
+    def apply(scenario: Scenario, value: str) -> Scenario:
+        factor = _factor(value)
+        if not factor > 0:
+            raise ValueError(f"must be > 0, got {factor:g}")
+        if phases is _DEVICE_PHASES:
+            ddp = scenario.machine.ddp
+            scale = np.array([1 / factor if n in _DEVICE_DDP_COSTS else 1.0 for n in ddp.names])
+            costs = replace(
+                ddp,
+                values=tuple((np.array(ddp.values) * scale).tolist()),
+                draws=tuple(tuple(row) for row in (np.array(ddp.draws) * scale).tolist()),
+            )
+            scenario = scenario.asking(machine=replace(scenario.machine, ddp=costs))
+        workload = _scaled(scenario.question.measured, phases, 1 / factor)
+        return _with_workload(scenario, workload, assumed="compute")
+
+    return apply
+
+
+def _rank_noise(scenario: Scenario, value: str) -> Scenario:
+    """Ranks and steps that differ, in log, by a factor times as much."""
+    factor, was = _factor(value, example="0.5x"), scenario.question.measured
+    noise = tuple(
+        replace(entry, ratios=tuple(ratio**factor for ratio in entry.ratios)) for entry in was.noise
+    )
+    workload = replace(was, noise=noise, rank_spread=was.rank_spread * factor)
+    return _with_workload(scenario, workload, assumed="stragglers")
+
+
+# The cluster.
+
+
+def in_cluster(scenario: Scenario, cluster: Cluster) -> Scenario:
+    """The scenario with its devices in a cluster; ``UsageError`` if other jobs share its links."""
+    refuse_other_jobs(cluster, by="whatif")
+    return scenario.asking(cluster=cluster)
+
+
 def _cluster(scenario: Scenario, value: str) -> Scenario:
-    if value == NO_CLUSTER:
+    if value == "none":
         return scenario.asking(cluster=None)
     return in_cluster(scenario, read_cluster(Path(value)))
 
 
-#: Field of a tier by what follows ``cluster.``, and how its value is read.
-_TIER_VALUES: Final[Mapping[str, tuple[str, Callable[[str], float]]]] = MappingProxyType(
-    {
-        "bandwidth": ("link_bytes_per_s", parse_bandwidth),
-        "latency": ("latency_s", parse_duration),
-        "links": ("links", parse_count),
-        "oversubscription": ("oversubscription", parse_number),
-        "in_switch_reduction": ("in_switch_reduction", parse_share),
-    }
-)
-
-
-def _tier_value(name: str) -> Callable[[Scenario, str], Scenario]:
-    """What sets one value of a tier: ``TIER:VALUE``, or a value of the outermost one."""
-    attribute, parse = _TIER_VALUES[name]
+def _tier(name: str, attribute: str, parse: Callable[[str], float]) -> Apply:
+    """Set one value of a tier: ``TIER:VALUE``, or a value of the outermost one."""
 
     def apply(scenario: Scenario, value: str) -> Scenario:
         cluster = scenario.question.cluster
@@ -197,255 +527,12 @@ def _tier_value(name: str) -> Callable[[Scenario, str], Scenario]:
         tiers = {tier.name: tier for tier in cluster.tiers}
         wanted = tier_name if colon else cluster.tiers[-1].name
         refuse_unknown(f"--set cluster.{name}: tier", wanted, tiers)
-        changed: Tier = dataclasses.replace(
-            tiers[wanted],
-            **{attribute: parse(text)},  # type: ignore[arg-type]
-            source=f"set by hand; else {tiers[wanted].source}",
-        )
-        kept = tuple(changed if tier.name == wanted else tier for tier in cluster.tiers)
-        return scenario.asking(cluster=dataclasses.replace(cluster, tiers=kept))
+        source = f"set by hand; else {tiers[wanted].source}"
+        edits: dict[str, Any] = {attribute: parse(text), "source": source}
+        tiers[wanted] = replace(tiers[wanted], **edits)
+        return scenario.asking(cluster=replace(cluster, tiers=tuple(tiers.values())))
 
     return apply
-
-
-#: More scenarios than this are not a table any more.
-MOST_SCENARIOS: Final = 12
-
-
-def combinations(settings: Sequence[str]) -> list[dict[str, str]]:
-    """Values by field of every combination; none without settings.
-
-    Raises
-    ------
-    UsageError
-        If a setting is no ``FIELD=VALUE``, a field is given twice, or there are too many combinations.
-    """
-    given: dict[str, list[str]] = {}
-    for setting in settings:
-        name, equals, values = setting.partition("=")
-        name = name.strip()
-        found = [value.strip() for value in values.split(",") if value.strip()]
-        if not equals or not found:
-            raise UsageError(f"--set: must look like devices=64, got {setting!r}")
-        if name in given:
-            raise UsageError(f"--set {name}: must be given once; values side by side: {name}=A,B")
-        given[name] = found
-    if not given:
-        return []
-    number = math.prod(map(len, given.values()))
-    if number > MOST_SCENARIOS:
-        raise UsageError(
-            f"--set: at most {MOST_SCENARIOS} combinations fit side by side, got {number}"
-        )
-    return [dict(zip(given, values, strict=True)) for values in itertools.product(*given.values())]
-
-
-#: Part of forward and backward that is matrix products and convolutions, when a precision changes
-#: and no operator was traced: an assumption, the whole range of which is in the interval.
-_MATRIX_SHARES: Final = (0.5, 1.0)
-_GRADIENT_BITS: Final = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8}
-
-
-def scenarios_of(base: Scenario, settings: Sequence[str]) -> tuple[Scenario, ...]:
-    """The scenario as it is, then one per combination of the values of ``FIELD=VALUE[,VALUE...]``.
-
-    Raises
-    ------
-    UsageError
-        If a field is unknown or given twice, a value makes no sense, or there are too many combinations.
-    """
-    asked = combinations(settings)
-    for name in asked[0] if asked else ():
-        _field(base, name)
-    return (base, *(changed(base, changes) for changes in asked))
-
-
-def changed(base: Scenario, values: Mapping[str, str]) -> Scenario:
-    """Apply changes by field name.
-
-    Raises
-    ------
-    UsageError
-        If a field is unknown or a value makes no sense; the fields with similar names are listed.
-    """
-    known = _fields_of(base)
-    for name in values:
-        _field(base, name)
-    scenario = base
-    for name, entry in known.items():
-        if name in values:
-            try:
-                scenario = entry.apply(scenario, values[name])
-            except ValueError as error:
-                raise UsageError(f"--set {name}: {error}") from error
-    return dataclasses.replace(scenario, changes={**base.changes, **values})
-
-
-def _fields_of(scenario: Scenario) -> Mapping[str, WhatIfField]:
-    """Fields by name; beside a layout its keys come before what is set of the machine."""
-    if scenario.request is not None:
-        return _BY_NAME
-    return {"workload": _BY_NAME["workload"], **_LAYOUT_FIELDS, **_BY_NAME, **_AS_KEYS}
-
-
-def _field(scenario: Scenario, name: str) -> WhatIfField:
-    known = _fields_of(scenario)
-    if name in known:
-        return known[name]
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
-    raise UsageError(f"--set: no field is named {name!r}; {hint} (perfmodel whatif --fields)")
-
-
-def _asked(**parse: Callable[[str], object]) -> Callable[[Scenario, str], Scenario]:
-    """Set one value of the request; beside a layout its own keys are set."""
-    [(name, read)] = parse.items()
-
-    def apply(scenario: Scenario, value: str) -> Scenario:
-        if scenario.request is None:
-            raise ValueError("is not set beside --layout; set a key of the layout, such as dp")
-        changed: dict[str, Any] = {name: read(value)}
-        return dataclasses.replace(
-            scenario, request=dataclasses.replace(scenario.request, **changed)
-        )
-
-    return apply
-
-
-def _layout_key(key: str) -> Callable[[Scenario, str], Scenario]:
-    """Set one key of the layout, in its grammar."""
-
-    def apply(scenario: Scenario, value: str) -> Scenario:
-        if scenario.request is not None:
-            raise ValueError("needs --layout")
-        words = dict(word.split("=", 1) for word in str(scenario.question.layout).split())
-        if key in ("ddp", "fsdp"):
-            words = {name: text for name, text in words.items() if name not in ("dp", "zero")}
-        text = " ".join(f"{name}={value}" for name, value in (words | {key: value}).items())
-        return scenario.asking(layout=parse_layout(text))
-
-    return apply
-
-
-def _workload(scenario: Scenario, value: str) -> Scenario:
-    return scenario.asking(workload=open_workload(scenario.machine, value, where="--set workload"))
-
-
-def _buffers(scenario: Scenario, value: str) -> Scenario:
-    if value not in ("broadcast", "local"):
-        raise ValueError(f"must be broadcast or local, got {value!r}")
-    if value == "broadcast":
-        return scenario
-    workload = dataclasses.replace(scenario.workload.workload, buffer_bytes=())
-    return _with_workload(scenario, dataclasses.replace(scenario.workload, workload=workload))
-
-
-def _gradients(scenario: Scenario, value: str) -> Scenario:
-    if value not in _GRADIENT_BITS:
-        raise ValueError(f"must be one of {', '.join(_GRADIENT_BITS)}, got {value!r}")
-    share = _GRADIENT_BITS[value] / _GRADIENT_BITS["fp32"]
-    if share == 1:
-        return scenario
-    return scenario.asking(
-        machine=changes.with_gradient_share(scenario.machine, share),
-        assumed="communication",
-        remark=f"gradients sent as {value}: converting them is assumed free",
-    )
-
-
-def _precision(scenario: Scenario, value: str) -> Scenario:
-    if value not in ("fp32", "bf16", "fp16"):
-        raise ValueError(f"must be fp32, bf16 or fp16, got {value!r}")
-    if scenario.workload.evidence is not None:
-        raise ValueError("a traced workload has its own precision; trace it with --precision")
-    if value == "fp32":
-        return scenario
-    speed = changes.matrix_speed(scenario.machine, value)
-    logs = [math.log(share / speed + 1 - share) for share in _MATRIX_SHARES]
-    factor = math.exp(sum(logs) / 2)
-    spread = abs(logs[0] - logs[1]) / 2 / DEVIATE_90
-    workload = changes.scaled(
-        scenario.workload, ("forward", "backward"), factor, relative_error=spread
-    )
-    return _with_workload(
-        scenario,
-        workload,
-        assumed="compute",
-        remark=f"matrix products in {value} run {speed:.3g} times as fast as in fp32 here; they are "
-        "assumed to be half to all of forward and backward",
-    )
-
-
-def _bandwidth(scenario: Scenario, value: str) -> Scenario:
-    link = changes.link_of(scenario.machine)
-    allowed = "a rate such as 400Gb/s above 0, or a factor such as 2x"
-    rate = _value_or_factor(value, link.bytes_per_s, parse_bandwidth, allowed)
-    return _linked(scenario, dataclasses.replace(link, bytes_per_s=rate))
-
-
-def _latency(scenario: Scenario, value: str) -> Scenario:
-    link = changes.link_of(scenario.machine)
-    allowed = "a time such as 10us above 0, or a factor such as 0.5x"
-    latency_s = _value_or_factor(value, link.latency_s, parse_duration, allowed)
-    return _linked(scenario, dataclasses.replace(link, latency_s=latency_s))
-
-
-def _value_or_factor(text: str, now: float, parse: Callable[[str], float], allowed: str) -> float:
-    try:
-        factor = parse_factor(text)
-        value = parse(text) if factor is None else now * factor
-    except ValueError:
-        value = math.nan
-    if not value > 0:
-        raise ValueError(f"must be {allowed}, got {text!r}")
-    return value
-
-
-def _linked(scenario: Scenario, link: changes.Link) -> Scenario:
-    return scenario.asking(
-        machine=changes.with_link(scenario.machine, link), assumed="communication"
-    )
-
-
-def _device_speed(scenario: Scenario, value: str) -> Scenario:
-    factor = _factor(value)
-    faster = scenario.asking(machine=changes.with_device_speed(scenario.machine, factor))
-    workload = changes.scaled(scenario.workload, changes.DEVICE_PHASES, 1 / factor)
-    return _with_workload(faster, workload, assumed="compute")
-
-
-def _host_speed(scenario: Scenario, value: str) -> Scenario:
-    workload = changes.scaled(scenario.workload, changes.HOST_PHASES, 1 / _factor(value))
-    return _with_workload(scenario, workload, assumed="compute")
-
-
-def _rank_noise(scenario: Scenario, value: str) -> Scenario:
-    factor = parse_factor(value)
-    if factor is None:
-        raise ValueError(f"must look like 0.5x, got {value!r}")
-    workload = changes.with_rank_noise(scenario.workload, factor)
-    return _with_workload(scenario, workload, assumed="stragglers")
-
-
-def _with_workload(
-    scenario: Scenario, workload: MeasuredWorkload, *, assumed: str = "", remark: str = ""
-) -> Scenario:
-    """Replace the workload here and, where it is calibrated, in the machine."""
-    entries = tuple(
-        workload if entry.workload.name == workload.workload.name else entry
-        for entry in scenario.machine.workloads
-    )
-    machine = dataclasses.replace(scenario.machine, workloads=entries)
-    return scenario.asking(machine=machine, workload=workload, assumed=assumed, remark=remark)
-
-
-def _factor(value: str) -> float:
-    factor = parse_factor(value)
-    if factor is None:
-        raise ValueError(f"must look like 2x, got {value!r}")
-    if not factor > 0:
-        raise ValueError(f"must be > 0, got {factor:g}")
-    return factor
 
 
 def _cap_mb(value: str) -> float | None:
@@ -456,151 +543,63 @@ def _rate(value: str) -> float | None:
     return None if value == "none" else parse_number(value)
 
 
+@dataclass(frozen=True, slots=True)
+class WhatIfField:
+    """One thing that a what-if can change."""
+
+    name: str
+    example: str
+    meaning: str
+    apply: Apply
+
+
+# fmt: off
 FIELDS: Final = (
-    WhatIfField(
-        name="workload",
-        meaning="another calibrated workload by name, or a workload file of perfmodel trace",
-        example="transformer",
-        apply=_workload,
-    ),
-    WhatIfField(
-        name="device",
-        meaning="device that is not present, by data-sheet ratios (perfmodel devices); for traced workloads",
-        example="h100-sxm",
-        apply=_device,
-    ),
-    WhatIfField(
-        name="devices",
-        meaning="number of devices",
-        example="64",
-        apply=_asked(world_sizes=lambda value: (parse_count(value),)),
-    ),
-    WhatIfField(
-        name="batch",
-        meaning="samples per forward pass of each device (weak), or per step of all (strong)",
-        example="128",
-        apply=_asked(batch=parse_count),
-    ),
-    WhatIfField(
-        name="accumulation",
-        meaning="forward and backward passes per optimizer step",
-        example="4",
-        apply=_asked(accumulation=parse_count),
-    ),
-    WhatIfField(
-        name="bucket_cap",
-        meaning="size of a bucket of gradients, or default",
-        example="50MiB",
-        apply=_asked(bucket_cap_mb=_cap_mb),
-    ),
-    WhatIfField(
-        name="buffers",
-        meaning="broadcast, or local: rank 0's buffers are not sent before each step",
-        example="local",
-        apply=_buffers,
-    ),
-    WhatIfField(
-        name="precision",
-        meaning="type of forward and backward: fp32, bf16 or fp16, by the kernels that were timed in both",
-        example="bf16",
-        apply=_precision,
-    ),
-    WhatIfField(
-        name="loader.samples_per_s",
-        meaning="what the input pipeline feeds one device, or none: no limit",
-        example="2000",
-        apply=_asked(loader_samples_per_s=_rate),
-    ),
-    WhatIfField(
-        name="network.link",
-        meaning=f"link of the catalogue (perfmodel devices --links) at {100 * LINK_SHARE:g} % of its data sheet",
-        example="eth-400",
-        apply=_link,
-    ),
-    WhatIfField(
-        name="network.bandwidth",
-        meaning="busbw that a large all-reduce reaches (less than the nominal rate), or a factor",
-        example="400Gb/s or 2x",
-        apply=_bandwidth,
-    ),
-    WhatIfField(
-        name="network.latency",
-        meaning="time of the shortest message between two ranks, or a factor",
-        example="10us or 0.5x",
-        apply=_latency,
-    ),
+    WhatIfField("workload", "transformer",
+        "another calibrated workload by name, or a workload file of perfmodel trace", _workload),
+    WhatIfField("device", "h100-sxm",
+        "device that is not present, by data-sheet ratios (perfmodel devices); for traced workloads", _device),
+    WhatIfField("devices", "64", "number of devices", _asked("world_sizes", lambda value: (parse_count(value),))),
+    WhatIfField("batch", "128",
+        "samples per forward pass of each device (weak), or per step of all (strong)", _asked("batch", parse_count)),
+    WhatIfField("accumulation", "4",
+        "forward and backward passes per optimizer step", _asked("accumulation", parse_count)),
+    WhatIfField("bucket_cap", "50MiB", "size of a bucket of gradients, or default", _asked("bucket_cap_mb", _cap_mb)),
+    WhatIfField("buffers", "local",
+        "broadcast, or local: rank 0's buffers are not sent before each step", _buffers),
+    WhatIfField("precision", "bf16",
+        "type of forward and backward: fp32, bf16 or fp16, by the kernels that were timed in both", _precision),
+    WhatIfField("loader.samples_per_s", "2000",
+        "what the input pipeline feeds one device, or none: no limit", _asked("loader_samples_per_s", _rate)),
+    WhatIfField("network.link", "eth-400",
+        f"link of the catalogue (perfmodel devices --links) at {100 * LINK_SHARE:g} % of its data sheet", _link),
+    WhatIfField("network.bandwidth", "400Gb/s or 2x",
+        "busbw that a large all-reduce reaches (less than the nominal rate), or a factor",
+        _link_value("bytes_per_s", parse_bandwidth, "a rate such as 400Gb/s above 0, or a factor such as 2x")),
+    WhatIfField("network.latency", "10us or 0.5x", "time of the shortest message between two ranks, or a factor",
+        _link_value("latency_s", parse_duration, "a time such as 10us above 0, or a factor such as 0.5x")),
     # After the network: what it carries does not change how fast it is said to be.
-    WhatIfField(
-        name="gradients",
-        meaning="type in which gradients are sent: fp32, bf16, fp16 or fp8; converting is assumed free",
-        example="bf16",
-        apply=_gradients,
-    ),
-    WhatIfField(
-        name="device.speed",
-        meaning="factor on the speed of forward, backward, optimizer and copies into buckets",
-        example="2x",
-        apply=_device_speed,
-    ),
-    WhatIfField(
-        name="host.speed",
-        meaning="factor on the speed of preparing input and, on GPUs, of issuing operators",
-        example="1.5x",
-        apply=_host_speed,
-    ),
-    WhatIfField(
-        name="ranks.noise",
-        meaning="factor on how much steps and ranks differ, in log; 0x: nobody waits for the slowest",
-        example="0x",
-        apply=_rank_noise,
-    ),
-    WhatIfField(
-        name="cluster",
-        meaning="cluster file: links between the devices; none: one ring of links like the measured ones",
-        example="FILE.toml",
-        apply=_cluster,
-    ),
-    WhatIfField(
-        name="cluster.bandwidth",
-        meaning="of one link of the outermost tier, or of the one that is named before a colon",
-        example="400Gb/s or node:368GB/s",
-        apply=_tier_value("bandwidth"),
-    ),
-    WhatIfField(
-        name="cluster.latency",
-        meaning="of a message through that tier",
-        example="10us",
-        apply=_tier_value("latency"),
-    ),
-    WhatIfField(
-        name="cluster.links",
-        meaning="links of each member into that tier",
-        example="8",
-        apply=_tier_value("links"),
-    ),
-    WhatIfField(
-        name="cluster.oversubscription",
-        meaning="rate of that tier's links over what it carries when all send",
-        example="2",
-        apply=_tier_value("oversubscription"),
-    ),
-    WhatIfField(
-        name="cluster.in_switch_reduction",
-        meaning="part of the rate while switches of the innermost tier add (NVLS, NCCL alone); 0: none",
-        example="node:0.85",
-        apply=_tier_value("in_switch_reduction"),
-    ),
+    WhatIfField("gradients", "bf16",
+        "type in which gradients are sent: fp32, bf16, fp16 or fp8; converting is assumed free", _gradients),
+    WhatIfField("device.speed", "2x",
+        "factor on the speed of forward, backward, optimizer and copies into buckets", _speed(_DEVICE_PHASES)),
+    WhatIfField("host.speed", "1.5x",
+        "factor on the speed of preparing input and, on GPUs, of issuing operators", _speed(_HOST_PHASES)),
+    WhatIfField("ranks.noise", "0x",
+        "factor on how much steps and ranks differ, in log; 0x: nobody waits for the slowest", _rank_noise),
+    WhatIfField("cluster", "FILE.toml",
+        "cluster file: links between the devices; none: one ring of links like the measured ones", _cluster),
+    WhatIfField("cluster.bandwidth", "400Gb/s or node:368GB/s",
+        "of one link of the outermost tier, or of the one that is named before a colon",
+        _tier("bandwidth", "link_bytes_per_s", parse_bandwidth)),
+    WhatIfField("cluster.latency", "10us", "of a message through that tier",
+        _tier("latency", "latency_s", parse_duration)),
+    WhatIfField("cluster.links", "8", "links of each member into that tier", _tier("links", "links", parse_count)),
+    WhatIfField("cluster.oversubscription", "2", "rate of that tier's links over what it carries when all send",
+        _tier("oversubscription", "oversubscription", parse_number)),
+    WhatIfField("cluster.in_switch_reduction", "node:0.85",
+        "part of the rate while switches of the innermost tier add (NVLS, NCCL alone); 0: none",
+        _tier("in_switch_reduction", "in_switch_reduction", parse_share)),
 )
+# fmt: on
 _BY_NAME: Final = {entry.name: entry for entry in FIELDS}
-#: Keys of the layout are fields as well, where a layout is asked about.
-_LAYOUT_FIELDS: Final = {
-    key: WhatIfField(name=key, meaning="key of the layout", example="2", apply=_layout_key(key))
-    for key in KEYS
-    if key not in _BY_NAME
-}
-#: Names that the layout shares with the request.
-_AS_KEYS: Final = {
-    key: dataclasses.replace(_BY_NAME[key], apply=_layout_key(key))
-    for key in KEYS
-    if key in _BY_NAME
-}

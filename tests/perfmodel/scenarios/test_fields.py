@@ -12,8 +12,14 @@ from perfmodel.answer.question import Question
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.explanation import ChangeKind, explain
 from perfmodel.machine.cluster import Cluster, Tier
-from perfmodel.scenarios.changes import link_of
-from perfmodel.scenarios.fields import FIELDS, Scenario, changed, in_cluster, scenarios_of
+from perfmodel.scenarios.fields import (
+    FIELDS,
+    Scenario,
+    changed,
+    in_cluster,
+    link_of,
+    scenarios_of,
+)
 from tests.perfmodel.profiles import Machine, profile
 
 
@@ -114,7 +120,7 @@ def test_the_question_is_changed_too() -> None:
         },
     )
     layout = now.questions()[1].layout
-    assert now.workload.workload.name == "light"
+    assert now.question.workload_name == "light"
     assert (layout.world_size, layout.micro_batch) == (64, 4)
     assert (layout.accumulation, layout.bucket_cap_mb) == (2, 5.0)
     assert step_s(now) == pytest.approx(8 / 100)

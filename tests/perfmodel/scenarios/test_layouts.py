@@ -12,7 +12,8 @@ from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.layout.layout import parse_layout
 from perfmodel.plan.machines import named_transformer
 from perfmodel.report.layout import layout_whatif_lines, layout_whatif_table
-from perfmodel.scenarios.layouts import LayoutBase, compare_layouts
+from perfmodel.scenarios.compare import compare_scenarios
+from perfmodel.scenarios.fields import Scenario, scenarios_of
 from tests.perfmodel.cli.command import runner
 
 PROFILE = Path(__file__).parents[3] / "docs/records/inferred/h100.json"
@@ -20,15 +21,14 @@ MACHINE = InferredDocument.read(PROFILE).machine
 TEXT = "dp=64 zero=1 micro_batch=1 accumulation=16"
 
 
-def base(model: str = "llama2-7b", text: str = TEXT) -> LayoutBase:
-    return LayoutBase(
+def base(model: str = "llama2-7b", text: str = TEXT) -> Scenario:
+    return Scenario(
         question=Question(
             machine=MACHINE,
             workload=named_transformer(model, None),
             layout=parse_layout(text),
             capacity_bytes=80 * 2**30,
         ),
-        text=text,
         open_model=lambda name: named_transformer(name, None),
     )
 
@@ -39,7 +39,7 @@ def large(scenario: ScenarioOutcome) -> LargeModelStep:
 
 
 def compared(*settings: str) -> WhatIfDocument:
-    return compare_layouts(base(), settings, argv=())
+    return compare_scenarios(scenarios_of(base(), settings), argv=())
 
 
 def test_every_layout_is_that_of_predict_and_devices_and_batch_stay() -> None:
@@ -96,7 +96,7 @@ def test_what_is_set_is_not_made_to_follow() -> None:
 def test_experts_are_shared_by_the_replicas_that_follow() -> None:
     """ep has to divide dp, which is 64 / tp and nowhere typed."""
     start = base("mixtral-8x7b", "dp=64 ep=8 zero=1 accumulation=16")
-    found = compare_layouts(start, ("ep=4", "tp=1,2"), argv=()).scenarios
+    found = compare_scenarios(scenarios_of(start, ("ep=4", "tp=1,2")), argv=()).scenarios
     assert [entry.point.layout for entry in found[1:]] == [
         "dp=64 ep=4 zero=1 accumulation=16",
         "dp=32 tp=2 ep=4 zero=1 accumulation=32",
