@@ -18,9 +18,9 @@ from calibrate.run_logs import (
     require_known,
     step_column,
 )
-from perfmodel.cost.inferred import machine_of
 from perfmodel.cost.jobs import Column, Jobs, jobs_from_rows
 from perfmodel.cost.layout_fit import MINIMUM_RUNS, infer, infer_memory
+from perfmodel.cost.layout_memory import peaks_of
 from perfmodel.cost.parameters import DeviceSheet, step_time_priors
 from perfmodel.cost.plausible import (
     contradictions,
@@ -81,17 +81,17 @@ def calibrate_from_runs(
         require_known(columns, mapping)
     runs = read_runs(table, mapping, device=sheet.name)
     _require_possible(table, runs, sheet)
-    model = infer(runs.jobs, runs.step_s, step_time_priors(sheet), seed=seed)
+    machine = infer(
+        runs.jobs, runs.step_s, step_time_priors(sheet), device_name=sheet.name, seed=seed
+    )
     printed = np.flatnonzero(np.isfinite(runs.peak_bytes))
     if len(printed) >= MINIMUM_RUNS:
         memory = infer_memory(runs.jobs.take(printed), runs.peak_bytes[printed])
-        model = replace(model, memory=memory)
+        machine = replace(machine, memory=peaks_of(memory, printed))
     document = InferredDocument(
         schema_version=InferredDocument.current_version,
         provenance=provenance(describe_environment(), seed=seed),
-        machine=machine_of(
-            model, device_name=sheet.name, step_s=runs.step_s.tolist(), printed=printed
-        ),
+        machine=machine,
     )
     return document, runs.notes
 

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from perfmodel.answer.inferred import (
-    OpenedMachine,
     Training,
     layout_caveats,
     layout_provenance,
@@ -22,7 +21,6 @@ from perfmodel.answer.inferred import (
 )
 from perfmodel.cost.inferred import InferredModel, StepInterval
 from perfmodel.cost.jobs import Column, Jobs, jobs_from_columns, model_columns
-from perfmodel.cost.layout_memory import fullest_and_fit
 from perfmodel.cost.layout_time import StepParts, step_time_s
 from perfmodel.cost.memory import FITS_ABOVE
 from perfmodel.cost.parameters import stall_time_s
@@ -52,7 +50,8 @@ def judge_layouts(
 ) -> Judged:
     """Verdicts on some layouts."""
     jobs = search_jobs(training, layouts)
-    needed, fit = fullest_and_fit(model.memory, jobs, capacity_bytes)
+    needed = model.memory.fullest_bytes(jobs)
+    fit = model.memory.fit_probability(jobs, needed, capacity_bytes)
     log_step = np.full(len(jobs), np.inf)
     possible = np.flatnonzero(fit > 1 - FITS_ABOVE)
     log_step[possible] = _log_step(model, jobs.take(possible))
@@ -73,9 +72,10 @@ def _log_step(model: InferredModel, jobs: Jobs) -> Column:
     shift, _ = model.discrepancy.at(jobs)
     step_s = step_time_s(jobs, model.nominal)
     logs = np.log(step_s) + shift
-    if model.disturbance is not None:
-        late = np.log1p(stall_time_s(jobs, model.disturbance.stall_s) / step_s)
-        logs = logs + model.disturbance.probability(jobs) * late
+    degraded = model.machine.degraded
+    if degraded is not None:
+        late = np.log1p(stall_time_s(jobs, degraded.stall_s) / step_s)
+        logs = logs + model.stall_probability(jobs) * late
     return np.asarray(logs)
 
 
@@ -200,7 +200,7 @@ class Search:
 
 
 def plan_parallelism(
-    machine: OpenedMachine,
+    model: InferredModel,
     request: Request,
     *,
     argv: Sequence[str],
@@ -215,22 +215,22 @@ def plan_parallelism(
     UsageError
         If the workers cannot be reached.
     """
-    search = search_layouts(machine.model, request, workers)
+    search = search_layouts(model, request, workers)
     fit = search.judged.fit
     fitting = np.flatnonzero(fit >= FITS_ABOVE)
     if not fitting.size:
         raise NotFeasible(_nothing_fits(search, request))
     chosen = search.fastest(fitting)
     jobs = search.jobs(chosen)
-    found = machine.model.predict(jobs)
+    found = model.predict(jobs)
     sort = np.argsort(found.mean_s, kind="stable")[: request.top]
-    ranked = _ranked(machine, search, chosen[sort], request)
+    ranked = _ranked(model, search, chosen[sort], request)
     close = np.flatnonzero((fit < FITS_ABOVE) & (fit > 1 - FITS_ABOVE))
     return ParallelismPlanDocument(
         schema_version=ParallelismPlanDocument.current_version,
-        provenance=layout_provenance(machine, argv),
-        profile_digest=machine.machine.digest,
-        device_name=machine.machine.device_name,
+        provenance=layout_provenance(model, argv),
+        profile_digest=model.machine.digest,
+        device_name=model.machine.device_name,
         evidence=Evidence.INFERRED,
         trained=trained_record(request.training),
         capacity_bytes=request.capacity_bytes,
@@ -238,8 +238,8 @@ def plan_parallelism(
         num_fitting=len(fitting),
         ranked=ranked,
         caveats=(
-            *layout_caveats(machine, jobs.take(sort[:1])),
-            *_close(machine.model, search, close, ranked[0].step_s.nominal),
+            *layout_caveats(model, jobs.take(sort[:1])),
+            *_close(model, search, close, ranked[0].step_s.nominal),
         ),
     )
 
@@ -283,13 +283,13 @@ def search_layouts(model: InferredModel, request: Request, workers: Workers = AL
 
 
 def _ranked(
-    machine: OpenedMachine, search: Search, chosen: NDArray[np.intp], request: Request
+    model: InferredModel, search: Search, chosen: NDArray[np.intp], request: Request
 ) -> tuple[RankedLayout, ...]:
     jobs = search.jobs(chosen)
     needed_bytes, fit = search.judged.needed_bytes, search.judged.fit
-    found = machine.model.predict(jobs)
-    parts = machine.model.parts(jobs)
-    slower, ties = against_first(machine.model, jobs, found)
+    found = model.predict(jobs)
+    parts = model.parts(jobs)
+    slower, ties = against_first(model, jobs, found)
     work = request.training.global_batch * request.training.model.sequence
     return tuple(
         RankedLayout(
@@ -301,7 +301,7 @@ def _ranked(
                 p95=float(found.upper_s[index]),
             ),
             tokens_per_s=float(work / found.number_s[index]),
-            mfu=float(work_per_peak_s(machine, jobs) / found.number_s[index]),
+            mfu=float(work_per_peak_s(model, jobs) / found.number_s[index]),
             needed_bytes=float(needed_bytes[where]),
             fit_probability=float(fit[where]),
             slower_probability=float(slower[index]),
@@ -330,8 +330,7 @@ def against_first(
 
 def spread_against_first(model: InferredModel, jobs: Jobs) -> Column:
     """Standard deviation of the logarithm of every step over the first, in normal runs."""
-    drawn = step_time_s(jobs, {name: values[:, None] for name, values in model.draws.items()})
-    logs = np.log(drawn)
+    logs = np.log(model.closed_form_s(jobs))
     variance = (logs - logs[:, :1]).var(axis=0) + model.discrepancy.difference_variance(jobs, 0)
     return np.asarray(np.sqrt(np.maximum(variance, 0)) * model.uncertainty_factor(jobs))
 

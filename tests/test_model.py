@@ -20,7 +20,10 @@ from perfmodel.cost.collectives import (
     num_messages,
 )
 from perfmodel.cost.jobs import jobs_from
-from perfmodel.cost.layout_memory import in_flight, rank_memory
+from perfmodel.cost.layout_memory import (
+    in_flight,
+    rank_parts,
+)
 from perfmodel.cost.layout_time import layout_durations
 from perfmodel.engine.algebra import end_times, end_times_with_interference
 from perfmodel.engine.job import FailureCause, Job, expected_elapsed_s
@@ -225,8 +228,8 @@ def test_memory_of_a_rank(layout: Layout, tp: int, zero: int) -> None:
     gathered = (2 * 2 + 4) * trained.layer_parameters / tp if zero == 3 else 0.0
     more: dict[str, Any] = {"zero": zero, "shards": 4, "gathered_bytes": gathered}
     states = model.memory_bytes(trained.parameters / tp, 0.0, **more)
-    held = rank_memory(sharded, 0)
-    found = held.parameters_bytes + held.gradients_bytes + held.optimizer_bytes
+    held = rank_parts(sharded, 0)
+    found = held["parameters"] + held["gradients"] + held["optimizer"]
     assert states == pytest.approx(found[0])
 
 

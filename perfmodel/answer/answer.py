@@ -48,15 +48,9 @@ def answer(question: Question) -> Answer:
 
 
 def steps_s(questions: Sequence[Question]) -> list[Samples]:
-    """Draws of the step of many questions on one machine and nothing else, without simulation. [s]"""
+    """Draws of the step of many questions on one machine and nothing else. [s]"""
     if questions and isinstance(questions[0].machine, InferredMachine):
-        from perfmodel.answer.inferred import opened_machine, question_jobs  # noqa: PLC0415
-
-        model = opened_machine(questions[0].machine).model
-        return [
-            model.step_draws(question_jobs(question), num_draws=question.num_draws)[0]
-            for question in questions
-        ]
+        return [answer(question).step_s for question in questions]
     return measured_steps_s(questions)
 
 

@@ -2,20 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Final
 
 import numpy as np
 
 from perfmodel.answer.question import Answer, Question
-from perfmodel.cost.inferred import InferredModel, model_of
+from perfmodel.cost.inferred import InferredModel, open_inferred
 from perfmodel.cost.jobs import Jobs, jobs_from
-from perfmodel.cost.layout_memory import InferredMemory, fit_probability, needed_bytes, rank_memory
+from perfmodel.cost.layout_memory import TENSORS, rank_parts
 from perfmodel.cost.layout_time import StepParts, layout_durations, unit_times
-from perfmodel.cost.parameters import DeviceSheet, layout_distance_squared
+from perfmodel.cost.parameters import layout_distance_squared
 from perfmodel.cost.rescaling import (
     catalogued,
-    device_sheet,
     host_link_bytes_per_s,
     precision_ratio,
     shipped_catalogue,
@@ -30,7 +28,7 @@ from perfmodel.documents.prediction import (
     TrainedModel,
 )
 from perfmodel.engine.simulate import collector_paused, simulate
-from perfmodel.errors import CalibrationUnavailable, UsageError
+from perfmodel.errors import UsageError
 from perfmodel.layout.candidates import Limits, require_feasible
 from perfmodel.layout.layout import Layout, Precision, Recompute
 from perfmodel.machine.evidence import Evidence
@@ -46,8 +44,6 @@ _FEW: Final = 10
 """Fewer runs cannot even tell how often intervals of 90 % hold."""
 RARE_STALL: Final = 0.05
 """Probability of a stall from which on it is said, and is an assumption of its own."""
-#: Of the memory of a rank, as the closed form has it.
-STAGE_PARTS: Final = ("parameters", "gradients", "optimizer", "activations", "logits")
 _REST: Final = "framework and allocator"
 _PARTS: Final = ("compute_s", "tensor_s", "pipeline_s", "data_s", "other_s")
 #: What a job needs of the fitted parameters, if the runs did not determine them.
@@ -71,31 +67,6 @@ class Training:
     """Link between data centres, all devices of a data centre together. [B/s]"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class OpenedMachine:
-    """A calibration from runs, ready to predict."""
-
-    machine: InferredMachine
-    model: InferredModel
-    sheet: DeviceSheet
-
-
-@lru_cache(maxsize=16)
-def opened_machine(machine: InferredMachine) -> OpenedMachine:
-    """A machine, ready to predict.
-
-    Raises
-    ------
-    CalibrationUnavailable
-        If the device is not among the known data sheets.
-    """
-    try:
-        sheet = device_sheet(machine.device_name, flag="profile: device")
-    except UsageError as error:
-        raise CalibrationUnavailable(f"{error}; calibrate --from-runs again") from error
-    return OpenedMachine(machine=machine, model=model_of(machine), sheet=sheet)
-
-
 def training_of(question: Question) -> Training:
     """What is trained, and on what."""
     layout, model = question.layout, question.workload
@@ -117,8 +88,8 @@ def question_jobs(question: Question) -> Jobs:
 def inferred_answer(question: Question) -> Answer:
     """What a layout takes on a machine that was inferred from runs.
 
-    The step is the closed form with the deviations of the runs; program and trace are at the fitted
-    parameters.
+    The step is the compiled program at the fitted parameters with the deviations of the runs. How far
+    parameters leave it open is read from the closed form, whose draws take a thousandth of the time.
 
     Raises
     ------
@@ -126,10 +97,11 @@ def inferred_answer(question: Question) -> Answer:
         If the model or the number of devices does not allow the layout.
     """
     jobs = question_jobs(question)
-    model = _opened(question).model
-    found = model.predict(jobs)
+    model = _opened(question)
     parts = model.parts(jobs)
     program, trace = _simulated(question, jobs, model)
+    normal_s = np.array([trace.step_s])
+    found = model.predict(jobs, normal_s=normal_s)
     return Answer(
         question=question,
         program=program,
@@ -139,7 +111,7 @@ def inferred_answer(question: Question) -> Answer:
             nominal=float(found.number_s[0]),
             p95=float(found.upper_s[0]),
         ),
-        step_s=model.step_draws(jobs, num_draws=question.num_draws)[0],
+        step_s=model.step_draws(jobs, num_draws=question.num_draws, normal_s=normal_s)[0],
         exposed_comm_s=parts.tensor_s + parts.pipeline_s + parts.data_s,
         straggler_s=0.0,
         tail_s={},
@@ -150,11 +122,11 @@ def inferred_answer(question: Question) -> Answer:
 def layout_document(answer: Answer, *, argv: Sequence[str]) -> PredictionDocument:
     """Step, throughput, utilisation and memory of an answer, with what must be known beside it."""
     question, layout = answer.question, answer.layout
-    machine, training, jobs = _opened(question), training_of(question), question_jobs(question)
-    parts = machine.model.parts(jobs)
+    model, training, jobs = _opened(question), training_of(question), question_jobs(question)
+    parts = model.parts(jobs)
     held = layout.stages(training.model.shape.layers)
-    memory = _stages(machine.model.memory, jobs, held)
-    capacity_bytes, exposed_s = question.capacity_bytes, float(answer.exposed_comm_s[0])
+    memory, fits = _stages(model, jobs, held, question.capacity_bytes)
+    exposed_s = float(answer.exposed_comm_s[0])
     point = PredictedPoint(
         setting=answer.setting,
         step_s=answer.step,
@@ -165,12 +137,12 @@ def layout_document(answer: Answer, *, argv: Sequence[str]) -> PredictionDocumen
         evidence=dict(answer.evidence),
         layout=str(layout),
         memory=memory,
-        capacity_bytes=capacity_bytes,
-        fit_probability=_fits(machine.model.memory, jobs, memory, capacity_bytes),
+        capacity_bytes=question.capacity_bytes,
+        fit_probability=fits,
         large_model=LargeModelStep(
             trained=trained_record(training),
             tokens_per_s=training.global_batch * training.model.sequence / answer.step,
-            mfu=work_per_peak_s(machine, jobs) / answer.step,
+            mfu=work_per_peak_s(model, jobs) / answer.step,
             parts_s=parts_record(parts, 0),
             simulated_step_s=answer.trace.step_s,
             formula_step_s=float(parts.total_s[0]),
@@ -178,19 +150,19 @@ def layout_document(answer: Answer, *, argv: Sequence[str]) -> PredictionDocumen
     )
     return PredictionDocument(
         schema_version=PredictionDocument.current_version,
-        provenance=layout_provenance(machine, argv),
-        profile_digest=machine.machine.digest,
-        device_name=machine.machine.device_name,
+        provenance=layout_provenance(model, argv),
+        profile_digest=model.machine.digest,
+        device_name=model.machine.device_name,
         workload=question.workload_name,
         scaling="weak",
         points=(point,),
-        caveats=(*layout_caveats(machine, jobs), *_option_caveats(layout, jobs, held)),
+        caveats=(*layout_caveats(model, jobs), *_option_caveats(layout, jobs, held)),
     )
 
 
-def _opened(question: Question) -> OpenedMachine:
+def _opened(question: Question) -> InferredModel:
     assert isinstance(question.machine, InferredMachine), question.machine
-    return opened_machine(question.machine)
+    return open_inferred(question.machine)
 
 
 def _simulated(question: Question, jobs: Jobs, model: InferredModel) -> tuple[StepProgram, Trace]:
@@ -254,33 +226,31 @@ def _on_device(jobs: Jobs, layout: Layout, device: str) -> Jobs:
     return jobs if link is None else replace(jobs, host_bytes_per_s=np.array([link]))
 
 
-def layout_caveats(machine: OpenedMachine, jobs: Jobs) -> list[str]:
+def layout_caveats(model: InferredModel, jobs: Jobs) -> list[str]:
     """What must be known before acting on the first of some jobs."""
     caveats = [
         "inferred from step times of whole runs: no part of the step was measured alone",
-        *age_caveats(machine.machine.origin.made_utc),
-        *_beyond_runs(machine.model, jobs),
+        *age_caveats(model.machine.origin.made_utc),
+        *_beyond_runs(model, jobs),
     ]
+    open_names = {p.name for p in model.machine.fitted_parameters if not p.determined}
     unknown = [
         name
         for key, names in _RELEVANT.items()
         if getattr(jobs, key)[0] > 1
         for name in names
-        if not _is_determined(machine.machine, name)
+        if name not in open_names
     ]
     if unknown:
         caveats.append(f"not determined by the runs, prior kept: {', '.join(unknown)}")
-    if machine.model.disturbance is not None:
-        chance = float(machine.model.disturbance.probability(jobs.take(np.array([0])))[0])
-        if chance > RARE_STALL:
-            caveats.append(
-                f"degraded with probability {chance:.0%}, as some runs between nodes were"
-            )
-    memory = machine.model.memory
+    chance = float(model.stall_probability(jobs.take(np.array([0])))[0])
+    if chance > RARE_STALL:
+        caveats.append(f"degraded with probability {chance:.0%}, as some runs between nodes were")
+    printed = model.memory.discrepancy
     caveats.append(
         "memory: formula (16-bit weights, 32-bit gradients, Adam), never compared with a run"
-        if memory is None
-        else f"memory: fitted to the peaks of {len(memory.discrepancy.runs)} runs, taken as rank 0's"
+        if printed is None
+        else f"memory: fitted to the peaks of {len(printed.runs)} runs, taken as rank 0's"
     )
     return caveats
 
@@ -344,9 +314,9 @@ def _option_caveats(layout: Layout, jobs: Jobs, held: Sequence[int]) -> tuple[st
     return tuple(said)
 
 
-def work_per_peak_s(machine: OpenedMachine, jobs: Jobs) -> float:
+def work_per_peak_s(model: InferredModel, jobs: Jobs) -> float:
     """How long the model FLOP of a step take at the dense peak of all devices. [s]"""
-    peak = machine.sheet.matmul_flop_per_s * jobs.devices[0]
+    peak = model.sheet.matmul_flop_per_s * jobs.devices[0]
     return float(jobs.model_flop[0] / peak)
 
 
@@ -367,28 +337,28 @@ def parts_record(parts: StepParts, index: int) -> StepPartsRecord:
     return StepPartsRecord(**{name: float(getattr(parts, name)[index]) for name in _PARTS})
 
 
-def layout_provenance(machine: OpenedMachine, argv: Sequence[str]) -> Provenance:
+def layout_provenance(model: InferredModel, argv: Sequence[str]) -> Provenance:
     """Who made an answer, from whose runs."""
-    origin = machine.machine.origin
+    origin = model.machine.origin
     return Provenance.of_answer(argv, host_fingerprint=origin.fingerprint, seed=origin.seed)
 
 
 def _stages(
-    memory: InferredMemory | None, jobs: Jobs, held: Sequence[int]
-) -> tuple[RankMemory, ...]:
-    """Memory of every stage of the first job, which hold so many layers."""
+    model: InferredModel, jobs: Jobs, held: Sequence[int], capacity_bytes: int | None
+) -> tuple[tuple[RankMemory, ...], float | None]:
+    """Memory of every stage of the first job, which hold so many layers; whether the fullest one fits."""
     stages = np.arange(len(held), dtype=np.float64)
     first = np.zeros(len(held), dtype=np.intp)
     each = replace(jobs.take(first), most_layers=np.array(held, dtype=np.float64))
-    if memory is None:
-        found = rank_memory(each, stages)
-        columns = {name: getattr(found, f"{name}_bytes") for name in STAGE_PARTS}
-        whole = needed_bytes(found.tensor_bytes)
-    else:
-        parts = memory.parts_bytes(each, stages)
-        columns = {name: parts[name] for name in STAGE_PARTS}
-        whole = sum(parts.values(), start=np.zeros(len(held)))
+    parts = model.memory.parts_bytes(each, stages)
+    whole = sum(parts.values(), start=np.zeros(len(held)))
+    # What the formula counts is said without the allocator's slack, unless peaks were printed.
+    counted = parts if model.memory.discrepancy else rank_parts(each, stages)
+    columns = {name: counted[name] for name in TENSORS}
     columns[_REST] = np.maximum(0.0, whole - sum(columns.values()))
+    fits = None
+    if capacity_bytes is not None:
+        fits = float(model.memory.fit_probability(each, whole, capacity_bytes).min())
     return tuple(
         RankMemory(
             stage=stage,
@@ -397,25 +367,4 @@ def _stages(
             needed_bytes=float(whole[stage]),
         )
         for stage, layers in enumerate(held)
-    )
-
-
-def _fits(
-    memory: InferredMemory | None,
-    jobs: Jobs,
-    stages: Sequence[RankMemory],
-    capacity_bytes: int | None,
-) -> float | None:
-    """Probability that the fullest stage runs within a capacity, if there is one."""
-    if capacity_bytes is None:
-        return None
-    if memory is not None:
-        return float(memory.fit_probability(jobs, capacity_bytes)[0])
-    fullest = max(sum(stage.parts_bytes[name] for name in STAGE_PARTS) for stage in stages)
-    return float(fit_probability(np.array(fullest), capacity_bytes))
-
-
-def _is_determined(document: InferredMachine, name: str) -> bool:
-    return all(
-        parameter.determined for parameter in document.fitted_parameters if parameter.name == name
-    )
+    ), fits

@@ -493,8 +493,9 @@ def plan_parallelism(
     """Rank all layouts of a large model on a cluster; say which ones tie, and why others lose."""
     if scheduler is not None and processes != 1:
         raise UsageError(f"--processes: excludes --scheduler, got {processes} beside {scheduler}")
-    from perfmodel.answer.inferred import Training, opened_machine
+    from perfmodel.answer.inferred import Training
     from perfmodel.cli.inputs import read_model
+    from perfmodel.cost.inferred import open_inferred
     from perfmodel.documents.inferred import InferredDocument
     from perfmodel.layout_search import Request, Workers
     from perfmodel.layout_search import plan_parallelism as use_case
@@ -509,7 +510,7 @@ def plan_parallelism(
     request = Request(
         training=training, capacity_bytes=device_memory, interleave=interleave, top=top
     )
-    machine = opened_machine(InferredDocument.read(profile).machine)
+    machine = open_inferred(InferredDocument.read(profile).machine)
     workers = Workers(processes=processes, scheduler=scheduler)
     document = use_case(machine, request, argv=sys.argv, workers=workers)
     show_document(

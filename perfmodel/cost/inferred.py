@@ -1,30 +1,25 @@
-"""Step times from fitted parameters that were inferred from runs: number, interval, parts, disturbed runs."""
+"""Step times on a machine that was inferred from runs: number, interval, parts, degraded runs."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.jobs import USUAL, Column, Jobs, jobs_from_columns
-from perfmodel.cost.layout_memory import InferredMemory
+from perfmodel.cost.layout_memory import LayoutMemory, fitted_memory
 from perfmodel.cost.layout_time import StepParts, step_parts, step_time_s
 from perfmodel.cost.parameters import (
+    DeviceSheet,
     Discrepancy,
-    Disturbance,
-    Prior,
-    Spreads,
     condition,
+    stall_probability,
     stall_time_s,
 )
-from perfmodel.machine.inferred import (
-    DegradedState,
-    DeviationSpreads,
-    FittedParameter,
-    InferredMachine,
-    PeakMemory,
-)
+from perfmodel.cost.rescaling import device_sheet
+from perfmodel.errors import CalibrationUnavailable, UsageError
+from perfmodel.machine.inferred import InferredMachine
 
 LOWER, UPPER = 0.05, 0.95
 _BISECTIONS: Final = 40
@@ -58,40 +53,77 @@ class StepUncertainty:
     """Degraded step over normal step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class InferredModel:
-    """FittedParameters inferred from end-to-end step times, with their uncertainty."""
+    """A machine inferred from runs, ready to predict.
 
-    priors: Mapping[str, Prior]
-    draws: Mapping[str, Column]
-    """Draws of every parameter, shape ``(num_draws,)``; the first is the fit itself."""
-    moved: Mapping[str, float]
-    """How far the runs narrowed a prior: posterior over prior standard deviation, in (0, 1]."""
-    discrepancy: Discrepancy
-    disturbance: Disturbance | None
-    widening: float
-    """Factor on every interval so that 90 % of the left-out runs lay inside."""
-    memory: InferredMemory | None = None
-    """None if the runs printed no peaks."""
+        log step = log normal(fitted) + deviation(layout) + noise       normal state
+        log step = log (normal + stall) + deviation(layout) + noise     degraded state, at its odds
 
-    @property
+    ``normal`` is the step program of a layout, or the closed form where many layouts are compared.
+    """
+
+    machine: InferredMachine
+
+    @cached_property
+    def sheet(self) -> DeviceSheet:
+        """Data sheet of its devices."""
+        try:
+            return device_sheet(self.machine.device_name, flag="profile: device")
+        except UsageError as error:
+            raise CalibrationUnavailable(f"{error}; calibrate --from-runs again") from error
+
+    @cached_property
+    def draws(self) -> dict[str, Column]:
+        """Draws of every parameter, shape ``(num_draws, 1)``; the first is the fit itself."""
+        return {p.name: np.array(p.draws)[:, None] for p in self.machine.fitted_parameters}
+
+    @cached_property
     def nominal(self) -> dict[str, float]:
         """The fitted parameters."""
-        return {name: float(values[0]) for name, values in self.draws.items()}
+        return {name: float(values[0, 0]) for name, values in self.draws.items()}
+
+    @cached_property
+    def discrepancy(self) -> Discrepancy:
+        """What the formula leaves unexplained of the runs, and of layouts near them."""
+        machine = self.machine
+        return condition(
+            jobs_from_columns(machine.runs),
+            np.array(machine.deviations),
+            np.array(machine.trust),
+            machine.spreads,
+        )
+
+    @cached_property
+    def memory(self) -> LayoutMemory:
+        """Memory of ranks: fitted to printed peaks, or the formula with assumed overheads."""
+        return fitted_memory(self.machine, self.discrepancy.runs)
 
     def parts(self, jobs: Jobs) -> StepParts:
-        """Where the time goes at the fitted parameters, without the unexplained deviation."""
+        """Where the time goes at the fitted parameters, by the closed form, without deviations."""
         return step_parts(jobs, self.nominal)
 
-    def predict(self, jobs: Jobs, *, stalls: bool = True) -> StepInterval:
-        """Step times with 90 % intervals; without ``stalls`` those of runs that nothing disturbs."""
-        centre, disturbed, chance, variance = self._states(jobs)
+    def closed_form_s(self, jobs: Jobs) -> Column:
+        """Normal steps in every draw of the parameters, shape ``(num_draws, num_jobs)``. [s]"""
+        return step_time_s(jobs, self.draws)
+
+    def predict(
+        self, jobs: Jobs, *, normal_s: Column | None = None, stalls: bool = True
+    ) -> StepInterval:
+        """Step times with 90 % intervals; without ``stalls`` those of runs that nothing disturbs.
+
+        ``normal_s``: steps of the compiled programs at the fitted parameters; None: the closed form. [s]
+        """
+        centre, disturbed, chance, variance = self._states(jobs, normal_s)
         chance = chance if stalls else np.zeros(len(jobs))
-        spread = np.sqrt(variance + self._parameter_variance(jobs)) * self.uncertainty_factor(jobs)
+        spread = np.sqrt(variance + self.parameter_variance(jobs)) * self.uncertainty_factor(jobs)
         lower_s, upper_s = (
             np.exp(_quantile(share, centre, disturbed, chance, spread)) for share in (LOWER, UPPER)
         )
-        named_s = _named_s(centre, disturbed, chance, spread)
+        # |f / y - 1| weighs an outcome y by 1 / y: the median, each state weighted by one over its time.
+        weight = chance * np.exp(np.maximum(centre - disturbed, -50.0))
+        late = weight / np.maximum(weight + 1 - chance, 1e-12)
+        named_s = np.exp(_quantile(0.5, centre, disturbed, late, spread))
         return StepInterval(
             number_s=np.clip(named_s, lower_s, upper_s),
             mean_s=np.exp((1 - chance) * centre + chance * disturbed),
@@ -99,19 +131,21 @@ class InferredModel:
             upper_s=upper_s,
         )
 
-    def step_draws(self, jobs: Jobs, *, num_draws: int, seed: int = 0) -> Column:
+    def step_draws(
+        self, jobs: Jobs, *, num_draws: int, normal_s: Column | None = None, seed: int = 0
+    ) -> Column:
         """Draws of what ``predict`` gives quantiles of, shape ``(num_jobs, num_draws)``. [s]
 
         The first is the number to name. All jobs share their random numbers, so that they compare in pairs.
         """
-        centre, disturbed, chance, variance = self._states(jobs)
-        spread = np.sqrt(variance + self._parameter_variance(jobs)) * self.uncertainty_factor(jobs)
+        centre, disturbed, chance, variance = self._states(jobs, normal_s)
+        spread = np.sqrt(variance + self.parameter_variance(jobs)) * self.uncertainty_factor(jobs)
         rng = np.random.default_rng(seed)
         normal, uniform = rng.standard_normal(num_draws), rng.random(num_draws)
         degraded = uniform < chance[:, None]
         logs = np.where(degraded, disturbed[:, None], centre[:, None]) + spread[:, None] * normal
         draws_s: Column = np.exp(logs)
-        draws_s[:, 0] = self.predict(jobs).number_s
+        draws_s[:, 0] = self.predict(jobs, normal_s=normal_s).number_s
         return draws_s
 
     def uncertainty(self, jobs: Jobs) -> StepUncertainty:
@@ -119,7 +153,7 @@ class InferredModel:
         centre, disturbed, chance, variance = self._states(jobs)
         factor = self.uncertainty_factor(jobs)
         return StepUncertainty(
-            fitted=np.sqrt(self._parameter_variance(jobs)) * factor,
+            fitted=np.sqrt(self.parameter_variance(jobs)) * factor,
             formula=np.sqrt(variance) * factor,
             stall_probability=chance,
             degraded_ratio=np.exp(disturbed - centre),
@@ -130,39 +164,46 @@ class InferredModel:
 
         It was found among the runs. Where these say nothing of a layout, it may widen but not narrow.
         """
-        unknown = self.discrepancy.unknown_share(jobs)
-        far = max(self.widening, 1.0)
-        return np.asarray(np.sqrt(self.widening**2 * (1 - unknown) + far**2 * unknown))
+        unknown, near = self.discrepancy.unknown_share(jobs), self.machine.interval_widening
+        far = max(near, 1.0)
+        return np.asarray(np.sqrt(near**2 * (1 - unknown) + far**2 * unknown))
 
-    def _parameter_variance(self, jobs: Jobs) -> Column:
+    def parameter_variance(self, jobs: Jobs) -> Column:
         """Variance of the logarithm over the draws of the fitted parameters."""
-        drawn = step_time_s(jobs, {name: values[:, None] for name, values in self.draws.items()})
-        return np.asarray(np.log(drawn).var(axis=0))
+        return np.asarray(np.log(self.closed_form_s(jobs)).var(axis=0))
+
+    def stall_probability(self, jobs: Jobs) -> Column:
+        """Probability of jobs to be degraded; 0 if no run was."""
+        degraded = self.machine.degraded
+        if degraded is None:
+            return np.zeros(len(jobs))
+        return stall_probability(np.array(degraded.weights), jobs)
 
     def looks_disturbed(self, jobs: Jobs, step_s: Column) -> NDArray[np.bool_]:
         """Whether a measured step is nearer to the degraded than to the normal prediction."""
         normal, late, _, _ = self._states(jobs)
         return np.abs(late - np.log(step_s)) < np.abs(normal - np.log(step_s))
 
-    def _states(self, jobs: Jobs) -> tuple[Column, Column, Column, Column]:
+    def _states(
+        self, jobs: Jobs, normal_s: Column | None = None
+    ) -> tuple[Column, Column, Column, Column]:
         """Logarithms of the normal and of the degraded step, odds of the latter, variance of both."""
-        normal_s = step_time_s(jobs, self.nominal)
+        normal_s = step_time_s(jobs, self.nominal) if normal_s is None else normal_s
         shift, variance = self.discrepancy.at(jobs)
         normal = np.log(normal_s) + shift
-        if self.disturbance is None:
+        degraded = self.machine.degraded
+        if degraded is None:
             return normal, normal, np.zeros(len(jobs)), variance
-        degraded = np.log(normal_s + stall_time_s(jobs, self.disturbance.stall_s)) + shift
-        return normal, degraded, self.disturbance.probability(jobs), variance
+        late = np.log(normal_s + stall_time_s(jobs, degraded.stall_s)) + shift
+        return normal, late, self.stall_probability(jobs), variance
 
 
-def _named_s(normal: Column, disturbed: Column, chance: Column, spread: Column) -> Column:
-    """Number with the least expected relative error, from the logarithms of the two states. [s]
-
-    |f / y - 1| weighs an outcome y by 1 / y: the median, with each state weighted by one over its time.
-    """
-    weight = chance * np.exp(np.maximum(normal - disturbed, -50.0))
-    late = weight / np.maximum(weight + 1 - chance, 1e-12)
-    return np.asarray(np.exp(_quantile(0.5, normal, disturbed, late, spread)))
+@lru_cache(maxsize=16)
+def open_inferred(machine: InferredMachine) -> InferredModel:
+    """A machine, ready to predict; ``CalibrationUnavailable`` if nobody knows its device."""
+    model = InferredModel(machine=machine)
+    assert model.sheet
+    return model
 
 
 def _quantile(
@@ -182,135 +223,11 @@ def _quantile(
     return np.asarray((low + high) / 2)
 
 
-KNOWN_BELOW = 0.7
-"""A parameter counts as determined if the runs narrowed its prior at least to this share."""
-
-
-def machine_of(
-    model: InferredModel,
-    *,
-    device_name: str,
-    step_s: Iterable[float],
-    printed: NDArray[np.intp] | None = None,
-) -> InferredMachine:
-    """The machine that a model was inferred of.
-
-    ``device_name``: data sheet of its devices.
-    ``step_s``: step time of every run. [s]
-    ``printed``: positions of the runs behind its memory; all if not given.
-    """
-    runs = model.discrepancy.runs
-    return InferredMachine(
-        device_name=device_name,
-        num_runs=len(runs),
-        runs=_said(runs),
-        step_s=tuple(map(float, step_s)),
-        fitted_parameters=tuple(
-            _parameter(model, name, prior) for name, prior in model.priors.items()
-        ),
-        deviations=tuple(map(float, model.discrepancy.deviations)),
-        trust=tuple(map(float, model.discrepancy.trust)),
-        spreads=DeviationSpreads(**asdict(model.discrepancy.spreads)),
-        degraded=_degraded(model),
-        interval_widening=model.widening,
-        memory=_peaks(model.memory, np.arange(len(runs)) if printed is None else printed),
-    )
-
-
-def model_of(machine: InferredMachine) -> InferredModel:
-    """The model behind a machine."""
-    runs = jobs_from_columns(machine.runs)
-    return InferredModel(
-        priors={
-            parameter.name: Prior(
-                median=parameter.prior,
-                log_sigma=parameter.prior_log_sigma,
-                meaning=parameter.meaning,
-            )
-            for parameter in machine.fitted_parameters
-        },
-        draws={
-            parameter.name: np.array(parameter.draws) for parameter in machine.fitted_parameters
-        },
-        moved={
-            parameter.name: parameter.log_sigma / parameter.prior_log_sigma
-            for parameter in machine.fitted_parameters
-        },
-        discrepancy=condition(
-            runs,
-            np.array(machine.deviations),
-            np.array(machine.trust),
-            Spreads(**asdict(machine.spreads)),
-        ),
-        disturbance=_disturbance(machine),
-        widening=machine.interval_widening,
-        memory=_memory(machine, runs),
-    )
-
-
-def _said(runs: Jobs) -> dict[str, tuple[float, ...]]:
-    """Columns of the runs; what is as usual in all of them is left out."""
+def run_columns(runs: Jobs) -> dict[str, tuple[float, ...]]:
+    """Columns of runs for a file; what is as usual in all of them is left out."""
     columns = {field.name: getattr(runs, field.name) for field in fields(runs)}
     return {
         name: tuple(map(float, values))
         for name, values in columns.items()
         if name not in USUAL or (values != USUAL[name]).any()
     }
-
-
-def _parameter(model: InferredModel, name: str, prior: Prior) -> FittedParameter:
-    return FittedParameter(
-        name=name,
-        value=model.nominal[name],
-        log_sigma=prior.log_sigma * model.moved[name],
-        prior=prior.median,
-        prior_log_sigma=prior.log_sigma,
-        determined=model.moved[name] < KNOWN_BELOW,
-        meaning=prior.meaning,
-        draws=tuple(map(float, model.draws[name])),
-    )
-
-
-def _degraded(model: InferredModel) -> DegradedState | None:
-    if model.disturbance is None:
-        return None
-    return DegradedState(
-        stall_s=model.disturbance.stall_s,
-        weights=tuple(map(float, model.disturbance.weights)),
-    )
-
-
-def _peaks(memory: InferredMemory | None, printed: NDArray[np.intp]) -> PeakMemory | None:
-    if memory is None:
-        return None
-    found = memory.discrepancy
-    return PeakMemory(
-        runs=tuple(map(int, printed)),
-        factors=memory.factors,
-        deviations=tuple(map(float, found.deviations)),
-        trust=tuple(map(float, found.trust)),
-        spreads=DeviationSpreads(**asdict(found.spreads)),
-        interval_widening=memory.widening,
-    )
-
-
-def _memory(machine: InferredMachine, runs: Jobs) -> InferredMemory | None:
-    said = machine.memory
-    if said is None:
-        return None
-    return InferredMemory(
-        factors=dict(said.factors),
-        discrepancy=condition(
-            runs.take(np.array(said.runs)),
-            np.array(said.deviations),
-            np.array(said.trust),
-            Spreads(**asdict(said.spreads)),
-        ),
-        widening=said.interval_widening,
-    )
-
-
-def _disturbance(machine: InferredMachine) -> Disturbance | None:
-    if machine.degraded is None:
-        return None
-    return Disturbance(stall_s=machine.degraded.stall_s, weights=np.array(machine.degraded.weights))

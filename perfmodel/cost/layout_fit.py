@@ -16,24 +16,29 @@ from numpy.typing import NDArray
 from scipy import linalg
 from scipy.optimize import least_squares, minimize
 
-from perfmodel.cost.inferred import InferredModel
+from perfmodel.cost.inferred import run_columns
 from perfmodel.cost.jobs import Column, Jobs
-from perfmodel.cost.layout_memory import InferredMemory, factored_bytes, rank_parts
+from perfmodel.cost.layout_memory import LayoutMemory, rank_parts
 from perfmodel.cost.layout_time import step_time_s
 from perfmodel.cost.parameters import (
     Discrepancy,
-    Disturbance,
     Prior,
-    Spreads,
     condition,
     covariance,
     fit_odds,
     may_stall,
     priors_of,
     stall_prior,
+    stall_probability,
     stall_time_s,
 )
 from perfmodel.errors import NotFeasible
+from perfmodel.machine.inferred import (
+    DegradedState,
+    DeviationSpreads,
+    FittedParameter,
+    InferredMachine,
+)
 from perfmodel.statistics.normal import DEVIATE_90
 from perfmodel.units import GIB
 
@@ -44,6 +49,8 @@ _LOG_SIGMA: Final = 0.05
 _ROUNDS: Final = 4
 _FOLDS: Final = 5
 _STALL: Final = "stall_s"
+KNOWN_BELOW: Final = 0.7
+"""A parameter counts as determined if the runs narrowed its prior at least to this share."""
 #: Standard deviations that the deviations may have, in log step time: (lowest, first guess, highest).
 _SPREAD_BOUNDS: Final = ((1e-3, 0.03, 0.3), (1e-3, 0.03, 0.5), (3e-3, 0.02, 0.5))
 _LENGTH_BOUNDS: Final = (0.7, 1.5, 4.0)
@@ -63,10 +70,11 @@ def infer(
     step_s: Column,
     priors: Mapping[str, Prior],
     *,
+    device_name: str = "",
     seed: int = 0,
     sigma: float = _LOG_SIGMA,
-) -> InferredModel:
-    """Model behind measured step times of shape ``(num_jobs,)`` in seconds.
+) -> InferredMachine:
+    """Machine behind measured step times of shape ``(num_jobs,)`` in seconds.
 
     ``priors`` are those of ``step_time_priors``; ``sigma`` is the expected scatter around the formula
     in log. Raises ``NotFeasible`` if there are too few runs, or a step time is not positive.
@@ -76,17 +84,31 @@ def infer(
     deviation = _deviation(jobs, step_s, fit)
     trust = trust_in(deviation, sigma)
     spreads = fit_spreads(jobs, deviation, trust)
-    names = list(priors)
-    return InferredModel(
-        priors=dict(priors),
-        draws=_draws(names, priors, fit, seed),
-        moved={
-            name: float(np.sqrt(min(fit.covariance[index, index], 1.0)))
-            for index, name in enumerate(names)
-        },
-        discrepancy=condition(jobs, deviation, trust, spreads),
-        disturbance=_disturbance(jobs, fit) if _STALL in fit.fitted else None,
-        widening=_widening(jobs, step_s, priors, (fit, spreads), sigma=sigma, seed=seed),
+    draws = _draws(list(priors), priors, fit, seed)
+    moved = np.sqrt(np.minimum(np.diag(fit.covariance), 1.0))
+    return InferredMachine(
+        device_name=device_name,
+        num_runs=len(jobs),
+        runs=run_columns(jobs),
+        step_s=tuple(map(float, step_s)),
+        fitted_parameters=tuple(
+            FittedParameter(
+                name=name,
+                value=float(draws[name][0]),
+                log_sigma=prior.log_sigma * float(moved[index]),
+                prior=prior.median,
+                prior_log_sigma=prior.log_sigma,
+                determined=bool(moved[index] < KNOWN_BELOW),
+                meaning=prior.meaning,
+                draws=tuple(map(float, draws[name])),
+            )
+            for index, (name, prior) in enumerate(priors.items())
+        ),
+        deviations=tuple(map(float, deviation)),
+        trust=tuple(map(float, trust)),
+        spreads=spreads,
+        degraded=_degraded(jobs, fit) if _STALL in fit.fitted else None,
+        interval_widening=_widening(jobs, step_s, priors, (fit, spreads), sigma=sigma, seed=seed),
     )
 
 
@@ -125,7 +147,7 @@ def _responsibility(jobs: Jobs, step_s: Column, fit: _Fit, sigma: float) -> Colu
     """Probability of every run to have been disturbed, given the fit (Cauchy scatter)."""
     normal = step_time_s(jobs, fit.fitted)
     stall = stall_time_s(jobs, fit.fitted[_STALL])
-    share = np.clip(_disturbance(jobs, fit).probability(jobs), 0.02, 0.98)
+    share = np.clip(stall_probability(np.array(_degraded(jobs, fit).weights), jobs), 0.02, 0.98)
     # Runs scatter more around a guess of the state than around a known one.
     width = 2 * sigma
     likely = [
@@ -189,12 +211,10 @@ def _draws(
     }
 
 
-def _disturbance(jobs: Jobs, fit: _Fit) -> Disturbance:
+def _degraded(jobs: Jobs, fit: _Fit) -> DegradedState:
     candidates = may_stall(jobs)
-    return Disturbance(
-        stall_s=fit.fitted[_STALL],
-        weights=fit_odds(jobs.take(candidates), fit.disturbed[candidates]),
-    )
+    weights = fit_odds(jobs.take(candidates), fit.disturbed[candidates])
+    return DegradedState(stall_s=fit.fitted[_STALL], weights=tuple(map(float, weights)))
 
 
 def _deviation(jobs: Jobs, step_s: Column, fit: _Fit) -> Column:
@@ -214,7 +234,7 @@ def _widening(
     jobs: Jobs,
     step_s: Column,
     priors: Mapping[str, Prior],
-    found: tuple[_Fit, Spreads],
+    found: tuple[_Fit, DeviationSpreads],
     *,
     sigma: float,
     seed: int,
@@ -253,13 +273,13 @@ def widening_of(scores: Sequence[float] | Column, *, least: float) -> float:
     return float(np.clip(np.quantile(scores, min(1.0, rank)) / DEVIATE_90, lowest, 5.0))
 
 
-def fit_spreads(jobs: Jobs, deviation: Column, trust: Column) -> Spreads:
+def fit_spreads(jobs: Jobs, deviation: Column, trust: Column) -> DeviationSpreads:
     """Most probable spreads of deviations in log, each with a trust in (0, 1]."""
     bounds = [*_SPREAD_BOUNDS, _LENGTH_BOUNDS]
 
-    def spreads(x: Column) -> Spreads:
+    def spreads(x: Column) -> DeviationSpreads:
         shape, layout, noise, length = np.exp(x)
-        return Spreads(
+        return DeviationSpreads(
             shape=float(shape), layout=float(layout), noise=float(noise), length=float(length)
         )
 
@@ -299,7 +319,7 @@ MEMORY_PRIORS: Final[Mapping[str, Prior]] = MappingProxyType(
 )
 
 
-def infer_memory(jobs: Jobs, peak_bytes: Column) -> InferredMemory:
+def infer_memory(jobs: Jobs, peak_bytes: Column) -> LayoutMemory:
     """Factors behind printed peaks of rank 0, shape ``(num_jobs,)`` in bytes.
 
     Raises ``NotFeasible`` if there are too few runs, or a peak is not positive.
@@ -318,11 +338,11 @@ def infer_memory(jobs: Jobs, peak_bytes: Column) -> InferredMemory:
 
     found = np.exp(centre + least_squares(residuals, np.zeros(len(centre))).x * width)
     factors = dict(zip(MEMORY_PRIORS, map(float, found), strict=True))
-    deviation = np.log(peak_bytes / factored_bytes(jobs, factors))
+    deviation = np.log(peak_bytes / (found @ parts))
     trust = trust_in(deviation, _LOG_SIGMA)
     spreads = fit_spreads(jobs, deviation, trust)
     discrepancy = condition(jobs, deviation, trust, spreads)
-    return InferredMemory(
+    return LayoutMemory(
         factors=factors,
         discrepancy=discrepancy,
         widening=_widening_memory_fit(discrepancy, trust),

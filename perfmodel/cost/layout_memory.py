@@ -1,9 +1,10 @@
 """Peak memory of the ranks of a large model in closed form, vectorised over jobs.
 
-States are exact by construction; activations are counted tensor by tensor for an eager framework.
-What no formula knows (context, allocator, late frees) is ``cost.memory.Overhead``.
+States are exact by construction; activations are counted tensor by tensor for an eager framework. What no
+formula knows (context, allocator, late frees) is assumed, or fitted to the peaks that runs printed.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -11,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.jobs import Column, Jobs
-from perfmodel.cost.memory import OVERHEADS, Overhead
-from perfmodel.cost.parameters import Discrepancy
+from perfmodel.cost.memory import OVERHEADS
+from perfmodel.cost.parameters import Discrepancy, condition
+from perfmodel.machine.inferred import InferredMachine, PeakMemory
 from perfmodel.statistics.normal import DEVIATE_90
 from perfmodel.workload.transformer import (
     HALF_BYTES,
@@ -48,21 +50,104 @@ OUTER_BYTES: Final = 8.0
 FORMULA_LOG_SPREAD: Final = 0.2
 
 
+TENSORS: Final = ("parameters", "gradients", "optimizer", "activations", "logits")
+"""Parts of a rank that the formula counts; those that printed peaks hold besides are in ``rank_parts``."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RankMemory:
-    """What one rank of a stage holds at its highest moment; every array has the shape of the jobs. [B]"""
+class LayoutMemory:
+    """Memory of a rank: the parts of the closed form times factors, and how far that may be off."""
 
-    parameters_bytes: Column
-    gradients_bytes: Column
-    optimizer_bytes: Column
-    activations_bytes: Column
-    logits_bytes: Column
+    factors: Mapping[str, float]
+    """By the names of ``rank_parts``; that of the context is bytes."""
+    discrepancy: Discrepancy | None = None
+    """What factors leave unexplained of printed peaks, in log; None: nothing was fitted."""
+    widening: float = 1.0
+    """Factor on the uncertainty so that 90 % of the left-out runs lay inside."""
 
-    @property
-    def tensor_bytes(self) -> Column:
-        """All tensors. [B]"""
-        states = self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
-        return states + self.activations_bytes + self.logits_bytes
+    def parts_bytes(self, jobs: Jobs, stages: Column | int = 0) -> dict[str, Column]:
+        """Parts of ranks of these stages. [B]"""
+        shift = 0.0 if self.discrepancy is None else self.discrepancy.at(jobs)[0]
+        parts = rank_parts(jobs, stages)
+        return {
+            name: np.asarray(factor * parts[name] * np.exp(shift))
+            for name, factor in self.factors.items()
+        }
+
+    def rank_bytes(self, jobs: Jobs, stages: Column | int = 0) -> Column:
+        """Most probable peak of ranks of these stages. [B]"""
+        return sum(self.parts_bytes(jobs, stages).values(), start=np.zeros(len(jobs)))
+
+    def fullest_bytes(self, jobs: Jobs) -> Column:
+        """Most probable peak of the fullest rank. [B]
+
+        The first stage keeps most activations, the last the logits; of uneven stages the second may hold
+        more layers than the first.
+        """
+        both = np.maximum(self.rank_bytes(jobs), self.rank_bytes(jobs, jobs.pp - 1))
+        uneven = (jobs.most_layers > jobs.first_layers) & (jobs.pp > 2)
+        if not uneven.any():
+            return both
+        return np.where(uneven, np.maximum(both, self.rank_bytes(jobs, 1)), both)
+
+    def fit_probability(
+        self, jobs: Jobs, needed_bytes: Column, capacity_bytes: float
+    ) -> NDArray[np.float64]:
+        """Probability that ranks which most probably need so much run within a capacity."""
+        from scipy.special import ndtr  # noqa: PLC0415 - slow to import
+
+        if self.discrepancy is not None:
+            return np.asarray(ndtr(np.log(capacity_bytes / needed_bytes) / self.log_spread(jobs)))
+        assumed = OVERHEADS["cuda"]
+        tensors = (needed_bytes - assumed.context_bytes) / assumed.reserved_ratio
+        uncertainty = np.hypot(assumed.log_spread, FORMULA_LOG_SPREAD) * tensors
+        spread = np.hypot(assumed.context_spread_bytes, uncertainty)
+        return np.asarray(ndtr((capacity_bytes - needed_bytes) / spread))
+
+    def predict(self, jobs: Jobs) -> tuple[Column, Column]:
+        """Most probable peaks of rank 0 [B], and the half-width of the 90 % interval of their logarithm."""
+        return self.rank_bytes(jobs), DEVIATE_90 * self.log_spread(jobs)
+
+    def log_spread(self, jobs: Jobs) -> Column:
+        """Standard deviation of the logarithm of fitted peaks."""
+        assert self.discrepancy is not None
+        return np.asarray(self.widening * np.sqrt(self.discrepancy.at(jobs)[1]))
+
+
+#: Without printed peaks: slack of the allocator and context of the framework are assumed.
+ASSUMED_MEMORY: Final = LayoutMemory(
+    factors={
+        **dict.fromkeys(TENSORS, OVERHEADS["cuda"].reserved_ratio),
+        "context": OVERHEADS["cuda"].context_bytes,
+    }
+)
+
+
+def fitted_memory(machine: InferredMachine, runs: Jobs) -> LayoutMemory:
+    """The memory of a machine, fitted to the peaks that some of its runs printed, if any did."""
+    peaks = machine.memory
+    if peaks is None:
+        return ASSUMED_MEMORY
+    printed = runs.take(np.array(peaks.runs))
+    deviations, trust = np.array(peaks.deviations), np.array(peaks.trust)
+    return LayoutMemory(
+        factors=peaks.factors,
+        discrepancy=condition(printed, deviations, trust, peaks.spreads),
+        widening=peaks.interval_widening,
+    )
+
+
+def peaks_of(memory: LayoutMemory, printed: NDArray[np.intp]) -> PeakMemory:
+    """The record of a fitted memory; ``printed`` are the positions of its runs among all."""
+    assert memory.discrepancy is not None
+    return PeakMemory(
+        runs=tuple(map(int, printed)),
+        factors=dict(memory.factors),
+        deviations=tuple(map(float, memory.discrepancy.deviations)),
+        trust=tuple(map(float, memory.discrepancy.trust)),
+        spreads=memory.discrepancy.spreads,
+        interval_widening=memory.widening,
+    )
 
 
 def states_of(jobs: Jobs) -> StateBytes:
@@ -78,15 +163,16 @@ def states_of(jobs: Jobs) -> StateBytes:
     )
 
 
-def rank_memory(jobs: Jobs, stage: Column | int, states: StateBytes | None = None) -> RankMemory:
-    """Memory of a rank of a pipeline stage, counted from 0; bytes by precision unless they are given.
+def rank_parts(jobs: Jobs, stage: Column | int = 0) -> dict[str, Column]:
+    """Parts of a rank of a pipeline stage, counted from 0, at its highest moment; the context is 1 B. [B]
 
     Between the ends every stage counts as the fullest of them.
 
     Gradients live beside all kept activations if they are accumulated or exchanged; on a single
     device with one micro-batch they grow while activations shrink, and the higher end counts.
+    Beside what the formula counts, runs print whole tensors: per micro-batch in flight, around the head.
     """
-    states = states_of(jobs) if states is None else states
+    states = states_of(jobs)
     first, last = np.asarray(stage) == 0, np.asarray(stage) == jobs.pp - 1
     start = np.where(jobs.first_layers > 0, jobs.first_layers, jobs.layers / jobs.pp)
     layers = np.where(last, jobs.end_layers, np.where(first, start, jobs.middle_layers))
@@ -107,13 +193,17 @@ def rank_memory(jobs: Jobs, stage: Column | int, states: StateBytes | None = Non
     outer = np.where(jobs.sync_every > 1, OUTER_BYTES, 0.0)
     device = 1 - jobs.parameter_offload
     gathered = np.minimum(1 + jobs.prefetch, layers) * whole
-    return RankMemory(
-        parameters_bytes=states.parameter * (device * own[0] + gathered),
-        gradients_bytes=np.where(alone & ~ends_full, 0.0, gradients + states.gradient * whole),
-        optimizer_bytes=states.optimizer * (1 - jobs.offload) * own[2] + outer * own[2],
-        activations_bytes=np.where(ends_full, working, waiting),
-        logits_bytes=np.where(ends_full, 0.0, logits),
-    )
+    tokens_bytes = HALF_BYTES * jobs.tokens * jobs.hidden
+    return {
+        "parameters": states.parameter * (device * own[0] + gathered),
+        "gradients": np.where(alone & ~ends_full, 0.0, gradients + states.gradient * whole),
+        "optimizer": states.optimizer * (1 - jobs.offload) * own[2] + outer * own[2],
+        "activations": np.where(ends_full, working, waiting),
+        "logits": np.where(ends_full, 0.0, logits),
+        "undivided": np.where(jobs.pp == 1, 0.0, in_flight(jobs, stage) * tokens_bytes),
+        "head": np.where(jobs.pp == 1, tokens_bytes, 0.0),
+        "context": np.ones(len(jobs)),
+    }
 
 
 def in_flight(jobs: Jobs, stage: Column | int) -> Column:
@@ -130,34 +220,10 @@ def in_flight(jobs: Jobs, stage: Column | int) -> Column:
     return np.where(jobs.gpipe > 0, jobs.accumulation, np.minimum(most, jobs.accumulation))
 
 
-def fullest_bytes(jobs: Jobs, states: StateBytes | None = None) -> Column:
-    """Tensors of the fullest rank: the first stage keeps most activations, the last the logits. [B]
-
-    Of uneven stages the second may hold more layers than the first.
-    """
-    first = rank_memory(jobs, 0, states).tensor_bytes
-    both = np.maximum(first, rank_memory(jobs, jobs.pp - 1, states).tensor_bytes)
-    uneven = (jobs.most_layers > jobs.first_layers) & (jobs.pp > 2)
-    if not uneven.any():
-        return both
-    return np.where(uneven, np.maximum(both, rank_memory(jobs, 1, states).tensor_bytes), both)
-
-
-def needed_bytes(tensor_bytes: Column, overhead: Overhead = OVERHEADS["cuda"]) -> Column:
-    """Tensors with the slack of the allocator and the context of the framework. [B]"""
-    return tensor_bytes * overhead.reserved_ratio + overhead.context_bytes
-
-
-def fit_probability(
-    tensor_bytes: Column, capacity_bytes: float, overhead: Overhead = OVERHEADS["cuda"]
-) -> NDArray[np.float64]:
-    """Probability that ranks with these tensors run within a capacity."""
-    needed = needed_bytes(tensor_bytes, overhead)
-    uncertainty = np.hypot(overhead.log_spread, FORMULA_LOG_SPREAD) * tensor_bytes
-    spread = np.hypot(overhead.context_spread_bytes, uncertainty)
-    from scipy.special import ndtr  # noqa: PLC0415 - slow to import
-
-    return np.asarray(ndtr((capacity_bytes - needed) / spread))
+def tensor_bytes(jobs: Jobs, stage: Column | int = 0) -> Column:
+    """All tensors of a rank that the formula counts. [B]"""
+    parts = rank_parts(jobs, stage)
+    return sum((parts[name] for name in TENSORS), start=np.zeros(len(jobs)))
 
 
 def _own_parameters(
@@ -210,83 +276,3 @@ def _logits_bytes(jobs: Jobs, states: StateBytes) -> Column:
     logits = logits * gathered
     shared_by = np.where(jobs.sequence_parallel > 0, jobs.tp, 1.0)
     return np.asarray(logits + 2 * states.element * jobs.tokens * jobs.hidden / shared_by)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class InferredMemory:
-    """Factors on the parts, and what they leave unexplained."""
-
-    factors: dict[str, float]
-    discrepancy: Discrepancy
-    widening: float
-    """Factor on the uncertainty so that 90 % of the left-out runs lay inside."""
-
-    def predict(self, jobs: Jobs) -> tuple[Column, Column]:
-        """Most probable peaks [B], and the half-width of the 90 % interval of their logarithm."""
-        shift, variance = self.discrepancy.at(jobs)
-        return factored_bytes(jobs, self.factors) * np.exp(
-            shift
-        ), DEVIATE_90 * self.widening * np.sqrt(variance)
-
-    def fullest_bytes(self, jobs: Jobs) -> Column:
-        """Most probable peak of the fullest rank: the first stage's, or the last's with the logits. [B]
-
-        Logs print the first stage, so that the last one carries the same deviation.
-        """
-        shift, _ = self.discrepancy.at(jobs)
-        last = factored_bytes(jobs, self.factors, stage=jobs.pp - 1)
-        return np.asarray(np.maximum(factored_bytes(jobs, self.factors), last) * np.exp(shift))
-
-    def parts_bytes(self, jobs: Jobs, stages: Column) -> dict[str, Column]:
-        """Parts of ranks of these stages, by their factors and what the runs deviate. [B]"""
-        shift, _ = self.discrepancy.at(jobs)
-        parts = rank_parts(jobs, stages)
-        return {name: self.factors[name] * parts[name] * np.exp(shift) for name in parts}
-
-    def fit_probability(self, jobs: Jobs, capacity_bytes: float) -> NDArray[np.float64]:
-        """Probability that the fullest rank stays below a capacity."""
-        from scipy.special import ndtr  # noqa: PLC0415 - slow to import
-
-        _, half = self.predict(jobs)
-        return np.asarray(
-            ndtr(np.log(capacity_bytes / self.fullest_bytes(jobs)) * DEVIATE_90 / half)
-        )
-
-
-def rank_parts(jobs: Jobs, stage: Column | int = 0) -> dict[str, Column]:
-    """Parts of a rank of a stage, by the names of ``MEMORY_PRIORS``; the context is 1 B. [B]
-
-    Logs print rank 0 in the first stage, which keeps most micro-batches in flight.
-    """
-    rank = rank_memory(jobs, stage)
-    whole = HALF_BYTES * jobs.tokens * jobs.hidden
-    alone = jobs.pp == 1
-    return {
-        "parameters": rank.parameters_bytes,
-        "gradients": rank.gradients_bytes,
-        "optimizer": rank.optimizer_bytes,
-        "activations": rank.activations_bytes,
-        "logits": rank.logits_bytes,
-        "undivided": np.where(alone, 0.0, in_flight(jobs, stage) * whole),
-        "head": np.where(alone, whole, 0.0),
-        "context": np.ones(len(jobs)),
-    }
-
-
-def factored_bytes(jobs: Jobs, factors: dict[str, float], stage: Column | int = 0) -> Column:
-    """Parts times their factors. [B]"""
-    parts = rank_parts(jobs, stage)
-    return np.asarray(sum(factors[name] * parts[name] for name in factors), dtype=float)
-
-
-def fullest_and_fit(
-    memory: InferredMemory | None, jobs: Jobs, capacity_bytes: float
-) -> tuple[Column, NDArray[np.float64]]:
-    """What the fullest rank needs [B], and the probability that it runs within a capacity.
-
-    Without peaks that runs printed: the formula, with an assumed context and allocator.
-    """
-    if memory is None:
-        tensors = fullest_bytes(jobs)
-        return needed_bytes(tensors), fit_probability(tensors, capacity_bytes)
-    return memory.fullest_bytes(jobs), memory.fit_probability(jobs, capacity_bytes)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from perfmodel import checks
 from perfmodel.arrays import FloatArray
 from perfmodel.cost.jobs import Column, Jobs
+from perfmodel.machine.inferred import DeviationSpreads
 
 FittedParameters: TypeAlias = Mapping[str, float | NDArray[np.float64]]
 
@@ -116,17 +117,6 @@ def medians(priors: Mapping[str, Prior]) -> dict[str, float]:
     return {name: prior.median for name, prior in priors.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spreads:
-    """Standard deviations in log step time, fraction."""
-
-    shape: float
-    layout: float
-    noise: float
-    length: float
-    """Distance at which layouts stop deviating alike, in doublings."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Discrepancy:
     """Deviations known at the runs, and how they carry over to other jobs."""
@@ -136,7 +126,7 @@ class Discrepancy:
     """Of the runs, in log step time."""
     trust: Column
     """How far each run is believed, in (0, 1]."""
-    spreads: Spreads
+    spreads: DeviationSpreads
     weights: Column
     """Inverse covariance times deviation, shape ``(num_runs,)``."""
     inverse: FloatArray
@@ -188,13 +178,15 @@ def same_shape(first: Jobs, second: Jobs) -> FloatArray:
     return same.astype(np.float64)
 
 
-def covariance(first: Jobs, second: Jobs, spreads: Spreads) -> FloatArray:
+def covariance(first: Jobs, second: Jobs, spreads: DeviationSpreads) -> FloatArray:
     """Covariance of deviations, noise left out."""
     near = np.exp(-layout_distance_squared(first, second) / (2 * spreads.length**2))
     return spreads.shape**2 * same_shape(first, second) + spreads.layout**2 * near
 
 
-def condition(runs: Jobs, deviations: Column, trust: Column, spreads: Spreads) -> Discrepancy:
+def condition(
+    runs: Jobs, deviations: Column, trust: Column, spreads: DeviationSpreads
+) -> Discrepancy:
     """The deviations of runs, each with a trust in (0, 1] that divides its noise variance."""
     own = covariance(runs, runs, spreads) + np.diag(spreads.noise**2 / trust)
     inverse = np.asarray(np.linalg.inv(own), dtype=np.float64)
@@ -216,20 +208,11 @@ _WEIGHT_SIGMA: Final = 0.7
 """Prior width of the logistic weights: one doubling hardly decides alone."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Disturbance:
-    """The stall of disturbed runs, and the odds of being one."""
+def stall_probability(weights: Column, jobs: Jobs) -> Column:
+    """Probability of a job to be degraded, 0 inside one node; ``weights`` are those of ``fit_odds``."""
+    from scipy.special import expit  # noqa: PLC0415 - slow to import
 
-    stall_s: float
-    """Time lost per exchange. [s]"""
-    weights: Column
-    """Of a logistic regression on the layout; the first is the constant."""
-
-    def probability(self, jobs: Jobs) -> Column:
-        """Probability of a job to be disturbed, 0 inside one node."""
-        from scipy.special import expit  # noqa: PLC0415 - slow to import
-
-        return np.where(may_stall(jobs), expit(_features(jobs) @ self.weights), 0.0)
+    return np.where(may_stall(jobs), expit(_features(jobs) @ weights), 0.0)
 
 
 def may_stall(jobs: Jobs) -> NDArray[np.bool_]:

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from perfmodel.cost.jobs import Column, Jobs
-from perfmodel.cost.layout_memory import rank_memory
+from perfmodel.cost.layout_memory import tensor_bytes
 from perfmodel.units import format_bytes
 
 FASTEST_FLOP_PER_S: Final = 2.5e15
@@ -42,7 +42,7 @@ def wrong_unit(jobs: Jobs, step_s: Column) -> dict[int, str]:
 
 def wrong_memory_unit(jobs: Jobs, peak_bytes: Column) -> dict[int, str]:
     """Rows (from 0) whose printed peak cannot be in bytes, and why; rows without one are fine."""
-    share = peak_bytes / rank_memory(jobs, 0).tensor_bytes
+    share = peak_bytes / tensor_bytes(jobs)
 
     odd = (share > OUT_OF_PROPORTION) | (share < 1 / OUT_OF_PROPORTION)
     return {

@@ -10,9 +10,10 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from perfmodel.answer.answer import Forecast, answer, point, steps_s
-from perfmodel.answer.inferred import layout_document, opened_machine
+from perfmodel.answer.inferred import layout_document
 from perfmodel.answer.measured import interval, measured_caveats
 from perfmodel.answer.question import Answer, Question
+from perfmodel.cost.inferred import open_inferred
 from perfmodel.cost.jobs import jobs_from
 from perfmodel.cost.memory import step_memory, verdict
 from perfmodel.cost.terms import Samples
@@ -335,7 +336,7 @@ def _curve_of_replicas(question: Question, model: NamedTransformer) -> tuple[Cur
         devices_per_node=DEVICES_PER_NODE,
     )
     assert isinstance(question.machine, InferredMachine)
-    found = opened_machine(question.machine).model.predict(jobs)
+    found = open_inferred(question.machine).predict(jobs)
     tokens = [entry.global_batch * model.sequence for entry in layouts]
     first = tokens[0] / float(found.number_s[0]) / layouts[0].world_size
     return tuple(

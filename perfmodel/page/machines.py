@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from perfmodel.answer.answer import Forecast
-from perfmodel.answer.inferred import opened_machine
 from perfmodel.answer.measured import refuse_other_jobs, timed_workload
 from perfmodel.answer.question import Question
+from perfmodel.cost.inferred import open_inferred
 from perfmodel.cost.rescaling import LINK_SHARE, shipped_catalogue
 from perfmodel.documents.base import today_utc
 from perfmodel.documents.budget import read_budget
@@ -150,7 +150,7 @@ def read_session(
         name = _unique_name(path, machines)
         if _is_inferred(path):
             machine = InferredDocument.read(path).machine
-            opened_machine(machine)  # refuses devices without a data sheet before anybody asks
+            open_inferred(machine)  # refuses devices without a data sheet before anybody asks
             models = {key: OfferedWorkload(entry=m, typed=key) for key, m in TRANSFORMERS.items()}
             machines[name] = OfferedMachine(
                 name=name, typed=typed(path), machine=machine, workloads=models

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
-from perfmodel.answer.inferred import OpenedMachine, opened_machine
 from perfmodel.answer.measured import check_machine, open_workload, refuse_other_jobs
 from perfmodel.answer.question import Question
+from perfmodel.cost.inferred import InferredModel, open_inferred
 from perfmodel.cost.memory import step_memory
 from perfmodel.cost.rescaling import find_device, rescaled_profile, shipped_catalogue
 from perfmodel.documents.hardware import read_cluster
@@ -46,7 +46,7 @@ class Sources:
 def open_tables(plan: PlanFile, sources: Sources) -> Tables:
     """One table per option and batch; options that ask the same share theirs."""
     shared: dict[object, Steps] = {}
-    opened: dict[object, Question | OpenedMachine] = {}
+    opened: dict[object, Question | InferredModel] = {}
     tables: Tables = {}
     for index, option in enumerate(plan.option):
         # What two options must have in common to share their predictions.
@@ -65,10 +65,10 @@ def open_tables(plan: PlanFile, sources: Sources) -> Tables:
     return tables
 
 
-def _opened(plan: PlanFile, sources: Sources, option: Option) -> Question | OpenedMachine:
+def _opened(plan: PlanFile, sources: Sources, option: Option) -> Question | InferredModel:
     machine = sources.profiles[option.name]
     if isinstance(machine, InferredMachine):
-        return opened_machine(machine)
+        return open_inferred(machine)
     validation = sources.validations.get(option.name)
     cluster = sources.clusters.get(option.name)
     check_machine(machine, validation, cluster)
@@ -84,7 +84,7 @@ def _table(
     plan: PlanFile,
     sources: Sources,
     option: Option,
-    machine: Question | OpenedMachine,
+    machine: Question | InferredModel,
     batch: int,
 ) -> Steps:
     """Steps of an option at a batch."""
@@ -149,7 +149,7 @@ def machine_records(plan: PlanFile, sources: Sources) -> tuple[PlanMachine, ...]
 def _record(options: list[Option], sources: Sources) -> PlanMachine:
     profile = sources.profiles[options[0].name]
     if isinstance(profile, InferredMachine):
-        sizes = opened_machine(profile).model.discrepancy.runs.devices
+        sizes = open_inferred(profile).discrepancy.runs.devices
         device, num_runs, most = profile.device_name, profile.num_runs, int(sizes.max())
     else:
         device, num_runs, most = profile.device_name, len(profile.steps), profile.max_world_size

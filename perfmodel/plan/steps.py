@@ -11,7 +11,6 @@ import numpy as np
 from perfmodel.answer.answer import answer, point, steps_s
 from perfmodel.answer.inferred import (
     RARE_STALL,
-    OpenedMachine,
     Training,
     layout_caveats,
     layout_jobs,
@@ -19,8 +18,8 @@ from perfmodel.answer.inferred import (
 from perfmodel.answer.measured import measured_caveats, price, step_times
 from perfmodel.answer.question import NUM_DRAWS, Answer, Question
 from perfmodel.arrays import IntArray
+from perfmodel.cost.inferred import InferredModel
 from perfmodel.cost.jobs import Jobs, jobs_from
-from perfmodel.cost.layout_memory import fullest_and_fit
 from perfmodel.cost.memory import FITS_ABOVE
 from perfmodel.cost.terms import Samples, Terms
 from perfmodel.documents.plan import ScalingStatement
@@ -333,7 +332,7 @@ class InferredSteps(Steps):
 
     def __init__(  # noqa: PLR0913 - one parameter per part of the question
         self,
-        machine: OpenedMachine,
+        machine: InferredModel,
         model: NamedTransformer,
         *,
         scaling: Scaling,
@@ -365,7 +364,7 @@ class InferredSteps(Steps):
         return [self._draws_s(self._chosen[count]) for count in counts]
 
     def _draws_s(self, chosen: _Chosen) -> Samples:
-        draws_s: Samples = self._machine.model.step_draws(chosen.jobs, num_draws=NUM_DRAWS)[0]
+        draws_s: Samples = self._machine.step_draws(chosen.jobs, num_draws=NUM_DRAWS)[0]
         return draws_s
 
     def facts(self, count: int) -> Facts:
@@ -382,7 +381,7 @@ class InferredSteps(Steps):
 
     def ends(self, count: int) -> Iterator[Ends]:
         """Assumptions about the step, and by which factors each alone moves it."""
-        model, jobs = self._machine.model, self._chosen[count].jobs
+        model, jobs = self._machine, self._chosen[count].jobs
         found = model.uncertainty(jobs)
         for name, spread in (
             (Assumption.FITTED, found.fitted),
@@ -435,7 +434,7 @@ class InferredSteps(Steps):
             sequence=self._model.sequence,
             devices_per_node=self._per_node,
         )
-        spread = float(spread_against_first(self._machine.model, jobs)[1])
+        spread = float(spread_against_first(self._machine, jobs)[1])
         nominal = float(self._draws_s(slow)[0] / self._draws[count][0])
         ratio: Samples = nominal * np.exp(np.array([-DEVIATE_90, 0.0, DEVIATE_90]) * spread)
         return ratio
@@ -454,7 +453,7 @@ class InferredSteps(Steps):
         if self._fixed is not None:
             layout = _completed(self._fixed, count, global_batch)
             return self._measured(layout, layout_jobs(training, layout))
-        model = self._machine.model
+        model = self._machine
         search = search_layouts(
             model, Request(training=training, capacity_bytes=self._capacity_bytes)
         )
@@ -467,7 +466,9 @@ class InferredSteps(Steps):
         return self._measured(search.layouts.layout(place), search.jobs(np.array([place])))
 
     def _measured(self, layout: Layout, jobs: Jobs) -> _Chosen:
-        needed, fit = fullest_and_fit(self._machine.model.memory, jobs, self._capacity_bytes)
+        held = self._machine.memory
+        needed = held.fullest_bytes(jobs)
+        fit = held.fit_probability(jobs, needed, self._capacity_bytes)
         memory = FitInMemory(needed_bytes=float(needed[0]), probability=float(fit[0]))
         return _Chosen(layout=layout, jobs=jobs, memory=memory)
 

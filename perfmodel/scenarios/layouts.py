@@ -7,8 +7,9 @@ import numpy as np
 from scipy.special import ndtr
 
 from perfmodel.answer.answer import layout_table
-from perfmodel.answer.inferred import layout_provenance, opened_machine, question_jobs
+from perfmodel.answer.inferred import layout_provenance, question_jobs
 from perfmodel.answer.question import Question
+from perfmodel.cost.inferred import open_inferred
 from perfmodel.cost.jobs import Jobs, jobs_from_columns
 from perfmodel.documents.prediction import (
     Contrast,
@@ -55,7 +56,7 @@ def compare_layouts(scenarios: Sequence[Scenario], *, argv: Sequence[str]) -> Wh
         caveats |= dict.fromkeys(document.caveats)
     return WhatIfDocument(
         schema_version=WhatIfDocument.current_version,
-        provenance=layout_provenance(opened_machine(first.machine), argv),
+        provenance=layout_provenance(open_inferred(first.machine), argv),
         scenarios=tuple(outcomes),
         caveats=tuple(caveats),
     )
@@ -79,7 +80,7 @@ def _contrast(
         }
     )
     ratio = other.large_model.tokens_per_s.nominal / first.large_model.tokens_per_s.nominal
-    spread = float(spread_against_first(opened_machine(was.machine).model, both)[1])
+    spread = float(spread_against_first(open_inferred(was.machine), both)[1])
     far = float(np.exp(DEVIATE_90 * spread))
     step_s, other_s = first.step_s.nominal, other.step_s.nominal
     return Contrast(

@@ -8,8 +8,9 @@ import sys
 from typing import Any
 
 from perfmodel.answer.answer import answer
-from perfmodel.answer.inferred import OpenedMachine, Training, opened_machine
+from perfmodel.answer.inferred import Training
 from perfmodel.answer.question import Question
+from perfmodel.cost.inferred import InferredModel, open_inferred
 from perfmodel.cost.layout_time import step_time_s
 from perfmodel.layout.candidates import Space, feasible_layouts
 from perfmodel.layout.layout import parse_layout
@@ -33,7 +34,7 @@ def training(name: str, *, devices: int, global_batch: int) -> Training:
     )
 
 
-def measure_prediction(machine: OpenedMachine, *, num_repeats: int) -> dict[str, Any]:
+def measure_prediction(machine: InferredModel, *, num_repeats: int) -> dict[str, Any]:
     """Predict GPT-3: the whole answer."""
     question = Question(machine=machine.machine, workload=TRANSFORMERS["gpt3-175b"], layout=GPT3)
     step = answer(question)
@@ -44,7 +45,7 @@ def measure_prediction(machine: OpenedMachine, *, num_repeats: int) -> dict[str,
     }
 
 
-def measure_search(machine: OpenedMachine, *, num_repeats: int) -> dict[str, Any]:
+def measure_search(machine: InferredModel, *, num_repeats: int) -> dict[str, Any]:
     """Time all layouts of a 70B model on 512 devices: the closed form, and the whole search."""
     asked = training(SEARCHED, devices=NUM_DEVICES, global_batch=GLOBAL_BATCH)
     shape = asked.model.shape
@@ -58,7 +59,7 @@ def measure_search(machine: OpenedMachine, *, num_repeats: int) -> dict[str, Any
         )
     )
     jobs = search_jobs(asked, layouts)
-    closed = sample(lambda: step_time_s(jobs, machine.model.nominal), num_repeats=num_repeats)
+    closed = sample(lambda: step_time_s(jobs, machine.nominal), num_repeats=num_repeats)
     request = Request(training=asked, capacity_bytes=80 * 2**30)
     searched = sample(lambda: plan_parallelism(machine, request, argv=()), num_repeats=num_repeats)
     return {
@@ -72,7 +73,7 @@ def measure_search(machine: OpenedMachine, *, num_repeats: int) -> dict[str, Any
 
 def measure(*, num_repeats: int = 5) -> dict[str, Any]:
     """Measure both."""
-    machine = opened_machine(document().machine)
+    machine = open_inferred(document().machine)
     return {
         "prediction": measure_prediction(machine, num_repeats=num_repeats),
         "search": measure_search(machine, num_repeats=num_repeats),

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from calibrate.runs import RunTable, calibrate_from_runs, read_runs
-from perfmodel.cost.inferred import model_of
+from perfmodel.cost.inferred import InferredModel
 from perfmodel.cost.jobs import Jobs
-from perfmodel.cost.layout_memory import fullest_and_fit, rank_memory
+from perfmodel.cost.layout_memory import (
+    tensor_bytes,
+)
 from perfmodel.documents.inferred import InferredDocument, RunColumns
 from perfmodel.errors import IncomparableRuns, InvalidDocument, UsageError
 from tests.perfmodel.cost.large_samples import measured, some_jobs
@@ -45,7 +47,9 @@ def test_milliseconds_under_another_name(tmp_path: Path) -> None:
     fitted = {parameter.name: parameter for parameter in again.machine.fitted_parameters}
     assert fitted["layer_host_s"].value == pytest.approx(800e-6, rel=0.25)
     assert not fitted["straggler_share"].determined
-    assert model_of(again.machine).nominal["layer_host_s"] == fitted["layer_host_s"].value
+    assert (
+        InferredModel(machine=again.machine).nominal["layer_host_s"] == fitted["layer_host_s"].value
+    )
 
 
 @pytest.mark.parametrize(
@@ -243,7 +247,7 @@ def test_two_precisions_of_one_layout_do_not_contradict_each_other(tmp_path: Pat
 
 def test_printed_peaks_move_the_memory_of_predictions(tmp_path: Path) -> None:
     jobs = some_jobs()
-    peaks = rank_memory(jobs, 0).tensor_bytes + 5 * 2**30
+    peaks = tensor_bytes(jobs, 0) + 5 * 2**30
     rows = [
         {field.name: getattr(jobs, field.name)[i] for field in fields(Jobs)}
         | {"step_time_s": measured(jobs)[i], "GB": peaks[i] / 2**30}
@@ -254,13 +258,14 @@ def test_printed_peaks_move_the_memory_of_predictions(tmp_path: Path) -> None:
     table = table_of(tmp_path / "runs.csv", *rows)
     document, _ = calibrate_from_runs(table, columns=mapping, device="A100")
     document.write(tmp_path / "inferred.json")
-    model = model_of(InferredDocument.read(tmp_path / "inferred.json").machine)
+    model = InferredModel(machine=InferredDocument.read(tmp_path / "inferred.json").machine)
     assert model.memory is not None
     unseen = jobs.take(np.arange(1, len(jobs), 2))
     assert model.memory.predict(unseen)[0] == pytest.approx(peaks[1::2], rel=0.1)
     # Half a terabyte is enough for all of them, half of what each needs for none.
-    assert fullest_and_fit(model.memory, unseen, 2**39)[1].min() > 0.99
-    assert fullest_and_fit(model.memory, unseen, float(peaks.min() / 2))[1].max() < 0.01
+    needed = model.memory.fullest_bytes(unseen)
+    assert model.memory.fit_probability(unseen, needed, 2**39).min() > 0.99
+    assert model.memory.fit_probability(unseen, needed, float(peaks.min() / 2)).max() < 0.01
 
 
 def test_peaks_in_the_wrong_unit_are_named(tmp_path: Path) -> None:

@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from perfmodel.cost.exchanges import data_s
 from perfmodel.cost.jobs import Column, Jobs, jobs_from
-from perfmodel.cost.layout_memory import in_flight, rank_memory
+from perfmodel.cost.layout_memory import (
+    in_flight,
+    tensor_bytes,
+)
 from perfmodel.cost.layout_time import layout_durations, step_parts, unit_times
 from perfmodel.engine.algebra import end_times
 from perfmodel.engine.simulate import simulate
@@ -284,7 +287,7 @@ def test_sharding_among_one_changes_nothing(layout: Layout, zero: int) -> None:
     sharded = replace(alone, zero=zero if alone.pp == 1 else 1)
     first, second = jobs_of(alone), jobs_of(sharded)
     assert step_parts(first, truth()).total_s == pytest.approx(step_parts(second, truth()).total_s)
-    assert rank_memory(first, 0).tensor_bytes == pytest.approx(rank_memory(second, 0).tensor_bytes)
+    assert tensor_bytes(first, 0) == pytest.approx(tensor_bytes(second, 0))
     programs = [compile_layout(one, layers=MODEL.layers) for one in (alone, sharded)]
     for one, other in zip(*(program.operations for program in programs), strict=True):
         assert one._replace(share=1.0) == other._replace(share=1.0)
@@ -298,7 +301,6 @@ def test_sharding_more_never_takes_more_memory(layout: Layout) -> None:
     levels = (0, 1) if layout.pp > 1 else (0, 1, 2)
     for stage in stages:
         held = [
-            float(rank_memory(jobs_of(replace(layout, zero=zero)), stage).tensor_bytes[0])
-            for zero in levels
+            float(tensor_bytes(jobs_of(replace(layout, zero=zero)), stage)[0]) for zero in levels
         ]
         assert held == sorted(held, reverse=True)

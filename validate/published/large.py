@@ -211,7 +211,8 @@ def _random_split(total: int, count: int, seed: int) -> tuple[Index, Index]:
 
 def _judge(runs: Runs, first: Index, second: Index, *, device: str, sigma: float = 0.05) -> _Judged:
     known = runs.take(first)
-    model = infer(known.jobs, known.step_s, step_time_priors(SHEETS[device]), sigma=sigma)
+    machine = infer(known.jobs, known.step_s, step_time_priors(SHEETS[device]), sigma=sigma)
+    model = InferredModel(machine=machine)
     return _Judged(known=known, unknown=runs.take(second), model=model)
 
 

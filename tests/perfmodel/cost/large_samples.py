@@ -4,7 +4,6 @@ import functools
 
 import numpy as np
 
-from perfmodel.cost.inferred import machine_of
 from perfmodel.cost.jobs import Column, Jobs, jobs_from
 from perfmodel.cost.layout_fit import infer
 from perfmodel.cost.layout_time import step_time_s
@@ -52,7 +51,6 @@ def document() -> InferredDocument:
     """A calibration from runs of that machine."""
     jobs = some_jobs().take(np.arange(0, len(some_jobs()), 3))
     step_s = measured(jobs)
-    model = infer(jobs, step_s, step_time_priors(SHEETS["A100"]))
     return InferredDocument(
         schema_version=InferredDocument.current_version,
         provenance=Provenance(
@@ -63,5 +61,5 @@ def document() -> InferredDocument:
             versions={},
             host_fingerprint="none",
         ),
-        machine=machine_of(model, device_name="A100", step_s=step_s.tolist()),
+        machine=infer(jobs, step_s, step_time_priors(SHEETS["A100"]), device_name="A100"),
     )

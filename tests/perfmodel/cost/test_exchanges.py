@@ -16,7 +16,9 @@ from perfmodel.cost.exchanges import (
     replicate_s,
 )
 from perfmodel.cost.jobs import Jobs, jobs_from
-from perfmodel.cost.layout_memory import rank_memory
+from perfmodel.cost.layout_memory import (
+    rank_parts,
+)
 from perfmodel.cost.layout_time import step_parts
 from perfmodel.cost.parameters import SHEETS, medians, step_time_priors
 from perfmodel.layout.layout import parse_layout
@@ -97,9 +99,9 @@ def test_groups_of_shards_sum_their_pieces_between_nodes() -> None:
     jobs = jobs_of("dp=16 zero=3 shard=8")
     assert replicas_reduce_s(jobs, FITTED)[0] == pytest.approx(2 * 1 / 2 * 2 * LAYER / 8 / 10e9)
     assert replicas_reduce_s(jobs_of("dp=16 zero=3"), FITTED)[0] == 0
-    held = rank_memory(jobs, 0)
-    assert held.optimizer_bytes[0] == 12 * ALL / 8
-    assert held.parameters_bytes[0] == 2 * (ALL / 8 + 2 * LAYER)
+    held = rank_parts(jobs, 0)
+    assert held["optimizer"][0] == 12 * ALL / 8
+    assert held["parameters"][0] == 2 * (ALL / 8 + 2 * LAYER)
 
 
 def test_data_centres_exchange_all_parameters_now_and_then() -> None:
@@ -110,25 +112,25 @@ def test_data_centres_exchange_all_parameters_now_and_then() -> None:
     parts = step_parts(jobs, FITTED)
     alone = step_parts(jobs_of("dp=8"), FITTED)
     assert parts.data_s[0] - alone.data_s[0] == pytest.approx(data_centres_s(jobs)[0])
-    extra = rank_memory(jobs, 0).optimizer_bytes - rank_memory(jobs_of("dp=8"), 0).optimizer_bytes
+    extra = rank_parts(jobs, 0)["optimizer"] - rank_parts(jobs_of("dp=8"), 0)["optimizer"]
     assert extra[0] == 8 * ALL
 
 
 def test_states_move_to_the_host() -> None:
     jobs = jobs_of("dp=8 zero=1 offload=optimizer")
-    assert rank_memory(jobs, 0).optimizer_bytes[0] == 0
+    assert rank_parts(jobs, 0)["optimizer"][0] == 0
     expected = ALL / 8 * ((4 + 2) / 25e9 + 28 / 25e9)
     assert offload_s(jobs)[0] == pytest.approx(expected)
-    whole = rank_memory(jobs_of("dp=8 zero=3 offload=parameters prefetch=2"), 0)
-    assert whole.parameters_bytes[0] == 2 * 3 * LAYER
-    assert whole.optimizer_bytes[0] == 0
+    whole = rank_parts(jobs_of("dp=8 zero=3 offload=parameters prefetch=2"), 0)
+    assert whole["parameters"][0] == 2 * 3 * LAYER
+    assert whole["optimizer"][0] == 0
 
 
 def test_one_process_sends_everything_from_its_first_device() -> None:
     jobs = jobs_of("dp=4 one_process=yes")
     assert replicate_s(jobs, FITTED)[0] == pytest.approx(2 * ALL / 80e9)
     assert outputs_s(jobs, FITTED)[0] == pytest.approx(3 * 4 * 128 * 2048 / 80e9)
-    gathered = rank_memory(jobs, 0).logits_bytes - rank_memory(jobs_of("dp=4"), 0).logits_bytes
+    gathered = rank_parts(jobs, 0)["logits"] - rank_parts(jobs_of("dp=4"), 0)["logits"]
     assert gathered[0] == 3 * 14 * 128 * 2048
 
 
@@ -150,8 +152,8 @@ def test_threads_take_turns_to_issue_forward_passes() -> None:
 def test_32_bit_doubles_bytes_and_slows_products() -> None:
     half, single = jobs_of("dp=8"), jobs_of("dp=8 precision=tf32")
     assert data_s(single, FITTED)[0] == pytest.approx(2 * data_s(half, FITTED)[0])
-    assert rank_memory(single, 0).parameters_bytes[0] == 4 * ALL
-    assert rank_memory(single, 0).optimizer_bytes[0] == 8 * ALL
+    assert rank_parts(single, 0)["parameters"][0] == 4 * ALL
+    assert rank_parts(single, 0)["optimizer"][0] == 8 * ALL
     slow = replace(half, matmul_ratio=np.array([0.5]))
     wide = FITTED | {"layer_host_s": 1e-12, "memory_bytes_per_s": 1e30, "micro_step_s": 1e-12}
     ratio = step_parts(slow, wide).compute_s / step_parts(half, wide).compute_s
@@ -172,4 +174,4 @@ def test_uneven_stages_wait_for_the_fullest() -> None:
     jobs = jobs_of("pp=3 accumulation=6 stage_layers=1,2,1")
     each = step_parts(jobs_of("dp=1"), free).compute_s[0] / 4
     assert step_parts(jobs, free).total_s[0] == pytest.approx((5 * 2 + 4) * each, rel=1e-6)
-    assert rank_memory(jobs, 1).parameters_bytes[0] == 2 * 2 * LAYER
+    assert rank_parts(jobs, 1)["parameters"][0] == 2 * 2 * LAYER

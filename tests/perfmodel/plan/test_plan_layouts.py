@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfmodel.answer.inferred import Training, opened_machine
+from perfmodel.answer.inferred import Training
+from perfmodel.cost.inferred import open_inferred
 from perfmodel.documents.plan import PlanDocument, PlanFile, read_plan
 from perfmodel.errors import InvalidDocument, NotFeasible, UsageError
 from perfmodel.layout.layout import parse_layout
@@ -72,7 +73,7 @@ def test_a_free_layout_is_the_first_of_the_search_and_a_fixed_one_is_kept(tmp_pa
     for count in (4, 8, 16):
         training = Training(model=TRAINED, devices=count, devices_per_node=8, global_batch=64)
         searched = plan_parallelism(
-            opened_machine(document().machine),
+            open_inferred(document().machine),
             Request(training=training, capacity_bytes=80 * 2**30, top=1),
             argv=(),
         ).ranked[0]
@@ -98,7 +99,7 @@ def test_a_free_layout_is_the_first_of_the_search_and_a_fixed_one_is_kept(tmp_pa
 def test_both_kinds_of_scaling_are_stated_from_the_smallest_size() -> None:
     def steps(*counts: int, batch: int = 64) -> InferredSteps:
         return InferredSteps(
-            opened_machine(document().machine),
+            open_inferred(document().machine),
             TRAINED,
             scaling="strong",
             batch=batch,

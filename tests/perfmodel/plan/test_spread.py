@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from perfmodel import layout_search as parallelism
-from perfmodel.answer.inferred import Training, opened_machine
+from perfmodel.answer.inferred import Training
+from perfmodel.cost.inferred import open_inferred
 from perfmodel.documents.prediction import ParallelismPlanDocument
 from perfmodel.errors import UsageError
 from perfmodel.layout_search import Request, Workers, plan_parallelism, spread
@@ -24,7 +25,7 @@ def search(workers: Workers) -> ParallelismPlanDocument:
         global_batch=64,
     )
     request = Request(training=training, capacity_bytes=40 * 2**30, top=50)
-    return plan_parallelism(opened_machine(document().machine), request, argv=(), workers=workers)
+    return plan_parallelism(open_inferred(document().machine), request, argv=(), workers=workers)
 
 
 def same(first: ParallelismPlanDocument, second: ParallelismPlanDocument) -> bool:
