@@ -9,27 +9,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, TypeAlias, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from calibrate.campaign import PLAN, Progress, machine_to_itself, read_plan, write_plan
-from perfmodel.documents.testbed import (
-    CollectiveSetting,
-    PredictedStep,
-    StrategySetting,
-    TrainingSetting,
-    append_run,
-    read_runs,
-)
+from perfmodel.documents.testbed import PredictedStep, append_run, read_runs
 from perfmodel.documents.verdicts import PredictedStrategy
 from perfmodel.errors import Interrupted, InvalidDocument, UsageError, why
 from perfmodel.units import Seconds
-from validate.testbed.cluster import Cluster, play, refuse_without_rights, running_server
+from validate.testbed.cluster import Cluster, Setting, play, refuse_without_rights, running_server
 
 #: Settings that the model is fitted on, and those that judge it.
 CALIBRATION: Final = "calibration.jsonl"
 RUNS: Final = "runs.jsonl"
-
-Setting: TypeAlias = TrainingSetting | CollectiveSetting | StrategySetting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +46,9 @@ class Campaign:
     on_progress: Callable[[Progress], None]
     done: int = 0
 
-    def run(self, settings: Sequence[Setting], output: Path, *, again: bool = False) -> None:
-        """Run what is missing, or all of it again, more than was planned; one line each."""
-        self.total += len(settings) if again else 0
-        finished = () if again else {run.setting.name for run in read_runs(output)}
+    def run(self, settings: Sequence[Setting], output: Path) -> None:
+        """Run what is missing, one line each."""
+        finished = {run.setting.name for run in read_runs(output)}
         for setting in settings:
             if setting.name not in finished:
                 if time.monotonic() > self.deadline_s:
@@ -125,12 +115,8 @@ def predict_once(
 ) -> dict[str, P]:
     """Predictions by name: those of an earlier start, or new ones, written before the first run.
 
-    Parameters
-    ----------
-    options
-        What the user chose that decides on the settings, by the names of the flags.
-    terms
-        What stands beside the predictions: gates, and the law that they follow.
+    ``options``: what the user chose that decides on the settings, by the names of the flags.
+    ``terms``: what stands beside the predictions, such as gates and the law that they follow.
     """
     path = folder / PLAN
     if not path.exists():

@@ -7,10 +7,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
@@ -57,7 +57,7 @@ _MOST_ATTEMPTS: Final = 3
 #: Tail index of slow steps: the variance is barely finite.
 _PARETO_SHAPE: Final = 2.5
 
-R = TypeVar("R", TrainingRun, CollectiveRun)
+Setting: TypeAlias = TrainingSetting | CollectiveSetting | StrategySetting
 
 
 class Cluster(Protocol):
@@ -173,111 +173,71 @@ def draw_factors(noise: Noise, *, num_ranks: int, num_steps: int) -> FloatArray:
     return factors
 
 
-def play(cluster: Cluster, setting: TrainingSetting | CollectiveSetting | StrategySetting) -> Run:
-    """Run one setting, again where other guests of the host disturbed it."""
-    if isinstance(setting, StrategySetting):
-        return play_strategy(cluster, setting)
-    if isinstance(setting, CollectiveSetting):
-        return play_collectives(cluster, setting)
-    return play_training(cluster, setting)
-
-
-def quietest(play: Callable[[], R]) -> R:
-    """The first undisturbed run, or of several disturbed ones that with the least steal time."""
-    runs: list[R] = []
-    while len(runs) < _MOST_ATTEMPTS:
-        runs.append(play())
-        if runs[-1].host.steal_share <= STEAL_LIMIT:
-            break
+def play(cluster: Cluster, setting: Setting) -> Run:
+    """Run one setting; up to three times where other guests of the host disturb it: the quietest run is kept."""
+    factors: tuple[tuple[float, ...], ...] = ()
+    if isinstance(setting, TrainingSetting):
+        size = {"num_ranks": setting.fabric.num_ranks, "num_steps": setting.num_steps}
+        factors = tuple(map(tuple, draw_factors(setting.noise, **size).tolist()))
+    runs: list[Run] = []
+    while not runs or (len(runs) < _MOST_ATTEMPTS and runs[-1].host.steal_share > STEAL_LIMIT):
+        reply = cluster.play(Job(setting=setting, factors=factors, limit_s=_LIMIT_S))
+        runs.append(_run(setting, reply, factors))
     kept = min(runs, key=lambda run: run.host.steal_share)
+    if isinstance(kept, StrategyRun):
+        return kept
     return kept.model_copy(update={"attempts": len(runs)})
 
 
-def play_training(cluster: Cluster, setting: TrainingSetting) -> TrainingRun:
-    """Run one training setting."""
-    factors = draw_factors(
-        setting.noise, num_ranks=setting.fabric.num_ranks, num_steps=setting.num_steps
-    )
-    table = tuple(tuple(float(factor) for factor in row) for row in factors)
-
-    def train() -> TrainingRun:
-        reply = cluster.play(Job(setting=setting, factors=table, limit_s=_LIMIT_S))
-        ranks = reply["ranks"]
-        late_s = np.concatenate([rank["late_s"] for rank in ranks])
-        return TrainingRun(
-            setting=setting,
-            started_utc=reply["started_utc"],
-            step_s=_steps(reply),
-            factors=table,
-            compute_s=tuple(tuple(rank["compute_s"]) for rank in ranks),
-            link_bytes=_link_bytes(reply),
-            bucket_bytes=tuple(ranks[0]["bucket_bytes"]),
-            host=_host(reply),
-            late_mean_s=float(late_s.mean()),
-            late_p99_s=float(np.quantile(late_s, 0.99)),
-        )
-
-    return quietest(train)
-
-
-def play_collectives(cluster: Cluster, setting: CollectiveSetting) -> CollectiveRun:
-    """Run one setting of collectives."""
-
-    def collect() -> CollectiveRun:
-        reply = cluster.play(Job(setting=setting, limit_s=_LIMIT_S))
-        sizes = list(zip(*(rank["sizes"] for rank in reply["ranks"]), strict=True))
-        copies, first_group = setting.copies, slice(setting.fabric.num_ranks)
+def _run(setting: Setting, reply: dict[str, Any], factors: tuple[tuple[float, ...], ...]) -> Run:
+    """What the ranks tell; their clocks are one clock, and rank 0 reads the counters."""
+    ranks = reply["ranks"]
+    before, after = ranks[0]["before"], ranks[0]["after"]
+    sent = {link: after["counters"][link] - before["counters"][link] for link in before["counters"]}
+    own_s = sum(rank["after"]["cpu_s"] - rank["before"]["cpu_s"] for rank in ranks)
+    busy_s, steal_s = sent.pop(BUSY), sent.pop(STEAL)
+    common: dict[str, Any] = {
+        "setting": setting,
+        "started_utc": reply["started_utc"],
+        "host": HostUse(
+            window_s=after["at_s"] - before["at_s"],
+            own_cpu_s=own_s,
+            foreign_cpu_s=max(0.0, busy_s - own_s),
+            steal_cpu_s=max(0.0, steal_s),
+            num_cores=usable_cores(),
+            is_realtime=reply["is_realtime"],
+        ),
+    }
+    if isinstance(setting, CollectiveSetting):
+        sizes = list(zip(*(rank["sizes"] for rank in ranks), strict=True))
+        n = setting.fabric.num_ranks
         return CollectiveRun(
-            setting=setting,
-            started_utc=reply["started_utc"],
-            durations_s=tuple(_durations(of_ranks[first_group]) for of_ranks in sizes),
-            cpu_s=tuple(sum(rank["cpu_s"] for rank in of_ranks) / copies for of_ranks in sizes),
-            host=_host(reply),
+            **common,
+            durations_s=tuple(_durations(of_ranks[:n]) for of_ranks in sizes),
+            cpu_s=tuple(sum(r["cpu_s"] for r in of_ranks) / setting.copies for of_ranks in sizes),
         )
-
-    return quietest(collect)
-
-
-def play_strategy(cluster: Cluster, setting: StrategySetting) -> StrategyRun:
-    """Run one strategy."""
-    reply = cluster.play(Job(setting=setting, limit_s=_LIMIT_S))
-    return StrategyRun(
-        setting=setting,
-        started_utc=reply["started_utc"],
-        step_s=_steps(reply),
-        link_bytes=_link_bytes(reply),
-        host=_host(reply),
+    # A step has ended when it has ended on every rank.
+    ends_s = np.max([rank["ends_s"] for rank in ranks], axis=0)
+    common |= {
+        "step_s": tuple(np.diff(ends_s).tolist()),
+        "link_bytes": {link: int(size) for link, size in sent.items()},
+    }
+    if isinstance(setting, StrategySetting):
+        return StrategyRun(**common)
+    late_s = np.concatenate([rank["late_s"] for rank in ranks])
+    return TrainingRun(
+        **common,
+        factors=factors,
+        compute_s=tuple(tuple(rank["compute_s"]) for rank in ranks),
+        bucket_bytes=tuple(ranks[0]["bucket_bytes"]),
+        late_mean_s=float(late_s.mean()),
+        late_p99_s=float(np.quantile(late_s, 0.99)),
     )
-
-
-def _steps(reply: dict[str, Any]) -> tuple[Seconds, ...]:
-    """A step has ended when it has ended on every rank; their clocks are one clock."""
-    ends_s = np.max([rank["ends_s"] for rank in reply["ranks"]], axis=0)
-    return tuple(float(step_s) for step_s in np.diff(ends_s))
 
 
 def _durations(of_ranks: tuple[dict[str, Any], ...]) -> tuple[Seconds, ...]:
     """From the last start to the last end: earlier ranks only wait."""
-    starts_s = np.max([rank["starts_s"] for rank in of_ranks], axis=0)
-    ends_s = np.max([rank["ends_s"] for rank in of_ranks], axis=0)
-    return tuple(float(duration_s) for duration_s in ends_s - starts_s)
-
-
-def _link_bytes(reply: dict[str, Any]) -> dict[str, int]:
-    before, after = (reply["ranks"][0][moment]["counters"] for moment in ("before", "after"))
-    return {link: int(after[link] - before[link]) for link in before if link not in {BUSY, STEAL}}
-
-
-def _host(reply: dict[str, Any]) -> HostUse:
-    ranks = reply["ranks"]
-    first, last = ranks[0]["before"], ranks[0]["after"]
-    own_s = sum(rank["after"]["cpu_s"] - rank["before"]["cpu_s"] for rank in ranks)
-    busy_s, steal_s = (last["counters"][of] - first["counters"][of] for of in (BUSY, STEAL))
-    return HostUse(
-        window_s=last["at_s"] - first["at_s"],
-        own_cpu_s=own_s,
-        foreign_cpu_s=max(0.0, busy_s - own_s),
-        steal_cpu_s=max(0.0, steal_s),
-        num_cores=usable_cores(),
-        is_realtime=reply["is_realtime"],
+    starts_s, ends_s = (
+        np.max([r[key] for r in of_ranks], axis=0) for key in ("starts_s", "ends_s")
     )
+    return tuple((ends_s - starts_s).tolist())

@@ -8,8 +8,9 @@ A complete campaign can be judged again without measuring.
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from statistics import fmean
 from typing import Any, Final, NamedTuple, TypeAlias, get_args
 
@@ -29,10 +30,9 @@ from perfmodel.documents.testbed import (
 from perfmodel.documents.verdicts import ErrorsBySize, Gate, NetworkVerdict, PublishedSeries
 from perfmodel.errors import UsageError, refuse_unknown
 from perfmodel.statistics.normal import MEDIAN_OVER_MEAN
-from perfmodel.units import KIB, MBIT, MIB, Seconds
+from perfmodel.units import KIB, MBIT, MIB
 from validate.judging import gate, passed, summarise
 from validate.published.collectives import Point, draws_of, judge_part, predicted
-from validate.published.tables import Part
 from validate.testbed.campaign import RUNS, CampaignRequest, open_campaign, refuse_earlier_runs
 from validate.testbed.links import BURST_BYTES
 from validate.testbed.plan import UNSHAPED_MBIT, flat
@@ -75,8 +75,8 @@ _ERROR_OF_ONE_ROUND: Final = 0.05
 #: Predictions that differ by less, relatively, are of the same law.
 _SAME_LAW: Final = 1e-3
 
-Key: TypeAlias = tuple[str, str]
-"""Links and collective."""
+Points: TypeAlias = dict[tuple[str, str], list[Point]]
+"""By links and collective."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,18 +91,7 @@ class NetworkRequest(CampaignRequest):
 def validate_network(
     request: NetworkRequest, *, on_progress: Callable[[Progress], None]
 ) -> NetworkVerdict:
-    """Measure what is missing, then judge.
-
-    Raises
-    ------
-    UsageError
-        If the budget is unknown, or the folder holds runs and ``resume`` is not given, or a blind
-        campaign was predicted by another law than this version's.
-    NotFeasible
-        If something is missing and the machine does not allow network namespaces.
-    Interrupted
-        If the time is up; what was measured is kept.
-    """
+    """Measure what is missing, then judge what is on disk."""
     refuse_unknown("--budget", request.budget, BUDGETS)
     if request.budget != BLIND and request.mbit != LINK_MBIT:
         raise UsageError(
@@ -110,7 +99,13 @@ def validate_network(
             f"measure at {LINK_MBIT:g} Mbit/s"
         )
     refuse_earlier_runs(request, RUNS)
-    _refuse_another_campaign(request)
+    path = request.folder / PLAN
+    earlier = read_plan(request.folder) if path.exists() else {}
+    for option, value in (("budget", request.budget), ("mbit", request.mbit)):
+        if earlier and earlier.get(option) != value:
+            raise UsageError(
+                f"--{option}: must be as in {path}, got {value}; or choose another folder"
+            )
     parts = settings(request.budget, seed=request.seed, mbit=request.mbit)
     total = sum(len(part) for part in parts)
     output = request.folder / RUNS
@@ -123,17 +118,26 @@ def validate_network(
             for part in parts[1:]:
                 _write_predictions(request, part)
                 campaign.run(part, output)
-    return conclude(request)
+    blind = request.budget == BLIND
+    if blind:
+        _refuse_another_law(request, *parts)
+    judged = judge(points(_runs(request)), blind=blind)
+    found = gates(judged)
+    document = NetworkVerdict(
+        schema_version=NetworkVerdict.current_version,
+        provenance=provenance(describe_environment(), seed=request.seed),
+        series=tuple(entry.series for entry in judged),
+        by_size=by_size(judged),
+        gates=found,
+        passed=passed(found),
+    )
+    document.write(request.folder / VERDICT)
+    return document
 
 
 def sizes_bytes(links: str) -> tuple[int, ...]:
     """Sizes from 1 KiB on, a factor of two apart."""
     return tuple(KIB * 2**k for k in range((_LARGEST_BYTES[links] // KIB).bit_length()))
-
-
-def fitted_sizes(sizes: Iterable[float]) -> tuple[float, ...]:
-    """Every second size, the smallest and mostly the largest among them; the others lie between."""
-    return tuple(sorted(set(sizes))[::2])
 
 
 def settings(
@@ -144,72 +148,43 @@ def settings(
     All rounds of a part one after another, each in an order of its own, so that drift is no property
     of a group.
     """
-    kinds = ("known", "judged") if budget == BLIND else ("",)
     parts = []
-    for kind in kinds:
+    for kind in ("known", "judged") if budget == BLIND else ("",):
         part: list[CollectiveSetting] = []
         for number in range(BUDGETS[budget]):
-            order = list(_blind(number, kind, mbit) if kind else _round(number))
+            order = list(_round(number, kind, mbit))
             random.Random(f"{seed}-{number}").shuffle(order)  # noqa: S311 - an order, no secret
             part += order
         parts.append(tuple(part))
     return tuple(parts)
 
 
-def _cases(groups: Sequence[int] = GROUPS) -> Iterator[tuple[CollectiveKind, int]]:
-    for collective in get_args(CollectiveKind):
-        for num_ranks in groups if collective != "send_recv" else (2,):
-            yield collective, num_ranks
+def _round(number: int, kind: str, mbit: float) -> Iterator[CollectiveSetting]:
+    """Every collective on both kinds of links; or of a blind campaign what is known, or judged.
 
-
-def _round(number: int) -> Iterator[CollectiveSetting]:
-    """Everything on both kinds of links."""
-    for links in (LINKS, LOOPBACK):
-        for collective, num_ranks in _cases():
-            on_links = links == LINKS
-            one_node = Fabric(
-                node_of_rank=(0,) * num_ranks, node_bytes_per_s=(UNSHAPED_MBIT * MBIT,)
+    Known is every second size in the groups to fit on; judged are the others, and all in other groups.
+    """
+    for links, collective in product(
+        (LINKS,) if kind else (LINKS, LOOPBACK), get_args(CollectiveKind)
+    ):
+        on_links, every = links == LINKS, sizes_bytes(links)
+        groups = FITTED if kind == "known" else GROUPS
+        for n in (2,) if collective == "send_recv" else groups:
+            sizes = every[1::2] if kind == "judged" and n in FITTED else every
+            yield CollectiveSetting(
+                name=f"{number}: {f'{kind} {mbit:g}Mbit/s' if kind else links} {collective} n={n}",
+                family=links,
+                collective=collective,
+                fabric=flat(n, mbit)
+                if on_links
+                else Fabric(node_of_rank=(0,) * n, node_bytes_per_s=(UNSHAPED_MBIT * MBIT,)),
+                sizes_bytes=every[::2] if kind == "known" else sizes,
+                repeats=_MOST_REPEATS,
+                target_s=_TARGET_S,
+                pause_s=0.0,
+                warm_up_bytes=_WARM_UP_BYTES if on_links else 0,
+                is_realtime=on_links,
             )
-            yield _setting(
-                f"{number}: {links} {collective} n={num_ranks}",
-                links,
-                collective,
-                flat(num_ranks, LINK_MBIT) if on_links else one_node,
-                sizes_bytes(links),
-            )
-
-
-def _blind(number: int, kind: str, mbit: float) -> Iterator[CollectiveSetting]:
-    """Known: every second size in the groups to fit on. Judged: the others, and all in other groups."""
-    sizes = sizes_bytes(LINKS)
-    fitted = fitted_sizes(sizes)
-    between = [size for size in sizes if size not in fitted]
-    for collective, num_ranks in _cases(FITTED if kind == "known" else GROUPS):
-        chosen = sizes if num_ranks not in FITTED else between
-        yield _setting(
-            f"{number}: {kind} {mbit:g}Mbit/s {collective} n={num_ranks}",
-            LINKS,
-            collective,
-            flat(num_ranks, mbit),
-            fitted if kind == "known" else chosen,
-        )
-
-
-def _setting(
-    name: str, links: str, collective: CollectiveKind, fabric: Fabric, sizes: Sequence[float]
-) -> CollectiveSetting:
-    return CollectiveSetting(
-        name=name,
-        family=links,
-        collective=collective,
-        fabric=fabric,
-        sizes_bytes=tuple(round(size) for size in sizes),
-        repeats=_MOST_REPEATS,
-        target_s=_TARGET_S,
-        pause_s=0.0,
-        warm_up_bytes=_WARM_UP_BYTES if links == LINKS else 0,
-        is_realtime=links == LINKS,
-    )
 
 
 class Split(NamedTuple):
@@ -218,38 +193,25 @@ class Split(NamedTuple):
     name: str
     limit: str
     """Gate that it counts for: inside what is fitted, or beyond."""
-    is_fitted: Callable[[Point], bool]
-    is_predicted: Callable[[Point], bool]
+    known: list[Point]
+    unknown: list[Point]
 
 
-def splits(sizes: Iterable[float], *, blind: bool = False) -> tuple[Split, ...]:
+def splits(points: Sequence[Point], *, blind: bool = False) -> tuple[Split, ...]:
     """Sizes between others, a group between others, and the largest group.
 
     A blind campaign predicts all three from every second size in the groups to fit on.
     """
-    fitted = set(fitted_sizes(sizes))
-    groups = FITTED if blind else (*FITTED, LEFT_OUT)
-
-    def second(p: Point) -> bool:
-        return p.ranks in groups and p.size_bytes in fitted
-
-    def between(p: Point) -> bool:
-        return p.ranks in groups and p.size_bytes not in fitted
-
+    fitted = set(sorted({p.size_bytes for p in points})[::2])
+    inside = [p for p in points if p.ranks in (FITTED if blind else (*FITTED, LEFT_OUT))]
+    second = [p for p in inside if p.size_bytes in fitted]
+    between = [p for p in inside if p.size_bytes not in fitted]
+    of = {n: [p for p in points if p.ranks == n] for n in (BETWEEN, LEFT_OUT)}
+    smaller = second if blind else [p for p in points if p.ranks in FITTED]
     return (
         Split("every second size", "inside", second, between),
-        Split(
-            "a group between",
-            "inside",
-            second if blind else lambda p: p.ranks in groups,
-            lambda p: p.ranks == BETWEEN,
-        ),
-        Split(
-            "the largest group",
-            "beyond",
-            second if blind else lambda p: p.ranks in FITTED,
-            lambda p: p.ranks == LEFT_OUT,
-        ),
+        Split("a group between", "inside", second if blind else inside, of[BETWEEN]),
+        Split("the largest group", "beyond", smaller, of[LEFT_OUT]),
     )
 
 
@@ -259,19 +221,15 @@ def point(num_ranks: int, size_bytes: float, rounds_s: Sequence[float]) -> Point
     if len(rounds_s) > 1:
         spread = float(np.std(np.log(rounds_s), ddof=1))
         error = MEDIAN_OVER_MEAN * spread / float(np.sqrt(len(rounds_s)))
-    return Point(
-        size_bytes=size_bytes,
-        ranks=num_ranks,
-        nodes=1,
-        time_s=float(np.median(rounds_s)),
-        relative_error=error,
-        rounds_s=tuple(rounds_s),
-    )
+    time_s = float(np.median(rounds_s))
+    return Point(size_bytes, num_ranks, 1, time_s, relative_error=error, rounds_s=tuple(rounds_s))
 
 
-def points(runs: Iterable[CollectiveRun]) -> dict[Key, list[Point]]:
+def points(runs: Iterable[CollectiveRun]) -> Points:
     """All rounds of the same collective, links, group and size together."""
-    rounds: dict[Key, dict[tuple[int, int], list[float]]] = defaultdict(lambda: defaultdict(list))
+    rounds: dict[tuple[str, str], dict[tuple[int, int], list[float]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for run in runs:
         setting = run.setting
         of_one = rounds[setting.family, setting.collective]
@@ -289,39 +247,35 @@ class Judged(NamedTuple):
     links: str
     limit: str
     series: PublishedSeries
-    errors: tuple[tuple[Point, float], ...]
+    errors: list[tuple[Point, float]]
     """Predicted points, each with its signed error."""
 
 
-def judge(found: Mapping[Key, Sequence[Point]], *, blind: bool = False) -> list[Judged]:
+def judge(found: Points, *, blind: bool = False) -> list[Judged]:
     """Every split that has something to fit and something to predict."""
     judged = []
     for (links, collective), every in found.items():
-        for split in splits([p.size_bytes for p in every], blind=blind):
-            known = [p for p in every if split.is_fitted(p)]
-            unknown = [p for p in every if split.is_predicted(p)]
-            if not known or not unknown:
-                continue
-            errors = np.array([p.relative_error for p in unknown])
-            part = predicted(collective, known, unknown, library="gloo", errors=errors)
-            part = Part(
-                measured=part.measured,
-                predicted=part.predicted | _others(known, unknown),
-                interval=part.interval,
-            )
-            signed = part.predicted["perfmodel"] / part.measured - 1
-            name = f"{links}: {collective}: {split.name}"
-            series = judge_part(links, name, part, known, unknown)
-            pairs = tuple(zip(unknown, (float(error) for error in signed), strict=True))
-            judged.append(Judged(links, split.limit, series, pairs))
+        for name, limit, known, unknown in splits(every, blind=blind):
+            if known and unknown:
+                noise = np.array([p.relative_error for p in unknown])
+                part = predicted(collective, known, unknown, library="gloo", errors=noise)
+                part.predicted.update(_others(known, unknown))
+                signed = part.predicted["perfmodel"] / part.measured - 1
+                series = judge_part(links, f"{links}: {collective}: {name}", part, known, unknown)
+                pairs = list(zip(unknown, signed.tolist(), strict=True))
+                judged.append(Judged(links, limit, series, pairs))
     return judged
 
 
 def _others(known: Sequence[Point], unknown: Sequence[Point]) -> dict[str, FloatArray]:
-    """A line between neighbours of the same group, and rounds by rounds."""
+    """A line between neighbours of the same group, straight in logarithms; and rounds by rounds."""
     found = {}
     if {p.ranks for p in unknown} <= {p.ranks for p in known}:
-        found["line between measured sizes"] = np.array([_on_line(p, known) for p in unknown])
+        on_line = []
+        for at in unknown:
+            line = sorted((p.size_bytes, p.time_s) for p in known if p.ranks == at.ranks)
+            on_line.append(np.interp(np.log(at.size_bytes), *np.log(np.array(line)).T))
+        found["line between measured sizes"] = np.exp(on_line)
     if all(len(p.rounds_s) > 1 for p in unknown):
         # Measured twice: what no model can do better. Errors of halves are those of a median, twice.
         halves = [
@@ -329,13 +283,6 @@ def _others(known: Sequence[Point], unknown: Sequence[Point]) -> dict[str, Float
         ]
         found["half of the rounds, by the others"] = np.array(halves)
     return found
-
-
-def _on_line(point: Point, known: Sequence[Point]) -> Seconds:
-    """Between the sizes of its group that were measured, straight in logarithms. [s]"""
-    line = sorted((p.size_bytes, p.time_s) for p in known if p.ranks == point.ranks)
-    sizes, times_s = np.log(np.array(line)).T
-    return float(np.exp(np.interp(np.log(point.size_bytes), sizes, times_s)))
 
 
 def gates(judged: Sequence[Judged]) -> tuple[Gate, ...]:
@@ -349,33 +296,26 @@ def gates(judged: Sequence[Judged]) -> tuple[Gate, ...]:
 def by_size(judged: Sequence[Judged]) -> tuple[ErrorsBySize, ...]:
     """The same errors for small, middling and large arrays, beside what the rounds themselves scatter."""
     result = []
-    for name, _, found in _together(judged):
-        for words, least, most in _SIZES:
-            some = [(p, error) for p, error in found if least <= p.size_bytes <= most]
-            if some:
-                result.append(
-                    ErrorsBySize(
-                        name=f"{name}, {words}",
-                        errors=summarise([error for _, error in some]),
-                        noise=_MEAN_OVER_DEVIATION * fmean(p.relative_error for p, _ in some),
-                    )
-                )
+    for (name, _, found), (words, least, most) in product(_together(judged), _SIZES):
+        some = [(p, error) for p, error in found if least <= p.size_bytes <= most]
+        if some:
+            errors = summarise([error for _, error in some])
+            noise = _MEAN_OVER_DEVIATION * fmean(p.relative_error for p, _ in some)
+            result.append(ErrorsBySize(name=f"{name}, {words}", errors=errors, noise=noise))
     return tuple(result)
 
 
-def _together(judged: Sequence[Judged]) -> Iterator[tuple[str, str, list[tuple[Point, float]]]]:
+def _together(judged: Sequence[Judged]) -> list[tuple[str, str, list[tuple[Point, float]]]]:
     """Name, limit, and predicted points with their errors, of all collectives over the same links."""
-    for links in dict.fromkeys(entry.links for entry in judged):
-        for limit, words in _WORDS.items():
-            entries = [entry for entry in judged if (entry.links, entry.limit) == (links, limit)]
-            found = [pair for entry in entries for pair in entry.errors]
-            if found:
-                yield f"{links}: {words}", limit, found
+    found: dict[tuple[str, str], list[tuple[Point, float]]] = defaultdict(list)
+    for links, limit in product(dict.fromkeys(entry.links for entry in judged), _WORDS):
+        for entry in judged:
+            if (entry.links, entry.limit) == (links, limit):
+                found[links, limit] += entry.errors
+    return [(f"{links}: {_WORDS[limit]}", limit, e) for (links, limit), e in found.items()]
 
 
-def predict(
-    known: Mapping[Key, Sequence[Point]], settings: Iterable[CollectiveSetting]
-) -> list[dict[str, Any]]:
+def predict(known: Points, settings: Iterable[CollectiveSetting]) -> list[dict[str, Any]]:
     """What settings that nobody has run yet will take, from points that are known."""
     rows: list[dict[str, Any]] = []
     for setting in {(s.collective, s.fabric.num_ranks): s for s in settings}.values():
@@ -388,32 +328,19 @@ def predict(
                 "collective": collective,
                 "ranks": n,
                 "size_bytes": size,
-                "time_s": float(draws_s[index, 0]),
-                "p5_s": float(low_s[index]),
-                "p95_s": float(high_s[index]),
+                "time_s": time_s,
+                "p5_s": p5_s,
+                "p95_s": p95_s,
             }
-            for index, size in enumerate(setting.sizes_bytes)
+            for size, time_s, p5_s, p95_s in zip(
+                setting.sizes_bytes,
+                draws_s[:, 0].tolist(),
+                low_s.tolist(),
+                high_s.tolist(),
+                strict=True,
+            )
         ]
     return rows
-
-
-def conclude(request: NetworkRequest) -> NetworkVerdict:
-    """Judge what is on disk, and write the verdict."""
-    blind = request.budget == BLIND
-    if blind:
-        _refuse_another_law(request)
-    judged = judge(points(_runs(request)), blind=blind)
-    found = gates(judged)
-    document = NetworkVerdict(
-        schema_version=NetworkVerdict.current_version,
-        provenance=provenance(describe_environment(), seed=request.seed),
-        series=tuple(entry.series for entry in judged),
-        by_size=by_size(judged),
-        gates=found,
-        passed=passed(found),
-    )
-    document.write(request.folder / VERDICT)
-    return document
 
 
 def _runs(request: NetworkRequest) -> list[CollectiveRun]:
@@ -428,19 +355,12 @@ def _write_predictions(request: NetworkRequest, part: Sequence[CollectiveSetting
         write_plan(request.folder, {**asked, **found})
 
 
-def _refuse_another_campaign(request: NetworkRequest) -> None:
-    path = request.folder / PLAN
-    earlier = read_plan(request.folder) if path.exists() else {}
-    for option, value in (("budget", request.budget), ("mbit", request.mbit)):
-        if earlier and earlier.get(option) != value:
-            raise UsageError(
-                f"--{option}: must be as in {path}, got {value}; or choose another folder"
-            )
-
-
-def _refuse_another_law(request: NetworkRequest) -> None:
+def _refuse_another_law(
+    request: NetworkRequest,
+    known: Sequence[CollectiveSetting],
+    judged: Sequence[CollectiveSetting],
+) -> None:
     """A blind verdict is one on the predictions that were on disk, and not on a law written since."""
-    known, judged = settings(request.budget, seed=request.seed, mbit=request.mbit)
     names = {setting.name for setting in known}
     fitted = [run for run in _runs(request) if run.setting.name in names]
     then, today = (

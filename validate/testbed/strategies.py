@@ -49,11 +49,11 @@ from validate.testbed.campaign import (
     CALIBRATION,
     RUNS,
     CampaignRequest,
-    Setting,
     open_campaign,
     predict_once,
     refuse_earlier_runs,
 )
+from validate.testbed.cluster import Setting
 from validate.testbed.ring import (
     PlayingMachine,
     Saving,

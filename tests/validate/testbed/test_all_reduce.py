@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.documents.testbed import CollectiveSetting, Fabric, Traffic
+from perfmodel.documents.testbed import CollectiveRun, Fabric, Traffic, TrainingRun
 from tests.validate.testbed.played import PlayedCluster, known_ring
 from validate.testbed import plan
 from validate.testbed.all_reduce import (
@@ -16,7 +16,7 @@ from validate.testbed.all_reduce import (
     ring_bytes,
     ring_crossings,
 )
-from validate.testbed.cluster import play_collectives, play_training
+from validate.testbed.cluster import play
 
 MBIT = 125_000.0
 
@@ -145,7 +145,8 @@ def test_every_byte_that_leaves_a_rank_crosses_each_tier_on_its_way_once(
 def test_known_parameters_are_recovered_from_two_ranks() -> None:
     cluster = PlayedCluster()
     settings = (*plan.collectives(), *plan.machine_costs(0)[:2])
-    runs = [play_collectives(cluster, s) for s in settings if isinstance(s, CollectiveSetting)]
+    played = [play(cluster, setting) for setting in settings]
+    runs = [run for run in played if isinstance(run, CollectiveRun)]
     found = ShapedRing.fit(runs, message_bytes=500.0, num_draws=5, rng=np.random.default_rng(0))
     truth = known_ring().nominal()
     for name, value in found.nominal().items():
@@ -157,7 +158,8 @@ def test_known_parameters_are_recovered_from_two_ranks() -> None:
 def test_what_comes_with_every_message_is_read_off_the_counters() -> None:
     cluster = PlayedCluster()
     pairs = [s for s in plan.trainings() if s.fabric.num_ranks == 2][:4]
-    runs = [play_training(cluster, s) for s in pairs]
+    played = [play(cluster, setting) for setting in pairs]
+    runs = [run for run in played if isinstance(run, TrainingRun)]
     assert message_bytes_of(runs) == pytest.approx(500.0, rel=0.01)
 
 

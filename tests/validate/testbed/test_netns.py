@@ -14,12 +14,15 @@ import psutil
 import pytest
 
 from perfmodel.documents.testbed import (
+    CollectiveRun,
     CollectiveSetting,
     EmulatedStack,
     Fabric,
     Job,
     Noise,
+    StrategyRun,
     StrategySetting,
+    TrainingRun,
     TrainingSetting,
 )
 from perfmodel.errors import MeasurementFailed
@@ -30,9 +33,7 @@ from validate.testbed import plan
 from validate.testbed.cluster import (
     Cluster,
     obstacle,
-    play_collectives,
-    play_strategy,
-    play_training,
+    play,
     running_server,
 )
 from validate.testbed.links import BURST_BYTES
@@ -52,6 +53,18 @@ def cluster() -> Iterator[Cluster]:
         yield server
 
 
+def collect(cluster: Cluster, setting: CollectiveSetting) -> CollectiveRun:
+    run = play(cluster, setting)
+    assert isinstance(run, CollectiveRun)
+    return run
+
+
+def train(cluster: Cluster, setting: TrainingSetting) -> TrainingRun:
+    run = play(cluster, setting)
+    assert isinstance(run, TrainingRun)
+    return run
+
+
 def training(name: str, fabric: Fabric, **changes: object) -> TrainingSetting:
     given = {
         "name": name,
@@ -69,7 +82,7 @@ def test_a_large_all_reduce_takes_the_time_of_its_ring(cluster: Cluster) -> None
     setting = CollectiveSetting(
         name="ring", fabric=plan.flat(2, 200), sizes_bytes=(4 * 2**20,), repeats=3
     )
-    run = play_collectives(cluster, setting)
+    run = collect(cluster, setting)
     assert np.median(run.durations_s[0]) == pytest.approx(0.168, rel=0.05)
 
 
@@ -102,7 +115,7 @@ def test_collectives_send_over_their_links_what_they_are_said_to(
             "pause_s": 0.0,
         }
     )
-    run = play_collectives(cluster, setting)
+    run = collect(cluster, setting)
     assert [len(durations_s) >= 3 for durations_s in run.durations_s] == [True, True]
     wire_s = passes * 2**20 / (200 * MBIT)
     assert 0.85 * wire_s < np.median(run.durations_s[1]) < 3 * wire_s
@@ -111,7 +124,7 @@ def test_collectives_send_over_their_links_what_they_are_said_to(
 def test_ddp_buckets_bytes_and_time_are_those_of_the_model(cluster: Cluster) -> None:
     fabric = plan.flat(4, 100)
     setting = training("ddp", fabric)
-    run = play_training(cluster, setting)
+    run = train(cluster, setting)
     workload = plan.as_workload(setting.model)
     buckets = gradient_buckets(
         workload, RunSetting(workload="w", world_size=4, micro_batch=1, bucket_cap_mb=0.5).layout
@@ -128,7 +141,7 @@ def test_ddp_buckets_bytes_and_time_are_those_of_the_model(cluster: Cluster) -> 
 
 def test_a_slow_device_makes_everybody_slow(cluster: Cluster) -> None:
     setting = training("slow", plan.flat(2, 1000), noise=Noise(slow_ranks=((1, 2.0),)))
-    run = play_training(cluster, setting)
+    run = train(cluster, setting)
     assert np.median(run.step_s) > 2 * setting.model.compute_s
     assert np.median(run.compute_s[1]) == pytest.approx(2 * setting.model.compute_s, rel=0.05)
 
@@ -141,7 +154,7 @@ def test_an_uplink_that_two_racks_share_is_the_limit(cluster: Cluster) -> None:
         rack_bytes_per_s=(200 * MBIT,) * 2,
     )
     setting = CollectiveSetting(name="racks", fabric=fabric, sizes_bytes=(2 * 2**20,), repeats=3)
-    run = play_collectives(cluster, setting)
+    run = collect(cluster, setting)
     # Two edges of 3 MiB cross each trunk.
     assert np.median(run.durations_s[0]) == pytest.approx(6 * 2**20 / 25e6, rel=0.05)
 
@@ -151,7 +164,7 @@ def test_a_rank_that_fails_is_named_and_the_server_goes_on(cluster: Cluster) -> 
     job = Job(setting=broken, factors=((1.0,) * 6,), limit_s=20.0)
     with pytest.raises(MeasurementFailed, match="rank 1 failed: IndexError"):
         cluster.play(job)
-    assert play_training(cluster, training("after", plan.flat(2, 1000))).step_s
+    assert train(cluster, training("after", plan.flat(2, 1000))).step_s
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -204,7 +217,8 @@ def test_strategies_run_for_real_and_wait_for_their_collectives(
             "num_steps": 3,
         }
     )
-    run = play_strategy(cluster, setting)
+    run = play(cluster, setting)
+    assert isinstance(run, StrategyRun)
     assert len(run.step_s) == 3
     # Three layers of 30 ms, divided by tp; or (3 micro-batches + 2) passes of a stage of one layer.
     compute_s = 0.09 / spread.tp if spread.pp == 1 else 5 * 0.03
@@ -226,11 +240,11 @@ def test_a_warm_up_uses_the_burst_of_idle_links_up(cluster: Cluster) -> None:
             "pause_s": 0.0,
         }
     )
-    cold = play_collectives(cluster, setting).durations_s[0]
+    cold = collect(cluster, setting).durations_s[0]
     warming = setting.model_copy(update={"warm_up_bytes": 4 * BURST_BYTES})
     # A busy machine that pauses for 5 ms lets links save up again: one of some attempts must be spared.
     for _ in range(5):
-        warm = play_collectives(cluster, warming).durations_s[0]
+        warm = collect(cluster, warming).durations_s[0]
         steady_s = np.median(warm)
         if np.median(warm[:3]) > 0.7 * steady_s:
             break

@@ -88,10 +88,10 @@ def test_nothing_is_judged_that_was_fitted() -> None:
     points = [network.point(n, size, (1.0,)) for n in network.GROUPS for size in sizes]
     found = {
         split.name: (
-            {(p.ranks, p.size_bytes) for p in points if split.is_fitted(p)},
-            {(p.ranks, p.size_bytes) for p in points if split.is_predicted(p)},
+            {(p.ranks, p.size_bytes) for p in split.known},
+            {(p.ranks, p.size_bytes) for p in split.unknown},
         )
-        for split in network.splits(sizes)
+        for split in network.splits(points)
     }
     assert all(not fitted & predicted for fitted, predicted in found.values())
     assert {n for n, _ in found["the largest group"][0]} == {2, 4, 8}

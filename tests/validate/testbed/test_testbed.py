@@ -1,12 +1,15 @@
 """The campaign: calibrated on two ranks, predictions before runs, resumable, judged."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from perfmodel.documents.testbed import Noise, TestbedDocument, TrainingRun, read_runs
+from calibrate.processes import usable_cores
+from perfmodel.documents.testbed import Job, Noise, TestbedDocument, TrainingRun, read_runs
 from perfmodel.errors import (
     InvalidDocument,
     MeasurementFailed,
@@ -22,6 +25,7 @@ from validate.testbed import cluster as player
 from validate.testbed import ddp, plan, testbed
 from validate.testbed.cluster import draw_factors
 from validate.testbed.ddp import limit, noise_key, uses
+from validate.testbed.links import STEAL
 
 
 @pytest.fixture
@@ -217,21 +221,19 @@ def test_a_link_is_named_when_it_stands_out() -> None:
 
 
 def test_what_other_guests_disturbed_is_run_again_and_the_quietest_is_kept() -> None:
-    cluster = PlayedCluster()
-    run = player.play_training(cluster, plan.plain()[0])
+    """Two cores and an attempt: 50 % of them stolen, then 1 %; or 50, 30 and 40 % and no more attempts."""
 
-    def steal(seconds: float) -> TrainingRun:
-        return run.model_copy(
-            update={
-                "host": run.host.model_copy(update={"steal_cpu_s": seconds * run.host.window_s})
-            }
-        )
+    @dataclass
+    class Disturbed:
+        steal: list[float]
 
-    twice = iter([steal(0.5), steal(0.01)])
-    found = player.quietest(lambda: next(twice))
-    assert found.attempts == 2
-    assert found.host.steal_share == pytest.approx(0.005)
-    always = iter([steal(0.5), steal(0.3), steal(0.4)])
-    found = player.quietest(lambda: next(always))
-    assert found.attempts == 3
-    assert found.host.steal_share == pytest.approx(0.15)
+        def play(self, job: Job) -> dict[str, Any]:
+            reply = PlayedCluster().play(job)
+            after = reply["ranks"][0]["after"]
+            after["counters"][STEAL] = self.steal.pop(0) * after["at_s"] * usable_cores()
+            return reply
+
+    for steal, attempts, kept in (([0.5, 0.01], 2, 0.01), ([0.5, 0.3, 0.4], 3, 0.3)):
+        found = player.play(Disturbed(steal), plan.plain()[0])
+        assert isinstance(found, TrainingRun)
+        assert (found.attempts, found.host.steal_share) == (attempts, pytest.approx(kept))
