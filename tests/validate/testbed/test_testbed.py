@@ -236,4 +236,5 @@ def test_what_other_guests_disturbed_is_run_again_and_the_quietest_is_kept() -> 
     for steal, attempts, kept in (([0.5, 0.01], 2, 0.01), ([0.5, 0.3, 0.4], 3, 0.3)):
         found = player.play(Disturbed(steal), plan.plain()[0])
         assert isinstance(found, TrainingRun)
-        assert (found.attempts, found.host.steal_share) == (attempts, pytest.approx(kept))
+        assert found.attempts == attempts
+        assert found.host.steal_share == pytest.approx(kept)
