@@ -190,7 +190,7 @@ def _add_to_profile(out: Path, measure: Callable[..., "MeasuredMachine"], reques
 
 def _infer(table: Path, *, columns: Path | None, device: str, out: Path, seed: int) -> None:
     from calibrate.runs import calibrate_from_runs
-    from perfmodel.report.layout import parameter_lines
+    from perfmodel.report.prediction import parameter_lines
 
     document, notes = calibrate_from_runs(table, columns=columns, device=device, seed=seed)
     path = out / "inferred.json"

@@ -171,46 +171,28 @@ def _predict_layout(context: typer.Context, files: "_Files") -> None:
         raise UsageError(
             "--layout: excludes --csv and --plot; take --json, --output, --trace or --timeline"
         )
-    if not opt.typed(context, "model"):
-        _predict_divided(context, files)
-        return
     from perfmodel.answer.answer import layout_table
-    from perfmodel.report.layout import layout_lines, memory_table, parts_table
+    from perfmodel.report.prediction import layout_lines, layout_tables
 
-    question = _inferred_question(context, devices=given["devices"])
-    found, step = layout_table(question, argv=sys.argv)
+    question = (
+        _inferred_question(context, devices=given["devices"])
+        if opt.typed(context, "model")
+        else _divided_question(context)
+    )
+    document, found = layout_table(question, argv=sys.argv)
+    lines = layout_lines(document, verbose=given["verbose"])
     show_document(
-        found,
-        (parts_table(found), memory_table(found)),
-        layout_lines(found, verbose=given["verbose"]),
+        document,
+        layout_tables(document),
+        lines,
         as_json=given["as_json"],
         output=given["output"],
     )
     files.tell("prediction", given["output"])
-    name = f"{question.workload_name} {question.layout}"
-    files.write_step(step.trace, name, trace=given["trace"], timeline=given["timeline"])
-
-
-def _predict_divided(context: typer.Context, files: "_Files") -> None:
-    """One layout of a traced workload on a calibrated machine."""
-    given = context.params
-    from perfmodel.answer.answer import layout_table
-    from perfmodel.report.prediction import (
-        divided_lines,
-        prediction_lines,
-        prediction_table,
-        stage_table,
-    )
-
-    question = _divided_question(context)
-    document, found = layout_table(question, argv=sys.argv)
-    tables = (prediction_table(document), *stage_table(found))
-    lines = [*divided_lines(found), *prediction_lines(document, verbose=given["verbose"])]
-    show_document(document, tables, lines, as_json=given["as_json"], output=given["output"])
-    files.tell("prediction", given["output"])
-    files.write_step(
-        found.trace, found.setting.label, trace=given["trace"], timeline=given["timeline"]
-    )
+    name = found.setting.label
+    if document.points[0].large_model:
+        name = f"{question.workload_name} {question.layout}"
+    files.write_step(found.trace, name, trace=given["trace"], timeline=given["timeline"])
 
 
 class _Files:
@@ -362,7 +344,7 @@ def explain(
     from perfmodel.cli.inputs import read_question
     from perfmodel.explanation import explain as use_case
     from perfmodel.explanation import standing
-    from perfmodel.report.prediction import explanation_json, explanation_lines, standing_line
+    from perfmodel.report.explanation import explanation_json, explanation_lines, standing_line
 
     if layout is not None:
         question = _divided_question(context)
@@ -426,21 +408,16 @@ def whatif(
     from perfmodel.answer.answer import Forecast
     from perfmodel.cli.inputs import read_model, read_question
     from perfmodel.documents.prediction import WhatIfDocument
+    from perfmodel.report.prediction import whatif_lines, whatif_table
     from perfmodel.scenarios.compare import compare_scenarios, with_saved
     from perfmodel.scenarios.fields import Scenario, scenarios_of
 
     if layout is not None and opt.typed(context, "model"):
-        from perfmodel.report.layout import layout_whatif_lines as lines
-        from perfmodel.report.layout import layout_whatif_table as table
-
         base = Scenario(
             question=_inferred_question(context),
             open_model=lambda name: read_model(name, sequence=sequence_length),
         )
     else:
-        from perfmodel.report.prediction import whatif_lines as lines
-        from perfmodel.report.prediction import whatif_table as table
-
         base = Scenario(
             question=_divided_question(context)
             if layout is not None
@@ -456,7 +433,7 @@ def whatif(
         document.write(output)
     saved = [(path.stem, WhatIfDocument.read(path)) for path in against or ()]
     shown = with_saved(document, saved) if saved else document
-    show_document(shown, table(shown), lines(shown, verbose=verbose), as_json=as_json)
+    show_document(shown, whatif_table(shown), whatif_lines(shown, verbose=verbose), as_json=as_json)
 
 
 _INFERRED = typer.Option(help="Calibration from runs, from perfmodel calibrate --from-runs.")
@@ -499,7 +476,7 @@ def plan_parallelism(
     from perfmodel.documents.inferred import InferredDocument
     from perfmodel.layout_search import Request, Workers
     from perfmodel.layout_search import plan_parallelism as use_case
-    from perfmodel.report.layout import plan_lines, plan_table
+    from perfmodel.report.prediction import search_lines, search_table
 
     training = Training(
         model=read_model(model, sequence=sequence_length),
@@ -514,5 +491,5 @@ def plan_parallelism(
     workers = Workers(processes=processes, scheduler=scheduler)
     document = use_case(machine, request, argv=sys.argv, workers=workers)
     show_document(
-        document, plan_table(document), plan_lines(document), as_json=as_json, output=output
+        document, search_table(document), search_lines(document), as_json=as_json, output=output
     )

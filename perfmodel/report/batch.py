@@ -17,9 +17,7 @@ from perfmodel.report.tables import Table, table
 from perfmodel.report.wording import (
     caveat_lines,
     count_interval,
-    duration_interval,
     errors,
-    interval,
     number,
     one_line,
     percent,
@@ -39,13 +37,13 @@ def batch_table(document: BatchDocument) -> Table:
         "Batch size and time to target",
         document.outlooks,
         {
-            "Batch": lambda entry: f"{entry.batch:g}",
-            "Samples\nto target": lambda entry: count_interval(entry.samples),
+            "Batch": "batch:g",
+            "Samples\nto target": "samples:k",
             "Steps": lambda entry: count_interval(entry.steps).partition("\n")[0],
-            "Samples/s": lambda entry: _known(number, entry.samples_per_s),
-            "Samples/s\nspeed-up": lambda entry: _known(number, entry.throughput_speedup),
-            "Target\nspeed-up": lambda entry: _known(interval, entry.target_speedup),
-            "Time to\ntarget": lambda entry: _known(duration_interval, entry.time_to_target_s),
+            "Samples/s": "samples_per_s:number",
+            "Samples/s\nspeed-up": "throughput_speedup:number",
+            "Target\nspeed-up": "target_speedup",
+            "Time to\ntarget": "time_to_target_s",
         },
         caption=f"Speed-ups against batch {document.reference_batch:g}; [p5-p95].",
     )
@@ -82,11 +80,11 @@ def judged_table(document: BatchValidationDocument) -> Table:
         f"{document.workload} to its target, predicted from batch {document.reference_batch}",
         document.batches,
         {
-            "Batch": lambda row: row.batch,
-            "Learning\nrate": lambda row: f"{row.learning_rate:.3g}",
-            "Steps\nmeasured": lambda row: number(row.measured_steps),
+            "Batch": "batch",
+            "Learning\nrate": "learning_rate:.3g",
+            "Steps\nmeasured": "measured_steps:number",
             "Of each\nstart": lambda row: " ".join(map(str, row.steps)),
-            "Steps\npredicted": lambda row: count_interval(row.predicted_steps),
+            "Steps\npredicted": "predicted_steps:k",
             "<Error": error,
         },
         caption="Learning rate: the best that was tried. Measured: the median; a start that did not reach "
@@ -127,9 +125,9 @@ def terms_table(terms: AcceptanceTerms) -> Table:
         f"Acceptance: like {terms.device_name}",
         terms.clause,
         {
-            "<Clause": lambda clause: clause.name,
+            "<Clause": "name",
             "Reference": lambda clause: clause_value(clause, clause.reference),
-            "Uncertainty": lambda clause: percent(clause.reference_error),
+            "Uncertainty": "reference_error:%",
             "Limit": _limit,
         },
         caption=f"A machine as good as the reference, measured as well, passes each clause with "
@@ -157,7 +155,7 @@ def judgement_table(document: AcceptanceDocument) -> Table:
         f"Acceptance of {document.delivered_name}",
         document.judged,
         {
-            "<Clause": lambda entry: entry.clause.name,
+            "<Clause": "clause.name",
             "Limit": lambda entry: _limit(entry.clause),
             "Delivered": lambda entry: _known(
                 lambda value: clause_value(entry.clause, value), entry.delivered
@@ -165,8 +163,8 @@ def judgement_table(document: AcceptanceDocument) -> Table:
             "Uncertainty": lambda entry: (
                 "-" if entry.delivered is None else percent(entry.delivered_error)
             ),
-            "P(kept)": lambda entry: _known(percent, entry.probability_kept),
-            "<Verdict": lambda entry: entry.verdict.value,
+            "P(kept)": "probability_kept:%",
+            "<Verdict": "verdict.value",
         },
         caption=f"Passed or failed: with {percent(document.terms.confidence)} confidence. Uncertainty: standard "
         "error of what was delivered.",

@@ -7,6 +7,12 @@ from perfmodel.documents.hardware import Catalogue, DataSheet, Figure, Pcie, Pea
 from perfmodel.report.tables import Table, table
 from perfmodel.units import PREFIXES, format_bytes, format_rate
 
+_LABELS: Final = {
+    "achieved": "fastest bf16 product measured",
+    "link": "link between devices",
+    "pcie": "link to the host",
+}
+
 
 def devices_table(catalogue: Catalogue) -> Table:
     """All devices, one line each; readable on 80 columns."""
@@ -25,7 +31,7 @@ def devices_table(catalogue: Catalogue) -> Table:
         "Devices by data sheet",
         catalogue.devices,
         {
-            "<Device": lambda sheet: sheet.id,
+            "<Device": "id",
             "GiB": lambda sheet: f"{sheet.memory.size_bytes / PREFIXES['Gi']:.4g}",
             "GB/s": lambda sheet: rate(sheet.bandwidth),
             "fp32": peak("fp32"),
@@ -46,20 +52,13 @@ def links_table(catalogue: Catalogue) -> Table:
         "Links: one direction, by data sheet",
         catalogue.links,
         {
-            "<Link": lambda link: link.id,
+            "<Link": "id",
             "<Name": lambda link: f"{link.name}\n({link.note})" if link.note else link.name,
-            "Rate": lambda link: _text(link.rate),
-            "<Of one": lambda link: link.per,
-            "<Source": lambda link: link.rate.source,
+            "Rate": "rate.bytes_per_s",
+            "<Of one": "per",
+            "<Source": "rate.source",
         },
     )
-
-
-_LABELS: Final = {
-    "achieved": "fastest bf16 product measured",
-    "link": "link between devices",
-    "pcie": "link to the host",
-}
 
 
 def sheet_table(sheet: DataSheet, catalogue: Catalogue) -> Table:
@@ -70,10 +69,25 @@ def sheet_table(sheet: DataSheet, catalogue: Catalogue) -> Table:
         {
             "<Figure": lambda found: _LABELS.get(found[0], found[0]),
             "Value": lambda found: _text(found[1]),
-            "<Source": lambda found: found[1].source,
+            "<Source": "1.source",
             "<Its date": lambda found: catalogue.sources[found[1].source].date,
         },
     )
+
+
+def _text(figure: Figure) -> str:
+    match figure:
+        case Size():
+            return format_bytes(figure.size_bytes)
+        case Rate():
+            return format_rate(figure.bytes_per_s, "B")
+        case Peak():
+            return format_rate(figure.flop_per_s, "FLOP")
+        case Power():
+            return f"{figure.power_w:.0f} W"
+        case Pcie():
+            return f"PCIe {figure.generation}"
+    raise AssertionError(figure)
 
 
 def sheet_lines(sheet: DataSheet, catalogue: Catalogue) -> list[str]:
@@ -88,10 +102,8 @@ def sheet_lines(sheet: DataSheet, catalogue: Catalogue) -> list[str]:
         found.append(f"fastest measured product: {share:.0%} of the peak in bf16")
     if sheet.note:
         found.append(f"note: {sheet.note}")
-    for key in dict.fromkeys(figure.source for _, figure in sheet.figures()):
-        source = catalogue.sources[key]
-        found.append(f"{key}: {source.title} ({source.where})")
-    return found
+    sources = {figure.source: catalogue.sources[figure.source] for _, figure in sheet.figures()}
+    return [*found, *(f"{key}: {each.title} ({each.where})" for key, each in sources.items())]
 
 
 def devices_json(catalogue: Catalogue, sheet: DataSheet | None) -> dict[str, object]:
@@ -105,18 +117,3 @@ def devices_json(catalogue: Catalogue, sheet: DataSheet | None) -> dict[str, obj
     if sheet is None:
         written["links"] = [link.model_dump(mode="json") for link in catalogue.links]
     return written
-
-
-def _text(figure: Figure | None) -> str:
-    match figure:
-        case Size():
-            return format_bytes(figure.size_bytes)
-        case Rate():
-            return format_rate(figure.bytes_per_s, "B")
-        case Peak():
-            return format_rate(figure.flop_per_s, "FLOP")
-        case Power():
-            return f"{figure.power_w:.0f} W"
-        case Pcie():
-            return f"PCIe {figure.generation}"
-    return ""

@@ -89,8 +89,8 @@ def memory_table(report: MemoryReport) -> Table:
         f"{counted(report.setting.devices, 'device')}",
         [*parts, ("all", needed_bytes)],
         {
-            "<Part": lambda part: part[0],
-            "Memory": lambda part: format_bytes(part[1]),
+            "<Part": "0",
+            "Memory": "1:bytes",
             "Share": lambda part: "" if part[0] == "all" else f"{part[1] / needed_bytes:.1%}",
         },
         caption=f"Highest in {moment.phase.value}, {moment.module or 'outside modules'}, "
@@ -121,8 +121,8 @@ def remedies_table(report: MemoryReport) -> Table:
         "What to change first",
         [row for row in found if row.memory.needed_bytes < plain_bytes],
         {
-            "<Change": lambda row: row.name,
-            "Memory": lambda row: format_bytes(row.memory.needed_bytes),
+            "<Change": "name",
+            "Memory": "memory.needed_bytes",
             "Saves": lambda row: format_bytes(plain_bytes - row.memory.needed_bytes),
             "Time": lambda row: _ratio(report, row),
             "<Fits": lambda row: verdict(row.memory.fit_probability(report.capacity_bytes)).value,
@@ -143,9 +143,9 @@ def techniques_table(report: MemoryReport) -> Table:
         f"{report.name}, micro-batch {report.setting.micro_batch}",
         report.techniques,
         {
-            "<Technique": lambda row: row.name,
+            "<Technique": "name",
             "Step": step,
-            "Memory": lambda row: format_bytes(row.memory.needed_bytes),
+            "Memory": "memory.needed_bytes",
             "Saves": lambda row: f"{(plain_bytes - row.memory.needed_bytes) / plain_bytes:.0%}",
             "<Evidence (memory; time)": lambda row: (
                 f"{row.memory_basis.value}; {row.time_basis.value}"

@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +14,6 @@ from perfmodel.documents.importers import CollectivesDocument, read_nccl_tests
 from perfmodel.errors import InvalidDocument
 from perfmodel.machine.measured import MeasuredCollective
 from perfmodel.report.tables import Table, table
-from perfmodel.units import format_bytes, format_duration, format_rate
 
 Curves = Mapping[tuple[str, str], Sequence[MeasuredCollective]]
 """Groups by library and collective."""
@@ -22,13 +21,7 @@ _NUM_DRAWS: Final = 200
 
 
 def read_curves(files: Sequence[Path], *, collective: str | None) -> Curves:
-    """Groups of our own files and of nccl-tests logs together.
-
-    Raises
-    ------
-    InvalidDocument
-        If a file cannot be read, is neither, or breaks a rule.
-    """
+    """Groups of our own files and of nccl-tests logs together."""
     curves: dict[tuple[str, str], list[MeasuredCollective]] = defaultdict(list)
     for path in files:
         if _is_ours(path):
@@ -55,61 +48,51 @@ def _is_ours(path: Path) -> bool:
 
 
 def curve_rows(curves: Curves) -> list[dict[str, object]]:
-    """One row per measured point; bandwidths in bytes per second."""
-    return [
-        row
-        for (library, collective), groups in curves.items()
-        for row in _rows(library, collective, groups)
-    ]
-
-
-def _rows(
-    library: str, collective: str, groups: Sequence[MeasuredCollective]
-) -> Iterator[dict[str, object]]:
-    cost = CollectiveCost.sample(
-        groups, library=library, num_draws=_NUM_DRAWS, rng=np.random.default_rng(0)
-    )
-    for group in groups:
-        factor = bus_factor(collective, group.world_size)
-        for point in group.points:
-            draws_s = cost.time_s(
-                round(point.at), world_size=group.world_size, num_nodes=group.num_nodes
-            )
-            low_s, high_s = np.quantile(draws_s, [0.05, 0.95])
-            yield {
-                "collective": collective,
-                "ranks": group.world_size,
-                "nodes": group.num_nodes,
-                "size_bytes": point.at,
-                "time_s": point.time_s,
-                "algbw_bytes_per_s": point.at / point.time_s,
-                "busbw_bytes_per_s": point.at / point.time_s * factor,
-                "fit_s": float(draws_s[0]),
-                "fit_p5_s": float(low_s),
-                "fit_p95_s": float(high_s),
-                "residual": float(draws_s[0]) / point.time_s - 1,
-            }
+    """One row per measured point with its fit, in SI units."""
+    rows: list[dict[str, object]] = []
+    for (library, collective), groups in curves.items():
+        cost = CollectiveCost.sample(
+            groups, library=library, num_draws=_NUM_DRAWS, rng=np.random.default_rng(0)
+        )
+        for group in groups:
+            ranks, nodes = group.world_size, group.num_nodes
+            for point in group.points:
+                draws_s = cost.time_s(round(point.at), world_size=ranks, num_nodes=nodes)
+                low_s, high_s = np.quantile(draws_s, [0.05, 0.95])
+                rate = point.at / point.time_s
+                rows.append(
+                    {
+                        "collective": collective,
+                        "ranks": ranks,
+                        "nodes": nodes,
+                        "size_bytes": point.at,
+                        "time_s": point.time_s,
+                        "algbw_bytes_per_s": rate,
+                        "busbw_bytes_per_s": rate * bus_factor(collective, ranks),
+                        "fit_s": float(draws_s[0]),
+                        "fit_p5_s": float(low_s),
+                        "fit_p95_s": float(high_s),
+                        "residual": float(draws_s[0]) / point.time_s - 1,
+                    }
+                )
+    return rows
 
 
 def curves_table(rows: Sequence[Mapping[str, object]]) -> Table:
     """As nccl-tests prints it, with the fit beside; readable on 80 columns."""
-
-    def value(row: Mapping[str, object], name: str) -> float:
-        return float(str(row[name]))
-
     return table(
         "Collectives: measured and fitted",
         rows,
         {
-            "<Collective": lambda row: row["collective"],
-            "Ranks": lambda row: row["ranks"],
-            "Nodes": lambda row: row["nodes"],
-            "Size": lambda row: format_bytes(value(row, "size_bytes")),
-            "Time": lambda row: format_duration(value(row, "time_s")),
-            "algbw": lambda row: format_rate(value(row, "algbw_bytes_per_s"), "B"),
-            "busbw": lambda row: format_rate(value(row, "busbw_bytes_per_s"), "B"),
-            "Fit": lambda row: format_duration(value(row, "fit_s")),
-            "Residual": lambda row: f"{value(row, 'residual'):+.1%}",
+            "<Collective": "collective",
+            "Ranks": "ranks",
+            "Nodes": "nodes",
+            "Size": "size_bytes",
+            "Time": "time_s",
+            "algbw": "algbw_bytes_per_s",
+            "busbw": "busbw_bytes_per_s",
+            "Fit": "fit_s",
+            "Residual": "residual:+.1%",
         },
         caption="Residual: fit over measured, minus 1.",
     )

@@ -16,7 +16,6 @@ from perfmodel.report.tables import Table, table
 from perfmodel.report.wording import (
     DEFINITIONS,
     caveat_lines,
-    count_interval,
     duration_interval,
     interval,
     number,
@@ -36,13 +35,13 @@ def plan_table(document: PlanDocument) -> Table:
         f"{document.start} to {limits.deadline}",
         document.options,
         {
-            "<Option": lambda entry: entry.row.option,
-            "De-\nvices": lambda entry: f"{entry.row.devices:,}",
-            "Batch\neach": lambda entry: entry.row.micro_batch,
-            "Time": lambda entry: duration_interval(entry.row.elapsed_s),
-            f"Cost,\n{document.plan.currency}": lambda entry: count_interval(entry.row.cost),
-            "P(dead-\nline)": lambda entry: percent(entry.row.deadline_probability),
-            "P(all\nlimits)": lambda entry: percent(entry.row.probability),
+            "<Option": "row.option",
+            "De-\nvices": "row.devices:,",
+            "Batch\neach": "row.micro_batch",
+            "Time": "row.elapsed_s",
+            f"Cost,\n{document.plan.currency}": "row.cost:k",
+            "P(dead-\nline)": "row.deadline_probability:%",
+            "P(all\nlimits)": "row.probability:%",
             "<Verdict": lambda entry: "feasible" if entry.is_feasible else "not feasible",
         },
         caption=f"{document.num_feasible:,} of {document.num_candidates:,} candidates keep all limits with "
@@ -302,11 +301,9 @@ def cost_table(document: CostDocument) -> Table:
         f"{budget.buy.devices} devices at {percent(budget.utilisation)} utilisation",
         document.options,
         {
-            "<Option": lambda option: option.cost.name,
-            f"{budget.currency}\nper year": lambda option: f"{option.yearly:,.0f}",
-            f"{budget.currency} per useful\ndevice-hour": lambda option: (
-                f"{option.per_useful_device_hour:.3f}"
-            ),
+            "<Option": "cost.name",
+            f"{budget.currency}\nper year": "yearly:,.0f",
+            f"{budget.currency} per useful\ndevice-hour": "per_useful_device_hour:.3f",
             "Buying pays at\nutilisation": _crossover,
         },
     )
@@ -351,8 +348,8 @@ def goodput_table(document: GoodputDocument) -> Table:
         "Time by activity",
         [*document.spent_mean_s.items(), ("all", total_s)],
         {
-            "<Activity": lambda spent: spent[0],
-            "Time": lambda spent: format_duration(spent[1]),
+            "<Activity": "0",
+            "Time": "1:s",
             "Share": lambda spent: percent(spent[1] / total_s),
         },
         caption=f"Mean of {document.replicas} courses.",

@@ -1,30 +1,27 @@
-"""A prediction, an explanation and a what-if as tables and lines."""
+"""Predictions, what-ifs and searches over layouts as tables, lines and CSV."""
 
 import csv
 import io
-from collections.abc import Callable, Mapping
-from typing import Final
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
-from pydantic_core import to_json
-
-from perfmodel.answer.measured import stage_memory
-from perfmodel.answer.question import Answer
-from perfmodel.cost.memory import DeviceMemory
 from perfmodel.documents.prediction import (
+    LargeModelStep,
+    ParallelismPlanDocument,
     PredictedPoint,
     PredictionDocument,
+    RankMemory,
     ScenarioOutcome,
     WhatIfDocument,
 )
-from perfmodel.explanation import Change, Explanation, Loss, Standing, Verdict
+from perfmodel.machine.inferred import InferredMachine
 from perfmodel.report.tables import Table, table
 from perfmodel.report.wording import (
     caveat_lines,
-    count_interval,
     counted,
     duration_interval,
     gradients,
-    interval,
     number,
     one_line,
     percent,
@@ -32,44 +29,58 @@ from perfmodel.report.wording import (
     short_label,
 )
 from perfmodel.statistics.interval import Interval
+from perfmodel.statistics.normal import DEVIATE_90
 from perfmodel.step.program import Cause
-from perfmodel.units import Seconds, format_bytes, format_duration
+from perfmodel.units import format_bytes, format_duration
+
+#: Of a longer pipeline the first, the fullest and the last stage are shown.
+_MOST_STAGES: Final = 6
+#: A part of the step that changes by less than this share of the first scenario's is not worth a line.
+_SMALLEST_SHARE: Final = 0.001
+#: Nor is a ratio of samples per second that is nearer to 1.
+_SMALLEST_RATIO: Final = 0.001
+#: Characters on one line beside the columns of numbers, on 80 columns.
+_WIDEST_CHANGE: Final = 20
+_OUTCOMES: Final = "[p5-p95]: 90 % of outcomes should lie inside."
+#: What a search takes for granted wherever matrices are shared.
+_GRANTED: Final = " sequence_parallel=yes"
+_PARTS: Final = {
+    "compute_s": "compute",
+    "tensor_s": "tensor and context collectives",
+    "pipeline_s": "pipeline: fill, drain, point-to-point sends",
+    "data_s": "gradients and sharded parameters, exposed",
+    "other_s": "optimizer, fixed costs, stragglers",
+}
 
 
 def prediction_table(prediction: PredictionDocument) -> Table:
     """What each number of devices would do; readable on 80 columns."""
+    settings = [point.setting for point in prediction.points]
+    buckets = sorted({gradients(setting) for setting in settings if setting.world_size > 1})
+    *fewer, most = sorted({setting.accumulation for setting in settings})
     return table(
         f"{prediction.workload} on {prediction.device_name}, {prediction.scaling} scaling",
         prediction.points,
         {
-            "De-\nvices": lambda point: point.setting.world_size,
+            "De-\nvices": "setting.world_size",
             "Global\nbatch": lambda point: (
                 f"{point.setting.global_batch}\n{point.setting.local_batch} each"
             ),
-            "Step": lambda point: duration_interval(point.step_s),
-            "Samples/s": lambda point: count_interval(point.samples_per_s),
-            "Speed-up": lambda point: interval(point.speedup),
+            "Step": "step_s",
+            "Samples/s": "samples_per_s:k",
+            "Speed-up": "speedup",
             "Effi-\nciency": lambda point: (
                 percent(point.scaling_efficiency.nominal) if point.scaling_efficiency else "-"
             ),
-            "Exposed\ncomm.": lambda point: format_duration(point.exposed_comm_s.nominal),
-            "<Weakest\nevidence": lambda point: point.weakest_evidence.value,
+            "Exposed\ncomm.": "exposed_comm_s.nominal:s",
+            "<Weakest\nevidence": "weakest_evidence.value",
         },
-        caption=_caption(prediction),
-    )
-
-
-def _caption(prediction: PredictionDocument) -> str:
-    settings = [point.setting for point in prediction.points]
-    buckets = sorted({gradients(setting) for setting in settings if setting.world_size > 1})
-    *fewer, most = sorted({setting.accumulation for setting in settings})
-    return (
-        f"Predicted, {scaling_words(prediction)}; 'each' is the batch per device and step, "
+        caption=f"Predicted, {scaling_words(prediction)}; 'each' is the batch per device and step, "
         f"of {' or '.join((*map(str, fewer), counted(most, 'micro-batch')))}; "
         f"bucket cap: {', '.join(buckets) or '-'}. "
         "Step: from the end of one optimizer step to the end of the next, typical of a run. "
-        "[p5-p95]: 90 % of outcomes should lie inside. "
-        "Speed-up: samples/s over one device without DDP. Exposed: not hidden behind compute."
+        f"{_OUTCOMES} "
+        "Speed-up: samples/s over one device without DDP. Exposed: not hidden behind compute.",
     )
 
 
@@ -91,42 +102,101 @@ def prediction_lines(prediction: PredictionDocument, *, verbose: bool) -> list[s
     return [*lines, *caveat_lines(prediction.caveats, verbose=verbose)]
 
 
-#: Of a longer pipeline the first, the fullest and the last stage are shown.
-_MOST_STAGES: Final = 6
+def layout_tables(document: PredictionDocument) -> tuple[Table, ...]:
+    """One layout: its step, of a large model by parts, and the memory of a rank of every stage."""
+    [point] = document.points
+    if point.large_model is None:
+        memory = (_stage_table(point.memory),) if point.memory else ()
+        return (prediction_table(document), *memory)
+    large = point.large_model
+    trained, parts = large.trained, large.parts_s
+    return table(
+        f"{trained.name} on {trained.devices} x {document.device_name}: {point.layout}",
+        [(name, getattr(parts, key)) for key, name in _PARTS.items()],
+        {
+            "<part of the step": "0",
+            "time": "1:s",
+            "share": lambda part: f"{part[1] / large.formula_step_s:.1%}",
+        },
+    ), table(
+        "Memory of one rank",
+        point.memory,
+        {
+            "stage": "stage",
+            "layers": "layers",
+            "weights": "parts_bytes.parameters:bytes",
+            "gradients": "parts_bytes.gradients:bytes",
+            "optimizer": "parts_bytes.optimizer:bytes",
+            "activations": "parts_bytes.activations:bytes",
+            "logits": "parts_bytes.logits:bytes",
+            "all": "needed_bytes",
+        },
+        caption="All: with the framework's context and the allocator's slack.",
+    )
 
 
-def stage_table(answer: Answer) -> tuple[Table, ...]:
-    """Memory of one rank of every pipeline stage; nothing if the workload's memory was not recorded."""
-    stages = stage_memory(answer.question)
-    if not stages:
-        return ()
-    fullest = max(range(len(stages)), key=lambda place: stages[place].needed_bytes)
-    shown = range(len(stages))
-
-    def part_of(stage: DeviceMemory) -> Callable[[str], str]:
-        return lambda part: format_bytes(
-            stage.needed_bytes if part == "all" else stage.parts.get(part, 0)
+def _stage_table(stages: tuple[RankMemory, ...]) -> Table:
+    """Memory of a traced step, one part per row."""
+    fullest = max(stages, key=lambda stage: stage.needed_bytes)
+    shown = stages
+    if len(stages) > _MOST_STAGES:
+        shown = tuple(
+            sorted(
+                {s.stage: s for s in (stages[0], fullest, stages[-1])}.values(),
+                key=lambda s: s.stage,
+            )
         )
+    parts = dict.fromkeys(part for stage in stages for part in stage.parts_bytes)
+    rows = [(part, *(stage.parts_bytes.get(part, 0) for stage in shown)) for part in parts]
+    rows.append(("all", *(stage.needed_bytes for stage in shown)))
+    columns = {f"stage {stage.stage}": f"{at}:bytes" for at, stage in enumerate(shown, start=1)}
+    return table("Memory of one rank", rows, {"<Part": "0", **columns})
 
-    parts = dict.fromkeys(part for stage in stages for part in stage.parts)
-    columns: dict[str, Callable[[str], object]] = {"<Part": lambda part: part}
-    for place in shown if len(shown) <= _MOST_STAGES else sorted({0, fullest, shown[-1]}):
-        columns[f"stage {place}"] = part_of(stages[place])
-    return (table("Memory of one rank", [*parts, "all"], columns),)
 
-
-def divided_lines(answer: Answer) -> list[str]:
-    """Layout, its evidence, and whether it fits into a device."""
-    lines = [f"layout: {answer.layout}"]
+def layout_lines(document: PredictionDocument, *, verbose: bool) -> list[str]:
+    """One layout in words: evidence, whether it fits into a device, caveats."""
+    [point] = document.points
+    fits = []
+    if point.fit_probability is not None and point.capacity_bytes is not None:
+        capacity = format_bytes(point.capacity_bytes)
+        fits = [f"fits into {capacity} with probability {point.fit_probability:.0%}"]
+    if point.large_model is not None:
+        lines = [*_large_lines(point, point.large_model), *fits]
+        return [*lines, *caveat_lines(document.caveats, verbose=verbose)]
     by_evidence: dict[str, list[str]] = {}
-    for term, evidence in answer.evidence.items():
+    for term, evidence in point.evidence.items():
         by_evidence.setdefault(evidence, []).append(term)
-    lines += [f"{evidence}: {', '.join(terms)}" for evidence, terms in by_evidence.items()]
-    capacity_bytes, stages = answer.question.capacity_bytes, stage_memory(answer.question)
-    if capacity_bytes is not None and stages:
-        least = min(stage.fit_probability(capacity_bytes) for stage in stages)
-        lines.append(f"fits into {format_bytes(capacity_bytes)} with probability {least:.0%}")
-    return lines
+    lines = [f"{evidence}: {', '.join(terms)}" for evidence, terms in by_evidence.items()]
+    return [
+        f"layout: {point.layout}",
+        *lines,
+        *fits,
+        *prediction_lines(document, verbose=verbose),
+    ]
+
+
+def _large_lines(point: PredictedPoint, large: LargeModelStep) -> list[str]:
+    step, tokens, mfu, trained = point.step_s, large.tokens_per_s, large.mfu, large.trained
+    low, high = format_duration(step.p5), format_duration(step.p95)
+    return [
+        (
+            f"batch: {trained.global_batch:,} sequences of {trained.sequence:,} tokens per step of all "
+            "devices"
+        ),
+        (
+            f"step: {format_duration(step.nominal)} [{low} - {high}], 90 %, evidence "
+            f"{point.weakest_evidence}"
+        ),
+        f"tokens/s: {tokens.nominal:,.0f} [{tokens.p5:,.0f} - {tokens.p95:,.0f}]",
+        (
+            f"MFU: {mfu.nominal:.1%} [{mfu.p5:.1%} - {mfu.p95:.1%}] of the dense 16-bit peak of the "
+            "data sheet (perfmodel devices)"
+        ),
+        (
+            f"simulated: {format_duration(large.simulated_step_s)}, closed form: "
+            f"{format_duration(large.formula_step_s)}, both before the deviations that the runs showed"
+        ),
+    ]
 
 
 def measured_table(prediction: PredictionDocument) -> Table:
@@ -135,10 +205,10 @@ def measured_table(prediction: PredictionDocument) -> Table:
         f"{prediction.workload}: real runs for comparison",
         prediction.measured,
         {
-            "Devices": lambda run: run.world_size,
-            "Micro-batch": lambda run: run.micro_batch,
-            "Step, measured": lambda run: format_duration(run.step_s),
-            "Speed-up, measured": lambda run: "-" if run.speedup is None else number(run.speedup),
+            "Devices": "world_size",
+            "Micro-batch": "micro_batch",
+            "Step, measured": "step_s",
+            "Speed-up, measured": "speedup:number",
         },
     )
 
@@ -153,10 +223,10 @@ def breakdown_table(prediction: PredictionDocument) -> Table:
         f"{prediction.workload}: time on the critical path by cause",
         prediction.points,
         {
-            "Devices": lambda point: point.setting.world_size,
+            "Devices": "setting.world_size",
             **{cause.replace("_", " "): spent(cause) for cause in causes_of(prediction)},
-            "Waiting for stragglers": lambda point: format_duration(point.straggler_s),
-            "Exposed communication": lambda point: duration_interval(point.exposed_comm_s),
+            "Waiting for stragglers": "straggler_s",
+            "Exposed communication": "exposed_comm_s",
         },
         caption="The causes of a row sum to its step; the last two columns are parts of it, "
         "counted another way.",
@@ -165,11 +235,10 @@ def breakdown_table(prediction: PredictionDocument) -> Table:
 
 def causes_of(prediction: PredictionDocument) -> tuple[Cause, ...]:
     """Causes that take time anywhere in a prediction, in the order of a step."""
-    return tuple(
-        cause
-        for cause in Cause
-        if any(point.breakdown_s.get(cause, 0.0) > 0 for point in prediction.points)
-    )
+    found = {
+        c for point in prediction.points for c, time_s in point.breakdown_s.items() if time_s > 0
+    }
+    return tuple(cause for cause in Cause if cause in found)
 
 
 def evidence_table(prediction: PredictionDocument) -> Table:
@@ -182,146 +251,44 @@ def evidence_table(prediction: PredictionDocument) -> Table:
     return table(
         f"{prediction.workload}: evidence per term",
         prediction.points,
-        {
-            "Devices": lambda point: point.setting.world_size,
-            **{f"<{term}": of(term) for term in terms},
-        },
+        {"Devices": "setting.world_size", **{f"<{term}": of(term) for term in terms}},
     )
-
-
-#: Less than this share of a step is rounding.
-_SMALLEST_SHARE = 1e-6
-
-
-def explanation_lines(explanation: Explanation, *, verbose: bool = True) -> list[str]:
-    """Ranked causes with their share of the lost time, and one change to try for each.
-
-    One device loses nothing to others: its gains are told in samples per second, not as a speed-up.
-    """
-    whole_s, of_whole = _whole(explanation)
-    lines = [_headline(explanation)]
-    for rank, loss in enumerate(explanation.losses, start=1):
-        share = percent(loss.lost_s / whole_s)
-        cause = loss.cause.replace("_", " ")
-        lines.append(f"{rank}. {cause}: {_ms(loss.lost_s)}, {share} {of_whole} - {loss.what}")
-        lines += [_advice(explanation, loss), f"   to confirm: {loss.confirm}"]
-    lines.append("All that was tried, one at a time:")
-    lines += [f"   {change.what}: {_effect(explanation, change)}" for change in explanation.changes]
-    against = "samples/s" if _is_alone(explanation) else "speed-ups"
-    lines.append(
-        "Each cause is removed alone, all else as it was; causes overlap, so that they need not "
-        f"add up. Gains are per global batch of the setting, {against} over the same baseline."
-    )
-    return [*lines, *caveat_lines(explanation.caveats, verbose=verbose)]
-
-
-def explanation_json(explanation: Explanation, standing: Standing | None) -> str:
-    """An explanation, and where a measured step stands, for programs; times in seconds."""
-    written = {"schema_version": 1, "explanation": explanation, "standing": standing}
-    return to_json(written, indent=1).decode()
-
-
-def standing_line(found: Standing) -> str:
-    """Whether a measured step is normal, in one line."""
-    predicted = one_line(duration_interval(found.predicted_s))
-    line = (
-        f"measured {format_duration(found.measured_s)}: {found.verdict}; predicted {predicted}, "
-        f"{percent(found.share_slower)} of outcomes take longer"
-    )
-    more_s = found.measured_s - found.predicted_s.nominal
-    if found.verdict is Verdict.SLOWER:
-        return (
-            f"{line}; {format_duration(more_s)} are more than the causes below cost when calibrated: "
-            "confirm them on the job; perfmodel doctor says what disturbs a machine"
-        )
-    if found.verdict is Verdict.FASTER:
-        return f"{line}; is it the same batch of each device, precision and definition of a step?"
-    return line
-
-
-def _is_alone(explanation: Explanation) -> bool:
-    return explanation.ideal_speedup == 1
-
-
-def _whole(explanation: Explanation) -> tuple[Seconds, str]:
-    """What shares refer to: the lost time, or the step where nothing is lost to other devices."""
-    if not _is_alone(explanation) and explanation.lost_s > 0:
-        return explanation.lost_s, "of the lost time"
-    return explanation.step_s, "of the step"
-
-
-def _headline(explanation: Explanation) -> str:
-    name = short_label(explanation.setting)
-    step = _ms(explanation.step_s)
-    if _is_alone(explanation):
-        return (
-            f"{name}: a step takes {step}; one device waits for no other and has no speed-up to lose; "
-            "what could be saved:"
-        )
-    return (
-        f"{name}: speed-up {number(explanation.speedup)} of {explanation.ideal_speedup}; a step "
-        f"takes {step}, ideal would be {_ms(explanation.ideal_step_s)}, "
-        f"{_ms(explanation.lost_s)} are lost:"
-    )
-
-
-def _advice(explanation: Explanation, loss: Loss) -> str:
-    if not loss.one_change:
-        return "   nothing that was tried helps"
-    return f"   try {loss.one_change}: {_ms(loss.gain_s)} less, {_gain(explanation, loss)}"
-
-
-def _effect(explanation: Explanation, change: Change) -> str:
-    if abs(change.gain_s) < _SMALLEST_SHARE * explanation.step_s:
-        return "no difference"
-    return f"step {_signed_ms(-change.gain_s)}, {_gain(explanation, change)}"
-
-
-def _gain(explanation: Explanation, found: Loss | Change) -> str:
-    if _is_alone(explanation):
-        faster = explanation.step_s / (explanation.step_s - found.gain_s) - 1
-        return f"samples/s {percent(faster, signed=True)}"
-    return f"speed-up {found.gain_speedup:+.2f}"
-
-
-def _ms(seconds: Seconds) -> str:
-    # One unit throughout, so that the lines compare; tiny ones in full.
-    return f"{number(seconds * 1e3)} ms" if seconds >= 1e-5 else format_duration(seconds)
-
-
-def _signed_ms(seconds: Seconds) -> str:
-    return f"{'-' if seconds < 0 else '+'}{_ms(abs(seconds))}"
-
-
-#: A part of the step that changes by less than this share of the first scenario's is not worth a line.
-SMALLEST_SHARE = 0.001
-#: Nor is a ratio of samples per second that is nearer to 1.
-_SMALLEST_RATIO = 0.001
-#: Characters on one line beside the columns of numbers, on 80 columns.
-_WIDEST_CHANGE = 20
 
 
 def whatif_table(document: WhatIfDocument) -> Table:
     """One scenario per row, each against the first."""
-
-    def ratio(scenario: ScenarioOutcome) -> str:
-        return "-" if scenario.contrast is None else interval(scenario.contrast.throughput_ratio)
-
-    return table(
-        f"{document.scenarios[0].workload} on {document.scenarios[0].device_name}: what if",
-        document.scenarios,
-        {
-            "<Scenario": lambda scenario: "\n".join(map(_scenario_line, scenario.name.split(", "))),
-            "Step": lambda scenario: duration_interval(scenario.point.step_s),
-            "Samples/s": lambda scenario: count_interval(scenario.point.samples_per_s),
-            "Speed-up": lambda scenario: interval(scenario.point.speedup),
-            "Ratio to\nthe first": ratio,
-            "<Weakest\nevidence": lambda scenario: scenario.point.weakest_evidence.value,
-        },
-        caption="[p5-p95]: 90 % of outcomes should lie inside. Speed-up: over one device of the same "
-        "scenario. Ratio: samples/s over those of the first, draw by draw on the same machine, so that "
-        "shared errors cancel.",
-    )
+    first = document.scenarios[0]
+    large = first.point.large_model
+    if large is None:
+        title = f"{first.workload} on {first.device_name}: what if"
+        columns: dict[str, str | Callable[[ScenarioOutcome], str]] = {
+            "<Scenario": lambda each: "\n".join(map(_scenario_line, each.name.split(", "))),
+            "Step": "point.step_s",
+            "Samples/s": "point.samples_per_s:k",
+            "Speed-up": "point.speedup",
+            "Ratio to\nthe first": "contrast.throughput_ratio",
+            "<Weakest\nevidence": "point.weakest_evidence.value",
+        }
+        caption = (
+            "Speed-up: over one device of the same scenario. Ratio: samples/s over those of the "
+            "first, draw by draw on the same machine, so that shared errors cancel."
+        )
+    else:
+        title = f"{first.workload} on {large.trained.devices:,} x {first.device_name}: what if"
+        columns = {
+            "<Scenario": lambda each: each.name.replace(", ", "\n"),
+            "Step": "point.step_s",
+            "Tokens/s": "point.large_model.tokens_per_s:k",
+            "MFU": "point.large_model.mfu.nominal:%",
+            "Memory": lambda each: format_bytes(max(s.needed_bytes for s in each.point.memory)),
+            "Fits": "point.fit_probability:%",
+            "Ratio to\nthe first": "contrast.throughput_ratio",
+        }
+        caption = (
+            "Memory: of the fullest rank. Ratio: tokens/s over those of the first; what both rest "
+            "on alike cancels."
+        )
+    return table(title, document.scenarios, columns, caption=f"{_OUTCOMES} {caption}")
 
 
 def _scenario_line(change: str) -> str:
@@ -335,70 +302,83 @@ def _scenario_line(change: str) -> str:
 
 
 def whatif_lines(document: WhatIfDocument, *, verbose: bool) -> list[str]:
-    """What each scenario runs, which causes changed, and what must be known first."""
+    """What each scenario runs, which parts of the step changed, and caveats."""
     first = document.scenarios[0]
     lines = []
     for scenario in document.scenarios:
-        point = scenario.point
-        label = f"{short_label(point.setting)}, {scenario.scaling} scaling"
-        lines.append(f"{scenario.name}: {label}, global batch {point.setting.global_batch}")
-        lines += [] if scenario is first else _cause_lines(first, scenario)
+        point, large = scenario.point, scenario.point.large_model
+        if large is None:
+            label = f"{short_label(point.setting)}, {scenario.scaling} scaling"
+            lines.append(f"{scenario.name}: {label}, global batch {point.setting.global_batch}")
+        else:
+            trained = large.trained
+            lines.append(
+                f"{scenario.name}: {trained.name}, {point.layout}, {trained.devices:,} devices, "
+                f"{trained.global_batch:,} sequences per step"
+            )
+        if scenario.contrast is not None:
+            lines += _layout_changes(first, scenario) if large else _changes(first, scenario)
     return [*lines, *caveat_lines(document.caveats, verbose=verbose)]
 
 
-def _cause_lines(first: ScenarioOutcome, scenario: ScenarioOutcome) -> list[str]:
+def _layout_changes(first: ScenarioOutcome, scenario: ScenarioOutcome) -> Iterator[str]:
+    """Which parts of a large model's step changed."""
+    assert scenario.contrast is not None
+    yield f"  more tokens/s with {percent(scenario.contrast.probability_faster)}"
+    before_s, after_s = (
+        {name: getattr(large.parts_s, key) for key, name in _PARTS.items()}
+        for each in (first, scenario)
+        if (large := each.point.large_model)
+    )
+    for line in _moved(before_s, after_s, first):
+        yield f"  {line}"
+
+
+def _changes(first: ScenarioOutcome, scenario: ScenarioOutcome) -> Iterator[str]:
     """Difference of the step, and what changed, for the samples of the first scenario's step."""
     contrast = scenario.contrast
     assert contrast is not None
-    ratio = contrast.throughput_ratio
-    if ratio.p5 == ratio.p95 == 1 and contrast.step_difference_s.nominal == 0:
-        return ["  no difference"]
+    ratio, longer_s = contrast.throughput_ratio, contrast.step_difference_s
+    if ratio.p5 == ratio.p95 == 1 and longer_s.nominal == 0:
+        yield "  no difference"
+        return
     if max(abs(ratio.p5 - 1), abs(ratio.p95 - 1)) < _SMALLEST_RATIO:
-        return [f"  samples/s differ by less than {100 * _SMALLEST_RATIO:g} %"]
+        yield f"  samples/s differ by less than {100 * _SMALLEST_RATIO:g} %"
+        return
     samples = first.point.setting.global_batch
     share = samples / scenario.point.setting.global_batch
     same = "" if share == 1 else f" (for the same {samples} samples)"
-    difference = one_line(duration_interval(_magnitude(contrast.step_difference_s)))
-    sign = "less" if contrast.step_difference_s.nominal < 0 else "more"
+    sign = "less" if longer_s.nominal < 0 else "more"
+    difference = one_line(duration_interval(-longer_s if longer_s.nominal < 0 else longer_s))
     pairing = "" if contrast.is_paired else "; another machine, not paired"
     faster = f"more samples/s with {percent(contrast.probability_faster)}"
-    path = (
-        {cause.value: time_s for cause, time_s in first.point.breakdown_s.items()},
-        {cause.value: time_s for cause, time_s in scenario.point.breakdown_s.items()},
-    )
-    smallest_s = SMALLEST_SHARE * first.point.step_s.nominal
-    return [
-        f"  step {difference} {sign}; {faster}{pairing}",
-        *(f"  on the critical path, {x}{same}" for x in _moved(*path, share, smallest_s)),
-        *(f"  lost to {x}{same}" for x in _moved(first.lost_s, scenario.lost_s, share, smallest_s)),
-    ]
+    yield f"  step {difference} {sign}; {faster}{pairing}"
+    before_s, after_s = first.point.breakdown_s, scenario.point.breakdown_s
+    for line in _moved(before_s, after_s, first, share=share):
+        yield f"  on the critical path, {line}{same}"
+    for line in _moved(first.lost_s, scenario.lost_s, first, share=share):
+        yield f"  lost to {line}{same}"
 
 
 def _moved(
-    before_s: Mapping[str, float], after_s: Mapping[str, float], share: float, smallest_s: Seconds
+    before_s: Mapping[Any, float],
+    after_s: Mapping[Any, float],
+    first: ScenarioOutcome,
+    *,
+    share: float = 1.0,
 ) -> list[str]:
-    """Causes that changed by more than a little, the largest change first."""
+    """Parts that changed by more than a little, the largest change first; ``share`` scales the second."""
     pairs = {
-        cause: (before_s.get(cause, 0.0), after_s.get(cause, 0.0) * share)
-        for cause in dict.fromkeys([*before_s, *after_s])
+        part: (before_s.get(part, 0.0), after_s.get(part, 0.0) * share)
+        for part in dict.fromkeys([*before_s, *after_s])
     }
     by_size = sorted(pairs.items(), key=lambda item: -abs(item[1][1] - item[1][0]))
     return [
-        f"{cause.replace('_', ' ')}: {_time(before)} -> {_time(after)}"
-        for cause, (before, after) in by_size
-        if abs(after - before) >= smallest_s
+        f"{part.replace('_', ' ')}: {format_duration(max(0.0, before))} -> "
+        f"{format_duration(max(0.0, after))}"
+        for part, (before, after) in by_size
+        if abs(after - before) >= _SMALLEST_SHARE * first.point.step_s.nominal
     ]
-
-
-def _magnitude(difference: Interval) -> Interval:
-    """The same difference, positive in the middle."""
-    if difference.nominal >= 0:
-        return difference
-    return -difference
-
-
-def _time(seconds: Seconds) -> str:
-    return format_duration(max(0.0, seconds))
 
 
 def fields_lines(fields: list[tuple[str, str, str]]) -> list[str]:
@@ -407,11 +387,80 @@ def fields_lines(fields: list[tuple[str, str, str]]) -> list[str]:
     return [f"{f'{name}={example}':{width}}  {meaning}" for name, example, meaning in fields]
 
 
-#: Parts of a data-parallel step, a column each.
-_CSV_CAUSES = (
-    *(Cause.INPUT, Cause.DISPATCH, Cause.FORWARD, Cause.BACKWARD),
-    *(Cause.BUCKET, Cause.ALL_REDUCE, Cause.BROADCAST, Cause.OPTIMIZER),
-)
+def search_table(document: ParallelismPlanDocument) -> Table:
+    """The fastest layouts, each with what it loses to the first."""
+    trained = document.trained
+    return table(
+        f"{trained.name}, {trained.devices} x {document.device_name} of "
+        f"{format_bytes(document.capacity_bytes)}, {trained.global_batch} sequences of "
+        f"{trained.sequence} tokens per step",
+        document.ranked,
+        {
+            "rank": lambda entry: f"{entry.rank}{' tie' if entry.ties and entry.loses_in else ''}",
+            "step (90 %)": lambda entry: (
+                f"{format_duration(entry.step_s.nominal)} ({format_duration(entry.step_s.p5)} - "
+                f"{format_duration(entry.step_s.p95)})"
+            ),
+            "MFU": "mfu:.0%",
+            "memory": "needed_bytes",
+            "fits": "fit_probability:.0%",
+            "<layout": lambda entry: entry.layout.replace(_GRANTED, ""),
+            "<loses in": lambda entry: (
+                f"{entry.loses_in} {format_duration(entry.loses_by_s)}" if entry.loses_in else ""
+            ),
+        },
+        caption="With sequence_parallel=yes wherever tp > 1.",
+    )
+
+
+def search_lines(document: ParallelismPlanDocument) -> list[str]:
+    """How much was searched, why the runner-up lost, caveats."""
+    lines = [
+        (
+            f"{document.num_feasible} layouts are possible, {document.num_fitting} fit; evidence "
+            f"{document.evidence}"
+        )
+    ]
+    ranked = document.ranked
+    first_s = ranked[0].step_s.nominal if ranked else 0.0
+    if len(ranked) > 1:
+        second = ranked[1]
+        where = f", most of it in {second.loses_in} ({format_duration(second.loses_by_s)})"
+        lines.append(
+            f"runner-up: {second.layout}, {'a tie' if second.ties else 'behind'}: "
+            f"{second.step_s.nominal / first_s - 1:+.1%}{where if second.loses_by_s > 0 else ''}; "
+            f"slower with probability {second.slower_probability:.0%}"
+        )
+    ties = sum(entry.ties for entry in ranked) - 1
+    if ties:
+        lines.append(
+            f"{ties} more of those shown tie with the first: the error bar cannot tell them apart"
+        )
+    lost = next((entry for entry in ranked if not entry.ties), None)
+    if lost is not None and lost is not ranked[1]:
+        lines.append(
+            f"the first that loses beyond the error bar: {lost.layout}, by "
+            f"{lost.step_s.nominal / first_s - 1:.1%}, most of it in {lost.loses_in} "
+            f"({format_duration(lost.loses_by_s)}); slower with probability {lost.slower_probability:.0%}"
+        )
+    return [*lines, *caveat_lines(document.caveats)]
+
+
+def parameter_lines(machine: InferredMachine) -> list[str]:
+    """Every parameter with the factor of its 90 % interval, and whether the runs determine it; memory."""
+    lines = [f"{'parameter':20} {'value':>10}  x/ of 90 %"]
+    for each in machine.fitted_parameters:
+        factor = math.exp(DEVIATE_90 * each.log_sigma)
+        source = "determined" if each.determined else "prior kept, the runs do not tell"
+        lines.append(
+            f"{each.name:20} {each.value:10.4g}  x/ {factor:.2f}  {source}: {each.meaning}"
+        )
+    if machine.memory is not None:
+        parts = ", ".join(f"{name} {value:.3g}" for name, value in machine.memory.factors.items())
+        lines.append(
+            f"memory, from {len(machine.memory.runs)} peaks, factors on its parts: {parts}"
+        )
+    return lines
 
 
 def csv_text(prediction: PredictionDocument) -> str:
@@ -425,24 +474,28 @@ def csv_text(prediction: PredictionDocument) -> str:
     return text.getvalue()
 
 
+#: Parts of a data-parallel step, a column each.
+_CSV_CAUSES: Final = (
+    *(Cause.INPUT, Cause.DISPATCH, Cause.FORWARD, Cause.BACKWARD),
+    *(Cause.BUCKET, Cause.ALL_REDUCE, Cause.BROADCAST, Cause.OPTIMIZER),
+)
+
+
 def _csv_row(prediction: PredictionDocument, point: PredictedPoint) -> dict[str, object]:
     setting = point.setting
-    quantities = {
+    quantities: Mapping[tuple[str, str], Interval | None] = {
         ("step", "_s"): point.step_s,
         ("samples", "_per_s"): point.samples_per_s,
         ("speedup", ""): point.speedup,
         ("scaling_efficiency", "_fraction"): point.scaling_efficiency,
         ("exposed_comm", "_s"): point.exposed_comm_s,
     }
+    sizes = ("world_size", "micro_batch", "accumulation", "local_batch", "global_batch")
     return {
         "workload": prediction.workload,
         "device_name": prediction.device_name,
         "scaling": prediction.scaling,
-        "world_size": setting.world_size,
-        "micro_batch": setting.micro_batch,
-        "accumulation": setting.accumulation,
-        "local_batch": setting.local_batch,
-        "global_batch": setting.global_batch,
+        **{name: getattr(setting, name) for name in sizes},
         "bucket_cap_mib": setting.bucket_cap_mb,
         **{
             f"{name}_{part}{unit}": getattr(quantity, part, "")

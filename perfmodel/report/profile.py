@@ -22,8 +22,6 @@ from perfmodel.report.wording import (
     bucket_cap,
     caveat_lines,
     counted,
-    duration_interval,
-    interval,
     listed,
     number,
     percent,
@@ -131,14 +129,14 @@ def workloads_table(profile: MeasuredMachine) -> Table:
         "Workloads measured",
         profile.workloads,
         {
-            "<Workload": lambda entry: entry.workload.name,
-            "<Sample": lambda entry: entry.workload.sample,
-            "Parameters": lambda entry: f"{entry.workload.num_parameters:,}",
-            "Gradients": lambda entry: format_bytes(entry.workload.gradient_bytes),
+            "<Workload": "workload.name",
+            "<Sample": "workload.sample",
+            "Parameters": "workload.num_parameters:,",
+            "Gradients": "workload.gradient_bytes",
             "FLOP/sample": flop,
-            "Operators": lambda entry: entry.workload.num_operators,
+            "Operators": "workload.num_operators",
             "Step noise": step_noise,
-            "Ranks": lambda entry: percent(entry.rank_spread),
+            "Ranks": "rank_spread:%",
         },
         caption="FLOP: forward and backward. Step noise: p5-p95 of single steps over the typical one, "
         "widest micro-batch. Ranks: standard deviation between ranks. "
@@ -152,14 +150,14 @@ def steps_table(profile: MeasuredMachine) -> Table:
         "Steps measured",
         profile.steps,
         {
-            "<Workload": lambda step: step.workload,
-            "Devices": lambda step: step.world_size,
-            "Micro-batch": lambda step: step.micro_batch,
-            "Gradients": lambda step: step.synchronisation,
+            "<Workload": "workload",
+            "Devices": "world_size",
+            "Micro-batch": "micro_batch",
+            "Gradients": "synchronisation",
             "Bucket cap": lambda step: (
                 bucket_cap(step.bucket_cap_mb) if step.synchronisation == "ddp" else "-"
             ),
-            "Step": lambda step: format_duration(step.step_s),
+            "Step": "step_s",
             "Std. error": lambda step: f"+-{percent(step.relative_error)}",
         },
     )
@@ -173,9 +171,9 @@ def rates_table(profile: MeasuredMachine) -> Table:
         {
             "<Probe": lambda rate: f"{rate.probe} {rate.dtype}",
             "<Shape": lambda rate: " x ".join(map(str, rate.shape)),
-            "Time": lambda rate: format_duration(rate.time_s),
-            "FLOP/s": lambda rate: format_rate(rate.flop_per_s, "FLOP"),
-            "B/s": lambda rate: format_rate(rate.bytes_per_s, "B"),
+            "Time": "time_s",
+            "FLOP/s": "flop_per_s",
+            "B/s": "bytes_per_s",
         },
     )
 
@@ -194,8 +192,8 @@ def collectives_table(profile: MeasuredMachine) -> Table:
         "Collectives alone",
         profile.collectives,
         {
-            "<Collective": lambda entry: entry.collective,
-            "Devices": lambda entry: entry.world_size,
+            "<Collective": "collective",
+            "Devices": "world_size",
             "Smallest": lambda entry: format_bytes(entry.points[0].at),
             "Its time": lambda entry: format_duration(entry.points[0].time_s),
             "Largest": lambda entry: format_bytes(entry.points[-1].at),
@@ -211,10 +209,10 @@ def overlaps_table(profile: MeasuredMachine) -> Table:
         "Compute and an all-reduce at once",
         profile.overlaps,
         {
-            "<Devices": lambda overlap: overlap.world_size,
-            "All-reduce": lambda overlap: format_bytes(overlap.size_bytes),
-            "Compute runs at": lambda overlap: percent(overlap.compute_speed),
-            "All-reduce runs at": lambda overlap: percent(overlap.comm_speed),
+            "<Devices": "world_size",
+            "All-reduce": "size_bytes",
+            "Compute runs at": "compute_speed:%",
+            "All-reduce runs at": "comm_speed:%",
         },
         caption="Each as a share of its speed alone; 100 % and 100 % is free overlap.",
     )
@@ -269,12 +267,12 @@ def differences_table(document: ProfileDiffDocument) -> Table:
         else f"none of {count} parameters changed; the least likely by chance",
         changes or document.differences[:5],
         {
-            "<Parameter": lambda entry: entry.what,
+            "<Parameter": "what",
             "Old": lambda entry: _value(entry.old, entry.unit),
             "New": lambda entry: _value(entry.new, entry.unit),
             "Change": change,
-            "z": lambda entry: f"{entry.z:+.1f}",
-            "q": lambda entry: f"{entry.adjusted_p:.2g}",
+            "z": "z:+.1f",
+            "q": "adjusted_p:.2g",
         },
         caption="z: difference over the uncertainty of both profiles. q: share of chance among all that are as "
         f"unlikely (Benjamini-Hochberg); a change has q <= {document.false_discovery_rate:g}.",
@@ -293,10 +291,10 @@ def moved_table(document: ProfileDiffDocument) -> Table:
         "Predictions, weak scaling: devices x micro-batch",
         document.predictions,
         {
-            "<Setting": lambda entry: entry.what,
-            "Old step": lambda entry: duration_interval(entry.old_step_s),
-            "New step": lambda entry: duration_interval(entry.new_step_s),
-            "New over old": lambda entry: interval(entry.ratio),
+            "<Setting": "what",
+            "Old step": "old_step_s",
+            "New step": "new_step_s",
+            "New over old": "ratio",
             "<Moved": lambda entry: "yes" if entry.is_moved else "no",
         },
     )

@@ -1,9 +1,9 @@
 """Verdicts of all judges as tables and lines: predicted beside measured, errors, gates."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
-from perfmodel.documents.testbed import JudgedFamily, JudgedStep, TestbedDocument
+from perfmodel.documents.testbed import JudgedStep, TestbedDocument
 from perfmodel.documents.verdicts import (
     STEP_MAPE,
     ErrorSummary,
@@ -12,20 +12,16 @@ from perfmodel.documents.verdicts import (
     NetworkVerdict,
     PublishedSeries,
     StrategiesDocument,
-    StrategyFamily,
     ValidationDocument,
 )
 from perfmodel.report.tables import Table, table
 from perfmodel.report.wording import (
     bucket_cap,
-    duration_interval,
     errors,
     gate_lines,
     gate_rule,
     gate_value,
     gradients,
-    interval,
-    number,
     percent,
     short_label,
     steal_lines,
@@ -37,33 +33,25 @@ from perfmodel.units import format_duration
 _LARGEST_NOISE_SHARE: Final = 0.75
 
 
-def _signed(error: float) -> str:
-    return percent(error, signed=True)
-
-
-def _held(is_covered: bool) -> str:  # noqa: FBT001 - one fact, one word
-    return "yes" if is_covered else "NO"
-
-
 def steps_table(validation: ValidationDocument) -> Table:
     """Each held-out setting, predicted beside measured; readable on 80 columns."""
     return table(
         "Predicted and measured, settings that calibration never saw",
         validation.settings,
         {
-            "<Workload": lambda entry: entry.setting.workload,
-            "Devi-\nces": lambda entry: entry.setting.world_size,
+            "<Workload": "setting.workload",
+            "Devi-\nces": "setting.world_size",
             "Batch\nx accum.": lambda entry: (
                 f"{entry.setting.micro_batch} x {entry.setting.accumulation}"
             ),
             "Bucket\ncap": lambda entry: gradients(entry.setting),
-            "Predicted": lambda entry: duration_interval(entry.predicted_s),
+            "Predicted": "predicted_s",
             "Measured": lambda entry: (
                 f"{format_duration(entry.measured_s)}\n"
                 f"+-{percent(entry.measured_relative_error)} ({entry.num_repetitions})"
             ),
-            "<Error": lambda entry: _signed(entry.signed_error),
-            "<In\n90 %": lambda entry: _held(entry.is_covered),
+            "<Error": "signed_error:+%",
+            "<In\n90 %": "is_covered:held",
         },
         caption="Batch: micro-batch per device x accumulation. Measured: below it the standard "
         "error and in brackets the repetitions. Error: predicted over measured minus 1.",
@@ -76,13 +64,13 @@ def speedups_table(validation: ValidationDocument) -> Table:
         "Speed-up over one device",
         validation.speedups,
         {
-            "<Workload": lambda entry: entry.workload,
-            "Devices": lambda entry: entry.world_size,
+            "<Workload": "workload",
+            "Devices": "world_size",
             "Batch x accum.": lambda entry: f"{entry.micro_batch} x {entry.accumulation}",
             "Bucket cap": lambda entry: bucket_cap(entry.bucket_cap_mb),
-            "Predicted": lambda entry: interval(entry.predicted),
-            "Measured": lambda entry: number(entry.measured),
-            "Error": lambda entry: _signed(entry.signed_error),
+            "Predicted": "predicted",
+            "Measured": "measured:number",
+            "Error": "signed_error:+%",
         },
     )
 
@@ -94,9 +82,9 @@ def repeats_table(validation: ValidationDocument) -> Table:
         validation.repeats,
         {
             "<Setting": lambda entry: short_label(entry.setting),
-            "Calibration": lambda entry: format_duration(entry.calibrated_s),
-            "Again": lambda entry: format_duration(entry.measured_s),
-            "Difference": lambda entry: _signed(entry.signed_error),
+            "Calibration": "calibrated_s",
+            "Again": "measured_s",
+            "Difference": "signed_error:+%",
         },
         caption="Setting: devices x micro-batch x accumulation, bucket cap.",
     )
@@ -116,12 +104,12 @@ def errors_table(validation: ValidationDocument) -> Table:
         "Errors",
         [(name, summary) for name, summary in entries.items() if summary is not None],
         {
-            "<Over": lambda entry: entry[0],
-            "Settings": lambda entry: entry[1].num_settings,
-            "Bias": lambda entry: _signed(entry[1].bias),
-            "MAPE": lambda entry: percent(entry[1].mape),
-            "Median": lambda entry: percent(entry[1].median_absolute),
-            "Worst": lambda entry: percent(entry[1].worst_absolute),
+            "<Over": "0",
+            "Settings": "1.num_settings",
+            "Bias": "1.bias:+%",
+            "MAPE": "1.mape:%",
+            "Median": "1.median_absolute:%",
+            "Worst": "1.worst_absolute:%",
         },
         caption=f"{percent(validation.coverage)} of settings lay inside the 90 % interval.",
     )
@@ -133,7 +121,7 @@ def gates_table(validation: ValidationDocument) -> Table:
         "Gates, written down before the run",
         validation.gates,
         {
-            "<Gate": lambda gate: gate.name,
+            "<Gate": "name",
             "<Threshold": gate_rule,
             "Value": lambda gate: gate_value(gate, gate.value),
             "<Result": lambda gate: "pass" if gate.passed else "FAIL",
@@ -152,36 +140,22 @@ def summary_lines(validation: ValidationDocument) -> list[str]:
         **validation.summary_by_workload,
     }
     covered = sum(entry.is_covered for entry in validation.settings)
-    return [
-        verdict(validation),
-        *(
-            f"{name + ':':20} {errors(summary) if summary else 'not measured'}"
-            for name, summary in entries.items()
-        ),
-        (
-            f"Coverage: {percent(validation.coverage)} inside the 90 % interval "
-            f"({covered} of {len(validation.settings)})"
-        ),
-        *gate_lines(validation.gates),
-        *_noise_lines(validation),
-        *steal_lines(validation.steal),
-    ]
-
-
-def _noise_lines(validation: ValidationDocument) -> list[str]:
-    """Warning if runs of one and the same setting differ too much to judge anybody."""
-    allowed = [gate.at_most for gate in validation.gates if gate.name == STEP_MAPE]
+    lines = [verdict(validation)]
+    for name, summary in entries.items():
+        lines.append(f"{name + ':':20} {errors(summary) if summary else 'not measured'}")
+    lines.append(
+        f"Coverage: {percent(validation.coverage)} inside the 90 % interval "
+        f"({covered} of {len(validation.settings)})"
+    )
+    lines += gate_lines(validation.gates)
+    allowed = next((g.at_most for g in validation.gates if g.name == STEP_MAPE), None)
     floor = validation.noise_floor
-    if floor is None or not allowed or allowed[0] is None:
-        return []
-    if floor.mape <= _LARGEST_NOISE_SHARE * allowed[0]:
-        return []
-    return [
-        (
+    if floor and allowed is not None and floor.mape > _LARGEST_NOISE_SHARE * allowed:
+        lines.append(
             f"Too noisy to judge: calibrated settings, run again, were off by {percent(floor.mape)}; "
-            f"predictions may be off by {percent(allowed[0])}. See perfmodel doctor, and measure longer."
+            f"predictions may be off by {percent(allowed)}. See perfmodel doctor, and measure longer."
         )
-    ]
+    return [*lines, *steal_lines(validation.steal)]
 
 
 def models_table(validation: ModelsValidationDocument) -> Table:
@@ -190,13 +164,15 @@ def models_table(validation: ModelsValidationDocument) -> Table:
         f"Models that no fit has seen, mode {validation.mode}",
         validation.models,
         {
-            "<Model": lambda entry: entry.setting.workload,
-            "Devi-\nces": lambda entry: entry.setting.world_size,
-            "Micro-\nbatch": lambda entry: entry.setting.micro_batch,
-            "Predicted": lambda entry: duration_interval(entry.predicted_s),
-            "Measured": lambda entry: format_duration(entry.measured_s),
-            "<Error": lambda entry: _signed(entry.signed_error),
-            "<Phases": lambda entry: " ".join(map(_signed, entry.phase_errors.values())),
+            "<Model": "setting.workload",
+            "Devi-\nces": "setting.world_size",
+            "Micro-\nbatch": "setting.micro_batch",
+            "Predicted": "predicted_s",
+            "Measured": "measured_s",
+            "<Error": "signed_error:+%",
+            "<Phases": lambda entry: " ".join(
+                percent(error, signed=True) for error in entry.phase_errors.values()
+            ),
         },
         caption="Error: predicted over measured minus 1. Phases: errors of forward, backward, "
         "optimizer.",
@@ -228,12 +204,12 @@ def series_table(title: str, found: Iterable[PublishedSeries]) -> Table:
             for index, row in enumerate(series.errors)
         ],
         {
-            "<Series": lambda entry: entry[0],
-            "<Predictor": lambda entry: entry[1].method,
-            "MAPE": lambda entry: percent(entry[1].mape),
-            "Median": lambda entry: percent(entry[1].median_absolute),
-            "Worst": lambda entry: percent(entry[1].worst_absolute),
-            "Bias": lambda entry: _signed(entry[1].bias),
+            "<Series": "0",
+            "<Predictor": "1.method",
+            "MAPE": "1.mape:%",
+            "Median": "1.median_absolute:%",
+            "Worst": "1.worst_absolute:%",
+            "Bias": "1.bias:+%",
             "In 90 %": lambda entry: (
                 "" if entry[1].coverage is None else percent(entry[1].coverage)
             ),
@@ -248,51 +224,63 @@ def network_tables(document: NetworkVerdict) -> tuple[Table, Table]:
         "By the size of the arrays; noise is what a law without errors would show",
         document.by_size,
         {
-            "<Predicted": lambda entry: entry.name,
-            "Points": lambda entry: entry.errors.num_settings,
-            "MAPE": lambda entry: percent(entry.errors.mape),
-            "Median": lambda entry: percent(entry.errors.median_absolute),
-            "Bias": lambda entry: _signed(entry.errors.bias),
-            "Noise": lambda entry: percent(entry.noise),
+            "<Predicted": "name",
+            "Points": "errors.num_settings",
+            "MAPE": "errors.mape:%",
+            "Median": "errors.median_absolute:%",
+            "Bias": "errors.bias:+%",
+            "Noise": "noise:%",
         },
     )
     return series_table(title, document.series), by_size
 
 
-_ON_LINKS: Final[Mapping[str, Callable[[JudgedStep | JudgedStrategy], object]]] = {
-    "<Setting": lambda entry: entry.name,
-    "Predicted": lambda entry: duration_interval(entry.predicted.step_s),
-    "Measured": lambda entry: format_duration(entry.measured_s),
-    "Error": lambda entry: _signed(entry.signed_error) + _replayed(entry),
-    "CV": lambda entry: percent(entry.variation),
-    "Host\nCPU": lambda entry: (
-        percent(entry.own_cpu_share) + "!" * getattr(entry, "is_host_limited", False)
-    ),
-    "<In\n90 %": lambda entry: _held(entry.is_covered),
-}
-_ON_LINKS_CAPTION: Final = (
-    "Step: median of the run. Error: predicted over measured minus 1. CV: standard deviation over "
-    "mean of the steps. Host CPU: what the ranks needed of the machine that plays them."
-)
+def _error(entry: JudgedStep | JudgedStrategy) -> str:
+    error = percent(entry.signed_error, signed=True)
+    replayed = getattr(entry, "replayed_error", None)
+    return error if replayed is None else f"{error}\n({percent(replayed, signed=True)})"
 
 
-def _replayed(entry: JudgedStep | JudgedStrategy) -> str:
-    error = getattr(entry, "replayed_error", None)
-    return "" if error is None else f"\n({_signed(error)})"
+def _host_share(entry: JudgedStep | JudgedStrategy) -> str:
+    return percent(entry.own_cpu_share) + "!" * getattr(entry, "is_host_limited", False)
 
 
 def _limit(entry: JudgedStep) -> str:
     return entry.limit if entry.is_limit_named else f"{entry.limit}\nNOT {entry.predicted.limit}"
 
 
+_ON_LINKS: Final[Mapping[str, str | Callable[[Any], object]]] = {
+    "<Setting": "name",
+    "Predicted": "predicted.step_s",
+    "Measured": "measured_s",
+    "Error": _error,
+    "CV": "variation:%",
+    "Host\nCPU": _host_share,
+    "<In\n90 %": "is_covered:held",
+}
+_ON_LINKS_CAPTION: Final = (
+    "Step: median of the run. Error: predicted over measured minus 1. CV: standard deviation over "
+    "mean of the steps. Host CPU: what the ranks needed of the machine that plays them."
+)
+_OF_FAMILIES: Final[Mapping[str, str]] = {
+    "Settings": "summary.num_settings",
+    "Bias": "summary.bias:+%",
+    "MAPE": "summary.mape:%",
+    "Worst": "summary.worst_absolute:%",
+    "In 90 %": "coverage:%",
+}
+
+
 def strategies_tables(document: StrategiesDocument) -> tuple[Table, Table]:
     """Each setting over shaped links, and errors by strategy, all together last."""
-    return table(
+    settings = table(
         "Real strategies over shaped links, emulated devices: predicted from runs of 2 ranks",
         sorted(document.settings, key=lambda setting: (setting.family, setting.name)),
         _ON_LINKS,
         caption=_ON_LINKS_CAPTION,
-    ), table("Errors by strategy", document.families, _family_columns("Strategy"))
+    )
+    columns = {"<Strategy": "name", **_OF_FAMILIES}
+    return settings, table("Errors by strategy", document.families, columns)
 
 
 def testbed_tables(document: TestbedDocument) -> tuple[Table, Table]:
@@ -305,25 +293,5 @@ def testbed_tables(document: TestbedDocument) -> tuple[Table, Table]:
         "(marked !). Error in brackets: the simulation is fed the very noise of the run. Limited "
         "by: the busiest resource, measured; predicted below it where that was another by 5 % and more.",
     )
-    families = table(
-        "Errors by family",
-        (*document.families, *document.groups),
-        {
-            **_family_columns("Family"),
-            "Limit named": lambda family: percent(family.limits_named),
-        },
-    )
-    return settings, families
-
-
-def _family_columns(
-    name: str,
-) -> dict[str, Callable[[StrategyFamily | JudgedFamily], object]]:
-    return {
-        f"<{name}": lambda family: family.name,
-        "Settings": lambda family: family.summary.num_settings,
-        "Bias": lambda family: _signed(family.summary.bias),
-        "MAPE": lambda family: percent(family.summary.mape),
-        "Worst": lambda family: percent(family.summary.worst_absolute),
-        "In 90 %": lambda family: percent(family.coverage),
-    }
+    columns = {"<Family": "name", **_OF_FAMILIES, "Limit named": "limits_named:%"}
+    return settings, table("Errors by family", (*document.families, *document.groups), columns)

@@ -7,7 +7,7 @@ import pytest
 from perfmodel.errors import CalibrationUnavailable
 from perfmodel.explanation import ChangeKind, Explanation, LossCause, explain
 from perfmodel.layout.layout import Scaling, scaled_layouts
-from perfmodel.report.prediction import explanation_lines
+from perfmodel.report.explanation import explanation_lines
 from perfmodel.units import MIB
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.profiles import Machine, profile

@@ -5,7 +5,7 @@ import pytest
 
 from perfmodel.explanation import Standing, Verdict, standing
 from perfmodel.layout.layout import scaled_layouts
-from perfmodel.report.prediction import standing_line
+from perfmodel.report.explanation import standing_line
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.profiles import Machine, profile
 

@@ -11,7 +11,7 @@ from perfmodel.documents.prediction import LargeModelStep, ScenarioOutcome, What
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.layout.layout import parse_layout
 from perfmodel.plan.machines import named_transformer
-from perfmodel.report.layout import layout_whatif_lines, layout_whatif_table
+from perfmodel.report.prediction import whatif_lines, whatif_table
 from perfmodel.scenarios.compare import compare_scenarios
 from perfmodel.scenarios.fields import Scenario, scenarios_of
 from tests.perfmodel.cli.command import runner
@@ -115,10 +115,10 @@ def test_a_larger_model_takes_longer_and_more_memory() -> None:
 
 def test_the_table_and_its_lines_name_what_changed() -> None:
     document = compared("tp=4")
-    rows = layout_whatif_table(document).rows
+    rows = whatif_table(document).rows
     assert [row[0] for row in rows] == ["as it is", "tp=4"]
     assert rows[0][-1] == "-"
-    text = "\n".join(layout_whatif_lines(document, verbose=True))
+    text = "\n".join(whatif_lines(document, verbose=True))
     assert "tensor and context collectives: 0 s -> " in text
     assert text.count("caveat: inferred from step times of whole runs") == 1
 
