@@ -425,7 +425,7 @@ def measured_caveats(
             "FSDP, tensor and pipeline parallelism: 5 % of error assumed for each; validate strategies"
         )
     if largest > machine.max_world_size:
-        links = "equal links in one ring" if cluster is None else f"links as in {cluster.name}"
+        links = "equal links in one ring" if cluster is None else "links as in the cluster file"
         said.append(
             f"no more than {machine.max_world_size} ranks were measured: up to {largest} devices "
             f"assume {links}"

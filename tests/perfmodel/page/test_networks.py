@@ -60,7 +60,7 @@ def test_a_cluster_is_that_of_predict_and_ends_the_curve(served: Answers) -> Non
     assert [point.devices for point in answer.curve] == list(counts)
     assert [point.value for point in answer.curve] == [p.speedup for p in document.points]
     assert answer.contrast is not None
-    assert any("ethernet" in caveat.lower() for caveat in answer.caveats)
+    assert any("cluster file" in caveat for caveat in answer.caveats)
     with pytest.raises(NotFeasible, match="at most 32"):
         served.answer(asked(served, cluster="ethernet", devices=64))
 
