@@ -14,7 +14,7 @@ from perfmodel.cost.rescaling import precision_ratio
 from perfmodel.documents.inferred import RunColumns
 from perfmodel.errors import InvalidDocument, did_you_mean, why
 from perfmodel.layout.layout import Precision, Recompute
-from perfmodel.machine.cluster import DEVICES_PER_NODE
+from perfmodel.machine.machine import DEVICES_PER_NODE
 from perfmodel.units import parse_bytes, parse_duration
 from perfmodel.workload.transformer import TRANSFORMERS
 

@@ -34,8 +34,9 @@ from perfmodel.errors import UsageError
 from perfmodel.explanation import Explanation
 from perfmodel.explanation import explain as explain_question
 from perfmodel.layout.layout import Scaling, parse_layout
-from perfmodel.machine.cluster import DEVICES_PER_NODE, Cluster
+from perfmodel.machine.cluster import Cluster
 from perfmodel.machine.inferred import InferredMachine
+from perfmodel.machine.machine import DEVICES_PER_NODE
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.plan.acceptance import acceptance_terms as terms_of
 from perfmodel.plan.acceptance import judge

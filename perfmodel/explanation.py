@@ -22,7 +22,7 @@ from perfmodel.cost.terms import Samples, Terms
 from perfmodel.layout.layout import Layout, Scaling, Synchronisation
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
-from perfmodel.statistics.interval import Interval
+from perfmodel.statistics import Interval
 from perfmodel.step.program import Cause
 from perfmodel.units import Bytes, Seconds
 

@@ -27,9 +27,8 @@ from perfmodel.cost.parameters import stall_time_s
 from perfmodel.documents.prediction import ParallelismPlanDocument, RankedLayout
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.layout.candidates import COLUMNS, LayoutColumns, Space, feasible_layouts
-from perfmodel.machine.evidence import Evidence
-from perfmodel.statistics.interval import Interval
-from perfmodel.statistics.normal import DEVIATE_90
+from perfmodel.machine.machine import Evidence
+from perfmodel.statistics import DEVIATE_90, Interval
 from perfmodel.units import format_bytes, format_duration
 
 

@@ -40,7 +40,7 @@ devices: NAME json links
 diff: NEW OLD json
 doctor:
 explain: accumulation batch bucket-cap-mb cluster device devices json layout
-    loader-samples-per-s measured profile scaling validation workload
+    loader-samples-per-s measured profile scaling validation verbose workload
 fit: FOLDER
 goodput: best-interval cause checkpoint-interval-s checkpoint-s checkpoint-size checkpoint-writers
     deadline-days detection-s devices json maintenance-every-days maintenance-hours

@@ -35,7 +35,7 @@ from perfmodel.errors import MeasurementFailed, UsageError, refuse_unknown
 from perfmodel.layout.layout import Synchronisation
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.statistics.interval import Interval
+from perfmodel.statistics import Interval
 from perfmodel.units import Seconds
 from validate.holdout import (
     BUDGETS,

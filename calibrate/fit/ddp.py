@@ -18,7 +18,7 @@ from perfmodel.layout.layout import Synchronisation
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import DdpCosts, MeasuredMachine, MeasuredWorkload, Residual
 from perfmodel.step.compile import compile_step
-from perfmodel.step.division import gradient_buckets
+from perfmodel.step.stages import gradient_buckets
 from perfmodel.units import Seconds
 
 NUM_DRAWS = 200

@@ -25,7 +25,6 @@ from perfmodel.documents.prediction import (
     RankMemory,
 )
 from perfmodel.layout.layout import Layout, Scaling, scaled_layouts
-from perfmodel.machine.inferred import InferredMachine
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
 
 
@@ -39,7 +38,7 @@ def answer(question: Question) -> Answer:
     NotFeasible
         If the workload or the number of devices does not allow the layout.
     """
-    if isinstance(question.machine, InferredMachine):
+    if not isinstance(question.machine, MeasuredMachine):
         # SciPy's optimizers come with it, which would double the start of every other prediction.
         from perfmodel.answer.inferred import inferred_answer  # noqa: PLC0415
 
@@ -49,7 +48,7 @@ def answer(question: Question) -> Answer:
 
 def steps_s(questions: Sequence[Question]) -> list[Samples]:
     """Draws of the step of many questions on one machine and nothing else. [s]"""
-    if questions and isinstance(questions[0].machine, InferredMachine):
+    if questions and not isinstance(questions[0].machine, MeasuredMachine):
         return [answer(question).step_s for question in questions]
     return measured_steps_s(questions)
 
@@ -99,7 +98,7 @@ def layout_table(question: Question, *, argv: Sequence[str]) -> tuple[Prediction
     """One layout; on a calibrated machine its speed-up is over one device with the same micro-batch."""
     layout = question.layout
     found = answer(question)
-    if isinstance(question.machine, InferredMachine):
+    if not isinstance(question.machine, MeasuredMachine):
         from perfmodel.answer.inferred import layout_document  # noqa: PLC0415 - as above
 
         return layout_document(found, argv=argv), found

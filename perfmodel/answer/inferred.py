@@ -31,9 +31,9 @@ from perfmodel.engine.simulate import collector_paused, simulate
 from perfmodel.errors import UsageError
 from perfmodel.layout.candidates import Limits, require_feasible
 from perfmodel.layout.layout import Layout, Precision, Recompute
-from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.inferred import InferredMachine
-from perfmodel.statistics.interval import Interval
+from perfmodel.machine.machine import Evidence
+from perfmodel.statistics import Interval
 from perfmodel.step.compile import compile_layout
 from perfmodel.step.program import StepProgram, Trace
 from perfmodel.workload.transformer import NamedTransformer

@@ -4,12 +4,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from perfmodel.answer.question import Answer, Question
-from perfmodel.cost.batch import calibrated_law
 from perfmodel.cost.machine import SEED, CostModel, borrowed_profile, model_form
 from perfmodel.cost.measured import (
     beside,
@@ -19,27 +18,28 @@ from perfmodel.cost.measured import (
     step_program,
     step_terms,
 )
-from perfmodel.cost.memory import DeviceMemory, overhead_of, rank_memory
-from perfmodel.cost.rescaling import whole_steps_refused
 from perfmodel.cost.terms import Samples, Terms, paced
-from perfmodel.cost.traced import TracedWorkload, origin_caveats, traced_profile
 from perfmodel.documents.base import QUIET, age_caveats
-from perfmodel.documents.verdicts import ValidationDocument
-from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.engine import algebra
-from perfmodel.engine.contention import slowdown_by_contention
 from perfmodel.engine.simulate import simulate
 from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError, did_you_mean
 from perfmodel.layout.layout import Layout
-from perfmodel.machine.cluster import Cluster
-from perfmodel.machine.evidence import Evidence
-from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
-from perfmodel.statistics.interval import Interval
+from perfmodel.machine.machine import Evidence
+from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, TracedWorkload
+from perfmodel.statistics import Interval
 from perfmodel.step.program import Cause, Interference, StepProgram, Stream
 from perfmodel.units import Bytes
-from perfmodel.workload.memory import StepMemory
-from perfmodel.workload.step import SymbolicStep
 from perfmodel.workload.workload import Workload
+
+# Only some questions need operators, memory, files of clusters and of validations. They are imported where
+# they are used: together they would double the start of a prediction.
+if TYPE_CHECKING:
+    from perfmodel.cost.memory import DeviceMemory
+    from perfmodel.documents.verdicts import ValidationDocument
+    from perfmodel.documents.workload import WorkloadDocument
+    from perfmodel.machine.cluster import Cluster
+    from perfmodel.workload.memory import StepMemory
+    from perfmodel.workload.step import SymbolicStep
 
 #: Streams of what ranks send each other.
 _EXCHANGES: Final = (Stream.COMM, Stream.TENSOR, Stream.SEND_FORWARD, Stream.SEND_BACKWARD)
@@ -52,7 +52,7 @@ _DRAWS_OF_LARGE: Final = 64
 
 def open_workload(
     machine: MeasuredMachine,
-    name: str | WorkloadDocument,
+    name: "str | WorkloadDocument",
     *,
     where: str = "--workload",
     use_measured: bool = True,
@@ -73,8 +73,10 @@ def open_workload(
     InvalidDocument
         If the file cannot be read.
     """
-    document = name if isinstance(name, WorkloadDocument) else None
+    document = None if isinstance(name, str) else name
     if isinstance(name, str) and Path(name).suffix == ".json":
+        from perfmodel.documents.workload import WorkloadDocument  # noqa: PLC0415
+
         document = WorkloadDocument.read(Path(name))
     try:
         if document is None:
@@ -94,8 +96,8 @@ def timed_workload(
     machine: MeasuredMachine,
     workload: str | Workload,
     *,
-    trace: SymbolicStep | None = None,
-    memory: StepMemory | None = None,
+    trace: "SymbolicStep | None" = None,
+    memory: "StepMemory | None" = None,
     use_measured: bool = True,
 ) -> MeasuredWorkload:
     """A calibrated workload by name, a traced one by its operators, or any with borrowed curves.
@@ -108,6 +110,8 @@ def timed_workload(
     """
     name = workload if isinstance(workload, str) else workload.name
     if machine.rescaling is not None and trace is None:
+        from perfmodel.cost.rescaling import whole_steps_refused  # noqa: PLC0415
+
         raise whole_steps_refused(name, machine.device_name)
     calibrated = machine.workload(name)
     if calibrated is not None:
@@ -125,6 +129,8 @@ def timed_workload(
         )
     if trace is None or machine.operators is None:
         return borrowed_profile(machine, workload)
+    from perfmodel.cost.traced import traced_profile  # noqa: PLC0415
+
     found = traced_profile(machine, machine.operators, workload, trace, use_measured=use_measured)
     return TracedWorkload.of(found, trace, memory)
 
@@ -146,7 +152,7 @@ class Costs(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def cost_model(machine: MeasuredMachine, cluster: Cluster | None, num_draws: int) -> CostModel:
+def cost_model(machine: MeasuredMachine, cluster: "Cluster | None", num_draws: int) -> CostModel:
     """Draws of all parameters of a machine, the same whenever the same is asked."""
     return CostModel(machine, num_draws=num_draws, seed=SEED, cluster=cluster)
 
@@ -247,11 +253,13 @@ def measured_steps_s(questions: Sequence[Question]) -> list[Samples]:
     return found
 
 
-def stage_memory(question: Question) -> tuple[DeviceMemory, ...]:
+def stage_memory(question: Question) -> "tuple[DeviceMemory, ...]":
     """What a rank of every pipeline stage holds; empty if the workload's memory was not recorded."""
     machine, workload, layout = _parts(question)
     if not isinstance(workload, TracedWorkload) or workload.memory is None:
         return ()
+    from perfmodel.cost.memory import overhead_of, rank_memory  # noqa: PLC0415
+
     overhead = overhead_of(workload.memory, machine.memory_kind)
     return rank_memory(workload.trace, workload.memory, layout, overhead=overhead)
 
@@ -286,7 +294,7 @@ def interval(draws: Samples) -> Interval:
 
 
 def check_machine(
-    machine: MeasuredMachine, validation: ValidationDocument | None, cluster: Cluster | None
+    machine: MeasuredMachine, validation: "ValidationDocument | None", cluster: "Cluster | None"
 ) -> None:
     """Refuse what contradicts a machine.
 
@@ -312,7 +320,7 @@ def check_machine(
         )
 
 
-def refuse_other_jobs(cluster: Cluster | None, *, by: str) -> None:
+def refuse_other_jobs(cluster: "Cluster | None", *, by: str) -> None:
     """Refuse a cluster whose links other jobs share, where only single predictions know of them.
 
     Raises
@@ -386,6 +394,8 @@ def _sharing(question: Question, costs: Costs, model: CostModel) -> float:
     size_bytes = _largest_all_reduce(costs.program)
     if cluster is None or not size_bytes:
         return 1.0
+    from perfmodel.engine.contention import slowdown_by_contention  # noqa: PLC0415
+
     occupied = model.network.occupancy(size_bytes, groups(question.layout)[Cause.ALL_REDUCE])
     factors = [
         slowdown_by_contention(
@@ -417,7 +427,7 @@ def measured_caveats(
             f"CPU steal time was {100 * machine.steal:.0f} % during calibration: repeat it while the "
             "host is quiet"
         )
-    said += [*machine.undetermined, *origin_caveats(machine, workload)]
+    said += [*machine.undetermined, *_origin_caveats(machine, workload)]
     if rescaling is not None:
         said += [*rescaling.notes, *(rescaling.notes_on_groups if largest > 1 else ())]
     if not all(is_ddp(layout) for layout in found):
@@ -447,6 +457,27 @@ def measured_caveats(
     return tuple(said)
 
 
+def _origin_caveats(profile: MeasuredMachine, workload: MeasuredWorkload) -> tuple[str, ...]:
+    """How a workload that was never run came to its times."""
+    name = workload.workload.name
+    if profile.workload(name) is not None:
+        return ()
+    if workload.evidence is None:
+        return (
+            f"{name} was not calibrated: its times are borrowed from calibrated workloads by FLOP",
+        )
+    if workload.measured_batches:
+        batches = ", ".join(map(str, workload.measured_batches))
+        found = [
+            f"{name} was never run: the sum of its operators, measured at micro-batch {batches}"
+        ]
+    else:
+        found = [f"{name} was never run: the sum of its operators, read from calibrated curves"]
+    if workload.untimed:
+        found.append(f"never timed, taken at the machine's peak: {', '.join(workload.untimed)}")
+    return tuple(found)
+
+
 def critical_caveats(
     machine: MeasuredMachine, workload: str, global_batches: Iterable[int]
 ) -> list[str]:
@@ -456,6 +487,8 @@ def critical_caveats(
     if scale is None or largest <= scale.noise_scale:
         return []
     reference = min(scale.batch, largest)
+    from perfmodel.cost.batch import calibrated_law  # noqa: PLC0415
+
     spent = calibrated_law(scale).samples_ratio(largest, reference=reference)
     return [
         (

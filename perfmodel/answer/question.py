@@ -3,21 +3,21 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from perfmodel.cost.terms import Samples
-from perfmodel.documents.verdicts import ValidationDocument
-from perfmodel.engine.critical_path import time_by_cause
 from perfmodel.layout.layout import Layout
 from perfmodel.layout.run_setting import RunSetting
-from perfmodel.machine.cluster import DEVICES_PER_NODE, Cluster
-from perfmodel.machine.evidence import Evidence
-from perfmodel.machine.machine import Machine
+from perfmodel.machine.machine import DEVICES_PER_NODE, Evidence, Machine
 from perfmodel.machine.measured import MeasuredWorkload
-from perfmodel.statistics.interval import Interval
-from perfmodel.step.program import Cause, StepProgram, Trace
+from perfmodel.statistics import Interval
+from perfmodel.step.program import Cause, StepProgram, Trace, time_by_cause
 from perfmodel.units import Bytes, BytesPerSecond, Seconds
-from perfmodel.workload.transformer import NamedTransformer
+
+if TYPE_CHECKING:
+    from perfmodel.documents.verdicts import ValidationDocument
+    from perfmodel.machine.cluster import Cluster
+    from perfmodel.workload.transformer import NamedTransformer
 
 NUM_DRAWS: Final = 400
 #: Percentiles of the steps of a run beside the typical one.
@@ -29,12 +29,12 @@ class Question:
     """One layout of a workload on a machine; a what-if is ``dataclasses.replace`` of a question."""
 
     machine: Machine
-    workload: MeasuredWorkload | NamedTransformer
+    workload: "MeasuredWorkload | NamedTransformer"
     """On a calibrated machine, or by its shape on one that was inferred from runs."""
     layout: Layout = field(default_factory=Layout)
-    cluster: Cluster | None = None
+    cluster: "Cluster | None" = None
     """Links between the devices; None: one ring of links like the measured ones."""
-    validation: ValidationDocument | None = None
+    validation: "ValidationDocument | None" = None
     """Errors of earlier predictions on this machine: they widen the intervals, never shift them."""
     loader_samples_per_s: float | None = None
     """What the input pipeline feeds one device; None: no limit. [1/s]"""

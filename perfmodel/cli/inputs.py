@@ -1,27 +1,27 @@
-"""What the predicting commands read; imported late, because numpy comes with it."""
+"""What the predicting commands read."""
 
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from perfmodel.answer.measured import check_machine, open_workload
-from perfmodel.answer.question import Question
-from perfmodel.cost.rescaling import find_device, rescaled_profile, shipped_catalogue
-from perfmodel.documents.hardware import read_cluster
-from perfmodel.documents.profile import ProfileDocument
-from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.errors import UsageError, refuse_unknown
-from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.trace.huggingface_config import DECODERS, LLAMA_FAMILY, Config, read_shape
-from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer, Transformer
+
+if TYPE_CHECKING:
+    from perfmodel.answer.question import Question
+    from perfmodel.machine.measured import MeasuredMachine
+    from perfmodel.workload.transformer import NamedTransformer
 
 _LONGEST_DEFAULT: Final = 8192
 
 
-def read_machine(path: Path, *, device: str | None) -> MeasuredMachine:
+def read_machine(path: Path, *, device: str | None) -> "MeasuredMachine":
     """The machine of a profile, brought to another device by data-sheet ratios if one is named."""
+    from perfmodel.documents.profile import ProfileDocument
+
     machine = ProfileDocument.read(path).machine
     if device is None:
         return machine
+    from perfmodel.cost.rescaling import find_device, rescaled_profile, shipped_catalogue
+
     catalogue = shipped_catalogue()
     return rescaled_profile(machine, find_device(device, catalogue), catalogue)
 
@@ -33,11 +33,21 @@ def read_question(
     validation: Path | None,
     cluster: Path | None,
     device: str | None,
-) -> Question:
+) -> "Question":
     """A question about a workload by name or file on a calibrated machine."""
+    from perfmodel.answer.measured import check_machine, open_workload
+    from perfmodel.answer.question import Question
+
     machine = read_machine(profile, device=device)
-    earlier = None if validation is None else ValidationDocument.read(validation)
-    links = None if cluster is None else read_cluster(cluster)
+    earlier, links = None, None
+    if validation is not None:
+        from perfmodel.documents.verdicts import ValidationDocument
+
+        earlier = ValidationDocument.read(validation)
+    if cluster is not None:
+        from perfmodel.documents.hardware import read_cluster
+
+        links = read_cluster(cluster)
     check_machine(machine, earlier, links)
     return Question(
         machine=machine,
@@ -47,7 +57,7 @@ def read_question(
     )
 
 
-def read_model(text: str, *, sequence: int | None) -> NamedTransformer:
+def read_model(text: str, *, sequence: int | None) -> "NamedTransformer":
     """A transformer by name, or from a Hugging Face ``config.json``.
 
     Raises
@@ -55,6 +65,8 @@ def read_model(text: str, *, sequence: int | None) -> NamedTransformer:
     UsageError
         If there is no such name or file, or the closed forms do not cover the model.
     """
+    from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer
+
     path = Path(text)
     if path.suffix == ".json" or path.is_dir():
         return _from_config(path / "config.json" if path.is_dir() else path, sequence)
@@ -63,7 +75,10 @@ def read_model(text: str, *, sequence: int | None) -> NamedTransformer:
     return NamedTransformer(name=text, shape=known.shape, sequence=sequence or known.sequence)
 
 
-def _from_config(path: Path, sequence: int | None) -> NamedTransformer:
+def _from_config(path: Path, sequence: int | None) -> "NamedTransformer":
+    from perfmodel.trace.huggingface_config import DECODERS, LLAMA_FAMILY, Config, read_shape
+    from perfmodel.workload.transformer import NamedTransformer, Transformer
+
     config = Config.read(path)
     shape = read_shape(config, families=DECODERS)
     if shape.head_width * shape.num_heads != shape.width:

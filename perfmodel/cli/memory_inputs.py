@@ -22,13 +22,12 @@ from perfmodel.cost.techniques import Basis, HostLink, Question, StepTimes, tech
 from perfmodel.cost.traced import mixed_ratio
 from perfmodel.documents.hardware import DataSheet
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.engine.critical_path import time_by_cause
 from perfmodel.errors import InvalidDocument
 from perfmodel.layout.layout import Layout
-from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.report.memory import MemoryReport
-from perfmodel.step.program import Cause
+from perfmodel.step.program import Cause, time_by_cause
 from perfmodel.units import Bytes, Seconds, format_bytes
 from perfmodel.workload.memory import StepMemory
 from perfmodel.workload.operator import Phase

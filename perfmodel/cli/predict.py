@@ -11,7 +11,7 @@ import typer
 from perfmodel.cli import options as opt
 from perfmodel.cli.output import show_document, show_lines
 from perfmodel.errors import NotFeasible, UsageError
-from perfmodel.machine.cluster import DEVICES_PER_NODE
+from perfmodel.machine.machine import DEVICES_PER_NODE
 from perfmodel.units import GIB, Bytes, Seconds
 
 if TYPE_CHECKING:

@@ -23,8 +23,7 @@ import numpy as np
 from perfmodel.arrays import FloatArray
 from perfmodel.checks import WrongArgument, at_least, non_negative, positive
 from perfmodel.machine.measured import NoiseScaleProfile
-from perfmodel.statistics.interval import Interval
-from perfmodel.statistics.normal import MEDIAN_OVER_MEAN
+from perfmodel.statistics import MEDIAN_OVER_MEAN, Interval
 
 #: Equally likely widths of the knee.
 EXPONENTS: Final = (0.6, 0.8, 1.0, 1.3)

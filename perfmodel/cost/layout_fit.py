@@ -39,7 +39,7 @@ from perfmodel.machine.inferred import (
     FittedParameter,
     InferredMachine,
 )
-from perfmodel.statistics.normal import DEVIATE_90
+from perfmodel.statistics import DEVIATE_90
 from perfmodel.units import GIB
 
 MINIMUM_RUNS: Final = 3

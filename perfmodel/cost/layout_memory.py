@@ -15,7 +15,7 @@ from perfmodel.cost.jobs import Column, Jobs
 from perfmodel.cost.memory import OVERHEADS
 from perfmodel.cost.parameters import Discrepancy, condition
 from perfmodel.machine.inferred import InferredMachine, PeakMemory
-from perfmodel.statistics.normal import DEVIATE_90
+from perfmodel.statistics import DEVIATE_90
 from perfmodel.workload.transformer import (
     HALF_BYTES,
     score_kept_elements,

@@ -3,6 +3,7 @@
 import math
 import zlib
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,13 +13,15 @@ from perfmodel.engine.stragglers import RankNoise
 from perfmodel.errors import CalibrationUnavailable
 from perfmodel.layout.layout import Layout, Synchronisation
 from perfmodel.layout.run_setting import RunSetting
-from perfmodel.machine.cluster import Cluster
-from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import CurvePoint, MeasuredMachine, MeasuredWorkload, PhaseCurves
-from perfmodel.step.division import gradient_buckets
 from perfmodel.step.program import Cause
+from perfmodel.step.stages import gradient_buckets
 from perfmodel.units import Bytes
 from perfmodel.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from perfmodel.machine.cluster import Cluster
 
 _PHASES: tuple[tuple[Cause, str], ...] = (
     (Cause.INPUT, "input"),
@@ -50,7 +53,7 @@ class CostModel:
         *,
         num_draws: int,
         seed: int,
-        cluster: Cluster | None = None,
+        cluster: "Cluster | None" = None,
     ) -> None:
         self.profile = profile
         self._cluster = cluster

@@ -7,19 +7,13 @@ from typing import Final
 
 import numpy as np
 
-from perfmodel.cost.collectives import library_of
 from perfmodel.cost.machine import CostModel
 from perfmodel.cost.network import Group
-from perfmodel.cost.operators import OperatorPrices
-from perfmodel.cost.shares import unit_shares
 from perfmodel.cost.terms import Samples, Terms
-from perfmodel.cost.traced import TracedWorkload
-from perfmodel.errors import CalibrationUnavailable, NotFeasible
 from perfmodel.layout.layout import Layout, Order
-from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
-from perfmodel.step.compile import Execution, compile_divided, compile_step
-from perfmodel.step.division import divide
+from perfmodel.step.compile import compile_step
 from perfmodel.step.program import Cause, StepProgram
 from perfmodel.units import Bytes
 
@@ -27,10 +21,6 @@ from perfmodel.units import Bytes
 _UNCERTAINTY_PER_HALVING: Final = 0.05
 #: The same of each family of parallelism that no run on this machine has judged: a prior.
 _UNJUDGED: Final = 0.05
-#: What a kernel holds of a message that the program has sent: two parts of 64 KiB and their book-keeping
-#: (TCP small queues).
-_KERNEL_QUEUE_BYTES: Final = 200_000
-
 #: Kinds of collectives by what they are for.
 _KINDS: Final = {
     Cause.ALL_REDUCE: "all_reduce",
@@ -76,37 +66,10 @@ def step_program(
     """
     if is_ddp(layout):
         return compile_step(workload.workload, layout, asynchronous=machine.asynchronous)
-    if not isinstance(workload, TracedWorkload):
-        raise NotFeasible(
-            f"--layout: --workload must be a file of perfmodel trace for anything but dp=N, got "
-            f"{workload.workload.name} with {str(layout)!r}"
-        )
-    blocking = library_of(machine.backend).by_processors
-    if blocking and layout.zero == 3:
-        # Without a stream of their own collectives are not gathered ahead: FSDP waits for each.
-        layout = replace(layout, prefetch=0)
-    if machine.operators is None:
-        raise CalibrationUnavailable(
-            f"--layout: {str(layout)!r} needs operators, but the profile holds none; calibrate again"
-        )
-    # Curves tell how work is divided; what was measured as a whole is multiplied by the shares.
-    prices = OperatorPrices(machine.operators, use_measured=False)
-    divisions = divide(
-        workload.trace,
-        workload.memory,
-        workload.workload.parameters,
-        layout,
-        unit_shares(workload.trace, workload.memory, layout, prices),
-    )
-    largest = max(division.activation_bytes for division in divisions)
-    return compile_divided(
-        layout,
-        divisions,
-        asynchronous=machine.asynchronous,
-        execution=Execution.BLOCKING if blocking else Execution.ON_STREAMS,
-        queued=_KERNEL_QUEUE_BYTES / max(largest, 1) if blocking else 0.0,
-        buffer_bytes=workload.workload.buffer_bytes,
-    )
+    # Operators and their division double the start of a prediction that needs neither.
+    from perfmodel.cost.shares import divided_program  # noqa: PLC0415
+
+    return divided_program(machine, workload, layout)
 
 
 def groups(layout: Layout) -> dict[Cause, Group]:

@@ -14,9 +14,9 @@ from perfmodel import checks
 from perfmodel.checks import at_least, positive
 from perfmodel.cost.terms import CurveDraws, Samples
 from perfmodel.layout.layout import Layout, Recompute, Schedule
-from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import CheckpointProfile, CurvePoint
-from perfmodel.statistics.interval import Interval
+from perfmodel.statistics import Interval
 from perfmodel.step.division import Unit, parameter_bytes, stage_units, units
 from perfmodel.units import MIB, Bytes
 from perfmodel.workload.memory import Moment, Part, StepMemory

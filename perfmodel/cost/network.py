@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -22,10 +22,12 @@ from perfmodel.cost.collectives import (
 )
 from perfmodel.cost.messages import MessageCost
 from perfmodel.cost.terms import Samples
-from perfmodel.machine.cluster import Cluster, Level
-from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import CollectiveProfile, MeasuredCollective, MeasuredMachine
 from perfmodel.units import Bytes
+
+if TYPE_CHECKING:
+    from perfmodel.machine.cluster import Cluster, Level
 
 #: Uncertainty, in log, of rates and latencies that a cluster file gives: a prior. Published all-reduces
 #: reach 50 to 97 % of the line rate that data sheets name.
@@ -66,7 +68,7 @@ class Network:
     """Deviates, shape ``(num_draws,)``, of the error beyond the largest group; draw 0 is 0."""
     kind_uncertainty: Samples
     """Factors on kinds that were not measured, shape ``(num_draws,)``; draw 0 is 1."""
-    cluster: Cluster | None = None
+    cluster: "Cluster | None" = None
     measured_tier: int = 0
     """Place, from the inside, of the tier that the profile tells about, or ``NOT_MEASURED``."""
     tier_uncertainties: Samples
@@ -78,7 +80,7 @@ class Network:
         cls,
         profile: MeasuredMachine,
         *,
-        cluster: Cluster | None,
+        cluster: "Cluster | None",
         num_draws: int,
         rng: Callable[[str], np.random.Generator],
     ) -> "Network | None":
@@ -210,7 +212,7 @@ class Network:
             self._borrowed[kind] = replace(self.messages[ALL_REDUCE], collective=kind, _by_ranks={})
         return self._borrowed[kind], self.kind_uncertainty
 
-    def _levels(self, group: Group) -> tuple[Level, ...] | None:
+    def _levels(self, group: Group) -> "tuple[Level, ...] | None":
         """Tiers that a group crosses; None without a cluster."""
         if self.cluster is None:
             return None
@@ -220,7 +222,7 @@ class Network:
         used = self._levels(group) if group.size > 1 else None
         return [self._cost(self.messages[ALL_REDUCE], level, 1.0) for level in used or ()]
 
-    def _cost(self, known: MessageCost, level: Level, rate: Samples | float) -> LevelCost:
+    def _cost(self, known: MessageCost, level: "Level", rate: Samples | float) -> LevelCost:
         is_inside = self._inside_node(level.place)
         if level.place == self.measured_tier:
             measured = known.level(
@@ -267,7 +269,7 @@ class Network:
 
 
 def _measured(
-    profile: MeasuredMachine, cluster: Cluster | None
+    profile: MeasuredMachine, cluster: "Cluster | None"
 ) -> tuple[int, Sequence[CollectiveProfile]]:
     """Place of the tier that was measured, and the groups that stayed inside it.
 

@@ -20,7 +20,7 @@ from perfmodel.cost.families import (
 )
 from perfmodel.cost.rescaling import rescaled_s, rescaled_stream_s
 from perfmodel.cost.terms import Samples
-from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import OperatorCosts, OperatorFamily
 from perfmodel.units import Flop, Seconds
 from perfmodel.workload.operator import ELEMENT_BYTES, Operator, Phase

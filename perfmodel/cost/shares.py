@@ -1,21 +1,69 @@
-"""Work of the units of a traced step under a layout, read from the curves of its operators."""
+"""A traced step under any layout: its program, and the work of its units by the curves of its operators."""
 
 from dataclasses import replace
+from typing import Final
 
+from perfmodel.cost.collectives import library_of
 from perfmodel.cost.operators import OperatorPrices
+from perfmodel.errors import CalibrationUnavailable, NotFeasible
 from perfmodel.layout.layout import Layout, Recompute
+from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, TracedWorkload
+from perfmodel.step.compile import Execution, compile_divided
 from perfmodel.step.division import (
     Unit,
     UnitShares,
     constant_dimensions,
+    divide,
     divided,
     num_elements,
     units,
 )
+from perfmodel.step.program import StepProgram
 from perfmodel.units import Seconds
 from perfmodel.workload.memory import StepMemory
 from perfmodel.workload.operator import Operator, Phase
 from perfmodel.workload.step import SymbolicStep
+
+#: What a kernel holds of a message that the program has sent: two parts of 64 KiB and their book-keeping
+#: (TCP small queues).
+_KERNEL_QUEUE_BYTES: Final = 200_000
+
+
+def divided_program(
+    machine: MeasuredMachine, workload: MeasuredWorkload, layout: Layout
+) -> StepProgram:
+    """The step of a layout that is more than data parallelism, by ``cost.measured.step_program``."""
+    if not isinstance(workload, TracedWorkload):
+        raise NotFeasible(
+            f"--layout: --workload must be a file of perfmodel trace for anything but dp=N, got "
+            f"{workload.workload.name} with {str(layout)!r}"
+        )
+    blocking = library_of(machine.backend).by_processors
+    if blocking and layout.zero == 3:
+        # Without a stream of their own collectives are not gathered ahead: FSDP waits for each.
+        layout = replace(layout, prefetch=0)
+    if machine.operators is None:
+        raise CalibrationUnavailable(
+            f"--layout: {str(layout)!r} needs operators, but the profile holds none; calibrate again"
+        )
+    # Curves tell how work is divided; what was measured as a whole is multiplied by the shares.
+    prices = OperatorPrices(machine.operators, use_measured=False)
+    divisions = divide(
+        workload.trace,
+        workload.memory,
+        workload.workload.parameters,
+        layout,
+        unit_shares(workload.trace, workload.memory, layout, prices),
+    )
+    largest = max(division.activation_bytes for division in divisions)
+    return compile_divided(
+        layout,
+        divisions,
+        asynchronous=machine.asynchronous,
+        execution=Execution.BLOCKING if blocking else Execution.ON_STREAMS,
+        queued=_KERNEL_QUEUE_BYTES / max(largest, 1) if blocking else 0.0,
+        buffer_bytes=workload.workload.buffer_bytes,
+    )
 
 
 def unit_shares(

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import CurvePoint
 from perfmodel.step.program import Cause, Operation, StepProgram, Stream
 from perfmodel.units import Bytes

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from perfmodel.cost.operators import OperatorPrices, PhasePrice
 from perfmodel.cost.rescaling import bound_s
-from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import (
     ComputeRate,
     CurvePoint,
@@ -20,7 +20,6 @@ from perfmodel.machine.measured import (
     StepNoise,
 )
 from perfmodel.units import Bytes, Seconds
-from perfmodel.workload.memory import StepMemory
 from perfmodel.workload.operator import Operator, Phase, TensorSpec
 from perfmodel.workload.step import SymbolicStep, TracedStep, parameters_signature
 from perfmodel.workload.workload import Workload
@@ -35,23 +34,6 @@ _DISPATCH_ERROR = 0.3
 _SMALLEST_SPREAD = 0.02
 #: How much more, in log, ranks slow each other down per e-fold of the parameters: a prior's width.
 _SLOPE_PER_EFOLD = 0.05
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracedWorkload(MeasuredWorkload):
-    """A workload whose operators are known, so that any layout can divide them."""
-
-    trace: SymbolicStep
-    memory: StepMemory | None = None
-    """Blocks of layers; without them the step is one unit."""
-
-    @classmethod
-    def of(
-        cls, measured: MeasuredWorkload, trace: SymbolicStep, memory: StepMemory | None
-    ) -> "TracedWorkload":
-        """Times that are known already, with the operators behind them."""
-        known = {field.name: getattr(measured, field.name) for field in fields(MeasuredWorkload)}
-        return cls(**known, trace=trace, memory=memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,27 +296,6 @@ def _borrowed_noise(
         return (), 0.0
     donor = profile.workloads[min(candidates)[1]]
     return donor.noise, donor.rank_spread
-
-
-def origin_caveats(profile: MeasuredMachine, workload: MeasuredWorkload) -> tuple[str, ...]:
-    """How a workload that was never run came to its times."""
-    name = workload.workload.name
-    if profile.workload(name) is not None:
-        return ()
-    if workload.evidence is None:
-        return (
-            f"{name} was not calibrated: its times are borrowed from calibrated workloads by FLOP",
-        )
-    if workload.measured_batches:
-        batches = ", ".join(map(str, workload.measured_batches))
-        found = [
-            f"{name} was never run: the sum of its operators, measured at micro-batch {batches}"
-        ]
-    else:
-        found = [f"{name} was never run: the sum of its operators, read from calibrated curves"]
-    if workload.untimed:
-        found.append(f"never timed, taken at the machine's peak: {', '.join(workload.untimed)}")
-    return tuple(found)
 
 
 def mixed_ratio(

@@ -10,7 +10,7 @@ from pydantic import model_validator as validator
 
 from perfmodel.bounds import Share
 from perfmodel.documents.base import Document, Record, Text, checked, read_toml
-from perfmodel.statistics.interval import Interval
+from perfmodel.statistics import Interval
 
 _Probability = Annotated[float, Field(gt=0.5, lt=1)]
 

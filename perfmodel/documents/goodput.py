@@ -6,7 +6,7 @@ from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from perfmodel.documents.base import Document, Record
 from perfmodel.engine.job import Job
-from perfmodel.statistics.interval import Interval
+from perfmodel.statistics import Interval
 
 
 class TriedInterval(Record):

@@ -8,8 +8,8 @@ from perfmodel.bounds import Share
 from perfmodel.documents.base import Record
 from perfmodel.documents.prediction import Contrast
 from perfmodel.layout.layout import MOST_BATCH, MOST_DEVICES
-from perfmodel.machine.evidence import Evidence
-from perfmodel.statistics.interval import Interval
+from perfmodel.machine.machine import Evidence
+from perfmodel.statistics import Interval
 
 _Text = Annotated[str, Field(min_length=1, max_length=200)]
 _Value = Annotated[str, Field(min_length=1, max_length=40)]

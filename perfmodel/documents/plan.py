@@ -27,8 +27,8 @@ from perfmodel.documents.budget import (
 )
 from perfmodel.errors import InvalidDocument, UsageError
 from perfmodel.layout.layout import Layout, parse_layout
-from perfmodel.machine.evidence import Evidence
-from perfmodel.statistics.interval import Interval
+from perfmodel.machine.machine import Evidence
+from perfmodel.statistics import Interval
 from perfmodel.units import Bytes, parse_bytes
 
 

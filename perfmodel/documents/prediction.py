@@ -13,8 +13,8 @@ from pydantic import (
 from perfmodel.bounds import Share
 from perfmodel.documents.base import Document, Provenance, Record
 from perfmodel.layout.run_setting import RunSetting
-from perfmodel.machine.evidence import Evidence
-from perfmodel.statistics.interval import Interval
+from perfmodel.machine.machine import Evidence
+from perfmodel.statistics import Interval
 from perfmodel.step.program import Cause
 
 

@@ -21,7 +21,7 @@ from perfmodel.documents.base import (
     trim_unfinished_line,
 )
 from perfmodel.documents.verdicts import JudgedStrategy, PredictedStrategy, StrategyFamily, Verdict
-from perfmodel.statistics.interval import Interval
+from perfmodel.statistics import Interval
 
 #: A resource is told from the next one where it is busier by this factor: what the same work costs the
 #: machine differs by as much, and more, from hour to hour.

@@ -11,8 +11,8 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from perfmodel.bounds import Share
 from perfmodel.documents.base import Document, Provenance, Record
 from perfmodel.layout.run_setting import RunSetting
-from perfmodel.machine.evidence import Evidence
-from perfmodel.statistics.interval import Interval
+from perfmodel.machine.machine import Evidence
+from perfmodel.statistics import Interval
 
 #: Name of the gate on the mean absolute error of step times.
 STEP_MAPE: Final = "step-time MAPE"

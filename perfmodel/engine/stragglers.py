@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from perfmodel import checks
 from perfmodel.arrays import FloatArray
-from perfmodel.statistics.normal import MEDIAN_OVER_MEAN
+from perfmodel.statistics import MEDIAN_OVER_MEAN
 from perfmodel.step.program import StepProgram, Stream
 
 #: Beyond the sample the tail is continued through its upper part.

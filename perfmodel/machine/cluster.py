@@ -7,7 +7,6 @@ own links into the tier: NVLink of a device, adapters ("rails") of a node, the W
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
 
 from perfmodel import checks
 from perfmodel.units import BytesPerSecond, Seconds
@@ -17,8 +16,6 @@ DEVICE = "device"
 NODE = "node"
 #: Jobs beside the predicted one on the links of a tier; simulating them costs their number squared.
 MOST_JOBS = 16
-#: Of machines for large models, where nobody says it: boards hold eight.
-DEVICES_PER_NODE: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

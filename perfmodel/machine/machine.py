@@ -1,6 +1,28 @@
 """What a training step runs on: what every machine says, however its costs were found."""
 
+import enum
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
+
+#: Of machines for large models, where nobody says it: boards hold eight.
+DEVICES_PER_NODE: Final = 8
+
+
+class Evidence(enum.StrEnum):
+    """Where a term comes from, from the best to the weakest."""
+
+    MEASURED = "measured"
+    INTERPOLATED = "interpolated"
+    EXTRAPOLATED = "extrapolated"
+    INFERRED = "inferred"
+    """From runs of others; no part of a step was measured alone."""
+    ASSUMED = "assumed"
+
+    @classmethod
+    def weakest(cls, found: Iterable["Evidence"]) -> "Evidence":
+        """The weakest of some; of none, the weakest there is."""
+        return max(found, key=list(cls).index, default=cls.ASSUMED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

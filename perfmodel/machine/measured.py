@@ -2,15 +2,18 @@
 
 import math
 import statistics
-from dataclasses import dataclass
-from typing import Annotated, Final, Literal
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from annotated_types import Ge, MinLen
 
 from perfmodel.bounds import Count, NonNegative, Positive, Share
-from perfmodel.machine.evidence import Evidence
-from perfmodel.machine.machine import Machine
+from perfmodel.machine.machine import Evidence, Machine
 from perfmodel.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from perfmodel.workload.memory import StepMemory
+    from perfmodel.workload.step import SymbolicStep
 
 #: Standard error of a logarithm.
 RelativeError = NonNegative
@@ -74,6 +77,23 @@ class MeasuredWorkload:
     """Micro-batches at which all operators were measured in place, if the curves are theirs."""
     untimed: tuple[str, ...] = ()
     """Operators that no timing tells about; their time is the roofline of the device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedWorkload(MeasuredWorkload):
+    """A workload whose operators are known, so that any layout can divide them."""
+
+    trace: "SymbolicStep"
+    memory: "StepMemory | None" = None
+    """Blocks of layers; without them the step is one unit."""
+
+    @classmethod
+    def of(
+        cls, measured: MeasuredWorkload, trace: "SymbolicStep", memory: "StepMemory | None"
+    ) -> "TracedWorkload":
+        """Times that are known already, with the operators behind them."""
+        known = {field.name: getattr(measured, field.name) for field in fields(MeasuredWorkload)}
+        return cls(**known, trace=trace, memory=memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,13 +37,12 @@ from perfmodel.layout.layout import (
     parse_layout,
     scaled_layouts,
 )
-from perfmodel.machine.cluster import DEVICES_PER_NODE
-from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.inferred import InferredMachine
+from perfmodel.machine.machine import DEVICES_PER_NODE, Evidence
 from perfmodel.page.machines import OfferedMachine, OfferedWorkload, Session, catalogue, chosen
 from perfmodel.scenarios.compare import UNMEASURED, contrast_of_draws, with_assumed
 from perfmodel.scenarios.fields import Scenario, changed, in_cluster
-from perfmodel.statistics.interval import Interval
+from perfmodel.statistics import Interval
 from perfmodel.step.program import Span, Stream, Trace
 from perfmodel.units import HOUR_S, Seconds
 from perfmodel.workload.transformer import NamedTransformer

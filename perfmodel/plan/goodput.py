@@ -25,9 +25,9 @@ from perfmodel.engine.job import (
 )
 from perfmodel.engine.simulate_job import Activity, JobRun, simulate_job
 from perfmodel.errors import NotFeasible
-from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import CheckpointProfile
-from perfmodel.statistics.interval import Interval
+from perfmodel.statistics import Interval
 from perfmodel.units import HOUR_S, Bytes, Seconds, format_bytes, format_duration
 
 #: A job that keeps less than this share of its time is not simulated: it may take for ever.

@@ -18,8 +18,9 @@ from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import CalibrationUnavailable, UsageError, refuse_unknown
 from perfmodel.layout.layout import Layout
-from perfmodel.machine.cluster import DEVICES_PER_NODE, Cluster
+from perfmodel.machine.cluster import Cluster
 from perfmodel.machine.inferred import InferredMachine
+from perfmodel.machine.machine import DEVICES_PER_NODE
 from perfmodel.machine.measured import CheckpointProfile, MeasuredMachine
 from perfmodel.plan.steps import FitInMemory, InferredSteps, MeasuredSteps, Steps
 from perfmodel.workload.transformer import TRANSFORMERS, NamedTransformer

@@ -17,7 +17,7 @@ from perfmodel.errors import IncomparableRuns
 from perfmodel.layout.layout import scaled_layouts
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import PHASE_CURVES, DdpCosts, MeasuredMachine, MeasuredWorkload
-from perfmodel.statistics.pairing import unpaired
+from perfmodel.statistics import unpaired
 from perfmodel.units import Seconds, format_bytes
 
 #: Uncertainty is never below this, in log: clocks and rounding.

@@ -26,10 +26,9 @@ from perfmodel.documents.plan import ScalingStatement
 from perfmodel.errors import NotFeasible
 from perfmodel.layout.layout import MOST_BATCH, Layout, Scaling, accumulation_for, scaled_layouts
 from perfmodel.layout_search import Request, search_layouts, spread_against_first
-from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.machine import Evidence
 from perfmodel.plan.tornado import Assumption, Ends, draws_ends
-from perfmodel.statistics.interval import Interval
-from perfmodel.statistics.normal import DEVIATE_90
+from perfmodel.statistics import DEVIATE_90, Interval
 from perfmodel.units import Bytes, format_bytes
 from perfmodel.workload.transformer import NamedTransformer
 

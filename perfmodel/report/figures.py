@@ -20,7 +20,7 @@ from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.machine.measured import CurvePoint, MeasuredMachine, MeasuredWorkload, PhaseCurves
 from perfmodel.report.prediction import causes_of
 from perfmodel.report.wording import duration_unit, percent, short_label
-from perfmodel.statistics.interval import Interval
+from perfmodel.statistics import Interval
 from perfmodel.step.program import Cause
 from perfmodel.units import DAY_S, Seconds, format_bytes, parse_duration
 

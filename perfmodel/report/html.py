@@ -15,7 +15,7 @@ from perfmodel.documents.base import Provenance
 from perfmodel.documents.prediction import PredictedPoint, PredictionDocument
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
-from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.machine import Evidence
 from perfmodel.report import figures, prediction, profile, validation
 from perfmodel.report.tables import Table, facts
 from perfmodel.report.wording import (

@@ -28,8 +28,7 @@ from perfmodel.report.wording import (
     scaling_words,
     short_label,
 )
-from perfmodel.statistics.interval import Interval
-from perfmodel.statistics.normal import DEVIATE_90
+from perfmodel.statistics import DEVIATE_90, Interval
 from perfmodel.step.program import Cause
 from perfmodel.units import format_bytes, format_duration
 

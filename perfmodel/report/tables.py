@@ -6,7 +6,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from perfmodel.report.wording import count_interval, duration_interval, interval, number, percent
-from perfmodel.statistics.interval import Interval
+from perfmodel.statistics import Interval
 from perfmodel.units import format_bytes, format_duration, format_rate
 
 if TYPE_CHECKING:

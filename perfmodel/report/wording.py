@@ -2,15 +2,17 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from perfmodel.documents.base import QUIET
 from perfmodel.documents.prediction import PredictionDocument
-from perfmodel.documents.verdicts import ErrorSummary, Gate, ValidationDocument
 from perfmodel.layout.layout import Synchronisation
 from perfmodel.layout.run_setting import RunSetting
-from perfmodel.statistics.interval import Interval
+from perfmodel.statistics import Interval
 from perfmodel.units import PREFIXES, Seconds, format_duration, format_rate, parse_duration
+
+if TYPE_CHECKING:
+    from perfmodel.documents.verdicts import ErrorSummary, Gate, ValidationDocument
 
 DEFINITIONS: Final[dict[str, str]] = {
     "Step": "One optimizer update, from the end of one step to the end of the next; of a "
@@ -114,7 +116,7 @@ def short_label(setting: RunSetting) -> str:
     return f"{setting.workload}, {sizes}, {gradients(setting)}"
 
 
-def errors(summary: ErrorSummary) -> str:
+def errors(summary: "ErrorSummary") -> str:
     """Bias, MAPE, median and worst in one line."""
     return (
         f"bias {percent(summary.bias, signed=True)}, MAPE {percent(summary.mape)}, "
@@ -123,19 +125,19 @@ def errors(summary: ErrorSummary) -> str:
     )
 
 
-def gate_value(gate: Gate, value: float) -> str:
+def gate_value(gate: "Gate", value: float) -> str:
     """Text of a value or threshold of a gate in its unit."""
     return percent(value) if gate.unit == "fraction" else f"{number(value)} {gate.unit}"
 
 
-def gate_rule(gate: Gate) -> str:
+def gate_rule(gate: "Gate") -> str:
     """Text such as ``at most 6.0 %``."""
     bounds = (("at least", gate.at_least), ("at most", gate.at_most))
     rules = [f"{words} {gate_value(gate, bound)}" for words, bound in bounds if bound is not None]
     return " and ".join(rules) or "no threshold"
 
 
-def gate_lines(gates: Iterable[Gate]) -> list[str]:
+def gate_lines(gates: Iterable["Gate"]) -> list[str]:
     """Each gate on a line."""
     return [
         f"{'pass' if gate.passed else 'FAIL'}  {gate.name}: "
@@ -144,7 +146,7 @@ def gate_lines(gates: Iterable[Gate]) -> list[str]:
     ]
 
 
-def verdict(validation: ValidationDocument | None) -> str:
+def verdict(validation: "ValidationDocument | None") -> str:
     """One line: passed, failed and by what, or never checked."""
     if validation is None:
         return "NOT VALIDATED: these predictions have not been checked against fresh runs"

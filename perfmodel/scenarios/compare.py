@@ -11,10 +11,10 @@ from perfmodel.cost.terms import Samples
 from perfmodel.documents.base import Provenance
 from perfmodel.documents.prediction import Contrast, PredictedPoint, ScenarioOutcome, WhatIfDocument
 from perfmodel.explanation import explain
-from perfmodel.machine.evidence import Evidence
 from perfmodel.machine.inferred import InferredMachine
+from perfmodel.machine.machine import Evidence
 from perfmodel.scenarios.fields import Scenario
-from perfmodel.statistics.pairing import FASTER, unpaired
+from perfmodel.statistics import FASTER, unpaired
 
 #: Said wherever something was set.
 UNMEASURED: Final = "values of --set count as exact; that the rest stays as measured is assumed"

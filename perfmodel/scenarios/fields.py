@@ -20,7 +20,6 @@ from perfmodel.answer.measured import open_workload, refuse_other_jobs, timed_wo
 from perfmodel.answer.question import Question
 from perfmodel.cost.collectives import message_bytes, num_messages
 from perfmodel.cost.rescaling import LINK_SHARE, find_device, rescaled_profile, shipped_catalogue
-from perfmodel.cost.traced import TracedWorkload
 from perfmodel.documents.hardware import LinkSheet, read_cluster
 from perfmodel.errors import (
     CalibrationUnavailable,
@@ -37,8 +36,9 @@ from perfmodel.machine.measured import (
     CurvePoint,
     MeasuredMachine,
     MeasuredWorkload,
+    TracedWorkload,
 )
-from perfmodel.statistics.normal import DEVIATE_90
+from perfmodel.statistics import DEVIATE_90
 from perfmodel.units import (
     MIB,
     BytesPerSecond,

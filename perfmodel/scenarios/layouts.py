@@ -20,9 +20,7 @@ from perfmodel.documents.prediction import (
 from perfmodel.layout_search import spread_against_first
 from perfmodel.machine.inferred import InferredMachine
 from perfmodel.scenarios.fields import Scenario
-from perfmodel.statistics.interval import Interval
-from perfmodel.statistics.normal import DEVIATE_90
-from perfmodel.statistics.pairing import FASTER
+from perfmodel.statistics import DEVIATE_90, FASTER, Interval
 
 
 def compare_layouts(scenarios: Sequence[Scenario], *, argv: Sequence[str]) -> WhatIfDocument:

@@ -12,8 +12,8 @@ from typing import Final
 
 from perfmodel.layout.layout import Layout, Offload, Schedule, Synchronisation
 from perfmodel.layout.pipeline import Pass, Work, stage_order
-from perfmodel.step.division import Piece, StageDivision, equal_pieces, together, undivided
 from perfmodel.step.program import Cause, Operation, StepProgram, Stream
+from perfmodel.step.stages import Piece, StageDivision, equal_pieces, together, undivided
 from perfmodel.step.waiting import Parcel, WaitingHandOvers
 from perfmodel.units import Bytes
 from perfmodel.workload.workload import Workload

@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from perfmodel.errors import NotFeasible
-from perfmodel.layout.buckets import assign_buckets
 from perfmodel.layout.layout import Layout, Offload, Precision, Recompute, Schedule
+from perfmodel.step.stages import Piece, StageDivision, bucketed, together
 from perfmodel.units import Bytes
 from perfmodel.workload.memory import Block, StepMemory
 from perfmodel.workload.operator import (
@@ -30,37 +30,7 @@ from perfmodel.workload.operator import (
     traffic_bytes,
 )
 from perfmodel.workload.step import Affine, AffineBytes, Dimension, SymbolicStep, TracedParameter
-from perfmodel.workload.workload import Parameter, Workload
-
-
-class Piece(NamedTuple):
-    """A part of one pass of a stage that computes, and then communicates, on its own."""
-
-    share: float
-    """Of the work of its cause in one micro-batch, such as the whole forward pass of one rank."""
-    issue_share: float = 0.0
-    """Of the host's work to issue that pass."""
-    size_bytes: Bytes = 0
-    """Of the parameters that it gathers, of the gradients that it exchanges. [B]"""
-    all_reduces: float = 0.0
-    """Of activations between the ranks that share its matrices."""
-    exchange: float = 1.0
-    """Share of its cause's exchange, where the size is not known."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageDivision:
-    """What one rank of a pipeline stage does in a micro-batch."""
-
-    forward: tuple[Piece, ...]
-    backward: tuple[Piece, ...]
-    """In the order of the backward pass."""
-    optimizer: float = 1.0
-    """Share of the whole optimizer's work, per step."""
-    issue_optimizer: float = 1.0
-    """Share of the host's work to issue it."""
-    activation_bytes: Bytes = 0
-    """Of the tensor that enters its first block: what stages send, what tensor parallelism reduces. [B]"""
+from perfmodel.workload.workload import Parameter
 
 
 class CountedCall(NamedTuple):
@@ -302,7 +272,7 @@ def divide(
         if not layout.zero:
             ends = max((ready[i] for i in of_stage), default=behind)
             forward = [together(forward)]
-            backward = _bucketed(
+            backward = bucketed(
                 together(backward),
                 [parameter_bytes(trace, (i,), layout.tp) for i in of_stage],
                 _within([ready[i] for i in of_stage], behind, 1.0 if 0 in held else ends),
@@ -320,47 +290,6 @@ def divide(
             )
         )
     return tuple(reversed(stages))
-
-
-def gradient_buckets(workload: Workload, layout: Layout) -> tuple[Piece, ...]:
-    """Pieces of the backward pass, each of which fills a bucket, in the order in which DDP reduces them."""
-    parameters = workload.parameters
-    sizes = [parameter.size_bytes for parameter in parameters]
-    ready = [parameter.ready_fraction for parameter in parameters]
-    whole = Piece(share=1.0, issue_share=1.0)
-    return tuple(_bucketed(whole, sizes, ready, layout.bucket_limits_bytes))
-
-
-def undivided(workload: Workload, layout: Layout) -> StageDivision:
-    """A step whose only pieces are the buckets of its gradients: all that parameters alone tell."""
-    whole = Piece(share=1.0, issue_share=1.0)
-    return StageDivision(forward=(whole,), backward=gradient_buckets(workload, layout))
-
-
-def equal_pieces(layout: Layout, layers: int, *, most: int) -> tuple[StageDivision, ...]:
-    """Stages of a model of which the layers alone are known.
-
-    Every chunk has as many pieces as layers if parameters are sharded, else at most so many. A share of 1
-    is the work of the fullest stage. Full recomputation repeats the collectives of the forward pass.
-    """
-    held = max(layers // (layout.pp * layout.interleave), 1)
-    count = held if layout.zero == 3 else min(held, most)
-    stages = layout.stages(layers)
-    passes = 3 if layout.recompute is Recompute.FULL else 2
-    shared = layout.tp * layout.cp * layout.ep > 1
-    exchange = 1 / (count * layout.interleave)
-
-    def pieces(share: float, part: float) -> tuple[Piece, ...]:
-        all_reduces = share * part if shared else 0.0
-        return (Piece(share=share, all_reduces=all_reduces, exchange=exchange),) * count
-
-    return tuple(
-        StageDivision(
-            forward=pieces(exchange * own / max(stages), 1 / passes),
-            backward=pieces(exchange * own / max(stages), (passes - 1) / passes),
-        )
-        for own in stages
-    )
 
 
 def stage_units(
@@ -456,36 +385,10 @@ def _piece(
     )
 
 
-def together(pieces: Sequence[Piece]) -> Piece:
-    """A pass in one piece."""
-    return Piece(*(sum(column) for column in zip(*pieces, strict=True)))
-
-
 def _within(ready: Sequence[float], begins: float, ends: float) -> list[float]:
     """When gradients are ready, as parts of the backward pass of their stage."""
     length = max(ends - begins, 1e-12)
     return [min(max((each - begins) / length, 0.0), 1.0) for each in ready]
-
-
-def _bucketed(
-    whole: Piece, sizes_bytes: Sequence[Bytes], ready: Sequence[float], limits: Sequence[Bytes]
-) -> list[Piece]:
-    """The backward pass of a stage, cut where DDP's buckets are full."""
-    groups = assign_buckets(sizes_bytes, limits_bytes=limits)
-    pieces, before = [], 0.0
-    for number, group in enumerate(groups):
-        # What autograd does after the last gradient belongs to the pass.
-        until = 1.0 if number == len(groups) - 1 else max(before, ready[group[-1]])
-        part, before = until - before, until
-        pieces.append(
-            Piece(
-                share=whole.share * part,
-                issue_share=whole.issue_share * part,
-                size_bytes=sum(sizes_bytes[i] for i in group),
-                all_reduces=whole.all_reduces * part,
-            )
-        )
-    return pieces or [whole._replace(size_bytes=0)]
 
 
 def parameter_bytes(trace: SymbolicStep, positions: Iterable[int], tp: int) -> Bytes:

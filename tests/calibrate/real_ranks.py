@@ -13,7 +13,7 @@ from calibrate.task import StepTask, Task, TraceTask
 from perfmodel.documents.observation import Observation, StepObservation, WorkloadObservation
 from perfmodel.layout.layout import Synchronisation
 from perfmodel.layout.run_setting import RunSetting
-from perfmodel.step.division import gradient_buckets
+from perfmodel.step.stages import gradient_buckets
 from perfmodel.workload.workload import Workload
 from tests.calibrate.played import ALONE
 

@@ -19,7 +19,7 @@ from perfmodel.documents.observation import (
 )
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.plan.batch import read_gradient_norms
-from perfmodel.step.division import gradient_buckets
+from perfmodel.step.stages import gradient_buckets
 from tests.calibrate.real_ranks import (
     NEEDS_TWO_RANKS,
     assert_buckets_are_those_of_ddp,

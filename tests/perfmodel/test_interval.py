@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from perfmodel.statistics.interval import Interval
+from perfmodel.statistics import Interval
 
 #: 0 to 100 in steps of 1: the quantile p is 100 p.
 DRAWS = np.arange(101.0)

@@ -14,7 +14,7 @@ from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError
 from perfmodel.layout.layout import Layout, Scaling, Synchronisation, scaled_layouts
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.statistics.interval import Interval
+from perfmodel.statistics import Interval
 from perfmodel.step.program import Cause
 from perfmodel.units import MIB
 from tests.perfmodel.asking import Asking

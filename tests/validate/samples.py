@@ -8,7 +8,7 @@ from perfmodel.documents.verdicts import ErrorSummary
 from perfmodel.layout.layout import Synchronisation
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, SingleStep
-from perfmodel.statistics.interval import Interval
+from perfmodel.statistics import Interval
 from tests.perfmodel.profiles import MICRO_BATCHES, Machine, profile
 
 WORKLOADS: Final = ("light", "heavy", "third", "fourth")

@@ -5,7 +5,7 @@ import pytest
 from calibrate.summary import Estimate
 from perfmodel.layout.layout import Synchronisation
 from perfmodel.layout.run_setting import RunSetting
-from perfmodel.statistics.interval import Interval
+from perfmodel.statistics import Interval
 from tests.perfmodel.profiles import Machine, profile
 from tests.validate.samples import exactly, single
 from validate.validate import (

@@ -19,7 +19,7 @@ from perfmodel.arrays import FloatArray
 from perfmodel.cost.batch import TUNING_SPREAD, BatchPoint, Convergence, fit_convergence
 from perfmodel.cost.terms import UNCERTAINTY_AT_ONE_EFOLD
 from perfmodel.documents.verdicts import PublishedSeries
-from perfmodel.statistics.normal import DEVIATE_90
+from perfmodel.statistics import DEVIATE_90
 from validate.published.scaling import (
     NOISE,
     ONE_COUNT,

@@ -16,7 +16,7 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray
 from perfmodel.documents.verdicts import PublishedSeries
-from perfmodel.statistics.normal import DEVIATE_90
+from perfmodel.statistics import DEVIATE_90
 from validate.published.tables import Part, Row, Verdict, number, read_rows, verdict
 
 Growth: TypeAlias = tuple[FloatArray, FloatArray, FloatArray]

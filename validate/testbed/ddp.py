@@ -28,7 +28,7 @@ from perfmodel.engine.simulate import simulate
 from perfmodel.engine.stragglers import RankNoise, slowest_durations
 from perfmodel.errors import MeasurementFailed
 from perfmodel.layout.layout import Layout, Synchronisation
-from perfmodel.statistics.interval import Interval
+from perfmodel.statistics import Interval
 from perfmodel.step.compile import compile_step
 from perfmodel.step.program import Cause, Operation, StepProgram, Stream
 from perfmodel.units import Seconds

@@ -29,7 +29,7 @@ from perfmodel.documents.testbed import (
 )
 from perfmodel.documents.verdicts import ErrorsBySize, Gate, NetworkVerdict, PublishedSeries
 from perfmodel.errors import UsageError, refuse_unknown
-from perfmodel.statistics.normal import MEDIAN_OVER_MEAN
+from perfmodel.statistics import MEDIAN_OVER_MEAN
 from perfmodel.units import KIB, MBIT, MIB
 from validate.judging import gate, passed, summarise
 from validate.published.collectives import Point, draws_of, judge_part, predicted

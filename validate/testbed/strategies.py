@@ -37,11 +37,11 @@ from perfmodel.documents.verdicts import (
 )
 from perfmodel.engine.algebra import end_times
 from perfmodel.errors import MeasurementFailed
-from perfmodel.layout.buckets import assign_shards
 from perfmodel.layout.layout import Layout, parse_layout
-from perfmodel.statistics.interval import Interval
+from perfmodel.statistics import Interval
 from perfmodel.step.compile import Execution, compile_layout, compile_step
 from perfmodel.step.program import Cause, Operation, StepProgram, Stream
+from perfmodel.step.stages import assign_shards
 from perfmodel.units import MIB, Bytes, Seconds
 from validate.judging import coverage_gate, fraction, gate, passed, step_gates, summarise
 from validate.testbed import plan

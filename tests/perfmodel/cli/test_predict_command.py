@@ -11,7 +11,7 @@ import pytest
 
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.statistics.interval import Interval
+from perfmodel.statistics import Interval
 from tests.perfmodel.cli.command import Run
 from tests.perfmodel.profiles import LIGHT, Machine, as_file, profile
 

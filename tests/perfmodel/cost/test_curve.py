@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from perfmodel.cost.terms import CurveDraws
-from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import CurvePoint
 
 

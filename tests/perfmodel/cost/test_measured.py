@@ -12,7 +12,7 @@ from perfmodel.cost.network import Group
 from perfmodel.errors import NotFeasible
 from perfmodel.layout.layout import Layout, parse_layout
 from perfmodel.machine.cluster import Cluster, Tier
-from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
 from perfmodel.step.program import Cause
 from perfmodel.units import GIB

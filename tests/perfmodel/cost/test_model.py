@@ -10,7 +10,7 @@ from perfmodel.cost.machine import CostModel, borrowed_profile
 from perfmodel.cost.terms import Terms
 from perfmodel.layout.layout import Synchronisation
 from perfmodel.layout.run_setting import RunSetting
-from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.step.program import Cause
 from perfmodel.units import MIB

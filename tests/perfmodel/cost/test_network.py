@@ -16,7 +16,7 @@ from perfmodel.explanation import explain
 from perfmodel.layout.layout import Synchronisation
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.cluster import Cluster, SlowDevice, SlowLink, Tier, Traffic
-from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import CurvePoint
 from perfmodel.units import MIB
 from tests.perfmodel.asking import Asking

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from perfmodel.cost.families import family, features, wider_family, work
 from perfmodel.cost.operators import UNKNOWN_LOG_ERROR, OperatorPrices
-from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import MeasuredOperator, MeasuredStep, OperatorCosts
 from perfmodel.workload.operator import Operator, Phase
 from perfmodel.workload.step import signature

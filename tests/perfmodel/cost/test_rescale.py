@@ -22,7 +22,7 @@ from perfmodel.documents.hardware import DataSheet
 from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.layout.layout import scaled_layouts
 from perfmodel.layout.run_setting import RunSetting
-from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import DeviceRates, MeasuredMachine, OperatorCosts, Rescaling
 from perfmodel.workload.operator import Operator, Phase, TensorSpec
 from tests.perfmodel.asking import Asking

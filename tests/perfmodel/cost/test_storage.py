@@ -3,7 +3,7 @@
 import pytest
 
 from perfmodel.cost.memory import checkpoint_draws, rate_bytes_per_s
-from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import CheckpointProfile, CurvePoint
 from perfmodel.units import Bytes
 

@@ -32,7 +32,7 @@ from perfmodel.documents.observation import (
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import InvalidDocument, PerfModelError
-from perfmodel.statistics.interval import Interval
+from perfmodel.statistics import Interval
 from tests.perfmodel.profiles import Machine, as_file, profile
 
 KINDS = [

@@ -19,7 +19,7 @@ import pytest
 from perfmodel.cli.app import main
 from perfmodel.documents.prediction import ScenarioOutcome, WhatIfDocument
 from perfmodel.report.wording import count_interval, duration_interval, interval
-from perfmodel.statistics.interval import Interval
+from perfmodel.statistics import Interval
 from tests.perfmodel.cost.large_samples import document
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

@@ -14,8 +14,8 @@ from perfmodel.documents.verdicts import (
     ValidationDocument,
 )
 from perfmodel.layout.run_setting import RunSetting
-from perfmodel.machine.evidence import Evidence
-from perfmodel.statistics.interval import Interval
+from perfmodel.machine.machine import Evidence
+from perfmodel.statistics import Interval
 from perfmodel.step.program import Cause, Operation, StepProgram, Stream, Trace
 from tests.perfmodel.report.profile_samples import PROVENANCE, plain_profile
 

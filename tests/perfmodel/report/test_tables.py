@@ -17,7 +17,7 @@ from perfmodel.report.profile import profile_table
 from perfmodel.report.tables import Table
 from perfmodel.report.validation import steps_table, summary_lines
 from perfmodel.report.wording import count_interval, duration_interval, number, percent
-from perfmodel.statistics.interval import Interval
+from perfmodel.statistics import Interval
 from perfmodel.units import format_duration
 from tests.perfmodel.report.profile_samples import plain_profile
 from tests.perfmodel.report.samples import plain_prediction, plain_validation

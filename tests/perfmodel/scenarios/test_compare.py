@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import perfmodel as pm
-from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.machine import Evidence
 from perfmodel.scenarios.compare import contrast_of_draws, with_saved
-from perfmodel.statistics.pairing import unpaired
+from perfmodel.statistics import unpaired
 from tests.perfmodel.profiles import Machine, profile
 
 NOISY = profile(Machine(noise=(0.9, 1.0, 1.1, 1.2), residual=0.05, relative_error=0.05))

@@ -8,7 +8,7 @@ import perfmodel as pm
 from perfmodel.cost.rescaling import LINK_SHARE, find_device, rescaled_profile, shipped_catalogue
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import NotFeasible, PerfModelError, UsageError
-from perfmodel.machine.evidence import Evidence
+from perfmodel.machine.machine import Evidence
 from perfmodel.scenarios.fields import link_of, scenarios_of, usable_links
 from tests.perfmodel.cost.test_rescale import calibrated
 from tests.perfmodel.profiles import Machine, profile

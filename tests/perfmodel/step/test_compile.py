@@ -7,8 +7,8 @@ import pytest
 
 from perfmodel.layout.layout import Layout, Synchronisation
 from perfmodel.step.compile import compile_step
-from perfmodel.step.division import gradient_buckets
 from perfmodel.step.program import Cause, StepProgram, Stream
+from perfmodel.step.stages import gradient_buckets
 from perfmodel.units import MIB
 from tests.perfmodel.profiles import HEAVY, LIGHT
 

@@ -7,7 +7,6 @@ from perfmodel.cost.shares import unit_shares
 from perfmodel.errors import NotFeasible
 from perfmodel.layout.layout import Layout, parse_layout
 from perfmodel.step.division import (
-    StageDivision,
     constant_dimensions,
     divide,
     divided,
@@ -15,6 +14,7 @@ from perfmodel.step.division import (
     stage_units,
     units,
 )
+from perfmodel.step.stages import StageDivision
 from perfmodel.workload.operator import Phase
 from tests.perfmodel.llama import HIDDEN, LAYERS, document, traced
 from tests.perfmodel.operators import prices_of_the_made_up_machine

@@ -28,7 +28,7 @@ from perfmodel.documents.testbed import (
 from perfmodel.errors import MeasurementFailed
 from perfmodel.layout.layout import parse_layout
 from perfmodel.layout.run_setting import RunSetting
-from perfmodel.step.division import gradient_buckets
+from perfmodel.step.stages import gradient_buckets
 from validate.testbed import plan
 from validate.testbed.cluster import (
     Cluster,

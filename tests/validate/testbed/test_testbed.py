@@ -18,7 +18,7 @@ from perfmodel.errors import (
 )
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.report import validation as tables
-from perfmodel.step.division import gradient_buckets
+from perfmodel.step.stages import gradient_buckets
 from tests.turns import machine_is_held
 from tests.validate.testbed.played import PlayedCluster, serve
 from validate.testbed import cluster as player

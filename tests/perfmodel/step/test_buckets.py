@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from perfmodel.layout.buckets import assign_buckets, assign_shards
 from perfmodel.layout.layout import Layout
+from perfmodel.step.stages import assign_buckets, assign_shards
 from perfmodel.units import MIB
 
 

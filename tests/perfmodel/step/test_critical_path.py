@@ -3,9 +3,16 @@
 import numpy as np
 import pytest
 
-from perfmodel.engine.critical_path import critical_path, time_by_cause
 from perfmodel.engine.simulate import simulate
-from perfmodel.step.program import Cause, Interference, Operation, StepProgram, Stream
+from perfmodel.step.program import (
+    Cause,
+    Interference,
+    Operation,
+    StepProgram,
+    Stream,
+    critical_path,
+    time_by_cause,
+)
 
 
 def operation(stream: Stream, cause: Cause, *after: int) -> Operation:
