@@ -20,6 +20,7 @@ from perfmodel.cost.families import (
 )
 from perfmodel.machine.measured import OperatorFamily
 from perfmodel.workload.operator import Operator
+from perfmodel.workload.optimizers import OPTIMIZERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,11 @@ class Layer:
     sizes: tuple[int, ...]
 
 
+_OPTIMIZERS: Final = {
+    f"{name} {implementation}": 10 if implementation == "fused" else 16
+    for name, row in OPTIMIZERS.items()
+    for implementation in row.implementations
+}
 #: Layers of each kind in a full grid; more where shapes have more dimensions.
 _COUNTS: Final = {
     "convolution": 190,
@@ -66,16 +72,10 @@ _COUNTS: Final = {
     "rms_norm": 12,
     "rotate": 10,
     "bias": 8,
-    "sgd loop": 16,
-    "sgd foreach": 16,
-    "sgd fused": 10,
-    "adamw loop": 16,
-    "adamw foreach": 16,
-    "adamw fused": 10,
+    **_OPTIMIZERS,
 }
 #: One in so many optimizers steps over tensors that no heap keeps.
 _LARGE_TENSORS_EVERY: Final = 8
-_OPTIMIZERS: Final = frozenset(kind for kind in _COUNTS if kind.split()[0] in ("sgd", "adamw"))
 
 
 def planned_layers(

@@ -2,11 +2,12 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from calibrate.layers import Layer
 from perfmodel.documents.base import Document, Record
 from perfmodel.layout.run_setting import RunSetting
+from perfmodel.workload.optimizers import known_optimizer
 
 
 class TraceTask(Record):
@@ -25,7 +26,7 @@ class ModelSpec(Record):
     """A name or file, as ``perfmodel trace`` takes it."""
     image_size: int | None = None
     sequence_length: int | None = None
-    optimizer: Literal["sgd", "adamw"] = "sgd"
+    optimizer: Annotated[str, AfterValidator(known_optimizer)] = "sgd"
     implementation: Literal["loop", "foreach", "fused"] = "loop"
 
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from calibrate.task import ModelSpec
 from perfmodel.documents.base import write_atomically
@@ -66,9 +66,6 @@ def write_config(folder: Path, name: str, config: Config) -> Path:
     return path
 
 
-Optimizer = Literal["sgd", "adamw"]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutModel:
     """A model, and the micro-batches at which it is run."""
@@ -76,18 +73,18 @@ class HeldOutModel:
     model: str
     micro_batches: tuple[int, ...]
     image_size: int | None = None
-    optimizers: tuple[Optimizer, ...] = ("sgd",)
+    optimizers: tuple[str, ...] = ("sgd",)
     """The first serves every micro-batch, the others the first micro-batch."""
     on_two_ranks: bool = False
     config: Config | None = None
     """Of a model that has no name elsewhere; it is read from a file."""
 
-    def label(self, optimizer: Optimizer) -> str:
+    def label(self, optimizer: str) -> str:
         """A name that is unique among the held-out workloads."""
         size = f" {self.image_size}px" if self.image_size else ""
         return f"{self.model.rpartition(':')[2]}{size} {optimizer}"
 
-    def model_spec(self, optimizer: Optimizer, folder: Path) -> ModelSpec:
+    def model_spec(self, optimizer: str, folder: Path) -> ModelSpec:
         """What the worker builds; the folder holds the configurations."""
         model = self.model if self.config is None else str(config_path(folder, self.model))
         return ModelSpec(model=model, image_size=self.image_size, optimizer=optimizer)

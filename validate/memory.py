@@ -18,6 +18,7 @@ from perfmodel.documents.base import write_atomically
 from perfmodel.documents.verdicts import ErrorSummary, Gate
 from perfmodel.errors import PerfModelError
 from perfmodel.units import Bytes, format_bytes
+from perfmodel.workload.optimizers import OPTIMIZERS
 from validate.held_out_models import Config, bert, gpt2, llama, write_config
 from validate.judging import gate, summarise_any
 
@@ -128,7 +129,7 @@ def measure(folder: Path, setting: Setting) -> MemoryRun:
 
 def settings(models: Sequence[str], batches: Sequence[int]) -> Iterator[Setting]:
     """Models x batches x optimizers."""
-    return itertools.starmap(Setting, itertools.product(models, batches, ("sgd", "adamw")))
+    return itertools.starmap(Setting, itertools.product(models, batches, OPTIMIZERS))
 
 
 def validate_memory(

@@ -26,7 +26,7 @@ from perfmodel.cost.families import (
     wider_family,
     work,
 )
-from perfmodel.cost.operators import OPTIMIZER_TRAFFIC, OperatorPrices, work_s
+from perfmodel.cost.operators import OperatorPrices, work_s
 from perfmodel.cost.terms import CurveDraws
 from perfmodel.documents.observation import (
     Observation,
@@ -42,6 +42,7 @@ from perfmodel.machine.measured import (
 )
 from perfmodel.units import Seconds
 from perfmodel.workload.operator import Phase
+from perfmodel.workload.optimizers import OPTIMIZERS
 
 _PRIOR_WIDTH = (0.7, 0.7, 0.7)
 
@@ -263,7 +264,7 @@ def _optimizer_timing(point: OptimizerPoint) -> Timing:
         features=optimizer_features(point.tensor_bytes, point.tensor_bytes * point.num_tensors),
         time_s=typical(point.times_s) / point.num_tensors,
         flop=0.0,
-        moved_bytes=OPTIMIZER_TRAFFIC[point.optimizer] * point.tensor_bytes,
+        moved_bytes=OPTIMIZERS[point.optimizer].passes * point.tensor_bytes,
         units=optimizer_work(point.tensor_bytes),
     )
 

@@ -14,6 +14,7 @@ from perfmodel.cli import options as opt
 from perfmodel.cli.output import show, show_lines
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.units import Bytes, BytesPerSecond
+from perfmodel.workload.optimizers import IMPLEMENTATIONS, OPTIMIZERS
 
 if TYPE_CHECKING:
     from perfmodel.cost.techniques import HostLink
@@ -200,9 +201,9 @@ _MODEL = typer.Argument(
 _SAMPLES = typer.Option(help="Samples of one forward pass; the file serves other batches too.")
 _PIXELS = typer.Option(help="Pixels along each side.")
 _TOKENS = typer.Option(help="Tokens of one sample.")
-_OPTIMIZER = opt.choice("--optimizer", ("sgd", "adamw"), "sgd (with momentum) or adamw.")
+_OPTIMIZER = opt.choice("--optimizer", tuple(OPTIMIZERS), "sgd (with momentum) or adamw.")
 _IMPLEMENTATION = opt.choice(
-    "--optimizer-implementation", ("loop", "foreach", "fused"), "loop, foreach or fused."
+    "--optimizer-implementation", IMPLEMENTATIONS, "loop, foreach or fused."
 )
 _PRECISION = opt.choice(
     "--precision", ("fp32", "bf16", "fp16"), "fp32, or autocast to bf16 or fp16."

@@ -10,13 +10,14 @@ import numpy as np
 from perfmodel.cost.collectives import ring_share
 from perfmodel.cost.jobs import Column, Jobs
 from perfmodel.cost.parameters import FittedParameters
+from perfmodel.workload.optimizers import ADAMW
 
 DATA_CENTRE_BYTES: Final = 4.0
 """Bytes per parameter that data centres exchange: differences of weights in 32 bit (arXiv 2311.08105)."""
 HOST_GRADIENT_BYTES: Final = 4.0
 """Bytes per gradient on the way to the host."""
-HOST_UPDATE_BYTES: Final = 28.0
-"""Host memory that Adam reads and writes per parameter: gradient, master weight, two moments."""
+HOST_UPDATE_BYTES: Final = 4.0 * ADAMW.passes
+"""Host memory that Adam reads and writes per parameter, in 32 bit: gradient, master weight, two moments."""
 HOST_MEMORY_BYTES_PER_S: Final = 25e9
 """Assumed share of one device in the memory bandwidth of its host. [B/s]"""
 LOGIT_BYTES: Final = 4.0

@@ -16,6 +16,7 @@ from perfmodel.cost.memory import OVERHEADS
 from perfmodel.cost.parameters import Discrepancy, condition
 from perfmodel.machine.inferred import InferredMachine, PeakMemory
 from perfmodel.statistics import DEVIATE_90
+from perfmodel.workload.optimizers import ADAMW
 from perfmodel.workload.transformer import (
     HALF_BYTES,
     score_kept_elements,
@@ -36,9 +37,11 @@ class StateBytes:
 
 #: 16-bit weights and activations, 32-bit gradients, Adam's two moments and master weights in 32 bit
 #: (ZeRO, arXiv 1910.02054, with gradients accumulated in 32 bit as Megatron-LM does).
-MIXED: Final = StateBytes(parameter=2.0, gradient=4.0, optimizer=12.0, element=2.0)
+MIXED: Final = StateBytes(
+    parameter=2.0, gradient=4.0, optimizer=4.0 * (1 + ADAMW.states), element=2.0
+)
 #: Everything in 32 bit, Adam's two moments.
-SINGLE: Final = StateBytes(parameter=4.0, gradient=4.0, optimizer=8.0, element=4.0)
+SINGLE: Final = StateBytes(parameter=4.0, gradient=4.0, optimizer=4.0 * ADAMW.states, element=4.0)
 
 LOGIT_COPIES_BYTES: Final = 12.0
 """Beside the logits their log-softmax, its gradient and their own in 32 bit, as eager torch has. [B]"""

@@ -24,6 +24,7 @@ from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import OperatorCosts, OperatorFamily
 from perfmodel.units import Flop, Seconds
 from perfmodel.workload.operator import ELEMENT_BYTES, Operator, Phase
+from perfmodel.workload.optimizers import ADAMW, OPTIMIZERS
 from perfmodel.workload.step import TracedParameter, TracedStep, parameters_signature, signature
 
 #: Standard deviation, in log, of an operator that is priced by the roofline alone: a prior.
@@ -36,9 +37,6 @@ _FAR_INSIDE = 0.8
 _UNCERTAINTY_PER_EFOLD = 0.1
 #: Typical time over the roofline of memory for operators without a family.
 _UNKNOWN_RATIO = 2.0
-#: Reads and writes per parameter and step: momentum reads three values and writes two, Adam with
-#: decoupled decay reads four and writes three.
-OPTIMIZER_TRAFFIC = {"sgd": 5, "adamw": 7}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,7 +298,7 @@ class OperatorPrices:
     def _optimizer_prices(
         self, kind: str, optimizer: str, trained: list[TracedParameter]
     ) -> list[Price]:
-        traffic = OPTIMIZER_TRAFFIC.get(optimizer, max(OPTIMIZER_TRAFFIC.values()))
+        traffic = OPTIMIZERS.get(optimizer, ADAMW).passes
         sizes = [math.prod(p.shape) * ELEMENT_BYTES[p.dtype] for p in trained]
         entry = self._families.get(kind)
         if entry is None:

@@ -3,7 +3,6 @@
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 from perfmodel import checks
 from perfmodel.cost.memory import (
@@ -18,9 +17,7 @@ from perfmodel.cost.memory import (
 from perfmodel.units import Bytes, BytesPerSecond, Seconds
 from perfmodel.workload.memory import Block, Moment, Part, StepMemory
 from perfmodel.workload.operator import Phase
-
-#: An AdamW update reads parameter, gradient and two moments, and writes all but the gradient.
-_UPDATE_PASSES: Final = 7
+from perfmodel.workload.optimizers import ADAMW
 
 
 class Basis(enum.StrEnum):
@@ -73,7 +70,7 @@ def offload_s(parameter_bytes: Bytes, link: HostLink) -> Seconds:
     """Gradients to the host, the update there, parameters back, one after the other. [s]"""
     return (
         parameter_bytes / link.to_host_bytes_per_s
-        + _UPDATE_PASSES * parameter_bytes / link.host_memory_bytes_per_s
+        + ADAMW.passes * parameter_bytes / link.host_memory_bytes_per_s
         + parameter_bytes / link.to_device_bytes_per_s
     )
 
@@ -95,7 +92,7 @@ def streaming_s(
         backward_s += max(share * times.backward_s, arrive_s, leave_s)
     outside = max(0.0, 1.0 - sum(shares.get(block.path, 0.0) for block in blocks))
     streamed = sum(block.parameter_bytes for block in blocks)
-    update_s = _UPDATE_PASSES * streamed / link.host_memory_bytes_per_s
+    update_s = ADAMW.passes * streamed / link.host_memory_bytes_per_s
     first_s = blocks[0].parameter_bytes / link.to_device_bytes_per_s if blocks else 0.0
     return (
         first_s

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from perfmodel.errors import UsageError
+from perfmodel.workload.optimizers import OPTIMIZERS
 
-_MOMENTUM = 0.9
 _RATE = 1e-3
 
 
@@ -80,8 +80,7 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """An optimizer with its implementation said outright, because the default depends on the device."""
     foreach, fused = implementation == "foreach", implementation == "fused"
-    if name == "sgd":
-        return torch.optim.SGD(
-            parameters, lr=_RATE, momentum=_MOMENTUM, foreach=foreach, fused=fused
-        )
-    return torch.optim.AdamW(parameters, lr=_RATE, foreach=foreach, fused=fused)
+    row = OPTIMIZERS[name]
+    kind: type[torch.optim.Optimizer] = getattr(torch.optim, row.torch_name)
+    arguments: dict[str, Any] = {"lr": _RATE, "foreach": foreach, "fused": fused, **row.arguments}
+    return kind(parameters, **arguments)
