@@ -171,7 +171,6 @@ def read_plan(folder: Path) -> dict[str, Any]:
 def _write_order(campaign: Campaign, index: int, tasks: Sequence[Task], output: Path) -> Path:
     path = campaign.folder / "orders" / f"round-{index}.json"
     WorkOrder(
-        schema_version=WorkOrder.current_version,
         device_kind=campaign.placement.device_kind,
         output=str(output.resolve()),
         tasks=tuple(tasks),

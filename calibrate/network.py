@@ -98,7 +98,6 @@ def measure_network(
         if isinstance(entry, CollectiveObservation)
     ]
     document = CollectivesDocument(
-        schema_version=CollectivesDocument.current_version,
         provenance=provenance(environment, seed=request.seed),
         system=f"{topology.num_nodes} x {topology.ranks_per_node} ranks on this machine",
         library="nccl" if here.device_kind == "cuda" else "gloo",

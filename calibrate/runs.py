@@ -89,7 +89,6 @@ def calibrate_from_runs(
         memory = infer_memory(runs.jobs.take(printed), runs.peak_bytes[printed])
         machine = replace(machine, memory=peaks_of(memory, printed))
     document = InferredDocument(
-        schema_version=InferredDocument.current_version,
         provenance=provenance(describe_environment(), seed=seed),
         machine=machine,
     )

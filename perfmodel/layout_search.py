@@ -226,7 +226,6 @@ def plan_parallelism(
     ranked = _ranked(model, search, chosen[sort], request)
     close = np.flatnonzero((fit < FITS_ABOVE) & (fit > 1 - FITS_ABOVE))
     return ParallelismPlanDocument(
-        schema_version=ParallelismPlanDocument.current_version,
         provenance=layout_provenance(model, argv),
         profile_digest=model.machine.digest,
         device_name=model.machine.device_name,

@@ -169,7 +169,6 @@ def judge_batches(
         if own is not None
     ]
     return BatchValidationDocument(
-        schema_version=BatchValidationDocument.current_version,
         provenance=provenance(describe_environment(), seed=request.seed),
         profile_digest=request.profile.digest,
         observations_sha256=file_sha256(path),

@@ -256,7 +256,6 @@ def _document(
     gates = TOLERANCES[request.mode].judge(summary=summary, coverage=coverage)
     optimizers = {row.setting.workload.rpartition(" ")[2] for row in single}
     return ModelsValidationDocument(
-        schema_version=ModelsValidationDocument.current_version,
         provenance=provenance(describe_environment(), seed=request.seed),
         profile_digest=request.profile.digest,
         observations_sha256=file_sha256(path),

@@ -286,7 +286,6 @@ def _document(
     gates = Tolerances().judge(summary=summary, speedups=speedup_summary, coverage=coverage)
     names = dict.fromkeys(row.setting.workload for row in judged)
     return ValidationDocument(
-        schema_version=ValidationDocument.current_version,
         provenance=provenance(describe_environment(), seed=request.seed),
         profile_digest=request.profile.digest,
         observations_sha256=file_sha256(observations),

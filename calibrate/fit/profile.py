@@ -80,7 +80,6 @@ def fit_profile(
         rates=draft.rates,
     )
     return ProfileDocument(
-        schema_version=ProfileDocument.current_version,
         provenance=provenance,
         observations_sha256=file_sha256(observations_path),
         machine=_with_ddp(replace(draft, operators=operators), steps, seed=provenance.seed),

@@ -135,7 +135,6 @@ def prediction(
     machine, validation, cluster = question.machine, question.validation, question.cluster
     assert isinstance(machine, MeasuredMachine), machine
     return PredictionDocument(
-        schema_version=PredictionDocument.current_version,
         provenance=Provenance.of_answer(argv, host_fingerprint=machine.origin.fingerprint),
         profile_digest=machine.digest,
         validation_digest=None if validation is None else validation.digest,

@@ -18,7 +18,7 @@ from perfmodel.cost.rescaling import (
     precision_ratio,
     shipped_catalogue,
 )
-from perfmodel.documents.base import Provenance, age_caveats
+from perfmodel.documents.base import Provenance, age_notes
 from perfmodel.documents.prediction import (
     LargeModelStep,
     PredictedPoint,
@@ -149,7 +149,6 @@ def layout_document(answer: Answer, *, argv: Sequence[str]) -> PredictionDocumen
         ),
     )
     return PredictionDocument(
-        schema_version=PredictionDocument.current_version,
         provenance=layout_provenance(model, argv),
         profile_digest=model.machine.digest,
         device_name=model.machine.device_name,
@@ -230,7 +229,7 @@ def layout_caveats(model: InferredModel, jobs: Jobs) -> list[str]:
     """What must be known before acting on the first of some jobs."""
     caveats = [
         "inferred from step times of whole runs: no part of the step was measured alone",
-        *age_caveats(model.machine.origin.made_utc),
+        *(f"calibration {note}" for note in age_notes(model.machine.origin.made_utc)),
         *_beyond_runs(model, jobs),
     ]
     open_names = {p.name for p in model.machine.fitted_parameters if not p.determined}

@@ -82,7 +82,7 @@ def acceptance_judge(
     beside = profile.with_name("observations.jsonl")
     source = observations or (beside if beside.is_file() else None)
     document = judge(
-        AcceptanceTerms.read_toml(clauses),
+        AcceptanceTerms.read(clauses),
         read_profile(profile),
         observations=() if source is None else read_observations(source),
         goodput=None if goodput is None else GoodputDocument.read(goodput),

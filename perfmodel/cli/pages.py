@@ -107,7 +107,7 @@ def report(
     from perfmodel.answer.answer import Forecast, table
     from perfmodel.answer.measured import check_machine, open_workload
     from perfmodel.answer.question import Question
-    from perfmodel.documents.base import write_atomically, write_bytes_atomically
+    from perfmodel.documents.base import write_atomically
     from perfmodel.documents.profile import ProfileDocument
     from perfmodel.documents.verdicts import ValidationDocument
     from perfmodel.report.figures import figure_bytes, report_figures
@@ -136,6 +136,6 @@ def report(
     figures = report_figures(machine, predictions=predictions, validation=judged)
     for name, figure in figures.items():
         path = out / "figures" / name
-        write_bytes_atomically(path.with_suffix(".svg"), figure_bytes(figure, format="svg"))
-        write_bytes_atomically(path.with_suffix(".png"), figure_bytes(figure, format="png"))
+        write_atomically(path.with_suffix(".svg"), figure_bytes(figure, format="svg"))
+        write_atomically(path.with_suffix(".png"), figure_bytes(figure, format="png"))
     typer.echo(f"report: {out / 'report.html'}")

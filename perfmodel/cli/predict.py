@@ -156,11 +156,11 @@ def predict(
         show_document(document, prediction_table(document), lines, as_json=as_json, output=output)
     files.tell("prediction", output)
     if plot is not None:
-        from perfmodel.documents.base import write_bytes_atomically
+        from perfmodel.documents.base import write_atomically
         from perfmodel.report.figures import figure_bytes, speedup_figure
 
         form: Literal["svg", "png"] = "svg" if plot.suffix == ".svg" else "png"
-        write_bytes_atomically(plot, figure_bytes(speedup_figure([document]), format=form))
+        write_atomically(plot, figure_bytes(speedup_figure([document]), format=form))
         files.tell("plot", plot)
     files.write_step(largest.trace, largest.setting.label, trace=trace, timeline=None)
 
@@ -215,11 +215,11 @@ class _Files:
 
             write_atomically(trace, chrome_trace_text(step, name=name))
         if timeline is not None:
-            from perfmodel.documents.base import write_bytes_atomically
+            from perfmodel.documents.base import write_atomically
             from perfmodel.report.timeline import timeline_bytes
 
             form = cast('Literal["png", "svg", "html"]', timeline.suffix[1:])
-            write_bytes_atomically(timeline, timeline_bytes(step, title=name, form=form))
+            write_atomically(timeline, timeline_bytes(step, title=name, form=form))
         self.tell("trace", trace)
         self.tell("timeline", timeline)
 

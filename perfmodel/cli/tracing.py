@@ -33,7 +33,6 @@ def traced_document(
     with without_collection():
         traced = _traced(model, method, micro_batch, image_size, sequence_length)
     return WorkloadDocument(
-        schema_version=WorkloadDocument.current_version,
         provenance=Provenance.of_answer(
             argv,
             host_fingerprint="none: a trace depends on no host",

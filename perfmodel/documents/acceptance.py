@@ -2,14 +2,14 @@
 
 import enum
 import json
-from pathlib import Path
+import tomllib
 from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt
 from pydantic import model_validator as validator
 
 from perfmodel.bounds import Share
-from perfmodel.documents.base import Document, Record, Text, checked, read_toml
+from perfmodel.documents.base import Document, Record, Text
 from perfmodel.statistics import Interval
 
 _Probability = Annotated[float, Field(gt=0.5, lt=1)]
@@ -101,6 +101,7 @@ class AcceptanceTerms(Document):
 
     title: ClassVar[str] = "acceptance terms"
     made_by: ClassVar[str] = "perfmodel acceptance write"
+    parse = tomllib.loads
 
     confidence: _Probability
     """A machine as good as the reference passes each clause with at least this probability."""
@@ -115,17 +116,6 @@ class AcceptanceTerms(Document):
         if len(set(names)) < len(names):
             raise ValueError(f"clauses must have different names, got {', '.join(names)}")
         return self
-
-    @classmethod
-    def read_toml(cls, path: Path) -> Self:
-        """Read clauses.
-
-        Raises
-        ------
-        InvalidDocument
-            If the file cannot be read, or breaks a rule; the place is named.
-        """
-        return checked(read_toml(path, what=cls.title), cls, where=path)
 
     def toml(self) -> str:
         """The same as text that a person can read and a program can read back."""
@@ -165,7 +155,7 @@ class JudgedClause(Record):
 class AcceptanceDocument(Document):
     """The judgement of a delivered machine."""
 
-    current_version: ClassVar[int] = 2
+    schema_version: int = 2
     title: ClassVar[str] = "acceptance"
     made_by: ClassVar[str] = "perfmodel acceptance judge"
 
@@ -225,7 +215,7 @@ class MovedPrediction(Record):
 class ProfileDiffDocument(Document):
     """Two profiles side by side."""
 
-    current_version: ClassVar[int] = 2
+    schema_version: int = 2
     title: ClassVar[str] = "profile difference"
     made_by: ClassVar[str] = "perfmodel diff"
 

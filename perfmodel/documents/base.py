@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Self, TypeVar, get_args
@@ -81,35 +81,33 @@ class Provenance(Record):
 class Document(Record):
     """A file that passes between commands."""
 
-    current_version: ClassVar[int] = 1
     title: ClassVar[str] = "document"
     made_by: ClassVar[str] = "this version of perfmodel"
     """The command that writes one."""
     remade_by: ClassVar[str] = ""
     """The command that makes an old one new; empty: ``made_by``."""
     unreadable: ClassVar[type[PerfModelError]] = InvalidDocument
+    parse: ClassVar[Callable[[str], Any]] = json.loads
 
-    schema_version: int
+    schema_version: int = 1
+    """Of the files that this version writes and reads."""
+
+    @classmethod
+    def current_version(cls) -> int:
+        """Schema version of the files that are read."""
+        version: int = cls.model_fields["schema_version"].default
+        return version
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a file.
-
-        Raises
-        ------
-        PerfModelError
-            ``cls.unreadable``, if the file is missing, truncated, of another schema version, has
-            unknown keys, or holds values out of range.
-        """
+        """Read a file; ``cls.unreadable`` if it is missing, truncated, of another version or breaks a rule."""
         hint = f"; {cls.made_by} writes one"
         try:
-            raw = json.loads(path.read_bytes())
-        except OSError as error:
-            raise cls.unreadable(
-                f"{path}: {cls.title} cannot be read: {why(error)}{hint}"
-            ) from error
-        except ValueError as error:
-            raise cls.unreadable(f"{path}: {cls.title} cannot be read: {why(error)}") from error
+            raw = cls.parse(path.read_text(encoding="utf-8-sig"))
+        except (OSError, ValueError) as error:
+            more = hint if isinstance(error, OSError) else ""
+            text = f"{path}: {cls.title} cannot be read: {why(error)}{more}"
+            raise cls.unreadable(text) from error
         keys = raw if isinstance(raw, dict) else {}
         machine = keys.get("machine")
         said = {*keys, *(machine if isinstance(machine, dict) else ())}
@@ -118,11 +116,10 @@ class Document(Record):
             if key in said - own:
                 raise cls.unreadable(f"{path}: must be a {cls.title}, got {other}{hint}")
         remade = f"; {cls.remade_by or cls.made_by} makes it new"
-        version = keys.get("schema_version")
-        if version != cls.current_version:
+        current, version = cls.current_version(), keys.get("schema_version")
+        if version != current:
             raise cls.unreadable(
-                f"{path}: schema_version of a {cls.title} must be {cls.current_version}, "
-                f"got {version!r}{remade}"
+                f"{path}: schema_version of a {cls.title} must be {current}, got {version!r}{remade}"
             )
         try:
             return cls.model_validate(raw)
@@ -134,7 +131,7 @@ class Document(Record):
 
     def write(self, path: Path) -> None:
         """Write the whole file or nothing: a reader never sees half of it."""
-        write_atomically(path, self.model_dump_json(indent=1) + "\n")
+        write_atomically(path, f"{self.model_dump_json(indent=1)}\n")
 
     @property
     def digest(self) -> str:
@@ -175,10 +172,7 @@ def checked(raw: object, model: type[_Model], *, where: object) -> _Model:
 
 
 def read_lines(path: Path, kind: TypeAdapter[_Line], *, what: str) -> list[_Line]:
-    """Values of a file with one JSON value per line; half a last line, of an interrupted writer, is dropped.
-
-    Raises ``InvalidDocument`` if the file cannot be read, or any other line breaks the schema.
-    """
+    """Values of a file with one JSON value per line; half a last line, of an interrupted writer, is dropped."""
     try:
         # As bytes: text would also be split at the line separators of Unicode.
         lines = path.read_bytes().split(b"\n")
@@ -224,10 +218,7 @@ def trim_unfinished_line(path: Path) -> None:
 def first_problem(error: ValidationError, model: type[BaseModel] | None = None) -> str:
     """Where in a document the first rule is broken, the rule, and the value.
 
-    Parameters
-    ----------
-    model
-        What was to be read: a misspelt key may be one that need not be there.
+    With the model that was to be read, a misspelt key may be one that need not be there.
     """
     problems = error.errors(include_url=False)
     # a misspelt key is also a missing one: what was written says more than what was not
@@ -269,8 +260,7 @@ def _fields(model: type) -> dict[str, object]:
     """Types of the fields of a record or a dataclass, by name."""
     if issubclass(model, BaseModel):
         return {field.alias or name: field.annotation for name, field in model.model_fields.items()}
-    fields: dict[str, dataclasses.Field[object]] = getattr(model, "__dataclass_fields__", {})
-    return {name: field.type for name, field in fields.items()}
+    return {name: one.type for name, one in getattr(model, "__dataclass_fields__", {}).items()}
 
 
 def _models_in(annotation: object) -> list[type]:
@@ -288,12 +278,7 @@ def _got(value: object) -> str:
     return "" if any(isinstance(part, dict) for part in parts) else f", got {str(value)[:80]}"
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a text file in one step; see ``write_bytes_atomically``."""
-    write_bytes_atomically(path, text.encode())
-
-
-def write_bytes_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace a file in one step; links, pipes and devices stay what they are and are written through.
 
     Raises
@@ -301,6 +286,7 @@ def write_bytes_atomically(path: Path, content: bytes) -> None:
     PerfModelError
         If the folder cannot be written or the disk is full; the old file is untouched.
     """
+    content = content.encode() if isinstance(content, str) else content
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
     # a link in a circle leads to itself: writing through it says so
     is_plain = target.is_file() or not (target.exists() or target.is_symlink())
@@ -336,20 +322,14 @@ def today_utc() -> dt.date:
     return dt.datetime.now(dt.UTC).date()
 
 
-def age_notes(made_utc: str, *, today: dt.date) -> tuple[str, ...]:
+def age_notes(made_utc: str, *, today: dt.date | None = None) -> tuple[str, ...]:
     """A sentence about a calibration that is too old to be relied on, if it is."""
     made = dt.datetime.fromisoformat(made_utc).date()
-    age_days = (today - made).days
+    age_days = ((today or today_utc()) - made).days
     if age_days <= STALE_AFTER_DAYS:
         return ()
     note = f"made {age_days} days ago ({made}); old after {STALE_AFTER_DAYS}, calibrate again"
     return (f"{note}: drivers and libraries change",)
-
-
-def age_caveats(made_utc: str) -> tuple[str, ...]:
-    """The same as caveats of what is predicted today."""
-    notes = age_notes(made_utc, today=today_utc())
-    return tuple(f"calibration {note}" for note in notes)
 
 
 #: Of the processor time that is wanted, the share that a hypervisor may give to others without a word.

@@ -37,7 +37,7 @@ class CheckpointIntervals(Record):
 class GoodputDocument(Document):
     """Answer of simulated courses of a job."""
 
-    current_version: ClassVar[int] = 2
+    schema_version: int = 2
     title: ClassVar[str] = "goodput"
     made_by: ClassVar[str] = "perfmodel goodput"
 
@@ -106,7 +106,7 @@ class BatchOutlook(Record):
 class BatchDocument(Document):
     """The law of the batch of one task, and what follows from it."""
 
-    current_version: ClassVar[int] = 2
+    schema_version: int = 2
     title: ClassVar[str] = "batch outlook"
     made_by: ClassVar[str] = "perfmodel batch"
 

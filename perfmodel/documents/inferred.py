@@ -13,7 +13,7 @@ from perfmodel.machine.inferred import InferredMachine
 class InferredDocument(MachineDocument):
     """What runs of others say about a machine, and the runs."""
 
-    current_version: ClassVar[int] = 4
+    schema_version: int = 4
     title: ClassVar[str] = "calibration from runs"
     made_by: ClassVar[str] = "perfmodel calibrate --from-runs"
 

@@ -436,7 +436,7 @@ class ScalingStatement(Record):
 class PlanDocument(Document):
     """The answer to a plan."""
 
-    current_version: ClassVar[int] = 3
+    schema_version: int = 3
     title: ClassVar[str] = "plan"
     made_by: ClassVar[str] = "perfmodel plan options"
 

@@ -121,7 +121,7 @@ class MeasuredPoint(Record):
 class PredictionDocument(Document):
     """Steps of a workload on numbers of devices, or under one layout."""
 
-    current_version: ClassVar[int] = 4
+    schema_version: int = 4
     title: ClassVar[str] = "prediction"
     made_by: ClassVar[str] = "perfmodel predict --output"
 
@@ -176,7 +176,7 @@ class ScenarioOutcome(Record):
 class WhatIfDocument(Document):
     """Scenarios, the first of which the others are compared with."""
 
-    current_version: ClassVar[int] = 3
+    schema_version: int = 3
     title: ClassVar[str] = "what-if"
     made_by: ClassVar[str] = "perfmodel whatif --output"
 
@@ -211,7 +211,7 @@ class RankedLayout(Record):
 class ParallelismPlanDocument(Document):
     """Layouts of a model on a cluster, fastest first."""
 
-    current_version: ClassVar[int] = 2
+    schema_version: int = 2
     title: ClassVar[str] = "plan of the parallelism"
     made_by: ClassVar[str] = "perfmodel plan parallelism"
 

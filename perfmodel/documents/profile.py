@@ -42,7 +42,7 @@ class MachineDocument(Document):
 class ProfileDocument(MachineDocument):
     """What ``perfmodel calibrate`` found."""
 
-    current_version: ClassVar[int] = 3
+    schema_version: int = 3
     title: ClassVar[str] = "profile"
     made_by: ClassVar[str] = "perfmodel calibrate"
     remade_by: ClassVar[str] = "perfmodel fit FOLDER"

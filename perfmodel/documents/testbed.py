@@ -355,7 +355,7 @@ class TestbedDocument(Verdict):
 
     # pytest must not take it for a test.
     __test__: ClassVar[bool] = False
-    current_version: ClassVar[int] = 2
+    schema_version: int = 2
     title: ClassVar[str] = "testbed verdict"
     made_by: ClassVar[str] = "perfmodel validate testbed"
 

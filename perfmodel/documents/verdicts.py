@@ -103,7 +103,7 @@ class Repeat(Record):
 class ValidationDocument(ProfileVerdict):
     """The tool's own error; ``summary`` and ``speedup_summary`` are inside the calibrated range."""
 
-    current_version: ClassVar[int] = 3
+    schema_version: int = 3
     title: ClassVar[str] = "validation"
     made_by: ClassVar[str] = "perfmodel validate"
 
@@ -139,7 +139,7 @@ class ComparedModel(Compared):
 class ModelsValidationDocument(ProfileVerdict):
     """The error on models that were never fitted; ``summary`` is of one rank alone."""
 
-    current_version: ClassVar[int] = 3
+    schema_version: int = 3
     title: ClassVar[str] = "validation of models"
     made_by: ClassVar[str] = "perfmodel validate models"
 
@@ -244,7 +244,7 @@ class StrategyFamily(Record):
 class StrategiesDocument(Verdict):
     """The verdict on real runs of strategies."""
 
-    current_version: ClassVar[int] = 2
+    schema_version: int = 2
     title: ClassVar[str] = "verdict on strategies"
     made_by: ClassVar[str] = "perfmodel validate strategies"
 
@@ -275,7 +275,7 @@ class JudgedBatch(Record):
 class BatchValidationDocument(Document):
     """The error of predicted steps to a target; ``summary`` is of the batches other than the reference."""
 
-    current_version: ClassVar[int] = 2
+    schema_version: int = 2
     title: ClassVar[str] = "validation of batches"
     made_by: ClassVar[str] = "perfmodel validate batch"
 

@@ -11,7 +11,7 @@ from perfmodel.workload.workload import Workload
 class WorkloadDocument(Document):
     """What is trained, independent of any machine."""
 
-    current_version: ClassVar[int] = 2
+    schema_version: int = 2
     title: ClassVar[str] = "workload"
     made_by: ClassVar[str] = "perfmodel trace"
 

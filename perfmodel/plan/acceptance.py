@@ -301,7 +301,6 @@ def acceptance_terms(
             "acceptance: the profile holds nothing to write a clause about"
         )
     return AcceptanceTerms(
-        schema_version=AcceptanceTerms.current_version,
         confidence=confidence,
         device_name=profile.device_name,
         profile_digest=profile.digest,
@@ -347,7 +346,6 @@ def judge(
             )
         )
     return AcceptanceDocument(
-        schema_version=AcceptanceDocument.current_version,
         command_line=command_line(argv),
         terms=terms,
         delivered_digest=delivered.digest,

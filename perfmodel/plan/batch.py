@@ -63,7 +63,6 @@ def batch_outlook(request: Request, *, argv: Sequence[str]) -> BatchDocument:
     batches = sorted({*run, *request.batches, *request.samples_per_s})
     outlooks = tuple(_outlook(law, batch, request) for batch in batches)
     return BatchDocument(
-        schema_version=BatchDocument.current_version,
         command_line=command_line(argv),
         points=run,
         reference_batch=request.smallest,

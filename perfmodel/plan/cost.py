@@ -34,7 +34,6 @@ def compare_costs(budget: Budget, *, today: dt.date, argv: Sequence[str]) -> Cos
         rent = rental_cost(rental, budget)
         options.append(_option(rent, buying_pays(buy, rent), budget))
     return CostDocument(
-        schema_version=CostDocument.current_version,
         command_line=command_line(argv),
         today=today,
         budget=budget,

@@ -81,7 +81,6 @@ def goodput(request: Request, *, argv: Sequence[str]) -> GoodputDocument:
     except ValueError as limit:
         closed_s, note = None, str(limit)
     return GoodputDocument(
-        schema_version=GoodputDocument.current_version,
         command_line=command_line(argv),
         seed=request.seed,
         replicas=request.replicas,

@@ -139,7 +139,6 @@ class _Planner:
         tables = {id(table): table for table in self._tables.values()}.values()
         machines = machine_records(plan, self._sources)
         return PlanDocument(
-            schema_version=PlanDocument.current_version,
             command_line=command_line(argv),
             today=self.today,
             start=self.start,

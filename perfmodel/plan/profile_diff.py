@@ -141,7 +141,6 @@ def compare_profiles(
         raise IncomparableRuns("diff: the profiles must hold a common parameter, got none")
     freedom = max(2, old.num_rounds + new.num_rounds - 2)
     return ProfileDiffDocument(
-        schema_version=ProfileDiffDocument.current_version,
         command_line=command_line(argv),
         old_digest=old.digest,
         new_digest=new.digest,

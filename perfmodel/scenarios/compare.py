@@ -44,7 +44,6 @@ def compare_scenarios(scenarios: Sequence[Scenario], *, argv: Sequence[str]) -> 
     if any(scenario.assumed for scenario in scenarios):
         texts[UNMEASURED] = None
     return WhatIfDocument(
-        schema_version=WhatIfDocument.current_version,
         provenance=Provenance.of_answer(
             argv, host_fingerprint=scenarios[0].machine.origin.fingerprint
         ),

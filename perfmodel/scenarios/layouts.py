@@ -53,7 +53,6 @@ def compare_layouts(scenarios: Sequence[Scenario], *, argv: Sequence[str]) -> Wh
         )
         caveats |= dict.fromkeys(document.caveats)
     return WhatIfDocument(
-        schema_version=WhatIfDocument.current_version,
         provenance=layout_provenance(open_inferred(first.machine), argv),
         scenarios=tuple(outcomes),
         caveats=tuple(caveats),

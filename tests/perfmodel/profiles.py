@@ -156,7 +156,6 @@ def as_file(
     machine: MeasuredMachine, *, provenance: Provenance = PROVENANCE, sha256: str = ""
 ) -> ProfileDocument:
     return ProfileDocument(
-        schema_version=ProfileDocument.current_version,
         provenance=provenance,
         observations_sha256=sha256,
         machine=machine,

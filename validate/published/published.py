@@ -61,7 +61,6 @@ def judge_published(folder: Path, sources: tuple[str, ...]) -> PublishedDocument
             f"{folder}: must hold series to judge, got none: {'; '.join(skipped) or 'no table'}"
         )
     return PublishedDocument(
-        schema_version=PublishedDocument.current_version,
         provenance=provenance(describe_environment(), seed=0),
         data_sha256=digests,
         series=tuple(series),

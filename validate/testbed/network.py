@@ -124,7 +124,6 @@ def validate_network(
     judged = judge(points(_runs(request)), blind=blind)
     found = gates(judged)
     document = NetworkVerdict(
-        schema_version=NetworkVerdict.current_version,
         provenance=provenance(describe_environment(), seed=request.seed),
         series=tuple(entry.series for entry in judged),
         by_size=by_size(judged),

@@ -488,7 +488,6 @@ def conclude(
     families = summed_up(settings)
     gates = judge_families(families)
     document = StrategiesDocument(
-        schema_version=StrategiesDocument.current_version,
         provenance=provenance(describe_environment(), seed=request.seed),
         law=law(calibration),
         settings=settings,

@@ -94,7 +94,6 @@ def validate_testbed(
     groups = _families(steps, lambda step: PLAIN if step.family == PLAIN else HARD)
     judgement = gates(groups)
     document = TestbedDocument(
-        schema_version=TestbedDocument.current_version,
         provenance=provenance(describe_environment(), seed=request.seed),
         law=calibration.law(),
         settings=tuple(steps),

@@ -21,7 +21,6 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     machine, workload = tmp_path / "profile.json", tmp_path / "linear.json"
     as_file(replace(profile(Machine()), operators=prices_of_the_made_up_machine())).write(machine)
     WorkloadDocument(
-        schema_version=WorkloadDocument.current_version,
         provenance=PROVENANCE,
         workload=WORKLOAD,
         trace=traced(),

@@ -16,7 +16,6 @@ from tests.perfmodel.workload.memory_samples import step_memory
 
 def document(*, with_memory: bool = True) -> WorkloadDocument:
     return WorkloadDocument(
-        schema_version=WorkloadDocument.current_version,
         workload=profile(Machine()).workloads[0].workload,
         trace=SymbolicStep(
             traced_micro_batches=(4, 8),

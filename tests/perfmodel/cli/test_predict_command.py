@@ -141,7 +141,7 @@ def test_a_slow_loader_bounds_the_throughput(predict: Predict) -> None:
 
 def test_a_workload_file_is_predicted_like_its_name(run: Run, stored: Path, tmp_path: Path) -> None:
     path = tmp_path / "light.json"
-    WorkloadDocument(schema_version=WorkloadDocument.current_version, workload=LIGHT).write(path)
+    WorkloadDocument(workload=LIGHT).write(path)
     asked = ("predict", "--profile", stored, "--devices", "1,2", "--json", "--workload")
     by_file, by_name = (document(run(*asked, name).stdout) for name in (path, "light"))
     assert by_file.points == by_name.points

@@ -52,7 +52,6 @@ def document() -> InferredDocument:
     jobs = some_jobs().take(np.arange(0, len(some_jobs()), 3))
     step_s = measured(jobs)
     return InferredDocument(
-        schema_version=InferredDocument.current_version,
         provenance=Provenance(
             created_utc="2026-11-21T08:00:00+00:00",
             command_line=(),

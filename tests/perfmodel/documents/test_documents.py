@@ -50,7 +50,7 @@ KINDS = [
         and "title" in vars(kind)
     ),
 ]
-VERSION = ProfileDocument.current_version
+VERSION = ProfileDocument.current_version()
 LINE = CollectiveObservation(
     task="all_reduce-2",
     round=0,
@@ -70,6 +70,11 @@ def refusal(path: Path, kind: type[Document] = ProfileDocument) -> str:
     return message.removeprefix(f"{path}: ")
 
 
+def with_version(kind: type[Document], version: int) -> str:
+    is_toml = kind is acceptance.AcceptanceTerms
+    return f"schema_version = {version}" if is_toml else json.dumps({"schema_version": version})
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_old_and_missing_files_of_every_kind_name_the_command_that_makes_one(
     kind: type[Document], tmp_path: Path
@@ -79,12 +84,12 @@ def test_old_and_missing_files_of_every_kind_name_the_command_that_makes_one(
         f"{kind.title} cannot be read: No such file or directory; {kind.made_by} writes one"
     )
     path = tmp_path / "old.json"
-    path.write_text(json.dumps({"schema_version": kind.current_version - 1}))
+    path.write_text(with_version(kind, kind.current_version() - 1))
     assert refusal(path, kind) == (
-        f"schema_version of a {kind.title} must be {kind.current_version}, "
-        f"got {kind.current_version - 1}; {kind.remade_by or kind.made_by} makes it new"
+        f"schema_version of a {kind.title} must be {kind.current_version()}, "
+        f"got {kind.current_version() - 1}; {kind.remade_by or kind.made_by} makes it new"
     )
-    path.write_text(json.dumps({"schema_version": kind.current_version}))
+    path.write_text(with_version(kind, kind.current_version()))
     assert "Field required" in refusal(path, kind)
 
 

@@ -30,9 +30,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answers:
     (tmp_path / "runs").mkdir()
     machine = replace(NOISY, operators=calibrated().operators)
     as_file(machine).write(tmp_path / "runs" / "profile.json")
-    WorkloadDocument(
-        schema_version=WorkloadDocument.current_version, workload=WORKLOAD, trace=traced()
-    ).write(tmp_path / "runs" / "traced.json")
+    WorkloadDocument(workload=WORKLOAD, trace=traced()).write(tmp_path / "runs" / "traced.json")
     (tmp_path / "ethernet.toml").write_bytes(ETHERNET.read_bytes())
     monkeypatch.chdir(tmp_path)
     session = read_session(

@@ -179,10 +179,10 @@ def test_clauses_are_read_back_and_broken_ones_are_named(
     terms = acceptance_terms(machine(), ["heavy"], confidence=0.95)
     path = tmp_path / "clauses.toml"
     path.write_text(terms.toml(), encoding="utf-8")
-    assert AcceptanceTerms.read_toml(path) == terms
+    assert AcceptanceTerms.read(path) == terms
     path.write_text(terms.toml().replace(old, new), encoding="utf-8")
     with pytest.raises(InvalidDocument, match=words):
-        AcceptanceTerms.read_toml(path)
+        AcceptanceTerms.read(path)
 
 
 def test_bad_requests_are_refused() -> None:

@@ -80,9 +80,7 @@ def test_a_link_of_the_catalogue_carries_its_share_and_says_so() -> None:
 
 def test_a_device_that_is_not_present_is_that_of_predict() -> None:
     catalogue, machine = shipped_catalogue(), calibrated()
-    traced_file = WorkloadDocument(
-        schema_version=WorkloadDocument.current_version, workload=WORKLOAD, trace=traced()
-    )
+    traced_file = WorkloadDocument(workload=WORKLOAD, trace=traced())
     here, there = pm.whatif(
         machine, traced_file, {"device": "h100-sxm"}, devices=1, batch=64
     ).scenarios
