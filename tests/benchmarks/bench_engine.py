@@ -9,11 +9,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from perfmodel.arrays import FloatArray
 from perfmodel.cost.machine import CostModel
 from perfmodel.documents.hardware import read_cluster
 from perfmodel.documents.profile import ProfileDocument
@@ -83,61 +85,38 @@ def sample(act: Callable[[], object], *, num_repeats: int) -> dict[str, Any]:
     }
 
 
-def measure_simulation(*, num_repeats: int = 5) -> dict[str, Any]:
-    """Simulate all ranks and one that stands for them, with free overlap and without."""
-    program = ddp_step(NUM_BUCKETS_SIMULATED)
-    durations_s = np.random.default_rng(0).uniform(0.5e-3, 1.5e-3, (1, len(program.operations)))
-    expanded_s = np.repeat(durations_s, NUM_RANKS, axis=0)
-    expanded = sample(lambda: simulate(program, expanded_s), num_repeats=num_repeats)
-    folded = sample(lambda: simulate(program, durations_s), num_repeats=num_repeats)
-    slowed = sample(
-        lambda: simulate(program, expanded_s, interference=SLOWED), num_repeats=num_repeats
+def measure_programs(*, num_repeats: int = 5) -> dict[str, Any]:
+    """Simulate all ranks and one that stands for them; steps of many draws by the max-plus recursion."""
+    simulated, algebra, fluid = (
+        ddp_step(n) for n in (NUM_BUCKETS_SIMULATED, NUM_BUCKETS_ALGEBRA, NUM_BUCKETS_FLUID)
     )
-    return {
+    one_s = _durations(simulated, 1).T
+    all_s = np.repeat(one_s, NUM_RANKS, axis=0)
+    many_s, draws_s = _durations(algebra, NUM_EVALUATIONS), _durations(fluid, NUM_DRAWS)
+    speeds = asdict(SLOWED)
+    found = {
+        name: sample(act, num_repeats=num_repeats)
+        for name, act in {
+            "expanded": lambda: simulate(simulated, all_s),
+            "folded": lambda: simulate(simulated, one_s),
+            "expanded_with_interference": lambda: simulate(simulated, all_s, interference=SLOWED),
+            "algebra": lambda: step_times(algebra, many_s),
+            "fluid": lambda: end_times_with_interference(fluid, draws_s, **speeds),
+        }.items()
+    }
+    evaluations_per_s = NUM_EVALUATIONS / found["algebra"]["median_wall_s"]
+    return found | {
         "num_ranks": NUM_RANKS,
-        "num_operations": len(program.operations),
-        "expanded": expanded,
-        "folded": folded,
-        "expanded_with_interference": slowed,
-        "expanded_over_folded": expanded["median_wall_s"] / folded["median_wall_s"],
+        "expanded_over_folded": found["expanded"]["median_wall_s"]
+        / found["folded"]["median_wall_s"],
+        "evaluations_per_s": evaluations_per_s,
+        "draws_with_interference_per_s": NUM_DRAWS / found["fluid"]["median_wall_s"],
     }
 
 
-def measure_algebra(*, num_repeats: int = 5) -> dict[str, Any]:
-    """Evaluate steps by the max-plus recursion."""
-    program = ddp_step(NUM_BUCKETS_ALGEBRA)
-    shape = (len(program.operations), NUM_EVALUATIONS)
-    durations_s = np.random.default_rng(0).uniform(0.5e-3, 1.5e-3, shape)
-    samples = sample(lambda: step_times(program, durations_s), num_repeats=num_repeats)
-    return {
-        "num_operations": len(program.operations),
-        "num_evaluations": NUM_EVALUATIONS,
-        "steps": samples,
-        "evaluations_per_s": NUM_EVALUATIONS / samples["median_wall_s"],
-        "evaluations_per_cpu_s": NUM_EVALUATIONS / samples["median_cpu_s"],
-    }
-
-
-def measure_fluid(*, num_repeats: int = 5) -> dict[str, Any]:
-    """Evaluate a short program with interference for all draws of an interval."""
-    program = ddp_step(NUM_BUCKETS_FLUID)
-    shape = (len(program.operations), NUM_DRAWS)
-    durations_s = np.random.default_rng(0).uniform(0.5e-3, 1.5e-3, shape)
-    samples = sample(
-        lambda: end_times_with_interference(
-            program,
-            durations_s,
-            compute_speed=SLOWED.compute_speed,
-            comm_speed=SLOWED.comm_speed,
-        ),
-        num_repeats=num_repeats,
-    )
-    return {
-        "num_operations": len(program.operations),
-        "num_draws": NUM_DRAWS,
-        "steps": samples,
-        "draws_per_s": NUM_DRAWS / samples["median_wall_s"],
-    }
+def _durations(program: StepProgram, num_draws: int) -> FloatArray:
+    shape = (len(program.operations), num_draws)
+    return np.random.default_rng(0).uniform(0.5e-3, 1.5e-3, shape)
 
 
 def measure_folded(*, num_repeats: int = 5) -> dict[str, Any]:
@@ -164,9 +143,7 @@ def measure_folded(*, num_repeats: int = 5) -> dict[str, Any]:
 def measure(*, num_repeats: int = 5) -> dict[str, Any]:
     """Measure all engines."""
     return {
-        "simulation": measure_simulation(num_repeats=num_repeats),
-        "algebra": measure_algebra(num_repeats=num_repeats),
-        "fluid": measure_fluid(num_repeats=num_repeats),
+        "programs": measure_programs(num_repeats=num_repeats),
         "folded_16384": measure_folded(num_repeats=num_repeats),
     }
 

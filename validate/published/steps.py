@@ -1,14 +1,13 @@
 """Published steps of small models: by placement over nodes, and of book notebooks built many times."""
 
 from collections import defaultdict
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from scipy.optimize import least_squares
 
-from perfmodel.arrays import BoolArray, FloatArray
+from perfmodel.arrays import FloatArray
 from perfmodel.documents.verdicts import PublishedSeries
 from perfmodel.engine.stragglers import expected_largest_deviate
 from validate.published.tables import (
@@ -39,20 +38,9 @@ _FEWEST_BUILDS: Final = 10
 DRAWS: Final = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Steps:
-    """Arrays of one shape."""
-
-    batch: FloatArray
-    nodes: FloatArray
-    gpus: FloatArray
-    densest: FloatArray
-    """Devices of the fullest node."""
-    step_s: FloatArray
-
-    def where(self, mask: BoolArray) -> "Steps":
-        """Some of the steps."""
-        return Steps(**{field.name: getattr(self, field.name)[mask] for field in fields(Steps)})
+#: Columns of steps by placement; ``densest``: devices of the fullest node.
+_STEP: Final = np.dtype([(n, float) for n in ("batch", "nodes", "gpus", "densest", "step_s")])
+Steps: TypeAlias = np.recarray[Any, Any]
 
 
 def judge_placements(folder: Path) -> Verdict:
@@ -68,44 +56,28 @@ def judge_placements(folder: Path) -> Verdict:
             groups[name].append((batch, nodes, gpus, densest, step_s))
     series, skipped = [], []
     for name, rows in groups.items():
-        table = np.array(rows).T
-        steps = Steps(
-            batch=table[0], nodes=table[1], gpus=table[2], densest=table[3], step_s=table[4]
-        )
-        known = steps.where(steps.nodes <= _CALIBRATED_NODES)
-        unknown = steps.where(steps.nodes > _CALIBRATED_NODES)
-        if min(len(known.batch), len(unknown.batch)) < _FEWEST_PLACED:
+        steps: Steps = np.array(rows, dtype=_STEP).view(np.recarray)
+        known = steps[steps.nodes <= _CALIBRATED_NODES]
+        unknown = steps[steps.nodes > _CALIBRATED_NODES]
+        if min(len(known), len(unknown)) < _FEWEST_PLACED:
             skipped.append(name)
-        else:
-            series.append(_judge_placed(name, known, unknown))
+            continue
+        ours, low, high = predict_steps(known, unknown)
+        plain = (known.batch, known.gpus, known.step_s)
+        fit, at = ((each.batch, each.nodes, each.gpus) for each in (known, unknown))
+        part = Part(
+            measured=unknown.step_s,
+            predicted={
+                "perfmodel": ours,
+                "linear scaling": linear_scaling(*plain, unknown.batch),
+                "USL": usl(*plain, (unknown.batch, unknown.gpus)),
+                "AdaptDL": adaptdl(fit, known.step_s, at),
+            },
+            interval=(low, high),
+        )
+        found = {"fitted": "1 and 2 nodes", "predicted": f"3 to {int(unknown.nodes.max())} nodes"}
+        series.append(verdict("steptime_placements", name, [part], **found, num_fitted=len(known)))
     return series, skipped
-
-
-def _judge_placed(name: str, known: Steps, unknown: Steps) -> PublishedSeries:
-    ours, low, high = predict_steps(known, unknown)
-    plain = (known.batch, known.gpus, known.step_s)
-    part = Part(
-        measured=unknown.step_s,
-        predicted={
-            "perfmodel": ours,
-            "linear scaling": linear_scaling(*plain, unknown.batch),
-            "USL": usl(*plain, (unknown.batch, unknown.gpus)),
-            "AdaptDL": adaptdl(
-                (known.batch, known.nodes, known.gpus),
-                known.step_s,
-                (unknown.batch, unknown.nodes, unknown.gpus),
-            ),
-        },
-        interval=(low, high),
-    )
-    return verdict(
-        "steptime_placements",
-        name,
-        [part],
-        fitted="1 and 2 nodes",
-        predicted=f"3 to {int(unknown.nodes.max())} nodes",
-        num_fitted=len(known.batch),
-    )
 
 
 def predict_steps(known: Steps, unknown: Steps) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -124,8 +96,8 @@ def predict_steps(known: Steps, unknown: Steps) -> tuple[FloatArray, FloatArray,
 def _held_back(known: Steps, batches: FloatArray) -> float:
     """90 % quantile of the errors where the smaller half of the calibration predicts its larger half."""
     small = known.gpus <= np.median(known.gpus)
-    smaller, larger = known.where(small), known.where(~small)
-    if min(len(smaller.batch), len(larger.batch)) < _FEWEST_PLACED:
+    smaller, larger = known[small], known[~small]
+    if min(len(smaller), len(larger)) < _FEWEST_PLACED:
         return 0.0
     logs = _log_step(_fit(smaller, batches), larger, batches)
     return float(np.quantile(np.abs(logs - np.log(larger.step_s)), 0.9))
