@@ -67,10 +67,24 @@ def run(folder: Path, budget: str = "quick", **changes: object) -> NetworkVerdic
     return network.validate_network(request, on_progress=lambda _: None)
 
 
-def test_collectives_that_obey_the_law_are_predicted_almost_exactly(
-    cluster: LawfulCluster, tmp_path: Path
+def test_collectives_that_obey_the_law_are_predicted_and_judged_again_without_a_server(
+    cluster: LawfulCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    document = run(tmp_path)
+    """Waiting for another measurement says nothing about the pace; a campaign continues."""
+    with pytest.raises(Interrupted, match="validate network: time is up after 0 of"):
+        run(tmp_path, limit_s=1e-9)
+    told: list[Progress] = []
+
+    def on_progress(progress: Progress) -> None:
+        told.append(progress)
+        fcntl.flock(other, fcntl.LOCK_UN)
+
+    request = network.NetworkRequest(folder=tmp_path, budget="quick", resume=True)
+    with lock_path().open("a+") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        document = network.validate_network(request, on_progress=on_progress)
+    assert told[0].task.startswith("waiting for another measurement")
+    assert [progress.is_waiting for progress in told] == [True] + [False] * len(cluster.played)
     assert document.passed
     assert len(document.gates) == 4
     for series in document.series:
@@ -79,7 +93,17 @@ def test_collectives_that_obey_the_law_are_predicted_almost_exactly(
         assert ours.mape < plain.mape, series.name
         assert bool(line) == ("every second size" in series.name)
     assert NetworkVerdict.read(tmp_path / "network.json") == document
-    assert len(cluster.played) == len(set(cluster.played))
+    num_played = len(cluster.played)
+    assert num_played == len(set(cluster.played))
+
+    def refuse(command: str) -> None:
+        raise NotFeasible(f"{command}: no namespaces here")
+
+    monkeypatch.setattr(campaign, "refuse_without_rights", refuse)
+    assert run(tmp_path, resume=True).series == document.series
+    assert len(cluster.played) == num_played
+    with pytest.raises(NotFeasible, match="validate network: no namespaces"):
+        run(tmp_path / "empty")
 
 
 def test_nothing_is_judged_that_was_fitted() -> None:
@@ -121,43 +145,6 @@ def test_errors_are_split_by_the_size_of_the_arrays() -> None:
         np.sqrt(2 / np.pi) * 1.2533 * np.log(2) / np.sqrt(2) / np.sqrt(2) / 2, rel=1e-4
     )
     assert large.noise == 0.0
-
-
-def test_a_campaign_continues_and_is_judged_again_without_a_server(
-    cluster: LawfulCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(Interrupted, match="validate network: time is up after 0 of"):
-        run(tmp_path, limit_s=1e-9)
-    first = run(tmp_path, resume=True)
-    num_played = len(cluster.played)
-
-    def refuse(command: str) -> None:
-        raise NotFeasible(f"{command}: no namespaces here")
-
-    monkeypatch.setattr(campaign, "refuse_without_rights", refuse)
-    again = run(tmp_path, resume=True)
-    assert again.series == first.series
-    assert len(cluster.played) == num_played
-    with pytest.raises(NotFeasible, match="validate network: no namespaces"):
-        run(tmp_path / "empty")
-
-
-def test_waiting_for_another_measurement_says_nothing_about_the_pace(
-    cluster: LawfulCluster, tmp_path: Path
-) -> None:
-    told: list[Progress] = []
-
-    def on_progress(progress: Progress) -> None:
-        told.append(progress)
-        fcntl.flock(other, fcntl.LOCK_UN)
-
-    with lock_path().open("a+") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        network.validate_network(
-            network.NetworkRequest(folder=tmp_path, budget="quick"), on_progress=on_progress
-        )
-    assert told[0].task.startswith("waiting for another measurement")
-    assert [progress.is_waiting for progress in told] == [True] + [False] * len(cluster.played)
 
 
 def test_what_makes_no_sense_is_refused(cluster: LawfulCluster, tmp_path: Path) -> None:

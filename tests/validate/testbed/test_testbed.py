@@ -1,6 +1,7 @@
 """The campaign: calibrated on two ranks, predictions before runs, resumable, judged."""
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from calibrate.campaign import LOCK_VARIABLE
 from calibrate.processes import usable_cores
 from perfmodel.documents.testbed import Job, Noise, TestbedDocument, TrainingRun, read_runs
 from perfmodel.errors import (
@@ -28,14 +30,18 @@ from validate.testbed.ddp import limit, noise_key, uses
 from validate.testbed.links import STEAL
 
 
+def few(patch: pytest.MonkeyPatch) -> PlayedCluster:
+    """A few settings of each kind are enough to see the campaign work."""
+    played = PlayedCluster()
+    serve(played, patch)
+    patch.setattr(plan, "judged", lambda *_, **__: (*plan.plain()[::12], *plan.hard()[::12]))
+    patch.setattr(ddp, "NUM_DRAWS", 10)
+    return played
+
+
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> PlayedCluster:
-    played = PlayedCluster()
-    serve(played, monkeypatch)
-    # A few settings of each kind are enough to see the campaign work.
-    monkeypatch.setattr(plan, "judged", lambda *_, **__: (*plan.plain()[::12], *plan.hard()[::12]))
-    monkeypatch.setattr(ddp, "NUM_DRAWS", 10)
-    return played
+    return few(monkeypatch)
 
 
 def run(folder: Path, **changes: object) -> TestbedDocument:
@@ -43,10 +49,25 @@ def run(folder: Path, **changes: object) -> TestbedDocument:
     return testbed.validate_testbed(request, on_progress=lambda _: None)
 
 
-def test_a_cluster_that_obeys_the_model_is_predicted_almost_exactly(
-    cluster: PlayedCluster, tmp_path: Path
-) -> None:
-    document = run(tmp_path)
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a whole campaign, during which nobody else measured."""
+    folder, held = tmp_path_factory.mktemp("testbed"), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(LOCK_VARIABLE, str(folder / "measuring.lock"))
+        played = few(patch)
+        testbed.validate_testbed(
+            testbed.TestbedRequest(folder=folder),
+            on_progress=lambda _: held.append(machine_is_held()),
+        )
+        assert not machine_is_held()
+    assert len(held) == len(played.played) == len(set(played.played))
+    assert all(held)
+    return folder
+
+
+def test_a_cluster_that_obeys_the_model_is_predicted_almost_exactly(finished: Path) -> None:
+    document = TestbedDocument.read(finished / "testbed.json")
     plain = next(group for group in document.groups if group.name == "plain")
     assert plain.summary.worst_absolute < 1e-3
     assert plain.limits_named == 1.0
@@ -55,26 +76,10 @@ def test_a_cluster_that_obeys_the_model_is_predicted_almost_exactly(
     replays = [step.replayed_error for step in document.settings if step.replayed_error is not None]
     assert replays
     assert max(abs(error) for error in replays) < 5e-3
-    assert TestbedDocument.read(tmp_path / "testbed.json") == document
-    assert len(cluster.played) == len(set(cluster.played))
 
 
-def test_nobody_else_measures_meanwhile(cluster: PlayedCluster, tmp_path: Path) -> None:
-    held: list[bool] = []
-    testbed.validate_testbed(
-        testbed.TestbedRequest(folder=tmp_path),
-        on_progress=lambda _: held.append(machine_is_held()),
-    )
-    assert len(held) == len(cluster.played)
-    assert all(held)
-    assert not machine_is_held()
-
-
-def test_tables_name_every_setting_and_mark_what_was_missed(
-    cluster: PlayedCluster, tmp_path: Path
-) -> None:
-    document = run(tmp_path)
-    assert cluster.played
+def test_tables_name_every_setting_and_mark_what_was_missed(finished: Path) -> None:
+    document = TestbedDocument.read(finished / "testbed.json")
     grid, families = tables.testbed_tables(document)
     assert {row[0] for row in grid.rows} == {step.name for step in document.settings}
     first = document.settings[0]
@@ -93,7 +98,7 @@ def test_tables_name_every_setting_and_mark_what_was_missed(
     assert len(document.gates) == 7
 
 
-def test_predictions_and_gates_are_on_disk_before_the_first_judged_run(
+def test_predictions_are_on_disk_before_runs_and_a_campaign_continues_where_it_stopped(
     cluster: PlayedCluster, tmp_path: Path
 ) -> None:
     cluster.at_most = len(plan.calibration())
@@ -103,14 +108,9 @@ def test_predictions_and_gates_are_on_disk_before_the_first_judged_run(
     assert content["gates"]["plain"]["mape"] == 0.01
     assert content["predicted"]
     assert not (tmp_path / "runs.jsonl").exists()
-
-
-def test_an_interrupted_campaign_continues_where_it_stopped(
-    cluster: PlayedCluster, tmp_path: Path
-) -> None:
-    cluster.at_most = len(plan.calibration()) + 2
+    cluster.at_most += 2
     with pytest.raises(MeasurementFailed):
-        run(tmp_path)
+        run(tmp_path, resume=True)
     # What a killed writer leaves of a line is measured again.
     for name in ("calibration.jsonl", "runs.jsonl"):
         path = tmp_path / name
@@ -125,9 +125,9 @@ def test_an_interrupted_campaign_continues_where_it_stopped(
 
 
 def test_another_seed_cannot_continue_a_plan_of_other_settings(
-    cluster: PlayedCluster, tmp_path: Path
+    cluster: PlayedCluster, finished: Path, tmp_path: Path
 ) -> None:
-    run(tmp_path)
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     raw = json.loads((tmp_path / "plan.json").read_text())
     raw["predicted"].pop()
     (tmp_path / "plan.json").write_text(json.dumps(raw))
@@ -136,7 +136,7 @@ def test_another_seed_cannot_continue_a_plan_of_other_settings(
     (tmp_path / "plan.json").write_text("{")
     with pytest.raises(InvalidDocument, match="plan cannot be read"):
         run(tmp_path, resume=True)
-    assert cluster.played
+    assert not cluster.played
 
 
 def test_broken_lines_are_named(tmp_path: Path) -> None:
