@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from calibrate.probes.session import Session, repeats_within
 from calibrate.probes.tracing import replayed_step
@@ -29,6 +30,9 @@ from perfmodel.workload.step import TracedStep, parameters_signature, signature
 
 #: Spread of made-up values: small enough that products of many layers stay finite.
 _SCALE = 0.05
+#: Operators that leave their backward pass a workspace only where gradients are wanted; without it that
+#: pass reads memory that is not there.
+_KEEPS_FOR_BACKWARD = ("aten.mkldnn_rnn_layer.default",)
 
 
 def resolved(name: str) -> Callable[..., Any]:
@@ -54,6 +58,13 @@ class ReplayedOperator:
         function = self._function
         positional = [self._value(value, tensors) for value in self._positional]
         keyword = {key: self._value(value, tensors) for key, value in self._keyword.items()}
+        if self.operator.name in _KEEPS_FOR_BACKWARD:
+
+            def differentiable() -> Any:
+                with torch.enable_grad():
+                    return function(*positional, **keyword)
+
+            return differentiable
         return lambda: function(*positional, **keyword)
 
     def _value(self, value: Any, tensors: Sequence[Tensor]) -> Any:
@@ -76,16 +87,22 @@ class ReplayedOperator:
 
 
 def returned_tensors(operator: Operator, result: Any) -> list[Tensor]:
-    """Tensors of a result in the order of ``operator.outputs``; none of an operator in place."""
-    values = result if isinstance(result, tuple | list) else (result,)
-    tensors: list[Tensor] = []
-    for value in values:
-        tensors += [
-            item
-            for item in (value if isinstance(value, list | tuple) else (value,))
-            if isinstance(item, Tensor)
-        ]
-    return tensors[: len(operator.outputs)] if operator.outputs else []
+    """Tensors of a result in the order of ``operator.outputs``; none of an operator in place.
+
+    Fused operators leave results undefined that nobody asked for (gradients of the states of an LSTM).
+    The rules of shapes name them all the same: these are made up.
+    """
+    flat = tree_leaves(list(result) if isinstance(result, tuple | list) else [result])
+    found = [value for value in flat if value is None or isinstance(value, Tensor)]
+    device = next((value.device for value in found if value is not None), torch.device("cpu"))
+    if operator.outputs and len(found) < len(operator.outputs):
+        raise ValueError(
+            f"{operator.name}: must return {len(operator.outputs)} tensors, got {len(found)}"
+        )
+    return [
+        made_up(spec, device) if value is None else value
+        for spec, value in zip(operator.outputs, found, strict=False)
+    ]
 
 
 def made_up(spec: TensorSpec, device: torch.device, *, below: int = 1) -> Tensor:
@@ -234,9 +251,12 @@ class Passes:
             except (RuntimeError, IndexError, TypeError, ValueError):
                 self.failed.add(operator)
         clock.mark()
-        if operator in self.failed:
-            return [made_up(s, self._session.device) for s in replayed.operator.outputs]
-        return returned_tensors(replayed.operator, result)
+        if operator not in self.failed:
+            try:
+                return returned_tensors(replayed.operator, result)
+            except ValueError:
+                self.failed.add(operator)
+        return [made_up(s, self._session.device) for s in replayed.operator.outputs]
 
 
 class Replay:

@@ -451,7 +451,7 @@ def measured_caveats(
         for layout, evidence in found.items()
         if evidence["compute"] is Evidence.EXTRAPOLATED and is_ddp(layout)
     }
-    if outside:
+    if outside and machine.workload(question.workload_name) is not None:
         listed = ", ".join(map(str, sorted(outside)))
         said.append(f"micro-batches outside the calibrated range: {listed}")
     return tuple(said)

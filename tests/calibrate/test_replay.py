@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from calibrate.probes.replay import Replay
 from calibrate.probes.session import Session
 from calibrate.replays import measured_steps
 from perfmodel.documents.observation import ReplayObservation, TimedOperator
-from perfmodel.trace.source import SampleSize
+from perfmodel.trace.source import Batch, ModelSource, SampleSize, classification_loss
 from perfmodel.trace.sources import find_source
 from perfmodel.trace.trace import trace_model
 from perfmodel.workload.operator import Phase
@@ -44,6 +45,36 @@ def test_every_operator_of_a_step_is_repeated(lenet: TracedStep) -> None:
                 if key[1] is phase
             )
             assert total_s == pytest.approx(times.phases_s[phase][index])
+
+
+class _LastOutput(nn.Module):
+    """Classifies the last output of an LSTM: nobody asks for the gradients of its states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = nn.LSTM(8, 16, batch_first=True)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.head(self.recurrent(inputs)[0][:, -1])
+        return scores
+
+
+def test_a_fused_operator_that_leaves_results_undefined_is_repeated() -> None:
+    source = ModelSource(
+        name="lstm",
+        build=_LastOutput,
+        draw_batch=lambda samples: Batch(
+            positional=(torch.randn(samples, 5, 8),),
+            keyword={},
+            targets=torch.zeros(samples, dtype=torch.int64),
+        ),
+        loss=classification_loss,
+    )
+    step = trace_model(source, SGD_LOOP, micro_batch=2).step.at(micro_batch=2)
+    session = Session(rank=0, world_size=1, device=torch.device("cpu"), control={}, data={})
+    times = Replay(session, step).times
+    assert times.failed == set()
 
 
 def replayed(*passes_s: float) -> ReplayObservation:

@@ -254,6 +254,18 @@ def test_what_was_not_measured_is_said() -> None:
     assert caveats_of(profile(Machine()), 2) == ()
 
 
+def test_a_workload_that_was_never_run_has_no_calibrated_range_to_leave() -> None:
+    machine = profile(Machine())
+    known = machine.workload("heavy")
+    assert known is not None
+    asking = Asking(machine)
+    workload = asking.workload(replace(known.workload, name="other"))
+    answer = asking.step(workload, Layout(dp=2, micro_batch=100))
+    found = measured_caveats(answer.question, {answer.layout: answer.evidence})
+    assert any("was not calibrated" in line for line in found)
+    assert not any("calibrated range" in line for line in found)
+
+
 @pytest.mark.parametrize(("steal", "words"), [(0.04, ()), (0.37, ("CPU steal time was 37 %",))])
 def test_a_prediction_tells_that_others_had_the_processors_of_its_calibration(
     steal: float, words: tuple[str, ...]
