@@ -131,7 +131,10 @@ class TorchrunLauncher:
             raise Interrupted(f"stopped by the user; {_KEPT}") from None
         if exit_code:
             failure = first_failure(tuple(output.stderr), exit_code=exit_code)
-            raise MeasurementFailed(f"{failure}; {_KEPT}")
+            # A cause that comes back is not helped by beginning where it stopped.
+            raise MeasurementFailed(
+                f"{failure}; what was measured is kept; mend the cause and repeat with --resume"
+            )
 
     def command(
         self, arguments: Sequence[str], *, topology: Topology, log_dir: str

@@ -18,7 +18,7 @@ from perfmodel.machine.machine import DEVICES_PER_NODE
 from perfmodel.units import parse_bytes, parse_duration
 from perfmodel.workload.transformer import TRANSFORMERS
 
-Row = dict[str, str]
+Row = Mapping[str, str]
 
 
 class FoundRun(NamedTuple):
@@ -40,17 +40,13 @@ _MLLOG_COLUMNS: Final = {
     "max_sequence_length": "sequence",
     "global_batch_size": "global_batch",
 }
-_SAMPLES: Final = "samples_count"
 _STEP: Final = "ProfilerStep#"
 
 
 def read_run_rows(path: Path) -> list[FoundRun]:
     """Runs of a file, or of every file of a folder; step times of traces and logs in seconds.
 
-    Raises
-    ------
-    InvalidDocument
-        If a file cannot be read, or says too little.
+    ``InvalidDocument`` if a file cannot be read, or says too little.
     """
     if path.is_dir():
         return [run for file in sorted(path.iterdir()) for run in read_run_rows(file)]
@@ -62,7 +58,7 @@ def read_run_rows(path: Path) -> list[FoundRun]:
             if ".json" in path.suffixes:
                 return _kineto(path, json.load(file))
             if path.suffix in {".log", ".txt", ".out"}:
-                return _mlperf(path, file.read().splitlines())
+                return [_mlperf(path, file)]
             return list(_table(path, file))
     except (OSError, UnicodeDecodeError, csv.Error, json.JSONDecodeError) as error:
         raise InvalidDocument(f"{path}: runs cannot be read: {why(error)}") from error
@@ -86,16 +82,9 @@ def _table(path: Path, file: TextIO) -> Iterator[FoundRun]:
 def _records(path: Path, lines: Iterable[str]) -> Iterator[FoundRun]:
     """One run a line of JSON: nested names are joined by dots, of lists of numbers the median counts."""
     for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        where = f"{path}: line {number}"
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InvalidDocument(f"{where}: must be JSON: {error}") from error
-        if not isinstance(record, dict):
-            raise InvalidDocument(f"{where}: must be a JSON object, got {line.strip()[:40]!r}")
-        yield FoundRun(where, dict(_cells("", record)))
+        if line.strip():
+            where = f"{path}: line {number}"
+            yield FoundRun(where, dict(_cells("", _object(where, line))))
 
 
 def _cells(prefix: str, record: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -110,6 +99,25 @@ def _cells(prefix: str, record: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, str(value)
 
 
+def _object(where: str, text: str, *, after: str = "", key: str | None = None) -> dict[str, Any]:
+    """A line as a JSON object; ``after`` says what it stands behind, ``key`` names what it must hold."""
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InvalidDocument(f"{where}: must be JSON{after}: {error}") from error
+    if not isinstance(found, dict) or (key and not isinstance(found.get(key), str)):
+        rule = f"an object with a {key}" if key else "a JSON object"
+        raise InvalidDocument(f"{where}: must be {rule}, got {text.strip()[:40]!r}")
+    return found
+
+
+def _float(where: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise InvalidDocument(f"{where}: must be a number, got {value!r}") from None
+
+
 def _kineto(path: Path, trace: Any) -> list[FoundRun]:
     """One row: the median step that the profiler marked; only rank 0 of a job counts."""
     events = trace.get("traceEvents") if isinstance(trace, dict) else None
@@ -118,112 +126,76 @@ def _kineto(path: Path, trace: Any) -> list[FoundRun]:
     spread = trace.get("distributedInfo", {})
     if not isinstance(spread, dict):
         raise InvalidDocument(f"{path}: distributedInfo must be an object, got {spread!r:.40}")
-    if _number(f"{path}: distributedInfo.rank", spread.get("rank", 0)) != 0:
+    if _float(f"{path}: distributedInfo.rank", spread.get("rank", 0)) != 0:
         return []
     steps_us = [
-        _number(f"{path}: dur of {event['name']}", event.get("dur"))
+        _float(f"{path}: dur of {event['name']}", event.get("dur"))
         for event in events
         if isinstance(event, dict)
-        and event.get("ph") == "X"
-        and event.get("cat") == "user_annotation"
+        and (event.get("ph"), event.get("cat")) == ("X", "user_annotation")
         and str(event.get("name", "")).startswith(_STEP)
     ]
     if not steps_us:
         raise InvalidDocument(
             f"{path}: must hold user annotations {_STEP}N, got none; profile with a schedule"
         )
-    cells = {
-        "step_time_s": repr(median(steps_us) * 1e-6),
-        "dp": f"{_number(f'{path}: distributedInfo.world_size', spread.get('world_size', 1)):g}",
-    }
+    world_size = _float(f"{path}: distributedInfo.world_size", spread.get("world_size", 1))
+    cells = {"step_time_s": repr(median(steps_us) * 1e-6), "dp": f"{world_size:g}"}
     return [FoundRun(str(path), cells)]
 
 
-def _mlperf(path: Path, lines: list[str]) -> list[FoundRun]:
-    """One row: time in training blocks per step of a global batch; evaluation does not count."""
+def _mlperf(path: Path, lines: Iterable[str]) -> FoundRun:
+    """Time in training blocks per step of a global batch; evaluation does not count."""
     events = []
     for number, line in enumerate(lines, start=1):
         _, marked, text = line.partition(_MLLOG)
         if marked:
-            events.append(_event(f"{path}: line {number}", text))
+            where = f"{path}: line {number}"
+            events.append(_object(where, text, after=f" behind {_MLLOG}", key="key"))
     values = {event["key"]: event.get("value") for event in events}
     if "global_batch_size" not in values:
         raise InvalidDocument(f"{path}: must hold a {_MLLOG} line with global_batch_size, got none")
-    batch = _number(f"{path}: global_batch_size", values["global_batch_size"])
+    batch = _float(f"{path}: global_batch_size", values["global_batch_size"])
     if batch <= 0:
         raise InvalidDocument(f"{path}: global_batch_size must be > 0, got {batch:g}")
-    steps = _samples(path, events) / batch
+    total_ms, num_samples = _trained(path, events)
     row = {column: str(values[key]) for key, column in _MLLOG_COLUMNS.items() if values.get(key)}
-    return [FoundRun(str(path), row | {"step_time_s": repr(_block_s(path, events) / steps)})]
+    step_s = total_ms * 1e-3 / (num_samples / batch)
+    return FoundRun(str(path), row | {"step_time_s": repr(step_s)})
 
 
-def _event(where: str, text: str) -> dict[str, Any]:
-    try:
-        event = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InvalidDocument(f"{where}: must be JSON behind {_MLLOG}: {error}") from error
-    if not isinstance(event, dict) or not isinstance(event.get("key"), str):
-        raise InvalidDocument(f"{where}: must be an object with a key, got {text.strip()[:40]!r}")
-    return event
-
-
-def _number(where: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise InvalidDocument(f"{where}: must be a number, got {value!r}") from None
-
-
-def _block_s(path: Path, events: list[dict[str, Any]]) -> float:
+def _trained(path: Path, events: Iterable[dict[str, Any]]) -> tuple[float, float]:
+    """Time in finished blocks [ms], and samples trained by the last of them less those before the first."""
     total_ms, begun_ms = 0.0, None
+    counts: dict[str, list[float]] = {"block_start": [], "block_stop": []}
     for event in events:
-        if event["key"] == "block_start":
-            begun_ms = _number(f"{path}: time_ms of block_start", event.get("time_ms"))
-        elif event["key"] == "block_stop" and begun_ms is not None:
-            ended_ms = _number(f"{path}: time_ms of block_stop", event.get("time_ms"))
-            total_ms, begun_ms = total_ms + ended_ms - begun_ms, None
+        key, metadata = event["key"], event.get("metadata") or {}
+        if key == "block_start":
+            begun_ms = _float(f"{path}: time_ms of {key}", event.get("time_ms"))
+        elif key == "block_stop" and begun_ms is not None:
+            total_ms += _float(f"{path}: time_ms of {key}", event.get("time_ms")) - begun_ms
+            begun_ms = None
+        if key in counts and "samples_count" in metadata:
+            where = f"{path}: samples_count of {key}"
+            counts[key].append(_float(where, metadata["samples_count"]))
     if total_ms <= 0:
         raise InvalidDocument(
             f"{path}: must hold block_start and block_stop, got no finished block"
         )
-    return total_ms * 1e-3
-
-
-def _samples(path: Path, events: list[dict[str, Any]]) -> float:
-    """Samples that were trained by the last finished block, less those before the first."""
-    counted = [
-        (
-            event["key"],
-            _number(f"{path}: {_SAMPLES} of {event['key']}", event["metadata"][_SAMPLES]),
-        )
-        for event in events
-        if event["key"] in {"block_start", "block_stop"}
-        and _SAMPLES in (event.get("metadata") or {})
-    ]
-    first = next((count for key, count in counted if key == "block_start"), 0.0)
-    last = next((count for key, count in reversed(counted) if key == "block_stop"), 0.0)
-    if last <= first:
+    num_samples = sum(counts["block_stop"][-1:]) - sum(counts["block_start"][:1])
+    if num_samples <= 0:
         raise InvalidDocument(
-            f"{path}: blocks must say {_SAMPLES} in their metadata, got none that grows; "
+            f"{path}: blocks must say samples_count in their metadata, got none that grows; "
             "give the step time in a CSV"
         )
-    return last - first
+    return total_ms, num_samples
 
-
-CellRow = Mapping[str, str]
 
 STEP: Final = "step_time_s"
-_GLOBAL_BATCH: Final = "global_batch"
-_ACCUMULATION: Final = "accumulation"
-_DEVICES: Final = "devices"
 PEAK: Final = "peak_memory_bytes"
 #: Rates that stand for the step time, with what they count of one step.
-_TOKENS, _TOKENS_EACH, _SAMPLES_RUN_CELLS = (
-    "tokens_per_s",
-    "tokens_per_s_per_device",
-    "samples_per_s",
-)
-_RATES: Final = (_TOKENS, _TOKENS_EACH, _SAMPLES_RUN_CELLS)
+_TOKENS, _TOKENS_EACH, _SAMPLES = "tokens_per_s", "tokens_per_s_per_device", "samples_per_s"
+_RATES: Final = (_TOKENS, _TOKENS_EACH, _SAMPLES)
 #: Words that stand for numbers.
 _WORDS: Final = ("model", "recompute", "precision")
 #: What few runs have: experts, FSDP's options, offload.
@@ -234,7 +206,7 @@ _SELDOM: Final = (
 )
 #: What describes a run, with its step time.
 _NEEDED: Final = (*(each.name for each in fields(Jobs) if each.name not in USUAL), STEP)
-_NUMBERS: Final = (*_NEEDED, _GLOBAL_BATCH, _DEVICES, *_RATES, *_SELDOM, PEAK)
+_NUMBERS: Final = (*_NEEDED, "global_batch", "devices", *_RATES, *_SELDOM, PEAK)
 NAMES: Final = (*_NUMBERS, *_WORDS)
 #: What a table need not say.
 DEFAULTS: Final[dict[str, float]] = {
@@ -254,40 +226,30 @@ _DECIMAL: Final = (STEP, *_RATES, "imbalance", PEAK)
 _YES_NO: Final = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 
 
-def read_run(
-    where: str, row: CellRow, mapping: RunColumns, *, device: str | None
-) -> dict[str, float]:
+def read_run(where: str, row: Row, mapping: RunColumns, *, device: str | None) -> dict[str, float]:
     """All numbers of one run, its step time in seconds; what it need not say has its default.
 
     Parameters
     ----------
-    where
-        File and line, for messages.
-    row
-        Cells by heading.
     mapping
         Names, constants and units.
     device
         Device of the runs, for the peak of a precision; None: ratios of an H100.
-
-    Raises
-    ------
-    InvalidDocument
-        If a cell is no number of its kind, something is missing, or the row contradicts itself.
     """
     said = dict(mapping.constants)
     for name in _NUMBERS:
         column = mapping.columns.get(name, name)
         text = (row.get(column) or "").strip()
         if name not in said and text:
-            said[name] = _number_run_cells(f"{where}, column {column}", name, text)
+            said[name] = _number(f"{where}, column {column}", name, text)
     run = _from_words(where, row, mapping, device=device) | said
-    run = _with_replicas(where, run)
+    if "devices" in run and "dp" not in run:
+        run["dp"] = _replicas(where, run)
     _require_all(where, row, mapping, run)
-    batch, devices = run.pop(_GLOBAL_BATCH, None), run.pop(_DEVICES, None)
+    batch, devices = run.pop("global_batch", None), run.pop("devices", None)
     run = DEFAULTS | run
     if batch is not None:
-        run[_ACCUMULATION] = _accumulation(where, run, batch)
+        run["accumulation"] = _accumulation(where, run, batch)
     count = run["dp"] * run["tp"] * run["pp"] * run["cp"]
     if devices is not None and devices != count:
         raise InvalidDocument(
@@ -305,7 +267,7 @@ def step_column(mapping: RunColumns, headings: Collection[str]) -> str:
     return next((name for name in names if name in headings), names[0])
 
 
-def reading_notes(rows: Sequence[CellRow], mapping: RunColumns) -> list[str]:
+def reading_notes(rows: Sequence[Row], mapping: RunColumns) -> list[str]:
     """Columns that nothing was read from, and what was taken for granted because no column says it."""
     headings = dict.fromkeys(heading for row in rows for heading in row)
     used = {mapping.columns.get(name, name) for name in NAMES}
@@ -316,7 +278,7 @@ def reading_notes(rows: Sequence[CellRow], mapping: RunColumns) -> list[str]:
         said |= {"gated", "tied", "fused_attention"}
     if "recompute" in said:
         said |= {"recompute_full", "recompute_attention"}
-    if _DEVICES in said:
+    if "devices" in said:
         said.add("dp")
     taken = [f"{name} = {value:g}" for name, value in DEFAULTS.items() if name not in said]
     if not mapping.precision and "precision" not in said:
@@ -332,13 +294,7 @@ def reading_notes(rows: Sequence[CellRow], mapping: RunColumns) -> list[str]:
 
 
 def require_known(path: Path, mapping: RunColumns) -> None:
-    """Refuse names of a mapping that mean nothing here, and constants out of range.
-
-    Raises
-    ------
-    InvalidDocument
-        Naming the first one.
-    """
+    """Refuse names of a mapping that mean nothing here, and constants out of range."""
     for table, names, known in (
         ("columns", mapping.columns, NAMES),
         ("constants", mapping.constants, _NUMBERS),
@@ -354,7 +310,7 @@ def require_known(path: Path, mapping: RunColumns) -> None:
 
 
 def _from_words(
-    where: str, row: CellRow, mapping: RunColumns, *, device: str | None
+    where: str, row: Row, mapping: RunColumns, *, device: str | None
 ) -> dict[str, float]:
     """Numbers that stand behind the words of a run."""
     words = {
@@ -388,25 +344,23 @@ def _require_one_of(where: str, name: str, text: str, known: Iterable[str]) -> N
         )
 
 
-def _with_replicas(where: str, run: dict[str, float]) -> dict[str, float]:
-    """The run with the replicas that make up its devices, if it says these alone."""
-    if _DEVICES not in run or "dp" in run:
-        return run
+def _replicas(where: str, run: Mapping[str, float]) -> float:
+    """Replicas that make up the devices of a run that says these alone."""
     shared = run.get("tp", 1.0) * run.get("pp", 1.0) * run.get("cp", 1.0)
-    dp = run[_DEVICES] / shared
+    dp = run["devices"] / shared
     if not dp.is_integer():
         raise InvalidDocument(
             f"{where}: devices must be a multiple of tp x pp x cp = {shared:g}, "
-            f"got {run[_DEVICES]:g}"
+            f"got {run['devices']:g}"
         )
-    return run | {"dp": dp}
+    return dp
 
 
-def _require_all(where: str, row: CellRow, mapping: RunColumns, run: Mapping[str, float]) -> None:
+def _require_all(where: str, row: Row, mapping: RunColumns, run: Mapping[str, float]) -> None:
     needed = {name for name in _NEEDED if name not in DEFAULTS}
-    if _GLOBAL_BATCH in run and _ACCUMULATION not in run:
+    if "global_batch" in run and "accumulation" not in run:
         # With a default for dp the derived accumulation would be a guess.
-        needed = needed - {_ACCUMULATION} | {"dp"}
+        needed = needed - {"accumulation"} | {"dp"}
     if any(name in run for name in _RATES):
         needed -= {STEP}
     missing = [name for name in _NEEDED if name in needed - set(run)]
@@ -418,7 +372,7 @@ def _require_all(where: str, row: CellRow, mapping: RunColumns, run: Mapping[str
     listed = ", ".join(mapping.columns.get(name, name) for name in _NEEDED if name in needed)
     raise InvalidDocument(
         f"{where.partition(': line ')[0]}: column {first} is missing; needed: {listed} "
-        f"(model may stand for the shape, {_GLOBAL_BATCH} and dp or devices for {_ACCUMULATION}, "
+        f"(model may stand for the shape, global_batch and dp or devices for accumulation, "
         f"{_TOKENS} for {STEP}); map with --columns FILE"
     )
 
@@ -428,12 +382,12 @@ def _accumulation(where: str, run: Mapping[str, float], batch: float) -> float:
     accumulation = batch / each
     if not accumulation.is_integer():
         raise InvalidDocument(
-            f"{where}: {_GLOBAL_BATCH} must be a multiple of dp x micro_batch = {each:g}, got {batch:g}"
+            f"{where}: global_batch must be a multiple of dp x micro_batch = {each:g}, got {batch:g}"
         )
-    if run.get(_ACCUMULATION, accumulation) != accumulation:
+    if run.get("accumulation", accumulation) != accumulation:
         raise InvalidDocument(
-            f"{where}: {_GLOBAL_BATCH} must be dp x micro_batch x {_ACCUMULATION} = "
-            f"{each * run[_ACCUMULATION]:g} sequences, got {batch:g}"
+            f"{where}: global_batch must be dp x micro_batch x accumulation = "
+            f"{each * run['accumulation']:g} sequences, got {batch:g}"
         )
     return accumulation
 
@@ -442,21 +396,18 @@ def _step_s(run: Mapping[str, float], mapping: RunColumns) -> float:
     """Time of a step: as it is said, or from a rate. [s]"""
     if STEP in run:
         return run[STEP] * parse_duration(f"1{mapping.units.step_time_s}")
-    samples = run["dp"] * run["micro_batch"] * run[_ACCUMULATION]
-    if _SAMPLES_RUN_CELLS in run:
-        return samples / run[_SAMPLES_RUN_CELLS]
+    samples = run["dp"] * run["micro_batch"] * run["accumulation"]
+    if _SAMPLES in run:
+        return samples / run[_SAMPLES]
     devices = run["dp"] * run["tp"] * run["pp"] * run["cp"]
     rate = run[_TOKENS] if _TOKENS in run else run[_TOKENS_EACH] * devices
     return samples * run["sequence"] / rate
 
 
-def _number_run_cells(where: str, name: str, text: str) -> float:
+def _number(where: str, name: str, text: str) -> float:
     if name in _FLAGS and text.lower() in _YES_NO:
         return _YES_NO[text.lower()]
-    try:
-        value = float(text)
-    except ValueError:
-        raise InvalidDocument(f"{where}: must be a number, got {text!r}") from None
+    value = _float(where, text)
     _require_in_range(where, name, value)
     return value
 

@@ -5,7 +5,7 @@ scale of the all-reduce and the two interference speeds from several ranks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from scipy.optimize import least_squares, nnls
@@ -14,9 +14,10 @@ from calibrate.summary import Repetition
 from perfmodel.answer.measured import step_times
 from perfmodel.arrays import FloatArray
 from perfmodel.cost.machine import CostModel
-from perfmodel.layout.layout import Synchronisation
+from perfmodel.documents.observation import PHASES
+from perfmodel.layout.layout import Layout, Synchronisation
 from perfmodel.layout.run_setting import RunSetting
-from perfmodel.machine.measured import DdpCosts, MeasuredMachine, MeasuredWorkload, Residual
+from perfmodel.machine.measured import DdpCosts, MeasuredMachine, MeasuredWorkload, SingleStep
 from perfmodel.step.compile import compile_step
 from perfmodel.step.stages import gradient_buckets
 from perfmodel.units import Seconds
@@ -35,26 +36,15 @@ _SMALLEST_INDEPENDENCE = 0.3
 _MINIMUM_SETTINGS = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BucketCosts:
-    """Cost of one bucket on the compute stream: fixed, and per byte."""
-
-    bucket_s: Seconds
-    bucket_s_per_byte: float
-
-
 def fit_bucket_costs(
     groups: Mapping[RunSetting, Sequence[Repetition]],
     workloads: Mapping[str, MeasuredWorkload],
     *,
     rng: np.random.Generator,
-) -> tuple[BucketCosts, FloatArray]:
-    """Fit DDP's own work, from one rank under DDP minus the bare module in the same round.
+) -> FloatArray:
+    """Fixed cost of a bucket [s] and cost per byte [s/B], from one rank under DDP minus the bare model.
 
-    Returns
-    -------
-    tuple
-        The fit, and bootstrap draws of shape ``(NUM_DRAWS, 2)``.
+    Row 0 of the shape ``(1 + NUM_DRAWS, 2)`` is the fit, the others are bootstrap draws.
     """
     rows = []
     for setting, repetitions in groups.items():
@@ -66,28 +56,19 @@ def fit_bucket_costs(
             micro_batch=setting.micro_batch,
             synchronisation=Synchronisation.NONE,
         )
-        workload = workloads[setting.workload]
-        steps_s = {v.round: v.step_s for v in groups.get(bare, ())}
-        buckets = gradient_buckets(workload.workload, setting.layout)
+        bare_s = {entry.round: entry.step_s for entry in groups.get(bare, ())}
+        buckets = gradient_buckets(workloads[setting.workload].workload, setting.layout)
         size = float(sum(bucket.size_bytes for bucket in buckets))
         rows += [
-            (
-                float(len(buckets)),
-                size,
-                v.step_s - steps_s[v.round],
-                steps_s[v.round],
-            )
-            for v in repetitions
-            if v.round in steps_s
+            (len(buckets), size, entry.step_s - bare_s[entry.round], bare_s[entry.round])
+            for entry in repetitions
+            if entry.round in bare_s
         ]
     if not rows:
-        return BucketCosts(bucket_s=0.0, bucket_s_per_byte=0.0), np.zeros((NUM_DRAWS, 2))
+        return np.zeros((1 + NUM_DRAWS, 2))
     table = np.array(rows)
-    best = _bucket_solution(table)
-    draws = np.array(
-        [_bucket_solution(table[rng.integers(0, len(table), len(table))]) for _ in range(NUM_DRAWS)]
-    )
-    return BucketCosts(bucket_s=float(best[0]), bucket_s_per_byte=float(best[1])), draws
+    draws = (table[rng.integers(0, len(table), len(table))] for _ in range(NUM_DRAWS))
+    return np.array([_bucket_solution(each) for each in (table, *draws)])
 
 
 def _bucket_solution(table: FloatArray) -> FloatArray:
@@ -100,65 +81,37 @@ def _bucket_solution(table: FloatArray) -> FloatArray:
 
 
 def fit_ddp(
-    profile: MeasuredMachine,
-    *,
-    buckets: BucketCosts,
-    bucket_draws: FloatArray,
-    rng: np.random.Generator,
+    profile: MeasuredMachine, *, buckets: FloatArray, rng: np.random.Generator
 ) -> tuple[DdpCosts, tuple[float, ...]]:
-    """Fit the all-reduce scale and interference to the synchronised steps of the profile.
+    """Fit the all-reduce scale and interference to the synchronised steps of a profile without ``ddp``.
 
-    Parameters
-    ----------
-    profile
-        With compute curves, collectives and steps; its ``ddp`` is ignored.
-
-    Returns
-    -------
-    tuple
-        The costs with draws, and the log error of each synchronised setting with that setting left
-        out of the fit (by its leverage).
+    The costs with draws, and the log error of each synchronised setting with that setting left out of the
+    fit (by its leverage). ``buckets`` are those of ``fit_bucket_costs``.
     """
-    targets = _synchronised(profile)
-    fixed = (buckets.bucket_s, buckets.bucket_s_per_byte)
-    if len(targets.settings) < _MINIMUM_SETTINGS:
+    steps = [
+        step
+        for step in profile.steps
+        if step.world_size > 1 and step.synchronisation == Synchronisation.DDP.value
+    ]
+    if len(steps) < _MINIMUM_SETTINGS:
+        rows = np.hstack([buckets, np.ones((len(buckets), 3))]).tolist()
+        is_known = bool(np.any(buckets[1:]))
         undetermined = DdpCosts(
-            values=(*fixed, 1.0, 1.0, 1.0),
-            draws=tuple((*map(float, row), 1.0, 1.0, 1.0) for row in bucket_draws),
-            determined=(bool(np.any(bucket_draws)),) * 2 + (False,) * 3,
+            values=tuple(rows[0]),
+            draws=tuple(map(tuple, rows[1:])),
+            determined=(is_known,) * 2 + (False,) * 3,
         )
         return undetermined, ()
-    fit = _least_squares(
-        _predictor_of(profile, targets.settings, fixed), targets, prior_speeds(profile)
-    )
+    best, covariance, errors = _least_squares(profile, steps, buckets[0])
     theta_draws = np.clip(
-        rng.multivariate_normal(fit.theta, fit.covariance, NUM_DRAWS), *np.transpose(_BOUNDS)
+        rng.multivariate_normal(best, covariance, NUM_DRAWS), *np.transpose(_BOUNDS)
     )
-    draws = np.hstack([bucket_draws, theta_draws])
     costs = DdpCosts(
-        values=(*fixed, *(float(value) for value in fit.theta)),
-        draws=tuple(tuple(float(value) for value in row) for row in draws),
+        values=tuple(np.concatenate([buckets[0], best]).tolist()),
+        draws=tuple(map(tuple, np.hstack([buckets[1:], theta_draws]).tolist())),
         determined=(True,) * 5,
     )
-    return costs, tuple(float(value) for value in fit.left_out_log_errors)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Targets:
-    """Synchronised settings of a profile and their measured steps."""
-
-    settings: list[RunSetting]
-    step_s: FloatArray
-    relative_error: FloatArray
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Fit:
-    """All-reduce scale, compute speed and communication speed, with their uncertainty."""
-
-    theta: FloatArray
-    covariance: FloatArray
-    left_out_log_errors: FloatArray
+    return costs, tuple(errors.tolist())
 
 
 def prior_speeds(profile: MeasuredMachine) -> tuple[float, float]:
@@ -175,107 +128,82 @@ def prior_speeds(profile: MeasuredMachine) -> tuple[float, float]:
 
 
 def _least_squares(
-    predicted: Callable[[FloatArray], FloatArray],
-    targets: _Targets,
-    expected_speeds: tuple[float, float],
-) -> _Fit:
-    """Fit log step times, robustly, with weak priors; leave each setting out by its leverage."""
+    profile: MeasuredMachine, steps: Sequence[SingleStep], bucket: FloatArray
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Fit log step times, robustly, with weak priors; leave each setting out by its leverage.
+
+    All-reduce scale, compute speed and communication speed; their covariance; errors when left out.
+    """
+    predicted = _predictor_of(profile, steps, bucket)
+    step_s = np.array([step.step_s for step in steps])
     # An error that is the same for all settings cannot be weighed: 5 % of model error is added.
-    weights = 1 / np.sqrt(targets.relative_error**2 + 0.05**2)
+    weights = 1 / np.hypot([step.relative_error for step in steps], 0.05)
+    speeds = prior_speeds(profile)
 
     def residuals(theta: FloatArray) -> FloatArray:
         priors = (
             np.log(theta[0]) / _PRIOR_SCALE_WIDTH,
-            (theta[1] - expected_speeds[0]) / _PRIOR_SPEED_WIDTH,
-            (theta[2] - expected_speeds[1]) / _PRIOR_SPEED_WIDTH,
+            (theta[1] - speeds[0]) / _PRIOR_SPEED_WIDTH,
+            (theta[2] - speeds[1]) / _PRIOR_SPEED_WIDTH,
         )
-        return np.concatenate([np.log(predicted(theta) / targets.step_s) * weights, priors])
+        return np.concatenate([np.log(predicted(theta) / step_s) * weights, priors])
 
     solution = least_squares(
         residuals,
-        (1.0, *np.clip(expected_speeds, 0.25, 0.95)),
+        (1.0, *np.clip(speeds, 0.25, 0.95)),
         bounds=tuple(np.transpose(_BOUNDS)),
         loss="soft_l1",
         diff_step=np.full(3, 1e-3),
     )
     jacobian = np.asarray(solution.jac)
     covariance = np.linalg.pinv(jacobian.T @ jacobian)
-    logs = np.log(predicted(solution.x) / targets.step_s)
+    logs = np.log(predicted(solution.x) / step_s)
     leverage = np.sum((jacobian @ covariance) * jacobian, axis=1)[: len(logs)]
-    return _Fit(
-        theta=solution.x,
-        covariance=covariance,
-        left_out_log_errors=logs / np.maximum(1 - leverage, _SMALLEST_INDEPENDENCE),
-    )
+    return solution.x, covariance, logs / np.maximum(1 - leverage, _SMALLEST_INDEPENDENCE)
 
 
-def _synchronised(profile: MeasuredMachine) -> _Targets:
-    steps = [
-        step
-        for step in profile.steps
-        if step.world_size > 1 and step.synchronisation == Synchronisation.DDP.value
-    ]
-    settings = [
+def _predictor_of(
+    profile: MeasuredMachine, steps: Sequence[SingleStep], bucket: FloatArray
+) -> Callable[[FloatArray], FloatArray]:
+    """Nominal time of each step as a function of the three parameters."""
+    layouts = [
         RunSetting(
             workload=step.workload,
             world_size=step.world_size,
             micro_batch=step.micro_batch,
             bucket_cap_mb=step.bucket_cap_mb,
-        )
+        ).layout
         for step in steps
     ]
-    return _Targets(
-        settings=settings,
-        step_s=np.array([step.step_s for step in steps]),
-        relative_error=np.array([step.relative_error for step in steps]),
-    )
 
-
-def _predictor_of(
-    profile: MeasuredMachine, settings: Sequence[RunSetting], fixed: Sequence[float]
-) -> Callable[[FloatArray], FloatArray]:
-    """Nominal step time of each setting as a function of the three parameters."""
+    def nominal_s(costs: CostModel, name: str, layout: Layout) -> Seconds:
+        workload = costs.profile.workload(name)
+        assert workload is not None, name
+        terms = costs.terms(workload, layout, loader_samples_per_s=None)
+        program = compile_step(workload.workload, layout, asynchronous=profile.asynchronous)
+        return float(step_times(program, terms, terms.durations(program))[0])
 
     def predicted(theta: FloatArray) -> FloatArray:
-        values = (*fixed, *(float(value) for value in theta))
+        values = tuple(np.concatenate([bucket, theta]).tolist())
         ddp = DdpCosts(values=values, draws=(values,), determined=(True,) * 5)
         costs = CostModel(replace(profile, ddp=ddp), num_draws=1, seed=0)
-        return np.array([_nominal_step(costs, setting) for setting in settings])
+        pairs = zip(steps, layouts, strict=True)
+        return np.array([nominal_s(costs, step.workload, layout) for step, layout in pairs])
 
     return predicted
 
 
-def _nominal_step(costs: CostModel, setting: RunSetting) -> Seconds:
-    workload = costs.profile.workload(setting.workload)
-    assert workload is not None, setting
-    terms = costs.terms(workload, setting.layout, loader_samples_per_s=None)
-    program = compile_step(
-        workload.workload, setting.layout, asynchronous=costs.profile.asynchronous
-    )
-    return float(step_times(program, terms, terms.durations(program))[0])
-
-
-def fit_residual(profile: MeasuredMachine, ddp_log_errors: tuple[float, ...]) -> Residual:
-    """Errors of single-device steps when each inner micro-batch is left out of its curve."""
-    return Residual(
-        single_log_errors=tuple(_left_out_errors(profile)), ddp_log_errors=ddp_log_errors
-    )
-
-
-def _left_out_errors(profile: MeasuredMachine) -> list[float]:
+def left_out_errors(profile: MeasuredMachine) -> tuple[float, ...]:
+    """Log errors of single-device steps when each inner micro-batch is left out of its curve."""
     errors = []
     for workload in profile.workloads:
-        phases = workload.phases[0]
+        curves = [getattr(workload.phases[0], phase) for phase in PHASES]
         totals = {
-            point.at: sum(
-                next(p.time_s for p in getattr(phases, name) if p.at == point.at)
-                for name in ("input", "forward", "backward", "optimizer")
-            )
-            for point in phases.forward
+            point.at: sum(next(p.time_s for p in curve if p.at == point.at) for curve in curves)
+            for point in workload.phases[0].forward
         }
         batches = sorted(totals)
         for left, middle, right in zip(batches, batches[1:], batches[2:], strict=False):
-            weight = (middle - left) / (right - left)
-            line_s = totals[left] + weight * (totals[right] - totals[left])
+            line_s = np.interp(middle, (left, right), (totals[left], totals[right]))
             errors.append(float(np.log(line_s / totals[middle])))
-    return errors
+    return tuple(errors)

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from calibrate.fit.ddp import fit_bucket_costs, fit_ddp, fit_residual
+from calibrate.fit.ddp import fit_bucket_costs, fit_ddp, left_out_errors
 from calibrate.fit.operators import fit_operators
 from calibrate.fit.steps import fit_workload, single_steps, with_device_streams
 from calibrate.summary import by_setting, estimate, repeatability, repetition
@@ -51,12 +51,7 @@ def fit_profile(
 ) -> ProfileDocument:
     """Fit a profile to a file of raw observations.
 
-    Raises
-    ------
-    IncomparableRuns
-        If the observations come from different machines.
-    MeasurementFailed
-        If there are no training steps to fit.
+    ``MeasurementFailed`` if there are no training steps to fit.
     """
     observations = read_observations(observations_path)
     environment = recorded_environment(observations)
@@ -74,11 +69,7 @@ def fit_profile(
         ranks_per_node=draft.ranks_per_node // num_nodes,
         undetermined=_undetermined(draft, num_nodes=num_nodes),
     )
-    operators = fit_operators(
-        observations,
-        workloads=draft.workloads,
-        rates=draft.rates,
-    )
+    operators = fit_operators(observations, workloads=draft.workloads, rates=draft.rates)
     return ProfileDocument(
         provenance=provenance,
         observations_sha256=file_sha256(observations_path),
@@ -101,7 +92,7 @@ def _draft(observations: Sequence[Observation], environment: dict[str, Any]) -> 
     device_kind: Literal["cpu", "cuda"] = (
         "cuda" if any(entry.device_streams for entry in steps) else "cpu"
     )
-    rates = _rates(_of(observations, ComputeObservation))
+    rates = tuple(_rate(entry) for entry in _of(observations, ComputeObservation))
     collectives = collective_profiles(_of(observations, CollectiveObservation))
     world_size = max(entry.setting.world_size for entry in steps)
     return MeasuredMachine(
@@ -132,14 +123,14 @@ def _with_ddp(
     draft: MeasuredMachine, steps: Sequence[StepObservation], *, seed: int
 ) -> MeasuredMachine:
     rng = np.random.default_rng(seed)
-    buckets, bucket_draws = fit_bucket_costs(
+    buckets = fit_bucket_costs(
         by_setting([repetition(observation) for observation in steps]),
         {entry.workload.name: entry for entry in draft.workloads},
         rng=rng,
     )
-    costs, errors = fit_ddp(draft, buckets=buckets, bucket_draws=bucket_draws, rng=rng)
-    fitted = replace(draft, ddp=costs)
-    return replace(fitted, residual=fit_residual(fitted, errors))
+    costs, errors = fit_ddp(draft, buckets=buckets, rng=rng)
+    residual = Residual(single_log_errors=left_out_errors(draft), ddp_log_errors=errors)
+    return replace(draft, ddp=costs, residual=residual)
 
 
 def _of(observations: Sequence[Observation], kind: type[_T]) -> list[_T]:
@@ -147,15 +138,7 @@ def _of(observations: Sequence[Observation], kind: type[_T]) -> list[_T]:
 
 
 def recorded_environment(observations: Sequence[Observation]) -> dict[str, Any]:
-    """Facts of the machine that measured; all launches must agree on its fingerprint.
-
-    Raises
-    ------
-    MeasurementFailed
-        If no environment was recorded.
-    IncomparableRuns
-        If observations of different machines are mixed.
-    """
+    """Facts of the machine that measured; ``IncomparableRuns`` unless all launches agree on it."""
     found = _of(observations, EnvironmentObservation)
     if not found:
         raise MeasurementFailed(
@@ -185,13 +168,11 @@ def collective_profiles(
     """Median over repetitions of the slowest rank's median."""
     groups: dict[tuple[str, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for entry in observations:
-        slowest_s = float(np.median(np.max(np.array(entry.durations_s), axis=0)))
+        slowest_s = float(np.median(np.max(entry.durations_s, axis=0)))
         groups[entry.collective, entry.world_size][entry.size_bytes].append(slowest_s)
     return tuple(
-        CollectiveProfile(
-            collective=collective, world_size=world_size, points=_monotone_points(sizes)
-        )
-        for (collective, world_size), sizes in sorted(groups.items())
+        CollectiveProfile(collective=name, world_size=n, points=_monotone_points(sizes))
+        for (name, n), sizes in sorted(groups.items())
     )
 
 
@@ -207,20 +188,17 @@ def _monotone_points(sizes: dict[int, list[float]]) -> tuple[CurvePoint, ...]:
     )
 
 
-def checkpoint_profile(
-    observations: Sequence[CheckpointObservation],
-) -> CheckpointProfile | None:
+def checkpoint_profile(observations: Sequence[CheckpointObservation]) -> CheckpointProfile | None:
     """Median of every repetition, their typical value over repetitions, by size; None if there is none."""
     if not observations:
         return None
-    curves: dict[str, dict[int, list[float]]] = {
-        "write": defaultdict(list),
-        "read": defaultdict(list),
-    }
-    for entry in observations:
-        curves["write"][entry.size_bytes].append(float(np.median(entry.write_s)))
-        curves["read"][entry.size_bytes].append(float(np.median(entry.read_s)))
-    return CheckpointProfile(**{name: _monotone_points(sizes) for name, sizes in curves.items()})
+    curves = {}
+    for name in ("write", "read"):
+        sizes: dict[int, list[float]] = defaultdict(list)
+        for entry in observations:
+            sizes[entry.size_bytes].append(float(np.median(getattr(entry, f"{name}_s"))))
+        curves[name] = _monotone_points(sizes)
+    return CheckpointProfile(**curves)
 
 
 def _overlaps(observations: Sequence[OverlapObservation]) -> tuple[OverlapProfile, ...]:
@@ -245,21 +223,16 @@ def _speed(repetitions: Iterable[tuple[Sequence[float], Sequence[float]]]) -> fl
     return estimate([float(np.median(a) / np.median(t)) for a, t in repetitions]).value_s
 
 
-def _rates(observations: Sequence[ComputeObservation]) -> tuple[ComputeRate, ...]:
-    rates = []
-    for entry in observations:
-        time_s = float(np.median(entry.durations_s))
-        rates.append(
-            ComputeRate(
-                probe=entry.probe,
-                dtype=entry.dtype,
-                shape=entry.shape,
-                time_s=time_s,
-                flop_per_s=entry.flop / time_s,
-                bytes_per_s=entry.moved_bytes / time_s,
-            )
-        )
-    return tuple(rates)
+def _rate(entry: ComputeObservation) -> ComputeRate:
+    time_s = float(np.median(entry.durations_s))
+    return ComputeRate(
+        probe=entry.probe,
+        dtype=entry.dtype,
+        shape=entry.shape,
+        time_s=time_s,
+        flop_per_s=entry.flop / time_s,
+        bytes_per_s=entry.moved_bytes / time_s,
+    )
 
 
 def _undetermined(draft: MeasuredMachine, *, num_nodes: int) -> tuple[str, ...]:

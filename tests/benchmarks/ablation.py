@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from calibrate.fit.ddp import NUM_DRAWS, BucketCosts
+from calibrate.fit.ddp import NUM_DRAWS
 from calibrate.fit.profile import fit_profile
 from perfmodel.documents.observation import read_observations
 from perfmodel.documents.profile import ProfileDocument
@@ -44,9 +44,7 @@ PARTS: Final[Mapping[str, Mapping[str, object]]] = {
         "calibrate.fit.profile.isotonic_regression": lambda logs, **_: SimpleNamespace(x=logs)
     },
     "host cost per bucket": {
-        "calibrate.fit.profile.fit_bucket_costs": _constant(
-            (BucketCosts(bucket_s=0.0, bucket_s_per_byte=0.0), np.zeros((NUM_DRAWS, 2)))
-        )
+        "calibrate.fit.profile.fit_bucket_costs": _constant(np.zeros((1 + NUM_DRAWS, 2)))
     },
     "runs, rounds and hours": {
         "calibrate.fit.profile.repeatability": _constant(

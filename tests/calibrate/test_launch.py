@@ -24,7 +24,7 @@ def test_a_crash_is_told_in_one_line_and_leaves_no_orphan(launcher: TorchrunLaun
         run_ranks(launcher, ranks, "crash")
     assert str(caught.value) == (
         "torchrun must exit with 0, got exit code 3: ValueError: planted; "
-        "what was measured is kept; repeat the command with --resume"
+        "what was measured is kept; mend the cause and repeat with --resume"
     )
     assert len(ranks.pids) == 2
     assert ranks.survivors() == []
