@@ -23,7 +23,7 @@ from calibrate.experiment import ComputeProbe
 from calibrate.layers import is_optimizer
 from calibrate.probes.chain import measure_layers
 from calibrate.probes.compute import measure_collective, measure_compute, measure_overlap
-from calibrate.probes.convergence import description, measure_training
+from calibrate.probes.convergence import measure_training
 from calibrate.probes.fork import own_heaps
 from calibrate.probes.optimizers import Evictor, measure_checkpoint, measure_optimizer
 from calibrate.probes.replay import Replayed
@@ -45,7 +45,6 @@ from calibrate.task import (
 )
 from perfmodel.documents.base import append_line
 from perfmodel.documents.observation import (
-    CheckpointObservation,
     CollectiveObservation,
     ComputeObservation,
     EnvironmentObservation,
@@ -55,12 +54,11 @@ from perfmodel.documents.observation import (
     ProcessorObservation,
     ReplayObservation,
     StepObservation,
-    TrainingObservation,
     WorkloadObservation,
 )
 from perfmodel.layout.layout import Synchronisation
 
-_DEVICE_STREAM_STEPS = 5
+_DEVICE_STREAM_STEPS: Final = 5
 
 
 @record
@@ -77,7 +75,10 @@ def main() -> None:
     output = Path(order.output)
     session.observations = output
     if session.rank == 0:
-        append_line(output, _environment().model_dump_json())
+        facts = describe_environment(torch_facts(), observe_s=0.0)
+        name = f"environment-{time.time_ns()}"
+        environment = EnvironmentObservation(task=name, round=0, facts=facts)
+        append_line(output, environment.model_dump_json())
     with _carrier(session, order.tasks) as carry_out:
         for task in order.tasks:
             start = processor_time()
@@ -89,21 +90,10 @@ def main() -> None:
                     task=task.name, round=task.round, busy_s=spent.busy_s, steal_s=spent.steal_s
                 )
                 append_line(output, f"{found}\n{processors.model_dump_json()}")
-            _say(session, f"{DONE_PREFIX}{task.name}")
+                sys.stdout.write(f"{DONE_PREFIX}{task.name}\n")
+                sys.stdout.flush()
             session.barrier()
     dist.destroy_process_group()
-
-
-def _say(session: Session, words: str) -> None:
-    """Tell whoever launched the ranks."""
-    if session.rank == 0:
-        sys.stdout.write(f"{words}\n")
-        sys.stdout.flush()
-
-
-def _environment() -> EnvironmentObservation:
-    facts = describe_environment(torch_facts(), observe_s=0.0)
-    return EnvironmentObservation(task=f"environment-{time.time_ns()}", round=0, facts=facts)
 
 
 @contextlib.contextmanager
@@ -111,10 +101,11 @@ def _carrier(session: Session, tasks: Sequence[Task]) -> Iterator[Callable[[Task
     """What measures on the ranks that a task needs; its JSON is complete on rank 0 only."""
 
     def observe(task: Task) -> str | None:
-        found = _PROBES[type(task)](session, task)
-        if found is None:
+        probe, world_size = _PROBES[type(task)], _num_ranks(task)
+        if not session.takes_part(world_size):
             return None
-        return found.model_dump_json()
+        found = probe(session, task)
+        return found.model_dump_json() if session.rank == 0 else None
 
     alone = {task.name for task in tasks if _wants_own_heap(session, task)}
     if not alone or session.rank != 0:
@@ -154,11 +145,9 @@ def _wants_own_heap(session: Session, task: Task) -> bool:
             return isinstance(task, LayersTask)
 
 
-def _steps(session: Session, task: StepTask) -> StepObservation | None:
+def _steps(session: Session, task: StepTask) -> StepObservation:
     """Steps of one setting, on all of its ranks."""
     setting = task.setting
-    if not session.takes_part(setting.world_size):
-        return None
     started_utc = time.time()
     mine = measure_steps(
         session,
@@ -171,23 +160,18 @@ def _steps(session: Session, task: StepTask) -> StepObservation | None:
     if session.asynchronous and setting.synchronisation is Synchronisation.NONE:
         streams = measure_device_streams(session, setting, steps=_DEVICE_STREAM_STEPS)
     buckets = bucket_bytes(session, setting) if task.model_spec is None else ()
-    gathered = session.gather(mine, world_size=setting.world_size)
-    if session.rank != 0:
-        return None
     return StepObservation(
         task=task.name,
         round=task.round,
         started_utc=started_utc,
         setting=setting,
-        ranks=tuple(gathered),
+        ranks=tuple(session.gather(mine, world_size=setting.world_size)),
         device_streams=streams,
         bucket_bytes=buckets if setting.synchronisation is Synchronisation.DDP else (),
     )
 
 
-def _collective(session: Session, task: CollectiveTask) -> CollectiveObservation | None:
-    if not session.takes_part(task.world_size):
-        return None
+def _collective(session: Session, task: CollectiveTask) -> CollectiveObservation:
     mine = measure_collective(
         session,
         task.collective,
@@ -196,21 +180,17 @@ def _collective(session: Session, task: CollectiveTask) -> CollectiveObservation
         target_s=task.target_s,
     )
     gathered = session.gather(mine, world_size=task.world_size)
-    if session.rank != 0:
-        return None
     return CollectiveObservation(
         task=task.name,
         round=task.round,
         collective=task.collective,
         world_size=task.world_size,
         size_bytes=task.size_bytes,
-        durations_s=tuple(tuple(durations_s) for durations_s in gathered),
+        durations_s=tuple(map(tuple, gathered)),
     )
 
 
-def _overlap(session: Session, task: OverlapTask) -> OverlapObservation | None:
-    if not session.takes_part(task.world_size):
-        return None
+def _overlap(session: Session, task: OverlapTask) -> OverlapObservation:
     samples = measure_overlap(
         session, size_bytes=task.size_bytes, world_size=task.world_size, target_s=task.target_s
     )
@@ -219,32 +199,22 @@ def _overlap(session: Session, task: OverlapTask) -> OverlapObservation | None:
         round=task.round,
         world_size=task.world_size,
         size_bytes=task.size_bytes,
-        compute_alone_s=tuple(samples["compute_alone_s"]),
-        comm_alone_s=tuple(samples["comm_alone_s"]),
-        compute_together_s=tuple(samples["compute_together_s"]),
-        comm_together_s=tuple(samples["comm_together_s"]),
+        **{name: tuple(values_s) for name, values_s in samples.items()},
     )
 
 
-def _trace(session: Session, task: TraceTask) -> WorkloadObservation | None:
-    if session.rank != 0:
-        return None
-    return WorkloadObservation(
-        task=task.name, round=task.round, workload=trace_workload(session, task.workload)
-    )
+def _trace(session: Session, task: TraceTask) -> WorkloadObservation:
+    workload = trace_workload(session, task.workload)
+    return WorkloadObservation(task=task.name, round=task.round, workload=workload)
 
 
-def _replay(session: Session, task: ReplayTask) -> ReplayObservation | None:
-    if session.rank != 0:
-        return None
+def _replay(session: Session, task: ReplayTask) -> ReplayObservation:
     replayed = Replayed.open(session, task)
     replayed.replay.for_about(task.target_s)
     return replayed.observation()
 
 
-def _layers(session: Session, task: LayersTask) -> OperatorsObservation | None:
-    if session.rank != 0:
-        return None
+def _layers(session: Session, task: LayersTask) -> OperatorsObservation:
     from calibrate.probes.chain import chosen_layers  # noqa: PLC0415 - scipy, for this task alone
 
     evictor = Evictor(session.device)
@@ -262,14 +232,9 @@ def _layers(session: Session, task: LayersTask) -> OperatorsObservation | None:
     )
 
 
-def _compute(session: Session, task: ComputeTask) -> ComputeObservation | None:
-    if session.rank != 0:
-        return None
-    kernel, durations_s = measure_compute(
-        session,
-        ComputeProbe(probe=task.probe, dtype=task.dtype, shape=task.shape),
-        target_s=task.target_s,
-    )
+def _compute(session: Session, task: ComputeTask) -> ComputeObservation:
+    probe = ComputeProbe(probe=task.probe, dtype=task.dtype, shape=task.shape)
+    kernel, durations_s = measure_compute(session, probe, target_s=task.target_s)
     return ComputeObservation(
         task=task.name,
         round=task.round,
@@ -282,48 +247,7 @@ def _compute(session: Session, task: ComputeTask) -> ComputeObservation | None:
     )
 
 
-def _checkpoint(session: Session, task: CheckpointTask) -> CheckpointObservation | None:
-    if session.rank != 0:
-        return None
-    assert session.observations is not None
-    times = measure_checkpoint(
-        task.workload,
-        device=session.device,
-        folder=session.observations.parent,
-        repeats=task.repeats,
-    )
-    return CheckpointObservation(
-        task=task.name,
-        round=task.round,
-        workload=task.workload,
-        size_bytes=times.size_bytes,
-        write_s=tuple(times.write_s),
-        read_s=tuple(times.read_s),
-    )
-
-
-def _training(session: Session, task: TrainingTask) -> TrainingObservation | None:
-    if not session.takes_part(task.world_size):
-        return None
-    found = measure_training(session, task)
-    return TrainingObservation(
-        task=task.name,
-        round=task.round,
-        workload=task.workload,
-        samples=description(task.noise),
-        world_size=task.world_size,
-        micro_batch=task.micro_batch,
-        learning_rate=task.learning_rate,
-        seed=task.seed,
-        target_loss=task.target_loss,
-        mean_squares=tuple(found.mean_squares),
-        squares_of_mean=tuple(found.squares_of_mean),
-        evaluated_steps=tuple(found.evaluated_steps),
-        losses=tuple(found.losses),
-    )
-
-
-_PROBES: Final[dict[type[Any], Callable[[Session, Any], Observation | None]]] = {
+_PROBES: Final[dict[type[Any], Callable[[Session, Any], Observation]]] = {
     StepTask: _steps,
     CollectiveTask: _collective,
     OverlapTask: _overlap,
@@ -331,9 +255,14 @@ _PROBES: Final[dict[type[Any], Callable[[Session, Any], Observation | None]]] = 
     ComputeTask: _compute,
     ReplayTask: _replay,
     LayersTask: _layers,
-    CheckpointTask: _checkpoint,
-    TrainingTask: _training,
+    CheckpointTask: measure_checkpoint,
+    TrainingTask: measure_training,
 }
+
+
+def _num_ranks(task: Task) -> int:
+    """The first so many ranks carry it out."""
+    return task.setting.world_size if isinstance(task, StepTask) else getattr(task, "world_size", 1)
 
 
 if __name__ == "__main__":

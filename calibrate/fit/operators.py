@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -31,7 +31,6 @@ from perfmodel.cost.terms import CurveDraws
 from perfmodel.documents.observation import (
     Observation,
     OperatorsObservation,
-    OptimizerPoint,
     ReplayObservation,
 )
 from perfmodel.machine.measured import (
@@ -44,19 +43,33 @@ from perfmodel.units import Seconds
 from perfmodel.workload.operator import Phase
 from perfmodel.workload.optimizers import OPTIMIZERS
 
-_PRIOR_WIDTH = (0.7, 0.7, 0.7)
+#: Of the logarithms of lengths, spread and noise.
+_PRIOR_WIDTH: Final = 0.7
+#: More points of a family cost time and tell little.
+_MOST_POINTS: Final = 240
+#: As many show how rough a curve is.
+_FEW_POINTS: Final = 60
+#: Until the costs of the work stand still.
+_REWEIGHTINGS: Final = 7
+#: Families that surely move every byte that their shapes promise.
+_STREAMING: Final = ("pointwise", "copy", "function")
+#: Below the resolution of any clock.
+_SMALLEST_S: Final = 1e-8
+#: Sums over reference models are no better known than this, whatever few of them say.
+_SMALLEST_ERROR: Final = 0.02
+#: Of sums that no reference model was compared with.
+_ASSUMED_ERROR: Final = 0.1
 
 
 def fit_gaussian_process(inputs: FloatArray, targets: FloatArray) -> GaussianProcess:
     """The process of highest posterior density: marginal likelihood times broad priors."""
     num_features = inputs.shape[1]
     typical = np.log([*(TYPICAL_LENGTH,) * num_features, TYPICAL_SPREAD, TYPICAL_NOISE])
-    width = np.array([*(_PRIOR_WIDTH[0],) * num_features, *_PRIOR_WIDTH[1:]])
 
     def loss(logs: FloatArray) -> tuple[float, FloatArray]:
         value, gradient = _negative_log_likelihood(inputs, targets, np.exp(logs))
-        deviation = (logs - typical) / width
-        return value + 0.5 * float(deviation @ deviation), gradient + deviation / width
+        deviation = (logs - typical) / _PRIOR_WIDTH
+        return value + 0.5 * float(deviation @ deviation), gradient + deviation / _PRIOR_WIDTH
 
     bounds = [(low - 3, low + 3) for low in typical]
     found = minimize(
@@ -94,14 +107,6 @@ def _negative_log_likelihood(
     return value, gradient
 
 
-#: More points of a family cost time and tell little.
-MOST_POINTS: Final = 240
-#: With fewer points the costs of a family's work say nothing about another point.
-_ENOUGH_POINTS: Final = 8
-#: Until the costs of the work stand still.
-_REWEIGHTINGS: Final = 7
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
     """One point of a family's curve."""
@@ -115,10 +120,7 @@ class Timing:
 
 
 def fit_family(
-    name: str,
-    timings: Sequence[Timing],
-    *,
-    most_points: int = MOST_POINTS,
+    name: str, timings: Sequence[Timing], *, most_points: int = _MOST_POINTS
 ) -> OperatorFamily:
     """A curve through the ratios of a family's times to those of the work."""
     width = max((len(timing.features) for timing in timings), default=0)
@@ -165,18 +167,6 @@ def unit_costs(timings: Sequence[Timing]) -> tuple[Seconds, ...]:
     return tuple(float(value) for value in found / scale)
 
 
-#: As many show how rough a curve is.
-_FEW_POINTS = 60
-#: Families that surely move every byte that their shapes promise.
-_STREAMING = ("pointwise", "copy", "function")
-#: Below the resolution of any clock.
-_SMALLEST_S = 1e-8
-#: Sums over reference models are no better known than this, whatever few of them say.
-_SMALLEST_ERROR = 0.02
-#: Of sums that no reference model was compared with.
-_ASSUMED_ERROR = 0.1
-
-
 def fit_operators(
     observations: Sequence[Observation],
     *,
@@ -185,27 +175,20 @@ def fit_operators(
 ) -> OperatorCosts | None:
     """Everything that prices traced workloads, or ``None`` where no operator was timed.
 
-    Parameters
-    ----------
-    workloads
-        Reference models with their real steps: how far sums of operators are off.
+    ``workloads`` are reference models with their real steps: how far sums of operators are off.
     """
     layers = [entry for entry in observations if isinstance(entry, OperatorsObservation)]
     replays = of_newest_traces([e for e in observations if isinstance(e, ReplayObservation)])
     if not layers and not replays:
         return None
     timings = _timings(layers)
-    families = _families(timings, most_points=MOST_POINTS)
-    everything = [timing for group in timings.values() for timing in group]
+    flop_per_s = [t.flop / t.time_s for group in timings.values() for t in group]
+    bytes_per_s = [t.moved_bytes / t.time_s for name in _STREAMING for t in timings.get(name, ())]
     draft = OperatorCosts(
-        peak_flop_per_s=_peak(
-            [t.flop / t.time_s for t in everything] + [rate.flop_per_s for rate in rates]
-        ),
-        peak_bytes_per_s=_peak(
-            [t.moved_bytes / t.time_s for name in _STREAMING for t in timings.get(name, ())]
-            + [rate.bytes_per_s for rate in rates]
-        ),
-        families=families,
+        peak_flop_per_s=max([*flop_per_s, *(rate.flop_per_s for rate in rates)], default=0) or 1e9,
+        peak_bytes_per_s=max([*bytes_per_s, *(rate.bytes_per_s for rate in rates)], default=0)
+        or 1e9,
+        families=tuple(fit_family(name, group) for name, group in sorted(timings.items())),
         measured=measured_steps(replays),
         replay_log_error=_ASSUMED_ERROR,
         curve_log_error=_ASSUMED_ERROR,
@@ -219,19 +202,8 @@ def fit_operators(
 
 def fit_curves(layers: Sequence[OperatorsObservation]) -> tuple[OperatorFamily, ...]:
     """Curves of all families in a hurry: good enough to see where they are uncertain."""
-    return _families(_timings(layers), most_points=_FEW_POINTS)
-
-
-def _families(
-    timings: Mapping[str, Sequence[Timing]], *, most_points: int
-) -> tuple[OperatorFamily, ...]:
-    return tuple(
-        fit_family(name, group, most_points=most_points) for name, group in sorted(timings.items())
-    )
-
-
-def _peak(rates: Iterable[float]) -> float:
-    return max(rates, default=1e9) or 1e9
+    groups = sorted(_timings(layers).items())
+    return tuple(fit_family(name, group, most_points=_FEW_POINTS) for name, group in groups)
 
 
 def _timings(layers: Sequence[OperatorsObservation]) -> dict[str, list[Timing]]:
@@ -253,20 +225,17 @@ def _timings(layers: Sequence[OperatorsObservation]) -> dict[str, list[Timing]]:
             if name.startswith("function ") and (wider := wider_family(name)):
                 groups[wider].append(timing)
         for point in entry.optimizers:
-            name = optimizer_family(point.optimizer, point.implementation)
-            groups[name].append(_optimizer_timing(point))
+            size = point.tensor_bytes
+            # One tensor's share of a typical step.
+            timing = Timing(
+                features=optimizer_features(size, size * point.num_tensors),
+                time_s=typical(point.times_s) / point.num_tensors,
+                flop=0.0,
+                moved_bytes=OPTIMIZERS[point.optimizer].passes * size,
+                units=optimizer_work(size),
+            )
+            groups[optimizer_family(point.optimizer, point.implementation)].append(timing)
     return groups
-
-
-def _optimizer_timing(point: OptimizerPoint) -> Timing:
-    """One tensor's share of a typical step."""
-    return Timing(
-        features=optimizer_features(point.tensor_bytes, point.tensor_bytes * point.num_tensors),
-        time_s=typical(point.times_s) / point.num_tensors,
-        flop=0.0,
-        moved_bytes=OPTIMIZERS[point.optimizer].passes * point.tensor_bytes,
-        units=optimizer_work(point.tensor_bytes),
-    )
 
 
 def _sum_error(
@@ -283,26 +252,15 @@ def _sum_error(
     for entry in {(e.workload, e.micro_batch): e for e in replays}.values():
         if entry.workload not in known or (entry.traced is None and not use_measured):
             continue
-        sums = (
-            {phase: replayed_s([entry], phase.value) for phase in Phase}
-            if entry.traced is None
-            else {
-                phase: found.time_s
-                for phase, found in costs.step(
-                    entry.traced.at(micro_batch=entry.micro_batch)
-                ).items()
-            }
-        )
+        steps = None
+        if entry.traced is not None:
+            steps = costs.step(entry.traced.at(micro_batch=entry.micro_batch))
         for phase in (Phase.FORWARD, Phase.BACKWARD):
-            real_s = _phase_s(known[entry.workload], phase, entry.micro_batch)
-            errors.append(math.log(max(sums[phase], _SMALLEST_S) / max(real_s, _SMALLEST_S)))
+            sum_s = replayed_s([entry], phase.value) if steps is None else steps[phase].time_s
+            points = getattr(known[entry.workload].phases[0], phase.value)
+            draws = CurveDraws.sample(points, num_draws=1, rng=np.random.default_rng(0))
+            real_s = float(draws.read(entry.micro_batch)[0])
+            errors.append(math.log(max(sum_s, _SMALLEST_S) / max(real_s, _SMALLEST_S)))
     if not errors:
         return _ASSUMED_ERROR
     return max(_SMALLEST_ERROR, math.sqrt(sum(error**2 for error in errors) / len(errors)))
-
-
-def _phase_s(workload: MeasuredWorkload, phase: Phase, micro_batch: int) -> Seconds:
-    """What a phase of a reference model takes in its steps. [s]"""
-    points = getattr(workload.phases[0], phase.value)
-    draws = CurveDraws.sample(points, num_draws=1, rng=np.random.default_rng(0))
-    return float(draws.read(micro_batch)[0])

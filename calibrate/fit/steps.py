@@ -1,5 +1,6 @@
 """Compute curves, noise and single steps of each workload from its repetitions."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -8,7 +9,6 @@ import numpy as np
 from scipy.optimize import nnls
 
 from calibrate.summary import Repetition, by_setting, estimate, typical
-from perfmodel.arrays import FloatArray
 from perfmodel.documents.observation import PHASES, DeviceStreams, StepObservation
 from perfmodel.layout.layout import Synchronisation
 from perfmodel.layout.run_setting import RunSetting
@@ -32,18 +32,23 @@ _NUM_RATIOS = 64
 
 def fit_workload(workload: Workload, repetitions: Sequence[Repetition]) -> MeasuredWorkload:
     """Curves and noise of one workload."""
-    groups = by_setting(repetitions)
-    world_sizes = sorted({s.world_size for s in groups if _isolates_compute(s)})
-    phases = tuple(
-        PhaseCurves(
-            world_size=world_size,
-            **{phase: _curve(groups, phase, world_size) for phase in PHASES},
-        )
-        for world_size in world_sizes
-    )
+    # Compute alone: one rank without DDP, several that do not synchronise.
+    groups = {
+        setting: group
+        for setting, group in by_setting(repetitions).items()
+        if setting.synchronisation
+        is (Synchronisation.NONE if setting.world_size == 1 else Synchronisation.NO_SYNC)
+    }
+    world_sizes = sorted({setting.world_size for setting in groups})
     return MeasuredWorkload(
         workload=workload,
-        phases=phases,
+        phases=tuple(
+            PhaseCurves(
+                world_size=world_size,
+                **{phase: _curve(groups, phase, world_size) for phase in PHASES},
+            )
+            for world_size in world_sizes
+        ),
         noise=_noise(groups, max(world_sizes)),
         rank_spread=_rank_spread(groups),
     )
@@ -53,72 +58,50 @@ def with_device_streams(
     profile: MeasuredWorkload, observations: Sequence[StepObservation]
 ) -> MeasuredWorkload:
     """Replace the curves of an asynchronous device by dense device times and host times."""
-    streams: dict[int, list[DeviceStreams]] = {}
+    streams: dict[int, list[DeviceStreams]] = defaultdict(list)
     for observation in observations:
         if observation.device_streams is not None:
-            streams.setdefault(observation.setting.micro_batch, []).append(
-                observation.device_streams
-            )
+            streams[observation.setting.micro_batch].append(observation.device_streams)
     if not streams:
         return profile
-    curves: dict[str, Any] = {
-        name: tuple(
-            _point(
-                batch,
-                [typical(getattr(entry, f"{_source(name)}_s")) for entry in entries],
+    curves: dict[str, Any] = {}
+    for name in PHASE_CURVES:
+        if name != "input":
+            field = f"{name if name.startswith('dispatch') else f'dense_{name}'}_s"
+            curves[name] = tuple(
+                _point(batch, [typical(getattr(entry, field)) for entry in entries])
+                for batch, entries in sorted(streams.items())
             )
-            for batch, entries in sorted(streams.items())
-        )
-        for name in PHASE_CURVES
-        if name != "input"
-    }
-    phases = tuple(replace(entry, **curves) for entry in profile.phases)
-    return replace(profile, phases=phases)
+    return replace(profile, phases=tuple(replace(entry, **curves) for entry in profile.phases))
 
 
-def single_steps(
-    groups: Mapping[RunSetting, Sequence[Repetition]],
-) -> tuple[SingleStep, ...]:
+def single_steps(groups: Mapping[RunSetting, Sequence[Repetition]]) -> tuple[SingleStep, ...]:
     """Each calibrated setting as measured."""
-    steps = []
-    for setting, repetitions in groups.items():
-        result = estimate([entry.step_s for entry in repetitions])
-        steps.append(
-            SingleStep(
-                workload=setting.workload,
-                world_size=setting.world_size,
-                micro_batch=setting.micro_batch,
-                synchronisation=setting.synchronisation.value,
-                bucket_cap_mb=setting.bucket_cap_mb,
-                step_s=result.value_s,
-                relative_error=result.relative_error,
-            )
+    estimates = {
+        setting: estimate([entry.step_s for entry in repetitions])
+        for setting, repetitions in groups.items()
+    }
+    return tuple(
+        SingleStep(
+            workload=setting.workload,
+            world_size=setting.world_size,
+            micro_batch=setting.micro_batch,
+            synchronisation=setting.synchronisation.value,
+            bucket_cap_mb=setting.bucket_cap_mb,
+            step_s=found.value_s,
+            relative_error=found.relative_error,
         )
-    return tuple(steps)
-
-
-def _source(name: str) -> str:
-    return name if name.startswith("dispatch") else f"dense_{name}"
-
-
-def _isolates_compute(setting: RunSetting) -> bool:
-    return setting.synchronisation is (
-        Synchronisation.NONE if setting.world_size == 1 else Synchronisation.NO_SYNC
+        for setting, found in estimates.items()
     )
 
 
 def _curve(
-    groups: Mapping[RunSetting, Sequence[Repetition]],
-    phase: str,
-    world_size: int,
+    groups: Mapping[RunSetting, Sequence[Repetition]], phase: str, world_size: int
 ) -> tuple[CurvePoint, ...]:
     points = [
-        _point(
-            setting.micro_batch,
-            [entry.phases_s[phase] for entry in repetitions],
-        )
+        _point(setting.micro_batch, [entry.phases_s[phase] for entry in repetitions])
         for setting, repetitions in groups.items()
-        if setting.world_size == world_size and _isolates_compute(setting)
+        if setting.world_size == world_size
     ]
     return smoothed(sorted(points, key=lambda point: point.at))
 
@@ -126,8 +109,8 @@ def _curve(
 def smoothed(points: Sequence[CurvePoint]) -> tuple[CurvePoint, ...]:
     """Points drawn towards their common line, each as far as its own error warrants.
 
-    The time of a batch is a constant plus a cost per sample, up to a few percent of true
-    curvature (caches, vector tails). Each point is the posterior mean of a measurement with its
+    The time of a batch is a constant plus a cost per sample, neither negative, up to a few percent of
+    true curvature (caches, vector tails). Each point is the posterior mean of a measurement with its
     error and that line with its curvature.
     """
     if len(points) < _MINIMUM_LINE:
@@ -136,7 +119,10 @@ def smoothed(points: Sequence[CurvePoint]) -> tuple[CurvePoint, ...]:
     times_s = np.array([point.time_s for point in points])
     noise = np.array([point.relative_error for point in points]) ** 2
     curvature = _CURVATURE**2
-    line_s = _line(at, times_s, weights=1 / ((noise + curvature) * times_s**2))
+    root = np.sqrt(1 / ((noise + curvature) * times_s**2))
+    scale = float(np.max(root * times_s)) or 1.0
+    design = np.stack([np.ones_like(at), at / at.max()], axis=1)
+    solution, _ = nnls(design * root[:, None] / scale, times_s * root / scale)
     trust = curvature / (curvature + noise)
     return tuple(
         CurvePoint(
@@ -144,17 +130,8 @@ def smoothed(points: Sequence[CurvePoint]) -> tuple[CurvePoint, ...]:
             time_s=max(0.0, float(expected_s + share * (point.time_s - expected_s))),
             relative_error=float(np.sqrt(share) * point.relative_error),
         )
-        for point, expected_s, share in zip(points, line_s, trust, strict=True)
+        for point, expected_s, share in zip(points, design @ solution, trust, strict=True)
     )
-
-
-def _line(at: FloatArray, times_s: FloatArray, *, weights: FloatArray) -> FloatArray:
-    """Weighted least-squares line with constant and slope not below zero, at the points. [s]"""
-    design = np.stack([np.ones_like(at), at / at.max()], axis=1)
-    root = np.sqrt(weights)
-    scale = float(np.max(root * times_s)) or 1.0
-    solution, _ = nnls(design * root[:, None] / scale, times_s * root / scale)
-    return np.asarray(design @ solution)
 
 
 def _point(at: float, values_s: Sequence[float]) -> CurvePoint:
@@ -168,7 +145,7 @@ def _noise(
     """Distribution of single steps per micro-batch, where ranks do not wait for each other."""
     noise = []
     for setting, repetitions in sorted(groups.items(), key=lambda item: item[0].micro_batch):
-        if setting.world_size != world_size or not _isolates_compute(setting):
+        if setting.world_size != world_size:
             continue
         ratios = np.concatenate([repetition.ratios for repetition in repetitions])
         count = min(_NUM_RATIOS, len(ratios))
@@ -191,7 +168,7 @@ def _rank_spread(groups: Mapping[RunSetting, Sequence[Repetition]]) -> float:
     offsets = [
         np.log(repetition.rank_steps_s) - np.mean(np.log(repetition.rank_steps_s))
         for setting, repetitions in groups.items()
-        if setting.world_size > 1 and _isolates_compute(setting)
+        if setting.world_size > 1
         for repetition in repetitions
     ]
     if not offsets:

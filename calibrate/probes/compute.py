@@ -1,10 +1,11 @@
 """Compute, copies and dispatch alone on one rank."""
 
+import functools
 import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -39,20 +40,18 @@ def measure_compute(
     """Time repeats of one kernel on this rank alone. [s]"""
     kernel = _KERNELS[probe.probe](session, probe)
     # Matrix products and convolutions have a switch each.
-    allowed = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    _allow_tf32(matmul=probe.dtype == "tf32", convolution=probe.dtype == "tf32")
+    switches: tuple[Any, ...] = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [switch.allow_tf32 for switch in switches]
+    for switch in switches:
+        switch.allow_tf32 = probe.dtype == "tf32"
     try:
         warm_s = session.time_repeats(kernel.act, repeats=3)
         repeats = repeats_within(target_s, warm_s[1:], minimum=5, maximum=200)
         durations_s = session.time_repeats(kernel.act, repeats=repeats)
     finally:
-        _allow_tf32(matmul=allowed[0], convolution=allowed[1])
+        for switch, allowed in zip(switches, before, strict=True):
+            switch.allow_tf32 = allowed
     return kernel, [duration_s / kernel.calls for duration_s in durations_s]
-
-
-def _allow_tf32(*, matmul: bool, convolution: bool) -> None:
-    torch.backends.cuda.matmul.allow_tf32 = matmul
-    torch.backends.cudnn.allow_tf32 = convolution
 
 
 def _matmul(session: Session, probe: ComputeProbe) -> TimedKernel:
@@ -89,19 +88,16 @@ def _memory(session: Session, probe: ComputeProbe) -> TimedKernel:
     return TimedKernel(act=lambda: values.add_(1), moved_bytes=8.0 * values.numel())
 
 
-def _host_to_device(session: Session, probe: ComputeProbe) -> TimedKernel:
-    host = torch.zeros(probe.shape).pin_memory()
-    device = torch.zeros(probe.shape, device=session.device)
-    return TimedKernel(
-        act=lambda: device.copy_(host, non_blocking=True), moved_bytes=4.0 * host.numel()
+def _copy(session: Session, probe: ComputeProbe) -> TimedKernel:
+    """Between pinned memory of the host and the device, in the direction that the probe names."""
+    source, target = (
+        torch.zeros(probe.shape).pin_memory(),
+        torch.zeros(probe.shape, device=session.device),
     )
-
-
-def _device_to_host(session: Session, probe: ComputeProbe) -> TimedKernel:
-    host = torch.zeros(probe.shape).pin_memory()
-    device = torch.zeros(probe.shape, device=session.device)
+    if probe.probe == "device_to_host":
+        source, target = target, source
     return TimedKernel(
-        act=lambda: host.copy_(device, non_blocking=True), moved_bytes=4.0 * host.numel()
+        act=lambda: target.copy_(source, non_blocking=True), moved_bytes=4.0 * source.numel()
     )
 
 
@@ -132,21 +128,12 @@ _KERNELS: Final[dict[str, Callable[[Session, ComputeProbe], TimedKernel]]] = {
     "matmul": _matmul,
     "convolution": _convolution,
     "memory": _memory,
-    "host_to_device": _host_to_device,
-    "device_to_host": _device_to_host,
+    "host_to_device": _copy,
+    "device_to_host": _copy,
     "dispatch": _dispatch,
     "optimizer": _optimizer,
 }
 
-
-COLLECTIVES: Final = (
-    "all_reduce",
-    "broadcast",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "send_recv",
-)
 
 #: Buffers rotate through this much memory: gradients are not in a cache either.
 _ROTATION_BYTES: Final = 64 * MIB
@@ -192,35 +179,20 @@ def _acts(
     shard = torch.zeros(num_elements // world_size, device=session.device)
     exchanged = torch.zeros_like(buffers[0]) if collective == "all_to_all" else shard
 
-    def all_reduce(buffer: torch.Tensor) -> object:
-        return dist.all_reduce(buffer, group=group)
-
-    def broadcast(buffer: torch.Tensor) -> object:
-        return dist.broadcast(buffer, src=0, group=group)
-
-    def all_gather(buffer: torch.Tensor) -> object:
-        return dist.all_gather_into_tensor(buffer, shard, group=group)
-
-    def reduce_scatter(buffer: torch.Tensor) -> object:
-        return dist.reduce_scatter_tensor(shard, buffer, group=group)
-
     def send_recv(buffer: torch.Tensor) -> object:
         if session.rank == 0:
             return dist.send(buffer, dst=1, group=group)
         return dist.recv(buffer, src=0, group=group)
 
-    def all_to_all(buffer: torch.Tensor) -> object:
-        return dist.all_to_all_single(exchanged, buffer, group=group)
-
-    act = {
-        "all_reduce": all_reduce,
-        "all_to_all": all_to_all,
-        "broadcast": broadcast,
-        "all_gather": all_gather,
-        "reduce_scatter": reduce_scatter,
+    acts: dict[str, Callable[[torch.Tensor], object]] = {
+        "all_reduce": lambda buffer: dist.all_reduce(buffer, group=group),
+        "all_to_all": lambda buffer: dist.all_to_all_single(exchanged, buffer, group=group),
+        "broadcast": lambda buffer: dist.broadcast(buffer, src=0, group=group),
+        "all_gather": lambda buffer: dist.all_gather_into_tensor(buffer, shard, group=group),
+        "reduce_scatter": lambda buffer: dist.reduce_scatter_tensor(shard, buffer, group=group),
         "send_recv": send_recv,
-    }[collective]
-    return [lambda buffer=buffer: act(buffer) for buffer in buffers]  # type: ignore[misc]
+    }
+    return [functools.partial(acts[collective], buffer) for buffer in buffers]
 
 
 #: Matrix products short enough to count them while an all-reduce runs.
@@ -229,26 +201,12 @@ _WIDTH = {"cpu": 256, "cuda": 2048}
 _OUTLAST = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Together:
-    """One all-reduce beside matrix products that never pause."""
-
-    comm_s: Seconds
-    """Length of the all-reduce."""
-    compute_s: Seconds
-    """Length of one matrix product while it ran."""
-
-
 def measure_overlap(
     session: Session, *, size_bytes: Bytes, world_size: int, target_s: Seconds
 ) -> dict[str, list[Seconds]]:
-    """Time an all-reduce and matrix products: each alone, and both at once.
+    """Time an all-reduce and matrix products: each alone, and both at once. [s]
 
-    Returns
-    -------
-    dict
-        Samples of ``compute_alone_s`` and ``compute_together_s`` (of one matrix product) and of
-        ``comm_alone_s`` and ``comm_together_s`` (of one all-reduce), all of the same length. [s]
+    Samples of one matrix product and of one all-reduce, all of the same length.
     """
     group = session.data[world_size]
     buffer = torch.zeros(size_bytes // 4, device=session.device)
@@ -278,18 +236,18 @@ def measure_overlap(
         samples["comm_alone_s"].append(_timed(session, communicate))
         session.barrier(world_size)
         work = dist.all_reduce(buffer, group=group, async_op=True)
-        together = (
+        both_s = (
             _queued_together(work, compute, num_queued=_OUTLAST * num_alone)
             if session.asynchronous
             else _counted_together(work, compute)
         )
-        samples["compute_together_s"].append(together.compute_s)
-        samples["comm_together_s"].append(together.comm_s)
+        samples["compute_together_s"].append(both_s[0])
+        samples["comm_together_s"].append(both_s[1])
     return samples
 
 
-def _counted_together(work: dist.Work, compute: Callable[[], None]) -> Together:
-    """Compute until the all-reduce is done, for devices that run synchronously."""
+def _counted_together(work: dist.Work, compute: Callable[[], None]) -> tuple[Seconds, Seconds]:
+    """One matrix product and the all-reduce, computing until it is done: for synchronous devices. [s]"""
     start_s = time.perf_counter()
     count = 0
     while count == 0 or not work.is_completed():
@@ -297,10 +255,12 @@ def _counted_together(work: dist.Work, compute: Callable[[], None]) -> Together:
         count += 1
     elapsed_s = time.perf_counter() - start_s
     work.wait()
-    return Together(comm_s=elapsed_s, compute_s=elapsed_s / count)
+    return elapsed_s / count, elapsed_s
 
 
-def _queued_together(work: dist.Work, compute: Callable[[], None], *, num_queued: int) -> Together:
+def _queued_together(
+    work: dist.Work, compute: Callable[[], None], *, num_queued: int
+) -> tuple[Seconds, Seconds]:
     """Queue more compute than the all-reduce lasts; see how much was done when it ended."""
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(num_queued + 1)]
     end = torch.cuda.Event(enable_timing=True)
@@ -321,7 +281,7 @@ def _queued_together(work: dist.Work, compute: Callable[[], None], *, num_queued
         if end_s <= comm_s
     ]
     chosen = beside or durations_s[:1]
-    return Together(comm_s=comm_s, compute_s=sum(chosen) / len(chosen))
+    return sum(chosen) / len(chosen), comm_s
 
 
 def _timed(session: Session, act: Callable[[], object]) -> Seconds:

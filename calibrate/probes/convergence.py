@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.probes.session import Session
 from calibrate.task import TrainingTask
+from perfmodel.documents.observation import TrainingObservation
 from perfmodel.trace.reference import MODELS
 
 NUM_CLASSES: Final = 10
@@ -21,13 +22,16 @@ _LARGEST_SHIFT: Final = 3
 _PATTERN_SEED: Final = 1234
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """An endless source: which of ten smooth patterns is it, shifted and under noise?"""
+    """An endless source: which of ten smooth patterns is it, shifted and under noise?
 
-    generator: torch.Generator
-    noise: float
-    """Standard deviation over that of a pattern: classes overlap, gradients differ."""
+    Different seeds share the patterns and nothing else. ``noise`` is its standard deviation over that of a
+    pattern: classes overlap, gradients differ.
+    """
+
+    def __init__(self, seed: int, *, noise: float) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        self.noise = noise
 
     def draw(self, num_samples: int) -> tuple[Tensor, Tensor]:
         """Images of shape ``(num_samples, 1, 28, 28)`` and the numbers of their patterns."""
@@ -42,19 +46,6 @@ class Samples:
             -_LARGEST_SHIFT, _LARGEST_SHIFT + 1, (num_samples, 1), generator=self.generator
         )
         return (torch.arange(_WIDTH) + shifts) % _WIDTH
-
-
-def samples(seed: int, *, noise: float) -> Samples:
-    """The stream of a seed; different seeds share the patterns and nothing else."""
-    return Samples(generator=torch.Generator().manual_seed(seed), noise=noise)
-
-
-def description(noise: float) -> str:
-    """What is learned, in words."""
-    return (
-        f"{NUM_CLASSES} patterns shifted by up to {_LARGEST_SHIFT} pixels under {noise:g} times as much "
-        "noise"
-    )
 
 
 @functools.cache
@@ -74,16 +65,6 @@ _WARM_UP: Final = 10
 
 
 @dataclass(slots=True, kw_only=True)
-class Training:
-    """What one training showed."""
-
-    mean_squares: list[float] = field(default_factory=list)
-    squares_of_mean: list[float] = field(default_factory=list)
-    evaluated_steps: list[int] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-
-
-@dataclass(slots=True, kw_only=True)
 class _Norms:
     """Squared norms of one step, summed over the buckets that DDP reduces."""
 
@@ -92,11 +73,16 @@ class _Norms:
     own: Tensor = field(default_factory=lambda: torch.zeros(()))
     mean: Tensor = field(default_factory=lambda: torch.zeros(()))
 
-    def reset(self) -> None:
+    def taken(self, session: Session) -> tuple[float, float]:
+        """Mean square of the ranks' gradients, and square of their mean, since it was last asked."""
+        own = self.own.to(torch.float64).reshape(1)
+        dist.all_reduce(own, group=session.control[self.world_size])
+        found = float(own) / self.world_size, float(self.mean)
         self.own, self.mean = torch.zeros(()), torch.zeros(())
+        return found
 
 
-def measure_training(session: Session, task: TrainingTask) -> Training:
+def measure_training(session: Session, task: TrainingTask) -> TrainingObservation:
     """Train until the loss is reached or the steps are used up; all ranks of the task must call it."""
     module = _built(session, task)
     norms = None
@@ -107,26 +93,46 @@ def measure_training(session: Session, task: TrainingTask) -> Training:
     schedule = torch.optim.lr_scheduler.LinearLR(
         optimizer, start_factor=1 / _WARM_UP, total_iters=_WARM_UP
     )
-    stream = samples(_FIRST_SEED + task.seed * session.world_size + session.rank, noise=task.noise)
-    held_out = samples(_EVALUATION_SEED, noise=task.noise).draw(task.evaluated_samples)
-    found = Training()
+    seed = _FIRST_SEED + task.seed * session.world_size + session.rank
+    stream = Samples(seed, noise=task.noise)
+    held_out = Samples(_EVALUATION_SEED, noise=task.noise).draw(task.evaluated_samples)
+    seen: list[tuple[float, float]] = []
+    losses: dict[int, float] = {}
     next_look = 1
     for step in range(1, task.max_steps + 1):
-        _step(session, module, optimizer, stream.draw(task.micro_batch))
+        images, labels = (part.to(session.device) for part in stream.draw(task.micro_batch))
+        nn.functional.cross_entropy(module(images), labels).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
         schedule.step()
         if norms is not None:
-            _note(session, norms, found)
+            seen.append(norms.taken(session))
         if step < next_look:
             continue
         next_look = max(step + 1, int(step * task.look_growth) + 1)
         loss = session.agree(_loss_of(session, module, held_out), world_size=task.world_size)
         if not math.isfinite(loss):
             break
-        found.evaluated_steps.append(step)
-        found.losses.append(loss)
+        losses[step] = loss
         if loss <= task.target_loss:
             break
-    return found
+    finite = [pair for pair in seen if all(map(math.isfinite, pair))]
+    return TrainingObservation(
+        task=task.name,
+        round=task.round,
+        workload=task.workload,
+        samples=f"{NUM_CLASSES} patterns shifted by up to {_LARGEST_SHIFT} pixels under "
+        f"{task.noise:g} times as much noise",
+        world_size=task.world_size,
+        micro_batch=task.micro_batch,
+        learning_rate=task.learning_rate,
+        seed=task.seed,
+        target_loss=task.target_loss,
+        mean_squares=tuple(mean_square for mean_square, _ in finite),
+        squares_of_mean=tuple(square_of_mean for _, square_of_mean in finite),
+        evaluated_steps=tuple(losses),
+        losses=tuple(losses.values()),
+    )
 
 
 def _built(session: Session, task: TrainingTask) -> nn.Module:
@@ -167,28 +173,6 @@ def _average_and_note(
         return averaged
 
     return work.get_future().then(note)
-
-
-def _step(
-    session: Session,
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    drawn: tuple[Tensor, Tensor],
-) -> None:
-    images, labels = (part.to(session.device) for part in drawn)
-    nn.functional.cross_entropy(module(images), labels).backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def _note(session: Session, norms: _Norms, found: Training) -> None:
-    own = norms.own.to(torch.float64).reshape(1)
-    dist.all_reduce(own, group=session.control[norms.world_size])
-    mean_square, square_of_mean = float(own) / norms.world_size, float(norms.mean)
-    norms.reset()
-    if math.isfinite(mean_square) and math.isfinite(square_of_mean):
-        found.mean_squares.append(mean_square)
-        found.squares_of_mean.append(square_of_mean)
 
 
 def _loss_of(session: Session, module: nn.Module, held_out: tuple[Tensor, Tensor]) -> float:

@@ -1,12 +1,8 @@
-"""Steps of an optimizer over equal tensors, as they follow a backward pass."""
+"""Checkpoints, and steps of an optimizer over equal tensors as they follow a backward pass."""
 
 import os
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -14,80 +10,53 @@ from torch import nn
 
 from calibrate.layers import Layer
 from calibrate.probes.session import Session
-from perfmodel.documents.observation import OptimizerPoint
+from calibrate.task import CheckpointTask
+from perfmodel.documents.observation import CheckpointObservation, OptimizerPoint
 from perfmodel.trace.reference import MODELS
 from perfmodel.trace.source import make_optimizer
-from perfmodel.units import MIB, Bytes, Seconds
+from perfmodel.units import MIB, Seconds
 
 
-@dataclass(slots=True, kw_only=True)
-class CheckpointTimes:
-    """What every repeat took. [s]"""
-
-    size_bytes: Bytes
-    write_s: list[Seconds] = field(default_factory=list)
-    read_s: list[Seconds] = field(default_factory=list)
-
-
-def measure_checkpoint(
-    workload: str, *, device: torch.device, folder: Path, repeats: int
-) -> CheckpointTimes:
+def measure_checkpoint(session: Session, task: CheckpointTask) -> CheckpointObservation:
     """Write parameters and the state of SGD with momentum, as training would, and read them.
 
-    A write ends when the disk has the file (fsync); before a read the kernel is asked to forget it.
+    The file lies beside the observations: what is timed is their storage. A write ends when the disk has
+    the file (fsync); before a read the kernel is asked to forget it, or reading would look free.
     """
+    assert session.observations is not None
     torch.manual_seed(0)
-    model = MODELS[workload].build().to(device)
+    model = MODELS[task.workload].build().to(session.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    times = CheckpointTimes(size_bytes=0)
-    with _scratch_file(folder) as path:
-        for _ in range(repeats):
-            times.write_s.append(_write(path, model, optimizer))
-            times.size_bytes = path.stat().st_size
-            _forget(path)
-            times.read_s.append(_read(path, model, optimizer, device))
-    return times
-
-
-@contextmanager
-def _scratch_file(folder: Path) -> Iterator[Path]:
-    """A file beside the observations: what is timed is the storage that they lie on."""
-    descriptor, name = tempfile.mkstemp(dir=folder, prefix=".checkpoint.")
-    os.close(descriptor)
-    try:
-        yield Path(name)
-    finally:
-        Path(name).unlink(missing_ok=True)
-
-
-def _write(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Seconds:
-    started_s = time.perf_counter()
-    with path.open("wb") as file:
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    return time.perf_counter() - started_s
-
-
-def _forget(path: Path) -> None:
-    """Pages that are still cached would make reading look free; a request, not an order."""
-    with path.open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def _read(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
-) -> Seconds:
-    started_s = time.perf_counter()
-    stored = torch.load(path, map_location=device, weights_only=True)
-    model.load_state_dict(stored["model"])
-    optimizer.load_state_dict(stored["optimizer"])
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - started_s
+    size_bytes, write_s, read_s = 0, [], []
+    folder = session.observations.parent
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".checkpoint.") as file:
+        for _ in range(task.repeats):
+            file.seek(0)
+            file.truncate()
+            started_s = time.perf_counter()
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+            file.flush()
+            os.fsync(file.fileno())
+            write_s.append(time.perf_counter() - started_s)
+            size_bytes = file.tell()
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            started_s = time.perf_counter()
+            stored = torch.load(file.name, map_location=session.device, weights_only=True)
+            model.load_state_dict(stored["model"])
+            optimizer.load_state_dict(stored["optimizer"])
+            session.synchronise()
+            read_s.append(time.perf_counter() - started_s)
+    return CheckpointObservation(
+        task=task.name,
+        round=task.round,
+        workload=task.workload,
+        size_bytes=size_bytes,
+        write_s=tuple(write_s),
+        read_s=tuple(read_s),
+    )
 
 
 #: Larger than the last cache of common hosts, so that reading it evicts everything else.
