@@ -5,7 +5,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
@@ -31,23 +31,14 @@ from perfmodel.report.wording import (
 )
 from perfmodel.units import format_bytes, format_duration
 
-
-def money(value: float) -> str:
-    """Text such as ``12,345``; three significant digits below 100."""
-    return f"{value:,.0f}" if abs(value) >= 100 else number(value)
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}" if math.isclose(value, round(value)) else f"{value:,.1f}"
-
-
+_Shown = TypeVar("_Shown")
 #: How a number is shown.
 KINDS: Final[Mapping[str, Callable[[Any], str]]] = {
-    "money": money,
+    "money": lambda value: f"{value:,.0f}" if abs(value) >= 100 else number(value),
     "price": lambda value: f"{value:.4g}",
     "duration": format_duration,
     "percent": percent,
-    "count": _count,
+    "count": lambda value: f"{value:,.{0 if math.isclose(value, round(value)) else 1}f}",
     "ratio": number,
     "bytes": format_bytes,
     "date": str,
@@ -69,24 +60,15 @@ class Entry(NamedTuple):
 
 
 class LinkedNumbers:
-    """Shows values of a document, and remembers which.
+    """Shows values of a document as JSON has it, and remembers which.
 
-    Parameters
-    ----------
-    values
-        The document as JSON has it.
-    origin
-        From a path to where its value comes from, and the id of a row that tells more.
+    ``origin`` gives, for a path, where its value comes from, and the id of a row that tells more.
     """
 
     def __init__(self, values: Any, origin: Callable[[str], tuple[str, str]]) -> None:
         self._values, self._origin = values, origin
-        self._entries: dict[str, Entry] = {}
-
-    @property
-    def entries(self) -> list[Entry]:
-        """What was shown so far, in that order."""
-        return list(self._entries.values())
+        self.entries: dict[str, Entry] = {}
+        """What was shown so far, by path, in that order."""
 
     def value(self, path: str) -> Any:
         """What stands at a path."""
@@ -98,11 +80,11 @@ class LinkedNumbers:
     def show(self, path: str, kind: str) -> Markup:
         """The value at a path as a link to its row among the sources."""
         value = self.value(path)
-        if path not in self._entries:
-            place = len(self._entries) + 1
-            self._entries[path] = Entry(place, path, str(value), *self._origin(path))
+        if path not in self.entries:
+            place = len(self.entries) + 1
+            self.entries[path] = Entry(place, path, str(value), *self._origin(path))
         return Markup('<a class="n {}" href="#n{}" data-path="{}">{}</a>').format(
-            kind, self._entries[path].place, path, KINDS[kind](value)
+            kind, self.entries[path].place, path, KINDS[kind](value)
         )
 
     def interval(self, path: str, kind: str) -> Markup:
@@ -145,6 +127,14 @@ class Headline:
     warnings: tuple[str, ...]
 
 
+_GROUNDS: Final = {
+    Evidence.MEASURED: "this setting ran on this machine",
+    Evidence.INTERPOLATED: "it lies between settings that ran on this machine",
+    Evidence.EXTRAPOLATED: "it lies beyond what ran on this machine",
+    Evidence.ASSUMED: "part of it was assumed, not measured",
+}
+
+
 def headline(
     machine: ProfileDocument,
     *,
@@ -157,11 +147,18 @@ def headline(
         words = "NOT VALIDATED: the validation at hand judged another profile"
     elif judged is not None:
         state = "passed" if judged.passed else "failed"
+    largest = {
+        found.digest: max(found.points, key=lambda point: point.setting.world_size, default=None)
+        for found in predictions
+    }
     return Headline(
         verdict=words,
         state=state,
-        numbers=(_speedup(predictions), *_accuracy(judged)),
-        sentences=(*map(_prediction_sentence, predictions), *_error_sentences(judged)),
+        numbers=(_speedup(predictions, largest), *_accuracy(judged)),
+        sentences=(
+            *(_sentence(found, largest[found.digest]) for found in predictions),
+            *_error_sentences(judged),
+        ),
         warnings=(
             *_mismatches(machine, predictions, judged),
             *dict.fromkeys(caveat for entry in predictions for caveat in entry.caveats),
@@ -169,13 +166,11 @@ def headline(
     )
 
 
-def _largest(found: PredictionDocument) -> PredictedPoint | None:
-    return max(found.points, key=lambda point: point.setting.world_size, default=None)
-
-
-def _speedup(predictions: Sequence[PredictionDocument]) -> KeyNumber:
+def _speedup(
+    predictions: Sequence[PredictionDocument], largest: Mapping[str, PredictedPoint | None]
+) -> KeyNumber:
     for found in predictions:
-        point = _largest(found)
+        point = largest[found.digest]
         if point is not None and point.speedup is not None:
             middle, ends = interval(point.speedup).split("\n")
             bounds = ends.strip("[]").replace("-", " to ")
@@ -187,15 +182,30 @@ def _speedup(predictions: Sequence[PredictionDocument]) -> KeyNumber:
     return KeyNumber("Speed-up", "-", "nothing was predicted")
 
 
+def _sentence(found: PredictionDocument, point: PredictedPoint | None) -> str:
+    if point is None:
+        return f"{found.workload}: no number of devices was asked for."
+    return (
+        f"{found.workload}, {scaling_words(found)}: {point.setting.world_size} devices should "
+        f"process {one_line(interval(point.speedup))} times as many samples per second as one, "
+        f"{point.setting.local_batch} per device and step, in steps of "
+        f"{one_line(duration_interval(point.step_s))}; {_GROUNDS[point.weakest_evidence]}."
+    )
+
+
+def _largest_run(judged: ValidationDocument) -> int:
+    return max(entry.setting.world_size for entry in judged.settings)
+
+
 def _accuracy(judged: ValidationDocument | None) -> tuple[KeyNumber, KeyNumber]:
     if judged is None:
         return (
             KeyNumber("Typical error", "unknown", "no fresh runs were made"),
             KeyNumber("Intervals kept", "unknown", "promised: 90 %"),
         )
-    summary, floor = judged.summary, judged.noise_floor
+    summary, floor, runs = judged.summary, judged.noise_floor, judged.settings
     beside = f"; repeating a run differs by {percent(floor.mape)}" if floor else ""
-    covered = sum(entry.is_covered for entry in judged.settings)
+    covered = sum(entry.is_covered for entry in runs)
     return (
         KeyNumber(
             "Typical error of a step time",
@@ -206,32 +216,8 @@ def _accuracy(judged: ValidationDocument | None) -> tuple[KeyNumber, KeyNumber]:
         KeyNumber(
             "Intervals kept",
             percent(judged.coverage),
-            f"{covered} of {len(judged.settings)} fresh runs lay inside; promised: 90 %",
+            f"{covered} of {len(runs)} fresh runs lay inside; promised: 90 %",
         ),
-    )
-
-
-def _largest_run(judged: ValidationDocument) -> int:
-    return max(entry.setting.world_size for entry in judged.settings)
-
-
-_GROUNDS: Final = {
-    Evidence.MEASURED: "this setting ran on this machine",
-    Evidence.INTERPOLATED: "it lies between settings that ran on this machine",
-    Evidence.EXTRAPOLATED: "it lies beyond what ran on this machine",
-    Evidence.ASSUMED: "part of it was assumed, not measured",
-}
-
-
-def _prediction_sentence(found: PredictionDocument) -> str:
-    point = _largest(found)
-    if point is None:
-        return f"{found.workload}: no number of devices was asked for."
-    return (
-        f"{found.workload}, {scaling_words(found)}: {point.setting.world_size} devices should "
-        f"process {one_line(interval(point.speedup))} times as many samples per second as one, "
-        f"{point.setting.local_batch} per device and step, in steps of "
-        f"{one_line(duration_interval(point.step_s))}; {_GROUNDS[point.weakest_evidence]}."
     )
 
 
@@ -286,27 +272,12 @@ def report_html(
 ) -> str:
     """A report as one self-contained file: no network, no scripts, escaped throughout.
 
-    Parameters
-    ----------
-    document
-        The calibration that all else rests on; a result of another profile is marked as such.
-    predictions
-        In the order in which they are shown; may be empty.
-    judged
-        ``None`` if nothing was checked: the report then says so at the top.
+    Results of another profile are marked as such; without a validation the report says so at the top.
     """
     machine = document.machine
     return template("report.html.j2").render(
         head=headline(document, predictions=predictions, judged=judged),
-        measured=_filled(
-            profile.machine_table(document),
-            profile.workloads_table(machine),
-            profile.steps_table(machine),
-            profile.collectives_table(machine),
-            profile.overlaps_table(machine),
-            profile.rates_table(machine),
-            profile.ddp_table(machine),
-        ),
+        measured=_filled(document, profile.machine_table) + _filled(machine, *_MEASURED),
         measured_pictures=[
             picture(
                 figures.compute_figure(machine),
@@ -320,9 +291,9 @@ def report_html(
                 "Each collective alone on the machine, as measured.",
             ),
         ],
-        predicted=[shown for entry in predictions for shown in _predicted(entry)],
+        predicted=[shown for entry in predictions for shown in _filled(entry, *_PREDICTED)],
         predicted_pictures=list(_prediction_pictures(predictions)),
-        wrong=_wrong(judged) if judged else [],
+        wrong=_filled(judged, *_WRONG) if judged else [],
         wrong_pictures=_validation_pictures(judged) if judged else [],
         device_name=machine.device_name,
         is_validated=judged is not None,
@@ -335,28 +306,32 @@ def report_html(
     )
 
 
-def _filled(*tables: Table) -> list[Table]:
-    """Tables that have something to show."""
-    return [shown for shown in tables if shown.rows]
+_MEASURED: Final = (
+    profile.workloads_table,
+    profile.steps_table,
+    profile.collectives_table,
+    profile.overlaps_table,
+    profile.rates_table,
+    profile.ddp_table,
+)
+_PREDICTED: Final = (
+    prediction.prediction_table,
+    prediction.measured_table,
+    prediction.breakdown_table,
+    prediction.evidence_table,
+)
+_WRONG: Final = (
+    validation.errors_table,
+    validation.gates_table,
+    validation.steps_table,
+    validation.speedups_table,
+    validation.repeats_table,
+)
 
 
-def _predicted(found: PredictionDocument) -> list[Table]:
-    return _filled(
-        prediction.prediction_table(found),
-        prediction.measured_table(found),
-        prediction.breakdown_table(found),
-        prediction.evidence_table(found),
-    )
-
-
-def _wrong(judged: ValidationDocument) -> list[Table]:
-    return _filled(
-        validation.errors_table(judged),
-        validation.gates_table(judged),
-        validation.steps_table(judged),
-        validation.speedups_table(judged),
-        validation.repeats_table(judged),
-    )
+def _filled(document: _Shown, *tables: Callable[[_Shown], Table]) -> list[Table]:
+    """Tables of a document that have something to show."""
+    return [shown for table in tables if (shown := table(document)).rows]
 
 
 def _prediction_pictures(predictions: Sequence[PredictionDocument]) -> Iterator[Picture]:
@@ -393,7 +368,7 @@ def _validation_pictures(judged: ValidationDocument) -> list[Picture]:
 
 
 def picture(figure: Figure, title: str, caption: str) -> Picture:
-    """A figure for the body of a page; titles differ, so that no ids of two figures clash."""
+    """A figure for the body of a page."""
     return Picture(inline_svg(figure, title=title), caption)
 
 
@@ -401,7 +376,7 @@ _ID: Final = re.compile(r'(\bid="|url\(#|href="#)')
 
 
 def inline_svg(figure: Figure, *, title: str) -> str:
-    """Text of a figure for the body of a page; its ids start with the title."""
+    """Text of a figure for the body of a page; its ids start with the title, so that none clash."""
     text = figures.figure_bytes(figure, format="svg").decode()
     prefix = re.sub(r"\W", "", title)
     text = _ID.sub(rf"\g<1>{prefix}-", text[text.index("<svg") :])

@@ -2,14 +2,13 @@
 
 import html
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from numpy.typing import NDArray
 
 from perfmodel.report.figures import (
     COLOURS,
@@ -21,7 +20,7 @@ from perfmodel.report.figures import (
     time_unit,
 )
 from perfmodel.report.html import inline_svg
-from perfmodel.step.program import Cause, Operation, Stream, Trace
+from perfmodel.step.program import Cause, Stream, Trace
 
 MOST_LANES: Final = 32
 """Stages or ranks in one picture; of more, evenly chosen ones are drawn."""
@@ -106,76 +105,58 @@ def _draw_lane(
     axes.broken_barh(
         [(0, trace.step_s / scale)], (position - 0.4, 0.5), facecolors=_BUBBLE, linewidth=0
     )
+    operations = trace.program.operations
+    passes = sum(operation.cause in {Cause.FORWARD, Cause.BACKWARD} for operation in operations)
+    is_roomy = passes * len(trace.start_s) <= MOST_LABELS
     used = set()
     for name, (colour, causes) in _KINDS.items():
-        where = _positions(trace, stage, causes)
-        if not where.size:
+        own = [i for i, o in enumerate(operations) if o.stage == stage and o.cause in causes]
+        if not own:
             continue
         used.add(name)
-        starts = trace.start_s[rank, where] / scale
-        widths = trace.end_s[rank, where] / scale - starts
+        starts = trace.start_s[rank, own] / scale
+        widths = trace.end_s[rank, own] / scale - starts
         above = name in _COMPUTE
         axes.broken_barh(
             list(zip(starts, widths, strict=True)),
             (position - 0.4, 0.5) if above else (position + 0.13, 0.24),
             facecolors=colour,
             edgecolors="white" if above else colour,
-            linewidth=0.3 if _is_roomy(trace) or not above else 0.0,
+            linewidth=0.3 if is_roomy or not above else 0.0,
         )
-        if name in {"forward", "backward"} and _is_roomy(trace):
-            _label(axes, trace, where, position, rank, scale)
+        if name in {"forward", "backward"} and is_roomy:
+            _number_passes(axes, trace, own, position, rank, scale)
     return used
 
 
-def _label(
-    axes: Axes, trace: Trace, where: NDArray[np.intp], position: int, rank: int, scale: float
+def _number_passes(
+    axes: Axes, trace: Trace, where: list[int], position: int, rank: int, scale: float
 ) -> None:
     """Number the micro-batches, once for all pieces of a pass."""
     style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 6, "color": "white"}
     pieces: dict[str, list[int]] = {}
-    for index in map(int, where):
+    for index in where:
         pieces.setdefault(trace.program.operations[index].name, []).append(index)
     for name, parts in pieces.items():
         middle = (trace.start_s[rank, parts[0]] + trace.end_s[rank, parts[-1]]) / 2 / scale
         axes.text(float(middle), position - 0.15, name.split(" ")[-1], clip_on=True, **style)
 
 
-def _is_roomy(trace: Trace) -> bool:
-    """Whether single passes can be told apart."""
-    passes = [op for op in trace.program.operations if op.cause in {Cause.FORWARD, Cause.BACKWARD}]
-    return len(passes) * len(trace.start_s) <= MOST_LABELS
-
-
-def _positions(trace: Trace, stage: int, causes: set[Cause]) -> NDArray[np.intp]:
-    operations: Sequence[Operation] = trace.program.operations
-    return np.array(
-        [
-            index
-            for index, operation in enumerate(operations)
-            if operation.stage == stage and operation.cause in causes
-        ],
-        dtype=np.intp,
-    )
-
-
 def _idle_share(trace: Trace, rank: int, stage: int) -> float:
     """Share of the step in which the device of a lane computes nothing."""
-    busy = sum(
-        float(trace.end_s[rank, index] - trace.start_s[rank, index])
+    busy = [
+        index
         for index, operation in enumerate(trace.program.operations)
         if operation.stage == stage
         and operation.stream is Stream.COMPUTE
         and operation.cause is not Cause.CONTENTION
-    )
-    return 1 - busy / trace.step_s
+    ]
+    return 1 - float((trace.end_s[rank, busy] - trace.start_s[rank, busy]).sum()) / trace.step_s
 
 
-MICROSECONDS_PER_S: Final = 1e6
-TID: Final[dict[Stream, int]] = {stream: position for position, stream in enumerate(Stream)}
-CATEGORY: Final[dict[Stream, str]] = {
-    stream: "cpu_op" if stream in {Stream.LOADER, Stream.HOST} else "kernel" for stream in Stream
-}
-STEP_TID: Final = len(TID)
+_TID: Final[dict[Stream, int]] = {stream: position for position, stream in enumerate(Stream)}
+_STEP_TID: Final = len(_TID)
+_ON_CPU: Final = frozenset({Stream.LOADER, Stream.HOST})
 
 
 def chrome_trace(trace: Trace, *, name: str) -> dict[str, object]:
@@ -187,7 +168,7 @@ def chrome_trace(trace: Trace, *, name: str) -> dict[str, object]:
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": 0,
         "distributedInfo": {"rank": 0, "world_size": num_processes, "backend": "simulated"},
-        "traceEvents": [*_names(trace, name), *_steps(trace), *_operations(trace)],
+        "traceEvents": [*_processes(trace, name), *_operations(trace)],
     }
 
 
@@ -197,70 +178,46 @@ def chrome_trace_text(trace: Trace, *, name: str) -> str:
     return json.dumps(chrome_trace(trace, name=name), separators=(",", ": "), allow_nan=False)
 
 
-def _names(trace: Trace, name: str) -> Iterator[dict[str, object]]:
-    lanes = trace.program.lanes
-    stages = trace.program.num_stages
-    for rank in range(len(trace.start_s)):
-        for stage in range(stages):
-            process = rank * stages + stage
-            label = f"rank {rank}" if stages == 1 else f"stage {stage}"
-            threads = {TID[stream]: stream.value for at, stream in lanes if at == stage}
-            yield _metadata(process, 0, "process_name", {"name": f"{label}: {name} (simulated)"})
-            yield _metadata(process, 0, "process_sort_index", {"sort_index": process})
-            for tid, thread in (threads | {STEP_TID: "step"}).items():
-                yield _metadata(process, tid, "thread_name", {"name": thread})
-                yield _metadata(process, tid, "thread_sort_index", {"sort_index": tid})
-
-
-def _metadata(process: int, tid: int, name: str, args: dict[str, object]) -> dict[str, object]:
-    return {"ph": "M", "ts": 0, "pid": process, "tid": tid, "name": name, "args": args}
-
-
-def _complete(
-    category: str, name: str, *, process: int, tid: int, start_s: float, duration_s: float
+def _span(
+    category: str, name: str, where: tuple[int, int], start_s: float, end_s: float, **args: object
 ) -> dict[str, object]:
-    return {
-        "ph": "X",
-        "cat": category,
-        "name": name,
-        "pid": process,
-        "tid": tid,
-        "ts": start_s * MICROSECONDS_PER_S,
-        "dur": duration_s * MICROSECONDS_PER_S,
-        "args": {},
-    }
+    """A complete event of a process and a thread; times in microseconds, as the format wants them."""
+    times = {"ts": start_s * 1e6, "dur": (end_s - start_s) * 1e6}
+    place = {"pid": where[0], "tid": where[1]}
+    return {"ph": "X", "cat": category, "name": name, **place, **times, "args": args}
 
 
-def _steps(trace: Trace) -> Iterator[dict[str, object]]:
+def _processes(trace: Trace, name: str) -> Iterator[dict[str, object]]:
+    """Names of processes and threads, and one mark over the whole step of each."""
     stages = trace.program.num_stages
-    for process in range(len(trace.end_s) * stages):
-        end_s = float(trace.end_s[process // stages].max())
-        yield _complete(
-            *("user_annotation", "ProfilerStep#0"),
-            process=process,
-            tid=STEP_TID,
-            start_s=0.0,
-            duration_s=end_s,
-        )
+    for process in range(len(trace.start_s) * stages):
+        rank, stage = divmod(process, stages)
+        label = f"rank {rank}" if stages == 1 else f"stage {stage}"
+        threads = {_TID[stream]: stream.value for at, stream in trace.program.lanes if at == stage}
+        named: list[tuple[int, str, dict[str, object]]] = [
+            (0, "process_name", {"name": f"{label}: {name} (simulated)"}),
+            (0, "process_sort_index", {"sort_index": process}),
+        ]
+        for tid, thread in (threads | {_STEP_TID: "step"}).items():
+            named.append((tid, "thread_name", {"name": thread}))
+            named.append((tid, "thread_sort_index", {"sort_index": tid}))
+        for tid, what, args in named:
+            yield {"ph": "M", "ts": 0, "pid": process, "tid": tid, "name": what, "args": args}
+        end_s = float(trace.end_s[rank].max())
+        yield _span("user_annotation", "ProfilerStep#0", (process, _STEP_TID), 0.0, end_s)
 
 
 def _operations(trace: Trace) -> Iterator[dict[str, object]]:
-    stages = trace.program.num_stages
     for span in trace.spans():
         operation = span.operation
+        cause, tid = operation.cause.value, _TID[operation.stream]
         args: dict[str, object] = {
-            "cause": operation.cause.value,
+            "cause": cause,
             "size_bytes": operation.size_bytes,
-            "stream": TID[operation.stream],
+            "stream": tid,
         }
         if operation.is_collective:
-            group = {"Collective name": operation.cause.value, "Group size": len(trace.start_s)}
-            args |= group
-        event = _complete(
-            *(CATEGORY[operation.stream], operation.name),
-            process=span.rank * stages + operation.stage,
-            tid=TID[operation.stream],
-            start_s=span.start_s,
-            duration_s=span.end_s - span.start_s,
-        )
-        yield {**event, "args": args}
+            args |= {"Collective name": cause, "Group size": len(trace.start_s)}
+        where = (span.rank * trace.program.num_stages + operation.stage, tid)
+        category = "cpu_op" if operation.stream in _ON_CPU else "kernel"
+        yield _span(category, operation.name, where, span.start_s, span.end_s, **args)
