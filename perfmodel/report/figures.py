@@ -1,7 +1,7 @@
 """Figures of a profile, predictions, a validation and a plan."""
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal
 
 import matplotlib as mpl
@@ -17,7 +17,7 @@ from perfmodel.documents.observation import PHASES
 from perfmodel.documents.plan import PlanDocument
 from perfmodel.documents.prediction import PredictionDocument
 from perfmodel.documents.verdicts import ValidationDocument
-from perfmodel.machine.measured import CurvePoint, MeasuredMachine, MeasuredWorkload, PhaseCurves
+from perfmodel.machine.measured import CurvePoint, MeasuredMachine, PhaseCurves
 from perfmodel.report.prediction import causes_of
 from perfmodel.report.wording import duration_unit, percent, short_label
 from perfmodel.statistics import Interval
@@ -160,22 +160,17 @@ def compute_figure(profile: MeasuredMachine) -> Figure:
     figure = new_figure(width_in=9.2, height_in=0.8 + 3.4 * num_rows)
     panels: list[Axes] = figure.subplots(num_rows, 2, squeeze=False).ravel().tolist()
     for axes, entry in zip(panels, profile.workloads, strict=False):
-        _compute_panel(axes, entry)
+        for position, phases in enumerate(entry.phases):
+            _phase_lines(axes, phases, line=LINES[position % len(LINES)])
+        log2_ticks(axes, values={round(p.at) for phases in entry.phases for p in phases.forward})
+        axes.set_yscale("log")
+        log10_ticks(axes.yaxis)
+        title = f"{entry.workload.name}: phases, n ranks at work"
+        finish(axes, title=title, x="Micro-batch [samples]", y="Time per micro-step [ms]")
     for axes in panels[len(profile.workloads) :]:
         axes.set_axis_off()
     legend_below(figure)
     return figure
-
-
-def _compute_panel(axes: Axes, entry: MeasuredWorkload) -> None:
-    for position, phases in enumerate(entry.phases):
-        _phase_lines(axes, phases, line=LINES[position % len(LINES)])
-    batches = {round(point.at) for phases in entry.phases for point in phases.forward}
-    log2_ticks(axes, values=batches)
-    axes.set_yscale("log")
-    log10_ticks(axes.yaxis)
-    title = f"{entry.workload.name}: phases, n ranks at work"
-    finish(axes, title=title, x="Micro-batch [samples]", y="Time per micro-step [ms]")
 
 
 def _phase_lines(axes: Axes, phases: PhaseCurves, *, line: str) -> None:
@@ -201,11 +196,8 @@ def parity_figure(validation: ValidationDocument) -> Figure:
     figure = new_figure(width_in=5.2, height_in=4.8)
     axes = figure.add_subplot()
     entries = validation.settings
-    times_s = [entry.measured_s for entry in entries]
-    times_s += [
-        bound for entry in entries for bound in (entry.predicted_s.p5, entry.predicted_s.p95)
-    ]
-    times_s = [time_s for time_s in times_s if time_s > 0]
+    times = ((e.measured_s, e.predicted_s.p5, e.predicted_s.p95) for e in entries)
+    times_s = [time_s for three in times for time_s in three if time_s > 0]
     unit, scale = time_unit(float(np.median(times_s)))
     ends = np.array([min(times_s) / 1.3, max(times_s) * 1.3]) / scale
     axes.plot(ends, ends, color=GREY, linewidth=1, label="predicted = measured")
@@ -285,29 +277,32 @@ def speedup_figure(predictions: Sequence[PredictionDocument]) -> Figure:
     """Speed-up and efficiency over devices: interval as a band, real runs as diamonds."""
     figure = new_figure(width_in=9.2)
     speedup_axes, efficiency_axes = figure.subplots(1, 2)
-    sizes = {point.setting.world_size for entry in predictions for point in entry.points}
-    sizes |= {run.world_size for entry in predictions for run in entry.measured if run.speedup}
+    sizes: set[int] = set()
     for place, prediction in enumerate(predictions):
+        found = {p.setting.world_size: p.speedup for p in prediction.points if p.speedup}
         runs = {run.world_size: run.speedup for run in prediction.measured if run.speedup}
-        points = prediction.points
-        speedups = {p.setting.world_size: p.speedup for p in points if p.speedup}
-        _curve(speedup_axes, prediction, speedups, runs.items(), place=place)
-        _curve(
-            efficiency_axes,
-            prediction,
-            {n: speedup / n for n, speedup in speedups.items()},
-            [(count, speedup / count) for count, speedup in runs.items()],
-            place=place,
-            scale=100,
-        )
+        sizes |= {*found, *runs}
+        counts, ran = np.array(sorted(found)), np.array([*runs])
+        speedups = _intervals(found[int(count)] for count in counts)
+        measured = np.array([*runs.values()])
+        for axes, shown, points in (
+            (speedup_axes, speedups, measured),
+            (efficiency_axes, 100 * speedups / counts, 100 * measured / ran),
+        ):
+            _curve(axes, prediction, (counts, shown), (ran, points), place=place)
+    ideal: dict[str, Any] = {"color": GREY, "linestyle": (0, (6, 3)), "linewidth": 1}
+    for axes, values in (
+        (speedup_axes, sorted(sizes)),
+        (efficiency_axes, [100] * len(sizes)),
+    ):
+        note_if_empty(axes, is_empty=not sizes)
+        if sizes:
+            log2_ticks(axes, values=sizes)
+            axes.plot(sorted(sizes), values, label="ideal", **ideal)
     if sizes:
-        _ideal(speedup_axes, {size: size for size in sorted(sizes)})
-        _ideal(efficiency_axes, dict.fromkeys(sorted(sizes), 100))
         speedup_axes.set_yscale("log", base=2)
         speedup_axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     efficiency_axes.set_ylim(bottom=0)
-    for axes in (speedup_axes, efficiency_axes):
-        note_if_empty(axes, is_empty=not sizes)
     speedup = "Throughput over that of one device [ratio]"
     efficiency = "Speed-up over devices [%]"
     finish(speedup_axes, title="Speed-up, band: 90 % interval", x="Devices [count]", y=speedup)
@@ -316,34 +311,23 @@ def speedup_figure(predictions: Sequence[PredictionDocument]) -> Figure:
     return figure
 
 
-def _ideal(axes: Axes, values: dict[int, int]) -> None:
-    log2_ticks(axes, values=values)
-    line: dict[str, Any] = {"color": GREY, "linestyle": (0, (6, 3)), "linewidth": 1}
-    axes.plot(list(values), list(values.values()), label="ideal", **line)
-
-
 def _curve(
     axes: Axes,
     prediction: PredictionDocument,
-    predicted: Mapping[int, Interval],
-    measured: Iterable[tuple[int, float]],
+    predicted: tuple[np.ndarray, np.ndarray],
+    measured: tuple[np.ndarray, np.ndarray],
     *,
     place: int,
-    scale: float = 1.0,
 ) -> None:
-    colour = COLOURS[place % len(COLOURS)]
-    sizes = sorted(predicted)
-    low, middle, high = scale * _intervals(predicted[size] for size in sizes)
-    axes.fill_between(sizes, low, high, color=colour, alpha=0.2, linewidth=0)
-    line = LINES[place % len(LINES)]
+    """One prediction over devices, rows p5, nominal, p95; real runs as diamonds."""
+    colour, line = COLOURS[place % len(COLOURS)], LINES[place % len(LINES)]
+    counts, (low, middle, high) = predicted
+    axes.fill_between(counts, low, high, color=colour, alpha=0.2, linewidth=0)
     label = plain(f"{prediction.workload}, {prediction.scaling} scaling")
-    axes.plot(sizes, middle, color=colour, linestyle=line, marker=".", label=label)
-    runs = list(measured)
-    if runs:
-        at, values = np.array(runs).T
+    axes.plot(counts, middle, color=colour, linestyle=line, marker=".", label=label)
+    if len(measured[0]):
         axes.plot(
-            at,
-            scale * values,
+            *measured,
             color=colour,
             linestyle="none",
             marker="D",
@@ -358,15 +342,13 @@ def _curve(
 def breakdown_figure(prediction: PredictionDocument) -> Figure:
     """Where the time of a step goes, by cause, over devices; hatched: communication."""
     figure = new_figure()
-    axes = figure.add_subplot()
-    unit, scale = time_unit(
-        max((sum(p.breakdown_s.values()) for p in prediction.points), default=0)
-    )
-    base = np.zeros(len(prediction.points))
+    axes, points = figure.add_subplot(), prediction.points
+    unit, scale = time_unit(max((sum(p.breakdown_s.values()) for p in points), default=0))
+    base, at = np.zeros(len(points)), np.arange(len(points))
     for cause in causes_of(prediction):
-        heights = np.array([point.breakdown_s.get(cause, 0.0) for point in prediction.points])
+        heights = np.array([point.breakdown_s.get(cause, 0.0) for point in points])
         axes.bar(
-            np.arange(len(base)),
+            at,
             heights / scale,
             bottom=base / scale,
             width=0.7,
@@ -376,9 +358,7 @@ def breakdown_figure(prediction: PredictionDocument) -> Figure:
             label=cause.replace("_", " "),
         )
         base += heights
-    axes.set_xticks(
-        np.arange(len(base)), [str(point.setting.world_size) for point in prediction.points]
-    )
+    axes.set_xticks(at, [str(point.setting.world_size) for point in points])
     note_if_empty(axes, is_empty=not base.any())
     title = f"{prediction.workload}, {prediction.scaling} scaling: a step on the critical path"
     finish(axes, title=title, x="Devices [count]", y=f"Time per step [{unit}]")

@@ -1,17 +1,16 @@
 """Ranked options as tables and sentences."""
 
 import math
-import re
 import shlex
 from collections.abc import Callable
 from typing import Any, Final
 
 from perfmodel.documents.budget import CostDocument, CostOption
 from perfmodel.documents.goodput import CheckpointIntervals, GoodputDocument
-from perfmodel.documents.plan import OptionVerdict, PlanDocument, PlanRow, ScalingStatement, Swing
+from perfmodel.documents.plan import OptionVerdict, PlanDocument, PlanRow, ScalingStatement
 from perfmodel.engine.job import Job
 from perfmodel.report.figures import front_figure, tornado_figure
-from perfmodel.report.html import LinkedNumbers, Picture, picture, template
+from perfmodel.report.html import LinkedNumbers, picture, template
 from perfmodel.report.tables import Table, table
 from perfmodel.report.wording import (
     DEFINITIONS,
@@ -52,21 +51,36 @@ def plan_table(document: PlanDocument) -> Table:
 
 def plan_lines(document: PlanDocument) -> list[str]:
     """Why, what else, what the answer depends on, and what to measure next."""
-    lines = []
+    plan, lines = document.plan, []
     for entry in document.options:
-        lines.append(f"{entry.row.option}: {entry.reason}{_break_even(entry, document)}")
-        lines += _layout_lines(entry.row)
-        fewest = entry.smallest_devices
+        row, fewest = entry.row, entry.smallest_devices
+        lines.append(f"{row.option}: {entry.reason}{_break_even(entry, document)}")
+        lines += [] if row.layout is None else [f"  layout: {row.layout}"]
+        if row.needed_bytes is not None and row.fit_probability is not None:
+            lines.append(
+                f"  memory: {format_bytes(row.needed_bytes)} of each device, fits with "
+                f"{percent(row.fit_probability)}"
+            )
         lines.append(
-            f"  fewest devices for the deadline with {percent(document.plan.limits.probability)}: "
+            f"  fewest devices for the deadline with {percent(plan.limits.probability)}: "
             + ("none of its sizes" if fewest is None else f"{fewest:,}")
         )
     if document.ranked:
         lines.append(_winner_line(document.ranked[0]))
-    lines += [_scaling_line(entry) for entry in document.scaling]
-    lines += _row_lines("ranked", document.ranked[:_ROWS_SHOWN])
-    lines += _row_lines("sooner for more money", document.front[:_ROWS_SHOWN])
-    lines += [_swing_line(swing, document.plan.currency) for swing in document.tornado]
+    lines += map(_scaling_line, document.scaling)
+    for name, rows in (("ranked", document.ranked), ("sooner for more money", document.front)):
+        for row in rows[:_ROWS_SHOWN]:
+            lines.append(
+                f"{name}: {row.devices:,} x {row.option}, batch {row.micro_batch}: "
+                f"{format_duration(row.elapsed_s.nominal)}, {row.cost.nominal:,.0f}, "
+                f"{percent(row.probability)}"
+            )
+    for swing in document.tornado:
+        lines.append(
+            f"depends on {swing.assumption}: {swing.low_cost:,.0f} to {swing.high_cost:,.0f} "
+            f"{plan.currency}, {format_duration(swing.low_elapsed_s)} to "
+            f"{format_duration(swing.high_elapsed_s)}"
+        )
     lines.append(f"next measurement: {document.next_measurement}")
     if document.num_skipped:
         lines.append(f"caveat: {document.num_skipped} sizes do not split the global batch evenly")
@@ -101,37 +115,12 @@ def _winner_line(row: PlanRow) -> str:
     return f"the first: {'; '.join(facts)}; weakest evidence: {row.evidence}"
 
 
-def _layout_lines(row: PlanRow) -> list[str]:
-    lines = [] if row.layout is None else [f"  layout: {row.layout}"]
-    if row.needed_bytes is not None and row.fit_probability is not None:
-        lines.append(
-            f"  memory: {format_bytes(row.needed_bytes)} of each device, fits with "
-            f"{percent(row.fit_probability)}"
-        )
-    return lines
-
-
 def _scaling_line(entry: ScalingStatement) -> str:
     fixed = "of each device" if entry.scaling == "weak" else "of all together"
     return (
         f"{entry.scaling} scaling, batch {entry.batch:,} {fixed}: from {entry.from_devices:,} to "
         f"{entry.devices:,} devices {one_line(interval(entry.speedup))} times as fast, efficiency "
         f"{percent(entry.efficiency.nominal)}"
-    )
-
-
-def _row_lines(name: str, rows: tuple[PlanRow, ...]) -> list[str]:
-    return [
-        f"{name}: {row.devices:,} x {row.option}, batch {row.micro_batch}: "
-        f"{format_duration(row.elapsed_s.nominal)}, {row.cost.nominal:,.0f}, {percent(row.probability)}"
-        for row in rows
-    ]
-
-
-def _swing_line(swing: Swing, currency: str) -> str:
-    return (
-        f"depends on {swing.assumption}: {swing.low_cost:,.0f} to {swing.high_cost:,.0f} {currency}, "
-        f"{format_duration(swing.low_elapsed_s)} to {format_duration(swing.high_elapsed_s)}"
     )
 
 
@@ -188,34 +177,28 @@ def decision_html(document: PlanDocument) -> str:
         most_caveats=_MOST_CAVEATS,
         most_named=_MOST_NAMED,
         machine_of=_machine_places(document),
-        winner_option=_option_place(document, document.options[0].row.option),
+        winner_option=[option.name for option in document.plan.option].index(
+            document.options[0].row.option
+        ),
         prices=[(place, *rest) for place, rest in enumerate(_prices(document))],
-        pictures=_pictures(document),
+        pictures=[
+            picture(
+                front_figure(document),
+                "Time and cost",
+                "Ranked candidates, the front between time and cost, and the best of every option; "
+                "the cross is the 90 % interval of the first one.",
+            ),
+            picture(
+                tornado_figure(document),
+                "Sensitivity",
+                "Failure rates by a factor of 2, prices by 10 %; all else over the range that holds "
+                "90 % of its uncertainty.",
+            ),
+        ],
         command=shlex.join(document.command_line),
         digest=document.digest,
         definitions=definitions,
     )
-
-
-def _pictures(document: PlanDocument) -> list[Picture]:
-    return [
-        picture(
-            front_figure(document),
-            "Time and cost",
-            "Ranked candidates, the front between time and cost, and the best of every option; "
-            "the cross is the 90 % interval of the first one.",
-        ),
-        picture(
-            tornado_figure(document),
-            "Sensitivity",
-            "Failure rates by a factor of 2, prices by 10 %; all else over the range that holds "
-            "90 % of its uncertainty.",
-        ),
-    ]
-
-
-def _option_place(document: PlanDocument, name: str) -> int:
-    return [option.name for option in document.plan.option].index(name)
 
 
 def _machine_places(document: PlanDocument) -> dict[str, int]:
@@ -247,11 +230,14 @@ def _origins(document: PlanDocument) -> Callable[[str], tuple[str, str]]:
             if stem in prices:
                 return "price in the plan file, with its source", f"price-{prices[stem]}"
             return f"the plan file, {'.'.join(keys[1:])}", ""
-        row = _row_at(document, keys)
-        if row is not None:
-            return _row_origin(keys[-1], ".".join(keys)), f"machine-{places[row.option]}"
         if keys[0] == "machines":
             return "the profile, or its validation", f"machine-{keys[1]}"
+        if keys[0] in {"ranked", "front", "options"}:
+            found: Any = getattr(document, keys[0])[int(keys[1])]
+            row = found.row if keys[0] == "options" else found
+            last = "a candidate of the plan" if keys[-1] in _CANDIDATE else "computed from the row"
+            words = next((text for part, text in _ROW_ORIGINS.items() if part in path), last)
+            return words, f"machine-{places[row.option]}"
         first = document.options[0].row.option
         return _OTHERS.get(keys[0], "counted by the planner"), f"machine-{places[first]}"
 
@@ -262,36 +248,18 @@ _OTHERS: Final = {
     "tornado": "the plan computed again with one assumption at its end",
     "scaling": "predicted samples per second of both sizes, draw by draw",
 }
-_ROWS: Final = re.compile(r"^(ranked|front)\.(\d+)\.|^options\.(\d+)\.row\.")
-
-
-def _row_at(document: PlanDocument, keys: list[str]) -> Any:
-    match = _ROWS.match(".".join(keys))
-    if match is None and keys[0] == "options":
-        return document.options[int(keys[1])].row
-    if match is None:
-        return None
-    if match[3] is not None:
-        return document.options[int(match[3])].row
-    return getattr(document, match[1])[int(match[2])]
-
-
-def _row_origin(last: str, path: str) -> str:
-    for part, words in (
-        (".cost.", "predicted time x devices x the prices of the option"),
-        (".elapsed_s.", "predicted step x steps, with the stops of the failure model"),
-        (".step_s.", "predicted from the profile"),
-        ("reason", "compared with the first, or with the limits"),
-        ("probability", "share of the draws of the prediction"),
-        ("break_even", "price at which its cost is that of the first"),
-        ("smallest_devices", "fewest devices whose chance to be in time is enough"),
-        ("end", "start of the plan + predicted time"),
-    ):
-        if part in path:
-            return words
-    return (
-        "a candidate of the plan" if last in {"devices", "micro_batch"} else "computed from the row"
-    )
+_CANDIDATE: Final = frozenset({"devices", "micro_batch"})
+#: Part of the path of a value of a row to its origin; the first that fits.
+_ROW_ORIGINS: Final = {
+    ".cost.": "predicted time x devices x the prices of the option",
+    ".elapsed_s.": "predicted step x steps, with the stops of the failure model",
+    ".step_s.": "predicted from the profile",
+    "reason": "compared with the first, or with the limits",
+    "probability": "share of the draws of the prediction",
+    "break_even": "price at which its cost is that of the first",
+    "smallest_devices": "fewest devices whose chance to be in time is enough",
+    "end": "start of the plan + predicted time",
+}
 
 
 def cost_table(document: CostDocument) -> Table:
@@ -358,9 +326,10 @@ def goodput_table(document: GoodputDocument) -> Table:
 
 def goodput_lines(document: GoodputDocument) -> list[str]:
     """What the courses say, one sentence per line."""
-    job = document.job
+    job, effective = document.job, document.effective_fraction
     mtbf = "never" if math.isinf(job.mtbf_s) else f"every {format_duration(job.mtbf_s)}"
-    effective = document.effective_fraction
+    causes = [f"{name} {number(count)}" for name, count in document.stops_mean.items()]
+    by_cause = f" ({', '.join(causes)})" if len(causes) > 1 else ""
     lines = [
         f"Devices: {job.devices}, simulated {document.replicas} times",
         (
@@ -371,30 +340,30 @@ def goodput_lines(document: GoodputDocument) -> list[str]:
             f"Effective training time: {percent(effective.nominal)} "
             f"[{percent(effective.p5)} - {percent(effective.p95)}]"
         ),
-        f"Unplanned stops: {one_line(interval(document.unplanned_stops))}, {mtbf}"
-        + _by_cause(document),
-        (
-            f"Checkpoints: every {format_duration(job.checkpoint_interval_s)} of work, "
-            f"{format_duration(job.checkpoint_write_s)} each"
-        ),
-        *_interval_lines(job, document.intervals),
-        _closed_form_line(document),
+        f"Unplanned stops: {one_line(interval(document.unplanned_stops))}, {mtbf}{by_cause}",
     ]
     if document.planned_stops_mean:
-        lines.insert(4, f"Planned stops: {number(document.planned_stops_mean)}")
+        lines.append(f"Planned stops: {number(document.planned_stops_mean)}")
+    lines.append(
+        f"Checkpoints: every {format_duration(job.checkpoint_interval_s)} of work, "
+        f"{format_duration(job.checkpoint_write_s)} each"
+    )
+    lines += _interval_lines(job, document.intervals)
+    closed_s, simulated_s = document.closed_form_elapsed_s, document.elapsed_mean_s
+    if closed_s is None:
+        lines.append(f"Second opinion: none, {document.closed_form_note}")
+    else:
+        lines.append(
+            f"Second opinion ({document.closed_form_note}): {format_duration(closed_s)} on average, "
+            f"the simulation {percent(simulated_s / closed_s - 1, signed=True)} "
+            f"(standard error {percent(document.elapsed_mean_error_s / simulated_s)})"
+        )
     if document.deadline_s is not None and document.deadline_probability is not None:
         lines.append(
             f"Done within {format_duration(document.deadline_s)}: "
             f"{percent(document.deadline_probability)} of the courses"
         )
     return lines + caveat_lines(document.caveats)
-
-
-def _by_cause(document: GoodputDocument) -> str:
-    if len(document.stops_mean) < 2:
-        return ""
-    causes = (f"{name} {number(count)}" for name, count in document.stops_mean.items())
-    return f" ({', '.join(causes)})"
 
 
 def _interval_lines(job: Job, intervals: CheckpointIntervals | None) -> list[str]:
@@ -416,14 +385,3 @@ def _interval_lines(job: Job, intervals: CheckpointIntervals | None) -> list[str
             f"{format_duration(min(good))} to {format_duration(max(good))}"
         )
     return lines
-
-
-def _closed_form_line(document: GoodputDocument) -> str:
-    closed_s = document.closed_form_elapsed_s
-    if closed_s is None:
-        return f"Second opinion: none, {document.closed_form_note}"
-    return (
-        f"Second opinion ({document.closed_form_note}): {format_duration(closed_s)} on average, the "
-        f"simulation {percent(document.elapsed_mean_s / closed_s - 1, signed=True)} "
-        f"(standard error {percent(document.elapsed_mean_error_s / document.elapsed_mean_s)})"
-    )
