@@ -1,7 +1,7 @@
 """The law of the batch, and clauses of an acceptance, as tables and sentences."""
 
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final
 
 from perfmodel.documents.acceptance import (
     AcceptanceDocument,
@@ -23,12 +23,6 @@ from perfmodel.report.wording import (
     percent,
 )
 from perfmodel.units import format_bytes, format_duration, format_rate
-
-_Value = TypeVar("_Value")
-
-
-def _known(show: Callable[[_Value], str], value: _Value | None) -> str:
-    return "-" if value is None else show(value)
 
 
 def batch_table(document: BatchDocument) -> Table:
@@ -138,15 +132,12 @@ def terms_table(terms: AcceptanceTerms) -> Table:
 def terms_lines(terms: AcceptanceTerms) -> list[str]:
     """What the person who signs must know of the clauses."""
     sizes = [clause.size_bytes for clause in terms.clause if clause.kind is ClauseKind.BUSBW]
-    largest = max((size for size in sizes if size is not None), default=None)
-    if largest is None or largest >= LARGE_BYTES:
-        return []
-    return [
-        (
-            f"caveat: no all-reduce of {format_bytes(LARGE_BYTES)} was measured: its bandwidth is "
-            f"promised at {format_bytes(largest)}"
-        )
-    ]
+    largest = max((size for size in sizes if size is not None), default=LARGE_BYTES)
+    line = (
+        f"caveat: no all-reduce of {format_bytes(LARGE_BYTES)} was measured: its bandwidth is "
+        f"promised at {format_bytes(largest)}"
+    )
+    return [line] if largest < LARGE_BYTES else []
 
 
 def judgement_table(document: AcceptanceDocument) -> Table:
@@ -157,8 +148,8 @@ def judgement_table(document: AcceptanceDocument) -> Table:
         {
             "<Clause": "clause.name",
             "Limit": lambda entry: _limit(entry.clause),
-            "Delivered": lambda entry: _known(
-                lambda value: clause_value(entry.clause, value), entry.delivered
+            "Delivered": lambda entry: (
+                "-" if entry.delivered is None else clause_value(entry.clause, entry.delivered)
             ),
             "Uncertainty": lambda entry: (
                 "-" if entry.delivered is None else percent(entry.delivered_error)

@@ -9,7 +9,6 @@ from perfmodel.report.tables import Table, table
 from perfmodel.report.wording import caveat_lines, counted
 from perfmodel.units import Bytes, format_bytes, format_duration, format_flop
 from perfmodel.workload.operator import Phase
-from perfmodel.workload.step import TracedStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +38,24 @@ class MemoryReport:
     def time_ratio(self, row: Technique) -> float | None:
         """Step time over that of the step as it is, where it is known."""
         plain_s = self.techniques[0].step_s
-        if row.step_s is None or not plain_s:
-            return None
-        return row.step_s / plain_s
+        return row.step_s / plain_s if row.step_s is not None and plain_s else None
+
+    def _row(self, row: Technique) -> dict[str, object]:
+        needed_bytes = row.memory.needed_bytes
+        return {
+            "name": row.name,
+            "needed_bytes": needed_bytes,
+            "saved_bytes": self.techniques[0].memory.needed_bytes - needed_bytes,
+            "fit_probability": row.memory.fit_probability(self.capacity_bytes),
+            "time_ratio": self.time_ratio(row),
+            "step_s": row.step_s if self.in_seconds else None,
+            "memory_evidence": row.memory_basis.value,
+            "time_evidence": row.time_basis.value,
+            "note": row.note,
+        }
 
     def as_json(self) -> dict[str, object]:
         """Plain values for other programs; sizes in bytes, times in seconds or relative."""
-        plain = self.techniques[0]
         return {
             "workload": self.name,
             "micro_batch": self.setting.micro_batch,
@@ -62,20 +72,7 @@ class MemoryReport:
             "fit_probability": self.fit_probability,
             "verdict": verdict(self.fit_probability).value,
             "largest_micro_batch": self.largest_batch,
-            "techniques": [
-                {
-                    "name": row.name,
-                    "needed_bytes": row.memory.needed_bytes,
-                    "saved_bytes": plain.memory.needed_bytes - row.memory.needed_bytes,
-                    "fit_probability": row.memory.fit_probability(self.capacity_bytes),
-                    "time_ratio": self.time_ratio(row),
-                    "step_s": row.step_s if self.in_seconds else None,
-                    "memory_evidence": row.memory_basis.value,
-                    "time_evidence": row.time_basis.value,
-                    "note": row.note,
-                }
-                for row in self.techniques
-            ],
+            "techniques": [self._row(row) for row in self.techniques],
             "caveats": list(self.caveats),
         }
 
@@ -169,8 +166,21 @@ def trace_lines(document: WorkloadDocument, *, micro_batch: int) -> list[str]:
     """What was traced: size, work and memory of a step at a micro-batch, and caveats."""
     assert document.trace is not None
     step = document.trace.at(micro_batch=micro_batch)
-    workload = document.workload
-    method = step.method
+    workload, method = document.workload, step.method
+    phases = [
+        f"{phase.value} {step.num_calls(phase)} calls {format_flop(step.flop(phase))}"
+        for phase in Phase
+    ]
+    caveats = list(step.caveats)
+    unused = step.unused_parameters
+    if unused:
+        named = ", ".join(unused[:3]) + ", ..." * (len(unused) > 3)
+        caveats.append(
+            f"{len(unused)} parameters get no gradient ({named}): DistributedDataParallel needs "
+            "find_unused_parameters=True, which walks the graph in every step"
+        )
+    if method.precision == "fp16":
+        caveats.append("a gradient scaler, usual with fp16, is not part of the trace")
     return [
         (
             f"{workload.name}: {workload.sample}, {method.precision}, {method.optimizer} "
@@ -182,28 +192,10 @@ def trace_lines(document: WorkloadDocument, *, micro_batch: int) -> list[str]:
             f"{format_bytes(workload.gradient_bytes)} of gradients; buffers "
             f"{format_bytes(step.buffer_bytes)}; frozen {format_bytes(step.frozen_bytes)}"
         ),
-        f"one step of {micro_batch} samples: " + ", ".join(_phase(step, phase) for phase in Phase),
+        f"one step of {micro_batch} samples: {', '.join(phases)}",
         (
             f"saved for backward: {format_bytes(step.saved_bytes)}; "
             f"{len(step.operators)} unique operators in {len(step.segments)} segments"
         ),
-        *caveat_lines(_caveats(step)),
+        *caveat_lines(caveats),
     ]
-
-
-def _phase(step: TracedStep, phase: Phase) -> str:
-    return f"{phase.value} {step.num_calls(phase)} calls {format_flop(step.flop(phase))}"
-
-
-def _caveats(step: TracedStep) -> list[str]:
-    caveats = list(step.caveats)
-    unused = step.unused_parameters
-    if unused:
-        named = ", ".join(unused[:3]) + ", ..." * (len(unused) > 3)
-        caveats.append(
-            f"{len(unused)} parameters get no gradient ({named}): DistributedDataParallel needs "
-            "find_unused_parameters=True, which walks the graph in every step"
-        )
-    if step.method.precision == "fp16":
-        caveats.append("a gradient scaler, usual with fp16, is not part of the trace")
-    return caveats

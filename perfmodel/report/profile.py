@@ -1,7 +1,7 @@
 """A profile, and the difference of two, as tables and lines."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -12,10 +12,8 @@ from perfmodel.documents.profile import ProfileDocument
 from perfmodel.machine.measured import (
     CheckpointProfile,
     CollectiveProfile,
-    CurvePoint,
     MeasuredMachine,
     MeasuredWorkload,
-    NoiseScaleProfile,
 )
 from perfmodel.report.tables import Table, facts, table
 from perfmodel.report.wording import (
@@ -60,7 +58,14 @@ def _machine(document: ProfileDocument) -> Iterator[tuple[str, str]]:
     if profile.checkpoint is not None:
         yield "Checkpoint", _checkpoint(profile.checkpoint)
     for entry in profile.noise_scales:
-        yield f"Noise scale, {entry.workload}", _noise(entry)
+        yield (
+            f"Noise scale, {entry.workload}",
+            (
+                f"{number(entry.noise_scale)} samples +- {percent(entry.relative_error)}, "
+                f"{number(entry.at_start)} at the start, {number(entry.at_end)} at the end of "
+                f"{len(entry.steps_to_target)} trainings ({entry.samples})"
+            ),
+        )
 
 
 def _measured(profile: MeasuredMachine) -> Iterator[tuple[str, str]]:
@@ -84,31 +89,19 @@ def _measured(profile: MeasuredMachine) -> Iterator[tuple[str, str]]:
 def _checkpoint(profile: CheckpointProfile) -> str:
     largest = max(profile.write, key=lambda point: point.at)
     write, read = (
-        f"{format_rate(rate_bytes_per_s(points), 'B')} +- {percent(_error_of_largest(points))}"
+        f"{format_rate(rate_bytes_per_s(points), 'B')} +- "
+        f"{percent(max(points, key=lambda point: point.at).relative_error)}"
         for points in (profile.write, profile.read)
     )
     return f"{format_bytes(round(largest.at))} written at {write}, read at {read}"
-
-
-def _error_of_largest(points: Sequence[CurvePoint]) -> float:
-    return max(points, key=lambda point: point.at).relative_error
-
-
-def _noise(entry: NoiseScaleProfile) -> str:
-    return (
-        f"{number(entry.noise_scale)} samples +- {percent(entry.relative_error)}, "
-        f"{number(entry.at_start)} at the start, {number(entry.at_end)} at the end of "
-        f"{len(entry.steps_to_target)} trainings ({entry.samples})"
-    )
 
 
 def _residual(log_errors: tuple[float, ...]) -> str:
     if not log_errors:
         return "no settings were left out one by one"
     sizes = np.abs(np.expm1(np.asarray(log_errors)))
-    median, worst = percent(float(np.median(sizes))), percent(float(sizes.max()))
     return (
-        f"off by {median} (median), {worst} (worst), "
+        f"off by {percent(float(np.median(sizes)))} (median), {percent(float(sizes.max()))} (worst), "
         f"{len(log_errors)} settings each left out one by one"
     )
 
@@ -139,8 +132,7 @@ def workloads_table(profile: MeasuredMachine) -> Table:
             "Ranks": "rank_spread:%",
         },
         caption="FLOP: forward and backward. Step noise: p5-p95 of single steps over the typical one, "
-        "widest micro-batch. Ranks: standard deviation between ranks. "
-        "Sensitivity: share of a slow-down of the speed probe, as an exponent.",
+        "widest micro-batch. Ranks: standard deviation between ranks.",
     )
 
 
