@@ -4,7 +4,6 @@ Every function takes and returns the documents that the command line reads and w
 number in a notebook and one in a terminal come from the same lines.
 """
 
-import dataclasses
 import datetime as dt
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -51,11 +50,20 @@ from perfmodel.scenarios.fields import Scenario, changed
 from perfmodel.units import Bytes, Seconds
 from perfmodel.workload.transformer import NamedTransformer
 
+AnyPath: TypeAlias = str | os.PathLike[str]
+#: A document, or the file that holds it.
+AnyProfile: TypeAlias = MeasuredMachine | AnyPath
+AnyValidation: TypeAlias = ValidationDocument | AnyPath
+#: Name of a calibrated workload, a workload file, or its document.
+AnyWorkload: TypeAlias = WorkloadDocument | AnyPath
+#: A cluster, or the file that describes it.
+AnyCluster: TypeAlias = Cluster | AnyPath
+
 
 def plan_options(
-    plan: str | os.PathLike[str],
+    plan: AnyPath,
     *,
-    prices: str | os.PathLike[str] | None = None,
+    prices: AnyPath | None = None,
     today: dt.date | None = None,
     open_model: Callable[[str, int | None], NamedTransformer] = named_transformer,
     argv: Sequence[str] = ("perfmodel.plan_options",),
@@ -94,9 +102,9 @@ def plan_options(
 
 
 def compare_costs(
-    budget: str | os.PathLike[str],
+    budget: AnyPath,
     *,
-    prices: str | os.PathLike[str] | None = None,
+    prices: AnyPath | None = None,
     today: dt.date | None = None,
 ) -> CostDocument:
     """Compare buying with renting: cost of a useful device-hour, and where they cross.
@@ -144,7 +152,7 @@ def goodput(
 
 
 def predict_large_model(
-    profile: InferredMachine | str | os.PathLike[str],
+    profile: InferredMachine | AnyPath,
     model: str,
     layout: str,
     *,
@@ -168,13 +176,10 @@ def predict_large_model(
     UsageError, NotFeasible, CalibrationUnavailable
         If a name or the layout makes no sense, the model does not allow it, or the profile is another.
     """
-    inferred = (
-        profile
-        if isinstance(profile, InferredMachine)
-        else InferredDocument.read(Path(profile)).machine
-    )
+    if not isinstance(profile, InferredMachine):
+        profile = InferredDocument.read(Path(profile)).machine
     question = Question(
-        machine=inferred,
+        machine=profile,
         workload=named_transformer(model, sequence_length),
         layout=parse_layout(layout),
         devices_per_node=devices_per_node,
@@ -183,37 +188,22 @@ def predict_large_model(
     return layout_table(question, argv=("perfmodel.predict_large_model",))[0]
 
 
-#: A document, or the file that holds it.
-AnyProfile: TypeAlias = MeasuredMachine | str | os.PathLike[str]
-AnyValidation: TypeAlias = ValidationDocument | str | os.PathLike[str]
-#: Name of a calibrated workload, a workload file, or its document.
-AnyWorkload: TypeAlias = WorkloadDocument | str | os.PathLike[str]
-#: A cluster, or the file that describes it.
-AnyCluster: TypeAlias = Cluster | str | os.PathLike[str]
-
-
-def read_profile(path: str | os.PathLike[str]) -> MeasuredMachine:
-    """Read a profile, as ``perfmodel calibrate`` writes it.
-
-    Raises
-    ------
-    CalibrationUnavailable
-        If the file is missing, broken or of another version.
-    """
+def read_profile(path: AnyPath) -> MeasuredMachine:
+    """Read a profile, as ``perfmodel calibrate`` writes it; ``CalibrationUnavailable`` if it is unusable."""
     return ProfileDocument.read(Path(path)).machine
 
 
-def read_workload(path: str | os.PathLike[str]) -> WorkloadDocument:
+def read_workload(path: AnyPath) -> WorkloadDocument:
     """Read a workload file, as ``perfmodel trace`` writes it."""
     return WorkloadDocument.read(Path(path))
 
 
-def read_validation(path: str | os.PathLike[str]) -> ValidationDocument:
+def read_validation(path: AnyPath) -> ValidationDocument:
     """Read a validation, as ``perfmodel validate`` writes it."""
     return ValidationDocument.read(Path(path))
 
 
-def read_prediction(path: str | os.PathLike[str]) -> PredictionDocument:
+def read_prediction(path: AnyPath) -> PredictionDocument:
     """Read a prediction, as ``perfmodel predict --output`` writes it."""
     return PredictionDocument.read(Path(path))
 
@@ -273,15 +263,15 @@ def predict(  # noqa: PLR0913 - one parameter per part of the question
         If the workload is unknown, a global batch cannot be split evenly or a cluster is too small, or
         the profile holds too little for the question.
     """
-    question = _question(profile, workload, validation, cluster)
+    question, argv = _question(profile, workload, validation, cluster), ("perfmodel.predict",)
     if layout is not None:
-        asked = dataclasses.replace(
+        asked = replace(
             question,
             layout=parse_layout(layout),
             capacity_bytes=capacity_bytes,
             loader_samples_per_s=loader_samples_per_s,
         )
-        return layout_table(asked, argv=("perfmodel.predict",))[0]
+        return layout_table(asked, argv=argv)[0]
     request = Forecast(
         world_sizes=tuple(sorted(set(devices))),
         scaling=scaling,
@@ -290,8 +280,7 @@ def predict(  # noqa: PLR0913 - one parameter per part of the question
         bucket_cap_mb=bucket_cap_mb,
         loader_samples_per_s=loader_samples_per_s,
     )
-    document, _ = table(question, request, argv=("perfmodel.predict",))
-    return document
+    return table(question, request, argv=argv)[0]
 
 
 def explain(  # noqa: PLR0913 - the same

@@ -30,14 +30,19 @@ class Gate(Record):
     passed: bool
 
 
-class ErrorSummary(Record):
+class Errors(Record):
     """Signed errors of many settings, as fractions."""
 
-    num_settings: int
     bias: float
     mape: NonNegativeFloat
     median_absolute: NonNegativeFloat
     worst_absolute: NonNegativeFloat
+
+
+class ErrorSummary(Errors):
+    """With their number."""
+
+    num_settings: int
 
 
 class Verdict(Document):
@@ -151,14 +156,10 @@ class ModelsValidationDocument(ProfileVerdict):
     summary_ddp: ErrorSummary | None
 
 
-class PublishedErrors(Record):
+class PublishedErrors(Errors):
     """One predictor on one series."""
 
     method: str
-    bias: float
-    mape: NonNegativeFloat
-    median_absolute: NonNegativeFloat
-    worst_absolute: NonNegativeFloat
     coverage: float | None
     """None for predictors without intervals."""
 

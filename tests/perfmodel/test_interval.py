@@ -18,3 +18,8 @@ def test_the_middle_of_draws_always_holds_the_nominal_value(
 ) -> None:
     found = Interval.of(DRAWS, nominal=nominal)
     assert (found.p5, found.nominal, found.p95) == pytest.approx(expected)
+
+
+def test_an_interval_must_be_in_order() -> None:
+    with pytest.raises(ValueError, match=r"p5 <= nominal <= p95 must hold, got 2.0, 1.0, 3.0"):
+        Interval(p5=2.0, nominal=1.0, p95=3.0)

@@ -32,7 +32,6 @@ from perfmodel.documents.observation import (
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import InvalidDocument, PerfModelError
-from perfmodel.statistics import Interval
 from tests.perfmodel.profiles import Machine, as_file, profile
 
 KINDS = [
@@ -91,11 +90,6 @@ def test_old_and_missing_files_of_every_kind_name_the_command_that_makes_one(
     )
     path.write_text(with_version(kind, kind.current_version()))
     assert "Field required" in refusal(path, kind)
-
-
-def test_profiles_name_the_fit_and_workloads_the_trace() -> None:
-    assert ProfileDocument.remade_by == "perfmodel fit FOLDER"
-    assert WorkloadDocument.made_by == "perfmodel trace"
 
 
 def test_a_profile_that_was_written_reads_back_the_same(tmp_path: Path) -> None:
@@ -206,11 +200,6 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(
         write_atomically(path, "new")
     assert path.read_text(encoding="utf-8") == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["profile.json"]
-
-
-def test_an_interval_must_be_in_order() -> None:
-    with pytest.raises(ValueError, match=r"p5 <= nominal <= p95 must hold, got 2.0, 1.0, 3.0"):
-        Interval(p5=2.0, nominal=1.0, p95=3.0)
 
 
 def test_a_last_line_without_its_end_is_dropped(tmp_path: Path) -> None:
