@@ -124,6 +124,40 @@ def test_the_command_line_starts_without_torch() -> None:
     assert loaded.isdisjoint({"torch", "torchvision"})
 
 
+_COUNTED = """
+import io, contextlib, sys
+from perfmodel.cli.app import main
+root, touched, called = sys.argv.pop(1), set(), set()
+def follow(frame, event, _):
+    code = frame.f_code
+    # Bodies of modules and classes are no calls: CO_OPTIMIZED is of functions alone.
+    if event == "call" and code.co_filename.startswith(root) and code.co_flags & 1:
+        touched.add(code.co_filename)
+        called.add((code.co_filename, code.co_qualname))
+sys.argv[0] = "perfmodel"
+sys.setprofile(follow)
+with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+    main()
+sys.setprofile(None)
+loaded = [name for name in sys.modules if name.partition(".")[0] == "perfmodel"]
+print(len(loaded), len(touched), len(called))
+"""
+
+
+def test_what_a_prediction_loads_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Figures, not limits: modules of ours for a table of three device counts."""
+    profile = "docs/records/calibration/profile.json"
+    question = ("predict", "--profile", profile, "--workload", "resnet18", "--devices", "1,8,64")
+    command = (sys.executable, "-c", _COUNTED, str(ROOT / "perfmodel"), *question)
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    loaded, touched, called = map(int, done.stdout.split())
+    with capsys.disabled():
+        sys.stdout.write(
+            f"\npredict: {loaded} modules loaded, {called} functions in {touched} files called\n"
+        )
+    assert 0 < touched <= loaded
+
+
 def test_every_folder_with_code_is_a_package_that_gets_installed(
     pyproject: dict[str, Any],
 ) -> None:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import tempfile
-import tomllib
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -157,6 +156,8 @@ def command_line(argv: Sequence[str], *, folder: Path | None = None) -> tuple[st
 
 def read_toml(path: Path, *, what: str) -> dict[str, Any]:
     """Content of a TOML file; ``InvalidDocument`` if it cannot be read."""
+    import tomllib  # noqa: PLC0415 - most questions read none
+
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

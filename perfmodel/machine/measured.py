@@ -1,7 +1,6 @@
 """Costs of a machine as measured: curves of phases, operators, collectives, and what DDP adds."""
 
 import math
-import statistics
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -331,6 +330,8 @@ class NoiseScaleProfile:
     @property
     def samples_to_target(self) -> float:
         """Median over the trainings."""
+        import statistics  # noqa: PLC0415 - only questions about batches need it
+
         return self.batch * statistics.median(self.steps_to_target)
 
 

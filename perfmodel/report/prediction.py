@@ -4,7 +4,7 @@ import csv
 import io
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.documents.prediction import (
     LargeModelStep,
@@ -15,7 +15,6 @@ from perfmodel.documents.prediction import (
     ScenarioOutcome,
     WhatIfDocument,
 )
-from perfmodel.machine.inferred import InferredMachine
 from perfmodel.report.tables import Table, table
 from perfmodel.report.wording import (
     caveat_lines,
@@ -31,6 +30,9 @@ from perfmodel.report.wording import (
 from perfmodel.statistics import DEVIATE_90, Interval
 from perfmodel.step.program import Cause
 from perfmodel.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from perfmodel.machine.inferred import InferredMachine
 
 #: Of a longer pipeline the first, the fullest and the last stage are shown.
 _MOST_STAGES: Final = 6
@@ -445,7 +447,7 @@ def search_lines(document: ParallelismPlanDocument) -> list[str]:
     return [*lines, *caveat_lines(document.caveats)]
 
 
-def parameter_lines(machine: InferredMachine) -> list[str]:
+def parameter_lines(machine: "InferredMachine") -> list[str]:
     """Every parameter with the factor of its 90 % interval, and whether the runs determine it; memory."""
     lines = [f"{'parameter':20} {'value':>10}  x/ of 90 %"]
     for each in machine.fitted_parameters:

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from perfmodel.layout.layout import Layout, Offload, Schedule, Synchronisation
-from perfmodel.layout.pipeline import Pass, Work, stage_order
+from perfmodel.step.pipeline import Parcel, Pass, WaitingHandOvers, Work, stage_order
 from perfmodel.step.program import Cause, Operation, StepProgram, Stream
 from perfmodel.step.stages import Piece, StageDivision, equal_pieces, together, undivided
-from perfmodel.step.waiting import Parcel, WaitingHandOvers
 from perfmodel.units import Bytes
 from perfmodel.workload.workload import Workload
 
@@ -33,7 +32,7 @@ class Execution(enum.StrEnum):
     """Nothing: streams wait for each other, the host runs ahead."""
     BLOCKING = "blocking"
     """The host waits, as with gloo. It gathers nothing ahead over the end of a pass, and computes nothing
-    until the gradients of a sharded layer are reduced. Point-to-point sends are ``step.waiting``'s."""
+    until the gradients of a sharded layer are reduced. Point-to-point sends are ``step.pipeline``'s."""
 
 
 def compile_layout(
