@@ -4,7 +4,7 @@ import dataclasses
 import enum
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -93,73 +93,48 @@ def nothing(_size_bytes: Bytes | Samples) -> Samples:
     return np.zeros(1)
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """Changes to a step, each predicted."""
+def ranked_changes(asked: _Nominal, asked_s: Seconds, speedup: float) -> tuple[Change, ...]:
+    """All that can be changed in a step of so long and such a speed-up, the largest gain first."""
 
-    asked: _Nominal
-    asked_s: Seconds
-    speedup: float
-    """Of the step as it is."""
+    def change(kind: ChangeKind, what: str, step_s: Seconds) -> Change:
+        gain_speedup = speedup * (asked_s / step_s - 1)
+        return Change(kind=kind, what=what, gain_s=asked_s - step_s, gain_speedup=gain_speedup)
 
-    def ranked(self) -> tuple[Change, ...]:
-        """All that can be changed here, from the largest gain to the smallest."""
-        return tuple(sorted(self._changes(), key=lambda change: -change.gain_s))
+    found = [change(*tried) for tried in _tried(asked)]
+    return tuple(sorted(found, key=lambda change: -change.gain_s))
 
-    def _changes(self) -> Iterator[Change]:
-        layout, terms = self.asked.layout, self.asked.terms
-        micro_batch, accumulation = 2 * layout.micro_batch, 4 * layout.accumulation
-        yield self._resized(
-            ChangeKind.MICRO_BATCH, f"micro-batch {micro_batch}", micro_batch=micro_batch
-        )
-        yield self._resized(
-            ChangeKind.ACCUMULATION, f"accumulation {accumulation}", accumulation=accumulation
-        )
-        if self.asked.question.loader_samples_per_s is not None:
-            faster = dataclasses.replace(terms, load_s=terms.load_s / 2)
-            yield self._other_terms(ChangeKind.LOADER, "a loader twice as fast", faster)
-        if layout.zero == 0 and layout.replicas > 1 and layout.synchronisation is _DDP:
-            yield from self._of_ddp()
 
-    def _of_ddp(self) -> Iterator[Change]:
-        terms = self.asked.terms
-        yield self._best_cap()
-        all_reduce_s = terms.exchange_s.get(Cause.ALL_REDUCE, terms.all_reduce_s)
-        yield self._other_terms(
-            ChangeKind.COMPRESSION,
-            "gradients sent as 16 bit (assumed: half the bytes, free conversion)",
-            _with_exchange(terms, Cause.ALL_REDUCE, lambda size: all_reduce_s(size // 2)),
-        )
-        if any(o.cause is Cause.BROADCAST for o in self.asked.costs.program.operations):
-            without = _with_exchange(terms, Cause.BROADCAST, nothing)
-            yield self._other_terms(ChangeKind.BUFFERS, "broadcast_buffers=False", without)
-
-    def _best_cap(self) -> Change:
-        others = [cap for cap in BUCKET_CAPS_MB if cap != self.asked.layout.bucket_cap_mb]
-        steps_s = {cap: self.asked.at(bucket_cap_mb=cap).step_s() for cap in others}
-        best = min(others, key=lambda cap: steps_s[cap])
-        names = ", ".join(f"{cap:g}" for cap in others)
-        return self._change(
-            ChangeKind.BUCKET_CAP, f"bucket cap {best:g} MiB (best of {names})", steps_s[best]
-        )
-
-    def _resized(self, kind: ChangeKind, what: str, **changes: int) -> Change:
-        """Another global batch: its step is brought to the samples of the step as it was."""
-        other = self.asked.at(**changes)
-        before, after = self.asked.layout.global_batch, other.layout.global_batch
-        step_s = other.step_s() * before / after
-        return self._change(kind, f"{what} (global batch {before} -> {after})", step_s)
-
-    def _other_terms(self, kind: ChangeKind, what: str, terms: Terms) -> Change:
-        return self._change(kind, what, self.asked.step_s(terms))
-
-    def _change(self, kind: ChangeKind, what: str, step_s: Seconds) -> Change:
-        return Change(
-            kind=kind,
-            what=what,
-            gain_s=self.asked_s - step_s,
-            gain_speedup=self.speedup * (self.asked_s / step_s - 1),
-        )
+def _tried(asked: _Nominal) -> Iterator[tuple[ChangeKind, str, Seconds]]:
+    """Every change with its step, brought to the samples of the step as it was. [s]"""
+    layout, terms = asked.layout, asked.terms
+    for kind, name, value in (
+        (ChangeKind.MICRO_BATCH, "micro_batch", 2 * layout.micro_batch),
+        (ChangeKind.ACCUMULATION, "accumulation", 4 * layout.accumulation),
+    ):
+        other = asked.at(**{name: value})
+        before, after = layout.global_batch, other.layout.global_batch
+        words = f"{name.replace('_', '-')} {value} (global batch {before} -> {after})"
+        yield kind, words, other.step_s() * before / after
+    if asked.question.loader_samples_per_s is not None:
+        faster = dataclasses.replace(terms, load_s=terms.load_s / 2)
+        yield ChangeKind.LOADER, "a loader twice as fast", asked.step_s(faster)
+    if layout.zero > 0 or layout.replicas == 1 or layout.synchronisation is not Synchronisation.DDP:
+        return
+    others = [cap for cap in BUCKET_CAPS_MB if cap != layout.bucket_cap_mb]
+    steps_s = {cap: asked.at(bucket_cap_mb=cap).step_s() for cap in others}
+    best = min(others, key=lambda cap: steps_s[cap])
+    names = ", ".join(f"{cap:g}" for cap in others)
+    yield ChangeKind.BUCKET_CAP, f"bucket cap {best:g} MiB (best of {names})", steps_s[best]
+    all_reduce_s = terms.exchange_s.get(Cause.ALL_REDUCE, terms.all_reduce_s)
+    halved = _with_exchange(terms, Cause.ALL_REDUCE, lambda size: all_reduce_s(size // 2))
+    yield (
+        ChangeKind.COMPRESSION,
+        "gradients sent as 16 bit (assumed: half the bytes, free conversion)",
+        asked.step_s(halved),
+    )
+    if any(o.cause is Cause.BROADCAST for o in asked.costs.program.operations):
+        without = _with_exchange(terms, Cause.BROADCAST, nothing)
+        yield ChangeKind.BUFFERS, "broadcast_buffers=False", asked.step_s(without)
 
 
 def _with_exchange(terms: Terms, cause: Cause, cost: Callable[[Bytes | Samples], Samples]) -> Terms:
@@ -171,7 +146,6 @@ def _with_exchange(terms: Terms, cause: Cause, cost: Callable[[Bytes | Samples],
     return dataclasses.replace(terms, broadcast_s=cost)
 
 
-_DDP: Final = Synchronisation.DDP
 #: Every operator of a forward pass has about two in the backward pass (gradients of input and
 #: weight): the dispatch of both is shared out accordingly.
 _DISPATCH_SHARES: Final = {Cause.FORWARD: 1 / 3, Cause.BACKWARD: 2 / 3}
@@ -196,15 +170,11 @@ class LossCause(enum.StrEnum):
     OPTIMIZER = "optimizer"
 
 
-#: Exchanges that a step may hold.
-_EXCHANGES: Final[Mapping[LossCause, Cause]] = {
-    LossCause.ALL_REDUCE: Cause.ALL_REDUCE,
-    LossCause.BROADCAST: Cause.BROADCAST,
-    LossCause.ALL_GATHER: Cause.ALL_GATHER,
-    LossCause.REDUCE_SCATTER: Cause.REDUCE_SCATTER,
-    LossCause.TENSOR: Cause.TENSOR,
-    LossCause.P2P: Cause.P2P,
-}
+#: Exchanges that a step may hold; they are called alike.
+_EXCHANGES: Final = (
+    *(LossCause.ALL_REDUCE, LossCause.BROADCAST, LossCause.ALL_GATHER),
+    *(LossCause.REDUCE_SCATTER, LossCause.TENSOR, LossCause.P2P),
+)
 
 
 def alone(layout: Layout) -> Layout:
@@ -216,7 +186,8 @@ def removals(asked: _Nominal, baseline: Layout) -> Iterator[tuple[LossCause, Ter
     """Terms of the step with one cause removed at a time."""
     terms, none, one = asked.terms, np.zeros(1), np.ones(1)
     replace = dataclasses.replace
-    for cause, exchange in _EXCHANGES.items():
+    for cause in _EXCHANGES:
+        exchange = Cause(cause.value)
         if exchange in (Cause.ALL_REDUCE, Cause.BROADCAST) or exchange in terms.exchange_s:
             yield cause, _with_exchange(terms, exchange, nothing)
     yield LossCause.INTERFERENCE, replace(terms, compute_speed=one, comm_speed=one)
@@ -280,55 +251,89 @@ def _without(terms: Terms, cause: Cause) -> Terms:
 _SMALLEST_S: Final = 1e-9
 
 
-_WHAT: Final[Mapping[LossCause, str]] = {
-    LossCause.ALL_REDUCE: "averaging gradients, where it is not hidden behind backward",
-    LossCause.BROADCAST: "rank 0's buffers go to the others before the first forward pass",
-    LossCause.ALL_GATHER: "sharded parameters are gathered before they are used",
-    LossCause.REDUCE_SCATTER: "sharded gradients are summed, where it is not hidden behind backward",
-    LossCause.TENSOR: "ranks that share matrices sum their activations, which compute waits for",
-    LossCause.P2P: "pipeline stages send each other activations and their gradients",
-    LossCause.INTERFERENCE: "computing and communication slow each other while both run",
-    LossCause.STRAGGLERS: "everybody waits for the slowest rank",
-    LossCause.BUCKET: "DistributedDataParallel copies gradients into buckets and back",
-    LossCause.CONTENTION: "ranks on one node compute slower than one alone",
-    LossCause.SMALL_BATCH: "a sample costs more in a smaller micro-batch than on one device",
-    LossCause.DISPATCH: "the host issues operators, however small the batch",
-    LossCause.INPUT: "preparing samples and moving them to the device",
-    LossCause.OPTIMIZER: "every rank updates all parameters, however small its batch",
-}
-#: What shows on the real job whether a cause is as large as said.
-_CONFIRM: Final[Mapping[LossCause, str]] = {
-    LossCause.ALL_REDUCE: "time steps inside model.no_sync(): they should be shorter by about that",
-    LossCause.BROADCAST: "time steps with broadcast_buffers=False",
-    LossCause.ALL_GATHER: "time steps with reshard_after_forward=False: gathers of backward go",
-    LossCause.REDUCE_SCATTER: "time steps with set_requires_gradient_sync(False)",
-    LossCause.TENSOR: "time one rank's share of the matrices without its collectives",
-    LossCause.P2P: "profile one stage: time in send and receive",
-    LossCause.INTERFERENCE: "profile backward in and out of model.no_sync(): kernels are slower outside",
-    LossCause.STRAGGLERS: "time each rank up to its first all-reduce: the slowest should differ by that",
-    LossCause.BUCKET: "time one rank with and without DistributedDataParallel around the model",
-    LossCause.CONTENTION: "time the bare model on one rank, then on all ranks of the node at once",
-    LossCause.SMALL_BATCH: "time one device at both micro-batches, per sample",
-    LossCause.DISPATCH: "double the micro-batch: a step should take less than twice as long",
-    LossCause.INPUT: "train on one batch that is kept in memory, without the loader",
-    LossCause.OPTIMIZER: "time steps that leave out optimizer.step()",
-}
 _LESS_OFTEN: Final = (ChangeKind.MICRO_BATCH, ChangeKind.ACCUMULATION)
 _LESS_SENT: Final = (ChangeKind.COMPRESSION, ChangeKind.BUCKET_CAP, *_LESS_OFTEN)
-_REMEDIES: Final[Mapping[LossCause, tuple[ChangeKind, ...]]] = {
-    LossCause.ALL_REDUCE: _LESS_SENT,
-    LossCause.BROADCAST: (ChangeKind.BUFFERS, *_LESS_OFTEN),
-    **dict.fromkeys((LossCause.ALL_GATHER, LossCause.REDUCE_SCATTER), _LESS_OFTEN),
-    LossCause.TENSOR: (ChangeKind.MICRO_BATCH,),
-    LossCause.P2P: (ChangeKind.MICRO_BATCH,),
-    LossCause.INTERFERENCE: _LESS_SENT,
-    LossCause.STRAGGLERS: _LESS_OFTEN,
-    LossCause.BUCKET: (ChangeKind.BUCKET_CAP, *_LESS_OFTEN),
-    LossCause.CONTENTION: _LESS_OFTEN,
-    LossCause.SMALL_BATCH: (ChangeKind.MICRO_BATCH,),
-    LossCause.DISPATCH: (ChangeKind.MICRO_BATCH,),
-    LossCause.INPUT: (ChangeKind.LOADER, ChangeKind.MICRO_BATCH),
-    LossCause.OPTIMIZER: _LESS_OFTEN,
+
+
+class _Reason(NamedTuple):
+    """What a cause is, what shows on the real job that it is as large as said, which changes bear on it."""
+
+    what: str
+    confirm: str
+    remedies: tuple[ChangeKind, ...]
+
+
+_REASONS: Final[Mapping[LossCause, _Reason]] = {
+    LossCause.ALL_REDUCE: _Reason(
+        "averaging gradients, where it is not hidden behind backward",
+        "time steps inside model.no_sync(): they should be shorter by about that",
+        _LESS_SENT,
+    ),
+    LossCause.BROADCAST: _Reason(
+        "rank 0's buffers go to the others before the first forward pass",
+        "time steps with broadcast_buffers=False",
+        (ChangeKind.BUFFERS, *_LESS_OFTEN),
+    ),
+    LossCause.ALL_GATHER: _Reason(
+        "sharded parameters are gathered before they are used",
+        "time steps with reshard_after_forward=False: gathers of backward go",
+        _LESS_OFTEN,
+    ),
+    LossCause.REDUCE_SCATTER: _Reason(
+        "sharded gradients are summed, where it is not hidden behind backward",
+        "time steps with set_requires_gradient_sync(False)",
+        _LESS_OFTEN,
+    ),
+    LossCause.TENSOR: _Reason(
+        "ranks that share matrices sum their activations, which compute waits for",
+        "time one rank's share of the matrices without its collectives",
+        (ChangeKind.MICRO_BATCH,),
+    ),
+    LossCause.P2P: _Reason(
+        "pipeline stages send each other activations and their gradients",
+        "profile one stage: time in send and receive",
+        (ChangeKind.MICRO_BATCH,),
+    ),
+    LossCause.INTERFERENCE: _Reason(
+        "computing and communication slow each other while both run",
+        "profile backward in and out of model.no_sync(): kernels are slower outside",
+        _LESS_SENT,
+    ),
+    LossCause.STRAGGLERS: _Reason(
+        "everybody waits for the slowest rank",
+        "time each rank up to its first all-reduce: the slowest should differ by that",
+        _LESS_OFTEN,
+    ),
+    LossCause.BUCKET: _Reason(
+        "DistributedDataParallel copies gradients into buckets and back",
+        "time one rank with and without DistributedDataParallel around the model",
+        (ChangeKind.BUCKET_CAP, *_LESS_OFTEN),
+    ),
+    LossCause.CONTENTION: _Reason(
+        "ranks on one node compute slower than one alone",
+        "time the bare model on one rank, then on all ranks of the node at once",
+        _LESS_OFTEN,
+    ),
+    LossCause.SMALL_BATCH: _Reason(
+        "a sample costs more in a smaller micro-batch than on one device",
+        "time one device at both micro-batches, per sample",
+        (ChangeKind.MICRO_BATCH,),
+    ),
+    LossCause.DISPATCH: _Reason(
+        "the host issues operators, however small the batch",
+        "double the micro-batch: a step should take less than twice as long",
+        (ChangeKind.MICRO_BATCH,),
+    ),
+    LossCause.INPUT: _Reason(
+        "preparing samples and moving them to the device",
+        "train on one batch that is kept in memory, without the loader",
+        (ChangeKind.LOADER, ChangeKind.MICRO_BATCH),
+    ),
+    LossCause.OPTIMIZER: _Reason(
+        "every rank updates all parameters, however small its batch",
+        "time steps that leave out optimizer.step()",
+        _LESS_OFTEN,
+    ),
 }
 #: A change that keeps the batch, and so the training, is named before better ones that do not, if
 #: it wins back at least this part of the loss.
@@ -414,7 +419,7 @@ def explain(question: Question, *, scaling: Scaling = "weak") -> Explanation:
     baseline_s = _Nominal.of(asked.question.at(baseline)).step_s()
     step_s = asked.step_s()
     speedup = layout.global_batch / baseline.global_batch * baseline_s / step_s
-    changes = Changes(asked, step_s, speedup).ranked()
+    changes = ranked_changes(asked, step_s, speedup)
     losses = [
         _loss(cause, step_s - asked.step_s(terms), changes)
         for cause, terms in removals(asked, baseline)
@@ -433,14 +438,15 @@ def explain(question: Question, *, scaling: Scaling = "weak") -> Explanation:
 
 def _loss(cause: LossCause, lost_s: Seconds, changes: tuple[Change, ...]) -> Loss:
     """With the best of the changes that bear on the cause; ``changes`` are ranked."""
-    helpful = [c for c in changes if c.kind in _REMEDIES[cause] and c.gain_s >= _SMALLEST_S]
+    reason = _REASONS[cause]
+    helpful = [c for c in changes if c.kind in reason.remedies and c.gain_s >= _SMALLEST_S]
     gentle = [c for c in helpful if c.keeps_batch and c.gain_s >= _WORTHWHILE * lost_s]
     best = next(iter(gentle or helpful), None)
     return Loss(
         cause=cause,
         lost_s=lost_s,
-        what=_WHAT[cause],
-        confirm=_CONFIRM[cause],
+        what=reason.what,
+        confirm=reason.confirm,
         one_change=best.what if best else "",
         gain_s=best.gain_s if best else 0.0,
         gain_speedup=best.gain_speedup if best else 0.0,

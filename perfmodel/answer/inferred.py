@@ -90,11 +90,6 @@ def inferred_answer(question: Question) -> Answer:
 
     The step is the compiled program at the fitted parameters with the deviations of the runs. How far
     parameters leave it open is read from the closed form, whose draws take a thousandth of the time.
-
-    Raises
-    ------
-    NotFeasible
-        If the model or the number of devices does not allow the layout.
     """
     jobs = question_jobs(question)
     model = _opened(question)
@@ -184,13 +179,6 @@ def layout_jobs(training: Training, layout: Layout, *, device: str | None = None
         How it is spread.
     device
         Device of the runs; None: precisions and the link to the host count as usual.
-
-    Raises
-    ------
-    NotFeasible
-        Naming the first rule that is broken.
-    UsageError
-        If the layout has several data centres, and nothing is known of the link between them.
     """
     shape = training.model.shape
     limits = Limits(

@@ -65,13 +65,6 @@ def open_workload(
         The flag, or the key of a file, that gave the name; errors begin with it.
     use_measured
         Whether operators that were measured in place count for traced workloads, or curves alone.
-
-    Raises
-    ------
-    UsageError
-        If the name is not in the profile.
-    InvalidDocument
-        If the file cannot be read.
     """
     document = None if isinstance(name, str) else name
     if isinstance(name, str) and Path(name).suffix == ".json":
@@ -100,14 +93,7 @@ def timed_workload(
     memory: "StepMemory | None" = None,
     use_measured: bool = True,
 ) -> MeasuredWorkload:
-    """A calibrated workload by name, a traced one by its operators, or any with borrowed curves.
-
-    Raises
-    ------
-    UsageError
-        If a name is not in the profile, a workload takes the name of another one there, or was not
-        traced although the device is not the calibrated one.
-    """
+    """A calibrated workload by name, a traced one by its operators, or any with borrowed curves."""
     name = workload if isinstance(workload, str) else workload.name
     if machine.rescaling is not None and trace is None:
         from perfmodel.cost.rescaling import whole_steps_refused  # noqa: PLC0415
@@ -158,15 +144,7 @@ def cost_model(machine: MeasuredMachine, cluster: "Cluster | None", num_draws: i
 
 
 def price(question: Question) -> Costs:
-    """Program of a layout and the duration of its operations, in every draw.
-
-    Raises
-    ------
-    CalibrationUnavailable
-        If several ranks are asked for and none were measured together.
-    NotFeasible
-        If the cluster has fewer devices, or the workload does not allow the layout.
-    """
+    """Program of a layout and the duration of its operations, in every draw."""
     machine, workload, layout = _parts(question)
     cluster = question.cluster
     if cluster is not None and layout.world_size > cluster.num_devices:
@@ -190,13 +168,7 @@ def price(question: Question) -> Costs:
 
 
 def measured_answer(question: Question) -> Answer:
-    """What a layout takes on a calibrated machine.
-
-    Raises
-    ------
-    CalibrationUnavailable, NotFeasible
-        As ``price`` does.
-    """
+    """What a layout takes on a calibrated machine."""
     machine, workload, layout = _parts(question)
     costs = price(question)
     program, terms, median_s, durations_s = costs
@@ -296,15 +268,7 @@ def interval(draws: Samples) -> Interval:
 def check_machine(
     machine: MeasuredMachine, validation: "ValidationDocument | None", cluster: "Cluster | None"
 ) -> None:
-    """Refuse what contradicts a machine.
-
-    Raises
-    ------
-    CalibrationUnavailable
-        If the validation was made on another machine.
-    UsageError
-        If the profile has more ranks per node than the cluster has devices.
-    """
+    """Refuse what contradicts a machine."""
     if validation is not None:
         ours, theirs = machine.origin.fingerprint, validation.provenance.host_fingerprint
         if ours != theirs:
@@ -321,13 +285,7 @@ def check_machine(
 
 
 def refuse_other_jobs(cluster: "Cluster | None", *, by: str) -> None:
-    """Refuse a cluster whose links other jobs share, where only single predictions know of them.
-
-    Raises
-    ------
-    UsageError
-        If the cluster file says that there are such jobs.
-    """
+    """Refuse a cluster whose links other jobs share, where only single predictions know of them."""
     if cluster is not None and any(entry.jobs for entry in cluster.traffic):
         raise UsageError(
             f"{by}: cluster {cluster.name} must have no [[traffic]] jobs, which predict alone "
