@@ -1,4 +1,4 @@
-"""Import logs of nccl-tests, as text or JSON (2.19), into measured collectives.
+"""Import logs of others: topology into clusters, nccl-tests as text or JSON (2.19) into collectives.
 
 Text lines hold size, count, type, reduction, root, then time in us, algbw and busbw in GB/s
 (decimal) and errors, out of place and in place. The JSON dumps the whole process environment; it is
@@ -67,11 +67,15 @@ class Found:
 
 def read_topology(path: Path) -> Found:
     """Content of either log; ``InvalidDocument`` if it is neither, is truncated, or its ranks do not add up."""
-    try:
-        text = _ESCAPES.sub("", path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidDocument(f"{path}: topology log cannot be read: {why(error)}") from error
+    text = _ESCAPES.sub("", _read(path, what="topology log"))
     return _from_nccl(path, text) if "NCCL INFO" in text else _from_matrix(path, text)
+
+
+def _read(path: Path, *, what: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidDocument(f"{path}: {what} cannot be read: {why(error)}") from error
 
 
 def as_cluster(
@@ -280,10 +284,7 @@ def read_nccl_tests(path: Path, *, collective: str | None = None) -> MeasuredCol
 
     ``collective`` overrides what the log says; text of old versions does not say what was run.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidDocument(f"{path}: nccl-tests log cannot be read: {why(error)}") from error
+    text = _read(path, what="nccl-tests log")
     is_json = text.lstrip().startswith("{")
     return (_from_json if is_json else _from_text)(path, text, collective)
 
