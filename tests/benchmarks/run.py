@@ -27,8 +27,9 @@ NUM_REPEATS: Final = 7
 #: Of commands that take seconds.
 NUM_SLOW_REPEATS: Final = 5
 DEVICES: Final = ",".join(str(2**power) for power in range(11))
-RECORDED_PROFILE: Final = Path("docs/records/calibration/profile.json")
-DEFAULT_OUTPUT: Final = Path("docs/benchmarks.json")
+PROFILE: Final = Path("docs/records/calibration/profile.json")
+#: Light and heavy example, each with its smallest calibrated micro-batch.
+WORKLOADS: Final = {"lenet": 64, "resnet18": 1}
 NOTHING: Final = "python -c pass"
 ENGINE: Final = Path(__file__).with_name("bench_engine.py")
 LAYOUTS: Final = Path(__file__).with_name("bench_layouts.py")
@@ -54,11 +55,14 @@ _DESCRIBE: Final = (
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> None:
     """Run all benchmarks and write one JSON file."""
-    options = _options(arguments)
+    parser = argparse.ArgumentParser(prog="tests.benchmarks.run", description=main.__doc__)
+    parser.add_argument("--output", type=Path, default=Path("docs/benchmarks.json"))
+    parser.add_argument("--repeats", type=int, default=NUM_REPEATS)
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        fast, slow = _commands(options.profile, Path(folder))
+        fast, slow = _commands(Path(folder))
         processes = measure_processes(fast, num_repeats=options.repeats)
         num_slow = min(options.repeats, NUM_SLOW_REPEATS)
         processes = measure_processes(slow, num_repeats=num_slow) | processes
@@ -67,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "num_repeats": options.repeats,
-        "profile": None if options.profile is None else _identity(options.profile),
+        "profile": hashlib.sha256(PROFILE.read_bytes()).hexdigest(),
         "processes": processes,
         "engine": json.loads(_output_of([sys.executable, str(ENGINE)])),
         "layouts": json.loads(_output_of([sys.executable, str(LAYOUTS)])),
@@ -77,9 +81,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8"
     )
     for name, entry in processes.items():
-        sys.stdout.write(_line(name, entry))
+        mebibytes = math.ceil(entry["median_peak_rss_bytes"] / 2**20)
+        sys.stdout.write(
+            f"{name:42} {entry['median_wall_s']:7.3f} s  {mebibytes:5d} MiB  "
+            f"{entry['median_wall_over_nothing']:6.1f} x nothing\n"
+        )
     sys.stdout.write(f"written: {options.output}\n")
-    return 0
 
 
 def measure_processes(
@@ -127,46 +134,35 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="tests.benchmarks.run", description=main.__doc__)
-    parser.add_argument(
-        "--profile",
-        type=Path,
-        default=RECORDED_PROFILE if RECORDED_PROFILE.is_file() else None,
-        help=f"profile to predict with; {RECORDED_PROFILE} if it is there, else none",
-    )
-    parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT)
-    parser.add_argument("--repeats", type=int, default=NUM_REPEATS)
-    return parser.parse_args(arguments)
-
-
-def _commands(profile: Path | None, folder: Path) -> tuple[dict[str, list[str]], ...]:
+def _commands(folder: Path) -> tuple[dict[str, list[str]], ...]:
     """Commands of tenths of a second, and slow ones in order: a prediction takes the first one's trace."""
     run = [sys.executable, "-m", "perfmodel"]
-    nothing = {NOTHING: [sys.executable, "-c", "pass"]}
-    config, traced = folder / "config.json", folder / "resnet50.json"
+    config, traced, plan = (folder / name for name in ("config.json", "resnet50.json", "plan.toml"))
     config.write_text(json.dumps(_LARGE_MODEL), encoding="utf-8")
-    fast = nothing | {"perfmodel --help": [*run, "--help"]}
-    slow = nothing | {
+    plan.write_text(large_plan(PROFILE.resolve()), encoding="utf-8")
+    predict = [*run, "predict", "--profile", str(PROFILE), "--devices", DEVICES, "--json"]
+    fast = {
+        NOTHING: [sys.executable, "-c", "pass"],
+        "perfmodel --help": [*run, "--help"],
+        **{
+            f"perfmodel predict {workload} to 1024 devices": [
+                *(*predict, "--workload", workload, "--scaling", "weak", "--batch", str(batch)),
+            ]
+            for workload, batch in WORKLOADS.items()
+        },
+        "perfmodel plan options, 100,000 candidates": [
+            *(*run, "plan", "options", str(plan), "--json"),
+        ],
+    }
+    slow = {
         "perfmodel trace resnet50": [*run, "trace", "resnet50", "--output", str(traced)],
         "perfmodel trace of 70 G parameters": [
             *(*run, "trace", str(config), "--output", str(folder / "large.json")),
         ],
+        "perfmodel predict, stored trace of resnet50": [
+            *(*predict, "--workload", str(traced), "--batch", "8"),
+        ],
     }
-    if profile is None:
-        sys.stdout.write("predict: skipped, there is no profile; pass --profile\n")
-        return fast, slow
-    predict = [*run, "predict", "--profile", str(profile), "--devices", DEVICES, "--json"]
-    for workload, batch in _calibrated(profile).items():
-        fast[f"perfmodel predict {workload} to 1024 devices"] = [
-            *(*predict, "--workload", workload, "--scaling", "weak", "--batch", str(batch)),
-        ]
-    plan = folder / "plan.toml"
-    plan.write_text(large_plan(profile.resolve()), encoding="utf-8")
-    name = "perfmodel plan options, 100,000 candidates"
-    fast[name] = [*run, "plan", "options", str(plan), "--json"]
-    name = "perfmodel predict, stored trace of resnet50"
-    slow[name] = [*predict, "--workload", str(traced), "--batch", "8"]
     return fast, slow
 
 
@@ -215,21 +211,6 @@ source = "made up"
     return text
 
 
-def _calibrated(profile: Path) -> dict[str, int]:
-    """Light and heavy example, each with its smallest calibrated micro-batch."""
-    entries = json.loads(profile.read_bytes())["machine"]["workloads"]
-    return {
-        entry["workload"]["name"]: int(min(p["at"] for p in entry["phases"][0]["forward"]))
-        for entry in entries
-        if entry["workload"]["name"] in {"lenet", "resnet18"}
-    }
-
-
-def _identity(path: Path) -> dict[str, str]:
-    """Name and content of a file, wherever it lies."""
-    return {"name": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-
-
 def _output_of(command: Sequence[str]) -> str:
     environ = {**os.environ, "PYTHONPATH": os.getcwd()}  # noqa: PTH109 - a string is wanted
     return subprocess.run(
@@ -251,13 +232,5 @@ def _summary(
     }
 
 
-def _line(name: str, entry: Mapping[str, Any]) -> str:
-    mebibytes = math.ceil(entry["median_peak_rss_bytes"] / 2**20)
-    return (
-        f"{name:42} {entry['median_wall_s']:7.3f} s  {mebibytes:5d} MiB  "
-        f"{entry['median_wall_over_nothing']:6.1f} x nothing\n"
-    )
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
