@@ -94,8 +94,7 @@ def _judged(table: str, systems: Systems) -> Verdict:
             continue
         error = max(_ERROR, log_scatter(known))
         part = predicted(op, known, unknown, library="nccl", errors=np.array([error]))
-        more = {**part.predicted, **scatter(unknown)}
-        part = Part(measured=part.measured, predicted=more, interval=part.interval)
+        part.predicted.update(scatter(unknown))
         series.append(judge_part(table, name, part, known, unknown))
     return series, skipped
 

@@ -9,9 +9,9 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -147,8 +147,7 @@ def _larger_batches(points: Points, count: int) -> Part:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _System:
+class _System(NamedTuple):
     """All submissions of one system to one benchmark."""
 
     benchmark: str
@@ -172,33 +171,29 @@ def judge(folder: Path) -> Verdict:
         skipped.append(
             f"{TABLE}: time to train of {', '.join(untold)}: samples or reference points are missing"
         )
-    later, later_told = (
-        [one for one in some if _version(one.round) > _CHOSEN_ON] for some in (systems, told)
-    )
     growth = _grown({one.per_sample: one.benchmark for one in systems})
-    name = "device-seconds per sample"
-    found = _verdicts(f"{name}, all benchmarks", growth)
+    parts = {"device-seconds per sample, all benchmarks": growth}
     for benchmark in sorted({one.benchmark for one in systems}):
         same = [one.per_sample for one in systems if one.benchmark == benchmark]
         long = {one: growth[one] for one in same if split_of(one) is TWO_COUNTS}
-        found += _verdicts(f"{name}, {benchmark}", long)
-    found += _verdicts("time to train", _whole_growth(told, laws))
-    found += _verdicts(
-        f"{name}, {_LATER}", _grown({one.per_sample: one.benchmark for one in later})
+        parts[f"device-seconds per sample, {benchmark}"] = long
+    parts["time to train"] = _whole_growth(told, laws)
+    later, later_told = (
+        [one for one in some if _version(one.round) > _CHOSEN_ON] for some in (systems, told)
     )
-    found += _verdicts(f"time to train, {_LATER}", _whole_growth(later_told, laws))
-    return found, skipped
-
-
-def _verdicts(name: str, growth: Mapping[Series, Growth]) -> list[PublishedSeries]:
-    """By what is known of a system: two counts first, where there are any."""
+    parts[f"device-seconds per sample, {_LATER}"] = _grown(
+        {one.per_sample: one.benchmark for one in later}
+    )
+    parts[f"time to train, {_LATER}"] = _whole_growth(later_told, laws)
+    # By what is known of a system: two counts first, where there are any.
     found = []
-    for split in (TWO_COUNTS, ONE_COUNT):
-        members = [one for one in growth if split_of(one) is split]
-        if members:
-            grown = [growth[one] for one in members]
-            found.append(judge_series("mlperf", name, split, members, grown))
-    return found
+    for name, grown in parts.items():
+        for split in (TWO_COUNTS, ONE_COUNT):
+            members = [one for one in grown if split_of(one) is split]
+            if members:
+                of_them = [grown[one] for one in members]
+                found.append(judge_series("mlperf", name, split, members, of_them))
+    return found, skipped
 
 
 def _whole_growth(
@@ -312,7 +307,7 @@ def _version(text: str) -> float:
 
 def _read(folder: Path) -> tuple[list[_System], list[str]]:
     """Systems with several counts, and what was left out."""
-    groups: dict[tuple[str, ...], dict[float, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    groups: dict[tuple[str, ...], dict[float, Row]] = defaultdict(dict)
     uncounted = 0
     for row in read_rows(folder / f"{TABLE}.csv", columns=_COLUMNS):
         gpus = number(row, "gpus")
@@ -320,24 +315,24 @@ def _read(folder: Path) -> tuple[list[_System], list[str]]:
             uncounted += 1
         else:
             key = (*(row[name] for name in _SYSTEM), _COUNTS.sub("", row["system"]))
-            groups[key][gpus].append(row)
+            # Of one system's entries with the same count the first stands for all.
+            groups[key].setdefault(gpus, row)
     skipped = [f"{TABLE}: rows that tell no devices or no time: {uncounted}"] if uncounted else []
-    # Of one system's entries with the same count the first stands for all.
     systems = [
-        _system(key, [counts[count][0] for count in sorted(counts)])
-        for key, counts in groups.items()
-        if len(counts) > 1
+        _system(key[-1], [rows[count] for count in sorted(rows)])
+        for key, rows in groups.items()
+        if len(rows) > 1
     ]
     if silent := systems.count(None):
         skipped.append(f"{TABLE}: systems that tell neither samples nor a rate: {silent}")
     return [one for one in systems if one is not None], skipped
 
 
-def _system(key: tuple[str, ...], rows: Sequence[Row]) -> _System | None:
+def _system(name: str, rows: Sequence[Row]) -> _System | None:
     """None if nothing says how many samples were trained."""
-    named = dict(zip(_SYSTEM, key, strict=False))
+    first = rows[0]
     gpus, batch, samples = (_column(rows, n) for n in ("gpus", "global_batch", _SAMPLES))
-    trained_s, whole_s, rate = (_column(rows, name) for name in (_TRAINED, _WHOLE, _RATE))
+    trained_s, whole_s, rate = (_column(rows, n) for n in (_TRAINED, _WHOLE, _RATE))
     # Some benchmarks count their only epoch instead of samples.
     is_told = bool(np.isfinite(samples).all() and (samples != 1).all())
     if not np.isfinite(trained_s).all():
@@ -348,21 +343,14 @@ def _system(key: tuple[str, ...], rows: Sequence[Row]) -> _System | None:
     has_batch = bool(np.isfinite(batch).all())
     shown = ("submitter", "benchmark", "round", "division", "hardware", "framework")
     series = Series(
-        name=", ".join([key[-1], *(named[each] for each in shown)]),
+        name=", ".join([name, *(first[each] for each in shown)]),
         gpus=gpus,
-        per_node=number(named, "gpus_per_node") or gpus[0],
+        per_node=number(first, "gpus_per_node") or gpus[0],
         step=per_sample,
         batch=batch / gpus if has_batch else None,
     )
     whole = replace(series, step=gpus * whole_s / samples) if is_told and has_batch else None
-    return _System(
-        benchmark=named["benchmark"],
-        round=named["round"],
-        per_sample=series,
-        whole=whole,
-        samples=samples,
-        global_batch=batch,
-    )
+    return _System(first["benchmark"], first["round"], series, whole, samples, batch)
 
 
 def _column(rows: Iterable[Row], name: str) -> FloatArray:

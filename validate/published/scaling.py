@@ -99,15 +99,10 @@ def judge(folder: Path) -> Verdict:
     everything = loss_prior([one for found in sources.values() for one in found])
     verdicts = []
     for source, series in sources.items():
-        chosen: dict[Split, list[Series]] = {s: [] for s in (_BOTH, _ALONE, TWO_COUNTS, ONE_COUNT)}
-        for one in series:
-            if one.gpus[0] == 1.0:
-                chosen[_BOTH if 2.0 in one.gpus else _ALONE].append(one)
-            else:
-                chosen[split_of(one)].append(one)
         prior = loss_prior(series, everything)
-        slope = slope_prior(chosen[TWO_COUNTS])
-        for split, members in chosen.items():
+        slope = slope_prior([one for one in series if _by_devices(one) is TWO_COUNTS])
+        for split in (_BOTH, _ALONE, TWO_COUNTS, ONE_COUNT):
+            members = [one for one in series if _by_devices(one) is split]
             if split in (_BOTH, _ALONE):
                 growths = [predict_growth(one, prior) for one in members]
             else:
@@ -117,6 +112,12 @@ def judge(folder: Path) -> Verdict:
     if not sources:
         skipped.append("scaling: no series with few devices and more")
     return verdicts, skipped
+
+
+def _by_devices(one: Series) -> Split:
+    if one.gpus[0] == 1.0:
+        return _BOTH if 2.0 in one.gpus else _ALONE
+    return split_of(one)
 
 
 def split_of(one: Series) -> Split:

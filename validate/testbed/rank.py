@@ -187,7 +187,7 @@ def _settle(setting: CollectiveSetting) -> None:
 
 
 def _repeats(setting: CollectiveSetting, size_bytes: int, act: Callable[[], object]) -> int:
-    """Warm the group up; say how often to repeat, the same on all ranks."""
+    """Warm the group up and use up the burst of links; say how often to repeat, the same on all ranks."""
     started_s = time.perf_counter()
     act()
     if setting.target_s is None and not setting.warm_up_bytes:
@@ -195,21 +195,13 @@ def _repeats(setting: CollectiveSetting, size_bytes: int, act: Callable[[], obje
     slowest = torch.tensor([time.perf_counter() - started_s])
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     elapsed_s = float(slowest)
-    for _ in range(_num_warm_ups(setting, size_bytes, elapsed_s)):
+    num_warm_ups = math.ceil(setting.warm_up_bytes / size_bytes) - 1
+    for _ in range(min(num_warm_ups, math.ceil(_WARM_UP_LIMIT_S / elapsed_s))):
         _settle(setting)
         act()
     if setting.target_s is None:
         return setting.repeats
-    wanted = setting.target_s / elapsed_s
-    return max(_FEWEST_REPEATS, min(setting.repeats, math.ceil(wanted)))
-
-
-def _num_warm_ups(setting: CollectiveSetting, size_bytes: int, elapsed_s: Seconds) -> int:
-    """Calls that use up the burst of links, after a first that took ``elapsed_s``."""
-    return min(
-        math.ceil(setting.warm_up_bytes / size_bytes) - 1 if setting.warm_up_bytes else 0,
-        math.ceil(_WARM_UP_LIMIT_S / elapsed_s),
-    )
+    return max(_FEWEST_REPEATS, min(setting.repeats, math.ceil(setting.target_s / elapsed_s)))
 
 
 def _act(place: Place, collective: str, size_bytes: int) -> Callable[[], object]:
