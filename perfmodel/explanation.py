@@ -12,8 +12,8 @@ from perfmodel.answer.answer import steps_s
 from perfmodel.answer.measured import (
     Costs,
     interval,
+    layout_costs,
     measured_caveats,
-    price,
     refuse_other_jobs,
     step_times,
 )
@@ -67,7 +67,7 @@ class _Nominal:
 
     @classmethod
     def of(cls, question: Question) -> "_Nominal":
-        return cls(question, price(question))
+        return cls(question, layout_costs(question))
 
     @property
     def layout(self) -> Layout:

@@ -120,13 +120,7 @@ class Workers:
 def spread(
     function: Callable[[_PieceT], _ResultT], pieces: Sequence[_PieceT], workers: Workers
 ) -> list[_ResultT]:
-    """Results of a function that processes can be sent, in the order of the pieces.
-
-    Raises
-    ------
-    UsageError
-        If Dask is not installed, or its scheduler does not answer.
-    """
+    """Results of a function that processes can be sent, in the order of the pieces."""
     if workers.scheduler is not None:
         return _on_cluster(function, pieces, workers.scheduler)
     if workers.processes == 1 or len(pieces) < 2:
@@ -205,15 +199,7 @@ def plan_parallelism(
     argv: Sequence[str],
     workers: Workers = ALONE,
 ) -> ParallelismPlanDocument:
-    """Feasible layouts that fit, fastest first, with what each loses to the first.
-
-    Raises
-    ------
-    NotFeasible
-        If no layout is possible, or none fits.
-    UsageError
-        If the workers cannot be reached.
-    """
+    """Feasible layouts that fit, fastest first, with what each loses to the first."""
     search = search_layouts(model, request, workers)
     fit = search.judged.fit
     fitting = np.flatnonzero(fit >= FITS_ABOVE)
@@ -243,15 +229,7 @@ def plan_parallelism(
 
 
 def search_layouts(model: InferredModel, request: Request, workers: Workers = ALONE) -> Search:
-    """Every layout that the model, the devices and the global batch allow.
-
-    Raises
-    ------
-    NotFeasible
-        If there is none.
-    UsageError
-        If the workers cannot be reached.
-    """
+    """Every layout that the model, the devices and the global batch allow."""
     training = request.training
     shape = training.model.shape
     space = Space(

@@ -16,7 +16,7 @@ from calibrate.replays import with_replays
 from calibrate.summary import Repetition, by_setting, estimate, repetition
 from calibrate.task import ReplayTask, StepTask, Task
 from perfmodel.answer.answer import answer
-from perfmodel.answer.measured import interval, price, timed_workload
+from perfmodel.answer.measured import interval, layout_costs, timed_workload
 from perfmodel.answer.question import Question
 from perfmodel.documents.base import file_sha256
 from perfmodel.documents.observation import (
@@ -221,7 +221,7 @@ def _compared(
     step = answer(question)
     predicted_s = interval(step.step_s)
     measured = estimate([entry.step_s for entry in found])
-    terms = price(question).terms
+    terms = layout_costs(question).terms
     phase_errors = {
         name: float(terms.compute_s[cause][0])
         / estimate([entry.phases_s[name] for entry in found]).value_s

@@ -26,7 +26,7 @@ from perfmodel.cost.families import (
     wider_family,
     work,
 )
-from perfmodel.cost.operators import OperatorPrices, work_s
+from perfmodel.cost.operators import OperatorDurations, work_s
 from perfmodel.cost.terms import CurveDraws
 from perfmodel.documents.observation import (
     Observation,
@@ -173,7 +173,7 @@ def fit_operators(
     workloads: Sequence[MeasuredWorkload],
     rates: Sequence[ComputeRate],
 ) -> OperatorCosts | None:
-    """Everything that prices traced workloads, or ``None`` where no operator was timed.
+    """Everything that times traced workloads, or ``None`` where no operator was timed.
 
     ``workloads`` are reference models with their real steps: how far sums of operators are off.
     """
@@ -247,7 +247,7 @@ def _sum_error(
 ) -> float:
     """How far sums of operators are off the passes of the reference models: root mean square, in log."""
     known = {entry.workload.name: entry for entry in workloads}
-    costs = OperatorPrices(draft, use_measured=use_measured)
+    costs = OperatorDurations(draft, use_measured=use_measured)
     errors = []
     for entry in {(e.workload, e.micro_batch): e for e in replays}.values():
         if entry.workload not in known or (entry.traced is None and not use_measured):

@@ -29,15 +29,7 @@ from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
 
 
 def answer(question: Question) -> Answer:
-    """What the layout of a question takes, with its uncertainty.
-
-    Raises
-    ------
-    CalibrationUnavailable
-        If the machine was not measured in what the question needs.
-    NotFeasible
-        If the workload or the number of devices does not allow the layout.
-    """
+    """What the layout of a question takes, with its uncertainty."""
     if not isinstance(question.machine, MeasuredMachine):
         # SciPy's optimizers come with it, which would double the start of every other prediction.
         from perfmodel.answer.inferred import inferred_answer  # noqa: PLC0415

@@ -171,14 +171,9 @@ def _simulated(question: Question, jobs: Jobs, model: InferredModel) -> tuple[St
 def layout_jobs(training: Training, layout: Layout, *, device: str | None = None) -> Jobs:
     """The columns of one layout, if it is possible.
 
-    Parameters
-    ----------
-    training
-        What is trained.
-    layout
-        How it is spread.
-    device
-        Device of the runs; None: precisions and the link to the host count as usual.
+    ``training``: What is trained.
+    ``layout``: How it is spread.
+    ``device``: Device of the runs; None: precisions and the link to the host count as usual.
     """
     shape = training.model.shape
     limits = Limits(

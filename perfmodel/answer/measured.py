@@ -59,12 +59,9 @@ def open_workload(
 ) -> MeasuredWorkload:
     """A calibrated workload by name, or a workload file (``.json``), with its times on a machine.
 
-    Parameters
-    ----------
-    where
-        The flag, or the key of a file, that gave the name; errors begin with it.
-    use_measured
-        Whether operators that were measured in place count for traced workloads, or curves alone.
+    ``where``: The flag, or the key of a file, that gave the name; errors begin with it.
+    ``use_measured``: Whether operators that were measured in place count for traced workloads, or curves
+    alone.
     """
     document = None if isinstance(name, str) else name
     if isinstance(name, str) and Path(name).suffix == ".json":
@@ -143,7 +140,7 @@ def cost_model(machine: MeasuredMachine, cluster: "Cluster | None", num_draws: i
     return CostModel(machine, num_draws=num_draws, seed=SEED, cluster=cluster)
 
 
-def price(question: Question) -> Costs:
+def layout_costs(question: Question) -> Costs:
     """Program of a layout and the duration of its operations, in every draw."""
     machine, workload, layout = _parts(question)
     cluster = question.cluster
@@ -170,7 +167,7 @@ def price(question: Question) -> Costs:
 def measured_answer(question: Question) -> Answer:
     """What a layout takes on a calibrated machine."""
     machine, workload, layout = _parts(question)
-    costs = price(question)
+    costs = layout_costs(question)
     program, terms, median_s, durations_s = costs
     trace = simulate(program, durations_s[:, :1].T, interference=_interference(terms))
     model = cost_model(machine, question.cluster, durations_s.shape[1])
@@ -209,16 +206,16 @@ def measured_answer(question: Question) -> Answer:
 
 def measured_steps_s(questions: Sequence[Question]) -> list[Samples]:
     """The ``step_s`` of many questions and nothing else: by algebra, equal programs together. [s]"""
-    priced = [price(question) for question in questions]
+    every = [layout_costs(question) for question in questions]
     alike: dict[StepProgram, list[int]] = {}
-    for index, costs in enumerate(priced):
+    for index, costs in enumerate(every):
         alike.setdefault(costs.program, []).append(index)
     draws_s: dict[int, Samples] = {}
     for program, chosen in alike.items():
-        cases = [(priced[index].terms, priced[index].durations_s) for index in chosen]
+        cases = [(every[index].terms, every[index].durations_s) for index in chosen]
         draws_s |= zip(chosen, all_step_times(program, cases), strict=True)
     found = []
-    for index, (question, costs) in enumerate(zip(questions, priced, strict=True)):
+    for index, (question, costs) in enumerate(zip(questions, every, strict=True)):
         model = cost_model(_parts(question)[0], question.cluster, costs.durations_s.shape[1])
         sharing = _sharing(question, costs, model)
         found.append(draws_s[index] * sharing * _uncertainty(question, model))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfmodel.answer.answer import answer
-from perfmodel.answer.measured import price, timed_workload
+from perfmodel.answer.measured import layout_costs, timed_workload
 from perfmodel.answer.question import Question as StepQuestion
 from perfmodel.cli.inputs import read_machine
 from perfmodel.cost.memory import (
@@ -16,7 +16,7 @@ from perfmodel.cost.memory import (
     overhead_of,
     verdict,
 )
-from perfmodel.cost.operators import OperatorPrices
+from perfmodel.cost.operators import OperatorDurations
 from perfmodel.cost.rescaling import find_device, shipped_catalogue
 from perfmodel.cost.techniques import Basis, HostLink, Question, StepTimes, techniques
 from perfmodel.cost.traced import mixed_ratio
@@ -196,7 +196,7 @@ def _times(document: WorkloadDocument, profile: MeasuredMachine, batch: int) -> 
         else timed_workload(profile, document.workload, trace=document.trace)
     )
     question = StepQuestion(machine=profile, workload=found, layout=Layout(micro_batch=batch))
-    step, costs = answer(question), price(question)
+    step, costs = answer(question), layout_costs(question)
     causes = time_by_cause(step.trace)
     weakest = _BASES[Evidence.weakest(step.evidence.values())]
     plain = StepTimes(
@@ -224,9 +224,10 @@ def _mixed_s(
     if profile.operators is None or document.trace is None:
         return None
     step = document.trace.at(micro_batch=batch)
-    prices = OperatorPrices(profile.operators, use_measured=False)
+    durations = OperatorDurations(profile.operators, use_measured=False)
     forward, backward = (
-        mixed_ratio(step, prices, profile.rates, phase) for phase in (Phase.FORWARD, Phase.BACKWARD)
+        mixed_ratio(step, durations, profile.rates, phase)
+        for phase in (Phase.FORWARD, Phase.BACKWARD)
     )
     if forward is None or backward is None:
         return None
@@ -241,9 +242,9 @@ def _fused_s(
         return None
     step = document.trace.at(micro_batch=batch)
     method = dataclasses.replace(step.method, optimizer_implementation="fused")
-    prices = OperatorPrices(profile.operators, use_measured=False)
+    durations = OperatorDurations(profile.operators, use_measured=False)
     own, fused = (
-        prices.optimizer(each) for each in (step, dataclasses.replace(step, method=method))
+        durations.optimizer(each) for each in (step, dataclasses.replace(step, method=method))
     )
     if Evidence.ASSUMED in (own.evidence, fused.evidence) or own.time_s <= 0:
         return None

@@ -240,10 +240,7 @@ Levels = Sequence[LevelCost]
 def all_reduce_s(levels: Levels, size_bytes: float | Samples, *, library: str) -> Samples:
     """Time of one all-reduce alone, shape ``(num_draws,)``; of many at once, one row for each. [s]
 
-    Parameters
-    ----------
-    size_bytes
-        One size, or many of shape ``(num_sizes, 1)``.
+    ``size_bytes``: One size, or many of shape ``(num_sizes, 1)``.
     """
     times_s = [_total(_parts(name, levels, size_bytes)) for name in _choices(levels, library)]
     result: Samples = np.minimum.reduce(times_s)

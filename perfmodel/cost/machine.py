@@ -132,13 +132,7 @@ class CostModel:
 
     @property
     def network(self) -> Network:
-        """What collectives cost.
-
-        Raises
-        ------
-        CalibrationUnavailable
-            If no group was measured, or none that fits into the tier of the cluster that it tells about.
-        """
+        """What collectives cost."""
         if self._network is None:
             place = "" if self._cluster is None else f" inside one tier of {self._cluster.name}"
             raise CalibrationUnavailable(

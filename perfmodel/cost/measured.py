@@ -55,15 +55,7 @@ def beside(layout: Layout) -> Layout:
 def step_program(
     machine: MeasuredMachine, workload: MeasuredWorkload, layout: Layout
 ) -> StepProgram:
-    """The step of a layout.
-
-    Raises
-    ------
-    CalibrationUnavailable
-        If operators are needed, and none was timed.
-    NotFeasible
-        If the layout asks for what the workload does not tell about.
-    """
+    """The step of a layout."""
     if is_ddp(layout):
         return compile_step(workload.workload, layout, asynchronous=machine.asynchronous)
     # Operators and their division double the start of a prediction that needs neither.
@@ -99,13 +91,7 @@ def step_terms(
     *,
     loader_samples_per_s: float | None = None,
 ) -> Terms:
-    """What the operations of a step cost: as many ranks beside each other, every exchange by its group.
-
-    Raises
-    ------
-    CalibrationUnavailable
-        If the layout has several ranks and the machine was measured with one.
-    """
+    """What the operations of a step cost: as many ranks beside each other, every exchange by its group."""
     terms = costs.terms(workload, beside(layout), loader_samples_per_s=loader_samples_per_s)
     if is_ddp(layout):
         return terms

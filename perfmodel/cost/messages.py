@@ -66,10 +66,7 @@ class MessageLaw:
     ) -> "MessageLaw":
         """Fit to messages of several groups, least squares on logarithms.
 
-        Parameters
-        ----------
-        deviates
-            Of a standard normal distribution, shape ``(5, num_draws)``.
+        ``deviates``: Of a standard normal distribution, shape ``(5, num_draws)``.
         """
         from scipy.optimize import least_squares  # noqa: PLC0415 - slow, and one group needs none
 
@@ -164,13 +161,7 @@ class MessageCost:
         num_draws: int,
         rng: np.random.Generator,
     ) -> "MessageCost":
-        """Draw the messages of a collective from its groups, at least one.
-
-        Raises
-        ------
-        UsageError
-            If groups of as many ranks span different numbers of nodes.
-        """
+        """Draw the messages of a collective from its groups, at least one."""
         ordered = sorted(_joined(collective, groups), key=lambda group: group.ranks)
         found = {group.ranks: _messages(collective, group, library) for group in ordered}
         by_processors = library_of(library).by_processors
@@ -256,14 +247,10 @@ class MessageCost:
         Beyond the largest group measured a library may have a better algorithm than the one it took
         there, but the group is never faster than that one.
 
-        Parameters
-        ----------
-        size_bytes
-            One size, or many of shape ``(num_sizes, 1)``.
-        nodes
-            That the group spans, if known. Inside one node NCCL's trees are chains, no better than rings.
-        rate
-            What-if: bandwidth over what it is.
+        ``size_bytes``: One size, or many of shape ``(num_sizes, 1)``.
+        ``nodes``: That the group spans, if known. Inside one node NCCL's trees are chains, no better than
+        rings.
+        ``rate``: What-if: bandwidth over what it is.
         """
 
         def in_group(members: int) -> Samples:

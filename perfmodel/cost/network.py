@@ -86,10 +86,7 @@ class Network:
     ) -> "Network | None":
         """Draw message curves from a profile's collectives; None if it holds no all-reduce that fits.
 
-        Parameters
-        ----------
-        rng
-            Randomness of its own by name, so that the order of questions is no matter.
+        ``rng``: Randomness of its own by name, so that the order of questions is no matter.
         """
         measured_tier, groups = _measured(profile, cluster)
         found = {
@@ -138,14 +135,9 @@ class Network:
     ) -> Samples:
         """Time of one collective alone, shape ``(num_draws,)``; of many at once, one row for each. [s]
 
-        Parameters
-        ----------
-        kind
-            One of all_reduce, broadcast, all_gather, reduce_scatter and send_recv.
-        size_bytes
-            Of the whole array; one size, or many of shape ``(num_sizes, 1)``.
-        rate
-            What-if: bandwidth of all links over what it is.
+        ``kind``: One of all_reduce, broadcast, all_gather, reduce_scatter and send_recv.
+        ``size_bytes``: Of the whole array; one size, or many of shape ``(num_sizes, 1)``.
+        ``rate``: What-if: bandwidth of all links over what it is.
         """
         if group.size == 1:
             return np.zeros_like(self.uncertainty)
@@ -308,13 +300,7 @@ class CollectiveCost:
         num_draws: int,
         rng: np.random.Generator,
     ) -> "CollectiveCost":
-        """Draw from the groups of one collective.
-
-        Raises
-        ------
-        ValueError
-            If there is no group, or they are of different collectives.
-        """
+        """Draw from the groups of one collective."""
         found = tuple(groups)
         names = {group.collective for group in found}
         if len(names) != 1:
@@ -340,12 +326,8 @@ class CollectiveCost:
     def time_s(self, size_bytes: Bytes, *, world_size: int, num_nodes: int = 1) -> Samples:
         """Time of one collective alone, shape ``(num_draws,)``. [s]
 
-        Parameters
-        ----------
-        size_bytes
-            Whole array, as nccl-tests counts it.
-        num_nodes
-            Nodes that the group spans.
+        ``size_bytes``: Whole array, as nccl-tests counts it.
+        ``num_nodes``: Nodes that the group spans.
         """
         if world_size == 1:
             return np.zeros_like(self.deviates)

@@ -27,9 +27,9 @@ from perfmodel.workload.operator import ELEMENT_BYTES, Operator, Phase
 from perfmodel.workload.optimizers import ADAMW, OPTIMIZERS
 from perfmodel.workload.step import TracedParameter, TracedStep, parameters_signature, signature
 
-#: Standard deviation, in log, of an operator that is priced by the roofline alone: a prior.
+#: Standard deviation, in log, of an operator whose duration is the roofline alone: a prior.
 UNKNOWN_LOG_ERROR = 1.0
-#: A price is extrapolated from this many e-folds beyond the timed sizes ...
+#: A duration is extrapolated from this many e-folds beyond the timed sizes ...
 _FAR_OUTSIDE = 0.5
 #: ... or where the curve knows little more than its mean: this share of its spread.
 _FAR_INSIDE = 0.8
@@ -40,7 +40,7 @@ _UNKNOWN_RATIO = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Price:
+class Duration:
     """The time of one call."""
 
     time_s: Seconds
@@ -60,7 +60,7 @@ class _Reading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PhasePrice:
+class PhaseDuration:
     """The time of one phase of a micro-step (the optimizer: of a step)."""
 
     time_s: Seconds
@@ -85,8 +85,8 @@ def work_s(units: Sequence[float], unit_s: Sequence[Seconds], *, least_s: Second
 
 
 @dataclass(slots=True)
-class OperatorPrices:
-    """Prices of any operator on one machine."""
+class OperatorDurations:
+    """Durations of any operator on one machine."""
 
     profile: OperatorCosts
     use_measured: bool = True
@@ -95,7 +95,7 @@ class OperatorPrices:
     """Signature of the parameters of a step whose own measurements come before those of others."""
     _measured: dict[tuple[str, str], Seconds] = field(default_factory=dict)
     _families: dict[str, OperatorFamily] = field(default_factory=dict)
-    _known: dict[tuple[str, str], Price] = field(default_factory=dict)
+    _known: dict[tuple[str, str], Duration] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Index what was measured."""
@@ -113,39 +113,40 @@ class OperatorPrices:
         known = [m.relative_error for m in self.profile.measured if m.parameters == self.own]
         return max(known, default=0.0) if self.use_measured else 0.0
 
-    def step(self, step: TracedStep) -> dict[Phase, PhasePrice]:
+    def step(self, step: TracedStep) -> dict[Phase, PhaseDuration]:
         """Forward, backward and optimizer of a step."""
         groups: dict[Phase, list[tuple[Operator, int]]] = defaultdict(list)
         for (position, phase), count in step.call_counts().items():
             groups[phase].append((step.operators[position], count))
-        prices = {
+        durations = {
             phase: self.phase(groups[phase], phase) for phase in (Phase.FORWARD, Phase.BACKWARD)
         }
-        return {**prices, Phase.OPTIMIZER: self.optimizer(step)}
+        return {**durations, Phase.OPTIMIZER: self.optimizer(step)}
 
-    def price(self, operators: Iterable[Operator], phase: Phase) -> list[Price]:
+    def durations(self, operators: Iterable[Operator], phase: Phase) -> list[Duration]:
         """One call of each operator, without what a step adds per call."""
         wanted = list(operators)
         names = [signature(operator) for operator in wanted]
         self._learn(wanted, names, phase)
         found = [self._known[name, phase] for name in names]
         return [
-            self._on_target(operator, price) for operator, price in zip(wanted, found, strict=True)
+            self._on_target(operator, duration)
+            for operator, duration in zip(wanted, found, strict=True)
         ]
 
-    def _on_target(self, operator: Operator, price: Price) -> Price:
-        """The price on the device that is asked for, where that is not the one that was timed."""
+    def _on_target(self, operator: Operator, duration: Duration) -> Duration:
+        """The duration on the device that is asked for, where that is not the one that was timed."""
         rescaling = self.profile.rescaling
         if rescaling is None:
-            return price
-        entry = self._families.get(price.family)
+            return duration
+        entry = self._families.get(duration.family)
         shortest_s = 0.0 if entry is None else entry.least_s
         return replace(
-            price, time_s=rescaled_s(price.time_s, operator, rescaling, shortest_s=shortest_s)
+            duration, time_s=rescaled_s(duration.time_s, operator, rescaling, shortest_s=shortest_s)
         )
 
     def _learn(self, wanted: list[Operator], names: list[str], phase: Phase) -> None:
-        """Price what has no price yet, a whole family at once."""
+        """Find what has no duration yet, a whole family at once."""
         groups: dict[str, dict[str, Operator]] = defaultdict(dict)
         for operator, name in zip(wanted, names, strict=True):
             if (name, phase) in self._known:
@@ -154,7 +155,7 @@ class OperatorPrices:
             if time_s is None:
                 groups[family(operator)][name] = operator
             else:
-                self._known[name, phase] = Price(
+                self._known[name, phase] = Duration(
                     time_s=time_s,
                     log_error=0.0,
                     evidence=Evidence.MEASURED,
@@ -162,10 +163,10 @@ class OperatorPrices:
                 )
         for kind, members in groups.items():
             found = self._from_family(kind, list(members.values()))
-            for name, price in zip(members, found, strict=True):
-                self._known[name, phase] = price
+            for name, duration in zip(members, found, strict=True):
+                self._known[name, phase] = duration
 
-    def _from_family(self, kind: str, operators: list[Operator]) -> list[Price]:
+    def _from_family(self, kind: str, operators: list[Operator]) -> list[Duration]:
         entry = self._families.get(kind) or self._families.get(wider_family(kind) or "")
         if entry is None:
             return [self._unknown(kind, operator) for operator in operators]
@@ -186,7 +187,7 @@ class OperatorPrices:
         known = errors < _FAR_INSIDE * entry.spread
         return [
             _Reading(
-                # Prices are added up: the mean of what scatters around the curve in log.
+                # Durations are added up: the mean of what scatters around the curve in log.
                 ratio=math.exp(float(mean) + entry.noise**2 / 2),
                 log_error=math.hypot(float(error), _UNCERTAINTY_PER_EFOLD * float(beyond)),
                 evidence=Evidence.INTERPOLATED
@@ -196,11 +197,11 @@ class OperatorPrices:
             for mean, error, beyond, is_known in zip(means, errors, outside, known, strict=True)
         ]
 
-    def _from_curve(self, operator: Operator, entry: OperatorFamily, reading: _Reading) -> Price:
+    def _from_curve(self, operator: Operator, entry: OperatorFamily, reading: _Reading) -> Duration:
         moved_bytes = operator.read_bytes + operator.written_bytes
         expected_s = _expected_s(entry, work(operator), operator.flop, moved_bytes)
         time_s = max(self._floor_s(operator), expected_s * reading.ratio)
-        return Price(
+        return Duration(
             time_s=time_s,
             log_error=reading.log_error,
             evidence=reading.evidence,
@@ -214,45 +215,45 @@ class OperatorPrices:
             (operator.read_bytes + operator.written_bytes) / self.profile.peak_bytes_per_s,
         )
 
-    def _unknown(self, kind: str, operator: Operator) -> Price:
+    def _unknown(self, kind: str, operator: Operator) -> Duration:
         least_s = min((entry.least_s for entry in self.profile.families), default=1e-6)
         # A view moves nothing and is known to cost a call.
         is_free = operator.view or operator.read_bytes + operator.written_bytes == 0
         time_s = least_s + self._floor_s(operator) * _UNKNOWN_RATIO
-        return Price(
+        return Duration(
             time_s=time_s,
             log_error=UNKNOWN_LOG_ERROR,
             evidence=Evidence.INTERPOLATED if is_free else Evidence.ASSUMED,
             family=kind,
         )
 
-    def phase(self, calls: list[tuple[Operator, int]], phase: Phase) -> PhasePrice:
+    def phase(self, calls: list[tuple[Operator, int]], phase: Phase) -> PhaseDuration:
         """Calls of one phase, with how often each runs, and what a step adds per call."""
-        prices = self.price([operator for operator, _ in calls], phase)
+        durations = self.durations([operator for operator, _ in calls], phase)
         counts = [count for _, count in calls]
-        return self._summed(prices, counts, names=[operator.name for operator, _ in calls])
+        return self._summed(durations, counts, names=[operator.name for operator, _ in calls])
 
     def _summed(
         self,
-        prices: list[Price],
+        durations: list[Duration],
         counts: list[int],
         *,
         names: list[str],
-    ) -> PhasePrice:
+    ) -> PhaseDuration:
         """Members of a family err together, families on their own."""
         by_family: dict[str, Seconds] = defaultdict(float)
         by_evidence: dict[Evidence, Seconds] = defaultdict(float)
         total_s = 0.0
-        for price, count in zip(prices, counts, strict=True):
-            total_s += count * price.time_s
-            by_family[price.family] += count * price.time_s * price.log_error
-            by_evidence[price.evidence] += count * price.time_s
+        for duration, count in zip(durations, counts, strict=True):
+            total_s += count * duration.time_s
+            by_family[duration.family] += count * duration.time_s * duration.log_error
+            by_evidence[duration.evidence] += count * duration.time_s
         own = math.sqrt(sum(value**2 for value in by_family.values())) / max(total_s, 1e-12)
         if by_evidence[Evidence.MEASURED] < 0.5 * total_s:
             model = self.profile.curve_log_error
         else:
             model = math.hypot(self.profile.replay_log_error, self._replay_error)
-        return PhasePrice(
+        return PhaseDuration(
             time_s=total_s,
             relative_error=math.hypot(own, model),
             evidence=weakest(by_evidence),
@@ -260,21 +261,21 @@ class OperatorPrices:
                 sorted(
                     {
                         name
-                        for name, price in zip(names, prices, strict=True)
-                        if price.evidence is Evidence.ASSUMED
+                        for name, duration in zip(names, durations, strict=True)
+                        if duration.evidence is Evidence.ASSUMED
                     }
                 )
             ),
         )
 
-    def optimizer(self, step: TracedStep) -> PhasePrice:
+    def optimizer(self, step: TracedStep) -> PhaseDuration:
         """The optimizer of a step, by its name and implementation."""
         wanted = parameters_signature(step)
         measured = [m for m in self.profile.measured if m.parameters == wanted]
         trained = [p for p in step.parameters if p.ready_after is not None]
         if measured and self.use_measured:
             time_s = float(np.median([entry.optimizer_s for entry in measured]))
-            found = PhasePrice(
+            found = PhaseDuration(
                 time_s=time_s,
                 relative_error=math.hypot(self.profile.replay_log_error, self._replay_error),
                 evidence=Evidence.MEASURED,
@@ -283,27 +284,27 @@ class OperatorPrices:
             return self._streamed(found, num_tensors=len(trained))
         method = step.method
         kind = optimizer_family(method.optimizer, method.optimizer_implementation)
-        prices = self._optimizer_prices(kind, method.optimizer, trained)
-        summed = self._summed(prices, [1] * len(prices), names=[kind] * len(prices))
+        durations = self._optimizer_durations(kind, method.optimizer, trained)
+        summed = self._summed(durations, [1] * len(durations), names=[kind] * len(durations))
         return self._streamed(summed, num_tensors=len(trained))
 
-    def _streamed(self, price: PhasePrice, *, num_tensors: int) -> PhasePrice:
+    def _streamed(self, duration: PhaseDuration, *, num_tensors: int) -> PhaseDuration:
         """An optimizer on the device that is asked for: it streams memory."""
         rescaling = self.profile.rescaling
         if rescaling is None:
-            return price
-        time_s = rescaled_stream_s(price.time_s, rescaling, num_tensors=num_tensors)
-        return replace(price, time_s=time_s)
+            return duration
+        time_s = rescaled_stream_s(duration.time_s, rescaling, num_tensors=num_tensors)
+        return replace(duration, time_s=time_s)
 
-    def _optimizer_prices(
+    def _optimizer_durations(
         self, kind: str, optimizer: str, trained: list[TracedParameter]
-    ) -> list[Price]:
+    ) -> list[Duration]:
         traffic = OPTIMIZERS.get(optimizer, ADAMW).passes
         sizes = [math.prod(p.shape) * ELEMENT_BYTES[p.dtype] for p in trained]
         entry = self._families.get(kind)
         if entry is None:
             return [
-                Price(
+                Duration(
                     time_s=traffic * size / self.profile.peak_bytes_per_s * _UNKNOWN_RATIO,
                     log_error=UNKNOWN_LOG_ERROR,
                     evidence=Evidence.ASSUMED,
@@ -313,7 +314,7 @@ class OperatorPrices:
             ]
         points = np.array([optimizer_features(size, sum(sizes)) for size in sizes])
         return [
-            Price(
+            Duration(
                 time_s=reading.ratio
                 * _expected_s(entry, optimizer_work(size), 0.0, traffic * size),
                 log_error=reading.log_error,

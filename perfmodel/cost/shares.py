@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Final
 
 from perfmodel.cost.collectives import library_of
-from perfmodel.cost.operators import OperatorPrices
+from perfmodel.cost.operators import OperatorDurations
 from perfmodel.errors import CalibrationUnavailable, NotFeasible
 from perfmodel.layout.layout import Layout, Recompute
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, TracedWorkload
@@ -47,13 +47,13 @@ def divided_program(
             f"--layout: {str(layout)!r} needs operators, but the profile holds none; calibrate again"
         )
     # Curves tell how work is divided; what was measured as a whole is multiplied by the shares.
-    prices = OperatorPrices(machine.operators, use_measured=False)
+    durations = OperatorDurations(machine.operators, use_measured=False)
     divisions = divide(
         workload.trace,
         workload.memory,
         workload.workload.parameters,
         layout,
-        unit_shares(workload.trace, workload.memory, layout, prices),
+        unit_shares(workload.trace, workload.memory, layout, durations),
     )
     largest = max(division.activation_bytes for division in divisions)
     return compile_divided(
@@ -67,7 +67,7 @@ def divided_program(
 
 
 def unit_shares(
-    trace: SymbolicStep, memory: StepMemory | None, layout: Layout, prices: OperatorPrices
+    trace: SymbolicStep, memory: StepMemory | None, layout: Layout, durations: OperatorDurations
 ) -> UnitShares:
     """Time of every unit on one rank over that of the whole step on a rank that shares nothing.
 
@@ -88,7 +88,7 @@ def unit_shares(
                 if call.divisible or layout.sequence_parallel:
                     operator = divided(operator, constant_dimensions(trace, call.operator), tp)
                 calls.append((operator, call.times))
-        return prices.phase(calls, phase).time_s if calls else 0.0
+        return durations.phase(calls, phase).time_s if calls else 0.0
 
     def update_s(unit: Unit, tp: int, shards: int) -> Seconds:
         # Shards are flat parts of every parameter, as FSDP2 cuts them.
@@ -96,7 +96,7 @@ def unit_shares(
             replace(p, shape=(max(1, -(-num_elements(p, tp) // shards)),))
             for p in (step.parameters[i] for i in unit.parameters)
         )
-        return prices.optimizer(replace(step, parameters=held)).time_s if held else 0.0
+        return durations.optimizer(replace(step, parameters=held)).time_s if held else 0.0
 
     forward_s, backward_s = (
         sum(pass_s(unit, phase, 1) for unit in every) or 1.0

@@ -104,7 +104,7 @@ class CurveDraws:
 
 
 #: Time of a collective over its size; of many of shape ``(num_sizes, 1)`` at once, one row for each. [s]
-Price = Callable[[Bytes | Samples], Samples]
+CollectiveTime = Callable[[Bytes | Samples], Samples]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -121,9 +121,9 @@ class Terms:
     """Host time to issue forward, backward, optimizer; empty on synchronous devices. [s]"""
     bucket_s: Samples
     bucket_s_per_byte: Samples
-    all_reduce_s: Price
-    broadcast_s: Price
-    exchange_s: Mapping[Cause, Price] = field(default_factory=dict)
+    all_reduce_s: CollectiveTime
+    broadcast_s: CollectiveTime
+    exchange_s: Mapping[Cause, CollectiveTime] = field(default_factory=dict)
     """The same of other collectives, and of messages between stages, by what they are for."""
     load_s: Samples
     """Time in which the input pipeline prepares one step's samples. [s]"""
@@ -155,21 +155,21 @@ class Terms:
         )
 
     def _collectives(self, program: StepProgram) -> dict[int, Samples]:
-        """Times of all collectives by position, priced together: apart they take a hundred times as long."""
-        prices = {
+        """Times of all collectives by position, computed together: apart they take a hundred times as long."""
+        times_of = {
             Cause.BROADCAST: self.broadcast_s,
             Cause.ALL_REDUCE: self.all_reduce_s,
             **self.exchange_s,
         }
         chosen: dict[Cause, list[int]] = {}
         for position, operation in enumerate(program.operations):
-            if operation.cause in prices:
+            if operation.cause in times_of:
                 chosen.setdefault(operation.cause, []).append(position)
         found: dict[int, Samples] = {}
         for cause, positions in chosen.items():
             sizes = np.array([program.operations[i].size_bytes for i in positions], np.float64)
             times = np.array([program.operations[i].share for i in positions])[:, np.newaxis]
-            rows = prices[cause](sizes[:, np.newaxis]) * times
+            rows = times_of[cause](sizes[:, np.newaxis]) * times
             found |= zip(
                 positions, np.broadcast_to(rows, (len(positions), rows.shape[-1])), strict=True
             )
@@ -194,12 +194,8 @@ class Terms:
 def paced(program: StepProgram, median_s: Samples, slowest: Samples) -> Samples:
     """Durations on a rank that computes so many times as slowly as the median one. [s]
 
-    Parameters
-    ----------
-    median_s
-        Shape ``(num_operations, num_draws)``. [s]
-    slowest
-        Shape ``(num_draws,)``.
+    ``median_s``: Shape ``(num_operations, num_draws)``. [s]
+    ``slowest``: Shape ``(num_draws,)``.
     """
     result = median_s.copy()
     result[list(program.on_stream(Stream.COMPUTE))] *= slowest

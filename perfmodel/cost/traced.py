@@ -1,4 +1,4 @@
-"""Phase curves of a traced workload from the prices of its operators: it need never have run."""
+"""Phase curves of a traced workload from the durations of its operators: it need never have run."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfmodel.cost.operators import OperatorPrices, PhasePrice
+from perfmodel.cost.operators import OperatorDurations, PhaseDuration
 from perfmodel.cost.rescaling import bound_s
 from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import (
@@ -54,21 +54,18 @@ def traced_profile(
 ) -> MeasuredWorkload:
     """Curves of a workload that was never run, as those of a calibrated one.
 
-    Parameters
-    ----------
-    operators
-        Prices, those of ``profile``.
-    use_measured
-        Whether operators of this workload that were timed in place count, or curves alone.
+    ``operators``: Durations, those of ``profile``.
+    ``use_measured``: Whether operators of this workload that were timed in place count, or curves
+    alone.
     """
     own = parameters_signature(trace)
-    exact = OperatorPrices(operators, use_measured=use_measured, own=own)
+    exact = OperatorDurations(operators, use_measured=use_measured, own=own)
     batches = _measured_batches(exact, trace, own) if use_measured else ()
-    curves = OperatorPrices(operators, use_measured=False)
+    curves = OperatorDurations(operators, use_measured=False)
     steps = {batch: trace.at(micro_batch=batch) for batch in {*_GRID, *batches}}
     # A family is read once for all micro-batches: that is what takes the time.
     for phase in (Phase.FORWARD, Phase.BACKWARD):
-        curves.price(
+        curves.durations(
             (
                 step.operators[position]
                 for step in steps.values()
@@ -77,23 +74,23 @@ def traced_profile(
             ),
             phase,
         )
-    priced = _rising({batch: curves.step(steps[batch]) for batch in sorted(steps)})
+    by_curves = _rising({batch: curves.step(steps[batch]) for batch in sorted(steps)})
     found = {batch: exact.step(steps[batch]) for batch in batches}
     points = {
         phase: _points(
-            {batch: steps[phase] for batch, steps in priced.items()},
+            {batch: steps[phase] for batch, steps in by_curves.items()},
             {batch: steps[phase] for batch, steps in found.items()},
         )
         for phase in Phase
     }
-    untimed = {name for steps in priced.values() for p in steps.values() for name in p.untimed}
+    untimed = {name for steps in by_curves.values() for p in steps.values() for name in p.untimed}
     noise, rank_spread = _borrowed_noise(profile, points[Phase.BACKWARD])
     return MeasuredWorkload(
         workload=with_ready_times(workload, steps[_middle(batches)], exact),
         phases=_phases(profile, trace, points, workload.gradient_bytes),
         noise=noise,
         rank_spread=rank_spread,
-        evidence=_evidence(priced, has_measured=bool(batches)),
+        evidence=_evidence(by_curves, has_measured=bool(batches)),
         measured_batches=batches,
         untimed=tuple(sorted(untimed)) if not batches else (),
     )
@@ -103,8 +100,10 @@ def _middle(batches: Sequence[int]) -> int:
     return batches[len(batches) // 2] if batches else _GRID[len(_GRID) // 3]
 
 
-def with_ready_times(workload: Workload, step: TracedStep, prices: OperatorPrices) -> Workload:
-    """The workload with gradients ready when the priced backward pass has got to them.
+def with_ready_times(
+    workload: Workload, step: TracedStep, durations: OperatorDurations
+) -> Workload:
+    """The workload with gradients ready when the backward pass, by its durations, has got to them.
 
     A trace counts FLOP; what is cheap in FLOP and dear in time, such as normalisation, counts here.
     """
@@ -112,8 +111,8 @@ def with_ready_times(workload: Workload, step: TracedStep, prices: OperatorPrice
         return workload
     backward = [call.operator for call in step.calls() if call.phase is Phase.BACKWARD]
     used = sorted(set(backward))
-    prices_of_used = prices.price([step.operators[at] for at in used], Phase.BACKWARD)
-    time_s = {at: price.time_s for at, price in zip(used, prices_of_used, strict=True)}
+    durations_of_used = durations.durations([step.operators[at] for at in used], Phase.BACKWARD)
+    time_s = {at: duration.time_s for at, duration in zip(used, durations_of_used, strict=True)}
     calls = [time_s[at] for at in backward]
     done_s = np.concatenate(([0.0], np.cumsum(calls)))
     whole_s = float(done_s[-1]) or 1.0
@@ -129,7 +128,7 @@ def with_ready_times(workload: Workload, step: TracedStep, prices: OperatorPrice
     return replace(workload, parameters=parameters)
 
 
-def _measured_batches(exact: OperatorPrices, trace: SymbolicStep, own: str) -> tuple[int, ...]:
+def _measured_batches(exact: OperatorDurations, trace: SymbolicStep, own: str) -> tuple[int, ...]:
     """Micro-batches at which this very trace was replayed."""
     measured = exact.profile.measured
     candidates = {step.micro_batch for step in measured if step.parameters == own}
@@ -137,43 +136,45 @@ def _measured_batches(exact: OperatorPrices, trace: SymbolicStep, own: str) -> t
         batch
         for batch in sorted(candidates)
         if all(
-            price.evidence is Evidence.MEASURED
-            for price in exact.step(trace.at(micro_batch=batch)).values()
+            duration.evidence is Evidence.MEASURED
+            for duration in exact.step(trace.at(micro_batch=batch)).values()
         )
     )
 
 
 def _rising(
-    priced: Mapping[int, Mapping[Phase, PhasePrice]],
-) -> dict[int, dict[Phase, PhasePrice]]:
-    """Prices by ascending micro-batch without dips: more samples never take less time."""
+    by_curves: Mapping[int, Mapping[Phase, PhaseDuration]],
+) -> dict[int, dict[Phase, PhaseDuration]]:
+    """Durations by ascending micro-batch without dips: more samples never take less time."""
     least_s = dict.fromkeys(Phase, 0.0)
     result = {}
-    for batch, phases in priced.items():
-        least_s = {phase: max(least_s[phase], price.time_s) for phase, price in phases.items()}
+    for batch, phases in by_curves.items():
+        least_s = {
+            phase: max(least_s[phase], duration.time_s) for phase, duration in phases.items()
+        }
         result[batch] = {
-            phase: replace(price, time_s=least_s[phase]) for phase, price in phases.items()
+            phase: replace(duration, time_s=least_s[phase]) for phase, duration in phases.items()
         }
     return result
 
 
 def _points(
-    priced: Mapping[int, PhasePrice], found: Mapping[int, PhasePrice]
+    by_curves: Mapping[int, PhaseDuration], found: Mapping[int, PhaseDuration]
 ) -> tuple[CurvePoint, ...]:
     """Measured where there is a measurement; elsewhere the curves, brought to the nearest one."""
     points = []
-    for batch, price in sorted(priced.items()):
+    for batch, duration in sorted(by_curves.items()):
         at = found.get(batch)
         if at is not None:
             points.append(_point(batch, at.time_s, at.relative_error))
         elif found:
             nearest = _nearest(found, batch)
-            ratio = found[nearest].time_s / max(priced[nearest].time_s, 1e-12)
+            ratio = found[nearest].time_s / max(by_curves[nearest].time_s, 1e-12)
             uncertainty = _UNCERTAINTY_PER_EFOLD * abs(math.log(nearest / batch))
             error = math.hypot(found[nearest].relative_error, uncertainty)
-            points.append(_point(batch, price.time_s * ratio, error))
+            points.append(_point(batch, duration.time_s * ratio, error))
         else:
-            points.append(_point(batch, price.time_s, price.relative_error))
+            points.append(_point(batch, duration.time_s, duration.relative_error))
     return tuple(points)
 
 
@@ -186,11 +187,15 @@ def _point(batch: int, time_s: Seconds, relative_error: float) -> CurvePoint:
     return CurvePoint(at=batch, time_s=time_s, relative_error=relative_error)
 
 
-def _evidence(priced: Mapping[int, Mapping[Phase, PhasePrice]], *, has_measured: bool) -> Evidence:
+def _evidence(
+    by_curves: Mapping[int, Mapping[Phase, PhaseDuration]], *, has_measured: bool
+) -> Evidence:
     """Of everything but the measured micro-batches."""
     if has_measured:
         return Evidence.INTERPOLATED
-    return Evidence.weakest(price.evidence for steps in priced.values() for price in steps.values())
+    return Evidence.weakest(
+        duration.evidence for steps in by_curves.values() for duration in steps.values()
+    )
 
 
 def _phases(
@@ -299,21 +304,19 @@ def _borrowed_noise(
 
 
 def mixed_ratio(
-    step: TracedStep, prices: OperatorPrices, rates: Sequence[ComputeRate], phase: Phase
+    step: TracedStep, durations: OperatorDurations, rates: Sequence[ComputeRate], phase: Phase
 ) -> float | None:
     """Time of a phase under autocast over that in fp32; ``None`` where a rate is missing.
 
-    Parameters
-    ----------
-    rates
-        Of the calibrated device, by precision and shape. A device that is not present has its data sheet.
+    ``rates``: Of the calibrated device, by precision and shape. A device that is not present has its data
+    sheet.
     """
     counts = {at: n for (at, where), n in step.call_counts().items() if where is phase}
     operators = [step.operators[position] for position in counts]
-    found = prices.price(operators, phase)
-    rescaling = prices.profile.rescaling
+    found = durations.durations(operators, phase)
+    rescaling = durations.profile.rescaling
     before_s = after_s = 0.0
-    for operator, price, count in zip(operators, found, counts.values(), strict=True):
+    for operator, duration, count in zip(operators, found, counts.values(), strict=True):
         ratio: float | None = 1.0
         if operator.flop > 0:
             ratio = (
@@ -323,8 +326,8 @@ def mixed_ratio(
             )
         if ratio is None:
             return None
-        before_s += count * price.time_s
-        after_s += count * price.time_s * ratio
+        before_s += count * duration.time_s
+        after_s += count * duration.time_s * ratio
     return after_s / before_s if before_s > 0 else None
 
 

@@ -35,23 +35,14 @@ def end_times(program: StepProgram, durations_s: ArrayLike) -> FloatArray:
 
     An operation ends its duration after the last of its predecessors, or of the start of the step.
 
-    Parameters
-    ----------
-    program
-        The work of every rank.
-    durations_s
-        Shape ``(num_operations, *batch)``, >= 0; not checked, because a check costs as much as the
-        evaluation, and NaN comes out as NaN. [s]
+    ``program``: The work of every rank.
+    ``durations_s``: Shape ``(num_operations, *batch)``, >= 0; not checked, because a check costs as much as
+    the evaluation, and NaN comes out as NaN. [s]
 
     Returns
     -------
     numpy.ndarray
         Shape ``(num_operations, *batch)``, from the start of the step. [s]
-
-    Raises
-    ------
-    ValueError
-        If the first axis has not one entry for each operation.
 
     References
     ----------
@@ -73,22 +64,13 @@ def step_times(program: StepProgram, durations_s: ArrayLike) -> FloatArray:
 
     As ``end_times``, but an end is forgotten when nothing needs it any more.
 
-    Parameters
-    ----------
-    program
-        The work of every rank.
-    durations_s
-        Shape ``(num_operations, *batch)``, >= 0; not checked. [s]
+    ``program``: The work of every rank.
+    ``durations_s``: Shape ``(num_operations, *batch)``, >= 0; not checked. [s]
 
     Returns
     -------
     numpy.ndarray
         Shape ``batch``. [s]
-
-    Raises
-    ------
-    ValueError
-        If the first axis has not one entry for each operation.
     """
     table_s, batch = _flattened(program, durations_s)
     recursion, last_rows = _with_shared_rows(program.awaited())
@@ -259,24 +241,15 @@ def end_times_with_interference(
     While a collective is under way the compute stream runs at ``compute_speed``, and the collective
     at ``comm_speed`` while the compute stream is busy. Other streams are not affected.
 
-    Parameters
-    ----------
-    program
-        The work of every rank.
-    durations_s
-        Shape ``(num_operations, num_draws)``: how long each takes alone. Finite, >= 0. [s]
-    compute_speed, comm_speed
-        Fraction of the speed alone, in (0, 1]: one number, or shape ``(num_draws,)``.
+    ``program``: The work of every rank.
+    ``durations_s``: Shape ``(num_operations, num_draws)``: how long each takes alone. Finite, >= 0. [s]
+    ``compute_speed``, ``comm_speed``: Fraction of the speed alone, in (0, 1]: one number, or shape
+    ``(num_draws,)``.
 
     Returns
     -------
     numpy.ndarray
         Shape ``(num_operations, num_draws)``, from the start of the step. [s]
-
-    Raises
-    ------
-    ValueError
-        If a shape or a value is outside what is said above.
     """
     table_s = _checked_durations(program, durations_s)
     num_draws = table_s.shape[1]

@@ -335,26 +335,15 @@ def simulate(
     run at ``interference.compute_speed``; while any rank computes, a collective runs at
     ``interference.comm_speed``. Links are not shared between collectives: they queue on one stream.
 
-    Parameters
-    ----------
-    program
-        The work of every rank.
-    durations_s
-        Shape ``(num_ranks, num_operations)``: how long each operation takes alone on each rank;
-        the same on all ranks for a collective. Finite, >= 0. [s]
-    interference
-        How compute and collectives slow each other down.
+    ``program``: The work of every rank.
+    ``durations_s``: Shape ``(num_ranks, num_operations)``: how long each operation takes alone on each
+    rank; the same on all ranks for a collective. Finite, >= 0. [s]
+    ``interference``: How compute and collectives slow each other down.
 
     Returns
     -------
     Trace
         Start and end of every operation, from the start of the step. [s]
-
-    Raises
-    ------
-    ValueError
-        If durations have another shape, are negative or not finite, or differ between the ranks of
-        a collective.
     """
     table_s = _checked(program, durations_s)
     env = Environment()

@@ -145,13 +145,7 @@ class Limits:
 
 
 def require_feasible(layout: Layout, limits: Limits) -> None:
-    """Refuse a layout that this model or this number of devices does not allow.
-
-    Raises
-    ------
-    NotFeasible
-        Naming the first rule that is broken.
-    """
+    """Refuse a layout that this model or this number of devices does not allow."""
     reason = impossible(layout, limits)
     if reason is not None:
         raise NotFeasible(f"layout {layout}: {reason}")

@@ -346,13 +346,7 @@ _SHORT: Final = {"ddp": 0, "fsdp": 3}
 
 
 def parse_layout(text: str) -> Layout:
-    """A layout from text such as ``dp=8 tp=4 pp=2 zero=1 micro_batch=2 recompute=selective``.
-
-    Raises
-    ------
-    UsageError
-        If a word is not ``key=value``, a key is unknown or given twice, or a value makes no sense.
-    """
+    """A layout from text such as ``dp=8 tp=4 pp=2 zero=1 micro_batch=2 recompute=selective``."""
     words: dict[str, str] = {}
     for word in text.split():
         key, equals, value = word.partition("=")
@@ -426,16 +420,8 @@ def scaled_layouts(
 ) -> tuple[Layout, ...]:
     """Data-parallel layouts, one per world size; one device has no wrapper.
 
-    Parameters
-    ----------
-    batch
-        Weak scaling: samples per forward pass of each rank, whatever their number. Strong scaling:
-        samples per step of all ranks together.
-
-    Raises
-    ------
-    NotFeasible
-        If the global batch cannot be split evenly.
+    ``batch``: Weak scaling: samples per forward pass of each rank, whatever their number. Strong scaling:
+    samples per step of all ranks together.
     """
     checks.within("batch", batch, 1, MOST_BATCH)
     checks.within("accumulation", accumulation, 1, MOST_BATCH)
@@ -460,13 +446,7 @@ def scaled_layouts(
 
 
 def accumulation_for(*, global_batch: int, dp: int, micro_batch: int) -> int:
-    """Micro-batches per step that make up a global batch.
-
-    Raises
-    ------
-    NotFeasible
-        If the batch cannot be split evenly.
-    """
+    """Micro-batches per step that make up a global batch."""
     each = dp * micro_batch
     if global_batch < 1 or global_batch % each:
         raise NotFeasible(

@@ -187,16 +187,8 @@ class Cluster:
     def levels(self, num_devices: int, *, stride: int = 1) -> tuple[Level, ...]:
         """Tiers in use by devices that fill the cluster node by node.
 
-        Parameters
-        ----------
-        stride
-            How far neighbours are apart; the devices between them are groups of the same kind, with
-            which they share the links of what they stand in.
-
-        Raises
-        ------
-        ValueError
-            If the cluster has fewer devices.
+        ``stride``: How far neighbours are apart; the devices between them are groups of the same kind, with
+        which they share the links of what they stand in.
         """
         span = (num_devices - 1) * stride + 1
         checks.within("num_devices", span, 1, self.num_devices)
@@ -245,13 +237,7 @@ class Cluster:
 
 
 def chained(tiers: Iterable[Tier]) -> tuple[Tier, ...]:
-    """Tiers in any order, from the inside out.
-
-    Raises
-    ------
-    ValueError
-        If a tier joins something unknown, two join the same, or some go round in a cycle.
-    """
+    """Tiers in any order, from the inside out."""
     given = tuple(tiers)
     names = [tier.name for tier in given]
     if len({DEVICE, *names}) <= len(names):

@@ -358,7 +358,7 @@ class MeasuredMachine(Machine):
     """Host time to issue one operator that has nothing to do."""
     steps: tuple[SingleStep, ...]
     operators: OperatorCosts | None = None
-    """Prices for traced workloads; absent where no operator was timed."""
+    """Durations for traced workloads; absent where no operator was timed."""
     checkpoint: CheckpointProfile | None = None
     """Absent where no checkpoint was timed."""
     noise_scales: tuple[NoiseScaleProfile, ...] = ()

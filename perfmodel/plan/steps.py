@@ -15,7 +15,7 @@ from perfmodel.answer.inferred import (
     layout_caveats,
     layout_jobs,
 )
-from perfmodel.answer.measured import measured_caveats, price, step_times
+from perfmodel.answer.measured import layout_costs, measured_caveats, step_times
 from perfmodel.answer.question import NUM_DRAWS, Answer, Question
 from perfmodel.arrays import IntArray
 from perfmodel.cost.inferred import InferredModel
@@ -253,7 +253,7 @@ class MeasuredSteps(Steps):
     def ends(self, count: int) -> Iterator[Ends]:
         """Assumptions about the step, and by which factors each alone moves it."""
         step = self.step(count)
-        costs = price(step.question)
+        costs = layout_costs(step.question)
         terms, program = costs.terms, costs.program
         still = {
             field.name: _nominal(getattr(terms, field.name)) for field in dataclasses.fields(terms)

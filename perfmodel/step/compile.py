@@ -1,7 +1,7 @@
 """One training step under a layout: operations of every pipeline stage on its streams.
 
 One rank stands for all of a stage. Every operation says which share of its cause's work per
-micro-batch and stage it is (per step for gradients and optimizer), so that prices are few.
+micro-batch and stage it is (per step for gradients and optimizer), so that durations are few.
 """
 
 import enum

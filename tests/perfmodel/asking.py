@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.answer.answer import answer, point, steps_s
-from perfmodel.answer.measured import check_machine, price, timed_workload
+from perfmodel.answer.measured import check_machine, layout_costs, timed_workload
 from perfmodel.answer.question import NUM_DRAWS, Answer, Question
 from perfmodel.cost.terms import Samples, Terms
 from perfmodel.documents.prediction import PredictedPoint
@@ -58,7 +58,7 @@ class Asking:
         return answer(self.question(workload, layout, **more))
 
     def terms(self, workload: MeasuredWorkload, layout: Layout) -> Terms:
-        return price(self.question(workload, layout)).terms
+        return layout_costs(self.question(workload, layout)).terms
 
     def point(self, step: Answer, *, baseline: Answer) -> PredictedPoint:
         return point(step, baseline=baseline)

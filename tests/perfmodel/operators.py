@@ -66,7 +66,7 @@ def observation(seed: int = 0, noise: float = 0.02) -> OperatorsObservation:
     return OperatorsObservation(task="layers", round=0, operators=timed, optimizers=())
 
 
-def prices_of_the_made_up_machine(seed: int = 0) -> OperatorCosts:
+def costs_of_the_made_up_machine(seed: int = 0) -> OperatorCosts:
     profile = fit_operators([observation(seed)], workloads=(), rates=())
     assert profile is not None
     return profile

@@ -18,7 +18,7 @@ from perfmodel.layout.layout import Synchronisation
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.workload.step import parameters_signature, signature
-from tests.perfmodel.operators import prices_of_the_made_up_machine
+from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.profiles import Machine, profile
 from tests.perfmodel.traces import WORKLOAD, traced
 from tests.played_worker import NUM_STEPS, step_observation
@@ -33,7 +33,7 @@ SETTING = RunSetting(
 
 @pytest.fixture(scope="module")
 def machine() -> MeasuredMachine:
-    return replace(profile(Machine()), operators=prices_of_the_made_up_machine())
+    return replace(profile(Machine()), operators=costs_of_the_made_up_machine())
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import EXIT_OK, EXIT_USAGE
 from tests.perfmodel.cli.command import Run, complaint
-from tests.perfmodel.operators import prices_of_the_made_up_machine
+from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.profiles import PROVENANCE, Machine, as_file, profile
 from tests.perfmodel.traces import WORKLOAD, traced
 
@@ -19,7 +19,7 @@ from tests.perfmodel.traces import WORKLOAD, traced
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
     machine, workload = tmp_path / "profile.json", tmp_path / "linear.json"
-    as_file(replace(profile(Machine()), operators=prices_of_the_made_up_machine())).write(machine)
+    as_file(replace(profile(Machine()), operators=costs_of_the_made_up_machine())).write(machine)
     WorkloadDocument(
         provenance=PROVENANCE,
         workload=WORKLOAD,

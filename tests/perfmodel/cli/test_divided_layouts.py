@@ -9,7 +9,7 @@ import perfmodel as pm
 from perfmodel.documents.prediction import PredictionDocument, WhatIfDocument
 from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.llama import document
-from tests.perfmodel.operators import prices_of_the_made_up_machine
+from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.profiles import Machine, as_file, profile
 
 TEXT = "fsdp=4 tp=2 micro_batch=2"
@@ -19,7 +19,7 @@ TEXT = "fsdp=4 tp=2 micro_batch=2"
 def files(tmp_path: Path) -> tuple[Path, Path]:
     """A profile with curves of operators, and a traced model."""
     machine = dataclasses.replace(
-        profile(Machine(world_size=4)), operators=prices_of_the_made_up_machine()
+        profile(Machine(world_size=4)), operators=costs_of_the_made_up_machine()
     )
     as_file(machine).write(tmp_path / "profile.json")
     document().write(tmp_path / "llama.json")

@@ -12,7 +12,7 @@ from perfmodel.documents.prediction import ParallelismPlanDocument, PredictionDo
 from tests.perfmodel import llama
 from tests.perfmodel.cli.command import Run, complaint
 from tests.perfmodel.cost.large_samples import document
-from tests.perfmodel.operators import prices_of_the_made_up_machine
+from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.profiles import Machine, as_file, profile
 
 LLAMA = {
@@ -152,7 +152,7 @@ def test_no_torch_is_needed(inferred: Path, config: Path) -> None:
 
 def test_a_calibrated_machine_is_asked_about_layouts(run: Run, tmp_path: Path) -> None:
     machine, workload = tmp_path / "profile.json", tmp_path / "llama.json"
-    as_file(replace(profile(Machine()), operators=prices_of_the_made_up_machine())).write(machine)
+    as_file(replace(profile(Machine()), operators=costs_of_the_made_up_machine())).write(machine)
     llama.document().write(workload)
     asked = ("--profile", machine, "--workload", workload, "--layout", "fsdp=2 tp=2 micro_batch=4")
     shown = run("predict", *asked, "--device-memory", "1GiB")

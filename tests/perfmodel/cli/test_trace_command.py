@@ -9,7 +9,7 @@ from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import EXIT_OK, EXIT_USAGE
 from perfmodel.workload.operator import Phase
 from tests.perfmodel.cli.command import Run, complaint
-from tests.perfmodel.operators import prices_of_the_made_up_machine
+from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.profiles import Machine, as_file, profile
 
 FACTORIES = """
@@ -189,7 +189,7 @@ def test_an_unknown_operator_is_traced_and_priced_with_uncertainty(
 ) -> None:
     path, machine = tmp_path / "out.json", tmp_path / "profile.json"
     assert run("trace", f"{factories}:with_rule", "--output", path).exit_code == EXIT_OK
-    document = replace(profile(Machine()), operators=prices_of_the_made_up_machine())
+    document = replace(profile(Machine()), operators=costs_of_the_made_up_machine())
     as_file(document).write(machine)
     asked = ("--profile", machine, "--workload", path, "--devices", 1, "--batch", 8, "--verbose")
     for device in ((), ("--device", "h100-sxm")):

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 import perfmodel
-from perfmodel.answer.measured import price
+from perfmodel.answer.measured import layout_costs
 from perfmodel.answer.question import Answer
 from perfmodel.cost.measured import groups
 from perfmodel.cost.network import Group
@@ -18,7 +18,7 @@ from perfmodel.step.program import Cause
 from perfmodel.units import GIB
 from tests.perfmodel.asking import Asking
 from tests.perfmodel.llama import document
-from tests.perfmodel.operators import prices_of_the_made_up_machine
+from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.profiles import Machine, profile
 
 BATCH = 8
@@ -27,7 +27,7 @@ BATCH = 8
 @pytest.fixture(scope="module")
 def machine() -> MeasuredMachine:
     found = profile(Machine(bucket_s=1e-5, bucket_s_per_byte=1e-11, world_size=4))
-    return dataclasses.replace(found, operators=prices_of_the_made_up_machine())
+    return dataclasses.replace(found, operators=costs_of_the_made_up_machine())
 
 
 def workload(predictor: Asking, model: str = "llama") -> MeasuredWorkload:
@@ -66,7 +66,7 @@ def test_tensor_parallelism_divides_compute_and_pays_for_all_reduces(
     )
 
     def seconds(of: Answer, cause: Cause) -> float:
-        program, terms = of.program, price(of.question).terms
+        program, terms = of.program, layout_costs(of.question).terms
         rows = terms.durations(program)[:, 0]
         return sum(
             float(s) for o, s in zip(program.operations, rows, strict=True) if o.cause is cause

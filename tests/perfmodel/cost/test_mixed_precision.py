@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.cost.operators import OperatorPrices
+from perfmodel.cost.operators import OperatorDurations
 from perfmodel.cost.traced import mixed_ratio
 from perfmodel.machine.measured import ComputeRate, DeviceRates, Rescaling
 from perfmodel.workload.operator import Phase
-from tests.perfmodel.operators import prices_of_the_made_up_machine
+from tests.perfmodel.operators import costs_of_the_made_up_machine
 from tests.perfmodel.traces import traced
 
 #: Backward a product, and an operator that multiplies nothing.
@@ -28,12 +28,14 @@ def rate(dtype: str, shape: int, flop_per_s: float, probe: str = "matmul") -> Co
 
 def share_of_products(phase: Phase) -> float:
     """Of the time of a phase."""
-    prices = OperatorPrices(prices_of_the_made_up_machine(), use_measured=False)
+    durations = OperatorDurations(costs_of_the_made_up_machine(), use_measured=False)
     counts = {at: n for (at, where), n in STEP.call_counts().items() if where is phase}
     times_s = {
-        at: n * price.time_s
-        for (at, n), price in zip(
-            counts.items(), prices.price([STEP.operators[at] for at in counts], phase), strict=True
+        at: n * duration.time_s
+        for (at, n), duration in zip(
+            counts.items(),
+            durations.durations([STEP.operators[at] for at in counts], phase),
+            strict=True,
         )
     }
     products = sum(time_s for at, time_s in times_s.items() if STEP.operators[at].flop)
@@ -44,16 +46,16 @@ def test_products_take_the_ratio_of_the_measured_rates_and_the_rest_stays() -> N
     """Half and an eighth as fast: geometric mean 4 times as long."""
     rates = [rate("fp32", 64, 8e9), rate("bf16", 64, 4e9), rate("fp32", 256, 8e9)]
     rates += [rate("bf16", 256, 1e9), rate("bf16", 1024, 1.0)]
-    prices = OperatorPrices(prices_of_the_made_up_machine(), use_measured=False)
+    durations = OperatorDurations(costs_of_the_made_up_machine(), use_measured=False)
     products = share_of_products(Phase.BACKWARD)
     assert 0 < products < 1
-    found = mixed_ratio(STEP, prices, rates, Phase.BACKWARD)
+    found = mixed_ratio(STEP, durations, rates, Phase.BACKWARD)
     assert found == pytest.approx(1 + products * (4 - 1))
 
 
 def test_without_a_rate_of_both_precisions_nothing_is_known() -> None:
-    prices = OperatorPrices(prices_of_the_made_up_machine(), use_measured=False)
-    assert mixed_ratio(STEP, prices, [rate("fp32", 64, 8e9)], Phase.BACKWARD) is None
+    durations = OperatorDurations(costs_of_the_made_up_machine(), use_measured=False)
+    assert mixed_ratio(STEP, durations, [rate("fp32", 64, 8e9)], Phase.BACKWARD) is None
 
 
 def test_on_another_device_the_data_sheet_decides() -> None:
@@ -68,8 +70,8 @@ def test_on_another_device_the_data_sheet_decides() -> None:
         notes_on_groups=(),
         device_kind="cpu",
     )
-    operators = replace(prices_of_the_made_up_machine(), rescaling=rescaling)
-    prices = OperatorPrices(operators, use_measured=False)
-    found = mixed_ratio(STEP, prices, [], Phase.BACKWARD)
+    operators = replace(costs_of_the_made_up_machine(), rescaling=rescaling)
+    durations = OperatorDurations(operators, use_measured=False)
+    found = mixed_ratio(STEP, durations, [], Phase.BACKWARD)
     assert found is not None
     assert found == pytest.approx(1 - share_of_products(Phase.BACKWARD) / 2, rel=0.02)

@@ -1,4 +1,4 @@
-"""Prices of operators: recovered from timings, bounded by physics, never zero."""
+"""Durations of operators: recovered from timings, bounded by physics, never zero."""
 
 import functools
 from dataclasses import replace
@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.cost.families import family, features, wider_family, work
-from perfmodel.cost.operators import UNKNOWN_LOG_ERROR, OperatorPrices
+from perfmodel.cost.operators import UNKNOWN_LOG_ERROR, OperatorDurations
 from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import MeasuredOperator, MeasuredStep, OperatorCosts
 from perfmodel.workload.operator import Operator, Phase
 from perfmodel.workload.step import signature
 from tests.perfmodel.operators import (
     addition,
+    costs_of_the_made_up_machine,
     matmul,
     operator,
-    prices_of_the_made_up_machine,
     spec,
     true_time_s,
 )
@@ -25,18 +25,18 @@ from tests.perfmodel.operators import (
 
 @functools.cache
 def machine() -> OperatorCosts:
-    return prices_of_the_made_up_machine()
+    return costs_of_the_made_up_machine()
 
 
 def price_s(called: Operator) -> float:
-    return OperatorPrices(machine()).price([called], Phase.FORWARD)[0].time_s
+    return OperatorDurations(machine()).durations([called], Phase.FORWARD)[0].time_s
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_prices_recover_the_machine_that_made_the_timings(seed: int) -> None:
-    prices = OperatorPrices(prices_of_the_made_up_machine(seed))
+    durations = OperatorDurations(costs_of_the_made_up_machine(seed))
     for called in (matmul(64, 128, 256), matmul(300, 300, 300), addition(10_000), addition(10**6)):
-        found = prices.price([called], Phase.FORWARD)[0]
+        found = durations.durations([called], Phase.FORWARD)[0]
         assert found.time_s == pytest.approx(true_time_s(called), rel=0.12)
         assert found.evidence is Evidence.INTERPOLATED
 
@@ -57,9 +57,10 @@ def test_nothing_is_faster_than_the_peaks(called: Operator) -> None:
 
 
 def test_uncertainty_grows_away_from_the_measured_sizes() -> None:
-    prices = OperatorPrices(machine())
+    durations = OperatorDurations(machine())
     near, far, farther = (
-        prices.price([matmul(*3 * (size,))], Phase.FORWARD)[0] for size in (200, 8_000, 10**6)
+        durations.durations([matmul(*3 * (size,))], Phase.FORWARD)[0]
+        for size in (200, 8_000, 10**6)
     )
     assert near.log_error < far.log_error < farther.log_error
     assert farther.evidence is Evidence.EXTRAPOLATED
@@ -67,7 +68,7 @@ def test_uncertainty_grows_away_from_the_measured_sizes() -> None:
 
 def test_an_operator_without_any_timing_is_bounded_by_physics_and_in_uncertainty() -> None:
     called = operator("aten.fft_fft.default", (spec(10**6),), (spec(10**6),))
-    found = OperatorPrices(machine()).price([called], Phase.FORWARD)[0]
+    found = OperatorDurations(machine()).durations([called], Phase.FORWARD)[0]
     assert found.time_s >= 8e6 / machine().peak_bytes_per_s
     assert found.log_error == UNKNOWN_LOG_ERROR
     assert found.evidence is Evidence.ASSUMED
@@ -84,11 +85,11 @@ def test_what_was_measured_in_place_comes_first_unless_curves_are_asked_for() ->
         relative_error=0.01,
     )
     profile = replace(machine(), measured=(step,))
-    found = OperatorPrices(profile).price([called], Phase.FORWARD)[0]
+    found = OperatorDurations(profile).durations([called], Phase.FORWARD)[0]
     assert (found.time_s, found.evidence) == (0.5, Evidence.MEASURED)
-    other = OperatorPrices(profile, use_measured=False).price([called], Phase.FORWARD)[0]
+    other = OperatorDurations(profile, use_measured=False).durations([called], Phase.FORWARD)[0]
     assert other.time_s == pytest.approx(true_time_s(called), rel=0.2)
-    backward = OperatorPrices(profile).price([called], Phase.BACKWARD)[0]
+    backward = OperatorDurations(profile).durations([called], Phase.BACKWARD)[0]
     assert backward.evidence is not Evidence.MEASURED
 
 

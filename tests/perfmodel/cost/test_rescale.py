@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from perfmodel.answer.measured import measured_caveats
 from perfmodel.cost.memory import CONTEXT, step_memory
-from perfmodel.cost.operators import OperatorPrices
+from perfmodel.cost.operators import OperatorDurations
 from perfmodel.cost.rescaling import (
     BETWEEN_GPUS_LOG_ERROR,
     find_device,
@@ -31,9 +31,9 @@ from tests.perfmodel.operators import (
     BYTES_PER_S,
     FLOP_PER_S,
     addition,
+    costs_of_the_made_up_machine,
     matmul,
     operator,
-    prices_of_the_made_up_machine,
 )
 from tests.perfmodel.profiles import Machine, profile
 from tests.perfmodel.traces import WORKLOAD, traced
@@ -150,14 +150,14 @@ def sheet(name: str, **changes: object) -> DataSheet:
 
 
 @functools.cache
-def priced() -> OperatorCosts:
-    return prices_of_the_made_up_machine()
+def timed() -> OperatorCosts:
+    return costs_of_the_made_up_machine()
 
 
 def calibrated(device_name: str = "synthetic", **changes: Any) -> MeasuredMachine:
     return replace(
         profile(Machine(dispatch_s=START_S, residual=0.05)),
-        operators=priced(),
+        operators=timed(),
         device_name=device_name,
         **changes,
     )
@@ -166,15 +166,15 @@ def calibrated(device_name: str = "synthetic", **changes: Any) -> MeasuredMachin
 def test_measured_peaks_stand_for_the_data_sheet_of_a_device_without_one() -> None:
     found = rescaled_profile(calibrated(), sheet("faster"), shipped_catalogue())
     assert found.rescaling is not None
-    assert found.rescaling.source.flop_per_s["fp32"] == priced().peak_flop_per_s
-    assert found.rescaling.source.bytes_per_s == priced().peak_bytes_per_s
+    assert found.rescaling.source.flop_per_s["fp32"] == timed().peak_flop_per_s
+    assert found.rescaling.source.bytes_per_s == timed().peak_bytes_per_s
     assert any("its measured peaks stand for a data sheet" in n for n in found.rescaling.notes)
     before, after = (
-        OperatorPrices(operators).price([addition(10**6)], Phase.FORWARD)[0].time_s
-        for operators in (priced(), found.operators)
+        OperatorDurations(operators).durations([addition(10**6)], Phase.FORWARD)[0].time_s
+        for operators in (timed(), found.operators)
         if operators is not None
     )
-    ratio = priced().peak_bytes_per_s / 1e12
+    ratio = timed().peak_bytes_per_s / 1e12
     assert after == pytest.approx(START_S + (before - START_S) * ratio)
     # Of links nothing is known.
     assert found.collectives == calibrated().collectives

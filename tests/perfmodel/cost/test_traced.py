@@ -1,4 +1,4 @@
-"""A traced workload as phase curves: sums of prices, evidence, ranks that slow each other down."""
+"""A traced workload as phase curves: sums of durations, evidence, ranks that slow each other down."""
 
 import math
 from dataclasses import replace
@@ -7,7 +7,7 @@ import pytest
 
 from calibrate.fit.operators import fit_operators
 from perfmodel.answer.measured import interval, measured_caveats
-from perfmodel.cost.operators import OperatorPrices
+from perfmodel.cost.operators import OperatorDurations
 from perfmodel.cost.traced import slowdown, traced_profile, with_ready_times
 from perfmodel.layout.layout import Synchronisation
 from perfmodel.layout.run_setting import RunSetting
@@ -23,19 +23,19 @@ from perfmodel.machine.measured import (
 from perfmodel.workload.operator import Phase
 from perfmodel.workload.step import parameters_signature, signature
 from tests.perfmodel.asking import Asking
-from tests.perfmodel.operators import observation, prices_of_the_made_up_machine
+from tests.perfmodel.operators import costs_of_the_made_up_machine, observation
 from tests.perfmodel.profiles import Machine, profile
 from tests.perfmodel.traces import WORKLOAD, traced
 
 
 @pytest.fixture(scope="module")
-def prices() -> OperatorCosts:
-    return prices_of_the_made_up_machine()
+def durations() -> OperatorCosts:
+    return costs_of_the_made_up_machine()
 
 
 @pytest.fixture(scope="module")
-def machine(prices: OperatorCosts) -> MeasuredMachine:
-    return replace(profile(Machine()), operators=prices)
+def machine(durations: OperatorCosts) -> MeasuredMachine:
+    return replace(profile(Machine()), operators=durations)
 
 
 def single(micro_batch: int) -> RunSetting:
@@ -47,7 +47,7 @@ def single(micro_batch: int) -> RunSetting:
     )
 
 
-def measured(prices: OperatorCosts, micro_batch: int, time_s: float) -> OperatorCosts:
+def measured(durations: OperatorCosts, micro_batch: int, time_s: float) -> OperatorCosts:
     """Every operator of the step measured to take so long."""
     step = traced().at(micro_batch=micro_batch)
     names = [(signature(step.operators[at]), phase.value) for at, phase in step.call_counts()]
@@ -61,7 +61,7 @@ def measured(prices: OperatorCosts, micro_batch: int, time_s: float) -> Operator
         optimizer_s=5 * time_s,
         relative_error=0.01,
     )
-    return replace(prices, measured=(found,))
+    return replace(durations, measured=(found,))
 
 
 def test_a_traced_workload_is_predicted_without_ever_having_run(machine: MeasuredMachine) -> None:
@@ -73,9 +73,9 @@ def test_a_traced_workload_is_predicted_without_ever_having_run(machine: Measure
 
 
 def test_measured_operators_decide_at_their_batch_and_scale_the_others(
-    machine: MeasuredMachine, prices: OperatorCosts
+    machine: MeasuredMachine, durations: OperatorCosts
 ) -> None:
-    known = replace(machine, operators=measured(prices, 8, 0.1))
+    known = replace(machine, operators=measured(durations, 8, 0.1))
     predictor = Asking(known)
     workload = predictor.workload(WORKLOAD, traced())
     assert workload.measured_batches == (8,)
@@ -92,9 +92,9 @@ def test_measured_operators_decide_at_their_batch_and_scale_the_others(
 
 
 def test_ranks_beside_each_other_are_slowed_as_the_reference_models_are(
-    machine: MeasuredMachine, prices: OperatorCosts
+    machine: MeasuredMachine, durations: OperatorCosts
 ) -> None:
-    workload = traced_profile(machine, prices, WORKLOAD, traced())
+    workload = traced_profile(machine, durations, WORKLOAD, traced())
     one, two = workload.phases[0], workload.phases[-1]
     for phase in Phase:
         factor = slowdown(machine, phase, two.world_size, WORKLOAD.gradient_bytes).factor
@@ -159,11 +159,13 @@ def test_an_operator_that_nothing_tells_about_is_named(machine: MeasuredMachine)
 
 
 def test_a_phase_is_the_sum_of_its_calls_and_tells_when_gradients_are_ready(
-    prices: OperatorCosts,
+    durations: OperatorCosts,
 ) -> None:
-    table = OperatorPrices(prices)
+    table = OperatorDurations(durations)
     step = traced().at(micro_batch=8)
-    forward, gradient = (price.time_s for price in table.price(step.operators, Phase.BACKWARD))
+    forward, gradient = (
+        duration.time_s for duration in table.durations(step.operators, Phase.BACKWARD)
+    )
     found = table.step(step)
     assert found[Phase.FORWARD].time_s == pytest.approx(forward)
     assert found[Phase.BACKWARD].time_s == pytest.approx(forward + gradient)
@@ -172,11 +174,11 @@ def test_a_phase_is_the_sum_of_its_calls_and_tells_when_gradients_are_ready(
 
 
 def test_a_light_model_on_a_fast_device_takes_as_long_as_the_host_needs_to_issue_it(
-    prices: OperatorCosts,
+    durations: OperatorCosts,
 ) -> None:
     """3 calls of 10 ms on the host, while the device needs a tenth of that; a large batch turns that."""
     fast = profile(Machine(asynchronous=True, dispatch_s=1e-2))
-    predictor = Asking(replace(fast, operators=prices))
+    predictor = Asking(replace(fast, operators=durations))
     workload = predictor.workload(WORKLOAD, traced())
     steps = {batch: predictor.step(workload, single(batch).layout) for batch in (1, 4, 4096)}
     terms = {batch: predictor.terms(workload, step.layout) for batch, step in steps.items()}

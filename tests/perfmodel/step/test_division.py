@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.cost.operators import OperatorPrices
+from perfmodel.cost.operators import OperatorDurations
 from perfmodel.cost.shares import unit_shares
 from perfmodel.errors import NotFeasible
 from perfmodel.layout.layout import Layout, parse_layout
@@ -17,18 +17,20 @@ from perfmodel.step.division import (
 from perfmodel.step.stages import StageDivision
 from perfmodel.workload.operator import Phase
 from tests.perfmodel.llama import HIDDEN, LAYERS, document, traced
-from tests.perfmodel.operators import prices_of_the_made_up_machine
+from tests.perfmodel.operators import costs_of_the_made_up_machine
 
 SEQUENCE = 64
 BATCH = 8
 
 
 @pytest.fixture(scope="module")
-def prices() -> OperatorPrices:
-    return OperatorPrices(prices_of_the_made_up_machine(), use_measured=False)
+def durations() -> OperatorDurations:
+    return OperatorDurations(costs_of_the_made_up_machine(), use_measured=False)
 
 
-def division(text: str, prices: OperatorPrices, model: str = "llama") -> tuple[StageDivision, ...]:
+def division(
+    text: str, durations: OperatorDurations, model: str = "llama"
+) -> tuple[StageDivision, ...]:
     layout = parse_layout(f"{text} micro_batch={BATCH}")
     trace, memory = traced(model)
     return divide(
@@ -36,7 +38,7 @@ def division(text: str, prices: OperatorPrices, model: str = "llama") -> tuple[S
         memory,
         document(model).workload.parameters,
         layout,
-        unit_shares(trace, memory, layout, prices),
+        unit_shares(trace, memory, layout, durations),
     )
 
 
@@ -63,8 +65,8 @@ def test_a_block_has_two_pairs_of_matrices_and_its_input_is_the_hidden_state() -
     "text", ["dp=1", "dp=8", "fsdp=8", "pp=4", "dp=2 zero=1 pp=2", "pp=2 dp=4"]
 )
 @pytest.mark.parametrize("model", ["llama", "resnet18"])
-def test_shares_of_a_step_add_to_one(text: str, model: str, prices: OperatorPrices) -> None:
-    stages = division(text.replace("fsdp=8", "dp=8 zero=3"), prices, model)
+def test_shares_of_a_step_add_to_one(text: str, model: str, durations: OperatorDurations) -> None:
+    stages = division(text.replace("fsdp=8", "dp=8 zero=3"), durations, model)
     for name in ("forward", "backward"):
         pieces = [piece for stage in stages for piece in getattr(stage, name)]
         assert sum(piece.share for piece in pieces) == pytest.approx(1, abs=1e-9)
@@ -75,19 +77,21 @@ def test_shares_of_a_step_add_to_one(text: str, model: str, prices: OperatorPric
         assert sum(stage.optimizer for stage in stages) == pytest.approx(1)
 
 
-def test_sharded_parameters_are_gathered_unit_by_unit(prices: OperatorPrices) -> None:
+def test_sharded_parameters_are_gathered_unit_by_unit(durations: OperatorDurations) -> None:
     trace, memory = traced()
-    (stage,) = division("dp=8 zero=3", prices)
+    (stage,) = division("dp=8 zero=3", durations)
     sizes = [parameter_bytes(trace, unit.parameters, 1) for unit in units(trace, memory)]
     assert [piece.size_bytes for piece in stage.forward] == sizes
     assert [piece.size_bytes for piece in stage.backward] == sizes[::-1]
     assert sum(sizes) == document().workload.gradient_bytes
 
 
-def test_buckets_of_a_pipeline_hold_the_gradients_of_their_stage(prices: OperatorPrices) -> None:
+def test_buckets_of_a_pipeline_hold_the_gradients_of_their_stage(
+    durations: OperatorDurations,
+) -> None:
     trace, memory = traced()
     layout = Layout(pp=2, micro_batch=BATCH)
-    stages = division("pp=2", prices)
+    stages = division("pp=2", durations)
     for stage, held in zip(stages, stage_units(trace, memory, layout), strict=True):
         own = [p for i in held for p in units(trace, memory)[i].parameters]
         reduced = sum(piece.size_bytes for piece in stage.backward)
@@ -114,20 +118,22 @@ def test_tensor_parallelism_divides_the_flop_of_every_block(tp: int) -> None:
 
 
 def test_tensor_parallel_ranks_reduce_activations_twice_a_block_and_pass(
-    prices: OperatorPrices,
+    durations: OperatorDurations,
 ) -> None:
     """And the embedding forward, what enters the head backward; full recomputation repeats blocks."""
-    (stage,) = division("tp=2", prices)
+    (stage,) = division("tp=2", durations)
     assert sum(piece.all_reduces for piece in stage.forward) == 2 * LAYERS + 1
     assert sum(piece.all_reduces for piece in stage.backward) == pytest.approx(2 * LAYERS + 1)
-    (again,) = division("tp=2 recompute=full", prices)
+    (again,) = division("tp=2 recompute=full", durations)
     assert sum(piece.all_reduces for piece in again.backward) == pytest.approx(4 * LAYERS + 1)
     assert 0.5 <= sum(piece.share for piece in stage.forward) < 0.7
     assert stage.optimizer == pytest.approx(0.5, abs=0.1)
 
 
-def test_full_recomputation_adds_the_forward_pass_of_the_blocks(prices: OperatorPrices) -> None:
-    plain, again = (division(f"dp=2{more}", prices)[0] for more in ("", " recompute=full"))
+def test_full_recomputation_adds_the_forward_pass_of_the_blocks(
+    durations: OperatorDurations,
+) -> None:
+    plain, again = (division(f"dp=2{more}", durations)[0] for more in ("", " recompute=full"))
     assert sum(p.share for p in again.forward) == pytest.approx(1)
     assert 1.2 < sum(p.share for p in again.backward) / sum(p.share for p in plain.backward) < 1.7
 
@@ -147,15 +153,15 @@ def test_full_recomputation_adds_the_forward_pass_of_the_blocks(prices: Operator
     ],
 )
 def test_what_a_trace_does_not_tell_about_is_refused_in_one_line(
-    text: str, message: str, prices: OperatorPrices
+    text: str, message: str, durations: OperatorDurations
 ) -> None:
     with pytest.raises(NotFeasible, match=f"--layout: .*{message}") as raised:
-        division(text, prices)
+        division(text, durations)
     assert "\n" not in str(raised.value)
 
 
-def test_convolutions_are_not_divided(prices: OperatorPrices) -> None:
+def test_convolutions_are_not_divided(durations: OperatorDurations) -> None:
     with pytest.raises(
         NotFeasible, match="--layout: tp must be 1 for a model without blocks of mat"
     ):
-        division("tp=2", prices, "resnet18")
+        division("tp=2", durations, "resnet18")
