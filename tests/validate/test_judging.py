@@ -20,13 +20,10 @@ def test_a_summary_keeps_the_sign_in_the_bias_only() -> None:
     assert summary.worst_absolute == pytest.approx(0.3)
 
 
-def test_nothing_has_no_summary() -> None:
+def test_nothing_has_no_summary_and_a_fraction_counts_what_is_true() -> None:
     assert summarise_any([]) is None
     with pytest.raises(ValueError, match="at least one error, got none"):
         summarise([])
-
-
-def test_a_fraction_counts_what_is_true() -> None:
     assert fraction([True, False, True, True]) == 0.75
 
 
