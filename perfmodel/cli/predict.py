@@ -127,12 +127,10 @@ def predict(
     if as_json and as_csv:
         raise UsageError("--json: excludes --csv, got both; --output writes JSON beside --csv")
     _refuse_beside_layout(context, _ONLY_WITHOUT_LAYOUT)
-    files = _Files(quiet=as_json or as_csv)
     if layout is not None:
-        _predict_layout(context, files)
+        _predict_layout(context)
         return
     from perfmodel.answer.answer import Forecast, table
-    from perfmodel.cli.inputs import read_question
     from perfmodel.report.prediction import csv_text, prediction_lines, prediction_table
 
     request = Forecast(
@@ -143,10 +141,7 @@ def predict(
         bucket_cap_mb=bucket_cap_mb,
         loader_samples_per_s=loader_samples_per_s,
     )
-    question = read_question(
-        profile, workload, validation=validation, cluster=cluster, device=device
-    )
-    document, largest = table(question, request, argv=sys.argv)
+    document, largest = table(_question(context), request, argv=sys.argv)
     if as_csv:
         typer.echo(csv_text(document), nl=False)
         if output is not None:
@@ -154,18 +149,18 @@ def predict(
     else:
         lines = prediction_lines(document, verbose=verbose)
         show_document(document, prediction_table(document), lines, as_json=as_json, output=output)
-    files.tell("prediction", output)
+    _tell(context, "prediction", output)
     if plot is not None:
         from perfmodel.documents.base import write_atomically
         from perfmodel.report.figures import figure_bytes, speedup_figure
 
         form: Literal["svg", "png"] = "svg" if plot.suffix == ".svg" else "png"
         write_atomically(plot, figure_bytes(speedup_figure([document]), format=form))
-        files.tell("plot", plot)
-    files.write_step(largest.trace, largest.setting.label, trace=trace, timeline=None)
+        _tell(context, "plot", plot)
+    _write_step(context, largest.trace, largest.setting.label)
 
 
-def _predict_layout(context: typer.Context, files: "_Files") -> None:
+def _predict_layout(context: typer.Context) -> None:
     given = context.params
     if given["as_csv"] or given["plot"] is not None:
         raise UsageError(
@@ -174,138 +169,107 @@ def _predict_layout(context: typer.Context, files: "_Files") -> None:
     from perfmodel.answer.answer import layout_table
     from perfmodel.report.prediction import layout_lines, layout_tables
 
-    question = (
-        _inferred_question(context, devices=given["devices"])
-        if opt.typed(context, "model")
-        else _divided_question(context)
-    )
-    document, found = layout_table(question, argv=sys.argv)
+    document, found = layout_table(_question(context), argv=sys.argv)
     lines = layout_lines(document, verbose=given["verbose"])
-    show_document(
-        document,
-        layout_tables(document),
-        lines,
-        as_json=given["as_json"],
-        output=given["output"],
-    )
-    files.tell("prediction", given["output"])
+    tables, output = layout_tables(document), given["output"]
+    show_document(document, tables, lines, as_json=given["as_json"], output=output)
+    _tell(context, "prediction", output)
     name = found.setting.label
     if document.points[0].large_model:
-        name = f"{question.workload_name} {question.layout}"
-    files.write_step(found.trace, name, trace=given["trace"], timeline=given["timeline"])
+        name = f"{found.question.workload_name} {found.layout}"
+    _write_step(context, found.trace, name)
 
 
-class _Files:
-    """Files beside the answer; what was written is said, but not among JSON or CSV."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet = quiet
-
-    def tell(self, what: str, path: Path | None) -> None:
-        if path is not None:
-            typer.echo(f"{what}: {path}", err=self._quiet)
-
-    def write_step(
-        self, step: "Trace", name: str, *, trace: Path | None, timeline: Path | None
-    ) -> None:
-        """Write the simulated step as a Chrome trace and as a picture, if asked to."""
-        if trace is not None:
-            from perfmodel.documents.base import write_atomically
-            from perfmodel.report.timeline import chrome_trace_text
-
-            write_atomically(trace, chrome_trace_text(step, name=name))
-        if timeline is not None:
-            from perfmodel.documents.base import write_atomically
-            from perfmodel.report.timeline import timeline_bytes
-
-            form = cast('Literal["png", "svg", "html"]', timeline.suffix[1:])
-            write_atomically(timeline, timeline_bytes(step, title=name, form=form))
-        self.tell("trace", trace)
-        self.tell("timeline", timeline)
+def _tell(context: typer.Context, what: str, path: Path | None) -> None:
+    """Say what was written beside the answer, but not among JSON or CSV."""
+    if path is not None:
+        typer.echo(f"{what}: {path}", err=context.params["as_json"] or context.params["as_csv"])
 
 
-def _one_count(context: typer.Context, devices: Sequence[int]) -> int | None:
-    """Devices as typed beside a layout."""
-    counts = devices if opt.typed(context, "devices") else ()
-    if len(counts) > 1:
-        raise UsageError(f"--devices: must be one count with --layout, got {len(counts)}")
-    return counts[0] if counts else None
+def _write_step(context: typer.Context, step: "Trace", name: str) -> None:
+    """Write the simulated step as a Chrome trace and as a picture, if asked to."""
+    from perfmodel.documents.base import write_atomically
+
+    trace, timeline = context.params["trace"], context.params["timeline"]
+    if trace is not None:
+        from perfmodel.report.timeline import chrome_trace_text
+
+        write_atomically(trace, chrome_trace_text(step, name=name))
+    if timeline is not None:
+        from perfmodel.report.timeline import timeline_bytes
+
+        form = cast('Literal["png", "svg", "html"]', timeline.suffix[1:])
+        write_atomically(timeline, timeline_bytes(step, title=name, form=form))
+    _tell(context, "trace", trace)
+    _tell(context, "timeline", timeline)
 
 
-def _asked_layout(context: typer.Context) -> "Layout":
-    """The layout with its batch."""
-    from perfmodel.layout.layout import parse_layout
+def _question(context: typer.Context) -> "Question":
+    """What is asked: a workload on a calibrated machine, a layout of it, or one of a large model."""
+    from perfmodel.answer.question import Question
+    from perfmodel.cli.inputs import read_model, read_question
 
     given = context.params
-    if not given["layout"].strip():
-        raise UsageError('--layout: must be such as "dp=8 tp=4", got nothing; one device is "dp=1"')
-    return _with_batch(parse_layout(given["layout"]), given["batch"])
+    if given["layout"] is not None and opt.typed(context, "model"):
+        from perfmodel.documents.inferred import InferredDocument
 
-
-def _divided_question(context: typer.Context) -> "Question":
-    """A layout of a traced workload on a calibrated machine."""
-    from perfmodel.cli.inputs import read_question
-
-    given = context.params
-    layout = _asked_layout(context)
-    if not opt.typed(context, "workload"):
+        layout, link = _asked_layout(context), given.get("data_centre_link")
+        count = _one_count(context)
+        if link is not None and layout.data_centres == 1:
+            raise UsageError(
+                f"--data-centre-link: must come with data_centres > 1 in --layout, got "
+                f"{link:g} B/s on one data centre"
+            )
+        model = read_model(given["model"], sequence=given["sequence_length"])
+        return Question(
+            machine=InferredDocument.read(given["profile"]).machine,
+            workload=model,
+            layout=layout,
+            devices=count,
+            devices_per_node=given["devices_per_node"] or DEVICES_PER_NODE,
+            data_centre_bytes_per_s=link,
+            capacity_bytes=given["device_memory"],
+        )
+    divided = None if given["layout"] is None else _asked_layout(context)
+    if divided is not None and not opt.typed(context, "workload"):
         raise UsageError(
             "--layout: must come with --model, or with a traced --workload on a calibrated machine, got it alone"
         )
-    question = read_question(
-        given["profile"],
-        given["workload"],
-        validation=given.get("validation"),
-        cluster=given.get("cluster"),
-        device=given.get("device"),
-    )
-    devices = given.get("devices")
-    count = _one_count(context, devices) if isinstance(devices, Sequence) else None
-    if count is not None and count != layout.world_size:
+    names = ("profile", "workload", "validation", "cluster", "device")
+    question = read_question(**{name: given[name] for name in names})
+    if divided is None:
+        return question
+    count = _one_count(context)
+    if count is not None and count != divided.world_size:
         raise NotFeasible(
-            f"--devices: must be the {layout.world_size} of --layout (dp x tp x pp x cp), got {count}"
+            f"--devices: must be the {divided.world_size} of --layout (dp x tp x pp x cp), got {count}"
         )
     return replace(
         question,
-        layout=layout,
+        layout=divided,
         capacity_bytes=given.get("device_memory"),
         loader_samples_per_s=given.get("loader_samples_per_s"),
     )
 
 
-def _inferred_question(context: typer.Context, *, devices: Sequence[int] = ()) -> "Question":
-    """A layout of a large model on a machine that was inferred from runs."""
-    given = context.params
-    from perfmodel.answer.question import Question
-    from perfmodel.cli.inputs import read_model
-    from perfmodel.documents.inferred import InferredDocument
-
-    layout = _asked_layout(context)
-    if given["model"] is None:
-        raise UsageError("--layout: must come with --model, got it alone")
-    count = _one_count(context, devices)
-    data_centre_link = given.get("data_centre_link")
-    if data_centre_link is not None and layout.data_centres == 1:
-        raise UsageError(
-            f"--data-centre-link: must come with data_centres > 1 in --layout, got "
-            f"{data_centre_link:g} B/s on one data centre"
-        )
-    model = read_model(given["model"], sequence=given["sequence_length"])
-    return Question(
-        machine=InferredDocument.read(given["profile"]).machine,
-        workload=model,
-        layout=layout,
-        devices=count,
-        devices_per_node=given["devices_per_node"] or DEVICES_PER_NODE,
-        data_centre_bytes_per_s=data_centre_link,
-        capacity_bytes=given["device_memory"],
-    )
+def _one_count(context: typer.Context) -> int | None:
+    """Devices as typed beside a layout; only where they could be several do they belong to it."""
+    counts = context.params["devices"]
+    if not opt.typed(context, "devices") or not isinstance(counts, Sequence):
+        return None
+    if len(counts) > 1:
+        raise UsageError(f"--devices: must be one count with --layout, got {len(counts)}")
+    return int(counts[0])
 
 
-def _with_batch(layout: "Layout", batch: int | None) -> "Layout":
-    """The layout with the accumulation that makes up the global batch, if that is given."""
-    from perfmodel.layout.layout import accumulation_for
+def _asked_layout(context: typer.Context) -> "Layout":
+    """The layout, with the accumulation that makes up the global batch if that is given."""
+    from perfmodel.layout.layout import accumulation_for, parse_layout
 
+    text, batch = context.params["layout"], context.params["batch"]
+    if not text.strip():
+        raise UsageError('--layout: must be such as "dp=8 tp=4", got nothing; one device is "dp=1"')
+    layout = parse_layout(text)
     if batch is None:
         return layout
     needed = accumulation_for(global_batch=batch, dp=layout.dp, micro_batch=layout.micro_batch)
@@ -341,17 +305,12 @@ def explain(
         excluded = {**_ONLY_OF_TABLES, "devices": "the layout says how many"}
         opt.refuse_typed(context, excluded, beside="--layout")
     from perfmodel.answer.answer import Forecast
-    from perfmodel.cli.inputs import read_question
     from perfmodel.explanation import explain as use_case
     from perfmodel.explanation import standing
     from perfmodel.report.explanation import explanation_json, explanation_lines, standing_line
 
-    if layout is not None:
-        question = _divided_question(context)
-    else:
-        question = read_question(
-            profile, workload, validation=validation, cluster=cluster, device=device
-        )
+    question = _question(context)
+    if layout is None:
         request = Forecast(
             world_sizes=(devices,),
             scaling=scaling,
@@ -406,28 +365,18 @@ def whatif(
     excluded = {**_ONLY_WITHOUT_LAYOUT, "devices": "leave it out", "against": "leave it out"}
     _refuse_beside_layout(context, excluded)
     from perfmodel.answer.answer import Forecast
-    from perfmodel.cli.inputs import read_model, read_question
+    from perfmodel.cli.inputs import read_model
     from perfmodel.documents.prediction import WhatIfDocument
     from perfmodel.report.prediction import whatif_lines, whatif_table
     from perfmodel.scenarios.compare import compare_scenarios, with_saved
     from perfmodel.scenarios.fields import Scenario, scenarios_of
 
-    if layout is not None and opt.typed(context, "model"):
-        base = Scenario(
-            question=_inferred_question(context),
-            open_model=lambda name: read_model(name, sequence=sequence_length),
-        )
-    else:
-        base = Scenario(
-            question=_divided_question(context)
-            if layout is not None
-            else read_question(
-                profile, workload, validation=validation, cluster=cluster, device=device
-            ),
-            request=Forecast(world_sizes=(devices,), scaling=scaling, batch=batch)
-            if layout is None
-            else None,
-        )
+    request = Forecast(world_sizes=(devices,), scaling=scaling, batch=batch)
+    base = Scenario(
+        question=_question(context),
+        request=request if layout is None else None,
+        open_model=lambda name: read_model(name, sequence=sequence_length),
+    )
     document = compare_scenarios(scenarios_of(base, settings or ()), argv=sys.argv)
     if output is not None:
         document.write(output)
