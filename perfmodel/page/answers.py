@@ -15,6 +15,7 @@ from perfmodel.answer.measured import interval, measured_caveats
 from perfmodel.answer.question import Answer, Question
 from perfmodel.cost.inferred import open_inferred
 from perfmodel.cost.jobs import jobs_from
+from perfmodel.cost.layout_time import step_time_s
 from perfmodel.cost.memory import step_memory, verdict
 from perfmodel.cost.terms import Samples
 from perfmodel.documents.page import (
@@ -183,7 +184,7 @@ class Answers:
                 for name, time_s in large.parts_s.model_dump().items()
             },
             evidence={"all terms": Evidence.INFERRED},
-            curve=_curve_of_replicas(found.question, model),
+            curve=_curve_of_replicas(found, model),
             memory=_fullest_stage(shown),
             no_memory="" if capacity_bytes else _NO_CAPACITY,
             command=shlex.join(["perfmodel", "predict", "--profile", machine.typed, *typed]),
@@ -322,9 +323,12 @@ def _layout(asked: LayoutQuestion) -> Layout:
     return replace(layout, accumulation=needed)
 
 
-def _curve_of_replicas(question: Question, model: NamedTransformer) -> tuple[CurvePoint, ...]:
-    """More replicas of the same layout, each with the same batch, by the closed form."""
-    layout = question.layout
+def _curve_of_replicas(asked: Answer, model: NamedTransformer) -> tuple[CurvePoint, ...]:
+    """More replicas of the same layout, each with the same batch.
+
+    The closed form gives the shape of the curve; the program of the layout asked for, its level.
+    """
+    layout, machine = asked.layout, asked.question.machine
     each = layout.world_size // layout.dp
     most = min(MOST_DEVICES, max(_LAYOUT_CURVE_UP_TO, layout.world_size))
     replicas = {layout.dp, *(2**power for power in range(20))}
@@ -334,8 +338,11 @@ def _curve_of_replicas(question: Question, model: NamedTransformer) -> tuple[Cur
         sequence=model.sequence,
         devices_per_node=DEVICES_PER_NODE,
     )
-    assert isinstance(question.machine, InferredMachine)
-    found = open_inferred(question.machine).predict(jobs)
+    assert isinstance(machine, InferredMachine)
+    inferred = open_inferred(machine)
+    formula_s = step_time_s(jobs, inferred.nominal)
+    level = asked.trace.step_s / formula_s[layouts.index(layout)]
+    found = inferred.predict(jobs, normal_s=level * formula_s)
     tokens = [entry.global_batch * model.sequence for entry in layouts]
     first = tokens[0] / float(found.number_s[0]) / layouts[0].world_size
     return tuple(

@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from perfmodel.cost.collectives import bus_factor
@@ -50,10 +49,6 @@ def test_the_same_document_gives_the_same_file(name: str) -> None:
     first, second = (figure_bytes(FIGURES[name](), format="svg") for _ in range(2))
     assert first == second
     assert b"dc:date" not in first
-
-
-def test_png_is_png() -> None:
-    assert figure_bytes(Figure(), format="png").startswith(b"\x89PNG")
 
 
 def test_speedup_shows_every_prediction_and_every_real_run() -> None:

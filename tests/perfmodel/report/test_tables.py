@@ -103,10 +103,6 @@ def test_summary_says_what_went_wrong_beside_the_noise_floor() -> None:
     assert max(map(len, lines)) <= 80
 
 
-def test_summary_of_a_pass_says_so_first() -> None:
-    assert summary_lines(plain_validation())[0] == "PASSED: 2 of 2 gates held"
-
-
 def test_profile_shows_what_was_measured_and_what_was_not_determined() -> None:
     text = shown(profile_table(plain_profile()))
     for cell in ("EPYC", "6 rounds", "5.0 % on 1 rank", "11,689", "120 us", "1.13", "NO: assumed"):
@@ -131,10 +127,6 @@ def test_csv_round_trips_to_the_last_digit() -> None:
         assert sum(parts) == sum(point.breakdown_s.values())
     assert rows[0]["weakest_evidence"] == "measured"
     assert rows[-1]["weakest_evidence"] == "extrapolated"
-
-
-def test_csv_of_nothing_is_nothing() -> None:
-    assert not csv_text(plain_prediction(world_sizes=()))
 
 
 def test_breakdown_and_evidence_name_causes_and_terms() -> None:

@@ -1,6 +1,8 @@
-"""The picture of a step: what is drawn where, and how idle a stage is."""
+"""The picture of a step, and its Chrome trace: what HTA and Perfetto look for."""
 
-from typing import Literal
+import json
+import re
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -9,9 +11,15 @@ from matplotlib.collections import PolyCollection
 from perfmodel.cost.layout_time import layout_durations
 from perfmodel.engine.simulate import simulate
 from perfmodel.layout.layout import Layout
-from perfmodel.report.timeline import MOST_LANES, timeline_bytes, timeline_figure
+from perfmodel.report.timeline import (
+    MOST_LANES,
+    chrome_trace_text,
+    timeline_bytes,
+    timeline_figure,
+)
 from perfmodel.step.compile import compile_layout
 from perfmodel.step.program import Cause, Trace
+from tests.perfmodel.report.samples import plain_trace
 
 
 def step(layout: Layout, *, layers: int = 8) -> Trace:
@@ -61,3 +69,53 @@ def test_every_form_of_file(form: Literal["png", "svg", "html"], start: bytes) -
     if form == "html":
         assert b"<title>a &lt;b&gt; &amp; c</title>" in content
         assert b"<svg" in content
+
+
+def events(ph: str) -> list[dict[str, Any]]:
+    document = json.loads(chrome_trace_text(plain_trace(), name="resnet18"))
+    return [event for event in document["traceEvents"] if event["ph"] == ph]
+
+
+def test_hta_finds_the_rank() -> None:
+    match = re.search(r'"rank":\s+(\d+)', chrome_trace_text(plain_trace(), name="resnet18"))
+    assert match is not None
+    assert match[1] == "0"
+
+
+def test_times_are_microseconds_and_add_up() -> None:
+    trace = plain_trace()
+    spans = [event for event in events("X") if event["cat"] != "user_annotation"]
+    assert len(spans) == 2 * 4
+    total_us = float((trace.end_s - trace.start_s).sum()) * 1e6
+    assert sum(event["dur"] for event in spans) == pytest.approx(total_us)
+    assert max(event["ts"] + event["dur"] for event in spans) == pytest.approx(trace.step_s * 1e6)
+
+
+def test_each_rank_is_a_process_and_each_stream_a_named_thread() -> None:
+    names = {
+        (e["pid"], e["tid"]): e["args"]["name"] for e in events("M") if e["name"] == "thread_name"
+    }
+    for event in events("X"):
+        assert (event["pid"], event["tid"]) in names
+    assert set(names.values()) == {"host", "compute", "comm", "step"}
+    processes = [e["args"]["name"] for e in events("M") if e["name"] == "process_name"]
+    assert processes == ["rank 0: resnet18 (simulated)", "rank 1: resnet18 (simulated)"]
+
+
+def test_operations_carry_category_cause_and_size() -> None:
+    by_name = {event["name"]: event for event in events("X") if event["pid"] == 1}
+    assert by_name["dispatch"]["cat"] == "cpu_op"
+    assert by_name["forward"]["cat"] == "kernel"
+    bucket = by_name["bucket 0"]
+    assert bucket["cat"] == "kernel"
+    assert bucket["ts"] == pytest.approx(6000)
+    assert bucket["dur"] == pytest.approx(1000)
+    assert bucket["args"]["cause"] == "all_reduce"
+    assert bucket["args"]["size_bytes"] == 4096
+    assert bucket["args"]["Group size"] == 2
+
+
+def test_each_rank_has_one_step_mark_over_all_it_does() -> None:
+    marks = [event for event in events("X") if event["cat"] == "user_annotation"]
+    assert [mark["name"] for mark in marks] == ["ProfilerStep#0"] * 2
+    assert marks[0]["dur"] == pytest.approx(7000)
