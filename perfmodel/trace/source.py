@@ -79,8 +79,13 @@ def make_optimizer(
     parameters: Iterable[nn.Parameter], *, name: str, implementation: str
 ) -> torch.optim.Optimizer:
     """An optimizer with its implementation said outright, because the default depends on the device."""
-    foreach, fused = implementation == "foreach", implementation == "fused"
     row = OPTIMIZERS[name]
+    if implementation not in row.implementations:
+        raise UsageError(
+            f"--optimizer-implementation: must be one of {', '.join(row.implementations)} for {name}, got "
+            f"{implementation}"
+        )
     kind: type[torch.optim.Optimizer] = getattr(torch.optim, row.torch_name)
-    arguments: dict[str, Any] = {"lr": _RATE, "foreach": foreach, "fused": fused, **row.arguments}
+    flags = {flag: flag == implementation for flag in row.implementations if flag != "loop"}
+    arguments: dict[str, Any] = {"lr": _RATE, **flags, **row.arguments}
     return kind(parameters, **arguments)

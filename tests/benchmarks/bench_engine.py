@@ -128,14 +128,14 @@ def measure_folded(*, num_repeats: int = 5) -> dict[str, Any]:
     positions = np.array(program.on_stream(Stream.COMM))
     sizes_bytes = 2.0**20 + positions[:, np.newaxis]
 
-    def price() -> None:
+    def read_collectives() -> None:
         row_s[positions] = costs.all_reduce_s(sizes_bytes, cluster.num_devices)[:, 0]
 
-    pricing = sample(price, num_repeats=num_repeats)
+    reading = sample(read_collectives, num_repeats=num_repeats)
     return {
         "num_ranks": cluster.num_devices,
         "num_operations": len(program.operations),
-        "pricing": pricing,
+        "pricing": reading,
         "steps": sample(lambda: simulate(program, row_s[np.newaxis, :]), num_repeats=num_repeats),
     }
 
