@@ -221,7 +221,7 @@ def layout_caveats(model: InferredModel, jobs: Jobs) -> list[str]:
         for key, names in _RELEVANT.items()
         if getattr(jobs, key)[0] > 1
         for name in names
-        if name not in open_names
+        if name in open_names
     ]
     if unknown:
         caveats.append(f"not determined by the runs, prior kept: {', '.join(unknown)}")

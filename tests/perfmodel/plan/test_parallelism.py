@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel.answer.answer import answer
-from perfmodel.answer.inferred import Training, layout_document, layout_jobs
+from perfmodel.answer.inferred import Training, layout_caveats, layout_document, layout_jobs
 from perfmodel.answer.question import Question
 from perfmodel.cost.inferred import InferredModel, open_inferred
 from perfmodel.cost.layout_fit import infer_memory
@@ -156,3 +156,11 @@ def test_printed_peaks_reach_predictions_and_searches(machine: InferredModel) ->
     )
     needed = {entry.layout: entry.needed_bytes for entry in plan.ranked}
     assert needed[str(layout)] == pytest.approx(stage.needed_bytes, rel=1e-6)
+
+
+def test_parameters_that_the_runs_left_open_are_named(machine: InferredModel) -> None:
+    jobs = layout_jobs(training(), parse_layout("dp=4 tp=2 accumulation=4"))
+    left = {p.name for p in machine.machine.fitted_parameters if not p.determined}
+    [said] = [each for each in layout_caveats(machine, jobs) if each.startswith("not determined")]
+    for name in ("tensor_latency_s", "tensor_bytes_per_s", "data_bytes_per_s", "overlap"):
+        assert (name in said) is (name in left)
