@@ -16,9 +16,9 @@ from perfmodel.errors import CalibrationUnavailable, NotFeasible, UsageError, di
 from perfmodel.units import DAY_S, HOUR_S, Bytes, Seconds
 
 if TYPE_CHECKING:
-    from perfmodel.cost.batch import BatchPoint, CriticalBatch
     from perfmodel.engine.job import FailureCause
     from perfmodel.machine.measured import NoiseScaleProfile
+    from perfmodel.plan.batch import Request
 
 #: More courses take hours and say nothing more.
 MOST_REPLICAS: Final = 1_000_000
@@ -304,7 +304,7 @@ def batch(
     if workload is not None and gradient_norms is not None:
         raise UsageError("--gradient-norms: excludes --workload; give one of the two")
     from perfmodel.cost.batch import BatchPoint
-    from perfmodel.plan.batch import Request, batch_outlook
+    from perfmodel.plan.batch import batch_outlook
     from perfmodel.report.batch import batch_lines, batch_table
 
     noise = _noise(workload, profile, gradient_norms)
@@ -321,48 +321,34 @@ def batch(
     rates = dict(samples_per_s or {})
     if workload is not None and devices is not None:
         rates = _predicted(profile, workload, devices, micro_batch) | rates
-    request = Request(
-        points=given,
-        critical=noise.critical,
-        source=noise.source,
-        batches=batches,
-        samples_per_s=rates,
-    )
+    request = replace(noise, points=given, batches=batches, samples_per_s=rates)
     document = batch_outlook(request, argv=sys.argv)
     show_document(document, batch_table(document), batch_lines(document), as_json=as_json)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Noise:
+def _noise(workload: str | None, profile: Path, norms: Path | None) -> "Request":
     """What a noise scale says before any run at several batches."""
-
-    critical: "CriticalBatch | None" = None
-    points: "Sequence[BatchPoint]" = ()
-    """Samples to the target of the trainings behind it."""
-    source: str = ""
-
-
-def _noise(workload: str | None, profile: Path, norms: Path | None) -> _Noise:
     from perfmodel.cost.batch import CriticalBatch, critical_batch, noise_scale, reference_point
-    from perfmodel.plan.batch import read_gradient_norms
+    from perfmodel.plan.batch import Request, read_gradient_norms
 
     if workload is not None:
         scale = _measured_scale(workload, profile)
-        return _Noise(
+        return Request(
             critical=critical_batch(scale),
             points=(reference_point(scale),),
             source=f"the noise scale is of {workload} learning {scale.samples}, to a loss of "
             f"{scale.target_loss:g}: another task has another, and needs other samples",
         )
     if norms is None:
-        return _Noise()
+        return Request(points=())
     found = noise_scale(read_gradient_norms(norms))
     if found is None:
         raise UsageError(
             f"--gradient-norms: {norms} must hold steps whose signal is above their noise, got none; "
             "record more steps, from the first on"
         )
-    return _Noise(
+    return Request(
+        points=(),
         critical=CriticalBatch.of_noise_scale(found.batch, relative_error=found.relative_error),
         source=f"noise scale of {norms}: {found.windows[0]:.3g} samples in the first part of the "
         f"training, {found.windows[-1]:.3g} in the last",
