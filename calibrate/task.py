@@ -2,12 +2,11 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from calibrate.layers import Layer
 from perfmodel.documents.base import Document, Record
 from perfmodel.layout.run_setting import RunSetting
-from perfmodel.workload.optimizers import known_optimizer
 
 
 class TraceTask(Record):
@@ -19,17 +18,6 @@ class TraceTask(Record):
     workload: str
 
 
-class ModelSpec(Record):
-    """A model that is no reference model, as the tracer finds it, and its optimizer."""
-
-    model: str
-    """A name or file, as ``perfmodel trace`` takes it."""
-    image_size: int | None = None
-    sequence_length: int | None = None
-    optimizer: Annotated[str, AfterValidator(known_optimizer)] = "sgd"
-    implementation: Literal["loop", "foreach", "fused"] = "loop"
-
-
 class ReplayTask(Record):
     """Repeat a traced step operator by operator."""
 
@@ -39,9 +27,7 @@ class ReplayTask(Record):
     workload: str
     micro_batch: int
     document: str | None = None
-    """File of the traced workload; ``None`` if the worker is to trace it itself ..."""
-    model_spec: ModelSpec | None = None
-    """... from this, or from the reference model of the workload's name."""
+    """File of the traced workload; ``None``: the worker traces the reference model of that name."""
     target_s: float
 
 
@@ -63,8 +49,8 @@ class StepTask(Record):
     name: str
     round: int
     setting: RunSetting
-    model_spec: ModelSpec | None = None
-    """What to train, unless it is the reference model of the workload's name."""
+    random_model: tuple[int, int] | None = None
+    """Seed and index of a model that a judge draws; ``None``: the workload names a reference model."""
     target_s: float
     min_steps: Annotated[int, Field(ge=1)] = 4
     """However long they take."""
@@ -150,6 +136,17 @@ Task = Annotated[
 ]
 
 
+def num_ranks(task: Task) -> int:
+    """How many ranks take part in a task."""
+    match task:
+        case StepTask():
+            return task.setting.world_size
+        case CollectiveTask() | OverlapTask() | TrainingTask():
+            return task.world_size
+        case _:
+            return 1
+
+
 class WorkOrder(Document):
     """What one launch of the worker measures, in order."""
 
@@ -163,8 +160,4 @@ class WorkOrder(Document):
     @property
     def world_sizes(self) -> frozenset[int]:
         """How many ranks take part in its tasks."""
-        return frozenset(
-            task.setting.world_size if isinstance(task, StepTask) else task.world_size
-            for task in self.tasks
-            if isinstance(task, StepTask | CollectiveTask | OverlapTask | TrainingTask)
-        )
+        return frozenset(num_ranks(task) for task in self.tasks)

@@ -1,18 +1,16 @@
 """Entry of every rank: ``torchrun ... -m calibrate.worker WORK_ORDER``.
 
-Ranks carry out the tasks of a work order one after another. Rank 0 appends one line per finished
-task to the output file, so that whatever happens, finished tasks stay finished.
+Ranks carry out the tasks of a work order one after another, on a processor each in new processes.
+Rank 0 appends one line per finished task to the output file: finished tasks stay finished.
 """
 
-import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
@@ -24,12 +22,12 @@ from calibrate.layers import is_optimizer
 from calibrate.probes.chain import measure_layers
 from calibrate.probes.compute import measure_collective, measure_compute, measure_overlap
 from calibrate.probes.convergence import measure_training
-from calibrate.probes.fork import own_heaps
 from calibrate.probes.optimizers import Evictor, measure_checkpoint, measure_optimizer
 from calibrate.probes.replay import Replayed
 from calibrate.probes.session import Session
 from calibrate.probes.tracing import trace_workload
 from calibrate.probes.training import bucket_bytes, measure_device_streams, measure_steps
+from calibrate.ranks import Ranks, join
 from calibrate.task import (
     CheckpointTask,
     CollectiveTask,
@@ -42,6 +40,7 @@ from calibrate.task import (
     TraceTask,
     TrainingTask,
     WorkOrder,
+    num_ranks,
 )
 from perfmodel.documents.base import append_line
 from perfmodel.documents.observation import (
@@ -66,83 +65,60 @@ def main() -> None:
     """Carry out the work order named on the command line."""
     die_with_parent()
     order = WorkOrder.read(Path(sys.argv[1]))
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+    ranks, output = Ranks.open(), Path(order.output)
+    if ranks.rank == 0:
+        facts = describe_environment(torch_facts(), observe_s=0.0)
+        name = f"environment-{time.time_ns()}"
+        environment = EnvironmentObservation(task=name, round=0, facts=facts)
+        append_line(output, environment.model_dump_json())
+    carry_out = _together(order) if order.device_kind == "cuda" else _alone(ranks)
+    for task in order.tasks:
+        start = processor_time()
+        found = carry_out(task, output) if ranks.rank < num_ranks(task) else None
+        spent = processor_time().since(start)
+        if ranks.rank == 0:
+            assert found is not None, task
+            processors = ProcessorObservation(
+                task=task.name, round=task.round, busy_s=spent.busy_s, steal_s=spent.steal_s
+            )
+            append_line(output, f"{found}\n{processors.model_dump_json()}")
+            sys.stdout.write(f"{DONE_PREFIX}{task.name}\n")
+            sys.stdout.flush()
+        ranks.meet(task.name)
+
+
+#: JSON of what a rank finds in a task; it is complete on rank 0 only.
+_CarryOut = Callable[[Task, Path], str]
+
+
+def _alone(ranks: Ranks) -> _CarryOut:
+    """Each task in new processes."""
+
+    def observe(task: Task, output: Path) -> str:
+        join(task.name, rank=ranks.rank, world_size=num_ranks(task))
+        sizes = [num_ranks(task)]
+        session = Session.open(device_kind="cpu", local_rank=ranks.rank, group_sizes=sizes)
+        return _observed(session, task, output)
+
+    return lambda task, output: ranks.carry_out(lambda: observe(task, output))
+
+
+def _together(order: WorkOrder) -> _CarryOut:
+    """All tasks in this process: what drives a GPU cannot be copied."""
+    dist.init_process_group("gloo")
     session = Session.open(
         device_kind=order.device_kind,
         local_rank=int(os.environ["LOCAL_RANK"]),
         group_sizes=order.world_sizes,
     )
-    output = Path(order.output)
+    return lambda task, output: _observed(session, task, output)
+
+
+def _observed(session: Session, task: Task, output: Path) -> str:
     session.observations = output
-    if session.rank == 0:
-        facts = describe_environment(torch_facts(), observe_s=0.0)
-        name = f"environment-{time.time_ns()}"
-        environment = EnvironmentObservation(task=name, round=0, facts=facts)
-        append_line(output, environment.model_dump_json())
-    with _carrier(session, order.tasks) as carry_out:
-        for task in order.tasks:
-            start = processor_time()
-            found = carry_out(task)
-            spent = processor_time().since(start)
-            if session.rank == 0:
-                assert found is not None, task
-                processors = ProcessorObservation(
-                    task=task.name, round=task.round, busy_s=spent.busy_s, steal_s=spent.steal_s
-                )
-                append_line(output, f"{found}\n{processors.model_dump_json()}")
-                sys.stdout.write(f"{DONE_PREFIX}{task.name}\n")
-                sys.stdout.flush()
-            session.barrier()
-    dist.destroy_process_group()
-
-
-@contextlib.contextmanager
-def _carrier(session: Session, tasks: Sequence[Task]) -> Iterator[Callable[[Task], str | None]]:
-    """What measures on the ranks that a task needs; its JSON is complete on rank 0 only."""
-
-    def observe(task: Task) -> str | None:
-        probe, world_size = _PROBES[type(task)], _num_ranks(task)
-        if not session.takes_part(world_size):
-            return None
-        found = probe(session, task)
-        return found.model_dump_json() if session.rank == 0 else None
-
-    alone = {task.name for task in tasks if _wants_own_heap(session, task)}
-    if not alone or session.rank != 0:
-        yield lambda task: None if task.name in alone else observe(task)
-        return
-    with own_heaps(observe, imports=_imported_late(tasks)) as observe_alone:
-        yield lambda task: (observe_alone if task.name in alone else observe)(task)
-
-
-def _imported_late(tasks: Sequence[Task]) -> list[str]:
-    """What optimizers, the choice of layers and models import when they are first used."""
-    names = ["torch._dynamo"]
-    if any(isinstance(task, LayersTask) for task in tasks):
-        names.append("calibrate.probes.chain")
-    if any(getattr(task, "model_spec", None) is not None for task in tasks):
-        names.append("perfmodel.trace.sources")
-    return names
-
-
-def _wants_own_heap(session: Session, task: Task) -> bool:
-    """Whether a task is about one model or single layers on one rank, as in a training of its own.
-
-    What drives a GPU cannot be copied, and its memory does not come from the C library. The threads of
-    OpenMP do not survive a copy either.
-    """
-    if session.asynchronous or torch.get_num_threads() > 1:
-        return False
-    match task:
-        case StepTask():
-            alone = task.setting.world_size == 1 and (
-                task.setting.synchronisation is Synchronisation.NONE
-            )
-            return alone and task.model_spec is not None
-        case ReplayTask():
-            return task.model_spec is not None or task.document is not None
-        case _:
-            return isinstance(task, LayersTask)
+    found = _PROBES[type(task)](session, task)
+    return found.model_dump_json() if session.rank == 0 else ""
 
 
 def _steps(session: Session, task: StepTask) -> StepObservation:
@@ -154,12 +130,11 @@ def _steps(session: Session, task: StepTask) -> StepObservation:
         setting,
         target_s=task.target_s,
         min_steps=task.min_steps,
-        model_spec=task.model_spec,
     )
     streams = None
     if session.asynchronous and setting.synchronisation is Synchronisation.NONE:
         streams = measure_device_streams(session, setting, steps=_DEVICE_STREAM_STEPS)
-    buckets = bucket_bytes(session, setting) if task.model_spec is None else ()
+    buckets = bucket_bytes(session, setting)
     return StepObservation(
         task=task.name,
         round=task.round,
@@ -258,11 +233,6 @@ _PROBES: Final[dict[type[Any], Callable[[Session, Any], Observation]]] = {
     CheckpointTask: measure_checkpoint,
     TrainingTask: measure_training,
 }
-
-
-def _num_ranks(task: Task) -> int:
-    """The first so many ranks carry it out."""
-    return task.setting.world_size if isinstance(task, StepTask) else getattr(task, "world_size", 1)
 
 
 if __name__ == "__main__":

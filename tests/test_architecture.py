@@ -65,11 +65,11 @@ techniques: device device-kind device-memory devices host-link host-memory json 
     profile workload
 trace: MODEL checkpointing device-kind image-size micro-batch optimizer optimizer-implementation
     output precision sequence-length
-validate: budget master-addr master-port nnodes node-rank out profile resume seed
+validate: budget master-addr master-port nnodes node-rank out profile resume seed soon
     validation
 validate batch: budget out profile resume seed workload
 validate memory: batches models out
-validate models: budget mode out profile resume seed
+validate models: budget out profile resume seed soon
 validate network: budget mbit minutes out resume seed
 validate published: FILE data json sources
 validate strategies: minutes out resume seed

@@ -24,38 +24,18 @@ class HoldoutBudget:
     """Held-out micro-batches per workload inside the calibrated range."""
     goes_beyond: bool
     """Whether one micro-batch above the calibrated range is held out as well."""
-    num_rounds: int
-    """Fresh process groups."""
-    repeats_per_round: int
-    """Repetitions to calibrated settings, which tell the noise floor alone."""
+    num_repetitions: int
+    """Of every setting, each in processes of its own, one after all settings have run once."""
     repetition_s: Seconds
     min_steps: int
 
-    @property
-    def num_repetitions(self) -> int:
-        """Runs of every setting."""
-        return self.num_rounds * PASSES_PER_ROUND
-
-
-#: Repetitions of each setting in one process group: a second one tells as much as a second group.
-PASSES_PER_ROUND: Final = 2
 
 BUDGETS: Final = {
     "quick": HoldoutBudget(
-        num_batches=1,
-        goes_beyond=False,
-        num_rounds=1,
-        repeats_per_round=1,
-        repetition_s=0.2,
-        min_steps=3,
+        num_batches=1, goes_beyond=False, num_repetitions=3, repetition_s=0.8, min_steps=4
     ),
     "standard": HoldoutBudget(
-        num_batches=2,
-        goes_beyond=True,
-        num_rounds=6,
-        repeats_per_round=2,
-        repetition_s=0.4,
-        min_steps=4,
+        num_batches=2, goes_beyond=True, num_repetitions=4, repetition_s=1.5, min_steps=6
     ),
 }
 
@@ -133,27 +113,23 @@ def rounds(
     budget: HoldoutBudget,
     seed: int,
 ) -> tuple[tuple[Task, ...], ...]:
-    """Tasks of each round: settings in a new random order in every pass, repeats in the first ones."""
+    """Runs of each repetition: all settings and repeats once, in a new random order."""
     result = []
-    for round_index in range(budget.num_rounds):
-        tasks: list[Task] = []
-        for pass_index in range(PASSES_PER_ROUND):
-            repetition = round_index * PASSES_PER_ROUND + pass_index
-            order = list(settings)
-            if pass_index < budget.repeats_per_round:
-                order += repeated
-            random.Random(f"{seed}-{repetition}").shuffle(order)  # noqa: S311 - an order, no secret
-            tasks += [
+    for index in range(budget.num_repetitions):
+        order = [*settings, *repeated]
+        random.Random(f"{seed}-{index}").shuffle(order)  # noqa: S311 - an order, no secret
+        result.append(
+            tuple(
                 StepTask(
-                    name=f"{repetition}: {setting.label}",
-                    round=repetition,
+                    name=f"{index}: {setting.label}",
+                    round=index,
                     setting=setting,
                     target_s=budget.repetition_s,
                     min_steps=budget.min_steps,
                 )
                 for setting in order
-            ]
-        result.append(tuple(tasks))
+            )
+        )
     return tuple(result)
 
 

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from calibrate.campaign import machine_to_itself
 from perfmodel.documents.base import write_atomically
@@ -19,7 +19,6 @@ from perfmodel.documents.verdicts import ErrorSummary, Gate
 from perfmodel.errors import PerfModelError
 from perfmodel.units import Bytes, format_bytes
 from perfmodel.workload.optimizers import OPTIMIZERS
-from validate.held_out_models import Config, bert, gpt2, llama, write_config
 from validate.judging import gate, summarise_any
 
 #: Below this a promise would be about single small workspaces.
@@ -43,10 +42,40 @@ MODELS: Final = (
     "bert-like",
     "llama-like",
 )
-_CONFIGS: Final[dict[str, Config]] = {
-    "gpt2-like": gpt2(width=512, heads=8, tokens=128, vocabulary=16384),
-    "bert-like": bert(width=512, heads=8, tokens=128, vocabulary=8192),
-    "llama-like": llama(layers=6, key_heads=4, tokens=256, vocabulary=8192),
+
+
+def _config(family: str, *, layers: int, width: int, tokens: int, **others: Any) -> dict[str, Any]:
+    return {
+        "model_type": family,
+        "hidden_size": width,
+        "num_attention_heads": 8,
+        "num_hidden_layers": layers,
+        "max_position_embeddings": tokens,
+        **others,
+    }
+
+
+#: Hugging Face configurations of models that have no name elsewhere.
+_CONFIGS: Final = {
+    "gpt2-like": _config("gpt2", layers=6, width=512, tokens=128, vocab_size=16384),
+    "bert-like": _config(
+        "bert",
+        layers=6,
+        width=512,
+        tokens=128,
+        architectures=["BertForMaskedLM"],
+        intermediate_size=2048,
+        vocab_size=8192,
+    ),
+    "llama-like": _config(
+        "llama",
+        layers=6,
+        width=512,
+        tokens=256,
+        intermediate_size=1376,
+        num_key_value_heads=4,
+        vocab_size=8192,
+    ),
 }
 
 
@@ -116,7 +145,7 @@ def measure(folder: Path, setting: Setting) -> MemoryRun:
     """
     model, micro_batch, optimizer = setting
     config = _CONFIGS.get(model)
-    name = model if config is None else str(write_config(folder, model, config))
+    name = model if config is None else str(_written(folder, model, config))
     start = (sys.executable, "-m", "perfmodel.trace.allocator")
     command = (*start, name, str(micro_batch), optimizer)
     done = subprocess.run(command, check=False, capture_output=True, text=True)
@@ -130,6 +159,13 @@ def measure(folder: Path, setting: Setting) -> MemoryRun:
 def settings(models: Sequence[str], batches: Sequence[int]) -> Iterator[Setting]:
     """Models x batches x optimizers."""
     return itertools.starmap(Setting, itertools.product(models, batches, OPTIMIZERS))
+
+
+def _written(folder: Path, name: str, config: dict[str, Any]) -> Path:
+    """The file of a configuration, as the tracer reads it; its name is that of the model."""
+    path = folder.resolve() / "models" / f"{name}.json"
+    write_atomically(path, json.dumps({"_name_or_path": name, **config}, indent=1) + "\n")
+    return path
 
 
 def validate_memory(

@@ -1,76 +1,106 @@
-"""Use case: run models that no fit has seen, and judge what their traces predict."""
+"""Use case: predict models drawn at random, train them in a plain loop, and judge the predictions."""
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar, get_args
 
-import numpy as np
-
-from calibrate.campaign import Campaign, Progress, measure
+from calibrate.campaign import Campaign, Progress, measure, read_plan
 from calibrate.environment import describe_environment
 from calibrate.launch import Launcher
 from calibrate.placement import placement_of, provenance
-from calibrate.replays import with_replays
-from calibrate.summary import Repetition, by_setting, estimate, repetition
+from calibrate.replays import replays_in, with_replays
+from calibrate.summary import Estimate
 from calibrate.task import ReplayTask, StepTask, Task
 from perfmodel.answer.answer import answer
-from perfmodel.answer.measured import interval, layout_costs, timed_workload
+from perfmodel.answer.measured import interval, open_workload
 from perfmodel.answer.question import Question
 from perfmodel.documents.base import file_sha256
-from perfmodel.documents.observation import (
-    Observation,
-    ReplayObservation,
-    StepObservation,
-    read_observations,
-    steal_share,
+from perfmodel.documents.observation import FailedObservation, read_observations, steal_share
+from perfmodel.documents.verdicts import (
+    ComparedModel,
+    FailedModel,
+    Gate,
+    ModelsValidationDocument,
 )
-from perfmodel.documents.verdicts import ComparedModel, ModelsValidationDocument
-from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, refuse_unknown
+from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.errors import (
+    CalibrationUnavailable,
+    MeasurementFailed,
+    PerfModelError,
+    refuse_unknown,
+)
+from perfmodel.layout.layout import Synchronisation
 from perfmodel.layout.run_setting import RunSetting
-from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
-from perfmodel.step.program import Cause
+from perfmodel.machine.machine import Evidence
+from perfmodel.machine.measured import MeasuredMachine
+from perfmodel.statistics import Interval
+from perfmodel.trace.source import SampleSize, default_implementation
+from perfmodel.trace.sources import find_source
+from perfmodel.trace.trace import trace_model
 from perfmodel.units import Seconds
-from validate.held_out_models import HeldOutSetting, held_out_settings, write_configs
+from perfmodel.workload.step import StepMethod
 from validate.judging import (
     ProfileRequest,
     Tolerances,
     fraction,
+    gate,
+    measured_steps,
     passed,
     summarise,
     summarise_any,
+    wait_for_another_occasion,
 )
+from validate.random_models import RandomModel, draw
 
 Mode = Literal["measured", "curves"]
+MODES: Final[tuple[Mode, ...]] = get_args(Mode)
 
 #: By whether the model's own operators were timed in place, or calibrated curves are read.
 TOLERANCES: Final = {
-    "measured": Tolerances(step_mape=0.03, step_worst=0.10),
-    "curves": Tolerances(step_mape=0.06, step_worst=0.20),
+    "measured": Tolerances(step_mape=0.05, step_worst=0.18),
+    "curves": Tolerances(step_mape=0.14, step_worst=0.50),
 }
-_PHASES: Final = {
-    "forward": Cause.FORWARD,
-    "backward": Cause.BACKWARD,
-    "optimizer": Cause.OPTIMIZER,
-}
+_DDP_MAPE: Final = 0.07
+#: Seeds below belong to development; a record uses one of the others, once.
+_FIRST_SEED_OF_RECORDS: Final = 1000
+_SEEDS: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelsBudget:
-    """How often each held-out run is measured."""
+    """How many models, and how often each is measured."""
 
-    num_rounds: int
-    """Fresh process groups; each repetitions every run once."""
+    num_models: int
+    num_parallel: int
+    """Of them on all ranks too."""
+    num_repetitions: int
+    """Of every run, each in processes of its own."""
     repetition_s: Seconds
-    """Of steps; replays take as long beside them. [s]"""
-    parallel_repetitions: int = 2
-    """In every round of a run on several ranks: whatever disturbs one of them stops all."""
+    replay_rounds: int
+    """Rounds in which every model's operators are timed in place."""
+    replay_s: Seconds
 
 
 BUDGETS: Final = {
-    "quick": ModelsBudget(num_rounds=2, repetition_s=1.0),
-    "standard": ModelsBudget(num_rounds=4, repetition_s=2.0),
+    "quick": ModelsBudget(
+        num_models=9,
+        num_parallel=2,
+        num_repetitions=3,
+        repetition_s=1.0,
+        replay_rounds=2,
+        replay_s=1.0,
+    ),
+    "standard": ModelsBudget(
+        num_models=44,
+        num_parallel=10,
+        num_repetitions=4,
+        repetition_s=1.2,
+        replay_rounds=3,
+        replay_s=1.2,
+    ),
 }
 
 
@@ -78,13 +108,50 @@ BUDGETS: Final = {
 class ModelsRequest(ProfileRequest):
     """What the user asked for."""
 
-    mode: Mode = "measured"
+    drawn_seed: int | None = None
+    """None: a new one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnModel:
+    """A model with the file of its trace, or the reason why there is none."""
+
+    model: RandomModel
+    document: Path
+    reason: str | None = None
+
+    def setting(self, world_size: int) -> RunSetting:
+        """On so many ranks."""
+        return RunSetting(
+            workload=self.model.name,
+            world_size=world_size,
+            micro_batch=self.model.micro_batch,
+            synchronisation=Synchronisation.NONE if world_size == 1 else Synchronisation.DDP,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedRun:
+    """What was predicted of a run before it."""
+
+    step_s: Interval
+    evidence: Evidence
+    untimed: tuple[str, ...]
+
+
+Entry = TypeVar("Entry")
+#: By mode, every run.
+Predicted = Mapping[Mode, Mapping[RunSetting, PredictedRun]]
 
 
 def validate_models(
-    request: ModelsRequest, launcher: Launcher, *, on_progress: Callable[[Progress], None]
-) -> ModelsValidationDocument:
-    """Run held-out models in fresh processes, beside replays of their traces, and compare.
+    request: ModelsRequest,
+    in_place: Launcher,
+    plain_loop: Launcher,
+    *,
+    on_progress: Callable[[Progress], None],
+) -> tuple[ModelsValidationDocument, ...]:
+    """Draw models, time their operators in place, predict, train, compare; one verdict per mode.
 
     Raises
     ------
@@ -92,186 +159,268 @@ def validate_models(
         If the profile describes another machine, or has no costs of operators.
     """
     refuse_unknown("--budget", request.budget, BUDGETS)
-    profile = request.profile
-    here = placement_of(profile)
-    if profile.operators is None:
+    budget = BUDGETS[request.budget]
+    here = placement_of(request.profile)
+    if request.profile.operators is None:
         raise CalibrationUnavailable(
             "--profile: must hold costs of operators, got none; run perfmodel calibrate again"
         )
-    settings = held_out_settings(profile.max_world_size, request.folder)
-    write_configs(request.folder)
-    plan = {
-        "stage": "validate models",
-        "budget": request.budget,
-        "seed": request.seed,
-        "gates": {
-            mode: {"step_mape": promise.step_mape, "step_worst": promise.step_worst}
-            for mode, promise in TOLERANCES.items()
-        },
-        "settings": [run.setting.label for run in settings],
-    }
-    observations = measure(
+    seed = _seed(request)
+    drawn = trace_models(seed, budget.num_models, request.folder, here.device_kind, on_progress)
+    traced = [entry for entry in drawn if entry.reason is None]
+    folder = request.folder / "in-place"
+    plan = {"stage": "validate models, in place", "seed": seed, "budget": request.budget}
+    timed = measure(
         Campaign(
-            folder=request.folder,
-            plan=plan,
-            rounds=rounds(settings, BUDGETS[request.budget], seed=request.seed),
-            placement=here,
+            folder=folder, plan=plan, rounds=_replay_rounds(traced, budget, seed), placement=here
         ),
-        launcher,
+        in_place,
         resume=request.resume,
         on_progress=on_progress,
     )
-    document = judge_models(request, read_observations(observations), observations)
-    document.write(request.folder / file_name(request.mode))
-    return document
+    settings = {
+        entry.setting(world_size): entry
+        for at, entry in enumerate(traced)
+        for world_size in ((1, here.topology.world_size) if at < budget.num_parallel else (1,))
+    }
+    predicted = predict(request.profile, settings, timed, budget)
+    wait_for_another_occasion(request, on_progress)
+    observations = measure(
+        Campaign(
+            folder=request.folder,
+            plan=_plan(request, seed, predicted),
+            rounds=_rounds(settings, budget, seed),
+            placement=here,
+        ),
+        plain_loop,
+        resume=request.resume,
+        on_progress=on_progress,
+    )
+    documents = tuple(
+        judge_models(request, mode, drawn, predicted, observations, timed) for mode in MODES
+    )
+    for document in documents:
+        document.write(request.folder / file_name(document.mode))
+    return documents
 
 
-def file_name(mode: Mode) -> str:
+def file_name(mode: str) -> str:
     """Of the verdict in one mode; one campaign serves both."""
     return f"models-{mode}.json"
 
 
-def rounds(
-    settings: Sequence[HeldOutSetting], budget: ModelsBudget, *, seed: int
+def _seed(request: ModelsRequest) -> int:
+    if request.drawn_seed is not None:
+        return request.drawn_seed
+    folder = request.folder / "in-place"
+    if request.resume and folder.exists():
+        return int(read_plan(folder)["seed"])
+    return _FIRST_SEED_OF_RECORDS + secrets.randbelow(_SEEDS)
+
+
+def trace_models(
+    seed: int,
+    count: int,
+    folder: Path,
+    device_kind: str,
+    on_progress: Callable[[Progress], None],
+) -> list[DrawnModel]:
+    """Draw and trace models as a user traces a file; those that cannot be traced have a reason."""
+    found = []
+    for index in range(count):
+        model = draw(seed, index)
+        path = folder / "traces" / f"{index}.json"
+        words = f"tracing {model.name}"
+        on_progress(Progress(done=index, total=count, task=words, is_waiting=True))
+        reason = None if path.exists() else _trace(model, folder, path, device_kind)
+        found.append(DrawnModel(model=model, document=path, reason=reason))
+    return found
+
+
+def _trace(model: RandomModel, folder: Path, path: Path, device_kind: str) -> str | None:
+    """Write the trace of a model; return why that did not work."""
+    name, pixels = model.sketch.torchvision or (None, None)
+    asked = default_implementation(device_kind) if model.flags == "default" else model.flags
+    method = StepMethod(
+        optimizer=model.optimizer,
+        optimizer_implementation=asked,
+        precision="fp32",
+        checkpointing="none",
+        device_kind=device_kind,
+    )
+    try:
+        source = find_source(
+            f"torchvision:{name}" if name else model.write_file(folder),
+            SampleSize(image_size=pixels),
+        )
+        traced = trace_model(source, method, micro_batch=model.micro_batch)
+    except PerfModelError as error:
+        return f"cannot be traced: {error}"
+    WorkloadDocument(
+        workload=replace(traced.workload, name=model.name),
+        trace=traced.step,
+        memory=traced.memory,
+    ).write(path)
+    return None
+
+
+def _replay_rounds(
+    traced: Sequence[DrawnModel], budget: ModelsBudget, seed: int
 ) -> tuple[tuple[Task, ...], ...]:
-    """Runs in random order; those on one rank are replayed as well."""
-    result = []
-    for index in range(budget.num_rounds):
-        tasks: list[Task] = [
-            StepTask(
-                name=f"{index}: {run.setting.label}" + (f" again {number}" if number else ""),
-                round=index,
-                setting=run.setting,
-                model_spec=run.model_spec,
-                target_s=budget.repetition_s,
-            )
-            for run in settings
-            for number in range(budget.parallel_repetitions if run.setting.world_size > 1 else 1)
-        ]
-        tasks += [
+    """Every model's operators in place, as ``calibrate --workload`` times them."""
+    return tuple(
+        tuple(
             ReplayTask(
-                name=f"{index}: {run.setting.label} replayed",
+                name=f"{index}: {entry.model.name} replayed",
                 round=index,
-                workload=run.setting.workload,
-                micro_batch=run.setting.micro_batch,
-                model_spec=run.model_spec,
+                workload=entry.model.name,
+                micro_batch=entry.model.micro_batch,
+                document=str(entry.document.resolve()),
+                target_s=budget.replay_s,
+            )
+            for entry in _shuffled(traced, f"{seed}-replays-{index}")
+        )
+        for index in range(budget.replay_rounds)
+    )
+
+
+def _rounds(
+    settings: Mapping[RunSetting, DrawnModel], budget: ModelsBudget, seed: int
+) -> tuple[tuple[Task, ...], ...]:
+    """Every run once, in a new order, in each repetition."""
+    return tuple(
+        tuple(
+            StepTask(
+                name=f"{index}: {setting.label}",
+                round=index,
+                setting=setting,
+                random_model=(settings[setting].model.seed, settings[setting].model.index),
                 target_s=budget.repetition_s,
             )
-            for run in settings
-            if run.setting.world_size == 1
-        ]
-        random.Random(f"{seed}-{index}").shuffle(tasks)  # noqa: S311 - an order, no secret
-        result.append(tuple(tasks))
-    return tuple(result)
+            for setting in _shuffled([*settings], f"{seed}-{index}")
+        )
+        for index in range(budget.num_repetitions)
+    )
+
+
+def _shuffled(entries: Sequence[Entry], seed: str) -> list[Entry]:
+    return random.Random(seed).sample(entries, len(entries))  # noqa: S311 - an order, no secret
+
+
+def predict(
+    profile: MeasuredMachine,
+    settings: Mapping[RunSetting, DrawnModel],
+    timed: Path,
+    budget: ModelsBudget,
+) -> Predicted:
+    """Every run in both modes, as the mean of its repetitions."""
+    machines = {"measured": with_replays(profile, replays_in(timed)), "curves": profile}
+    documents = {
+        entry.document: WorkloadDocument.read(entry.document) for entry in settings.values()
+    }
+    result: dict[Mode, dict[RunSetting, PredictedRun]] = {}
+    for mode in MODES:
+        result[mode] = {}
+        for setting, entry in settings.items():
+            machine = machines[mode]
+            workload = open_workload(
+                machine, documents[entry.document], use_measured=mode == "measured"
+            )
+            question = Question(
+                machine=machine,
+                workload=workload,
+                layout=setting.layout,
+                num_repetitions=budget.num_repetitions,
+            )
+            found = answer(question)
+            result[mode][setting] = PredictedRun(
+                step_s=interval(found.step_s),
+                evidence=found.evidence["compute"],
+                untimed=question.measured.untimed,
+            )
+    return result
+
+
+def _plan(request: ModelsRequest, seed: int, predicted: Predicted) -> dict[str, object]:
+    return {
+        "stage": "validate models",
+        "budget": request.budget,
+        "seed": seed,
+        "profile_digest": request.profile.digest,
+        "gates": {mode: asdict(promise) for mode, promise in TOLERANCES.items()},
+        "predicted_s": {
+            mode: {setting.label: asdict(found.step_s) for setting, found in runs.items()}
+            for mode, runs in predicted.items()
+        },
+    }
 
 
 def judge_models(
-    request: ModelsRequest, observations: Sequence[Observation], path: Path
-) -> ModelsValidationDocument:
-    """Put every prediction beside what was measured; measures nothing."""
-    found = by_setting(
-        repetition(entry) for entry in observations if isinstance(entry, StepObservation)
-    )
-    replays = [entry for entry in observations if isinstance(entry, ReplayObservation)]
-    profile = request.profile
-    uses_replays = request.mode == "measured"
-    if uses_replays:
-        profile = with_replays(profile, replays)
-    num_repetitions = round(float(np.median([len(group) for group in found.values()] or [1])))
-    traced = _traced(profile, replays, use_measured=uses_replays)
-    rows = tuple(
-        _compared(
-            setting,
-            found[setting],
-            Question(
-                machine=profile,
-                workload=traced[setting.workload],
-                layout=setting.layout,
-                num_repetitions=num_repetitions,
-            ),
-            request.mode,
-        )
-        for setting in sorted(found, key=lambda s: s.label)
-        if setting.workload in traced
-    )
-    if not rows:
-        raise MeasurementFailed(
-            f"{path}: must hold runs of held-out models with their traces, got none; "
-            "continue with --resume"
-        )
-    return _document(request, rows, steal=steal_share(observations), path=path)
-
-
-def _traced(
-    machine: MeasuredMachine, replays: Sequence[ReplayObservation], *, use_measured: bool
-) -> dict[str, MeasuredWorkload]:
-    """Curves of each held-out workload from its trace alone."""
-    return {
-        entry.workload: timed_workload(
-            machine, entry.model, trace=entry.traced, use_measured=use_measured
-        )
-        for entry in {e.workload: e for e in replays if e.traced is not None}.values()
-        if entry.traced is not None and entry.model is not None
-    }
-
-
-def _compared(
-    setting: RunSetting, found: Sequence[Repetition], question: Question, mode: Mode
-) -> ComparedModel:
-    step = answer(question)
-    predicted_s = interval(step.step_s)
-    measured = estimate([entry.step_s for entry in found])
-    terms = layout_costs(question).terms
-    phase_errors = {
-        name: float(terms.compute_s[cause][0])
-        / estimate([entry.phases_s[name] for entry in found]).value_s
-        - 1
-        for name, cause in (_PHASES if setting.world_size == 1 else {}).items()
-    }
-    return ComparedModel(
-        setting=setting,
-        mode=mode,
-        predicted_s=predicted_s,
-        measured_s=measured.value_s,
-        num_repetitions=measured.num_repetitions,
-        measured_relative_error=measured.relative_error,
-        signed_error=predicted_s.signed_error(measured.value_s),
-        phase_errors=phase_errors,
-        evidence=step.evidence["compute"],
-        untimed=question.measured.untimed,
-        is_covered=predicted_s.holds(measured.value_s),
-    )
-
-
-def _document(
     request: ModelsRequest,
-    rows: tuple[ComparedModel, ...],
-    *,
-    steal: float,
-    path: Path,
+    mode: Mode,
+    drawn: Sequence[DrawnModel],
+    predicted: Predicted,
+    observations: Path,
+    timed: Path,
 ) -> ModelsValidationDocument:
+    """Put every prediction of a mode beside what was measured; measures nothing."""
+    entries = read_observations(observations)
+    found = measured_steps(entries)
+    families = {entry.model.name: entry.model.family for entry in drawn}
+    rows = tuple(
+        _compared(setting, run, found[setting], families[setting.workload])
+        for setting, run in sorted(predicted[mode].items(), key=lambda item: item[0].label)
+        if setting in found
+    )
     single = [row for row in rows if row.setting.world_size == 1]
+    if not single:
+        raise MeasurementFailed(
+            f"{observations}: must hold runs of models on one rank, got none; continue with --resume"
+        )
+    failed = {entry.model.name: entry.reason for entry in drawn if entry.reason is not None}
+    for entry in (*entries, *(read_observations(timed) if mode == "measured" else ())):
+        if isinstance(entry, FailedObservation):
+            failed.setdefault(entry.task.partition(": ")[2], entry.reason)
     summary = summarise([row.signed_error for row in single])
+    several = summarise_any([row.signed_error for row in rows if row.setting.world_size > 1])
     coverage = fraction(row.is_covered for row in rows)
-    gates = TOLERANCES[request.mode].judge(summary=summary, coverage=coverage)
-    optimizers = {row.setting.workload.rpartition(" ")[2] for row in single}
+    gates: tuple[Gate, ...] = TOLERANCES[mode].judge(summary=summary, coverage=coverage)
+    if several is not None and mode == "measured":
+        gates += (gate("several ranks, step-time MAPE", several.mape, at_most=_DDP_MAPE),)
+    by_family: dict[str, list[float]] = {}
+    for row in single:
+        by_family.setdefault(row.family.split()[0], []).append(row.signed_error)
     return ModelsValidationDocument(
-        provenance=provenance(describe_environment(), seed=request.seed),
+        provenance=provenance(describe_environment(), seed=drawn[0].model.seed),
         profile_digest=request.profile.digest,
-        observations_sha256=file_sha256(path),
-        mode=request.mode,
-        steal=steal,
+        observations_sha256=file_sha256(observations),
+        mode=mode,
+        seed=drawn[0].model.seed,
+        num_drawn=len(drawn),
+        steal=steal_share(entries),
         models=rows,
+        failed=tuple(FailedModel(name=name, reason=why) for name, why in failed.items()),
         summary=summary,
-        summary_by_phase={
-            name: summarise([row.phase_errors[name] for row in single]) for name in _PHASES
-        },
-        summary_by_optimizer={
-            name: summarise([r.signed_error for r in single if r.setting.workload.endswith(name)])
-            for name in sorted(optimizers)
-        },
-        summary_ddp=summarise_any([row.signed_error for row in rows if row.setting.world_size > 1]),
+        summary_by_family={name: summarise(own) for name, own in sorted(by_family.items())},
+        summary_ddp=several,
         coverage=coverage,
         gates=gates,
         passed=passed(gates),
+    )
+
+
+def _compared(
+    setting: RunSetting, run: PredictedRun, measured: Estimate, family: str
+) -> ComparedModel:
+    return ComparedModel(
+        setting=setting,
+        family=family,
+        predicted_s=run.step_s,
+        measured_s=measured.value_s,
+        num_repetitions=measured.num_repetitions,
+        measured_relative_error=measured.relative_error,
+        signed_error=run.step_s.signed_error(measured.value_s),
+        evidence=run.evidence,
+        untimed=run.untimed,
+        is_covered=run.step_s.holds(measured.value_s),
     )

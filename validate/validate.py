@@ -18,13 +18,13 @@ from calibrate.placement import (
     recorded_conditions,
     refuse_other_machine,
 )
-from calibrate.summary import Estimate, by_setting, estimate, repetition
+from calibrate.summary import Estimate
 from calibrate.topology import LaunchFlags
 from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import check_machine, interval, timed_workload
 from perfmodel.answer.question import Question
 from perfmodel.documents.base import file_sha256
-from perfmodel.documents.observation import StepObservation, read_observations, steal_share
+from perfmodel.documents.observation import FailedObservation, read_observations, steal_share
 from perfmodel.documents.verdicts import (
     ComparedSetting,
     ComparedSpeedup,
@@ -48,9 +48,11 @@ from validate.judging import (
     ProfileRequest,
     Tolerances,
     fraction,
+    measured_steps,
     passed,
     summarise,
     summarise_any,
+    wait_for_another_occasion,
 )
 
 VALIDATION: Final = "validation.json"
@@ -100,6 +102,7 @@ def validate(
     predicted = predict(
         profile, settings, earlier=request.earlier, num_repetitions=budget.num_repetitions
     )
+    wait_for_another_occasion(request, on_progress)
     observations = measure(
         Campaign(
             folder=request.folder,
@@ -169,19 +172,14 @@ def compare_observations(
 ) -> Comparison:
     """Put every prediction beside what was measured."""
     entries = read_observations(observations)
-    repetitions = by_setting(
-        repetition(entry) for entry in entries if isinstance(entry, StepObservation)
-    )
-    missing = [setting.label for setting in predicted.steps_s if setting not in repetitions]
+    found = measured_steps(entries)
+    missing = [setting.label for setting in predicted.steps_s if setting not in found]
     if missing:
+        failed = [entry.reason for entry in entries if isinstance(entry, FailedObservation)]
         raise MeasurementFailed(
-            f"{observations}: {len(missing)} predicted settings were not run, such as {missing[0]}; "
-            "continue with --resume"
+            f"{observations}: {len(missing)} predicted settings were not run, such as {missing[0]}"
+            f"{f' ({failed[0]})' if failed else ''}; continue with --resume"
         )
-    found = {
-        setting: estimate([entry.step_s for entry in group])
-        for setting, group in repetitions.items()
-    }
     return Comparison(
         settings=tuple(
             compare_setting(setting, predicted_s, found[setting], profile=profile)
@@ -283,7 +281,10 @@ def _document(
     summary = summarise([row.signed_error for row in judged])
     speedup_summary = summarise_any([row.signed_error for row in speedups_judged])
     coverage = fraction(row.is_covered for row in rows)
-    gates = Tolerances().judge(summary=summary, speedups=speedup_summary, coverage=coverage)
+    noise_floor = summarise_any([repeat.signed_error for repeat in comparison.repeats])
+    gates = Tolerances().judge(
+        summary=summary, speedups=speedup_summary, coverage=coverage, noise=noise_floor
+    )
     names = dict.fromkeys(row.setting.workload for row in judged)
     return ValidationDocument(
         provenance=provenance(describe_environment(), seed=request.seed),
@@ -301,7 +302,7 @@ def _document(
         },
         speedup_summary=speedup_summary,
         speedup_summary_extrapolated=summarise_any([row.signed_error for row in speedups_beyond]),
-        noise_floor=summarise_any([repeat.signed_error for repeat in comparison.repeats]),
+        noise_floor=noise_floor,
         coverage=coverage,
         gates=gates,
         passed=passed(gates),

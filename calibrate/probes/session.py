@@ -35,12 +35,11 @@ class Session:
 
     @classmethod
     def open(cls, *, device_kind: str, local_rank: int, group_sizes: Collection[int]) -> "Session":
-        """Join the groups of the first ``n`` ranks for all sizes; every rank must call it."""
+        """Join the groups of the first ``n`` ranks for all sizes; all ranks of the default group must."""
         device = torch.device("cuda", local_rank) if device_kind == "cuda" else torch.device("cpu")
         if device.type == "cuda":
             torch.cuda.set_device(device)
         backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group("gloo")
         sizes = sorted({*group_sizes, dist.get_world_size()})
         control = {size: _new_group(size, "gloo") for size in sizes}
         data = control if backend == "gloo" else {size: _new_group(size, backend) for size in sizes}

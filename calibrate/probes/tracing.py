@@ -1,7 +1,6 @@
 """A reference model as a workload: parameters in the order their gradients become ready."""
 
 import dataclasses
-import functools
 import statistics
 import time
 from pathlib import Path
@@ -10,12 +9,12 @@ import torch
 from torch import nn
 
 from calibrate.probes.session import Session
-from calibrate.task import ModelSpec, ReplayTask
+from calibrate.task import ReplayTask
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import InvalidDocument
 from perfmodel.trace.reference import MODELS
-from perfmodel.trace.source import SampleSize
-from perfmodel.trace.sources import find_source, reference_source
+from perfmodel.trace.source import default_implementation
+from perfmodel.trace.sources import reference_source
 from perfmodel.trace.trace import TracedModel, trace_model
 from perfmodel.units import Seconds
 from perfmodel.workload.step import StepMethod, TracedStep
@@ -23,20 +22,6 @@ from perfmodel.workload.workload import Parameter, Workload
 
 _TRACED_SAMPLES = 4
 _TIMED_BACKWARDS = 5
-
-
-@functools.cache
-def _traced(model_spec: ModelSpec, device_kind: str) -> TracedModel:
-    """A trace serves every micro-batch, so that one per process is enough."""
-    size = SampleSize(image_size=model_spec.image_size, sequence_length=model_spec.sequence_length)
-    method = StepMethod(
-        optimizer=model_spec.optimizer,
-        optimizer_implementation=model_spec.implementation,
-        precision="fp32",
-        checkpointing="none",
-        device_kind=device_kind,
-    )
-    return trace_model(find_source(model_spec.model, size), method, micro_batch=2)
 
 
 def replayed_step(session: Session, task: ReplayTask) -> tuple[TracedModel | None, TracedStep]:
@@ -48,7 +33,14 @@ def replayed_step(session: Session, task: ReplayTask) -> tuple[TracedModel | Non
         If the file of the workload holds no trace.
     """
     if task.document is None:
-        traced = _traced(task.model_spec or ModelSpec(model=task.workload), session.device.type)
+        method = StepMethod(
+            optimizer="sgd",
+            optimizer_implementation=default_implementation(session.device.type),
+            precision="fp32",
+            checkpointing="none",
+            device_kind=session.device.type,
+        )
+        traced = trace_model(reference_source(task.workload), method, micro_batch=2)
         return traced, traced.step.at(micro_batch=task.micro_batch)
     document = WorkloadDocument.read(Path(task.document))
     if document.trace is None:

@@ -12,13 +12,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from calibrate.probes.session import Session, repeats_within
-from calibrate.task import ModelSpec
 from perfmodel.documents.observation import PHASES, DeviceStreams, RankSteps
 from perfmodel.layout.layout import Synchronisation
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.trace.reference import MODELS
-from perfmodel.trace.source import Batch, SampleSize, make_optimizer
-from perfmodel.trace.sources import find_source
 from perfmodel.units import Seconds
 
 _POOL_SAMPLES = 512
@@ -107,17 +104,13 @@ class Trainer:
             )
             clock.mark()
             with self._synchronisation(setting, is_last=is_last):
-                loss = self.loss(inputs, labels)
+                loss = nn.functional.cross_entropy(self.module(inputs), labels)
                 clock.mark()
                 loss.backward()  # type: ignore[no-untyped-call]
             clock.mark()
         self.optimizer.step()
         self.optimizer.zero_grad()
         clock.mark()
-
-    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Forward pass and loss."""
-        return nn.functional.cross_entropy(self.module(inputs), labels)
 
     def _synchronisation(
         self, setting: RunSetting, *, is_last: bool
@@ -128,35 +121,15 @@ class Trainer:
         return self.module.no_sync()
 
 
-@dataclass(slots=True, kw_only=True)
-class SourceTrainer(Trainer):
-    """A model of a source that tracing knows; the same batch in every step, so that input is free."""
-
-    drawn: Batch
-    source_loss: Callable[[Any, Tensor | None], Tensor]
-
-    def batch(self, index: int, *, micro_batch: int) -> tuple[Tensor, Tensor]:
-        """Nothing to copy: the batch lies on the device."""
-        del index, micro_batch
-        return self.inputs, self.labels
-
-    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Forward pass and the loss of the source."""
-        del inputs, labels
-        outputs = self.module(*self.drawn.positional, **self.drawn.keyword)
-        return self.source_loss(outputs, self.drawn.targets)
-
-
 def measure_steps(
     session: Session,
     setting: RunSetting,
     *,
     target_s: Seconds,
     min_steps: int,
-    model_spec: ModelSpec | None = None,
 ) -> RankSteps:
     """Time about ``target_s`` of steps on this rank; all ranks of the setting must call it."""
-    trainer = _trainer(session, setting, model_spec)
+    trainer = _trainer(session, setting)
     # DDP forms its final buckets after its first step, which a model does once per process.
     warm_s = _run(session, trainer, setting, num_steps=2 if trainer.is_warm else 3)
     trainer.is_warm = True
@@ -165,9 +138,6 @@ def measure_steps(
         world_size=setting.world_size,
     )
     phases_s = _run(session, trainer, setting, num_steps=num_steps)
-    if model_spec is not None:
-        # Such models are large and measured once per process.
-        session.models.clear()
     return RankSteps(
         rank=session.rank,
         step_s=tuple(phases_s["step"]),
@@ -253,7 +223,7 @@ def _collect(
     phases["optimizer"].append(durations_s[-1])
 
 
-def _trainer(session: Session, setting: RunSetting, model_spec: ModelSpec | None = None) -> Trainer:
+def _trainer(session: Session, setting: RunSetting) -> Trainer:
     wrapped = setting.synchronisation is not Synchronisation.NONE
     # no_sync steps share the wrapper of the default bucket size.
     cap_mb = setting.bucket_cap_mb if setting.synchronisation is Synchronisation.DDP else None
@@ -265,11 +235,7 @@ def _trainer(session: Session, setting: RunSetting, model_spec: ModelSpec | None
         setting.micro_batch if session.asynchronous else 0,
     )
     if key not in session.models:
-        session.models[key] = (
-            _build(session, setting, wrapped=wrapped, cap_mb=cap_mb)
-            if model_spec is None
-            else _build_model_spec(session, setting, model_spec, cap_mb=cap_mb)
-        )
+        session.models[key] = _build(session, setting, wrapped=wrapped, cap_mb=cap_mb)
     trainer: Trainer = session.models[key]
     return trainer
 
@@ -303,29 +269,4 @@ def _wrapped(
         device_ids=[session.device.index] if session.asynchronous else None,
         process_group=session.data[setting.world_size],
         bucket_cap_mb=cap_mb,
-    )
-
-
-def _build_model_spec(
-    session: Session, setting: RunSetting, model_spec: ModelSpec, *, cap_mb: float | None
-) -> Trainer:
-    size = SampleSize(image_size=model_spec.image_size, sequence_length=model_spec.sequence_length)
-    source = find_source(model_spec.model, size)
-    torch.manual_seed(0)
-    module: nn.Module = source.build().to(session.device)
-    if setting.synchronisation is not Synchronisation.NONE:
-        module = _wrapped(session, setting, module, cap_mb=cap_mb)
-    with session.device:
-        drawn = source.draw_batch(setting.micro_batch)
-    nothing = torch.zeros(1)
-    return SourceTrainer(
-        module=module,
-        optimizer=make_optimizer(
-            module.parameters(), name=model_spec.optimizer, implementation=model_spec.implementation
-        ),
-        inputs=nothing,
-        labels=nothing,
-        device=session.device,
-        drawn=drawn,
-        source_loss=source.loss,
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import typer
 
@@ -17,17 +17,16 @@ from perfmodel.cli.output import (
 from perfmodel.errors import UsageError
 
 _BUDGET = typer.Option(help="quick or standard.")
+_SOON = typer.Option(
+    help="Run now: by default the runs begin at least 20 minutes after the calibration."
+)
+_SEED_OF_MODELS = typer.Option(help="Which models are drawn; default: others every time.")
 _BUDGET_BATCH = typer.Option(
     help="quick, standard or thorough: about 4, 10 or 90 minutes for lenet."
 )
 _BUDGET_TESTBED = typer.Option(help="quick or standard: about 5 or 25 minutes.")
 _BUDGET_NETWORK = typer.Option(
     help="quick or standard: about 3 or 6 minutes; blind: predictions on disk before runs."
-)
-_MODE = opt.choice(
-    "--mode",
-    ("measured", "curves"),
-    "measured: the models' own operators, timed in place; curves: calibrated curves alone.",
 )
 _LEARNER = typer.Option(help="Model whose noise scale was calibrated.")
 _MODELS = typer.Option(help="Models, separated by commas; default: fourteen, LeNet to ResNet-152.")
@@ -50,6 +49,7 @@ def validate(
     out: opt.Folder = Path("runs/validation"),
     resume: opt.Resume = False,
     seed: opt.Seed = 1,
+    soon: Annotated[bool, _SOON] = False,
     validation: opt.Validation = None,
     nnodes: opt.NumNodes = None,
     node_rank: opt.NodeRank = None,
@@ -65,6 +65,7 @@ def validate(
     from perfmodel.documents.verdicts import ValidationDocument
     from perfmodel.report.validation import steps_table, summary_lines
     from validate import validate as use_case
+    from validate.judging import PLAIN_LOOP
 
     request = use_case.ValidationRequest(
         profile=ProfileDocument.read(profile).machine,
@@ -72,13 +73,15 @@ def validate(
         budget=budget,
         seed=seed,
         resume=resume,
+        soon=soon,
         flags=LaunchFlags(
             nnodes=nnodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
         ),
         earlier=None if validation is None else ValidationDocument.read(validation),
     )
     with measurement("validate") as on_progress:
-        document = use_case.validate(request, TorchrunLauncher(), on_progress=on_progress)
+        launcher = TorchrunLauncher(worker_module=PLAIN_LOOP)
+        document = use_case.validate(request, launcher, on_progress=on_progress)
     show(steps_table(document))
     show_lines([*summary_lines(document), f"validation: {out / use_case.VALIDATION}"])
     refuse_failed_gates(
@@ -91,31 +94,41 @@ def validate(
 def validate_models(
     *,
     profile: opt.Profile = opt.DEFAULT_PROFILE,
-    mode: Annotated[Literal["measured", "curves"], _MODE] = "measured",
     budget: Annotated[str, _BUDGET] = "standard",
     out: opt.Folder = Path("runs/models"),
     resume: opt.Resume = False,
-    seed: opt.Seed = 1,
+    seed: Annotated[int | None, _SEED_OF_MODELS] = None,
+    soon: Annotated[bool, _SOON] = False,
 ) -> None:
-    """Run models that no fit has seen and print the error of what their traces predict."""
+    """Run models drawn at random and print the error of what their traces predict."""
     from calibrate.launch import TorchrunLauncher
     from perfmodel.documents.profile import ProfileDocument
     from perfmodel.report.validation import models_lines, models_table
     from validate import models as use_case
+    from validate.judging import PLAIN_LOOP
 
     request = use_case.ModelsRequest(
         profile=ProfileDocument.read(profile).machine,
         folder=out,
-        mode=mode,
         budget=budget,
-        seed=seed,
+        drawn_seed=seed,
         resume=resume,
+        soon=soon,
     )
-    with measurement("validate") as on_progress:
-        document = use_case.validate_models(request, TorchrunLauncher(), on_progress=on_progress)
-    show(models_table(document))
-    show_lines([*models_lines(document), f"validation: {out / use_case.file_name(request.mode)}"])
-    refuse_failed_gates("validate models", document.gates)
+    with measurement("validate models") as on_progress:
+        documents = use_case.validate_models(
+            request,
+            TorchrunLauncher(),
+            TorchrunLauncher(worker_module=PLAIN_LOOP),
+            on_progress=on_progress,
+        )
+    for document in documents:
+        show(models_table(document))
+    for document in documents:
+        path = out / use_case.file_name(document.mode)
+        show_lines([*models_lines(document), f"validation: {path}"])
+    gates = [gate for document in documents for gate in document.gates]
+    refuse_failed_gates("validate models", gates)
 
 
 def validate_batch(

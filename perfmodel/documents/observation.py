@@ -78,6 +78,25 @@ class StepObservation(Taken):
     """Sizes of the buckets that DDP formed, in the order it reduces them; empty without DDP. [B]"""
 
 
+class LoopObservation(Taken):
+    """A plain training loop in a process of its own, with a clock around many steps."""
+
+    kind: Literal["loop"] = "loop"
+    started_utc: float
+    setting: RunSetting
+    step_s: Annotated[float, Field(gt=0)]
+    """Mean over the steps, of the slowest rank. [s]"""
+    num_steps: PositiveInt
+
+
+class FailedObservation(Taken):
+    """A training that raised, diverged or was killed."""
+
+    kind: Literal["failed"] = "failed"
+    setting: RunSetting
+    reason: str
+
+
 class CollectiveObservation(Taken):
     """Repeats of one collective, alone on the machine."""
 
@@ -258,6 +277,8 @@ class EnvironmentObservation(Taken):
 
 Observation = Annotated[
     StepObservation
+    | LoopObservation
+    | FailedObservation
     | CollectiveObservation
     | ComputeObservation
     | WorkloadObservation

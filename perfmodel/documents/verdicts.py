@@ -131,28 +131,37 @@ class ValidationDocument(ProfileVerdict):
 
 
 class ComparedModel(Compared):
-    """One held-out run of a model."""
+    """One run of a model that was drawn at random."""
 
-    mode: str
-    """ "measured": the model's own operators, timed in place; "curves": calibrated curves alone."""
-    phase_errors: dict[str, float]
-    """Forward, backward and optimizer of one rank alone."""
+    family: str
     evidence: Evidence
     untimed: tuple[str, ...]
+    """Operators that a prediction in place did not find timed."""
+
+
+class FailedModel(Record):
+    """A model that was drawn and could not be judged."""
+
+    name: str
+    """Seed, index and family."""
+    reason: str
 
 
 class ModelsValidationDocument(ProfileVerdict):
-    """The error on models that were never fitted; ``summary`` is of one rank alone."""
+    """The error on models drawn at random; ``summary`` is of one rank alone."""
 
-    schema_version: int = 3
+    schema_version: int = 4
     title: ClassVar[str] = "validation of models"
     made_by: ClassVar[str] = "perfmodel validate models"
 
     mode: str
+    """ "measured": the model's own operators, timed in place; "curves": calibrated curves alone."""
+    seed: int
+    num_drawn: PositiveInt
     steal: Share = 0.0
     models: tuple[ComparedModel, ...]
-    summary_by_phase: dict[str, ErrorSummary]
-    summary_by_optimizer: dict[str, ErrorSummary]
+    failed: tuple[FailedModel, ...]
+    summary_by_family: dict[str, ErrorSummary]
     summary_ddp: ErrorSummary | None
 
 

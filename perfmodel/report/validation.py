@@ -159,36 +159,38 @@ def summary_lines(validation: ValidationDocument) -> list[str]:
 
 
 def models_table(validation: ModelsValidationDocument) -> Table:
-    """Each run of an unseen model, predicted from its trace beside measured."""
+    """Each run of a model drawn at random, predicted from its trace beside measured."""
+    words = {"measured": "operators timed in place", "curves": "calibrated curves alone"}
     return table(
-        f"Models that no fit has seen, mode {validation.mode}",
+        f"Models drawn at random (seed {validation.seed}), {words[validation.mode]}",
         validation.models,
         {
             "<Model": "setting.workload",
             "Devi-\nces": "setting.world_size",
             "Micro-\nbatch": "setting.micro_batch",
             "Predicted": "predicted_s",
-            "Measured": "measured_s",
-            "<Error": "signed_error:+%",
-            "<Phases": lambda entry: " ".join(
-                percent(error, signed=True) for error in entry.phase_errors.values()
+            "Measured": lambda entry: (
+                f"{format_duration(entry.measured_s)}\n"
+                f"+-{percent(entry.measured_relative_error)} ({entry.num_repetitions})"
             ),
+            "<Error": "signed_error:+%",
+            "<In\n90 %": lambda entry: "yes" if entry.is_covered else "NO",
         },
-        caption="Error: predicted over measured minus 1. Phases: errors of forward, backward, "
-        "optimizer.",
+        caption="Model: seed-index and family. Error: predicted over measured minus 1.",
     )
 
 
 def models_lines(validation: ModelsValidationDocument) -> list[str]:
     """Summary of the errors, and of the gates."""
     entries = {
-        "one device": validation.summary,
-        **validation.summary_by_phase,
-        **validation.summary_by_optimizer,
-        "several devices, from the trace alone": validation.summary_ddp,
+        f"{validation.mode}, one device": validation.summary,
+        f"{validation.mode}, several devices": validation.summary_ddp,
     }
+    failed = len(validation.failed)
     return [
         *(f"{name}: {errors(summary)}" for name, summary in entries.items() if summary),
+        f"{validation.num_drawn} models drawn with seed {validation.seed}, {failed} failed",
+        *(f"failed: {entry.name}: {entry.reason}" for entry in validation.failed),
         *gate_lines(validation.gates),
         *steal_lines(validation.steal),
     ]

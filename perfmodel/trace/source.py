@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import _default_to_fused_or_foreach
 
 from perfmodel.errors import UsageError
 from perfmodel.workload.optimizers import OPTIMIZERS
@@ -89,3 +90,12 @@ def make_optimizer(
     flags = {flag: flag == implementation for flag in row.implementations if flag != "loop"}
     arguments: dict[str, Any] = {"lr": _RATE, **flags, **row.arguments}
     return kind(parameters, **arguments)
+
+
+def default_implementation(device_kind: str) -> str:
+    """What torch chooses where a user asks for nothing: "foreach", "fused" or "loop"."""
+    parameter = nn.Parameter(torch.empty(1, device=torch.device(device_kind)))
+    fused, foreach = _default_to_fused_or_foreach(
+        [parameter], differentiable=False, use_fused=False
+    )
+    return "fused" if fused else "foreach" if foreach else "loop"

@@ -1,9 +1,8 @@
 """Error of recorded steps by the clock, with and without each part of the fit.
 
 ``python -m tests.benchmarks.ablation [NAME...]`` fits the recorded calibration without one part at a time
-(all, or those named) and judges the recorded validation at another hour. The parts of traced models are
-judged by the recorded runs of unseen models, whose calibration is kept as a profile alone. A part pays if it
-gains 0.5 points of MAPE or 5 points of coverage.
+(all, or those named) and judges the recorded validation at another hour. A part pays if it gains 0.5 points
+of MAPE or 5 points of coverage.
 """
 
 import contextlib
@@ -19,12 +18,11 @@ import numpy as np
 
 from calibrate.fit.ddp import NUM_DRAWS
 from calibrate.fit.profile import fit_profile
-from perfmodel.documents.observation import read_observations
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.machine.measured import Repeatability
 from tests.benchmarks.rejudge import say, unpacked
-from validate import models, validate
+from validate import validate
 from validate.holdout import BUDGETS
 
 RECORDS: Final = Path("docs/records")
@@ -52,7 +50,6 @@ PARTS: Final[Mapping[str, Mapping[str, object]]] = {
         )
     },
 }
-IN_PLACE: Final = "operators timed in place"
 
 
 @contextlib.contextmanager
@@ -84,26 +81,12 @@ def judge_steps(part: str, folder: Path) -> None:
         say(f"without {part}, {words}", errors, covered)
 
 
-def judge_models(folder: Path) -> None:
-    """Models that no fit has seen, by their own operators timed in place and by curves alone."""
-    profile = ProfileDocument.read(RECORDS / "operators" / "calibration" / "profile.json").machine
-    runs = unpacked(RECORDS / "operators" / "observations.jsonl", folder)
-    parts: dict[models.Mode, str] = {"measured": "nothing", "curves": IN_PLACE}
-    for mode, part in parts.items():
-        request = models.ModelsRequest(profile=profile, folder=folder, mode=mode)
-        rows = models.judge_models(request, read_observations(runs), runs).models
-        errors, covered = [row.signed_error for row in rows], [row.is_covered for row in rows]
-        say(f"without {part}, unseen models", errors, covered)
-
-
 def main(chosen: list[str]) -> None:
-    """Print two rows per part, and those of unseen models."""
+    """Print two rows per part."""
     with tempfile.TemporaryDirectory() as name:
         for part in PARTS:
             if not chosen or part in chosen:
                 judge_steps(part, Path(name))
-        if not chosen or IN_PLACE in chosen:
-            judge_models(Path(name))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Judge recorded runs with the code of today: no proof, but shows what a change did.
 
-``python -m tests.benchmarks.rejudge docs/records/testbed``, or ``strategies``, ``network``, ``operators``;
+``python -m tests.benchmarks.rejudge docs/records/testbed``, or ``strategies``, ``network``;
 ``validation`` fits ``docs/records/calibration`` again first.
 """
 
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 from calibrate.fit.profile import fit_profile
-from perfmodel.documents.observation import read_observations
 from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.testbed import (
     CollectiveRun,
@@ -24,7 +23,7 @@ from perfmodel.documents.testbed import (
 )
 from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.machine.measured import MeasuredMachine
-from validate import models, validate
+from validate import validate
 from validate.judging import summarise
 from validate.testbed import ddp, network, strategies, testbed
 
@@ -111,26 +110,11 @@ def _validation(record: Path) -> None:
     say("today, inside: speed-ups", errors)
 
 
-def _operators(record: Path) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        profile = ProfileDocument.read(record / "calibration" / "profile.json").machine
-        runs = unpacked(record / "observations.jsonl", folder)
-        for mode in ("measured", "curves"):
-            request = models.ModelsRequest(profile=profile, folder=folder, mode=mode)
-            rows = models.judge_models(request, read_observations(runs), runs).models
-            for words, several in (("one rank", False), ("several", True)):
-                own = [row for row in rows if (row.setting.world_size > 1) is several]
-                errors, covered = [r.signed_error for r in own], [r.is_covered for r in own]
-                say(f"{mode}, {words}", errors, covered)
-
-
 JUDGES: Final[dict[str, Callable[[Path], None]]] = {
     "testbed": _testbed,
     "strategies": _strategies,
     "network": _network,
     "validation": _validation,
-    "operators": _operators,
 }
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from calibrate.campaign import measure
 from calibrate.experiment import BUCKET_CAPS_MB
 from calibrate.launch import TorchrunLauncher
 from calibrate.noise import trainings_in
-from calibrate.task import CheckpointTask, ModelSpec, ReplayTask, TrainingTask
+from calibrate.task import CheckpointTask, ReplayTask, TrainingTask
 from perfmodel.cost.batch import noise_scale
 from perfmodel.documents.observation import (
     CheckpointObservation,
@@ -60,9 +60,8 @@ def training(name: str, *, world_size: int, seed: int = 0) -> TrainingTask:
 REPLAYED = ReplayTask(
     name="replayed",
     round=0,
-    workload="squeezenet adamw",
+    workload="lenet",
     micro_batch=2,
-    model_spec=ModelSpec(model="torchvision:squeezenet1_1", image_size=64, optimizer="adamw"),
     target_s=0.0,
 )
 
@@ -104,7 +103,7 @@ def test_predicted_buckets_are_those_that_ddp_forms(observations: Path) -> None:
 def test_a_step_is_traced_and_replayed(observations: Path) -> None:
     found = read_observations(observations)
     [replay] = [e for e in found if isinstance(e, ReplayObservation)]
-    assert (replay.workload, replay.micro_batch) == ("squeezenet adamw", 2)
+    assert (replay.workload, replay.micro_batch) == ("lenet", 2)
     assert len(replay.forward_s) == len(replay.backward_s) >= 3
     assert replay.failed == ()
     assert replay.traced is not None

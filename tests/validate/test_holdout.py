@@ -12,7 +12,6 @@ from tests.perfmodel.profiles import MICRO_BATCHES, Machine, profile
 from tests.validate.samples import calibrated_step, four_workloads, single
 from validate.holdout import (
     BUDGETS,
-    PASSES_PER_ROUND,
     calibrated_settings,
     holdout_settings,
     repeated_settings,
@@ -103,26 +102,17 @@ def test_repeats_are_calibrated_settings_in_the_middle_of_the_range() -> None:
     assert repeated_settings(profile(Machine())) == (single(16, workload="heavy"),)
 
 
-def test_every_setting_is_measured_in_every_pass_of_every_round() -> None:
-    settings = holdout_settings(four_workloads(), num_batches=1)
-    planned = rounds(settings, budget=STANDARD, seed=1)
-    assert len(planned) == STANDARD.num_rounds
-    repetitions = Counter(
-        task.setting for tasks in planned for task in tasks if isinstance(task, StepTask)
-    )
-    assert repetitions == dict.fromkeys(settings, STANDARD.num_rounds * PASSES_PER_ROUND)
-    names = Counter(task.name for tasks in planned for task in tasks)
-    assert set(names.values()) == {1}
-
-
-def test_where_time_is_short_one_start_serves_and_repeats_are_measured_once() -> None:
+@pytest.mark.parametrize("name", BUDGETS)
+def test_every_setting_and_repeat_runs_once_in_every_repetition(name: str) -> None:
     machine = four_workloads()
     settings, repeated = holdout_settings(machine, num_batches=1), repeated_settings(machine)
-    (tasks,) = rounds(settings, repeated=repeated, budget=BUDGETS["quick"], seed=1)
-    repetitions = Counter(task.setting for task in tasks if isinstance(task, StepTask))
-    assert repetitions == {**dict.fromkeys(settings, 2), **dict.fromkeys(repeated, 1)}
-    assert len({task.name for task in tasks}) == len(tasks)
-    assert {task.min_steps for task in tasks if isinstance(task, StepTask)} == {3}
+    planned = rounds(settings, repeated=repeated, budget=BUDGETS[name], seed=1)
+    assert len(planned) == BUDGETS[name].num_repetitions
+    for tasks in planned:
+        own = Counter(task.setting for task in tasks if isinstance(task, StepTask))
+        assert own == dict.fromkeys((*settings, *repeated), 1)
+    names = Counter(task.name for tasks in planned for task in tasks)
+    assert set(names.values()) == {1}
 
 
 def test_a_seed_fixes_the_order_of_repetitions() -> None:

@@ -1,133 +1,102 @@
-"""Models that no fit has seen: which are run, and what is said about their predictions."""
+"""Models drawn at random: the same for the same seed, traceable, and judged without silence."""
 
-from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from calibrate.experiment import REFERENCE_MODELS
-from calibrate.task import ReplayTask, StepTask
-from perfmodel.documents.observation import (
-    ReplayObservation,
-    StepObservation,
-    TimedOperator,
-)
-from perfmodel.errors import MeasurementFailed
+from perfmodel.documents.observation import FailedObservation, LoopObservation
 from perfmodel.layout.layout import Synchronisation
 from perfmodel.layout.run_setting import RunSetting
-from perfmodel.machine.measured import MeasuredMachine
-from perfmodel.workload.step import parameters_signature, signature
-from tests.perfmodel.operators import costs_of_the_made_up_machine
+from perfmodel.machine.machine import Evidence
+from perfmodel.statistics import Interval
 from tests.perfmodel.profiles import Machine, profile
-from tests.perfmodel.traces import WORKLOAD, traced
-from tests.played_worker import NUM_STEPS, step_observation
-from validate.held_out_models import HELD_OUT, held_out_settings
-from validate.models import BUDGETS, ModelsRequest, judge_models, rounds
+from validate.models import DrawnModel, ModelsRequest, PredictedRun, judge_models
+from validate.random_models import FAMILIES, draw
 
-FOLDER = Path("runs")
-SETTING = RunSetting(
-    workload=WORKLOAD.name, world_size=1, micro_batch=8, synchronisation=Synchronisation.NONE
-)
+NUM_FAMILIES = len(FAMILIES)
 
 
-@pytest.fixture(scope="module")
-def machine() -> MeasuredMachine:
-    return replace(profile(Machine()), operators=costs_of_the_made_up_machine())
+@pytest.mark.parametrize("index", range(NUM_FAMILIES))
+def test_a_drawn_model_trains_and_a_second_draw_is_the_same(index: int) -> None:
+    model, again = draw(3, index), draw(3, index)
+    assert (model.name, model.micro_batch) == (again.name, again.micro_batch)
+    assert (model.optimizer, model.flags) == (again.optimizer, again.flags)
+    torch.manual_seed(0)
+    module, example, _ = model.factory()
+    shapes = [parameter.shape for parameter in again.sketch.build().parameters()]
+    assert [parameter.shape for parameter in module.parameters()] == shapes
+    optimizer = model.make_optimizer(module.parameters())
+    loss = model.sketch.loss(
+        module(*(entry[:2] for entry in example)), model.sketch.targets.draw(2)
+    )
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    assert bool(loss.isfinite())
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    found = tmp_path / "observations.jsonl"
-    found.touch()
-    return found
+def test_families_take_turns() -> None:
+    drawn = {draw(4, index).family.split()[0] for index in range(NUM_FAMILIES)}
+    assert drawn == {family.split()[0] for family in FAMILIES}
 
 
-def run_of(step_s: float) -> StepObservation:
-    return step_observation(SETTING, task="run", repetition=0, step_s=step_s)
+def drawn_models() -> list[DrawnModel]:
+    indices = [at for at in range(NUM_FAMILIES) if not draw(3, at).sketch.torchvision][:3]
+    reasons = (None, None, "cannot be traced: operator aten.odd")
+    return [
+        DrawnModel(model=draw(3, index), document=Path("none"), reason=reason)
+        for index, reason in zip(indices, reasons, strict=True)
+    ]
 
 
-def replay_of(time_s: float) -> ReplayObservation:
-    """Every operator took so long, the optimizer as well."""
-    step = traced().at(micro_batch=8)
-    counts = step.call_counts()
-    return ReplayObservation(
-        task="run replayed",
-        round=0,
-        workload=WORKLOAD.name,
-        micro_batch=8,
-        parameters=parameters_signature(step),
-        num_trained=1,
-        operators=tuple(
-            TimedOperator(
-                signature=signature(step.operators[at]),
-                phase=phase,
-                num_calls=count,
-                times_s=(time_s,),
-            )
-            for (at, phase), count in counts.items()
-        ),
-        forward_s=(time_s,) * NUM_STEPS,
-        backward_s=(2 * time_s,) * NUM_STEPS,
-        optimizer_s=(time_s,) * NUM_STEPS,
-        failed=(),
-        traced=traced(),
-        model=WORKLOAD,
+def loop(setting: RunSetting, step_s: float, repetition: int) -> LoopObservation:
+    return LoopObservation(
+        task=f"{repetition}: {setting.label}",
+        round=repetition,
+        started_utc=0.0,
+        setting=setting,
+        step_s=step_s,
+        num_steps=9,
     )
 
 
-def test_the_sum_of_measured_operators_is_compared_with_the_run(
-    machine: MeasuredMachine, path: Path
-) -> None:
-    request = ModelsRequest(profile=machine, folder=path.parent)
-    document = judge_models(request, [run_of(0.5), replay_of(0.1)], path)
+def test_failures_are_counted_and_named(tmp_path: Path) -> None:
+    drawn = drawn_models()
+    good, diverged, _ = drawn
+    path = tmp_path / "observations.jsonl"
+    runs = [
+        *(loop(good.setting(1), step_s, at) for at, step_s in enumerate((0.09, 0.1, 0.111))),
+        FailedObservation(
+            task=f"0: {diverged.setting(1).label}",
+            round=0,
+            setting=diverged.setting(1),
+            reason="ArithmeticError: the loss is nan after 9 steps",
+        ),
+    ]
+    path.write_text("".join(f"{run.model_dump_json()}\n" for run in runs))
+    run = PredictedRun(
+        step_s=Interval(p5=0.1, nominal=0.12, p95=0.15), evidence=Evidence.MEASURED, untimed=()
+    )
+    settings = {entry.setting(1): run for entry in (good, diverged)}
+    document = judge_models(
+        ModelsRequest(profile=profile(Machine()), folder=tmp_path),
+        "measured",
+        drawn,
+        {"measured": settings, "curves": settings},
+        path,
+        path,
+    )
     (row,) = document.models
-    # One call forward, two backward, the optimizer: 0.4 s of 0.5 s.
-    assert row.signed_error == pytest.approx(0.4 / 0.5 - 1)
-    assert document.summary.bias == pytest.approx(-0.2)
+    assert row.signed_error == pytest.approx(0.2, abs=0.01)
+    assert (document.num_drawn, len(document.failed)) == (3, 2)
+    assert {entry.reason for entry in document.failed} == {
+        "ArithmeticError: the loss is nan after 9 steps",
+        "cannot be traced: operator aten.odd",
+    }
     assert not document.passed
 
 
-def test_curves_alone_do_not_look_at_the_replay(machine: MeasuredMachine, path: Path) -> None:
-    request = ModelsRequest(profile=machine, folder=path.parent, mode="curves")
-    slow, fast = (
-        judge_models(request, [run_of(0.5), replay_of(time_s)], path).models[0].predicted_s.nominal
-        for time_s in (0.1, 0.001)
-    )
-    assert slow == fast
-
-
-def test_runs_without_a_trace_cannot_be_judged(machine: MeasuredMachine, path: Path) -> None:
-    request = ModelsRequest(profile=machine, folder=path.parent)
-    with pytest.raises(MeasurementFailed, match="with their traces, got none"):
-        judge_models(request, [run_of(0.5)], path)
-
-
-def test_no_held_out_model_is_a_reference_model() -> None:
-    names = {model.model.rpartition(":")[2] for model in HELD_OUT}
-    assert len(names) >= 12
-    assert names.isdisjoint(REFERENCE_MODELS)
-
-
-def test_held_out_runs_differ_in_their_names() -> None:
-    labels = [run.setting.label for run in held_out_settings(2, FOLDER)]
-    assert len(set(labels)) == len(labels)
-    assert {run.setting.world_size for run in held_out_settings(2, FOLDER)} == {1, 2}
-    assert {run.setting.world_size for run in held_out_settings(1, FOLDER)} == {1}
-
-
-def test_runs_on_one_rank_are_replayed_too() -> None:
-    settings = held_out_settings(2, FOLDER)
-    alone = Counter(r.setting.workload for r in settings if r.setting.world_size == 1)
-    for tasks in rounds(settings, BUDGETS["quick"], seed=1):
-        assert Counter(t.workload for t in tasks if isinstance(t, ReplayTask)) == alone
-
-
-def test_runs_on_several_ranks_are_measured_more_often_under_names_of_their_own() -> None:
-    settings = held_out_settings(2, FOLDER)
-    for tasks in rounds(settings, BUDGETS["quick"], seed=1):
-        names = [task.name for task in tasks]
-        assert len(set(names)) == len(names)
-        repetitions = Counter(task.setting for task in tasks if isinstance(task, StepTask))
-        for run in settings:
-            assert repetitions[run.setting] == (2 if run.setting.world_size > 1 else 1)
+def test_several_ranks_run_under_ddp() -> None:
+    (model, *_) = drawn_models()
+    assert model.setting(1).synchronisation is Synchronisation.NONE
+    assert model.setting(2).synchronisation is Synchronisation.DDP

@@ -86,7 +86,7 @@ def test_predictions_and_gates_are_on_disk_before_the_first_run(
     with pytest.raises(Seen):
         run(request_, look)
     plan = plans[0]
-    assert plan["gates"]["step_mape"] == 0.06
+    assert plan["gates"]["step_mape"] == 0.07
     assert plan["profile_digest"] == request_.profile.digest
     assert len(plan["predicted_s"]) == 8
     assert set(plan["predicted_s"]["light n=2 micro_batch=8 accumulation=2 ddp cap=default"]) == {
@@ -119,18 +119,18 @@ def test_a_machine_that_does_as_predicted_passes_without_error(
 
 
 def test_a_machine_that_is_slower_than_predicted_fails(request_: ValidationRequest) -> None:
-    """Every step takes 1.25 times as long as predicted: errors of -20 %, the same speed-ups."""
-    document = run(request_, PlayedWorker(step_s=as_predicted(request_.folder, slower=1.25)))
+    """Every step takes 1.3 times as long as predicted: errors of -23 %, the same speed-ups."""
+    document = run(request_, PlayedWorker(step_s=as_predicted(request_.folder, slower=1.3)))
     assert not document.passed
-    assert document.summary.bias == pytest.approx(-0.2)
+    assert document.summary.bias == pytest.approx(1 / 1.3 - 1)
     assert {gate.name for gate in document.gates if not gate.passed} == {
         "step-time MAPE",
         "worst step-time error",
         "coverage of 90 % intervals",
     }
     assert {name: entry.bias for name, entry in document.summary_by_workload.items()} == {
-        "light": pytest.approx(-0.2),
-        "heavy": pytest.approx(-0.2),
+        "light": pytest.approx(1 / 1.3 - 1),
+        "heavy": pytest.approx(1 / 1.3 - 1),
     }
 
 

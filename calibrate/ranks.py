@@ -1,0 +1,60 @@
+"""Ranks of one launch: each carries out a task in a copy of itself, which has measured nothing before."""
+
+import datetime as dt
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from torch.distributed import PrefixStore, Store, TCPStore, init_process_group  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
+
+from calibrate.agent import die_with_parent
+from perfmodel.trace.fork import Fork
+
+Result = TypeVar("Result")
+
+_PATIENCE: Final = dt.timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """A rank among those that torchrun started; it has joined no group and waits in the kernel.
+
+    What was measured before in a process changes what comes after: its heap has holes, and the C
+    library has learned to keep memory that a new process gives back. So every task begins anew, as a
+    training does, without the seconds that importing torch takes.
+    """
+
+    rank: int
+    world_size: int
+    store: Store
+
+    @classmethod
+    def open(cls) -> "Ranks":
+        """The rank that torchrun made of this process."""
+        store, rank, world_size = next(rendezvous("env://"))
+        return cls(rank=rank, world_size=world_size, store=store)
+
+    def carry_out(self, act: Callable[[], Result]) -> Result:
+        """What a function returns in a copy of this process; whatever it raises is raised here."""
+
+        def alone() -> Result:
+            die_with_parent()
+            return act()
+
+        with Fork(alone) as copy:
+            return copy.result()
+
+    def meet(self, name: str) -> None:
+        """Wait until all ranks have come to this point."""
+        self.store.set(f"{name}/{self.rank}", "")
+        self.store.wait([f"{name}/{rank}" for rank in range(self.world_size)], _PATIENCE)
+
+
+def join(name: str, *, rank: int, world_size: int) -> None:
+    """Join the gloo group of one task, in the copy that carries it out."""
+    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    init_process_group(
+        "gloo", store=PrefixStore(f"{name}/group", store), rank=rank, world_size=world_size
+    )

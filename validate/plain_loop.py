@@ -1,0 +1,176 @@
+"""The loop that judges: what PyTorch's tutorials do, and a clock around many steps.
+
+``torchrun -m validate.plain_loop WORK_ORDER``: each run of a setting is a new process. Nothing here is
+shared with what calibrates, no clock stands between two steps, and nothing is corrected.
+"""
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.nn.parallel import DistributedDataParallel
+
+from calibrate.agent import die_with_parent
+from calibrate.campaign import DONE_PREFIX
+from calibrate.environment import describe_environment, processor_time, torch_facts
+from calibrate.ranks import Ranks, join
+from calibrate.task import StepTask, WorkOrder
+from perfmodel.documents.base import append_line
+from perfmodel.documents.observation import (
+    EnvironmentObservation,
+    FailedObservation,
+    LoopObservation,
+    Observation,
+    ProcessorObservation,
+)
+from perfmodel.layout.layout import Synchronisation
+from perfmodel.trace.reference import MODELS
+from perfmodel.units import Seconds
+
+_SAMPLES: Final = 512
+_WARM_UP_STEPS: Final = 3
+_WARM_UP_S: Final = 0.3
+_MOST_STEPS: Final = 3000
+
+
+class Training:
+    """A data set of tensors, a model, a loss and an optimizer."""
+
+    def __init__(self, task: StepTask, device: torch.device) -> None:
+        setting = task.setting
+        self.setting = setting
+        samples = max(_SAMPLES, 2 * setting.micro_batch)
+        self.loss: Callable[[Any, Tensor], Tensor] = nn.functional.cross_entropy
+        inputs: tuple[Tensor, ...]
+        make_optimizer: Callable[[Any], torch.optim.Optimizer]
+        if task.random_model is None:
+            reference = MODELS[setting.workload]
+            module, inputs = reference.build(), (reference.draw_inputs(samples),)
+            targets = torch.randint(0, reference.num_classes, (samples,))
+            make_optimizer = partial(torch.optim.SGD, lr=1e-3, momentum=0.9)
+        else:
+            from validate.random_models import draw  # noqa: PLC0415 - torchvision takes seconds
+
+            model = draw(*task.random_model)
+            module, self.loss = model.sketch.build(), model.sketch.loss
+            inputs = tuple(entry.draw(samples) for entry in model.sketch.inputs)
+            targets = model.sketch.targets.draw(samples)
+            make_optimizer = model.make_optimizer
+        self.module: nn.Module = module.to(device)
+        self.is_wrapped = setting.synchronisation is not Synchronisation.NONE
+        if self.is_wrapped:
+            cap_mb = setting.bucket_cap_mb
+            self.module = DistributedDataParallel(self.module, bucket_cap_mb=cap_mb)
+        self.optimizer: torch.optim.Optimizer = make_optimizer(self.module.parameters())
+        self.tensors = (*inputs, targets)
+        self.device = device
+        self.batches = self._shuffled()
+
+    def _shuffled(self) -> Iterator[list[Tensor]]:
+        """Batches, in a new order in every epoch."""
+        while True:
+            order = torch.randperm(len(self.tensors[0]))
+            for rows in torch.split(order, self.setting.micro_batch):
+                if len(rows) == self.setting.micro_batch:
+                    yield [tensor[rows].to(self.device) for tensor in self.tensors]
+
+    def seconds(self, num_steps: int) -> tuple[Seconds, float]:
+        """How long so many steps take, and the last loss. [s]"""
+        accumulation = self.setting.accumulation
+        started_s = time.perf_counter()
+        for _ in range(num_steps):
+            self.optimizer.zero_grad()
+            for micro in range(accumulation):
+                *inputs, targets = next(self.batches)
+                waits = self.is_wrapped and micro < accumulation - 1
+                with self.module.no_sync() if waits else nullcontext():  # type: ignore[operator]
+                    loss = self.loss(self.module(*inputs), targets)
+                    shared = loss / accumulation if accumulation > 1 else loss
+                    shared.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+        last = loss.item()  # a GPU has done all steps by then
+        return time.perf_counter() - started_s, last
+
+
+def train(task: StepTask, device_kind: str, rank: int) -> tuple[Seconds, int]:
+    """Seconds per step of the slowest rank, and over how many steps."""
+    setting = task.setting
+    is_grouped = setting.synchronisation is not Synchronisation.NONE
+    if is_grouped:
+        join(task.name, rank=rank, world_size=setting.world_size)
+
+    def slowest(value: float) -> float:
+        box = torch.tensor(value, dtype=torch.float64)
+        if is_grouped:
+            dist.all_reduce(box, dist.ReduceOp.MAX)
+        return box.item()
+
+    device = torch.device(device_kind, rank) if device_kind == "cuda" else torch.device("cpu")
+    torch.manual_seed(rank)
+    training = Training(task, device)
+    spent_s, steps = 0.0, 0
+    while steps < _WARM_UP_STEPS or slowest(spent_s) < _WARM_UP_S:
+        step_s, _ = training.seconds(1)
+        spent_s, steps = spent_s + step_s, steps + 1
+    num_steps = min(_MOST_STEPS, max(task.min_steps, round(task.target_s / slowest(step_s))))
+    total_s, loss = training.seconds(num_steps)
+    if not math.isfinite(loss):
+        raise ArithmeticError(f"the loss is {loss} after {steps + num_steps} steps")
+    return slowest(total_s) / num_steps, num_steps
+
+
+@record
+def main() -> None:
+    """Carry out the work order named on the command line, each run in a process of its own."""
+    die_with_parent()
+    order = WorkOrder.read(Path(sys.argv[1]))
+
+    ranks, output = Ranks.open(), Path(order.output)
+    if ranks.rank == 0:
+        facts: dict[str, Any] = dict(describe_environment(torch_facts(), observe_s=0.0))
+        seen = EnvironmentObservation(task=f"environment-{time.time_ns()}", round=0, facts=facts)
+        append_line(output, seen.model_dump_json())
+    for task in order.tasks:
+        assert isinstance(task, StepTask), task
+        start, started_utc = processor_time(), time.time()
+        found: Observation
+        if ranks.rank < task.setting.world_size:
+            try:
+                step_s, num_steps = ranks.carry_out(
+                    partial(train, task, order.device_kind, ranks.rank)
+                )
+                found = LoopObservation(
+                    task=task.name,
+                    round=task.round,
+                    started_utc=started_utc,
+                    setting=task.setting,
+                    step_s=step_s,
+                    num_steps=num_steps,
+                )
+            except Exception as error:  # noqa: BLE001 - one run fails, the others go on
+                reason = f"{type(error).__name__}: {error}"
+                found = FailedObservation(
+                    task=task.name, round=task.round, setting=task.setting, reason=reason[:300]
+                )
+        if ranks.rank == 0:
+            spent = processor_time().since(start)
+            busy = ProcessorObservation(
+                task=task.name, round=task.round, busy_s=spent.busy_s, steal_s=spent.steal_s
+            )
+            append_line(output, f"{found.model_dump_json()}\n{busy.model_dump_json()}")
+            sys.stdout.write(f"{DONE_PREFIX}{task.name}\n")
+            sys.stdout.flush()
+        ranks.meet(task.name)
+
+
+if __name__ == "__main__":
+    main()
