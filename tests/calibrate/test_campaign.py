@@ -10,7 +10,6 @@ import pytest
 
 from calibrate.campaign import (
     OBSERVATIONS,
-    PLAN,
     Campaign,
     Progress,
     measure,
@@ -21,7 +20,6 @@ from calibrate.task import StepTask
 from perfmodel.documents.observation import StepObservation, read_observations
 from perfmodel.errors import (
     IncomparableRuns,
-    Interrupted,
     MeasurementFailed,
     PerfModelError,
     UsageError,
@@ -105,15 +103,6 @@ def test_after_a_crash_only_the_missing_tasks_run(campaign: Campaign, num_finish
     assert measured_tasks(campaign) == kept + worker.finished
 
 
-def test_resuming_what_is_complete_starts_nothing(campaign: Campaign) -> None:
-    run(campaign, PlayedWorker())
-    assert run(campaign, PlayedWorker(), resume=True).calls == []
-
-
-def test_resuming_what_was_never_begun_begins(campaign: Campaign) -> None:
-    assert len(run(campaign, PlayedWorker(), resume=True).calls) == 2
-
-
 # A whole observation without its end of line may be half of a longer one; 0xc3 is half a letter.
 @pytest.mark.parametrize("torn", [b'{"kind":"step","task":"0-3', b"{", b'{"task":"\xc3'])
 def test_a_half_written_line_is_cut_off_before_resuming(campaign: Campaign, torn: bytes) -> None:
@@ -153,13 +142,6 @@ def test_another_plan_is_refused(campaign: Campaign) -> None:
         run(replace(campaign, plan={"what": "the other"}), PlayedWorker(), resume=True)
 
 
-def test_a_lost_plan_is_refused(campaign: Campaign) -> None:
-    crash_after(campaign, 1)
-    (campaign.folder / PLAN).unlink()
-    with pytest.raises(UsageError, match="another plan"):
-        run(campaign, PlayedWorker(), resume=True)
-
-
 def test_observations_of_another_machine_are_refused(campaign: Campaign) -> None:
     crash_after(campaign, 1)
     elsewhere = replace(campaign, placement=replace(campaign.placement, fingerprint="there"))
@@ -193,11 +175,6 @@ def test_other_lines_of_the_ranks_are_no_progress(campaign: Campaign) -> None:
 
     run(campaign, chat, on_progress=seen.append)
     assert seen == []
-
-
-def test_an_interruption_passes_through_and_the_data_stay(campaign: Campaign) -> None:
-    crash_after(campaign, 5, Interrupted("stopped by the user"))
-    assert measured_tasks(campaign) == ["0-1", "0-2", "0-3", "1-1", "1-2"]
 
 
 def test_a_folder_that_cannot_be_made_is_told_in_one_line(

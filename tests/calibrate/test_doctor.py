@@ -143,37 +143,15 @@ def test_the_block_can_be_pasted() -> None:
     )
     environment["variables"] = {"NCCL_DEBUG": "INFO"}
     environment["host"]["is_virtual"] = True
-    assert render(diagnose(environment), environment=environment) == PASTED
-
-
-PASTED = """\
-host      node1 [0123456789ab], 2026-01-02T03:04:05+00:00
-system    Rocky Linux 9.4, kernel 5.14.0
-CPU       AMD EPYC 9654, 16 of 16 cores usable
-memory    64 GiB
-GPU       2 x NVIDIA H100 80GB HBM3, 80 GiB
-topology  1 pairs NV18
-software  python 3.11.7, torch 2.9.0, torchvision 0.24.0, numpy 2.1.0, cuda_runtime 12.8, \
-cuda_driver 550.54.15, nccl 2.27.5
-commit    unknown
-variables NCCL_DEBUG=INFO
-
-warn  virtual machine
-      why: the host may give cores to neighbours; steal time looks like a straggler
-      do:  prefer a dedicated host; otherwise measure longer and at two times of day
-ok    0.2 of 16 cores busy before the measurement
-ok    CPU governor performance
-ok    60 GiB of 64 GiB memory available
-ok    torch 2.9.0
-ok    2 x NVIDIA H100 80GB HBM3
-ok    no other process on the GPUs
-ok    every GPU reaches every other directly
-ok    16 usable cores for 2 ranks
-
-Fit to be measured, with wider uncertainty: 0 bad, 1 warn, 8 ok"""
-
-
-def test_a_grave_finding_is_in_the_verdict() -> None:
-    environment = plain_environment()
-    environment["software"]["torch"] = None
-    assert "Not fit to be measured: 1 bad" in render(diagnose(environment), environment=environment)
+    block = render(diagnose(environment), environment=environment)
+    for line in (
+        "host      node1 [0123456789ab], 2026-01-02T03:04:05+00:00",
+        "CPU       AMD EPYC 9654, 16 of 16 cores usable",
+        "GPU       2 x NVIDIA H100 80GB HBM3, 80 GiB",
+        "topology  1 pairs NV18",
+        "variables NCCL_DEBUG=INFO",
+        "warn  virtual machine",
+        "      why: the host may give cores to neighbours; steal time looks like a straggler",
+        "Fit to be measured, with wider uncertainty: 0 bad, 1 warn, 8 ok",
+    ):
+        assert line in block.splitlines()

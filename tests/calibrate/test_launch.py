@@ -10,7 +10,6 @@ from calibrate.launch import TorchrunLauncher
 from calibrate.topology import Topology
 from perfmodel.errors import MeasurementFailed, UsageError
 from tests.calibrate.played import ALONE, Ranks, played_launcher, run_ranks
-from tests.fakes import FakeLauncher, LaunchCall
 
 
 @pytest.fixture
@@ -106,22 +105,6 @@ def test_a_node_that_waits_for_others_says_so(launcher: TorchrunLauncher) -> Non
     )
     with pytest.raises(MeasurementFailed, match="each of the 2 nodes"):
         run_ranks(launcher, Ranks(), "hang", topology=topology, stall_s=0.5)
-
-
-def test_a_stall_timeout_of_zero_is_a_mistake(launcher: TorchrunLauncher) -> None:
-    with pytest.raises(ValueError, match="stall_timeout_s"):
-        run_ranks(launcher, Ranks(), "quiet", stall_s=0)
-
-
-def test_a_fake_launcher_records_and_behaves() -> None:
-    def behave(call: LaunchCall) -> None:
-        call.on_line("one")
-
-    fake = FakeLauncher(behave=behave)
-    ranks = Ranks()
-    run_ranks(fake, ranks, "hello")
-    assert ranks.lines == ["one"]
-    assert [(call.arguments, call.topology) for call in fake.calls] == [(("hello",), ALONE)]
 
 
 @pytest.mark.real

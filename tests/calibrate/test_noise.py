@@ -4,13 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.calibrate import PROFILE
 from calibrate.noise import NoiseRequest, measure_noise, noise_of, with_noise
 from perfmodel.documents.observation import TrainingObservation
-from perfmodel.documents.profile import ProfileDocument
 from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, UsageError
 from tests.fakes import FakeLauncher
-from tests.perfmodel.profiles import Machine, as_file, profile
+from tests.perfmodel.profiles import Machine, profile
 
 
 def training(
@@ -74,13 +72,6 @@ def test_a_new_measurement_replaces_that_of_the_same_model_only() -> None:
     assert lenet is not None
     assert mlp is not None
     assert (lenet.noise_scale, mlp.noise_scale) == pytest.approx((50, 96))
-
-
-def test_a_profile_with_noise_reads_back_the_same(tmp_path: Path) -> None:
-    document = with_noise(profile(Machine()), [training(seed=0), training(seed=1)])
-    written = as_file(document)
-    written.write(tmp_path / PROFILE)
-    assert ProfileDocument.read(tmp_path / PROFILE).model_dump() == written.model_dump()
 
 
 @pytest.mark.parametrize(

@@ -68,13 +68,6 @@ def test_runs_that_contradict_each_other_are_named(tmp_path: Path) -> None:
         calibrate_from_runs(table, columns=None, device="A100")
 
 
-def test_runs_of_two_files_that_contradict_each_other_are_named(tmp_path: Path) -> None:
-    for name, step_s in (("a.csv", 1.0), ("b.csv", 3.0)):
-        table_of(tmp_path / name, RUN | {"step_time_s": step_s})
-    with pytest.raises(IncomparableRuns, match=r"a\.csv: line 2 and .*b\.csv: line 2 are the"):
-        read_runs(tmp_path, RunColumns())
-
-
 def test_missing_column_unknown_device_unknown_key(tmp_path: Path) -> None:
     table = write(tmp_path / "runs.csv", step="seconds")
     with pytest.raises(InvalidDocument, match="column step_time_s is missing; needed: layers"):

@@ -4,7 +4,6 @@ import pytest
 
 from calibrate.topology import (
     LaunchFlags,
-    Topology,
     default_ranks,
     expand_node_list,
     expand_task_counts,
@@ -21,6 +20,17 @@ SLURM = {
     "SLURM_NNODES": "2",
     "SLURM_JOB_NODELIST": "n[1-2]",
 }
+STEP = {
+    "SLURM_JOB_ID": "123456",
+    "SLURM_PROCID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_LOCALID": "0",
+    "SLURM_NNODES": "2",
+    "SLURM_STEP_NODELIST": "n[07,09]",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "SLURM_JOB_NODELIST": "n[01-09]",
+}
 TORCHRUN = {
     "RANK": "5",
     "GROUP_RANK": "2",
@@ -32,41 +42,86 @@ TORCHRUN = {
 }
 
 
-def test_nobody_decides() -> None:
-    topology = resolve_topology({}, num_local_devices=4)
-    assert topology == Topology(
-        num_nodes=1,
-        ranks_per_node=4,
-        node_rank=0,
-        master_addr="127.0.0.1",
-        master_port=None,
-        source="single",
+Facts = tuple[str, int, int, int, str, int | None]
+
+
+def resolved(environ: dict[str, str], flags: LaunchFlags | None = None) -> Facts:
+    found = resolve_topology(environ, flags=flags, num_local_devices=8)
+    return (
+        found.source,
+        found.num_nodes,
+        found.ranks_per_node,
+        found.node_rank,
+        found.master_addr,
+        found.master_port,
     )
 
 
-def test_slurm_decides() -> None:
-    topology = resolve_topology(SLURM, num_local_devices=8)
-    assert topology == Topology(
-        num_nodes=2,
-        ranks_per_node=8,
-        node_rank=1,
-        master_addr="n1",
-        master_port=20_005,
-        source="slurm",
-    )
-    assert topology.world_size == 16
+HERE = "127.0.0.1"
 
 
-def test_torchrun_wins_over_slurm() -> None:
-    topology = resolve_topology({**SLURM, **TORCHRUN}, num_local_devices=8)
-    assert topology == Topology(
-        num_nodes=3,
-        ranks_per_node=2,
-        node_rank=2,
-        master_addr="head",
-        master_port=1235,
-        source="torchrun",
+@pytest.mark.parametrize(
+    ("environ", "flags", "expected"),
+    [
+        ({}, None, ("single", 1, 8, 0, HERE, None)),
+        (SLURM, None, ("slurm", 2, 8, 1, "n1", 20_005)),
+        # The step wins over the job; 20000 + 123456 mod 10000 = 23456.
+        (STEP, None, ("slurm", 2, 8, 1, "n07", 23_456)),
+        (SLURM | {"SLURM_TASKS_PER_NODE": "4(x2)"}, None, ("slurm", 2, 4, 1, "n1", 20_005)),
+        # One task per node is how our launcher is started.
+        (SLURM | {"SLURM_TASKS_PER_NODE": "1(x2)"}, None, ("slurm", 2, 8, 1, "n1", 20_005)),
+        (
+            {"SLURM_PROCID": "0", "SLURM_JOB_ID": "7", "SLURM_TASKS_PER_NODE": "4"},
+            None,
+            ("slurm", 1, 4, 0, HERE, None),
+        ),
+        (SLURM | TORCHRUN, None, ("torchrun", 3, 2, 2, "head", 1235)),
+        (
+            TORCHRUN | {"WORLD_SIZE": "2", "GROUP_RANK": "0"},
+            None,
+            ("torchrun", 1, 2, 0, "head", None),
+        ),
+        *(
+            (
+                {k: v for k, v in TORCHRUN.items() if k != name},
+                None,
+                ("single", 1, 8, 0, HERE, None),
+            )
+            for name in ("RANK", "GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        ),
+        # A flag wins; the rest stays, unless the number of nodes contradicts it.
+        (
+            SLURM,
+            LaunchFlags(nproc_per_node=2, master_port=4000),
+            ("flags", 2, 2, 1, "n1", 4000),
+        ),
+        (SLURM, LaunchFlags(nnodes=1), ("flags", 1, 8, 0, HERE, None)),
+        (
+            {},
+            LaunchFlags(nnodes=3, node_rank=2, master_addr="head"),
+            ("flags", 3, 8, 2, "head", 29_500),
+        ),
+    ],
+)
+def test_who_decides(environ: dict[str, str], flags: LaunchFlags | None, expected: Facts) -> None:
+    assert resolved(environ, flags) == expected
+
+
+@pytest.mark.parametrize(
+    ("devices", "default", "asked", "shared", "ranks"),
+    [(64, 8, None, False, 8), (64, 8, 16, False, 16), (2, None, 9, True, 9)],
+)
+def test_ranks_follow_flag_default_and_devices(
+    *, devices: int, default: int | None, asked: int | None, shared: bool, ranks: int
+) -> None:
+    topology = resolve_topology(
+        {},
+        flags=LaunchFlags(nproc_per_node=asked),
+        num_local_devices=devices,
+        default_ranks_per_node=default,
+        allow_oversubscription=shared,
     )
+    assert topology.ranks_per_node == ranks
 
 
 def test_under_torchrun_the_first_rank_of_a_node_supervises() -> None:
@@ -80,44 +135,6 @@ def test_ranks_do_not_inherit_the_outer_torchrun() -> None:
     outer = {**TORCHRUN, "TORCHELASTIC_RUN_ID": "x", "ROLE_RANK": "0", "GROUP_WORLD_SIZE": "3"}
     assert without_torchrun({**kept, **outer}) == kept
     assert without_torchrun({**kept, "MASTER_PORT": "1"}) == {**kept, "MASTER_PORT": "1"}
-
-
-def test_one_node_under_torchrun_needs_no_port() -> None:
-    environ = {**TORCHRUN, "WORLD_SIZE": "2", "GROUP_RANK": "0"}
-    topology = resolve_topology(environ, num_local_devices=8)
-    assert (topology.num_nodes, topology.master_port) == (1, None)
-
-
-@pytest.mark.parametrize("missing", ["RANK", "GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"])
-def test_half_of_torchruns_variables_are_none(missing: str) -> None:
-    environ = {name: value for name, value in TORCHRUN.items() if name != missing}
-    assert resolve_topology(environ, num_local_devices=8).source == "single"
-
-
-def test_a_flag_wins_over_slurm_and_the_rest_stays() -> None:
-    flags = LaunchFlags(nproc_per_node=2, master_port=4000)
-    topology = resolve_topology(SLURM, flags=flags, num_local_devices=8)
-    assert (topology.num_nodes, topology.ranks_per_node) == (2, 2)
-    assert (topology.node_rank, topology.master_addr, topology.master_port) == (1, "n1", 4000)
-    assert topology.source == "flags"
-
-
-def test_one_node_of_a_slurm_job() -> None:
-    topology = resolve_topology(SLURM, flags=LaunchFlags(nnodes=1), num_local_devices=8)
-    assert (topology.num_nodes, topology.node_rank, topology.master_port) == (1, 0, None)
-
-
-def test_flags_alone_describe_several_nodes() -> None:
-    flags = LaunchFlags(nnodes=3, node_rank=2, master_addr="head")
-    topology = resolve_topology({}, flags=flags, num_local_devices=8)
-    assert (topology.num_nodes, topology.node_rank, topology.master_port) == (3, 2, 29_500)
-
-
-def test_the_default_number_of_ranks_leaves_room_for_a_flag() -> None:
-    assert resolve_topology({}, num_local_devices=64, default_ranks_per_node=8).ranks_per_node == 8
-    flags = LaunchFlags(nproc_per_node=16)
-    topology = resolve_topology({}, flags=flags, num_local_devices=64, default_ranks_per_node=8)
-    assert topology.ranks_per_node == 16
 
 
 @pytest.mark.parametrize(
@@ -137,25 +154,12 @@ def test_contradictory_flags_are_refused(flags: LaunchFlags, words: str) -> None
         resolve_topology({}, flags=flags, num_local_devices=8)
 
 
-def test_ranks_may_share_a_device_if_asked() -> None:
-    topology = resolve_topology(
-        {}, flags=LaunchFlags(nproc_per_node=9), num_local_devices=2, allow_oversubscription=True
-    )
-    assert topology.ranks_per_node == 9
-
-
 def test_uneven_slurm_tasks_need_a_flag() -> None:
     environ = {**SLURM, "SLURM_TASKS_PER_NODE": "4,2"}
     with pytest.raises(UsageError, match=r"same on every node, got \(4, 2\)"):
         resolve_topology(environ, num_local_devices=8)
     flags = LaunchFlags(nproc_per_node=2)
     assert resolve_topology(environ, flags=flags, num_local_devices=8).ranks_per_node == 2
-
-
-@pytest.mark.parametrize(("text", "ranks"), [("4(x2)", 4), ("1(x2)", 8)])
-def test_one_task_per_node_means_our_launcher(text: str, ranks: int) -> None:
-    environ = {**SLURM, "SLURM_TASKS_PER_NODE": text}
-    assert resolve_topology(environ, num_local_devices=8).ranks_per_node == ranks
 
 
 def test_an_unreadable_torchrun_variable_is_named() -> None:
@@ -169,19 +173,6 @@ def test_an_unreadable_torchrun_variable_is_named() -> None:
 )
 def test_default_ranks(kind: str, num_devices: int, ranks: int) -> None:
     assert default_ranks(kind, num_devices=num_devices) == ranks
-
-
-STEP = {
-    "SLURM_JOB_ID": "123456",
-    "SLURM_PROCID": "1",
-    "SLURM_NODEID": "1",
-    "SLURM_LOCALID": "0",
-    "SLURM_NNODES": "2",
-    "SLURM_STEP_NODELIST": "n[07,09]",
-    "SLURM_STEP_NUM_NODES": "2",
-    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
-    "SLURM_JOB_NODELIST": "n[01-09]",
-}
 
 
 @pytest.mark.parametrize(
@@ -232,21 +223,6 @@ def test_task_counts_expand(text: str, counts: tuple[int, ...]) -> None:
 def test_broken_task_counts_are_a_clear_error(text: str) -> None:
     with pytest.raises(UsageError, match=r"tasks per node must look like '2\(x3\),1'"):
         expand_task_counts(text)
-
-
-def test_the_nodes_of_the_step_win_over_those_of_the_job_and_the_port_follows_it() -> None:
-    """20000 + 123456 mod 10000 = 23456."""
-    topology = resolve_topology(STEP, num_local_devices=4)
-    assert (topology.num_nodes, topology.node_rank, topology.ranks_per_node) == (2, 1, 4)
-    assert (topology.master_addr, topology.master_port) == ("n07", 23_456)
-    neighbour = resolve_topology({**STEP, "SLURM_JOB_ID": "123457"}, num_local_devices=4)
-    assert neighbour.master_port == 23_457
-
-
-def test_a_job_on_one_node_is_a_slurm_job() -> None:
-    environ = {"SLURM_PROCID": "0", "SLURM_JOB_ID": "7", "SLURM_TASKS_PER_NODE": "4"}
-    topology = resolve_topology(environ, num_local_devices=8)
-    assert (topology.source, topology.num_nodes, topology.ranks_per_node) == ("slurm", 1, 4)
 
 
 @pytest.mark.parametrize(

@@ -90,18 +90,6 @@ def test_a_lock_that_cannot_be_made_is_no_reason_not_to_measure(tmp_path: Path) 
     assert waits == []
 
 
-def test_an_error_inside_passes_through_and_frees_the_machine(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    waits: list[str] = []
-    with (
-        pytest.raises(RuntimeError, match="inside"),
-        machine_to_itself(waits.append, path=path),
-    ):
-        raise RuntimeError("inside")
-    assert waits == []
-    assert not machine_is_held(path)
-
-
 def test_the_lock_of_the_machine_can_be_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
