@@ -103,27 +103,23 @@ def repeatability(repetitions: Sequence[Repetition]) -> Repeatability:
         run^2   = mean square of what remains after the means of settings and of rounds
         round^2 = variance of the rounds' means - run^2 / settings per round, not below 0
     """
-    deviations: list[tuple[int, int, float]] = []
+    by_round: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for setting, group in by_setting(repetitions).items():
         logs = _logs([entry.step_s for entry in group])
-        deviations += [
-            (entry.round, setting.world_size, float(value))
-            for entry, value in zip(group, logs - logs.mean(), strict=True)
-            if len(group) > 1
-        ]
-    by_round: dict[int, list[float]] = defaultdict(list)
-    for index, _, value in deviations:
-        by_round[index].append(value)
-    means = {index: float(np.mean(values)) for index, values in by_round.items()}
+        if len(group) > 1:
+            for entry, value in zip(group, logs - logs.mean(), strict=True):
+                by_round[entry.round].append((setting.world_size, float(value)))
     squares: dict[int, list[float]] = defaultdict(list)
-    for index, world_size, value in deviations:
-        squares[world_size].append((value - means[index]) ** 2)
+    means = []
+    for deviations in by_round.values():
+        means.append(float(np.mean([value for _, value in deviations])))
+        for world_size, value in deviations:
+            squares[world_size].append((value - means[-1]) ** 2)
     # Both means take degrees of freedom: of each setting one, of each round one.
-    num_settings = max(1, len(deviations) // max(1, len(means)))
+    num_settings = max(1, sum(map(len, by_round.values())) // max(1, len(means)))
     left = (1 - 1 / max(2, len(means))) * (1 - 1 / max(2, num_settings))
     run = {n: math.sqrt(float(np.mean(found)) / left) for n, found in sorted(squares.items())}
     if len(means) < _MINIMUM_ROUNDS:
         return Repeatability(run=run, round=_ASSUMED_ROUND)
     noise = float(np.mean([value**2 for value in run.values()])) / num_settings
-    variance = float(np.var([*means.values()], ddof=1)) - noise
-    return Repeatability(run=run, round=math.sqrt(max(0.0, variance)))
+    return Repeatability(run=run, round=math.sqrt(max(0.0, float(np.var(means, ddof=1)) - noise)))

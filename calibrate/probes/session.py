@@ -83,11 +83,6 @@ class Session:
         dist.broadcast_object_list(box, src=0, group=self.control[world_size])
         return box[0]
 
-    def agree_on_largest(self, value: Any, *, key: Callable[[Any], float]) -> Any:
-        """The largest value of all ranks, on all ranks."""
-        found = self.gather(value, world_size=self.world_size)
-        return self.agree(max(found, key=key, default=value), world_size=self.world_size)
-
     def synchronise(self) -> None:
         """Wait until the device has nothing left to do."""
         if self.asynchronous:

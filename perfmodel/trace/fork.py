@@ -38,16 +38,10 @@ class Fork(Generic[Result]):
         self._child.join()
 
     def result(self, *, within_s: Seconds | None = None) -> Result:
-        """What the function returned, once it has.
+        """What the function returned; whatever it raised is raised here.
 
-        Raises
-        ------
-        TimeoutError
-            If the copy has not answered within so long from now. [s]
-        RuntimeError
-            If the copy ended without an answer.
-        Exception
-            Whatever the function raised.
+        ``TimeoutError`` if it has not answered within so long from now [s], ``RuntimeError`` if it ended
+        without an answer.
         """
         if not self._answer.poll(within_s):
             raise TimeoutError(

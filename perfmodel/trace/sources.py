@@ -27,20 +27,7 @@ def find_source(
     """The model that a user names.
 
     A reference model hides a model of torchvision of the same name; ``torchvision:NAME`` reaches that.
-
-    Parameters
-    ----------
-    option
-        Where the user named it, for the error.
-    others
-        Names that the option knows besides.
-
-    Raises
-    ------
-    UsageError
-        If there is no such model or file; a name brings the nearest ones.
-    UntraceableModel
-        If a factory or a configuration cannot be read.
+    ``option`` is where the user named it, ``others`` are names that it knows besides.
     """
     if text.endswith(".json"):
         from perfmodel.trace.huggingface import huggingface_source  # noqa: PLC0415 - on demand

@@ -133,12 +133,7 @@ def _without_initialisation() -> AbstractContextManager[None]:
 def record_step(model: TrainedModel, micro_batch: int) -> RecordedStep:
     """Forward, loss, backward and optimizer once, as recorded operators and the memory between them.
 
-    Optimizer states are there from the start.
-
-    Raises
-    ------
-    UntraceableModel
-        With module and operator, if the model raises or asks for data.
+    Optimizer states are there from the start. ``UntraceableModel`` names module and operator.
     """
     model.optimizer.zero_grad(set_to_none=True)
     paths = ModulePaths(model.module)

@@ -25,7 +25,6 @@ from perfmodel.units import Bytes
 from perfmodel.workload.memory import Block, Moment, Part, PartBytes, StepMemory, upper_envelope
 from perfmodel.workload.operator import ELEMENT_BYTES, Call, Operator, Phase, TensorSpec
 from perfmodel.workload.step import (
-    Affine,
     AffineBytes,
     Dimension,
     StepMethod,
@@ -61,19 +60,8 @@ def trace_model(
     """Trace one optimizer step at a micro-batch and at twice as many samples.
 
     Batches of one are never traced: normalisation refuses them, and their layouts are ambiguous.
-
-    Parameters
-    ----------
-    beside
-        Whether the second batch is traced at the same time, in a copy of this process, where that works:
-        for processes that have used no CUDA device and hold no locks.
-
-    Raises
-    ------
-    UsageError
-        If the kernels of a device are asked for that this machine lacks.
-    UntraceableModel
-        If the model cannot be built, run without data, or scaled with the batch.
+    ``beside`` traces the second batch at the same time in a copy of this process, where that works: for
+    processes that have used no CUDA device and hold no locks.
     """
     if method.device_kind == "cuda" and not torch.cuda.is_available():
         raise UsageError(
@@ -126,19 +114,16 @@ def _joined_step(model: TrainedModel, first: RecordedStep, second: RecordedStep)
             f"{source.name}: gradients become ready in another order at micro-batch "
             f"{second.micro_batch} than at {first.micro_batch}; make the model independent of the batch"
         )
-    saved = through(
-        ((first.micro_batch, first.saved_bytes), (second.micro_batch, second.saved_bytes))
-    )
-    line = saved if isinstance(saved, Affine) else Affine(constant=saved, per_sample=0)
+    batches = first.micro_batch, second.micro_batch
     return SymbolicStep(
-        traced_micro_batches=(first.micro_batch, second.micro_batch),
+        traced_micro_batches=batches,
         sample=first.sample,
         method=model.method,
         tensors=tensors,
         operators=operators,
         segments=compressed(calls),
         parameters=_parameters(module, first.ready_after),
-        saved=AffineBytes(constant_bytes=line.constant, per_sample_bytes=line.per_sample),
+        saved=_line(batches, first.saved_bytes, second.saved_bytes),
         buffer_bytes=sum(b.nbytes for b in module.buffers()),
         frozen_bytes=sum(p.nbytes for p in module.parameters() if not p.requires_grad),
         caveats=source.caveats,
@@ -175,7 +160,15 @@ def _joined_calls(
                     name=one.name,
                     inputs=positions(one.inputs, other.inputs),
                     outputs=positions(one.outputs, other.outputs),
-                    arguments=_joined_arguments(one.arguments, other.arguments, batches),
+                    arguments=one.arguments
+                    if one.arguments == other.arguments
+                    else json.dumps(
+                        merged_arguments(
+                            json.loads(one.arguments),
+                            json.loads(other.arguments),
+                            micro_batches=batches,
+                        )
+                    ),
                     mutated=one.mutated,
                     view=one.view,
                 )
@@ -209,13 +202,6 @@ def _joined_calls(
         operator = first.operators[at.operator]
         calls.append(joined(at, operator, operator))
     return tuple(tensors), tuple(operators), calls
-
-
-def _joined_arguments(one: str, other: str, batches: tuple[int, int]) -> str:
-    if one == other:
-        return one
-    merged = merged_arguments(json.loads(one), json.loads(other), micro_batches=batches)
-    return json.dumps(merged)
 
 
 def _joined_tensor(one: TensorSpec, other: TensorSpec, batches: tuple[int, int]) -> SymbolicTensor:
