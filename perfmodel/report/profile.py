@@ -140,7 +140,7 @@ def steps_table(profile: MeasuredMachine) -> Table:
     """Whole steps as calibration measured them."""
     return table(
         "Steps measured",
-        profile.steps,
+        sorted(profile.steps, key=lambda s: (s.workload, s.micro_batch, s.world_size)),
         {
             "<Workload": "workload",
             "Devices": "world_size",
