@@ -12,12 +12,14 @@ from calibrate.task import (
     CollectiveTask,
     ComputeTask,
     LayersTask,
+    LayoutTask,
     OverlapTask,
     ReplayTask,
     StepTask,
     Task,
     TraceTask,
 )
+from perfmodel.documents.observation import StackSpec
 from perfmodel.errors import UsageError
 from perfmodel.layout.layout import Synchronisation
 from perfmodel.layout.run_setting import RunSetting
@@ -280,7 +282,11 @@ class Experiment:
         once: Iterable[Task] = (*self._traces(), *self._compute()) if index == 0 else ()
         checkpoints = [*self._checkpoints(index)]
         operators = _interleave([*self._layers(index)], [*self._replays(index)])
-        others = _interleave([*collectives, *self._overlaps(index), *checkpoints], operators)
+        layouts = [*self._layouts(index)]
+        shuffle.shuffle(layouts)
+        others = _interleave(
+            [*collectives, *self._overlaps(index), *checkpoints], [*operators, *layouts]
+        )
         return (*once, *_interleave(steps, others))
 
     def _layers(self, index: int) -> Iterable[Task]:
@@ -352,7 +358,8 @@ class Experiment:
             )
 
     def _collectives(self, index: int) -> Iterable[Task]:
-        names = ("all_reduce", "broadcast") if index else _COLLECTIVES_ONCE
+        # DDP needs two kinds of them, other layouts the rest.
+        names = _COLLECTIVES if index % 2 == 0 else _COLLECTIVES[:2]
         for world_size in self.world_sizes:
             for collective in names if world_size > 1 else ():
                 if collective == "send_recv" and world_size != 2:
@@ -366,6 +373,24 @@ class Experiment:
                         size_bytes=size_bytes,
                         target_s=self.budget.repetition_s / 3,
                     )
+
+    def _layouts(self, index: int) -> Iterable[Task]:
+        """Small stacks under every family of layouts: what their own code costs."""
+        layouts = [
+            layout.format(n=world_size, twice=2 * world_size)
+            for world_size in self.world_sizes
+            for layout in (_LAYOUTS if world_size > 1 else ("dp=1",))
+        ]
+        for stack in _STACKS if index % 2 == 0 else ():
+            for layout in layouts:
+                yield LayoutTask(
+                    name=f"{index}: {layout} {stack.layers}x{stack.width}",
+                    round=index,
+                    stack=stack,
+                    layout=f"{layout} micro_batch={_STACK_BATCH}",
+                    target_s=self.budget.repetition_s,
+                    traced=index == 0 and layout == "dp=1",
+                )
 
     def _sizes(self, collective: str) -> tuple[int, ...]:
         """Of one collective; what a contract promises is an all-reduce of a gigabyte between GPUs."""
@@ -384,7 +409,15 @@ class Experiment:
                 )
 
 
-_COLLECTIVES_ONCE: Final = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "send_recv")
+#: Layers that hardly compute, with few bytes and with many, and some between.
+_STACKS: Final = (
+    StackSpec(layers=8, width=64, tokens=16, head=16),
+    StackSpec(layers=4, width=512),
+    StackSpec(layers=4, width=256, tokens=32, head=32),
+)
+_STACK_BATCH: Final = 4
+_LAYOUTS: Final = ("fsdp={n}", "dp={n} zero=1", "tp={n}", "pp={n} accumulation={twice}")
+_COLLECTIVES: Final = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "send_recv")
 
 
 def _parts(layers: Sequence[Layer], size: int) -> list[tuple[Layer, ...]]:

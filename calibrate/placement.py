@@ -23,6 +23,8 @@ from perfmodel.errors import CalibrationUnavailable, UsageError
 from perfmodel.machine.measured import MeasuredMachine
 
 _THREADS: Final = "OMP_NUM_THREADS"
+#: Ranks that may share a core if the user asks for so many: they show what a layout of more ranks costs.
+_RANKS_PER_CORE: Final = 2
 #: Variables that change what is measured: a validation sets those of its calibration.
 _GOVERNING: Final = (_THREADS, "MALLOC_")
 
@@ -105,7 +107,8 @@ def place(
         flags=flags,
         num_local_devices=num_devices,
         default_ranks_per_node=default_ranks(device_kind, num_devices=num_devices),
-        allow_oversubscription=may_share_cores and device_kind == "cpu",
+        allow_oversubscription=device_kind == "cpu"
+        and (may_share_cores or (flags.nproc_per_node or 0) <= _RANKS_PER_CORE * num_devices),
     )
     if conditions is None:
         conditions = chosen_conditions(os.environ, topology=topology)

@@ -6,6 +6,8 @@ from pydantic import Field
 
 from calibrate.layers import Layer
 from perfmodel.documents.base import Document, Record
+from perfmodel.documents.observation import StackSpec
+from perfmodel.layout.layout import parse_layout
 from perfmodel.layout.run_setting import RunSetting
 
 
@@ -122,6 +124,26 @@ class TrainingTask(Record):
     """It is read whenever the steps have grown by this factor."""
 
 
+class LayoutTask(Record):
+    """Train a stack of layers under a layout for a while."""
+
+    kind: Literal["layout"] = "layout"
+    name: str
+    round: int
+    stack: StackSpec
+    layout: str
+    """In the grammar of layouts, the micro-batch in it."""
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    target_s: float
+    traced: bool = False
+    """Whether the stack is traced as well."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that it takes."""
+        return parse_layout(self.layout).world_size
+
+
 Task = Annotated[
     TraceTask
     | StepTask
@@ -131,7 +153,8 @@ Task = Annotated[
     | ReplayTask
     | LayersTask
     | CheckpointTask
-    | TrainingTask,
+    | TrainingTask
+    | LayoutTask,
     Field(discriminator="kind"),
 ]
 

@@ -33,6 +33,7 @@ from calibrate.task import (
     CollectiveTask,
     ComputeTask,
     LayersTask,
+    LayoutTask,
     OverlapTask,
     ReplayTask,
     StepTask,
@@ -47,6 +48,7 @@ from perfmodel.documents.observation import (
     CollectiveObservation,
     ComputeObservation,
     EnvironmentObservation,
+    LayoutObservation,
     Observation,
     OperatorsObservation,
     OverlapObservation,
@@ -222,6 +224,23 @@ def _compute(session: Session, task: ComputeTask) -> ComputeObservation:
     )
 
 
+def _layout(session: Session, task: LayoutTask) -> LayoutObservation:
+    from calibrate.probes.strategies import measure_layout, trace_stack  # noqa: PLC0415 - slow imports
+
+    mine = measure_layout(session, task)
+    gathered = session.gather(mine, world_size=task.world_size)
+    is_traced = task.traced and session.rank == 0
+    return LayoutObservation(
+        task=task.name,
+        round=task.round,
+        stack=task.stack,
+        layout=task.layout,
+        optimizer=task.optimizer,
+        step_s=tuple(map(tuple, gathered)),
+        **(trace_stack(task, session.device.type) if is_traced else {}),
+    )
+
+
 _PROBES: Final[dict[type[Any], Callable[[Session, Any], Observation]]] = {
     StepTask: _steps,
     CollectiveTask: _collective,
@@ -232,6 +251,7 @@ _PROBES: Final[dict[type[Any], Callable[[Session, Any], Observation]]] = {
     LayersTask: _layers,
     CheckpointTask: measure_checkpoint,
     TrainingTask: measure_training,
+    LayoutTask: _layout,
 }
 
 

@@ -72,7 +72,7 @@ validate memory: batches models out
 validate models: budget out profile resume seed soon
 validate network: budget mbit minutes out resume seed
 validate published: FILE data json sources
-validate strategies: minutes out resume seed
+validate strategies: budget out profile resume seed
 validate testbed: budget minutes out resume seed
 whatif: against batch cluster device device-memory devices devices-per-node fields json layout
     model output profile scaling sequence-length set validation verbose workload

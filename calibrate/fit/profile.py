@@ -10,6 +10,7 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from calibrate.fit.ddp import fit_bucket_costs, fit_ddp, left_out_errors
+from calibrate.fit.layouts import fit_layouts
 from calibrate.fit.operators import fit_operators
 from calibrate.fit.steps import fit_workload, single_steps, with_device_streams
 from calibrate.summary import by_setting, estimate, repeatability, repetition
@@ -19,6 +20,7 @@ from perfmodel.documents.observation import (
     CollectiveObservation,
     ComputeObservation,
     EnvironmentObservation,
+    LayoutObservation,
     Observation,
     OverlapObservation,
     StepObservation,
@@ -70,10 +72,11 @@ def fit_profile(
         undetermined=_undetermined(draft, num_nodes=num_nodes),
     )
     operators = fit_operators(observations, workloads=draft.workloads, rates=draft.rates)
+    fitted = _with_ddp(replace(draft, operators=operators), steps, seed=provenance.seed)
     return ProfileDocument(
         provenance=provenance,
         observations_sha256=file_sha256(observations_path),
-        machine=_with_ddp(replace(draft, operators=operators), steps, seed=provenance.seed),
+        machine=replace(fitted, layouts=fit_layouts(fitted, _of(observations, LayoutObservation))),
     )
 
 

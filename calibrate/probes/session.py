@@ -28,6 +28,10 @@ class Session:
     """Gloo group of the first ``n`` ranks, by ``n``."""
     data: dict[int, dist.ProcessGroup]
     """Group of the first ``n`` ranks on the backend of the device, by ``n``."""
+    backend: str = "gloo"
+    """Of the device."""
+    groups: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
+    """Other groups of the device's backend, by their ranks."""
     models: dict[Any, Any] = field(default_factory=dict)
     """Models and optimizers that were built, by whatever distinguishes them."""
     observations: Path | None = None
@@ -49,6 +53,7 @@ class Session:
             device=device,
             control=control,
             data=data,
+            backend=backend,
         )
 
     @property

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from perfmodel.answer.question import Answer, Question
-from perfmodel.cost.machine import SEED, CostModel, borrowed_profile, model_form
+from perfmodel.cost.machine import SEED, CostModel, borrowed_profile, crowded, model_form
 from perfmodel.cost.measured import (
     beside,
     form_factors,
@@ -27,7 +27,7 @@ from perfmodel.layout.layout import Layout
 from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload, TracedWorkload
 from perfmodel.statistics import Interval
-from perfmodel.step.program import Cause, Interference, StepProgram, Stream
+from perfmodel.step.program import Cause, Interference, StepProgram, Stream, Trace
 from perfmodel.units import Bytes
 from perfmodel.workload.workload import Workload
 
@@ -185,7 +185,7 @@ def measured_answer(question: Question) -> Answer:
         program, [(terms, case_s) for case_s in cases_s]
     )
     factors = _uncertainty(question, model)
-    sharing = _sharing(question, costs, model)
+    sharing = _sharing(question, costs, model) * crowding(question, trace)
     draws_s = step_s * sharing * factors
     return Answer(
         question=question,
@@ -218,6 +218,9 @@ def measured_steps_s(questions: Sequence[Question]) -> list[Samples]:
     for index, (question, costs) in enumerate(zip(questions, every, strict=True)):
         model = cost_model(_parts(question)[0], question.cluster, costs.durations_s.shape[1])
         sharing = _sharing(question, costs, model)
+        if question.layout.pp > 1:
+            nominal_s = costs.durations_s[:, :1].T
+            sharing *= crowding(question, simulate(costs.program, nominal_s))
         found.append(draws_s[index] * sharing * _uncertainty(question, model))
     return found
 
@@ -335,6 +338,31 @@ def _uncertainty(question: Question, model: CostModel) -> Samples:
     spread = again.common(machine.num_rounds, question.num_repetitions)
     factors: Samples = np.exp(spread * common) * form
     return factors
+
+
+def crowding(question: Question, trace: Trace) -> float:
+    """Factor on a pipelined step by how many stages compute at once.
+
+    Ranks share processors and the path to memory. What all of them do at an instant is slowed alike, so that
+    time passes more slowly: with k(t) stages at work at instant t of the step with one,
+
+        step = integral of slowdown(k(t)) dt
+    """
+    _, workload, layout = _parts(question)
+    if layout.pp == 1:
+        return 1.0
+    slowdowns = crowded(
+        workload, layout.micro_batch, layout.world_size // layout.pp, most=layout.pp
+    )
+    works = [o.stream is Stream.COMPUTE for o in trace.program.operations]
+    starts_s, ends_s = trace.start_s[0][works], trace.end_s[0][works]
+    at_s = np.concatenate([starts_s, ends_s])
+    change = np.concatenate([np.ones_like(starts_s), -np.ones_like(ends_s)])
+    order = np.argsort(at_s, kind="stable")
+    busy = np.clip(np.cumsum(change[order])[:-1], 1, layout.pp).astype(int)
+    spans_s = np.diff(at_s[order])
+    stretched_s = float(np.sum(spans_s * (np.array(slowdowns)[busy - 1] - 1)))
+    return 1 + stretched_s / trace.step_s
 
 
 def _largest_all_reduce(program: StepProgram) -> Bytes:

@@ -1,8 +1,9 @@
 """``perfmodel validate`` and its sub-commands: fresh runs that judge the predictions."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -16,6 +17,9 @@ from perfmodel.cli.output import (
 )
 from perfmodel.errors import UsageError
 
+if TYPE_CHECKING:
+    from perfmodel.documents.workload import WorkloadDocument
+
 _BUDGET = typer.Option(help="quick or standard.")
 _SOON = typer.Option(
     help="Run now: by default the runs begin at least 20 minutes after the calibration."
@@ -24,6 +28,8 @@ _SEED_OF_MODELS = typer.Option(help="Which models are drawn; default: others eve
 _BUDGET_BATCH = typer.Option(
     help="quick, standard or thorough: about 4, 10 or 90 minutes for lenet."
 )
+_BUDGET_STRATEGIES = typer.Option(help="quick or standard: about 4 or 14 minutes.")
+_NEW_SEED = typer.Option(help="Which stacks are drawn; default: a new one, or that of the folder.")
 _BUDGET_TESTBED = typer.Option(help="quick or standard: about 5 or 25 minutes.")
 _BUDGET_NETWORK = typer.Option(
     help="quick or standard: about 3 or 6 minutes; blind: predictions on disk before runs."
@@ -205,20 +211,47 @@ def validate_published(
 
 def validate_strategies(
     *,
+    profile: opt.Profile = opt.DEFAULT_PROFILE,
+    budget: Annotated[str, _BUDGET_STRATEGIES] = "standard",
     out: opt.Folder = Path("runs/strategies"),
     resume: opt.Resume = False,
-    seed: opt.Seed = 1,
-    minutes: opt.Limit = None,
+    seed: Annotated[int | None, _NEW_SEED] = None,
 ) -> None:
-    """Run strategies on 2 to 4 ranks over shaped links and print the model's own error."""
+    """Train stacks of layers with FSDP2, ZeRO, TP and PP and print the error of what the profile predicts."""
+    from calibrate.launch import TorchrunLauncher
+    from perfmodel.cli.tracing import traced_document
+    from perfmodel.documents.profile import ProfileDocument
     from perfmodel.report.validation import strategies_tables
     from perfmodel.report.wording import gate_lines
-    from validate.testbed import strategies as use_case
-    from validate.testbed.campaign import CampaignRequest
+    from perfmodel.workload.step import StepMethod
+    from validate import strategies as use_case
 
-    request = CampaignRequest(folder=out, seed=seed, resume=resume, limit_s=minutes)
-    with measurement("strategies") as on_progress:
-        document = use_case.validate_strategies(request, on_progress=on_progress)
+    machine = ProfileDocument.read(profile).machine
+
+    def trace(model: str, optimizer: str) -> "WorkloadDocument":
+        method = StepMethod(
+            optimizer=optimizer,
+            optimizer_implementation="foreach",
+            precision="fp32",
+            checkpointing="none",
+            device_kind=machine.device_kind,
+        )
+        return traced_document(
+            model, method, micro_batch=8, image_size=None, sequence_length=None, argv=sys.argv
+        )
+
+    request = use_case.StrategiesRequest(
+        profile=machine,
+        folder=out,
+        budget=budget,
+        seed=use_case.chosen_seed(out, seed),
+        resume=resume,
+        trace=trace,
+    )
+    with measurement("validate") as on_progress:
+        document = use_case.validate_strategies(
+            request, TorchrunLauncher(), on_progress=on_progress
+        )
     show(*strategies_tables(document))
     show_lines([*gate_lines(document.gates), f"strategies: {out / use_case.VERDICT}"])
     refuse_failed_gates("validate strategies", document.gates)

@@ -3,6 +3,7 @@
 import math
 import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,10 +15,16 @@ from perfmodel.errors import CalibrationUnavailable
 from perfmodel.layout.layout import Layout, Synchronisation
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.machine import Evidence
-from perfmodel.machine.measured import CurvePoint, MeasuredMachine, MeasuredWorkload, PhaseCurves
+from perfmodel.machine.measured import (
+    PHASE_CURVES,
+    CurvePoint,
+    MeasuredMachine,
+    MeasuredWorkload,
+    PhaseCurves,
+)
 from perfmodel.step.program import Cause
 from perfmodel.step.stages import gradient_buckets
-from perfmodel.units import Bytes
+from perfmodel.units import Bytes, Seconds
 from perfmodel.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -236,9 +243,38 @@ class CostModel:
 
 
 def _phases_at(workload: MeasuredWorkload, world_size: int) -> PhaseCurves:
-    """Curves of the smallest measured world size that is not below; a full node beyond the largest."""
-    fitting = [phases for phases in workload.phases if phases.world_size >= world_size]
-    return fitting[0] if fitting else workload.phases[-1]
+    """Curves between the measured world sizes, which processors share; a full node beyond the largest."""
+    low = max((p for p in workload.phases if p.world_size <= world_size), key=_ranks)
+    high = min((p for p in workload.phases if p.world_size >= world_size), key=_ranks, default=low)
+    if low.world_size == high.world_size:
+        return low
+    weight = (world_size - low.world_size) / (high.world_size - low.world_size)
+
+    def between(name: str) -> tuple[CurvePoint, ...]:
+        known = {point.at: point.time_s for point in getattr(low, name)}
+        return tuple(
+            replace(p, time_s=known.get(p.at, p.time_s) * (1 - weight) + p.time_s * weight)
+            for p in getattr(high, name)
+        )
+
+    return PhaseCurves(world_size=world_size, **{name: between(name) for name in PHASE_CURVES})
+
+
+def _ranks(phases: PhaseCurves) -> int:
+    return phases.world_size
+
+
+def crowded(workload: MeasuredWorkload, micro_batch: int, ranks: int, *, most: int) -> list[float]:
+    """Compute with 1, 2, ... ``most`` times so many ranks at work, over that with ``ranks`` of them."""
+
+    def pass_s(world_size: int) -> Seconds:
+        phases = _phases_at(workload, world_size)
+        passes = zip(phases.forward, phases.backward, strict=True)
+        [nearest] = sorted(passes, key=lambda pair: abs(math.log(pair[0].at / micro_batch)))[:1]
+        return sum(point.time_s for point in nearest)
+
+    alone_s = pass_s(ranks) or 1.0
+    return [pass_s(ranks * count) / alone_s for count in range(1, most + 1)]
 
 
 def _nearest_noise(workload: MeasuredWorkload, micro_batch: int) -> tuple[float, ...]:

@@ -7,19 +7,20 @@ from typing import Final
 
 import numpy as np
 
+from perfmodel.cost.collectives import library_of
 from perfmodel.cost.machine import CostModel
 from perfmodel.cost.network import Group
 from perfmodel.cost.terms import Samples, Terms
 from perfmodel.layout.layout import Layout, Order
 from perfmodel.machine.machine import Evidence
-from perfmodel.machine.measured import MeasuredMachine, MeasuredWorkload
+from perfmodel.machine.measured import LayoutCost, MeasuredMachine, MeasuredWorkload
 from perfmodel.step.compile import compile_step
 from perfmodel.step.program import Cause, StepProgram
 from perfmodel.units import Bytes
 
 #: Uncertainty, in log, per doubling of the ranks that share matrices: shares are read from curves. A prior.
 _UNCERTAINTY_PER_HALVING: Final = 0.05
-#: The same of each family of parallelism that no run on this machine has judged: a prior.
+#: The same of each family of parallelism that was never run on this machine: a prior.
 _UNJUDGED: Final = 0.05
 #: Kinds of collectives by what they are for.
 _KINDS: Final = {
@@ -44,11 +45,40 @@ def is_ddp(layout: Layout) -> bool:
 
 
 def beside(layout: Layout) -> Layout:
-    """As many ranks that exchange gradients alone: ranks slow each other down whatever they exchange."""
+    """As many ranks that exchange gradients alone as compute together: those of a pipeline stage."""
     if is_ddp(layout):
         return layout
-    return Layout(
-        dp=layout.world_size, micro_batch=layout.micro_batch, accumulation=layout.accumulation
+    ranks = layout.world_size // layout.pp
+    return Layout(dp=ranks, micro_batch=layout.micro_batch, accumulation=layout.accumulation)
+
+
+#: Families by what they exchange, and the operation that carries what they add to it.
+_FAMILIES: Final = {
+    "fsdp": Cause.BUCKET,
+    "zero": Cause.BROADCAST,
+    "tensor": Cause.TENSOR,
+    "pipeline": Cause.P2P,
+}
+
+
+def families(layout: Layout) -> tuple[str, ...]:
+    """What a layout is beyond DistributedDataParallel."""
+    uses = (layout.zero > 1, layout.zero == 1, layout.tp > 1, layout.pp > 1)
+    return tuple(name for name, used in zip(_FAMILIES, uses, strict=True) if used)
+
+
+def layout_cost(machine: MeasuredMachine, family: str, world_size: int) -> LayoutCost | None:
+    """What a family adds to an exchange, between the measured numbers of ranks; None if never run."""
+    found = [cost for cost in machine.layouts if cost.family == family]
+    if not found:
+        return None
+    ranks = [cost.world_size for cost in found]
+    call_s, byte_s, log_error = (
+        float(np.interp(world_size, ranks, [getattr(cost, name) for cost in found]))
+        for name in ("call_s", "byte_s", "log_error")
+    )
+    return LayoutCost(
+        family=family, world_size=world_size, call_s=call_s, byte_s=byte_s, log_error=log_error
     )
 
 
@@ -96,16 +126,29 @@ def step_terms(
     if is_ddp(layout):
         return terms
     members = groups(layout)
+    found = {
+        _FAMILIES[family]: cost
+        for family in families(layout)
+        if (cost := layout_cost(costs.profile, family, layout.world_size))
+    }
+    blocking = library_of(costs.profile.backend).by_processors
 
     def exchange(cause: Cause) -> Callable[[Bytes | Samples], Samples]:
         # What DDP's all-reduces cost in a step over alone holds for all that runs beside compute.
-        scale = cause not in (Cause.TENSOR, Cause.P2P, Cause.BROADCAST)
-        return lambda size_bytes: costs.collective_s(
-            _KINDS[cause], size_bytes, members[cause], in_step=scale
+        scale = cause is Cause.ALL_REDUCE or (
+            not blocking and cause in (Cause.ALL_GATHER, Cause.REDUCE_SCATTER)
         )
+        own = found.get(cause)
+
+        def time_s(size_bytes: Bytes | Samples) -> Samples:
+            alone_s = costs.collective_s(_KINDS[cause], size_bytes, members[cause], in_step=scale)
+            return alone_s if own is None else alone_s + own.call_s + own.byte_s * size_bytes
+
+        return time_s
 
     compute_s = dict(terms.compute_s)
-    if layout.tp > 1:
+    copied = found.get(Cause.BUCKET)
+    if layout.tp > 1 and Cause.TENSOR not in found:
         error = _UNCERTAINTY_PER_HALVING * math.log2(layout.tp)
         factors = np.exp(error * costs.deviates("tensor shares"))
         compute_s |= {
@@ -114,6 +157,10 @@ def step_terms(
     return replace(
         terms,
         compute_s=compute_s,
+        bucket_s=terms.bucket_s * 0 + copied.call_s if copied else terms.bucket_s,
+        bucket_s_per_byte=terms.bucket_s_per_byte * 0 + copied.byte_s
+        if copied
+        else terms.bucket_s_per_byte,
         all_reduce_s=exchange(Cause.ALL_REDUCE),
         broadcast_s=exchange(Cause.BROADCAST),
         exchange_s={cause: exchange(cause) for cause in _KINDS},
@@ -149,15 +196,18 @@ def _evidence(
         ]
         if kinds:
             found[name] = Evidence.weakest(kinds)
-    if layout.zero:
-        found["sharding work of the host"] = Evidence.ASSUMED
+    known = [layout_cost(costs.profile, name, layout.world_size) for name in families(layout)]
+    found["work of the layout's library"] = (
+        Evidence.INTERPOLATED if all(known) else Evidence.ASSUMED
+    )
     if layout.tp > 1:
         found["compute"] = Evidence.weakest((compute, Evidence.EXTRAPOLATED))
     return found
 
 
 def form_factors(costs: CostModel, layout: Layout) -> Samples:
-    """Factors of what no run on this machine has judged: sharding, shared matrices, stages. Draw 0 is 1."""
-    families = (layout.zero > 0) + (layout.tp > 1) + (layout.pp > 1)
-    factors: Samples = np.exp(_UNJUDGED * math.sqrt(families) * costs.deviates(f"form {layout}"))
+    """Factors by which steps of such layouts missed their prediction, or may. Draw 0 is 1."""
+    known = [layout_cost(costs.profile, name, layout.world_size) for name in families(layout)]
+    errors = [_UNJUDGED if cost is None else cost.log_error for cost in known]
+    factors: Samples = np.exp(math.hypot(*errors) * costs.deviates(f"form {layout}"))
     return factors

@@ -46,19 +46,22 @@ def divided_program(
         raise CalibrationUnavailable(
             f"--layout: {str(layout)!r} needs operators, but the profile holds none; calibrate again"
         )
+    # ZeroRedundancyOptimizer stands behind DistributedDataParallel, with its buckets.
+    passes = replace(layout, zero=0) if layout.zero == 1 else layout
     # Curves tell how work is divided; what was measured as a whole is multiplied by the shares.
     durations = OperatorDurations(machine.operators, use_measured=False)
     divisions = divide(
         workload.trace,
         workload.memory,
         workload.workload.parameters,
-        layout,
-        unit_shares(workload.trace, workload.memory, layout, durations),
+        passes,
+        unit_shares(workload.trace, workload.memory, passes, durations),
     )
     largest = max(division.activation_bytes for division in divisions)
     return compile_divided(
-        layout,
+        passes,
         divisions,
+        num_shards=layout.dp if layout.zero == 1 else 0,
         asynchronous=machine.asynchronous,
         execution=Execution.BLOCKING if blocking else Execution.ON_STREAMS,
         queued=_KERNEL_QUEUE_BYTES / max(largest, 1) if blocking else 0.0,

@@ -4,6 +4,7 @@ Durations are stored to a tenth of a nanosecond, finer than any clock ticks: the
 arithmetic of floats, and nearly half of a packed file.
 """
 
+import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -13,6 +14,7 @@ from pydantic import Field, PlainSerializer, PositiveInt, TypeAdapter
 from perfmodel.documents.base import Record, read_lines
 from perfmodel.errors import InvalidDocument
 from perfmodel.layout.run_setting import RunSetting
+from perfmodel.workload.memory import StepMemory
 from perfmodel.workload.operator import Operator, Phase
 from perfmodel.workload.step import SymbolicStep
 from perfmodel.workload.workload import Workload
@@ -242,6 +244,38 @@ class TrainingObservation(Taken):
         return self.world_size * self.micro_batch
 
 
+class StackSpec(Record):
+    """A stack of equal layers that any layout divides."""
+
+    layers: PositiveInt
+    width: PositiveInt
+    tokens: PositiveInt = 1
+    head: int = 0
+    """Width of an attention head; 0: layers without attention."""
+
+
+class LayoutObservation(Taken):
+    """Steps of a stack of layers under a layout, in a plain loop."""
+
+    kind: Literal["layout"] = "layout"
+    stack: StackSpec
+    layout: str
+    optimizer: str
+    step_s: tuple[Durations, ...]
+    """Shape ``(world_size, num_steps)``. [s]"""
+    workload: Workload | None = None
+    trace: SymbolicStep | None = None
+    memory: StepMemory | None = None
+    """What was trained, if it was traced as well."""
+
+    @property
+    def median_step_s(self) -> float:
+        """Median over the steps of their mean over the ranks, which wait for each other. [s]"""
+        return statistics.median(
+            statistics.fmean(of_ranks) for of_ranks in zip(*self.step_s, strict=True)
+        )
+
+
 class ProcessorObservation(Taken):
     """What all processors of the machine did during a task; of several machines the one that lost most."""
 
@@ -287,6 +321,7 @@ Observation = Annotated[
     | OperatorsObservation
     | CheckpointObservation
     | TrainingObservation
+    | LayoutObservation
     | ProcessorObservation
     | EnvironmentObservation,
     Field(discriminator="kind"),

@@ -20,7 +20,7 @@ from perfmodel.documents.base import (
     read_lines,
     trim_unfinished_line,
 )
-from perfmodel.documents.verdicts import JudgedStrategy, PredictedStrategy, StrategyFamily, Verdict
+from perfmodel.documents.verdicts import ErrorSummary, Verdict
 from perfmodel.statistics import Interval
 
 #: A resource is told from the next one where it is busier by this factor: what the same work costs the
@@ -167,52 +167,10 @@ class CollectiveSetting(Record):
     """Groups that do the same at the same time on the same nodes: many saturate the machine."""
 
 
-class EmulatedStack(Record):
-    """Equal layers of a transformer, undivided: times of one layer and micro-batch on one device."""
-
-    num_layers: PositiveInt
-    hidden: PositiveInt
-    rows: PositiveInt
-    """Tokens of a micro-batch."""
-    forward_s: PositiveFloat
-    backward_s: PositiveFloat
-    optimizer_s: NonNegativeFloat = 0.0
-    """Of all layers. [s]"""
-
-    @property
-    def layer_elements(self) -> int:
-        """Parameters of a layer: attention 4, the multi-layer perceptron 8 times the width squared."""
-        return 12 * self.hidden**2
-
-    @property
-    def activation_bytes(self) -> int:
-        """What a layer hands to the next for one micro-batch. [B]"""
-        return 4 * self.rows * self.hidden
-
-
-class StrategySetting(Record):
-    """One run of a layout with a library's own classes, on emulated devices."""
-
-    kind: Literal["strategy"] = "strategy"
-    name: str
-    family: Literal["fsdp", "zero", "tensor", "pipeline"]
-    model: EmulatedStack
-    fabric: Fabric
-    layout: str
-    """In the grammar of layouts."""
-    bucket_cap_mb: PositiveFloat | None = None
-    """ZeroRedundancyOptimizer: of the DDP beside it."""
-    prefetch: bool = False
-    """FSDP: gather the next layer beside the compute of this one."""
-    num_steps: PositiveInt = 6
-
-
 class Job(Record):
     """What the process that plays the cluster is asked for."""
 
-    setting: Annotated[
-        TrainingSetting | CollectiveSetting | StrategySetting, Field(discriminator="kind")
-    ]
+    setting: Annotated[TrainingSetting | CollectiveSetting, Field(discriminator="kind")]
     factors: tuple[tuple[PositiveFloat, ...], ...] = ()
     """Shape ``(num_ranks, num_steps)``: pace of each device; empty for collectives."""
     limit_s: PositiveFloat
@@ -285,14 +243,7 @@ class CollectiveRun(Record):
     """Runs until other guests left the machine alone; the quietest is kept."""
 
 
-class StrategyRun(_StepsRun):
-    """What one strategy did."""
-
-    kind: Literal["strategy"] = "strategy"
-    setting: StrategySetting
-
-
-Run = Annotated[TrainingRun | CollectiveRun | StrategyRun, Field(discriminator="kind")]
+Run = Annotated[TrainingRun | CollectiveRun, Field(discriminator="kind")]
 _RUN: TypeAdapter[Run] = TypeAdapter(Run)
 
 
@@ -307,9 +258,12 @@ def append_run(path: Path, run: Run) -> None:
     append_line(path, run.model_dump_json())
 
 
-class PredictedStep(PredictedStrategy):
+class PredictedStep(Record):
     """What was predicted before a DDP setting ran."""
 
+    name: str
+    step_s: Interval
+    """Median step of a run. [s]"""
     p95_s: Interval
     """Step that 95 % of the steps do not exceed. [s]"""
     p99_s: Interval
@@ -319,10 +273,21 @@ class PredictedStep(PredictedStrategy):
     """Busy share of each resource."""
 
 
-class JudgedStep(JudgedStrategy):
+class JudgedStep(Record):
     """One DDP setting, predicted beside measured."""
 
+    name: str
+    family: str
+    world_size: PositiveInt
     predicted: PredictedStep
+    measured_s: PositiveFloat
+    """Median step. [s]"""
+    signed_error: float
+    is_covered: bool
+    variation: NonNegativeFloat
+    """Standard deviation over mean of the steps."""
+    own_cpu_share: NonNegativeFloat
+    """What the ranks needed of the machine that plays them."""
     measured_p95_s: PositiveFloat
     signed_error_p95: float
     replayed_error: float | None
@@ -343,9 +308,12 @@ class JudgedStep(JudgedStrategy):
         return found * STANDS_OUT >= max(self.uses.values())
 
 
-class JudgedFamily(StrategyFamily):
+class JudgedFamily(Record):
     """DDP settings that are judged together."""
 
+    name: str
+    summary: ErrorSummary
+    coverage: Share
     limits_named: Share
     """Share of settings whose limiting resource was named correctly."""
 

@@ -218,29 +218,10 @@ class NetworkVerdict(Verdict):
     by_size: tuple[ErrorsBySize, ...] = ()
 
 
-class PredictedStrategy(Record):
-    """What was predicted before a setting of the testbed ran."""
+class ComparedStrategy(Compared):
+    """One stack of layers under one layout."""
 
-    name: str
-    step_s: Interval
-    """Median step of a run. [s]"""
-
-
-class JudgedStrategy(Record):
-    """One setting of the testbed, predicted beside measured."""
-
-    name: str
     family: str
-    world_size: PositiveInt
-    predicted: PredictedStrategy
-    measured_s: PositiveFloat
-    """Median step. [s]"""
-    signed_error: float
-    is_covered: bool
-    variation: NonNegativeFloat
-    """Standard deviation over mean of the steps."""
-    own_cpu_share: NonNegativeFloat
-    """What the ranks needed of the machine that plays them."""
 
 
 class StrategyFamily(Record):
@@ -251,18 +232,18 @@ class StrategyFamily(Record):
     coverage: Share
 
 
-class StrategiesDocument(Verdict):
-    """The verdict on real runs of strategies."""
+class StrategiesDocument(ProfileVerdict):
+    """The verdict on real runs of layouts, predicted from a profile alone."""
 
-    schema_version: int = 2
+    schema_version: int = 3
     title: ClassVar[str] = "verdict on strategies"
     made_by: ClassVar[str] = "perfmodel validate strategies"
 
-    law: dict[str, float]
-    """Parameters that were calibrated with two ranks."""
-    settings: Annotated[tuple[JudgedStrategy, ...], Field(min_length=1)]
+    settings: Annotated[tuple[ComparedStrategy, ...], Field(min_length=1)]
     families: tuple[StrategyFamily, ...]
-    """Every strategy, and all as the last."""
+    """Every family, and all together as the last."""
+    steal: Share
+    """Processor time that a hypervisor gave to others meanwhile, of what was wanted."""
 
 
 class JudgedBatch(Record):

@@ -146,6 +146,20 @@ class DdpCosts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutCost:
+    """What a family of layouts adds to each of its exchanges: copies, calls, waiting for each other."""
+
+    family: str
+    """One of fsdp, zero, tensor and pipeline."""
+    world_size: Count
+    call_s: NonNegative
+    byte_s: NonNegative
+    """Per byte that is exchanged. [s/B]"""
+    log_error: RelativeError
+    """Standard deviation, in log, of measured steps around those predicted with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Residual:
     """Errors of the model on its own calibration, each setting left out of the fit once."""
 
@@ -353,6 +367,8 @@ class MeasuredMachine(Machine):
     overlaps: tuple[OverlapProfile, ...] = ()
     ddp: DdpCosts
     residual: Residual
+    layouts: tuple[LayoutCost, ...] = ()
+    """Ascending in ``world_size``; empty where layouts other than DDP were not run."""
     rates: tuple[ComputeRate, ...]
     dispatch_s: NonNegative
     """Host time to issue one operator that has nothing to do."""

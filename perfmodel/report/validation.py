@@ -7,7 +7,6 @@ from perfmodel.documents.testbed import JudgedStep, TestbedDocument
 from perfmodel.documents.verdicts import (
     STEP_MAPE,
     ErrorSummary,
-    JudgedStrategy,
     ModelsValidationDocument,
     NetworkVerdict,
     PublishedSeries,
@@ -237,13 +236,13 @@ def network_tables(document: NetworkVerdict) -> tuple[Table, Table]:
     return series_table(title, document.series), by_size
 
 
-def _error(entry: JudgedStep | JudgedStrategy) -> str:
+def _error(entry: JudgedStep) -> str:
     error = percent(entry.signed_error, signed=True)
     replayed = getattr(entry, "replayed_error", None)
     return error if replayed is None else f"{error}\n({percent(replayed, signed=True)})"
 
 
-def _host_share(entry: JudgedStep | JudgedStrategy) -> str:
+def _host_share(entry: JudgedStep) -> str:
     return percent(entry.own_cpu_share) + "!" * getattr(entry, "is_host_limited", False)
 
 
@@ -274,15 +273,21 @@ _OF_FAMILIES: Final[Mapping[str, str]] = {
 
 
 def strategies_tables(document: StrategiesDocument) -> tuple[Table, Table]:
-    """Each setting over shaped links, and errors by strategy, all together last."""
+    """Each stack under its layout, and errors by family."""
     settings = table(
-        "Real strategies over shaped links, emulated devices: predicted from runs of 2 ranks",
-        sorted(document.settings, key=lambda setting: (setting.family, setting.name)),
-        _ON_LINKS,
-        caption=_ON_LINKS_CAPTION,
+        "Stacks of layers under real layouts: predicted from the profile alone",
+        sorted(document.settings, key=lambda row: (row.family, row.setting.label)),
+        {
+            "<Family": "family",
+            "<Setting": "setting.label",
+            "Predicted": "predicted_s",
+            "Measured": "measured_s",
+            "Error": "signed_error:+%",
+            "<In\n90 %": "is_covered:held",
+        },
     )
-    columns = {"<Strategy": "name", **_OF_FAMILIES}
-    return settings, table("Errors by strategy", document.families, columns)
+    columns = {"<Family": "name", **_OF_FAMILIES}
+    return settings, table("Errors by family", document.families, columns)
 
 
 def testbed_tables(document: TestbedDocument) -> tuple[Table, Table]:

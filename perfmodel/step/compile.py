@@ -13,7 +13,14 @@ from typing import Final
 from perfmodel.layout.layout import Layout, Offload, Schedule, Synchronisation
 from perfmodel.step.pipeline import Parcel, Pass, WaitingHandOvers, Work, stage_order
 from perfmodel.step.program import Cause, Operation, StepProgram, Stream
-from perfmodel.step.stages import Piece, StageDivision, equal_pieces, together, undivided
+from perfmodel.step.stages import (
+    Piece,
+    StageDivision,
+    assign_shards,
+    equal_pieces,
+    together,
+    undivided,
+)
 from perfmodel.units import Bytes
 from perfmodel.workload.workload import Workload
 
@@ -90,7 +97,7 @@ def compile_divided(  # noqa: PLR0913 - a step has as many properties
     queued: float = 0.0,
     buffer_bytes: Sequence[Bytes] = (),
     has_buckets: bool = True,
-    shards_bytes: Sequence[Bytes] = (),
+    num_shards: int = 0,
 ) -> StepProgram:
     """A step of all stages of a workload whose pieces are known.
 
@@ -104,9 +111,10 @@ def compile_divided(  # noqa: PLR0913 - a step has as many properties
         What replicas of a module broadcast before the first pass. [B]
     has_buckets
         Whether gradients that are not sharded go through the buckets of DistributedDataParallel.
-    shards_bytes
-        Parameters that each rank updates for all, as ZeroRedundancyOptimizer divides them. Their owners
-        then broadcast them, two at a time, and the step ends when all have arrived. [B]
+    num_shards
+        Replicas that each update a part of the parameters for all, as ZeroRedundancyOptimizer divides them;
+        0: each updates all. Their owners then broadcast them, two at a time, and the step ends when all
+        have arrived.
     """
     builder = _Builder(
         layout=layout,
@@ -116,31 +124,18 @@ def compile_divided(  # noqa: PLR0913 - a step has as many properties
         asynchronous=asynchronous,
         buffer_bytes=tuple(buffer_bytes),
         has_buckets=has_buckets and layout.synchronisation is Synchronisation.DDP,
-        shards_bytes=tuple(shards_bytes),
+        num_shards=num_shards,
     )
     return _built(builder)
 
 
-def compile_step(
-    workload: Workload,
-    layout: Layout,
-    *,
-    asynchronous: bool,
-    shards_bytes: Sequence[Bytes] = (),
-) -> StepProgram:
-    """A data-parallel step of a workload of which parameters alone are known.
-
-    Parameters
-    ----------
-    shards_bytes
-        Parameters that each rank updates for all, as ZeroRedundancyOptimizer divides them. [B]
-    """
+def compile_step(workload: Workload, layout: Layout, *, asynchronous: bool) -> StepProgram:
+    """A data-parallel step of a workload of which parameters alone are known."""
     return compile_divided(
         layout,
         [undivided(workload, layout)],
         asynchronous=asynchronous,
         buffer_bytes=workload.buffer_bytes,
-        shards_bytes=shards_bytes,
     )
 
 
@@ -178,7 +173,7 @@ class _Builder:
     asynchronous: bool = False
     buffer_bytes: tuple[Bytes, ...] = ()
     has_buckets: bool = False
-    shards_bytes: tuple[Bytes, ...] = ()
+    num_shards: int = 0
     operations: list[Operation] = field(default_factory=list)
     arrived: dict[tuple[int, Work], tuple[int, ...]] = field(default_factory=dict)
     """What a stage's work waits for, once all of it is in the program."""
@@ -273,7 +268,7 @@ class _Builder:
 
     def finish(self, stage: int) -> None:
         """Append the optimizer of a stage, and what comes before and after it."""
-        layout, shards = self.layout, self.shards_bytes
+        layout = self.layout
         last = Work(Pass.WEIGHT, layout.accumulation - 1)
         if self.is_serial:
             summed = Cause.REDUCE_SCATTER if layout.zero else Cause.ALL_REDUCE
@@ -284,6 +279,11 @@ class _Builder:
         if layout.offload is not Offload.NONE:
             waits = (self._put(stage, last, Cause.OFFLOAD, after=waits),)
         division = self.divisions[stage]
+        shards = (
+            assign_shards(division.parameters_bytes, num_ranks=self.num_shards)
+            if self.num_shards
+            else ()
+        )
         largest = max(shards) / sum(shards) if shards else 1.0
         piece = Piece(
             share=division.optimizer * largest, issue_share=division.issue_optimizer * largest

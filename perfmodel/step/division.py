@@ -287,6 +287,7 @@ def divide(
                 optimizer=sum(shares.optimizer[i] for i in held),
                 issue_optimizer=len(of_stage) / len(parameters),
                 activation_bytes=entering.activation.at(layout.micro_batch),
+                parameters_bytes=tuple(parameter_bytes(trace, (i,), layout.tp) for i in of_stage),
             )
         )
     return tuple(reversed(stages))

@@ -40,6 +40,8 @@ class StageDivision:
     """Share of the host's work to issue it."""
     activation_bytes: Bytes = 0
     """Of the tensor that enters its first block: what stages send, what tensor parallelism reduces. [B]"""
+    parameters_bytes: tuple[Bytes, ...] = ()
+    """Of each parameter on one rank. [B]"""
 
 
 def gradient_buckets(workload: Workload, layout: Layout) -> tuple[Piece, ...]:

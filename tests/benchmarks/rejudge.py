@@ -1,6 +1,6 @@
 """Judge recorded runs with the code of today: no proof, but shows what a change did.
 
-``python -m tests.benchmarks.rejudge docs/records/testbed``, or ``strategies``, ``network``;
+``python -m tests.benchmarks.rejudge docs/records/testbed``, or ``network``;
 ``validation`` fits ``docs/records/calibration`` again first.
 """
 
@@ -17,7 +17,6 @@ from perfmodel.documents.profile import ProfileDocument
 from perfmodel.documents.testbed import (
     CollectiveRun,
     Run,
-    StrategyRun,
     TrainingRun,
     read_runs,
 )
@@ -25,7 +24,7 @@ from perfmodel.documents.verdicts import ValidationDocument
 from perfmodel.machine.measured import MeasuredMachine
 from validate import validate
 from validate.judging import summarise
-from validate.testbed import ddp, network, strategies, testbed
+from validate.testbed import ddp, network, testbed
 
 CALIBRATION: Final = Path("docs/records/calibration")
 
@@ -69,18 +68,6 @@ def _testbed(record: Path) -> None:
     say("limit named of hard", [float(not s.is_limit_named) for s in hard])
 
 
-def _strategies(record: Path) -> None:
-    calibration = strategies.calibrate(_runs(record, "calibration.jsonl"), seed=1)
-    settings = [
-        strategies.judge(strategies.predict(run.setting, calibration, seed=1), run)
-        for run in _runs(record, "runs.jsonl")
-        if isinstance(run, StrategyRun)
-    ]
-    for name in (*strategies.FAMILIES, strategies.ALL):
-        own = [s for s in settings if name in (s.family, strategies.ALL)]
-        say(name, [s.signed_error for s in own], [s.is_covered for s in own])
-
-
 def _network(record: Path) -> None:
     runs = [run for run in _runs(record, "blind/runs.jsonl") if isinstance(run, CollectiveRun)]
     for judged in network.judge(network.points(runs), blind=True):
@@ -112,7 +99,6 @@ def _validation(record: Path) -> None:
 
 JUDGES: Final[dict[str, Callable[[Path], None]]] = {
     "testbed": _testbed,
-    "strategies": _strategies,
     "network": _network,
     "validation": _validation,
 }

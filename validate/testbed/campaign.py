@@ -13,7 +13,6 @@ from typing import Final, Protocol, TypeVar
 
 from calibrate.campaign import PLAN, Progress, machine_to_itself, read_plan, write_plan
 from perfmodel.documents.testbed import PredictedStep, append_run, read_runs
-from perfmodel.documents.verdicts import PredictedStrategy
 from perfmodel.errors import Interrupted, InvalidDocument, UsageError, why
 from perfmodel.units import Seconds
 from validate.testbed.cluster import Cluster, Setting, play, refuse_without_rights, running_server
@@ -101,18 +100,16 @@ class Named(Protocol):
 
 
 S = TypeVar("S", bound=Named)
-P = TypeVar("P", PredictedStep, PredictedStrategy)
 
 
 def predict_once(
     folder: Path,
     settings: Sequence[S],
-    predict: Callable[[S], P],
+    predict: Callable[[S], PredictedStep],
     *,
-    kind: type[P],
     options: Mapping[str, object],
     terms: Mapping[str, object],
-) -> dict[str, P]:
+) -> dict[str, PredictedStep]:
     """Predictions by name: those of an earlier start, or new ones, written before the first run.
 
     ``options``: what the user chose that decides on the settings, by the names of the flags.
@@ -126,7 +123,7 @@ def predict_once(
         return predicted
     raw = read_plan(folder)
     try:
-        entries = [kind.model_validate(entry) for entry in raw["predicted"]]
+        entries = [PredictedStep.model_validate(entry) for entry in raw["predicted"]]
         earlier = ", ".join(f"{option} {raw[option]}" for option in options)
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidDocument(f"{path}: plan cannot be read: {why(error)}") from error

@@ -23,8 +23,6 @@ from perfmodel.documents.testbed import (
     Job,
     Noise,
     Run,
-    StrategyRun,
-    StrategySetting,
     TrainingRun,
     TrainingSetting,
 )
@@ -57,7 +55,7 @@ _MOST_ATTEMPTS: Final = 3
 #: Tail index of slow steps: the variance is barely finite.
 _PARETO_SHAPE: Final = 2.5
 
-Setting: TypeAlias = TrainingSetting | CollectiveSetting | StrategySetting
+Setting: TypeAlias = TrainingSetting | CollectiveSetting
 
 
 class Cluster(Protocol):
@@ -184,8 +182,6 @@ def play(cluster: Cluster, setting: Setting) -> Run:
         reply = cluster.play(Job(setting=setting, factors=factors, limit_s=_LIMIT_S))
         runs.append(_run(setting, reply, factors))
     kept = min(runs, key=lambda run: run.host.steal_share)
-    if isinstance(kept, StrategyRun):
-        return kept
     return kept.model_copy(update={"attempts": len(runs)})
 
 
@@ -222,8 +218,6 @@ def _run(setting: Setting, reply: dict[str, Any], factors: tuple[tuple[float, ..
         "step_s": tuple(np.diff(ends_s).tolist()),
         "link_bytes": {link: int(size) for link, size in sent.items()},
     }
-    if isinstance(setting, StrategySetting):
-        return StrategyRun(**common)
     late_s = np.concatenate([rank["late_s"] for rank in ranks])
     return TrainingRun(
         **common,

@@ -19,7 +19,6 @@ from perfmodel.documents.testbed import (
     CollectiveKind,
     CollectiveRun,
     Fabric,
-    StrategySetting,
     TrainingRun,
     TrainingSetting,
 )
@@ -381,7 +380,7 @@ class Saving(NamedTuple):
 class StepCosts(ABC):
     """Seconds of the operations of one setting: collectives cost what the ring says."""
 
-    setting: TrainingSetting | StrategySetting
+    setting: TrainingSetting
     calibration: PlayingMachine
     program: StepProgram
 

@@ -21,10 +21,10 @@ from typing import Any, Final, NoReturn
 
 import torch._dynamo  # noqa: F401 - torch.optim imports it lazily, two CPU seconds in every rank
 
-from perfmodel.documents.testbed import CollectiveSetting, Fabric, Job, StrategySetting
+from perfmodel.documents.testbed import CollectiveSetting, Fabric, Job
 from perfmodel.errors import MeasurementFailed
 from perfmodel.units import BytesPerSecond, Seconds
-from validate.testbed import links, rank, strategy_rank
+from validate.testbed import links, rank
 
 #: A modest real-time priority: before every ordinary process, after the kernel's own threads.
 _PRIORITY: Final = 10
@@ -112,8 +112,6 @@ def _play(job: Job, number: int, folder: Path, counters: links.CounterReader) ->
         rank.join(place)
         if isinstance(setting, CollectiveSetting):
             result = rank.collect(place, setting)
-        elif isinstance(setting, StrategySetting):
-            result = strategy_rank.train(place, setting)
         else:
             result = rank.train(place, setting, list(job.factors[own]))
     except BaseException:

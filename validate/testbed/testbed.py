@@ -81,7 +81,6 @@ def validate_testbed(
             request.folder,
             judged,
             lambda setting: predict(setting, calibration, seed=request.seed),
-            kind=PredictedStep,
             options={"budget": request.budget, "seed": request.seed},
             terms={"gates": LIMITS, "law": calibration.law()},
         )

@@ -6,9 +6,9 @@ from collections import Counter
 import pytest
 
 from perfmodel.layout.layout import Layout, Synchronisation
-from perfmodel.step.compile import compile_step
+from perfmodel.step.compile import compile_divided, compile_step
 from perfmodel.step.program import Cause, StepProgram, Stream
-from perfmodel.step.stages import gradient_buckets
+from perfmodel.step.stages import gradient_buckets, undivided
 from perfmodel.units import MIB
 from tests.perfmodel.profiles import HEAVY, LIGHT
 
@@ -153,12 +153,13 @@ def test_synchronous_devices_have_no_host_of_their_own() -> None:
 
 
 def test_shards_are_broadcast_two_at_a_time_after_the_slowest_optimizer() -> None:
-    """Shards of 3, 1 and 2: half of the work is the largest's; first 3 beside 1, then 2."""
-    step = compile_step(HEAVY, TWO, asynchronous=False, shards_bytes=(3, 1, 2))
+    """Shards of 3, 1 and 2: half of the work is the largest's; first 3 beside 2, then 1."""
+    division = dataclasses.replace(undivided(HEAVY, TWO), parameters_bytes=(3, 1, 2))
+    step = compile_divided(TWO, [division], asynchronous=False, num_shards=3)
     (position,) = (i for i, o in enumerate(step.operations) if o.cause is Cause.OPTIMIZER)
     assert step.operations[position].share == 0.5
     last = step.operations[position + 1 :]
     assert [(o.cause, o.size_bytes, o.after) for o in last] == [
         (Cause.BROADCAST, 3, (position,)),
-        (Cause.BROADCAST, 2, (position,)),
+        (Cause.BROADCAST, 1, (position,)),
     ]

@@ -16,17 +16,13 @@ import pytest
 from perfmodel.documents.testbed import (
     CollectiveRun,
     CollectiveSetting,
-    EmulatedStack,
     Fabric,
     Job,
     Noise,
-    StrategyRun,
-    StrategySetting,
     TrainingRun,
     TrainingSetting,
 )
 from perfmodel.errors import MeasurementFailed
-from perfmodel.layout.layout import parse_layout
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.step.stages import gradient_buckets
 from validate.testbed import plan
@@ -188,44 +184,6 @@ def test_whatever_ends_it_nothing_is_left(number: signal.Signals, tmp_path: Path
     if number is not signal.SIGKILL:
         assert process.returncode == 130
     assert not list(Path("/run/netns").glob("node*"))
-
-
-@pytest.mark.parametrize(
-    ("family", "layout", "waits_s"),
-    [
-        # Gathers of 2 x 0.75 and reduce-scatters of 1.5 arrays of 196,608 B a layer, 3 layers.
-        ("fsdp", "dp=4 zero=3", 3 * 3 * 196_608 / 50e6),
-        # All-reduces of 1 array; two halves of all at once.
-        ("zero", "dp=2 zero=1", 1.5 * 196_608 / 50e6),
-        # 4 all-reduces of 1 activation of 131,072 B a layer.
-        ("tensor", "tp=2", 3 * 4 * 131_072 / 50e6),
-        ("pipeline", "pp=3 accumulation=3", 0.0),
-    ],
-)
-def test_strategies_run_for_real_and_wait_for_their_collectives(
-    cluster: Cluster, family: str, layout: str, waits_s: float
-) -> None:
-    spread = parse_layout(layout)
-    model = EmulatedStack(num_layers=3, hidden=64, rows=512, forward_s=0.01, backward_s=0.02)
-    setting = StrategySetting.model_validate(
-        {
-            "name": family,
-            "family": family,
-            "model": model,
-            "fabric": plan.flat(spread.world_size, 400),
-            "layout": layout,
-            "num_steps": 3,
-        }
-    )
-    run = play(cluster, setting)
-    assert isinstance(run, StrategyRun)
-    assert len(run.step_s) == 3
-    # Three layers of 30 ms, divided by tp; or (3 micro-batches + 2) passes of a stage of one layer.
-    compute_s = 0.09 / spread.tp if spread.pp == 1 else 5 * 0.03
-    step_s = float(np.median(run.step_s))
-    # Burst of the links saves up to 1.4 ms of each of the collectives, of which there are 12 at most.
-    assert step_s > compute_s + waits_s - 12 * 70_000 / 50e6
-    assert step_s < 1.5 * (compute_s + waits_s) + 0.05
 
 
 def test_a_warm_up_uses_the_burst_of_idle_links_up(cluster: Cluster) -> None:

@@ -1,0 +1,298 @@
+"""Use case: real FSDP2, ZeRO, tensor parallelism and pipelines on this machine, judged.
+
+Stacks of layers that no calibration has seen are drawn, traced, predicted from the profile alone, and then
+trained in plain loops.
+"""
+
+import random
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+
+from calibrate.campaign import PLAN, Campaign, Progress, measure, read_plan
+from calibrate.environment import describe_environment
+from calibrate.launch import Launcher
+from calibrate.placement import placement_of, provenance
+from calibrate.summary import estimate
+from calibrate.task import LayoutTask
+from perfmodel.answer.answer import answer
+from perfmodel.answer.measured import open_workload
+from perfmodel.answer.question import Question
+from perfmodel.documents.base import file_sha256, write_atomically
+from perfmodel.documents.observation import (
+    LayoutObservation,
+    StackSpec,
+    read_observations,
+    steal_share,
+)
+from perfmodel.documents.verdicts import ComparedStrategy, StrategiesDocument, StrategyFamily
+from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, refuse_unknown
+from perfmodel.layout.layout import parse_layout
+from perfmodel.layout.run_setting import RunSetting
+from perfmodel.statistics import Interval
+from perfmodel.units import Seconds
+from validate.judging import ProfileRequest, Tolerances, fraction, passed, summarise
+
+VERDICT: Final = "strategies.json"
+_ALL: Final = "all"
+TOLERANCES: Final = Tolerances(step_mape=0.08, step_worst=0.25)
+Optimizer = Literal["sgd", "adamw"]
+#: What each family is run as; n is the number of ranks.
+_FAMILIES: Final = {
+    "fsdp": ("fsdp={n}",),
+    "zero": ("dp={n} zero=2", "dp={n} zero=1"),
+    "tensor": ("tp={n}",),
+    "pipeline": ("pp={n} accumulation={m} schedule=gpipe", "pp={n} accumulation={m}"),
+}
+_COMBINED: Final = ("fsdp=2 tp=2", "dp=2 pp=2 accumulation={m}", "tp=2 pp=2 accumulation={m}")
+_COMBINED_RANKS: Final = 4
+#: Widths whose heads of 32 two, three or four ranks can share, and the rest of a stack.
+_WIDTHS: Final = (192, 256, 384, 512, 576)
+_HEAD: Final = 32
+_LAYERS: Final = (4, 5, 6, 8)
+_TOKENS: Final = (16, 32, 64, 128)
+#: Work of all ranks in one step, drawn on a logarithmic scale: a fraction of a second on a core. [FLOP]
+_STEP_FLOP: Final = (4e9, 16e9)
+_FLOP_PER_PARAMETER: Final = 6
+
+
+class Budget(NamedTuple):
+    """How much is run."""
+
+    num_rounds: int
+    """Fresh process groups; each runs every setting once."""
+    stacks_per_layout: int
+    target_s: Seconds
+    """Of timed steps in a repetition. [s]"""
+
+
+BUDGETS: Final = {"quick": Budget(2, 1, 0.6), "standard": Budget(4, 2, 1.0)}
+
+
+class Strategy(NamedTuple):
+    """One run: a stack under a layout."""
+
+    family: str
+    stack: StackSpec
+    layout: str
+    optimizer: Optimizer
+
+    @property
+    def workload(self) -> str:
+        """Name of what is trained."""
+        stack = self.stack
+        kind = "transformer" if stack.head else "mlp"
+        return f"{kind}-{stack.layers}x{stack.width}-{stack.tokens}-{self.optimizer}"
+
+    @property
+    def setting(self) -> RunSetting:
+        """The record of the run."""
+        return RunSetting.of(self.workload, parse_layout(self.layout))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategiesRequest(ProfileRequest):
+    """What the user asked for, and how a model becomes a workload file."""
+
+    trace: Callable[[str, Optimizer], WorkloadDocument]
+    """Of FILE.py:FACTORY."""
+
+
+def chosen_seed(folder: Path, seed: int | None) -> int:
+    """What the user gave, that of a campaign which began in the folder, or a new one."""
+    if seed is not None:
+        return seed
+    return int(read_plan(folder)["seed"]) if (folder / PLAN).exists() else secrets.randbelow(10**6)
+
+
+def validate_strategies(
+    request: StrategiesRequest, launcher: Launcher, *, on_progress: Callable[[Progress], None]
+) -> StrategiesDocument:
+    """Draw settings, write predictions, run them in fresh processes, and compare.
+
+    Raises
+    ------
+    CalibrationUnavailable
+        If the profile describes another machine, or has no costs of operators or of a second rank.
+    """
+    refuse_unknown("--budget", request.budget, BUDGETS)
+    budget = BUDGETS[request.budget]
+    machine = request.profile
+    here = placement_of(machine)
+    if machine.operators is None or machine.max_world_size == 1:
+        raise CalibrationUnavailable(
+            "--profile: must hold costs of operators and of several ranks; "
+            "run perfmodel calibrate with --nproc 2 or more"
+        )
+    drawn = strategies(
+        budget.stacks_per_layout, most_ranks=machine.max_world_size, seed=request.seed
+    )
+    if request.resume and (request.folder / PLAN).exists():
+        # Predictions are made once, before the first run.
+        plan = read_plan(request.folder)
+    else:
+        plan = {
+            "stage": "validate strategies",
+            "budget": request.budget,
+            "seed": request.seed,
+            "profile_digest": machine.digest,
+            "gates": {"mape": TOLERANCES.step_mape, "worst": TOLERANCES.step_worst},
+            "predicted_s": {
+                one.setting.label: asdict(predict(request, one, budget.num_rounds)) for one in drawn
+            },
+        }
+    observations = measure(
+        Campaign(
+            folder=request.folder,
+            plan=plan,
+            rounds=rounds(drawn, budget, seed=request.seed),
+            placement=here,
+        ),
+        launcher,
+        resume=request.resume,
+        on_progress=on_progress,
+    )
+    predicted_s = {label: Interval(**found) for label, found in plan["predicted_s"].items()}
+    document = judge_strategies(request, drawn, predicted_s, observations)
+    document.write(request.folder / VERDICT)
+    return document
+
+
+def strategies(stacks_per_layout: int, *, most_ranks: int, seed: int) -> tuple[Strategy, ...]:
+    """Every layout of every family on 2 to 4 ranks, and some together, each with stacks of its own."""
+    rng = random.Random(seed)  # noqa: S311 - a sample, no secret
+    found: dict[str, Strategy] = {}
+    ranks = [n for n in (2, 3, 4) if n <= most_ranks]
+    kinds = [(f, text, n) for f, texts in _FAMILIES.items() for text in texts for n in ranks]
+    if most_ranks >= _COMBINED_RANKS:
+        kinds += [("combined", text, _COMBINED_RANKS) for text in _COMBINED]
+    for number, (family, text, n) in enumerate(kinds * stacks_per_layout):
+        while True:
+            one = _draw(rng, family, text, n, attends=number % 3 > 0)
+            if one is not None and one.workload not in found:
+                break
+        found[one.workload] = one
+    return tuple(found.values())
+
+
+def _draw(
+    rng: random.Random, family: str, text: str, num_ranks: int, *, attends: bool
+) -> Strategy | None:
+    """A stack for a layout; None if it cannot be divided so."""
+    layers, width, tokens = rng.choice(_LAYERS), rng.choice(_WIDTHS), rng.choice(_TOKENS)
+    micro_batches = num_ranks * rng.choice((1, 2)) if "{m}" in text else 1
+    parameters = layers * width**2 * (12 if attends else 8)
+    step_flop = float(np.exp(rng.uniform(*np.log(_STEP_FLOP))))
+    bare = parse_layout(text.format(n=num_ranks, m=micro_batches))
+    samples = step_flop / (_FLOP_PER_PARAMETER * parameters * tokens) / (bare.dp * micro_batches)
+    optimizer: Optimizer = rng.choice(("sgd", "adamw"))
+    if samples < 1 or (width // _HEAD) % bare.tp or layers < bare.pp:
+        return None
+    return Strategy(
+        family,
+        StackSpec(layers=layers, width=width, tokens=tokens, head=_HEAD if attends else 0),
+        f"{text.format(n=num_ranks, m=micro_batches)} micro_batch={round(samples)}",
+        optimizer,
+    )
+
+
+def predict(request: StrategiesRequest, strategy: Strategy, num_rounds: int) -> Interval:
+    """What the profile says of a stack that is traced now."""
+    # A factory of its own for the tracer, which takes files.
+    path = request.folder.resolve() / "models" / f"{strategy.workload}.py"
+    write_atomically(
+        path,
+        "from calibrate.probes.strategies import traceable\n\n\n"
+        f"def stack():\n    return traceable({strategy.stack.model_dump()})\n",
+    )
+    document = request.trace(f"{path}:stack", strategy.optimizer)
+    question = Question(
+        machine=request.profile,
+        workload=open_workload(request.profile, document),
+        layout=parse_layout(strategy.layout),
+        num_repetitions=num_rounds,
+    )
+    return answer(question).step
+
+
+def rounds(
+    drawn: Sequence[Strategy], budget: Budget, *, seed: int
+) -> tuple[tuple[LayoutTask, ...], ...]:
+    """Every setting once in every round, in an order of its own."""
+
+    def tasks(index: int) -> Iterator[LayoutTask]:
+        for one in random.Random(f"{seed}-{index}").sample(drawn, len(drawn)):  # noqa: S311
+            yield LayoutTask(
+                name=f"{index}: {one.setting.label}",
+                round=index,
+                stack=one.stack,
+                layout=one.layout,
+                optimizer=one.optimizer,
+                target_s=budget.target_s,
+            )
+
+    return tuple(tuple(tasks(index)) for index in range(budget.num_rounds))
+
+
+def judge_strategies(
+    request: StrategiesRequest,
+    drawn: Sequence[Strategy],
+    predicted_s: dict[str, Interval],
+    observations: Path,
+) -> StrategiesDocument:
+    """Put every prediction beside what was measured; measures nothing."""
+    entries = read_observations(observations)
+    runs: dict[str, list[Seconds]] = {}
+    for entry in entries:
+        if isinstance(entry, LayoutObservation):
+            label = entry.task.partition(": ")[2]
+            runs.setdefault(label, []).append(entry.median_step_s)
+    if missing := [one.setting.label for one in drawn if one.setting.label not in runs]:
+        raise MeasurementFailed(
+            f"{observations}: {len(missing)} predicted settings were not run, such as {missing[0]}; "
+            "continue with --resume"
+        )
+    rows = []
+    for one in drawn:
+        label = one.setting.label
+        measured_s = float(np.median(runs[label]))
+        rows.append(
+            ComparedStrategy(
+                family=one.family,
+                setting=one.setting,
+                predicted_s=predicted_s[label],
+                measured_s=measured_s,
+                num_repetitions=len(runs[label]),
+                measured_relative_error=estimate(runs[label]).relative_error,
+                signed_error=predicted_s[label].signed_error(measured_s),
+                is_covered=predicted_s[label].holds(measured_s),
+            )
+        )
+    families = [
+        StrategyFamily(
+            name=name,
+            summary=summarise([row.signed_error for row in of_one]),
+            coverage=fraction(row.is_covered for row in of_one),
+        )
+        for name in (*dict.fromkeys(row.family for row in rows), _ALL)
+        if (of_one := [row for row in rows if name in (row.family, _ALL)])
+    ]
+    whole = families[-1]
+    gates = TOLERANCES.judge(summary=whole.summary, coverage=whole.coverage)
+    return StrategiesDocument(
+        provenance=provenance(describe_environment(), seed=request.seed),
+        profile_digest=request.profile.digest,
+        observations_sha256=file_sha256(observations),
+        steal=steal_share(entries),
+        settings=tuple(rows),
+        summary=whole.summary,
+        families=tuple(families),
+        coverage=whole.coverage,
+        gates=gates,
+        passed=passed(gates),
+    )
