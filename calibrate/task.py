@@ -164,7 +164,7 @@ def num_ranks(task: Task) -> int:
     match task:
         case StepTask():
             return task.setting.world_size
-        case CollectiveTask() | OverlapTask() | TrainingTask():
+        case CollectiveTask() | OverlapTask() | TrainingTask() | LayoutTask():
             return task.world_size
         case _:
             return 1
