@@ -57,7 +57,7 @@ from perfmodel.documents.observation import (
     StepObservation,
     WorkloadObservation,
 )
-from perfmodel.layout.layout import Synchronisation
+from perfmodel.layout.layout import Synchronisation, parse_layout
 
 _DEVICE_STREAM_STEPS: Final = 5
 
@@ -74,6 +74,9 @@ def main() -> None:
         name = f"environment-{time.time_ns()}"
         environment = EnvironmentObservation(task=name, round=0, facts=facts)
         append_line(output, environment.model_dump_json())
+    if any(isinstance(task, LayoutTask) for task in order.tasks):
+        # Once, before processes are copied from this one.
+        pass
     carry_out = _together(order) if order.device_kind == "cuda" else _alone(ranks)
     for task in order.tasks:
         start = processor_time()
@@ -114,6 +117,10 @@ def _together(order: WorkOrder) -> _CarryOut:
         local_rank=int(os.environ["LOCAL_RANK"]),
         group_sizes=order.world_sizes,
     )
+    if layouts := [parse_layout(t.layout) for t in order.tasks if isinstance(t, LayoutTask)]:
+        from calibrate.probes.strategies import form_groups  # noqa: PLC0415 - slow imports
+
+        form_groups(session, layouts)
     return lambda task, output: _observed(session, task, output)
 
 

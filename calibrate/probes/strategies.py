@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -136,7 +136,14 @@ def trace_stack(task: LayoutTask, kind: str) -> dict[str, Any]:
 def measure_layout(session: Session, task: LayoutTask) -> list[Seconds]:
     """Steps of a plain loop on this rank; all ranks of the layout must call it. [s]"""
     layout = parse_layout(task.layout)
-    groups = _groups(session, layout)
+    if session.world_size == layout.world_size:
+        form_groups(session, [layout])
+    groups = {
+        name: session.groups[row]
+        for name, rows in _rows(layout).items()
+        for row in rows
+        if session.rank in row
+    }
     step = _step(session, task, layout, groups)
     session.barrier(layout.world_size)
     warm_s = _timed(session, step, _WARM_UP)
@@ -157,21 +164,23 @@ def _timed(session: Session, step: Step, count: int) -> list[Seconds]:
     return [end - start for start, end in itertools.pairwise(ends_s)]
 
 
-def _groups(session: Session, layout: Layout) -> dict[str, Any]:
-    """Group of this rank along each dimension of the layout."""
+def form_groups(session: Session, layouts: Iterable[Layout]) -> None:
+    """Make the groups of ranks of some layouts; all ranks of the session must call it."""
+    for layout in layouts:
+        for rows in _rows(layout).values():
+            for row in rows:
+                if row not in session.groups:
+                    session.groups[row] = dist.new_group(list(row), backend=session.backend)
+
+
+def _rows(layout: Layout) -> dict[str, list[tuple[int, ...]]]:
+    """Ranks that stand beside each other along each dimension of a layout."""
     shape = {"pp": layout.pp, "dp": layout.dp, "tp": layout.tp}
     ranks = torch.arange(layout.world_size).view(*shape.values())
-    found: dict[str, Any] = {}
-    for number, (name, size) in enumerate(shape.items()):
-        rows = ranks.movedim(number, -1).reshape(-1, size).tolist()
-        [row] = (row for row in rows if session.rank in row)
-        key = tuple(row)
-        if key not in session.groups:
-            session.groups[key] = dist.new_group(
-                row, backend=session.backend, use_local_synchronization=True
-            )
-        found[name] = session.groups[key]
-    return found
+    return {
+        name: [tuple(row) for row in ranks.movedim(number, -1).reshape(-1, size).tolist()]
+        for number, (name, size) in enumerate(shape.items())
+    }
 
 
 def _step(session: Session, task: LayoutTask, layout: Layout, groups: dict[str, Any]) -> Step:
