@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -45,8 +45,12 @@ class Session:
             torch.cuda.set_device(device)
         backend = "nccl" if device.type == "cuda" else "gloo"
         sizes = sorted({*group_sizes, dist.get_world_size()})
-        control = {size: _new_group(size, "gloo") for size in sizes}
-        data = control if backend == "gloo" else {size: _new_group(size, backend) for size in sizes}
+        control = {size: new_group(range(size), "gloo") for size in sizes}
+        data = (
+            control
+            if backend == "gloo"
+            else {size: new_group(range(size), backend) for size in sizes}
+        )
         return cls(
             rank=dist.get_rank(),
             world_size=dist.get_world_size(),
@@ -106,8 +110,9 @@ class Session:
         return [start.elapsed_time(end) / 1e3 for start, end in itertools.pairwise(events)]
 
 
-def _new_group(size: int, backend: str) -> dist.ProcessGroup:
-    return cast(dist.ProcessGroup, dist.new_group(ranks=list(range(size)), backend=backend))
+def new_group(ranks: Iterable[int], backend: str) -> dist.ProcessGroup:
+    """A group of some ranks; every rank must call it."""
+    return cast(dist.ProcessGroup, dist.new_group(ranks=list(ranks), backend=backend))
 
 
 def _host_times(act: Callable[[], object], *, repeats: int) -> list[Seconds]:

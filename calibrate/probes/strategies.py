@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from calibrate.probes.session import Session, repeats_within
+from calibrate.probes.session import Session, new_group, repeats_within
 from calibrate.task import LayoutTask
 from perfmodel.documents.observation import StackSpec
 from perfmodel.layout.layout import Layout, Schedule, parse_layout
@@ -170,7 +170,7 @@ def form_groups(session: Session, layouts: Iterable[Layout]) -> None:
         for rows in _rows(layout).values():
             for row in rows:
                 if row not in session.groups:
-                    session.groups[row] = dist.new_group(list(row), backend=session.backend)
+                    session.groups[row] = new_group(row, session.backend)
 
 
 def _rows(layout: Layout) -> dict[str, list[tuple[int, ...]]]:
