@@ -59,11 +59,11 @@ install: $(INSTALLED) ## make the virtual environment and install everything nee
 quickstart: BUDGET = quick
 quickstart: $(INSTALLED) ## install, calibrate, predict up to 1,024 devices, validate, write a report (minutes)
 	-$(RUN) perfmodel doctor
-	test -f $(PROFILE) || $(RUN) perfmodel calibrate --budget $(BUDGET) --out $(OUT)/calibration --resume
+	test -f $(PROFILE) || $(RUN) perfmodel calibrate --budget $(BUDGET) --models lenet,resnet18 --out $(OUT)/calibration --resume
 	$(RUN) perfmodel predict --profile $(PROFILE) --workload lenet --devices $(DEVICES)
 	$(RUN) perfmodel predict --profile $(PROFILE) --workload resnet18 --devices $(DEVICES)
 	@status=0; \
-	$(RUN) perfmodel validate --profile $(PROFILE) --budget $(VALIDATION_BUDGET) --out $(OUT)/validation --resume || status=$$?; \
+	$(RUN) perfmodel validate --profile $(PROFILE) --budget $(VALIDATION_BUDGET) --soon --out $(OUT)/validation --resume || status=$$?; \
 	if [ $$status -ne 0 ] && [ $$status -ne 4 ]; then exit $$status; fi; \
 	$(RUN) perfmodel report --profile $(PROFILE) --validation $(VALIDATION) --workloads lenet,resnet18 --out $(OUT)/report || exit $$?; \
 	if [ $$status -eq 4 ]; then \
