@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Final
 
 from calibrate.campaign import PLAN, Progress, machine_to_itself, read_plan, write_plan
-from perfmodel.documents.testbed import PredictedStep, append_run, read_runs
+from perfmodel.documents.testbed import PredictedStep, TrainingSetting, append_run, read_runs
 from perfmodel.errors import Interrupted, InvalidDocument, UsageError, why
 from perfmodel.units import Seconds
 from validate.testbed.cluster import Cluster, Setting, play, refuse_without_rights, running_server
@@ -91,21 +91,10 @@ def refuse_earlier_runs(request: CampaignRequest, first: str) -> None:
         )
 
 
-class Named(Protocol):
-    """What is predicted; its name is that of its prediction."""
-
-    @property
-    def name(self) -> str:
-        """Unique in a campaign."""
-
-
-S = TypeVar("S", bound=Named)
-
-
 def predict_once(
     folder: Path,
-    settings: Sequence[S],
-    predict: Callable[[S], PredictedStep],
+    settings: Sequence[TrainingSetting],
+    predict: Callable[[TrainingSetting], PredictedStep],
     *,
     options: Mapping[str, object],
     terms: Mapping[str, object],

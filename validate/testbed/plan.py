@@ -124,28 +124,21 @@ def emulated(name: str, *, compute_s: Seconds, optimizer_s: Seconds = 0.0) -> Em
 def as_workload(model: EmulatedModel) -> Workload:
     """The model as the product sees any: parameters in gradient-ready order."""
     layers = model.layers[::-1]
-    done_s = np.cumsum([layer.backward_s for layer in layers])
-    return gradients(
-        model.name,
-        [
-            (layer.num_elements, float(s / done_s[-1]))
-            for layer, s in zip(layers, done_s, strict=True)
-        ],
-    )
-
-
-def gradients(name: str, parameters: list[tuple[int, float]]) -> Workload:
-    """A workload of which only elements and readiness of its gradients are known."""
+    ready = np.cumsum([layer.backward_s for layer in layers])
     return Workload(
-        name=name,
+        name=model.name,
         sample="one emulated sample",
         parameters=tuple(
-            Parameter(name=f"layer {number}", num_elements=elements, ready_fraction=ready)
-            for number, (elements, ready) in enumerate(parameters)
+            Parameter(
+                name=f"layer {number}",
+                num_elements=layer.num_elements,
+                ready_fraction=float(ready[number] / ready[-1]),
+            )
+            for number, layer in enumerate(layers)
         ),
         forward_flop=0.0,
         backward_flop=0.0,
-        num_operators=len(parameters),
+        num_operators=len(layers),
     )
 
 
