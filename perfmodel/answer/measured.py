@@ -12,6 +12,7 @@ from perfmodel.answer.question import Answer, Question
 from perfmodel.cost.machine import SEED, CostModel, borrowed_profile, crowded, model_form
 from perfmodel.cost.measured import (
     beside,
+    families,
     form_factors,
     groups,
     is_ddp,
@@ -413,7 +414,8 @@ def measured_caveats(
     said += [*machine.undetermined, *_origin_caveats(machine, workload)]
     if rescaling is not None:
         said += [*rescaling.notes, *(rescaling.notes_on_groups if largest > 1 else ())]
-    if not all(is_ddp(layout) for layout in found):
+    measured = {cost.family for cost in machine.layouts}
+    if not measured.issuperset(name for layout in found for name in families(layout)):
         said.append(
             "FSDP, tensor and pipeline parallelism: 5 % of error assumed for each; validate strategies"
         )
