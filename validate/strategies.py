@@ -1,7 +1,7 @@
 """Use case: real FSDP2, ZeRO, tensor parallelism and pipelines on this machine, judged.
 
-Stacks of layers that no calibration has seen are drawn, traced, predicted from the profile alone, and then
-trained in plain loops.
+Stacks of layers that no calibration has seen are drawn and traced. Their operators are timed on one rank, as
+``calibrate --workload`` does. The profile predicts their layouts; then they are trained in plain loops.
 """
 
 import random
@@ -17,8 +17,9 @@ from calibrate.campaign import PLAN, Campaign, Progress, measure, read_plan
 from calibrate.environment import describe_environment
 from calibrate.launch import Launcher
 from calibrate.placement import placement_of, provenance
+from calibrate.replays import replays_in, with_replays
 from calibrate.summary import estimate
-from calibrate.task import LayoutTask
+from calibrate.task import LayoutTask, ReplayTask
 from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import open_workload
 from perfmodel.answer.question import Question
@@ -34,6 +35,7 @@ from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, refuse_unknown
 from perfmodel.layout.layout import parse_layout
 from perfmodel.layout.run_setting import RunSetting
+from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.statistics import Interval
 from perfmodel.units import Seconds
 from validate.judging import ProfileRequest, Tolerances, fraction, passed, summarise
@@ -69,9 +71,11 @@ class Budget(NamedTuple):
     stacks_per_layout: int
     target_s: Seconds
     """Of timed steps in a repetition. [s]"""
+    replay_rounds: int
+    """Rounds in which the operators of every stack are timed on one rank."""
 
 
-BUDGETS: Final = {"quick": Budget(2, 1, 0.6), "standard": Budget(4, 2, 1.0)}
+BUDGETS: Final = {"quick": Budget(2, 1, 0.6, 1), "standard": Budget(4, 2, 1.0, 2)}
 
 
 class Strategy(NamedTuple):
@@ -132,10 +136,22 @@ def validate_strategies(
     drawn = strategies(
         budget.stacks_per_layout, most_ranks=machine.max_world_size, seed=request.seed
     )
+    timed = measure(
+        Campaign(
+            folder=request.folder / "in-place",
+            plan={"stage": "validate strategies, in place", "seed": request.seed},
+            rounds=replays(request, drawn, budget),
+            placement=here,
+        ),
+        launcher,
+        resume=request.resume,
+        on_progress=on_progress,
+    )
     if request.resume and (request.folder / PLAN).exists():
         # Predictions are made once, before the first run.
         plan = read_plan(request.folder)
     else:
+        known = with_replays(machine, replays_in(timed))
         plan = {
             "stage": "validate strategies",
             "budget": request.budget,
@@ -143,7 +159,8 @@ def validate_strategies(
             "profile_digest": machine.digest,
             "gates": {"mape": TOLERANCES.step_mape, "worst": TOLERANCES.step_worst},
             "predicted_s": {
-                one.setting.label: asdict(predict(request, one, budget.num_rounds)) for one in drawn
+                one.setting.label: asdict(predict(known, one, request.folder, budget.num_rounds))
+                for one in drawn
             },
         }
     observations = measure(
@@ -201,19 +218,52 @@ def _draw(
     )
 
 
-def predict(request: StrategiesRequest, strategy: Strategy, num_rounds: int) -> Interval:
-    """What the profile says of a stack that is traced now."""
-    # A factory of its own for the tracer, which takes files.
-    path = request.folder.resolve() / "models" / f"{strategy.workload}.py"
-    write_atomically(
-        path,
-        "from calibrate.probes.strategies import traceable\n\n\n"
-        f"def stack():\n    return traceable({strategy.stack.model_dump()})\n",
+def replays(
+    request: StrategiesRequest, drawn: Sequence[Strategy], budget: Budget
+) -> tuple[tuple[ReplayTask, ...], ...]:
+    """Trace every stack into a file, and time its operators once in every round."""
+    for one in drawn:
+        if not _document(request.folder, one).exists():
+            # A factory of its own for the tracer, which takes files.
+            path = request.folder.resolve() / "models" / f"{one.workload}.py"
+            write_atomically(
+                path,
+                "from calibrate.probes.strategies import traceable\n\n\n"
+                f"def stack():\n    return traceable({one.stack.model_dump()})\n",
+            )
+            request.trace(f"{path}:stack", one.optimizer).write(_document(request.folder, one))
+    return tuple(
+        tuple(
+            ReplayTask(
+                name=f"{index}: {one.workload} replayed",
+                round=index,
+                workload=one.workload,
+                micro_batch=parse_layout(one.layout).micro_batch,
+                document=str(_document(request.folder, one).resolve()),
+                target_s=budget.target_s,
+            )
+            for one in _shuffled(drawn, f"{request.seed}-replays-{index}")
+        )
+        for index in range(budget.replay_rounds)
     )
-    document = request.trace(f"{path}:stack", strategy.optimizer)
+
+
+def _document(folder: Path, strategy: Strategy) -> Path:
+    return folder / "traces" / f"{strategy.workload}.json"
+
+
+def _shuffled(drawn: Sequence[Strategy], seed: str) -> list[Strategy]:
+    return random.Random(seed).sample(drawn, len(drawn))  # noqa: S311 - an order, no secret
+
+
+def predict(
+    machine: MeasuredMachine, strategy: Strategy, folder: Path, num_rounds: int
+) -> Interval:
+    """Step of a stack under its layout, from its operators and the costs of the machine. [s]"""
+    document = WorkloadDocument.read(_document(folder, strategy))
     question = Question(
-        machine=request.profile,
-        workload=open_workload(request.profile, document),
+        machine=machine,
+        workload=open_workload(machine, document),
         layout=parse_layout(strategy.layout),
         num_repetitions=num_rounds,
     )
@@ -226,7 +276,7 @@ def rounds(
     """Every setting once in every round, in an order of its own."""
 
     def tasks(index: int) -> Iterator[LayoutTask]:
-        for one in random.Random(f"{seed}-{index}").sample(drawn, len(drawn)):  # noqa: S311
+        for one in _shuffled(drawn, f"{seed}-{index}"):
             yield LayoutTask(
                 name=f"{index}: {one.setting.label}",
                 round=index,
