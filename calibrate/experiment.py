@@ -409,11 +409,11 @@ class Experiment:
                 )
 
 
-#: Layers that hardly compute, with few bytes and with many, and some between.
+#: Layers that hardly compute, layers of many parameters, and layers of large activations.
 _STACKS: Final = (
     StackSpec(layers=8, width=64, tokens=16, head=16),
     StackSpec(layers=4, width=512),
-    StackSpec(layers=4, width=256, tokens=32, head=32),
+    StackSpec(layers=4, width=192, tokens=128, head=32),
 )
 _STACK_BATCH: Final = 4
 _LAYOUTS: Final = ("fsdp={n}", "dp={n} zero=1", "tp={n}", "pp={n} accumulation={twice}")

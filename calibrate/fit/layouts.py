@@ -27,6 +27,11 @@ from perfmodel.units import Seconds
 
 #: Steps are linear in what is fitted; by how much is read off these. [s], [s/B]
 _TRIAL: Final = (1e-3, 1e-9)
+#: What a library's own code costs at most, as a rule: 2 ms of Python per exchange, a copy at 1 GB/s. Few
+#: stacks, of few sizes, would else explain the drift of the machine by seconds per byte. Priors. [s], [s/B]
+_PRIOR: Final = (2e-3, 1e-9)
+#: Uncertainty of one measured step, in log, against which the priors are weighed.
+_STEP_ERROR: Final = 0.1
 #: A family's own scatter counts as much as so many values of the scatter of all.
 _POOLED: Final = 2.0
 
@@ -44,6 +49,7 @@ def fit_layouts(
 
         measured step = predicted step + call_s * exchanges + byte_s * bytes
 
+    Non-negative least squares in relative errors, drawn towards no cost by ``_PRIOR``.
     The compute of a stack is as it ran on one rank, so that only what the layout adds is left.
     """
     found: dict[tuple[str, str], list[LayoutObservation]] = defaultdict(list)
@@ -97,11 +103,10 @@ def _fitted(
     for (family, n), group in runs.items():
         rows = slice(first, first + len(group))
         first += len(group)
-        weights = 1 / measured_s[rows, np.newaxis]
-        scaled = design[rows] * weights
-        norms = np.maximum(np.abs(scaled).max(axis=0), 1e-30)
-        left = (measured_s[rows] - base_s[rows]) * weights[:, 0]
-        solution = nnls(scaled / norms, left)[0] / norms
+        weights = 1 / (measured_s[rows] * _STEP_ERROR)
+        scaled = np.vstack([design[rows] * weights[:, np.newaxis] * _PRIOR, np.eye(len(_PRIOR))])
+        left = np.append((measured_s[rows] - base_s[rows]) * weights, np.zeros(len(_PRIOR)))
+        solution = nnls(scaled, left)[0] * _PRIOR
         missed = np.log(measured_s[rows] / (base_s[rows] + design[rows] @ solution))
         squares[family] += (missed**2).tolist()
         free[family] += max(0, len(group) - int((solution > 0).sum()))
