@@ -379,6 +379,7 @@ class Experiment:
         layouts = [
             layout.format(n=world_size, twice=2 * world_size)
             for world_size in self.world_sizes
+            if _STACK_PARTS % world_size == 0
             for layout in (_LAYOUTS if world_size > 1 else ("dp=1",))
         ]
         for stack in _STACKS if index % 2 == 0 else ():
@@ -409,11 +410,13 @@ class Experiment:
                 )
 
 
+#: Ranks that can share the layers and the heads of every stack: these, and what divides them.
+_STACK_PARTS: Final = 8
 #: Layers that hardly compute, layers of many parameters, and layers of large activations.
 _STACKS: Final = (
-    StackSpec(layers=8, width=64, tokens=16, head=16),
-    StackSpec(layers=4, width=512),
-    StackSpec(layers=4, width=192, tokens=128, head=32),
+    StackSpec(layers=_STACK_PARTS, width=64, tokens=16, head=64 // _STACK_PARTS),
+    StackSpec(layers=_STACK_PARTS, width=384),
+    StackSpec(layers=_STACK_PARTS, width=256, tokens=64, head=256 // _STACK_PARTS),
 )
 _STACK_BATCH: Final = 4
 _LAYOUTS: Final = ("fsdp={n}", "dp={n} zero=1", "tp={n}", "pp={n} accumulation={twice}")

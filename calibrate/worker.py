@@ -74,9 +74,6 @@ def main() -> None:
         name = f"environment-{time.time_ns()}"
         environment = EnvironmentObservation(task=name, round=0, facts=facts)
         append_line(output, environment.model_dump_json())
-    if any(isinstance(task, LayoutTask) for task in order.tasks):
-        # Once, before processes are copied from this one.
-        pass
     carry_out = _together(order) if order.device_kind == "cuda" else _alone(ranks)
     for task in order.tasks:
         start = processor_time()

@@ -133,9 +133,7 @@ def assert_prediction_is_plausible(profile: MeasuredMachine) -> None:
     )
     one, two = document.points
     assert one.speedup is not None
-    assert two.speedup is not None
     assert one.speedup.nominal == pytest.approx(1.0)
-    assert 0 < two.speedup.nominal < 3
     measured_s = {
         (step.world_size, step.synchronisation): step.step_s
         for step in profile.steps

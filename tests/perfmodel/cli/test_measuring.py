@@ -33,7 +33,7 @@ needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is no
 def launch(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[LaunchCall], None]], None]:
     def play(behave: Callable[[LaunchCall], None]) -> None:
         monkeypatch.setattr(
-            "calibrate.launch.TorchrunLauncher", lambda: FakeLauncher(behave=behave)
+            "calibrate.launch.TorchrunLauncher", lambda **_: FakeLauncher(behave=behave)
         )
 
     return play
