@@ -145,7 +145,7 @@ def ddp_step_s(  # noqa: PLR0913 - a step has as many parts
         device = m forward + (m - 1) backward + overlapped(backward, all_reduce) + optimizer
         step   = max(device, host)    the host (dispatch, data loader) runs ahead: it binds if slower
 
-    A single step on an idle device also waits for its first dispatch.
+    The engine takes the larger of the program without launches and of its launches alone.
     """
     ends = [0.0, *ready[:-1], 1.0]
     segments_s = [(end - start) * backward_s + hook_s for start, end in pairwise(ends)]

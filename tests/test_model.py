@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel import model
+from perfmodel.answer.measured import steady_sides
 from perfmodel.cost.collectives import (
     LevelCost,
     SwitchedSum,
@@ -108,6 +109,8 @@ def test_host_that_runs_ahead_binds_only_if_it_is_slower(case: Case) -> None:
     ends_s = end_times(StepProgram((*step.operations, *again)), np.tile(durations_s, 2))
     step_s = page_step_s(case, host_s=durations_s[list(step.on_stream(Stream.HOST))].sum())
     alone_s = ends_s[:count].max()
+    sides_s = [end_times(step, side_s).max() for side_s in steady_sides(step, durations_s)]
+    assert max(sides_s) == pytest.approx(step_s, rel=EXACT, abs=1e-12)
     assert ends_s.max() - alone_s == pytest.approx(step_s, rel=EXACT, abs=1e-12)
     assert alone_s >= step_s * (1 - EXACT)
 

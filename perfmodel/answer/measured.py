@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 #: Streams of what ranks send each other.
 _EXCHANGES: Final = (Stream.COMM, Stream.TENSOR, Stream.SEND_FORWARD, Stream.SEND_BACKWARD)
+#: What the host issues; the loader works beside both.
+_ISSUED: Final = (Stream.COMPUTE, *_EXCHANGES)
 #: A program of more operations is evaluated in fewer draws.
 _LARGE_PROGRAM: Final = 2000
 #: The same of stages, which wait for each other: every operation takes a pass over all of them.
@@ -170,7 +172,7 @@ def measured_answer(question: Question) -> Answer:
     machine, workload, layout = _parts(question)
     costs = layout_costs(question)
     program, terms, median_s, durations_s = costs
-    trace = simulate(program, durations_s[:, :1].T, interference=_interference(terms))
+    trace = _steady_trace(program, terms, durations_s[:, :1])
     model = cost_model(machine, question.cluster, durations_s.shape[1])
     alike = beside(layout)
     late = [
@@ -181,7 +183,7 @@ def measured_answer(question: Question) -> Answer:
         )
         for percent in question.tails
     ]
-    cases_s = [durations_s, _silenced(program, durations_s), median_s, *late]
+    cases_s = [durations_s, _without(program, durations_s, *_EXCHANGES), median_s, *late]
     step_s, silent_s, even_s, *tails_s = all_step_times(
         program, [(terms, case_s) for case_s in cases_s]
     )
@@ -246,19 +248,52 @@ def step_times(program: StepProgram, terms: Terms, durations_s: Samples) -> Samp
 def all_step_times(program: StepProgram, cases: Sequence[tuple[Terms, Samples]]) -> list[Samples]:
     """Durations of a step in many cases, all draws of all cases together. [s]
 
+    Steps follow each other. On an asynchronous device the host never waits: it runs ahead until one of the
+    two sides hides the other, and no step but the first waits for its first launch.
+
+        step = max(step without launches, step of launches alone)
+    """
+    durations_s = np.concatenate([case_s for _, case_s in cases], axis=1)
+    every = [terms for terms, _ in cases]
+    step_s = np.max(
+        [_makespans(program, every, s) for s in steady_sides(program, durations_s)], axis=0
+    )
+    return np.split(step_s, len(cases))
+
+
+def steady_sides(program: StepProgram, durations_s: Samples) -> list[Samples]:
+    """Durations of what may bind the steady step: of the device and of the host, or of both together."""
+    if not program.on_stream(Stream.HOST):
+        return [durations_s]
+    return [
+        _without(program, durations_s, Stream.HOST),
+        _without(program, durations_s, *_ISSUED),
+    ]
+
+
+def _steady_trace(program: StepProgram, terms: Terms, nominal_s: Samples) -> Trace:
+    """The nominal step; on an asynchronous device that of the side which binds."""
+    sides = [
+        simulate(program, side_s.T, interference=_interference(terms))
+        for side_s in steady_sides(program, nominal_s)
+    ]
+    return max(sides, key=lambda trace: trace.step_s)
+
+
+def _makespans(program: StepProgram, cases: Sequence[Terms], durations_s: Samples) -> Samples:
+    """Ends of one step from its start, the draws of all cases together. [s]
+
     A few thousand draws take hardly longer than a few hundred. Where overlap is free the recursion in
     max-plus algebra says the same in a fraction of the time.
     """
-    durations_s = np.concatenate([case_s for _, case_s in cases], axis=1)
-    compute_speed = np.concatenate([terms.compute_speed for terms, _ in cases])
-    comm_speed = np.concatenate([terms.comm_speed for terms, _ in cases])
+    compute_speed = np.concatenate([terms.compute_speed for terms in cases])
+    comm_speed = np.concatenate([terms.comm_speed for terms in cases])
     if (compute_speed == 1).all() and (comm_speed == 1).all():
-        step_s = algebra.step_times(program, durations_s)
-    else:
-        step_s = algebra.end_times_with_interference(
-            program, durations_s, compute_speed=compute_speed, comm_speed=comm_speed
-        ).max(axis=0)
-    return np.split(step_s, len(cases))
+        return algebra.step_times(program, durations_s)
+    ends_s = algebra.end_times_with_interference(
+        program, durations_s, compute_speed=compute_speed, comm_speed=comm_speed
+    )
+    return np.asarray(ends_s.max(axis=0))
 
 
 def interval(draws: Samples) -> Interval:
@@ -309,10 +344,10 @@ def _interference(terms: Terms) -> Interference:
     )
 
 
-def _silenced(program: StepProgram, durations_s: Samples) -> Samples:
-    """The same durations with communication that costs nothing."""
+def _without(program: StepProgram, durations_s: Samples, *streams: Stream) -> Samples:
+    """The same durations, with what some streams do costing nothing."""
     result = durations_s.copy()
-    for stream in _EXCHANGES:
+    for stream in streams:
         result[list(program.on_stream(stream))] = 0.0
     return result
 

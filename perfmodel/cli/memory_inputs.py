@@ -1,6 +1,7 @@
 """What the commands about memory read; imported late, because numpy comes with it."""
 
 import dataclasses
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from perfmodel.layout.layout import Layout
 from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.report.memory import MemoryReport
-from perfmodel.step.program import Cause, time_by_cause
+from perfmodel.step.program import Cause
 from perfmodel.units import Bytes, Seconds, format_bytes
 from perfmodel.workload.memory import StepMemory
 from perfmodel.workload.operator import Phase
@@ -197,14 +198,17 @@ def _times(document: WorkloadDocument, profile: MeasuredMachine, batch: int) -> 
     )
     question = StepQuestion(machine=profile, workload=found, layout=Layout(micro_batch=batch))
     step, costs = answer(question), layout_costs(question)
-    causes = time_by_cause(step.trace)
+    # Of the device, or of the host that issues its work: whichever binds.
+    causes: dict[Cause, Seconds] = defaultdict(float)
+    for span in step.trace.spans():
+        causes[span.operation.issues or span.operation.cause] += span.end_s - span.start_s
     weakest = _BASES[Evidence.weakest(step.evidence.values())]
     plain = StepTimes(
-        forward_s=causes.get(Cause.FORWARD, 0.0),
-        backward_s=causes.get(Cause.BACKWARD, 0.0),
-        optimizer_s=causes.get(Cause.OPTIMIZER, 0.0),
+        forward_s=causes[Cause.FORWARD],
+        backward_s=causes[Cause.BACKWARD],
+        optimizer_s=causes[Cause.OPTIMIZER],
         basis=weakest,
-        fused_s=_fused_s(document, profile, batch, causes.get(Cause.OPTIMIZER, 0.0)),
+        fused_s=_fused_s(document, profile, batch, causes[Cause.OPTIMIZER]),
         graphed_s=sum(float(time_s[0]) for time_s in costs.terms.compute_s.values())
         if profile.asynchronous
         else None,

@@ -106,7 +106,9 @@ class Machine:
     message_scale: float = 1.0
     """On collectives alone."""
     asynchronous: bool = False
-    """Then the host issues each phase in half the time that the device takes for it."""
+    """Then the host issues each phase ..."""
+    issued: float = 0.5
+    """... in so many times the time that the device takes for it."""
 
 
 def profile(machine: Machine) -> MeasuredMachine:
@@ -177,7 +179,7 @@ def _phases(name: str, machine: Machine, *, world_size: int) -> PhaseCurves:
     shared = 1.0 if world_size == 1 else machine.sharing
     curve = functools.partial(_curve, name, machine)
     issued = {
-        f"dispatch_{phase}": curve(phase, factor=0.5)
+        f"dispatch_{phase}": curve(phase, factor=machine.issued)
         for phase in ("forward", "backward", "optimizer")
         if machine.asynchronous
     }

@@ -148,13 +148,17 @@ def test_a_step_lasts_as_long_as_the_loader() -> None:
     assert step.step_s[0] == pytest.approx(1.6)
 
 
-def test_an_asynchronous_device_waits_for_its_host_at_the_start_alone() -> None:
-    """The host issues in half the time: forward starts at 40.5 ms and everything follows on.
-
-    40.5 + 81 + 162 + 4 = 287.5 ms.
-    """
-    (point,) = points(Machine(asynchronous=True))
-    assert point.step_s.nominal == pytest.approx(0.2875)
+@pytest.mark.parametrize(
+    ("issued", "step_s"), [(0.2, 0.2472), (1 / 3, 0.2472), (1, 0.2472), (1.2, 0.2964), (5, 1.235)]
+)
+def test_a_steady_step_of_an_asynchronous_device_is_the_larger_side(
+    issued: float, step_s: float
+) -> None:
+    """The device takes 0.2 + 81 + 162 + 4 ms, the host its factor of 81 + 162 + 4 ms."""
+    (point,) = points(Machine(asynchronous=True, issued=issued))
+    assert point.step_s.nominal == pytest.approx(step_s)
+    causes = {cause for cause, spent_s in point.breakdown_s.items() if spent_s > 1e-3}
+    assert (causes == {Cause.DISPATCH}) == (issued > 1)
 
 
 def test_the_textbook_pair_small_batches_scale_the_heavy_model_alone() -> None:
