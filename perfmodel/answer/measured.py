@@ -152,10 +152,10 @@ def layout_costs(question: Question) -> Costs:
             f"--devices: must be at most {cluster.num_devices}, all that {cluster.name} has, "
             f"got {layout.world_size}; ask for fewer or enlarge the cluster file"
         )
-    if layout.world_size > 1 and machine.max_world_size == 1:
+    if layout.world_size > 1 and machine.max_world_size == 1 and cluster is None:
         raise CalibrationUnavailable(
             f"--devices: {layout.world_size} devices need a measured interconnect, but the "
-            "profile holds one rank; calibrate with --nproc 2 or more"
+            "profile holds one rank; name the links with --cluster FILE, or calibrate with --nproc 2"
         )
     program = step_program(machine, workload, layout)
     large = _LARGE_PROGRAM if is_ddp(layout) else _LARGE_DIVIDED

@@ -63,7 +63,9 @@ class Network:
     """
 
     messages: Mapping[str, MessageCost]
-    """By kind of collective; all-reduces among them."""
+    """By kind of collective, all-reduces among them; empty if the cluster file alone tells of links."""
+    library: str
+    """What carries out collectives."""
     uncertainty: Samples
     """Deviates, shape ``(num_draws,)``, of the error beyond the largest group; draw 0 is 0."""
     kind_uncertainty: Samples
@@ -86,6 +88,8 @@ class Network:
     ) -> "Network | None":
         """Draw message curves from a profile's collectives; None if it holds no all-reduce that fits.
 
+        Of one rank no collective was measured: all links are then as the cluster file says.
+
         ``rng``: Randomness of its own by name, so that the order of questions is no matter.
         """
         measured_tier, groups = _measured(profile, cluster)
@@ -103,7 +107,9 @@ class Network:
             )
         }
         if ALL_REDUCE not in found:
-            return None
+            if cluster is None or profile.max_world_size > 1:
+                return None
+            found, measured_tier = {}, NOT_MEASURED
 
         def deviates(name: str, rows: int) -> Samples:
             drawn = rng(name).standard_normal((rows, num_draws))
@@ -113,17 +119,13 @@ class Network:
         num_tiers = len(cluster.tiers) if cluster else 1
         return cls(
             messages=found,
+            library=profile.backend,
             uncertainty=deviates("groups", 1)[0],
             kind_uncertainty=np.exp(_UNCERTAINTY_OF_KIND * deviates("kinds", 1)[0]),
             cluster=cluster,
             measured_tier=measured_tier,
             tier_uncertainties=np.exp(_UNCERTAINTY_OF_FILE * deviates("tiers", num_tiers)),
         )
-
-    @property
-    def library(self) -> str:
-        """What carried out the measured collectives."""
-        return self.messages[ALL_REDUCE].library
 
     def time_s(
         self,
@@ -148,6 +150,7 @@ class Network:
             kind = ALL_REDUCE
         known, factor = self._known(kind)
         if used is None or (is_flat and kind != "broadcast"):
+            assert known is not None, "without measured links every tier is the file's"
             inside = self.cluster is not None and self._inside_node(self.measured_tier)
             alone_s = known.group_s(
                 size_bytes,
@@ -165,7 +168,7 @@ class Network:
                 alone_s = levels[-1].latency_s + levels[-1].transfer_s(size_bytes)
             else:
                 alone_s = half_s(levels, size_bytes, library=self.library)
-        doublings = max(0.0, math.log2(group.size / known.ranks[-1]))
+        doublings = max(0.0, math.log2(group.size / known.ranks[-1])) if known else 0.0
         widening = np.exp(_UNCERTAINTY_PER_DOUBLING * doublings * self.uncertainty)
         result: Samples = alone_s * factor * widening
         return result
@@ -196,10 +199,10 @@ class Network:
         is_known = inside and group.size <= known.ranks[-1]
         return Evidence.INTERPOLATED if is_known else Evidence.EXTRAPOLATED
 
-    def _known(self, kind: str) -> tuple[MessageCost, Samples | float]:
+    def _known(self, kind: str) -> tuple[MessageCost | None, Samples | float]:
         """Messages of a kind, those of an all-reduce if it was not measured, and their uncertainty."""
-        if kind in self.messages:
-            return self.messages[kind], 1.0
+        if kind in self.messages or not self.messages:
+            return self.messages.get(kind), 1.0
         if kind not in self._borrowed:
             self._borrowed[kind] = replace(self.messages[ALL_REDUCE], collective=kind, _by_ranks={})
         return self._borrowed[kind], self.kind_uncertainty
@@ -212,11 +215,13 @@ class Network:
 
     def _all_reduce_levels(self, group: Group) -> list[LevelCost]:
         used = self._levels(group) if group.size > 1 else None
-        return [self._cost(self.messages[ALL_REDUCE], level, 1.0) for level in used or ()]
+        known = self.messages.get(ALL_REDUCE)
+        return [self._cost(known, level, 1.0) for level in used or ()]
 
-    def _cost(self, known: MessageCost, level: "Level", rate: Samples | float) -> LevelCost:
+    def _cost(self, known: MessageCost | None, level: "Level", rate: Samples | float) -> LevelCost:
         is_inside = self._inside_node(level.place)
         if level.place == self.measured_tier:
+            assert known is not None, level
             measured = known.level(
                 level.tier,
                 level.members,

@@ -50,6 +50,20 @@ def test_the_measured_tier_takes_its_messages_from_the_profile() -> None:
     assert float(inside_s[0]) == pytest.approx(6 * message_time(machine, MIB))
 
 
+def test_one_measured_rank_takes_all_links_from_the_file() -> None:
+    """4 ranks, 4 MiB: 6 messages of 0.1 ms and 6 MiB at 1 GB/s; 16 ranks as from a measured node."""
+    one = Machine(world_size=1)
+    found = network(one, cluster(), num_draws=2000)
+    inside_s = found.time_s("all_reduce", 4 * MIB, Group(4))
+    assert inside_s[0] == pytest.approx(6 * 1e-4 + 6 * MIB / 1e9)
+    assert np.log(inside_s).std() == pytest.approx(0.3, rel=0.1)
+    assert found.evidence([MIB], Group(4)) is Evidence.ASSUMED
+    predictor = Asking(profile(one), cluster=cluster())
+    step = predictor.step(predictor.workload("heavy"), SETTING.layout)
+    assert step.step_s[0] == pytest.approx(step_s(cluster()), rel=0.02)
+    assert step.evidence["communication"] is Evidence.ASSUMED
+
+
 def test_a_ring_between_nodes_waits_for_the_link_of_the_file() -> None:
     """16 ranks, 16 MiB: 24 messages of 0.1 ms, 6 of 1 ms, and 30 MiB at 0.2 GB/s."""
     found = network(Machine(), cluster())
@@ -111,6 +125,7 @@ def test_eight_nodes_of_h200_from_one_and_the_data_sheet_of_their_adapters() -> 
                 rng=np.random.default_rng(0),
             )
         },
+        library="nccl",
         uncertainty=np.zeros(1),
         kind_uncertainty=np.ones(1),
         cluster=Cluster(name="h200", tiers=(node, fabric)),
