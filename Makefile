@@ -67,7 +67,7 @@ quickstart: $(INSTALLED) ## install, calibrate, predict up to 1,024 devices, val
 	if [ $$status -ne 0 ] && [ $$status -ne 4 ]; then exit $$status; fi; \
 	$(RUN) perfmodel report --profile $(PROFILE) --validation $(VALIDATION) --workloads lenet,resnet18 --out $(OUT)/report || exit $$?; \
 	if [ $$status -eq 4 ]; then \
-		echo 'make: the predictions missed a validation gate (exit code 4): the report says which.' >&2; \
+		echo 'make: the validation did not pass; the quick budget promises no tolerance: the lines above say why.' >&2; \
 		echo 'make: measure longer: make calibrate validate report BUDGET=standard OUT=runs/standard' >&2; \
 	fi
 

@@ -15,7 +15,7 @@ from perfmodel.cli.output import (
     show_document,
     show_lines,
 )
-from perfmodel.errors import UsageError
+from perfmodel.errors import OutOfTolerance, UsageError
 
 if TYPE_CHECKING:
     from perfmodel.documents.workload import WorkloadDocument
@@ -70,6 +70,7 @@ def validate(
     from perfmodel.documents.profile import ProfileDocument
     from perfmodel.documents.verdicts import ValidationDocument
     from perfmodel.report.validation import steps_table, summary_lines
+    from perfmodel.report.wording import noise_beyond, percent
     from validate import validate as use_case
     from validate.judging import PLAIN_LOOP
 
@@ -90,6 +91,12 @@ def validate(
         document = use_case.validate(request, launcher, on_progress=on_progress)
     show(steps_table(document))
     show_lines([*summary_lines(document), f"validation: {out / use_case.VALIDATION}"])
+    noise = noise_beyond(document)
+    if noise is not None and not document.passed:
+        raise OutOfTolerance(
+            f"validate: too noisy to judge: calibrated settings, run again, were off by {percent(noise)}; "
+            "see perfmodel doctor, and measure longer with --budget standard"
+        )
     refuse_failed_gates(
         "validate",
         document.gates,

@@ -5,7 +5,6 @@ from typing import Any, Final
 
 from perfmodel.documents.testbed import JudgedStep, TestbedDocument
 from perfmodel.documents.verdicts import (
-    STEP_MAPE,
     ErrorSummary,
     ModelsValidationDocument,
     NetworkVerdict,
@@ -27,9 +26,6 @@ from perfmodel.report.wording import (
     verdict,
 )
 from perfmodel.units import format_duration
-
-#: From this share of the allowed error on, runs that differ among themselves say little.
-_LARGEST_NOISE_SHARE: Final = 0.75
 
 
 def steps_table(validation: ValidationDocument) -> Table:
@@ -147,13 +143,6 @@ def summary_lines(validation: ValidationDocument) -> list[str]:
         f"({covered} of {len(validation.settings)})"
     )
     lines += gate_lines(validation.gates)
-    allowed = next((g.at_most for g in validation.gates if g.name == STEP_MAPE), None)
-    floor = validation.noise_floor
-    if floor and allowed is not None and floor.mape > _LARGEST_NOISE_SHARE * allowed:
-        lines.append(
-            f"Too noisy to judge: calibrated settings, run again, were off by {percent(floor.mape)}; "
-            f"predictions may be off by {percent(allowed)}. See perfmodel doctor, and measure longer."
-        )
     return [*lines, *steal_lines(validation.steal)]
 
 

@@ -14,6 +14,10 @@ from perfmodel.units import PREFIXES, Seconds, format_duration, format_rate, par
 if TYPE_CHECKING:
     from perfmodel.documents.verdicts import ErrorSummary, Gate, ValidationDocument
 
+#: From this share of the allowed error on, runs that differ among themselves say little.
+_LARGEST_NOISE_SHARE: Final = 0.75
+#: Further off than this, calibrated settings did not meet noise: something else is wrong.
+_NO_NOISE: Final = 0.5
 DEFINITIONS: Final[dict[str, str]] = {
     "Step": "One optimizer update, from the end of one step to the end of the next; of a "
     "run the mean without the fastest and the slowest sixth. It may hold several micro-batches "
@@ -147,15 +151,29 @@ def gate_lines(gates: Iterable["Gate"]) -> list[str]:
 
 
 def verdict(validation: "ValidationDocument | None") -> str:
-    """One line: passed, failed and by what, or never checked."""
+    """One line: passed, too noisy to judge, failed and by what, or never checked."""
     if validation is None:
         return "NOT VALIDATED: these predictions have not been checked against fresh runs"
     count = len(validation.gates)
     if validation.passed:
         return f"PASSED: {count} of {count} gates held"
+    if (noise := noise_beyond(validation)) is not None:
+        return f"TOO NOISY TO JUDGE: calibrated settings, run again, were off by {percent(noise)}"
     missed = [gate.name for gate in validation.gates if not gate.passed]
     names = ", ".join(missed) or "see the log of the run"
     return f"FAILED: {len(missed)} of {count} gates missed ({names})"
+
+
+def noise_beyond(validation: "ValidationDocument") -> float | None:
+    """Noise floor of a validation, if it leaves the gate on step times little to judge."""
+    from perfmodel.documents.verdicts import STEP_MAPE  # noqa: PLC0415 - a prediction needs no verdict
+
+    allowed = next((gate.at_most for gate in validation.gates if gate.name == STEP_MAPE), None)
+    floor = validation.noise_floor
+    if floor is None or allowed is None:
+        return None
+    is_noise = _LARGEST_NOISE_SHARE * allowed < floor.mape < _NO_NOISE
+    return floor.mape if is_noise else None
 
 
 def scaling_words(prediction: PredictionDocument) -> str:

@@ -149,12 +149,11 @@ def test_runs_that_differ_among_themselves_are_called_too_noisy() -> None:
     gate = document.gates[0].model_copy(update={"name": STEP_MAPE, "at_most": 0.06})
     floor = document.noise_floor
     assert floor is not None
-    noisy = document.model_copy(
-        update={"gates": (gate,), "noise_floor": floor.model_copy(update={"mape": 0.05})}
-    )
-    lines = summary_lines(noisy)
-    assert lines[-1].startswith(
-        "Too noisy to judge: calibrated settings, run again, were off by 5.0 %"
+    changes = {"gates": (gate,), "noise_floor": floor.model_copy(update={"mape": 0.05})}
+    noisy = document.model_copy(update={**changes, "passed": False})
+    assert summary_lines(noisy)[0] == (
+        "TOO NOISY TO JUDGE: calibrated settings, run again, were off by 5.0 %"
     )
     quiet = noisy.model_copy(update={"noise_floor": floor.model_copy(update={"mape": 0.02})})
-    assert not any("noisy" in line for line in summary_lines(quiet))
+    assert summary_lines(quiet)[0].startswith("FAILED")
+    assert summary_lines(noisy.model_copy(update={"passed": True}))[0].startswith("PASSED")
