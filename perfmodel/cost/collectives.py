@@ -337,7 +337,7 @@ def _times(
     match algorithm:
         case Algorithm.RING:
             num_ranks = sum(level.crossings for level in levels) + 1
-            sent = [(2 * (num_ranks - 1), size_bytes / num_ranks)] * len(levels)
+            sent = [(num_messages("all_reduce", num_ranks), size_bytes / num_ranks)] * len(levels)
             hops = [2 * level.crossings for level in levels]
         case Algorithm.TREE:
             chained = [level.inside_node or (bool(outer) and level is inner) for level in levels]
@@ -347,7 +347,7 @@ def _times(
                 for level, chain in zip(levels, chained, strict=True)
             ]
         case Algorithm.HIERARCHICAL:
-            hops = [2 * (level.members - 1) for level in levels]
+            hops = [num_messages("all_reduce", level.members) for level in levels]
             sent = [(hop, size_bytes / v.members) for hop, v in zip(hops, levels, strict=True)]
         case Algorithm.HALVING_DOUBLING:
             return [

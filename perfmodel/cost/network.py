@@ -17,6 +17,7 @@ from perfmodel.cost.collectives import (
     broadcast_s,
     half_s,
     library_of,
+    num_messages,
     occupancy,
     switched_bytes,
 )
@@ -232,7 +233,7 @@ class Network:
             if not level.in_switch_reduction:
                 return measured
             # What was measured holds what the switches do: as a whole it is their sum.
-            count = 2 * (level.members - 1)
+            count = num_messages(ALL_REDUCE, level.members)
             whole = SwitchedSum(
                 latency_s=count * measured.latency_s,
                 transfer_s=lambda size_bytes: (
