@@ -252,10 +252,11 @@ class Answers:
     ) -> tuple[CurvePoint, ...]:
         """Speed-ups of powers of two and of the count asked for, where the batch can be split."""
         scenario, layout = self._scenario(subject), found.layout
-        most = CURVE_UP_TO if scenario.machine.max_world_size > 1 else 1
+        cluster = scenario.question.cluster
+        has_links = cluster is not None or scenario.machine.max_world_size > 1
+        most = CURVE_UP_TO if has_links else 1
         while most < asked.devices:
             most *= 2
-        cluster = scenario.question.cluster
         most = most if cluster is None else min(most, cluster.num_devices)
         batch = layout.micro_batch if asked.scaling == "weak" else layout.global_batch
         counts = [2**power for power in range(most.bit_length())]
