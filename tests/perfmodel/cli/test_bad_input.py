@@ -140,11 +140,16 @@ def test_a_truncated_profile_is_unavailable(predict: Run, stored: Path, num_byte
     assert f"{stored}: profile cannot be read" in complaint(predict(), EXIT_CALIBRATION)
 
 
-def test_one_rank_cannot_predict_many(run: Run, tmp_path: Path) -> None:
+def test_one_rank_predicts_many_with_a_cluster_file_alone(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "alone.json"
     as_file(profile(Machine(world_size=1))).write(path)
-    line = complaint(run("predict", "--profile", path, "--workload", "light"), EXIT_CALIBRATION)
-    assert "calibrate with --nproc 2 or more" in line
+    asked = ("predict", "--profile", path, "--workload", "light")
+    line = complaint(run(*asked), EXIT_CALIBRATION)
+    assert "name the links with --cluster FILE, or calibrate with --nproc 2" in line
+    shipped = Path(__file__).parents[3] / "docs" / "clusters" / "ethernet.toml"
+    result = run(*asked, "--devices", "1,8", "--cluster", shipped)
+    assert result.exit_code == EXIT_OK, result
+    assert "assumed" in result.stdout
 
 
 @pytest.mark.parametrize("arguments", [(), ("network",)])
