@@ -308,12 +308,7 @@ def explain(  # noqa: PLR0913 - the same
         bucket_cap_mb=bucket_cap_mb,
         loader_samples_per_s=loader_samples_per_s,
     )
-    asked = replace(
-        question,
-        layout=request.layouts(question.measured)[-1],
-        loader_samples_per_s=loader_samples_per_s,
-    )
-    return explain_question(asked, scaling=scaling)
+    return explain_question(request.at_largest(question), scaling=scaling)
 
 
 def whatif(  # noqa: PLR0913 - the same

@@ -72,6 +72,14 @@ class Forecast:
             bucket_cap_mb=self.bucket_cap_mb,
         )
 
+    def at_largest(self, question: Question) -> Question:
+        """The question of the largest count."""
+        return dataclasses.replace(
+            question,
+            layout=self.layouts(question.measured)[-1],
+            loader_samples_per_s=self.loader_samples_per_s,
+        )
+
 
 def table(
     question: Question, request: Forecast, *, argv: Sequence[str]

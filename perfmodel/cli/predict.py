@@ -317,12 +317,9 @@ def explain(
             batch=batch,
             accumulation=accumulation,
             bucket_cap_mb=bucket_cap_mb,
-        )
-        question = replace(
-            question,
-            layout=request.layouts(question.measured)[-1],
             loader_samples_per_s=loader_samples_per_s,
         )
+        question = request.at_largest(question)
     explanation = use_case(question, scaling=scaling)
     place = None if measured is None else standing(question, measured_s=measured)
     if as_json:
