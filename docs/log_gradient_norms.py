@@ -68,6 +68,9 @@ def main() -> None:
         log.end_step()
     if dist.get_rank() == 0:
         log.write(Path("norms.csv"))
+    # Threads of the group run our callbacks: none may be left when a rank ends.
+    del model
+    dist.barrier()
     dist.destroy_process_group()
 
 
