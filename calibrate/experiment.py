@@ -122,6 +122,10 @@ class Budget:
 
     num_rounds: int
     """Fresh process groups; every setting is measured once in each."""
+    other_rounds: int
+    """Rounds in which collectives, overlaps, replays and checkpoints are measured too."""
+    has_layouts: bool
+    """Whether stacks under FSDP, ZeRO, TP and PP are run, and the collectives that only these need."""
     repetition_s: Seconds
     """Timed steps per repetition ..."""
     min_steps: int
@@ -144,7 +148,9 @@ _SIZES: Final = tuple(KIB * 4**power for power in range(10))
 
 BUDGETS: Final = {
     "quick": Budget(
-        num_rounds=2,
+        num_rounds=4,
+        other_rounds=2,
+        has_layouts=False,
         repetition_s=0.2,
         min_steps=3,
         num_batches=2,
@@ -156,6 +162,8 @@ BUDGETS: Final = {
     ),
     "standard": Budget(
         num_rounds=6,
+        other_rounds=6,
+        has_layouts=True,
         repetition_s=0.4,
         min_steps=4,
         num_batches=4,
@@ -167,6 +175,8 @@ BUDGETS: Final = {
     ),
     "thorough": Budget(
         num_rounds=12,
+        other_rounds=12,
+        has_layouts=True,
         repetition_s=0.9,
         min_steps=4,
         num_batches=4,
@@ -282,11 +292,13 @@ class Experiment:
         once: Iterable[Task] = (*self._traces(), *self._compute()) if index == 0 else ()
         checkpoints = [*self._checkpoints(index)]
         operators = _interleave([*self._layers(index)], [*self._replays(index)])
-        layouts = [*self._layouts(index)]
+        layouts = [*self._layouts(index)] if self.budget.has_layouts else []
         shuffle.shuffle(layouts)
-        others = _interleave(
+        others: Sequence[Task] = _interleave(
             [*collectives, *self._overlaps(index), *checkpoints], [*operators, *layouts]
         )
+        if index >= self.budget.other_rounds:
+            others = ()
         return (*once, *_interleave(steps, others))
 
     def _layers(self, index: int) -> Iterable[Task]:
@@ -302,7 +314,7 @@ class Experiment:
         choices = _parts(offered, _LAYERS_PER_TASK * _CHOICES)
         chosen = [(p, len(p) // _CHOICES) for p in choices if len(p) >= _CHOICES]
         parts = [*((p, len(p)) for p in first), *chosen]
-        low, high = (len(parts) * at // self.budget.num_rounds for at in (index, index + 1))
+        low, high = (len(parts) * at // self.budget.other_rounds for at in (index, index + 1))
         for number, (layers, num_timed) in enumerate(parts[low:high], start=low):
             yield LayersTask(
                 name=f"{index}: layers {number}", round=index, layers=layers, num_timed=num_timed
@@ -359,7 +371,8 @@ class Experiment:
 
     def _collectives(self, index: int) -> Iterable[Task]:
         # DDP needs two kinds of them, other layouts the rest.
-        names = _COLLECTIVES if index % 2 == 0 else _COLLECTIVES[:2]
+        is_full = index % 2 == 0 and self.budget.has_layouts
+        names = _COLLECTIVES if is_full else _COLLECTIVES[:2]
         for world_size in self.world_sizes:
             for collective in names if world_size > 1 else ():
                 if collective == "send_recv" and world_size != 2:

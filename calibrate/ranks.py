@@ -52,6 +52,20 @@ class Ranks:
         self.store.wait([f"{name}/{rank}" for rank in range(self.world_size)], _PATIENCE)
 
 
+#: What torch and the C library say when memory ends; a copy that the kernel ends says SIGKILL.
+_NO_MEMORY: Final = ("allocate memory", "out of memory", "OutOfMemoryError", "SIGKILL")
+
+
+def one_line_of(error: Exception) -> str:
+    """An error in one line of at most 300 characters; what ends memory is called so."""
+    words = " ".join(str(error).split())
+    if isinstance(error, MemoryError) or any(sign in words for sign in _NO_MEMORY):
+        words = f"out of memory: {words}"
+    elif not isinstance(error, ArithmeticError):
+        words = f"{type(error).__name__}: {words}"
+    return words[:300]
+
+
 def join(name: str, *, rank: int, world_size: int) -> None:
     """Join the gloo group of one task, in the copy that carries it out."""
     store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))

@@ -9,7 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from calibrate.summary import typical
-from perfmodel.documents.observation import PHASES, ReplayObservation, read_observations
+from perfmodel.documents.observation import (
+    PHASES,
+    FailedObservation,
+    ReplayObservation,
+    read_observations,
+)
+from perfmodel.errors import MeasurementFailed
 from perfmodel.machine.measured import MeasuredMachine, MeasuredOperator, MeasuredStep
 from perfmodel.units import Seconds
 from perfmodel.workload.operator import Operator, Phase, TensorSpec
@@ -110,10 +116,13 @@ def _measured_step(
 
 
 def replays_in(observations: Path) -> list[ReplayObservation]:
-    """Replayed steps of a file of observations."""
-    return [
-        entry for entry in read_observations(observations) if isinstance(entry, ReplayObservation)
-    ]
+    """Replayed steps of a file of observations; ``MeasurementFailed`` if all failed."""
+    entries = read_observations(observations)
+    found = [entry for entry in entries if isinstance(entry, ReplayObservation)]
+    failed = [entry.reason for entry in entries if isinstance(entry, FailedObservation)]
+    if failed and not found:
+        raise MeasurementFailed(f"{observations}: no step could be replayed; {failed[0]}")
+    return found
 
 
 def with_replays(profile: MeasuredMachine, replays: Sequence[ReplayObservation]) -> MeasuredMachine:

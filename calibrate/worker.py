@@ -27,7 +27,7 @@ from calibrate.probes.replay import Replayed
 from calibrate.probes.session import Session
 from calibrate.probes.tracing import trace_workload
 from calibrate.probes.training import bucket_bytes, measure_device_streams, measure_steps
-from calibrate.ranks import Ranks, join
+from calibrate.ranks import Ranks, join, one_line_of
 from calibrate.task import (
     CheckpointTask,
     CollectiveTask,
@@ -48,6 +48,7 @@ from perfmodel.documents.observation import (
     CollectiveObservation,
     ComputeObservation,
     EnvironmentObservation,
+    FailedObservation,
     LayoutObservation,
     Observation,
     OperatorsObservation,
@@ -58,6 +59,7 @@ from perfmodel.documents.observation import (
     WorkloadObservation,
 )
 from perfmodel.layout.layout import Synchronisation, parse_layout
+from perfmodel.layout.run_setting import RunSetting
 
 _DEVICE_STREAM_STEPS: Final = 5
 
@@ -77,7 +79,7 @@ def main() -> None:
     carry_out = _together(order) if order.device_kind == "cuda" else _alone(ranks)
     for task in order.tasks:
         start = processor_time()
-        found = carry_out(task, output) if ranks.rank < num_ranks(task) else None
+        found = _carried_out(carry_out, task, output) if ranks.rank < num_ranks(task) else None
         spent = processor_time().since(start)
         if ranks.rank == 0:
             assert found is not None, task
@@ -92,6 +94,25 @@ def main() -> None:
 
 #: JSON of what a rank finds in a task; it is complete on rank 0 only.
 _CarryOut = Callable[[Task, Path], str]
+
+
+def _carried_out(carry_out: _CarryOut, task: Task, output: Path) -> str:
+    """What a rank finds; a step that cannot be replayed is told and does not end the launch."""
+    try:
+        return carry_out(task, output)
+    except Exception as error:
+        if not isinstance(task, ReplayTask):
+            raise
+        setting = RunSetting(
+            workload=task.workload,
+            world_size=1,
+            micro_batch=task.micro_batch,
+            synchronisation=Synchronisation.NONE,
+        )
+        reason = f"replay: {one_line_of(error)}"
+        return FailedObservation(
+            task=task.name, round=task.round, setting=setting, reason=reason
+        ).model_dump_json()
 
 
 def _alone(ranks: Ranks) -> _CarryOut:

@@ -1,6 +1,7 @@
 """What every judge does: sum up signed errors, count intervals that held, compare with what was promised."""
 
 import datetime as dt
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -70,6 +71,17 @@ def measured_steps(entries: Iterable[Observation]) -> dict[RunSetting, Estimate]
     return {setting: estimate(values_s) for setting, values_s in found.items()}
 
 
+#: Mean size of a normal error over its standard deviation, and the size that the largest of eight exceeds
+#: once in twenty times over that mean.
+_MEAN_SIZE: Final = math.sqrt(2 / math.pi)
+_WORST_OF_EIGHT: Final = 3.4
+#: What a quick calibration may be off beside its noise. A standard one may be off by 2.5 points, from 6 rounds
+#: of 4 batches; errors fall with the root of the data, and quick has 4 rounds of 2 batches.
+_QUICK_OVER_NOISE: Final = 0.025 * math.sqrt(6 * 4 / (4 * 2))
+#: How often honest intervals may miss the gate on coverage.
+_UNLUCKY: Final = 0.05
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerances:
     """What the tool promises, as fractions; written down before anything is measured."""
@@ -81,6 +93,31 @@ class Tolerances:
     """Step-time MAPE beyond that of calibrated settings run again."""
     coverage_at_least: float = 0.85
     coverage_at_most: float = 0.97
+    expected_noise: float | None = None
+    """Error of repeated settings that the calibration leads to expect, if the other gates rest on it."""
+
+    @classmethod
+    def of_quick(
+        cls, profile: MeasuredMachine, *, num_repetitions: int, num_settings: int
+    ) -> "Tolerances":
+        """Gates of a quick validation: what this machine repeats itself to, and a margin.
+
+        mape    <= noise + margin                         noise = sqrt(2 / pi) sigma(calibrated - run again)
+        worst   <= 3.4 mape                               largest of eight normal errors, 19 times in 20
+        speedup <= sqrt(2) noise + margin                 a ratio of two steps
+        covered >= 5 % quantile of Binomial(n, 0.9) / n   few settings, each of them 90 % likely
+        """
+        again = profile.repeatability.again(profile.num_rounds, num_repetitions)
+        noise = _MEAN_SIZE * again
+        mape = noise + _QUICK_OVER_NOISE
+        return cls(
+            step_mape=mape,
+            step_worst=_WORST_OF_EIGHT * mape,
+            speedup_mape=math.sqrt(2) * noise + _QUICK_OVER_NOISE,
+            over_noise=_QUICK_OVER_NOISE,
+            coverage_at_least=fewest_covered(num_settings) / num_settings,
+            expected_noise=noise,
+        )
 
     def judge(
         self,
@@ -98,11 +135,21 @@ class Tolerances:
             coverage_gate(coverage, at_least=self.coverage_at_least, at_most=high),
         ]
         if noise is not None:
-            over = summary.mape - noise.mape
+            over = summary.mape - max(noise.mape, self.expected_noise or 0.0)
             gates.append(gate("step-time error over noise floor", over, at_most=self.over_noise))
         if speedups is not None:
             gates.append(gate("speed-up MAPE", speedups.mape, at_most=self.speedup_mape))
         return tuple(gates)
+
+
+def fewest_covered(num_settings: int) -> int:
+    """Fewest of so many 90 % intervals that hold, but for once in twenty."""
+    chance = 0.0
+    for count in range(num_settings + 1):
+        chance += math.comb(num_settings, count) * 0.9**count * 0.1 ** (num_settings - count)
+        if chance > _UNLUCKY:
+            return count
+    return num_settings
 
 
 def gate(

@@ -37,7 +37,7 @@ from perfmodel.layout.run_setting import RunSetting
 from perfmodel.machine.machine import Evidence
 from perfmodel.machine.measured import MeasuredMachine
 from perfmodel.statistics import Interval
-from perfmodel.trace.source import SampleSize, default_implementation
+from perfmodel.trace.source import SampleSize
 from perfmodel.trace.sources import find_source
 from perfmodel.trace.trace import trace_model
 from perfmodel.units import Seconds
@@ -240,10 +240,9 @@ def trace_models(
 def _trace(model: RandomModel, folder: Path, path: Path, device_kind: str) -> str | None:
     """Write the trace of a model; return why that did not work."""
     name, pixels = model.sketch.torchvision or (None, None)
-    asked = default_implementation(device_kind) if model.flags == "default" else model.flags
     method = StepMethod(
         optimizer=model.optimizer,
-        optimizer_implementation=asked,
+        optimizer_implementation=model.flags,
         precision="fp32",
         checkpointing="none",
         device_kind=device_kind,
@@ -380,7 +379,7 @@ def judge_models(
     failed = {entry.model.name: entry.reason for entry in drawn if entry.reason is not None}
     for entry in (*entries, *(read_observations(timed) if mode == "measured" else ())):
         if isinstance(entry, FailedObservation):
-            failed.setdefault(entry.task.partition(": ")[2], entry.reason)
+            failed.setdefault(entry.setting.workload, entry.reason)
     summary = summarise([row.signed_error for row in single])
     several = summarise_any([row.signed_error for row in rows if row.setting.world_size > 1])
     coverage = fraction(row.is_covered for row in rows)

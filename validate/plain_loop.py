@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from calibrate.agent import die_with_parent
 from calibrate.campaign import DONE_PREFIX
 from calibrate.environment import describe_environment, processor_time, torch_facts
-from calibrate.ranks import Ranks, join
+from calibrate.ranks import Ranks, join, one_line_of
 from calibrate.task import StepTask, WorkOrder
 from perfmodel.documents.base import append_line
 from perfmodel.documents.observation import (
@@ -124,7 +124,7 @@ def train(task: StepTask, device_kind: str, rank: int) -> tuple[Seconds, int]:
     num_steps = min(_MOST_STEPS, max(task.min_steps, round(task.target_s / slowest(step_s))))
     total_s, loss = training.seconds(num_steps)
     if not math.isfinite(loss):
-        raise ArithmeticError(f"the loss is {loss} after {steps + num_steps} steps")
+        raise ArithmeticError(f"diverged: the loss is {loss} after {steps + num_steps} steps")
     return slowest(total_s) / num_steps, num_steps
 
 
@@ -157,9 +157,11 @@ def main() -> None:
                     num_steps=num_steps,
                 )
             except Exception as error:  # noqa: BLE001 - one run fails, the others go on
-                reason = f"{type(error).__name__}: {error}"
                 found = FailedObservation(
-                    task=task.name, round=task.round, setting=task.setting, reason=reason[:300]
+                    task=task.name,
+                    round=task.round,
+                    setting=task.setting,
+                    reason=one_line_of(error),
                 )
         if ranks.rank == 0:
             spent = processor_time().since(start)

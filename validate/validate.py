@@ -102,11 +102,12 @@ def validate(
     predicted = predict(
         profile, settings, earlier=request.earlier, num_repetitions=budget.num_repetitions
     )
+    tolerances = _tolerances(request, len(settings))
     wait_for_another_occasion(request, on_progress)
     observations = measure(
         Campaign(
             folder=request.folder,
-            plan=_plan(request, predicted),
+            plan=_plan(request, predicted, tolerances),
             rounds=rounds(
                 settings, repeated=repeated_settings(profile), budget=budget, seed=request.seed
             ),
@@ -117,7 +118,7 @@ def validate(
         on_progress=on_progress,
     )
     comparison = compare_observations(profile, predicted, observations)
-    document = _document(request, comparison, observations)
+    document = _document(request, comparison, observations, tolerances)
     # Every node judges the same shared observations; one of them writes.
     if here.topology.node_rank == 0:
         document.write(request.folder / VALIDATION)
@@ -268,8 +269,22 @@ def _calibrated_steps(profile: MeasuredMachine) -> dict[RunSetting, float]:
     return {setting: steps_s[setting] for setting in repeated_settings(profile)}
 
 
+def _tolerances(request: ValidationRequest, num_settings: int) -> Tolerances:
+    """Those of the standard budget, or relative to what the machine repeats itself to."""
+    if request.budget != "quick":
+        return Tolerances()
+    return Tolerances.of_quick(
+        request.profile,
+        num_repetitions=BUDGETS["quick"].num_repetitions,
+        num_settings=num_settings,
+    )
+
+
 def _document(
-    request: ValidationRequest, comparison: Comparison, observations: Path
+    request: ValidationRequest,
+    comparison: Comparison,
+    observations: Path,
+    tolerances: Tolerances,
 ) -> ValidationDocument:
     rows = comparison.settings
     # Accuracy is promised inside the calibrated range; beyond it the intervals have to hold.
@@ -282,7 +297,7 @@ def _document(
     speedup_summary = summarise_any([row.signed_error for row in speedups_judged])
     coverage = fraction(row.is_covered for row in rows)
     noise_floor = summarise_any([repeat.signed_error for repeat in comparison.repeats])
-    gates = Tolerances().judge(
+    gates = tolerances.judge(
         summary=summary, speedups=speedup_summary, coverage=coverage, noise=noise_floor
     )
     names = dict.fromkeys(row.setting.workload for row in judged)
@@ -303,20 +318,23 @@ def _document(
         speedup_summary=speedup_summary,
         speedup_summary_extrapolated=summarise_any([row.signed_error for row in speedups_beyond]),
         noise_floor=noise_floor,
+        expected_noise=tolerances.expected_noise,
         coverage=coverage,
         gates=gates,
         passed=passed(gates),
     )
 
 
-def _plan(request: ValidationRequest, predicted: Predicted) -> dict[str, object]:
+def _plan(
+    request: ValidationRequest, predicted: Predicted, tolerances: Tolerances
+) -> dict[str, object]:
     """What is measured, promised and predicted; written before the first run."""
     return {
         "stage": "validate",
         "budget": request.budget,
         "seed": request.seed,
         "profile_digest": request.profile.digest,
-        "gates": asdict(Tolerances()),
+        "gates": asdict(tolerances),
         "predicted_s": {
             setting.label: asdict(found) for setting, found in predicted.steps_s.items()
         },

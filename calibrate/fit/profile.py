@@ -1,6 +1,6 @@
 """From raw observations to a profile: every fit in one place, repeatable on stored data."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from perfmodel.documents.observation import (
     CollectiveObservation,
     ComputeObservation,
     EnvironmentObservation,
+    FailedObservation,
     LayoutObservation,
     Observation,
     OverlapObservation,
@@ -69,7 +70,10 @@ def fit_profile(
         draft,
         num_nodes=num_nodes,
         ranks_per_node=draft.ranks_per_node // num_nodes,
-        undetermined=_undetermined(draft, num_nodes=num_nodes),
+        undetermined=(
+            *_undetermined(draft, num_nodes=num_nodes),
+            *failed_replays(_of(observations, FailedObservation)),
+        ),
     )
     operators = fit_operators(observations, workloads=draft.workloads, rates=draft.rates)
     fitted = _with_ddp(replace(draft, operators=operators), steps, seed=provenance.seed)
@@ -235,6 +239,16 @@ def _rate(entry: ComputeObservation) -> ComputeRate:
         time_s=time_s,
         flop_per_s=entry.flop / time_s,
         bytes_per_s=entry.moved_bytes / time_s,
+    )
+
+
+def failed_replays(failed: Sequence[FailedObservation]) -> tuple[str, ...]:
+    """Steps that could not be repeated operator by operator, counted, with the first reason of each."""
+    reasons = {entry.setting: entry.reason for entry in reversed(failed)}
+    counts = Counter(entry.setting for entry in failed)
+    return tuple(
+        f"{setting.workload}, micro-batch {setting.micro_batch}, failed {counts[setting]} times: {reason}"
+        for setting, reason in reasons.items()
     )
 
 

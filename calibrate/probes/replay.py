@@ -47,7 +47,10 @@ class ReplayedOperator:
 
     def __init__(self, operator: Operator, device: torch.device) -> None:
         self.operator = operator
-        self._function = resolved(operator.name)
+        try:
+            self._function: Callable[..., Any] | None = resolved(operator.name)
+        except AttributeError:  # traced with another torch, or an operator of the model's own
+            self._function = None
         positional, keyword = json.loads(operator.arguments)
         self._positional: list[Any] = positional
         self._keyword: dict[str, Any] = keyword
@@ -56,6 +59,8 @@ class ReplayedOperator:
     def bound(self, tensors: Sequence[Tensor]) -> Callable[[], Any]:
         """The call on tensors that match ``operator.inputs``, ready to be timed."""
         function = self._function
+        if function is None:
+            raise ValueError(f"{self.operator.name}: this torch does not know it")
         positional = [self._value(value, tensors) for value in self._positional]
         keyword = {key: self._value(value, tensors) for key, value in self._keyword.items()}
         if self.operator.name in _KEEPS_FOR_BACKWARD:
@@ -212,11 +217,14 @@ class Passes:
         """Make every call between two marks; return what is left, the gradients among it."""
         tensors = dict(self.lasting)
         for call, released in zip(self.flow.calls, self.flow.released, strict=True):
-            inputs = [tensors[number] for number in call.inputs]
-            results = self._timed(call.operator, inputs, clock)
-            del inputs
-            tensors.update(zip(call.outputs, results, strict=True))
-            del results
+            try:
+                inputs = [tensors[number] for number in call.inputs]
+                results = self._timed(call.operator, inputs, clock)
+                tensors.update(zip(call.outputs, results, strict=True))
+            except Exception as error:
+                name = self._operators[call.operator].operator.name
+                raise RuntimeError(f"{name} in the {call.phase} pass: {error!r}") from error
+            del inputs, results
             for number in released:
                 tensors.pop(number, None)
         return tensors

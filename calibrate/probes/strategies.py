@@ -28,6 +28,7 @@ from perfmodel.layout.layout import Layout, Schedule, parse_layout
 from perfmodel.trace.source import Batch, ModelSource, classification_loss, make_optimizer
 from perfmodel.trace.trace import trace_model
 from perfmodel.units import Seconds
+from perfmodel.workload.optimizers import DEFAULT
 from perfmodel.workload.step import StepMethod
 
 _CLASSES = 16
@@ -124,7 +125,7 @@ def trace_stack(task: LayoutTask, kind: str) -> dict[str, Any]:
     )
     method = StepMethod(
         optimizer=task.optimizer,
-        optimizer_implementation="foreach",
+        optimizer_implementation=DEFAULT,
         precision="fp32",
         checkpointing="none",
         device_kind=kind,

@@ -13,10 +13,10 @@ from calibrate.task import ReplayTask
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.errors import InvalidDocument
 from perfmodel.trace.reference import MODELS
-from perfmodel.trace.source import default_implementation
 from perfmodel.trace.sources import reference_source
 from perfmodel.trace.trace import TracedModel, trace_model
 from perfmodel.units import Seconds
+from perfmodel.workload.optimizers import DEFAULT
 from perfmodel.workload.step import StepMethod, TracedStep
 from perfmodel.workload.workload import Parameter, Workload
 
@@ -35,7 +35,7 @@ def replayed_step(session: Session, task: ReplayTask) -> tuple[TracedModel | Non
     if task.document is None:
         method = StepMethod(
             optimizer="sgd",
-            optimizer_implementation=default_implementation(session.device.type),
+            optimizer_implementation=DEFAULT,
             precision="fp32",
             checkpointing="none",
             device_kind=session.device.type,
@@ -54,7 +54,7 @@ def trace_workload(session: Session, name: str) -> Workload:
     """Trace one reference model; when gradients become ready is measured on this rank."""
     method = StepMethod(
         optimizer="sgd",
-        optimizer_implementation="foreach",
+        optimizer_implementation=DEFAULT,
         precision="fp32",
         checkpointing="none",
         device_kind="cpu",

@@ -14,7 +14,7 @@ from perfmodel.cli import options as opt
 from perfmodel.cli.output import show, show_lines
 from perfmodel.errors import NotFeasible, UsageError
 from perfmodel.units import Bytes, BytesPerSecond
-from perfmodel.workload.optimizers import IMPLEMENTATIONS, OPTIMIZERS
+from perfmodel.workload.optimizers import DEFAULT, IMPLEMENTATIONS, OPTIMIZERS
 
 if TYPE_CHECKING:
     from perfmodel.cost.techniques import HostLink
@@ -203,7 +203,9 @@ _PIXELS = typer.Option(help="Pixels along each side.")
 _TOKENS = typer.Option(help="Tokens of one sample.")
 _OPTIMIZER = opt.choice("--optimizer", tuple(OPTIMIZERS), "sgd (with momentum) or adamw.")
 _IMPLEMENTATION = opt.choice(
-    "--optimizer-implementation", IMPLEMENTATIONS, "loop, foreach or fused."
+    "--optimizer-implementation",
+    (DEFAULT, *IMPLEMENTATIONS),
+    "loop, foreach or fused; default: what torch chooses on --device-kind (cpu: loop, cuda: foreach).",
 )
 _PRECISION = opt.choice(
     "--precision", ("fp32", "bf16", "fp16"), "fp32, or autocast to bf16 or fp16."
@@ -221,7 +223,7 @@ def trace(
     image_size: Annotated[int | None, _PIXELS] = None,
     sequence_length: Annotated[int | None, _TOKENS] = None,
     optimizer: Annotated[str, _OPTIMIZER] = "sgd",
-    optimizer_implementation: Annotated[str, _IMPLEMENTATION] = "foreach",
+    optimizer_implementation: Annotated[str, _IMPLEMENTATION] = DEFAULT,
     precision: Annotated[str, _PRECISION] = "fp32",
     checkpointing: Annotated[str, _CHECKPOINTING] = "none",
     device_kind: Annotated[str, _KERNELS] = "cpu",

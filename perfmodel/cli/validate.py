@@ -94,7 +94,7 @@ def validate(
     noise = noise_beyond(document)
     if noise is not None and not document.passed:
         raise OutOfTolerance(
-            f"validate: too noisy to judge: calibrated settings, run again, were off by {percent(noise)}; "
+            f"validate: too noisy to judge: calibrated settings, run again, are off by {percent(noise)}; "
             "see perfmodel doctor, and measure longer with --budget standard"
         )
     refuse_failed_gates(
@@ -230,6 +230,7 @@ def validate_strategies(
     from perfmodel.documents.profile import ProfileDocument
     from perfmodel.report.validation import strategies_tables
     from perfmodel.report.wording import gate_lines
+    from perfmodel.workload.optimizers import DEFAULT
     from perfmodel.workload.step import StepMethod
     from validate import strategies as use_case
 
@@ -238,7 +239,7 @@ def validate_strategies(
     def trace(model: str, optimizer: str) -> "WorkloadDocument":
         method = StepMethod(
             optimizer=optimizer,
-            optimizer_implementation="foreach",
+            optimizer_implementation=DEFAULT,
             precision="fp32",
             checkpointing="none",
             device_kind=machine.device_kind,

@@ -123,6 +123,8 @@ class ValidationDocument(ProfileVerdict):
     speedup_summary: ErrorSummary | None
     speedup_summary_extrapolated: ErrorSummary | None = None
     noise_floor: ErrorSummary | None
+    expected_noise: NonNegativeFloat | None = None
+    """The same as the calibration leads to expect, where gates rest on it (quick budget)."""
 
     @property
     def signed_errors(self) -> dict[RunSetting, float]:

@@ -303,6 +303,13 @@ class Repeatability:
         """Error of a mean over so many rounds."""
         return self.round / math.sqrt(num_rounds)
 
+    def again(self, num_rounds: int, num_repetitions: int) -> float:
+        """How far a mean over new runs of a calibrated setting is off that of the calibration, in log."""
+        runs = [*self.run.values()] or [0.0]
+        run = math.sqrt(sum(each**2 for each in runs) / len(runs))
+        own = run * math.sqrt(1 / num_rounds + 1 / num_repetitions)
+        return math.hypot(own, self.common(num_rounds, num_repetitions))
+
     def common(self, num_rounds: int, num_repetitions: int = 1) -> float:
         """Of a mean over new runs, beside that of the calibration: what all settings share."""
         new_round = self.round / math.sqrt(num_repetitions)

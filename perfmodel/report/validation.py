@@ -136,6 +136,11 @@ def summary_lines(validation: ValidationDocument) -> list[str]:
     }
     covered = sum(entry.is_covered for entry in validation.settings)
     lines = [verdict(validation)]
+    if validation.expected_noise is not None:
+        lines.append(
+            f"Gates allow for this machine's own noise: {percent(validation.expected_noise)} expected "
+            "when a calibrated setting runs again"
+        )
     for name, summary in entries.items():
         lines.append(f"{name + ':':20} {errors(summary) if summary else 'not measured'}")
     lines.append(

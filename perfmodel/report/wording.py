@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: From this share of the allowed error on, runs that differ among themselves say little.
 _LARGEST_NOISE_SHARE: Final = 0.75
+#: A gate that allows for more noise than this judges nothing.
+_MOST_EXPECTED_NOISE: Final = 0.1
 #: Further off than this, calibrated settings did not meet noise: something else is wrong.
 _NO_NOISE: Final = 0.5
 DEFINITIONS: Final[dict[str, str]] = {
@@ -158,7 +160,7 @@ def verdict(validation: "ValidationDocument | None") -> str:
     if validation.passed:
         return f"PASSED: {count} of {count} gates held"
     if (noise := noise_beyond(validation)) is not None:
-        return f"TOO NOISY TO JUDGE: calibrated settings, run again, were off by {percent(noise)}"
+        return f"TOO NOISY TO JUDGE: calibrated settings, run again, are off by {percent(noise)}"
     missed = [gate.name for gate in validation.gates if not gate.passed]
     names = ", ".join(missed) or "see the log of the run"
     return f"FAILED: {len(missed)} of {count} gates missed ({names})"
@@ -170,10 +172,12 @@ def noise_beyond(validation: "ValidationDocument") -> float | None:
 
     allowed = next((gate.at_most for gate in validation.gates if gate.name == STEP_MAPE), None)
     floor = validation.noise_floor
-    if floor is None or allowed is None:
+    if floor is None or allowed is None or floor.mape >= _NO_NOISE:
         return None
-    is_noise = _LARGEST_NOISE_SHARE * allowed < floor.mape < _NO_NOISE
-    return floor.mape if is_noise else None
+    noise = max(floor.mape, validation.expected_noise or 0.0)
+    limit = _LARGEST_NOISE_SHARE * allowed
+    is_noise = floor.mape > limit or noise > _MOST_EXPECTED_NOISE
+    return noise if is_noise else None
 
 
 def scaling_words(prediction: PredictionDocument) -> str:

@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import nn
 from perfmodel.errors import UntraceableModel, UsageError
 from perfmodel.trace.fork import Fork
 from perfmodel.trace.imports import without_collection
-from perfmodel.trace.source import ModelSource
+from perfmodel.trace.source import ModelSource, default_implementation
 from perfmodel.trace.step import (
     RecordedStep,
     TrainedModel,
@@ -24,6 +24,7 @@ from perfmodel.trace.step import (
 from perfmodel.units import Bytes
 from perfmodel.workload.memory import Block, Moment, Part, PartBytes, StepMemory, upper_envelope
 from perfmodel.workload.operator import ELEMENT_BYTES, Call, Operator, Phase, TensorSpec
+from perfmodel.workload.optimizers import DEFAULT
 from perfmodel.workload.step import (
     AffineBytes,
     Dimension,
@@ -69,6 +70,9 @@ def trace_model(
             "the work is the same, kernels of attention and normalisation have other names"
         )
     least = max(2, micro_batch)
+    if method.optimizer_implementation == DEFAULT:
+        chosen = default_implementation(method.device_kind)
+        method = replace(method, optimizer_implementation=chosen)
     with without_content(method.device_kind), without_collection():
         model = build_model(source, method)
         first, second = _recorded(model, least, beside=beside and method.device_kind == "cpu")

@@ -34,6 +34,8 @@ ADAMW: Final = OPTIMIZERS["adamw"]
 IMPLEMENTATIONS: Final = tuple(
     dict.fromkeys(each for row in OPTIMIZERS.values() for each in row.implementations)
 )
+#: In place of one of them: whatever torch chooses on the device for a loop that asks for nothing.
+DEFAULT: Final = "default"
 
 
 def known_optimizer(name: str) -> str:

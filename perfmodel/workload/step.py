@@ -117,7 +117,7 @@ class StepMethod:
     optimizer: str
     """Either "sgd" (with momentum) or "adamw"."""
     optimizer_implementation: str
-    """One of "loop", "foreach" and "fused"."""
+    """One of "loop", "foreach" and "fused"; a trace may be asked for "default"."""
     precision: str
     """Either "fp32", or "bf16" or "fp16" for autocast."""
     checkpointing: str

@@ -8,10 +8,14 @@ import pytest
 import torch
 from torch import nn
 
+from calibrate.fit.profile import failed_replays
 from calibrate.probes.replay import Replay
 from calibrate.probes.session import Session
-from calibrate.replays import measured_steps
-from perfmodel.documents.observation import ReplayObservation, TimedOperator
+from calibrate.ranks import one_line_of
+from calibrate.replays import measured_steps, replays_in
+from perfmodel.documents.observation import FailedObservation, ReplayObservation, TimedOperator
+from perfmodel.errors import MeasurementFailed
+from perfmodel.layout.run_setting import RunSetting
 from perfmodel.trace.source import Batch, ModelSource, SampleSize, classification_loss
 from perfmodel.trace.sources import find_source
 from perfmodel.trace.trace import trace_model
@@ -75,6 +79,60 @@ def test_a_fused_operator_that_leaves_results_undefined_is_repeated() -> None:
     session = Session(rank=0, world_size=1, device=torch.device("cpu"), control={}, data={})
     times = Replay(session, step).times
     assert times.failed == set()
+
+
+def test_an_operator_that_this_torch_does_not_know_is_left_out(lenet: TracedStep) -> None:
+    first, *others = lenet.operators
+    odd = replace(lenet, operators=(replace(first, name="nobody.odd.default"), *others))
+    session = Session(rank=0, world_size=1, device=torch.device("cpu"), control={}, data={})
+    assert Replay(session, odd).times.failed == {0}
+
+
+def test_what_a_replay_raises_names_the_operator(
+    lenet: TracedStep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise NotImplementedError("no kernel")
+
+    monkeypatch.setattr("calibrate.probes.replay.returned_tensors", refuse)
+    session = Session(rank=0, world_size=1, device=torch.device("cpu"), control={}, data={})
+    with pytest.raises(
+        RuntimeError, match=r"^aten\.\w+\.\w+ in the forward pass: NotImpl.*no kernel"
+    ):
+        Replay(session, lenet)
+
+
+def test_a_failed_replay_is_one_line_and_the_rest_counts(tmp_path: Path) -> None:
+    setting = RunSetting(workload="9-3 unet", world_size=1, micro_batch=4)
+    failed = FailedObservation(
+        task="0: replay 9-3 unet", round=0, setting=setting, reason="replay: aten.odd.default"
+    )
+    path = tmp_path / "observations.jsonl"
+    path.write_text(f"{failed.model_dump_json()}\n")
+    with pytest.raises(MeasurementFailed, match=r"no step could be replayed; replay: aten\.odd"):
+        replays_in(path)
+    path.write_text(f"{failed.model_dump_json()}\n{replayed(0.1).model_dump_json()}\n")
+    assert len(replays_in(path)) == 1
+    assert failed_replays([failed, failed]) == (
+        "9-3 unet, micro-batch 4, failed 2 times: replay: aten.odd.default",
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ArithmeticError("diverged: the loss is nan after 9 steps"), "diverged: the loss is nan"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't\nallocate memory: 9 bytes"),
+            "out of memory: Def",
+        ),
+        (RuntimeError("must answer before it ends, got SIGKILL"), "out of memory: must answer"),
+        (KeyError("weight"), "KeyError: 'weight'"),
+    ],
+)
+def test_what_ends_a_run_is_told_in_one_line(error: Exception, line: str) -> None:
+    assert one_line_of(error).startswith(line)
+    assert "\n" not in one_line_of(error)
 
 
 def replayed(*passes_s: float) -> ReplayObservation:

@@ -26,10 +26,11 @@ _NAMES: Final = {
 }
 #: What ``perfmodel trace`` makes of each ``{traced:name}``.
 _TRACED: Final = {
-    "resnet50": "resnet50 --image-size 64 --micro-batch 4",
-    "llama": "{inputs}/config.json --sequence-length 128 --micro-batch 2 --optimizer adamw",
-    "mlp": "{inputs}/model.py:network",
-    "lenet": "lenet --micro-batch 64",
+    "resnet50": "resnet50 --image-size 64 --micro-batch 4 --optimizer-implementation foreach",
+    "llama": "{inputs}/config.json --sequence-length 128 --micro-batch 2 --optimizer adamw "
+    "--optimizer-implementation foreach",
+    "mlp": "{inputs}/model.py:network --optimizer-implementation foreach",
+    "lenet": "lenet --micro-batch 64 --optimizer-implementation foreach",
 }
 #: Cases that take seconds.
 _SLOW: Final = re.compile(r"^(fit\.|plan\.|search\.|diff\.|page\.export|api\.plan|goodput\.best)")

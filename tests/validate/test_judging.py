@@ -1,10 +1,21 @@
 """Sums of signed errors by hand; each gate fails when it should."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from perfmodel.machine.measured import Repeatability
+from tests.perfmodel.profiles import Machine, profile
 from tests.validate.samples import errors
-from validate.judging import Tolerances, fraction, passed, summarise, summarise_any
+from validate.judging import (
+    Tolerances,
+    fewest_covered,
+    fraction,
+    passed,
+    summarise,
+    summarise_any,
+)
 from validate.published.tables import Part, verdict
 
 GOOD = [0.01, -0.02] * 12
@@ -67,3 +78,28 @@ def test_gates(
     mape, worst, covered, *_ = gates
     assert (mape.at_least, mape.at_most, worst.at_most) == (None, 0.07, 0.20)
     assert (covered.at_least, covered.value) == (0.85, coverage)
+
+
+def test_gates_of_the_quick_budget_rest_on_the_noise_of_the_machine() -> None:
+    """Runs scatter by 10 %, known from 4 and judged by 3: sqrt(2 / pi) x 10 % x sqrt(1 / 4 + 1 / 3)."""
+    noisy = Repeatability(run={1: 0.1, 2: 0.1}, round=0.0, occasion=0.0)
+    machine = replace(profile(Machine()), repeatability=noisy, num_rounds=4)
+    quick = Tolerances.of_quick(machine, num_repetitions=3, num_settings=8)
+    assert quick.expected_noise == pytest.approx(0.0609, abs=1e-4)
+    assert quick.step_mape - (quick.expected_noise or 0) == pytest.approx(0.0433, abs=1e-4)
+    assert quick.coverage_at_least == 6 / 8
+    gates = quick.judge(summary=errors([0.1] * 8), coverage=0.75, noise=errors([0.01]))
+    assert passed(gates)
+    worse = quick.judge(summary=errors([0.11] * 8), coverage=0.625, noise=errors([0.01]))
+    assert [gate.name for gate in worse if not gate.passed] == [
+        "step-time MAPE",
+        COVERAGE,
+        "step-time error over noise floor",
+    ]
+
+
+@pytest.mark.parametrize(("settings", "fewest"), [(8, 6), (1, 0), (100, 85)])
+def test_honest_intervals_miss_the_gate_on_coverage_once_in_twenty(
+    settings: int, fewest: int
+) -> None:
+    assert fewest_covered(settings) == fewest

@@ -152,8 +152,10 @@ def test_runs_that_differ_among_themselves_are_called_too_noisy() -> None:
     changes = {"gates": (gate,), "noise_floor": floor.model_copy(update={"mape": 0.05})}
     noisy = document.model_copy(update={**changes, "passed": False})
     assert summary_lines(noisy)[0] == (
-        "TOO NOISY TO JUDGE: calibrated settings, run again, were off by 5.0 %"
+        "TOO NOISY TO JUDGE: calibrated settings, run again, are off by 5.0 %"
     )
+    expected = {"expected_noise": 0.12, "gates": (gate.model_copy(update={"at_most": 0.16}),)}
+    assert summary_lines(noisy.model_copy(update=expected))[0].endswith("off by 12.0 %")
     quiet = noisy.model_copy(update={"noise_floor": floor.model_copy(update={"mape": 0.02})})
     assert summary_lines(quiet)[0].startswith("FAILED")
     assert summary_lines(noisy.model_copy(update={"passed": True}))[0].startswith("PASSED")

@@ -18,6 +18,7 @@ from perfmodel.trace.sources import find_source
 from perfmodel.trace.step import RecordedStep, TrainedModel, record_step, without_content
 from perfmodel.trace.trace import TracedModel, trace_model
 from perfmodel.workload.operator import Phase
+from perfmodel.workload.optimizers import DEFAULT
 from perfmodel.workload.step import StepMethod
 from tests.perfmodel.trace.method import SGD
 
@@ -156,6 +157,12 @@ def test_autocast_multiplies_in_half_precision_and_updates_in_single() -> None:
     products = {s.dtype for o in step.operators if o.flop for s in o.inputs}
     assert products == {"bfloat16"}
     assert {parameter.dtype for parameter in step.parameters} == {"float32"}
+
+
+def test_the_implementation_of_the_optimizer_is_asked_of_torch() -> None:
+    """On a processor torch loops over the parameters, unless a training asks for something else."""
+    step = traced("lenet", method=replace(SGD, optimizer_implementation=DEFAULT)).step
+    assert step.method.optimizer_implementation == "loop"
 
 
 @pytest.mark.parametrize(
