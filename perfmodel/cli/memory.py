@@ -196,7 +196,7 @@ DEFAULT_FOLDER: Final = Path("runs/workloads")
 
 _MODEL = typer.Argument(
     help="lenet, resnet18, mlp or transformer (reference models); a classification model of torchvision "
-    "(torchvision:resnet18 where the name is taken); FILE.py:FACTORY; a Hugging Face config.json."
+    "(torchvision:resnet18 where the name is taken); timm:NAME; FILE.py:FACTORY; a Hugging Face config.json."
 )
 _SAMPLES = typer.Option(help="Samples of one forward pass; the file serves other batches too.")
 _PIXELS = typer.Option(help="Pixels along each side.")

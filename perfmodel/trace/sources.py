@@ -6,15 +6,13 @@ import importlib.util
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torchvision import models
-from torchvision.models import regnet
 
 from perfmodel.errors import UntraceableModel, UsageError
 from perfmodel.trace.reference import MODELS
@@ -39,13 +37,16 @@ def find_source(
     if text in MODELS:
         size.refuse_except(text=text)
         return reference_source(text)
+    if text.startswith("timm:"):
+        size.refuse_except("image_size", text=text)
+        return _timm_source(text.removeprefix("timm:"), size.image_size, option=option)
     name, _, heads = text.removeprefix("torchvision:").partition(":")
     if name not in _classification_names() or heads not in {"", _NO_HEADS}:
         known = {*others, *MODELS, *_classification_names()}
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
         meant = f"; did you mean {', '.join(near)}?" if near else ""
         raise UsageError(
-            f"{option}: must be a reference model, a classification model of torchvision, "
+            f"{option}: must be a reference model, a classification model of torchvision, timm:NAME, "
             f"FILE.py:FACTORY or a Hugging Face config.json, got {text!r}{meant}"
         )
     size.refuse_except("image_size", text=text)
@@ -95,8 +96,7 @@ def _torchvision_source(name: str, image_size: int | None, *, auxiliary: bool) -
         options |= {"init_weights": False, "aux_logits": auxiliary}
 
     def build() -> nn.Module:
-        with _counted_blocks() if name.startswith("regnet_") else nullcontext():
-            model: nn.Module = models.get_model(name, weights=None, **options)
+        model: nn.Module = models.get_model(name, weights=None, **options)
         return model
 
     def loss(outputs: Any, targets: Tensor | None) -> Tensor:
@@ -112,13 +112,41 @@ def _torchvision_source(name: str, image_size: int | None, *, auxiliary: bool) -
         name=f"torchvision:{name}" + ("" if auxiliary else f":{_NO_HEADS}"),
         sample=f"3x{pixels}x{pixels} image",
         build=build,
-        draw_batch=lambda samples: Batch(
-            positional=(torch.randn(samples, 3, pixels, pixels),),
-            keyword={},
-            targets=torch.randint(0, _NUM_CLASSES, (samples,)),
-        ),
+        draw_batch=_image_batch(3, pixels, pixels, num_classes=_NUM_CLASSES),
         loss=loss,
         caveats=(heads,) if share and auxiliary else (),
+    )
+
+
+def _image_batch(*shape: int, num_classes: int) -> Callable[[int], Batch]:
+    return lambda samples: Batch(
+        positional=(torch.randn(samples, *shape),),
+        keyword={},
+        targets=torch.randint(0, num_classes, (samples,)),
+    )
+
+
+def _timm_source(name: str, image_size: int | None, *, option: str) -> ModelSource:
+    """A classification model of timm, without its weights; ``None`` for the size that it is made for."""
+    try:
+        import timm  # noqa: PLC0415 - not a dependency
+    except ImportError:
+        raise UsageError(f"{option}: timm:{name} needs timm, got none; pip install timm") from None
+    if not timm.is_model(name):
+        near = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
+        meant = f"; did you mean {', '.join(near)}?" if near else ""
+        raise UsageError(f"{option}: must be a model of timm, got {name!r}{meant}")
+    made_for = timm.get_pretrained_cfg(name)
+    channels, height, width = made_for.input_size
+    is_told = image_size is not None and made_for.fixed_input_size
+    options = {"img_size": image_size} if is_told else {}
+    shape = (channels, image_size or height, image_size or width)
+    return ModelSource(
+        name=f"timm:{name}",
+        sample=f"{'x'.join(map(str, shape))} image",
+        build=lambda: timm.create_model(name, pretrained=False, **options),
+        draw_batch=_image_batch(*shape, num_classes=made_for.num_classes),
+        loss=classification_loss,
     )
 
 
@@ -133,17 +161,6 @@ def replaced(holder: Any, **values: Any) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(holder, name, value)
-
-
-def _counted_blocks() -> AbstractContextManager[None]:
-    """RegNets count their blocks with tensors, which must have a content while they do."""
-    original = vars(regnet.BlockParams)["from_init_params"]
-
-    def counted(kind: type, *sizes: Any, **others: Any) -> Any:
-        with unset_fake_temporarily(), torch.device("cpu"):
-            return original.__func__(kind, *sizes, **others)
-
-    return replaced(regnet.BlockParams, from_init_params=classmethod(counted))
 
 
 _IMAGE: Final = 1, 3, 224, 224

@@ -8,7 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+    unset_fake_temporarily,
+)
 from torch.utils._pytree import tree_leaves
 
 from perfmodel.arrays import IntArray
@@ -94,7 +100,13 @@ def build_model(source: ModelSource, method: StepMethod) -> TrainedModel:
 def _built(source: ModelSource) -> nn.Module:
     try:
         with _without_initialisation():
-            module = source.build()
+            try:
+                module = source.build()
+            except (DataDependentOutputException, DynamicOutputShapeException):
+                # Some constructors read values of tensors, such as the rates of stochastic depth.
+                with unset_fake_temporarily(), torch.device("cpu"):
+                    module = source.build()
+                _empty(module)
     except PerfModelError:
         raise
     except Exception as error:
@@ -108,6 +120,27 @@ def _built(source: ModelSource) -> nn.Module:
             "trace the model without torch.compile"
         )
     return module
+
+
+def _empty(module: nn.Module) -> None:
+    """Replace parameters and buffers by tensors without content; those that are shared stay shared."""
+    made: dict[Tensor, Tensor] = {}
+
+    def empty(tensor: Tensor) -> Tensor:
+        if tensor not in made:
+            found = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+            made[tensor] = (
+                nn.Parameter(found, requires_grad=tensor.requires_grad)
+                if isinstance(tensor, nn.Parameter)
+                else found
+            )
+        return made[tensor]
+
+    for part in module.modules():
+        # There is no public way to replace what is shared.
+        held: list[dict[str, Any]] = [part._parameters, part._buffers]  # noqa: SLF001
+        for tensors in held:
+            tensors.update({name: empty(t) for name, t in tensors.items() if t is not None})
 
 
 def _is_compiled(part: nn.Module) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from perfmodel.errors import UsageError
 from perfmodel.trace import trace
 from perfmodel.trace.source import SampleSize
 from perfmodel.trace.sources import find_source
@@ -75,6 +76,15 @@ class Named(nn.Module):
 
 def named():
     return Named(), {"ids": torch.zeros(4, 5, dtype=torch.int64)}
+
+def tied(rates=(0.0, 0.1)):
+    first, second = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+    second.weight = first.weight
+    layers = [nn.Dropout(float(rate)) for rate in rates]
+    return nn.Sequential(first, layers[0], second, layers[1], nn.BatchNorm1d(8)), torch.randn(4, 8)
+
+def reads_values():
+    return tied([rate.item() for rate in torch.linspace(0, 0.1, 2, dtype=torch.float64)])
 """
 
 BESIDE = """
@@ -197,3 +207,27 @@ def test_googlenet_trains_with_or_without_its_auxiliary_heads() -> None:
         sizes = [sum(p.numel() for p in source.build().parameters()) for source in found]
     assert sizes == [13_004_888, 6_624_904]
     assert [len(source.caveats) for source in found] == [1, 0]
+
+
+def test_a_constructor_may_read_values_of_tensors(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(FACTORIES, encoding="utf-8")
+    plain, reading = (traced(f"{file}:{name}").step for name in ("tied", "reads_values"))
+    assert len(plain.parameters) == 3
+    assert reading.at(micro_batch=4) == plain.at(micro_batch=4)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "vit_tiny_patch16_224"])
+def test_timm_models_are_traced_by_name(name: str) -> None:
+    pytest.importorskip("timm")
+    size = SampleSize(image_size=64)
+    found = trace_model(find_source(f"timm:{name}", size), SGD, micro_batch=2)
+    assert found.step.sample == "3x64x64 image"
+    known = {"resnet18": 11_689_512, "vit_tiny_patch16_224": 5_717_416 - 180 * 192}
+    assert sum(p.num_elements for p in found.workload.parameters) == known[name]
+
+
+def test_an_unknown_timm_model_is_refused_with_its_neighbours() -> None:
+    pytest.importorskip("timm")
+    with pytest.raises(UsageError, match=r"must be a model of timm.*did you mean resnet50"):
+        find_source("timm:restnet50", SampleSize())
