@@ -246,14 +246,13 @@ def plan_options(
 ) -> None:
     """Rank the options of a plan by cost, with the chance to meet its deadline."""
     from perfmodel.api import plan_options as use_case
-    from perfmodel.cli.inputs import read_model
     from perfmodel.report.plan import infeasible_line, plan_lines, plan_table
 
     document = use_case(
         plan,
         prices=prices,
         today=today,
-        open_model=lambda name, sequence: read_model(name, sequence=sequence),
+        open_model=lambda name, sequence: opt.read_model(name, sequence=sequence),
         argv=sys.argv,
     )
     if report is not None:

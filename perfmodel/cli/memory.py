@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -12,13 +13,16 @@ import typer
 from perfmodel.checks import within
 from perfmodel.cli import options as opt
 from perfmodel.cli.output import show, show_lines
-from perfmodel.errors import NotFeasible, UsageError
+from perfmodel.errors import NotFeasible, UntraceableModel, UsageError
 from perfmodel.units import Bytes, BytesPerSecond
 from perfmodel.workload.optimizers import DEFAULT, IMPLEMENTATIONS, OPTIMIZERS
 
 if TYPE_CHECKING:
     from perfmodel.cost.techniques import HostLink
+    from perfmodel.documents.workload import WorkloadDocument
     from perfmodel.report.memory import MemoryReport
+    from perfmodel.trace.trace import TracedModel
+    from perfmodel.workload.step import StepMethod
 
 _TRACED = typer.Option(help="Workload file, from perfmodel trace.")
 _CAPACITY = opt.size("--device-memory", "Memory of one device; default: that of --device.")
@@ -47,11 +51,12 @@ def memory(
     """Say whether a step fits into a device, the largest batch that does, and what to change first."""
     capacity_bytes = _capacity_bytes(device_memory, device)
     # What follows imports numpy and pydantic: too slow for --help.
-    from perfmodel.cli.memory_inputs import ask, report_of
+    from perfmodel.cli.memory_inputs import report_of
     from perfmodel.report.memory import memory_lines, memory_table, remedies_table
 
-    asked = ask(
+    report = report_of(
         workload,
+        capacity_bytes,
         profile=profile,
         micro_batch=micro_batch,
         devices=devices,
@@ -59,7 +64,6 @@ def memory(
         device_kind=device_kind,
         device=device,
     )
-    report = report_of(asked, capacity_bytes)
     if as_json:
         _print_json(report)
     else:
@@ -68,7 +72,7 @@ def memory(
         show(remedies_table(report))
     if report.hopeless:
         raise NotFeasible(
-            f"{_capacity_words(report, device_memory, device)}: not even one sample of {asked.name} "
+            f"{_capacity_words(report, device_memory, device)}: not even one sample of {report.name} "
             "fits; see the table for what saves most, or take a larger device"
         )
 
@@ -95,12 +99,13 @@ def techniques(
             "perfmodel memory for relative ones"
         )
     # What follows imports numpy and pydantic: too slow for --help.
-    from perfmodel.cli.memory_inputs import ask, report_of
+    from perfmodel.cli.memory_inputs import report_of
     from perfmodel.cost.memory import Verdict, verdict
     from perfmodel.report.memory import technique_lines, techniques_table
 
-    asked = ask(
+    report = report_of(
         workload,
+        capacity_bytes,
         profile=profile,
         micro_batch=micro_batch,
         devices=devices,
@@ -108,7 +113,6 @@ def techniques(
         device=device,
         link=_link(host_link, host_memory, device),
     )
-    report = report_of(asked, capacity_bytes)
     if as_json:
         _print_json(report)
     else:
@@ -117,7 +121,7 @@ def techniques(
     verdicts = {verdict(row.memory.fit_probability(capacity_bytes)) for row in report.techniques}
     if verdicts == {Verdict.DOES_NOT_FIT}:
         raise NotFeasible(
-            f"{_capacity_words(report, device_memory, device)}: {asked.name} at micro-batch "
+            f"{_capacity_words(report, device_memory, device)}: {report.name} at micro-batch "
             f"{report.setting.micro_batch} fits with none of the techniques; take a smaller batch or "
             "a larger device"
         )
@@ -240,7 +244,6 @@ def trace(
         if number is not None:
             within(flag, number, 1, MOST_OF_A_SIZE)
     refuse_without_torch("trace")
-    from perfmodel.cli.tracing import traced_document
     from perfmodel.report.memory import trace_lines
     from perfmodel.workload.step import StepMethod
 
@@ -265,6 +268,59 @@ def trace(
     show_lines([*trace_lines(document, micro_batch=micro_batch), f"workload: {path}"])
 
 
+def traced_document(
+    model: str,
+    method: "StepMethod",
+    *,
+    micro_batch: int,
+    image_size: int | None,
+    sequence_length: int | None,
+    argv: Sequence[str],
+) -> "WorkloadDocument":
+    """The workload file of a model; ``UsageError`` if there is no such model or it cannot be traced."""
+    from perfmodel.documents.base import Provenance
+    from perfmodel.documents.workload import WorkloadDocument
+    from perfmodel.trace.imports import without_collection
+
+    with without_collection():
+        traced = _traced(model, method, micro_batch, image_size, sequence_length)
+    return WorkloadDocument(
+        provenance=Provenance.of_answer(
+            argv,
+            host_fingerprint="none: a trace depends on no host",
+            packages=("perfmodel", "torch", "torchvision"),
+        ),
+        workload=traced.workload,
+        trace=traced.step,
+        memory=traced.memory,
+    )
+
+
+def _traced(
+    model: str,
+    method: "StepMethod",
+    micro_batch: int,
+    image_size: int | None,
+    sequence_length: int | None,
+) -> "TracedModel":
+    """Without the compiler where that works; the code of a factory may ask for it."""
+    from perfmodel.trace.imports import without_compiler
+
+    def trace() -> "TracedModel":
+        # These import torch, which must not find the compiler.
+        from perfmodel.trace.source import SampleSize
+        from perfmodel.trace.sources import find_source
+        from perfmodel.trace.trace import trace_model
+
+        size = SampleSize(image_size=image_size, sequence_length=sequence_length)
+        return trace_model(find_source(model, size), method, micro_batch=micro_batch, beside=True)
+
+    if ".py" not in model:
+        with suppress(UntraceableModel, ImportError), without_compiler():
+            return trace()
+    return trace()
+
+
 def refuse_without_torch(where: str) -> None:
     """Refuse what imports torch and torchvision where one of them is missing."""
     from importlib.util import find_spec
@@ -277,13 +333,7 @@ def refuse_without_torch(where: str) -> None:
 
 
 def refuse_unknown_models(option: str, names: Sequence[str], *, known: Sequence[str]) -> None:
-    """Refuse models that could not be traced, before anything is measured.
-
-    Raises
-    ------
-    UsageError
-        If one does not exist or cannot be read, or torch is not installed.
-    """
+    """Refuse models that could not be traced, before anything is measured."""
     refuse_without_torch(option)
     from perfmodel.trace.source import SampleSize
     from perfmodel.trace.sources import find_source

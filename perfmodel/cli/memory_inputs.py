@@ -2,13 +2,13 @@
 
 import dataclasses
 from collections import defaultdict
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from perfmodel.answer.answer import answer
 from perfmodel.answer.measured import layout_costs, timed_workload
 from perfmodel.answer.question import Question as StepQuestion
-from perfmodel.cli.inputs import read_machine
+from perfmodel.cli.options import read_machine
 from perfmodel.cost.memory import (
     MemorySetting,
     Verdict,
@@ -46,17 +46,9 @@ _BASES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A question about memory, with everything read and checked."""
-
-    name: str
-    question: Question
-    caveats: tuple[str, ...]
-
-
-def ask(
+def report_of(
     workload: Path,
+    capacity_bytes: Bytes,
     *,
     profile: Path | None = None,
     micro_batch: int | None = None,
@@ -65,81 +57,49 @@ def ask(
     device_kind: str | None = None,
     device: str | None = None,
     link: HostLink = DEFAULT_LINK,
-) -> Asked:
-    """Read a workload file and an optional profile, which may be brought to another device.
-
-    Raises
-    ------
-    UsageError
-        If a flag is out of range.
-    InvalidDocument
-        If the workload has no record of memory.
-    """
+) -> MemoryReport:
+    """Everything the commands print of a workload file, on the machine of a profile if there is one."""
     document = WorkloadDocument.read(workload)
-    if document.memory is None or document.trace is None:
+    recorded = document.memory
+    if recorded is None or document.trace is None:
         raise InvalidDocument(
             f"{workload}: memory must be recorded, got none; trace the model again with perfmodel trace"
         )
-    batch = micro_batch if micro_batch is not None else document.memory.traced_micro_batches[0]
+    batch = micro_batch if micro_batch is not None else recorded.traced_micro_batches[0]
     traced_kind = document.trace.method.device_kind
     sheet = None if device is None else find_device(device, shipped_catalogue())
     kind = device_kind or (traced_kind if sheet is None or sheet.kind != "cuda" else sheet.kind)
     machine = None if profile is None else read_machine(profile, device=device)
-    times = _relative_times(document) if machine is None else _times(document, machine, batch)
     question = Question(
-        memory=document.memory,
+        memory=recorded,
         setting=MemorySetting(micro_batch=batch, devices=devices, bucket_view=bucket_view),
         gradient_bytes=document.workload.gradient_bytes,
-        overhead=overhead_of(document.memory, kind),
-        times=times,
+        overhead=overhead_of(recorded, kind),
+        times=_relative_times(document) if machine is None else _times(document, machine, batch),
         link=link,
         shares=_shares(document, batch),
         in_seconds=profile is not None,
         is_mixed=document.trace.method.precision != "fp32",
     )
-    return Asked(
-        name=document.workload.name,
-        question=question,
-        caveats=(
-            *_caveats(document.memory, batch, kind, traced_kind),
-            *_device_caveats(sheet, machine),
-        ),
-    )
-
-
-def report_of(asked: Asked, capacity_bytes: Bytes) -> MemoryReport:
-    """Everything the commands print."""
-    question = asked.question
-    found = device_memory(
-        question.memory,
-        question.setting,
-        gradient_bytes=question.gradient_bytes,
-        overhead=question.overhead,
-    )
+    rest: dict[str, Any] = {"gradient_bytes": question.gradient_bytes, "overhead": question.overhead}
     alone = dataclasses.replace(question.setting, micro_batch=1)
-    least = device_memory(
-        question.memory,
-        alone,
-        gradient_bytes=question.gradient_bytes,
-        overhead=question.overhead,
-    )
+    least = device_memory(recorded, alone, **rest)
     return MemoryReport(
         hopeless=verdict(least.fit_probability(capacity_bytes)) is Verdict.DOES_NOT_FIT,
-        name=asked.name,
+        name=document.workload.name,
         setting=question.setting,
         capacity_bytes=capacity_bytes,
-        found=found,
+        found=device_memory(recorded, question.setting, **rest),
         largest_batch=largest_batch(
-            question.memory,
-            question.setting,
-            capacity_bytes=capacity_bytes,
-            gradient_bytes=question.gradient_bytes,
-            overhead=question.overhead,
+            recorded, question.setting, capacity_bytes=capacity_bytes, **rest
         ),
         techniques=tuple(techniques(question, capacity_bytes)),
         in_seconds=question.in_seconds,
         evidence=question.overhead.evidence,
-        caveats=asked.caveats,
+        caveats=(
+            *_caveats(recorded, batch, kind, traced_kind),
+            *_device_caveats(sheet, machine),
+        ),
     )
 
 

@@ -207,7 +207,6 @@ def _write_step(context: typer.Context, step: "Trace", name: str) -> None:
 def _question(context: typer.Context) -> "Question":
     """What is asked: a workload on a calibrated machine, a layout of it, or one of a large model."""
     from perfmodel.answer.question import Question
-    from perfmodel.cli.inputs import read_model, read_question
 
     given = context.params
     if given["layout"] is not None and opt.typed(context, "model"):
@@ -220,7 +219,7 @@ def _question(context: typer.Context) -> "Question":
                 f"--data-centre-link: must come with data_centres > 1 in --layout, got "
                 f"{link:g} B/s on one data centre"
             )
-        model = read_model(given["model"], sequence=given["sequence_length"])
+        model = opt.read_model(given["model"], sequence=given["sequence_length"])
         return Question(
             machine=InferredDocument.read(given["profile"]).machine,
             workload=model,
@@ -236,7 +235,7 @@ def _question(context: typer.Context) -> "Question":
             "--layout: must come with --model, or with a traced --workload on a calibrated machine, got it alone"
         )
     names = ("profile", "workload", "validation", "cluster", "device")
-    question = read_question(**{name: given[name] for name in names})
+    question = opt.read_question(**{name: given[name] for name in names})
     if divided is None:
         return question
     count = _one_count(context)
@@ -362,7 +361,6 @@ def whatif(
     excluded = {**_ONLY_WITHOUT_LAYOUT, "devices": "leave it out", "against": "leave it out"}
     _refuse_beside_layout(context, excluded)
     from perfmodel.answer.answer import Forecast
-    from perfmodel.cli.inputs import read_model
     from perfmodel.documents.prediction import WhatIfDocument
     from perfmodel.report.prediction import whatif_lines, whatif_table
     from perfmodel.scenarios.compare import compare_scenarios, with_saved
@@ -372,7 +370,7 @@ def whatif(
     base = Scenario(
         question=_question(context),
         request=request if layout is None else None,
-        open_model=lambda name: read_model(name, sequence=sequence_length),
+        open_model=lambda name: opt.read_model(name, sequence=sequence_length),
     )
     document = compare_scenarios(scenarios_of(base, settings or ()), argv=sys.argv)
     if output is not None:
@@ -417,7 +415,6 @@ def plan_parallelism(
     if scheduler is not None and processes != 1:
         raise UsageError(f"--processes: excludes --scheduler, got {processes} beside {scheduler}")
     from perfmodel.answer.inferred import Training
-    from perfmodel.cli.inputs import read_model
     from perfmodel.cost.inferred import open_inferred
     from perfmodel.documents.inferred import InferredDocument
     from perfmodel.layout_search import Request, Workers
@@ -425,7 +422,7 @@ def plan_parallelism(
     from perfmodel.report.prediction import search_lines, search_table
 
     training = Training(
-        model=read_model(model, sequence=sequence_length),
+        model=opt.read_model(model, sequence=sequence_length),
         devices=devices,
         devices_per_node=devices_per_node,
         global_batch=global_batch,

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from perfmodel.cli.tracing import traced_document
+from perfmodel.cli.memory import traced_document
 from perfmodel.documents.workload import WorkloadDocument
 from perfmodel.workload.memory import StepMemory
 from perfmodel.workload.step import StepMethod, SymbolicStep
