@@ -255,7 +255,7 @@ def network_show(
 
     from perfmodel.documents.importers import COLLECTIVES
     from perfmodel.errors import refuse_unknown
-    from perfmodel.report.network import curve_rows, curves_table, read_curves
+    from perfmodel.report.profile import curve_rows, curves_table, read_curves
 
     if collective is not None:
         refuse_unknown("--collective", collective, COLLECTIVES)

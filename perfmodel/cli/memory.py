@@ -179,7 +179,7 @@ def devices(
 ) -> None:
     """Show the data sheets of devices that need not be present, every figure with its source."""
     from perfmodel.cost.rescaling import find_device, shipped_catalogue
-    from perfmodel.report import devices as sheets
+    from perfmodel.report import memory as sheets
 
     catalogue = shipped_catalogue()
     sheet = None if name is None else find_device(name, catalogue, flag="DEVICE")

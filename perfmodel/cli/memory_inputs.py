@@ -81,7 +81,10 @@ def report_of(
         in_seconds=profile is not None,
         is_mixed=document.trace.method.precision != "fp32",
     )
-    rest: dict[str, Any] = {"gradient_bytes": question.gradient_bytes, "overhead": question.overhead}
+    rest: dict[str, Any] = {
+        "gradient_bytes": question.gradient_bytes,
+        "overhead": question.overhead,
+    }
     alone = dataclasses.replace(question.setting, micro_batch=1)
     least = device_memory(recorded, alone, **rest)
     return MemoryReport(

@@ -1,21 +1,258 @@
-"""Run settings one after another; predictions are on disk before the first run that they judge.
+"""The process that plays the cluster, and the settings that it runs one after another.
 
-Every finished run is one line on disk before the next begins. What is on disk is not run or predicted
-again, so that an interrupted campaign continues where it stopped.
+Predictions are on disk before the first run that they judge, every finished run before the next begins.
+What is on disk is not run or predicted again: an interrupted campaign continues where it stopped.
 """
 
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Protocol, TypeAlias
+
+import numpy as np
 
 from calibrate.campaign import PLAN, Progress, machine_to_itself, read_plan, write_plan
-from perfmodel.documents.testbed import PredictedStep, TrainingSetting, append_run, read_runs
-from perfmodel.errors import Interrupted, InvalidDocument, UsageError, why
+from calibrate.processes import usable_cores
+from perfmodel.arrays import FloatArray
+from perfmodel.documents.testbed import (
+    CollectiveRun,
+    CollectiveSetting,
+    HostUse,
+    Job,
+    Noise,
+    PredictedStep,
+    Run,
+    TrainingRun,
+    TrainingSetting,
+    append_run,
+    read_runs,
+)
+from perfmodel.errors import (
+    Interrupted,
+    InvalidDocument,
+    MeasurementFailed,
+    NotFeasible,
+    UsageError,
+    why,
+)
 from perfmodel.units import Seconds
-from validate.testbed.cluster import Cluster, Setting, play, refuse_without_rights, running_server
+from validate.testbed.links import BUSY, STEAL
+
+_TOOLS: Final = ("ip", "tc", "unshare", "setpriv", "mount")
+#: Importing torch on a busy machine.
+_START_LIMIT_S: Final = 120.0
+#: Beyond the time that a job gives its ranks: wiring and tidying up.
+_MARGIN_S: Final = 30.0
+_REFUSAL: Final = (
+    "{command}: network namespaces with shaped links must be allowed here, got {found}; "
+    "run as root, or where user namespaces are allowed, on Linux with iproute2 and util-linux"
+)
+#: A private /run, because iproute2 keeps namespaces there; then the trial or the server.
+_PRIVATE_RUN: Final = "mount -t tmpfs tmpfs /run && mkdir /run/netns && "
+_TRIAL: Final = (
+    "ip netns add trial && ip -n trial link add name trial0 type veth peer name trial1 && "
+    "tc -n trial qdisc add dev trial0 root tbf rate 8mbit burst 70000 limit 100000 && "
+    "ip netns add other && ip netns del other && ip netns del trial"
+)
+#: Ranks may take this long, whatever they do: nothing in the plan comes near.
+_LIMIT_S: Final = 120.0
+#: A run from which other guests of the host took more than this share of the cores is repeated.
+STEAL_LIMIT: Final = 0.02
+#: So often at most. The hypervisor's counter alone decides: no duration and no prediction is looked at.
+_MOST_ATTEMPTS: Final = 3
+#: Tail index of slow steps: the variance is barely finite.
+_PARETO_SHAPE: Final = 2.5
+
+Setting: TypeAlias = TrainingSetting | CollectiveSetting
+
+
+class Cluster(Protocol):
+    """Plays jobs."""
+
+    def play(self, job: Job) -> dict[str, Any]:
+        """Run one job; return the server's reply."""
+
+
+def _isolation() -> tuple[str, ...]:
+    """Command that runs another in private namespaces, and takes it down with this process.
+
+    The other becomes the first process of a process namespace: with it all its children end, and
+    with the last of them their network namespaces.
+    """
+    user = () if os.geteuid() == 0 else ("--user", "--map-root-user")
+    return (
+        *("setpriv", "--pdeathsig", "KILL"),
+        *("unshare", *user, "--mount", "--net", "--pid", "--fork"),
+        *("--kill-child=SIGKILL", "--mount-proc"),
+    )
+
+
+def obstacle() -> str | None:
+    """Why the testbed cannot run here, or None: tried in namespaces that vanish again."""
+    missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
+    if sys.platform != "linux" or missing:
+        return f"no {', '.join(missing) or 'Linux'}"
+    command = (*_isolation(), "sh", "-c", _PRIVATE_RUN + _TRIAL)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    if done.returncode == 0:
+        return None
+    words = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+    return words[:200]
+
+
+def refuse_without_rights(command: str) -> None:
+    """Refuse a command that cannot run here."""
+    found = obstacle()
+    if found is not None:
+        raise NotFeasible(_REFUSAL.format(command=command, found=found))
+
+
+@contextmanager
+def running_server() -> Iterator[Cluster]:
+    """A server that has imported torch; whatever happens, nothing of it is left afterwards."""
+    serve = f"{_PRIVATE_RUN} exec {sys.executable} -m validate.testbed.server"
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8") as complaints,
+        subprocess.Popen(
+            (*_isolation(), "sh", "-c", serve),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            text=True,
+            bufsize=1,
+            # Ctrl-C is for this process; the server ends because this one takes it down.
+            start_new_session=True,
+        ) as process,
+    ):
+        server = Server(process, complaints)
+        try:
+            server.hear(limit_s=_START_LIMIT_S)
+            yield server
+        finally:
+            process.kill()
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running server."""
+
+    process: subprocess.Popen[str]
+    complaints: Any
+
+    def play(self, job: Job) -> dict[str, Any]:
+        """Run one job."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(job.model_dump_json() + "\n")
+        self.process.stdin.flush()
+        reply = self.hear(limit_s=job.limit_s + _MARGIN_S)
+        if "error" in reply:
+            raise MeasurementFailed(f"{job.setting.name}: {reply['error']}")
+        return reply
+
+    def hear(self, *, limit_s: Seconds) -> dict[str, Any]:
+        """Wait for one line of the server."""
+        assert self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], limit_s)
+        line = self.process.stdout.readline() if ready else ""
+        if not line:
+            self.complaints.seek(0)
+            lines = self.complaints.read().strip().splitlines() or ["it left no word"]
+            raise MeasurementFailed(f"testbed: the server fell silent: {lines[-1][:300]}")
+        reply: dict[str, Any] = json.loads(line)
+        return reply
+
+
+def draw_factors(noise: Noise, *, num_ranks: int, num_steps: int) -> FloatArray:
+    """Pace of each device in each step, shape ``(num_ranks, num_steps)``; the seed decides."""
+    rng = np.random.default_rng([noise.seed, num_ranks])
+    factors = np.ones((num_ranks, num_steps))
+    if noise.kind == "lognormal":
+        factors *= np.exp(noise.spread * rng.standard_normal(factors.shape))
+    elif noise.kind == "pareto":
+        is_slow = rng.random(factors.shape) < noise.slow_share
+        # Lomax with scale 1 has mean 1 / (shape - 1).
+        excess = noise.spread * (_PARETO_SHAPE - 1) * rng.pareto(_PARETO_SHAPE, factors.shape)
+        factors += is_slow * excess
+    factors *= np.exp(noise.rank_spread * rng.standard_normal((num_ranks, 1)))
+    for rank, factor in noise.slow_ranks:
+        factors[rank] *= factor
+    return factors
+
+
+def play(cluster: Cluster, setting: Setting) -> Run:
+    """Run one setting; up to three times where other guests of the host disturb it: the quietest run is kept."""
+    factors: tuple[tuple[float, ...], ...] = ()
+    if isinstance(setting, TrainingSetting):
+        size = {"num_ranks": setting.fabric.num_ranks, "num_steps": setting.num_steps}
+        factors = tuple(map(tuple, draw_factors(setting.noise, **size).tolist()))
+    runs: list[Run] = []
+    while not runs or (len(runs) < _MOST_ATTEMPTS and runs[-1].host.steal_share > STEAL_LIMIT):
+        reply = cluster.play(Job(setting=setting, factors=factors, limit_s=_LIMIT_S))
+        runs.append(_run(setting, reply, factors))
+    kept = min(runs, key=lambda run: run.host.steal_share)
+    return kept.model_copy(update={"attempts": len(runs)})
+
+
+def _run(setting: Setting, reply: dict[str, Any], factors: tuple[tuple[float, ...], ...]) -> Run:
+    """What the ranks tell; their clocks are one clock, and rank 0 reads the counters."""
+    ranks = reply["ranks"]
+    before, after = ranks[0]["before"], ranks[0]["after"]
+    sent = {link: after["counters"][link] - before["counters"][link] for link in before["counters"]}
+    own_s = sum(rank["after"]["cpu_s"] - rank["before"]["cpu_s"] for rank in ranks)
+    busy_s, steal_s = sent.pop(BUSY), sent.pop(STEAL)
+    common: dict[str, Any] = {
+        "setting": setting,
+        "started_utc": reply["started_utc"],
+        "host": HostUse(
+            window_s=after["at_s"] - before["at_s"],
+            own_cpu_s=own_s,
+            foreign_cpu_s=max(0.0, busy_s - own_s),
+            steal_cpu_s=max(0.0, steal_s),
+            num_cores=usable_cores(),
+            is_realtime=reply["is_realtime"],
+        ),
+    }
+    if isinstance(setting, CollectiveSetting):
+        sizes = list(zip(*(rank["sizes"] for rank in ranks), strict=True))
+        n = setting.fabric.num_ranks
+        return CollectiveRun(
+            **common,
+            durations_s=tuple(_durations(of_ranks[:n]) for of_ranks in sizes),
+            cpu_s=tuple(sum(r["cpu_s"] for r in of_ranks) / setting.copies for of_ranks in sizes),
+        )
+    # A step has ended when it has ended on every rank.
+    ends_s = np.max([rank["ends_s"] for rank in ranks], axis=0)
+    common |= {
+        "step_s": tuple(np.diff(ends_s).tolist()),
+        "link_bytes": {link: int(size) for link, size in sent.items()},
+    }
+    late_s = np.concatenate([rank["late_s"] for rank in ranks])
+    return TrainingRun(
+        **common,
+        factors=factors,
+        compute_s=tuple(tuple(rank["compute_s"]) for rank in ranks),
+        bucket_bytes=tuple(ranks[0]["bucket_bytes"]),
+        late_mean_s=float(late_s.mean()),
+        late_p99_s=float(np.quantile(late_s, 0.99)),
+    )
+
+
+def _durations(of_ranks: tuple[dict[str, Any], ...]) -> tuple[Seconds, ...]:
+    """From the last start to the last end: earlier ranks only wait."""
+    starts_s, ends_s = (
+        np.max([r[key] for r in of_ranks], axis=0) for key in ("starts_s", "ends_s")
+    )
+    return tuple((ends_s - starts_s).tolist())
+
 
 #: Settings that the model is fitted on, and those that judge it.
 CALIBRATION: Final = "calibration.jsonl"

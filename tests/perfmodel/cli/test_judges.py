@@ -15,7 +15,7 @@ def test_without_rights_one_line_says_what_is_missing(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
 ) -> None:
     monkeypatch.setattr(
-        "validate.testbed.cluster.obstacle", lambda: "unshare: Operation not permitted"
+        "validate.testbed.campaign.obstacle", lambda: "unshare: Operation not permitted"
     )
     line = complaint(run("validate", command, "--out", tmp_path / "testbed"), EXIT_NOT_FEASIBLE)
     assert "Operation not permitted; run as root, or where user namespaces are allowed" in line

@@ -7,7 +7,7 @@ import pytest
 
 from perfmodel.documents.importers import read_nccl_tests
 from perfmodel.errors import InvalidDocument
-from perfmodel.report.network import curve_rows, read_curves
+from perfmodel.report.profile import curve_rows, read_curves
 
 TEXT = """# nccl-tests version 2.19.6
 #  Rank  0 Group  0 Pid    11 on    node0 device  0 [0x01] NVIDIA H100

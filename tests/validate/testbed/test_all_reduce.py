@@ -16,7 +16,7 @@ from validate.testbed.all_reduce import (
     ring_bytes,
     ring_crossings,
 )
-from validate.testbed.cluster import play
+from validate.testbed.campaign import play
 
 MBIT = 125_000.0
 

@@ -26,7 +26,7 @@ from perfmodel.errors import MeasurementFailed
 from perfmodel.layout.run_setting import RunSetting
 from perfmodel.step.stages import gradient_buckets
 from validate.testbed import plan
-from validate.testbed.cluster import (
+from validate.testbed.campaign import (
     Cluster,
     obstacle,
     play,

@@ -23,9 +23,9 @@ from perfmodel.report import validation as tables
 from perfmodel.step.stages import gradient_buckets
 from tests.turns import machine_is_held
 from tests.validate.testbed.played import PlayedCluster, serve
-from validate.testbed import cluster as player
+from validate.testbed import campaign as player
 from validate.testbed import ddp, plan, testbed
-from validate.testbed.cluster import draw_factors
+from validate.testbed.campaign import draw_factors
 from validate.testbed.ddp import limit, noise_key, uses
 from validate.testbed.links import STEAL
 
