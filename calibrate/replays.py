@@ -15,7 +15,6 @@ from perfmodel.documents.observation import (
     ReplayObservation,
     read_observations,
 )
-from perfmodel.errors import MeasurementFailed
 from perfmodel.machine.measured import MeasuredMachine, MeasuredOperator, MeasuredStep
 from perfmodel.units import Seconds
 from perfmodel.workload.operator import Operator, Phase, TensorSpec
@@ -116,13 +115,17 @@ def _measured_step(
 
 
 def replays_in(observations: Path) -> list[ReplayObservation]:
-    """Replayed steps of a file of observations; ``MeasurementFailed`` if all failed."""
+    """Replayed steps of a file of observations."""
+    return [
+        entry for entry in read_observations(observations) if isinstance(entry, ReplayObservation)
+    ]
+
+
+def first_failure_in(observations: Path) -> str:
+    """Why the first of the steps that could not be replayed was not."""
     entries = read_observations(observations)
-    found = [entry for entry in entries if isinstance(entry, ReplayObservation)]
-    failed = [entry.reason for entry in entries if isinstance(entry, FailedObservation)]
-    if failed and not found:
-        raise MeasurementFailed(f"{observations}: no step could be replayed; {failed[0]}")
-    return found
+    failed = (entry.reason for entry in entries if isinstance(entry, FailedObservation))
+    return next(failed, "no rank said why")
 
 
 def with_replays(profile: MeasuredMachine, replays: Sequence[ReplayObservation]) -> MeasuredMachine:

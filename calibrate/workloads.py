@@ -1,7 +1,8 @@
 """Use case: measure the operators of one traced workload in place, and add them to a profile."""
 
+import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -9,11 +10,12 @@ from typing import Final
 from calibrate.campaign import OBSERVATIONS, Campaign, Progress, measure
 from calibrate.launch import Launcher
 from calibrate.placement import placement_of
-from calibrate.replays import replays_in, with_replays
+from calibrate.replays import first_failure_in, replays_in, with_replays
 from calibrate.task import ReplayTask, Task
 from perfmodel.documents.workload import WorkloadDocument
-from perfmodel.errors import CalibrationUnavailable, UsageError
+from perfmodel.errors import CalibrationUnavailable, MeasurementFailed, UsageError
 from perfmodel.machine.measured import MeasuredMachine
+from perfmodel.workload.step import SymbolicStep, parameters_signature, signature
 
 #: Folder, inside that of a calibration, with one folder per workload that was measured in place.
 WORKLOADS: Final = "workloads"
@@ -31,6 +33,8 @@ class WorkloadRequest:
     micro_batches: tuple[int, ...] = ()
     """Where the step is replayed; by default where it was traced."""
     resume: bool = False
+    by_content: bool = False
+    """Whether the folder of its measurements is named by what is measured, and not by the workload alone."""
 
 
 def measure_workload(
@@ -55,7 +59,7 @@ def measure_workload(
             f"--workload: {request.document} must hold a trace, got none; "
             "make the file with perfmodel trace"
         )
-    here = placement_of(profile, where=str(request.folder))
+    here = placement_of(profile, num_ranks=1, where=str(request.folder))
     if profile.operators is None:
         raise CalibrationUnavailable(
             f"{request.folder}: must hold a profile with costs of operators, got none; "
@@ -63,23 +67,39 @@ def measure_workload(
         )
     micro_batches = request.micro_batches or (document.trace.traced_micro_batches[0],)
     name = document.workload.name
-    rounds = tuple(
-        tuple(_task(request, name, micro_batch, index) for micro_batch in micro_batches)
+    # Each task is a new process; one launch saves the seconds that starting ranks takes.
+    tasks = tuple(
+        _task(request, name, micro_batch, index)
         for index in range(_NUM_ROUNDS)
+        for micro_batch in micro_batches
     )
     plan = {"stage": "workload", "workload": name, "micro_batches": micro_batches}
+    label = _file_name(name)
+    if request.by_content:
+        label = f"{label}-{_content(document.trace, micro_batches)}"
     observations = measure(
         Campaign(
-            folder=request.folder / WORKLOADS / _file_name(name),
+            folder=request.folder / WORKLOADS / label,
             plan=plan,
-            rounds=rounds,
+            rounds=(tasks,),
             placement=here,
         ),
         launcher,
         resume=request.resume,
         on_progress=on_progress,
     )
-    return with_replays(profile, replays_in(observations))
+    replays = replays_in(observations)
+    if not replays:
+        raise MeasurementFailed(f"{name} cannot be replayed: {first_failure_in(observations)}")
+    return with_replays(profile, replays)
+
+
+def _content(trace: SymbolicStep, micro_batches: Sequence[int]) -> str:
+    """The operators of a step at some micro-batches, as 12 hexadecimal digits."""
+    steps = [trace.at(micro_batch=batch) for batch in micro_batches]
+    operators = sorted({signature(operator) for step in steps for operator in step.operators})
+    text = " ".join([parameters_signature(trace), *map(str, micro_batches), *operators])
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _task(request: WorkloadRequest, name: str, micro_batch: int, index: int) -> Task:

@@ -57,7 +57,7 @@ plan options: PLAN json output prices report today
 plan parallelism: device-memory devices devices-per-node global-batch interleave json model output
     processes profile scheduler sequence-length top
 predict: accumulation batch bucket-cap-mb cluster csv device device-memory devices
-    devices-per-node json layout loader-samples-per-s model output plot profile scaling
+    devices-per-node json layout loader-samples-per-s model no-measure output plot profile scaling
     sequence-length data-centre-link timeline trace validation verbose workload
 report: devices out profile validation workloads
 serve: ask budget-file cluster export port profile validation workload

@@ -267,6 +267,10 @@ def read_question(
     from perfmodel.answer.question import Question
 
     machine = read_machine(profile, device=device)
+    if workload.endswith(".json") and (profile.parent / "workloads").is_dir():
+        from calibrate.workloads import with_stored_workloads
+
+        machine = with_stored_workloads(machine, profile.parent)
     earlier, links = None, None
     if validation is not None:
         from perfmodel.documents.verdicts import ValidationDocument
@@ -333,7 +337,11 @@ def _from_config(path: Path, sequence: int | None) -> "NamedTransformer":
 # What is asked about.
 Profile: TypeAlias = Annotated[Path, typer.Option(help="Profile, from perfmodel calibrate.")]
 Workload: TypeAlias = Annotated[
-    str, typer.Option(help="Calibrated workload by name, or a workload file (JSON).")
+    str,
+    typer.Option(
+        help="Calibrated workload by name, a workload file (JSON), or a model: FILE.py:FACTORY, "
+        "torchvision:NAME, timm:NAME."
+    ),
 ]
 Device: TypeAlias = Annotated[
     str | None,

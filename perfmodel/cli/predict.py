@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
 
 import typer
 
+from perfmodel.cli import in_place
 from perfmodel.cli import options as opt
 from perfmodel.cli.output import show_document, show_lines
 from perfmodel.errors import NotFeasible, UsageError
@@ -15,11 +16,16 @@ from perfmodel.machine.machine import DEVICES_PER_NODE
 from perfmodel.units import GIB, Bytes, Seconds
 
 if TYPE_CHECKING:
+    from perfmodel.answer.answer import Forecast
     from perfmodel.answer.question import Question
     from perfmodel.layout.layout import Layout
     from perfmodel.step.program import Trace
 
 _CSV = typer.Option("--csv", help="Print comma-separated values.")
+_NO_MEASURE = typer.Option(
+    "--no-measure",
+    help="Read calibrated curves instead of timing what a traced workload has new (25 s).",
+)
 _PLOT = opt.picture("--plot", (".svg", ".png"), "Write a plot, .svg or .png.")
 _TRACE = typer.Option(help="Write the step at the largest count as a Chrome trace.")
 _TIMELINE = opt.picture(
@@ -121,6 +127,7 @@ def predict(
     device_memory: opt.DeviceMemory = None,
     data_centre_link: opt.DataCentreLink = None,
     timeline: Annotated[Path | None, _TIMELINE] = None,
+    no_measure: Annotated[bool, _NO_MEASURE] = False,
     verbose: opt.Verbose = False,
 ) -> None:
     """Predict speed-up and step time for any number of devices, or one layout of a large model."""
@@ -130,6 +137,7 @@ def predict(
     if layout is not None:
         _predict_layout(context)
         return
+    _trace_model(context)
     from perfmodel.answer.answer import Forecast, table
     from perfmodel.report.prediction import csv_text, prediction_lines, prediction_table
 
@@ -141,6 +149,8 @@ def predict(
         bucket_cap_mb=bucket_cap_mb,
         loader_samples_per_s=loader_samples_per_s,
     )
+    if workload.endswith(".json") or in_place.is_model(workload):
+        _time_workload(context, request)
     document, largest = table(_question(context), request, argv=sys.argv)
     if as_csv:
         typer.echo(csv_text(document), nl=False)
@@ -158,6 +168,19 @@ def predict(
         write_atomically(plot, figure_bytes(speedup_figure([document]), format=form))
         _tell(context, "plot", plot)
     _write_step(context, largest.trace, largest.setting.label)
+
+
+def _trace_model(context: typer.Context) -> None:
+    """Put the file of its trace in the place of a model."""
+    given = context.params
+    if in_place.is_model(given["workload"]):
+        given["workload"] = str(in_place.traced_file(given["profile"], given["workload"]))
+
+
+def _time_workload(context: typer.Context, request: "Forecast") -> None:
+    given = context.params
+    if given["device"] is None and not given["no_measure"]:
+        in_place.time_in_place(given["profile"], Path(given["workload"]), request)
 
 
 def _predict_layout(context: typer.Context) -> None:
@@ -230,6 +253,7 @@ def _question(context: typer.Context) -> "Question":
             capacity_bytes=given["device_memory"],
         )
     divided = None if given["layout"] is None else _asked_layout(context)
+    _trace_model(context)
     if divided is not None and not opt.typed(context, "workload"):
         raise UsageError(
             "--layout: must come with --model, or with a traced --workload on a calibrated machine, got it alone"

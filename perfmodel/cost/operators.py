@@ -113,6 +113,17 @@ class OperatorDurations:
         known = [m.relative_error for m in self.profile.measured if m.parameters == self.own]
         return max(known, default=0.0) if self.use_measured else 0.0
 
+    def holds(self, step: TracedStep) -> bool:
+        """Whether each call of a step was timed in place, of this workload or another, and its optimizer."""
+        calls = {
+            (signature(step.operators[position]), phase.value)
+            for position, phase in step.call_counts()
+            if phase is not Phase.OPTIMIZER
+        }
+        own = parameters_signature(step)
+        has_optimizer = any(m.parameters == own for m in self.profile.measured)
+        return has_optimizer and calls <= self._measured.keys()
+
     def step(self, step: TracedStep) -> dict[Phase, PhaseDuration]:
         """Forward, backward and optimizer of a step."""
         groups: dict[Phase, list[tuple[Operator, int]]] = defaultdict(list)

@@ -129,17 +129,20 @@ def with_ready_times(
 
 
 def _measured_batches(exact: OperatorDurations, trace: SymbolicStep, own: str) -> tuple[int, ...]:
-    """Micro-batches at which this very trace was replayed."""
+    """Micro-batches at which this very trace was replayed, or whose operators others share."""
     measured = exact.profile.measured
-    candidates = {step.micro_batch for step in measured if step.parameters == own}
-    return tuple(
+    replayed = {step.micro_batch for step in measured if step.parameters == own}
+    others = {step.micro_batch for step in measured} - replayed if replayed else set()
+    found = {
         batch
-        for batch in sorted(candidates)
+        for batch in replayed
         if all(
             duration.evidence is Evidence.MEASURED
             for duration in exact.step(trace.at(micro_batch=batch)).values()
         )
-    )
+    }
+    found |= {batch for batch in others if exact.holds(trace.at(micro_batch=batch))}
+    return tuple(sorted(found))
 
 
 def _rising(

@@ -1,0 +1,114 @@
+"""Models that the profile does not hold yet: traced, and timed operator by operator, before they are predicted.
+
+What was timed stays beside the profile, in ``workloads/``, by operator, shapes, type and memory layout: the next
+model that has the same operators need not be timed.
+"""
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from perfmodel.cli.output import measurement
+from perfmodel.errors import PerfModelError
+
+if TYPE_CHECKING:
+    from perfmodel.answer.answer import Forecast
+    from perfmodel.machine.measured import OperatorCosts
+    from perfmodel.workload.step import SymbolicStep
+
+_STORE = "workloads"
+#: Samples of one pass where the operators of a model are found; the file serves every batch.
+_TRACED_SAMPLES = 8
+
+
+def is_model(workload: str) -> bool:
+    """Whether a workload is neither a name in the profile nor a file, but a model to be traced."""
+    return ".py:" in workload or workload.startswith(("torchvision:", "timm:"))
+
+
+def traced_file(profile: Path, model: str) -> Path:
+    """Trace a model for the kind of device of a profile, and return its workload file.
+
+    It is traced anew each time: nothing tells whether what a factory imports has changed.
+    """
+    from perfmodel.cli.memory import refuse_without_torch, traced_document
+    from perfmodel.documents.profile import ProfileDocument
+    from perfmodel.workload.optimizers import DEFAULT
+    from perfmodel.workload.step import StepMethod
+
+    refuse_without_torch(f"--workload: {model}")
+    method = StepMethod(
+        optimizer="sgd",
+        optimizer_implementation=DEFAULT,
+        precision="fp32",
+        checkpointing="none",
+        device_kind=ProfileDocument.read(profile).machine.device_kind,
+    )
+    document = traced_document(
+        model,
+        method,
+        micro_batch=_TRACED_SAMPLES,
+        image_size=None,
+        sequence_length=None,
+        argv=sys.argv,
+    )
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", document.workload.name)
+    path = profile.parent / _STORE / f"{name}.json"
+    document.write(path)
+    return path
+
+
+def time_in_place(profile: Path, file: Path, request: "Forecast") -> None:
+    """Time the operators of a workload file that nothing was timed of, if this is the machine of the profile.
+
+    Nothing is measured, and nothing said, on another machine: curves answer there.
+    """
+    from calibrate.workloads import with_stored_workloads
+    from perfmodel.answer.measured import open_workload
+    from perfmodel.documents.profile import ProfileDocument
+    from perfmodel.documents.workload import WorkloadDocument
+
+    machine = ProfileDocument.read(profile).machine
+    trace = WorkloadDocument.read(file).trace
+    if (
+        trace is None
+        or machine.operators is None
+        or trace.method.device_kind != machine.device_kind
+    ):
+        return
+    machine = with_stored_workloads(machine, profile.parent)
+    micro_batch = request.layouts(open_workload(machine, str(file)))[0].micro_batch
+    if machine.operators is None or _is_timed(machine.operators, trace, micro_batch):
+        return
+    from importlib.util import find_spec
+
+    from calibrate import workloads
+    from calibrate.environment import describe_environment
+    from calibrate.launch import TorchrunLauncher
+
+    here = describe_environment(observe_s=0.0)["host"]["fingerprint"]
+    if here != machine.origin.fingerprint or find_spec("torch") is None:
+        return
+    asked = workloads.WorkloadRequest(
+        folder=profile.parent,
+        document=file,
+        micro_batches=(micro_batch,),
+        resume=True,
+        by_content=True,
+    )
+    try:
+        with measurement("timing in place") as on_progress:
+            workloads.measure_workload(
+                asked, TorchrunLauncher(), profile=machine, on_progress=on_progress
+            )
+    except PerfModelError as error:
+        typer.echo(f"not timed in place, curves answer: {error}", err=True)
+
+
+def _is_timed(operators: "OperatorCosts", trace: "SymbolicStep", micro_batch: int) -> bool:
+    from perfmodel.cost.operators import OperatorDurations
+
+    return OperatorDurations(operators).holds(trace.at(micro_batch=micro_batch))

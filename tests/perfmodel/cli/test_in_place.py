@@ -1,0 +1,159 @@
+"""``perfmodel predict`` of a model that the machine at hand has not timed yet."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import calibrate.launch
+from calibrate.environment import describe_environment
+from calibrate.task import ReplayTask, WorkOrder
+from perfmodel.documents.observation import (
+    FailedObservation,
+    Observation,
+    ReplayObservation,
+    TimedOperator,
+)
+from perfmodel.documents.prediction import PredictionDocument
+from perfmodel.documents.workload import WorkloadDocument
+from perfmodel.errors import EXIT_OK
+from perfmodel.layout.run_setting import RunSetting
+from perfmodel.machine.machine import Evidence
+from perfmodel.workload.operator import Phase
+from perfmodel.workload.step import parameters_signature, signature
+from tests.fakes import FakeLauncher, LaunchCall
+from tests.perfmodel.cli.command import Run
+from tests.perfmodel.operators import costs_of_the_made_up_machine
+from tests.perfmodel.profiles import PROVENANCE, Machine, as_file, profile
+from tests.played_worker import append
+
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="models are traced: needs torch")
+OWN = """
+import torch
+from torch import nn
+
+def small(): return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)), torch.zeros(1, 6)
+"""
+CALL_S = 0.001
+
+
+def replay(task: ReplayTask) -> Observation:
+    """Every call takes a millisecond."""
+    assert task.document is not None
+    trace = WorkloadDocument.read(Path(task.document)).trace
+    assert trace is not None
+    step = trace.at(micro_batch=task.micro_batch)
+    counts = {key: n for key, n in step.call_counts().items() if key[1] is not Phase.OPTIMIZER}
+    sums = {phase: sum(n for (_, at), n in counts.items() if at is phase) for phase in Phase}
+    return ReplayObservation(
+        task=task.name,
+        round=task.round,
+        workload=task.workload,
+        micro_batch=task.micro_batch,
+        parameters=parameters_signature(step),
+        num_trained=len(step.parameters),
+        operators=tuple(
+            TimedOperator(
+                signature=signature(step.operators[at]),
+                phase=phase,
+                num_calls=count,
+                times_s=(CALL_S,),
+            )
+            for (at, phase), count in counts.items()
+        ),
+        forward_s=(CALL_S * sums[Phase.FORWARD],),
+        backward_s=(CALL_S * sums[Phase.BACKWARD],),
+        optimizer_s=(CALL_S,),
+        failed=(),
+        traced=None,
+        model=None,
+    )
+
+
+def failed(task: ReplayTask) -> Observation:
+    setting = RunSetting(workload=task.workload, world_size=1, micro_batch=task.micro_batch)
+    return FailedObservation(task=task.name, round=task.round, setting=setting, reason="no kernel")
+
+
+@pytest.fixture
+def launcher(monkeypatch: pytest.MonkeyPatch) -> FakeLauncher:
+    """Ranks that replay without taking time."""
+    played = FakeLauncher(behave=lambda call: play(call, replay))
+    monkeypatch.setattr(calibrate.launch, "TorchrunLauncher", lambda: played)
+    return played
+
+
+def play(call: LaunchCall, act: Callable[[ReplayTask], Observation]) -> None:
+    order = WorkOrder.read(Path(call.arguments[0]))
+    for task in order.tasks:
+        assert isinstance(task, ReplayTask)
+        append(Path(order.output), act(task))
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> tuple[object, ...]:
+    """A question about a model of one's own, on the machine at hand."""
+    model, machine = tmp_path / "own.py", tmp_path / "profile.json"
+    model.write_text(OWN, encoding="utf-8")
+    here = str(describe_environment(observe_s=0.0)["host"]["fingerprint"])
+    calibrated = replace(profile(Machine()), operators=costs_of_the_made_up_machine())
+    as_file(calibrated, provenance=PROVENANCE.model_copy(update={"host_fingerprint": here})).write(
+        machine
+    )
+    asked = ("predict", "--profile", machine, "--workload", f"{model}:small")
+    return (*asked, "--batch", 4, "--devices", 1)
+
+
+def step_of(run: Run, *arguments: object) -> tuple[float, Evidence]:
+    result = run(*arguments, "--json")
+    assert result.exit_code == EXIT_OK, result
+    (point,) = PredictionDocument.model_validate_json(result.stdout).points
+    return point.step_s.nominal, point.evidence["compute"]
+
+
+def test_what_was_never_timed_is_timed_once(
+    run: Run, asked: tuple[object, ...], launcher: FakeLauncher, tmp_path: Path
+) -> None:
+    step_s, evidence = step_of(run, *asked)
+    assert evidence is Evidence.MEASURED
+    assert step_s / CALL_S == pytest.approx(round(step_s / CALL_S))
+    assert step_of(run, *asked) == (step_s, evidence)
+    assert len(launcher.calls) == 1
+    # Its file needs no trace; other batches are timed too.
+    file = tmp_path / "workloads" / "own-small.json"
+    by_file = (*asked[:3], "--workload", file, "--devices", 1)
+    assert step_of(run, *by_file, "--batch", 4) == (step_s, evidence)
+    assert len(launcher.calls) == 1
+    assert step_of(run, *by_file, "--batch", 6)[1] is Evidence.MEASURED
+    assert len(launcher.calls) == 2
+
+
+@pytest.mark.parametrize("elsewhere", [("--no-measure",), ("--device", "h100-sxm")])
+def test_curves_answer_where_nothing_is_to_be_timed(
+    run: Run, asked: tuple[object, ...], launcher: FakeLauncher, elsewhere: tuple[str, ...]
+) -> None:
+    assert step_of(run, *asked, *elsewhere)[1] is not Evidence.MEASURED
+    assert launcher.calls == []
+
+
+def test_on_another_machine_nothing_is_timed(
+    run: Run, asked: tuple[object, ...], launcher: FakeLauncher, tmp_path: Path
+) -> None:
+    machine = replace(profile(Machine()), operators=costs_of_the_made_up_machine())
+    as_file(machine).write(tmp_path / "profile.json")
+    assert step_of(run, *asked)[1] is not Evidence.MEASURED
+    assert launcher.calls == []
+
+
+def test_what_cannot_be_replayed_is_said_and_read_from_curves(
+    run: Run, asked: tuple[object, ...], launcher: FakeLauncher
+) -> None:
+    launcher.behave = lambda call: play(call, failed)
+    result = run(*asked, "--json")
+    assert "not timed in place, curves answer: own:small cannot be replayed: no kernel" in (
+        result.stderr
+    )
+    (point,) = PredictionDocument.model_validate_json(result.stdout).points
+    assert point.evidence["compute"] is not Evidence.MEASURED
